@@ -1,0 +1,106 @@
+"""The command line. A command only translates: it loads its room when called, so that `--help` is instant.
+
+Exit codes: 0 all went well, 1 a bug (with its traceback), 2 a mistake that the user can mend (with one
+message that says how), 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from marsbench import __version__
+from marsbench.errors import UserError
+
+# Troubles of the machine that the user can mend, and how; any other OSError is a bug.
+MENDS = {
+    errno.ENOSPC: "free some space, or write to another disk; the same command then goes on where it stopped",
+    errno.EACCES: "change the permissions, or choose another folder",
+}
+
+
+class MendableErrorsGroup(TyperGroup):
+    """Gives an error that the user can mend as one message and an exit code; a bug keeps its traceback."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except UserError as error:
+            raise _exit(f"error: {error}", 2) from error
+        except OSError as error:
+            if error.errno not in MENDS:
+                raise
+            trouble = UserError(str(error.strerror), where=error.filename or "", fix=MENDS[error.errno])
+            raise _exit(f"error: {trouble}", 2) from error
+        except KeyboardInterrupt as interrupt:
+            raise _exit("interrupted: the same command resumes the run", 130) from interrupt
+
+
+def _exit(message: str, code: int) -> typer.Exit:
+    typer.echo(message, err=True)
+    return typer.Exit(code)
+
+
+app = typer.Typer(
+    cls=MendableErrorsGroup,
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"marsbench {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def marsbench(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Is MARS real, how fast is it against a strong baseline, and what would it do for my model?
+
+    marsbench trains MARS checkpoints (arXiv 2604.07023: several tokens per forward pass from one ordinary
+    language model), decodes with MARS and with its rivals in one loop, scores and times them with one ruler,
+    and sets the outcome beside the paper's tables.
+
+    Three commands to begin with:
+
+    - `marsbench doctor`: is this machine ready?
+    - `marsbench reproduce table2`: measure the paper's main table, on a laptop with a tiny model
+    - `marsbench report`: render the pages in reports/ again from the measured rows
+    """
+
+
+@app.command()
+def doctor(
+    scale: Annotated[str, typer.Option(help="What to be ready for: tiny, 0.5b or 7b.")] = "tiny",
+    output: Annotated[Path, typer.Option(help="The folder that results will go to.")] = Path("results"),
+) -> None:
+    """Check this machine before a long run.
+
+    Looks at Python, packages, device, memory, disk, output folder, benchmark data, code sandbox and task
+    files, and says for each trouble how to mend it. Exits with 2 if a run would fail, with 0 if it would at
+    most be narrower.
+    """
+    from rich.console import Console
+
+    from marsbench.doctor import checks, findings_table, needs_of
+
+    found = checks(scale, output, needs_of(scale))
+    Console().print(findings_table(found))
+    if any(check.ok == "fail" for check in found):
+        raise typer.Exit(2)
+
+
+def main() -> None:
+    """The console script `marsbench`."""
+    app(prog_name="marsbench")

@@ -1,0 +1,64 @@
+"""When is a guessed token good enough? The paper's three confidence metrics (Appendix D), vectorised, in fp32."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import torch
+from torch import Tensor
+
+from marsbench.decoding.generation import Metric
+from marsbench.errors import UserError, unknown_name
+
+METRICS: tuple[str, ...] = get_args(Metric)
+
+
+def confidence(logits: Tensor, metric: Metric) -> Tensor:
+    """How sure the model is, the higher the surer.
+
+    Args:
+        logits: [..., V], any dtype; the computation is fp32.
+        metric: `probability` of the top token, `margin` between the two top probabilities, or `entropy` in nats,
+            negated so that more is surer.
+
+    Returns:
+        fp32 [...].
+    """
+    logits = logits.float()
+    if metric == "probability":
+        return logits.softmax(-1).amax(-1)
+    if metric == "margin":
+        top = logits.softmax(-1).topk(2, dim=-1).values
+        return top[..., 0] - top[..., 1]
+    log_probability = logits.log_softmax(-1)
+    return (log_probability.exp() * log_probability).sum(-1)
+
+
+def bar(threshold: float | None, metric: Metric) -> float:
+    """The confidence that a threshold asks for, on the scale of `confidence`; None can never be passed.
+
+    `entropy` accepts at or below the threshold, the other two at or above it. A threshold outside its range is a
+    `UserError`.
+    """
+    if metric not in METRICS:
+        raise unknown_name("confidence metric", metric, list(METRICS))
+    if threshold is None:
+        return float("inf")
+    if threshold < 0 or (metric != "entropy" and threshold > 1):
+        allowed = "at least 0 (nats)" if metric == "entropy" else "between 0 and 1"
+        raise UserError(f"threshold {threshold} is out of range for metric {metric!r}", fix=f"give a value {allowed}")
+    return -threshold if metric == "entropy" else threshold
+
+
+def leading_run(passes: Tensor) -> Tensor:
+    """Accept from the left while the test is passed; the first candidate is always accepted (paper section 3.3).
+
+    Args:
+        passes: bool [N, K], candidate by candidate.
+
+    Returns:
+        bool [N, K], True for a run of accepted candidates at the left.
+    """
+    passes = passes.clone()
+    passes[:, 0] = True
+    return passes.int().cumprod(-1).bool()

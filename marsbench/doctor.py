@@ -1,0 +1,241 @@
+"""Looks the machine over before a long run: what is there, what is missing, and how to mend it.
+
+`marsbench doctor` prints the findings. Nothing heavy is imported at the top, and a missing package is a
+finding like any other, because a broken environment is where they are needed most.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import platform
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Literal
+
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from rich.markup import escape
+from rich.table import Table
+
+from marsbench.errors import UserError, unknown_name
+from marsbench.paths import tasks_dir
+
+GIB = 2**30
+BENCHMARK_FOLDERS = ("bbh", "gpqa", "gsm8k", "humaneval", "ifeval", "mmlu_pro")
+COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
+
+
+@dataclass(frozen=True)
+class Check:
+    """One finding. `ok` is a word: "fail" stops a run, "warn" narrows it; `fix` says how to mend either."""
+
+    name: str
+    ok: Literal["ok", "warn", "fail"]
+    finding: str
+    fix: str = ""
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a run asks of the machine, both in GiB (2**30 bytes); memory is that of the device it runs on."""
+
+    memory_gib: float
+    disk_gib: float
+
+
+# Floors, counted from the parameters (0.5 and 7.6 billion): training holds 16 bytes for each (weights,
+# gradients and AdamW's two moments in fp32); on disk lie eight bf16 checkpoints and the state to resume one
+# training from.
+NEEDS = {
+    "tiny": Needs(memory_gib=4, disk_gib=2),
+    "0.5b": Needs(memory_gib=8, disk_gib=15),
+    "7b": Needs(memory_gib=114, disk_gib=200),
+}
+
+
+def needs_of(scale: str) -> Needs:
+    """What a full reproduction at this scale needs.
+
+    Raises:
+        UserError: if there is no such scale.
+    """
+    if scale not in NEEDS:
+        raise unknown_name("scale", scale, list(NEEDS))
+    return NEEDS[scale]
+
+
+def checks(scale: str, output: Path, needs: Needs) -> list[Check]:
+    """All findings for a run at `scale` that writes below `output`; changes nothing that stays."""
+    return [
+        check_python(),
+        *check_packages(),
+        check_device(scale),
+        check_memory(needs.memory_gib),
+        check_disk(output, needs.disk_gib),
+        check_writable(output),
+        check_data(scale),
+        check_sandbox(),
+        check_task_files(),
+    ]
+
+
+def check_python() -> Check:
+    """Is this Python among the supported ones? An uninstalled marsbench is for `check_packages` to report."""
+    version = platform.python_version()
+    try:
+        supported = metadata.metadata("marsbench")["Requires-Python"]
+    except metadata.PackageNotFoundError:
+        return Check("python", "ok", version)
+    if SpecifierSet(supported).contains(version, prereleases=True):
+        return Check("python", "ok", version)
+    return Check(
+        "python", "fail", f"{version}, needed {supported}", "make the environment with a newer Python"
+    )
+
+
+def check_packages() -> Iterator[Check]:
+    """Every package that marsbench's own metadata asks for, of the core and of the extras that runs use."""
+    try:
+        requirements = [Requirement(line) for line in metadata.requires("marsbench") or []]
+    except metadata.PackageNotFoundError:
+        yield Check("marsbench", "fail", "not installed", "pip install -e '.[all]'")
+        return
+    for requirement in requirements:
+        for extra in ("", "eval", "report"):
+            if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
+                yield check_package(requirement, extra)
+                break
+
+
+def check_package(requirement: Requirement, extra: str = "") -> Check:
+    """Is the package there in a version that fits? One that belongs to an extra only warns."""
+    wanted = f"{requirement.name}{requirement.specifier}"
+    fix = f"pip install 'marsbench[{extra}]'" if extra else f"pip install '{wanted}'"
+    try:
+        version = metadata.version(requirement.name)
+    except metadata.PackageNotFoundError:
+        return Check(requirement.name, "warn" if extra else "fail", "not installed", fix)
+    if requirement.specifier.contains(version, prereleases=True):
+        return Check(requirement.name, "ok", version)
+    return Check(requirement.name, "warn" if extra else "fail", f"{version}, needed {wanted}", fix)
+
+
+def check_device(scale: str) -> Check:
+    """Which device will compute? Without an accelerator only the tiny scale is practical."""
+    try:
+        import torch
+    except (ImportError, OSError) as error:  # OSError: a shared library of PyTorch's does not load
+        return Check(
+            "device", "fail", f"PyTorch cannot be loaded: {error}", "pip install --force-reinstall torch"
+        )
+    if torch.cuda.is_available():
+        names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+        return Check("device", "ok", f"CUDA: {', '.join(names)}")
+    if torch.backends.mps.is_available():
+        return Check("device", "ok", "MPS (Apple silicon)")
+    cores = f"CPU, {os.cpu_count()} cores"
+    if scale == "tiny":
+        return Check("device", "ok", cores)
+    return Check("device", "warn", f"{cores}: far too slow for {scale}", "use a GPU, or --scale tiny")
+
+
+def check_memory(needed_gib: float) -> Check:
+    """Is enough memory free on the device that will compute?"""
+    try:
+        available = available_memory_gib()
+    except (ImportError, OSError) as error:
+        return Check("memory", "warn", f"cannot be measured: {error}", "mend the packages above first")
+    finding = f"{available:.1f} GiB available, {needed_gib:g} needed"
+    if available >= needed_gib:
+        return Check("memory", "ok", finding)
+    return Check("memory", "fail", finding, "stop other programs, or choose a smaller --scale")
+
+
+def available_memory_gib() -> float:
+    """Free memory of all CUDA devices together, or of the machine where there is none, in GiB."""
+    import psutil
+    import torch
+
+    if torch.cuda.is_available():
+        return sum(torch.cuda.mem_get_info(index)[0] for index in range(torch.cuda.device_count())) / GIB
+    return float(psutil.virtual_memory().available) / GIB
+
+
+def check_disk(output: Path, needed_gib: float) -> Check:
+    """Is enough room left where the output goes?"""
+    folder = nearest_existing(output)
+    free = shutil.disk_usage(folder).free / GIB
+    finding = f"{free:.1f} GiB free at {folder}, {needed_gib:g} needed"
+    if free >= needed_gib:
+        return Check("disk", "ok", finding)
+    return Check("disk", "fail", finding, "free some space, or choose another folder with --output")
+
+
+def check_writable(output: Path) -> Check:
+    """Can a file be written where the output goes? Writes one and deletes it."""
+    folder = nearest_existing(output)
+    try:
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".marsbench-doctor-") as file:
+            file.write(b"can this be written?")
+    except OSError as error:
+        return Check(
+            "output", "fail", f"cannot write to {folder}: {error.strerror}", "choose another --output"
+        )
+    return Check("output", "ok", f"{folder} is writable")
+
+
+def nearest_existing(path: Path) -> Path:
+    """The path itself or the closest of its parents that exists, so that looking creates no folder."""
+    path = path.absolute()
+    return next(place for place in (path, *path.parents) if place.exists())
+
+
+def check_data(scale: str) -> Check:
+    """Where will the benchmarks come from: the embedded world, the folder MARSBENCH_DATA, or the hub?"""
+    folder = os.environ.get("MARSBENCH_DATA")
+    if scale == "tiny":
+        return Check("data", "ok", "the embedded world is generated on the spot")
+    if not folder:
+        fix = "log in there for GPQA, which is gated, or set MARSBENCH_DATA to a local folder"
+        return Check(
+            "data", "warn", "benchmarks will be loaded from the Hugging Face hub, not tried here", fix
+        )
+    if not Path(folder).is_dir():
+        return Check(
+            "data", "fail", f"MARSBENCH_DATA={folder} is no folder", "correct or unset MARSBENCH_DATA"
+        )
+    missing = [name for name in BENCHMARK_FOLDERS if not any(Path(folder, name).glob("*.jsonl"))]
+    if missing:
+        return Check(
+            "data", "warn", f"{folder} lacks {', '.join(missing)}", "put their JSON Lines files there"
+        )
+    return Check("data", "ok", f"all benchmarks in {folder}")
+
+
+def check_sandbox() -> Check:
+    """Can generated programs be run apart? Their sandbox forks a process for each."""
+    if "fork" in multiprocessing.get_all_start_methods():
+        return Check("sandbox", "ok", "generated code runs in a process of its own")
+    return Check("sandbox", "warn", "no fork: code benchmarks will be skipped", "use Linux, macOS or WSL")
+
+
+def check_task_files() -> Check:
+    """Are the lm-eval task files there?"""
+    try:
+        return Check("tasks", "ok", str(tasks_dir()))
+    except UserError as error:
+        return Check("tasks", "fail", error.what, error.fix)
+
+
+def findings_table(found: list[Check]) -> Table:
+    """The findings as a table for a terminal; below each that is not ok stands its mend."""
+    table = Table("check", "", "finding", box=None)
+    for check in found:
+        mend = f"\n[bold]fix:[/bold] {escape(check.fix)}" if check.ok != "ok" else ""
+        table.add_row(check.name, f"[{COLOURS[check.ok]}]{check.ok}", escape(check.finding) + mend)
+    return table

@@ -1,0 +1,22 @@
+"""The one error class that a user ever sees.
+
+Every mistake a user can make or mend (an unknown name, a missing file, a broken checkpoint) raises `UserError`.
+The command line prints its three parts on standard error and exits with code 2; anything else is a bug and keeps
+its traceback.
+"""
+
+from __future__ import annotations
+
+
+class UserError(Exception):
+    """A mistake that the user can mend: what is wrong, where, and how to mend it."""
+
+    def __init__(self, what: str, *, where: str = "", fix: str = "") -> None:
+        self.what, self.where, self.fix = what, where, fix
+        parts = [what, f"  where: {where}" if where else "", f"  fix:   {fix}" if fix else ""]
+        super().__init__("\n".join(part for part in parts if part))
+
+
+def unknown_name(kind: str, name: str, known: list[str], *, where: str = "") -> UserError:
+    """The error for a name that no registry holds, with the names that it does hold."""
+    return UserError(f"unknown {kind} {name!r}", where=where, fix=f"choose one of: {', '.join(known)}")

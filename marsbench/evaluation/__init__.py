@@ -1,0 +1,1 @@
+"""Scoring: the benchmark registry, the code sandbox and paired statistics."""

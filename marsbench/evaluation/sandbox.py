@@ -1,0 +1,217 @@
+"""Runs generated Python programs and says which of them are right.
+
+Generated code runs only in evalplus's sandbox, hardened by `sandbox_worker`. This module owns the worker
+interpreters: one per job, each in its own session, without torch, secrets or any way back to this process but
+one pipe. A program that takes its worker down costs a new worker and nothing else.
+
+This holds careless and mischievous programs; it is no virtual machine. They get the standard library and
+numpy, but no files, processes, network or ctypes (so no scipy, pandas or sympy either). Where this process is
+root, the workers become `nobody`, provided that user can read the Python installation.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pwd
+import signal
+import subprocess
+import sys
+import tempfile
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar, cast, get_args
+
+from marsbench.errors import UserError
+
+T = TypeVar("T")
+Reason = Literal["passed", "failed", "timeout", "killed"]
+READY = "ready"
+START_LIMIT_S = 60.0
+# evalplus needs up to 2.2 s more for a program that fights its alarm, and grants no program more than 60 s.
+EVALPLUS_SLACK_S = 3.0
+EVALPLUS_MAX_TIME_LIMIT_S = 60.0
+
+
+@dataclass(frozen=True)
+class Program:
+    """Generated code and its tests: `entry_point(*inputs[i])` must equal `expected[i]`.
+
+    Floats may differ by `atol`, where 0 means 1e-6. As in evalplus, a function called `find_zero`
+    (HumanEval/32) may return any root of its polynomial.
+    """
+
+    code: str
+    entry_point: str
+    inputs: list[list[Any]]
+    expected: list[Any]
+    atol: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.inputs or len(self.inputs) != len(self.expected):
+            raise ValueError(f"{len(self.inputs)} inputs, {len(self.expected)} expected: need one for one")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """failed: wrong value or exception; timeout: past the time limit; killed: the process ended early."""
+
+    passed: bool
+    reason: Reason
+
+
+def run_programs(
+    programs: Sequence[Program],
+    *,
+    jobs: int | None = None,
+    time_limit_s: float = 2.0,
+    memory_limit_mb: int = 1024,
+) -> list[Verdict]:
+    """Verdicts in the order of `programs`, from `jobs` workers (default: one per core).
+
+    `time_limit_s` (at most 60) is wall-clock time for all inputs of a program together. `memory_limit_mb`
+    bounds its address space, except on macOS, which has no such limit. Raises `UserError` if no worker can
+    start.
+    """
+    if time_limit_s > EVALPLUS_MAX_TIME_LIMIT_S:
+        raise ValueError(f"time_limit_s is {time_limit_s}, but evalplus stops at {EVALPLUS_MAX_TIME_LIMIT_S}")
+    jobs = min(jobs or os.cpu_count() or 1, len(programs))
+    if not jobs:
+        return []
+    verdicts: dict[int, Verdict] = {}
+    pending = deque(enumerate(programs))
+
+    def work(scratch: str) -> None:
+        with closing(_Worker(scratch, time_limit_s, memory_limit_mb)) as worker:
+            for index, program in _drain(pending):
+                verdicts[index] = worker.check(program)
+
+    with (
+        tempfile.TemporaryDirectory(prefix="marsbench-sandbox-") as scratch,
+        ThreadPoolExecutor(jobs) as pool,
+    ):
+        try:
+            list(pool.map(work, [scratch] * jobs))
+        finally:
+            pending.clear()  # after an interrupt, each worker ends with the program it is at
+    return [verdicts[index] for index in range(len(programs))]
+
+
+def _drain(pending: deque[T]) -> Iterator[T]:
+    """Takes items off a queue that several threads share until it is empty."""
+    with suppress(IndexError):
+        while True:
+            yield pending.popleft()
+
+
+class _Worker:
+    """One `sandbox_worker` interpreter, started anew whenever a program takes it down."""
+
+    def __init__(self, scratch: str, time_limit_s: float, memory_limit_mb: int) -> None:
+        self._scratch, self._time_limit_s = scratch, time_limit_s
+        self._environment = _environment(scratch, memory_limit_mb)
+        self._start()
+
+    def check(self, program: Program) -> Verdict:
+        reason: Reason = "killed"
+        with suppress(EOFError, ConnectionError):
+            self._connection.send(program)
+            # Running and comparing are two calls of evalplus.
+            if self._connection.poll(2 * (self._time_limit_s + EVALPLUS_SLACK_S)):
+                reason = _reason(self._connection.recv_bytes().decode())
+                return Verdict(reason == "passed", reason)
+            reason = "timeout"
+        self.close()
+        self._start()
+        return Verdict(False, reason)
+
+    def close(self) -> None:
+        """Kills the worker and whatever runs in its session."""
+        if self._connection.closed:
+            return
+        with suppress(ProcessLookupError, PermissionError):  # macOS refuses where only a zombie is left
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._connection.close()
+
+    def _start(self) -> None:
+        with tempfile.TemporaryFile("w+") as log:
+            for account in _accounts():
+                try:
+                    self._spawn(account, log.fileno())
+                except OSError as error:  # this account cannot even reach the interpreter
+                    print(error, file=log, flush=True)
+                    continue
+                if self._is_ready():
+                    return
+                self.close()
+            log.seek(0)
+            raise UserError(
+                "the sandbox for generated code did not start",
+                where=log.read().strip().rpartition("\n")[2],
+                fix='install the scoring packages: pip install "marsbench[eval]"',
+            )
+
+    def _spawn(self, account: pwd.struct_passwd | None, log_fd: int) -> None:
+        self._connection, theirs = multiprocessing.Pipe()
+        if account:
+            os.chown(self._scratch, account.pw_uid, account.pw_gid)
+        arguments = [str(theirs.fileno()), str(self._time_limit_s)]
+        with closing(theirs):
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "marsbench.evaluation.sandbox_worker", *arguments],
+                cwd=self._scratch,
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=log_fd,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+                user=account.pw_uid if account else None,
+                group=account.pw_gid if account else None,
+                extra_groups=[] if account else None,
+            )
+
+    def _is_ready(self) -> bool:
+        try:
+            return self._connection.poll(START_LIMIT_S) and self._connection.recv_bytes().decode() == READY
+        except (EOFError, ConnectionError):
+            return False
+
+
+def _reason(reply: str) -> Reason:
+    if reply not in get_args(Reason):
+        raise RuntimeError(f"the sandbox worker failed:\n{reply}")
+    return cast(Reason, reply)
+
+
+def _accounts() -> list[pwd.struct_passwd | None]:
+    """Whom to run the workers as, best first; None is the user of this process.
+
+    Neither the limit on processes nor file permissions bind root, so `nobody` is tried first in its place.
+    """
+    if os.geteuid() == 0:
+        with suppress(KeyError):
+            return [pwd.getpwnam("nobody"), None]
+    return [None]
+
+
+def _environment(scratch: str, memory_limit_mb: int) -> dict[str, str]:
+    """What a worker needs to start and to score alike every time; no secret of this process's environment."""
+    return {
+        "PATH": os.defpath,
+        "HOME": scratch,
+        "TMPDIR": scratch,
+        "LANG": "C.UTF-8",
+        "LD_LIBRARY_PATH": os.environ.get("LD_LIBRARY_PATH", ""),
+        "PYTHONPATH": os.pathsep.join(os.path.abspath(folder) for folder in sys.path),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONHASHSEED": "0",  # the order of a set must not change a verdict
+        "OMP_NUM_THREADS": "1",  # the worker forks, so numpy must not start threads in it
+        "OPENBLAS_NUM_THREADS": "1",
+        # evalplus reads this; -1 is its word for no limit.
+        "EVALPLUS_MAX_MEMORY_BYTES": "-1" if sys.platform == "darwin" else str(memory_limit_mb * 2**20),
+    }

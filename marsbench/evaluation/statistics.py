@@ -1,0 +1,213 @@
+"""Point estimates, 95 % intervals and verdicts for questions that every arm answered.
+
+Two published ideas carry all of it, both closed-form and deterministic:
+
+- One benchmark gets an interval that stays honest near 0 and 1 and for few questions: Wilson's for an
+  accuracy, Bonett and Price's (2012) for a paired difference. The plain normal interval would have zero width
+  where no question separates two arms, and four questions would seem to prove that the arms are equal.
+- Benchmarks weigh the same, whatever their size, as in the paper. The interval of their mean adds the squared
+  distances from estimate to limit, on each side apart ("MOVER", Zou and Donner 2008). For symmetric intervals
+  this is the textbook stratified interval, and for one benchmark it returns that benchmark's own.
+
+Intervals cover the draw of questions only: another training seed is outside their reach.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import inf, sqrt
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+LEVEL = 0.95
+QUANTILE = float(stats.norm.ppf((1 + LEVEL) / 2))
+BOOTSTRAP_SEED = 0
+
+Verdict = Literal["supported", "not supported", "inconclusive", "not run"]
+_Values = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A 95 % interval in the unit of its estimate; unbounded where a single value shows no spread."""
+
+    low: float
+    high: float
+
+    @property
+    def half_width(self) -> float:
+        """Half the distance between the limits: what stands behind "±"."""
+        return (self.high - self.low) / 2
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A value with its interval, and how many observations (questions, repeats) it rests on."""
+
+    value: float
+    interval: Interval
+    n: int
+
+
+@dataclass(frozen=True)
+class PairedDifference:
+    """How much more arm a answers correctly than arm b on the same questions.
+
+    `points` is the difference in percentage points, benchmarks weighing the same; its interval too.
+    `p_value` is McNemar's exact one, in which questions weigh the same.
+    """
+
+    points: float
+    interval: Interval  # percentage points
+    n: int  # questions
+    only_a: int  # questions that a alone answers correctly
+    only_b: int
+    p_value: float
+
+
+def proportion_interval(correct: Sequence[float]) -> Interval:
+    """Wilson's interval for the share of correct answers, as fractions.
+
+    Raises:
+        ValueError: if there are no answers, or one that is neither 0 nor 1.
+    """
+    values = _zeros_and_ones(correct)
+    low, high = stats.binomtest(int(values.sum()), len(values)).proportion_ci(LEVEL, method="wilson")
+    return Interval(float(low), float(high))
+
+
+def accuracy(correct: Sequence[float]) -> Estimate:
+    """The share of correct answers on one benchmark, as a fraction, with Wilson's interval."""
+    interval = proportion_interval(correct)
+    return Estimate(float(np.mean(correct)), interval, len(correct))
+
+
+def mean_of_benchmarks(estimates: Sequence[Estimate]) -> Estimate:
+    """The mean of independent estimates, each weighing the same; the interval by MOVER (see the module).
+
+    Raises:
+        ValueError: if there are none.
+    """
+    if not estimates:
+        raise ValueError("a mean of no benchmarks")
+    value = float(np.mean([part.value for part in estimates]))
+    below = sqrt(sum((part.value - part.interval.low) ** 2 for part in estimates)) / len(estimates)
+    above = sqrt(sum((part.interval.high - part.value) ** 2 for part in estimates)) / len(estimates)
+    return Estimate(value, Interval(value - below, value + above), sum(part.n for part in estimates))
+
+
+def stratified_accuracy(correct: Mapping[str, Sequence[float]]) -> Estimate:
+    """The mean accuracy over benchmarks (name -> 0 or 1 per question), as a fraction."""
+    return mean_of_benchmarks([accuracy(answers) for answers in correct.values()])
+
+
+def tokens_per_forward(emitted: Sequence[int], forwards: Sequence[int]) -> Estimate:
+    """Total tokens over total forward passes on one benchmark; the interval by the delta method.
+
+    Both sequences hold one count per question; questions are what is drawn, so long answers weigh more.
+
+    Raises:
+        ValueError: if there are no questions, unequally many counts, or a question without a forward pass.
+    """
+    tokens, passes = np.asarray(emitted, dtype=float), np.asarray(forwards, dtype=float)
+    if len(tokens) != len(passes) or not len(tokens) or passes.min() < 1:
+        raise ValueError(f"no ratio of {len(tokens)} token counts to {len(passes)} counts of forward passes")
+    ratio = float(tokens.sum() / passes.sum())
+    half = inf
+    if len(tokens) > 1:
+        residuals = (tokens - ratio * passes) / passes.mean()  # they sum to zero
+        half = QUANTILE * float(np.std(residuals, ddof=1)) / sqrt(len(tokens))
+    return Estimate(ratio, Interval(ratio - half, ratio + half), len(tokens))
+
+
+def paired_difference(a: Mapping[str, Sequence[float]], b: Mapping[str, Sequence[float]]) -> PairedDifference:
+    """Compare two arms on the same questions (benchmark -> 0 or 1 per question, in the same order).
+
+    Raises:
+        ValueError: if the benchmarks or their numbers of questions differ, or an answer is neither 0 nor 1.
+    """
+    if set(a) != set(b):
+        raise ValueError(f"not the same benchmarks: {sorted(a)} and {sorted(b)}")
+    gains = [_paired_gains(name, a[name], b[name]) for name in sorted(a)]
+    mean = mean_of_benchmarks([_bonett_price(gain) for gain in gains])
+    pooled = np.concatenate(gains)
+    only_a, only_b = int((pooled > 0).sum()), int((pooled < 0).sum())
+    # No discordant question is no evidence at all, and a binomial test of nothing is undefined.
+    p_value = float(stats.binomtest(only_a, only_a + only_b).pvalue) if only_a + only_b else 1.0
+    interval = Interval(100 * mean.interval.low, 100 * mean.interval.high)
+    return PairedDifference(100 * mean.value, interval, mean.n, only_a, only_b, p_value)
+
+
+def median_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Estimate:
+    """The median of the ratios of paired repeats; the interval by a bootstrap with a fixed seed.
+
+    Raises:
+        ValueError: if there are no pairs, or unequally many values.
+    """
+    if len(numerators) != len(denominators) or not numerators:
+        raise ValueError(f"{len(numerators)} and {len(denominators)} values make no pairs")
+    ratios = np.asarray(numerators, dtype=float) / np.asarray(denominators, dtype=float)
+    interval = Interval(-inf, inf)
+    if len(ratios) > 1:
+        generator = np.random.default_rng(BOOTSTRAP_SEED)
+        found = stats.bootstrap(
+            (ratios,), np.median, confidence_level=LEVEL, method="percentile", rng=generator
+        ).confidence_interval
+        interval = Interval(float(found.low), float(found.high))
+    return Estimate(float(np.median(ratios)), interval, len(ratios))
+
+
+def above(interval: Interval, bound: float) -> Verdict:
+    """The verdict on "the true value is greater than `bound`".
+
+    "supported" and "not supported" both need an interval that lies wholly on one side of the bound.
+    """
+    if interval.low > bound:
+        return "supported"
+    return "not supported" if interval.high < bound else "inconclusive"
+
+
+def superiority(diff: PairedDifference) -> Verdict:
+    """The verdict on "a is better than b"; "not supported" means that b is better than a."""
+    return above(diff.interval, 0.0)
+
+
+def non_inferiority(diff: PairedDifference, margin: float) -> Verdict:
+    """The verdict on "a is worse than b by less than `margin` percentage points".
+
+    Raises:
+        ValueError: if the margin is negative.
+    """
+    if margin < 0:
+        raise ValueError(f"a negative margin: {margin}")
+    return above(diff.interval, -margin)
+
+
+def _zeros_and_ones(correct: Sequence[float]) -> _Values:
+    values = np.asarray(correct, dtype=float)
+    if not len(values):
+        raise ValueError("no answers")
+    if not np.isin(values, (0.0, 1.0)).all():
+        raise ValueError("an answer that is neither 0 nor 1")
+    return values
+
+
+def _paired_gains(benchmark: str, a: Sequence[float], b: Sequence[float]) -> _Values:
+    """Per question 1 if only a is right, -1 if only b is, else 0."""
+    if len(a) != len(b):
+        raise ValueError(f"{benchmark}: {len(a)} and {len(b)} answers cannot be paired")
+    return _zeros_and_ones(a) - _zeros_and_ones(b)
+
+
+def _bonett_price(gains: _Values) -> Estimate:
+    """The mean gain; Bonett and Price (2012) give each arm one more question, then use the normal law."""
+    n = len(gains)
+    share_a, share_b = (np.sum(gains > 0) + 1) / (n + 2), (np.sum(gains < 0) + 1) / (n + 2)
+    centre = float(share_a - share_b)
+    half = QUANTILE * sqrt((share_a + share_b - centre**2) / (n + 2))
+    interval = Interval(max(centre - half, -1.0), min(centre + half, 1.0))
+    return Estimate(float(gains.mean()), interval, n)

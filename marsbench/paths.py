@@ -1,0 +1,22 @@
+"""Where the files that are not Python code lie, in a checkout and in an installed wheel alike."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from marsbench.errors import UserError
+
+PACKAGE = Path(__file__).resolve().parent
+
+
+def tasks_dir() -> Path:
+    """The folder of lm-eval task files: `tasks/` of a checkout, `marsbench/_tasks/` of a wheel.
+
+    Raises:
+        UserError: if neither exists, that is, if the installation is incomplete.
+    """
+    # The wheel's copy goes first: beside an installed package, a folder called `tasks` is somebody else's.
+    for folder in (PACKAGE / "_tasks", PACKAGE.parent / "tasks"):
+        if folder.is_dir():
+            return folder
+    raise UserError("the lm-eval task files are missing", where=str(PACKAGE), fix="install marsbench again")

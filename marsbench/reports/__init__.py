@@ -1,0 +1,40 @@
+"""Reports: pure functions from rows to Markdown pages and figures.
+
+Nothing here measures, and nothing reads a page back. The same rows give the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from marsbench.errors import unknown_name
+from marsbench.reports import table2
+from marsbench.reports.files import write_atomically
+from marsbench.sweeps.rows import Row
+
+
+class Report(NamedTuple):
+    """How one table becomes a page: both functions take rows and a scale, the second also the folder."""
+
+    render: Callable[[Sequence[Row], str], str]
+    draw: Callable[[Sequence[Row], str, Path], list[Path]]
+
+
+REPORTS: dict[str, Report] = {"2": Report(table2.render, table2.draw)}
+
+
+def write_report(table: str, rows: Sequence[Row], scale: str, reports_dir: Path) -> list[Path]:
+    """Render a table's page and figures into a folder, and return the paths, the page first.
+
+    Every file is replaced in one step. Rows of other scales are left out.
+
+    Raises:
+        UserError: if there is no report of that table.
+    """
+    if table not in REPORTS:
+        raise unknown_name("report of table", table, list(REPORTS))
+    page = REPORTS[table].render(rows, scale).encode()
+    figures = REPORTS[table].draw(rows, scale, reports_dir)
+    return [write_atomically(reports_dir / f"table{table}.md", page), *figures]

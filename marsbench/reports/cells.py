@@ -1,0 +1,42 @@
+"""Finding the measurement that belongs in a place of a report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from marsbench.sweeps.rows import EvaluationRow, Row, StepCostRow, TrainingRow
+
+# The six benchmarks in the paper's order, and its column heads.
+BENCHMARKS: dict[str, str] = {
+    "ifeval": "IFEval",
+    "bbh": "BBH",
+    "mmlu_pro": "MMLU-Pro",
+    "gpqa": "GPQA",
+    "gsm8k": "GSM8K",
+    "humaneval": "HumanEval",
+}
+
+Cells = Mapping[tuple[str, str], EvaluationRow]  # (arm, benchmark as in BENCHMARKS) -> its latest row
+
+
+def latest_cells(rows: Iterable[Row]) -> Cells:
+    """The last row of every cell; a mini benchmark stands in the column of the one that it is modelled on."""
+    return {
+        (row.arm, row.benchmark.removeprefix("mini_")): row for row in rows if isinstance(row, EvaluationRow)
+    }
+
+
+def latest_stages(rows: Iterable[Row]) -> dict[str, TrainingRow]:
+    """The last row of every stage trained."""
+    return {row.stage: row for row in rows if isinstance(row, TrainingRow)}
+
+
+def latest_step_cost(rows: Iterable[Row]) -> StepCostRow | None:
+    """The last row of step costs, if there is one."""
+    return next((row for row in reversed(list(rows)) if isinstance(row, StepCostRow)), None)
+
+
+def done_cells(cells: Cells, arm: str) -> dict[str, EvaluationRow]:
+    """The benchmarks on which an arm was measured, in the paper's order."""
+    found = {name: cells.get((arm, name)) for name in BENCHMARKS}
+    return {name: row for name, row in found.items() if row is not None and row.status == "done"}

@@ -1,0 +1,98 @@
+"""The figures of reports. The same rows give the same bytes: no date, no random names, no global state."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from marsbench.evaluation.statistics import Estimate, accuracy, mean_of_benchmarks
+from marsbench.reports.cells import Cells, done_cells, latest_cells
+from marsbench.reports.files import write_atomically
+from marsbench.sweeps.plans import TablePlan
+from marsbench.sweeps.rows import Row
+
+# Okabe and Ito's palette, safe for colour-blind readers; grey in place of its yellow, which fades on white.
+COLOURS = ("#999999", "#000000", "#56B4E9", "#E69F00", "#CC79A7", "#0072B2", "#D55E00", "#009E73")
+MARKERS = ("o", "s", "D", "^", "v", "P", "X", "*")  # told apart in black and white too
+FORMATS = {"png": {"Software": None}, "svg": {"Date": None, "Creator": None}}  # metadata that could vary
+GROUP_WIDTH = 0.8  # of the room for one benchmark
+
+
+def accuracy_figure(
+    rows: Sequence[Row], plan: TablePlan, benchmarks: Mapping[str, str], path_stem: Path
+) -> list[Path]:
+    """Draw accuracy per benchmark and arm, and the mean over benchmarks, with 95 % intervals.
+
+    Args:
+        rows: the rows of one scale; arms and benchmarks without a `done` row are left blank.
+        plan: whose arms to draw.
+        benchmarks: name (without `mini_`) -> label, from left to right.
+        path_stem: the files to write, less `.png` and `.svg`.
+    """
+    cells = latest_cells(rows)
+    with matplotlib.rc_context({"svg.hashsalt": "marsbench", "font.size": 9.0}):
+        figure = Figure(figsize=(10.5, 4.8), layout="constrained")
+        axes = figure.subplots()
+        for position, arm in enumerate(plan.arms):
+            shift = GROUP_WIDTH * ((position + 0.5) / len(plan.arms) - 0.5)
+            _draw_arm(axes, _estimates(cells, arm.name, list(benchmarks)), shift, position, arm.label)
+        _dress(axes, [*benchmarks.values(), "Average"])
+        figure.legend(loc="outside lower center", ncols=3, frameon=False)
+        return _save(figure, path_stem)
+
+
+def _estimates(cells: Cells, arm: str, benchmarks: Sequence[str]) -> dict[int, Estimate]:
+    """Place on the x axis -> accuracy; the mean comes last, and only if no benchmark is missing."""
+    done = done_cells(cells, arm)
+    found = {place: accuracy(done[name].correct) for place, name in enumerate(benchmarks) if name in done}
+    if len(found) == len(benchmarks):
+        found[len(benchmarks)] = mean_of_benchmarks(list(found.values()))
+    return found
+
+
+def _draw_arm(axes: Axes, estimates: Mapping[int, Estimate], shift: float, position: int, name: str) -> None:
+    values = [100 * estimate.value for estimate in estimates.values()]
+    limits = [(100 * e.interval.low, 100 * e.interval.high) for e in estimates.values()]
+    below = [value - low for value, (low, _) in zip(values, limits, strict=True)]
+    over = [high - value for value, (_, high) in zip(values, limits, strict=True)]
+    axes.errorbar(
+        [place + shift for place in estimates],
+        values,
+        yerr=[below, over],
+        fmt=MARKERS[position % len(MARKERS)],
+        color=COLOURS[position % len(COLOURS)],
+        markersize=5.5,
+        elinewidth=1.2,
+        label=name,
+    )
+
+
+def _dress(axes: Axes, labels: Sequence[str]) -> None:
+    """Label both axes; bands keep the groups apart, and a line the mean from its parts."""
+    axes.set_xticks(range(len(labels)), labels)
+    axes.set_xlim(-0.5, len(labels) - 0.5)
+    axes.set_ylim(0, 100)
+    axes.set_ylabel("accuracy in % (bars: 95 % interval)")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(axis="x", length=0)
+    axes.grid(axis="y", color="0.88", linewidth=0.6)
+    axes.set_axisbelow(True)
+    for place in range(0, len(labels), 2):
+        axes.axvspan(place - 0.5, place + 0.5, color="0.96", linewidth=0, zorder=0)
+    axes.axvline(len(labels) - 1.5, color="0.4", linewidth=0.8)
+
+
+def _save(figure: Figure, path_stem: Path) -> list[Path]:
+    paths = []
+    for extension, metadata in FORMATS.items():
+        drawing = io.BytesIO()
+        figure.savefig(drawing, format=extension, dpi=150, metadata=metadata)
+        paths.append(
+            write_atomically(path_stem.with_name(f"{path_stem.name}.{extension}"), drawing.getvalue())
+        )
+    return paths

@@ -1,0 +1,95 @@
+"""The rows that measurements are kept in: one typed class per kind, every key documented here and nowhere else.
+
+Rows are JSON Lines. `kind` names the class, `schema` its version; a reader accepts every version it knows and fills in
+what an older one lacked. Raw per-question values are kept, so that every statistic in a report can be recomputed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, ClassVar, Literal
+
+SCHEMA = 1
+Status = Literal["done", "skipped", "failed", "timeout"]
+
+
+@dataclass(frozen=True)
+class EvaluationRow:
+    """One arm on one benchmark. The lists have one entry per question, in the benchmark's order."""
+
+    kind: ClassVar[str] = "evaluation"
+
+    key: str  # hash of everything that can change the numbers
+    status: Status
+    reason: str  # why a cell has no numbers; empty when done
+    scale: str
+    arm: str  # name of the table line
+    stage: str
+    method: str
+    options: Mapping[str, Any]  # the method's options
+    benchmark: str
+    metric: str  # name of the lm-eval metric that `correct` comes from
+    correct: list[float] = field(default_factory=list)  # 0 or 1
+    emitted: list[int] = field(default_factory=list)  # tokens up to EOS, an emitted EOS counted once
+    forwards: list[int] = field(default_factory=list)  # forward passes of the model, the prompt's included
+    finished: list[int] = field(default_factory=list)  # 1 = ended with EOS, 0 = cut at the token limit
+    seconds: float = 0.0  # generation and scoring together; a rough cost, not a benchmark
+    max_new_tokens: int = 0
+    checkpoint: str = ""  # SHA-256 of the weights
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TrainingRow:
+    """One stage trained."""
+
+    kind: ClassVar[str] = "training"
+
+    key: str
+    status: Status
+    reason: str
+    scale: str
+    stage: str
+    block_size: int | None
+    parameters: int  # trained parameters of the model
+    steps: int
+    tokens: int  # tokens of the sequences seen, padding and noisy copies not counted
+    seconds: float  # wall time of training, interruptions not counted
+    loss: float  # mean over the last logging interval
+    checkpoint: str = ""
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class StepCostRow:
+    """What one training step costs: the objectives timed in turn on the same batches."""
+
+    kind: ClassVar[str] = "step_cost"
+
+    key: str
+    status: Status
+    reason: str
+    scale: str
+    seconds: Mapping[str, list[float]]  # objective -> seconds of each repeat, in the same batch order for all
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+
+Row = EvaluationRow | TrainingRow | StepCostRow
+_KINDS: dict[str, type[EvaluationRow] | type[TrainingRow] | type[StepCostRow]] = {
+    row.kind: row for row in (EvaluationRow, TrainingRow, StepCostRow)
+}
+
+
+def to_json(row: Row) -> dict[str, Any]:
+    """A row as the object that its line holds."""
+    return {"schema": SCHEMA, "kind": row.kind, **asdict(row)}
+
+
+def from_json(record: Mapping[str, Any]) -> Row:
+    """The row that a line holds; raises ValueError for a kind or schema that this version does not know."""
+    kind = _KINDS.get(str(record.get("kind")))
+    if kind is None or record.get("schema") != SCHEMA:
+        raise ValueError(f"unknown row kind {record.get('kind')!r}, schema {record.get('schema')!r}")
+    known = {item.name for item in fields(kind)}
+    return kind(**{name: value for name, value in record.items() if name in known})

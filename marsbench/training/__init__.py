@@ -1,0 +1,1 @@
+"""Training: attention patterns, losses, and the stages that turn a corpus into checkpoints."""

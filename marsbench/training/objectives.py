@@ -1,0 +1,183 @@
+"""The three training objectives: AR, MARS and block diffusion.
+
+All three share one convention: `labels` are -100 on prompt and padding, and the tokens themselves on the response; the
+loss is the mean over a sequence's labelled tokens, then the mean over the batch (the authors' normalisation). Logits
+are taken only where there is a label.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from marsbench.training.visibility import additive_mask, needs_noisy_copy, stream_visibility
+
+IGNORED = -100
+
+
+@dataclass(frozen=True)
+class MarsLoss:
+    """The MARS loss and its two terms, scalar tensors: `total = mask + ar_weight * ar` (paper equation 7)."""
+
+    total: Tensor
+    mask: Tensor
+    ar: Tensor
+
+
+class _Streams(NamedTuple):
+    """A batch laid out as clean tokens followed by noisy copies; S = L + M entries a row, M the most copies of a row."""
+
+    input_ids: Tensor  # [N, S]
+    position: Tensor  # [N, S]
+    visible: Tensor  # bool [N, S, S]
+    column: Tensor  # [N, L], where a token's noisy copy stands (its clean column if it has none)
+
+
+def ar_loss(model: nn.Module, input_ids: Tensor, labels: Tensor) -> Tensor:
+    """Next-token cross-entropy over the labelled tokens.
+
+    Args:
+        model: a causal language model of transformers (or a distributed wrapper around one).
+        input_ids: integer [N, L], padded on the right.
+        labels: integer [N, L], -100 where there is nothing to learn.
+
+    Returns:
+        Scalar tensor.
+    """
+    row, column = _labelled(labels)
+    logits = _logits_at(model, row, column - 1, input_ids=input_ids)
+    return _mean_over_rows(_nll(logits, labels[row, column]), row, len(labels))
+
+
+def mars_loss(
+    model: nn.Module,
+    input_ids: Tensor,
+    labels: Tensor,
+    *,
+    block_size: int,
+    mask_token_id: int,
+    ar_weight: float = 1.0,
+) -> MarsLoss:
+    """The MARS objective (paper section 3, equations 4 to 7), with the noisy stream cut down to what it needs.
+
+    Both terms use right-shifted logits: the logits at position t predict token t + 1, in the noisy stream as in the
+    clean one. Where the noisy copy of a token would equal the clean one (the prompt, up to the first mask of the block
+    that straddles prompt and response), the clean token serves both terms. Value and gradient equal those of the full
+    2L layout.
+
+    Args:
+        model: a causal language model of transformers (or a distributed wrapper around one).
+        input_ids: integer [N, L], padded on the right.
+        labels: integer [N, L], -100 on prompt and padding.
+        block_size: B, in tokens.
+        mask_token_id: the id that stands in for response tokens in the noisy stream.
+        ar_weight: weight of the clean stream's AR term; 0 is the paper's "w/o SFT loss", cleanly ablated.
+    """
+    response = labels != IGNORED
+    copied = needs_noisy_copy(response, block_size)
+    noise = input_ids.masked_fill(response, mask_token_id)
+    streams = _streams(input_ids, noise, copied, block_size, bidirectional=False)
+    row, column = _labelled(labels)
+    from_copy = copied[row, column - 1]
+    # The clean logits serve the AR term everywhere and the mask term where there is no noisy copy.
+    from_clean = torch.ones_like(from_copy) if ar_weight else ~from_copy
+    at = torch.cat([column[from_clean] - 1, streams.column[row, column - 1][from_copy]])
+    logits = _logits_at(model, torch.cat([row[from_clean], row[from_copy]]), at, **_inputs(model, streams))
+    targets = labels[row, column]
+    nll = _nll(logits, torch.cat([targets[from_clean], targets[from_copy]]))
+    clean_nll = nll.new_zeros(len(row)).masked_scatter(from_clean, nll[: int(from_clean.sum())])
+    mask_nll = clean_nll.masked_scatter(from_copy, nll[int(from_clean.sum()) :])
+    mask = _mean_over_rows(mask_nll, row, len(labels))
+    ar = _mean_over_rows(clean_nll, row, len(labels)) if ar_weight else torch.zeros_like(mask)
+    return MarsLoss(total=mask + ar_weight * ar, mask=mask, ar=ar)
+
+
+def block_diffusion_loss(
+    model: nn.Module, input_ids: Tensor, labels: Tensor, *, block_size: int, mask_token_id: int
+) -> Tensor:
+    """The block-diffusion baseline's objective (BD3-LM, linear schedule, in-place prediction, bidirectional blocks).
+
+    Every sequence draws t ~ U(0.05, 1) from torch's generator, masks each response token with probability t, and weighs
+    the cross-entropy of the masked tokens by 1/t. Each masked token is predicted from its own position.
+
+    Args: as for `mars_loss`.
+
+    Returns:
+        Scalar tensor.
+    """
+    response = labels != IGNORED
+    noise_level = torch.empty(len(labels), 1, device=labels.device).uniform_(0.05, 1.0)
+    masked = response & (torch.rand(labels.shape, device=labels.device) < noise_level)
+    noise = input_ids.masked_fill(masked, mask_token_id)
+    copied = needs_noisy_copy(response, block_size, bidirectional=True)
+    streams = _streams(input_ids, noise, copied, block_size, bidirectional=True)
+    row, column = masked.nonzero(as_tuple=True)
+    logits = _logits_at(model, row, streams.column[row, column], **_inputs(model, streams))
+    weighted = _nll(logits, labels[row, column]) / noise_level[row, 0]
+    tokens = response.sum(1).clamp(min=1)
+    return torch.zeros(len(labels), device=labels.device).index_add(0, row, weighted).div(tokens).mean()
+
+
+def _streams(clean: Tensor, noise: Tensor, copied: Tensor, block_size: int, *, bidirectional: bool) -> _Streams:
+    """Lay the clean tokens and the noisy copies of the tokens in `copied` [N, L] side by side."""
+    rows, length = clean.shape
+    counts = copied.sum(1)
+    # A stable sort moves the copied positions to the front, in order; the rest of a row's columns is filler.
+    source = torch.argsort(~copied, dim=1, stable=True)[:, : int(counts.max())]
+    filler = torch.arange(source.shape[1], device=clean.device) >= counts[:, None]
+    position = torch.cat([torch.arange(length, device=clean.device).expand(rows, -1), source], dim=1)
+    noisy = (torch.arange(position.shape[1], device=clean.device) >= length).expand(rows, -1)
+    stands_in = torch.nn.functional.pad(~copied, (0, source.shape[1]))
+    visible = stream_visibility(position, noisy, stands_in, block_size, bidirectional=bidirectional)
+    # Filler sees what its position may see, and nobody looks at it: the positions it repeats hold real entries already.
+    visible[:, :, length:] &= ~filler[:, None, :]
+    column = torch.arange(length, device=clean.device).repeat(rows, 1)
+    order = length + copied.cumsum(1) - 1
+    column = torch.where(copied, order, column)
+    return _Streams(torch.cat([clean, noise.gather(1, source)], dim=1), position, visible, column)
+
+
+def _inputs(model: nn.Module, streams: _Streams) -> dict[str, Tensor]:
+    """The streams as keyword arguments of a transformers model."""
+    dtype = next(model.parameters()).dtype
+    return {
+        "input_ids": streams.input_ids,
+        "position_ids": streams.position,
+        "attention_mask": additive_mask(streams.visible, dtype),
+    }
+
+
+def _labelled(labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Row and column of every label that has a token before it to be predicted from."""
+    row, column = (labels[:, 1:] != IGNORED).nonzero(as_tuple=True)
+    return row, column + 1
+
+
+def _logits_at(model: nn.Module, row: Tensor, column: Tensor, **inputs: Any) -> Tensor:
+    """Logits [n, V] at the given entries only; the rest never meets the LM head.
+
+    A hook in front of the LM head picks the entries, so that the call goes through the model's own `forward` and
+    distributed wrappers keep synchronising gradients.
+    """
+    head = getattr(model, "module", model).get_output_embeddings()
+    picking = head.register_forward_pre_hook(lambda _, arguments: (arguments[0][row, column],))
+    try:
+        logits: Tensor = model(**inputs, use_cache=False).logits
+    finally:
+        picking.remove()
+    return logits
+
+
+def _nll(logits: Tensor, targets: Tensor) -> Tensor:
+    """Negative log-likelihood [n] in fp32."""
+    return F.cross_entropy(logits.float(), targets, reduction="none")
+
+
+def _mean_over_rows(nll: Tensor, row: Tensor, rows: int) -> Tensor:
+    """Mean over each row's labelled tokens, then over the rows of the batch."""
+    tokens = torch.bincount(row, minlength=rows).clamp(min=1)
+    return torch.zeros(rows, dtype=nll.dtype, device=nll.device).index_add(0, row, nll).div(tokens).mean()

@@ -1,0 +1,48 @@
+"""The world's tokenizer: a byte-level BPE trained on its own plain text, with a chat template in the Qwen style."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from marsbench import world
+
+PAD, START, END, MASK = "<pad>", "<|im_start|>", "<|im_end|>", "<|mask|>"
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+def build_tokenizer(vocabulary_size: int, *, texts: int = 20_000, seed: int = 0) -> PreTrainedTokenizerFast:
+    """Train the tokenizer: at most `vocabulary_size` entries, digits one by one, `<|mask|>` included.
+
+    The same arguments give the same tokenizer, to the byte.
+    """
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(r"\d"), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ]
+    )
+    core.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary_size,
+        special_tokens=[PAD, START, END, MASK],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    core.train_from_iterator([*islice(world.corpus(seed), texts), "system\nuser\nassistant\n" * 1000], trainer)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        pad_token=PAD,
+        eos_token=END,
+        mask_token=MASK,
+        additional_special_tokens=[START],
+        clean_up_tokenization_spaces=False,
+    )
+    tokenizer.chat_template = CHAT_TEMPLATE
+    return tokenizer

@@ -1,0 +1,83 @@
+"""Who may attend to whom while training: the two-stream attention patterns of MARS and of block diffusion.
+
+A training sequence enters the model twice: the *clean* stream holds the tokens as they are, the *noisy* stream holds
+masks in place of response tokens. Both carry the same position ids. `block(t) = t // block_size`, counted over the
+whole sequence.
+
+The two streams may be given whole (`mars_visibility`), or the noisy one may be cut down to the tokens that need it
+(`needs_noisy_copy`). A token without a noisy copy looks the same in both streams, so its clean copy stands in for it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def stream_visibility(
+    position: Tensor, noisy: Tensor, stands_in: Tensor, block_size: int, *, bidirectional: bool = False
+) -> Tensor:
+    """Visibility between the entries of a two-stream sequence (paper section 3.2; BD3-LM for the bidirectional one).
+
+    Args:
+        position: integer [..., S], the position id of each entry.
+        noisy: bool [..., S], whether the entry belongs to the noisy stream.
+        stands_in: bool [..., S], whether a clean entry has no noisy copy and so serves both streams.
+        block_size: B, in tokens.
+        bidirectional: let entries of one block and stream see each other both ways, as block diffusion does.
+
+    Returns:
+        bool [..., S (query), S (key)], True where the query may attend to the key.
+    """
+    block = position // block_size
+    query_block, key_block = block.unsqueeze(-1), block.unsqueeze(-2)
+    query_noisy, key_noisy = noisy.unsqueeze(-1), noisy.unsqueeze(-2)
+    same_block, earlier_block = query_block == key_block, key_block < query_block
+    in_order = position.unsqueeze(-2) <= position.unsqueeze(-1)
+    within = same_block if bidirectional else same_block & in_order
+    clean_to_clean = ~query_noisy & ~key_noisy & (earlier_block | within)
+    noisy_to_clean = query_noisy & ~key_noisy & (earlier_block | (within & stands_in.unsqueeze(-2)))
+    noisy_to_noisy = query_noisy & key_noisy & within
+    return clean_to_clean | noisy_to_clean | noisy_to_noisy
+
+
+def needs_noisy_copy(response: Tensor, block_size: int, *, bidirectional: bool = False) -> Tensor:
+    """Which tokens look different in the noisy stream, so that it must hold a copy of them.
+
+    A token does when it is masked itself or when it can see a mask of its own block; every other token sees the same
+    content in both streams and its states are equal.
+
+    Args:
+        response: bool [N, L], the tokens that the noisy stream masks.
+        block_size: B, in tokens.
+        bidirectional: whether a token also sees later tokens of its block.
+
+    Returns:
+        bool [N, L].
+    """
+    rows, length = response.shape
+    padded = torch.nn.functional.pad(response, (0, -length % block_size))
+    blocks = padded.view(rows, -1, block_size).int()
+    reach = blocks.amax(-1, keepdim=True).expand_as(blocks) if bidirectional else blocks.cummax(-1).values
+    return reach.bool().reshape(rows, -1)[:, :length]
+
+
+def mars_visibility(length: int, block_size: int) -> Tensor:
+    """The whole MARS pattern for one sequence (paper section 3.2).
+
+    Returns:
+        bool [2L, 2L], True = may attend, clean stream first.
+    """
+    position = torch.arange(length).repeat(2)
+    noisy = torch.arange(2 * length) >= length
+    return stream_visibility(position, noisy, torch.zeros_like(noisy), block_size)
+
+
+def additive_mask(visible: Tensor, dtype: torch.dtype) -> Tensor:
+    """A float attention mask [N, 1, Q, K] from bool [N, Q, K]: 0 where visible, the dtype's lowest value elsewhere.
+
+    Every query is let see at least one key in the callers, so no row of the softmax is empty.
+    """
+    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(
+        ~visible, torch.finfo(dtype).min
+    ).unsqueeze(1)

@@ -1,0 +1,67 @@
+"""The embedded benchmark world: six question generators with the shape of the paper's six benchmarks.
+
+`draw("mini_gsm8k", "test", seed=0)` yields examples without end; `corpus(seed)` yields the plain text on which the base
+model is pretrained. Both are deterministic by seed. Train and test never share a problem: a hash of a problem's content,
+whatever its wording, says to which split it belongs.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Literal
+
+from marsbench.world import bbh, gpqa, gsm8k, humaneval, ifeval, mmlu_pro
+from marsbench.world.language import Example, is_test
+
+__all__ = ["GENERATORS", "Example", "Split", "corpus", "draw", "test_set"]
+
+Split = Literal["train", "test"]
+GENERATORS: dict[str, Callable[[random.Random], Example]] = {
+    "mini_ifeval": ifeval.sample,
+    "mini_bbh": bbh.sample,
+    "mini_mmlu_pro": mmlu_pro.sample,
+    "mini_gpqa": gpqa.sample,
+    "mini_gsm8k": gsm8k.sample,
+    "mini_humaneval": humaneval.sample,
+}
+_FACTS = [mmlu_pro.fact, gpqa.fact]
+
+
+def draw(benchmark: str, split: Split, seed: int) -> Iterator[Example]:
+    """Examples of one benchmark and split, without end, the same for the same seed."""
+    rng = random.Random(f"{benchmark} {split} {seed}")
+    while True:
+        example = GENERATORS[benchmark](rng)
+        if is_test(example.content) == (split == "test"):
+            yield example
+
+
+def test_set(benchmark: str, size: int, seed: int = 0) -> list[Example]:
+    """The first `size` different test questions of a benchmark."""
+    chosen: dict[str, Example] = {}
+    for example in draw(benchmark, "test", seed):
+        chosen.setdefault(example.prompt, example)
+        if len(chosen) == size:
+            break
+    return list(chosen.values())
+
+
+def conversations(seed: int) -> Iterator[Example]:
+    """Training examples of all benchmarks in turn at random, without end."""
+    rng = random.Random(f"conversations {seed}")
+    streams = [draw(benchmark, "train", seed) for benchmark in GENERATORS]
+    while True:
+        yield next(rng.choice(streams))
+
+
+def corpus(seed: int) -> Iterator[str]:
+    """The world's plain text, without end: worked problems and, between them, loose facts."""
+    rng = random.Random(f"corpus {seed}")
+    examples = conversations(seed + 1)
+    while True:
+        if rng.random() < 0.1:
+            yield " ".join(rng.choice(_FACTS)(rng) for _ in range(rng.randint(4, 8)))
+        else:
+            example = next(examples)
+            yield f"{example.prompt}\n{example.response}"

@@ -1,0 +1,41 @@
+"""The invented facts that the knowledge questions ask for: countries and chemical elements.
+
+They are drawn once from a fixed seed, so that every training run and every test set speak of the same world.
+"""
+
+from __future__ import annotations
+
+import random
+
+_SEED = 2604
+_ONSETS = ["b", "d", "f", "g", "k", "l", "m", "n", "p", "r", "s", "t", "v", "z"]
+_VOWELS = ["a", "e", "i", "o", "u"]
+
+
+def _names(rng: random.Random, count: int, ending: str, capital: bool = True) -> list[str]:
+    """`count` different two-syllable names with a common ending."""
+    names: set[str] = set()
+    while len(names) < count:
+        name = "".join(rng.choice(_ONSETS) + rng.choice(_VOWELS) for _ in range(2)) + ending
+        names.add(name.capitalize() if capital else name)
+    return sorted(names)
+
+
+def _countries(rng: random.Random) -> dict[str, dict[str, str]]:
+    """Country -> attribute -> value; every value comes from a pool of twenty."""
+    pools = {
+        "capital": _names(rng, 20, "ville"),
+        "language": _names(rng, 20, "ish"),
+        "river": _names(rng, 20, "ra"),
+    }
+    return {
+        country: {attribute: rng.choice(pool) for attribute, pool in pools.items()} for country in _names(rng, 24, "land")
+    }
+
+
+_rng = random.Random(_SEED)
+COUNTRIES: dict[str, dict[str, str]] = _countries(_rng)
+ATTRIBUTES: dict[str, list[str]] = {
+    attribute: sorted({facts[attribute] for facts in COUNTRIES.values()}) for attribute in ("capital", "language", "river")
+}
+ELEMENT_MASS: dict[str, int] = {name: _rng.randint(2, 9) for name in _names(_rng, 20, "um", capital=False)}

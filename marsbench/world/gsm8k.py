@@ -1,0 +1,65 @@
+"""mini_gsm8k: word problems about counting things, after GSM8K.
+
+Difficulty: two or three steps of addition, subtraction or multiplication, operands up to 9, running totals from 1 to
+60. The answer is worked out step by step and closed with "The answer is N."
+"""
+
+from __future__ import annotations
+
+import random
+
+from marsbench.world.language import Example, say
+
+NAMES = ["Tom", "Ann", "Ben", "Eva", "Sam", "Mia", "Leo", "Zoe", "Max", "Ida"]
+THINGS = ["apples", "pens", "coins", "books", "eggs", "cards", "shells", "stamps"]
+
+_GAIN = "{name} [buys|finds|gets|is given|picks up] {n} more[| {things}| of them]."
+_LOSE = "{name} [sells|loses|gives away|drops] {n}[| {things}| of them]."
+_TIMES = "[Then the number|Later the number|After that the number|The number] of {things} grows {n} times[| over]."
+_STORY = {"+": _GAIN, "-": _LOSE, "*": _TIMES}
+
+_THOUGHT = {
+    "+": "[{name} adds|That adds|Now add|We add|Adding] {n}[, so|:|, and|. So|;] {a} + {n} [=|is|makes|gives] {b}.",
+    "-": "[{name} parts with|That takes away|Now take away|We subtract|Subtracting] {n}[, so|:|, and|. So|;] {a} - {n} "
+    "[=|is|leaves|gives] {b}.",
+    "*": "[Growing|That is|Multiply by|We multiply by|The factor is] {n}[, so|:|, and|. So|;] {a} * {n} [=|is|makes|gives] {b}.",
+}
+
+
+def _step(rng: random.Random, total: int) -> tuple[str, int, int]:
+    """One event: (operator, operand, new total)."""
+    choices = ["+", "+"]
+    if total > 2:
+        choices += ["-", "-"]
+    if total <= 12:
+        choices.append("*")
+    operator = rng.choice(choices)
+    if operator == "+":
+        n = rng.randint(2, 9)
+        return operator, n, total + n
+    if operator == "-":
+        n = rng.randint(1, min(9, total - 1))
+        return operator, n, total - n
+    n = rng.randint(2, 4)
+    return operator, n, total * n
+
+
+def sample(rng: random.Random) -> Example:
+    """Draw one problem with a worked answer."""
+    name, things, start = rng.choice(NAMES), rng.choice(THINGS), rng.randint(2, 20)
+    story = [say(rng, "{name} [has|owns|starts with|begins with] {n} {things}.", name=name, n=start, things=things)]
+    thoughts = [
+        say(rng, "[At first there are|{name} starts with|We begin with|The start is|In the beginning:] {n} {things}.", name=name, n=start, things=things)
+    ]
+    content, total = f"gsm8k {name} {things} {start}", start
+    for _ in range(rng.choice([2, 2, 3])):
+        operator, n, after = _step(rng, total)
+        words = {"name": name, "things": things, "n": n, "a": total, "b": after}
+        story.append(say(rng, _STORY[operator], **words))
+        thoughts.append(say(rng, _THOUGHT[operator], **words))
+        content, total = f"{content} {operator}{n}", after
+    story.append(
+        say(rng, "How many {things} [does {name} have now|are there now|are there in the end|does {name} end up with]?", name=name, things=things)
+    )
+    thoughts.append(f"The answer is {total}.")
+    return Example(" ".join(story), " ".join(thoughts), content, {"target": str(total)})

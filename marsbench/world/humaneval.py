@@ -1,0 +1,102 @@
+"""mini_humaneval: complete a small Python function from its docstring, after HumanEval.
+
+Difficulty: one function of one argument that chains two operations, on numbers (add, subtract, multiply, ... a
+constant of 2 to 9), on lists (keep, map, then reduce) or on strings. The program is run against seven inputs.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from marsbench.world.language import Example, say
+
+
+class Operation(NamedTuple):
+    """One operation: how the docstring says it, the expression that does it, and its meaning."""
+
+    wording: str
+    code: str
+    run: Callable[[Any, int], Any]
+
+
+NUMBER = [
+    Operation("[plus {k}|increased by {k}|with {k} added]", "{v} + {k}", lambda v, k: v + k),
+    Operation("[minus {k}|reduced by {k}|with {k} taken away]", "{v} - {k}", lambda v, k: v - k),
+    Operation("[times {k}|multiplied by {k}]", "{v} * {k}", lambda v, k: v * k),
+    Operation("[modulo {k}|reduced modulo {k}]", "{v} % {k}", lambda v, k: v % k),
+    Operation("[squared|to the power of two]", "{v} ** 2", lambda v, k: v**2),
+    Operation("[negated|with its sign changed]", "-{v}", lambda v, k: -v),
+]
+KEEP = [
+    Operation("[above {k}|greater than {k}]", "v > {k}", lambda v, k: v > k),
+    Operation("[below {k}|less than {k}]", "v < {k}", lambda v, k: v < k),
+    Operation("[divisible by {k}|that {k} divides]", "v % {k} == 0", lambda v, k: v % k == 0),
+    Operation("[different from {k}|not equal to {k}]", "v != {k}", lambda v, k: v != k),
+]
+REDUCE = [
+    Operation("[the sum of|the total of]", "sum({v})", lambda v, k: sum(v)),
+    Operation("[the number of|how many are]", "len({v})", lambda v, k: len(v)),
+    Operation("[a sorted list of|in order]", "sorted({v})", lambda v, k: sorted(v)),
+    Operation("[a reversed list of|backwards]", "{v}[::-1]", lambda v, k: v[::-1]),
+]
+STRING = [
+    Operation("[in upper case|in capitals]", "{v}.upper()", lambda v, k: v.upper()),
+    Operation("[reversed|backwards]", "{v}[::-1]", lambda v, k: v[::-1]),
+    Operation("[repeated {k} times|{k} times over]", "{v} * {k}", lambda v, k: v * k),
+    Operation("[without its first {k} letters|with the first {k} letters dropped]", "{v}[{k}:]", lambda v, k: v[k:]),
+    Operation("[cut to {k} letters|with only its first {k} letters]", "{v}[:{k}]", lambda v, k: v[:k]),
+]
+FUNCTIONS = ["solve", "apply", "compute", "change", "work", "run", "build", "make"]
+RESULTS = ["result", "out", "value", "answer", "res"]
+_NUMBERS = [0, 1, 4, 7, 10, 23, -5]
+_LISTS = [[], [3], [1, 2, 3, 4, 5, 6, 7, 8, 9], [9, 4, 9, 2], [-3, 12, 6], [8, 8, 1, 5], [10, 20, 5, 7]]
+_STRINGS = ["", "a", "hello", "Python", "abcdefghij", "Mars rover", "xyzzy"]
+
+
+def sample(rng: random.Random) -> Example:
+    """Draw one function to complete."""
+    name = rng.choice(FUNCTIONS)
+    return rng.choice([_on_number, _on_list, _on_string])(rng, name)
+
+
+def _on_number(rng: random.Random, name: str) -> Example:
+    return _chain(rng, name, "x", NUMBER, _NUMBERS)
+
+
+def _on_string(rng: random.Random, name: str) -> Example:
+    return _chain(rng, name, "s", STRING, _STRINGS)
+
+
+def _chain(rng: random.Random, name: str, argument: str, operations: list[Operation], inputs: list[Any]) -> Example:
+    """Two operations, one after the other, on a number or a string."""
+    one, two = rng.sample(operations, 2)
+    j, k = rng.randint(2, 9), rng.randint(2, 9)
+    wording = say(rng, f"[Return|Give back|Compute] {argument} {one.wording}", k=j)
+    wording += say(rng, f"[, then|, and then|, after that|, next] {two.wording}.", k=k)
+    result = rng.choice(RESULTS)
+    body = f"    {result} = {one.code.format(v=argument, k=j)}\n    return {two.code.format(v=result, k=k)}"
+    return _example(name, argument, wording, body, inputs, [two.run(one.run(v, j), k) for v in inputs])
+
+
+def _on_list(rng: random.Random, name: str) -> Example:
+    """Keep some of a list's values, then reduce them."""
+    keep, reduce = rng.choice(KEEP), rng.choice(REDUCE)
+    k = rng.randint(2, 9)
+    wording = say(rng, f"[Return|Give back|Compute] {reduce.wording} [the values|the numbers|those] in xs {keep.wording}.", k=k)
+    kept = f"[v for v in xs if {keep.code.format(k=k)}]"
+    if rng.random() < 0.5:
+        body = f"    return {reduce.code.format(v=kept)}"
+    else:
+        result = rng.choice(RESULTS)
+        body = f"    {result} = {kept}\n    return {reduce.code.format(v=result)}"
+    expected = [reduce.run([v for v in values if keep.run(v, k)], k) for values in _LISTS]
+    return _example(name, "xs", wording, body, _LISTS, expected)
+
+
+def _example(name: str, argument: str, wording: str, body: str, inputs: list[Any], expected: list[Any]) -> Example:
+    """The function's head in the prompt, the whole function in a fenced response."""
+    head = f'def {name}({argument}):\n    """{wording}"""\n'
+    doc = {"entry_point": name, "inputs": [[value] for value in inputs], "expected": expected}
+    return Example(f"Complete this function.\n{head}", f"```python\ndef {name}({argument}):\n{body}\n```", f"humaneval {head}{body}", doc)

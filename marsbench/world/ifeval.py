@@ -1,0 +1,84 @@
+"""mini_ifeval: instructions whose fulfilment a program can check, after IFEval.
+
+Difficulty: name two to six things of a kind, under one to three format instructions out of seven (as a starred list,
+with a given first or last word, in capitals, in quotes, with a given thing among them, closed by a full stop). A
+response counts when every instruction holds.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from marsbench.world.language import Example, say
+
+TOPICS = {
+    "animals": ["cat", "dog", "cow", "duck", "goat", "frog", "lion", "bear", "wolf", "crab"],
+    "colors": ["red", "blue", "green", "white", "black", "pink", "brown", "gray", "gold", "teal"],
+    "fruits": ["plum", "pear", "peach", "grape", "lemon", "mango", "melon", "apple", "cherry", "fig"],
+    "tools": ["saw", "drill", "file", "wrench", "hammer", "rake", "axe", "shovel", "pliers", "chisel"],
+}
+NUMBERS = {2: "two", 3: "three", 4: "four", 5: "five", 6: "six"}
+OPENERS = ["Sure", "Okay", "Hello", "Yes"]
+CLOSERS = ["done", "bye", "over", "thanks"]
+
+
+def sample(rng: random.Random) -> Example:
+    """Draw a request, its instructions, and a response that follows them."""
+    topic, count = rng.choice(sorted(TOPICS)), rng.randint(2, 6)
+    things = rng.sample(TOPICS[topic], count)
+    asks = [say(rng, "[Name|List|Give me|Write down|Tell me] [{word}|exactly {word}] {topic}.", word=NUMBERS[count], topic=topic)]
+    rules: dict[str, Any] = {"count": count, "topic": topic}
+    for rule in rng.sample(sorted(_RULES), rng.choice([1, 2, 2, 3])):
+        rules[rule] = _RULES[rule](rng, things)
+        asks.append(say(rng, _ASK[rule], value=rules[rule]))
+    content = f"ifeval {topic} {count} {sorted(rules.items(), key=str)}"
+    return Example(" ".join(asks), _written(rules, things), content, {"rules": rules})
+
+
+_RULES: dict[str, Callable[[random.Random, list[str]], Any]] = {
+    "starred": lambda rng, things: True,
+    "opener": lambda rng, things: rng.choice(OPENERS),
+    "closer": lambda rng, things: rng.choice(CLOSERS),
+    "capitals": lambda rng, things: True,
+    "quoted": lambda rng, things: True,
+    "include": lambda rng, things: rng.choice(things),
+}
+_ASK = {
+    "starred": "[Put each on its own line with a star|Use a starred list|Write them as a starred list|Start each line with a star].",
+    "opener": "[Begin with the word {value}|Start with {value}|The first word must be {value}|Open with {value}].",
+    "closer": "[End with the word {value}|Finish with {value}|The last word must be {value}|Close with {value}].",
+    "capitals": "[Use only capital letters|Write in capitals|Everything must be in capital letters|No small letters].",
+    "quoted": "[Put the answer in double quotes|Wrap it all in double quotes|Use double quotes around the answer|Quote the whole answer].",
+    "include": "[One of them must be {value}|Include {value}|Do not leave out {value}|Mention {value}].",
+}
+
+
+def _written(rules: Mapping[str, Any], things: list[str]) -> str:
+    """A response that follows every rule."""
+    starred = rules.get("starred", False)
+    body = "\n".join(f"* {thing}" for thing in things) if starred else ", ".join(things)
+    breaks = "\n" if starred else " "
+    parts = [rules.get("opener", ""), body, rules.get("closer", "")]
+    text = breaks.join(part for part in parts if part)
+    text = text.upper() if rules.get("capitals") else text
+    return f'"{text}"' if rules.get("quoted") else text
+
+
+def followed(rules: Mapping[str, Any], response: str) -> dict[str, bool]:
+    """Instruction -> whether the response follows it (the checker behind the task file)."""
+    text = response.strip()
+    words = re.findall(r"[a-z]+", text.lower())
+    named = [word for word in words if word in TOPICS[rules["topic"]]]
+    checks: dict[str, Callable[[Any], bool]] = {
+        "count": lambda n: len(named) == len(set(named)) == n,
+        "starred": lambda _: len(re.findall(r"^\"?\* ", text, re.MULTILINE)) == rules["count"],
+        "opener": lambda word: words[:1] == [word.lower()],
+        "closer": lambda word: words[-1:] == [word.lower()],
+        "capitals": lambda _: text == text.upper(),
+        "quoted": lambda _: len(text) > 1 and text[0] == text[-1] == '"',
+        "include": lambda word: word in named,
+    }
+    return {rule: checks[rule](value) for rule, value in rules.items() if rule in checks}

@@ -1,0 +1,41 @@
+"""How the world speaks: templates with alternatives, so that no two texts about one thing read the same.
+
+`say(rng, "[So|Thus], {a} plus {b} [is|makes] {c}.", a=1, b=2, c=3)` draws one alternative of every bracket. Wording is
+drawn at random on purpose: a world with one phrasing per thought would be predictable from start to end, and a model
+that guesses several tokens at once would look better than it is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+_ALTERNATIVES = re.compile(r"\[([^\[\]]*)\]")
+
+
+@dataclass(frozen=True)
+class Example:
+    """One question of the world with one of its many good answers.
+
+    `prompt` is the user's turn and `response` a reference assistant turn. `content` names the problem whatever its
+    wording: train and test are split by it. `doc` holds the columns that the scorer needs (the target, for one).
+    """
+
+    prompt: str
+    response: str
+    content: str
+    doc: Mapping[str, Any] = field(default_factory=dict)
+
+
+def say(rng: random.Random, template: str, **values: object) -> str:
+    """Draw one alternative of every `[a|b|c]` (brackets do not nest), then fill the `{names}`."""
+    return _ALTERNATIVES.sub(lambda found: rng.choice(found[1].split("|")), template).format(**values)
+
+
+def is_test(content: str) -> bool:
+    """Whether a problem belongs to the held-out split: one in eight does, by a hash of its content."""
+    return hashlib.sha256(content.encode()).digest()[0] < 32

@@ -1,0 +1,194 @@
+"""The command line's manners: help, version, exit codes, and what `doctor` says."""
+
+from __future__ import annotations
+
+import errno
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from typer.testing import CliRunner
+
+from marsbench import __version__, doctor, paths
+from marsbench.cli import app
+from marsbench.doctor import Check, Needs
+from marsbench.errors import UserError
+
+cli = CliRunner()
+
+
+def in_new_process(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False)
+
+
+def break_doctor(monkeypatch: pytest.MonkeyPatch, trouble: BaseException) -> None:
+    def checks(*_: object) -> list[Check]:
+        raise trouble
+
+    monkeypatch.setattr(doctor, "checks", checks)
+
+
+@pytest.fixture
+def sound_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A machine that has all that doctor looks for, whatever the one under the test is like."""
+    (tmp_path / "tasks").mkdir()
+    monkeypatch.setattr(paths, "PACKAGE", tmp_path / "marsbench")
+    monkeypatch.setattr(doctor, "check_packages", lambda: iter([]))
+    monkeypatch.setitem(doctor.NEEDS, "tiny", Needs(memory_gib=0, disk_gib=0))
+
+
+def test_help_names_the_first_commands() -> None:
+    """Guards against a top-level help that leaves a newcomer without a next step."""
+    result = cli.invoke(app, ["--help"])
+    assert result.exit_code == 0
+    for command in ("marsbench doctor", "marsbench reproduce table2", "marsbench report"):
+        assert command in result.stdout
+
+
+def test_version() -> None:
+    """Guards against a version that differs from the package's own."""
+    result = cli.invoke(app, ["--version"])
+    assert (result.exit_code, result.stdout) == (0, f"marsbench {__version__}\n")
+
+
+def test_help_loads_nothing_heavy() -> None:
+    """Guards against a top-level import that makes `--help` wait for PyTorch."""
+    heavy = (
+        "import sys, marsbench.cli, marsbench.doctor; print({'torch', 'transformers'} & sys.modules.keys())"
+    )
+    result = in_new_process("-c", heavy)
+    assert result.stdout == "set()\n", result.stderr
+
+
+def test_mistakes_leave_with_2_in_a_real_process() -> None:
+    """Guards against errors that only the test runner turns into exit codes, and against tracebacks."""
+    result = in_new_process("-m", "marsbench", "doctor", "--scale", "70b")
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert result.stderr == "error: unknown scale '70b'\n  fix:   choose one of: tiny, 0.5b, 7b\n"
+
+
+@pytest.mark.parametrize("arguments", [["docter"], ["doctor", "--scalee", "tiny"]])
+def test_usage_errors_leave_with_2(arguments: list[str]) -> None:
+    """Guards against a misspelt command or option that is taken for success or for a bug."""
+    result = cli.invoke(app, arguments)
+    assert result.exit_code == 2
+    assert "No such" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("trouble", "code", "said"),
+    [
+        (
+            UserError("no such model", where="here", fix="name another"),
+            2,
+            "error: no such model\n  where: here\n",
+        ),
+        (
+            OSError(errno.ENOSPC, "No space left on device", "rows.jsonl"),
+            2,
+            "error: No space left on device\n",
+        ),
+        (PermissionError(errno.EACCES, "Permission denied", "rows.jsonl"), 2, "error: Permission denied\n"),
+        (KeyboardInterrupt(), 130, "interrupted: the same command resumes the run\n"),
+    ],
+)
+def test_mendable_troubles_become_one_message(
+    monkeypatch: pytest.MonkeyPatch, trouble: BaseException, code: int, said: str
+) -> None:
+    """Guards against tracebacks, and wrong exit codes, for what the user can mend."""
+    break_doctor(monkeypatch, trouble)
+    result = cli.invoke(app, ["doctor"])
+    assert result.exit_code == code
+    assert result.stderr.startswith(said)
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize("bug", [ValueError("a bug"), FileNotFoundError(errno.ENOENT, "a bug")])
+def test_bugs_keep_their_traceback(monkeypatch: pytest.MonkeyPatch, bug: Exception) -> None:
+    """Guards against a catch-all that dresses bugs up as mistakes of the user."""
+    break_doctor(monkeypatch, bug)
+    result = cli.invoke(app, ["doctor"])
+    assert result.exit_code == 1
+    assert result.exception is bug
+
+
+@pytest.mark.usefixtures("sound_machine")
+def test_doctor_passes_a_sound_machine_and_leaves_no_trace(tmp_path: Path) -> None:
+    """Guards against false alarms, and against an examination that creates the output folder."""
+    result = cli.invoke(app, ["doctor", "--output", str(tmp_path / "new" / "results")])
+    assert result.exit_code == 0, result.stdout
+    assert "fix:" not in result.stdout
+    assert [path.name for path in tmp_path.iterdir()] == ["tasks"]
+
+
+@pytest.mark.usefixtures("sound_machine")
+def test_doctor_fails_with_2_and_a_mend(tmp_path: Path) -> None:
+    """Guards against a failing machine that passes, and against a finding without a way out."""
+    (tmp_path / "a-file").touch()
+    result = cli.invoke(app, ["doctor", "--output", str(tmp_path / "a-file" / "results")])
+    assert result.exit_code == 2
+    assert "cannot write to" in result.stdout
+    assert "fix: choose another --output" in result.stdout
+
+
+def test_doctor_works_without_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a doctor that dies of the disease it should find."""
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert doctor.check_device("tiny").ok == "fail"
+    assert doctor.check_memory(1).ok == "warn"
+
+
+def test_doctor_reports_packages_as_the_metadata_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a missing core package that only warns, and a missing extra that stops a run."""
+    wanted = ["no-such-core", "no-such-eval; extra == 'eval'", "no-such-dev; extra == 'dev'", "pytest>=1"]
+    monkeypatch.setattr("importlib.metadata.requires", lambda _: wanted)
+    found = {check.name: check for check in doctor.check_packages()}
+    assert {name: check.ok for name, check in found.items()} == {
+        "no-such-core": "fail",
+        "no-such-eval": "warn",
+        "pytest": "ok",
+    }
+    assert found["no-such-eval"].fix == "pip install 'marsbench[eval]'"
+
+
+def test_doctor_compares_versions() -> None:
+    """Guards against an outdated package that counts as present."""
+    check = doctor.check_package(Requirement("pytest<1"))
+    assert check.ok == "fail"
+    assert check.finding.endswith("needed pytest<1")
+
+
+def test_doctor_compares_needs() -> None:
+    """Guards against a comparison the wrong way round or in the wrong unit."""
+    assert doctor.check_memory(1e6).ok == "fail"
+    assert doctor.check_disk(Path("."), 1e9).ok == "fail"
+    assert doctor.check_disk(Path("."), 0).ok == "ok"
+
+
+def test_doctor_looks_into_the_data_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Guards against a mistyped MARSBENCH_DATA that shows only hours later."""
+    monkeypatch.setenv("MARSBENCH_DATA", str(tmp_path / "nowhere"))
+    assert doctor.check_data("tiny").ok == "ok"
+    assert doctor.check_data("7b").ok == "fail"
+    for name in doctor.BENCHMARK_FOLDERS:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "test.jsonl").touch()
+    monkeypatch.setenv("MARSBENCH_DATA", str(tmp_path))
+    assert doctor.check_data("7b").ok == "ok"
+    (tmp_path / "gpqa" / "test.jsonl").unlink()
+    assert doctor.check_data("7b").finding == f"{tmp_path} lacks gpqa"
+
+
+def test_task_files_are_found_in_checkouts_and_wheels(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Guards against a wheel that takes a stranger's `tasks` folder for ours, and a silent absence."""
+    monkeypatch.setattr(paths, "PACKAGE", tmp_path / "marsbench")
+    assert doctor.check_task_files().ok == "fail"
+    (tmp_path / "tasks").mkdir()
+    assert paths.tasks_dir() == tmp_path / "tasks"
+    (tmp_path / "marsbench" / "_tasks").mkdir(parents=True)
+    assert paths.tasks_dir() == tmp_path / "marsbench" / "_tasks"

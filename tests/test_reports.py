@@ -1,0 +1,464 @@
+"""Reports from made-up rows: every number is worked out again here, from the rows and by other means."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from math import sqrt
+from pathlib import Path
+from statistics import NormalDist, mean, median
+from typing import Any
+
+import numpy as np
+import pytest
+
+from marsbench.errors import UserError
+from marsbench.evaluation.statistics import Estimate, Interval
+from marsbench.paper import published
+from marsbench.reports import REPORTS, write_report
+from marsbench.reports.cells import BENCHMARKS
+from marsbench.reports.markdown import bracketed, duration, p_value, plus_minus, signed_number, table
+from marsbench.reports.table2 import CLAIMS, PLAN, render
+from marsbench.sweeps.plans import TABLES, Arm
+from marsbench.sweeps.rows import EvaluationRow, Row, StepCostRow, TrainingRow
+
+Z = NormalDist().inv_cdf(0.975)
+QUESTIONS = 37  # per benchmark; a prime, so that no share ends in a rounding tie
+SKILL = {  # share of right answers of each arm
+    "base": 0.2,
+    "ar_sft": 0.6,
+    "ar_sft_2x": 0.62,
+    "block_diffusion": 0.4,
+    "mars_no_sft": 0.5,
+    "mars": 0.64,
+    "untrained_masks": 0.1,
+    "mars_95": 0.6,
+}
+PROVENANCE: dict[str, Any] = {
+    "commit": "0123456789abcdef0123456789abcdef01234567",
+    "dirty": False,
+    "started": "2026-01-02T03:04:05+00:00",
+    "python": "3.12.3",
+    "platform": "Linux-6.8-x86_64",
+    "versions": {"torch": "2.9.1", "lm_eval": "0.4.13"},
+    "hardware": {"cpu": "Some CPU", "cores": 4, "memory_gib": 15.6, "gpu": None},
+    "threads": 2,
+    "seed": 7,
+}
+
+
+def evaluation_rows() -> Iterator[EvaluationRow]:
+    generator = np.random.default_rng(0)
+    for name in BENCHMARKS:
+        difficulty = generator.random(QUESTIONS)  # shared by all arms, so that answers are paired
+        for arm in PLAN.arms:
+            forwards = generator.integers(5, 40, QUESTIONS)
+            extra = generator.integers(1, 30, QUESTIONS) * ("threshold" in arm.options)
+            yield EvaluationRow(
+                key=f"{arm.name}/{name}",
+                status="done",
+                reason="",
+                scale="tiny",
+                arm=arm.name,
+                stage=arm.stage,
+                method=arm.method,
+                options=arm.options,
+                benchmark=f"mini_{name}",
+                metric="exact_match",
+                correct=[float(right) for right in difficulty < SKILL[arm.name]],
+                emitted=(forwards + extra).tolist(),
+                forwards=forwards.tolist(),
+                finished=[1] * QUESTIONS,
+                seconds=10.0,
+                max_new_tokens=96,
+                provenance=PROVENANCE,
+            )
+
+
+def training_rows() -> Iterator[TrainingRow]:
+    for position, stage in enumerate(PLAN.stages):
+        size = 4 if stage in {"block_diffusion", "mars_no_sft", "mars"} else None
+        numbers = (size, 1_000_000, 4000 + position, 5_000_000 + position, 100.0 + position, 1.25)
+        yield TrainingRow(stage, "done", "", "tiny", stage, *numbers, provenance=PROVENANCE)
+
+
+STEP_COST = StepCostRow(
+    "cost", "done", "", "tiny", {"ar": [1.0, 2.0, 4.0, 1.0], "mars": [2.0, 5.0, 8.4, 2.3]}, PROVENANCE
+)
+ROWS: list[Row] = [*evaluation_rows(), *training_rows(), STEP_COST]
+
+
+def changed(change: Callable[[EvaluationRow], EvaluationRow | None]) -> list[Row]:
+    """ROWS with every evaluation row replaced, or left out where the change gives None."""
+    rows = [change(row) if isinstance(row, EvaluationRow) else row for row in ROWS]
+    return [row for row in rows if row is not None]
+
+
+def evaluation(arm: str, benchmark: str) -> EvaluationRow:
+    wanted = (arm, f"mini_{benchmark}")
+    return next(row for row in ROWS if isinstance(row, EvaluationRow) and (row.arm, row.benchmark) == wanted)
+
+
+def section(page: str, title: str) -> str:
+    return next(part for part in page.split("\n## ") if part.startswith(title))
+
+
+def cells_of(text: str, first: str) -> list[list[str]]:
+    """The table lines of a text that begin with a cell, split into cells."""
+    lines = [
+        [cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line[:1] == "|"
+    ]
+    return [line for line in lines if line[0] == first]
+
+
+def verdicts(page: str) -> list[str]:
+    text = section(page, "Claims")
+    return [line[6] for letter in "abcdef" for line in cells_of(text, letter) if len(line) == 7]
+
+
+def wilson(share: float, n: int) -> tuple[float, float]:
+    centre = (share + Z**2 / (2 * n)) / (1 + Z**2 / n)
+    half = Z / (1 + Z**2 / n) * sqrt(share * (1 - share) / n + Z**2 / (4 * n**2))
+    return centre - half, centre + half
+
+
+@pytest.mark.parametrize("arm", PLAN.arms, ids=lambda arm: arm.name)
+def test_measured_line_is_what_the_rows_say(arm: Arm) -> None:
+    """Guards against a number in the wrong line or column, and against any wrong statistic in a cell."""
+    rows = [evaluation(arm.name, name) for name in BENCHMARKS]
+    shares = [mean(row.correct) for row in rows]
+    limits = [wilson(share, QUESTIONS) for share in shares]
+    cells = [
+        f"{100 * p:.1f} ± {50 * (high - low):.1f}" for p, (low, high) in zip(shares, limits, strict=True)
+    ]
+    below = sqrt(sum((p - low) ** 2 for p, (low, _) in zip(shares, limits, strict=True))) / 6
+    over = sqrt(sum((high - p) ** 2 for p, (_, high) in zip(shares, limits, strict=True))) / 6
+    average = f"{100 * mean(shares):.1f} ± {50 * (below + over):.1f}"
+    speeds = [sum(row.emitted) / sum(row.forwards) for row in rows]
+    line = cells_of(section(render(ROWS, "tiny"), "Measured"), arm.label)[0]
+    assert line[1:8] == [*cells, average]
+    assert line[8].split(" ± ")[0] == f"{mean(speeds):.2f}"
+
+
+def test_tokens_per_forward_interval_agrees_with_a_bootstrap() -> None:
+    """Guards against an interval of the wrong size beside tokens per forward pass."""
+    generator = np.random.default_rng(1)
+    variance = 0.0
+    for name in BENCHMARKS:
+        row = evaluation("mars_95", name)
+        drawn = generator.integers(0, QUESTIONS, (2000, QUESTIONS))
+        ratios = np.array(row.emitted)[drawn].sum(axis=1) / np.array(row.forwards)[drawn].sum(axis=1)
+        variance += float(np.var(ratios)) / len(BENCHMARKS) ** 2
+    line = cells_of(section(render(ROWS, "tiny"), "Measured"), "MARS (B = 4, tau = .95)")[0]
+    assert float(line[8].split(" ± ")[1]) == pytest.approx(Z * sqrt(variance), rel=0.1)
+
+
+def test_questions_are_counted_per_benchmark() -> None:
+    """Guards against an n that is not the number of answers behind the column."""
+    line = cells_of(section(render(ROWS, "tiny"), "Measured"), "questions")[0]
+    assert line[1:7] == [str(QUESTIONS)] * 6
+
+
+def test_claims_compare_the_arms_that_they_name() -> None:
+    """Guards against a swapped sign or pair: difference, questions and p are worked out from the rows."""
+    page = section(render(ROWS, "tiny"), "Claims")
+    line = cells_of(page, "c")[0]
+    pairs = [
+        (evaluation("ar_sft", name).correct, evaluation("block_diffusion", name).correct)
+        for name in BENCHMARKS
+    ]
+    points = 100 * mean(mean(a) - mean(b) for a, b in pairs)
+    assert line[2] == "AR SFT minus Block Diffusion (B = 4) > 0"
+    assert line[3].startswith(f"+{points:.1f} [")
+    assert line[4:] == [str(6 * QUESTIONS), "< 0.001", "supported"]
+
+
+def with_mars_beating_ar_sft_on(better: int, worse: int) -> list[Row]:
+    """ROWS in which each benchmark has `better` questions that only MARS gets right, `worse` only AR SFT."""
+    same = [1.0] * (QUESTIONS - better - worse)
+    answers = {
+        "mars": [1.0] * better + [0.0] * worse + same,
+        "ar_sft": [0.0] * better + [1.0] * worse + same,
+    }
+    return changed(lambda row: replace(row, correct=answers.get(row.arm, row.correct)))
+
+
+@pytest.mark.parametrize(
+    ("better", "worse", "matches", "exceeds"),
+    [
+        (12, 2, "supported", "supported"),
+        (2, 1, "supported", "inconclusive"),
+        (2, 3, "inconclusive", "inconclusive"),
+        (2, 12, "not supported", "not supported"),
+    ],
+)
+def test_verdicts_follow_the_data(better: int, worse: int, matches: str, exceeds: str) -> None:
+    """Guards against verdicts that flatter the paper: the same claim must be able to fail."""
+    page = render(with_mars_beating_ar_sft_on(better, worse), "tiny")
+    assert verdicts(page)[:2] == [matches, exceeds]
+
+
+def test_several_tokens_per_forward_needs_an_interval_above_one() -> None:
+    """Guards against a claim of speed from an arm that emits one token per forward pass."""
+    rows = changed(lambda row: replace(row, emitted=row.forwards))
+    assert verdicts(render(ROWS, "tiny"))[6] == "supported"
+    assert verdicts(render(rows, "tiny"))[6] == "inconclusive"
+
+
+def test_missing_arm_is_not_run_everywhere() -> None:
+    """Guards against a crash, or a verdict, when part of a sweep has not run yet."""
+    page = render(changed(lambda row: None if row.arm == "mars_no_sft" else row), "tiny")
+    line = cells_of(section(page, "Measured"), "MARS w/o SFT loss (B = 4)")[0]
+    assert line[1:] == ["not run"] * 6 + ["incomplete"] * 2
+    assert cells_of(section(page, "Claims"), "d")[0][3:] == ["n/a", "n/a", "n/a", "not run"]
+
+
+def failed_humaneval(row: EvaluationRow) -> EvaluationRow:
+    if row.benchmark != "mini_humaneval":
+        return row
+    return replace(row, status="skipped", reason="no code\n sandbox", correct=[], emitted=[], forwards=[])
+
+
+def test_cell_without_numbers_shows_status_and_reason() -> None:
+    """Guards against swallowed failures, and against averages over different benchmarks."""
+    page = render(changed(failed_humaneval), "tiny")
+    measured = section(page, "Measured")
+    assert cells_of(measured, "AR SFT")[0][6:] == ["skipped", "incomplete", "incomplete"]
+    assert "- skipped: no code sandbox (HumanEval: every line)" in measured
+    assert cells_of(section(page, "Claims"), "b")[0][4] == f"{5 * QUESTIONS} (5 of 6 benchmarks)"
+
+
+def test_arms_with_unequal_questions_are_not_compared() -> None:
+    """Guards against a crash or a wrong pairing when arms were run with different limits."""
+    shorter = changed(lambda row: replace(row, correct=row.correct[:30]) if row.arm == "ar_sft" else row)
+    line = cells_of(section(render(shorter, "tiny"), "Claims"), "a")[0]
+    assert "30 answers cannot be paired" in line[3]
+    assert line[6] == "not run"
+
+
+def test_latest_row_of_a_cell_counts() -> None:
+    """Guards against showing an old failure after a cell was measured."""
+    old = [failed_humaneval(row) for row in ROWS if isinstance(row, EvaluationRow)]
+    assert render([*old, *ROWS], "tiny") == render(ROWS, "tiny")
+
+
+def test_other_scales_are_left_out() -> None:
+    """Guards against mixing scales in one table, and against naming tiny numbers Qwen's."""
+    other = render(ROWS, "0.5b")
+    assert cells_of(section(other, "Measured"), "AR SFT")[0][1:7] == ["not run"] * 6
+    assert "`nox -s reproduce-table2 -- --scale 0.5b`" in other
+    assert "`nox -s reproduce-table2`" in render(ROWS, "tiny")
+    assert "they are not Qwen numbers" in render(ROWS, "tiny")
+    assert "they are not Qwen numbers" not in other
+
+
+def test_real_benchmarks_stand_in_the_same_columns() -> None:
+    """Guards against columns that only know the mini benchmarks."""
+    real = changed(lambda row: replace(row, benchmark=row.benchmark.removeprefix("mini_")))
+    assert section(render(real, "tiny"), "Measured") == section(render(ROWS, "tiny"), "Measured")
+
+
+def test_answers_cut_at_the_limit_are_shown() -> None:
+    """Guards against hiding that answers were cut, and against an empty table where none was."""
+    cut = changed(lambda row: replace(row, finished=[0, 0, *row.finished[2:]]) if row.arm == "mars" else row)
+    text = "Answers cut at the token limit"
+    line = cells_of(section(render(cut, "tiny"), "Measured").split(text)[1], "MARS (B = 4)")[0]
+    assert line[1:] == [f"{100 * 2 / QUESTIONS:.1f}"] * 6
+    assert text not in render(ROWS, "tiny")
+
+
+def test_published_numbers_stay_in_their_own_tables() -> None:
+    """Guards against a published number that stands where a measured one is expected."""
+    page = render([], "tiny")
+    rest = page.replace(section(page, "The paper's numbers"), "")
+    numbers = {f"{row.value:.1f}" for row in published("2")}
+    assert not numbers & set(re.findall(r"\d+\.\d+", rest.split("**Published:**")[0]))
+    assert section(page, "The paper's numbers") == section(render(ROWS, "tiny"), "The paper's numbers")
+    assert (
+        page.split("**Published:**")[1].split("## ")[0]
+        == (render(ROWS, "tiny").split("**Published:**")[1].split("## ")[0])
+    )
+
+
+def test_every_published_number_of_the_table_is_shown() -> None:
+    """Guards against lost lines, and against the paper's lines under the wrong label."""
+    text = section(render(ROWS, "tiny"), "The paper's numbers")
+    shown = {
+        (model, line[1]): line[2:]
+        for model in ("Qwen2.5 0.5B", "Qwen2.5 7B")
+        for line in cells_of(text, model)
+    }
+    assert sum(map(len, shown.values())) == len(published("2"))
+    heads = [*BENCHMARKS, "average"]
+    ours = [published("2", scale="7b", method="mars", benchmark=name)[0].value for name in heads]
+    assert shown["Qwen2.5 7B", "MARS (B = 4)"] == [f"{value:.1f}" for value in ours]
+
+
+def test_published_differences_are_those_of_the_published_averages() -> None:
+    """Guards against a sign or pairing slip in what the paper is said to say."""
+    text = render(ROWS, "tiny").split("**Published:**")[1]
+    values = {(row.scale, row.method): row.value for row in published("2", benchmark="average")}
+    small = values["0.5b", "ar_sft_5ep"] - values["0.5b", "block_diffusion"]
+    assert cells_of(text, "c")[0][2:] == [f"{small:+.1f}", "n/a"]
+    large = values["7b", "mars"] - values["7b", "ar_sft_5ep"]
+    assert cells_of(text, "a")[0][3] == f"{large:+.1f}"
+
+
+def test_training_is_what_the_rows_say() -> None:
+    """Guards against mixed-up columns, and against a ratio of medians instead of paired ratios."""
+    text = section(render(ROWS, "tiny"), "Training")
+    assert cells_of(text, "mars")[0] == [
+        "mars",
+        "4",
+        "4,005",
+        "5,000,005",
+        "1 min 45 s",
+        "1.250",
+        "1,000,000",
+    ]
+    ratio = median([2.0, 2.5, 2.1, 2.3])
+    assert f"A MARS step costs {ratio:.2f} [" in text
+    assert "Published: 2.0 and 2.2 times" in text
+
+
+def test_failed_stage_shows_status_and_reason() -> None:
+    """Guards against a stage that failed and looks as if nobody had asked for it."""
+    stages = [replace(row, status="failed", reason="out of | memory") for row in training_rows()][:1]
+    text = section(
+        render([*stages, replace(STEP_COST, status="timeout", reason="too slow")], "tiny"), "Training"
+    )
+    assert cells_of(text, "base")[0][2] == "failed"
+    assert "- base: failed: out of | memory" in text
+    assert cells_of(text, "mars")[0][2] == "not run"
+    assert "Cost of a MARS step: timeout: too slow." in text
+
+
+def test_how_it_was_made_is_what_provenance_says() -> None:
+    """Guards against a page whose numbers nobody can trace or time."""
+    later = {**PROVENANCE, "started": "2026-01-02T09:00:00+00:00", "commit": "f" * 40, "dirty": True}
+    rows = changed(lambda row: replace(row, provenance=later) if row.arm == "mars" else row)
+    text = section(render(rows, "tiny"), "How this was made")
+    facts = {
+        name: cells_of(text, name)[0][1] for name in ("commit", "seed", "hardware", "measured", "versions")
+    }
+    assert facts == {
+        "commit": "0123456789ab; ffffffffffff with uncommitted changes",
+        "seed": "7",
+        "hardware": "Some CPU, 4 cores, 16 GiB memory, no GPU",
+        "measured": "2026-01-02T03:04:05+00:00 to 2026-01-02T09:00:00+00:00",
+        "versions": "lm_eval 0.4.13, torch 2.9.1",
+    }
+    assert cells_of(text, "tokens per answer at most")[0][1] == "96"
+    assert cells_of(text, "ar_sft")[0][1:] == ["1 min 41 s", "2 min 00 s", "3 min 41 s"]  # two arms decode it
+    assert cells_of(text, "total")[0][1:] == ["10 min 15 s", "8 min 00 s", "18 min 15 s"]
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [],
+        [replace(row, provenance={}) for row in ROWS],
+        changed(
+            lambda row: replace(
+                row,
+                correct=row.correct[:1],
+                emitted=row.emitted[:1],
+                forwards=row.forwards[:1],
+                provenance={"hardware": None, "versions": None, "commit": None},
+            )
+        ),
+        [replace(row, loss=float("nan")) for row in training_rows()],
+        [replace(STEP_COST, seconds={"ar": [1.0], "mars": [2.0]})],
+    ],
+    ids=["no rows", "no provenance", "one question", "diverged", "one repeat"],
+)
+def test_nothing_undefined_is_printed(rows: list[Row]) -> None:
+    """Guards against NaN, infinity or None on a page, whatever is missing."""
+    page = render(rows, "tiny")
+    assert not re.search(r"\b(nan|inf|None)\b", page)
+    assert len(verdicts(page)) == len(CLAIMS)
+
+
+def test_claims_name_arms_of_the_plan() -> None:
+    """Guards against a renamed arm, which would leave its claim "not run" for ever."""
+    page = render(ROWS, "tiny")
+    assert "not run" not in page
+    assert len(verdicts(page)) == len(CLAIMS)
+
+
+def test_report_is_written_the_same_twice(tmp_path: Path) -> None:
+    """Guards against clocks, random identifiers and sets in the files, and against leftovers of writing."""
+    first = write_report("2", ROWS, "tiny", tmp_path / "first")
+    second = write_report("2", ROWS, "tiny", tmp_path / "second")
+    names = [path.relative_to(tmp_path / "first").as_posix() for path in first]
+    assert names == ["table2.md", "figures/table2_accuracy.png", "figures/table2_accuracy.svg"]
+    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
+    assert sorted(path for path in (tmp_path / "first").rglob("*") if path.is_file()) == sorted(first)
+    assert first[0].read_text(encoding="utf-8") == render(ROWS, "tiny")
+
+
+def test_figure_follows_the_rows(tmp_path: Path) -> None:
+    """Guards against a figure that is drawn without its data, and against a crash where none is left."""
+    full = write_report("2", ROWS, "tiny", tmp_path / "full")[2].read_bytes()
+    partly = write_report("2", changed(failed_humaneval), "tiny", tmp_path / "partly")[2].read_bytes()
+    empty = write_report("2", [], "tiny", tmp_path / "empty")[2].read_bytes()
+    assert len({full, partly, empty}) == 3
+
+
+def test_figure_link_leads_to_the_figure(tmp_path: Path) -> None:
+    """Guards against a page with a broken image."""
+    page = write_report("2", [], "tiny", tmp_path)[0]
+    links = re.findall(r"\]\((\S+\.png)\)", page.read_text(encoding="utf-8"))
+    assert links and all((page.parent / link).is_file() for link in links)
+
+
+def test_failed_drawing_leaves_the_old_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a page that speaks of a figure that could not be drawn."""
+    page = write_report("2", [], "tiny", tmp_path)[0]
+    before = page.read_bytes()
+
+    def no_space(*_: object) -> list[Path]:
+        raise OSError("no space left")
+
+    monkeypatch.setitem(REPORTS, "2", REPORTS["2"]._replace(draw=no_space))
+    with pytest.raises(OSError, match="no space"):
+        write_report("2", ROWS, "tiny", tmp_path)
+    assert page.read_bytes() == before
+
+
+def test_unknown_table_is_the_users_to_mend(tmp_path: Path) -> None:
+    """Guards against a traceback for a table that has no report."""
+    with pytest.raises(UserError, match="choose one of: 2"):
+        write_report("99", ROWS, "tiny", tmp_path)
+
+
+def test_every_report_has_a_plan() -> None:
+    """Guards against a report of a table that no sweep can measure."""
+    assert set(REPORTS) <= set(TABLES)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.4, "0 s"), (59.6, "1 min 00 s"), (185, "3 min 05 s"), (3599.7, "1 h 00 min"), (7620, "2 h 07 min")],
+)
+def test_durations(seconds: float, text: str) -> None:
+    """Guards against "60 s" and "60 min" where rounding carries over."""
+    assert duration(seconds) == text
+
+
+def test_numbers() -> None:
+    """Guards against a negative zero, a p value of 0.000 and infinite half-widths."""
+    assert signed_number(-0.04, 1) == "+0.0"
+    assert bracketed(Interval(-0.04, 1.26), 1) == "[0.0, 1.3]"
+    assert bracketed(Interval(-2.0, 1.0), 1, signed=True) == "[-2.0, +1.0]"
+    assert (p_value(0.0004), p_value(0.0416)) == ("< 0.001", "0.042")
+    assert plus_minus(Estimate(0.5, Interval(0.25, 0.85), 9), 1, factor=100) == "50.0 ± 30.0"
+    assert plus_minus(Estimate(2.0, Interval(-float("inf"), float("inf")), 1), 2) == "2.00"
+
+
+def test_table_survives_what_would_break_it() -> None:
+    """Guards against a pipe or a line break in a cell that shifts the columns."""
+    lines = table(["name", "value"], [["a|b", "one\ntwo"]]).splitlines()
+    assert len(lines) == 3
+    assert re.findall(r"(?<!\\)\|", lines[2]) == ["|"] * 3

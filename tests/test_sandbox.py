@@ -1,0 +1,545 @@
+"""The code sandbox: right programs pass, and hostile ones neither pass nor leave anything behind.
+
+Attacks are bounded, so that a broken sandbox fails a test and not the machine. Each returns True if it
+succeeded, which is the answer that its test expects.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import sys
+import tempfile
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from marsbench.errors import UserError
+from marsbench.evaluation.sandbox import Program, Verdict, run_programs
+
+PASSED = Verdict(True, "passed")
+RIGHT = Program("def add(a, b):\n    return a + b", "add", [[1, 2], [3, 4]], [3, 7])
+
+TIME_WASTERS = {
+    "endless loop": """
+        def attack():
+            while True:
+                pass
+    """,
+    "endless loop that swallows exceptions": """
+        def attack():
+            while True:
+                try:
+                    while True:
+                        pass
+                except BaseException:
+                    pass
+    """,
+    "endless loop at import": """
+        while True:
+            pass
+        def attack():
+            return True
+    """,
+    "sleep that disarms the alarm": """
+        import signal, time
+        def attack():
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            for number in (signal.SIGALRM, signal.SIGTERM):
+                signal.signal(number, signal.SIG_IGN)
+            while True:
+                time.sleep(1)
+    """,
+    "sleep that cuts the line to evalplus": """
+        import os, signal, time
+        def attack():
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            os.closerange(3, 256)
+            while True:
+                time.sleep(1)
+    """,
+}
+
+CRASHES = {
+    "syntax error": "def attack(:",
+    "no entry point": "def other():\n    return True",
+    "exception": "def attack():\n    return 1 / 0",
+    "recursion": "def attack():\n    return attack()",
+    "recursion without limit": """
+        import sys
+        sys.setrecursionlimit(10**9)
+        def attack():
+            return [attack()]
+    """,
+    "memory hog": "def attack():\n    return len(bytearray(16 * 2**30)) > 0",
+    "slow memory hog": """
+        def attack():
+            hoard = []
+            for _ in range(4096):
+                hoard.append([0] * 2**18)
+            return True
+    """,
+    "huge output on stdout": """
+        def attack():
+            for _ in range(4096):
+                print("x" * 2**20)
+            return True
+    """,
+}
+
+FORGERIES = {
+    "os._exit": "import os\ndef attack():\n    os._exit(0)",
+    "sys.exit": "import sys\ndef attack():\n    sys.exit(0)",
+    "SystemExit at import": "raise SystemExit(0)",
+    "equal to everything": """
+        class Anything:
+            def __eq__(self, other):
+                return True
+        def attack():
+            return Anything()
+    """,
+    "a number equal to everything": """
+        import builtins
+        class Number(int):
+            def __eq__(self, other):
+                return True
+        builtins.Number = Number
+        def attack():
+            return Number(0)
+    """,
+    "patched comparison": """
+        import evalplus.eval, numpy
+        evalplus.eval.is_floats = numpy.allclose = lambda *args, **kwargs: True
+        def attack():
+            return False
+    """,
+    "status in shared memory": """
+        import multiprocessing, os
+        def attack():
+            status, details, progress = multiprocessing.current_process()._args[-3:]
+            status.value, details[0], progress.value = 0, True, 1
+            os._exit(0)
+    """,
+    "verdict on every descriptor": """
+        import os
+        def attack():
+            for fd in range(64):
+                try:
+                    os.write(fd, b"\\x00\\x00\\x00\\x06passed")
+                except OSError:
+                    pass
+            return False
+    """,
+    "answer from the callers' frames": """
+        import sys
+        def attack():
+            try:
+                raise ValueError
+            except ValueError as error:
+                frame = error.__traceback__.tb_frame
+            while frame and "program" not in frame.f_locals:
+                frame = frame.f_back
+            return frame.f_locals["program"].expected[0]
+    """,
+}
+
+ESCAPES = {
+    "os.fork": "import os\ndef attack():\n    return [os.fork() for _ in range(4)] != []",
+    "posix.fork": "import posix\ndef attack():\n    return [posix.fork() for _ in range(4)] != []",
+    "multiprocessing": """
+        import multiprocessing, time
+        def attack():
+            for method in ("fork", "spawn", "forkserver"):
+                try:
+                    child = multiprocessing.get_context(method).Process(target=time.sleep, args=(60,))
+                    child.start()
+                    return True
+                except BaseException:
+                    pass
+    """,
+    "process pool": """
+        from concurrent.futures import ProcessPoolExecutor
+        def attack():
+            return ProcessPoolExecutor(1).submit(abs, -1).result() == 1
+    """,
+    "subprocess": """
+        import importlib, subprocess
+        def attack():
+            importlib.reload(subprocess)
+            return subprocess.Popen(["sleep", "60"]).pid > 0
+    """,
+    "os.system": "import posix\ndef attack():\n    return posix.system('sleep 60 &') == 0",
+    "posix_spawn": """
+        import os
+        def attack():
+            return os.posix_spawn("/bin/sleep", ["sleep", "60"], {}) > 0
+    """,
+    "fork_exec": """
+        import importlib, subprocess, sys
+        def attack():
+            sys.modules.pop("_posixsubprocess")
+            subprocess = importlib.reload(sys.modules["subprocess"])
+            return subprocess.Popen(["sleep", "60"]).pid > 0
+    """,
+    "new session": "import os\ndef attack():\n    os.setsid()\n    return True",
+    "signal to the worker": """
+        import os, posix
+        def attack():
+            posix.kill(os.getppid(), 9)
+            return True
+    """,
+    "signal by descriptor": """
+        import os, signal
+        def attack():
+            signal.pidfd_send_signal(os.pidfd_open(os.getppid()), 9)
+            return True
+    """,
+    "os.remove": "import posix\ndef attack():\n    posix.remove(VICTIM)\n    return True",
+    "shutil.rmtree": """
+        import importlib, os, posix, shutil
+        def attack():
+            os.unlink, os.rmdir = posix.unlink, posix.rmdir
+            importlib.reload(shutil).rmtree(FOLDER)
+            return True
+    """,
+    "pathlib": """
+        import importlib, os, pathlib, posix
+        def attack():
+            os.unlink = posix.unlink
+            pathlib.Path(VICTIM).unlink()
+            return True
+    """,
+    "rename": "import posix\ndef attack():\n    posix.rename(VICTIM, VICTIM + '2')\n    return True",
+    "chmod": "import posix\ndef attack():\n    posix.chmod(VICTIM, 0)\n    return True",
+    "symlink": "import posix\ndef attack():\n    posix.symlink('/', FOLDER + '/link')\n    return True",
+    "fifo": "import posix\ndef attack():\n    posix.mkfifo(FOLDER + '/fifo')\n    return True",
+    "truncate": """
+        import io
+        def attack():
+            io.open(VICTIM, "w").close()
+            return True
+    """,
+    "file write": """
+        import os
+        def attack():
+            fd = os.open(FOLDER + "/new", os.O_WRONLY | os.O_CREAT)
+            return os.write(fd, b"x") == 1
+    """,
+    "file read": "import io\ndef attack():\n    return io.open(VICTIM).read() == 'precious'",
+    "database": """
+        import sqlite3
+        def attack():
+            sqlite3.connect(FOLDER + "/base").execute("create table t (x)")
+            return True
+    """,
+    "disk filling": """
+        import tempfile
+        def attack():
+            files = [tempfile.NamedTemporaryFile(delete=False) for _ in range(4)]
+            return all(file.write(b"x" * 2**20) for file in files)
+    """,
+    "disk filling through open descriptors": """
+        import os
+        def attack():
+            written = 0
+            for fd in range(3, 64):
+                try:
+                    for _ in range(128):
+                        written += os.write(fd, b"x" * 2**20)
+                except OSError:
+                    pass
+            return written > 100 * 2**20
+    """,
+    "socket": """
+        import socket
+        def attack():
+            socket.create_connection(("127.0.0.1", PORT), timeout=1)
+            return True
+    """,
+    "http": """
+        import urllib.request
+        def attack():
+            urllib.request.urlopen(f"http://127.0.0.1:{PORT}", timeout=1)
+            return True
+    """,
+    "ctypes": "import ctypes\ndef attack():\n    return ctypes.CDLL(None).getpid() > 0",
+    "ctypes, loaded anew": """
+        import importlib, sys
+        def attack():
+            for name in ("ctypes", "_ctypes"):
+                sys.modules.pop(name, None)
+            return importlib.import_module("ctypes").CDLL(None).getpid() > 0
+    """,
+    "lifted limits": """
+        import importlib, sys
+        def attack():
+            sys.modules.pop("resource", None)
+            resource = importlib.import_module("resource")
+            resource.setrlimit(resource.RLIMIT_CORE, (1, 1))
+            return True
+    """,
+    "disarmed hook": """
+        import gc, sys
+        def attack():
+            for thing in gc.get_objects():
+                if getattr(thing, "__name__", "") == "hook":
+                    thing.__code__ = (lambda event, args: None).__code__
+            return True
+    """,
+}
+HOSTILE = {**TIME_WASTERS, **CRASHES, **FORGERIES, **ESCAPES}
+
+
+@dataclass
+class Outcome:
+    """What a run of all hostile programs, with a right one after each, did to its surroundings."""
+
+    verdicts: dict[str, Verdict]
+    neighbours: dict[str, Verdict]
+    elapsed_s: float
+    folder: Path
+    victim: Path
+    was_called: bool
+
+
+@pytest.fixture(scope="module")
+def folder() -> Iterator[Path]:
+    """A folder that every user may enter and change, as permissions must not stand in for the sandbox."""
+    with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
+        os.chmod(name, 0o777)
+        patch.setattr(tempfile, "tempdir", name)  # so that the sandbox's own scratch lies here, too
+        yield Path(name)
+
+
+@pytest.fixture(scope="module")
+def outcome(folder: Path) -> Outcome:
+    victim = folder / "precious" / "victim"
+    victim.parent.mkdir()
+    victim.write_text("precious")
+    for path in (victim.parent, victim):
+        path.chmod(0o777)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        places = f"VICTIM, FOLDER, PORT = {str(victim)!r}, {str(victim.parent)!r}, {port}\n"
+        attacks = [
+            Program(places + textwrap.dedent(code), "attack", [[]], [True]) for code in HOSTILE.values()
+        ]
+        start = time.monotonic()
+        verdicts = run_programs(
+            [program for attack in attacks for program in (attack, RIGHT)],
+            jobs=2,
+            time_limit_s=1.0,
+            memory_limit_mb=512,
+        )
+        elapsed_s = time.monotonic() - start
+        was_called = _has_caller(server)
+    attacked, neighbours = verdicts[::2], verdicts[1::2]
+    return Outcome(
+        dict(zip(HOSTILE, attacked, strict=True)),
+        dict(zip(HOSTILE, neighbours, strict=True)),
+        elapsed_s,
+        folder,
+        victim,
+        was_called,
+    )
+
+
+def _has_caller(server: socket.socket) -> bool:
+    server.setblocking(False)
+    try:
+        server.accept()[0].close()
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _processes_at_home_in(folder: Path) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.environ().get("HOME", "").startswith(str(folder)):
+                found.append(process)
+    return found
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_program_does_not_pass(outcome: Outcome, name: str) -> None:
+    """Guards against an attack that gets through, or a verdict that can be forged."""
+    assert not outcome.verdicts[name].passed
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_program_leaves_its_neighbour_alone(outcome: Outcome, name: str) -> None:
+    """Guards against a dead or desynchronised worker that costs the next program its verdict."""
+    assert outcome.neighbours[name] == PASSED
+
+
+@pytest.mark.parametrize("name", TIME_WASTERS)
+def test_time_waster_is_timed_out(outcome: Outcome, name: str) -> None:
+    """Guards against a slow program being reported as a wrong one."""
+    assert outcome.verdicts[name].reason == "timeout"
+
+
+def test_early_exit_is_reported_as_such(outcome: Outcome) -> None:
+    """Guards against a program that ends its process being reported as a slow one."""
+    assert outcome.verdicts["os._exit"].reason == "killed"
+
+
+def test_hostile_programs_end_promptly(outcome: Outcome) -> None:
+    """Guards against time limits that add up; the time wasters alone need about 15 s of work."""
+    assert outcome.elapsed_s < 40
+
+
+def test_files_are_untouched(outcome: Outcome) -> None:
+    """Guards against writing, moving, changing or deleting files outside, and against scratch left behind."""
+    assert outcome.victim.read_text() == "precious"
+    assert outcome.victim.stat().st_mode & 0o777 == 0o777
+    assert sorted(outcome.folder.rglob("*")) == [outcome.victim.parent, outcome.victim]
+
+
+def test_network_is_not_reached(outcome: Outcome) -> None:
+    """Guards against a connection that is made and then scored as failed."""
+    assert not outcome.was_called
+
+
+def test_no_process_is_left(outcome: Outcome) -> None:
+    """Guards against orphans of forks, spawns, and workers that had to be killed."""
+    deadline = time.monotonic() + 5
+    while (left := _processes_at_home_in(outcome.folder)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert left == []
+
+
+def check(code: str, expected: Any, *arguments: Any, entry_point: str = "f", atol: float = 0.0) -> Verdict:
+    program = Program(textwrap.dedent(code), entry_point, [list(arguments)], [expected], atol)
+    return run_programs([program], jobs=1)[0]
+
+
+@pytest.mark.parametrize(
+    "expression, expected",
+    [
+        ("1 + 1", 2),
+        ("0.1 + 0.2", 0.3),
+        ("[(1, 2), {'a': {3}}, None, 'x']", [(1, 2), {"a": {3}}, None, "x"]),
+        ("float('inf')", float("inf")),
+        ("collections.Counter('aab')", {"a": 2, "b": 1}),
+        ("collections.defaultdict(lambda: 0, a=1)", {"a": 1}),
+        ("numpy.int64(3)", 3),
+        ("numpy.float64(0.5)", 0.5),
+    ],
+)
+def test_right_value_passes(expression: str, expected: Any) -> None:
+    """Guards against values that are lost or changed on their way out of the sandbox."""
+    assert check(f"import collections, numpy\ndef f():\n    return {expression}", expected) == PASSED
+
+
+@pytest.mark.parametrize(
+    "expression, expected",
+    [("3", 2), ("'2'", 2), ("(1, 2)", [1, 2]), ("0.3001", 0.3), ("None", 0), ("lambda: 2", 2)],
+)
+def test_wrong_value_or_type_fails(expression: str, expected: Any) -> None:
+    """Guards against a comparison that accepts what evalplus rejects."""
+    assert check(f"def f():\n    return {expression}", expected) == Verdict(False, "failed")
+
+
+def test_one_wrong_value_among_many_fails() -> None:
+    """Guards against looking at the first or last input only."""
+    inputs = [[n] for n in range(5)]
+    programs = [Program(f"def f(n):\n    return n != {n}", "f", inputs, [True] * 5) for n in (0, 2, 4, 9)]
+    assert [verdict.passed for verdict in run_programs(programs)] == [False, False, False, True]
+
+
+def test_tolerance_of_the_program_is_used() -> None:
+    """Guards against losing `atol` on the way to evalplus."""
+    code = "def f():\n    return 1.001"
+    assert check(code, 1.0, atol=0.01).passed
+    assert not check(code, 1.0, atol=0.0001).passed
+
+
+def test_any_root_passes_find_zero() -> None:
+    """Guards against evalplus 0.3.1, which fails every program for HumanEval/32."""
+    code = "def find_zero(coefficients):\n    return {root}"
+    polynomial = [-1, 0, 1]  # x^2 - 1
+    for root, passed in ((1.0, True), (-1.0, True), (0.5, False)):
+        verdict = check(code.format(root=root), 1.0, polynomial, entry_point="find_zero", atol=1e-4)
+        assert verdict.passed == passed
+
+
+def test_usual_libraries_work() -> None:
+    """Guards against a lock so tight that it fails right programs."""
+    code = """
+        import asyncio, collections, dataclasses, datetime, enum, functools, hashlib, heapq, json, logging
+        import random, re, statistics, string, typing, warnings
+        import numpy as np
+        Pair = collections.namedtuple("Pair", "a b")
+        Colour = enum.Enum("Colour", "RED")
+        class Row(typing.NamedTuple):
+            n: int
+        @dataclasses.dataclass(order=True)
+        class Item:
+            n: int = 0
+        @functools.lru_cache(None)
+        def double(n: int) -> int:
+            logging.warning("n %s", n)
+            warnings.warn("n")
+            return 2 * n
+        def f():
+            random.seed(0)
+            hashlib.md5(b"x").hexdigest()
+            return double(Pair(1, 2).b + Row(3).n + Item(4).n + int(np.linalg.det(np.eye(2))))
+    """
+    assert check(code, 20) == PASSED
+
+
+def test_worker_sees_neither_secrets_nor_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a parent's environment, torch or threads reaching the sandbox."""
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    assert torch.ones(8, 8).sum() == 64
+    stop = threading.Event()
+    thread = threading.Thread(target=stop.wait)
+    thread.start()
+    code = "import os, sys\ndef f():\n    return 'HF_TOKEN' in os.environ or 'torch' in sys.modules"
+    try:
+        assert check(code, False) == PASSED
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_no_programs_no_verdicts() -> None:
+    """Guards against starting a pool of no workers."""
+    assert run_programs([]) == []
+
+
+def test_program_without_tests_is_refused() -> None:
+    """Guards against programs that pass because nothing was asked of them."""
+    with pytest.raises(ValueError, match="0 inputs"):
+        Program("", "f", [], [])
+
+
+def test_fault_of_the_worker_is_raised() -> None:
+    """Guards against faults of our own that are scored as the program's."""
+
+    class Unloadable:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return int, ("x",)
+
+    with pytest.raises(RuntimeError, match="invalid literal"):
+        run_programs([Program("", "f", [[Unloadable()]], [None])])
+
+
+def test_worker_that_cannot_start_is_the_users_to_mend(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against an endless wait, or silent zeros, where evalplus is missing."""
+    monkeypatch.setattr(sys, "executable", shutil.which("false"))
+    with pytest.raises(UserError, match="did not start"):
+        run_programs([RIGHT])

@@ -1,0 +1,269 @@
+"""Estimates, intervals and verdicts: against values worked by hand, against scipy, and by simulation."""
+
+from __future__ import annotations
+
+from math import inf, isclose, isfinite
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from marsbench.evaluation.statistics import (
+    QUANTILE,
+    Estimate,
+    Interval,
+    PairedDifference,
+    above,
+    accuracy,
+    mean_of_benchmarks,
+    median_ratio,
+    non_inferiority,
+    paired_difference,
+    proportion_interval,
+    stratified_accuracy,
+    superiority,
+    tokens_per_forward,
+)
+
+PAIRS = st.lists(st.tuples(st.sampled_from([0.0, 1.0]), st.sampled_from([0.0, 1.0])), min_size=1, max_size=40)
+ARMS = st.dictionaries(st.sampled_from(["gpqa", "bbh", "gsm8k"]), PAIRS, min_size=1)
+
+
+def outcomes(ones: int, zeros: int) -> list[float]:
+    return [1.0] * ones + [0.0] * zeros
+
+
+def difference_of(low: float, high: float) -> PairedDifference:
+    return PairedDifference((low + high) / 2, Interval(low, high), 100, 5, 5, 1.0)
+
+
+def test_wilson_interval_by_hand() -> None:
+    """Guards against another interval, or another level, behind the ± of every cell."""
+    share, n, z = 0.8, 50, QUANTILE
+    centre = (share + z**2 / (2 * n)) / (1 + z**2 / n)
+    half = z * ((share * (1 - share) + z**2 / (4 * n)) / n) ** 0.5 / (1 + z**2 / n)
+    found = proportion_interval(outcomes(40, 10))
+    assert isclose(found.low, centre - half) and isclose(found.high, centre + half)
+    assert isclose(found.half_width, half)
+
+
+@pytest.mark.parametrize("answers", [[], [0.5, 1.0], [2.0]])
+def test_answers_that_are_no_proportion_are_refused(answers: list[float]) -> None:
+    """Guards against an empty cell, or a metric with partial credit, that passes as a proportion."""
+    with pytest.raises(ValueError, match="answer"):
+        accuracy(answers)
+
+
+def test_benchmarks_weigh_the_same_whatever_their_size() -> None:
+    """Guards against pooling questions, which would let the largest benchmark be the average."""
+    found = stratified_accuracy({"gpqa": outcomes(5, 5), "gsm8k": outcomes(100, 900)})
+    assert isclose(found.value, 0.3)
+    assert found.n == 1010
+
+
+def test_one_benchmark_keeps_its_own_interval() -> None:
+    """Guards against a second kind of interval in a table with a single benchmark."""
+    alone, mean = accuracy(outcomes(7, 3)), stratified_accuracy({"bbh": outcomes(7, 3)})
+    assert isclose(mean.interval.low, alone.interval.low) and isclose(mean.interval.high, alone.interval.high)
+
+
+def test_interval_of_a_mean_by_hand() -> None:
+    """Guards against adding half-widths instead of their squares, and against swapped sides."""
+    parts = [Estimate(0.5, Interval(0.2, 0.6), 10), Estimate(0.7, Interval(0.3, 0.7), 10)]
+    found = mean_of_benchmarks(parts)
+    assert isclose(found.interval.low, 0.6 - 0.25)  # sqrt(0.3**2 + 0.4**2) / 2
+    assert isclose(found.interval.high, 0.65)  # sqrt(0.1**2 + 0) / 2
+
+
+def test_mean_of_no_benchmarks_is_refused() -> None:
+    """Guards against a silent NaN for an arm without cells."""
+    with pytest.raises(ValueError, match="no benchmarks"):
+        mean_of_benchmarks([])
+
+
+def test_paired_difference_by_hand() -> None:
+    """Guards against counting concordant questions, and against a difference in fractions."""
+    found = paired_difference(
+        {"bbh": [*outcomes(6, 2), 1.0, 1.0]}, {"bbh": [*outcomes(0, 6), 1.0, 1.0, 0.0, 1.0]}
+    )
+    # a alone is right on the first six and the ninth, b alone on the seventh and the eighth
+    assert (found.only_a, found.only_b, found.n) == (7, 2, 10)
+    assert isclose(found.points, 50.0)
+    assert isclose(found.p_value, stats.binomtest(7, 9).pvalue)
+    centre, half = 5 / 12, QUANTILE * ((8 / 12 + 3 / 12 - (5 / 12) ** 2) / 12) ** 0.5
+    assert isclose(found.interval.low, 100 * (centre - half)) and isclose(
+        found.interval.high, 100 * (centre + half)
+    )
+
+
+def test_paired_interval_approaches_the_textbook_one() -> None:
+    """Guards against an interval that stays too wide, or of the wrong scale, with many questions."""
+    generator = np.random.default_rng(0)
+    a = {name: generator.integers(0, 2, 20_000).astype(float) for name in ("bbh", "gpqa")}
+    b = {name: generator.integers(0, 2, 20_000).astype(float) for name in ("bbh", "gpqa")}
+    variance = sum(np.var(a[name] - b[name], ddof=1) / 20_000 for name in a) / 4
+    found = paired_difference(a, b)  # type: ignore[arg-type]
+    assert isclose(found.interval.half_width, 100 * QUANTILE * variance**0.5, rel_tol=1e-3)
+
+
+def test_no_discordant_question_is_no_proof_of_equality() -> None:
+    """Guards against an interval of zero width, by which four questions would prove equality."""
+    same = {"gsm8k": outcomes(2, 2)}
+    found = paired_difference(same, same)
+    assert found.points == 0 and found.p_value == 1
+    assert non_inferiority(found, margin=2.0) == "inconclusive"
+
+
+def test_order_of_benchmarks_does_not_matter() -> None:
+    """Guards against pairing by position when two arms name their benchmarks in another order."""
+    a = {"bbh": outcomes(3, 1), "gpqa": outcomes(1, 4)}
+    b = {"gpqa": outcomes(2, 3), "bbh": outcomes(0, 4)}
+    assert isclose(paired_difference(a, b).points, 100 * (0.75 - 0.2) / 2)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "message"),
+    [
+        ({"bbh": [1.0, 0.0]}, {"bbh": [1.0]}, "bbh: 2 and 1 answers cannot be paired"),
+        ({"bbh": [1.0]}, {"gpqa": [1.0]}, "not the same benchmarks"),
+        ({}, {}, "no benchmarks"),
+        ({"bbh": [0.3]}, {"bbh": [1.0]}, "neither 0 nor 1"),
+    ],
+)
+def test_what_cannot_be_paired_is_refused(
+    a: dict[str, list[float]], b: dict[str, list[float]], message: str
+) -> None:
+    """Guards against comparing different questions, which no statistic would reveal."""
+    with pytest.raises(ValueError, match=message):
+        paired_difference(a, b)
+
+
+@given(ARMS)
+def test_swapping_the_arms_mirrors_the_comparison(answers: dict[str, list[tuple[float, float]]]) -> None:
+    """Guards against a sign slip that favours whichever arm is named first."""
+    a = {name: [pair[0] for pair in pairs] for name, pairs in answers.items()}
+    b = {name: [pair[1] for pair in pairs] for name, pairs in answers.items()}
+    there, back = paired_difference(a, b), paired_difference(b, a)
+    assert isclose(there.points, -back.points, abs_tol=1e-9)
+    assert isclose(there.interval.low, -back.interval.high, abs_tol=1e-9)
+    assert (there.only_a, there.only_b) == (back.only_b, back.only_a)
+    assert isclose(there.p_value, back.p_value)
+
+
+@given(ARMS)
+def test_intervals_hold_their_estimate(answers: dict[str, list[tuple[float, float]]]) -> None:
+    """Guards against limits that miss their own estimate where all answers, or none, are right."""
+    a = {name: [pair[0] for pair in pairs] for name, pairs in answers.items()}
+    b = {name: [pair[1] for pair in pairs] for name, pairs in answers.items()}
+    mean, difference = stratified_accuracy(a), paired_difference(a, b)
+    assert -1e-9 <= mean.interval.low <= mean.value + 1e-9
+    assert mean.value - 1e-9 <= mean.interval.high <= 1 + 1e-9
+    assert difference.interval.low < difference.points + 1e-9 < difference.interval.high + 2e-9
+    assert difference.interval.half_width > 0
+
+
+def test_paired_interval_covers_the_truth() -> None:
+    """Guards against intervals that are too narrow for strata of unlike size and discordance."""
+    generator, truths, covered = np.random.default_rng(1), {"bbh": (0.2, 0.1), "gpqa": (0.05, 0.05)}, 0
+    for _ in range(400):
+        arms: tuple[dict[str, list[float]], dict[str, list[float]]] = ({}, {})
+        for name, (only_a, only_b) in truths.items():
+            n = 120 if name == "bbh" else 40
+            drawn = generator.choice(3, size=n, p=[only_a, only_b, 1 - only_a - only_b])
+            arms[0][name], arms[1][name] = [float(x == 0) for x in drawn], [float(x == 1) for x in drawn]
+        interval = paired_difference(*arms).interval
+        covered += interval.low <= 5.0 <= interval.high  # (10 + 0) / 2 points
+    assert 0.92 <= covered / 400 <= 0.99
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "superior", "non_inferior"),
+    [
+        (0.1, 3.0, "supported", "supported"),
+        (-1.0, 3.0, "inconclusive", "supported"),
+        (-3.0, 1.0, "inconclusive", "inconclusive"),
+        (-1.5, -0.5, "not supported", "supported"),
+        (-4.0, -1.0, "not supported", "inconclusive"),
+        (-4.0, -2.5, "not supported", "not supported"),
+    ],
+)
+def test_verdicts(low: float, high: float, superior: str, non_inferior: str) -> None:
+    """Guards against calling missing evidence a refutation, and a small loss non-inferior by accident."""
+    assert superiority(difference_of(low, high)) == superior
+    assert non_inferiority(difference_of(low, high), margin=2.0) == non_inferior
+
+
+def test_a_limit_on_the_bound_decides_nothing() -> None:
+    """Guards against >= where the claim says "greater than"."""
+    assert above(Interval(0.0, 1.0), 0.0) == above(Interval(-1.0, 0.0), 0.0) == "inconclusive"
+
+
+def test_negative_margin_is_refused() -> None:
+    """Guards against a margin given with its sign, which would turn non-inferiority into superiority."""
+    with pytest.raises(ValueError, match="negative margin"):
+        non_inferiority(difference_of(-1.0, 1.0), margin=-2.0)
+
+
+def test_tokens_per_forward_by_hand() -> None:
+    """Guards against a mean of ratios, in which a two-token answer counts as much as a long one."""
+    found = tokens_per_forward([30, 2], [10, 2])
+    assert isclose(found.value, 32 / 12)
+    spread = np.std([(30 - 320 / 12) / 6, (2 - 64 / 12) / 6], ddof=1)
+    assert isclose(found.interval.half_width, QUANTILE * spread / 2**0.5)
+
+
+def test_one_token_per_forward_is_exact() -> None:
+    """Guards against an interval around what holds by construction, or a division by its zero width."""
+    found = tokens_per_forward([12, 7, 30], [12, 7, 30])
+    assert found.value == found.interval.low == found.interval.high == 1.0
+
+
+def test_tokens_per_forward_covers_the_truth() -> None:
+    """Guards against a variance that forgets that both counts vary from question to question."""
+    generator, covered = np.random.default_rng(2), 0
+    for _ in range(400):
+        forwards = generator.integers(5, 60, 150)
+        emitted = forwards + generator.binomial(2 * forwards, 0.3)
+        interval = tokens_per_forward(emitted.tolist(), forwards.tolist()).interval
+        covered += interval.low <= 1.6 <= interval.high
+    assert 0.92 <= covered / 400 <= 0.98
+
+
+@pytest.mark.parametrize(("emitted", "forwards"), [([], []), ([3], [3, 4]), ([3], [0])])
+def test_counts_without_a_ratio_are_refused(emitted: list[int], forwards: list[int]) -> None:
+    """Guards against NaN or infinity from empty, unequal or zero counts."""
+    with pytest.raises(ValueError, match="no ratio"):
+        tokens_per_forward(emitted, forwards)
+
+
+def test_a_single_value_has_no_spread() -> None:
+    """Guards against certainty drawn from one question or one repeat."""
+    for found in (tokens_per_forward([9], [3]), median_ratio([4.0], [2.0])):
+        assert isfinite(found.value)
+        assert (found.interval.low, found.interval.high) == (-inf, inf)
+        assert above(found.interval, 1.0) == "inconclusive"
+
+
+def test_median_ratio_pairs_its_repeats() -> None:
+    """Guards against a ratio of medians, which slow repeats on both sides would move."""
+    found = median_ratio([2.0, 40.0, 6.0], [1.0, 20.0, 3.0])
+    assert found.value == found.interval.low == found.interval.high == 2.0
+
+
+def test_median_ratio_is_reproducible_and_holds_the_median() -> None:
+    """Guards against a report that changes from one rendering to the next."""
+    generator = np.random.default_rng(3)
+    mars, ar = generator.normal(2.1, 0.1, 30).tolist(), generator.normal(1.0, 0.02, 30).tolist()
+    found = median_ratio(mars, ar)
+    assert found == median_ratio(mars, ar)
+    assert found.value == np.median(np.divide(mars, ar))
+    assert 2.0 < found.interval.low < found.value < found.interval.high < 2.2
+
+
+@pytest.mark.parametrize(("mars", "ar"), [([], []), ([1.0], [1.0, 2.0])])
+def test_repeats_that_make_no_pairs_are_refused(mars: list[float], ar: list[float]) -> None:
+    """Guards against ratios of repeats that were not timed on the same batch."""
+    with pytest.raises(ValueError, match="no pairs"):
+        median_ratio(mars, ar)
