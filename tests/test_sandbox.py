@@ -117,6 +117,11 @@ FORGERIES = {
         def attack():
             return Number(0)
     """,
+    "a library's object that is equal to everything": """
+        from unittest import mock
+        def attack():
+            return mock.ANY
+    """,
     "patched comparison": """
         import evalplus.eval, numpy
         evalplus.eval.is_floats = numpy.allclose = lambda *args, **kwargs: True
@@ -142,6 +147,13 @@ FORGERIES = {
     """,
     "answer from the callers' frames": """
         import sys
+        def attack():
+            frame = sys._getframe()
+            while frame and "program" not in frame.f_locals:
+                frame = frame.f_back
+            return frame.f_locals["program"].expected[0]
+    """,
+    "answer from a traceback": """
         def attack():
             try:
                 raise ValueError
@@ -185,11 +197,21 @@ ESCAPES = {
             return os.posix_spawn("/bin/sleep", ["sleep", "60"], {}) > 0
     """,
     "fork_exec": """
-        import importlib, subprocess, sys
+        import sys
+        from multiprocessing import util
         def attack():
             sys.modules.pop("_posixsubprocess")
-            subprocess = importlib.reload(sys.modules["subprocess"])
-            return subprocess.Popen(["sleep", "60"]).pid > 0
+            return util.spawnv_passfds(b"/bin/sleep", [b"sleep", b"60"], []) > 0
+    """,
+    "another interpreter": """
+        import importlib, sys
+        def attack():
+            name = "_interpreters" if sys.version_info >= (3, 13) else "_xxsubinterpreters"
+            sys.modules.pop(name, None)
+            interpreters = importlib.import_module(name)
+            run = getattr(interpreters, "exec", None) or interpreters.run_string
+            run(interpreters.create(), f"import posix; posix.mkdir({FOLDER + '/new'!r})")
+            return True
     """,
     "new session": "import os\ndef attack():\n    os.setsid()\n    return True",
     "signal to the worker": """
@@ -235,6 +257,13 @@ ESCAPES = {
             fd = os.open(FOLDER + "/new", os.O_WRONLY | os.O_CREAT)
             return os.write(fd, b"x") == 1
     """,
+    "file write by whoever reads the answer": """
+        class Letter:
+            def __reduce__(self):
+                return eval, (f"__import__('posix').mkdir({FOLDER!r} + '/new') is None",)
+        def attack():
+            return Letter()
+    """,
     "file read": "import io\ndef attack():\n    return io.open(VICTIM).read() == 'precious'",
     "database": """
         import sqlite3
@@ -259,6 +288,15 @@ ESCAPES = {
                 except OSError:
                     pass
             return written > 100 * 2**20
+    """,
+    "shared memory": """
+        import os, sys
+        def attack():
+            sys.modules.pop("_posixshmem", None)
+            import _posixshmem
+            fd = _posixshmem.shm_open("/marsbench-attack", os.O_CREAT | os.O_RDWR)
+            _posixshmem.shm_unlink("/marsbench-attack")
+            return os.write(fd, b"x") == 1
     """,
     "socket": """
         import socket
@@ -499,6 +537,20 @@ def test_usual_libraries_work() -> None:
             return double(Pair(1, 2).b + Row(3).n + Item(4).n + int(np.linalg.det(np.eye(2))))
     """
     assert check(code, 20) == PASSED
+
+
+def test_resource_limits_are_set() -> None:
+    """Guards against a lock whose limits are lost, which other layers would hide."""
+    code = """
+        import sys
+        def f():
+            del sys.modules["resource"]
+            import resource
+            kinds = resource.RLIMIT_CPU, resource.RLIMIT_NPROC, resource.RLIMIT_NOFILE, resource.RLIMIT_CORE
+            file_size, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+            return [resource.getrlimit(kind)[1] for kind in kinds], 0 < file_size < 2**28
+    """
+    assert check(code, ([3, 0, 64, 0], True)) == PASSED
 
 
 def test_worker_sees_neither_secrets_nor_torch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,14 +43,21 @@ from marsbench.evaluation.sandbox import READY, Program, Reason
 
 MIN_RECORD_LIMIT_BYTES = 64 * 2**20
 
-# What generated code may do, as audit events. "import", "open" and attributes are looked at more closely.
+# What generated code may do, as audit events. The hook looks more closely at imports, files and frames.
 HARMLESS_EVENTS = {"array.__new__", "builtins.id", "code.__new__", "compile", "exec", "marshal.loads"}
-HARMLESS_EVENTS |= {"object.__delattr__", "os.listdir", "os.putenv", "os.scandir", "os.unsetenv"}
-HARMLESS_EVENTS |= {"pickle.find_class", "sys._getframemodulename", "sys.excepthook", "sys.unraisablehook"}
-HARMLESS_EVENTS |= {"time.sleep"}
+HARMLESS_EVENTS |= {"object.__delattr__", "object.__setattr__", "os.listdir", "os.putenv", "os.scandir"}
+HARMLESS_EVENTS |= {"os.unsetenv", "pickle.find_class", "sys._getframemodulename", "sys.excepthook"}
+HARMLESS_EVENTS |= {"sys.unraisablehook", "time.sleep"}
 FRAMES = {"tb_frame", "gi_frame", "cr_frame", "ag_frame"}  # they lead to the variables of the worker
-REFUSED_MODULES = {"ctypes", "_ctypes", "_posixshmem", "_posixsubprocess"}
-REFUSED_MODULES |= {"_interpreters", "_xxsubinterpreters"}  # audit hooks do not reach other interpreters
+# They act without audit events, or make interpreters that have no hook.
+REFUSED_MODULES = {
+    "ctypes",
+    "_ctypes",
+    "_posixshmem",
+    "_posixsubprocess",
+    "_interpreters",
+    "_xxsubinterpreters",
+}
 LIBRARY_FOLDERS = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
 LIBRARIES = (*(folder + os.sep for folder in LIBRARY_FOLDERS), os.path.dirname(np.__file__) + os.sep)
 
@@ -219,8 +226,6 @@ def _refuse_side_effects() -> None:
             permitted = reads and kind(path) is string and path.startswith(libraries) and ".." not in path
         elif event == "object.__getattr__":
             permitted = args[1] not in frames
-        elif event == "object.__setattr__":
-            permitted = args[1] != "__code__"  # with it, the hook itself could be rewritten
         elif event == "sys._getframe":
             raise no_frame("there are no frames in the sandbox")  # namedtuple, enum and typing are prepared
         if not permitted:
