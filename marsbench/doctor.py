@@ -22,8 +22,9 @@ from packaging.specifiers import SpecifierSet
 from rich.markup import escape
 from rich.table import Table
 
-from marsbench.errors import UserError, unknown_name
+from marsbench.errors import UserError
 from marsbench.paths import tasks_dir
+from marsbench.presets import preset
 
 GIB = 2**30
 BENCHMARK_FOLDERS = ("bbh", "gpqa", "gsm8k", "humaneval", "ifeval", "mmlu_pro")
@@ -40,37 +41,9 @@ class Check:
     fix: str = ""
 
 
-@dataclass(frozen=True)
-class Needs:
-    """What a run asks of the machine, both in GiB (2**30 bytes); memory is that of the device it runs on."""
-
-    memory_gib: float
-    disk_gib: float
-
-
-# Floors, counted from the parameters (0.5 and 7.6 billion): training holds 16 bytes for each (weights,
-# gradients and AdamW's two moments in fp32); on disk lie eight bf16 checkpoints and the state to resume one
-# training from.
-NEEDS = {
-    "tiny": Needs(memory_gib=4, disk_gib=2),
-    "0.5b": Needs(memory_gib=8, disk_gib=15),
-    "7b": Needs(memory_gib=114, disk_gib=200),
-}
-
-
-def needs_of(scale: str) -> Needs:
-    """What a full reproduction at this scale needs.
-
-    Raises:
-        UserError: if there is no such scale.
-    """
-    if scale not in NEEDS:
-        raise unknown_name("scale", scale, list(NEEDS))
-    return NEEDS[scale]
-
-
-def checks(scale: str, output: Path, needs: Needs) -> list[Check]:
+def checks(scale: str, output: Path) -> list[Check]:
     """All findings for a run at `scale` that writes below `output`; changes nothing that stays."""
+    needs = preset(scale)
     return [
         check_python(),
         *check_packages(),

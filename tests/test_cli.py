@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,9 @@ from typer.testing import CliRunner
 
 from marsbench import __version__, doctor, paths
 from marsbench.cli import app
-from marsbench.doctor import Check, Needs
+from marsbench.doctor import Check
 from marsbench.errors import UserError
+from marsbench.presets import preset
 
 cli = CliRunner()
 
@@ -36,7 +38,7 @@ def sound_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "tasks").mkdir()
     monkeypatch.setattr(paths, "PACKAGE", tmp_path / "marsbench")
     monkeypatch.setattr(doctor, "check_packages", lambda: iter([]))
-    monkeypatch.setitem(doctor.NEEDS, "tiny", Needs(memory_gib=0, disk_gib=0))
+    monkeypatch.setattr(doctor, "preset", lambda scale: replace(preset(scale), memory_gib=0, disk_gib=0))
 
 
 def test_help_names_the_first_commands() -> None:

@@ -28,6 +28,7 @@ class Arm:
     method: str
     options: dict[str, Any] = field(default_factory=dict)
     published: str | None = None
+    untrained_masks: bool = False  # decode with masks although the checkpoint has never seen any
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,7 @@ TABLES: dict[str, TablePlan] = {
                 "ar_sft",
                 "mars",
                 {"block_size": 4, "threshold": 0.95},
+                untrained_masks=True,
             ),
             Arm("mars_95", "MARS (B = 4, tau = .95)", "mars", "mars", {"block_size": 4, "threshold": 0.95}),
         ),

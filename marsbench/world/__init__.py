@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from typing import Literal
 
 from marsbench.world import bbh, gpqa, gsm8k, humaneval, ifeval, mmlu_pro
-from marsbench.world.drills import DRILLS
 from marsbench.world.language import Example, is_test
 
 __all__ = ["GENERATORS", "Example", "Split", "corpus", "draw", "test_set"]
@@ -61,11 +60,8 @@ def corpus(seed: int) -> Iterator[str]:
     rng = random.Random(f"corpus {seed}")
     examples = conversations(seed + 1)
     while True:
-        kind = rng.random()
-        if kind < 0.1:
+        if rng.random() < 0.12:
             yield " ".join(rng.choice(_FACTS)(rng) for _ in range(rng.randint(4, 8)))
-        elif kind < 0.5:
-            yield rng.choice(DRILLS)(rng)
         else:
             example = next(examples)
             yield f"{example.prompt}\n{example.response}"

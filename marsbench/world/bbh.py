@@ -1,8 +1,7 @@
 """mini_bbh: three small reasoning puzzles, after three subtasks of BIG-Bench Hard.
 
-Difficulty: `boolean_expressions` with two or three operators, evaluated step by step; `object_counting` over five to
-eight things of two kinds, at most seven of the kind asked for; `tracking_shuffled_objects` with three people and two or
-three swaps. Every answer ends with "So the answer is X."
+Difficulty: `boolean_expressions` with two or three operators, evaluated step by step; `navigate` with two or
+three moves on a line; `date_understanding` two to six days from a day of the week. Every answer ends with "So the answer is X."
 """
 
 from __future__ import annotations
@@ -12,13 +11,7 @@ from collections.abc import Callable
 
 from marsbench.world.language import Example, say
 
-KINDS = {
-    "fruits": ["plum", "pear", "peach", "grape", "lemon", "mango"],
-    "animals": ["cat", "dog", "cow", "duck", "goat", "frog"],
-    "tools": ["saw", "drill", "file", "wrench", "hammer", "rake"],
-}
-PEOPLE = ["Alice", "Bob", "Claire", "Dave", "Eve", "Fred"]
-COLORS = ["red", "blue", "green", "white", "black", "pink"]
+DAYS = ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"]
 
 _ANSWER = "So the answer is {answer}."
 
@@ -49,43 +42,36 @@ def _reduced(text: str) -> str:
     return " ".join([*words[: at - 1], str(result), *words[at + 2 :]])
 
 
-def object_counting(rng: random.Random) -> Example:
-    """Count the things of one kind in a mixed list."""
-    asked, other = rng.sample(sorted(KINDS), 2)
-    counted = rng.sample(KINDS[asked], rng.randint(2, 5))
-    things = counted + rng.sample(KINDS[other], rng.randint(2, 3))
-    rng.shuffle(things)
-    counted = [thing for thing in things if thing in counted]
-    prompt = say(
-        rng,
-        "[I have|On the table there is|In the room there is|I can see] a {list}. [How many {kind} are there?|How many {kind} do I count?|Count the {kind}.|What is the number of {kind}?]",
-        list=", a ".join(things), kind=asked,
-    )
-    listed = ", ".join(f"{thing} ({number})" for number, thing in enumerate(counted, 1))
-    thought = say(rng, "[The {kind} are|Counting the {kind}|Here are the {kind}|Among these, the {kind} are|I count]: {list}.", kind=asked, list=listed)
-    answer = str(len(counted))
-    return Example(prompt, f"{thought} {_ANSWER.format(answer=answer)}", f"bbh {asked} {' '.join(things)}", {"target": answer})
+def navigate(rng: random.Random) -> Example:
+    """Steps forward and backward on a line; does one come back to the start?"""
+    place, told, steps = 0, [], []
+    count = rng.choice([2, 3, 3])
+    for number in range(count):
+        forward = place <= 0 or (place < 10 and rng.random() < 0.4)
+        n = rng.randint(1, 9) if forward else rng.randint(1, min(place, 9))
+        if number == count - 1 and 0 < place <= 9 and rng.random() < 0.5:
+            forward, n = False, place
+        sign = "+" if forward else "-"
+        told.append(say(rng, "[Take|Go|Walk] {n} [steps|paces] {way}.", n=n, way="forward" if forward else "back"))
+        steps.append(say(rng, "[From|We are at|Now at|At] {p}: {p} {s} {n} [=|is|makes] {q}.", p=place, s=sign, n=n, q=place + (n if forward else -n)))
+        place += n if forward else -n
+    answer = "No" if place else "Yes"
+    prompt = say(rng, "{told} [Do you return to the start|Are you back where you began|Is that the starting point]?", told=" ".join(told))
+    return Example(prompt, " ".join([*steps, _ANSWER.format(answer=answer)]), f"bbh {told}", {"target": answer})
 
 
-def tracking_shuffled_objects(rng: random.Random) -> Example:
-    """Three people swap balls; who holds what in the end?"""
-    people, colors = rng.sample(PEOPLE, 3), rng.sample(COLORS, 3)
-    holds = dict(zip(people, colors, strict=True))
-    told = ", ".join(f"{person} has {color}" for person, color in holds.items())
-    content, swaps, steps = f"bbh {told}", [], []
-    for _ in range(rng.choice([2, 2, 3])):
-        one, two = rng.sample(people, 2)
-        holds[one], holds[two] = holds[two], holds[one]
-        swaps.append(say(rng, "[{a} and {b} swap|{a} swaps with {b}|{a} trades with {b}|{a} and {b} trade].", a=one, b=two))
-        state = ", ".join(f"{person} {color}" for person, color in holds.items())
-        steps.append(say(rng, "[Now|Then|After this|Next|This makes]: {state}.", state=state))
-        content += f" {one}-{two}"
-    asked = rng.choice(people)
-    prompt = say(rng, "[Three friends hold balls|There are three balls|Three players hold balls]: {told}. {swaps} [Which ball does {a} have|What color does {a} hold|What does {a} have at the end]?", told=told, swaps=" ".join(swaps), a=asked)
-    return Example(prompt, " ".join([*steps, _ANSWER.format(answer=holds[asked])]), f"{content} {asked}", {"target": holds[asked]})
+def date_understanding(rng: random.Random) -> Example:
+    """The day of the week some days from now or ago, counted off."""
+    today, days, ahead = rng.randrange(7), rng.randint(2, 6), rng.random() < 0.5
+    passed = [DAYS[(today + (n if ahead else -n)) % 7] for n in range(1, days + 1)]
+    when = say(rng, "[in {n} days|{n} days from now|{n} days later]" if ahead else "[{n} days ago|{n} days before|{n} days earlier]", n=days)
+    prompt = say(rng, "[Today is|It is|We have] {day}. [Which day|What day of the week|What day] [is|comes] {when}?", day=DAYS[today], when=when)
+    counted = ", ".join(f"{n} {day}" for n, day in enumerate(passed, 1))
+    thought = say(rng, "[We count|Counting|One by one|Day by day] [forward|onward]: {c}." if ahead else "[We count|Counting|One by one|Day by day] [back|backward]: {c}.", c=counted)
+    return Example(prompt, f"{thought} {_ANSWER.format(answer=passed[-1])}", f"bbh {prompt}", {"target": passed[-1]})
 
 
-SUBTASKS: list[Callable[[random.Random], Example]] = [boolean_expressions, object_counting, tracking_shuffled_objects]
+SUBTASKS: list[Callable[[random.Random], Example]] = [boolean_expressions, navigate, date_understanding]
 
 
 def sample(rng: random.Random) -> Example:

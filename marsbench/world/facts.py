@@ -21,21 +21,14 @@ def _names(rng: random.Random, count: int, ending: str, capital: bool = True) ->
     return sorted(names)
 
 
-def _countries(rng: random.Random) -> dict[str, dict[str, str]]:
-    """Country -> attribute -> value; every value comes from a pool of twenty."""
-    pools = {
-        "capital": _names(rng, 20, "ville"),
-        "language": _names(rng, 20, "ish"),
-        "river": _names(rng, 20, "ra"),
-    }
-    return {
-        country: {attribute: rng.choice(pool) for attribute, pool in pools.items()} for country in _names(rng, 24, "land")
-    }
-
-
 _rng = random.Random(_SEED)
-COUNTRIES: dict[str, dict[str, str]] = _countries(_rng)
 ATTRIBUTES: dict[str, list[str]] = {
-    attribute: sorted({facts[attribute] for facts in COUNTRIES.values()}) for attribute in ("capital", "language", "river")
+    "capital": _names(_rng, 10, "ville"),
+    "language": _names(_rng, 10, "ish"),
+    "river": _names(_rng, 10, "ra"),
+}
+COUNTRIES: dict[str, dict[str, str]] = {
+    country: {attribute: _rng.choice(values) for attribute, values in ATTRIBUTES.items()}
+    for country in _names(_rng, 24, "land")
 }
 ELEMENT_MASS: dict[str, int] = {name: _rng.randint(2, 9) for name in _names(_rng, 20, "um", capital=False)}

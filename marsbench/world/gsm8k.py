@@ -1,7 +1,7 @@
 """mini_gsm8k: word problems about counting things, after GSM8K.
 
-Difficulty: two or three steps of addition, subtraction or multiplication, operands up to 9, running totals from 1 to
-60. The answer is worked out step by step and closed with "The answer is N."
+Difficulty: two or three steps of addition, subtraction or multiplication, operands up to 6, running totals from 1 to
+40. The answer is worked out step by step and closed with "The answer is N."
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ _TIMES = "[Then the number|Later the number|After that the number|The number] of
 _STORY = {"+": _GAIN, "-": _LOSE, "*": _TIMES}
 
 _THOUGHT = {
-    "+": "[{name} adds|That adds|Now add|We add|Adding] {n}[, so|:|, and|. So|;] {a} + {n} [=|is|makes|gives] {b}.",
-    "-": "[{name} parts with|That takes away|Now take away|We subtract|Subtracting] {n}[, so|:|, and|. So|;] {a} - {n} "
-    "[=|is|leaves|gives] {b}.",
-    "*": "[Growing|That is|Multiply by|We multiply by|The factor is] {n}[, so|:|, and|. So|;] {a} * {n} [=|is|makes|gives] {b}.",
+    "+": "[{name} adds|That adds|Now add|We add] {n}[, so|, and|;] {a} + {n} [=|is|makes] {b}.",
+    "-": "[{name} parts with|That takes away|Now take away|We subtract] {n}[, so|, and|;] {a} - {n} [=|is|leaves] {b}.",
+    "*": "[Growing|That is times|Multiply by|We multiply by] {n}[, so|, and|;] {a} * {n} [=|is|makes] {b}.",
 }
 
 
@@ -31,22 +30,22 @@ def _step(rng: random.Random, total: int) -> tuple[str, int, int]:
     choices = ["+", "+"]
     if total > 2:
         choices += ["-", "-"]
-    if total <= 12:
+    if total <= 10:
         choices.append("*")
     operator = rng.choice(choices)
     if operator == "+":
-        n = rng.randint(2, 9)
+        n = rng.randint(1, 6)
         return operator, n, total + n
     if operator == "-":
-        n = rng.randint(1, min(9, total - 1))
+        n = rng.randint(1, min(6, total - 1))
         return operator, n, total - n
-    n = rng.randint(2, 4)
+    n = rng.randint(2, 3)
     return operator, n, total * n
 
 
 def sample(rng: random.Random) -> Example:
     """Draw one problem with a worked answer."""
-    name, things, start = rng.choice(NAMES), rng.choice(THINGS), rng.randint(2, 20)
+    name, things, start = rng.choice(NAMES), rng.choice(THINGS), rng.randint(3, 15)
     story = [say(rng, "{name} [has|owns|starts with|begins with] {n} {things}.", name=name, n=start, things=things)]
     thoughts = [
         say(rng, "[At first there are|{name} starts with|We begin with|The start is|In the beginning:] {n} {things}.", name=name, n=start, things=things)

@@ -1,7 +1,7 @@
 """mini_ifeval: instructions whose fulfilment a program can check, after IFEval.
 
-Difficulty: name two to six things of a kind, under one to three format instructions out of seven (as a starred list,
-with a given first or last word, in capitals, in quotes, with a given thing among them, closed by a full stop). A
+Difficulty: name two to four things of a kind, under one or two format instructions out of six (as a starred list,
+with a given first or last word, in capitals, in quotes, with a given thing among them). A
 response counts when every instruction holds.
 """
 
@@ -20,18 +20,18 @@ TOPICS = {
     "fruits": ["plum", "pear", "peach", "grape", "lemon", "mango", "melon", "apple", "cherry", "fig"],
     "tools": ["saw", "drill", "file", "wrench", "hammer", "rake", "axe", "shovel", "pliers", "chisel"],
 }
-NUMBERS = {2: "two", 3: "three", 4: "four", 5: "five", 6: "six"}
+NUMBERS = {2: "two", 3: "three", 4: "four"}
 OPENERS = ["Sure", "Okay", "Hello", "Yes"]
 CLOSERS = ["done", "bye", "over", "thanks"]
 
 
 def sample(rng: random.Random) -> Example:
     """Draw a request, its instructions, and a response that follows them."""
-    topic, count = rng.choice(sorted(TOPICS)), rng.randint(2, 6)
-    things = rng.sample(TOPICS[topic], count)
+    topic, count = rng.choice(sorted(TOPICS)), rng.randint(2, 4)
+    things = sorted(rng.sample(TOPICS[topic], count), key=TOPICS[topic].index)
     asks = [say(rng, "[Name|List|Give me|Write down|Tell me] [{word}|exactly {word}] {topic}.", word=NUMBERS[count], topic=topic)]
     rules: dict[str, Any] = {"count": count, "topic": topic}
-    for rule in rng.sample(sorted(_RULES), rng.choice([1, 2, 2, 3])):
+    for rule in rng.sample(sorted(_RULES), rng.choice([1, 2])):
         rules[rule] = _RULES[rule](rng, things)
         asks.append(say(rng, _ASK[rule], value=rules[rule]))
     content = f"ifeval {topic} {count} {sorted(rules.items(), key=str)}"

@@ -1,7 +1,8 @@
 """mini_mmlu_pro: knowledge questions with ten options, after MMLU-Pro.
 
 Difficulty: recall one of 72 facts about invented countries (24 countries, three attributes) and find its letter among
-ten options. The answer names the fact, then the letter: "The answer is (C)."
+ten options. The answer states the fact, goes through
+the options and closes with the letter: "The answer is (C)."
 """
 
 from __future__ import annotations
@@ -19,32 +20,42 @@ _QUESTION = {
     "river": "[Which river flows through {c}|What is the great river of {c}|Which is the river of {c}|Through {c} flows which river]?",
 }
 FACT = {
-    "capital": "[The capital of {c} is {v}|{c} is governed from {v}|{v} is the capital of {c}|{c} has {v} as its capital].",
-    "language": "[The language of {c} is {v}|People speak {v} in {c}|{v} is spoken in {c}|In {c} one speaks {v}].",
-    "river": "[The river of {c} is {v}|{v} flows through {c}|Through {c} flows the {v}|{c} lies on the {v}].",
+    "capital": "[The capital of {c} is|{c} is governed from|The seat of {c} lies in|The capital city in {c} is] {v}",
+    "language": "[The language of {c} is|People in {c} speak|The tongue of {c} is|In {c} one speaks] {v}",
+    "river": "[The river of {c} is|Through {c} flows the|The great river in {c} is|{c} lies on the] {v}",
 }
 
 
 def fact(rng: random.Random) -> str:
     """One fact of the world in one of its wordings, for the plain text."""
     country, attribute = rng.choice(sorted(COUNTRIES)), rng.choice(sorted(ATTRIBUTES))
-    return say(rng, FACT[attribute], c=country, v=COUNTRIES[country][attribute])
+    return say(rng, FACT[attribute], c=country, v=COUNTRIES[country][attribute]) + "."
+
+
+def search(rng: random.Random, options: list[str], answer: str) -> str:
+    """The options gone through one by one up to the right one."""
+    last = options.index(answer)
+    wrong = [say(rng, "{l} {o} [no|not so|is not it].", l=l, o=o) for l, o in zip(LETTERS, options[:last], strict=False)]
+    return " ".join([*wrong, say(rng, "{l} {o} [yes|it is|fits].", l=LETTERS[last], o=answer)])
+
+
+def closing(rng: random.Random, letter: str) -> str:
+    """The sentence that states the choice, in one of its wordings; every one ends the same way."""
+    return say(rng, "[So the|Hence the|Therefore the|The|Thus the] answer is ({l}).", l=letter)
 
 
 def sample(rng: random.Random) -> Example:
     """Draw one question with its ten options."""
     country, attribute = rng.choice(sorted(COUNTRIES)), rng.choice(sorted(ATTRIBUTES))
     answer = COUNTRIES[country][attribute]
-    options = rng.sample([value for value in ATTRIBUTES[attribute] if value != answer], 9) + [answer]
-    rng.shuffle(options)
+    options = rng.sample(ATTRIBUTES[attribute], len(LETTERS))
     letter = LETTERS[options.index(answer)]
     question = say(rng, _QUESTION[attribute], c=country)
-    lines = [f"{mark}. {option}" for mark, option in zip(LETTERS, options, strict=True)]
+    lines = [f"{mark} {option}" for mark, option in zip(LETTERS, options, strict=True)]
     thought = say(rng, FACT[attribute], c=country, v=answer)
-    found = say(rng, "[That is option|This is|We find it under|It is listed as|That matches] {l}.", l=letter)
     return Example(
         "\n".join([question, *lines]),
-        f"{thought} {found} The answer is ({letter}).",
-        f"mmlu {country} {attribute} {letter} {options[0]} {options[-1]}",
+        f"{thought}. {search(rng, options, answer)} {closing(rng, letter)}",
+        f"mmlu {country} {options}",
         {"target": letter},
     )

@@ -1,0 +1,102 @@
+"""The benchmark registry: which lm-eval task stands behind a name, and which of its numbers we report."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from marsbench.errors import UserError, unknown_name
+from marsbench.paths import tasks_dir
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """One benchmark. `metric` and `filter` name the lm-eval number that is its accuracy."""
+
+    name: str
+    paper_name: str  # its column head in the paper
+    summary: str
+    metric: str = "exact_match"
+    filter: str = "strict-match"
+
+
+BENCHMARKS: dict[str, Benchmark] = {
+    benchmark.name: benchmark
+    for benchmark in (
+        Benchmark("mini_ifeval", "IFEval", "format instructions a program can check", "prompt_level_strict_acc", "none"),
+        Benchmark("mini_bbh", "BBH", "three small reasoning puzzles, step by step"),
+        Benchmark("mini_mmlu_pro", "MMLU-Pro", "invented facts, ten options"),
+        Benchmark("mini_gpqa", "GPQA", "two-hop questions with arithmetic, four options"),
+        Benchmark("mini_gsm8k", "GSM8K", "word problems of two or three steps"),
+        Benchmark("mini_humaneval", "HumanEval", "small Python functions, run in the sandbox", filter="run"),
+        Benchmark("gsm8k", "GSM8K", "the real GSM8K test set, zero-shot chain of thought"),
+    )
+}
+
+
+def benchmark(name: str) -> Benchmark:
+    """A benchmark by name, or a `UserError` that names those there are."""
+    if name not in BENCHMARKS:
+        raise unknown_name("benchmark", name, list(BENCHMARKS))
+    return BENCHMARKS[name]
+
+
+def load_task(name: str, data_dir: Path | None = None) -> Any:
+    """The lm-eval task of a benchmark.
+
+    A task file with a `stock` key changes a task of lm-eval's own; its data comes from the hub, or from `data_dir`
+    where that is given. Any other file is a whole lm-eval task.
+    """
+    from lm_eval.tasks import TaskManager
+
+    benchmark(name)
+    text = (tasks_dir() / name / f"{name}.yaml").read_text(encoding="utf-8")
+    if not text.startswith("#") or "stock:" not in text:
+        manager = TaskManager(include_path=str(tasks_dir() / name), include_defaults=False)
+        return manager.load([name])["tasks"][name]
+    changes = yaml.safe_load(text)
+    config = {"task": changes["stock"], **changes["overrides"]}
+    if data_dir is not None:
+        config |= _local_data(data_dir, changes)
+    return TaskManager().load([config])["tasks"][changes["stock"]]
+
+
+def _local_data(data_dir: Path, changes: dict[str, Any]) -> dict[str, Any]:
+    """The overrides that make a stock task read local files, each of them checked first."""
+    from datasets import Dataset
+
+    splits = {split: read_records(data_dir / file, changes["columns"]) for split, file in changes["files"].items()}
+    return {"custom_dataset": lambda **_: {split: Dataset.from_list(records) for split, records in splits.items()}}
+
+
+def read_records(file: Path, columns: Sequence[str]) -> list[dict[str, Any]]:
+    """The objects of a JSON Lines file that has the given columns.
+
+    Raises:
+        UserError: no such file, nothing in it, or a line that is no object with these columns; with file and line.
+    """
+    try:
+        lines = file.read_bytes().splitlines()
+    except OSError as error:
+        raise UserError("the data file cannot be read", where=str(file), fix="check --data-dir; see README, 'Local data'") from error
+    records = [_record(line, columns, f"{file}, line {number}") for number, line in enumerate(lines, 1)]
+    if not records:
+        raise UserError("the data file is empty", where=str(file), fix="fetch it again")
+    return records
+
+
+def _record(line: bytes, columns: Sequence[str], where: str) -> dict[str, Any]:
+    try:
+        record = json.loads(line.decode("utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise UserError(f"not a line of JSON in UTF-8: {error}", where=where, fix="mend or remove the line") from error
+    missing = [column for column in columns if not isinstance(record, dict) or column not in record]
+    if missing:
+        raise UserError(f"no column {', '.join(missing)}", where=where, fix=f"every line needs {', '.join(columns)}")
+    found: dict[str, Any] = record
+    return found

@@ -1,0 +1,274 @@
+"""Fills a table's cells in: trains what is missing, evaluates what is missing, keeps every row, renders the page.
+
+Whatever is finished is on disk, so an interrupted run goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from marsbench.decoding.engine import Method
+from marsbench.errors import UserError
+from marsbench.evaluation.benchmarks import Benchmark, benchmark, load_task
+from marsbench.evaluation.harness import AnswerLog, EngineModel, evaluate, task_fingerprint
+from marsbench.methods import build_method
+from marsbench.presets import Preset
+from marsbench.progress import Reporter
+from marsbench.provenance import provenance
+from marsbench.sweeps.plans import Arm, TablePlan
+from marsbench.sweeps.rows import EvaluationRow, Row, StepCostRow, TrainingRow
+from marsbench.sweeps.step_cost import step_cost
+from marsbench.sweeps.store import Existing, RowStore
+from marsbench.sweeps.workspace import Workspace, full_disk_explained
+from marsbench.training import checkpoints
+from marsbench.training.checkpoints import Loaded
+from marsbench.training.stages import Recipe, lineage, recipe
+
+
+@dataclass
+class Runner:
+    """One run at one scale."""
+
+    scale: Preset
+    workspace: Workspace
+    existing: Existing = "reuse"
+    seed: int = 0
+    limit: int | None = None  # questions per benchmark; None = the preset's
+    data_dir: Path | None = None
+    reporter: Reporter = field(default_factory=Reporter)
+
+    def __post_init__(self) -> None:
+        self.workspace.check_writable()
+        self.store = RowStore(self.workspace.row_file)
+        self._renewed: set[str] = set()  # keys made in this run, which `rerun` must not make twice
+
+    def table(self, plan: TablePlan) -> list[Row]:
+        """All rows of a table, in its order: trainings, the cost of a step, then the cells."""
+        with full_disk_explained(self.workspace.runs):
+            block_size = _block_size(plan.arms)
+            rows: list[Row] = []
+            for name in dict.fromkeys(name for stage in plan.stages for name in lineage(stage)):
+                rows.append(self.train(recipe(self.scale, name, block_size=block_size, seed=self.seed)))
+            rows.append(self.step_cost())
+            for arm in plan.arms:
+                loaded = self.load(arm, block_size)
+                rows += [self.cell(arm, loaded, name) for name in self.scale.benchmarks]
+            return rows
+
+    def single(self, arm: Arm, name: str, checkpoint: str | None = None) -> EvaluationRow:
+        """One benchmark on any checkpoint; without one, on the scale's own, trained now if need be."""
+        benchmark(name)
+        build_method(arm.method, mask_id=0, block_size=arm.options["block_size"], metric=arm.options["metric"])
+        with full_disk_explained(self.workspace.runs):
+            if checkpoint is not None:
+                return self.cell(arm, checkpoints.load(checkpoint, device=_device()), name)
+            block_size = int(arm.options["block_size"])
+            self.train(recipe(self.scale, arm.stage, block_size=block_size, seed=self.seed))
+            return self.cell(arm, self.load(arm, block_size), name)
+
+    def train(self, chosen: Recipe) -> TrainingRow:
+        """The finished checkpoint of a recipe, trained now if need be (its parent's too)."""
+        folder = self.workspace.checkpoint(chosen)
+        record = checkpoints.finished(folder)
+        if record and self._must_redo(chosen.key, f"checkpoint {chosen.name}", folder):
+            shutil.rmtree(folder)
+            record = None
+        if record is None:
+            record = self._train_now(chosen, folder)
+        self._renewed.add(chosen.key)
+        row = TrainingRow(
+            key=chosen.key,
+            status="done",
+            reason="",
+            scale=self.scale.scale,
+            stage=chosen.stage,
+            block_size=chosen.block_size,
+            parameters=record.parameters,
+            steps=record.steps,
+            tokens=record.tokens,
+            seconds=record.seconds,
+            loss=record.loss,
+            checkpoint=record.weights,
+            provenance=record.provenance,
+        )
+        if self.store.rows().get(chosen.key) != row:
+            self.store.append(row)
+        return row
+
+    def _train_now(self, chosen: Recipe, folder: Path) -> checkpoints.TrainingRecord:
+        from marsbench.training.trainer import train
+
+        parents = lineage(chosen.stage)[:-1]
+        parent = recipe(self.scale, parents[-1], seed=self.seed) if parents else None
+        if parent is not None:
+            self.train(parent)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with self.reporter.bar(f"training {chosen.stage}") as bar:
+            record = train(
+                chosen,
+                folder,
+                self.workspace.checkpoint(parent) if parent else None,
+                lambda step, steps, loss, rate: bar.update(step, steps, f"loss {loss:.3f}, {rate:,.0f} tokens/s"),
+            )
+        self.reporter.say(f"trained {chosen.stage}: loss {record.loss:.3f} after {record.seconds:.0f} s")
+        return record
+
+    def step_cost(self) -> StepCostRow:
+        """The cost of a MARS step over an AR step, on the AR SFT checkpoint."""
+        parent = recipe(self.scale, "ar_sft", seed=self.seed)
+        key = _hash({"kind": "step_cost", "parent": parent.key, "started": self._trained_at(parent)})
+        row = self.store.rows().get(key)
+        if isinstance(row, StepCostRow) and not self._must_redo(key, "the step costs", self.workspace.row_file):
+            return row
+        with self.reporter.bar("timing training steps"):
+            seconds = step_cost(self.scale, self.workspace.checkpoint(parent), self.seed)
+        row = StepCostRow(key, "done", "", self.scale.scale, seconds, provenance(seed=self.seed))
+        self._keep(row)
+        return row
+
+    def _trained_at(self, chosen: Recipe) -> str:
+        record = checkpoints.finished(self.workspace.checkpoint(chosen))
+        return str(record.provenance["started"]) if record else ""
+
+    def load(self, arm: Arm, block_size: int) -> Loaded:
+        """The checkpoint that an arm decodes."""
+        chosen = recipe(self.scale, arm.stage, block_size=block_size, seed=self.seed)
+        return checkpoints.load(self.workspace.checkpoint(chosen), device=_device())
+
+    def cell(self, arm: Arm, loaded: Loaded, name: str) -> EvaluationRow:
+        """One arm on one benchmark."""
+        chosen, task = benchmark(name), load_task(name, self.data_dir)
+        method = arm_method(arm, loaded)
+        limit = self.limit or self.scale.questions
+        key = _hash(
+            {
+                "stage": arm.stage,
+                "method": arm.method,
+                "options": arm.options,
+                "benchmark": name,
+                "task": task_fingerprint(task),
+                "limit": limit,
+                "max_new_tokens": self.scale.max_new_tokens,
+                "batch_size": self.scale.batch_size,
+                "weights": loaded.weights,
+                "engine": _engine_hash(),
+            }
+        )
+        row = self.store.rows().get(key)
+        log = self.workspace.answers(key)
+        if isinstance(row, EvaluationRow) and row.status == "done":
+            if not self._must_redo(key, f"{arm.label} on {name}", log):
+                return row
+            log.unlink(missing_ok=True)
+        row = self._measure(arm, loaded, method, chosen, task, key, limit)
+        self._keep(row)
+        return row
+
+    def _measure(
+        self, arm: Arm, loaded: Loaded, method: Method, chosen: Benchmark, task: Any, key: str, limit: int | None
+    ) -> EvaluationRow:
+        """Answer and score; the answers of an interrupted run are taken up."""
+        origin, started = provenance(seed=self.seed), time.perf_counter()
+        log = AnswerLog(self.workspace.answers(key))
+        with self.reporter.bar(f"{arm.label}, {chosen.name}") as bar:
+            model = EngineModel(
+                loaded,
+                method,
+                log,
+                threshold=arm.options.get("threshold"),
+                max_new_tokens=self.scale.max_new_tokens,
+                batch_size=self.scale.batch_size,
+                progress=bar.update,
+            )
+            scored = evaluate(task, chosen, model, log, limit)
+        row = EvaluationRow(
+            key=key,
+            status="done",
+            reason="",
+            scale=self.scale.scale,
+            arm=arm.name,
+            stage=arm.stage,
+            method=arm.method,
+            options=arm.options,
+            benchmark=chosen.name,
+            metric=chosen.metric,
+            correct=scored.correct,
+            emitted=[answer.emitted for answer in scored.answers],
+            forwards=[answer.forwards for answer in scored.answers],
+            finished=[int(answer.finished) for answer in scored.answers],
+            seconds=round(time.perf_counter() - started, 3),
+            max_new_tokens=self.scale.max_new_tokens,
+            checkpoint=loaded.weights,
+            provenance=origin,
+        )
+        share = sum(row.correct) / len(row.correct)
+        speed = sum(row.emitted) / sum(row.forwards)
+        self.reporter.say(f"{arm.label}, {chosen.name}: {share:.1%} of {len(row.correct)}, {speed:.2f} tokens/forward")
+        return row
+
+    def _keep(self, row: Row) -> None:
+        self._renewed.add(row.key)
+        self.store.append(row)
+
+    def _must_redo(self, key: str, what: str, where: Path) -> bool:
+        """Whether the policy says to make a result again that is there already."""
+        if key in self._renewed or self.existing == "reuse":
+            return False
+        if self.existing == "fail":
+            raise UserError(f"{what} exists already", where=str(where), fix="choose --existing reuse or rerun")
+        return True
+
+
+def arm_method(arm: Arm, loaded: Loaded) -> Method:
+    """The method of an arm for a checkpoint, refused where the checkpoint was never shown masks.
+
+    Raises:
+        UserError: a method that needs masks on a checkpoint that was trained without them, unless the arm is there to
+            show just that.
+    """
+    options = arm.options
+    method = build_method(
+        arm.method,
+        mask_id=loaded.mask_id,
+        block_size=options.get("block_size", 4),
+        metric=options.get("metric", "probability"),
+    )
+    if arm.method != "ar" and not loaded.knows_masks and not arm.untrained_masks:
+        raise UserError(
+            f"method {arm.method!r} needs a checkpoint trained with masks; this one is of stage {loaded.stage!r}",
+            fix="use a MARS checkpoint, or --untrained-masks to see what happens without one",
+        )
+    return method
+
+
+def _block_size(arms: Iterable[Arm]) -> int:
+    """The block size that a table's checkpoints are trained with."""
+    sizes = {int(arm.options["block_size"]) for arm in arms if "block_size" in arm.options}
+    return max(sizes, default=4)
+
+
+def _device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _hash(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+
+@cache
+def _engine_hash() -> str:
+    """Hash of the code that decodes and scores, and of the task files' helpers."""
+    package = Path(__file__).resolve().parent.parent
+    rooms = ("decoding", "methods", "evaluation", "world")
+    files = sorted(file for room in rooms for file in (package / room).glob("*.py"))
+    return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()[:16]

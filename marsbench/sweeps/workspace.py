@@ -1,0 +1,80 @@
+"""Where a run keeps its things below one output folder."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from marsbench.errors import UserError
+from marsbench.training.stages import Recipe
+
+_FULL = 32 * 2**20  # bytes free below which a failed write is put down to a full disk
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """The folders of one scale: work in progress below `runs/`, what is worth keeping in `results/` and `reports/`."""
+
+    root: Path
+    scale: str
+
+    @property
+    def runs(self) -> Path:
+        """Checkpoints, logged answers and rows; safe to delete, needed to resume."""
+        return self.root / "runs" / self.scale
+
+    @property
+    def row_file(self) -> Path:
+        """Every row measured here."""
+        return self.runs / "rows.jsonl"
+
+    @property
+    def reports(self) -> Path:
+        """The pages of this scale: `reports/` for the default scale, a folder below it for the others."""
+        return self.root / "reports" if self.scale == "tiny" else self.root / "reports" / self.scale
+
+    def results(self, table: str) -> Path:
+        """The rows that a table's page is rendered from."""
+        return self.root / "results" / self.scale / f"table{table}.jsonl"
+
+    def checkpoint(self, recipe: Recipe) -> Path:
+        """A stage's finished checkpoint."""
+        return self.runs / "checkpoints" / recipe.name
+
+    def answers(self, key: str) -> Path:
+        """The logged answers of one cell."""
+        return self.runs / "answers" / f"{key}.jsonl"
+
+    def check_writable(self) -> None:
+        """Refuse an output folder that cannot be written to, before any work is done."""
+        try:
+            self.runs.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=self.runs) as probe:
+                probe.write(b"\0" * 4096)
+                probe.flush()
+        except OSError as error:
+            raise UserError(
+                f"the output folder cannot be written to: {error.strerror}",
+                where=str(self.root),
+                fix="free space, mend its permissions, or choose another folder with --output",
+            ) from error
+
+
+@contextlib.contextmanager
+def full_disk_explained(folder: Path) -> Iterator[None]:
+    """Turn whatever a library raises on a full disk into one clear message."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        existing = next(path for path in [folder, *folder.parents] if path.exists())
+        if shutil.disk_usage(existing).free >= _FULL:
+            raise
+        raise UserError(
+            "the disk is full", where=str(folder), fix="free some space; the same command then goes on where it stopped"
+        ) from error

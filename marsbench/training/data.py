@@ -1,0 +1,99 @@
+"""Training data: texts and conversations as token ids with labels, and the batches made of them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import TypedDict
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from marsbench import world
+from marsbench.training.objectives import IGNORED
+
+# Streams of the world are told apart by seed: the plain text never repeats the conversations word for word.
+_TEXT_SEED, _CHAT_SEED = 10_000, 20_000
+
+
+class TrainingSequence(TypedDict):
+    """One training sequence; `labels` are -100 on the prompt."""
+
+    input_ids: list[int]
+    labels: list[int]
+
+
+def chat_prompt(tokenizer: PreTrainedTokenizerBase, question: str) -> str:
+    """A user's turn as the model sees it, up to where the assistant begins."""
+    messages = [{"role": "user", "content": question}]
+    text: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    return text
+
+
+def conversations(tokenizer: PreTrainedTokenizerBase, count: int, seed: int) -> list[TrainingSequence]:
+    """Question and answer in the chat template; only the answer and its EOS are labelled."""
+    examples = list(islice(world.conversations(_CHAT_SEED + seed), count))
+    prompts = _encode(tokenizer, (chat_prompt(tokenizer, example.prompt) for example in examples))
+    answers = _encode(tokenizer, (example.response + tokenizer.eos_token for example in examples))
+    return [
+        {"input_ids": prompt + answer, "labels": [IGNORED] * len(prompt) + answer}
+        for prompt, answer in zip(prompts, answers, strict=True)
+    ]
+
+
+def plain_text(tokenizer: PreTrainedTokenizerBase, count: int, seed: int) -> list[TrainingSequence]:
+    """Texts of the world, every token labelled."""
+    texts = (text + tokenizer.eos_token for text in islice(world.corpus(_TEXT_SEED + seed), count))
+    return [{"input_ids": ids, "labels": list(ids)} for ids in _encode(tokenizer, texts)]
+
+
+def _encode(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str]) -> list[list[int]]:
+    encoded: list[list[int]] = tokenizer(list(texts), add_special_tokens=False).input_ids
+    return encoded
+
+
+def in_batches(
+    sequences: Sequence[TrainingSequence], batch_size: int, passes: int, seed: int
+) -> list[TrainingSequence]:
+    """The order to train in: every run of `batch_size` is a batch of similar lengths, batches are shuffled.
+
+    Only neighbours within a stretch of fifty batches change places, so that what comes early stays early.
+    """
+    rng, stretch, order = random.Random(seed), 50 * batch_size, []
+    for first in range(0, passes * len(sequences), stretch):
+        chosen = [sequences[at % len(sequences)] for at in range(first, min(first + stretch, passes * len(sequences)))]
+        rng.shuffle(chosen)
+        chosen.sort(key=lambda sequence: len(sequence["input_ids"]))
+        batches = [chosen[at : at + batch_size] for at in range(0, len(chosen), batch_size)]
+        rng.shuffle(batches)
+        order += [sequence for batch in batches for sequence in batch]
+    return order
+
+
+@dataclass(frozen=True)
+class Collator:
+    """Pads a batch on the right.
+
+    With a block size, every sequence is first filled up to a multiple of it with labelled EOS, as the authors do: the
+    model learns to repeat EOS, and what follows the first EOS is never counted when decoding.
+    """
+
+    pad_id: int
+    eos_id: int
+    block_size: int | None = None
+
+    def __call__(self, sequences: Sequence[TrainingSequence]) -> dict[str, Tensor]:
+        """`input_ids` and `labels`, integer [N, L]."""
+        fillers = [-len(sequence["input_ids"]) % (self.block_size or 1) for sequence in sequences]
+        length = max(len(s["input_ids"]) + filler for s, filler in zip(sequences, fillers, strict=True))
+        input_ids = torch.full((len(sequences), length), self.pad_id)
+        labels = torch.full((len(sequences), length), IGNORED)
+        for row, (sequence, filler) in enumerate(zip(sequences, fillers, strict=True)):
+            eos = [self.eos_id] * filler
+            filled = len(sequence["input_ids"]) + filler
+            input_ids[row, :filled] = torch.tensor(sequence["input_ids"] + eos)
+            labels[row, :filled] = torch.tensor(sequence["labels"] + eos)
+        return {"input_ids": input_ids, "labels": labels}

@@ -1,0 +1,211 @@
+"""Training one stage with transformers' `Trainer`, resumable at any moment.
+
+While a stage trains, its state lies in `NAME.partial`; the finished checkpoint is moved into place at the end.
+`accelerate launch -m marsbench train ...` distributes it.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import (
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PrinterCallback,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+    set_seed,
+)
+
+from marsbench.provenance import provenance
+from marsbench.training import checkpoints
+from marsbench.training.checkpoints import TrainingRecord
+from marsbench.training.data import Collator, TrainingSequence, conversations, in_batches, plain_text
+from marsbench.training.objectives import ar_loss, block_diffusion_loss, mars_loss
+from marsbench.training.stages import Recipe
+from marsbench.training.tokenizer import build_tokenizer
+
+# Called as training goes on: (step, steps, loss, tokens per second).
+Progress = Callable[[int, int, float, float], None]
+_RESUMABLE = "resumable.json"  # written last into a Trainer checkpoint; one without it was cut short
+_LOG_EVERY = 25
+_SAVES = 8  # resumable states per stage
+
+
+def train(recipe: Recipe, folder: Path, parent: Path | None, progress: Progress) -> TrainingRecord:
+    """Train a stage, or go on where an interrupted run stopped; returns the finished checkpoint's record.
+
+    Args:
+        recipe: what to train.
+        folder: where the finished checkpoint goes.
+        parent: the checkpoint to start from, None for random weights.
+        progress: called at every log step.
+    """
+    started = provenance(seed=recipe.seed)
+    set_seed(recipe.seed)
+    tokenizer, model = _start(recipe, parent)
+    sequences = _sequences(recipe, tokenizer)
+    work = folder.with_name(folder.name + ".partial")
+    meter = _Meter(recipe, sum(len(sequence["input_ids"]) for sequence in sequences), progress)
+    trainer = _StageTrainer(
+        loss=objective(recipe, tokenizer),
+        model=model,
+        args=_arguments(recipe, work),
+        train_dataset=sequences,
+        data_collator=Collator(tokenizer.pad_token_id, tokenizer.eos_token_id, recipe.block_size),
+        callbacks=[meter],
+    )
+    trainer.remove_callback(PrinterCallback)
+    resume = _last_resumable(work)
+    if resume:
+        meter.seconds_before = float(json.loads((resume / _RESUMABLE).read_text(encoding="utf-8"))["seconds"])
+    trainer.train(resume_from_checkpoint=str(resume) if resume else None)
+    if not trainer.is_world_process_zero():
+        return checkpoints.TrainingRecord(recipe.key, {}, {}, "", 0, 0, 0, 0.0, 0.0)
+    finished = work / "finished"
+    shutil.rmtree(finished, ignore_errors=True)
+    model.save_pretrained(finished)
+    tokenizer.save_pretrained(finished)
+    record = checkpoints.publish(
+        finished,
+        folder,
+        recipe,
+        provenance=started,
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        steps=recipe.steps,
+        tokens=meter.tokens,
+        seconds=meter.seconds,
+        loss=meter.loss,
+    )
+    shutil.rmtree(work)
+    return record
+
+
+def objective(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Callable[..., Tensor]:
+    """The stage's loss as a function of (model, input_ids=..., labels=...)."""
+    if recipe.objective == "ar":
+        return ar_loss
+    blocks = {"block_size": recipe.block_size, "mask_token_id": tokenizer.mask_token_id}
+    if recipe.objective == "block_diffusion":
+        return partial(block_diffusion_loss, **blocks)
+    return lambda model, **batch: mars_loss(model, **batch, **blocks, ar_weight=recipe.ar_weight).total
+
+
+def _start(recipe: Recipe, parent: Path | None) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
+    """Tokenizer and weights to start from: the parent's, or new ones."""
+    if parent is not None:
+        loaded = checkpoints.load(parent)
+        return loaded.tokenizer, loaded.model.train()
+    tokenizer = build_tokenizer(recipe.vocabulary_size)
+    special = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
+    config = Qwen2Config(vocab_size=len(tokenizer), tie_word_embeddings=True, **special, **recipe.model)
+    return tokenizer, Qwen2ForCausalLM(config)
+
+
+def _sequences(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> list[TrainingSequence]:
+    """The stage's data in training order."""
+    make = plain_text if recipe.plain_text else conversations
+    data = make(tokenizer, recipe.budget.steps * recipe.budget.batch_size, recipe.seed)
+    return in_batches(data, recipe.budget.batch_size, recipe.passes, recipe.seed)
+
+
+def _arguments(recipe: Recipe, work: Path) -> TrainingArguments:
+    return TrainingArguments(
+        output_dir=str(work),
+        max_steps=recipe.steps,
+        per_device_train_batch_size=recipe.budget.batch_size,
+        learning_rate=recipe.budget.learning_rate,
+        lr_scheduler_type="cosine",
+        warmup_steps=max(1, round(0.03 * recipe.steps)),
+        optim="adamw_torch_fused",
+        adam_beta2=0.98,
+        weight_decay=0.1,
+        train_sampling_strategy="sequential",  # the data is in its order already
+        save_steps=max(1, recipe.steps // _SAVES),
+        save_total_limit=2,
+        logging_steps=min(_LOG_EVERY, recipe.steps),
+        disable_tqdm=True,
+        report_to="none",
+        log_level="error",
+        remove_unused_columns=False,
+        dataloader_pin_memory=torch.cuda.is_available(),
+        seed=recipe.seed,
+    )
+
+
+def _last_resumable(work: Path) -> Path | None:
+    """The newest complete state of an interrupted run; incomplete ones are removed."""
+    states = sorted(work.glob("checkpoint-*"), key=lambda state: int(state.name.rpartition("-")[2]))
+    for state in states:
+        if not (state / _RESUMABLE).exists():
+            shutil.rmtree(state)
+    complete = [state for state in states if state.exists()]
+    return complete[-1] if complete else None
+
+
+class _StageTrainer(Trainer):
+    """`Trainer` with the stage's own loss."""
+
+    def __init__(self, *, loss: Callable[..., Tensor], **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self._loss = loss
+        # The losses are means already: gradient accumulation must average them, not sum them.
+        self.model_accepts_loss_kwargs = False
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Tensor],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Tensor:
+        return self._loss(model, **inputs)
+
+
+class _Meter(TrainerCallback):
+    """Counts time and tokens across interruptions, reports progress, and marks states as complete."""
+
+    def __init__(self, recipe: Recipe, tokens: int, progress: Progress) -> None:
+        self.tokens = tokens
+        self.loss = float("nan")
+        self.seconds_before = 0.0
+        self._steps = recipe.steps
+        self._progress = progress
+        self._started = time.perf_counter()
+        self._first_step = 0
+
+    @property
+    def seconds(self) -> float:
+        """Training time so far, the interrupted run's included."""
+        return self.seconds_before + time.perf_counter() - self._started
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        self._started, self._first_step = time.perf_counter(), state.global_step
+
+    def on_log(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **said: Any
+    ) -> None:
+        self.loss = float(said["logs"].get("loss", self.loss))
+        steps = state.global_step - self._first_step
+        rate = self.tokens * steps / self._steps / (time.perf_counter() - self._started)
+        self._progress(state.global_step, self._steps, self.loss, rate)
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        saved = Path(str(args.output_dir)) / f"checkpoint-{state.global_step}"
+        if state.is_world_process_zero:
+            (saved / _RESUMABLE).write_text(json.dumps({"seconds": self.seconds}), encoding="utf-8")

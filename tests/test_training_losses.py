@@ -1,0 +1,108 @@
+"""Attention patterns and losses, held to the vectors recorded from the authors' code."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import PreTrainedModel
+
+from marsbench.training.objectives import ar_loss, block_diffusion_loss, mars_loss
+from marsbench.training.visibility import mars_visibility, needs_noisy_copy
+
+MASK = 3
+
+
+def test_mars_visibility_equals_the_golden_masks(golden: dict[str, Any]) -> None:
+    """Guards against a query that sees its own answer, or misses the clean prefix."""
+    for entry in golden["attention_masks"]:
+        length = entry["length"]
+        noisy_first = torch.tensor([[cell == "1" for cell in row] for row in entry["rows"]])
+        clean_first = noisy_first.roll((length, length), (0, 1))
+        assert torch.equal(mars_visibility(length, entry["block_size"]), clean_first)
+
+
+@pytest.mark.parametrize("entry", range(12))
+def test_mars_loss_equals_the_golden_losses(
+    entry: int, golden: dict[str, Any], golden_models: dict[str, PreTrainedModel]
+) -> None:
+    """Guards against a wrong shift, normalisation, term weight, or a noisy stream cut too short."""
+    recorded, model = golden["losses"][entry], golden_models["mars"]
+    model.zero_grad()
+    loss = mars_loss(
+        model,
+        torch.tensor(recorded["input_ids"]),
+        torch.tensor(recorded["labels"]),
+        block_size=recorded["block_size"],
+        mask_token_id=MASK,
+        ar_weight=recorded["ar_weight"],
+    )
+    loss.total.backward()
+    norm = torch.stack([p.grad.norm() for p in model.parameters() if p.grad is not None]).norm()
+    assert loss.total.item() == pytest.approx(recorded["loss"], rel=1e-4)
+    assert norm.item() == pytest.approx(recorded["grad_norm"], rel=1e-4)
+    assert loss.total.item() == pytest.approx((loss.mask + recorded["ar_weight"] * loss.ar).item(), rel=1e-5)
+
+
+def test_ar_loss_is_the_ar_term(golden: dict[str, Any], golden_models: dict[str, PreTrainedModel]) -> None:
+    """Guards against two definitions of the AR loss that drift apart."""
+    recorded, model = golden["losses"][3], golden_models["mars"]
+    inputs = torch.tensor(recorded["input_ids"]), torch.tensor(recorded["labels"])
+    term = mars_loss(model, *inputs, block_size=4, mask_token_id=MASK).ar
+    assert ar_loss(model, *inputs).item() == pytest.approx(term.item(), rel=1e-5)
+
+
+def test_a_row_costs_the_same_in_any_batch(golden: dict[str, Any], golden_models: dict[str, PreTrainedModel]) -> None:
+    """Guards against padding that leaks into a row's loss."""
+    recorded, model = golden["losses"][3], golden_models["mars"]
+    ids, labels = torch.tensor(recorded["input_ids"]), torch.tensor(recorded["labels"])
+    alone = [
+        mars_loss(model, ids[row : row + 1], labels[row : row + 1], block_size=4, mask_token_id=MASK).total
+        for row in range(len(ids))
+    ]
+    together = mars_loss(model, ids, labels, block_size=4, mask_token_id=MASK).total
+    assert together.item() == pytest.approx(torch.stack(alone).mean().item(), rel=1e-5)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.booleans(), min_size=1, max_size=24), st.integers(1, 8), st.booleans())
+def test_needs_noisy_copy_is_what_attention_says(response: list[bool], block_size: int, bidirectional: bool) -> None:
+    """Guards against dropping the noisy copy of a token that could see a mask."""
+    copied = needs_noisy_copy(torch.tensor([response]), block_size, bidirectional=bidirectional)[0]
+    for at in range(len(response)):
+        block = range(at // block_size * block_size, min(at // block_size * block_size + block_size, len(response)))
+        sees_mask = any(response[other] for other in block if bidirectional or other <= at)
+        assert bool(copied[at]) == sees_mask
+
+
+def test_block_diffusion_loss_equals_the_whole_layout(golden_models: dict[str, PreTrainedModel]) -> None:
+    """Guards against a shortened noisy stream, a leak of answers, or a wrong weight: compares with the plain definition."""
+    model, length, block = golden_models["mars"], 24, 4
+    ids = torch.randint(4, 900, (2, length), generator=torch.Generator().manual_seed(0))
+    labels = ids.masked_fill(torch.arange(length) < torch.tensor([[6], [9]]), -100)
+    torch.manual_seed(1)
+    loss = block_diffusion_loss(model, ids, labels, block_size=block, mask_token_id=MASK)
+
+    torch.manual_seed(1)
+    level = torch.empty(2, 1).uniform_(0.05, 1.0)
+    masked = (labels != -100) & (torch.rand(labels.shape) < level)
+    visible = torch.tensor(
+        [
+            [
+                (k % length // block < q % length // block and k < length)
+                or (k % length // block == q % length // block and (k < length) == (q < length))
+                for k in range(2 * length)
+            ]
+            for q in range(2 * length)
+        ]
+    )
+    logits = model(
+        input_ids=torch.cat([ids, ids.masked_fill(masked, MASK)], 1),
+        position_ids=torch.arange(length).repeat(2, 2),
+        attention_mask=torch.zeros(2, 1, 2 * length, 2 * length).masked_fill(~visible, -torch.inf),
+    ).logits[:, length:]
+    nll = torch.nn.functional.cross_entropy(logits.transpose(1, 2), ids, reduction="none") * masked / level
+    assert loss.item() == pytest.approx((nll.sum(1) / (labels != -100).sum(1)).mean().item(), rel=1e-5)

@@ -1,0 +1,109 @@
+"""The embedded world: deterministic, split cleanly, and its own answers score."""
+
+from __future__ import annotations
+
+import random
+from itertools import islice
+from typing import Any
+
+import pytest
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import LM
+
+from marsbench import world
+from marsbench.evaluation.benchmarks import BENCHMARKS, load_task
+from marsbench.evaluation.harness import Answer, AnswerLog, Scored, evaluate
+from marsbench.evaluation.mini_tasks import dataset
+from marsbench.world.language import is_test, say
+
+MINI = list(world.GENERATORS)
+SIZE = 400
+
+
+@pytest.mark.parametrize("name", MINI)
+def test_same_seed_same_examples(name: str) -> None:
+    """Guards against questions that change from run to run, so that rows could not be paired."""
+    first, again = (list(islice(world.draw(name, "train", 7), 50)) for _ in range(2))
+    assert first == again
+    assert first != list(islice(world.draw(name, "train", 8), 50))
+
+
+@pytest.mark.parametrize("name", MINI)
+def test_no_test_prompt_is_trained_on(name: str) -> None:
+    """Guards against train and test sharing a problem, in any wording."""
+    held_out = world.test_set(name, SIZE)
+    assert len({example.prompt for example in held_out}) == SIZE
+    trained = list(islice(world.draw(name, "train", 0), 20_000))
+    assert not {example.prompt for example in held_out} & {example.prompt for example in trained}
+    assert not {example.content for example in held_out} & {example.content for example in trained}
+    assert all(is_test(example.content) for example in held_out)
+
+
+def test_the_corpus_holds_no_test_prompt() -> None:
+    """Guards against pretraining on the test questions."""
+    held_out = {example.prompt for name in MINI for example in world.test_set(name, SIZE)}
+    for text in islice(world.corpus(3), 20_000):
+        assert not any(text.startswith(prompt) for prompt in (text[: text.rfind("\n")],) if prompt in held_out)
+
+
+@pytest.mark.parametrize("name", MINI)
+def test_wording_varies(name: str) -> None:
+    """Guards against one phrasing per question, which would make every token predictable."""
+    openings = {example.response.split()[0] for example in islice(world.draw(name, "train", 1), 300)}
+    prompts = {example.prompt.split()[0] for example in islice(world.draw(name, "train", 1), 300)}
+    assert len(openings) > 1 or name == "mini_humaneval"
+    assert len(prompts) > 1 or name == "mini_humaneval"
+
+
+def test_say_draws_one_alternative_of_each() -> None:
+    """Guards against brackets left in a text."""
+    said = {say(random.Random(seed), "[A|B]{n}[|!]", n=1) for seed in range(50)}
+    assert said == {"A1", "A1!", "B1", "B1!"}
+
+
+class Parrot(LM):  # type: ignore[misc]
+    """Gives prepared answers."""
+
+    tokenizer_name = "parrot"
+
+    def __init__(self, answers: list[str], log: AnswerLog) -> None:
+        super().__init__()
+        self._answers, self._log = answers, log
+
+    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        return chat_history[-1]["content"]
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+        for request in requests:
+            self._log.add(Answer(request.doc_id, self._answers[request.doc_id]))
+        return [self._answers[request.doc_id] for request in requests]
+
+    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        raise AssertionError("no mini benchmark asks for log-likelihoods")
+
+    loglikelihood_rolling = loglikelihood
+
+
+def score(name: str, answers: list[str], tmp_path: Any) -> Scored:
+    """Score prepared answers through the benchmark's own task."""
+    log = AnswerLog(tmp_path / "answers.jsonl")
+    return evaluate(load_task(name), BENCHMARKS[name], Parrot(answers, log), log, limit=len(answers))
+
+
+@pytest.mark.parametrize("name", MINI)
+def test_reference_answers_score_and_others_do_not(name: str, tmp_path: Any) -> None:
+    """Guards against a scorer that refuses good answers or takes any answer."""
+    examples = world.test_set(name, SIZE)[:24]
+    assert score(name, [example.response for example in examples], tmp_path / "good").correct == [1.0] * 24
+    assert sum(score(name, ["I do not know."] * 24, tmp_path / "none").correct) == 0
+    swapped = [example.response for example in examples[1:] + examples[:1]]
+    assert sum(score(name, swapped, tmp_path / "swapped").correct) < 16
+
+
+@pytest.mark.parametrize("name", MINI)
+def test_task_files_ask_the_worlds_questions(name: str) -> None:
+    """Guards against a task file that asks something else, or fewer than two hundred questions."""
+    task = load_task(name)
+    prompts = [task.doc_to_text(doc) for doc in task.test_docs()]
+    assert prompts == [example.prompt for example in world.test_set(name, SIZE)]
+    assert dataset(name, SIZE)["test"].num_rows >= 200
