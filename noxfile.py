@@ -58,9 +58,7 @@ def environment(session: nox.Session) -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """Run the test suite; arguments after -- go to pytest."""
-    session.run(
-        environment_python(session), "-m", "pytest", "-q", "-n", "2", "--dist", "loadscope", *session.posargs
-    )
+    session.run(environment_python(session), "-m", "pytest", "-q", "-n", "2", "--dist", "loadscope", *session.posargs)
 
 
 @nox.session

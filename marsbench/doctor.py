@@ -66,9 +66,7 @@ def check_python() -> Check:
         return Check("python", "ok", version)
     if SpecifierSet(supported).contains(version, prereleases=True):
         return Check("python", "ok", version)
-    return Check(
-        "python", "fail", f"{version}, needed {supported}", "make the environment with a newer Python"
-    )
+    return Check("python", "fail", f"{version}, needed {supported}", "make the environment with a newer Python")
 
 
 def check_packages() -> Iterator[Check]:
@@ -103,9 +101,7 @@ def check_device(scale: str) -> Check:
     try:
         import torch
     except (ImportError, OSError) as error:  # OSError: a shared library of PyTorch's does not load
-        return Check(
-            "device", "fail", f"PyTorch cannot be loaded: {error}", "pip install --force-reinstall torch"
-        )
+        return Check("device", "fail", f"PyTorch cannot be loaded: {error}", "pip install --force-reinstall torch")
     if torch.cuda.is_available():
         names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
         return Check("device", "ok", f"CUDA: {', '.join(names)}")
@@ -156,9 +152,7 @@ def check_writable(output: Path) -> Check:
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".marsbench-doctor-") as file:
             file.write(b"can this be written?")
     except OSError as error:
-        return Check(
-            "output", "fail", f"cannot write to {folder}: {error.strerror}", "choose another --output"
-        )
+        return Check("output", "fail", f"cannot write to {folder}: {error.strerror}", "choose another --output")
     return Check("output", "ok", f"{folder} is writable")
 
 
@@ -175,18 +169,12 @@ def check_data(scale: str) -> Check:
         return Check("data", "ok", "the embedded world is generated on the spot")
     if not folder:
         fix = "log in there for GPQA, which is gated, or set MARSBENCH_DATA to a local folder"
-        return Check(
-            "data", "warn", "benchmarks will be loaded from the Hugging Face hub, not tried here", fix
-        )
+        return Check("data", "warn", "benchmarks will be loaded from the Hugging Face hub, not tried here", fix)
     if not Path(folder).is_dir():
-        return Check(
-            "data", "fail", f"MARSBENCH_DATA={folder} is no folder", "correct or unset MARSBENCH_DATA"
-        )
+        return Check("data", "fail", f"MARSBENCH_DATA={folder} is no folder", "correct or unset MARSBENCH_DATA")
     missing = [name for name in BENCHMARK_FOLDERS if not any(Path(folder, name).glob("*.jsonl"))]
     if missing:
-        return Check(
-            "data", "warn", f"{folder} lacks {', '.join(missing)}", "put their JSON Lines files there"
-        )
+        return Check("data", "warn", f"{folder} lacks {', '.join(missing)}", "put their JSON Lines files there")
     return Check("data", "ok", f"all benchmarks in {folder}")
 
 

@@ -37,7 +37,10 @@ def _commit() -> dict[str, Any]:
         return subprocess.run(["git", *command], cwd=root, capture_output=True, text=True, check=True).stdout.strip()
 
     try:
-        return {"commit": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain", "--", "marsbench", "tasks"))}
+        return {
+            "commit": git("rev-parse", "HEAD"),
+            "dirty": bool(git("status", "--porcelain", "--", "marsbench", "tasks")),
+        }
     except (OSError, subprocess.CalledProcessError):
         return {"commit": "unknown", "dirty": None}
 

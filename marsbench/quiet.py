@@ -18,7 +18,7 @@ def quieten_libraries() -> None:
     warnings.filterwarnings("ignore", module=r"(lm_eval|transformers|datasets|accelerate|torch)\\b")
     from transformers.utils import logging as transformers_logging
 
-    transformers_logging.disable_progress_bar()
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     from datasets import disable_progress_bars
 
     disable_progress_bars()

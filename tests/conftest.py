@@ -29,6 +29,5 @@ def golden() -> dict[str, Any]:
 def golden_models() -> dict[str, PreTrainedModel]:
     """The checkpoints that the vectors were recorded on: `ar` and `mars`."""
     return {
-        name: AutoModelForCausalLM.from_pretrained(GOLDEN / name, dtype=torch.float32).eval()
-        for name in ("ar", "mars")
+        name: AutoModelForCausalLM.from_pretrained(GOLDEN / name, dtype=torch.float32).eval() for name in ("ar", "mars")
     }

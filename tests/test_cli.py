@@ -57,9 +57,7 @@ def test_version() -> None:
 
 def test_help_loads_nothing_heavy() -> None:
     """Guards against a top-level import that makes `--help` wait for PyTorch."""
-    heavy = (
-        "import sys, marsbench.cli, marsbench.doctor; print({'torch', 'transformers'} & sys.modules.keys())"
-    )
+    heavy = "import sys, marsbench.cli, marsbench.doctor; print({'torch', 'transformers'} & sys.modules.keys())"
     result = in_new_process("-c", heavy)
     assert result.stdout == "set()\n", result.stderr
 
@@ -184,9 +182,7 @@ def test_doctor_looks_into_the_data_folder(monkeypatch: pytest.MonkeyPatch, tmp_
     assert doctor.check_data("7b").finding == f"{tmp_path} lacks gpqa"
 
 
-def test_task_files_are_found_in_checkouts_and_wheels(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_task_files_are_found_in_checkouts_and_wheels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Guards against a wheel that takes a stranger's `tasks` folder for ours, and a silent absence."""
     monkeypatch.setattr(paths, "PACKAGE", tmp_path / "marsbench")
     assert doctor.check_task_files().ok == "fail"

@@ -17,12 +17,22 @@ from marsbench.errors import UserError
 from marsbench.methods import METHODS, build_method
 
 EOS, PAD, MASK = 2, 0, 3
-SAMPLERS = {"sliding_window": ("mars", "mars-no-cache"), "sliding_window_cached": ("mars",), "greedy_ar": ("ar",)}
+SAMPLERS = {
+    "sliding_window": ("mars", "mars-no-cache"),
+    "sliding_window_cached": ("mars",),
+    "greedy_ar": ("ar",),
+}
 
 
 def run(
-    model: PreTrainedModel, method: str, prompts: list[list[int]], *, batch_size: int = 8, limit: int = 96,
-    threshold: float | None = None, **options: Any,
+    model: PreTrainedModel,
+    method: str,
+    prompts: list[list[int]],
+    *,
+    batch_size: int = 8,
+    limit: int = 96,
+    threshold: float | None = None,
+    **options: Any,
 ) -> list[Generation]:
     """Decode prompts with a method of the registry."""
     requests = [Request(prompt, limit, threshold) for prompt in prompts]
@@ -39,7 +49,11 @@ def golden_cases() -> list[tuple[int, str]]:
 @pytest.mark.parametrize(("index", "method"), golden_cases())
 @pytest.mark.parametrize("batch_size", [1, 7])
 def test_golden_decodings(
-    index: int, method: str, batch_size: int, golden: dict[str, Any], golden_models: dict[str, PreTrainedModel]
+    index: int,
+    method: str,
+    batch_size: int,
+    golden: dict[str, Any],
+    golden_models: dict[str, PreTrainedModel],
 ) -> None:
     """Guards against any token or forward count that differs from the authors' sampler, alone or in a ragged batch."""
     recorded = golden["decoding"][index]
@@ -65,7 +79,12 @@ def test_ar_equals_generate(golden: dict[str, Any], golden_models: dict[str, Pre
     for prompt, ours in zip(golden["prompts"][:6], run(model, "ar", golden["prompts"][:6]), strict=True):
         ids = torch.tensor([prompt])
         theirs = model.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=96, do_sample=False, eos_token_id=EOS, pad_token_id=PAD
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=96,
+            do_sample=False,
+            eos_token_id=EOS,
+            pad_token_id=PAD,
         )
         assert ours.tokens == [token for token in theirs[0, len(prompt) :].tolist() if token != EOS]
         assert ours.emitted == ours.forwards
@@ -100,7 +119,12 @@ PROMPTS = st.lists(st.lists(st.integers(4, 23), min_size=1, max_size=14), min_si
     family=st.sampled_from(["qwen2", "llama"]),
 )
 def test_every_method_keeps_the_contract(
-    method: str, prompts: list[list[int]], limit: int, threshold: float | None, block_size: int, family: str,
+    method: str,
+    prompts: list[list[int]],
+    limit: int,
+    threshold: float | None,
+    block_size: int,
+    family: str,
     random_models: dict[str, PreTrainedModel],
 ) -> None:
     """Guards against lost, double or late-counted tokens, rows that disturb each other, and limits overrun."""
@@ -130,7 +154,9 @@ def test_mars_without_cache_equals_mars(
 
 
 @pytest.mark.parametrize("method", ["mars", "mars-no-cache"])
-def test_one_token_mode_equals_ar(method: str, golden: dict[str, Any], golden_models: dict[str, PreTrainedModel]) -> None:
+def test_one_token_mode_equals_ar(
+    method: str, golden: dict[str, Any], golden_models: dict[str, PreTrainedModel]
+) -> None:
     """Guards against masks that change candidate 0, which must be the AR prediction."""
     prompts, model = golden["prompts"], golden_models["mars"]
     assert run(model, method, prompts) == run(model, "ar", prompts)
@@ -140,7 +166,9 @@ def test_one_token_mode_equals_ar(method: str, golden: dict[str, Any], golden_mo
     ]
 
 
-def test_rows_may_carry_different_limits_and_thresholds(golden: dict[str, Any], golden_models: dict[str, PreTrainedModel]) -> None:
+def test_rows_may_carry_different_limits_and_thresholds(
+    golden: dict[str, Any], golden_models: dict[str, PreTrainedModel]
+) -> None:
     """Guards against one row's options applied to the whole batch."""
     model, method = golden_models["mars"], build_method("mars", mask_id=MASK)
     requests = [
@@ -167,7 +195,9 @@ def test_leading_run_stops_at_the_first_failure() -> None:
     assert leading_run(passes).int().tolist() == [[1, 1, 0, 0], [1, 0, 0, 0]]
 
 
-@pytest.mark.parametrize(("threshold", "metric"), [(1.5, "probability"), (-0.1, "margin"), (-1.0, "entropy"), (0.5, "hope")])
+@pytest.mark.parametrize(
+    ("threshold", "metric"), [(1.5, "probability"), (-0.1, "margin"), (-1.0, "entropy"), (0.5, "hope")]
+)
 def test_bad_thresholds_are_refused(threshold: float, metric: Any) -> None:
     """Guards against a threshold that silently accepts everything or nothing."""
     with pytest.raises(UserError):
@@ -192,7 +222,11 @@ def test_bad_requests_are_refused(request_: Request, said: str, random_models: d
 
 def test_methods_that_cannot_run_say_why() -> None:
     """Guards against masks made of token -1."""
-    for name, wrong in (("mars", {"mask_id": None}), ("mars", {"mask_id": 3, "block_size": 0}), ("magic", {"mask_id": 3})):
+    for name, wrong in (
+        ("mars", {"mask_id": None}),
+        ("mars", {"mask_id": 3, "block_size": 0}),
+        ("magic", {"mask_id": 3}),
+    ):
         with pytest.raises(UserError):
             build_method(name, **wrong)
     with pytest.raises(UserError, match="no threshold"):

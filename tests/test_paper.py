@@ -63,9 +63,7 @@ def test_averages_are_the_means_of_their_six_benchmarks() -> None:
         groups[astuple(replace(row, value=0.0, benchmark=None))][row.benchmark] = row.value
     averaged = {cell: values for cell, values in groups.items() if "average" in values}
     assert len(averaged) == 38
-    partless = {
-        (cell[0], cell[2], values["average"]) for cell, values in averaged.items() if len(values) == 1
-    }
+    partless = {(cell[0], cell[2], values["average"]) for cell, values in averaged.items() if len(values) == 1}
     assert partless == AVERAGES_WITHOUT_PARTS
     for cell, values in averaged.items():
         if len(values) > 1:

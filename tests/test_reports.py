@@ -106,9 +106,7 @@ def section(page: str, title: str) -> str:
 
 def cells_of(text: str, first: str) -> list[list[str]]:
     """The table lines of a text that begin with a cell, split into cells."""
-    lines = [
-        [cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line[:1] == "|"
-    ]
+    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line[:1] == "|"]
     return [line for line in lines if line[0] == first]
 
 
@@ -129,9 +127,7 @@ def test_measured_line_is_what_the_rows_say(arm: Arm) -> None:
     rows = [evaluation(arm.name, name) for name in BENCHMARKS]
     shares = [mean(row.correct) for row in rows]
     limits = [wilson(share, QUESTIONS) for share in shares]
-    cells = [
-        f"{100 * p:.1f} ± {50 * (high - low):.1f}" for p, (low, high) in zip(shares, limits, strict=True)
-    ]
+    cells = [f"{100 * p:.1f} ± {50 * (high - low):.1f}" for p, (low, high) in zip(shares, limits, strict=True)]
     below = sqrt(sum((p - low) ** 2 for p, (low, _) in zip(shares, limits, strict=True))) / 6
     over = sqrt(sum((high - p) ** 2 for p, (_, high) in zip(shares, limits, strict=True))) / 6
     average = f"{100 * mean(shares):.1f} ± {50 * (below + over):.1f}"
@@ -164,10 +160,7 @@ def test_claims_compare_the_arms_that_they_name() -> None:
     """Guards against a swapped sign or pair: difference, questions and p are worked out from the rows."""
     page = section(render(ROWS, "tiny"), "Claims")
     line = cells_of(page, "c")[0]
-    pairs = [
-        (evaluation("ar_sft", name).correct, evaluation("block_diffusion", name).correct)
-        for name in BENCHMARKS
-    ]
+    pairs = [(evaluation("ar_sft", name).correct, evaluation("block_diffusion", name).correct) for name in BENCHMARKS]
     points = 100 * mean(mean(a) - mean(b) for a, b in pairs)
     assert line[2] == "AR SFT minus Block Diffusion (B = 4) > 0"
     assert line[3].startswith(f"+{points:.1f} [")
@@ -284,11 +277,7 @@ def test_published_numbers_stay_in_their_own_tables() -> None:
 def test_every_published_number_of_the_table_is_shown() -> None:
     """Guards against lost lines, and against the paper's lines under the wrong label."""
     text = section(render(ROWS, "tiny"), "The paper's numbers")
-    shown = {
-        (model, line[1]): line[2:]
-        for model in ("Qwen2.5 0.5B", "Qwen2.5 7B")
-        for line in cells_of(text, model)
-    }
+    shown = {(model, line[1]): line[2:] for model in ("Qwen2.5 0.5B", "Qwen2.5 7B") for line in cells_of(text, model)}
     assert sum(map(len, shown.values())) == len(published("2"))
     heads = [*BENCHMARKS, "average"]
     ours = [published("2", scale="7b", method="mars", benchmark=name)[0].value for name in heads]
@@ -325,9 +314,7 @@ def test_training_is_what_the_rows_say() -> None:
 def test_failed_stage_shows_status_and_reason() -> None:
     """Guards against a stage that failed and looks as if nobody had asked for it."""
     stages = [replace(row, status="failed", reason="out of | memory") for row in training_rows()][:1]
-    text = section(
-        render([*stages, replace(STEP_COST, status="timeout", reason="too slow")], "tiny"), "Training"
-    )
+    text = section(render([*stages, replace(STEP_COST, status="timeout", reason="too slow")], "tiny"), "Training")
     assert cells_of(text, "base")[0][2] == "failed"
     assert "- base: failed: out of | memory" in text
     assert cells_of(text, "mars")[0][2] == "not run"
@@ -339,9 +326,7 @@ def test_how_it_was_made_is_what_provenance_says() -> None:
     later = {**PROVENANCE, "started": "2026-01-02T09:00:00+00:00", "commit": "f" * 40, "dirty": True}
     rows = changed(lambda row: replace(row, provenance=later) if row.arm == "mars" else row)
     text = section(render(rows, "tiny"), "How this was made")
-    facts = {
-        name: cells_of(text, name)[0][1] for name in ("commit", "seed", "hardware", "measured", "versions")
-    }
+    facts = {name: cells_of(text, name)[0][1] for name in ("commit", "seed", "hardware", "measured", "versions")}
     assert facts == {
         "commit": "0123456789ab; ffffffffffff with uncommitted changes",
         "seed": "7",

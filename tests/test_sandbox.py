@@ -369,9 +369,7 @@ def outcome(folder: Path) -> Outcome:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         places = f"VICTIM, FOLDER, PORT = {str(victim)!r}, {str(victim.parent)!r}, {port}\n"
-        attacks = [
-            Program(places + textwrap.dedent(code), "attack", [[]], [True]) for code in HOSTILE.values()
-        ]
+        attacks = [Program(places + textwrap.dedent(code), "attack", [[]], [True]) for code in HOSTILE.values()]
         start = time.monotonic()
         verdicts = run_programs(
             [program for attack in attacks for program in (attack, RIGHT)],

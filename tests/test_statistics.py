@@ -85,17 +85,13 @@ def test_mean_of_no_benchmarks_is_refused() -> None:
 
 def test_paired_difference_by_hand() -> None:
     """Guards against counting concordant questions, and against a difference in fractions."""
-    found = paired_difference(
-        {"bbh": [*outcomes(6, 2), 1.0, 1.0]}, {"bbh": [*outcomes(0, 6), 1.0, 1.0, 0.0, 1.0]}
-    )
+    found = paired_difference({"bbh": [*outcomes(6, 2), 1.0, 1.0]}, {"bbh": [*outcomes(0, 6), 1.0, 1.0, 0.0, 1.0]})
     # a alone is right on the first six and the ninth, b alone on the seventh and the eighth
     assert (found.only_a, found.only_b, found.n) == (7, 2, 10)
     assert isclose(found.points, 50.0)
     assert isclose(found.p_value, stats.binomtest(7, 9).pvalue)
     centre, half = 5 / 12, QUANTILE * ((8 / 12 + 3 / 12 - (5 / 12) ** 2) / 12) ** 0.5
-    assert isclose(found.interval.low, 100 * (centre - half)) and isclose(
-        found.interval.high, 100 * (centre + half)
-    )
+    assert isclose(found.interval.low, 100 * (centre - half)) and isclose(found.interval.high, 100 * (centre + half))
 
 
 def test_paired_interval_approaches_the_textbook_one() -> None:
@@ -132,9 +128,7 @@ def test_order_of_benchmarks_does_not_matter() -> None:
         ({"bbh": [0.3]}, {"bbh": [1.0]}, "neither 0 nor 1"),
     ],
 )
-def test_what_cannot_be_paired_is_refused(
-    a: dict[str, list[float]], b: dict[str, list[float]], message: str
-) -> None:
+def test_what_cannot_be_paired_is_refused(a: dict[str, list[float]], b: dict[str, list[float]], message: str) -> None:
     """Guards against comparing different questions, which no statistic would reveal."""
     with pytest.raises(ValueError, match=message):
         paired_difference(a, b)

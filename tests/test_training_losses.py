@@ -79,7 +79,7 @@ def test_needs_noisy_copy_is_what_attention_says(response: list[bool], block_siz
 
 
 def test_block_diffusion_loss_equals_the_whole_layout(golden_models: dict[str, PreTrainedModel]) -> None:
-    """Guards against a shortened noisy stream, a leak of answers, or a wrong weight: compares with the plain definition."""
+    """Guards against a shortened noisy stream, a leak of answers, or a wrong weight: compares definitions."""
     model, length, block = golden_models["mars"], 24, 4
     ids = torch.randint(4, 900, (2, length), generator=torch.Generator().manual_seed(0))
     labels = ids.masked_fill(torch.arange(length) < torch.tensor([[6], [9]]), -100)

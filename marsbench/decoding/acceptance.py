@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import get_args
 
-import torch
 from torch import Tensor
 
 from marsbench.decoding.generation import Metric

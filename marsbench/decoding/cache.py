@@ -1,7 +1,7 @@
 """The ragged KV cache: every row has its own length, nothing is ever rolled back or copied between steps.
 
-Keys and values are written at each row's own slots; entries that turned out wrong are simply hidden by the next mask and
-overwritten by the next write. It has the one method that models of transformers call, `update`.
+Keys and values are written at each row's own slots; entries that turned out wrong are simply hidden by the next mask
+and overwritten by the next write. It has the one method that models of transformers call, `update`.
 """
 
 from __future__ import annotations

@@ -122,7 +122,7 @@ def decode(
         batch_size: rows in flight at once, at most.
         on_finished: called with a request's index and its generation as soon as a row is finished.
     """
-    check_requests(requests, vocabulary=model.get_input_embeddings().num_embeddings, context=_context(model))
+    check_requests(requests, vocabulary=model.get_input_embeddings().num_embeddings, context=context_length(model))
     generations: dict[int, Generation] = {}
 
     def finished(index: int, generation: Generation) -> None:
@@ -232,9 +232,7 @@ def _generation(tokens: list[int], born: list[int], forwards: int, eos_id: int) 
     return Generation(tokens[: emitted - 1] if finish == "eos" else tokens, accepted, finish)
 
 
-def _rows(
-    requests: list[Request], indices: list[int], method: Method, pad_id: int, device: torch.device
-) -> Rows:
+def _rows(requests: list[Request], indices: list[int], method: Method, pad_id: int, device: torch.device) -> Rows:
     """Lay a batch of requests out."""
     start = torch.tensor([len(request.prompt_ids) for request in requests])
     end = start + torch.tensor([request.max_new_tokens for request in requests])
@@ -257,7 +255,7 @@ def _rows(
     return rows
 
 
-def _context(model: Any) -> int:
+def context_length(model: Any) -> int:
     """The longest sequence that the model's positions allow."""
     return int(getattr(model.config, "max_position_embeddings", 1 << 30))
 

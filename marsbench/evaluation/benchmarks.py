@@ -28,7 +28,13 @@ class Benchmark:
 BENCHMARKS: dict[str, Benchmark] = {
     benchmark.name: benchmark
     for benchmark in (
-        Benchmark("mini_ifeval", "IFEval", "format instructions a program can check", "prompt_level_strict_acc", "none"),
+        Benchmark(
+            "mini_ifeval",
+            "IFEval",
+            "format instructions a program can check",
+            "prompt_level_strict_acc",
+            "none",
+        ),
         Benchmark("mini_bbh", "BBH", "three small reasoning puzzles, step by step"),
         Benchmark("mini_mmlu_pro", "MMLU-Pro", "invented facts, ten options"),
         Benchmark("mini_gpqa", "GPQA", "two-hop questions with arithmetic, four options"),
@@ -83,7 +89,9 @@ def read_records(file: Path, columns: Sequence[str]) -> list[dict[str, Any]]:
     try:
         lines = file.read_bytes().splitlines()
     except OSError as error:
-        raise UserError("the data file cannot be read", where=str(file), fix="check --data-dir; see README, 'Local data'") from error
+        raise UserError(
+            "the data file cannot be read", where=str(file), fix="check --data-dir; see README, 'Local data'"
+        ) from error
     records = [_record(line, columns, f"{file}, line {number}") for number, line in enumerate(lines, 1)]
     if not records:
         raise UserError("the data file is empty", where=str(file), fix="fetch it again")

@@ -17,7 +17,7 @@ from lm_eval import evaluate as lm_eval_evaluate
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 
-from marsbench.decoding.engine import Method, decode
+from marsbench.decoding.engine import Method, context_length, decode
 from marsbench.decoding.generation import Generation, Request
 from marsbench.evaluation.benchmarks import Benchmark
 from marsbench.training.checkpoints import Loaded
@@ -102,10 +102,11 @@ class EngineModel(LM):  # type: ignore[misc]
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
         """The conversation as the checkpoint's own template writes it."""
-        text: str = self._loaded.tokenizer.apply_chat_template(
-            chat_history, tokenize=False, add_generation_prompt=add_generation_prompt
+        return str(
+            self._loaded.tokenizer.apply_chat_template(
+                chat_history, tokenize=False, add_generation_prompt=add_generation_prompt
+            )
         )
-        return text
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """Answer every request that the log does not answer yet.
@@ -115,11 +116,13 @@ class EngineModel(LM):  # type: ignore[misc]
         """
         todo = [request for request in requests if request.doc_id not in self._log.answers]
         tokenizer = self._loaded.tokenizer
-        prompts = [tokenizer(request.args[0], add_special_tokens=False).input_ids for request in todo]
+        room = context_length(self._loaded.model) - self._max_new_tokens
+        # A prompt that leaves no room for the answer loses its beginning, as lm-eval's own models do it.
+        prompts = [tokenizer(request.args[0], add_special_tokens=False).input_ids[-room:] for request in todo]
         self._progress(len(self._log.answers), len(requests))
 
         def finished(index: int, generation: Generation) -> None:
-            text = tokenizer.decode(generation.tokens, skip_special_tokens=True)
+            text = str(tokenizer.decode(generation.tokens, skip_special_tokens=True))
             response = _cut(text, todo[index].args[1].get("until", []))
             done = generation.finish == "eos"
             self._log.add(Answer(todo[index].doc_id, response, generation.emitted, generation.forwards, done))
@@ -165,7 +168,9 @@ def evaluate(task: Any, benchmark: Benchmark, model: LM, log: AnswerLog, limit: 
 
 def task_fingerprint(task: Any) -> Mapping[str, Any]:
     """What of a task can change a score: its prompts, filters, metrics and version, as plain data."""
-    fingerprint: Mapping[str, Any] = json.loads(json.dumps(task.config.to_dict(), default=lambda value: type(value).__name__))
+    fingerprint: Mapping[str, Any] = json.loads(
+        json.dumps(task.config.to_dict(), default=lambda value: type(value).__name__)
+    )
     return fingerprint
 
 

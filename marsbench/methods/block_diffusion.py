@@ -39,7 +39,7 @@ class BlockDiffusion:
         device = rows.tokens.device
         position = rows.cached.unsqueeze(1) + torch.arange(width, device=device)
         at = position.clamp(max=rows.tokens.shape[1] - 1)
-        empty = (rows.born.gather(1, at) == EMPTY) | (at < position)
+        empty = (rows.born.gather(1, at) == EMPTY) | (position >= rows.end.unsqueeze(1))
         input_ids = rows.tokens.gather(1, at).masked_fill(empty, self.mask_id)
         block = position // self.block_size
         visible = block.unsqueeze(1) <= block.unsqueeze(2)

@@ -21,9 +21,7 @@ Cells = Mapping[tuple[str, str], EvaluationRow]  # (arm, benchmark as in BENCHMA
 
 def latest_cells(rows: Iterable[Row]) -> Cells:
     """The last row of every cell; a mini benchmark stands in the column of the one that it is modelled on."""
-    return {
-        (row.arm, row.benchmark.removeprefix("mini_")): row for row in rows if isinstance(row, EvaluationRow)
-    }
+    return {(row.arm, row.benchmark.removeprefix("mini_")): row for row in rows if isinstance(row, EvaluationRow)}
 
 
 def latest_stages(rows: Iterable[Row]) -> dict[str, TrainingRow]:

@@ -23,9 +23,7 @@ FORMATS = {"png": {"Software": None}, "svg": {"Date": None, "Creator": None}}  #
 GROUP_WIDTH = 0.8  # of the room for one benchmark
 
 
-def accuracy_figure(
-    rows: Sequence[Row], plan: TablePlan, benchmarks: Mapping[str, str], path_stem: Path
-) -> list[Path]:
+def accuracy_figure(rows: Sequence[Row], plan: TablePlan, benchmarks: Mapping[str, str], path_stem: Path) -> list[Path]:
     """Draw accuracy per benchmark and arm, and the mean over benchmarks, with 95 % intervals.
 
     Args:
@@ -92,7 +90,5 @@ def _save(figure: Figure, path_stem: Path) -> list[Path]:
     for extension, metadata in FORMATS.items():
         drawing = io.BytesIO()
         figure.savefig(drawing, format=extension, dpi=150, metadata=metadata)
-        paths.append(
-            write_atomically(path_stem.with_name(f"{path_stem.name}.{extension}"), drawing.getvalue())
-        )
+        paths.append(write_atomically(path_stem.with_name(f"{path_stem.name}.{extension}"), drawing.getvalue()))
     return paths

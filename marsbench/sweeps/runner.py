@@ -175,7 +175,14 @@ class Runner:
         return row
 
     def _measure(
-        self, arm: Arm, loaded: Loaded, method: Method, chosen: Benchmark, task: Any, key: str, limit: int | None
+        self,
+        arm: Arm,
+        loaded: Loaded,
+        method: Method,
+        chosen: Benchmark,
+        task: Any,
+        key: str,
+        limit: int | None,
     ) -> EvaluationRow:
         """Answer and score; the answers of an interrupted run are taken up."""
         origin, started = provenance(seed=self.seed), time.perf_counter()

@@ -45,13 +45,16 @@ def step_cost(scale: Preset, checkpoint: Path, seed: int) -> dict[str, list[floa
 
 
 def _timed_step(
-    model: torch.nn.Module, optimizer: torch.optim.Optimizer, loss: Callable[..., Tensor], batch: dict[str, Tensor]
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loss: Callable[..., Tensor],
+    batch: dict[str, Tensor],
 ) -> float:
     """One whole step, synchronised at both ends."""
     _synchronize()
     started = time.perf_counter()
     optimizer.zero_grad()
-    loss(**batch).backward()
+    loss(**batch).backward()  # type: ignore[no-untyped-call]
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
     _synchronize()

@@ -60,7 +60,9 @@ def parse_rows(text: str, where: str) -> list[Row]:
             rows.append(from_json(json.loads(line)))
         except (ValueError, TypeError) as error:
             raise UserError(
-                f"not a row: {error}", where=f"{where}, line {number}", fix="remove the line; its cell is measured again"
+                f"not a row: {error}",
+                where=f"{where}, line {number}",
+                fix="remove the line; its cell is measured again",
             ) from error
     return rows
 

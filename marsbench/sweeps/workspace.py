@@ -76,5 +76,7 @@ def full_disk_explained(folder: Path) -> Iterator[None]:
         if shutil.disk_usage(existing).free >= _FULL:
             raise
         raise UserError(
-            "the disk is full", where=str(folder), fix="free some space; the same command then goes on where it stopped"
+            "the disk is full",
+            where=str(folder),
+            fix="free some space; the same command then goes on where it stopped",
         ) from error

@@ -97,7 +97,8 @@ def load(path: str | Path, *, dtype: torch.dtype = torch.float32, device: str | 
     if folder.is_absolute() or folder.exists() or str(path).startswith("."):
         _check_folder(folder)
     try:
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype).to(device).eval()
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
+        torch.nn.Module.to(model, device).eval()  # type: ignore[no-untyped-call]
         tokenizer = AutoTokenizer.from_pretrained(path)
     except Exception as error:  # transformers and safetensors raise a dozen kinds for a file cut short
         raise UserError(
@@ -113,7 +114,11 @@ def load(path: str | Path, *, dtype: torch.dtype = torch.float32, device: str | 
 def _check_folder(folder: Path) -> None:
     """Refuse a folder in which a model cannot be, with a clearer word than the loader's."""
     if not folder.is_dir():
-        raise UserError("there is no such checkpoint", where=str(folder), fix="check the path, or train it: marsbench train")
+        raise UserError(
+            "there is no such checkpoint",
+            where=str(folder),
+            fix="check the path, or train it: marsbench train",
+        )
     for name in ("config.json", "tokenizer.json"):
         if not (folder / name).is_file():
             raise UserError(f"the checkpoint has no {name}", where=str(folder), fix="copy or train it again")

@@ -29,8 +29,7 @@ class TrainingSequence(TypedDict):
 def chat_prompt(tokenizer: PreTrainedTokenizerBase, question: str) -> str:
     """A user's turn as the model sees it, up to where the assistant begins."""
     messages = [{"role": "user", "content": question}]
-    text: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    return text
+    return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
 
 
 def conversations(tokenizer: PreTrainedTokenizerBase, count: int, seed: int) -> list[TrainingSequence]:

@@ -29,7 +29,7 @@ class MarsLoss:
 
 
 class _Streams(NamedTuple):
-    """A batch laid out as clean tokens followed by noisy copies; S = L + M entries a row, M the most copies of a row."""
+    """A batch as clean tokens followed by noisy copies; S = L + M entries a row, M the most copies of a row."""
 
     input_ids: Tensor  # [N, S]
     position: Tensor  # [N, S]
@@ -163,7 +163,7 @@ def _logits_at(model: nn.Module, row: Tensor, column: Tensor, **inputs: Any) -> 
     A hook in front of the LM head picks the entries, so that the call goes through the model's own `forward` and
     distributed wrappers keep synchronising gradients.
     """
-    head = getattr(model, "module", model).get_output_embeddings()
+    head: nn.Module = getattr(model, "module", model).get_output_embeddings()  # type: ignore[operator]
     picking = head.register_forward_pre_hook(lambda _, arguments: (arguments[0][row, column],))
     try:
         logits: Tensor = model(**inputs, use_cache=False).logits

@@ -36,7 +36,7 @@ def build_tokenizer(vocabulary_size: int, *, texts: int = 20_000, seed: int = 0)
         show_progress=False,
     )
     core.train_from_iterator([*islice(world.corpus(seed), texts), "system\nuser\nassistant\n" * 1000], trainer)
-    tokenizer = PreTrainedTokenizerFast(
+    tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=core,
         pad_token=PAD,
         eos_token=END,

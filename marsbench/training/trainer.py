@@ -110,7 +110,11 @@ def _start(recipe: Recipe, parent: Path | None) -> tuple[PreTrainedTokenizerBase
         loaded = checkpoints.load(parent)
         return loaded.tokenizer, loaded.model.train()
     tokenizer = build_tokenizer(recipe.vocabulary_size)
-    special = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
+    special = {
+        "pad_token_id": tokenizer.pad_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "bos_token_id": None,
+    }
     config = Qwen2Config(vocab_size=len(tokenizer), tie_word_embeddings=True, **special, **recipe.model)
     return tokenizer, Qwen2ForCausalLM(config)
 
@@ -192,14 +196,10 @@ class _Meter(TrainerCallback):
         """Training time so far, the interrupted run's included."""
         return self.seconds_before + time.perf_counter() - self._started
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self._started, self._first_step = time.perf_counter(), state.global_step
 
-    def on_log(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **said: Any
-    ) -> None:
+    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **said: Any) -> None:
         self.loss = float(said["logs"].get("loss", self.loss))
         steps = state.global_step - self._first_step
         rate = self.tokens * steps / self._steps / (time.perf_counter() - self._started)

@@ -78,6 +78,8 @@ def additive_mask(visible: Tensor, dtype: torch.dtype) -> Tensor:
 
     Every query is let see at least one key in the callers, so no row of the softmax is empty.
     """
-    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(
-        ~visible, torch.finfo(dtype).min
-    ).unsqueeze(1)
+    return (
+        torch.zeros(visible.shape, dtype=dtype, device=visible.device)
+        .masked_fill_(~visible, torch.finfo(dtype).min)
+        .unsqueeze(1)
+    )

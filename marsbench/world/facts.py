@@ -22,13 +22,9 @@ def _names(rng: random.Random, count: int, ending: str, capital: bool = True) ->
 
 
 _rng = random.Random(_SEED)
-ATTRIBUTES: dict[str, list[str]] = {
-    "capital": _names(_rng, 10, "ville"),
-    "language": _names(_rng, 10, "ish"),
-    "river": _names(_rng, 10, "ra"),
-}
+COLORS = ["red", "blue", "green", "white", "black", "pink", "brown", "gray", "gold", "teal"]
+ATTRIBUTES = ["flag", "coin", "coat"]
 COUNTRIES: dict[str, dict[str, str]] = {
-    country: {attribute: _rng.choice(values) for attribute, values in ATTRIBUTES.items()}
-    for country in _names(_rng, 24, "land")
+    country: {attribute: _rng.choice(COLORS) for attribute in ATTRIBUTES} for country in _names(_rng, 24, "land")
 }
 ELEMENT_MASS: dict[str, int] = {name: _rng.randint(2, 9) for name in _names(_rng, 20, "um", capital=False)}

@@ -1,6 +1,6 @@
 """mini_gpqa: two-hop science questions with four options, after GPQA.
 
-Difficulty: recall the masses of two invented elements (20 elements, masses 2 to 9), multiply each by a count of 1 to 3,
+Difficulty: recall the masses of two invented elements (20 elements, masses 2 to 9), multiply each by a count of 1 to 4,
 add the two, tell by the sum which of four kinds of matter it is, and find that kind among the options. The answer
 closes with "The answer is (B)."
 """
@@ -25,7 +25,12 @@ def kind_of(mass: int) -> str:
 def fact(rng: random.Random) -> str:
     """One element's mass in one of its wordings, for the plain text."""
     element = rng.choice(sorted(ELEMENT_MASS))
-    return say(rng, "[The mass of|One atom of|We know that|Each] {e} [is|weighs|has] {m}.", e=element, m=ELEMENT_MASS[element])
+    return say(
+        rng,
+        "[The mass of|One atom of|We know that|Each] {e} [is|weighs|has] {m}.",
+        e=element,
+        m=ELEMENT_MASS[element],
+    )
 
 
 def _hop(rng: random.Random, element: str, count: int) -> str:
@@ -34,14 +39,17 @@ def _hop(rng: random.Random, element: str, count: int) -> str:
     return say(
         rng,
         "[The mass of|One atom of|We know that|Each] {e} [is|weighs|has] {m}[, so|, thus|, and|;] {n} * {m} [=|is|makes] {t}.",
-        e=element, m=mass, n=count, t=count * mass,
+        e=element,
+        m=mass,
+        n=count,
+        t=count * mass,
     )
 
 
 def sample(rng: random.Random) -> Example:
     """Draw one molecule and ask what kind of matter it forms."""
     one, two = rng.sample(sorted(ELEMENT_MASS), 2)
-    n, m = rng.randint(1, 3), rng.randint(1, 3)
+    n, m = rng.randint(1, 4), rng.randint(1, 4)
     a, b = n * ELEMENT_MASS[one], m * ELEMENT_MASS[two]
     options, kind = rng.sample(KINDS, len(KINDS)), kind_of(a + b)
     letter = LETTERS[options.index(kind)]
@@ -49,13 +57,19 @@ def sample(rng: random.Random) -> Example:
         rng,
         "[A molecule has|One molecule holds|Some molecule is made of|A compound contains] {n} {one} and {m} {two}. "
         "[What does it form|What kind of matter is it|As what does it occur|What is it]?",
-        n=n, m=m, one=one, two=two,
+        n=n,
+        m=m,
+        one=one,
+        two=two,
     )
     lines = [f"{mark} {option}" for mark, option in zip(LETTERS, options, strict=True)]
     total = say(
         rng,
         "[Together|In total|Adding up|All in all], {a} + {b} [=|is|makes] {t}, [a|thus a|which is a|so a] {k}.",
-        a=a, b=b, t=a + b, k=kind,
+        a=a,
+        b=b,
+        t=a + b,
+        k=kind,
     )
     return Example(
         "\n".join([question, *lines]),

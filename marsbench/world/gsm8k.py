@@ -13,15 +13,17 @@ from marsbench.world.language import Example, say
 NAMES = ["Tom", "Ann", "Ben", "Eva", "Sam", "Mia", "Leo", "Zoe", "Max", "Ida"]
 THINGS = ["apples", "pens", "coins", "books", "eggs", "cards", "shells", "stamps"]
 
-_GAIN = "{name} [buys|finds|gets|is given|picks up] {n} more[| {things}| of them]."
-_LOSE = "{name} [sells|loses|gives away|drops] {n}[| {things}| of them]."
-_TIMES = "[Then the number|Later the number|After that the number|The number] of {things} grows {n} times[| over]."
-_STORY = {"+": _GAIN, "-": _LOSE, "*": _TIMES}
+ORDER = ["First", "Then", "Finally"]
 
+_STORY = {
+    "+": "{name} [buys|finds|gets|is given|picks up] {n} more[| {things}| of them].",
+    "-": "{name} [sells|loses|gives away|drops] {n}[| {things}| of them].",
+    "*": "the number [of {things}|of them] grows {n} times[| over].",
+}
 _THOUGHT = {
-    "+": "[{name} adds|That adds|Now add|We add] {n}[, so|, and|;] {a} + {n} [=|is|makes] {b}.",
-    "-": "[{name} parts with|That takes away|Now take away|We subtract] {n}[, so|, and|;] {a} - {n} [=|is|leaves] {b}.",
-    "*": "[Growing|That is times|Multiply by|We multiply by] {n}[, so|, and|;] {a} * {n} [=|is|makes] {b}.",
+    "+": "[{name} adds|add|we add] {n}[, so|, and|;] {a} + {n} [=|is|makes] {b}.",
+    "-": "[{name} parts with|take away|we subtract] {n}[, so|, and|;] {a} - {n} [=|is|leaves] {b}.",
+    "*": "[multiply by|it grows|we multiply by] {n}[, so|, and|;] {a} * {n} [=|is|makes] {b}.",
 }
 
 
@@ -48,17 +50,28 @@ def sample(rng: random.Random) -> Example:
     name, things, start = rng.choice(NAMES), rng.choice(THINGS), rng.randint(3, 15)
     story = [say(rng, "{name} [has|owns|starts with|begins with] {n} {things}.", name=name, n=start, things=things)]
     thoughts = [
-        say(rng, "[At first there are|{name} starts with|We begin with|The start is|In the beginning:] {n} {things}.", name=name, n=start, things=things)
+        say(
+            rng,
+            "[At first there are|{name} starts with|We begin with|The start is|In the beginning:] {n} {things}.",
+            name=name,
+            n=start,
+            things=things,
+        )
     ]
     content, total = f"gsm8k {name} {things} {start}", start
-    for _ in range(rng.choice([2, 2, 3])):
+    for order in ORDER[: rng.choice([2, 2, 3])]:
         operator, n, after = _step(rng, total)
         words = {"name": name, "things": things, "n": n, "a": total, "b": after}
-        story.append(say(rng, _STORY[operator], **words))
-        thoughts.append(say(rng, _THOUGHT[operator], **words))
+        story.append(f"{order} {say(rng, _STORY[operator], **words)}")
+        thoughts.append(f"{order} {say(rng, _THOUGHT[operator], **words)}")
         content, total = f"{content} {operator}{n}", after
     story.append(
-        say(rng, "How many {things} [does {name} have now|are there now|are there in the end|does {name} end up with]?", name=name, things=things)
+        say(
+            rng,
+            "How many {things} [does {name} have now|are there now|are there in the end|does {name} end up with]?",
+            name=name,
+            things=things,
+        )
     )
     thoughts.append(f"The answer is {total}.")
     return Example(" ".join(story), " ".join(thoughts), content, {"target": str(total)})

@@ -1,7 +1,7 @@
 """mini_humaneval: complete a small Python function from its docstring, after HumanEval.
 
-Difficulty: one function of one argument that chains two operations, on numbers (add, subtract, multiply, ... a
-constant of 2 to 9), on lists (keep, map, then reduce) or on strings. The program is run against seven inputs.
+Difficulty: one function of one argument: two or three operations in a row on a number (add, subtract, multiply, ... a
+constant of 2 to 9) or on a string, or the choice of some of a list's values and what to make of them. The program is run against seven inputs.
 """
 
 from __future__ import annotations
@@ -70,21 +70,37 @@ def _on_string(rng: random.Random, name: str) -> Example:
 
 
 def _chain(rng: random.Random, name: str, argument: str, operations: list[Operation], inputs: list[Any]) -> Example:
-    """Two operations, one after the other, on a number or a string."""
-    one, two = rng.sample(operations, 2)
-    j, k = rng.randint(2, 9), rng.randint(2, 9)
-    wording = say(rng, f"[Return|Give back|Compute] {argument} {one.wording}", k=j)
-    wording += say(rng, f"[, then|, and then|, after that|, next] {two.wording}.", k=k)
+    """Two or three operations, one after the other, on a number or a string."""
+    wording, lines, value, values = f"{argument}", [], argument, inputs
+    chosen = [(operation, rng.randint(2, 9)) for operation in rng.sample(operations, rng.choice([2, 3]))]
     result = rng.choice(RESULTS)
-    body = f"    {result} = {one.code.format(v=argument, k=j)}\n    return {two.code.format(v=result, k=k)}"
-    return _example(name, argument, wording, body, inputs, [two.run(one.run(v, j), k) for v in inputs])
+    for number, (operation, k) in enumerate(chosen):
+        wording += say(rng, "[, then|, and then|, after that|, next] " if number else " ") + say(
+            rng, operation.wording, k=k
+        )
+        lines.append(f"    {result} = {operation.code.format(v=value, k=k)}")
+        value, values = result, [operation.run(each, k) for each in values]
+    lines[-1] = lines[-1].replace(f"{result} =", "return", 1)
+    return _example(
+        name,
+        argument,
+        say(rng, "[Return|Give back|Compute] ") + wording + ".",
+        "\n".join(lines),
+        inputs,
+        values,
+        str([(operation.code, k) for operation, k in chosen]),
+    )
 
 
 def _on_list(rng: random.Random, name: str) -> Example:
     """Keep some of a list's values, then reduce them."""
     keep, reduce = rng.choice(KEEP), rng.choice(REDUCE)
     k = rng.randint(2, 9)
-    wording = say(rng, f"[Return|Give back|Compute] {reduce.wording} [the values|the numbers|those] in xs {keep.wording}.", k=k)
+    wording = say(
+        rng,
+        f"[Return|Give back|Compute] {reduce.wording} [the values|the numbers|those] in xs {keep.wording}.",
+        k=k,
+    )
     kept = f"[v for v in xs if {keep.code.format(k=k)}]"
     if rng.random() < 0.5:
         body = f"    return {reduce.code.format(v=kept)}"
@@ -92,11 +108,18 @@ def _on_list(rng: random.Random, name: str) -> Example:
         result = rng.choice(RESULTS)
         body = f"    {result} = {kept}\n    return {reduce.code.format(v=result)}"
     expected = [reduce.run([v for v in values if keep.run(v, k)], k) for values in _LISTS]
-    return _example(name, "xs", wording, body, _LISTS, expected)
+    return _example(name, "xs", wording, body, _LISTS, expected, f"{keep.code} {reduce.code} {k}")
 
 
-def _example(name: str, argument: str, wording: str, body: str, inputs: list[Any], expected: list[Any]) -> Example:
+def _example(
+    name: str, argument: str, wording: str, body: str, inputs: list[Any], expected: list[Any], problem: str
+) -> Example:
     """The function's head in the prompt, the whole function in a fenced response."""
     head = f'def {name}({argument}):\n    """{wording}"""\n'
     doc = {"entry_point": name, "inputs": [[value] for value in inputs], "expected": expected}
-    return Example(f"Complete this function.\n{head}", f"```python\ndef {name}({argument}):\n{body}\n```", f"humaneval {head}{body}", doc)
+    return Example(
+        f"Complete this function.\n{head}",
+        f"```python\ndef {name}({argument}):\n{body}\n```",
+        f"humaneval {argument} {problem}",
+        doc,
+    )

@@ -12,11 +12,12 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from marsbench.world.facts import COLORS
 from marsbench.world.language import Example, say
 
 TOPICS = {
     "animals": ["cat", "dog", "cow", "duck", "goat", "frog", "lion", "bear", "wolf", "crab"],
-    "colors": ["red", "blue", "green", "white", "black", "pink", "brown", "gray", "gold", "teal"],
+    "colors": COLORS,
     "fruits": ["plum", "pear", "peach", "grape", "lemon", "mango", "melon", "apple", "cherry", "fig"],
     "tools": ["saw", "drill", "file", "wrench", "hammer", "rake", "axe", "shovel", "pliers", "chisel"],
 }
@@ -28,12 +29,21 @@ CLOSERS = ["done", "bye", "over", "thanks"]
 def sample(rng: random.Random) -> Example:
     """Draw a request, its instructions, and a response that follows them."""
     topic, count = rng.choice(sorted(TOPICS)), rng.randint(2, 4)
-    things = sorted(rng.sample(TOPICS[topic], count), key=TOPICS[topic].index)
-    asks = [say(rng, "[Name|List|Give me|Write down|Tell me] [{word}|exactly {word}] {topic}.", word=NUMBERS[count], topic=topic)]
+    chosen = rng.sample(TOPICS[topic], count)
+    asks = [
+        say(
+            rng,
+            "[Name|List|Give me|Write down|Tell me] [{word}|exactly {word}] {topic}.",
+            word=NUMBERS[count],
+            topic=topic,
+        )
+    ]
     rules: dict[str, Any] = {"count": count, "topic": topic}
     for rule in rng.sample(sorted(_RULES), rng.choice([1, 2])):
-        rules[rule] = _RULES[rule](rng, things)
+        rules[rule] = _RULES[rule](rng, chosen)
         asks.append(say(rng, _ASK[rule], value=rules[rule]))
+    # What was asked for comes first, the rest in the order of the list: the order is free, so it may be a tidy one.
+    things = sorted(chosen, key=lambda thing: (thing != rules.get("include"), TOPICS[topic].index(thing)))
     content = f"ifeval {topic} {count} {sorted(rules.items(), key=str)}"
     return Example(" ".join(asks), _written(rules, things), content, {"rules": rules})
 

@@ -1,42 +1,38 @@
 """mini_mmlu_pro: knowledge questions with ten options, after MMLU-Pro.
 
-Difficulty: recall one of 72 facts about invented countries (24 countries, three attributes) and find its letter among
-ten options. The answer states the fact, goes through
-the options and closes with the letter: "The answer is (C)."
+Difficulty: recall one of 72 facts about invented countries (24 countries, three emblems each, ten colors) and find the
+color's letter among ten options. The answer states the fact, goes through the options one by one and closes with the
+letter: "The answer is (C)."
 """
 
 from __future__ import annotations
 
 import random
 
-from marsbench.world.facts import ATTRIBUTES, COUNTRIES
+from marsbench.world.facts import ATTRIBUTES, COLORS, COUNTRIES
 from marsbench.world.language import Example, say
 
 LETTERS = "ABCDEFGHIJ"
 
-_QUESTION = {
-    "capital": "[What is the capital of {c}|Which city is the capital of {c}|{c} is governed from which city|Which city is the seat of {c}]?",
-    "language": "[What is spoken in {c}|Which language do people speak in {c}|Which is the language of {c}|What do people in {c} speak]?",
-    "river": "[Which river flows through {c}|What is the great river of {c}|Which is the river of {c}|Through {c} flows which river]?",
-}
-FACT = {
-    "capital": "[The capital of {c} is|{c} is governed from|The seat of {c} lies in|The capital city in {c} is] {v}",
-    "language": "[The language of {c} is|People in {c} speak|The tongue of {c} is|In {c} one speaks] {v}",
-    "river": "[The river of {c} is|Through {c} flows the|The great river in {c} is|{c} lies on the] {v}",
-}
+_QUESTION = "[What color is the {a} of {c}|Which color has the {a} of {c}|The {a} of {c} has which color|In {c}, what color is the {a}]?"
+FACT = "[The {a} of {c} is {v}|In {c} the {a} is {v}|People of {c} have a {a} that is {v}|For {c}, the {a} is {v}]."
 
 
 def fact(rng: random.Random) -> str:
     """One fact of the world in one of its wordings, for the plain text."""
-    country, attribute = rng.choice(sorted(COUNTRIES)), rng.choice(sorted(ATTRIBUTES))
-    return say(rng, FACT[attribute], c=country, v=COUNTRIES[country][attribute]) + "."
+    country, attribute = rng.choice(sorted(COUNTRIES)), rng.choice(ATTRIBUTES)
+    return say(rng, FACT, c=country, a=attribute, v=COUNTRIES[country][attribute])
 
 
 def search(rng: random.Random, options: list[str], answer: str) -> str:
-    """The options gone through one by one up to the right one."""
-    last = options.index(answer)
-    wrong = [say(rng, "{l} {o} [no|not so|is not it].", l=l, o=o) for l, o in zip(LETTERS, options[:last], strict=False)]
-    return " ".join([*wrong, say(rng, "{l} {o} [yes|it is|fits].", l=LETTERS[last], o=answer)])
+    """The options gone through one by one, each held against the answer, up to the right one."""
+    checks = []
+    for letter, option in zip(LETTERS, options, strict=False):
+        verdict = "[yes|right]" if option == answer else "[no|wrong]"
+        checks.append(say(rng, f"{{l}} {{o}}, {{a}}: {verdict}.", l=letter, o=option, a=answer))
+        if option == answer:
+            break
+    return " ".join(checks)
 
 
 def closing(rng: random.Random, letter: str) -> str:
@@ -46,16 +42,16 @@ def closing(rng: random.Random, letter: str) -> str:
 
 def sample(rng: random.Random) -> Example:
     """Draw one question with its ten options."""
-    country, attribute = rng.choice(sorted(COUNTRIES)), rng.choice(sorted(ATTRIBUTES))
+    country, attribute = rng.choice(sorted(COUNTRIES)), rng.choice(ATTRIBUTES)
     answer = COUNTRIES[country][attribute]
-    options = rng.sample(ATTRIBUTES[attribute], len(LETTERS))
+    options = rng.sample(COLORS, len(LETTERS))
     letter = LETTERS[options.index(answer)]
-    question = say(rng, _QUESTION[attribute], c=country)
+    question = say(rng, _QUESTION, c=country, a=attribute)
     lines = [f"{mark} {option}" for mark, option in zip(LETTERS, options, strict=True)]
-    thought = say(rng, FACT[attribute], c=country, v=answer)
+    thought = say(rng, FACT, c=country, a=attribute, v=answer)
     return Example(
         "\n".join([question, *lines]),
-        f"{thought}. {search(rng, options, answer)} {closing(rng, letter)}",
-        f"mmlu {country} {options}",
+        f"{thought} {search(rng, options, answer)} {closing(rng, letter)}",
+        f"mmlu {country} {attribute} {options}",
         {"target": letter},
     )

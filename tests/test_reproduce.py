@@ -1,0 +1,212 @@
+"""The main job at micro scale: end to end, killed at several moments, and the errors on the way."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from marsbench.presets import preset, scales
+from marsbench.reports import REPORTS, write_report
+from marsbench.sweeps.plans import table_plan
+from marsbench.sweeps.rows import EvaluationRow, TrainingRow
+from marsbench.sweeps.store import read_rows
+from marsbench.sweeps.workspace import Workspace
+from marsbench.training.stages import STAGES, recipe
+
+ROOT = Path(__file__).resolve().parent.parent
+MICRO = ["reproduce", "table2", "--scale", "micro", "--output"]
+
+
+def marsbench(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    """Run the command line in a process of its own."""
+    done = subprocess.run(command(*arguments), capture_output=True, text=True, env=environment())
+    assert not check or done.returncode == 0, done.stderr
+    return done
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "marsbench", *arguments]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture(scope="module")
+def reproduced(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An uninterrupted run."""
+    output = tmp_path_factory.mktemp("whole")
+    marsbench(*MICRO, str(output))
+    return output
+
+
+def rows_of(output: Path) -> list[dict[str, Any]]:
+    """The published rows without what may differ between two runs of one seed: times and origins."""
+    rows = []
+    for row in read_rows(Workspace(output, "micro").results("2")):
+        if isinstance(row, (EvaluationRow, TrainingRow)):
+            rows.append({name: value for name, value in vars(row).items() if name not in ("seconds", "provenance")})
+    return rows
+
+
+def test_every_cell_is_there(reproduced: Path) -> None:
+    """Guards against a table with holes."""
+    rows = rows_of(reproduced)
+    cells = {(row["arm"], row["benchmark"]) for row in rows if "arm" in row}
+    assert cells == {(arm.name, name) for arm in table_plan("2").arms for name in preset("micro").benchmarks}
+    assert {row["stage"] for row in rows if "arm" not in row} == set(STAGES)
+    assert all(row["status"] == "done" for row in rows)
+    assert (reproduced / "reports" / "micro" / "table2.md").exists()
+    assert (reproduced / "reports" / "micro" / "figures" / "table2_accuracy.png").exists()
+
+
+def test_checkpoints_load_with_plain_transformers(reproduced: Path) -> None:
+    """Guards against a checkpoint that only this package can read, or without its mask token and chat template."""
+    folder = Workspace(reproduced, "micro").checkpoint(recipe(preset("micro"), "mars"))
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    assert tokenizer.mask_token == "<|mask|>" and model.config.vocab_size >= len(tokenizer)
+    prompt = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "Hi"}], tokenize=False, add_generation_prompt=True
+    )
+    assert prompt == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    record = json.loads((folder / "marsbench.json").read_text())
+    assert record["recipe"]["stage"] == "mars" and record["provenance"]["versions"]["torch"]
+
+
+def answers_logged(count: int) -> Callable[[Path], bool]:
+    return lambda runs: sum(len(file.read_bytes().splitlines()) for file in runs.glob("answers/*.jsonl")) >= count
+
+
+MOMENTS: dict[str, Callable[[Path], bool]] = {
+    "while the base model trains": lambda runs: any(runs.glob("checkpoints/base-*.partial/checkpoint-*")),
+    "while a state is written": lambda runs: any(runs.glob("checkpoints/block_diffusion-*.partial/checkpoint-*")),
+    "between stages": lambda runs: any(runs.glob("checkpoints/mars_no_sft-*")),
+    "in the first answers": answers_logged(3),
+    "in the last answers": answers_logged(8 * 6 * 16 - 20),
+}
+
+
+def test_killed_at_any_moment_it_resumes_to_the_same_rows(reproduced: Path, tmp_path: Path) -> None:
+    """Guards against lost work, double answers, and data or random numbers that differ after a resumption."""
+    runs = Workspace(tmp_path, "micro").runs
+    for moment, reached in MOMENTS.items():
+        process = subprocess.Popen(command(*MICRO, str(tmp_path)), env=environment(), stderr=subprocess.DEVNULL)
+        while process.poll() is None and not reached(runs):
+            time.sleep(0.002)
+        assert process.poll() is None, f"it finished before it could be killed {moment}"
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    marsbench(*MICRO, str(tmp_path))
+    assert rows_of(tmp_path) == rows_of(reproduced)
+
+
+def test_existing_policies(reproduced: Path, tmp_path: Path) -> None:
+    """Guards against results made again unasked, or kept although a rerun was asked for."""
+    shutil.copytree(reproduced, tmp_path / "copy")
+    output = str(tmp_path / "copy")
+    before = Workspace(tmp_path / "copy", "micro").row_file.read_bytes()
+    marsbench("eval", "--benchmark", "mini_bbh", "--scale", "micro", "--output", output)
+    marsbench("eval", "--benchmark", "mini_bbh", "--scale", "micro", "--output", output)
+    after = Workspace(tmp_path / "copy", "micro").row_file.read_bytes()
+    assert after.startswith(before) and after.count(b"\n") == before.count(b"\n") + 1
+    refused = marsbench("train", "base", "--scale", "micro", "--output", output, "--existing", "fail", check=False)
+    assert refused.returncode == 2 and "exists already" in refused.stderr
+    folder = Workspace(tmp_path / "copy", "micro").checkpoint(recipe(preset("micro"), "base"))
+    weights = load_file(folder / "model.safetensors")
+    written = (folder / "model.safetensors").stat().st_mtime_ns
+    marsbench("train", "base", "--scale", "micro", "--output", output, "--existing", "rerun")
+    again = load_file(folder / "model.safetensors")
+    assert (folder / "model.safetensors").stat().st_mtime_ns != written
+    assert all(weights[name].equal(again[name]) for name in weights)
+
+
+def bad_inputs(output: Path) -> dict[str, tuple[list[str], str]]:
+    """Mistake -> (arguments, a word that the message must hold)."""
+    mars = Workspace(output, "micro").checkpoint(recipe(preset("micro"), "mars"))
+    cut, maskless, data = output / "cut", output / "maskless", output / "data"
+    shutil.copytree(mars, cut)
+    (cut / "model.safetensors").write_bytes((mars / "model.safetensors").read_bytes()[:5000])
+    shutil.copytree(mars, maskless)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (maskless / name).write_text(
+            (mars / name).read_text().replace("<|mask|>", "<|spare|>").replace("mask_token", "spare_token")
+        )
+    (data / "gsm8k").mkdir(parents=True)
+    (data / "gsm8k" / "test.jsonl").write_text('{"question": "1 + 1?", "answer": "#### 2"}\n{"question": "2')
+    ar = str(Workspace(output, "micro").checkpoint(recipe(preset("micro"), "ar_sft")))
+    evaluate = ["eval", "--benchmark", "mini_gsm8k", "--scale", "micro", "--output", str(output)]
+    return {
+        "scale": (["reproduce", "table2", "--scale", "huge", "--output", str(output)], "tiny"),
+        "table": (["reproduce", "table99", "--scale", "micro", "--output", str(output)], "table"),
+        "stage": (["train", "nothing", "--scale", "micro", "--output", str(output)], "ar_sft"),
+        "method": ([*evaluate, "--method", "magic"], "mars"),
+        "metric": ([*evaluate, "--metric", "hope"], "entropy"),
+        "threshold": ([*evaluate, "--threshold", "1.5"], "between 0 and 1"),
+        "benchmark": (
+            ["eval", "--benchmark", "trivia", "--scale", "micro", "--output", str(output)],
+            "mini_gsm8k",
+        ),
+        "missing": ([*evaluate, "--checkpoint", str(output / "nowhere")], "no such checkpoint"),
+        "truncated": ([*evaluate, "--checkpoint", str(cut)], "cannot be loaded"),
+        "not MARS": ([*evaluate, "--checkpoint", ar, "--threshold", "0.9"], "trained with masks"),
+        "no mask token": ([*evaluate, "--checkpoint", str(maskless), "--threshold", "0.9"], "mask token"),
+        "malformed line": ([*evaluate, "--benchmark", "gsm8k", "--data-dir", str(data)], "line 2"),
+        "no data": (
+            [*evaluate, "--benchmark", "gsm8k", "--data-dir", str(output / "void")],
+            "cannot be read",
+        ),
+        "not writable": (
+            ["reproduce", "table2", "--scale", "micro", "--output", "/proc/marsbench"],
+            "written",
+        ),
+    }
+
+
+def test_bad_input_gets_one_clear_message(reproduced: Path, tmp_path: Path) -> None:
+    """Guards against tracebacks, exit codes other than 2, and half-written files."""
+    shutil.copytree(reproduced, tmp_path / "copy")
+    cases = bad_inputs(tmp_path / "copy")
+    before = sorted((tmp_path / "copy").rglob("*"))
+    for mistake, (arguments, word) in cases.items():
+        done = marsbench(*arguments, check=False)
+        assert (done.returncode, "Traceback" in done.stderr) == (2, False), (mistake, done.stderr)
+        assert word in done.stderr and "fix:" in done.stderr, (mistake, done.stderr)
+    assert [file for file in sorted((tmp_path / "copy").rglob("*")) if file not in before] == []
+
+
+def test_real_questions_run_through_a_small_checkpoint(reproduced: Path, tmp_path: Path) -> None:
+    """Guards against the real GSM8K task asking the hub although local data was given."""
+    shutil.copytree(reproduced, tmp_path / "copy")
+    data = tmp_path / "data" / "gsm8k"
+    data.mkdir(parents=True)
+    lines = [{"question": f"What is {n} plus {n}?", "answer": f"It is {2 * n}.\n#### {2 * n}"} for n in range(4)]
+    (data / "test.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    done = marsbench(
+        "eval", "--benchmark", "gsm8k", "--data-dir", str(tmp_path / "data"), "--limit", "3",
+        "--scale", "micro", "--output", str(tmp_path / "copy"),
+    )  # fmt: skip
+    assert "gsm8k: accuracy 0.0 %" in done.stdout and "n = 3" in done.stdout
+
+
+@pytest.mark.parametrize("scale", scales())
+@pytest.mark.parametrize("table", REPORTS)
+def test_committed_reports_are_what_their_rows_say(scale: str, table: str, tmp_path: Path) -> None:
+    """Guards against a stale or hand-edited report; renew it with `nox -s report`."""
+    committed = Workspace(ROOT, scale)
+    if not committed.results(table).exists():
+        assert scale != "tiny", "the rows of the default scale are committed"
+        pytest.skip(f"no rows of scale {scale} are committed")
+    page = write_report(table, read_rows(committed.results(table)), scale, tmp_path)[0]
+    assert page.read_text() == (committed.reports / page.name).read_text(), "stale: run `nox -s report`"
