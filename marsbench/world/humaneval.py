@@ -88,7 +88,7 @@ def _chain(rng: random.Random, name: str, argument: str, operations: list[Operat
         "\n".join(lines),
         inputs,
         values,
-        str([(operation.code, k) for operation, k in chosen]),
+        " ".join(operation.code.replace("{k}", str(k)) for operation, k in chosen),
     )
 
 
@@ -108,7 +108,7 @@ def _on_list(rng: random.Random, name: str) -> Example:
         result = rng.choice(RESULTS)
         body = f"    {result} = {kept}\n    return {reduce.code.format(v=result)}"
     expected = [reduce.run([v for v in values if keep.run(v, k)], k) for values in _LISTS]
-    return _example(name, "xs", wording, body, _LISTS, expected, f"{keep.code} {reduce.code} {k}")
+    return _example(name, "xs", wording, body, _LISTS, expected, f"{keep.code.format(k=k)} {reduce.code}")
 
 
 def _example(

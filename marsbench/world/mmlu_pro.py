@@ -24,12 +24,13 @@ def fact(rng: random.Random) -> str:
     return say(rng, FACT, c=country, a=attribute, v=COUNTRIES[country][attribute])
 
 
-def search(rng: random.Random, options: list[str], answer: str) -> str:
-    """The options gone through one by one, each held against the answer, up to the right one."""
+def search(rng: random.Random, options: list[str], answer: str, *, restated: bool = False) -> str:
+    """The options gone through one by one up to the right one; `restated` says the answer beside each of them."""
     checks = []
     for letter, option in zip(LETTERS, options, strict=False):
-        verdict = "[yes|right]" if option == answer else "[no|wrong]"
-        checks.append(say(rng, f"{{l}} {{o}}, {{a}}: {verdict}.", l=letter, o=option, a=answer))
+        beside = f", {answer}:" if restated else ""
+        verdict = say(rng, "[yes|right]" if option == answer else "[no|wrong]")
+        checks.append(f"{letter} {option}{beside} {verdict}.")
         if option == answer:
             break
     return " ".join(checks)
@@ -51,7 +52,7 @@ def sample(rng: random.Random) -> Example:
     thought = say(rng, FACT, c=country, a=attribute, v=answer)
     return Example(
         "\n".join([question, *lines]),
-        f"{thought} {search(rng, options, answer)} {closing(rng, letter)}",
+        f"{thought} {search(rng, options, answer, restated=True)} {closing(rng, letter)}",
         f"mmlu {country} {attribute} {options}",
         {"target": letter},
     )
