@@ -80,7 +80,8 @@ def test_checkpoints_load_with_plain_transformers(reproduced: Path) -> None:
     prompt = tokenizer.apply_chat_template(
         [{"role": "user", "content": "Hi"}], tokenize=False, add_generation_prompt=True
     )
-    assert prompt == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    turn = "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
+    assert prompt == turn + "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
     record = json.loads((folder / "marsbench.json").read_text())
     assert record["recipe"]["stage"] == "mars" and record["provenance"]["versions"]["torch"]
 

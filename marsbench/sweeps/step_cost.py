@@ -12,6 +12,7 @@ from torch import Tensor
 from marsbench.presets import Preset
 from marsbench.training import checkpoints
 from marsbench.training.data import Collator, conversations, in_batches
+from marsbench.training.memory import keep_freed_memory
 from marsbench.training.objectives import ar_loss, mars_loss
 
 WARM_UP, REPEATS = 5, 30
@@ -23,10 +24,11 @@ def step_cost(scale: Preset, checkpoint: Path, seed: int) -> dict[str, list[floa
 
     Each repeat takes a new batch and runs both objectives on it, the one that goes first changing every time.
     """
+    keep_freed_memory()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     loaded = checkpoints.load(checkpoint, device=device)
     model, tokenizer, size = loaded.model.train(), loaded.tokenizer, scale.finetuning.batch_size
-    data = in_batches(conversations(tokenizer, (WARM_UP + REPEATS) * size, seed), size, 1, seed)
+    data = in_batches(conversations(tokenizer, (WARM_UP + REPEATS) * size, seed), size, noisy=True, seed=seed)
     collate = Collator(tokenizer.pad_token_id, tokenizer.eos_token_id, BLOCK_SIZE)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
     mask_id = tokenizer.mask_token_id

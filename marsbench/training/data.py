@@ -55,17 +55,23 @@ def _encode(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str]) -> list[li
 
 
 def in_batches(
-    sequences: Sequence[TrainingSequence], batch_size: int, passes: int, seed: int
+    sequences: Sequence[TrainingSequence], batch_size: int, *, passes: int = 1, noisy: bool = False, seed: int
 ) -> list[TrainingSequence]:
-    """The order to train in: every run of `batch_size` is a batch of similar lengths, batches are shuffled.
+    """The order to train in: every run of `batch_size` sequences is a batch of similar lengths.
 
-    Only neighbours within a stretch of fifty batches change places, so that what comes early stays early.
+    Sequences are sorted within stretches of fifty batches, and each stretch's batches are shuffled. `noisy` counts the
+    noisy copies into a sequence's length.
     """
+
+    def length(sequence: TrainingSequence) -> int:
+        copies = sum(label != IGNORED for label in sequence["labels"]) if noisy else 0
+        return len(sequence["input_ids"]) + copies
+
     rng, stretch, order = random.Random(seed), 50 * batch_size, []
     for first in range(0, passes * len(sequences), stretch):
         chosen = [sequences[at % len(sequences)] for at in range(first, min(first + stretch, passes * len(sequences)))]
         rng.shuffle(chosen)
-        chosen.sort(key=lambda sequence: len(sequence["input_ids"]))
+        chosen.sort(key=length)
         batches = [chosen[at : at + batch_size] for at in range(0, len(chosen), batch_size)]
         rng.shuffle(batches)
         order += [sequence for batch in batches for sequence in batch]

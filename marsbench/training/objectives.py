@@ -29,12 +29,13 @@ class MarsLoss:
 
 
 class _Streams(NamedTuple):
-    """A batch as clean tokens followed by noisy copies; S = L + M entries a row, M the most copies of a row."""
+    """A batch with both streams in one row: the clean tokens that matter, then the noisy copies; S entries a row."""
 
     input_ids: Tensor  # [N, S]
     position: Tensor  # [N, S]
     visible: Tensor  # bool [N, S, S]
-    column: Tensor  # [N, L], where a token's noisy copy stands (its clean column if it has none)
+    clean_at: Tensor  # [N, L], where a clean token stands in its row
+    noisy_at: Tensor  # [N, L], where its noisy copy stands, if it has one
 
 
 def ar_loss(model: nn.Module, input_ids: Tensor, labels: Tensor) -> Tensor:
@@ -78,14 +79,17 @@ def mars_loss(
         ar_weight: weight of the clean stream's AR term; 0 is the paper's "w/o SFT loss", cleanly ablated.
     """
     response = labels != IGNORED
+    # The last labelled token is only ever predicted: neither it nor anything after it need enter the model.
+    enters = _up_to_last(response).roll(-1, 1)
+    enters[:, -1] = False
     copied = needs_noisy_copy(response, block_size)
-    noise = input_ids.masked_fill(response, mask_token_id)
-    streams = _streams(input_ids, noise, copied, block_size, bidirectional=False)
+    streams = _streams(input_ids, input_ids.masked_fill(response, mask_token_id), enters, copied, block_size)
     row, column = _labelled(labels)
     from_copy = copied[row, column - 1]
     # The clean logits serve the AR term everywhere and the mask term where there is no noisy copy.
     from_clean = torch.ones_like(from_copy) if ar_weight else ~from_copy
-    at = torch.cat([column[from_clean] - 1, streams.column[row, column - 1][from_copy]])
+    clean_at, noisy_at = (at[row, column - 1] for at in (streams.clean_at, streams.noisy_at))
+    at = torch.cat([clean_at[from_clean], noisy_at[from_copy]])
     logits = _logits_at(model, torch.cat([row[from_clean], row[from_copy]]), at, **_inputs(model, streams))
     targets = labels[row, column]
     nll = _nll(logits, torch.cat([targets[from_clean], targets[from_copy]]))
@@ -113,32 +117,46 @@ def block_diffusion_loss(
     noise_level = torch.empty(len(labels), 1, device=labels.device).uniform_(0.05, 1.0)
     masked = response & (torch.rand(labels.shape, device=labels.device) < noise_level)
     noise = input_ids.masked_fill(masked, mask_token_id)
+    enters = _up_to_last(response)
     copied = needs_noisy_copy(response, block_size, bidirectional=True)
-    streams = _streams(input_ids, noise, copied, block_size, bidirectional=True)
+    streams = _streams(input_ids, noise, enters, copied, block_size, bidirectional=True)
     row, column = masked.nonzero(as_tuple=True)
-    logits = _logits_at(model, row, streams.column[row, column], **_inputs(model, streams))
+    logits = _logits_at(model, row, streams.noisy_at[row, column], **_inputs(model, streams))
     weighted = _nll(logits, labels[row, column]) / noise_level[row, 0]
     tokens = response.sum(1).clamp(min=1)
     return torch.zeros(len(labels), device=labels.device).index_add(0, row, weighted).div(tokens).mean()
 
 
-def _streams(clean: Tensor, noise: Tensor, copied: Tensor, block_size: int, *, bidirectional: bool) -> _Streams:
-    """Lay the clean tokens and the noisy copies of the tokens in `copied` [N, L] side by side."""
-    rows, length = clean.shape
-    counts = copied.sum(1)
-    # A stable sort moves the copied positions to the front, in order; the rest of a row's columns is filler.
-    source = torch.argsort(~copied, dim=1, stable=True)[:, : int(counts.max())]
-    filler = torch.arange(source.shape[1], device=clean.device) >= counts[:, None]
-    position = torch.cat([torch.arange(length, device=clean.device).expand(rows, -1), source], dim=1)
-    noisy = (torch.arange(position.shape[1], device=clean.device) >= length).expand(rows, -1)
-    stands_in = torch.nn.functional.pad(~copied, (0, source.shape[1]))
+def _streams(
+    clean: Tensor, noise: Tensor, enters: Tensor, copied: Tensor, block_size: int, *, bidirectional: bool = False
+) -> _Streams:
+    """Lay the clean tokens that enter the model and the noisy copies of those that need one side by side.
+
+    Args:
+        clean: integer [N, L], the tokens as they are.
+        noise: integer [N, L], the tokens of the noisy stream.
+        enters: bool [N, L], which tokens matter to the loss at all.
+        copied: bool [N, L], which of them need a noisy copy.
+    """
+    length = clean.shape[1]
+    wanted = torch.cat([enters, enters & copied], dim=1)
+    counts = wanted.sum(1, keepdim=True)
+    # A stable sort moves what is wanted to the front of its row, in order; a shorter row ends in filler.
+    source = torch.argsort(~wanted, dim=1, stable=True)[:, : int(counts.max())]
+    position, noisy = source % length, source >= length
+    stands_in = torch.cat([~copied, torch.zeros_like(copied)], dim=1).gather(1, source)
     visible = stream_visibility(position, noisy, stands_in, block_size, bidirectional=bidirectional)
-    # Filler sees what its position may see, and nobody looks at it: the positions it repeats hold real entries already.
-    visible[:, :, length:] &= ~filler[:, None, :]
-    column = torch.arange(length, device=clean.device).repeat(rows, 1)
-    order = length + copied.cumsum(1) - 1
-    column = torch.where(copied, order, column)
-    return _Streams(torch.cat([clean, noise.gather(1, source)], dim=1), position, visible, column)
+    # Nobody looks at filler but filler itself, which must see something.
+    entry = torch.arange(source.shape[1], device=clean.device)
+    visible &= (entry < counts).unsqueeze(1) | (entry == entry.unsqueeze(1))
+    stands_at = wanted.cumsum(1) - 1
+    input_ids = torch.cat([clean, noise], dim=1).gather(1, source)
+    return _Streams(input_ids, position, visible, stands_at[:, :length], stands_at[:, length:])
+
+
+def _up_to_last(marked: Tensor) -> Tensor:
+    """bool [N, L]: everything up to and with the last marked token of a row."""
+    return marked.int().flip(1).cummax(1).values.flip(1).bool()
 
 
 def _inputs(model: nn.Module, streams: _Streams) -> dict[str, Tensor]:

@@ -10,7 +10,9 @@ from transformers import PreTrainedTokenizerFast
 from marsbench import world
 
 PAD, START, END, MASK = "<pad>", "<|im_start|>", "<|im_end|>", "<|mask|>"
+SYSTEM = "You are a helpful assistant."  # Qwen's template begins with such a turn where the user gives none
 CHAT_TEMPLATE = (
+    "{% if messages[0].role != 'system' %}{{ '<|im_start|>system\n" + SYSTEM + "<|im_end|>\n' }}{% endif %}"
     "{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
@@ -35,7 +37,9 @@ def build_tokenizer(vocabulary_size: int, *, texts: int = 20_000, seed: int = 0)
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    core.train_from_iterator([*islice(world.corpus(seed), texts), "system\nuser\nassistant\n" * 1000], trainer)
+    core.train_from_iterator(
+        [*islice(world.corpus(seed), texts), f"system\n{SYSTEM}\nuser\nassistant\n" * 1000], trainer
+    )
     tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=core,
         pad_token=PAD,

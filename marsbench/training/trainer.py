@@ -34,6 +34,7 @@ from marsbench.provenance import provenance
 from marsbench.training import checkpoints
 from marsbench.training.checkpoints import TrainingRecord
 from marsbench.training.data import Collator, TrainingSequence, conversations, in_batches, plain_text
+from marsbench.training.memory import keep_freed_memory
 from marsbench.training.objectives import ar_loss, block_diffusion_loss, mars_loss
 from marsbench.training.stages import Recipe
 from marsbench.training.tokenizer import build_tokenizer
@@ -55,6 +56,7 @@ def train(recipe: Recipe, folder: Path, parent: Path | None, progress: Progress)
         progress: called at every log step.
     """
     started = provenance(seed=recipe.seed)
+    keep_freed_memory()
     set_seed(recipe.seed)
     tokenizer, model = _start(recipe, parent)
     sequences = _sequences(recipe, tokenizer)
@@ -123,7 +125,8 @@ def _sequences(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> list[Train
     """The stage's data in training order."""
     make = plain_text if recipe.plain_text else conversations
     data = make(tokenizer, recipe.budget.steps * recipe.budget.batch_size, recipe.seed)
-    return in_batches(data, recipe.budget.batch_size, recipe.passes, recipe.seed)
+    noisy = recipe.objective != "ar"
+    return in_batches(data, recipe.budget.batch_size, passes=recipe.passes, noisy=noisy, seed=recipe.seed)
 
 
 def _arguments(recipe: Recipe, work: Path) -> TrainingArguments:

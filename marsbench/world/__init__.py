@@ -26,6 +26,8 @@ GENERATORS: dict[str, Callable[[random.Random], Example]] = {
     "mini_humaneval": humaneval.sample,
 }
 _FACTS = [mmlu_pro.fact, gpqa.fact]
+# How often a benchmark's problems are met in training: the one that takes longest to learn counts twice.
+_WEIGHTS = {"mini_mmlu_pro": 2.0}
 
 
 def draw(benchmark: str, split: Split, seed: int) -> Iterator[Example]:
@@ -48,11 +50,12 @@ def test_set(benchmark: str, size: int, seed: int = 0) -> list[Example]:
 
 
 def conversations(seed: int) -> Iterator[Example]:
-    """Training examples of all benchmarks in turn at random, without end."""
+    """Training examples of all benchmarks mixed at random, without end."""
     rng = random.Random(f"conversations {seed}")
     streams = [draw(benchmark, "train", seed) for benchmark in GENERATORS]
+    weights = [_WEIGHTS.get(benchmark, 1.0) for benchmark in GENERATORS]
     while True:
-        yield next(rng.choice(streams))
+        yield next(rng.choices(streams, weights)[0])
 
 
 def corpus(seed: int) -> Iterator[str]:

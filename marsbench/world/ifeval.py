@@ -44,8 +44,8 @@ def sample(rng: random.Random) -> Example:
         asks.append(say(rng, _ASK[rule], value=rules[rule]))
     # What was asked for comes first, the rest in the order of the list: the order is free, so it may be a tidy one.
     things = sorted(chosen, key=lambda thing: (thing != rules.get("include"), TOPICS[topic].index(thing)))
-    content = f"ifeval {topic} {count} {sorted(rules.items(), key=str)}"
-    return Example(" ".join(asks), _written(rules, things), content, {"rules": rules})
+    prompt = " ".join(asks)
+    return Example(prompt, _written(rules, things), f"ifeval {prompt}", {"rules": rules})
 
 
 _RULES: dict[str, Callable[[random.Random, list[str]], Any]] = {
