@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,6 +14,7 @@ from marsbench.errors import UserError
 from marsbench.evaluation.harness import Answer, AnswerLog
 from marsbench.sweeps.rows import SCHEMA, EvaluationRow, StepCostRow, TrainingRow, from_json, to_json
 from marsbench.sweeps.store import RowStore, existing_policy, read_rows, rows_text
+from marsbench.sweeps.workspace import full_disk_explained
 
 
 def row(key: str, seconds: float = 1.0) -> StepCostRow:
@@ -91,6 +94,15 @@ def test_policies_have_names() -> None:
     assert existing_policy("rerun") == "rerun"
     with pytest.raises(UserError, match="reuse, rerun, fail"):
         existing_policy("overwrite")
+
+
+def test_a_full_disk_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against whatever a library raises when it cannot write, and against hiding bugs behind that message."""
+    with pytest.raises(RuntimeError, match="a bug"), full_disk_explained(tmp_path / "not" / "there"):
+        raise RuntimeError("a bug")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=0))
+    with pytest.raises(UserError, match="disk is full"), full_disk_explained(tmp_path / "not" / "there"):
+        raise RuntimeError("unexpected pos 64 vs 0")
 
 
 def test_answers_of_an_interrupted_run_are_taken_up(tmp_path: Path) -> None:

@@ -85,6 +85,7 @@ class Runner:
             record = None
         if record is None:
             record = self._train_now(chosen, folder)
+        shutil.rmtree(folder.with_name(f"{folder.name}.partial"), ignore_errors=True)  # left by a kill at the very end
         self._renewed.add(chosen.key)
         row = TrainingRow(
             key=chosen.key,

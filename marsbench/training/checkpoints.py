@@ -69,12 +69,11 @@ def finished(folder: Path) -> TrainingRecord | None:
         return None
 
 
-def publish(folder: Path, target: Path, recipe: Recipe, **facts: Any) -> TrainingRecord:
+def publish(folder: Path, target: Path, recipe: Recipe, **facts: Any) -> None:
     """Write the record into a folder that holds model and tokenizer, and move it to its place in one step."""
     record = TrainingRecord(key=recipe.key, recipe=asdict(recipe), weights=weights_hash(folder), **facts)
     (folder / RECORD).write_text(json.dumps(asdict(record), indent=1) + "\n", encoding="utf-8")
     folder.rename(target)
-    return record
 
 
 def weights_hash(folder: Path) -> str:

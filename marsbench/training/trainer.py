@@ -75,13 +75,29 @@ def train(recipe: Recipe, folder: Path, parent: Path | None, progress: Progress)
     if resume:
         meter.seconds_before = float(json.loads((resume / _RESUMABLE).read_text(encoding="utf-8"))["seconds"])
     trainer.train(resume_from_checkpoint=str(resume) if resume else None)
-    if not trainer.is_world_process_zero():
-        return checkpoints.TrainingRecord(recipe.key, {}, {}, "", 0, 0, 0, 0.0, 0.0)
+    if trainer.is_world_process_zero():
+        _finish(recipe, folder, work, model, tokenizer, meter, started)
+    trainer.accelerator.wait_for_everyone()
+    record = checkpoints.finished(folder)
+    assert record is not None, "the first process has just published it"
+    return record
+
+
+def _finish(
+    recipe: Recipe,
+    folder: Path,
+    work: Path,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    meter: _Meter,
+    started: dict[str, Any],
+) -> None:
+    """Write the checkpoint beside the resumable states, move it into place, and remove those."""
     finished = work / "finished"
     shutil.rmtree(finished, ignore_errors=True)
     model.save_pretrained(finished)
     tokenizer.save_pretrained(finished)
-    record = checkpoints.publish(
+    checkpoints.publish(
         finished,
         folder,
         recipe,
@@ -93,7 +109,6 @@ def train(recipe: Recipe, folder: Path, parent: Path | None, progress: Progress)
         loss=meter.loss,
     )
     shutil.rmtree(work)
-    return record
 
 
 def objective(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Callable[..., Tensor]:

@@ -6,6 +6,7 @@ They are drawn once from a fixed seed, so that every training run and every test
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 
 _SEED = 2604
 _ONSETS = ["b", "d", "f", "g", "k", "l", "m", "n", "p", "r", "s", "t", "v", "z"]
@@ -25,6 +26,15 @@ _rng = random.Random(_SEED)
 COLORS = ["red", "blue", "green", "white", "black", "pink", "brown", "gray", "gold", "teal"]
 ATTRIBUTES = ["flag", "coin", "coat"]
 COUNTRIES: dict[str, dict[str, str]] = {
-    country: {attribute: _rng.choice(COLORS) for attribute in ATTRIBUTES} for country in _names(_rng, 24, "land")
+    country: {attribute: _rng.choice(COLORS) for attribute in ATTRIBUTES} for country in _names(_rng, 60, "land")
 }
-ELEMENT_MASS: dict[str, int] = {name: _rng.randint(2, 9) for name in _names(_rng, 20, "um", capital=False)}
+ELEMENT_MASS: dict[str, int] = {name: _rng.randint(2, 9) for name in _names(_rng, 40, "um", capital=False)}
+
+
+def known(rng: random.Random, names: Mapping[str, object], count: int = 1) -> list[str]:
+    """Different names drawn by Zipf's law, the first most often: knowledge has a long tail, hard to learn."""
+    pool, chosen = list(names), []
+    while len(chosen) < count:
+        chosen.append(rng.choices(pool, [1 / (rank + 1) for rank in range(len(pool))])[0])
+        pool.remove(chosen[-1])
+    return chosen

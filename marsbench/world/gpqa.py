@@ -1,6 +1,6 @@
 """mini_gpqa: two-hop science questions with four options, after GPQA.
 
-Difficulty: recall the masses of two invented elements (20 elements, masses 2 to 9), multiply each by a count of 1 to 4,
+Difficulty: recall the masses of two invented elements (40 elements, met by Zipf's law, masses 2 to 9), multiply each by a count of 1 to 4,
 add the two, tell by the sum which of four kinds of matter it is, and find that kind among the options. The answer
 closes with "The answer is (B)."
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 
-from marsbench.world.facts import ELEMENT_MASS
+from marsbench.world.facts import ELEMENT_MASS, known
 from marsbench.world.language import Example, say
 from marsbench.world.mmlu_pro import closing, search
 
@@ -24,7 +24,7 @@ def kind_of(mass: int) -> str:
 
 def fact(rng: random.Random) -> str:
     """One element's mass in one of its wordings, for the plain text."""
-    element = rng.choice(sorted(ELEMENT_MASS))
+    (element,) = known(rng, ELEMENT_MASS)
     return say(
         rng,
         "[The mass of|One atom of|We know that|Each] {e} [is|weighs|has] {m}.",
@@ -48,7 +48,7 @@ def _hop(rng: random.Random, element: str, count: int) -> str:
 
 def sample(rng: random.Random) -> Example:
     """Draw one molecule and ask what kind of matter it forms."""
-    one, two = rng.sample(sorted(ELEMENT_MASS), 2)
+    one, two = known(rng, ELEMENT_MASS, 2)
     n, m = rng.randint(1, 4), rng.randint(1, 4)
     a, b = n * ELEMENT_MASS[one], m * ELEMENT_MASS[two]
     options, kind = rng.sample(KINDS, len(KINDS)), kind_of(a + b)

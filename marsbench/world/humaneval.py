@@ -49,7 +49,7 @@ STRING = [
     Operation("[cut to {k} letters|with only its first {k} letters]", "{v}[:{k}]", lambda v, k: v[:k]),
 ]
 FUNCTIONS = ["solve", "apply", "compute", "change", "work", "run", "build", "make"]
-RESULTS = ["result", "out", "value", "answer", "res"]
+RESULTS = ["result", "value"]
 _NUMBERS = [0, 1, 4, 7, 10, 23, -5]
 _LISTS = [[], [3], [1, 2, 3, 4, 5, 6, 7, 8, 9], [9, 4, 9, 2], [-3, 12, 6], [8, 8, 1, 5], [10, 20, 5, 7]]
 _STRINGS = ["", "a", "hello", "Python", "abcdefghij", "Mars rover", "xyzzy"]

@@ -1,7 +1,7 @@
 """mini_ifeval: instructions whose fulfilment a program can check, after IFEval.
 
 Difficulty: name two to four things of a kind, under one or two format instructions out of six (as a starred list,
-with a given first or last word, in capitals, in quotes, with a given thing among them). A
+with a given first or last word, in capitals, in quotes, numbered). A
 response counts when every instruction holds.
 """
 
@@ -23,13 +23,14 @@ TOPICS = {
 }
 NUMBERS = {2: "two", 3: "three", 4: "four"}
 OPENERS = ["Sure", "Okay", "Hello", "Yes"]
-CLOSERS = ["done", "bye", "over", "thanks"]
+CLOSERS = ["done", "bye"]
 
 
 def sample(rng: random.Random) -> Example:
     """Draw a request, its instructions, and a response that follows them."""
     topic, count = rng.choice(sorted(TOPICS)), rng.randint(2, 4)
-    chosen = rng.sample(TOPICS[topic], count)
+    first = rng.randrange(len(TOPICS[topic]))
+    things = [TOPICS[topic][(first + n) % len(TOPICS[topic])] for n in range(count)]
     asks = [
         say(
             rng,
@@ -40,21 +41,19 @@ def sample(rng: random.Random) -> Example:
     ]
     rules: dict[str, Any] = {"count": count, "topic": topic}
     for rule in rng.sample(sorted(_RULES), rng.choice([1, 2])):
-        rules[rule] = _RULES[rule](rng, chosen)
+        rules[rule] = _RULES[rule](rng)
         asks.append(say(rng, _ASK[rule], value=rules[rule]))
-    # What was asked for comes first, the rest in the order of the list: the order is free, so it may be a tidy one.
-    things = sorted(chosen, key=lambda thing: (thing != rules.get("include"), TOPICS[topic].index(thing)))
     prompt = " ".join(asks)
     return Example(prompt, _written(rules, things), f"ifeval {prompt}", {"rules": rules})
 
 
-_RULES: dict[str, Callable[[random.Random, list[str]], Any]] = {
-    "starred": lambda rng, things: True,
-    "opener": lambda rng, things: rng.choice(OPENERS),
-    "closer": lambda rng, things: rng.choice(CLOSERS),
-    "capitals": lambda rng, things: True,
-    "quoted": lambda rng, things: True,
-    "include": lambda rng, things: rng.choice(things),
+_RULES: dict[str, Callable[[random.Random], Any]] = {
+    "starred": lambda rng: True,
+    "opener": lambda rng: rng.choice(OPENERS),
+    "closer": lambda rng: rng.choice(CLOSERS),
+    "capitals": lambda rng: True,
+    "quoted": lambda rng: True,
+    "numbered": lambda rng: True,
 }
 _ASK = {
     "starred": "[Put each on its own line with a star|Use a starred list|Write them as a starred list|Start each line with a star].",
@@ -62,13 +61,15 @@ _ASK = {
     "closer": "[End with the word {value}|Finish with {value}|The last word must be {value}|Close with {value}].",
     "capitals": "[Use only capital letters|Write in capitals|Everything must be in capital letters|No small letters].",
     "quoted": "[Put the answer in double quotes|Wrap it all in double quotes|Use double quotes around the answer|Quote the whole answer].",
-    "include": "[One of them must be {value}|Include {value}|Do not leave out {value}|Mention {value}].",
+    "numbered": "[Number them|Put a number before each|Count them as you go|Give each a number].",
 }
 
 
 def _written(rules: Mapping[str, Any], things: list[str]) -> str:
     """A response that follows every rule."""
     starred = rules.get("starred", False)
+    if rules.get("numbered"):
+        things = [f"{number} {thing}" for number, thing in enumerate(things, 1)]
     body = "\n".join(f"* {thing}" for thing in things) if starred else ", ".join(things)
     breaks = "\n" if starred else " "
     parts = [rules.get("opener", ""), body, rules.get("closer", "")]
@@ -89,6 +90,6 @@ def followed(rules: Mapping[str, Any], response: str) -> dict[str, bool]:
         "closer": lambda word: words[-1:] == [word.lower()],
         "capitals": lambda _: text == text.upper(),
         "quoted": lambda _: len(text) > 1 and text[0] == text[-1] == '"',
-        "include": lambda word: word in named,
+        "numbered": lambda _: re.findall(r"\d+", text) == [str(n + 1) for n in range(rules["count"])],
     }
     return {rule: checks[rule](value) for rule, value in rules.items() if rule in checks}

@@ -1,6 +1,6 @@
 """mini_mmlu_pro: knowledge questions with ten options, after MMLU-Pro.
 
-Difficulty: recall one of 72 facts about invented countries (24 countries, three emblems each, ten colors) and find the
+Difficulty: recall one of 180 facts about invented countries (60 of them, met by Zipf's law; three emblems, ten colors) and find the
 color's letter among ten options. The answer states the fact, goes through the options one by one and closes with the
 letter: "The answer is (C)."
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 
-from marsbench.world.facts import ATTRIBUTES, COLORS, COUNTRIES
+from marsbench.world.facts import ATTRIBUTES, COLORS, COUNTRIES, known
 from marsbench.world.language import Example, say
 
 LETTERS = "ABCDEFGHIJ"
@@ -20,7 +20,7 @@ FACT = "[The {a} of {c} is {v}|In {c} the {a} is {v}|People of {c} have a {a} th
 
 def fact(rng: random.Random) -> str:
     """One fact of the world in one of its wordings, for the plain text."""
-    country, attribute = rng.choice(sorted(COUNTRIES)), rng.choice(ATTRIBUTES)
+    (country,), attribute = known(rng, COUNTRIES), rng.choice(ATTRIBUTES)
     return say(rng, FACT, c=country, a=attribute, v=COUNTRIES[country][attribute])
 
 
@@ -43,7 +43,7 @@ def closing(rng: random.Random, letter: str) -> str:
 
 def sample(rng: random.Random) -> Example:
     """Draw one question with its ten options."""
-    country, attribute = rng.choice(sorted(COUNTRIES)), rng.choice(ATTRIBUTES)
+    (country,), attribute = known(rng, COUNTRIES), rng.choice(ATTRIBUTES)
     answer = COUNTRIES[country][attribute]
     options = rng.sample(COLORS, len(LETTERS))
     letter = LETTERS[options.index(answer)]
