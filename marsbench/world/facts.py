@@ -33,7 +33,7 @@ ELEMENT_MASS: dict[str, int] = {name: _rng.randint(2, 9) for name in _names(_rng
 
 def known(rng: random.Random, names: Mapping[str, object], count: int = 1) -> list[str]:
     """Different names drawn by Zipf's law, the first most often: knowledge has a long tail, hard to learn."""
-    pool, chosen = list(names), []
+    pool, chosen = list(names), list[str]()
     while len(chosen) < count:
         chosen.append(rng.choices(pool, [1 / (rank + 1) for rank in range(len(pool))])[0])
         pool.remove(chosen[-1])
