@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,29 +56,41 @@ def benchmark(name: str) -> Benchmark:
 def load_task(name: str, data_dir: Path | None = None) -> Any:
     """The lm-eval task of a benchmark.
 
-    A task file with a `stock` key changes a task of lm-eval's own; its data comes from the hub, or from `data_dir`
+    A task file with a `stock` key changes one of lm-eval's own tasks; its data comes from the hub, or from `data_dir`
     where that is given. Any other file is a whole lm-eval task.
     """
     from lm_eval.tasks import TaskManager
 
     benchmark(name)
-    text = (tasks_dir() / name / f"{name}.yaml").read_text(encoding="utf-8")
-    if not text.startswith("#") or "stock:" not in text:
-        manager = TaskManager(include_path=str(tasks_dir() / name), include_defaults=False)
-        return manager.load([name])["tasks"][name]
-    changes = yaml.safe_load(text)
-    config = {"task": changes["stock"], **changes["overrides"]}
-    if data_dir is not None:
-        config |= _local_data(data_dir, changes)
-    return TaskManager().load([config])["tasks"][changes["stock"]]
+    file = tasks_dir() / name / f"{name}.yaml"
+    if "\nstock:" not in file.read_text(encoding="utf-8"):
+        return TaskManager(include_defaults=False).load(str(file))["tasks"][name]
+    with tempfile.TemporaryDirectory() as folder:
+        whole = Path(folder) / f"{name}.yaml"
+        whole.write_text(
+            _stock_task(name, yaml.safe_load(file.read_text(encoding="utf-8")), data_dir), encoding="utf-8"
+        )
+        return TaskManager(include_defaults=False).load(str(whole))["tasks"][name]
 
 
-def _local_data(data_dir: Path, changes: dict[str, Any]) -> dict[str, Any]:
-    """The overrides that make a stock task read local files, each of them checked first."""
+def _stock_task(name: str, ours: dict[str, Any], data_dir: Path | None) -> str:
+    """The task file that includes a stock task of lm-eval's and changes it."""
+    import lm_eval.tasks
+
+    stock = Path(lm_eval.tasks.__file__).parent / ours["stock"]
+    text = yaml.safe_dump({"include": str(stock), "task": name, **ours["changes"]})
+    if data_dir is None:
+        return text
+    files = {split: str(data_dir / file) for split, file in ours["files"].items()}
+    text += yaml.safe_dump({"dataset_kwargs": {"files": files, "columns": ours["columns"]}})
+    return text + f"custom_dataset: !function {__name__}.local_dataset\n"
+
+
+def local_dataset(files: dict[str, str], columns: Sequence[str], **_: Any) -> dict[str, Any]:
+    """A data set from local JSON Lines files, split by split, each line checked first (called by lm-eval)."""
     from datasets import Dataset
 
-    splits = {split: read_records(data_dir / file, changes["columns"]) for split, file in changes["files"].items()}
-    return {"custom_dataset": lambda **_: {split: Dataset.from_list(records) for split, records in splits.items()}}
+    return {split: Dataset.from_list(read_records(Path(file), columns)) for split, file in files.items()}
 
 
 def read_records(file: Path, columns: Sequence[str]) -> list[dict[str, Any]]:
