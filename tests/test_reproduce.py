@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from marsbench import world
 from marsbench.presets import preset, scales
 from marsbench.reports import REPORTS, write_report
 from marsbench.sweeps.plans import table_plan
@@ -24,6 +26,7 @@ from marsbench.sweeps.rows import EvaluationRow, TrainingRow
 from marsbench.sweeps.store import read_rows
 from marsbench.sweeps.workspace import Workspace
 from marsbench.training.stages import STAGES, recipe
+from marsbench.training.tokenizer import build_tokenizer
 
 ROOT = Path(__file__).resolve().parent.parent
 MICRO = ["reproduce", "table2", "--scale", "micro", "--output"]
@@ -76,7 +79,10 @@ def test_checkpoints_load_with_plain_transformers(reproduced: Path) -> None:
     """Guards against a checkpoint that only this package can read, or without its mask token and chat template."""
     folder = Workspace(reproduced, "micro").checkpoint(recipe(preset("micro"), "mars"))
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
-    assert tokenizer.mask_token == "<|mask|>" and model.config.vocab_size >= len(tokenizer)
+    assert tokenizer.mask_token == "<|mask|>" and model.config.vocab_size == len(tokenizer)
+    built = build_tokenizer(preset("micro").vocabulary_size)
+    for text in islice(world.corpus(1), 300):  # what the base model was trained on is what `AutoTokenizer` makes of it
+        assert tokenizer(text).input_ids == built(text).input_ids
     prompt = tokenizer.apply_chat_template(
         [{"role": "user", "content": "Hi"}], tokenize=False, add_generation_prompt=True
     )

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from itertools import islice
 
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from marsbench import world
 
-PAD, START, END, MASK = "<pad>", "<|im_start|>", "<|im_end|>", "<|mask|>"
+PAD, START, END, MASK = "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|mask|>"
+_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 SYSTEM = "You are a helpful assistant."  # Qwen's template begins with such a turn where the user gives none
 CHAT_TEMPLATE = (
     "{% if messages[0].role != 'system' %}{{ '<|im_start|>system\n" + SYSTEM + "<|im_end|>\n' }}{% endif %}"
@@ -24,10 +28,12 @@ def build_tokenizer(vocabulary_size: int, *, texts: int = 20_000, seed: int = 0)
     The same arguments give the same tokenizer, to the byte.
     """
     core = Tokenizer(models.BPE())
+    # Qwen2's own way to split text: `AutoTokenizer` gives every Qwen2 checkpoint a tokenizer that splits like this.
+    core.normalizer = normalizers.NFC()
     core.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(r"\d"), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False),
+            pre_tokenizers.Split(Regex(_SPLIT), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
     core.decoder = decoders.ByteLevel()
