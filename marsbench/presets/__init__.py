@@ -28,6 +28,7 @@ class Preset:
     scale: str
     summary: str
     model: dict[str, Any]  # Qwen2Config keywords
+    draft_model: dict[str, Any]  # the same for the draft model, about a quarter of the parameters
     vocabulary_size: int  # upper bound for the world's tokenizer
     pretraining: Budget  # the base stage
     finetuning: Budget  # every other stage; `ar_sft_2x` takes twice the steps

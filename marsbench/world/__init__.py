@@ -26,8 +26,8 @@ GENERATORS: dict[str, Callable[[random.Random], Example]] = {
     "mini_humaneval": humaneval.sample,
 }
 _FACTS = [mmlu_pro.fact, gpqa.fact]
-# How often a benchmark's problems are met in training: the one that takes longest to learn counts for more.
-_WEIGHTS = {"mini_mmlu_pro": 1.5}
+# How often a benchmark's problems are met in training: those that take longest to learn count for more.
+_WEIGHTS = {"mini_mmlu_pro": 1.5, "mini_gpqa": 1.3}
 
 
 def draw(benchmark: str, split: Split, seed: int) -> Iterator[Example]:

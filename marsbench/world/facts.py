@@ -26,7 +26,7 @@ _rng = random.Random(_SEED)
 COLORS = ["red", "blue", "green", "white", "black", "pink", "brown", "gray", "gold", "teal"]
 ATTRIBUTES = ["flag", "coin", "coat"]
 COUNTRIES: dict[str, dict[str, str]] = {
-    country: {attribute: _rng.choice(COLORS) for attribute in ATTRIBUTES} for country in _names(_rng, 60, "land")
+    country: {attribute: _rng.choice(COLORS) for attribute in ATTRIBUTES} for country in _names(_rng, 80, "land")
 }
 ELEMENT_MASS: dict[str, int] = {name: _rng.randint(2, 9) for name in _names(_rng, 40, "um", capital=False)}
 

@@ -1,6 +1,6 @@
 """mini_humaneval: complete a small Python function from its docstring, after HumanEval.
 
-Difficulty: one function of one argument: two or three operations in a row on a number (add, subtract, multiply, ... a
+Difficulty: one function of one argument: two to four operations in a row on a number (add, subtract, multiply, ... a
 constant of 2 to 9) or on a string, or the choice of some of a list's values and what to make of them. The program is run against seven inputs.
 """
 
@@ -70,9 +70,9 @@ def _on_string(rng: random.Random, name: str) -> Example:
 
 
 def _chain(rng: random.Random, name: str, argument: str, operations: list[Operation], inputs: list[Any]) -> Example:
-    """Two or three operations, one after the other, on a number or a string."""
+    """Two to four operations, one after the other, on a number or a string."""
     wording, lines, value, values = f"{argument}", [], argument, inputs
-    chosen = [(operation, rng.randint(2, 9)) for operation in rng.sample(operations, rng.choice([2, 3]))]
+    chosen = [(operation, rng.randint(2, 9)) for operation in rng.sample(operations, rng.choice([2, 3, 4]))]
     result = rng.choice(RESULTS)
     for number, (operation, k) in enumerate(chosen):
         wording += say(rng, "[, then|, and then|, after that|, next] " if number else " ") + say(

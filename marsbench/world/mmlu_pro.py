@@ -1,6 +1,6 @@
 """mini_mmlu_pro: knowledge questions with ten options, after MMLU-Pro.
 
-Difficulty: recall one of 180 facts about invented countries (60 of them, met by Zipf's law; three emblems, ten colors) and find the
+Difficulty: recall one of 240 facts about invented countries (80 of them, met by Zipf's law; three emblems, ten colors) and find the
 color's letter among ten options. The answer states the fact, goes through the options one by one and closes with the
 letter: "The answer is (C)."
 """
