@@ -76,6 +76,12 @@ def reproduce_table2(session: nox.Session) -> None:
     run_marsbench(session, "reproduce", "table2")
 
 
+@nox.session(name="reproduce-engine")
+def reproduce_engine(session: nox.Session) -> None:
+    """Race the decoding methods and check the lossless ones against AR; writes reports/engine.md."""
+    run_marsbench(session, "reproduce", "engine")
+
+
 @nox.session
 def report(session: nox.Session) -> None:
     """Render every report again from the rows in results/."""

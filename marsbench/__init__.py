@@ -5,4 +5,21 @@ Importing this package loads nothing heavy; each room (`marsbench.training`, `ma
 what it needs.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from marsbench.transformers_generate import generate
+
+__all__ = ["__version__", "generate"]
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    """`marsbench.generate`, loaded when it is first asked for."""
+    if name == "generate":
+        from marsbench.transformers_generate import generate
+
+        return generate
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

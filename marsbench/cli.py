@@ -91,6 +91,10 @@ ExistingPolicy = Annotated[str, typer.Option(help="What is there already: reuse 
 Seed = Annotated[int, typer.Option(help="Seed of initial weights and training data.")]
 Limit = Annotated[int | None, typer.Option(min=1, help="Only the first N questions of each benchmark.")]
 BlockSize = Annotated[int, typer.Option(help="B: tokens predicted per forward pass at most.")]
+UntrainedMasks = Annotated[
+    bool, typer.Option("--untrained-masks", help="Use masks even if the checkpoint never saw any.")
+]
+Draft = Annotated[str | None, typer.Option(help="Draft model's checkpoint folder, for speculative methods.")]
 
 
 @app.command()
@@ -162,9 +166,8 @@ def eval_(
     ] = None,
     metric: Annotated[str, typer.Option(help="Confidence: probability, entropy or margin.")] = "probability",
     block_size: BlockSize = 4,
-    untrained_masks: Annotated[
-        bool, typer.Option("--untrained-masks", help="Use masks even if the checkpoint never saw any.")
-    ] = False,
+    untrained_masks: UntrainedMasks = False,
+    draft: Draft = None,
     data_dir: Annotated[
         Path | None, typer.Option(envvar="MARSBENCH_DATA", help="Local copy of the benchmark data.")
     ] = None,
@@ -184,13 +187,133 @@ def eval_(
     options |= {"accept": "one"} if threshold is None else {"threshold": threshold}
     arm = Arm(stage, f"{stage} by {method}", stage, method, options, untrained_masks=untrained_masks)
     runner = _runner(scale, output, existing, seed, limit, data_dir)
-    row = runner.single(arm, benchmark, checkpoint)
+    row = runner.single(arm, benchmark, checkpoint, draft)
     typer.echo(_summary(row))
 
 
 @app.command()
+def decode(
+    model: Annotated[str, typer.Option(help="Checkpoint folder or hub name.")],
+    prompt_ids: Annotated[Path, typer.Option(help='JSON Lines, one {"prompt_ids": [...]} a line.')],
+    out: Annotated[Path, typer.Option(help="Where the continuations go, one line per prompt, in the same order.")],
+    method: Annotated[str, typer.Option(help="How to decode: see `marsbench list methods`.")] = "mars",
+    block_size: Annotated[int, typer.Option(help="B, or the window of methods free to choose one.")] = 4,
+    threshold: Annotated[
+        float | None, typer.Option(help="Confidence to accept (or draft) a token; without it, mars takes one per pass.")
+    ] = None,
+    accept: Annotated[str | None, typer.Option(help="`one`: exactly one token per forward pass.")] = None,
+    metric: Annotated[str, typer.Option(help="Confidence: probability, entropy or margin.")] = "probability",
+    cache_block: Annotated[int, typer.Option(help="B_cache of mars-block-cache, in tokens.")] = 4,
+    layout: Annotated[str, typer.Option(help="Masks of mars-verified: groups (more tokens) or linear (cheaper).")] = (
+        "groups"
+    ),
+    draft: Draft = None,
+    draft_length: Annotated[int, typer.Option(help="K: tokens drafted per round at most.")] = 4,
+    draft_method: Annotated[str, typer.Option(help="How the draft model decodes: ar or mars.")] = "ar",
+    draft_threshold: Annotated[float, typer.Option(help="Confidence that a MARS draft's tokens must pass.")] = 0.95,
+    tree_width: Annotated[int, typer.Option(help="Guesses of the first Medusa head; 1 is a chain.")] = 1,
+    max_new_tokens: Annotated[int, typer.Option(help="Limit of every continuation; an EOS counts.")] = 256,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Rows decoded at once; by default 16.")] = None,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    seed: Annotated[int, typer.Option(help="Seed of sampling; prompt i takes seed + i.")] = 0,
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    eos_id: Annotated[int | None, typer.Option(help="EOS; by default the checkpoint's.")] = None,
+    pad_id: Annotated[int | None, typer.Option(help="Padding; by default the checkpoint's, else EOS.")] = None,
+    mask_id: Annotated[int | None, typer.Option(help="Mask token; by default the tokenizer's <|mask|>.")] = None,
+    untrained_masks: UntrainedMasks = False,
+) -> None:
+    """Continue prompts given as token ids.
+
+    Every line of the output has the tokens up to and without EOS, the forward passes of the model, the tokens accepted
+    by each of them (an EOS counted once) and what ended it: eos or length. The file appears whole or not at all.
+    """
+    from marsbench.quiet import quieten_libraries
+
+    quieten_libraries()
+    from marsbench.decode_file import decode_file, read_prompts
+    from marsbench.decoding.generation import Request
+    from marsbench.methods import METHODS
+    from marsbench.methods.fitting import check_accept, default_ids, fit
+    from marsbench.progress import Reporter
+    from marsbench.training.checkpoints import load
+
+    check_accept(method, accept, threshold)
+    prompts = read_prompts(prompt_ids)
+    device, number_type = _device(), _dtype(dtype)
+    loaded = load(model, dtype=number_type, device=device, needs_tokenizer=False)
+    companion = load(draft, dtype=number_type, device=device, needs_tokenizer=False) if draft else None
+    eos, pad = default_ids(loaded, eos_id, pad_id)
+    options = {"block_size": block_size, "metric": metric, "cache_block": cache_block, "layout": layout}
+    options |= {"draft_length": draft_length, "draft_method": draft_method, "draft_threshold": draft_threshold}
+    options |= {"tree_width": tree_width} | ({} if mask_id is None else {"mask_id": mask_id})
+    chosen = fit(method, loaded, draft=companion, untrained_masks=untrained_masks, **options)
+    requests = [
+        Request(ids, max_new_tokens, threshold, temperature=temperature, seed=seed + number)
+        for number, ids in enumerate(prompts)
+    ]
+    rows = batch_size or (1 if METHODS[method].one_row else 16)
+    decode_file(
+        loaded.model, chosen, requests, prompt_ids, out,
+        eos_id=eos, pad_id=pad, batch_size=rows, reporter=Reporter(),
+    )  # fmt: skip
+    typer.echo(f"wrote {out}")
+
+
+@app.command()
+def show(
+    prompt: Annotated[str | None, typer.Argument(help="A user's question; by default one of mini_gsm8k.")] = None,
+    checkpoint: Annotated[
+        str | None, typer.Option(help="Checkpoint folder or hub name; without it, the scale's own --stage.")
+    ] = None,
+    stage: Annotated[str, typer.Option(help="Stage of the scale's own checkpoint, trained if missing.")] = "mars",
+    method: Annotated[
+        list[str] | None, typer.Option(help="How to decode, several times to compare; by default ar and mars.")
+    ] = None,
+    threshold: Annotated[float, typer.Option(help="Confidence for methods that take one.")] = 0.95,
+    block_size: BlockSize = 4,
+    draft: Draft = None,
+    max_new_tokens: Annotated[int, typer.Option(help="Limit of the answer.")] = 96,
+    untrained_masks: UntrainedMasks = False,
+    image: Annotated[Path | None, typer.Option(help="Also draw it: FILE.png, .svg or .pdf.")] = None,
+    scale: Scale = "tiny",
+    seed: Seed = 0,
+    output: Output = Path("."),
+) -> None:
+    """Print an answer with the tokens of one forward pass shaded together (the paper's Figure 1)."""
+    from marsbench.training.stages import recipe
+
+    runner = _runner(scale, output, "reuse", seed)
+    from rich.console import Console
+
+    from marsbench.show import answers, draw, shaded
+    from marsbench.training.checkpoints import load
+
+    if checkpoint is None:
+        chosen = recipe(runner.scale, stage, block_size=block_size, seed=seed)
+        runner.train(chosen)
+        checkpoint = str(runner.workspace.checkpoint(chosen))
+    found = answers(
+        load(checkpoint, device=_device()),
+        prompt,
+        method or ["ar", "mars"],
+        threshold=threshold,
+        max_new_tokens=max_new_tokens,
+        draft=load(draft, device=_device()) if draft else None,
+        untrained_masks=untrained_masks,
+        block_size=block_size,
+    )
+    console = Console(soft_wrap=True)
+    for answer in found:
+        console.print(f"\n{answer.summary}", style="bold", highlight=False)
+        console.print(shaded(answer, color=console.is_terminal))
+    if image:
+        draw(found, image)
+        typer.echo(f"wrote {image}")
+
+
+@app.command()
 def reproduce(
-    table: Annotated[str, typer.Argument(help="table2: see `marsbench list tables`.")],
+    what: Annotated[str, typer.Argument(help="table2 (see `marsbench list tables`), or engine.")],
     scale: Scale = "tiny",
     seed: Seed = 0,
     limit: Limit = None,
@@ -200,21 +323,21 @@ def reproduce(
     ] = None,
     output: Output = Path("."),
 ) -> None:
-    """Measure one of the paper's tables and write its page.
+    """Measure one of the paper's tables, or what our engine costs, and write the page.
 
-    Trains what is missing, evaluates what is missing, then writes the rows to results/ and the page with its
-    figure to reports/. Interrupted at any moment, the same command goes on where it stopped.
+    Trains what is missing, measures what is missing, then writes the rows to results/ and the page with its
+    figures to reports/. Interrupted at any moment, the same command goes on where it stopped.
     """
+    runner = _runner(scale, output, existing, seed, limit, data_dir)
+    from marsbench.files import write_atomically
     from marsbench.reports import write_report
-    from marsbench.reports.files import write_atomically
+    from marsbench.sweeps.engine_study import EngineStudy
     from marsbench.sweeps.plans import table_plan
     from marsbench.sweeps.store import rows_text
 
-    plan = table_plan(table.removeprefix("table"))
-    runner = _runner(scale, output, existing, seed, limit, data_dir)
-    rows = runner.table(plan)
-    write_atomically(runner.workspace.results(plan.number), rows_text(rows).encode())
-    pages = write_report(plan.number, rows, scale, runner.workspace.reports)
+    rows = EngineStudy(runner).rows() if what == "engine" else runner.table(table_plan(what))
+    write_atomically(runner.workspace.results(what), rows_text(rows).encode())
+    pages = write_report(what, rows, scale, runner.workspace.reports)
     typer.echo(f"read {pages[0]}")
 
 
@@ -229,9 +352,15 @@ def report(
     from marsbench.sweeps.workspace import Workspace
 
     workspace = Workspace(output, scale)
-    for table in REPORTS:
-        rows = read_rows(workspace.results(table))
-        typer.echo(f"wrote {write_report(table, rows, scale, workspace.reports)[0]}")
+    measured = [name for name in REPORTS if workspace.results(name).exists()]
+    if not measured:
+        raise UserError(
+            "there are no rows", where=str(workspace.results("table2").parent),
+            fix="measure them: marsbench reproduce table2",
+        )  # fmt: skip
+    for name in measured:
+        rows = read_rows(workspace.results(name))
+        typer.echo(f"wrote {write_report(name, rows, scale, workspace.reports)[0]}")
 
 
 def _runner(
@@ -248,6 +377,24 @@ def _runner(
     from marsbench.sweeps.workspace import Workspace
 
     return Runner(chosen, Workspace(output, scale), existing_policy(existing), seed, limit, data_dir)
+
+
+def _device() -> str:
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _dtype(name: str) -> Any:
+    """The torch type of that name."""
+    import torch
+
+    from marsbench.errors import unknown_name
+
+    types = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    if name not in types:
+        raise unknown_name("dtype", name, list(types))
+    return types[name]
 
 
 def _summary(row: EvaluationRow) -> str:

@@ -28,11 +28,13 @@ def _stages() -> Table:
 
 
 def _methods() -> Table:
-    from marsbench.methods import METHODS
+    from marsbench.methods import METHODS, NEEDS
 
-    table = _table("methods", "name", "what", "output equals", "needs")
+    table = _table("methods", "name", "what", "output equals", "lossless", "needs", "batch size")
     for name, info in METHODS.items():
-        table.add_row(name, info.summary, info.exact, "a checkpoint trained with masks" if info.needs_masks else "-")
+        needs = ", ".join(NEEDS[need] for need in info.needs)
+        lossless, rows = "yes" if info.lossless else "no", "1" if info.one_row else "any"
+        table.add_row(name, info.summary, info.exact, lossless, needs or "-", rows)
     return table
 
 
@@ -49,8 +51,8 @@ def _tables() -> Table:
     from marsbench.sweeps.plans import TABLES
 
     table = _table("tables", "name", "what", "lines")
-    for plan in TABLES.values():
-        table.add_row(f"table{plan.number}", plan.title, ", ".join(arm.name for arm in plan.arms))
+    for name, plan in TABLES.items():
+        table.add_row(name, plan.title, ", ".join(arm.name for arm in plan.arms))
     return table
 
 

@@ -24,6 +24,7 @@ def provenance(*, seed: int) -> dict[str, Any]:
         "versions": _versions(),
         "hardware": _hardware(),
         "threads": _threads(),
+        "wait_policy": os.environ.get("OMP_WAIT_POLICY", "the library's own"),
         "seed": seed,
     }
 

@@ -2,26 +2,39 @@
 
 from __future__ import annotations
 
+import copy
+import random
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from scipy.stats import chisquare
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from marsbench.decoding.acceptance import bar, confidence, leading_run
-from marsbench.decoding.engine import decode
-from marsbench.decoding.generation import Generation, Request
+from marsbench.decoding.decoder import LeanDecoder, ModuleDecoder, decoder_of
+from marsbench.decoding.engine import Batch, decode
+from marsbench.decoding.generation import Generation, Meter, Request
+from marsbench.decoding.sampling import choose
 from marsbench.errors import UserError
-from marsbench.methods import METHODS, build_method
+from marsbench.methods import METHODS, Options, build_method
+from marsbench.methods.medusa import tree_paths
+from marsbench.training.medusa import MedusaHeads
 
 EOS, PAD, MASK = 2, 0, 3
-SAMPLERS = {
-    "sliding_window": ("mars", "mars-no-cache"),
-    "sliding_window_cached": ("mars",),
-    "greedy_ar": ("ar",),
-}
+LOSSLESS = [name for name, info in METHODS.items() if info.lossless and name != "ar"]
 
 
 def run(
@@ -32,21 +45,42 @@ def run(
     batch_size: int = 8,
     limit: int = 96,
     threshold: float | None = None,
+    temperature: float = 0.0,
+    meter: Meter | None = None,
     **options: Any,
 ) -> list[Generation]:
-    """Decode prompts with a method of the registry."""
-    requests = [Request(prompt, limit, threshold) for prompt in prompts]
-    chosen = build_method(method, mask_id=MASK, **options)
-    return decode(model, chosen, requests, eos_id=EOS, pad_id=PAD, batch_size=batch_size)
+    """Decode prompts with a method of the registry; prompt i samples with seed i."""
+    requests = [
+        Request(prompt, limit, threshold, temperature=temperature, seed=row) for row, prompt in enumerate(prompts)
+    ]
+    chosen = build_method(method, Options(**{"mask_id": MASK, **options}))
+    size = 1 if METHODS[method].one_row else batch_size
+    return decode(model, chosen, requests, eos_id=EOS, pad_id=PAD, batch_size=size, meter=meter)
 
 
-def golden_cases() -> list[tuple[int, str]]:
-    """(index of a recorded decoding, method that must equal it); indices 0 to 20 and the last two are ours."""
-    indices = [*range(21), 45, 46]
-    return [(i, method) for i in indices for method in (("ar",) if i >= 45 else ("mars", "mars-no-cache"))]
+def companions(models: dict[str, PreTrainedModel], hidden_size: int) -> dict[str, Any]:
+    """A draft model and Medusa heads for a target; both guess badly, which is where mistakes show."""
+    torch.manual_seed(1)
+    heads = MedusaHeads(hidden_size)
+    for parameter in heads.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    return {"draft": models["draft"], "heads": heads}
 
 
-@pytest.mark.parametrize(("index", "method"), golden_cases())
+# ---- the authors' vectors -----------------------------------------------------------------------------------------
+
+SAMPLERS = {
+    "sliding_window": ("mars", "mars-no-cache"),
+    "sliding_window_cached": ("mars", "mars-no-cache"),
+    "block_cached": ("mars-block-cache",),
+    "greedy_ar": ("ar",),
+}
+SAMPLER_OF = ["sliding_window"] * 19 + ["sliding_window_cached"] * 2 + ["block_cached"] * 24 + ["greedy_ar"] * 2
+
+
+@pytest.mark.parametrize(
+    ("index", "method"), [(index, method) for index, name in enumerate(SAMPLER_OF) for method in SAMPLERS[name]]
+)
 @pytest.mark.parametrize("batch_size", [1, 7])
 def test_golden_decodings(
     index: int,
@@ -55,10 +89,9 @@ def test_golden_decodings(
     golden: dict[str, Any],
     golden_models: dict[str, PreTrainedModel],
 ) -> None:
-    """Guards against any token or forward count that differs from the authors' sampler, alone or in a ragged batch."""
+    """Guards against any token or forward count that differs from the authors' samplers, alone or in a ragged batch."""
     recorded = golden["decoding"][index]
-    assert method in SAMPLERS[recorded["sampler"]] or recorded["sampler"] == "sliding_window_cached"
-    options = {} if method == "ar" else {"block_size": recorded["block_size"], "metric": recorded["metric"]}
+    assert recorded["sampler"] == SAMPLER_OF[index]
     generations = run(
         golden_models[recorded.get("checkpoint", "mars")],
         method,
@@ -66,36 +99,57 @@ def test_golden_decodings(
         batch_size=batch_size,
         limit=golden["max_new_tokens"],
         threshold=recorded.get("threshold"),
-        **options,
+        **{name: recorded[name] for name in ("block_size", "metric", "cache_block") if name in recorded},
     )
     for generation, row in zip(generations, recorded["rows"], strict=False):
         assert generation.tokens == row["tokens"]
         assert generation.forwards == row.get("forwards", generation.forwards)
 
 
+@pytest.mark.parametrize("index", [index for index, name in enumerate(SAMPLER_OF) if name == "block_cached"])
+def test_the_block_cache_spends_no_more_forwards_than_the_authors(
+    index: int, golden: dict[str, Any], golden_models: dict[str, PreTrainedModel]
+) -> None:
+    """Guards against a forward of its own for what the next block's first forward can carry."""
+    recorded = golden["decoding"][index]
+    generations = run(
+        golden_models["mars"],
+        "mars-block-cache",
+        golden["prompts"],
+        limit=golden["max_new_tokens"],
+        threshold=recorded["threshold"],
+        cache_block=recorded["cache_block"],
+    )
+    size = recorded["batch_size"]
+    longest = [max(g.forwards for g in generations[first : first + size]) for first in range(0, 24, size)]
+    assert all(ours <= theirs for ours, theirs in zip(longest, recorded["forwards_per_batch"], strict=True))
+
+
 def test_ar_equals_generate(golden: dict[str, Any], golden_models: dict[str, PreTrainedModel]) -> None:
     """Guards against a baseline that is not the model's own greedy decoding."""
-    model = golden_models["ar"]
-    for prompt, ours in zip(golden["prompts"][:6], run(model, "ar", golden["prompts"][:6]), strict=True):
-        ids = torch.tensor([prompt])
-        theirs = model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=96,
-            do_sample=False,
-            eos_token_id=EOS,
-            pad_token_id=PAD,
-        )
-        assert ours.tokens == [token for token in theirs[0, len(prompt) :].tolist() if token != EOS]
-        assert ours.emitted == ours.forwards
+    model, prompts = golden_models["ar"], golden["prompts"][:6]
+    assert run(model, "ar", prompts) == run(model, "hf-generate", prompts, batch_size=1)
+
+
+def test_verified_masks_gain_more_than_trusted_ones(
+    golden: dict[str, Any], golden_models: dict[str, PreTrainedModel]
+) -> None:
+    """Guards against a mask group that does not see what it should: its drafts would be right less often."""
+    model, prompts = golden_models["mars"], golden["prompts"]
+    verified = run(model, "mars-verified", prompts)
+    trusted = run(model, "mars", prompts, threshold=0.95)
+    speed = [sum(g.emitted for g in which) / sum(g.forwards for g in which) for which in (verified, trusted)]
+    assert [g.tokens for g in verified] == [g.tokens for g in run(model, "ar", prompts)]
+    assert speed[0] > speed[1]
+
+
+# ---- every method against its contract ----------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def random_models() -> dict[str, PreTrainedModel]:
     """Untrained models: their outputs end early, late or never, and nothing about them is smooth."""
     torch.manual_seed(0)
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
     shape = {
         "vocab_size": 24, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
         "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128, "initializer_range": 0.5,
@@ -103,43 +157,107 @@ def random_models() -> dict[str, PreTrainedModel]:
     return {
         "qwen2": Qwen2ForCausalLM(Qwen2Config(**shape)).eval(),
         "llama": LlamaForCausalLM(LlamaConfig(**shape)).eval(),
+        "qwen3": Qwen3ForCausalLM(Qwen3Config(**shape, head_dim=8)).eval(),
+        "draft": Qwen2ForCausalLM(Qwen2Config(**(shape | {"num_hidden_layers": 1}))).eval(),
     }
 
 
 PROMPTS = st.lists(st.lists(st.integers(4, 23), min_size=1, max_size=14), min_size=1, max_size=6)
+OPTIONS = st.fixed_dictionaries(
+    {
+        "block_size": st.integers(1, 6),
+        "cache_block": st.integers(1, 7),
+        "layout": st.sampled_from(["groups", "linear"]),
+        "draft_length": st.integers(1, 5),
+        "draft_method": st.sampled_from(["ar", "mars"]),
+        "draft_threshold": st.sampled_from([0.0, 0.3]),
+        "tree_width": st.integers(1, 4),
+        "metric": st.sampled_from(["probability", "margin"]),
+    }
+)
 
 
 @pytest.mark.parametrize("method", METHODS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     prompts=PROMPTS,
     limit=st.integers(1, 17),
     threshold=st.sampled_from([None, 0.0, 0.2, 0.5, 0.9]),
-    block_size=st.integers(1, 6),
-    family=st.sampled_from(["qwen2", "llama"]),
+    temperature=st.sampled_from([0.0, 0.0, 1.3]),
+    options=OPTIONS,
+    family=st.sampled_from(["qwen2", "llama", "qwen3"]),
 )
 def test_every_method_keeps_the_contract(
     method: str,
     prompts: list[list[int]],
     limit: int,
     threshold: float | None,
-    block_size: int,
+    temperature: float,
+    options: dict[str, Any],
     family: str,
     random_models: dict[str, PreTrainedModel],
 ) -> None:
-    """Guards against lost, double or late-counted tokens, rows that disturb each other, and limits overrun."""
-    options: dict[str, Any] = {} if method == "ar" else {"threshold": threshold, "block_size": block_size}
-    model = random_models[family]
-    batched = run(model, method, prompts, limit=limit, batch_size=len(prompts), **options)
-    for prompt, generation in zip(prompts, batched, strict=True):
-        assert run(model, method, [prompt], limit=limit, **options) == [generation]
+    """Guards against lost, double or late tokens, rows that disturb each other, limits overrun and lossy drafts."""
+    info, model = METHODS[method], random_models[family]
+    choices: dict[str, Any] = {
+        "limit": limit,
+        "threshold": threshold if info.takes_threshold else None,
+        "temperature": 0.0 if method.startswith("hf-") else temperature,
+    }
+    extra = options | companions(random_models, 32)
+    together = run(model, method, prompts, batch_size=len(prompts), **choices, **extra)
+    waiting = run(model, method, prompts, batch_size=max(1, len(prompts) // 2), **choices, **extra)
+    assert waiting == together
+    for generation in together:
         ended = generation.finish == "eos"
         assert generation.emitted == len(generation.tokens) + ended <= limit
         assert ended or generation.emitted == limit
         assert EOS not in generation.tokens
+        assert sum(generation.accepted) == generation.emitted
         assert generation.forwards >= 1
-        if threshold is None:
+        if info.takes_threshold and not info.lossless and threshold is None and method != "mars-speculative":
             assert max(generation.accepted) <= 1
+    if temperature == 0.0:
+        alone = [run(model, method, [prompt], **choices, **extra)[0] for prompt in prompts]
+        assert alone == together
+    if info.lossless or (method == "mars-speculative" and threshold is None):
+        ar = run(model, "ar", prompts, limit=limit, temperature=choices["temperature"])
+        assert [g.tokens for g in together] == [g.tokens for g in ar]
+
+
+def test_only_known_architectures_run_lean(random_models: dict[str, PreTrainedModel]) -> None:
+    """Guards against fused operations that leave out what another architecture does between them."""
+    kinds = {name: type(decoder_of(model)) for name, model in random_models.items()}
+    assert kinds == {"qwen2": LeanDecoder, "llama": LeanDecoder, "qwen3": ModuleDecoder, "draft": LeanDecoder}
+
+
+def test_the_lean_decoder_follows_the_weights(random_models: dict[str, PreTrainedModel]) -> None:
+    """Guards against fused weights that stay behind when a model is trained on, moved or loaded anew."""
+    model = copy.deepcopy(random_models["qwen2"])
+    before = run(model, "ar", [[4, 5, 6]], limit=12)
+    for change in ("in place", "replaced"):
+        with torch.no_grad():
+            for layer in model.model.layers:
+                weight = layer.self_attn.v_proj.weight
+                if change == "in place":
+                    weight.mul_(-3.0)
+                else:
+                    layer.self_attn.v_proj.weight.data = weight * 0.5
+        after = run(model, "ar", [[4, 5, 6]], limit=12)
+        assert [g.tokens for g in after] == [g.tokens for g in run(model, "hf-generate", [[4, 5, 6]], limit=12)]
+        assert after != before
+        before = after
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if not name.startswith("hf-")])
+def test_half_precision_runs(method: str, golden: dict[str, Any], golden_models: dict[str, PreTrainedModel]) -> None:
+    """Guards against tensors of another type mixed in: a checkpoint in bfloat16, confidences in fp32."""
+    models = {name: copy.deepcopy(model).bfloat16() for name, model in golden_models.items()}
+    extra = companions({"draft": models["ar"]}, 64)
+    extra["heads"].bfloat16()
+    bar = 0.9 if METHODS[method].takes_threshold else None
+    for generation in run(models["mars"], method, golden["prompts"][:4], limit=12, threshold=bar, **extra):
+        assert sum(generation.accepted) == generation.emitted <= 12
 
 
 @settings(max_examples=25, deadline=None)
@@ -153,7 +271,7 @@ def test_mars_without_cache_equals_mars(
     assert run(model, "mars", prompts, **options) == run(model, "mars-no-cache", prompts, **options)
 
 
-@pytest.mark.parametrize("method", ["mars", "mars-no-cache"])
+@pytest.mark.parametrize("method", ["mars", "mars-no-cache", "mars-block-cache"])
 def test_one_token_mode_equals_ar(
     method: str, golden: dict[str, Any], golden_models: dict[str, PreTrainedModel]
 ) -> None:
@@ -166,18 +284,216 @@ def test_one_token_mode_equals_ar(
     ]
 
 
-def test_rows_may_carry_different_limits_and_thresholds(
+# ---- drafts are what they should be: a bad draft never shows in the output ------------------------------------------
+
+
+@torch.inference_mode()
+def test_verified_drafts_are_those_of_a_plain_forward(
     golden: dict[str, Any], golden_models: dict[str, PreTrainedModel]
 ) -> None:
-    """Guards against one row's options applied to the whole batch."""
-    model, method = golden_models["mars"], build_method("mars", mask_id=MASK)
+    """Guards against mask groups with wrong positions or sight: `mars-verified` redone with whole forwards."""
+    model, masks = golden_models["mars"], 3
+
+    def guess(prefix: list[int]) -> list[int]:
+        logits = model(input_ids=torch.tensor([prefix + [MASK] * masks])).logits[0]
+        return logits[-masks:].argmax(-1).tolist()
+
+    for prompt, generation in zip(
+        golden["prompts"][:8], run(model, "mars-verified", golden["prompts"][:8]), strict=True
+    ):
+        text = generation.tokens + [EOS] * (generation.finish == "eos")
+        known, drafts, accepted = 0, [], []
+        while known < len(text):
+            right = 0
+            while right < len(drafts) and text[known + right : known + right + 1] == [drafts[right]]:
+                right += 1
+            drafts = guess(prompt + text[: known + right])
+            accepted.append(min(right + 1, len(text) - known))
+            known += right + 1
+        assert generation.accepted == accepted
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("width", [1, 3])
+def test_medusa_accepts_what_the_heads_name(
+    width: int, golden: dict[str, Any], golden_models: dict[str, PreTrainedModel]
+) -> None:
+    """Guards against heads read at the wrong place and against a tree whose branches are mixed up."""
+    model, heads = golden_models["ar"], MedusaHeads(64)
+    torch.manual_seed(3)
+    for block in heads.blocks:
+        torch.nn.init.normal_(block.weight, std=0.2)
+    paths = tree_paths(len(heads), width)
+    prompts = golden["prompts"][:6]
+    for prompt, generation in zip(prompts, run(model, "medusa", prompts, heads=heads, tree_width=width), strict=True):
+        text = generation.tokens + [EOS] * (generation.finish == "eos")
+        known, accepted, tree = 0, [], list[tuple[int, ...]]()
+        while known < len(text):
+            ahead = [len(path) for path in tree if list(path) == text[known : known + len(path)]]
+            right = max(ahead, default=0)
+            hidden = model.model(input_ids=torch.tensor([prompt + text[: known + right]])).last_hidden_state[0, -1]
+            best = model.lm_head(heads(hidden)).topk(width).indices.tolist()
+            tree = [tuple(best[depth][rank] for depth, rank in enumerate(path)) for path in paths]
+            accepted.append(min(right + 1, len(text) - known))
+            known += right + 1
+        assert generation.accepted == accepted
+
+
+def test_a_perfect_draft_is_always_accepted(golden: dict[str, Any], golden_models: dict[str, PreTrainedModel]) -> None:
+    """Guards against a draft cache that goes out of step with the target: the model drafts for itself."""
+    model = golden_models["mars"]
+    for name in ("speculative", "hf-assisted"):
+        for generation in run(model, name, golden["prompts"][:6], draft=model, draft_length=3):
+            assert set(generation.accepted[:-1]) <= {4}
+
+
+def test_prompt_lookup_finds_the_latest_longest_match(random_models: dict[str, PreTrainedModel]) -> None:
+    """Guards against drafts from the wrong place: the last three tokens stood before 21 and, earlier, before 20."""
+    model, method = random_models["qwen2"], build_method("prompt-lookup", Options(draft_length=2))
+    seen: list[list[list[int]]] = []
+
+    class Spy:
+        name = "prompt-lookup"
+        bar = staticmethod(method.bar)
+        accept = staticmethod(method.accept)  # type: ignore[union-attr]
+
+        def propose(self, rows: Any) -> Any:
+            window = method.propose(rows)  # type: ignore[union-attr]
+            seen.append(rows.drafts[:, : int(rows.drafted.max())].tolist())
+            return window
+
+    prompts = [[5, 6, 7, 20, 9, 5, 6, 7, 21, 4, 7, 22, 5, 6, 7], [4, 5, 6]]
+    decode(model, Spy(), [Request(prompt, 8) for prompt in prompts], eos_id=EOS, pad_id=PAD)  # type: ignore[arg-type]
+    assert seen[0][1] == [21, 4]
+
+
+# ---- requests and batches -------------------------------------------------------------------------------------------
+
+
+def test_rows_may_carry_different_options(golden: dict[str, Any], golden_models: dict[str, PreTrainedModel]) -> None:
+    """Guards against one row's limit, threshold, stop sequence or temperature applied to the whole batch."""
+    model, method = golden_models["mars"], build_method("mars", Options(mask_id=MASK))
+    prompts = golden["prompts"]
+    stop = run(model, "ar", prompts[3:4])[0].tokens[4:6]
     requests = [
-        Request(prompt, limit, threshold)
-        for prompt, limit, threshold in zip(golden["prompts"], [96, 3, 11, 96], [None, 0.9, 0.5, 0.7], strict=False)
+        Request(prompts[0], 96, None),
+        Request(prompts[1], 3, 0.9),
+        Request(prompts[2], 11, 0.5, temperature=0.7, seed=5),
+        Request(prompts[3], 96, 0.7, stop=[stop, [1, 1, 1]]),
     ]
     together = decode(model, method, requests, eos_id=EOS, pad_id=PAD)
     alone = [decode(model, method, [request], eos_id=EOS, pad_id=PAD)[0] for request in requests]
     assert together == alone
+    assert together[3].finish == "stop"
+    assert together[3].tokens[-2:] == stop
+    assert together[3].emitted == len(together[3].tokens)
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 10_000), method=st.sampled_from(["ar", "mars", "mars-verified", "speculative", "medusa"]))
+def test_rows_join_and_leave_a_running_batch(seed: int, method: str, random_models: dict[str, PreTrainedModel]) -> None:
+    """Guards against newcomers that shift, overwrite or miscount the rows already there."""
+    draw = random.Random(seed)
+    bar = 0.2 if method == "mars" else None
+    requests = [
+        Request([draw.randint(4, 23) for _ in range(draw.randint(1, 12))], draw.randint(1, 20), bar) for _ in range(6)
+    ]
+    chosen = build_method(method, Options(mask_id=MASK, **companions(random_models, 32)))
+    model, found = random_models["qwen2"], dict[int, Generation]()
+    batch = Batch(model, chosen, eos_id=EOS, pad_id=PAD, on_finished=found.__setitem__)
+    waiting = list(enumerate(requests))
+    while waiting or len(batch):
+        arriving = waiting[: draw.randint(0, 2)]
+        batch.join(dict(arriving))
+        waiting = waiting[len(arriving) :]
+        batch.step()
+    alone = [decode(model, chosen, [request], eos_id=EOS, pad_id=PAD)[0] for request in requests]
+    assert [found[index] for index in range(len(requests))] == alone
+
+
+def test_a_threshold_may_change_between_steps(
+    golden: dict[str, Any], golden_models: dict[str, PreTrainedModel]
+) -> None:
+    """Guards against a speed knob that does nothing, or that turns for the neighbours too."""
+    found = dict[int, Generation]()
+    method = build_method("mars", Options(mask_id=MASK))
+    batch = Batch(golden_models["mars"], method, eos_id=EOS, pad_id=PAD, on_finished=found.__setitem__)
+    batch.join({7: Request(golden["prompts"][0], 96, 0.0), 9: Request(golden["prompts"][1], 96, None)})
+    batch.step()
+    batch.set_threshold(7, None)
+    while len(batch):
+        batch.step()
+    assert found[7].accepted[:2] == [4, 4]
+    assert set(found[7].accepted[2:]) == {1}
+    assert set(found[9].accepted) == {1}
+
+
+def test_a_row_may_be_taken_out(golden: dict[str, Any], golden_models: dict[str, PreTrainedModel]) -> None:
+    """Guards against a cancelled row that goes on, or takes its neighbour along."""
+    found = dict[int, Generation]()
+    method = build_method("ar", Options())
+    batch = Batch(golden_models["mars"], method, eos_id=EOS, pad_id=PAD, on_finished=found.__setitem__)
+    batch.join({1: Request(golden["prompts"][0], 96), 2: Request(golden["prompts"][1], 96)})
+    batch.step()
+    with pytest.raises(UserError, match="in flight"):
+        batch.join({2: Request([4], 5)})
+    batch.leave(1)
+    assert (found[1].finish, found[1].emitted, len(batch)) == ("cancelled", 2, 1)
+    while len(batch):
+        batch.step()
+    assert [found[2]] == run(golden_models["mars"], "ar", golden["prompts"][1:2])
+
+
+def test_the_cache_holds_live_tokens_only(golden: dict[str, Any], golden_models: dict[str, PreTrainedModel]) -> None:
+    """Guards against a cache sized by the limit, the window, or rows that are long gone."""
+    model, prompts = golden_models["mars"], [golden["prompts"][0]] * 4
+    held = {}
+    for limit in (40, 180):
+        meter = Meter()
+        run(model, "mars-verified", prompts, limit=limit, meter=meter)
+        held[limit] = meter.cache_bytes
+    assert held[40] == held[180]  # all rows end after 31 tokens
+    config = model.config
+    per_slot = (
+        2
+        * config.num_hidden_layers
+        * config.num_key_value_heads
+        * (config.hidden_size // config.num_attention_heads)
+        * 4
+    )
+    assert held[40] <= 4 * (len(prompts[0]) + 31 + 16 + 63) * per_slot
+
+
+def test_the_meter_counts_positions(golden: dict[str, Any], golden_models: dict[str, PreTrainedModel]) -> None:
+    """Guards against positions per forward that are not the window times the rows."""
+    meter = Meter()
+    prompts = [golden["prompts"][0]] * 2
+    first, second = run(golden_models["mars"], "ar", prompts, meter=meter)
+    assert first == second
+    assert (meter.prompt_forwards, meter.prompt_positions) == (1, 2 * len(prompts[0]))
+    assert (meter.forwards, meter.positions) == (first.forwards - 1, 2 * (first.forwards - 1))
+
+
+# ---- choosing tokens ------------------------------------------------------------------------------------------------
+
+
+def test_sampling_draws_from_the_softmax() -> None:
+    """Guards against noise with a pattern, and against a temperature on the wrong side of the fraction."""
+    probabilities = torch.tensor([0.5, 0.25, 0.15, 0.1])
+    logits = (probabilities.log() * 0.7).expand(4000, 1, 4)
+    for seed, position in ((torch.arange(4000), torch.zeros(4000, 1)), (torch.zeros(4000), torch.arange(4000))):
+        drawn = choose(logits, position.view(-1, 1).long(), torch.full((4000,), 0.7), seed.long())
+        counts = drawn.flatten().bincount(minlength=4)
+        assert chisquare(counts, 4000 * probabilities).pvalue > 0.001
+
+
+def test_neighbouring_positions_draw_independently() -> None:
+    """Guards against noise that repeats from one position to the next."""
+    logits = torch.zeros(3000, 2, 2)
+    position = torch.tensor([[7, 8]]).expand(3000, -1)
+    drawn = choose(logits, position, torch.ones(3000), torch.arange(3000))
+    counts = (2 * drawn[:, 0] + drawn[:, 1]).bincount(minlength=4)
+    assert chisquare(counts).pvalue > 0.001
 
 
 def test_confidence_by_hand() -> None:
@@ -192,11 +508,15 @@ def test_confidence_by_hand() -> None:
 def test_leading_run_stops_at_the_first_failure() -> None:
     """Guards against tokens accepted to the right of a rejected one, and against a first token rejected."""
     passes = torch.tensor([[False, True, False, True], [True, False, True, True]])
-    assert leading_run(passes).int().tolist() == [[1, 1, 0, 0], [1, 0, 0, 0]]
+    assert leading_run(passes).tolist() == [2, 1]
+
+
+# ---- refusals -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("threshold", "metric"), [(1.5, "probability"), (-0.1, "margin"), (-1.0, "entropy"), (0.5, "hope")]
+    ("threshold", "metric"),
+    [(1.5, "probability"), (-0.1, "margin"), (-1.0, "entropy"), (0.5, "hope"), (float("nan"), "probability")],
 )
 def test_bad_thresholds_are_refused(threshold: float, metric: Any) -> None:
     """Guards against a threshold that silently accepts everything or nothing."""
@@ -212,22 +532,57 @@ def test_bad_thresholds_are_refused(threshold: float, metric: Any) -> None:
         (Request([-1]), "vocabulary"),
         (Request([4], 0), "max_new_tokens"),
         (Request([4] * 100, 60), "context"),
+        (Request([4], 5, temperature=-1.0), "temperature"),
+        (Request([4], 5, stop=[[]]), "stop"),
     ],
 )
 def test_bad_requests_are_refused(request_: Request, said: str, random_models: dict[str, PreTrainedModel]) -> None:
     """Guards against an index error from deep inside the model where a plain word would do."""
     with pytest.raises(UserError, match=said):
-        decode(random_models["qwen2"], build_method("ar", mask_id=None), [request_], eos_id=EOS, pad_id=PAD)
+        decode(random_models["qwen2"], build_method("ar", Options()), [request_], eos_id=EOS, pad_id=PAD)
 
 
-def test_methods_that_cannot_run_say_why() -> None:
-    """Guards against masks made of token -1."""
-    for name, wrong in (
-        ("mars", {"mask_id": None}),
-        ("mars", {"mask_id": 3, "block_size": 0}),
-        ("magic", {"mask_id": 3}),
-    ):
-        with pytest.raises(UserError):
-            build_method(name, **wrong)
-    with pytest.raises(UserError, match="no threshold"):
-        build_method("ar", mask_id=None).bar(0.5)
+@pytest.mark.parametrize("method", METHODS)
+def test_methods_that_cannot_run_say_why(method: str, random_models: dict[str, PreTrainedModel]) -> None:
+    """Guards against masks made of token -1, heads made of nothing, and a threshold that is quietly ignored."""
+    info = METHODS[method]
+    if info.needs:
+        with pytest.raises(UserError, match=f"{method}' needs"):
+            build_method(method, Options())
+    able = build_method(method, Options(mask_id=MASK, **companions(random_models, 32)))
+    if not info.takes_threshold:
+        with pytest.raises(UserError, match="no threshold"):
+            able.bar(0.5)
+    if info.one_row:
+        with pytest.raises(UserError, match="one sequence at a time"):
+            decode(random_models["qwen2"], able, [Request([4], 8)], eos_id=EOS, pad_id=PAD, batch_size=2)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"block_size": 0}, {"cache_block": 0}, {"draft_length": 0}, {"tree_width": 0}, {"layout": "spiral"},
+     {"draft_method": "hope"}, {"metric": "hope"}],
+)  # fmt: skip
+def test_options_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
+    """Guards against a window of nothing."""
+    with pytest.raises(UserError):
+        build_method("mars", Options(**{"mask_id": MASK, **wrong})).bar(0.5)
+    with pytest.raises(UserError, match="unknown method"):
+        build_method("magic", Options())
+
+
+def test_a_model_that_has_decoded_can_still_be_trained_and_saved(
+    golden: dict[str, Any], golden_models: dict[str, PreTrainedModel], tmp_path: Path
+) -> None:
+    """Guards against fused weights that inference mode has made unfit for gradients, and weights saved wrongly."""
+    model, prompt = copy.deepcopy(golden_models["ar"]), golden["prompts"][0]
+    with torch.inference_mode():
+        before = run(model, "ar", [prompt])
+    model.requires_grad_(True)
+    model(input_ids=torch.tensor([prompt]), labels=torch.tensor([prompt])).loss.backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    torch.optim.SGD(model.parameters(), lr=1.0).step()
+    after = run(model, "ar", [prompt])
+    assert after != before  # the fused weights have learned with the model's own
+    model.save_pretrained(tmp_path)
+    assert run(AutoModelForCausalLM.from_pretrained(tmp_path).eval(), "ar", [prompt]) == after

@@ -19,13 +19,14 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from marsbench import world
+from marsbench.methods import METHODS
 from marsbench.presets import preset, scales
 from marsbench.reports import REPORTS, write_report
 from marsbench.sweeps.plans import table_plan
-from marsbench.sweeps.rows import EvaluationRow, TrainingRow
+from marsbench.sweeps.rows import EvaluationRow, ExactnessRow, SpeedRow, TrainingRow
 from marsbench.sweeps.store import read_rows
 from marsbench.sweeps.workspace import Workspace
-from marsbench.training.stages import STAGES, recipe
+from marsbench.training.stages import recipe
 from marsbench.training.tokenizer import build_tokenizer
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -58,7 +59,7 @@ def reproduced(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def rows_of(output: Path) -> list[dict[str, Any]]:
     """The published rows without what may differ between two runs of one seed: times and origins."""
     rows = []
-    for row in read_rows(Workspace(output, "micro").results("2")):
+    for row in read_rows(Workspace(output, "micro").results("table2")):
         if isinstance(row, (EvaluationRow, TrainingRow)):
             rows.append({name: value for name, value in vars(row).items() if name not in ("seconds", "provenance")})
     return rows
@@ -68,8 +69,8 @@ def test_every_cell_is_there(reproduced: Path) -> None:
     """Guards against a table with holes."""
     rows = rows_of(reproduced)
     cells = {(row["arm"], row["benchmark"]) for row in rows if "arm" in row}
-    assert cells == {(arm.name, name) for arm in table_plan("2").arms for name in preset("micro").benchmarks}
-    assert {row["stage"] for row in rows if "arm" not in row} == set(STAGES)
+    assert cells == {(arm.name, name) for arm in table_plan("table2").arms for name in preset("micro").benchmarks}
+    assert {row["stage"] for row in rows if "arm" not in row} == set(table_plan("table2").stages)
     assert all(row["status"] == "done" for row in rows)
     assert (reproduced / "reports" / "micro" / "table2.md").exists()
     assert (reproduced / "reports" / "micro" / "figures" / "table2_accuracy.png").exists()
@@ -101,7 +102,7 @@ MOMENTS: dict[str, Callable[[Path], bool]] = {
     "while a state is written": lambda runs: any(runs.glob("checkpoints/block_diffusion-*.partial/checkpoint-*")),
     "between stages": lambda runs: any(runs.glob("checkpoints/mars_no_sft-*")),
     "in the first answers": answers_logged(3),
-    "in the last answers": answers_logged(8 * 6 * 16 - 20),
+    "in the last answers": answers_logged(len(table_plan("table2").arms) * 6 * 16 - 20),
 }
 
 
@@ -217,3 +218,52 @@ def test_committed_reports_are_what_their_rows_say(scale: str, table: str, tmp_p
         pytest.skip(f"no rows of scale {scale} are committed")
     page = write_report(table, read_rows(committed.results(table)), scale, tmp_path)[0]
     assert page.read_text() == (committed.reports / page.name).read_text(), "stale: run `nox -s report`"
+
+
+# ---- the engine's page ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def engine_rows(reproduced: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    """The engine raced on the checkpoints of the uninterrupted run."""
+    output = tmp_path_factory.mktemp("engine")
+    shutil.copytree(reproduced / "runs", output / "runs")
+    marsbench("reproduce", "engine", "--scale", "micro", "--output", str(output))
+    rows = read_rows(Workspace(output, "micro").results("engine"))
+    before = (output / "runs" / "micro" / "rows.jsonl").read_bytes()
+    marsbench("reproduce", "engine", "--scale", "micro", "--output", str(output))
+    assert (output / "runs" / "micro" / "rows.jsonl").read_bytes() == before, "the second run measures nothing"
+    return rows
+
+
+def test_every_lossless_method_equals_ar(engine_rows: list[Any]) -> None:
+    """Guards against a lossless method that is not, on trained checkpoints and all six kinds of prompt."""
+    exact = [row for row in engine_rows if isinstance(row, ExactnessRow)]
+    assert {row.method for row in exact} >= {"mars-verified", "speculative", "medusa", "jacobi", "prompt-lookup"}
+    for row in exact:
+        if METHODS[row.method].lossless:
+            assert row.same_as_ar == row.prompts == 96
+
+
+def test_races_are_paired_and_complete(engine_rows: list[Any]) -> None:
+    """Guards against contenders of different runs, prompts or repeats in one comparison."""
+    races: dict[str, list[SpeedRow]] = {}
+    for row in engine_rows:
+        if isinstance(row, SpeedRow):
+            races.setdefault(row.race, []).append(row)
+    assert [race[0].batch_size for race in races.values()] == [1, 4]
+    for race in races.values():
+        assert {row.contender for row in race} >= {"hf-generate", "ar", "mars"}
+        assert len({(row.prompts_hash, len(row.seconds), row.checkpoint) for row in race}) == 1
+        for row in race:
+            assert all(seconds > 0 for seconds in row.seconds)
+            assert row.method.startswith("hf-") or row.positions >= row.row_forwards - row.prompts
+            if METHODS[row.method].lossless:
+                assert row.same_as_ar == row.prompts
+
+
+def test_the_training_row_of_medusa_says_how_good_its_heads_are(engine_rows: list[Any]) -> None:
+    """Guards against heads that nobody has measured."""
+    (medusa,) = [row for row in engine_rows if isinstance(row, TrainingRow) and row.stage == "medusa"]
+    assert set(medusa.measures) == {"head_1_accuracy", "head_2_accuracy", "head_3_accuracy"}
+    assert all(0 < share < 1 for share in medusa.measures.values())

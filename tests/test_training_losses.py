@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
+from marsbench.training.medusa import MedusaHeads, head_accuracy, medusa_loss
 from marsbench.training.objectives import ar_loss, block_diffusion_loss, mars_loss
 from marsbench.training.visibility import mars_visibility, needs_noisy_copy
 
@@ -106,3 +107,43 @@ def test_block_diffusion_loss_equals_the_whole_layout(golden_models: dict[str, P
     ).logits[:, length:]
     nll = torch.nn.functional.cross_entropy(logits.transpose(1, 2), ids, reduction="none") * masked / level
     assert loss.item() == pytest.approx((nll.sum(1) / (labels != -100).sum(1)).mean().item(), rel=1e-5)
+
+
+def test_medusa_loss_by_hand(golden_models: dict[str, PreTrainedModel]) -> None:
+    """Guards against a head that is taught the wrong token, prompt tokens in the loss, and a backbone that learns."""
+    backbone = golden_models["ar"]
+    torch.manual_seed(0)
+    heads = MedusaHeads(backbone.config.hidden_size)
+    for parameter in heads.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+    ids = torch.tensor([[5, 6, 7, 8, 9, 10, 11, 0, 0], [12, 13, 14, 15, 16, 17, 18, 19, 20]])
+    labels = ids.clone()
+    labels[0, :3], labels[0, 7:], labels[1, :5] = -100, -100, -100
+    backbone.zero_grad()
+    loss = medusa_loss(heads, ids, labels, backbone=backbone.requires_grad_(False))
+    loss.backward()
+    states = heads(backbone.model(input_ids=ids).last_hidden_state)
+    total, right = 0.0, [0, 0, 0]
+    for head in range(3):
+        nll, count = 0.0, 0
+        for row, (first, end) in enumerate([(3, 7), (5, 9)]):
+            for target in range(first + 1 + head, end):
+                logits = backbone.lm_head(states[row, target - 2 - head, head])
+                nll -= logits.log_softmax(-1)[ids[row, target]].item()
+                right[head] += int(logits.argmax()) == int(ids[row, target])
+                count += 1
+        total += 0.8**head * nll / count
+    assert loss.item() == pytest.approx(total, rel=1e-5)
+    assert all(parameter.grad is not None and parameter.grad.norm() > 0 for parameter in heads.parameters())
+    assert all(parameter.grad is None for parameter in backbone.parameters())
+    backbone.requires_grad_(True)
+    counts = [6, 4, 2]  # of labelled tokens that each head can guess
+    measured = head_accuracy(heads, backbone, [{"input_ids": ids, "labels": labels}])
+    assert list(measured.values()) == pytest.approx([hits / count for hits, count in zip(right, counts, strict=True)])
+
+
+def test_new_medusa_heads_say_what_the_model_says(golden_models: dict[str, PreTrainedModel]) -> None:
+    """Guards against heads that start out as noise, and against weights lost on the way to disk."""
+    hidden = torch.randn(2, 3, golden_models["ar"].config.hidden_size)
+    heads = MedusaHeads(hidden.shape[-1])
+    assert torch.equal(heads(hidden), hidden.unsqueeze(2).expand(-1, -1, 3, -1))

@@ -25,7 +25,7 @@ def confidence(logits: Tensor, metric: Metric) -> Tensor:
     """
     logits = logits.float()
     if metric == "probability":
-        return logits.softmax(-1).amax(-1)
+        return (logits.amax(-1) - logits.logsumexp(-1)).exp()
     if metric == "margin":
         top = logits.softmax(-1).topk(2, dim=-1).values
         return top[..., 0] - top[..., 1]
@@ -43,21 +43,24 @@ def bar(threshold: float | None, metric: Metric) -> float:
         raise unknown_name("confidence metric", metric, list(METRICS))
     if threshold is None:
         return float("inf")
-    if threshold < 0 or (metric != "entropy" and threshold > 1):
+    if not threshold >= 0 or (metric != "entropy" and threshold > 1):
         allowed = "at least 0 (nats)" if metric == "entropy" else "between 0 and 1"
         raise UserError(f"threshold {threshold} is out of range for metric {metric!r}", fix=f"give a value {allowed}")
     return -threshold if metric == "entropy" else threshold
 
 
+def no_threshold(method: str, threshold: float | None) -> float:
+    """The bar of a method that takes no threshold; `UserError` if there is one."""
+    if threshold is not None:
+        raise UserError(f"method {method!r} takes no threshold", fix="leave it out, or choose a MARS method")
+    return float("inf")
+
+
+def passing_run(passes: Tensor) -> Tensor:
+    """How many candidates pass from the left without a gap: bool [N, K] -> integer [N]."""
+    return passes.int().cumprod(-1).sum(-1)
+
+
 def leading_run(passes: Tensor) -> Tensor:
-    """Accept from the left while the test is passed; the first candidate is always accepted (paper section 3.3).
-
-    Args:
-        passes: bool [N, K], candidate by candidate.
-
-    Returns:
-        bool [N, K], True for a run of accepted candidates at the left.
-    """
-    passes = passes.clone()
-    passes[:, 0] = True
-    return passes.int().cumprod(-1).bool()
+    """`passing_run` where the first candidate is accepted in any case (paper section 3.3), so at least 1."""
+    return passing_run(passes[:, 1:]) + 1

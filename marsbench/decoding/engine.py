@@ -1,69 +1,31 @@
 """The one decode loop: propose -> forward -> accept -> commit, with a cursor per row.
 
 Every method runs through this loop and this cache; a method only says what to put after the committed tokens
-(`propose`) and which of the answers to keep (`accept`). Rows of a batch advance independently, and a row that is
-finished leaves the batch.
+(`propose`) and which of the answers to keep (`accept`). Rows of a batch advance independently, a row that is
+finished leaves the batch, and new ones may join it at any time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
 from marsbench.decoding.cache import RaggedCache
-from marsbench.decoding.generation import Finish, Generation, Request
+from marsbench.decoding.decoder import Decoder, decoder_of
+from marsbench.decoding.generation import Finish, Generation, Meter, Request, as_list, end_of, split_eos
+from marsbench.decoding.outside import OnFinished, OutsideMethod, decode_outside
+from marsbench.decoding.rows import EMPTY, PROMPT, Accepted, Answer, Rows, Window
 from marsbench.errors import UserError
 
-PROMPT = -1  # `born` of a prompt token
-EMPTY = 0  # `born` of a position that holds no token yet
-
-
-@dataclass
-class Rows:
-    """The rows in flight, one per sequence.
-
-    T is the longest a row may get, plus one: the last column is a spare that takes every write that must not count.
-    """
-
-    tokens: Tensor  # [N, T], prompt and committed tokens
-    born: Tensor  # [N, T], the forward (from 1) that committed a token; PROMPT or EMPTY
-    length: Tensor  # [N], tokens committed without a gap
-    cached: Tensor  # [N], leading tokens whose keys and values are in the cache
-    start: Tensor  # [N], length of the prompt
-    end: Tensor  # [N], the length at which the row must stop
-    bar: Tensor  # fp32 [N], the confidence to pass
-    index: Tensor  # [N], which request the row answers
-
-    def take(self, chosen: Tensor) -> None:
-        """Keep the rows `chosen` (indices), in that order."""
-        for name, values in vars(self).items():
-            setattr(self, name, values[chosen])
-
-
-class Window(NamedTuple):
-    """What a method wants forwarded: W entries a row, placed after the row's cached tokens."""
-
-    input_ids: Tensor  # [N, W]
-    position: Tensor  # [N, W]
-    keep: Tensor  # [N], leading entries that are committed tokens and stay in the cache
-    read: Tensor  # [N, K], the entries whose logits are needed
-    visible: Tensor | None = None  # bool [N, W, W], who sees whom inside the window; None = causal
-
-
-class Accepted(NamedTuple):
-    """The tokens that a forward settled: K candidates a row, of which `chosen` are committed."""
-
-    ids: Tensor  # [N, K]
-    position: Tensor  # [N, K]
-    chosen: Tensor  # bool [N, K]
+# Called with a request's index and the tokens that a forward has just added, as they come (an EOS may be among them).
+OnTokens = Callable[[int, list[int]], None]
 
 
 class Method(Protocol):
-    """A decoding method: two pure functions of the rows in flight."""
+    """A decoding method: functions of the rows in flight, without a state of its own."""
 
     name: ClassVar[str]
 
@@ -75,183 +37,246 @@ class Method(Protocol):
         """Say what to forward."""
         ...
 
-    def accept(self, rows: Rows, window: Window, logits: Tensor) -> Accepted:
-        """Read the logits [N, K, V] at the window's `read` entries."""
+    def accept(self, rows: Rows, window: Window, answer: Answer) -> Accepted:
+        """Read the answer, say what to keep of it, and note the drafts for the next window in `rows`."""
         ...
 
 
-def pending_window(rows: Rows, extra: Tensor) -> Window:
-    """The committed tokens that are not cached yet, followed by `extra` [N, E]; logits from the last of them on.
+class Batch:
+    """Rows in flight. `join` brings requests in, `step` moves every row forward, finished rows leave by themselves.
 
-    This is the window of every method that guesses to the right of the committed tokens: candidate 0 is read from the
-    last committed token, candidate j from the extra entry j - 1.
+    A server would call `join` as requests come, `step` in between, and `set_threshold` when a user turns the knob.
     """
-    pending = (rows.length - rows.cached).unsqueeze(1)
-    width = int(pending.max()) + extra.shape[1]
-    offset = torch.arange(width, device=extra.device).expand(len(extra), -1)
-    position = rows.cached.unsqueeze(1) + offset
-    input_ids = rows.tokens.gather(1, position.clamp(max=rows.tokens.shape[1] - 1))
-    if extra.shape[1]:
-        guess = offset - pending
-        fillings = extra.gather(1, guess.clamp(0, extra.shape[1] - 1))
-        input_ids = torch.where(guess >= 0, fillings, input_ids)
-    candidates = torch.arange(extra.shape[1] + 1, device=extra.device)
-    return Window(input_ids, position, pending.squeeze(1), pending - 1 + candidates)
+
+    def __init__(
+        self,
+        model: Any,
+        method: Method,
+        *,
+        eos_id: int | Sequence[int],
+        pad_id: int,
+        on_finished: OnFinished,
+        on_tokens: OnTokens | None = None,
+        meter: Meter | None = None,
+    ) -> None:
+        self.model, self.method = model, method
+        self.decoder = decoder_of(model)
+        self._eos_ids = as_list(eos_id)
+        self._eos = torch.tensor(self._eos_ids, dtype=torch.long, device=model.device)
+        self._pad_id = pad_id
+        self._on_finished, self._on_tokens = on_finished, on_tokens
+        self._meter = meter
+        self._requests: dict[int, Request] = {}
+        self._forwards = 1  # the number of the latest forward; `born` tells 0 from it
+        self._rows: Rows | None = None
+        self._cache = RaggedCache()
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    @torch.inference_mode()
+    def join(self, requests: Mapping[int, Request]) -> None:
+        """Bring requests in, each under an index of the caller's choice, with one forward over their prompts.
+
+        Raises:
+            UserError: a request that the model cannot run, or an index that is in flight already; nobody joins then.
+        """
+        if not requests:
+            return
+        check_requests(list(requests.values()), self.model)
+        for index in requests.keys() & self._requests.keys():
+            raise UserError(f"request {index} is in flight already", fix="give every request an index of its own")
+        self._requests.update(requests)
+        rows = _rows(requests, self.method, self._forwards - 1, self._pad_id, self.model.device)
+        cache = RaggedCache()
+        self._advance(rows, cache, prompt=True)
+        if self._rows is None or not len(self._rows):
+            self._rows, self._cache = rows, cache
+        elif len(rows):
+            self._cache.extend(cache)
+            self._rows.extend(rows)
+
+    @torch.inference_mode()
+    def step(self) -> None:
+        """One forward for every row."""
+        if self._rows is None or not len(self._rows):
+            return
+        self._forwards += 1
+        self._advance(self._rows, self._cache, prompt=False)
+
+    @torch.inference_mode()
+    def leave(self, index: int) -> None:
+        """Take a request out before its end; what it has come to is reported as cancelled."""
+        if self._rows is not None and index in self._requests:
+            self._retire(self._rows, self._cache, self._rows.index == index, unfinished="cancelled")
+
+    @torch.inference_mode()
+    def set_threshold(self, index: int, threshold: float | None) -> None:
+        """Change the threshold of a request in flight, from the next step on."""
+        bar = self.method.bar(threshold)
+        if self._rows is not None and index in self._requests:
+            self._rows.bar.masked_fill_(self._rows.index == index, bar)
+            self._rows.measure()
+
+    def _advance(self, rows: Rows, cache: RaggedCache, *, prompt: bool) -> None:
+        """Move rows forward by one window."""
+        window = self.method.propose(rows)
+        answer = forward(self.decoder, cache, window)
+        accepted = self.method.accept(rows, window, answer)
+        if self._meter is not None:
+            self._meter.count(_positions(window), cache.bytes() + rows.draft_cache.bytes(), prompt=prompt)
+        before = rows.length
+        ended = commit(rows, accepted, self._forwards, self._eos)
+        (any_ended,) = rows.measure(ended.any().long())
+        if self._on_tokens is not None or any(request.stop for request in self._requests.values()):
+            ended = self._tell_and_stop(rows, before, ended)
+            any_ended = bool(ended.any())
+        if any_ended:
+            self._retire(rows, cache, ended)
+
+    def _tell_and_stop(self, rows: Rows, before: Tensor, ended: Tensor) -> Tensor:
+        """Pass on the new tokens of every row, and end the rows that have come to a stop sequence."""
+        ended = ended.clone()
+        for row, index in enumerate(rows.index.tolist()):
+            start, old, length = int(rows.start[row]), int(before[row]), int(rows.length[row])
+            tokens = rows.tokens[row, start:length].tolist()
+            emitted, finish = end_of(tokens, self._requests[index], self._eos_ids)
+            ended[row] |= finish != "length"
+            fresh = tokens[old - start : emitted]
+            if self._on_tokens is not None and fresh:
+                self._on_tokens(index, fresh)
+        return ended
+
+    def _retire(self, rows: Rows, cache: RaggedCache, ended: Tensor, *, unfinished: Finish = "length") -> None:
+        """Report the rows that have ended and close the gaps they leave."""
+        for row in ended.nonzero().flatten().tolist():
+            index, start, length = int(rows.index[row]), int(rows.start[row]), int(rows.length[row])
+            tokens, born = rows.tokens[row, start:length].tolist(), rows.born[row, start:length].tolist()
+            emitted, finish = end_of(tokens, self._requests.pop(index), self._eos_ids, unfinished)
+            before = int(rows.joined[row])
+            settled_by = [number - before for number in born[:emitted]]
+            kept, eos = split_eos(tokens[:emitted], finish)
+            self._on_finished(index, Generation(kept, settled_by, self._forwards - before, finish, eos))
+        alive = (~ended).nonzero().flatten()
+        holes = ended[: len(alive)].nonzero().flatten()
+        movers = alive[alive >= len(alive)]
+        for store in (cache, rows.draft_cache):
+            store.move(movers, holes, len(alive))
+        order = torch.arange(len(alive), device=alive.device)
+        order[holes] = movers
+        rows.take(order)
 
 
 def decode(
     model: Any,
-    method: Method,
+    method: Method | OutsideMethod,
     requests: Sequence[Request],
     *,
-    eos_id: int,
+    eos_id: int | Sequence[int],
     pad_id: int,
     batch_size: int = 16,
-    on_finished: Callable[[int, Generation], None] = lambda index, generation: None,
+    on_finished: OnFinished = lambda index, generation: None,
+    on_tokens: OnTokens | None = None,
+    meter: Meter | None = None,
 ) -> list[Generation]:
-    """Continue every request, greedily; the answers come in the order of the requests.
+    """Continue every request; the answers come in the order of the requests.
 
-    Prompts are batched by length, so that a batch wastes little on padding.
+    Prompts join in order of length, so that little is wasted on padding; new ones join as soon as a quarter of the
+    batch has become free.
 
     Args:
         model: a causal language model of transformers, in eval mode.
         method: how to propose and accept.
         requests: what to continue.
-        eos_id: the token that ends a sequence.
+        eos_id: the token that ends a sequence, or several of which any does.
         pad_id: any id; fills the unused ends of rows.
         batch_size: rows in flight at once, at most.
         on_finished: called with a request's index and its generation as soon as a row is finished.
+        on_tokens: called with a request's index and its new tokens after every forward.
+        meter: counts the work.
     """
-    check_requests(requests, vocabulary=model.get_input_embeddings().num_embeddings, context=context_length(model))
+    check_requests(requests, model)
+    if isinstance(method, OutsideMethod):
+        return decode_outside(model, method, requests, as_list(eos_id), pad_id, batch_size, on_finished)
     generations: dict[int, Generation] = {}
 
     def finished(index: int, generation: Generation) -> None:
         generations[index] = generation
         on_finished(index, generation)
 
-    by_length = sorted(range(len(requests)), key=lambda index: len(requests[index].prompt_ids))
-    for first in range(0, len(by_length), batch_size):
-        batch = by_length[first : first + batch_size]
-        rows = _rows([requests[index] for index in batch], batch, method, pad_id, model.device)
-        _decode_batch(model, method, rows, eos_id, finished)
+    batch = Batch(model, method, eos_id=eos_id, pad_id=pad_id, on_finished=finished, on_tokens=on_tokens, meter=meter)
+    waiting = sorted(range(len(requests)), key=lambda index: len(requests[index].prompt_ids))
+    while waiting or len(batch):
+        free = batch_size - len(batch)
+        if waiting and free >= max(1, batch_size // 4):
+            batch.join({index: requests[index] for index in waiting[:free]})
+            waiting = waiting[free:]
+        batch.step()
     return [generations[index] for index in range(len(requests))]
 
 
-@torch.inference_mode()
-def _decode_batch(
-    model: Any, method: Method, rows: Rows, eos_id: int, finished: Callable[[int, Generation], None]
-) -> None:
-    """Run the rows of one batch to their ends."""
-    cache, forward = RaggedCache(), 0
-    while len(rows.index):
-        forward += 1
-        window = method.propose(rows)
-        logits = _forward(model, cache, rows, window)
-        accepted = method.accept(rows, window, logits)
-        rows.cached = rows.cached + window.keep
-        ended = _commit(rows, accepted, forward, eos_id)
-        if bool(ended.any()):
-            _retire(rows, cache, ended, forward, eos_id, finished)
+def _positions(window: Window) -> int:
+    """The entries that a window covers over all rows, fillers left out."""
+    return window.input_ids.numel() if window.real is None else int(window.real.sum())
 
 
-def _forward(model: Any, cache: RaggedCache, rows: Rows, window: Window) -> Tensor:
-    """One pass over the window; logits [N, K, V] at its `read` entries."""
-    width = window.input_ids.shape[1]
-    offset = torch.arange(width, device=window.input_ids.device)
-    slots = rows.cached.unsqueeze(1) + offset
-    cache.prepare(slots)
-    hidden = model.get_decoder()(
-        input_ids=window.input_ids,
-        position_ids=window.position,
-        attention_mask=_attention_mask(rows, window, slots, cache.slots, model.dtype),
-        past_key_values=cache,
-        use_cache=True,
-    ).last_hidden_state
-    if width > 1:
-        hidden = hidden.gather(1, window.read.unsqueeze(-1).expand(-1, -1, hidden.shape[-1]))
-    logits: Tensor = model.get_output_embeddings()(hidden)
-    return logits
+def forward(decoder: Decoder, cache: RaggedCache, window: Window) -> Answer:
+    """One pass over a window."""
+    width, slots = window.input_ids.shape[1], window.slots
+    offset = torch.arange(max(slots, width), device=window.begin.device)
+    # A short prompt's fillers lie before its first token: they go to a slot of their own behind all others.
+    places = window.begin.unsqueeze(1) + offset[:width]
+    cache.prepare(torch.where(places < 0, slots, places), slots)
+    # Relative to its row's window, a slot is -1 (before it), 0 to W - 1 (an entry), or W (behind it).
+    relative = (offset[:slots] - window.begin.unsqueeze(1)).clamp(-1, width)
+    return decoder(cache, window, relative)
 
 
-def _attention_mask(rows: Rows, window: Window, slots: Tensor, total: int, dtype: torch.dtype) -> Tensor:
-    """The additive mask [N, 1, W, slots]: all of the row's cached tokens, and what the window lets see in itself."""
-    key = torch.arange(total, device=slots.device)
-    if window.visible is None:
-        visible = key <= slots.unsqueeze(-1)
-    else:
-        visible = (key < rows.cached.view(-1, 1, 1)).expand(-1, slots.shape[1], -1).clone()
-        inside = slots.unsqueeze(1).expand(-1, slots.shape[1], -1)
-        visible.scatter_(2, inside, window.visible)
-    mask = torch.zeros(visible.shape, dtype=dtype, device=slots.device)
-    return mask.masked_fill_(~visible, torch.finfo(dtype).min).unsqueeze(1)
-
-
-def _commit(rows: Rows, accepted: Accepted, forward: int, eos_id: int) -> Tensor:
+def commit(rows: Rows, accepted: Accepted, forward_number: int, eos: Tensor) -> Tensor:
     """Write the accepted tokens down and move the cursors; returns which rows have come to their end, bool [N]."""
-    spare = rows.tokens.shape[1] - 1
+    spare, count = rows.tokens.shape[1] - 1, accepted.ids.shape[1]
     inside = accepted.chosen & (accepted.position < rows.end.unsqueeze(1))
     at = torch.where(inside, accepted.position, spare)
     rows.tokens.scatter_(1, at, accepted.ids)
-    rows.born.scatter_(1, at, forward)
+    rows.born.scatter_(1, at, forward_number)
     before = rows.length
-    rows.length = (rows.born[:, :spare] != EMPTY).int().cumprod(1).sum(1)
-    position = torch.arange(spare, device=at.device)
-    fresh = (position >= before.unsqueeze(1)) & (position < rows.length.unsqueeze(1))
-    return (fresh & (rows.tokens[:, :spare] == eos_id)).any(1) | (rows.length >= rows.end)
+    rows.length = torch.minimum(before + accepted.advance, rows.end)
+    rows.cached = rows.cached + accepted.kept
+    offset = torch.arange(count, device=at.device)
+    fresh = (before.unsqueeze(1) + offset).clamp(max=spare)
+    is_eos = torch.isin(rows.tokens.gather(1, fresh), eos) & (fresh < rows.length.unsqueeze(1))
+    return is_eos.any(1) | (rows.length >= rows.end)
 
 
-def _retire(
-    rows: Rows,
-    cache: RaggedCache,
-    ended: Tensor,
-    forward: int,
-    eos_id: int,
-    finished: Callable[[int, Generation], None],
-) -> None:
-    """Report the rows that have ended and close the gaps they leave."""
-    for row in ended.nonzero().flatten().tolist():
-        start, length = int(rows.start[row]), int(rows.length[row])
-        tokens, born = rows.tokens[row, start:length].tolist(), rows.born[row, start:length].tolist()
-        finished(int(rows.index[row]), _generation(tokens, born, forward, eos_id))
-    alive = (~ended).nonzero().flatten()
-    holes = ended[: len(alive)].nonzero().flatten()
-    movers = alive[alive >= len(alive)]
-    cache.move(movers, holes)
-    order = torch.arange(len(alive), device=alive.device)
-    order[holes] = movers
-    rows.take(order)
-
-
-def _generation(tokens: list[int], born: list[int], forwards: int, eos_id: int) -> Generation:
-    """Cut a row at its EOS and credit every forward with the tokens of it that are left."""
-    finish: Finish = "eos" if eos_id in tokens else "length"
-    emitted = tokens.index(eos_id) + 1 if finish == "eos" else len(tokens)
-    accepted = [0] * forwards
-    for forward in born[:emitted]:
-        accepted[forward - 1] += 1
-    return Generation(tokens[: emitted - 1] if finish == "eos" else tokens, accepted, finish)
-
-
-def _rows(requests: list[Request], indices: list[int], method: Method, pad_id: int, device: torch.device) -> Rows:
-    """Lay a batch of requests out."""
-    start = torch.tensor([len(request.prompt_ids) for request in requests])
-    end = start + torch.tensor([request.max_new_tokens for request in requests])
-    tokens = torch.full((len(requests), int(end.max()) + 1), pad_id)
-    for row, request in enumerate(requests):
+def _rows(requests: Mapping[int, Request], method: Method, joined: int, pad_id: int, device: torch.device) -> Rows:
+    """Lay requests out, one row each."""
+    chosen = list(requests.values())
+    start = torch.tensor([len(request.prompt_ids) for request in chosen])
+    end = start + torch.tensor([request.max_new_tokens for request in chosen])
+    tokens = torch.full((len(chosen), int(end.max()) + 1), pad_id)
+    for row, request in enumerate(chosen):
         tokens[row, : len(request.prompt_ids)] = torch.tensor(request.prompt_ids)
     prompt = torch.arange(tokens.shape[1]) < start.unsqueeze(1)
+    none = torch.zeros_like(start)
     rows = Rows(
         tokens=tokens,
         born=torch.where(prompt, PROMPT, EMPTY),
         length=start.clone(),
-        cached=torch.zeros_like(start),
+        cached=none,
         start=start,
         end=end,
-        bar=torch.tensor([method.bar(request.threshold) for request in requests]),
-        index=torch.tensor(indices),
+        bar=torch.tensor([method.bar(request.threshold) for request in chosen]),
+        temperature=torch.tensor([request.temperature for request in chosen], dtype=torch.float32),
+        seed=torch.tensor([request.seed for request in chosen]),
+        joined=none + joined,
+        index=torch.tensor(list(requests)),
+        drafts=tokens[:, :0],
+        drafted=none,
+        draft_cached=none,
     )
-    for name, values in vars(rows).items():
+    for name, values in rows.tensors().items():
         setattr(rows, name, values.to(device))
+    rows.measure()
     return rows
 
 
@@ -260,24 +285,29 @@ def context_length(model: Any) -> int:
     return int(getattr(model.config, "max_position_embeddings", 1 << 30))
 
 
-def check_requests(requests: Sequence[Request], *, vocabulary: int, context: int) -> None:
-    """Refuse requests that no method could run, naming the first that is wrong."""
+def check_requests(requests: Sequence[Request], model: Any, *, where: str = "request {}") -> None:
+    """Refuse requests that no method could run, naming the first that is wrong by `where` and its number."""
+    vocabulary, context = model.get_input_embeddings().num_embeddings, context_length(model)
     for number, request in enumerate(requests, 1):
-        where = f"request {number}"
+        place = where.format(number)
         if not request.prompt_ids:
-            raise UserError("the prompt is empty", where=where, fix="give at least one token id")
+            raise UserError("the prompt is empty", where=place, fix="give at least one token id")
         if min(request.prompt_ids) < 0 or max(request.prompt_ids) >= vocabulary:
             raise UserError(
                 f"a prompt id lies outside the vocabulary of {vocabulary}",
-                where=where,
+                where=place,
                 fix="tokenize the prompt with this checkpoint's tokenizer",
             )
         if request.max_new_tokens < 1:
-            raise UserError("max_new_tokens must be at least 1", where=where, fix="ask for one token or more")
+            raise UserError("max_new_tokens must be at least 1", where=place, fix="ask for one token or more")
+        if not request.temperature >= 0:
+            raise UserError("temperature must be 0 or more", where=place, fix="give 0 for greedy decoding")
+        if any(not stop for stop in request.stop):
+            raise UserError("a stop sequence is empty", where=place, fix="leave it out")
         if len(request.prompt_ids) + request.max_new_tokens > context:
             raise UserError(
                 f"prompt of {len(request.prompt_ids)} and limit of {request.max_new_tokens} tokens exceed the model's "
                 f"context of {context}",
-                where=where,
+                where=place,
                 fix="shorten the prompt or lower max_new_tokens",
             )

@@ -1,4 +1,4 @@
-"""What goes into the decode loop and what comes out: `Request` and `Generation`."""
+"""What goes into the decode loop and what comes out: `Request`, `Generation`, and a `Meter` of the work done."""
 
 from __future__ import annotations
 
@@ -7,45 +7,100 @@ from dataclasses import dataclass
 from typing import Literal
 
 Metric = Literal["probability", "entropy", "margin"]
-Finish = Literal["eos", "length"]
+Finish = Literal["eos", "stop", "length", "cancelled"]
 
 
 @dataclass(frozen=True)
 class Request:
     """One prompt to continue.
 
-    `threshold` is the confidence that a token after the first must pass (see `acceptance`); None accepts exactly one
-    token per forward, which is AR decoding. `max_new_tokens` counts an emitted EOS.
+    `threshold` is the confidence that methods compare their guesses with (see `acceptance`); for MARS, None accepts
+    exactly one token per forward, which is AR decoding. `max_new_tokens` counts an emitted EOS. `stop` holds token
+    sequences that end the output, themselves included. With a `temperature` above 0, tokens are sampled; the same
+    `seed` gives the same tokens in any batch and, for lossless methods, by any method.
     """
 
     prompt_ids: Sequence[int]
     max_new_tokens: int = 256
     threshold: float | None = None
+    stop: Sequence[Sequence[int]] = ()
+    temperature: float = 0.0
+    seed: int = 0
 
 
 @dataclass(frozen=True)
 class Generation:
     """One continuation and what it cost.
 
-    `tokens` runs up to and without EOS. `accepted` has one entry per forward of this row, the prompt's forward
-    included, and sums to the tokens emitted, an emitted EOS counted once.
+    `tokens` runs up to and without EOS. `settled_by` says for every emitted token, an emitted EOS among them, which of
+    the row's forwards settled it, from 1; the prompt's forward is the first.
     """
 
     tokens: list[int]
-    accepted: list[int]
+    settled_by: list[int]
+    forwards: int  # forward passes of the model that this row took part in
     finish: Finish
-
-    @property
-    def forwards(self) -> int:
-        """Forward passes of the model that this row took part in."""
-        return len(self.accepted)
+    eos_id: int | None = None  # the EOS that ended it, where one did
 
     @property
     def emitted(self) -> int:
         """Tokens emitted, an EOS counted once: `tokens_per_forward` of AR is exactly 1."""
-        return sum(self.accepted)
+        return len(self.settled_by)
+
+    @property
+    def accepted(self) -> list[int]:
+        """Tokens settled by each forward; they sum to `emitted`."""
+        counts = [0] * self.forwards
+        for number in self.settled_by:
+            counts[number - 1] += 1
+        return counts
 
     @property
     def tokens_per_forward(self) -> float:
         """Emitted tokens over forward passes (the paper's tok/fwd, counted per row)."""
         return self.emitted / self.forwards
+
+
+@dataclass
+class Meter:
+    """The work that a decoding did, counted by the loop; forwards over the prompts are kept apart from the rest."""
+
+    forwards: int = 0  # of the target model, over windows
+    positions: int = 0  # entries in those windows, over all rows, fillers left out
+    prompt_forwards: int = 0
+    prompt_positions: int = 0
+    cache_bytes: int = 0  # the most that KV caches held at any time, a draft model's included
+
+    def count(self, positions: int, cache_bytes: int, *, prompt: bool) -> None:
+        """Add one forward over so many positions."""
+        if prompt:
+            self.prompt_forwards += 1
+            self.prompt_positions += positions
+        else:
+            self.forwards += 1
+            self.positions += positions
+        self.cache_bytes = max(self.cache_bytes, cache_bytes)
+
+
+def as_list(eos_id: int | Sequence[int]) -> list[int]:
+    """The ids that end a sequence."""
+    return [eos_id] if isinstance(eos_id, int) else list(eos_id)
+
+
+def end_of(
+    tokens: list[int], request: Request, eos_ids: list[int], unfinished: Finish = "length"
+) -> tuple[int, Finish]:
+    """How many of these tokens count, up to the first EOS or stop sequence with it, and what ended them.
+
+    `unfinished` is what to say where neither is found.
+    """
+    ends: list[tuple[int, Finish]] = [(tokens.index(eos) + 1, "eos") for eos in eos_ids if eos in tokens]
+    for stop in map(list, request.stop):
+        found = (at for at in range(len(stop), len(tokens) + 1) if tokens[at - len(stop) : at] == stop)
+        ends += [(at, "stop") for at in found][:1]
+    return min(ends, default=(len(tokens), unfinished))
+
+
+def split_eos(tokens: list[int], finish: Finish) -> tuple[list[int], int | None]:
+    """Emitted tokens as those before the EOS, and the EOS, if one ended them."""
+    return (tokens[:-1], tokens[-1]) if finish == "eos" else (tokens, None)

@@ -19,6 +19,7 @@ from lm_eval.api.model import LM
 
 from marsbench.decoding.engine import Method, context_length, decode
 from marsbench.decoding.generation import Generation, Request
+from marsbench.decoding.outside import OutsideMethod
 from marsbench.evaluation.benchmarks import Benchmark
 from marsbench.training.checkpoints import Loaded
 
@@ -82,7 +83,7 @@ class EngineModel(LM):  # type: ignore[misc]
     def __init__(
         self,
         loaded: Loaded,
-        method: Method,
+        method: Method | OutsideMethod,
         log: AnswerLog,
         *,
         threshold: float | None,
@@ -134,7 +135,7 @@ class EngineModel(LM):  # type: ignore[misc]
             [Request(prompt, self._max_new_tokens, self._threshold) for prompt in prompts],
             eos_id=tokenizer.eos_token_id,
             pad_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id,
-            batch_size=self._batch_size,
+            batch_size=1 if isinstance(self._method, OutsideMethod) and self._method.one_row else self._batch_size,
             on_finished=finished,
         )
         return [self._log.answers[request.doc_id].response for request in requests]

@@ -4,66 +4,198 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, Literal
 
 from marsbench.decoding.engine import Method
 from marsbench.decoding.generation import Metric
+from marsbench.decoding.outside import OutsideMethod
 from marsbench.errors import UserError, unknown_name
 from marsbench.methods.ar import Autoregressive
 from marsbench.methods.block_diffusion import BlockDiffusion
+from marsbench.methods.hugging_face import HfAssisted, HfGenerate
+from marsbench.methods.jacobi import Jacobi
 from marsbench.methods.mars import Mars
+from marsbench.methods.mars_block_cache import MarsBlockCache
 from marsbench.methods.mars_no_cache import MarsNoCache
+from marsbench.methods.mars_speculative import MarsSpeculative
+from marsbench.methods.mars_verified import LAYOUTS, Layout, MarsVerified
+from marsbench.methods.medusa import Medusa
+from marsbench.methods.prompt_lookup import PromptLookup
+from marsbench.methods.speculative import Drafter, Speculative
+
+Need = Literal["masks", "draft", "heads"]
+NEEDS: dict[Need, str] = {
+    "masks": "a checkpoint trained with masks",
+    "draft": "a draft model (--draft)",
+    "heads": "Medusa heads (a `medusa` checkpoint)",
+}
+DRAFT_METHODS = ("ar", "mars")
+
+
+@dataclass(frozen=True)
+class Options:
+    """Everything that a method may want to know; each takes what it needs.
+
+    `block_size` is B where a method is trained for it, and the window where it is free to choose: at most so many
+    tokens per forward.
+    """
+
+    mask_id: int | None = None  # the id of `<|mask|>`, None for a checkpoint without one
+    block_size: int = 4
+    metric: Metric = "probability"  # the confidence that thresholds are compared with
+    cache_block: int = 4  # B_cache, in tokens
+    layout: Layout = "groups"  # of `mars-verified`
+    draft: Any = None  # the draft model
+    draft_length: int = 4  # K, tokens drafted per round at most
+    draft_method: str = "ar"  # how the draft model decodes
+    draft_threshold: float = 0.95  # confidence that a MARS draft's tokens must pass
+    heads: Any = None  # Medusa heads
+    tree_width: int = 1  # guesses of the first Medusa head; 1 = a chain
 
 
 @dataclass(frozen=True)
 class MethodInfo:
     """How a method is made and what to tell a user about it."""
 
-    build: Callable[[int, int, Metric], Method]  # (mask id, block size, metric)
+    build: Callable[[Options], Method | OutsideMethod]
     summary: str
     exact: str  # what its output equals (fp32, greedy)
-    needs_masks: bool  # needs a checkpoint whose tokenizer has a mask token
+    needs: tuple[Need, ...] = ()
+    lossless: bool = False  # equals AR decoding of the same checkpoint, whatever its options
+    takes_threshold: bool = False
+    one_row: bool = False  # runs at batch size 1 only
+
+    @property
+    def needs_masks(self) -> bool:
+        """Whether the checkpoint must have seen masks in training."""
+        return "masks" in self.needs
+
+
+def _mask(options: Options) -> int:
+    assert options.mask_id is not None, "checked by build_method"
+    return options.mask_id
+
+
+def _drafter(options: Options) -> Drafter:
+    mars = options.draft_method == "mars"
+    method: Method = Mars(_mask(options), options.block_size) if mars else Autoregressive()
+    return Drafter(options.draft, method, options.draft_threshold if mars else None, options.draft_length)
 
 
 METHODS: dict[str, MethodInfo] = {
-    "ar": MethodInfo(
-        lambda mask_id, block_size, metric: Autoregressive(),
-        "one token per forward, KV cache",
-        "greedy decoding",
-        False,
-    ),
+    "ar": MethodInfo(lambda o: Autoregressive(), "one token per forward, KV cache", "greedy decoding", lossless=True),
     "mars": MethodInfo(
-        Mars,
+        lambda o: Mars(_mask(o), o.block_size, o.metric),
         "sliding window of masks, KV cache",
         "`ar` when one token is accepted per forward",
-        True,
+        ("masks",),
+        takes_threshold=True,
     ),
-    "mars-no-cache": MethodInfo(MarsNoCache, "`mars` that recomputes the prefix in every forward", "`mars`", True),
+    "mars-no-cache": MethodInfo(
+        lambda o: MarsNoCache(_mask(o), o.block_size, o.metric),
+        "`mars` that recomputes the prefix in every forward",
+        "`mars`",
+        ("masks",),
+        takes_threshold=True,
+    ),
+    "mars-block-cache": MethodInfo(
+        lambda o: MarsBlockCache(_mask(o), o.cache_block, o.metric),
+        "the paper's block-level cache, B_cache masks wide",
+        "`ar` when one token is accepted per forward",
+        ("masks",),
+        takes_threshold=True,
+    ),
+    "mars-verified": MethodInfo(
+        lambda o: MarsVerified(_mask(o), o.block_size, o.metric, o.layout),
+        "masks draft, the model's own AR logits verify, in one forward",
+        "`ar`",
+        ("masks",),
+        takes_threshold=True,
+        lossless=True,
+    ),
+    "speculative": MethodInfo(
+        lambda o: Speculative(_drafter(o)),
+        "a small model drafts, the model verifies",
+        "`ar`",
+        ("draft",),
+        lossless=True,
+    ),
+    "mars-speculative": MethodInfo(
+        lambda o: MarsSpeculative(_drafter(o), _mask(o), o.block_size, o.metric),
+        "`speculative` whose verification goes on with masks",
+        "`ar` without a threshold",
+        ("masks", "draft"),
+        takes_threshold=True,
+    ),
+    "medusa": MethodInfo(
+        lambda o: Medusa(o.heads, len(o.heads), o.tree_width),
+        "extra heads draft a chain or a tree, the model verifies",
+        "`ar`",
+        ("heads",),
+        lossless=True,
+    ),
+    "jacobi": MethodInfo(
+        lambda o: Jacobi(o.block_size), "fixed-point iteration over the next tokens", "`ar`", lossless=True
+    ),
+    "prompt-lookup": MethodInfo(
+        lambda o: PromptLookup(o.draft_length),
+        "what followed the same n-gram before is the draft",
+        "`ar`",
+        lossless=True,
+    ),
     "block-diffusion": MethodInfo(
-        BlockDiffusion, "fills a block in any order, bidirectional attention in it", "-", True
+        lambda o: BlockDiffusion(_mask(o), o.block_size, o.metric),
+        "fills a block in any order, bidirectional attention in it",
+        "-",
+        ("masks",),
+        takes_threshold=True,
+    ),
+    "hf-generate": MethodInfo(lambda o: HfGenerate(), "transformers' own `generate`", "`ar`", lossless=True),
+    "hf-assisted": MethodInfo(
+        lambda o: HfAssisted(o.draft, o.draft_length),
+        "transformers' own `generate` with an assistant model",
+        "`ar`",
+        ("draft",),
+        lossless=True,
+        one_row=True,
     ),
 }
 
 
-def build_method(name: str, *, mask_id: int | None, block_size: int = 4, metric: Metric = "probability") -> Method:
-    """A method by name.
-
-    Args:
-        name: one of `METHODS`.
-        mask_id: the id of `<|mask|>`, None for a checkpoint without one.
-        block_size: B, tokens predicted per forward at most.
-        metric: the confidence metric that thresholds are compared with.
-
-    Raises:
-        UserError: unknown name, no mask token, or a block size below 1.
-    """
-    if name not in METHODS:
-        raise unknown_name("method", name, list(METHODS))
-    if block_size < 1:
-        raise UserError(f"block size {block_size} is below 1", fix="give a block size of 1 or more, 4 in the paper")
+def build_method(name: str, options: Options) -> Method | OutsideMethod:
+    """A method by name; `UserError` for an unknown one, for options out of range, and for what it needs and lacks."""
+    check_options(name, options)
     info = METHODS[name]
-    if info.needs_masks and mask_id is None:
+    wants_mask = info.needs_masks or ("draft" in info.needs and options.draft_method == "mars")
+    if wants_mask and options.mask_id is None:
         raise UserError(
             f"method {name!r} needs a mask token and this checkpoint's tokenizer has none",
             fix="use a MARS checkpoint, give --mask-id, or choose --method ar",
         )
-    return info.build(mask_id if mask_id is not None else -1, block_size, metric)
+    if "draft" in info.needs and options.draft is None:
+        raise UserError(
+            f"method {name!r} needs a draft model",
+            fix="give one with --draft: a smaller checkpoint with the same vocabulary (marsbench train draft_ar_sft)",
+        )
+    if "heads" in info.needs and options.heads is None:
+        raise UserError(
+            f"method {name!r} needs Medusa heads and this checkpoint has none",
+            fix="use a checkpoint of stage medusa (marsbench train medusa)",
+        )
+    return info.build(options)
+
+
+def check_options(name: str, options: Options) -> None:
+    """Refuse a method that there is not, and options that no method could work with."""
+    if name not in METHODS:
+        raise unknown_name("method", name, list(METHODS))
+    least = {"block_size": 1, "cache_block": 1, "draft_length": 1, "tree_width": 1}
+    for name, minimum in least.items():
+        value = getattr(options, name)
+        if value < minimum:
+            words = name.replace("_", " ")
+            raise UserError(f"{words} {value} is below {minimum}", fix=f"give a {words} of {minimum} or more")
+    if options.layout not in LAYOUTS:
+        raise unknown_name("layout", options.layout, list(LAYOUTS))
+    if options.draft_method not in DRAFT_METHODS:
+        raise unknown_name("draft method", options.draft_method, list(DRAFT_METHODS))

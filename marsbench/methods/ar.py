@@ -4,28 +4,25 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from torch import Tensor
-
-from marsbench.decoding.engine import Accepted, Rows, Window, pending_window
-from marsbench.errors import UserError
+from marsbench.decoding.acceptance import no_threshold
+from marsbench.decoding.rows import Accepted, Answer, Rows, Window
+from marsbench.decoding.verification import verify
+from marsbench.decoding.windows import linear_window
 
 
 class Autoregressive:
-    """The greedy next token, with a KV cache."""
+    """The next token, with a KV cache."""
 
     name: ClassVar[str] = "ar"
 
     def bar(self, threshold: float | None) -> float:
         """AR takes no threshold."""
-        if threshold is not None:
-            raise UserError("method 'ar' takes no threshold", fix="leave --threshold out, or choose --method mars")
-        return float("inf")
+        return no_threshold(self.name, threshold)
 
     def propose(self, rows: Rows) -> Window:
         """Nothing beyond the committed tokens."""
-        return pending_window(rows, rows.tokens[:, :0])
+        return linear_window(rows)
 
-    def accept(self, rows: Rows, window: Window, logits: Tensor) -> Accepted:
-        """The top token of the only candidate."""
-        ids = logits.argmax(-1)
-        return Accepted(ids, rows.length.unsqueeze(1), ids >= 0)
+    def accept(self, rows: Rows, window: Window, answer: Answer) -> Accepted:
+        """The model's next token."""
+        return verify(rows, answer)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from marsbench.decoding.acceptance import bar, confidence
-from marsbench.decoding.engine import EMPTY, Accepted, Rows, Window
 from marsbench.decoding.generation import Metric
+from marsbench.decoding.rows import EMPTY, Accepted, Answer, Rows, Window
 
 
 @dataclass(frozen=True)
@@ -34,23 +34,36 @@ class BlockDiffusion:
 
     def propose(self, rows: Rows) -> Window:
         """The full blocks that are not cached yet, then the current one with masks where it has no token."""
-        block_start = rows.length // self.block_size * self.block_size
-        width = int((block_start - rows.cached).max()) + self.block_size
-        device = rows.tokens.device
-        position = rows.cached.unsqueeze(1) + torch.arange(width, device=device)
-        at = position.clamp(max=rows.tokens.shape[1] - 1)
-        empty = (rows.born.gather(1, at) == EMPTY) | (position >= rows.end.unsqueeze(1))
-        input_ids = rows.tokens.gather(1, at).masked_fill(empty, self.mask_id)
-        block = position // self.block_size
-        visible = block.unsqueeze(1) <= block.unsqueeze(2)
-        current = (block_start - rows.cached).unsqueeze(1) + torch.arange(self.block_size, device=device)
-        return Window(input_ids, position, block_start - rows.cached, current, visible)
+        block_start = self._block_start(rows)
+        full = int((block_start - rows.cached).amax())
+        offset = torch.arange(full + self.block_size, device=block_start.device)
+        position = (block_start - full).unsqueeze(1) + offset
+        input_ids = rows.tokens.gather(1, position.clamp(0, rows.tokens.shape[1] - 1))
+        input_ids = input_ids.masked_fill(self._open(rows, position), self.mask_id)
+        block = (offset - full).div(self.block_size, rounding_mode="floor")
+        visible = block <= block.unsqueeze(1)
+        slots = int(block_start.amax()) + self.block_size
+        return Window(input_ids, position, block_start - full, slots, visible, position >= rows.cached.unsqueeze(1))
 
-    def accept(self, rows: Rows, window: Window, logits: Tensor) -> Accepted:
+    def accept(self, rows: Rows, window: Window, answer: Answer) -> Accepted:
         """The most confident masked position, and every one that passes the bar."""
-        position = window.position.gather(1, window.read)
-        at = position.clamp(max=rows.tokens.shape[1] - 1)
-        open_ = (rows.born.gather(1, at) == EMPTY) & (position < rows.end.unsqueeze(1))
-        sure = confidence(logits, self.metric).masked_fill(~open_, -float("inf"))
+        block_start = self._block_start(rows)
+        logits, position = answer.logits(slice(-self.block_size, None)), window.position[:, -self.block_size :]
+        masked = self._open(rows, position) & (position < rows.end.unsqueeze(1))
+        sure = confidence(logits, self.metric).masked_fill(~masked, -torch.inf)
         best = torch.nn.functional.one_hot(sure.argmax(1), sure.shape[1]).bool()
-        return Accepted(logits.argmax(-1), position, open_ & (best | (sure >= rows.bar.unsqueeze(1))))
+        chosen = masked & (best | (sure >= rows.bar.unsqueeze(1)))
+        settled = chosen | ~self._open(rows, position)
+        length = block_start + settled.int().cumprod(1).sum(1)
+        return Accepted(
+            rows.choose(logits, position), position, chosen, length - rows.length, block_start - rows.cached
+        )
+
+    def _block_start(self, rows: Rows) -> Tensor:
+        """Where the block of each row's next token starts, [N]."""
+        return rows.length // self.block_size * self.block_size
+
+    def _open(self, rows: Rows, position: Tensor) -> Tensor:
+        """Which positions hold no token yet, bool like `position`; those past the row's end never do."""
+        at = position.clamp(0, rows.tokens.shape[1] - 1)
+        return (rows.born.gather(1, at) == EMPTY) | (position >= rows.end.unsqueeze(1))

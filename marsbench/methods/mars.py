@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
 from marsbench.decoding.acceptance import bar, confidence, leading_run
-from marsbench.decoding.engine import Accepted, Rows, Window, pending_window
 from marsbench.decoding.generation import Metric
+from marsbench.decoding.rows import Accepted, Answer, Rows, Window
+from marsbench.decoding.windows import last, linear_window, pending
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,13 @@ class Mars:
 
     def propose(self, rows: Rows) -> Window:
         """B - 1 masks, or none where every row accepts one token at a time."""
-        masks = 0 if bool(rows.bar.isinf().all()) else self.block_size - 1
-        return pending_window(rows, rows.tokens.new_full((len(rows.tokens), masks), self.mask_id))
+        masks = self.block_size - 1 if rows.extent.thresholded else 0
+        return linear_window(rows, masks=masks, mask_id=self.mask_id)
 
-    def accept(self, rows: Rows, window: Window, logits: Tensor) -> Accepted:
+    def accept(self, rows: Rows, window: Window, answer: Answer) -> Accepted:
         """The leading candidates whose confidence passes."""
-        passes = confidence(logits, self.metric) >= rows.bar.unsqueeze(1)
-        position = rows.length.unsqueeze(1) + torch.arange(logits.shape[1], device=logits.device)
-        return Accepted(logits.argmax(-1), position, leading_run(passes))
+        candidates = window.input_ids.shape[1] - rows.extent.pending + 1
+        logits = answer.logits(slice(last(rows), None))
+        position = rows.length.unsqueeze(1) + torch.arange(candidates, device=logits.device)
+        count = leading_run(confidence(logits, self.metric) >= rows.bar.unsqueeze(1))
+        return Accepted.run(rows, rows.choose(logits, position), count, pending(rows))

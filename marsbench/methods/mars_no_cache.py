@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import torch
 
-from marsbench.decoding.engine import Rows, Window
+from marsbench.decoding.rows import Accepted, Answer, Rows, Window
 from marsbench.methods.mars import Mars
 
 
@@ -17,7 +17,7 @@ class MarsNoCache(Mars):
 
     name: ClassVar[str] = "mars-no-cache"
 
-    def propose(self, rows: Rows) -> Window:
-        """The same window, none of it kept."""
-        window = super().propose(rows)
-        return window._replace(keep=torch.zeros_like(window.keep))
+    def accept(self, rows: Rows, window: Window, answer: Answer) -> Accepted:
+        """The same tokens, none of them kept."""
+        accepted = super().accept(rows, window, answer)
+        return accepted._replace(kept=torch.zeros_like(accepted.kept))

@@ -10,31 +10,34 @@ from pathlib import Path
 from typing import NamedTuple
 
 from marsbench.errors import unknown_name
-from marsbench.reports import table2
-from marsbench.reports.files import write_atomically
+from marsbench.files import write_atomically
+from marsbench.reports import engine, table2
 from marsbench.sweeps.rows import Row
 
 
 class Report(NamedTuple):
-    """How one table becomes a page: both functions take rows and a scale, the second also the folder."""
+    """How rows become a page: both functions take rows and a scale, the second also the folder."""
 
     render: Callable[[Sequence[Row], str], str]
     draw: Callable[[Sequence[Row], str, Path], list[Path]]
 
 
-REPORTS: dict[str, Report] = {"2": Report(table2.render, table2.draw)}
+REPORTS: dict[str, Report] = {
+    "table2": Report(table2.render, table2.draw),
+    "engine": Report(engine.render, engine.draw),
+}
 
 
-def write_report(table: str, rows: Sequence[Row], scale: str, reports_dir: Path) -> list[Path]:
-    """Render a table's page and figures into a folder, and return the paths, the page first.
+def write_report(name: str, rows: Sequence[Row], scale: str, reports_dir: Path) -> list[Path]:
+    """Render a page and its figures into a folder, and return the paths, the page first.
 
     Every file is replaced in one step. Rows of other scales are left out.
 
     Raises:
-        UserError: if there is no report of that table.
+        UserError: if there is no report of that name.
     """
-    if table not in REPORTS:
-        raise unknown_name("report of table", table, list(REPORTS))
-    page = REPORTS[table].render(rows, scale).encode()
-    figures = REPORTS[table].draw(rows, scale, reports_dir)
-    return [write_atomically(reports_dir / f"table{table}.md", page), *figures]
+    if name not in REPORTS:
+        raise unknown_name("report", name, list(REPORTS))
+    page = REPORTS[name].render(rows, scale).encode()
+    figures = REPORTS[name].draw(rows, scale, reports_dir)
+    return [write_atomically(reports_dir / f"{name}.md", page), *figures]

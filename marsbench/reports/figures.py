@@ -11,14 +11,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from marsbench.evaluation.statistics import Estimate, accuracy, mean_of_benchmarks
+from marsbench.files import write_atomically
 from marsbench.reports.cells import Cells, done_cells, latest_cells
-from marsbench.reports.files import write_atomically
 from marsbench.sweeps.plans import TablePlan
 from marsbench.sweeps.rows import Row
 
-# Okabe and Ito's palette, safe for colour-blind readers; grey in place of its yellow, which fades on white.
-COLOURS = ("#999999", "#000000", "#56B4E9", "#E69F00", "#CC79A7", "#0072B2", "#D55E00", "#009E73")
-MARKERS = ("o", "s", "D", "^", "v", "P", "X", "*")  # told apart in black and white too
+# Okabe and Ito's palette, safe for colour-blind readers, with grey in place of its yellow, which fades on white, and
+# Tol's wine as a ninth.
+COLOURS = ("#999999", "#000000", "#56B4E9", "#E69F00", "#CC79A7", "#0072B2", "#D55E00", "#009E73", "#882255")
+MARKERS = ("o", "s", "D", "^", "v", "P", "X", "*", "d")  # told apart in black and white too
 FORMATS = {"png": {"Software": None}, "svg": {"Date": None, "Creator": None}}  # metadata that could vary
 GROUP_WIDTH = 0.8  # of the room for one benchmark
 
@@ -41,7 +42,7 @@ def accuracy_figure(rows: Sequence[Row], plan: TablePlan, benchmarks: Mapping[st
             _draw_arm(axes, _estimates(cells, arm.name, list(benchmarks)), shift, position, arm.label)
         _dress(axes, [*benchmarks.values(), "Average"])
         figure.legend(loc="outside lower center", ncols=3, frameon=False)
-        return _save(figure, path_stem)
+        return save(figure, path_stem)
 
 
 def _estimates(cells: Cells, arm: str, benchmarks: Sequence[str]) -> dict[int, Estimate]:
@@ -85,7 +86,7 @@ def _dress(axes: Axes, labels: Sequence[str]) -> None:
     axes.axvline(len(labels) - 1.5, color="0.4", linewidth=0.8)
 
 
-def _save(figure: Figure, path_stem: Path) -> list[Path]:
+def save(figure: Figure, path_stem: Path) -> list[Path]:
     paths = []
     for extension, metadata in FORMATS.items():
         drawing = io.BytesIO()

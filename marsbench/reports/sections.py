@@ -68,20 +68,21 @@ def how_section(rows: Sequence[Row], plan: TablePlan, scale: str) -> str:
         *[cost for cost in [latest_step_cost(rows)] if cost],
     ]
     suffix = "" if scale == "tiny" else f" -- --scale {scale}"
+    command = f"`nox -s reproduce-table{plan.number}{suffix}`"
+    facts = facts_section(shown, command, {"tokens per answer at most": _token_limits(rows)})
+    return "\n\n".join([facts, "Wall time by stage:", _wall_time(rows, plan)])
+
+
+def facts_section(rows: Sequence[Row], command: str, more: Mapping[str, str] | None = None) -> str:
+    """Command, code and machine behind rows; facts that are empty are left out."""
     facts = {
-        "command": f"`nox -s reproduce-table{plan.number}{suffix}`",
-        **{name: _distinct(shown, reader) for name, reader in _FACTS.items()},
-        "measured": _dates(shown),
-        "tokens per answer at most": _token_limits(rows),
+        "command": command,
+        **{name: _distinct(rows, reader) for name, reader in _FACTS.items()},
+        "measured": _dates(rows),
+        **(more or {}),
     }
     lines = [[name, value] for name, value in facts.items() if value]
-    parts = [
-        "## How this was made",
-        table(["", ""], lines, text=(0, 1)),
-        "Wall time by stage:",
-        _wall_time(rows, plan),
-    ]
-    return "\n\n".join(parts)
+    return "\n\n".join(["## How this was made", table(["", ""], lines, text=(0, 1))])
 
 
 def _distinct(rows: Iterable[Row], reader: Callable[[Mapping[str, Any]], str]) -> str:
@@ -120,6 +121,7 @@ _FACTS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "seed": _text("seed"),
     "hardware": _hardware,
     "threads": _text("threads"),
+    "waiting threads": _text("wait_policy"),
     "platform": _text("platform"),
     "Python": _text("python"),
     "versions": _versions,

@@ -1,6 +1,7 @@
 """Table 2: the accuracy of every training recipe when one token is generated per forward pass.
 
-Two lines of our own stand below the paper's: mask decoding without MARS training, and MARS with a threshold.
+Three lines of our own stand below the paper's: mask decoding without MARS training, at a threshold and always, and
+MARS with a threshold.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from marsbench.reports.sections import how_section, training_section
 from marsbench.sweeps.plans import TABLES, Arm
 from marsbench.sweeps.rows import EvaluationRow, Row
 
-PLAN = TABLES["2"]
+PLAN = TABLES["table2"]
 SMALL_SCALES = ("micro", "tiny")
 FIGURE = "figures/table2_accuracy"  # beside the page, less the extension
 PUBLISHED_SCALES = {"0.5b": "Qwen2.5 0.5B", "7b": "Qwen2.5 7B"}
@@ -29,7 +30,10 @@ CLAIMS: tuple[Claim, ...] = (
     AccuracyClaim("b", "More AR training does not explain it", "mars", "ar_sft_2x"),
     AccuracyClaim("c", "Block diffusion degrades the model", "ar_sft", "block_diffusion"),
     AccuracyClaim("d", "MARS without the SFT loss is worse", "mars", "mars_no_sft"),
-    AccuracyClaim("e", "Ours: MARS is not training-free", "ar_sft", "untrained_masks"),
+    TokensClaim("e", "Reported elsewhere: it needs no training, untuned masks speed up too", "untrained_masks", 1.05),
+    AccuracyClaim(
+        "e", "Reported elsewhere: what untuned masks say is right", "untrained_masks_always", "ar_sft", margin=2.0
+    ),
     TokensClaim("f", "Ours: MARS emits several tokens per forward pass", "mars_95", bound=1.0),
     AccuracyClaim("f", "Ours: these cost little accuracy", "mars_95", "mars", margin=2.0),
 )

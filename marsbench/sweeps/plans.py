@@ -46,7 +46,7 @@ class TablePlan:
 
 
 TABLES: dict[str, TablePlan] = {
-    "2": TablePlan(
+    "table2": TablePlan(
         "2",
         "Accuracy when one token is generated per forward pass",
         (
@@ -78,14 +78,22 @@ TABLES: dict[str, TablePlan] = {
                 {"block_size": 4, "threshold": 0.95},
                 untrained_masks=True,
             ),
+            Arm(
+                "untrained_masks_always",
+                "AR SFT, mask decoding (B = 4, tau = 0)",
+                "ar_sft",
+                "mars",
+                {"block_size": 4, "threshold": 0.0},
+                untrained_masks=True,
+            ),
             Arm("mars_95", "MARS (B = 4, tau = .95)", "mars", "mars", {"block_size": 4, "threshold": 0.95}),
         ),
     ),
 }
 
 
-def table_plan(number: str) -> TablePlan:
+def table_plan(name: str) -> TablePlan:
     """The plan of a table, or a `UserError` that names the tables there are."""
-    if number not in TABLES:
-        raise unknown_name("table", number, list(TABLES))
-    return TABLES[number]
+    if name not in TABLES:
+        raise unknown_name("table", name, list(TABLES))
+    return TABLES[name]

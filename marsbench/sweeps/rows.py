@@ -58,6 +58,7 @@ class TrainingRow:
     seconds: float  # wall time of training, interruptions not counted
     loss: float  # mean over the last logging interval
     checkpoint: str = ""
+    measures: Mapping[str, float] = field(default_factory=dict)  # such as the accuracy of each Medusa head
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -75,9 +76,62 @@ class StepCostRow:
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
 
-Row = EvaluationRow | TrainingRow | StepCostRow
-_KINDS: dict[str, type[EvaluationRow] | type[TrainingRow] | type[StepCostRow]] = {
-    row.kind: row for row in (EvaluationRow, TrainingRow, StepCostRow)
+@dataclass(frozen=True)
+class SpeedRow:
+    """One contender of a race: methods that decode the same prompts, batch by batch in turn."""
+
+    kind: ClassVar[str] = "speed"
+
+    key: str
+    status: Status
+    reason: str
+    scale: str
+    race: str  # what was run together; only rows of one race may be compared
+    contender: str  # name of the contender in the race
+    stage: str
+    method: str
+    options: Mapping[str, Any]  # the method's options, and `threshold`
+    batch_size: int
+    prompts: int
+    prompts_hash: str
+    max_new_tokens: int
+    seconds: list[float] = field(default_factory=list)  # of each repeat, all prompts; contenders in the same order
+    emitted: int = 0  # tokens up to EOS over all prompts, an emitted EOS counted once
+    row_forwards: int = 0  # forward passes of the model, summed over prompts
+    forwards: int = 0  # forward passes of the model over windows, a batch counted once
+    positions: int = 0  # entries in those windows, over all rows, fillers left out
+    cache_bytes: int = 0  # the most that KV caches held, a draft model's included
+    same_as_ar: int = 0  # prompts whose tokens equal those of `ar`
+    profile: Mapping[str, float] = field(default_factory=dict)  # part of a step -> seconds, in an extra run
+    checkpoint: str = ""
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ExactnessRow:
+    """One method held against `ar` of the same checkpoint on every prompt of all benchmarks."""
+
+    kind: ClassVar[str] = "exactness"
+
+    key: str
+    status: Status
+    reason: str
+    scale: str
+    stage: str
+    method: str
+    options: Mapping[str, Any]  # the method's options, and `threshold`
+    prompts: int
+    same_as_ar: int  # prompts whose tokens equal those of `ar`
+    emitted: int
+    row_forwards: int
+    dtype: str
+    checkpoint: str = ""
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+
+Row = EvaluationRow | TrainingRow | StepCostRow | SpeedRow | ExactnessRow
+_KINDS: dict[str, type[Row]] = {
+    row.kind: row for row in (EvaluationRow, TrainingRow, StepCostRow, SpeedRow, ExactnessRow)
 }
 
 

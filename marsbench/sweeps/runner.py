@@ -10,18 +10,20 @@ import json
 import shutil
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from marsbench.decoding.engine import Method
+from marsbench.decoding.outside import OutsideMethod
 from marsbench.errors import UserError
 from marsbench.evaluation.benchmarks import Benchmark, benchmark, load_task
 from marsbench.evaluation.harness import AnswerLog, EngineModel, evaluate, task_fingerprint
-from marsbench.methods import build_method
+from marsbench.methods import Options, check_options
+from marsbench.methods.fitting import fit
 from marsbench.presets import Preset
 from marsbench.progress import Reporter
 from marsbench.provenance import provenance
@@ -33,6 +35,8 @@ from marsbench.sweeps.workspace import Workspace, full_disk_explained
 from marsbench.training import checkpoints
 from marsbench.training.checkpoints import Loaded
 from marsbench.training.stages import Recipe, lineage, recipe
+
+_RowKind = TypeVar("_RowKind", bound=Row)
 
 
 @dataclass
@@ -61,20 +65,21 @@ class Runner:
                 rows.append(self.train(recipe(self.scale, name, block_size=block_size, seed=self.seed)))
             rows.append(self.step_cost())
             for arm in plan.arms:
-                loaded = self.load(arm, block_size)
+                loaded = self.load(arm.stage, block_size)
                 rows += [self.cell(arm, loaded, name) for name in self.scale.benchmarks]
             return rows
 
-    def single(self, arm: Arm, name: str, checkpoint: str | None = None) -> EvaluationRow:
+    def single(self, arm: Arm, name: str, checkpoint: str | None = None, draft: str | None = None) -> EvaluationRow:
         """One benchmark on any checkpoint; without one, on the scale's own, trained now if need be."""
         benchmark(name)
-        build_method(arm.method, mask_id=0, block_size=arm.options["block_size"], metric=arm.options["metric"])
+        check_options(arm.method, Options(mask_id=0, **method_options(arm)))
         with full_disk_explained(self.workspace.runs):
+            companion = checkpoints.load(draft, device=_device()) if draft is not None else None
             if checkpoint is not None:
-                return self.cell(arm, checkpoints.load(checkpoint, device=_device()), name)
+                return self.cell(arm, checkpoints.load(checkpoint, device=_device()), name, companion)
             block_size = int(arm.options["block_size"])
             self.train(recipe(self.scale, arm.stage, block_size=block_size, seed=self.seed))
-            return self.cell(arm, self.load(arm, block_size), name)
+            return self.cell(arm, self.load(arm.stage, block_size), name, companion)
 
     def train(self, chosen: Recipe) -> TrainingRow:
         """The finished checkpoint of a recipe, trained now if need be (its parent's too)."""
@@ -100,6 +105,7 @@ class Runner:
             seconds=record.seconds,
             loss=record.loss,
             checkpoint=record.weights,
+            measures=record.measures,
             provenance=record.provenance,
         )
         if self.store.rows().get(chosen.key) != row:
@@ -127,31 +133,38 @@ class Runner:
     def step_cost(self) -> StepCostRow:
         """The cost of a MARS step over an AR step, on the AR SFT checkpoint."""
         parent = recipe(self.scale, "ar_sft", seed=self.seed)
-        key = _hash({"kind": "step_cost", "parent": parent.key, "started": self._trained_at(parent)})
-        row = self.store.rows().get(key)
-        if isinstance(row, StepCostRow) and not self._must_redo(key, "the step costs", self.workspace.row_file):
-            return row
+        key = content_hash({"kind": "step_cost", "parent": parent.key, "started": self._trained_at(parent)})
+        known = self.existing_row(key, StepCostRow, "the step costs")
+        if known is not None:
+            return known
         with self.reporter.bar("timing training steps"):
             seconds = step_cost(self.scale, self.workspace.checkpoint(parent), self.seed)
         row = StepCostRow(key, "done", "", self.scale.scale, seconds, provenance(seed=self.seed))
-        self._keep(row)
+        self.keep(row)
         return row
 
     def _trained_at(self, chosen: Recipe) -> str:
         record = checkpoints.finished(self.workspace.checkpoint(chosen))
         return str(record.provenance["started"]) if record else ""
 
-    def load(self, arm: Arm, block_size: int) -> Loaded:
-        """The checkpoint that an arm decodes."""
-        chosen = recipe(self.scale, arm.stage, block_size=block_size, seed=self.seed)
+    def existing_row(self, key: str, kind: type[_RowKind], what: str) -> _RowKind | None:
+        """The finished row of a key, None where there is none or where the policy says to measure it again."""
+        row = self.store.rows().get(key)
+        if not isinstance(row, kind) or row.status != "done" or self._must_redo(key, what, self.workspace.row_file):
+            return None
+        return row
+
+    def load(self, stage: str, block_size: int) -> Loaded:
+        """The checkpoint of a stage, on the device."""
+        chosen = recipe(self.scale, stage, block_size=block_size, seed=self.seed)
         return checkpoints.load(self.workspace.checkpoint(chosen), device=_device())
 
-    def cell(self, arm: Arm, loaded: Loaded, name: str) -> EvaluationRow:
+    def cell(self, arm: Arm, loaded: Loaded, name: str, draft: Loaded | None = None) -> EvaluationRow:
         """One arm on one benchmark."""
         chosen, task = benchmark(name), load_task(name, self.data_dir)
-        method = arm_method(arm, loaded)
+        method = fit(arm.method, loaded, draft=draft, untrained_masks=arm.untrained_masks, **method_options(arm))
         limit = self.limit or self.scale.questions
-        key = _hash(
+        key = content_hash(
             {
                 "stage": arm.stage,
                 "method": arm.method,
@@ -162,7 +175,8 @@ class Runner:
                 "max_new_tokens": self.scale.max_new_tokens,
                 "batch_size": self.scale.batch_size,
                 "weights": loaded.weights,
-                "engine": _engine_hash(),
+                "draft": draft.weights if draft else None,
+                "engine": source_hash("decoding", "methods", "evaluation", "world"),
             }
         )
         row = self.store.rows().get(key)
@@ -172,14 +186,14 @@ class Runner:
                 return row
             log.unlink(missing_ok=True)
         row = self._measure(arm, loaded, method, chosen, task, key, limit)
-        self._keep(row)
+        self.keep(row)
         return row
 
     def _measure(
         self,
         arm: Arm,
         loaded: Loaded,
-        method: Method,
+        method: Method | OutsideMethod,
         chosen: Benchmark,
         task: Any,
         key: str,
@@ -224,7 +238,8 @@ class Runner:
         self.reporter.say(f"{arm.label}, {chosen.name}: {share:.1%} of {len(row.correct)}, {speed:.2f} tokens/forward")
         return row
 
-    def _keep(self, row: Row) -> None:
+    def keep(self, row: Row) -> None:
+        """Add a row that has just been measured."""
         self._renewed.add(row.key)
         self.store.append(row)
 
@@ -237,26 +252,10 @@ class Runner:
         return True
 
 
-def arm_method(arm: Arm, loaded: Loaded) -> Method:
-    """The method of an arm for a checkpoint, refused where the checkpoint was never shown masks.
-
-    Raises:
-        UserError: a method that needs masks on a checkpoint that was trained without them, unless the arm is there to
-            show just that.
-    """
-    options = arm.options
-    method = build_method(
-        arm.method,
-        mask_id=loaded.mask_id,
-        block_size=options.get("block_size", 4),
-        metric=options.get("metric", "probability"),
-    )
-    if arm.method != "ar" and not loaded.knows_masks and not arm.untrained_masks:
-        raise UserError(
-            f"method {arm.method!r} needs a checkpoint trained with masks; this one is of stage {loaded.stage!r}",
-            fix="use a MARS checkpoint, or --untrained-masks to see what happens without one",
-        )
-    return method
+def method_options(arm: Arm) -> dict[str, Any]:
+    """Those of an arm's options that are the method's; the others go with every request."""
+    names = {option.name for option in fields(Options)}
+    return {name: value for name, value in arm.options.items() if name in names}
 
 
 def _block_size(arms: Iterable[Arm]) -> int:
@@ -269,14 +268,13 @@ def _device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def _hash(content: Any) -> str:
+def content_hash(content: Any) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
 @cache
-def _engine_hash() -> str:
-    """Hash of the code that decodes and scores, and of the task files' helpers."""
+def source_hash(*rooms: str) -> str:
+    """Hash of the code in some of the package's rooms."""
     package = Path(__file__).resolve().parent.parent
-    rooms = ("decoding", "methods", "evaluation", "world")
     files = sorted(file for room in rooms for file in (package / room).glob("*.py"))
     return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()[:16]

@@ -37,9 +37,9 @@ class Workspace:
         """The pages of this scale: `reports/` for the default scale, a folder below it for the others."""
         return self.root / "reports" if self.scale == "tiny" else self.root / "reports" / self.scale
 
-    def results(self, table: str) -> Path:
-        """The rows that a table's page is rendered from."""
-        return self.root / "results" / self.scale / f"table{table}.jsonl"
+    def results(self, report: str) -> Path:
+        """The rows that a page is rendered from."""
+        return self.root / "results" / self.scale / f"{report}.jsonl"
 
     def checkpoint(self, recipe: Recipe) -> Path:
         """A stage's finished checkpoint."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from marsbench.errors import UserError
-from marsbench.training.stages import STAGES, Recipe
+from marsbench.training.medusa import MedusaHeads
+from marsbench.training.stages import BLOCKWISE, STAGES, Recipe
 
 RECORD = "marsbench.json"
 WEIGHTS = "model.safetensors"
@@ -36,6 +37,7 @@ class TrainingRecord:
     tokens: int  # of the sequences seen, padding and noisy copies not counted
     seconds: float  # wall time of training, interruptions not counted
     loss: float  # mean over the last logging interval
+    measures: dict[str, float] = field(default_factory=dict)  # what else was measured, such as the accuracy of heads
 
 
 @dataclass(frozen=True)
@@ -43,13 +45,27 @@ class Loaded:
     """A checkpoint ready to decode."""
 
     model: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
+    own_tokenizer: PreTrainedTokenizerBase | None  # None where the folder holds none and none was asked for
     weights: str  # SHA-256 of the weights files
     stage: str | None  # the stage that trained it, None where it does not say
+    heads: MedusaHeads | None = None  # Medusa heads, where the checkpoint has some
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer; `UserError` for a checkpoint without one."""
+        if self.own_tokenizer is None:
+            raise UserError(
+                "the checkpoint has no tokenizer.json",
+                where=str(self.model.name_or_path),
+                fix="copy it from the checkpoint it was made of",
+            )
+        return self.own_tokenizer
 
     @property
     def mask_id(self) -> int | None:
         """The id of `<|mask|>`, None for a tokenizer without one."""
+        if self.own_tokenizer is None:
+            return None
         mask: int | None = self.tokenizer.mask_token_id
         if mask is None:
             mask = self.tokenizer.get_vocab().get("<|mask|>")
@@ -58,7 +74,7 @@ class Loaded:
     @property
     def knows_masks(self) -> bool:
         """Whether its training showed it masks; True where it does not say how it was trained."""
-        return self.stage is None or STAGES[self.stage].objective != "ar"
+        return self.stage is None or STAGES[self.stage].objective in BLOCKWISE
 
 
 def finished(folder: Path) -> TrainingRecord | None:
@@ -86,19 +102,27 @@ def weights_hash(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def load(path: str | Path, *, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu") -> Loaded:
+def load(
+    path: str | Path,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: str | torch.device = "cpu",
+    needs_tokenizer: bool = True,
+) -> Loaded:
     """Load a checkpoint folder (or a hub name) for decoding.
 
     Raises:
         UserError: the folder is missing, incomplete or cut short.
     """
     folder = Path(path)
-    if folder.is_absolute() or folder.exists() or str(path).startswith("."):
-        _check_folder(folder)
+    local = folder.is_absolute() or folder.exists() or str(path).startswith(".")
+    if local:
+        _check_folder(folder, needs_tokenizer)
+    without = local and not (folder / "tokenizer.json").is_file()
     try:
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
         torch.nn.Module.to(model, device).eval()  # type: ignore[no-untyped-call]
-        tokenizer = AutoTokenizer.from_pretrained(path)
+        tokenizer = None if without else AutoTokenizer.from_pretrained(path)
     except Exception as error:  # transformers and safetensors raise a dozen kinds for a file cut short
         raise UserError(
             f"the checkpoint cannot be loaded: {str(error).splitlines()[0]}",
@@ -107,10 +131,11 @@ def load(path: str | Path, *, dtype: torch.dtype = torch.float32, device: str | 
         ) from error
     record = finished(folder)
     stage = str(record.recipe["stage"]) if record else None
-    return Loaded(model, tokenizer, record.weights if record else weights_hash(folder), stage)
+    heads = MedusaHeads.load(folder, dtype=dtype, device=device)
+    return Loaded(model, tokenizer, record.weights if record else weights_hash(folder), stage, heads)
 
 
-def _check_folder(folder: Path) -> None:
+def _check_folder(folder: Path, needs_tokenizer: bool) -> None:
     """Refuse a folder in which a model cannot be, with a clearer word than the loader's."""
     if not folder.is_dir():
         raise UserError(
@@ -118,7 +143,7 @@ def _check_folder(folder: Path) -> None:
             where=str(folder),
             fix="check the path, or train it: marsbench train",
         )
-    for name in ("config.json", "tokenizer.json"):
+    for name in ("config.json", *(["tokenizer.json"] if needs_tokenizer else [])):
         if not (folder / name).is_file():
             raise UserError(f"the checkpoint has no {name}", where=str(folder), fix="copy or train it again")
     if not list(folder.glob("*.safetensors")):

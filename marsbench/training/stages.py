@@ -13,7 +13,7 @@ from typing import Any, Literal
 from marsbench.errors import UserError, unknown_name
 from marsbench.presets import Budget, Preset
 
-Objective = Literal["ar", "mars", "block_diffusion"]
+Objective = Literal["ar", "mars", "block_diffusion", "medusa"]
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,7 @@ class Stage:
     plain_text: bool = False  # learns from the world's plain text instead of conversations
     passes: int = 1  # times over the data
     ar_weight: float = 1.0  # weight of the AR term in the MARS loss
+    draft: bool = False  # trains the scale's small model, the draft of speculative decoding
 
 
 STAGES: dict[str, Stage] = {
@@ -35,8 +36,13 @@ STAGES: dict[str, Stage] = {
     "block_diffusion": Stage("block diffusion, continued from AR SFT", "ar_sft", "block_diffusion"),
     "mars_no_sft": Stage("MARS without the AR term (clean ablation), from AR SFT", "ar_sft", "mars", ar_weight=0.0),
     "mars": Stage("MARS, continued from AR SFT", "ar_sft", "mars"),
+    "medusa": Stage("Medusa heads on the frozen AR SFT model", "ar_sft", "medusa"),
+    "draft_base": Stage("`base` of the small draft model", None, "ar", plain_text=True, draft=True),
+    "draft_ar_sft": Stage("AR fine-tuning of the draft model", "draft_base", "ar", draft=True),
+    "draft_mars": Stage("MARS, continued from the draft's AR SFT", "draft_ar_sft", "mars", draft=True),
 }
 BLOCK_SIZES = (4, 8, 16)
+BLOCKWISE: tuple[Objective, ...] = ("mars", "block_diffusion")  # objectives that show the model masks, block by block
 
 
 def stage(name: str) -> Stage:
@@ -88,7 +94,7 @@ def recipe(scale: Preset, stage_name: str, *, block_size: int = 4, seed: int = 0
     chosen = stage(stage_name)
     if block_size < 2:
         raise UserError(f"block size {block_size} is too small to train", fix=f"choose one of {BLOCK_SIZES}")
-    has_blocks = chosen.objective != "ar"
+    has_blocks = chosen.objective in BLOCKWISE
     return Recipe(
         scale=scale.scale,
         stage=stage_name,
@@ -99,10 +105,10 @@ def recipe(scale: Preset, stage_name: str, *, block_size: int = 4, seed: int = 0
         passes=chosen.passes,
         ar_weight=chosen.ar_weight,
         budget=scale.pretraining if chosen.plain_text else scale.finetuning,
-        model=scale.model,
+        model=scale.draft_model if chosen.draft else scale.model,
         vocabulary_size=scale.vocabulary_size,
         parent=recipe(scale, chosen.parent, seed=seed).key if chosen.parent else None,
-        source=_source_hash(),
+        source=_source_hash(chosen.objective),
         torch=metadata.version("torch"),
         transformers=metadata.version("transformers"),
     )
@@ -115,8 +121,9 @@ def lineage(stage_name: str) -> list[str]:
 
 
 @cache
-def _source_hash() -> str:
-    """Hash of the files that decide what is learned: the world, and the training code."""
+def _source_hash(objective: Objective) -> str:
+    """Hash of the files that decide what is learned: the world, and the training code that the objective runs."""
     package = Path(__file__).resolve().parent.parent
-    files = sorted([*(package / "world").glob("*.py"), *(package / "training").glob("*.py")])
+    names = ["data", "objectives", "tokenizer", "trainer", "visibility", *(["medusa"] if objective == "medusa" else [])]
+    files = sorted([*(package / "world").glob("*.py"), *(package / "training" / f"{name}.py" for name in names)])
     return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()[:16]

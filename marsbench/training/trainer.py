@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from marsbench.provenance import provenance
 from marsbench.training import checkpoints
 from marsbench.training.checkpoints import TrainingRecord
 from marsbench.training.data import Collator, TrainingSequence, conversations, in_batches, plain_text
+from marsbench.training.medusa import MedusaHeads, head_accuracy, medusa_loss
 from marsbench.training.memory import keep_freed_memory
 from marsbench.training.objectives import ar_loss, block_diffusion_loss, mars_loss
 from marsbench.training.stages import Recipe
@@ -44,6 +45,7 @@ Progress = Callable[[int, int, float, float], None]
 _RESUMABLE = "resumable.json"  # written last into a Trainer checkpoint; one without it was cut short
 _LOG_EVERY = 25
 _SAVES = 8  # resumable states per stage
+_HELD_OUT, _HELD_OUT_SEED = 256, 500_000  # conversations that Medusa heads are measured on
 
 
 def train(recipe: Recipe, folder: Path, parent: Path | None, progress: Progress) -> TrainingRecord:
@@ -58,14 +60,17 @@ def train(recipe: Recipe, folder: Path, parent: Path | None, progress: Progress)
     started = provenance(seed=recipe.seed)
     keep_freed_memory()
     set_seed(recipe.seed)
-    tokenizer, model = _start(recipe, parent)
-    sequences = _sequences(recipe, tokenizer)
     work = folder.with_name(folder.name + ".partial")
+    arguments = _arguments(recipe, work)
+    tokenizer, model = _start(recipe, parent)
+    nn.Module.to(model, arguments.device)
+    heads = MedusaHeads(model.config.hidden_size) if recipe.objective == "medusa" else None
+    sequences = _sequences(recipe, tokenizer)
     meter = _Meter(recipe, sum(len(sequence["input_ids"]) for sequence in sequences), progress)
     trainer = _StageTrainer(
-        loss=objective(recipe, tokenizer),
-        model=model,
-        args=_arguments(recipe, work),
+        loss=objective(recipe, tokenizer, model),
+        model=heads or model,
+        args=arguments,
         train_dataset=sequences,
         data_collator=Collator(tokenizer.pad_token_id, tokenizer.eos_token_id, recipe.block_size),
         callbacks=[meter],
@@ -76,45 +81,46 @@ def train(recipe: Recipe, folder: Path, parent: Path | None, progress: Progress)
         meter.seconds_before = float(json.loads((resume / _RESUMABLE).read_text(encoding="utf-8"))["seconds"])
     trainer.train(resume_from_checkpoint=str(resume) if resume else None)
     if trainer.is_world_process_zero():
-        _finish(recipe, folder, work, model, tokenizer, meter, started)
+        finished = work / "finished"
+        shutil.rmtree(finished, ignore_errors=True)
+        _save(finished, tokenizer, model, heads)
+        measures = head_accuracy(heads, model, _held_out(recipe, tokenizer)) if heads else {}
+        checkpoints.publish(
+            finished,
+            folder,
+            recipe,
+            provenance=started,
+            parameters=sum(parameter.numel() for parameter in (heads or model).parameters()),
+            steps=recipe.steps,
+            tokens=meter.tokens,
+            seconds=meter.seconds,
+            loss=meter.loss,
+            measures=measures,
+        )
+        shutil.rmtree(work)
     trainer.accelerator.wait_for_everyone()
     record = checkpoints.finished(folder)
     assert record is not None, "the first process has just published it"
     return record
 
 
-def _finish(
-    recipe: Recipe,
-    folder: Path,
-    work: Path,
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    meter: _Meter,
-    started: dict[str, Any],
-) -> None:
-    """Write the checkpoint beside the resumable states, move it into place, and remove those."""
-    finished = work / "finished"
-    shutil.rmtree(finished, ignore_errors=True)
-    model.save_pretrained(finished)
-    tokenizer.save_pretrained(finished)
-    checkpoints.publish(
-        finished,
-        folder,
-        recipe,
-        provenance=started,
-        parameters=sum(parameter.numel() for parameter in model.parameters()),
-        steps=recipe.steps,
-        tokens=meter.tokens,
-        seconds=meter.seconds,
-        loss=meter.loss,
-    )
-    shutil.rmtree(work)
+def _save(folder: Path, tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel, heads: MedusaHeads | None) -> None:
+    """Write a checkpoint that plain transformers loads; Medusa heads lie beside the model that they belong to."""
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    if heads:
+        heads.save(folder)
 
 
-def objective(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Callable[..., Tensor]:
-    """The stage's loss as a function of (model, input_ids=..., labels=...)."""
+def objective(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> Callable[..., Tensor]:
+    """The stage's loss as a function of (what is trained, input_ids=..., labels=...).
+
+    `model` is what Medusa heads stand on; every other objective trains the model itself.
+    """
     if recipe.objective == "ar":
         return ar_loss
+    if recipe.objective == "medusa":
+        return partial(medusa_loss, backbone=model.requires_grad_(False))
     blocks = {"block_size": recipe.block_size, "mask_token_id": tokenizer.mask_token_id}
     if recipe.objective == "block_diffusion":
         return partial(block_diffusion_loss, **blocks)
@@ -140,8 +146,15 @@ def _sequences(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> list[Train
     """The stage's data in training order."""
     make = plain_text if recipe.plain_text else conversations
     data = make(tokenizer, recipe.budget.steps * recipe.budget.batch_size, recipe.seed)
-    noisy = recipe.objective != "ar"
+    noisy = recipe.block_size is not None
     return in_batches(data, recipe.budget.batch_size, passes=recipe.passes, noisy=noisy, seed=recipe.seed)
+
+
+def _held_out(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Iterator[dict[str, Tensor]]:
+    """Batches of conversations that no stage has been trained on."""
+    data, size = conversations(tokenizer, _HELD_OUT, _HELD_OUT_SEED + recipe.seed), recipe.budget.batch_size
+    collate = Collator(tokenizer.pad_token_id, tokenizer.eos_token_id)
+    return (collate(data[first : first + size]) for first in range(0, len(data), size))
 
 
 def _arguments(recipe: Recipe, work: Path) -> TrainingArguments:

@@ -1,4 +1,4 @@
-"""Writing a report's files so that nobody ever sees half of one."""
+"""Writing files so that nobody ever sees half of one."""
 
 from __future__ import annotations
 

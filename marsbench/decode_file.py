@@ -1,0 +1,102 @@
+"""`marsbench decode`: prompts as token ids in a JSON Lines file, continuations as token ids in another."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from marsbench.decoding.engine import Method, check_requests, decode
+from marsbench.decoding.generation import Generation, Request
+from marsbench.decoding.outside import OutsideMethod
+from marsbench.errors import UserError
+from marsbench.files import write_atomically
+from marsbench.progress import Reporter
+
+
+def read_prompts(file: Path) -> list[list[int]]:
+    """The prompts of a file, one `{"prompt_ids": [...]}` a line; `UserError` with the line of whatever is wrong."""
+    try:
+        lines = file.read_bytes().splitlines()
+    except FileNotFoundError as error:
+        raise UserError("there is no such file", where=str(file), fix="check the path of --prompt-ids") from error
+    if not lines:
+        raise UserError("there are no prompts", where=str(file), fix='give lines of {"prompt_ids": [...]}')
+    return [_prompt(line, f"{file}, line {number}") for number, line in enumerate(lines, 1)]
+
+
+def _prompt(line: bytes, where: str) -> list[int]:
+    try:
+        ids = json.loads(line.decode("utf-8"))["prompt_ids"]
+    except UnicodeDecodeError as error:
+        raise UserError("not UTF-8", where=where, fix="save the file as UTF-8") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            'not an object with "prompt_ids"', where=where, fix='write {"prompt_ids": [1, 2, 3]} on a line of its own'
+        ) from error
+    if not isinstance(ids, list) or not all(type(token) is int for token in ids):
+        raise UserError('"prompt_ids" is not a list of integers', where=where, fix="give token ids, not text")
+    return ids
+
+
+def record(generation: Generation) -> dict[str, Any]:
+    """A continuation as the object that its line holds."""
+    return {
+        "tokens": generation.tokens,
+        "forwards": generation.forwards,
+        "accepted": generation.accepted,
+        "finish": generation.finish,
+    }
+
+
+def decode_file(
+    model: Any,
+    method: Method | OutsideMethod,
+    requests: Sequence[Request],
+    source: Path,
+    target: Path,
+    *,
+    eos_id: int,
+    pad_id: int,
+    batch_size: int,
+    reporter: Reporter,
+) -> list[Generation]:
+    """Continue the requests read from `source`, one a line, and write `target`, in the same order and all at once.
+
+    Raises:
+        UserError: a line that the model cannot run, or a target that cannot be written to; before anything is decoded.
+    """
+    check_requests(requests, model, where=f"{source}, line {{}}")
+    vocabulary = model.get_input_embeddings().num_embeddings
+    for name, token in (("EOS", eos_id), ("pad", pad_id)):
+        if not 0 <= token < vocabulary:
+            raise UserError(f"{name} id {token} lies outside the vocabulary of {vocabulary}", fix="give another id")
+    _check_writable(target)
+    done = 0
+    with reporter.bar(f"decoding {source.name} by {method.name}") as bar:
+
+        def finished(index: int, generation: Generation) -> None:
+            nonlocal done
+            done += 1
+            bar.update(done, len(requests))
+
+        generations = decode(
+            model, method, requests, eos_id=eos_id, pad_id=pad_id, batch_size=batch_size, on_finished=finished
+        )
+    lines = [json.dumps(record(generation)) + "\n" for generation in generations]
+    write_atomically(target, "".join(lines).encode())
+    return generations
+
+
+def _check_writable(target: Path) -> None:
+    """Refuse a target that cannot be written to before any work is done; the target itself is not touched."""
+    probe = target.with_name(f".{target.name}.probe")
+    try:
+        probe.write_bytes(b"")
+        probe.unlink()
+        unfit = "it is a folder" if target.is_dir() else None
+    except OSError as error:
+        unfit = str(error.strerror)
+    if unfit:
+        raise UserError(f"the output cannot be written: {unfit}", where=str(target), fix="choose another --out")

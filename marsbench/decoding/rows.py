@@ -1,0 +1,157 @@
+"""What methods work on: the rows in flight, the window they want forwarded, the answer, and what they accept of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from marsbench.decoding.cache import RaggedCache
+from marsbench.decoding.sampling import choose
+
+PROMPT = -1  # `born` of a prompt token
+EMPTY = 0  # `born` of a position that holds no token yet
+
+
+class Extent(NamedTuple):
+    """What the host knows of the rows without asking the device again."""
+
+    pending: int  # most committed tokens of a row that are not cached yet
+    drafted: int  # most drafts of a row
+    length: int  # most committed tokens of a row
+    even: bool  # whether all rows have as many pending tokens and drafts
+    thresholded: bool  # whether any row has a confidence to pass
+    sampled: bool  # whether any row samples
+
+
+_UNKNOWN = Extent(0, 0, 0, even=False, thresholded=False, sampled=False)  # of rows that have not been measured
+
+
+@dataclass
+class Rows:
+    """The rows in flight, one per sequence.
+
+    T is the longest a row may get, plus one: the last column is a spare that takes every write that must not count.
+    """
+
+    tokens: Tensor  # [N, T], prompt and committed tokens
+    born: Tensor  # [N, T], the forward (from 1) that committed a token; PROMPT or EMPTY
+    length: Tensor  # [N], tokens committed without a gap
+    cached: Tensor  # [N], leading tokens whose keys and values are in the cache
+    start: Tensor  # [N], length of the prompt
+    end: Tensor  # [N], the length at which the row must stop
+    bar: Tensor  # fp32 [N], the confidence to pass
+    temperature: Tensor  # fp32 [N], 0 = greedy
+    seed: Tensor  # [N], of the sampling noise
+    joined: Tensor  # [N], forwards of the batch before the row's first
+    index: Tensor  # [N], which request the row answers
+    drafts: Tensor  # [N, D], guesses at the tokens after the committed ones, for methods that verify guesses
+    drafted: Tensor  # [N], how many of them there are
+    draft_cached: Tensor  # [N], `cached` of the draft model
+    draft_cache: RaggedCache = field(default_factory=RaggedCache)
+    extent: Extent = _UNKNOWN
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Every field that has an entry per row."""
+        return {name: values for name, values in vars(self).items() if isinstance(values, Tensor)}
+
+    def measure(self, *flags: Tensor) -> list[int]:
+        """Bring `extent` up to date; `flags` (scalars) travel along, so that there is one read from the device."""
+        rows = torch.stack([self.length - self.cached, self.drafted, self.length])
+        most, least = rows.amax(1), rows.amin(1)
+        # No threshold at all is an infinite bar, for one token per forward (+) or for all drafts (-).
+        options = torch.stack([self.bar.isfinite().any(), (self.temperature > 0).any()])
+        numbers = torch.cat([most, least, options.long(), *(flag.view(1) for flag in flags)]).tolist()
+        self.extent = Extent(
+            pending=numbers[0],
+            drafted=numbers[1],
+            length=numbers[2],
+            even=numbers[:2] == numbers[3:5],
+            thresholded=bool(numbers[6]),
+            sampled=bool(numbers[7]),
+        )
+        return numbers[8:]
+
+    def take(self, chosen: Tensor) -> None:
+        """Keep the rows `chosen` (indices), in that order."""
+        for name, values in self.tensors().items():
+            setattr(self, name, values[chosen])
+        if len(self):
+            self.measure()
+
+    def extend(self, other: Rows) -> None:
+        """Put the rows of another batch behind the own ones."""
+        for rows in (self, other):
+            rows.born[:, -1] = EMPTY  # the spare column of a narrower batch becomes an ordinary one
+        for name, values in self.tensors().items():
+            setattr(self, name, _stacked(values, getattr(other, name)))
+        self.draft_cache.extend(other.draft_cache)
+        self.measure()
+
+    def choose(self, logits: Tensor, position: Tensor) -> Tensor:
+        """The token at each position [N, K], greedy or sampled as the row wants, from logits [N, K, V]."""
+        if not self.extent.sampled:
+            return logits.argmax(-1)
+        return choose(logits, position, self.temperature, self.seed)
+
+
+def _stacked(above: Tensor, below: Tensor) -> Tensor:
+    """[N, T] over [M, U] as [N + M, max(T, U)], filled up with zeros."""
+    if above.dim() == 1:
+        return torch.cat([above, below])
+    width = max(above.shape[1], below.shape[1])
+    return torch.cat([F.pad(part, (0, width - part.shape[1])) for part in (above, below)])
+
+
+class Window(NamedTuple):
+    """What a method wants forwarded: W entries a row.
+
+    Entry j of a row goes into the cache slot `begin` + j of that row, and sees every slot before `begin`. Where
+    `begin` lies before the end of what is cached, the entries up to there are fillers.
+    """
+
+    input_ids: Tensor  # [N, W]
+    position: Tensor  # [N, W]
+    begin: Tensor  # [N]
+    slots: int  # the slots that the furthest row needs, its window included
+    visible: Tensor  # bool [W, W], which entries an entry sees, the same for all rows
+    real: Tensor | None = None  # bool [N, W], entries that are no fillers; None = all
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The model's answer to a window. Logits are computed only for the entries that are asked for."""
+
+    hidden: Tensor  # [N, W, H], as the LM head reads it; meaningless for fillers
+    lm_head: Callable[[Tensor], Tensor]
+
+    def states(self, entries: Tensor) -> Tensor:
+        """Hidden states [N, K, H] of the window's `entries` [N, K], which differ from row to row."""
+        return self.hidden.gather(1, entries.unsqueeze(-1).expand(-1, -1, self.hidden.shape[-1]))
+
+    def logits(self, entries: slice | Tensor) -> Tensor:
+        """Logits [N, K, V] at some of the window's entries: the same ones of every row, or each row's own [N, K]."""
+        return self.lm_head(self.hidden[:, entries] if isinstance(entries, slice) else self.states(entries))
+
+
+class Accepted(NamedTuple):
+    """The tokens that a forward settled: K candidates a row, of which `chosen` are committed."""
+
+    ids: Tensor  # [N, K]
+    position: Tensor  # [N, K]
+    chosen: Tensor  # bool [N, K]
+    advance: Tensor  # [N], tokens by which the row's gapless beginning grows, at most K
+    kept: Tensor  # [N], leading entries of the window that stay in the cache
+
+    @classmethod
+    def run(cls, rows: Rows, ids: Tensor, count: Tensor, kept: Tensor) -> Accepted:
+        """The first `count` [N] of the candidates `ids` [N, K] that follow the committed tokens."""
+        offset = torch.arange(ids.shape[1], device=ids.device)
+        return cls(ids, rows.length.unsqueeze(1) + offset, offset < count.unsqueeze(1), count, kept)

@@ -1,0 +1,45 @@
+"""Verifying drafts: keep the guesses that are what the model itself says, and its own word after them.
+
+Attention is causal, so the logits at a draft are the AR logits as long as every draft before it was right: whatever
+guessed the drafts, the output is that of AR decoding, greedy or sampled (arXiv 2211.17192, 2302.01318).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from marsbench.decoding.rows import Accepted, Answer, Rows
+from marsbench.decoding.windows import drafts_of, last, pending
+
+
+def verify(rows: Rows, answer: Answer) -> Accepted:
+    """The right ones of the rows' drafts and one token more, the model's own; all but that one stay in the cache.
+
+    `answer` is that to a `linear_window` or `grouped_window`.
+    """
+    drafts = drafts_of(rows)
+    count = drafts.shape[1]
+    offset = torch.arange(count + 1, device=drafts.device)
+    logits = answer.logits(slice(last(rows), last(rows) + count + 1))
+    ids = rows.choose(logits, rows.length.unsqueeze(1) + offset)
+    if not count:
+        one = torch.ones_like(rows.length)
+        return Accepted.run(rows, ids, one, pending(rows))
+    right = (ids[:, :count] == drafts) & (offset[:count] < rows.drafted.unsqueeze(1))
+    verified = right.int().cumprod(1).sum(1)
+    return Accepted.run(rows, ids, verified + 1, pending(rows) + verified)
+
+
+def room_for_drafts(rows: Rows, accepted: Accepted) -> Tensor:
+    """How many drafts can still be of use after these tokens, [N]: one token needs none."""
+    return (rows.end - rows.length - accepted.advance - 1).clamp(min=0)
+
+
+def guesses_behind(ids: Tensor, accepted: Accepted, count: int) -> Tensor:
+    """What a window's answers `ids` [N, K] say of the `count` tokens after the accepted ones, the last one repeated.
+
+    Past the first wrong draft they were read in a wrong context: fit to be verified, not to be trusted.
+    """
+    at = accepted.advance.unsqueeze(1) + torch.arange(count, device=ids.device)
+    return ids.gather(1, at.clamp(max=ids.shape[1] - 1))

@@ -1,0 +1,124 @@
+"""The window layouts that methods put their guesses in: a line, a tree, or a line with groups of masks.
+
+In every window a row's last committed token stands at the same entry, `last(rows)`, whatever the row's length. So what
+stands where, and who sees whom, is the same for all rows and is worked out once per shape.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from marsbench.decoding.rows import Rows, Window
+
+
+def pending(rows: Rows) -> Tensor:
+    """How many committed tokens of each row are not cached yet, [N]; every window begins with them."""
+    return rows.length - rows.cached
+
+
+def last(rows: Rows) -> int:
+    """The entry of each row's last committed token in a window; what a method adds comes right behind it."""
+    return rows.extent.pending - 1
+
+
+def drafts_of(rows: Rows) -> Tensor:
+    """The drafts [N, D], as many columns as the row with the most has."""
+    return rows.drafts[:, : rows.extent.drafted]
+
+
+def linear_window(rows: Rows, *, masks: int = 0, mask_id: int = -1) -> Window:
+    """The committed tokens that are not cached yet, the row's drafts, and `masks` masks; plain causal attention.
+
+    A row with fewer pending tokens than others begins with fillers, one with fewer drafts ends with them.
+    """
+    drafts = drafts_of(rows)
+    begin = rows.length - rows.extent.pending
+    offset = _range(rows.extent.pending + drafts.shape[1] + masks, begin.device)
+    position = begin.unsqueeze(1) + offset
+    input_ids = rows.tokens.gather(1, position.clamp(0, rows.tokens.shape[1] - 1))
+    if masks:
+        input_ids[:, rows.extent.pending :] = mask_id
+    if drafts.shape[1]:
+        ours = _range(drafts.shape[1], begin.device) < rows.drafted.unsqueeze(1)
+        place = input_ids[:, rows.extent.pending :][:, : drafts.shape[1]]
+        place.copy_(torch.where(ours, drafts, place))
+    real = None
+    if not rows.extent.even:
+        real = position >= rows.cached.unsqueeze(1)
+        real &= offset < (rows.extent.pending + masks + rows.drafted).unsqueeze(1)
+    slots = rows.extent.length - rows.extent.pending + len(offset)
+    return Window(input_ids, position, begin, slots, causal(len(offset), begin.device), real)
+
+
+def tree_window(rows: Rows, depth: Tensor, ancestors: Tensor) -> Window:
+    """`linear_window` whose drafts are the nodes of a tree, parents before their children.
+
+    Args:
+        rows: the rows in flight; each has all of the M nodes as drafts, or none.
+        depth: integer [M], 0 for a guess at the next token.
+        ancestors: bool [M, M], which nodes a node sees: those on its path, itself among them.
+    """
+    line = linear_window(rows)
+    if not rows.extent.drafted:
+        return line
+    tokens = rows.extent.pending
+    line.position[:, tokens:] = rows.length.unsqueeze(1) + depth
+    visible = line.visible.clone()
+    visible[tokens:, tokens:] = ancestors
+    return line._replace(visible=visible)
+
+
+def grouped_window(rows: Rows, group: int, mask_id: int) -> Window:
+    """`linear_window` of the drafts, and behind it a group of `group` masks for every place where they may end.
+
+    Group j, from 0 to the number of the row's drafts, sees the prefix, the first j drafts and itself, causally; its
+    positions go on from draft j as if the masks stood there. Nothing else sees it. Its entries are `group_entries`.
+    """
+    line = linear_window(rows)
+    of_group, in_group, visible = _groups(rows.extent.pending, rows.extent.drafted, group, rows.length.device)
+    masks = line.input_ids.new_full((len(rows), len(of_group)), mask_id)
+    real = line.real
+    if real is not None:
+        real = torch.cat([real, of_group <= rows.drafted.unsqueeze(1)], dim=1)
+    return Window(
+        torch.cat([line.input_ids, masks], dim=1),
+        torch.cat([line.position, rows.length.unsqueeze(1) + (of_group + in_group)], dim=1),
+        line.begin,
+        line.slots + len(of_group),
+        visible,
+        real,
+    )
+
+
+def group_entries(rows: Rows, group: int, chosen: Tensor) -> Tensor:
+    """The entries [N, group] of mask group `chosen` [N] in a `grouped_window`."""
+    first = rows.extent.pending + rows.extent.drafted
+    return (first + chosen * group).unsqueeze(1) + _range(group, chosen.device)
+
+
+@lru_cache(maxsize=256)
+def causal(width: int, device: torch.device) -> Tensor:
+    """Every entry sees itself and those before it, bool [width, width]."""
+    return torch.ones(width, width, dtype=torch.bool, device=device).tril()
+
+
+@lru_cache(maxsize=256)
+def _groups(tokens: int, drafts: int, group: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """For groups of masks behind `tokens` + `drafts` entries: each mask's group, its place there, and who sees whom."""
+    of_group = torch.arange(drafts + 1, device=device).repeat_interleave(group)  # [M]
+    in_group = torch.arange(group, device=device).repeat(drafts + 1)  # [M]
+    line = tokens + drafts
+    visible = torch.zeros(line + len(of_group), line + len(of_group), dtype=torch.bool, device=device)
+    visible[:line, :line] = causal(line, device)
+    visible[line:, :line] = torch.arange(line, device=device) < tokens + of_group.unsqueeze(1)
+    same = of_group == of_group.unsqueeze(1)
+    visible[line:, line:] = same & (in_group <= in_group.unsqueeze(1))
+    return of_group, in_group, visible
+
+
+@lru_cache(maxsize=256)
+def _range(count: int, device: torch.device) -> Tensor:
+    return torch.arange(count, device=device)

@@ -1,0 +1,91 @@
+"""Fitting a method to a checkpoint: what of the checkpoint the method takes, and whether they go together at all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from marsbench.decoding.engine import Method
+from marsbench.decoding.outside import OutsideMethod
+from marsbench.errors import UserError, unknown_name
+from marsbench.methods import METHODS, Options, build_method
+from marsbench.training.checkpoints import Loaded
+
+
+def fit(
+    name: str, loaded: Loaded, *, draft: Loaded | None = None, untrained_masks: bool = False, **options: Any
+) -> Method | OutsideMethod:
+    """The method `name` for a checkpoint.
+
+    Args:
+        name: one of `METHODS`.
+        loaded: the checkpoint that decodes; its mask token and Medusa heads are used.
+        draft: the draft model's checkpoint, for methods that want one.
+        untrained_masks: use masks even if the checkpoint's training never showed it any.
+        options: fields of `Options`.
+
+    Raises:
+        UserError: the method is unknown, its options are out of range, or the checkpoint lacks what it needs.
+    """
+    given = {"mask_id": loaded.mask_id, "heads": loaded.heads, "draft": draft.model if draft else None}
+    method = build_method(name, Options(**(given | options)))
+    if METHODS[name].needs_masks and not untrained_masks:
+        _check_masks(name, loaded)
+    if draft is not None and "draft" in METHODS[name].needs:
+        _check_draft(loaded, draft)
+        if options.get("draft_method") == "mars":
+            _check_masks("mars", draft)
+    return method
+
+
+def _check_masks(name: str, loaded: Loaded) -> None:
+    """Refuse a checkpoint whose training never showed it masks."""
+    if not loaded.knows_masks:
+        raise UserError(
+            f"method {name!r} needs a checkpoint trained with masks; this one is of stage {loaded.stage!r}",
+            fix="use a MARS checkpoint, or --untrained-masks to see what happens without one",
+        )
+
+
+def _check_draft(target: Loaded, draft: Loaded) -> None:
+    """Refuse a draft model that speaks of other tokens than the target."""
+    sizes = [one.model.get_input_embeddings().num_embeddings for one in (target, draft)]
+    if target.own_tokenizer is not None and draft.own_tokenizer is not None:
+        same = target.tokenizer.get_vocab() == draft.tokenizer.get_vocab()
+    else:
+        same = sizes[0] == sizes[1]
+    if not same:
+        raise UserError(
+            f"the draft model's vocabulary ({sizes[1]:,} entries) is not the model's ({sizes[0]:,} entries)",
+            fix="choose a draft with the same tokenizer",
+        )
+
+
+def check_accept(name: str, accept: str | None, threshold: float | None) -> None:
+    """Refuse `accept` other than "one", and "one" where it contradicts a threshold or the method."""
+    if name not in METHODS:
+        raise unknown_name("method", name, list(METHODS))
+    if accept is None:
+        return
+    if accept != "one":
+        raise unknown_name("way to accept", accept, ["one"])
+    if threshold is not None:
+        raise UserError("--accept one and --threshold contradict each other", fix="leave one of them out")
+    if METHODS[name].lossless and name not in ("ar", "hf-generate"):
+        raise UserError(
+            f"method {name!r} accepts whatever it verifies", fix="leave --accept out, or choose --method ar"
+        )
+
+
+def default_ids(loaded: Loaded, eos_id: int | None, pad_id: int | None) -> tuple[int, int]:
+    """EOS and padding: as given, else the tokenizer's, else the configuration's; padding may be EOS."""
+    sources = [loaded.own_tokenizer, loaded.model.generation_config, loaded.model.config]
+
+    def known(name: str) -> int | None:
+        found = (getattr(source, name, None) for source in sources)
+        return next((token for token in found if isinstance(token, int)), None)
+
+    eos = known("eos_token_id") if eos_id is None else eos_id
+    if eos is None:
+        raise UserError("this checkpoint does not name its EOS token", fix="give --eos-id")
+    pad = known("pad_token_id") if pad_id is None else pad_id
+    return eos, eos if pad is None else pad

@@ -1,0 +1,46 @@
+"""Jacobi decoding (arXiv 2305.10427): guess a whole window, and let the model correct it until it stands still."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from marsbench.decoding.acceptance import no_threshold
+from marsbench.decoding.rows import Accepted, Answer, Rows, Window
+from marsbench.decoding.verification import guesses_behind, room_for_drafts, verify
+from marsbench.decoding.windows import linear_window
+
+
+@dataclass(frozen=True)
+class Jacobi:
+    """Fixed-point iteration over the next `window` tokens.
+
+    What the model said in the last forward is what the next one is asked about; tokens of the prompt,
+    drawn at random, enter the window behind it. What has come to its fixed point from the left is committed.
+    """
+
+    name: ClassVar[str] = "jacobi"
+
+    window: int = 4
+
+    def bar(self, threshold: float | None) -> float:
+        """Jacobi decoding takes no threshold."""
+        return no_threshold(self.name, threshold)
+
+    def propose(self, rows: Rows) -> Window:
+        """The guesses of the last forward."""
+        return linear_window(rows)
+
+    def accept(self, rows: Rows, window: Window, answer: Answer) -> Accepted:
+        """The guesses that stood still, and the token after them."""
+        accepted = verify(rows, answer)
+        count = self.window - 1
+        offset = torch.arange(count, device=accepted.ids.device)
+        place = (rows.length + accepted.advance).unsqueeze(1) + offset
+        entering = rows.tokens.gather(1, (place * 2_654_435_761 >> 8) % rows.start.unsqueeze(1))
+        known = offset < (accepted.ids.shape[1] - accepted.advance).unsqueeze(1)
+        rows.drafts = torch.where(known, guesses_behind(accepted.ids, accepted, count), entering)
+        rows.drafted = room_for_drafts(rows, accepted).clamp(max=count)
+        return accepted

@@ -1,0 +1,55 @@
+"""MARS decoding with the paper's block-level cache (section 4.5): the cache advances a whole block at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from marsbench.decoding.acceptance import bar, confidence, leading_run
+from marsbench.decoding.generation import Metric
+from marsbench.decoding.rows import Accepted, Answer, Rows, Window
+from marsbench.decoding.windows import last, linear_window
+
+
+@dataclass(frozen=True)
+class MarsBlockCache:
+    """Blocks of `cache_block` positions (B_cache), counted from the end of the prompt.
+
+    Every forward covers the row's current block, tokens accepted so far and masks for the rest, against the cached
+    blocks before it; so the window of masks is as wide as what is left of the block. The first forward of a block
+    carries the block before it too, which then stays in the cache; the authors spend a forward of its own on that, and
+    let rows that are done with a block wait for the others.
+    """
+
+    name: ClassVar[str] = "mars-block-cache"
+
+    mask_id: int
+    cache_block: int = 4
+    metric: Metric = "probability"
+
+    def bar(self, threshold: float | None) -> float:
+        """The confidence that a threshold asks for."""
+        return bar(threshold, self.metric)
+
+    def propose(self, rows: Rows) -> Window:
+        """The tokens that are not cached, and masks up to the end of the block."""
+        needed = self._block_end(rows) - rows.length - 1
+        window = linear_window(rows, masks=int(needed.amax()), mask_id=self.mask_id)
+        inside = window.position < (rows.length + needed).unsqueeze(1)
+        return window._replace(real=inside if window.real is None else inside & window.real)
+
+    def accept(self, rows: Rows, window: Window, answer: Answer) -> Accepted:
+        """The leading candidates of the block whose confidence passes."""
+        block_end = self._block_end(rows)
+        logits = answer.logits(slice(last(rows), None))
+        position = rows.length.unsqueeze(1) + torch.arange(logits.shape[1], device=logits.device)
+        passes = (confidence(logits, self.metric) >= rows.bar.unsqueeze(1)) & (position < block_end.unsqueeze(1))
+        block_start = block_end - self.cache_block
+        return Accepted.run(rows, rows.choose(logits, position), leading_run(passes), block_start - rows.cached)
+
+    def _block_end(self, rows: Rows) -> Tensor:
+        """Where the block of each row's next token ends, [N]."""
+        return rows.start + ((rows.length - rows.start) // self.cache_block + 1) * self.cache_block

@@ -1,0 +1,115 @@
+"""Medusa (arXiv 2401.10774): extra heads on a frozen model draft a tree of continuations, the model verifies it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+from typing import ClassVar, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from marsbench.decoding.acceptance import no_threshold
+from marsbench.decoding.rows import Accepted, Answer, Rows, Window
+from marsbench.decoding.verification import room_for_drafts
+from marsbench.decoding.windows import drafts_of, last, pending, tree_window
+
+Path = tuple[int, ...]  # the rank of each token on the way among its head's guesses
+
+
+def tree_paths(heads: int, width: int) -> list[Path]:
+    """The nodes of a tree of guesses: all paths whose ranks (from 1) multiply to at most `width`.
+
+    The path of everybody's first guess comes first, then by depth; width 1 is a chain.
+    """
+    level: list[Path] = [()]
+    paths: list[Path] = []
+    for _ in range(heads):
+        level = [
+            (*path, rank) for path in level for rank in range(width) if prod(r + 1 for r in path) * (rank + 1) <= width
+        ]
+        paths += level
+    return sorted(paths, key=lambda path: (any(path), len(path), path))
+
+
+class _Tree(NamedTuple):
+    """A tree of M guesses as tensors."""
+
+    depth: Tensor  # [M], 0 for a guess at the next token; also which head guesses it
+    rank: Tensor  # [M], which of the head's guesses it is
+    parent: Tensor  # [M], the entry of the node before it, counted from the last committed token at 0
+    ancestors: Tensor  # bool [M, M], which nodes are on a node's path, itself among them
+
+
+@lru_cache(maxsize=16)
+def _tree(heads: int, width: int, device: torch.device) -> _Tree:
+    paths = tree_paths(heads, width)
+    entry = {path: number for number, path in enumerate([(), *paths])}
+    return _Tree(
+        torch.tensor([len(path) - 1 for path in paths], device=device),
+        torch.tensor([path[-1] for path in paths], device=device),
+        torch.tensor([entry[path[:-1]] for path in paths], device=device),
+        torch.tensor([[path[: len(above)] == above for above in paths] for path in paths], device=device),
+    )
+
+
+@dataclass(frozen=True)
+class Medusa:
+    """Verification of a tree of the heads' best guesses."""
+
+    name: ClassVar[str] = "medusa"
+
+    heads: nn.Module  # hidden states [..., H] -> [..., heads, H]
+    count: int  # how many heads there are
+    tree_width: int = 1
+
+    def bar(self, threshold: float | None) -> float:
+        """Medusa takes no threshold."""
+        return no_threshold(self.name, threshold)
+
+    def propose(self, rows: Rows) -> Window:
+        """The committed tokens and the tree, which is not there yet in front of the first answer."""
+        tree = self._tree(rows)
+        return tree_window(rows, tree.depth, tree.ancestors)
+
+    def accept(self, rows: Rows, window: Window, answer: Answer) -> Accepted:
+        """The longest path of right guesses, and the token after it; the heads guess on from there."""
+        ahead = F.pad(self._tree(rows).depth[: rows.extent.drafted] + 1, (1, 0))
+        ids = rows.choose(answer.logits(slice(last(rows), None)), rows.length.unsqueeze(1) + ahead)
+        path, steps, on_chain = self._right_path(rows, ids)
+        accepted = Accepted.run(rows, ids.gather(1, path), steps + 1, pending(rows) + on_chain)
+        self._draft(rows, accepted, answer, last(rows) + path.gather(1, steps.unsqueeze(1)))
+        return accepted
+
+    def _tree(self, rows: Rows) -> _Tree:
+        return _tree(self.count, self.tree_width, rows.tokens.device)
+
+    def _right_path(self, rows: Rows, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Follow the guesses that are what the model says.
+
+        Returns:
+            The entries on the way [N, heads + 1] (0 is the last committed token), how many steps of it are right [N],
+            and how many of those lie on the chain of first guesses, whose entries stand together [N].
+        """
+        nodes = rows.extent.drafted
+        parent = self._tree(rows).parent[:nodes]
+        right = (drafts_of(rows) == ids[:, parent]) & (rows.drafted > 0).unsqueeze(1)
+        here = torch.zeros_like(rows.length)
+        way, steps, on_chain = [here], here, here
+        for step in range(1, self.count + 1 if nodes else 1):
+            follows = right & (parent == here.unsqueeze(1))
+            found = follows.any(1)
+            here = torch.where(found, follows.int().argmax(1) + 1, here)
+            way.append(here)
+            steps = steps + found
+            on_chain = on_chain + (found & (here == step))
+        return torch.stack(way, dim=1), steps, on_chain
+
+    def _draft(self, rows: Rows, accepted: Accepted, answer: Answer, entry: Tensor) -> None:
+        """Have the heads guess on from an `entry` [N, 1], and note their guesses in `rows`."""
+        tree, states = self._tree(rows), self.heads(answer.states(entry)).squeeze(1)  # [N, heads, H]
+        best = answer.lm_head(states).topk(self.tree_width, dim=-1).indices  # [N, heads, width]
+        rows.drafts = best[:, tree.depth, tree.rank]
+        rows.drafted = room_for_drafts(rows, accepted).clamp(max=1) * len(tree.depth)

@@ -1,0 +1,82 @@
+"""Speculative decoding (arXiv 2211.17192, 2302.01318): a small model drafts, the large one verifies, in batches."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from marsbench.decoding.acceptance import no_threshold
+from marsbench.decoding.decoder import decoder_of
+from marsbench.decoding.engine import Method, commit, forward
+from marsbench.decoding.rows import Accepted, Answer, Rows, Window
+from marsbench.decoding.verification import verify
+from marsbench.decoding.windows import linear_window
+
+
+@dataclass(frozen=True)
+class Drafter:
+    """A draft model that continues every row by up to `length` tokens, by a method of its own."""
+
+    model: Any  # a causal language model of transformers with the target's vocabulary
+    method: Method  # how the draft decodes: `ar`, or `mars` with `threshold`
+    threshold: float | None
+    length: int
+
+    def draft(self, rows: Rows) -> None:
+        """Note the drafts in `rows`; the draft model's cache goes along with them."""
+        lane = dataclasses.replace(
+            rows,
+            tokens=rows.tokens.clone(),
+            born=rows.born.clone(),
+            cached=rows.draft_cached,
+            end=torch.minimum(rows.length + self.length, rows.end - 1),
+            bar=torch.full_like(rows.bar, self.method.bar(self.threshold)),
+            drafts=rows.tokens[:, :0],
+            drafted=torch.zeros_like(rows.drafted),
+        )
+        (unfinished,) = lane.measure((lane.length < lane.end).any().long())
+        decoder, never = decoder_of(self.model), lane.tokens[0, :0]
+        while unfinished:
+            window = self.method.propose(lane)
+            answer = forward(decoder, rows.draft_cache, window)
+            commit(lane, self.method.accept(lane, window, answer), 1, never)
+            # A row that has all its drafts waits for the others: it says its last token again.
+            lane.cached = torch.minimum(lane.cached, lane.length - 1)
+            (unfinished,) = lane.measure((lane.length < lane.end).any().long())
+        offset = torch.arange(self.length, device=rows.tokens.device)
+        places = (rows.length.unsqueeze(1) + offset).clamp(max=lane.tokens.shape[1] - 1)
+        rows.drafts, rows.drafted = lane.tokens.gather(1, places), lane.length - rows.length
+        rows.draft_cached = lane.cached
+        rows.measure()
+
+
+@dataclass(frozen=True)
+class Speculative:
+    """The draft model's tokens, verified."""
+
+    name: ClassVar[str] = "speculative"
+
+    drafter: Drafter
+
+    def bar(self, threshold: float | None) -> float:
+        """Drafts are verified, whatever the draft model's confidence."""
+        return no_threshold(self.name, threshold)
+
+    def propose(self, rows: Rows) -> Window:
+        """The committed tokens and the drafts."""
+        self.drafter.draft(rows)
+        return linear_window(rows)
+
+    def accept(self, rows: Rows, window: Window, answer: Answer) -> Accepted:
+        """The right drafts and the token after them."""
+        accepted = verify(rows, answer)
+        forget_wrong_drafts(rows, accepted)
+        return accepted
+
+
+def forget_wrong_drafts(rows: Rows, verified: Accepted) -> None:
+    """Hide what the draft model has cached beyond the right drafts."""
+    rows.draft_cached = torch.minimum(rows.draft_cached, rows.length + verified.advance - 1)

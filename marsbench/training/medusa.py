@@ -1,0 +1,105 @@
+"""Medusa heads: small residual blocks on a frozen model, each guessing one token further ahead (arXiv 2401.10774).
+
+Head k reads the hidden state that the model's own LM head reads at position t, and guesses token t + 2 + k. The LM head
+that turns its output into logits is the model's own, frozen like the rest ("Medusa-1").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from marsbench.training.objectives import IGNORED
+
+HEADS = 3
+_FILE = "medusa_heads.safetensors"
+_DECAY = 0.8  # weight of a head's loss relative to that of the head before it
+
+
+class MedusaHeads(nn.Module):
+    """Residual blocks h + SiLU(W h + b), starting out as the identity."""
+
+    def __init__(self, hidden_size: int, heads: int = HEADS) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(hidden_size, hidden_size) for _ in range(heads))
+        for parameter in self.parameters():
+            nn.init.zeros_(parameter)
+
+    def __len__(self) -> int:
+        return len(self.blocks)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Hidden states [..., H] as every head sees them: [..., heads, H]."""
+        return torch.stack([hidden + F.silu(block(hidden)) for block in self.blocks], dim=-2)
+
+    def save(self, folder: Path) -> None:
+        """Write the heads beside a checkpoint."""
+        save_file(self.state_dict(), folder / _FILE)
+
+    @classmethod
+    def load(cls, folder: Path, *, dtype: torch.dtype, device: str | torch.device) -> MedusaHeads | None:
+        """The heads that lie beside a checkpoint, None where there are none."""
+        if not (folder / _FILE).is_file():
+            return None
+        weights = load_file(folder / _FILE)
+        heads = cls(weights["blocks.0.weight"].shape[0], len(weights) // 2)
+        heads.load_state_dict(weights)
+        return heads.to(device, dtype).eval()
+
+
+def medusa_loss(heads: nn.Module, input_ids: Tensor, labels: Tensor, *, backbone: PreTrainedModel) -> Tensor:
+    """Cross-entropy of every head at every labelled token it can guess, head k weighted by 0.8^k.
+
+    Args:
+        heads: a `MedusaHeads` (or a distributed wrapper around one).
+        input_ids: integer [N, L], padded on the right.
+        labels: integer [N, L], -100 where there is nothing to learn.
+        backbone: the frozen model below the heads.
+
+    Returns:
+        Scalar tensor.
+    """
+    total = torch.zeros((), device=input_ids.device)
+    for head, (logits, targets) in enumerate(_guesses(heads, input_ids, labels, backbone)):
+        total = total + _DECAY**head * F.cross_entropy(logits.float(), targets)
+    return total
+
+
+@torch.inference_mode()
+def head_accuracy(
+    heads: MedusaHeads, backbone: PreTrainedModel, batches: Iterable[dict[str, Tensor]]
+) -> dict[str, float]:
+    """How often each head's top guess is the token of the text: {"head_1_accuracy": ...}, shares from 0 to 1."""
+    hits, guesses = [0] * len(heads), [0] * len(heads)
+    for batch in batches:
+        on_device = {name: values.to(backbone.device) for name, values in batch.items()}
+        for head, (logits, targets) in enumerate(_guesses(heads, **on_device, backbone=backbone)):
+            hits[head] += int((logits.argmax(-1) == targets).sum())
+            guesses[head] += len(targets)
+    return {f"head_{head + 1}_accuracy": hits[head] / guesses[head] for head in range(len(heads))}
+
+
+def _guesses(
+    heads: nn.Module, input_ids: Tensor, labels: Tensor, backbone: PreTrainedModel
+) -> list[tuple[Tensor, Tensor]]:
+    """Head by head: logits [n, V] and the tokens [n] that they should name."""
+    with torch.no_grad():
+        decoder: nn.Module = backbone.get_decoder()  # type: ignore[no-untyped-call]
+        hidden = decoder(input_ids=input_ids, use_cache=False).last_hidden_state
+    states = heads(hidden)
+    lm_head: nn.Module = backbone.get_output_embeddings()  # type: ignore[no-untyped-call]
+    found = []
+    for head in range(states.shape[2]):
+        ahead = head + 2
+        # A head speaks where the model itself has a response token to predict, and the token it names is one too.
+        row, column = ((labels[:, 1:-1] != IGNORED)[:, : -head or None] & (labels[:, ahead:] != IGNORED)).nonzero(
+            as_tuple=True
+        )
+        found.append((lm_head(states[row, column, head]), labels[row, column + ahead]))
+    return found

@@ -1,0 +1,188 @@
+"""`model.generate(..., custom_generate=marsbench.generate, method="mars", threshold=0.95)` in transformers.
+
+transformers prepares the inputs and the generation configuration as for its own methods, then calls `generate` below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel
+from transformers.generation.logits_process import TemperatureLogitsWarper
+from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
+from transformers.generation.streamers import BaseStreamer
+from transformers.generation.utils import GenerateDecoderOnlyOutput
+
+from marsbench.decoding.engine import OnTokens, decode
+from marsbench.decoding.generation import Generation, Metric, Request
+from marsbench.errors import UserError
+from marsbench.methods import METHODS, Options, build_method
+from marsbench.methods.mars_verified import Layout
+from marsbench.training.medusa import MedusaHeads
+
+
+def generate(
+    model: PreTrainedModel,
+    input_ids: Tensor,
+    logits_processor: Iterable[Any] = (),
+    stopping_criteria: Iterable[Any] = (),
+    generation_config: GenerationConfig | None = None,
+    *,
+    method: str = "mars",
+    threshold: float | None = None,
+    block_size: int = 4,
+    metric: Metric = "probability",
+    cache_block: int = 4,
+    layout: Layout = "groups",
+    draft: PreTrainedModel | None = None,
+    draft_length: int = 4,
+    draft_method: str = "ar",
+    draft_threshold: float = 0.95,
+    tree_width: int = 1,
+    mask_id: int | None = None,
+    sampling_seed: int = 0,
+    token_streamer: BaseStreamer | None = None,
+    **model_kwargs: Any,
+) -> Tensor | GenerateDecoderOnlyOutput:
+    """Continue prompts by any method of marsbench; see `marsbench list methods`.
+
+    Of the generation configuration, the limit on new tokens, EOS, padding, `do_sample` with `temperature`, and
+    `return_dict_in_generate` count. Whatever else would change the tokens (several beams, other logits processors,
+    other stopping criteria) is refused.
+
+    Args:
+        model: passed by transformers, like the next four.
+        input_ids: integer [N, P], padded on the left.
+        logits_processor: those that transformers has made from the configuration.
+        stopping_criteria: likewise.
+        generation_config: likewise.
+        method: how to decode.
+        threshold: confidence to accept (or to draft) a token; None accepts one token per forward with `mars`.
+        block_size: B, or the window of methods that are free to choose one.
+        metric: the confidence: probability, entropy or margin.
+        cache_block: B_cache of `mars-block-cache`.
+        layout: where `mars-verified` puts its masks: groups or linear.
+        draft: draft model of the speculative methods (transformers keeps `assistant_model` to itself).
+        draft_length: K, tokens drafted per round at most.
+        draft_method: how the draft model decodes: ar or mars.
+        draft_threshold: confidence that a MARS draft's tokens must pass.
+        tree_width: guesses of the first Medusa head; 1 is a chain.
+        mask_id: the id of `<|mask|>`; by default that of the tokenizer beside the model's weights.
+        sampling_seed: seed of sampling; row i takes `sampling_seed` + i.
+        token_streamer: any streamer of transformers, for a single prompt. transformers keeps `streamer` to itself.
+        model_kwargs: what transformers passes along; `attention_mask` is used.
+
+    Returns:
+        Prompts and new tokens, integer [N, P + new], padded on the right, as `generate` returns them.
+
+    Raises:
+        UserError: the method cannot run, or something was asked for that it would not honour.
+    """
+    config = generation_config or model.generation_config
+    if config is None:
+        raise UserError("there is no generation configuration", fix="call model.generate(custom_generate=...)")
+    _refuse_unsupported(config, logits_processor, stopping_criteria)
+    if token_streamer is not None and len(input_ids) > 1:
+        raise UserError("only a single prompt can be streamed", fix="stream one prompt at a time")
+    options = Options(
+        mask_id=_mask_id(model) if mask_id is None else mask_id,
+        block_size=block_size,
+        metric=metric,
+        cache_block=cache_block,
+        layout=layout,
+        draft=draft,
+        draft_length=draft_length,
+        draft_method=draft_method,
+        draft_threshold=draft_threshold,
+        heads=_heads(model) if method in METHODS and "heads" in METHODS[method].needs else None,
+        tree_width=tree_width,
+    )
+    eos_ids = _as_ids(config.eos_token_id)
+    pad_id = int(config.pad_token_id if config.pad_token_id is not None else next(iter(eos_ids), 0))
+    generations = decode(
+        model,
+        build_method(method, options),
+        _requests(input_ids, model_kwargs.get("attention_mask"), config, threshold, sampling_seed),
+        eos_id=eos_ids,
+        pad_id=pad_id,
+        batch_size=len(input_ids),
+        on_tokens=_stream(token_streamer) if token_streamer is not None else None,
+    )
+    if token_streamer is not None:
+        token_streamer.end()  # type: ignore[no-untyped-call]
+    sequences = _sequences(input_ids, generations, pad_id)
+    return GenerateDecoderOnlyOutput(sequences=sequences) if config.return_dict_in_generate else sequences  # type: ignore[arg-type]
+
+
+def _requests(
+    input_ids: Tensor, attention_mask: Tensor | None, config: GenerationConfig, threshold: float | None, seed: int
+) -> list[Request]:
+    """The prompts without their padding, each with what the configuration asks for."""
+    real = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+    limit = int(config.max_length) - input_ids.shape[1]
+    temperature = float(config.temperature or 1.0) if config.do_sample else 0.0
+    return [
+        Request(ids[kept.bool()].tolist(), limit, threshold, temperature=temperature, seed=seed + row)
+        for row, (ids, kept) in enumerate(zip(input_ids, real, strict=True))
+    ]
+
+
+def _sequences(input_ids: Tensor, generations: list[Generation], pad_id: int) -> Tensor:
+    """Prompts and continuations with their EOS, padded on the right."""
+    ended = [g.tokens if g.eos_id is None else [*g.tokens, g.eos_id] for g in generations]
+    longest = max(map(len, ended))
+    new = torch.tensor([row + [pad_id] * (longest - len(row)) for row in ended], device=input_ids.device)
+    return torch.cat([input_ids, new], dim=1)
+
+
+def _stream(streamer: BaseStreamer) -> OnTokens:
+    """Hand tokens to a streamer one by one."""
+
+    def put(index: int, tokens: list[int]) -> None:
+        for token in tokens:
+            streamer.put(torch.tensor([token]))  # type: ignore[no-untyped-call]
+
+    return put
+
+
+def _refuse_unsupported(config: GenerationConfig, processors: Iterable[Any], criteria: Iterable[Any]) -> None:
+    """Refuse what would silently be left out."""
+    if (config.num_beams or 1) > 1 or (config.num_return_sequences or 1) > 1:
+        raise UserError("marsbench.generate follows one sequence per prompt", fix="leave num_beams and the like at 1")
+    strange = [type(one).__name__ for one in processors if not isinstance(one, TemperatureLogitsWarper)]
+    strange += [type(one).__name__ for one in criteria if not isinstance(one, MaxLengthCriteria | EosTokenCriteria)]
+    if strange:
+        raise UserError(
+            f"marsbench.generate does not apply {', '.join(strange)}",
+            fix="switch them off (top_k=0, top_p=1.0, repetition_penalty=1.0, ...) or cut the output afterwards",
+        )
+
+
+def _as_ids(eos: int | list[int] | Tensor | None) -> list[int]:
+    if eos is None:
+        return []
+    return torch.as_tensor(eos).flatten().tolist()
+
+
+@lru_cache(maxsize=8)
+def _tokenizer_mask(name_or_path: str) -> int | None:
+    """The mask token of the tokenizer beside a model's weights."""
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name_or_path)
+    except (OSError, ValueError):
+        return None
+    mask: int | None = tokenizer.mask_token_id
+    return mask if mask is not None else tokenizer.get_vocab().get("<|mask|>")
+
+
+def _mask_id(model: PreTrainedModel) -> int | None:
+    return _tokenizer_mask(str(model.name_or_path)) if model.name_or_path else None
+
+
+def _heads(model: PreTrainedModel) -> MedusaHeads | None:
+    return MedusaHeads.load(Path(str(model.name_or_path)), dtype=model.dtype, device=model.device)

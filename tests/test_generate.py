@@ -1,0 +1,236 @@
+"""Where users meet the decoder: `model.generate(custom_generate=...)`, `marsbench decode` and `marsbench show`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from matplotlib.image import imread
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+from transformers.generation.streamers import BaseStreamer
+from typer.testing import CliRunner
+
+import marsbench
+from marsbench.cli import app
+from marsbench.decoding.generation import Generation
+from marsbench.errors import UserError
+from marsbench.show import draw, shaded, shown
+from marsbench.training.tokenizer import build_tokenizer
+
+GOLDEN = Path(__file__).parent / "golden"
+IDS = {"eos_token_id": 2, "pad_token_id": 0}
+
+
+# ---- transformers ---------------------------------------------------------------------------------------------------
+
+
+def padded(prompts: list[list[int]]) -> dict[str, torch.Tensor]:
+    """Prompts padded on the left, as `generate` wants them."""
+    longest = max(map(len, prompts))
+    return {
+        "input_ids": torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts]),
+        "attention_mask": torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts]),
+    }
+
+
+def test_generate_gives_what_transformers_gives(
+    golden: dict[str, Any], golden_models: dict[str, PreTrainedModel]
+) -> None:
+    """Guards against prompts cut, rows padded or EOS written otherwise than transformers does."""
+    model, inputs = golden_models["mars"], padded(golden["prompts"][:5])
+    theirs = model.generate(**inputs, max_new_tokens=40, do_sample=False, **IDS)
+    for method, options in (
+        ("ar", {}),
+        ("mars", {"mask_id": 3}),
+        ("mars-verified", {"mask_id": 3, "threshold": 0.5}),
+        ("speculative", {"draft": golden_models["ar"], "draft_length": 2}),
+    ):
+        ours = model.generate(
+            **inputs, max_new_tokens=40, do_sample=False, custom_generate=marsbench.generate, method=method, **options,
+            **IDS,
+        )  # fmt: skip
+        assert torch.equal(ours, theirs), method
+
+
+def test_generate_passes_the_threshold_on(golden: dict[str, Any], golden_models: dict[str, PreTrainedModel]) -> None:
+    """Guards against options that transformers keeps to itself."""
+    recorded, model = golden["decoding"][9], golden_models["mars"]
+    inputs = padded(golden["prompts"][2:3])
+    output = model.generate(
+        **inputs, max_new_tokens=96, custom_generate=marsbench.generate, method="mars", threshold=0.5, mask_id=3,
+        return_dict_in_generate=True, **IDS,
+    )  # fmt: skip
+    tokens = output.sequences[0, inputs["input_ids"].shape[1] :].tolist()
+    assert [token for token in tokens if token != 2] == recorded["rows"][2]["tokens"]
+
+
+class Recorder(BaseStreamer):
+    """Keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.ended = False
+
+    def put(self, value: torch.Tensor) -> None:
+        self.tokens += value.flatten().tolist()
+
+    def end(self) -> None:
+        self.ended = True
+
+
+def test_tokens_are_streamed_as_they_come(golden: dict[str, Any], golden_models: dict[str, PreTrainedModel]) -> None:
+    """Guards against tokens that arrive twice, late, or never end."""
+    streamer, inputs = Recorder(), padded(golden["prompts"][:1])
+    output = golden_models["mars"].generate(
+        **inputs, max_new_tokens=40, custom_generate=marsbench.generate, method="mars", threshold=0.7, mask_id=3,
+        token_streamer=streamer, **IDS,
+    )  # fmt: skip
+    assert streamer.tokens == output[0, inputs["input_ids"].shape[1] :].tolist()
+    assert streamer.ended
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"num_beams": 2}, "one sequence per prompt"),
+        ({"repetition_penalty": 1.3}, "RepetitionPenalty"),
+        ({"do_sample": True, "top_k": 5}, "TopK"),
+        ({"method": "magic"}, "unknown method"),
+        ({"method": "medusa"}, "heads"),
+        ({"method": "mars", "mask_id": None}, "mask token"),
+        ({"threshold": 3.0}, "out of range"),
+    ],
+)
+def test_generate_refuses_what_it_would_not_honour(
+    asked: dict[str, Any], said: str, golden: dict[str, Any], golden_models: dict[str, PreTrainedModel]
+) -> None:
+    """Guards against a setting that silently does nothing."""
+    options = {"method": "mars", "mask_id": 3, "max_new_tokens": 4, **IDS} | asked
+    with pytest.raises(UserError, match=said):
+        golden_models["mars"].generate(**padded(golden["prompts"][:1]), custom_generate=marsbench.generate, **options)
+
+
+# ---- marsbench decode -----------------------------------------------------------------------------------------------
+
+
+def decode(folder: Path, prompts: Any, *options: str, method: str = "mars", model: str = "mars") -> Any:
+    """Run the command on prompts (a list, or the file's bytes) with the golden checkpoints."""
+    source = folder / "in.jsonl"
+    if isinstance(prompts, bytes):
+        source.write_bytes(prompts)
+    else:
+        source.write_text("".join(json.dumps({"prompt_ids": prompt}) + "\n" for prompt in prompts))
+    ids = ["--eos-id", "2", "--pad-id", "0", "--mask-id", "3"]
+    return CliRunner().invoke(
+        app,
+        ["decode", "--model", str(GOLDEN / model), "--method", method, "--prompt-ids", str(source),
+         "--out", str(folder / "out.jsonl"), "--max-new-tokens", "96", *ids, *options],
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("batch_size", ["1", "5"])
+def test_decode_writes_the_golden_tokens(batch_size: str, tmp_path: Path, golden: dict[str, Any]) -> None:
+    """Guards against rows out of order and counts that are not the row's own."""
+    result = decode(tmp_path, golden["prompts"], "--threshold", "0.7", "--batch-size", batch_size)
+    assert result.exit_code == 0, result.output
+    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    for row, recorded in zip(rows, golden["decoding"][8]["rows"], strict=True):
+        assert (row["tokens"], row["forwards"]) == (recorded["tokens"], recorded["forwards"])
+        assert sum(row["accepted"]) == len(row["tokens"]) + (row["finish"] == "eos")
+        assert len(row["accepted"]) == row["forwards"]
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("mars-verified", ("--layout", "linear", "--block-size", "3")),
+        ("speculative", ("--draft", str(GOLDEN / "ar"), "--draft-length", "3")),
+        ("hf-assisted", ("--draft", str(GOLDEN / "ar"))),
+        ("jacobi", ()),
+        ("mars", ("--accept", "one")),
+        ("mars-block-cache", ("--cache-block", "8", "--accept", "one")),
+    ],
+)
+def test_decode_is_lossless_where_it_says_so(
+    method: str, options: tuple[str, ...], tmp_path: Path, golden: dict[str, Any]
+) -> None:
+    """Guards against options of the command that never reach the method."""
+    result = decode(tmp_path, golden["prompts"][:6], *options, method=method)
+    assert result.exit_code == 0, result.output
+    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [row["tokens"] for row in rows] == [row["tokens"] for row in golden["decoding"][45]["rows"][:6]]
+
+
+@pytest.mark.parametrize(
+    ("prompts", "options", "said"),
+    [
+        (b"", (), "no prompts"),
+        (b'{"prompt_ids": [4, 5]}\n{"prompt_ids": [4,\n', (), "line 2"),
+        (b'{"prompt_ids": [4, 5]}\n{"ids": [4]}\n', (), "line 2"),
+        (b'{"prompt_ids": [4, 5]}\n\xff\xfe\n', (), "UTF-8"),
+        (b'{"prompt_ids": "Hello"}\n', (), "integers"),
+        (b'{"prompt_ids": [true]}\n', (), "integers"),
+        ([[4, 5], []], (), "line 2"),
+        ([[4, 99_999]], (), "vocabulary"),
+        ([[4] * 5000], (), "context"),
+        ([[4]], ("--block-size", "0"), "block size"),
+        ([[4]], ("--threshold", "1.5"), "out of range"),
+        ([[4]], ("--threshold", "0.5", "--accept", "one"), "contradict"),
+        ([[4]], ("--accept", "two"), "way to accept"),
+        ([[4]], ("--metric", "hope", "--threshold", "0.5"), "metric"),
+        ([[4]], ("--dtype", "int3"), "dtype"),
+        ([[4]], ("--max-new-tokens", "0"), "max_new_tokens"),
+        ([[4]], ("--eos-id", "77777"), "EOS id"),
+        ([[4]], ("--method", "speculative"), "draft model"),
+        ([[4]], ("--method", "medusa"), "Medusa heads"),
+        ([[4]], ("--method", "mars-verified", "--accept", "one"), "accepts whatever it verifies"),
+        ([[4]], ("--out", "/nowhere/at/all/out.jsonl"), "output"),
+        ([[4]], ("--model", "/nowhere/at/all"), "no such checkpoint"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_written(
+    prompts: Any, options: tuple[str, ...], said: str, tmp_path: Path
+) -> None:
+    """Guards against a traceback, an exit code of 0, and half an output."""
+    result = decode(tmp_path, prompts, *options)
+    assert result.exit_code == 2, result.output
+    assert said in result.output
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl"]
+
+
+def test_a_draft_with_another_vocabulary_is_refused(tmp_path: Path) -> None:
+    """Guards against drafts that mean other words."""
+    config = AutoModelForCausalLM.from_pretrained(GOLDEN / "ar").config
+    config.vocab_size = 100
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "draft")
+    folder = tmp_path / "work"
+    folder.mkdir()
+    result = decode(folder, [[4]], "--draft", str(tmp_path / "draft"), method="speculative")
+    assert result.exit_code == 2
+    assert "vocabulary" in result.output
+
+
+# ---- marsbench show -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    return build_tokenizer(512, texts=500)
+
+
+def test_tokens_of_one_forward_are_shown_together(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    """Guards against text lost or shaded with the wrong forward, a character of several tokens among it."""
+    ids = tokenizer("The answer is ☃ 42.\nDone", add_special_tokens=False).input_ids
+    settled_by = [1 + number // 3 for number in range(len(ids) + 1)]
+    found = shown("mars", Generation(ids, settled_by, settled_by[-1], "eos", 2), tokenizer)
+    assert "".join(piece for _, piece in found.pieces) == "The answer is ☃ 42.\nDone"
+    assert [forward for forward, _ in found.pieces] == sorted({*settled_by[: len(ids)]})
+    assert f"{settled_by[-1]} forward passes" in found.summary
+    assert shaded(found).plain == shaded(found, color=False).plain.replace("|", "")
+    for name in ("figure.png", "figure.svg"):
+        draw([found, found], tmp_path / name)
+        assert (tmp_path / name).stat().st_size > 1000
+    assert imread(tmp_path / "figure.png").std() > 0.01
