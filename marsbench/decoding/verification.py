@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from marsbench.decoding.acceptance import passing_run
 from marsbench.decoding.rows import Accepted, Answer, Rows
 from marsbench.decoding.windows import drafts_of, last, pending
 
@@ -18,16 +19,20 @@ def verify(rows: Rows, answer: Answer) -> Accepted:
 
     `answer` is that to a `linear_window` or `grouped_window`.
     """
+    count = drafts_of(rows).shape[1] + 1
+    logits = answer.logits(slice(last(rows), last(rows) + count))
+    offset = torch.arange(count, device=rows.length.device)
+    return accept_right(rows, rows.choose(logits, rows.length.unsqueeze(1) + offset))
+
+
+def accept_right(rows: Rows, ids: Tensor) -> Accepted:
+    """`verify`, given the tokens `ids` [N, D + 1] that the model itself says from the last committed token on."""
     drafts = drafts_of(rows)
     count = drafts.shape[1]
-    offset = torch.arange(count + 1, device=drafts.device)
-    logits = answer.logits(slice(last(rows), last(rows) + count + 1))
-    ids = rows.choose(logits, rows.length.unsqueeze(1) + offset)
     if not count:
-        one = torch.ones_like(rows.length)
-        return Accepted.run(rows, ids, one, pending(rows))
-    right = (ids[:, :count] == drafts) & (offset[:count] < rows.drafted.unsqueeze(1))
-    verified = right.int().cumprod(1).sum(1)
+        return Accepted.run(rows, ids, torch.ones_like(rows.length), pending(rows))
+    right = (ids[:, :count] == drafts) & (torch.arange(count, device=ids.device) < rows.drafted.unsqueeze(1))
+    verified = passing_run(right)
     return Accepted.run(rows, ids, verified + 1, pending(rows) + verified)
 
 

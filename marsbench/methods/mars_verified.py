@@ -8,18 +8,28 @@ whatever the threshold, which only prunes drafts that are unlikely to be right.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal, NamedTuple, get_args
 
 import torch
+from torch import Tensor
 
 from marsbench.decoding.acceptance import bar, confidence, passing_run
 from marsbench.decoding.generation import Metric
 from marsbench.decoding.rows import Accepted, Answer, Rows, Window
-from marsbench.decoding.verification import room_for_drafts, verify
-from marsbench.decoding.windows import group_entries, grouped_window, last, linear_window
+from marsbench.decoding.verification import accept_right, room_for_drafts, verify
+from marsbench.decoding.windows import drafts_of, group_entries, grouped_window, last, linear_window
 
 Layout = Literal["groups", "linear"]
 LAYOUTS: tuple[str, ...] = get_args(Layout)
+
+
+class _Reading(NamedTuple):
+    """What a forward's answer says."""
+
+    accepted: Accepted
+    drafts: Tensor  # [N, W - 1], the next ones
+    logits: Tensor  # [N, W - 1, V], theirs
+    room: Tensor  # [N], how many of them may be used
 
 
 @dataclass(frozen=True)
@@ -54,17 +64,33 @@ class MarsVerified:
 
     def accept(self, rows: Rows, window: Window, answer: Answer) -> Accepted:
         """The right drafts and the token after them; the next drafts are noted in `rows`."""
-        accepted, masks = verify(rows, answer), self.window - 1
-        drafted = rows.drafted
-        if self.layout == "groups":
-            guessing = group_entries(rows, masks, accepted.advance - 1)
-        else:
-            guessing = (last(rows) + 1 + drafted).unsqueeze(1) + torch.arange(masks, device=drafted.device)
-        logits = answer.logits(guessing)
-        position = (rows.length + accepted.advance).unsqueeze(1) + torch.arange(masks, device=drafted.device)
-        rows.drafts = rows.choose(logits, position)
-        sure = passing_run(confidence(logits, self.metric) >= rows.bar.unsqueeze(1))
-        rows.drafted = torch.minimum(sure, room_for_drafts(rows, accepted))
-        if self.layout == "linear":
-            rows.drafted = rows.drafted.masked_fill(accepted.advance <= drafted, 0)
+        read = self._read_groups if self.layout == "groups" else self._read_line
+        accepted, rows.drafts, logits, room = read(rows, answer)
+        if rows.extent.thresholded:
+            room = torch.minimum(room, passing_run(confidence(logits, self.metric) >= rows.bar.unsqueeze(1)))
+        rows.drafted = room.clamp(max=self.window - 1)
         return accepted
+
+    def _read_groups(self, rows: Rows, answer: Answer) -> _Reading:
+        """The logits of the group of masks that has seen the right drafts and no wrong one."""
+        accepted = verify(rows, answer)
+        logits = answer.logits(group_entries(rows, self.window - 1, accepted.advance - 1))
+        place = torch.arange(self.window - 1, device=rows.length.device)
+        drafts = rows.choose(logits, (rows.length + accepted.advance).unsqueeze(1) + place)
+        return _Reading(accepted, drafts, logits, room_for_drafts(rows, accepted))
+
+    def _read_line(self, rows: Rows, answer: Answer) -> _Reading:
+        """The drafts' and the masks' logits in one go; a row that had a wrong draft goes without drafts next."""
+        count, first = drafts_of(rows).shape[1] + 1, last(rows)
+        logits = answer.logits(slice(first, first + count + self.window - 1))
+        offset = torch.arange(logits.shape[1], device=logits.device)
+        ids = rows.choose(logits, rows.length.unsqueeze(1) + offset)
+        accepted = accept_right(rows, ids[:, :count])
+        if rows.extent.even:  # every row's masks stand at the same entries
+            drafts, logits = ids[:, count:], logits[:, count:]
+        else:
+            masks = (rows.drafted + 1).unsqueeze(1) + offset[: self.window - 1]
+            drafts = ids.gather(1, masks)
+            logits = logits.gather(1, masks.unsqueeze(-1).expand(-1, -1, logits.shape[-1]))
+        room = room_for_drafts(rows, accepted)
+        return _Reading(accepted, drafts, logits, room.masked_fill(accepted.advance <= rows.drafted, 0))
