@@ -30,7 +30,8 @@ HOW_EFFICIENCY_READS = (
 WHAT_WAS_TRIED = (
     "One read from the device per step: lengths, ends and window sizes travel together. Faster than asking for each.",
     "Logits only for the entries that a method asks for, in two steps where the second depends on the first "
-    "(`mars-verified` needs the logits of one mask group of several). Faster in proportion to the vocabulary.",
+    "(`mars-verified` needs the logits of one mask group of several). Faster in proportion to the vocabulary. Where "
+    "masks stand in a line, their logits and the drafts' come in one step, fillers and all, as two calls cost more.",
     "Keys and values stay where they were written, hidden by the mask where they proved wrong: no copies, no rollback.",
     "Finished rows leave the batch and the last rows move into their places. Faster from batch size 4 on.",
     "Float masks, not boolean ones, which are converted anew in every layer; one table per window shape, looked up by "
