@@ -25,7 +25,7 @@ def confidence(logits: Tensor, metric: Metric) -> Tensor:
     """
     logits = logits.float()
     if metric == "probability":
-        return (logits.amax(-1) - logits.logsumexp(-1)).exp()
+        return logits.softmax(-1).amax(-1)
     if metric == "margin":
         top = logits.softmax(-1).topk(2, dim=-1).values
         return top[..., 0] - top[..., 1]

@@ -98,7 +98,7 @@ class Rows:
     def choose(self, logits: Tensor, position: Tensor) -> Tensor:
         """The token at each position [N, K], greedy or sampled as the row wants, from logits [N, K, V]."""
         if not self.extent.sampled:
-            return logits.argmax(-1)
+            return logits.max(-1).indices  # the first of equals, like argmax, and several times as fast on a CPU
         return choose(logits, position, self.temperature, self.seed)
 
 
