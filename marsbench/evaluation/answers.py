@@ -1,0 +1,149 @@
+"""What the task files of the real benchmarks call: readers of answers and checkers, repaired where stock ones err."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset
+
+from marsbench.evaluation.local_data import DATA_DIR, Unavailable
+
+Responses = Iterable[Sequence[str]]  # for every question its responses, as lm-eval's filters get them
+Docs = Iterable[Mapping[str, Any]]
+
+
+def cut_text(text: str, stops: Sequence[str]) -> str:
+    """The text up to the first of the stop strings."""
+    ends = [text.index(stop) for stop in stops if stop and stop in text]
+    return text[: min(ends)] if ends else text
+
+
+def _each(change: Callable[[str], str]) -> Callable[[Responses, Docs], list[list[str]]]:
+    """An lm-eval filter that changes every response by itself."""
+
+    def change_all(responses: Responses, docs: Docs) -> list[list[str]]:
+        return [[change(text) for text in texts] for texts in responses]
+
+    return change_all
+
+
+# ---- BBH ------------------------------------------------------------------------------------------------------------
+
+_STOCK_BBH_STOPS = ("</s>", "Q", "\n\n")
+_ANSWER_IS = re.compile(r"answer is:?\s*(.*)", re.IGNORECASE)
+_AROUND = " \t.`*\"'"  # what writers put around an answer
+
+
+def _last_answer(text: str) -> str:
+    """What follows the last "answer is" on its line; without one, the last line."""
+    found = _ANSWER_IS.findall(text)
+    lines = text.strip().splitlines()
+    return (found[-1] if found else lines[-1] if lines else "").strip(_AROUND)
+
+
+cut_as_stock_bbh = _each(lambda text: cut_text(text, _STOCK_BBH_STOPS))
+last_answer = _each(_last_answer)
+
+
+# ---- MMLU-Pro -------------------------------------------------------------------------------------------------------
+
+# From the surest rule to the last resort, as MMLU-Pro's authors extract answers.
+_CHOICES = (
+    re.compile(r"answer is \(?([A-J])\)?"),
+    re.compile(r".*[aA]nswer:\s*([A-J])"),
+    re.compile(r"\b([A-J])\b(?!.*\b[A-J]\b)", re.DOTALL),
+)
+
+
+def _chosen_letter(text: str) -> str:
+    """The option that the response settles on, empty if no rule finds one."""
+    found = (rule.search(text) for rule in _CHOICES)
+    return next((match[1] for match in found if match), "")
+
+
+chosen_letter = _each(_chosen_letter)
+
+
+# ---- GPQA -----------------------------------------------------------------------------------------------------------
+
+
+def shuffle_choices(dataset: Dataset) -> Dataset:
+    """The stock task's choices and target, in an order drawn from the question itself instead of anew in every run."""
+    from lm_eval.tasks.gpqa.cot_zeroshot.utils import preprocess
+
+    def shuffled(doc: dict[str, Any]) -> dict[str, Any]:
+        right = preprocess(doc["Correct Answer"])
+        choices = [preprocess(doc[f"Incorrect Answer {number}"]) for number in (1, 2, 3)] + [right]
+        random.Random(_seed(doc["Question"])).shuffle(choices)
+        numbered = {f"choice{number}": choice for number, choice in enumerate(choices, 1)}
+        return {**numbered, "choices": choices, "answer": f"({'ABCD'[choices.index(right)]})"}
+
+    return dataset.map(shuffled)
+
+
+def _seed(text: object) -> int:
+    return int.from_bytes(hashlib.sha256(str(text).encode()).digest()[:8], "big")
+
+
+# ---- IFEval ---------------------------------------------------------------------------------------------------------
+
+
+def check_sentence_model(data_dir: Path | None) -> None:
+    """See to it that NLTK finds its English sentence model, which the stock checker would otherwise download.
+
+    Raises:
+        Unavailable: the model is neither in NLTK's folders nor in `nltk_data` beside local data.
+    """
+    import nltk
+
+    if data_dir is not None and str(data_dir / "nltk_data") not in nltk.data.path:
+        nltk.data.path.append(str(data_dir / "nltk_data"))
+    try:
+        nltk.data.find("tokenizers/punkt_tab")
+    except LookupError as error:
+        raise Unavailable(
+            "IFEval's checker needs NLTK's sentence model punkt_tab",
+            where="looked in " + ", ".join(nltk.data.path),
+            fix="run: python -m nltk.downloader punkt_tab; or put nltk_data/ into the folder of --data-dir",
+        ) from error
+
+
+def instructions_followed(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, Any]:
+    """The stock checker's verdicts; what it draws at random is drawn from the document's key.
+
+    Keys 1122 and 1129 leave a letter open, which the checker draws, and so may language detection.
+    """
+    import langdetect
+    from lm_eval.tasks.ifeval.utils import process_results
+
+    langdetect.DetectorFactory.seed = 0
+    state = random.getstate()
+    random.seed(_seed(doc["key"]))
+    try:
+        verdicts: dict[str, Any] = process_results(doc, results)
+    finally:
+        random.setstate(state)
+    return verdicts
+
+
+# ---- HumanEval and HumanEval+ ---------------------------------------------------------------------------------------
+
+
+def run_humaneval(responses: Responses, docs: Docs) -> list[list[str]]:
+    """A verdict for every response, all programs in one go."""
+    from marsbench.evaluation.humaneval import verdicts
+
+    docs = list(docs)
+    folder = docs[0].get(DATA_DIR) if docs else None
+    return verdicts(responses, docs, Path(folder) if folder else None)
+
+
+def passed_tests(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, float]:
+    """pass@1 on HumanEval's tests and on HumanEval+'s, from a verdict of `run_humaneval`."""
+    verdict = results[0]
+    return {"base": float(verdict in ("passed", "passed base only")), "plus": float(verdict == "passed")}

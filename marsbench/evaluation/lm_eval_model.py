@@ -1,0 +1,179 @@
+"""The model that `lm_eval --model marsbench` runs: a checkpoint decoded by our engine on lm-eval's own tasks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed
+from accelerate import PartialState
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import LM
+
+from marsbench.decoding.engine import context_length, decode
+from marsbench.decoding.generation import Generation, Request
+from marsbench.errors import UserError
+from marsbench.evaluation.answers import cut_text
+from marsbench.evaluation.harness import chat_text
+from marsbench.lm_eval_plugin import register
+from marsbench.methods import METHODS
+from marsbench.methods.fitting import check_accept, fit
+from marsbench.progress import Reporter
+from marsbench.training.checkpoints import load
+
+_DEFAULT_LIMIT = 256  # new tokens where a task sets no limit, as in lm-eval's own models
+
+
+class MarsbenchLM(LM):  # type: ignore[misc]
+    """A checkpoint and a decoding method; every process of `accelerate launch` answers its share of the questions.
+
+    lm-eval gives stop strings as text: rows run to EOS or the limit, and the text is cut afterwards.
+    """
+
+    def __init__(
+        self,
+        pretrained: str,
+        method: str = "mars",
+        threshold: float | None = None,
+        accept: str | None = None,
+        draft: str | None = None,
+        untrained_masks: bool = False,
+        dtype: str = "float32",
+        batch_size: int | str = 16,
+        max_batch_size: int | None = None,
+        device: str | None = None,
+        **options: Any,
+    ) -> None:
+        """Load a checkpoint.
+
+        Args:
+            pretrained: checkpoint folder or hub name.
+            method: one of `marsbench list methods`.
+            threshold: confidence to accept (or draft) a token; None = one token per forward.
+            accept: `one`, to say so.
+            draft: the draft model's checkpoint.
+            untrained_masks: use masks even if the checkpoint never saw any.
+            dtype: of the weights.
+            batch_size: rows decoded at once; `auto` is 16.
+            max_batch_size: lm-eval's bound on `auto`.
+            device: where to run; None = this process's own.
+            options: fields of `marsbench.methods.Options`, such as block_size or draft_length.
+        """
+        super().__init__()
+        state = PartialState()
+        self._rank, self._world_size = state.process_index, state.num_processes
+        self._device = torch.device(device) if device and state.num_processes == 1 else state.device
+        check_accept(method, accept, threshold)
+        number_type = getattr(torch, str(dtype), None)
+        if not isinstance(number_type, torch.dtype):
+            raise UserError(f"unknown dtype {dtype!r}", fix="choose float32, bfloat16 or float16")
+        self._loaded = load(pretrained, dtype=number_type, device=self._device)
+        companion = load(draft, dtype=number_type, device=self._device) if draft else None
+        self._method = fit(method, self._loaded, draft=companion, untrained_masks=untrained_masks, **options)
+        self._threshold = threshold
+        rows = 16 if str(batch_size).startswith("auto") else int(batch_size)
+        self._batch_size = 1 if METHODS[method].one_row else min(rows, max_batch_size or rows)
+        self._emitted = self._forwards = 0
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model lies."""
+        return self._device
+
+    @property
+    def tokenizer_name(self) -> str:
+        """What lm-eval keys its request cache by."""
+        return str(self._loaded.tokenizer.name_or_path)
+
+    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        """The conversation as the checkpoint's own template writes it."""
+        return chat_text(self._loaded.tokenizer, chat_history, add_generation_prompt)
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+        """The model's answers, each cut at the first of its task's stop strings."""
+        tokenizer = self._loaded.tokenizer
+        todo = [self._request(request) for request in requests]
+        with Reporter().bar("answering") as bar:
+            done = 0
+
+            def finished(index: int, generation: Generation) -> None:
+                nonlocal done
+                done += 1
+                bar.update(done, len(todo))
+
+            generations = decode(
+                self._loaded.model,
+                self._method,
+                todo,
+                eos_id=tokenizer.eos_token_id,
+                pad_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id,
+                batch_size=self._batch_size,
+                on_finished=finished,
+            )
+        self._count(requests, generations)
+        texts = [str(tokenizer.decode(generation.tokens, skip_special_tokens=True)) for generation in generations]
+        return [
+            cut_text(text, _stops(request.args[1].get("until"))) for text, request in zip(texts, requests, strict=True)
+        ]
+
+    def _request(self, request: Instance) -> Request:
+        """A question as the engine takes it; a prompt that leaves no room for the answer loses its beginning."""
+        context, settings = request.args
+        limit = int(settings.get("max_gen_toks", settings.get("max_new_tokens", _DEFAULT_LIMIT)))
+        limit = min(limit, context_length(self._loaded.model) - 1)
+        room = context_length(self._loaded.model) - limit
+        ids = self._loaded.tokenizer(context, add_special_tokens=False).input_ids[-room:]
+        temperature = float(settings.get("temperature") or 0.0) if settings.get("do_sample") else 0.0
+        return Request(ids, limit, self._threshold, temperature=temperature, seed=request.doc_id)
+
+    def _count(self, requests: list[Instance], generations: list[Generation]) -> None:
+        """Add up tokens and forwards over all processes; requests that only even out the processes do not count."""
+        own = {id(request): generation for request, generation in zip(requests, generations, strict=True)}.values()
+        counts = [sum(one.emitted for one in own), sum(one.forwards for one in own)]
+        total = self.all_gather(torch.tensor([counts], device=self._device)).sum(0)
+        self._emitted += int(total[0])
+        self._forwards += int(total[1])
+
+    def get_model_info(self) -> dict[str, Any]:
+        """What lm-eval writes into the results beside the scores."""
+        return {
+            "method": self._method.name,
+            "threshold": self._threshold,
+            "emitted_tokens": self._emitted,
+            "forward_passes": self._forwards,
+            "tokens_per_forward": self._emitted / self._forwards if self._forwards else None,
+        }
+
+    def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensors of all processes one after the other."""
+        if self._world_size == 1:
+            return tensor
+        whole = [torch.empty_like(tensor.reshape(-1)) for _ in range(self._world_size)]
+        torch.distributed.all_gather(whole, tensor.reshape(-1))
+        joined = torch.cat(whole)
+        return joined.view(-1, *tensor.shape[1:]) if tensor.dim() else joined
+
+    def gather_object(self, obj: Any, dst: int = 0) -> list[Any] | None:
+        """The objects of all processes, at process `dst`."""
+        if self._world_size == 1:
+            return [obj]
+        gathered = [None] * self._world_size if self._rank == dst else None
+        torch.distributed.gather_object(obj, gathered, dst=dst)
+        return gathered
+
+    def barrier(self) -> None:
+        """Wait for all processes."""
+        PartialState().wait_for_everyone()
+
+    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        """Only generation is of interest here."""
+        raise TypeError("marsbench answers generation tasks only; this task asks for log-likelihoods")
+
+    loglikelihood_rolling = loglikelihood
+
+
+def _stops(until: Any) -> list[str]:
+    return [until] if isinstance(until, str) else list(until or [])
+
+
+register()  # for programs that imported torch before lm-eval

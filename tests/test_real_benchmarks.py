@@ -1,0 +1,348 @@
+"""The six real benchmarks: lm-eval's own prompts, scorers that take right answers and no others, and clear refusals."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from marsbench.cli import app
+from marsbench.errors import UserError
+from marsbench.evaluation import answers, harness, local_data
+from marsbench.evaluation.benchmarks import GROUPS, benchmark, benchmarks, fingerprint, load_tasks
+from marsbench.evaluation.harness import Answer, Exam, LoggedModel, evaluate, prepare
+
+LITTLE = Path(__file__).parent / "data"  # a few rows of each benchmark
+# Everything, where MARSBENCH_DATA names a folder of whole benchmarks; else the few rows.
+DATA = Path(os.environ.get("MARSBENCH_DATA", LITTLE))
+TEXTUAL = ("gsm8k", "bbh", "mmlu_pro", "gpqa")  # those whose answer stands in the text
+
+
+def data_of(name: str) -> Path:
+    """Where a benchmark's data lies; GPQA is never copied, so its rows are always the made-up ones."""
+    return LITTLE if name == "gpqa" else DATA
+
+
+@pytest.fixture(scope="module", params=TEXTUAL)
+def exam(request: pytest.FixtureRequest) -> Exam:
+    """All questions of a benchmark."""
+    return prepare(benchmark(request.param), data_of(request.param))
+
+
+def targets(exam: Exam) -> dict[int, str]:
+    """Question number -> what the task expects."""
+    return {
+        number: str(task.doc_to_target(doc))
+        for name, task in exam.tasks.items()
+        for number, doc in zip(exam.numbers[name], task.eval_docs, strict=True)
+    }
+
+
+def scores(exam: Exam, say: Callable[[str], str]) -> dict[str, float]:
+    """The share of right answers by each score, if the model says `say(target)`."""
+    said = {number: Answer(number, say(target)) for number, target in targets(exam).items()}
+    return {name: sum(values) / len(values) for name, values in evaluate(LoggedModel(exam, said)).scores.items()}
+
+
+# ---- prompts --------------------------------------------------------------------------------------------------------
+
+STOCK = {
+    "gsm8k": "gsm8k/gsm8k-cot.yaml",
+    "bbh": "bbh/cot_fewshot/{}.yaml",
+    "mmlu_pro": "mmlu_pro/mmlu_pro_{}.yaml",
+    "ifeval": "ifeval/ifeval.yaml",
+    "humaneval": "humaneval/humaneval_instruct.yaml",
+}
+
+
+@pytest.fixture
+def code_metric_offline(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """lm-eval's HumanEval task fetches a metric as soon as it is read; its prompts do not need it."""
+    import evaluate as metrics
+
+    monkeypatch.setattr(metrics, "load", lambda name: SimpleNamespace(compute=lambda **_: [0.0]))
+    yield
+    sys.modules.pop("lm_eval.tasks.humaneval.utils", None)
+
+
+def stock_prompts(name: str, task: str, subtask: str, shots: int, folder: Path) -> list[str]:
+    """The prompts of lm-eval's own task on the local data."""
+    import lm_eval.tasks
+    from lm_eval.tasks import TaskManager
+
+    settings = yaml.load(benchmark(name).file.read_text(), answers_loader())["metadata"]
+    stock = Path(lm_eval.tasks.__file__).parent / STOCK[name].format(subtask)
+    files = {split: file.replace("$SUBTASK", subtask) for split, file in settings["files"].items()}
+    arguments = {"data_dir": str(DATA), "files": files, "columns": settings["columns"]}
+    text = yaml.safe_dump({"include": str(stock), "task": task, "num_fewshot": shots, "dataset_kwargs": arguments})
+    file = folder / f"{task}.yaml"
+    file.write_text(text + f"custom_dataset: !function {local_data.__name__}.dataset\n")
+    return prompts(TaskManager(include_defaults=False).load(str(file))["tasks"][task])
+
+
+def answers_loader() -> Any:
+    """Reads a task file without importing what it names."""
+    loader = type("Loader", (yaml.SafeLoader,), {})
+    loader.add_constructor("!function", lambda loader, node: node.value)  # type: ignore[attr-defined]
+    return loader
+
+
+def prompts(task: Any) -> list[str]:
+    """What a task asks, turn by turn, as a chat template would get it."""
+
+    def chat(history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        return json.dumps([history, add_generation_prompt])
+
+    task.build_all_requests(apply_chat_template=True, chat_template=chat)
+    return [instance.args[0] for instance in task.instances]
+
+
+@pytest.mark.parametrize("name", STOCK)
+@pytest.mark.usefixtures("code_metric_offline")
+def test_prompts_are_those_of_lm_eval(name: str, tmp_path: Path) -> None:
+    """Guards against a prompt that differs from lm-eval's in a single byte, for any document."""
+    shots = 3 if name == "bbh" else 0
+    for task_name, task in load_tasks(benchmark(name), DATA).items():
+        subtask = task_name.removeprefix(f"{name}_")
+        assert prompts(task) == stock_prompts(name, task_name, subtask, shots, tmp_path), task_name
+
+
+@pytest.mark.parametrize("name", GROUPS["real"])
+def test_every_task_asks_for_the_papers_limit(name: str) -> None:
+    """Guards against a task file that keeps lm-eval's own limit of new tokens, or samples."""
+    for task in load_tasks(benchmark(name), data_of(name)).values():
+        assert task.config.generation_kwargs["max_gen_toks"] == 256
+        assert task.config.generation_kwargs["do_sample"] is False
+
+
+# ---- scores ---------------------------------------------------------------------------------------------------------
+
+GOOD = {
+    "a sentence": lambda target: f"Let me think.\n\nSo the answer is {target}.",
+    "no full stop": lambda target: f"Let me think step by step. The answer is {target}",
+}
+
+
+@pytest.mark.parametrize("wording", GOOD)
+def test_right_answers_score(wording: str, exam: Exam) -> None:
+    """Guards against lm-eval's filters that lose a last digit, a closing bracket, or all after a Q."""
+    first = exam.benchmark.headline
+    assert scores(exam, GOOD[wording])[first] == 1.0
+
+
+def test_wrong_answers_do_not_score(exam: Exam) -> None:
+    """Guards against a scorer that takes any answer."""
+    letters = "ABCDEFGHIJKLMNOPQRS"
+
+    def wrong(target: str) -> str:
+        letter = target.strip("()")
+        if letter in letters:
+            return target.replace(letter, letters[(letters.index(letter) + 1) % 4])
+        return f"{target}1" if target[-1].isdigit() else f"not {target}"
+
+    assert set(scores(exam, lambda target: f"So the answer is {wrong(target)}.").values()) == {0.0}
+    assert set(scores(exam, lambda target: "").values()) == {0.0}
+
+
+def test_strict_scores_are_lm_evals_own(exam: Exam) -> None:
+    """Guards against repairs that leak into the numbers that others publish."""
+    if exam.benchmark.name == "bbh":  # stock cuts at "Q", and wants a full stop
+        found = scores(exam, lambda target: f"So the answer is {target}.")
+        assert found["strict"] == pytest.approx(1 - sum("Q" in one for one in targets(exam).values()) / len(targets(exam)))
+    if exam.benchmark.name == "gsm8k":
+        said = scores(exam, lambda target: f"The answer is {target}.")
+        assert said == {"flexible": 1.0, "strict": 1.0}
+        assert scores(exam, lambda target: f"It is {target}.")["strict"] == 0.0
+
+
+def test_unread_options_are_wrong() -> None:
+    """Guards against random credit for an answer that names no option."""
+    exam = prepare(benchmark("mmlu_pro_math"), LITTLE)
+    assert set(scores(exam, lambda target: "it cannot be known").values()) == {0.0}
+
+
+def test_gpqa_choices_keep_their_order() -> None:
+    """Guards against targets that move between runs, and against the right answer always in one place."""
+    first, again = (load_tasks(benchmark("gpqa"), LITTLE)["gpqa"].eval_docs for _ in range(2))
+    assert first["answer"] == again["answer"]
+    assert len(set(first["answer"])) > 1
+    for doc in first:
+        right = doc[f"choice{'ABCD'.index(doc['answer'][1]) + 1}"]
+        assert right == doc["Correct Answer"]
+
+
+def test_ifeval_scores_alike_every_time() -> None:
+    """Guards against the letters that IFEval's checker draws at random (keys 1122 and 1129)."""
+    exam = prepare(benchmark("ifeval"), DATA)
+    said = {number: Answer(number, f"Zebra quiz, {number}! " * 3) for number in exam.asked()}
+    found = [evaluate(LoggedModel(exam, said)).scores for _ in range(3)]
+    assert found[0] == found[1] == found[2]
+    assert all(len(parts) > 0 for parts in found[0]["strict, per instruction"])
+
+
+def test_ifeval_without_its_sentence_model_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a LookupError in the middle of a run, or a download behind the user's back."""
+    import nltk
+
+    monkeypatch.setattr(nltk.data, "path", ["/nowhere"])
+    with pytest.raises(local_data.Unavailable, match="punkt_tab"):
+        answers.check_sentence_model(LITTLE / "gsm8k")
+
+
+# ---- which questions ------------------------------------------------------------------------------------------------
+
+
+def test_a_few_questions_come_from_all_subtasks() -> None:
+    """Guards against a limit that asks one subtask only, and against numbers that are not rows of the data."""
+    exam = prepare(benchmark("bbh"), LITTLE).first(30)
+    assert sorted(len(places) for places in exam.places.values()) == [1] * 24 + [2] * 3
+    whole = prepare(benchmark("mmlu_pro"), LITTLE)
+    rows = [json.loads(line) for line in (LITTLE / "mmlu_pro" / "test.jsonl").read_text().splitlines()]
+    assert targets(whole) == {number: row["answer"] for number, row in enumerate(rows)}
+
+
+def test_shards_are_parts_of_the_whole() -> None:
+    """Guards against questions that no shard asks, or two."""
+    exam = prepare(benchmark("bbh"), LITTLE).first(40)
+    parts = [exam.shard(part, 3).asked() for part in (1, 2, 3)]
+    assert sorted(number for part in parts for number in part) == exam.asked()
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+def test_benchmarks_by_group_and_subtask() -> None:
+    """Guards against a group that forgets a benchmark, and names that are guessed."""
+    assert benchmarks(["real"]) == ["ifeval", "bbh", "mmlu_pro", "gpqa", "gsm8k", "humaneval"]
+    assert benchmark("bbh_word_sorting").subtasks == ("word_sorting",)
+    for unknown in ("bbh_nothing", "gsm8k_", "mars"):
+        with pytest.raises(UserError, match="unknown benchmark"):
+            benchmark(unknown)
+
+
+def test_where_the_data_lies_does_not_matter(tmp_path: Path) -> None:
+    """Guards against cells measured again because a folder has moved, and reused although a question has changed."""
+    found = fingerprint(load_tasks(benchmark("gsm8k"), LITTLE))
+    folder = tmp_path / "gsm8k"
+    folder.mkdir()
+    text = (LITTLE / "gsm8k" / "test.jsonl").read_text()
+    (folder / "test.jsonl").write_text(text)
+    assert fingerprint(load_tasks(benchmark("gsm8k"), tmp_path)) == found
+    (tmp_path / "other" / "gsm8k").mkdir(parents=True)
+    (tmp_path / "other" / "gsm8k" / "test.jsonl").write_text(text.replace("ducks", "geese"))
+    assert fingerprint(load_tasks(benchmark("gsm8k"), tmp_path / "other")) != found
+
+
+# ---- damaged data, and none -----------------------------------------------------------------------------------------
+
+DAMAGE: dict[str, tuple[bytes, str]] = {
+    "missing column": (b'{"question": "1 + 1?"}\n', "line 1"),
+    "empty file": (b"", "empty"),
+    "wrong encoding": ('{"question": "caf\xe9", "answer": "#### 2"}\n'.encode("latin-1"), "line 1"),
+    "truncated last line": (b'{"question": "1 + 1?", "answer": "#### 2"}\n{"question": "2', "line 2"),
+    "no object": (b"[1, 2]\n", "line 1"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damaged_data_is_refused(damage: str, tmp_path: Path) -> None:
+    """Guards against a traceback, or worse a score, where the data is damaged."""
+    content, word = DAMAGE[damage]
+    (tmp_path / "gsm8k").mkdir()
+    (tmp_path / "gsm8k" / "test.jsonl").write_bytes(content)
+    responses = tmp_path / "responses.jsonl"
+    responses.write_text('{"doc_id": 0, "response": "2"}\n')
+    done = score("gsm8k", responses, tmp_path)
+    assert done.exit_code == 2 and word in done.output and "test.jsonl" in done.output
+
+
+def test_ids_that_occur_twice_are_refused(tmp_path: Path) -> None:
+    """Guards against one question counted as two."""
+    (tmp_path / "ifeval").mkdir()
+    line = (LITTLE / "ifeval" / "train.jsonl").read_text().splitlines()[0] + "\n"
+    (tmp_path / "ifeval" / "train.jsonl").write_text(2 * line)
+    with pytest.raises(UserError, match="stands in line 1 already"):
+        local_data.dataset(str(tmp_path), {"train": "ifeval/train.jsonl"}, ["key"], id_column="key")
+
+
+def test_data_that_is_not_there_is_unavailable(tmp_path: Path) -> None:
+    """Guards against a table that dies because one gated benchmark is missing."""
+    with pytest.raises(local_data.Unavailable, match="no local copy"):
+        prepare(benchmark("gpqa"), tmp_path)
+
+
+# ---- `marsbench score` and `marsbench compare` ----------------------------------------------------------------------
+
+
+def score(name: str, responses: Path, data: Path = LITTLE, *more: str) -> Any:
+    """Run `marsbench score`."""
+    arguments = ["score", "--benchmark", name, "--responses", str(responses), "--data-dir", str(data), *more]
+    return CliRunner().invoke(app, arguments)
+
+
+def write(file: Path, responses: dict[Any, str]) -> Path:
+    """A file of responses."""
+    lines = [json.dumps({"doc_id": name, "response": text}) for name, text in responses.items()]
+    file.write_text("".join(line + "\n" for line in lines))
+    return file
+
+
+def test_score_prints_one_document(tmp_path: Path) -> None:
+    """Guards against scores that a script cannot read, and question names that it would not expect."""
+    exam = prepare(benchmark("bbh"), LITTLE)
+    right = [f"So the answer is {target}." for _, target in sorted(targets(exam).items())]
+    by_name = write(tmp_path / "b.jsonl", {"boolean_expressions/0": right[0], "word_sorting/1": right[-1], 3: "none"})
+    done = score("bbh", by_name, LITTLE, "--out", str(tmp_path / "out.jsonl"))
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert (found["n"], found["questions"], found["score"]) == (3, 54, "flexible")
+    assert found["accuracy"] == pytest.approx(200 / 3)
+    assert found["subtasks"]["word_sorting"]["accuracy"] == 100.0
+    verdicts = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [(one["doc_id"], one["flexible"]) for one in verdicts] == [(0, 1.0), (3, 0.0), (53, 1.0)]
+
+
+BAD_RESPONSES = {
+    "unknown question": ('{"doc_id": 99, "response": "x"}\n', "99"),
+    "answered twice": ('{"doc_id": 0, "response": "x"}\n' * 2, "line 2"),
+    "no text": ('{"doc_id": 0, "response": 5}\n', "line 1"),
+    "no response": ('{"doc_id": 0}\n', "response"),
+    "cut short": ('{"doc_id": 0, "resp', "line 1"),
+    "nothing": ("", "empty"),
+}
+
+
+@pytest.mark.parametrize("mistake", BAD_RESPONSES)
+def test_bad_responses_are_refused(mistake: str, tmp_path: Path) -> None:
+    """Guards against a score that leaves lines out in silence."""
+    text, word = BAD_RESPONSES[mistake]
+    (tmp_path / "r.jsonl").write_text(text)
+    done = score("gsm8k", tmp_path / "r.jsonl")
+    assert done.exit_code == 2 and word in done.output and "fix:" in done.output
+
+
+def test_compare_pairs_questions(tmp_path: Path) -> None:
+    """Guards against runs compared on different questions, or in different orders."""
+    exam = prepare(benchmark("gsm8k"), LITTLE)
+    right = {number: f"The answer is {target}." for number, target in targets(exam).items()}
+    first = write(tmp_path / "a.jsonl", dict(reversed(right.items())))
+    second = write(tmp_path / "b.jsonl", {number: text for number, text in right.items() if number} | {1: "no idea"})
+    arguments = ["compare", str(first), str(second), "--benchmark", "gsm8k", "--data-dir", str(LITTLE)]
+    found = json.loads(CliRunner().invoke(app, arguments).stdout.splitlines()[-1])
+    assert (found["flexible"]["n"], found["flexible"]["only_a"], found["flexible"]["only_b"]) == (3, 1, 0)
+
+
+def test_logged_answers_score_as_the_run_did(tmp_path: Path) -> None:
+    """Guards against a log that cannot be scored again: our own log lines are responses too."""
+    log = harness.AnswerLog(tmp_path / "log.jsonl")
+    exam = prepare(benchmark("gsm8k"), LITTLE)
+    for number, target in targets(exam).items():
+        log.add(Answer(number, f"The answer is {target}.\nQ: and 5?" if number % 2 else "It is 0.", 12, 7, True, target))
+    run = evaluate(LoggedModel(exam, log.answers))
+    again = json.loads(score("gsm8k", tmp_path / "log.jsonl").stdout.splitlines()[-1])
+    assert again["accuracy"] == 100 * sum(run.correct) / len(run.correct) == 50.0
