@@ -17,6 +17,7 @@ from marsbench import __version__
 from marsbench.errors import UserError
 
 if TYPE_CHECKING:
+    from marsbench.evaluation.harness import Exam
     from marsbench.sweeps.rows import EvaluationRow
     from marsbench.sweeps.runner import Runner
 
@@ -90,6 +91,11 @@ Output = Annotated[Path, typer.Option(help="Folder for runs/, results/ and repor
 ExistingPolicy = Annotated[str, typer.Option(help="What is there already: reuse it, rerun it, or fail.")]
 Seed = Annotated[int, typer.Option(help="Seed of initial weights and training data.")]
 Limit = Annotated[int | None, typer.Option(min=1, help="Only the first N questions of each benchmark.")]
+Shard = Annotated[
+    str | None,
+    typer.Option(metavar="I/N", help="Answer only the Ith of N parts; without it, their answers are put together."),
+]
+DataDir = Annotated[Path | None, typer.Option(envvar="MARSBENCH_DATA", help="Local copy of the benchmark data.")]
 BlockSize = Annotated[int, typer.Option(help="B: tokens predicted per forward pass at most.")]
 UntrainedMasks = Annotated[
     bool, typer.Option("--untrained-masks", help="Use masks even if the checkpoint never saw any.")
@@ -168,10 +174,9 @@ def eval_(
     block_size: BlockSize = 4,
     untrained_masks: UntrainedMasks = False,
     draft: Draft = None,
-    data_dir: Annotated[
-        Path | None, typer.Option(envvar="MARSBENCH_DATA", help="Local copy of the benchmark data.")
-    ] = None,
+    data_dir: DataDir = None,
     limit: Limit = None,
+    shard: Shard = None,
     scale: Scale = "tiny",
     seed: Seed = 0,
     existing: ExistingPolicy = "reuse",
@@ -186,9 +191,56 @@ def eval_(
     options = {"block_size": block_size, "metric": metric}
     options |= {"accept": "one"} if threshold is None else {"threshold": threshold}
     arm = Arm(stage, f"{stage} by {method}", stage, method, options, untrained_masks=untrained_masks)
-    runner = _runner(scale, output, existing, seed, limit, data_dir)
+    runner = _runner(scale, output, existing, seed, limit=limit, shard=_shard(shard), data_dir=data_dir)
     row = runner.single(arm, benchmark, checkpoint, draft)
     typer.echo(_summary(row))
+
+
+@app.command()
+def score(
+    benchmark: Annotated[str, typer.Option(help="What was asked: see `marsbench list benchmarks`.")],
+    responses: Annotated[Path, typer.Option(help='JSON Lines, one {"doc_id": ..., "response": "..."} a line.')],
+    data_dir: DataDir = None,
+    out: Annotated[Path | None, typer.Option(help="Also write every question's scores here, as JSON Lines.")] = None,
+) -> None:
+    """Score logged responses without a model; the last line printed is one JSON document.
+
+    A doc_id is a question's number, counted from 0 in the order of the benchmark's data (the subtasks of bbh in
+    alphabetical order, one after the other), or SUBTASK/INDEX, or HumanEval/0. One subtask alone is a benchmark too:
+    bbh_word_sorting. What `marsbench eval` logs in runs/SCALE/answers can be scored as it is.
+    """
+    import json
+
+    exam = _exam(benchmark, data_dir)
+    from marsbench.evaluation.scoring import score_file
+    from marsbench.files import write_atomically
+
+    scored = score_file(exam, responses)
+    if out is not None:
+        write_atomically(out, "".join(json.dumps(verdict) + "\n" for verdict in scored.verdicts()).encode())
+    typer.echo(json.dumps(scored.summary()))
+
+
+@app.command()
+def compare(
+    first: Annotated[Path, typer.Argument(help="Logged responses, as for `marsbench score`.")],
+    second: Annotated[Path, typer.Argument(help="Responses to the same questions.")],
+    benchmark: Annotated[str, typer.Option(help="What was asked: see `marsbench list benchmarks`.")],
+    data_dir: DataDir = None,
+) -> None:
+    """Test two logged runs against each other, question by question; the last line printed is one JSON document.
+
+    For each of the benchmark's scores: the difference in points (first minus second) with its 95 % interval, how many
+    questions only one of the two gets right, and the p-value of McNemar's exact test.
+    """
+    import json
+    from dataclasses import asdict
+
+    exam = _exam(benchmark, data_dir)
+    from marsbench.evaluation.scoring import compare_files
+
+    found = compare_files(exam, first, second)
+    typer.echo(json.dumps({"benchmark": benchmark, **{name: asdict(one) for name, one in found.items()}}))
 
 
 @app.command()
@@ -316,19 +368,25 @@ def reproduce(
     what: Annotated[str, typer.Argument(help="table2 (see `marsbench list tables`), or engine.")],
     scale: Scale = "tiny",
     seed: Seed = 0,
-    limit: Limit = None,
-    existing: ExistingPolicy = "reuse",
-    data_dir: Annotated[
-        Path | None, typer.Option(envvar="MARSBENCH_DATA", help="Local copy of the benchmark data.")
+    benchmarks: Annotated[
+        str | None, typer.Option(help="Instead of the scale's own: names, `mini` or `real`, with commas between.")
     ] = None,
+    limit: Limit = None,
+    shard: Shard = None,
+    existing: ExistingPolicy = "reuse",
+    data_dir: DataDir = None,
     output: Output = Path("."),
 ) -> None:
     """Measure one of the paper's tables, or what our engine costs, and write the page.
 
     Trains what is missing, measures what is missing, then writes the rows to results/ and the page with its
-    figures to reports/. Interrupted at any moment, the same command goes on where it stopped.
+    figures to reports/. Interrupted at any moment, the same command goes on where it stopped. With --benchmarks or
+    --limit, rows and page go to folders of their own, as in reports/tiny/real-limit8/.
     """
-    runner = _runner(scale, output, existing, seed, limit, data_dir)
+    part = _shard(shard)
+    runner = _runner(
+        scale, output, existing, seed, benchmarks=benchmarks, limit=limit, shard=part, data_dir=data_dir
+    )  # fmt: skip
     from marsbench.files import write_atomically
     from marsbench.reports import write_report
     from marsbench.sweeps.engine_study import EngineStudy
@@ -336,6 +394,9 @@ def reproduce(
     from marsbench.sweeps.store import rows_text
 
     rows = EngineStudy(runner).rows() if what == "engine" else runner.table(table_plan(what))
+    if part != (1, 1):
+        typer.echo(f"answered part {shard}; when all parts are, the same command without --shard writes the page")
+        return
     write_atomically(runner.workspace.results(what), rows_text(rows).encode())
     pages = write_report(what, rows, scale, runner.workspace.reports)
     typer.echo(f"read {pages[0]}")
@@ -351,32 +412,55 @@ def report(
     from marsbench.sweeps.store import read_rows
     from marsbench.sweeps.workspace import Workspace
 
-    workspace = Workspace(output, scale)
-    measured = [name for name in REPORTS if workspace.results(name).exists()]
+    whole = Workspace(output, scale)
+    measured = [(one, name) for one in whole.variants() for name in REPORTS if one.results(name).exists()]
     if not measured:
         raise UserError(
-            "there are no rows", where=str(workspace.results("table2").parent),
+            "there are no rows", where=str(whole.results("table2").parent),
             fix="measure them: marsbench reproduce table2",
         )  # fmt: skip
-    for name in measured:
+    for workspace, name in measured:
         rows = read_rows(workspace.results(name))
         typer.echo(f"wrote {write_report(name, rows, scale, workspace.reports)[0]}")
 
 
 def _runner(
-    scale: str, output: Path, existing: str, seed: int, limit: int | None = None, data_dir: Path | None = None
-) -> Runner:
+    scale: str, output: Path, existing: str, seed: int, *, benchmarks: str | None = None, limit: int | None = None,
+    shard: tuple[int, int] = (1, 1), data_dir: Path | None = None,
+) -> Runner:  # fmt: skip
     """The runner of a scale, with the machine's noise kept off the terminal."""
     from marsbench.presets import preset
     from marsbench.quiet import quieten_libraries
 
     chosen = preset(scale)
     quieten_libraries()
+    from marsbench.evaluation.benchmarks import benchmarks as named
     from marsbench.sweeps.runner import Runner
     from marsbench.sweeps.store import existing_policy
     from marsbench.sweeps.workspace import Workspace
 
-    return Runner(chosen, Workspace(output, scale), existing_policy(existing), seed, limit, data_dir)
+    names = [name.strip() for name in benchmarks.split(",")] if benchmarks else []
+    variant = "-".join([*names, *([f"limit{limit}"] if limit else [])])
+    workspace = Workspace(output, scale, variant)
+    return Runner(chosen, workspace, existing_policy(existing), seed, named(names), limit, shard, data_dir)
+
+
+def _exam(benchmark: str, data_dir: Path | None) -> Exam:
+    """All questions of a benchmark."""
+    from marsbench.quiet import quieten_libraries
+
+    quieten_libraries()
+    from marsbench.evaluation import benchmarks, harness
+
+    return harness.prepare(benchmarks.benchmark(benchmark), data_dir)
+
+
+def _shard(text: str | None) -> tuple[int, int]:
+    """(I, N) of "I/N"."""
+    first, _, last = (text or "1/1").partition("/")
+    if not (first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last)):
+        raise UserError(f"--shard {text} is no part of a whole", fix="give it as I/N, from 1/N to N/N")
+    return int(first), int(last)
 
 
 def _device() -> str:

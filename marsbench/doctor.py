@@ -27,7 +27,7 @@ from marsbench.paths import tasks_dir
 from marsbench.presets import preset
 
 GIB = 2**30
-BENCHMARK_FOLDERS = ("bbh", "gpqa", "gsm8k", "humaneval", "ifeval", "mmlu_pro")
+BENCHMARK_FOLDERS = ("bbh", "gpqa", "gsm8k", "humaneval", "humanevalplus", "ifeval", "mmlu_pro")
 COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 

@@ -156,7 +156,9 @@ def test_strict_scores_are_lm_evals_own(exam: Exam) -> None:
     """Guards against repairs that leak into the numbers that others publish."""
     if exam.benchmark.name == "bbh":  # stock cuts at "Q", and wants a full stop
         found = scores(exam, lambda target: f"So the answer is {target}.")
-        assert found["strict"] == pytest.approx(1 - sum("Q" in one for one in targets(exam).values()) / len(targets(exam)))
+        assert found["strict"] == pytest.approx(
+            1 - sum("Q" in one for one in targets(exam).values()) / len(targets(exam))
+        )
     if exam.benchmark.name == "gsm8k":
         said = scores(exam, lambda target: f"The answer is {target}.")
         assert said == {"flexible": 1.0, "strict": 1.0}
@@ -342,7 +344,9 @@ def test_logged_answers_score_as_the_run_did(tmp_path: Path) -> None:
     log = harness.AnswerLog(tmp_path / "log.jsonl")
     exam = prepare(benchmark("gsm8k"), LITTLE)
     for number, target in targets(exam).items():
-        log.add(Answer(number, f"The answer is {target}.\nQ: and 5?" if number % 2 else "It is 0.", 12, 7, True, target))
+        log.add(
+            Answer(number, f"The answer is {target}.\nQ: and 5?" if number % 2 else "It is 0.", 12, 7, True, target)
+        )
     run = evaluate(LoggedModel(exam, log.answers))
     again = json.loads(score("gsm8k", tmp_path / "log.jsonl").stdout.splitlines()[-1])
     assert again["accuracy"] == 100 * sum(run.correct) / len(run.correct) == 50.0

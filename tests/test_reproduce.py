@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -194,18 +195,94 @@ def test_bad_input_gets_one_clear_message(reproduced: Path, tmp_path: Path) -> N
     assert [file for file in sorted((tmp_path / "copy").rglob("*")) if file not in before] == []
 
 
-def test_real_questions_run_through_a_small_checkpoint(reproduced: Path, tmp_path: Path) -> None:
-    """Guards against the real GSM8K task asking the hub although local data was given."""
-    shutil.copytree(reproduced, tmp_path / "copy")
-    data = tmp_path / "data" / "gsm8k"
-    data.mkdir(parents=True)
-    lines = [{"question": f"What is {n} plus {n}?", "answer": f"It is {2 * n}.\n#### {2 * n}"} for n in range(4)]
-    (data / "test.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+# ---- the real benchmarks, on a few rows of each ---------------------------------------------------------------------
+
+LITTLE_DATA = Path(__file__).parent / "data"
+
+
+@pytest.fixture(scope="module")
+def on_real(reproduced: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The table on the six real benchmarks, GPQA's data missing."""
+    output, data = tmp_path_factory.mktemp("real"), tmp_path_factory.mktemp("data")
+    shutil.copytree(reproduced / "runs", output / "runs")
+    shutil.copytree(LITTLE_DATA, data, dirs_exist_ok=True)
+    shutil.rmtree(data / "gpqa")
+    marsbench(*MICRO, str(output), "--benchmarks", "real", "--limit", "2", "--data-dir", str(data))
+    return output
+
+
+def test_real_benchmarks_run_end_to_end(on_real: Path) -> None:
+    """Guards against a benchmark that needs the hub although its data is here, and a table that one gap kills."""
+    cells = [
+        row
+        for row in read_rows(Workspace(on_real, "micro", "real-limit2").results("table2"))
+        if isinstance(row, EvaluationRow)
+    ]
+    arms = table_plan("table2").arms
+    assert len(cells) == 6 * len(arms)
+    for row in cells:
+        if row.benchmark == "gpqa":
+            assert row.status == "skipped" and "gpqa_main.jsonl" in row.reason
+        else:
+            assert row.status == "done" and len(row.correct) == 2 and all(len(one) == 2 for one in row.others.values())
+    page = (on_real / "reports" / "micro" / "real-limit2" / "table2.md").read_text()
+    assert "gpqa_main.jsonl" in page and "HumanEval plus" in page and "BBH strict" in page
+    assert not Workspace(on_real, "micro").results("table2").exists(), "a few questions replace no table"
+
+
+def test_one_benchmark_without_data_is_an_error(on_real: Path, tmp_path: Path) -> None:
+    """Guards against an evaluation that ends well although it has asked nothing."""
     done = marsbench(
-        "eval", "--benchmark", "gsm8k", "--data-dir", str(tmp_path / "data"), "--limit", "3",
-        "--scale", "micro", "--output", str(tmp_path / "copy"),
+        "eval", "--benchmark", "gpqa", "--data-dir", str(tmp_path), "--scale", "micro", "--output", str(on_real),
+        check=False,
     )  # fmt: skip
-    assert "gsm8k: accuracy 0.0 %" in done.stdout and "n = 3" in done.stdout
+    assert (done.returncode, "gpqa_main.jsonl" in done.stderr) == (2, True), done.stderr
+
+
+def test_shards_make_the_whole(on_real: Path) -> None:
+    """Guards against parts that overlap, that ask the model again, or that score otherwise than the whole."""
+    asked = ["eval", "--benchmark", "bbh", "--data-dir", str(LITTLE_DATA), "--limit", "9", "--scale", "micro"]
+    asked += ["--output", str(on_real)]
+    before = set((on_real / "runs" / "micro" / "answers").iterdir())
+    for part in ("1/2", "2/2"):
+        marsbench(*asked, "--shard", part)
+    parts = set((on_real / "runs" / "micro" / "answers").iterdir()) - before
+    assert sorted(len(file.read_text().splitlines()) for file in parts) == [4, 5]
+    assert "n = 9" in marsbench(*asked).stdout
+    rows = read_rows(on_real / "runs" / "micro" / "rows.jsonl")
+    (row,) = [row for row in rows if isinstance(row, EvaluationRow) and len(row.correct) == 9]
+    assert not (on_real / "runs" / "micro" / "answers" / f"{row.key}.jsonl").exists(), "the whole asks nothing again"
+
+
+def test_lm_eval_runs_our_model(reproduced: Path, tmp_path: Path) -> None:
+    """Guards against a plug-in that lm-eval does not find, and against processes that answer twice or not at all."""
+    import lm_eval.tasks
+
+    stock = Path(lm_eval.tasks.__file__).parent / "gsm8k" / "gsm8k-cot.yaml"
+    data = {"data_files": {"test": str(LITTLE_DATA / "gsm8k" / "test.jsonl")}}
+    task = {"include": str(stock), "task": "gsm8k_here", "num_fewshot": 0}
+    task |= {"dataset_path": "json", "dataset_name": None, "dataset_kwargs": data}
+    (tmp_path / "gsm8k.yaml").write_text(yaml.safe_dump(task))
+    checkpoint = next((reproduced / "runs" / "micro" / "checkpoints").glob("mars-b4-*"))
+    counts = []
+    for launch in ([], ["-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2"]):
+        out = tmp_path / f"out{len(counts)}"
+        arguments = [
+            "-m", "lm_eval", "--model", "marsbench",
+            "--model_args", f"pretrained={checkpoint},method=mars,threshold=0.5,block_size=4", "--gen_kwargs",
+            "max_gen_toks=24", "--include_path", str(tmp_path), "--tasks", "gsm8k_here", "--limit", "3",
+            "--apply_chat_template", "--output_path", str(out),
+        ]  # fmt: skip
+        done = subprocess.run([sys.executable, *launch, *arguments], capture_output=True, text=True, env=environment())
+        assert done.returncode == 0, done.stderr
+        (found,) = out.rglob("results_*.json")
+        config = json.loads(found.read_text())["config"]
+        counts.append((config["emitted_tokens"], config["forward_passes"]))
+        assert config["tokens_per_forward"] == pytest.approx(counts[-1][0] / counts[-1][1])
+    assert counts[0] == counts[1]
+
+
+# ---- committed pages ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("scale", scales())

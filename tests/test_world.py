@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import random
 from itertools import islice
-from typing import Any
 
 import pytest
-from lm_eval.api.instance import Instance
-from lm_eval.api.model import LM
 
 from marsbench import world
-from marsbench.evaluation.benchmarks import BENCHMARKS, load_task
-from marsbench.evaluation.harness import Answer, AnswerLog, Scored, evaluate
+from marsbench.evaluation.benchmarks import benchmark, load_tasks
+from marsbench.evaluation.harness import Answer, LoggedModel, Scored, evaluate, prepare
 from marsbench.evaluation.mini_tasks import dataset
 from marsbench.world.language import is_test, say
 
@@ -62,49 +59,26 @@ def test_say_draws_one_alternative_of_each() -> None:
     assert said == {"A1", "A1!", "B1", "B1!"}
 
 
-class Parrot(LM):  # type: ignore[misc]
-    """Gives prepared answers."""
-
-    tokenizer_name = "parrot"
-
-    def __init__(self, answers: list[str], log: AnswerLog) -> None:
-        super().__init__()
-        self._answers, self._log = answers, log
-
-    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        return chat_history[-1]["content"]
-
-    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        for request in requests:
-            self._log.add(Answer(request.doc_id, self._answers[request.doc_id]))
-        return [self._answers[request.doc_id] for request in requests]
-
-    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        raise AssertionError("no mini benchmark asks for log-likelihoods")
-
-    loglikelihood_rolling = loglikelihood
-
-
-def score(name: str, answers: list[str], tmp_path: Any) -> Scored:
+def score(name: str, answers: list[str]) -> Scored:
     """Score prepared answers through the benchmark's own task."""
-    log = AnswerLog(tmp_path / "answers.jsonl")
-    return evaluate(load_task(name), BENCHMARKS[name], Parrot(answers, log), log, limit=len(answers))
+    exam = prepare(benchmark(name)).first(len(answers))
+    return evaluate(LoggedModel(exam, {number: Answer(number, text) for number, text in enumerate(answers)}))
 
 
 @pytest.mark.parametrize("name", MINI)
-def test_reference_answers_score_and_others_do_not(name: str, tmp_path: Any) -> None:
+def test_reference_answers_score_and_others_do_not(name: str) -> None:
     """Guards against a scorer that refuses good answers or takes any answer."""
     examples = world.test_set(name, SIZE)[:24]
-    assert score(name, [example.response for example in examples], tmp_path / "good").correct == [1.0] * 24
-    assert sum(score(name, ["I do not know."] * 24, tmp_path / "none").correct) == 0
+    assert score(name, [example.response for example in examples]).correct == [1.0] * 24
+    assert sum(score(name, ["I do not know."] * 24).correct) == 0
     swapped = [example.response for example in examples[1:] + examples[:1]]
-    assert sum(score(name, swapped, tmp_path / "swapped").correct) < 16
+    assert sum(score(name, swapped).correct) < 16
 
 
 @pytest.mark.parametrize("name", MINI)
 def test_task_files_ask_the_worlds_questions(name: str) -> None:
     """Guards against a task file that asks something else, or fewer than two hundred questions."""
-    task = load_task(name)
+    task = load_tasks(benchmark(name))[name]
     prompts = [task.doc_to_text(doc) for doc in task.test_docs()]
     assert prompts == [example.prompt for example in world.test_set(name, SIZE)]
     assert dataset(name, SIZE)["test"].num_rows >= 200

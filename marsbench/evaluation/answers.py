@@ -11,6 +11,7 @@ from typing import Any
 
 from datasets import Dataset
 
+from marsbench.evaluation.humaneval import PASSED_BASE_ONLY, run_completions
 from marsbench.evaluation.local_data import DATA_DIR, Unavailable
 
 Responses = Iterable[Sequence[str]]  # for every question its responses, as lm-eval's filters get them
@@ -135,15 +136,12 @@ def instructions_followed(doc: Mapping[str, Any], results: Sequence[str]) -> dic
 
 
 def run_humaneval(responses: Responses, docs: Docs) -> list[list[str]]:
-    """A verdict for every response, all programs in one go."""
-    from marsbench.evaluation.humaneval import verdicts
-
+    """A word for every response, all programs in one go; the tests lie where the questions came from."""
     docs = list(docs)
     folder = docs[0].get(DATA_DIR) if docs else None
-    return verdicts(responses, docs, Path(folder) if folder else None)
+    return run_completions(responses, docs, Path(folder) if folder else None)
 
 
 def passed_tests(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, float]:
-    """pass@1 on HumanEval's tests and on HumanEval+'s, from a verdict of `run_humaneval`."""
-    verdict = results[0]
-    return {"base": float(verdict in ("passed", "passed base only")), "plus": float(verdict == "passed")}
+    """pass@1 on HumanEval's tests and on HumanEval+'s, from the word on its one response."""
+    return {"base": float(results[0] in ("passed", PASSED_BASE_ONLY)), "plus": float(results[0] == "passed")}

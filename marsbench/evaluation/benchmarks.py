@@ -1,123 +1,239 @@
-"""The benchmark registry: which lm-eval task stands behind a name, and which of its numbers we report."""
+"""The benchmark registry: which lm-eval tasks stand behind a name, and which of their numbers we report."""
 
 from __future__ import annotations
 
+import hashlib
 import json
+import string
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
-from marsbench.errors import UserError, unknown_name
+from marsbench.errors import unknown_name
+from marsbench.evaluation import local_data
 from marsbench.paths import tasks_dir
+
+
+class Score(NamedTuple):
+    """A number that lm-eval computes for every question: a metric, after a filter."""
+
+    metric: str
+    filter: str
+
+
+EXACT: dict[str, Score] = {"strict": Score("exact_match", "strict-match")}  # what most mini benchmarks report
 
 
 @dataclass(frozen=True)
 class Benchmark:
-    """One benchmark. `metric` and `filter` name the lm-eval number that is its accuracy."""
+    """One benchmark. The first of its `scores` is its accuracy, the others stand beside it."""
 
     name: str
     paper_name: str  # its column head in the paper
     summary: str
-    metric: str = "exact_match"
-    filter: str = "strict-match"
+    scores: Mapping[str, Score]
+    subtasks: tuple[str, ...] = ()  # where several lm-eval tasks make it up
+    only: str | None = None  # the one subtask that is asked, None = all
+
+    @property
+    def headline(self) -> str:
+        """The name of the score that is its accuracy."""
+        return next(iter(self.scores))
+
+    @property
+    def file(self) -> Path:
+        """Its task file."""
+        family = self.name.removesuffix(f"_{self.only}") if self.only else self.name
+        return tasks_dir() / family / f"{family}.yaml"
 
 
-BENCHMARKS: dict[str, Benchmark] = {
-    benchmark.name: benchmark
-    for benchmark in (
-        Benchmark(
-            "mini_ifeval",
-            "IFEval",
-            "format instructions a program can check",
-            "prompt_level_strict_acc",
-            "none",
-        ),
-        Benchmark("mini_bbh", "BBH", "three small reasoning puzzles, step by step"),
-        Benchmark("mini_mmlu_pro", "MMLU-Pro", "invented facts, ten options"),
-        Benchmark("mini_gpqa", "GPQA", "two-hop questions with arithmetic, four options"),
-        Benchmark("mini_gsm8k", "GSM8K", "word problems of two or three steps"),
-        Benchmark("mini_humaneval", "HumanEval", "small Python functions, run in the sandbox", filter="run"),
-        Benchmark("gsm8k", "GSM8K", "the real GSM8K test set, zero-shot chain of thought"),
-    )
+def _exact_match(**filters: str) -> dict[str, Score]:
+    return {name: Score("exact_match", filter_name) for name, filter_name in filters.items()}
+
+
+_IFEVAL = {"strict": Score("prompt_level_strict_acc", "none")}
+_MINI = (
+    Benchmark("mini_ifeval", "IFEval", "format instructions a program can check", _IFEVAL),
+    Benchmark("mini_bbh", "BBH", "three small reasoning puzzles, step by step", EXACT),
+    Benchmark("mini_mmlu_pro", "MMLU-Pro", "invented facts, ten options", EXACT),
+    Benchmark("mini_gpqa", "GPQA", "two-hop questions with arithmetic, four options", EXACT),
+    Benchmark("mini_gsm8k", "GSM8K", "word problems of two or three steps", EXACT),
+    Benchmark("mini_humaneval", "HumanEval", "small Python functions, run in the sandbox", _exact_match(passed="run")),
+)
+_REAL = (
+    Benchmark(
+        "ifeval", "IFEval", "541 prompts with instructions a program can check, 0-shot",
+        _IFEVAL
+        | {
+            "loose": Score("prompt_level_loose_acc", "none"),
+            "strict, per instruction": Score("inst_level_strict_acc", "none"),
+            "loose, per instruction": Score("inst_level_loose_acc", "none"),
+        },
+    ),
+    Benchmark(
+        "bbh", "BBH", "BIG-Bench Hard, 27 subtasks, chain of thought, 3-shot",
+        _exact_match(flexible="flexible", strict="strict"),
+    ),
+    Benchmark(
+        "mmlu_pro", "MMLU-Pro", "14 subjects, up to ten options, chain of thought, 0-shot",
+        _exact_match(strict="strict", flexible="flexible"),
+    ),
+    Benchmark(
+        "gpqa", "GPQA", "GPQA main, four options, chain of thought, 0-shot (gated: needs its authors' leave)",
+        _exact_match(flexible="flexible-extract", strict="strict-match"),
+    ),
+    Benchmark(
+        "gsm8k", "GSM8K", "grade-school word problems, chain of thought, 0-shot",
+        _exact_match(flexible="flexible-extract", strict="strict-match"),
+    ),
+    Benchmark(
+        "humaneval", "HumanEval", "Python functions from their docstrings, 0-shot; HumanEval+ from the same answers",
+        {"base": Score("base", "run"), "plus": Score("plus", "run")},
+    ),
+)  # fmt: skip
+
+BENCHMARKS: dict[str, Benchmark] = {one.name: one for one in (*_MINI, *_REAL)}
+GROUPS: dict[str, tuple[str, ...]] = {
+    "mini": tuple(one.name for one in _MINI),
+    "real": tuple(one.name for one in _REAL),
 }
 
 
 def benchmark(name: str) -> Benchmark:
-    """A benchmark by name, or a `UserError` that names those there are."""
-    if name not in BENCHMARKS:
-        raise unknown_name("benchmark", name, list(BENCHMARKS))
-    return BENCHMARKS[name]
+    """A benchmark, or one subtask of one (`bbh_word_sorting`), by name; a `UserError` names those there are."""
+    if name in BENCHMARKS:
+        return _with_subtasks(BENCHMARKS[name])
+    for family in BENCHMARKS.values():
+        subtask = name.removeprefix(f"{family.name}_")
+        if subtask != name and subtask in _with_subtasks(family).subtasks:
+            return replace(family, name=name, only=subtask, subtasks=(subtask,))
+    raise unknown_name("benchmark", name, list(BENCHMARKS))
 
 
-def load_task(name: str, data_dir: Path | None = None) -> Any:
-    """The lm-eval task of a benchmark.
-
-    A task file with a `stock` key changes one of lm-eval's own tasks; its data comes from the hub, or from `data_dir`
-    where that is given. Any other file is a whole lm-eval task.
-    """
-    from lm_eval.tasks import TaskManager
-
-    benchmark(name)
-    file = tasks_dir() / name / f"{name}.yaml"
-    if "\nstock:" not in file.read_text(encoding="utf-8"):
-        return TaskManager(include_defaults=False).load(str(file))["tasks"][name]
-    with tempfile.TemporaryDirectory() as folder:
-        whole = Path(folder) / f"{name}.yaml"
-        whole.write_text(
-            _stock_task(name, yaml.safe_load(file.read_text(encoding="utf-8")), data_dir), encoding="utf-8"
-        )
-        return TaskManager(include_defaults=False).load(str(whole))["tasks"][name]
+def benchmarks(names: Iterable[str]) -> list[str]:
+    """Benchmarks by name or by group (`mini`, `real`), each once."""
+    found = [one for name in names for one in GROUPS.get(name, (name,))]
+    return [benchmark(name).name for name in dict.fromkeys(found)]
 
 
-def _stock_task(name: str, ours: dict[str, Any], data_dir: Path | None) -> str:
-    """The task file that includes a stock task of lm-eval's and changes it."""
-    import lm_eval.tasks
-
-    stock = Path(lm_eval.tasks.__file__).parent / ours["stock"]
-    text = yaml.safe_dump({"include": str(stock), "task": name, **ours["changes"]})
-    if data_dir is None:
-        return text
-    files = {split: str(data_dir / file) for split, file in ours["files"].items()}
-    text += yaml.safe_dump({"dataset_kwargs": {"files": files, "columns": ours["columns"]}})
-    return text + f"custom_dataset: !function {__name__}.local_dataset\n"
+def _with_subtasks(chosen: Benchmark) -> Benchmark:
+    """The benchmark with the subtasks that its task file names."""
+    return replace(chosen, subtasks=tuple(_settings(chosen.file).get("subtasks", ())))
 
 
-def local_dataset(files: dict[str, str], columns: Sequence[str], **_: Any) -> dict[str, Any]:
-    """A data set from local JSON Lines files, split by split, each line checked first (called by lm-eval)."""
-    from datasets import Dataset
+def load_tasks(chosen: Benchmark, data_dir: Path | None = None) -> dict[str, Any]:
+    """The lm-eval tasks of a benchmark, by lm-eval's name.
 
-    return {split: Dataset.from_list(read_records(Path(file), columns)) for split, file in files.items()}
-
-
-def read_records(file: Path, columns: Sequence[str]) -> list[dict[str, Any]]:
-    """The objects of a JSON Lines file that has the given columns.
+    Data of the real benchmarks comes from the hub, or from `data_dir` where that is given.
 
     Raises:
-        UserError: no such file, nothing in it, or a line that is no object with these columns; with file and line.
+        Unavailable: the data, or something that scoring needs, is not on this machine.
+        UserError: local data is damaged.
     """
-    try:
-        lines = file.read_bytes().splitlines()
-    except OSError as error:
-        raise UserError(
-            "the data file cannot be read", where=str(file), fix="check --data-dir; see README, 'Local data'"
-        ) from error
-    records = [_record(line, columns, f"{file}, line {number}") for number, line in enumerate(lines, 1)]
-    if not records:
-        raise UserError("the data file is empty", where=str(file), fix="fetch it again")
-    return records
+    if chosen.name == "ifeval":
+        from marsbench.evaluation.answers import check_sentence_model
+
+        check_sentence_model(data_dir)
+    family = chosen.file.stem
+    parts = {f"{family}_{subtask}": subtask for subtask in chosen.subtasks} or {family: ""}
+    return {name: _load(chosen, name, subtask, data_dir) for name, subtask in parts.items()}
 
 
-def _record(line: bytes, columns: Sequence[str], where: str) -> dict[str, Any]:
-    try:
-        record = json.loads(line.decode("utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise UserError(f"not a line of JSON in UTF-8: {error}", where=where, fix="mend or remove the line") from error
-    missing = [column for column in columns if not isinstance(record, dict) or column not in record]
-    if missing:
-        raise UserError(f"no column {', '.join(missing)}", where=where, fix=f"every line needs {', '.join(columns)}")
-    found: dict[str, Any] = record
-    return found
+def _load(chosen: Benchmark, name: str, subtask: str, data_dir: Path | None) -> Any:
+    """One lm-eval task; a file that names data files is a template, whose blanks are filled in first."""
+    import lm_eval.tasks
+
+    if "files" not in _settings(chosen.file):
+        return _read_task(chosen.file, name)
+    places = {"LM_EVAL": str(Path(lm_eval.tasks.__file__).parent), "SUBTASK": subtask}
+    text = string.Template(chosen.file.read_text(encoding="utf-8")).safe_substitute(places)
+    if data_dir is not None:
+        text += yaml.safe_dump({"dataset_kwargs": {"data_dir": str(data_dir)}})
+        text += f"custom_dataset: !function {local_data.__name__}.dataset\n"
+    with tempfile.TemporaryDirectory() as folder:
+        whole = Path(folder) / f"{name}.yaml"
+        whole.write_text(text, encoding="utf-8")
+        try:
+            return _read_task(whole, name)
+        except Exception as error:  # the hub's libraries raise dozens of kinds
+            if data_dir is not None or not _from_the_hub(error):
+                raise
+            raise local_data.Unavailable(
+                f"the data of {chosen.name} cannot be loaded from the hub: {_first_line(error)}",
+                fix=f"check the network{_GATED.get(name, '')}, or give a local copy with --data-dir",
+            ) from error
+
+
+def _read_task(file: Path, name: str) -> Any:
+    from lm_eval.tasks import TaskManager
+
+    return TaskManager(include_defaults=False).load(str(file))["tasks"][name]
+
+
+_GATED = {"gpqa": ", accept GPQA's terms at https://huggingface.co/datasets/Idavidrein/gpqa and run `hf auth login`"}
+
+
+def _from_the_hub(error: Exception) -> bool:
+    """Whether an error is the hub's: no network, no such data set, no leave to read it."""
+    return isinstance(error, OSError) or type(error).__module__.startswith(("datasets", "huggingface_hub", "requests"))
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]
+
+
+class _Plain(yaml.SafeLoader):
+    """Reads a task file without importing what it names."""
+
+
+_Plain.add_constructor("!function", lambda loader, node: str(node.value))
+
+
+def _settings(file: Path) -> dict[str, Any]:
+    """What a task file says under `metadata`."""
+    settings: dict[str, Any] = yaml.load(file.read_text(encoding="utf-8"), _Plain).get("metadata", {})
+    return settings
+
+
+def question_numbers(chosen: Benchmark, tasks: Mapping[str, Any]) -> dict[str, list[int]]:
+    """The number of every question of each task: its row in the benchmark's data.
+
+    Subtasks that share one file are numbered by its rows, others one after the other.
+    """
+    column = _settings(chosen.file).get("id_column")
+    if column is not None and len(tasks) > 1:
+        whole = next(iter(tasks.values()))
+        rows = {found: row for row, found in enumerate(whole.dataset[whole.config.test_split][column])}
+        return {name: [rows[found] for found in task.eval_docs[column]] for name, task in tasks.items()}
+    numbers, first = {}, 0
+    for name, task in tasks.items():
+        numbers[name] = list(range(first, first + len(task.eval_docs)))
+        first += len(task.eval_docs)
+    return numbers
+
+
+def fingerprint(tasks: Mapping[str, Any]) -> dict[str, Any]:
+    """What of tasks can change a score: prompts, filters, metrics, versions and the questions themselves."""
+    return {name: _task_fingerprint(task) for name, task in tasks.items()}
+
+
+def _task_fingerprint(task: Any) -> dict[str, Any]:
+    config = {key: value for key, value in task.config.to_dict().items() if key not in _ORIGIN}
+    plain: dict[str, Any] = json.loads(json.dumps(config, default=lambda value: type(value).__name__))
+    return plain | {"version": (task.config.metadata or {}).get("version"), "questions": questions_hash(task)}
+
+
+_ORIGIN = ("custom_dataset", "dataset_kwargs", "dataset_path", "dataset_name", "metadata")  # where questions come from
+
+
+def questions_hash(task: Any) -> str:
+    """Sixteen hexadecimal digits of SHA-256 over a task's questions, wherever they came from."""
+    digest = hashlib.sha256()
+    for doc in task.eval_docs:
+        content = {column: value for column, value in doc.items() if column != local_data.DATA_DIR}
+        digest.update(json.dumps(content, sort_keys=True, default=str).encode())
+    return digest.hexdigest()[:16]

@@ -1,15 +1,15 @@
 """Evaluating a checkpoint with lm-eval: its tasks make the prompts and score, our engine answers.
 
 Every answer is logged as soon as its row is finished. An interrupted evaluation goes on from its log, and a log can be
-scored again without a model: both go through the same `score`.
+scored again without a model: both go through the same `evaluate`.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,8 @@ from lm_eval.api.model import LM
 from marsbench.decoding.engine import Method, context_length, decode
 from marsbench.decoding.generation import Generation, Request
 from marsbench.decoding.outside import OutsideMethod
-from marsbench.evaluation.benchmarks import Benchmark
+from marsbench.evaluation.answers import cut_text
+from marsbench.evaluation.benchmarks import Benchmark, load_tasks, question_numbers
 from marsbench.training.checkpoints import Loaded
 
 # Called as answers come in: (answers so far, questions).
@@ -28,33 +29,94 @@ Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
-class Answer:
-    """A logged response and what it cost."""
+class Exam:
+    """A benchmark's questions that are asked, and the lm-eval tasks that ask and score them.
 
-    doc_id: int
+    A question has a number, its row in the benchmark's data (subtasks one after the other, unless they share a file),
+    and a place, its index in its task.
+    """
+
+    benchmark: Benchmark
+    tasks: Mapping[str, Any]  # by lm-eval's name
+    numbers: Mapping[str, Sequence[int]]  # of all questions of each task
+    places: Mapping[str, Sequence[int]]  # of the questions that are asked, ascending; tasks without any are left out
+
+    def asked(self) -> list[int]:
+        """The numbers of the questions that are asked, ascending."""
+        return sorted(self.numbers[task][place] for task, places in self.places.items() for place in places)
+
+    def number(self, task: str, nth: int) -> int:
+        """The number of the nth question that is asked of a task."""
+        return self.numbers[task][self.places[task][nth]]
+
+    def first(self, limit: int | None) -> Exam:
+        """So many questions, as evenly from all subtasks as can be, each one's first; None = all."""
+        in_turn = sorted((nth, task) for task, places in self.places.items() for nth in range(len(places)))
+        return self.only(self.number(task, nth) for nth, task in in_turn[:limit])
+
+    def shard(self, part: int, parts: int) -> Exam:
+        """The questions of one of several parts, counted from 1."""
+        return self.only(self.asked()[part - 1 :: parts])
+
+    def only(self, wanted: Iterable[int]) -> Exam:
+        """Those of the questions whose number is among the wanted ones."""
+        wanted = set(wanted)
+        places = {
+            task: [place for place in places if self.numbers[task][place] in wanted]
+            for task, places in self.places.items()
+        }
+        return replace(self, places={task: found for task, found in places.items() if found})
+
+
+def prepare(benchmark: Benchmark, data_dir: Path | None = None) -> Exam:
+    """All questions of a benchmark; its data comes from the hub, or from `data_dir`."""
+    tasks = load_tasks(benchmark, data_dir)
+    numbers = question_numbers(benchmark, tasks)
+    return Exam(benchmark, tasks, numbers, {task: range(len(known)) for task, known in numbers.items()})
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A logged response, uncut, and what it cost."""
+
+    doc_id: int  # the question's number
     response: str
     emitted: int = 0  # tokens, an emitted EOS counted once
     forwards: int = 0
     finished: bool = True  # ended with EOS
+    target: str = ""  # what the task expects
 
 
 @dataclass(frozen=True)
 class Scored:
-    """A benchmark's answers with their scores, in the order of the questions."""
+    """Answers in the order of their questions' numbers, and each of the benchmark's scores for all of them.
+
+    A score is 0 or 1 per question, or a list of these where a question has parts.
+    """
 
     answers: list[Answer]
-    correct: list[float]
+    scores: Mapping[str, list[Any]]
+
+    @property
+    def correct(self) -> list[float]:
+        """The first of the scores, the benchmark's accuracy."""
+        return next(iter(self.scores.values()))
 
 
 class AnswerLog:
     """The answers of one evaluation, appended to a JSON Lines file as they come."""
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Path, others: Iterable[Path] = ()) -> None:
+        """Open a log, with the answers in it and in `others`, which are only read."""
         self._file = file
         self.answers: dict[int, Answer] = {}
         file.parent.mkdir(parents=True, exist_ok=True)
+        for other in others:
+            self._read(other)
         if file.exists():
-            self._recover()
+            whole = self._read(file)
+            with file.open("r+b") as stream:
+                stream.truncate(whole)  # an interruption may have cut the last line short
 
     def add(self, answer: Answer) -> None:
         """Keep an answer; it is on disk when this returns."""
@@ -64,71 +126,110 @@ class AnswerLog:
             stream.flush()
             os.fsync(stream.fileno())
 
-    def _recover(self) -> None:
-        """Read what an interrupted run left; a line cut short is dropped from the file too."""
+    def _read(self, file: Path) -> int:
+        """Take up a file's answers; returns how many bytes hold whole lines."""
         whole = 0
-        for line in self._file.read_bytes().splitlines(keepends=True):
+        for line in file.read_bytes().splitlines(keepends=True):
             if not line.endswith(b"\n"):
                 break
             answer = Answer(**json.loads(line))
             self.answers[answer.doc_id] = answer
             whole += len(line)
-        with self._file.open("r+b") as stream:
-            stream.truncate(whole)
+        return whole
 
 
-class EngineModel(LM):  # type: ignore[misc]
-    """lm-eval's view of a checkpoint that our engine decodes."""
+class LoggedModel(LM):  # type: ignore[misc]
+    """lm-eval's view of a set of answers by question number."""
+
+    def __init__(self, exam: Exam, answers: Mapping[int, Answer]) -> None:
+        super().__init__()
+        self.exam, self.answers = exam, answers
+
+    tokenizer_name = "marsbench"  # what lm-eval keys its request cache by (we do not use that cache)
+
+    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        """The conversation as text; answers are there already, so any will do."""
+        return "\n".join(turn["content"] for turn in chat_history)
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+        """The answers to the requests, those that are missing answered first.
+
+        All methods generate to EOS or the limit; the task's stop strings cut the text afterwards, so that no method
+        stops by another rule than the rest.
+        """
+        numbers = [self.exam.number(request.task_name, request.doc_id) for request in requests]
+        self.answer(
+            {number: request for number, request in zip(numbers, requests, strict=True) if number not in self.answers}
+        )
+        return [
+            cut_text(self.answers[number].response, request.args[1].get("until", []))
+            for number, request in zip(numbers, requests, strict=True)
+        ]
+
+    def answer(self, requests: Mapping[int, Instance]) -> None:
+        """Answer what is missing, by question number."""
+        assert not requests, "all questions asked have answers"
+
+    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        """All benchmarks of the paper generate text."""
+        raise TypeError("marsbench answers generation tasks only; this task asks for log-likelihoods")
+
+    loglikelihood_rolling = loglikelihood
+
+
+def chat_text(tokenizer: Any, chat_history: list[dict[str, str]], add_generation_prompt: bool) -> str:
+    """A conversation in the tokenizer's template; without a generation prompt, its last turn is left open."""
+    return str(
+        tokenizer.apply_chat_template(
+            chat_history,
+            tokenize=False,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=not add_generation_prompt,
+        )
+    )
+
+
+class EngineModel(LoggedModel):
+    """A checkpoint that our engine decodes."""
 
     def __init__(
         self,
+        exam: Exam,
+        log: AnswerLog,
         loaded: Loaded,
         method: Method | OutsideMethod,
-        log: AnswerLog,
         *,
         threshold: float | None,
         max_new_tokens: int,
         batch_size: int,
         progress: Progress,
     ) -> None:
-        super().__init__()
-        self._loaded, self._method, self._log = loaded, method, log
+        super().__init__(exam, log.answers)
+        self._log, self._loaded, self._method = log, loaded, method
         self._threshold, self._max_new_tokens = threshold, max_new_tokens
         self._batch_size, self._progress = batch_size, progress
 
-    @property
-    def tokenizer_name(self) -> str:
-        """What lm-eval keys its request cache by (we do not use that cache)."""
-        return str(self._loaded.tokenizer.name_or_path)
-
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
         """The conversation as the checkpoint's own template writes it."""
-        return str(
-            self._loaded.tokenizer.apply_chat_template(
-                chat_history, tokenize=False, add_generation_prompt=add_generation_prompt
-            )
-        )
+        return chat_text(self._loaded.tokenizer, chat_history, add_generation_prompt)
 
-    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Answer every request that the log does not answer yet.
-
-        All methods generate to EOS or the limit; the task's stop strings cut the text afterwards, so that no method
-        stops by another rule than the rest.
-        """
-        todo = [request for request in requests if request.doc_id not in self._log.answers]
-        tokenizer = self._loaded.tokenizer
-        room = context_length(self._loaded.model) - self._max_new_tokens
-        # A prompt that leaves no room for the answer loses its beginning, as lm-eval's own models do it.
-        prompts = [tokenizer(request.args[0], add_special_tokens=False).input_ids[-room:] for request in todo]
-        self._progress(len(self._log.answers), len(requests))
+    def answer(self, requests: Mapping[int, Instance]) -> None:
+        """Decode; every answer is logged as soon as its row is finished."""
+        tokenizer, asked = self._loaded.tokenizer, len(self.exam.asked())
+        todo = list(requests.items())
+        self._progress(asked - len(todo), asked)
 
         def finished(index: int, generation: Generation) -> None:
+            number, request = todo[index]
             text = str(tokenizer.decode(generation.tokens, skip_special_tokens=True))
-            response = _cut(text, todo[index].args[1].get("until", []))
-            done = generation.finish == "eos"
-            self._log.add(Answer(todo[index].doc_id, response, generation.emitted, generation.forwards, done))
-            self._progress(len(self._log.answers), len(requests))
+            target = str(self.exam.tasks[request.task_name].doc_to_target(request.doc))
+            eos = generation.finish == "eos"
+            self._log.add(Answer(number, text, generation.emitted, generation.forwards, eos, target))
+            self._progress(min(len(self.answers), asked), asked)
 
+        # A prompt that leaves no room for the answer loses its beginning, as lm-eval's own models do it.
+        room = context_length(self._loaded.model) - self._max_new_tokens
+        prompts = [tokenizer(request.args[0], add_special_tokens=False).input_ids[-room:] for _, request in todo]
         decode(
             self._loaded.model,
             self._method,
@@ -138,44 +239,31 @@ class EngineModel(LM):  # type: ignore[misc]
             batch_size=1 if isinstance(self._method, OutsideMethod) and self._method.one_row else self._batch_size,
             on_finished=finished,
         )
-        return [self._log.answers[request.doc_id].response for request in requests]
-
-    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """All benchmarks of the paper generate text."""
-        raise TypeError("marsbench answers generation tasks only; this task asks for log-likelihoods")
-
-    loglikelihood_rolling = loglikelihood
 
 
-def evaluate(task: Any, benchmark: Benchmark, model: LM, log: AnswerLog, limit: int | None) -> Scored:
-    """Have `model` answer the first `limit` questions of a task, and score the answers."""
-    name = task.config.task
+def evaluate(model: LoggedModel) -> Scored:
+    """Have a model answer its exam, and score the answers."""
+    exam = model.exam
     results = lm_eval_evaluate(
         model,
-        {"tasks": {name: task}, "groups": {}, "group_map": {}},
-        limit=limit,
+        {"tasks": {name: exam.tasks[name] for name in exam.places}, "groups": {}, "group_map": {}},
+        samples={name: list(places) for name, places in exam.places.items()},
         bootstrap_iters=0,
         apply_chat_template=True,
         log_samples=True,
     )
-    scores = {
-        sample["doc_id"]: float(sample[benchmark.metric])
-        for sample in results["samples"][name]
-        if sample["filter"] == benchmark.filter
-    }
-    order = sorted(scores)
-    return Scored([log.answers[doc_id] for doc_id in order], [scores[doc_id] for doc_id in order])
-
-
-def task_fingerprint(task: Any) -> Mapping[str, Any]:
-    """What of a task can change a score: its prompts, filters, metrics and version, as plain data."""
-    fingerprint: Mapping[str, Any] = json.loads(
-        json.dumps(task.config.to_dict(), default=lambda value: type(value).__name__)
+    found: dict[str, dict[int, Any]] = {name: {} for name in exam.benchmark.scores}
+    for task, samples in results["samples"].items():
+        for sample in samples:
+            for name, score in exam.benchmark.scores.items():
+                if sample["filter"] == score.filter:
+                    found[name][exam.numbers[task][sample["doc_id"]]] = _number(sample[score.metric])
+    order = exam.asked()
+    return Scored(
+        [model.answers[number] for number in order],
+        {name: [values[number] for number in order] for name, values in found.items()},
     )
-    return fingerprint
 
 
-def _cut(text: str, stops: list[str]) -> str:
-    """The text up to the first stop string."""
-    ends = [text.index(stop) for stop in stops if stop and stop in text]
-    return text[: min(ends)] if ends else text
+def _number(value: Any) -> Any:
+    return [float(part) for part in value] if isinstance(value, list) else float(value)

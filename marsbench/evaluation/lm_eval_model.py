@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.distributed
 from accelerate import PartialState
+from accelerate.utils import gather, gather_object
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 
@@ -56,13 +56,14 @@ class MarsbenchLM(LM):  # type: ignore[misc]
             dtype: of the weights.
             batch_size: rows decoded at once; `auto` is 16.
             max_batch_size: lm-eval's bound on `auto`.
-            device: where to run; None = this process's own.
+            device: where to run, as lm-eval says; it says cuda unless told otherwise, so without CUDA, or with several
+                processes, each takes its own.
             options: fields of `marsbench.methods.Options`, such as block_size or draft_length.
         """
         super().__init__()
         state = PartialState()
         self._rank, self._world_size = state.process_index, state.num_processes
-        self._device = torch.device(device) if device and state.num_processes == 1 else state.device
+        self._device = _device(device, state)
         check_accept(method, accept, threshold)
         number_type = getattr(torch, str(dtype), None)
         if not isinstance(number_type, torch.dtype):
@@ -146,20 +147,13 @@ class MarsbenchLM(LM):  # type: ignore[misc]
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensors of all processes one after the other."""
-        if self._world_size == 1:
-            return tensor
-        whole = [torch.empty_like(tensor.reshape(-1)) for _ in range(self._world_size)]
-        torch.distributed.all_gather(whole, tensor.reshape(-1))
-        joined = torch.cat(whole)
-        return joined.view(-1, *tensor.shape[1:]) if tensor.dim() else joined
+        whole: torch.Tensor = gather(tensor)
+        return whole
 
     def gather_object(self, obj: Any, dst: int = 0) -> list[Any] | None:
         """The objects of all processes, at process `dst`."""
-        if self._world_size == 1:
-            return [obj]
-        gathered = [None] * self._world_size if self._rank == dst else None
-        torch.distributed.gather_object(obj, gathered, dst=dst)
-        return gathered
+        gathered: list[Any] = gather_object([obj])
+        return gathered if self._rank == dst else None
 
     def barrier(self) -> None:
         """Wait for all processes."""
@@ -170,6 +164,12 @@ class MarsbenchLM(LM):  # type: ignore[misc]
         raise TypeError("marsbench answers generation tasks only; this task asks for log-likelihoods")
 
     loglikelihood_rolling = loglikelihood
+
+
+def _device(wanted: str | None, state: PartialState) -> torch.device:
+    if state.num_processes > 1 or wanted is None or (wanted.startswith("cuda") and not torch.cuda.is_available()):
+        return torch.device(state.device)
+    return torch.device(wanted)
 
 
 def _stops(until: Any) -> list[str]:

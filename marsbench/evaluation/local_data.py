@@ -12,7 +12,6 @@ from datasets import Dataset
 
 from marsbench.errors import UserError
 
-
 DATA_DIR = "data_dir"  # the column that says where a question came from
 
 
@@ -43,7 +42,9 @@ def _split(data_dir: str, name: str, columns: tuple[str, ...], id_column: str | 
             "there is no local copy of this benchmark's data", where=str(file),
             fix="put it there, or leave --data-dir out to load it from the hub",
         )  # fmt: skip
-    return Dataset.from_list([record | {DATA_DIR: data_dir} for record in read_records(file, columns, unique=id_column)])
+    return Dataset.from_list(
+        [record | {DATA_DIR: data_dir} for record in read_records(file, columns, unique=id_column)]
+    )
 
 
 def read_records(file: Path, columns: Sequence[str], *, unique: str | None = None) -> list[dict[str, Any]]:

@@ -100,7 +100,9 @@ def _read_responses(exam: Exam, file: Path) -> dict[int, str]:
         if not isinstance(record["response"], str):
             raise UserError("the response is no text", where=where, fix="give it as a JSON string")
         if number in found:
-            raise UserError(f"question {record['doc_id']!r} is answered twice", where=where, fix="keep one of the lines")
+            raise UserError(
+                f"question {record['doc_id']!r} is answered twice", where=where, fix="keep one of the lines"
+            )
         found[number] = record["response"]
     return found
 

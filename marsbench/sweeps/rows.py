@@ -29,8 +29,9 @@ class EvaluationRow:
     method: str
     options: Mapping[str, Any]  # the method's options
     benchmark: str
-    metric: str  # name of the lm-eval metric that `correct` comes from
+    metric: str  # name of the score that `correct` is, as the benchmark registry has it
     correct: list[float] = field(default_factory=list)  # 0 or 1
+    others: Mapping[str, list[Any]] = field(default_factory=dict)  # the benchmark's other scores, alike
     emitted: list[int] = field(default_factory=list)  # tokens up to EOS, an emitted EOS counted once
     forwards: list[int] = field(default_factory=list)  # forward passes of the model, the prompt's included
     finished: list[int] = field(default_factory=list)  # 1 = ended with EOS, 0 = cut at the token limit

@@ -9,7 +9,7 @@ import hashlib
 import json
 import shutil
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
@@ -20,8 +20,9 @@ import torch
 from marsbench.decoding.engine import Method
 from marsbench.decoding.outside import OutsideMethod
 from marsbench.errors import UserError
-from marsbench.evaluation.benchmarks import Benchmark, benchmark, load_task
-from marsbench.evaluation.harness import AnswerLog, EngineModel, evaluate, task_fingerprint
+from marsbench.evaluation.benchmarks import benchmark, fingerprint
+from marsbench.evaluation.harness import AnswerLog, EngineModel, Exam, evaluate, prepare
+from marsbench.evaluation.local_data import Unavailable
 from marsbench.methods import Options, check_options
 from marsbench.methods.fitting import fit
 from marsbench.presets import Preset
@@ -47,7 +48,9 @@ class Runner:
     workspace: Workspace
     existing: Existing = "reuse"
     seed: int = 0
+    benchmarks: Sequence[str] = ()  # none = the preset's
     limit: int | None = None  # questions per benchmark; None = the preset's
+    shard: tuple[int, int] = (1, 1)  # (i, n): answer only the ith of n parts of the questions
     data_dir: Path | None = None
     reporter: Reporter = field(default_factory=Reporter)
 
@@ -55,6 +58,7 @@ class Runner:
         self.workspace.check_writable()
         self.store = RowStore(self.workspace.row_file)
         self._renewed: set[str] = set()  # keys made in this run, which `rerun` must not make twice
+        self._exams: dict[str, Exam] = {}
 
     def table(self, plan: TablePlan) -> list[Row]:
         """All rows of a table, in its order: trainings, the cost of a step, then the cells."""
@@ -66,7 +70,7 @@ class Runner:
             rows.append(self.step_cost())
             for arm in plan.arms:
                 loaded = self.load(arm.stage, block_size)
-                rows += [self.cell(arm, loaded, name) for name in self.scale.benchmarks]
+                rows += [self._cell_or_reason(arm, loaded, name) for name in self.benchmarks or self.scale.benchmarks]
             return rows
 
     def single(self, arm: Arm, name: str, checkpoint: str | None = None, draft: str | None = None) -> EvaluationRow:
@@ -159,19 +163,30 @@ class Runner:
         chosen = recipe(self.scale, stage, block_size=block_size, seed=self.seed)
         return checkpoints.load(self.workspace.checkpoint(chosen), device=_device())
 
+    def _cell_or_reason(self, arm: Arm, loaded: Loaded, name: str) -> EvaluationRow:
+        """One arm on one benchmark, or a row that says why this machine cannot measure it."""
+        try:
+            return self.cell(arm, loaded, name)
+        except Unavailable as error:
+            reason = f"{error.what}{f' ({error.where})' if error.where else ''}; {error.fix}"
+            self.reporter.say(f"{arm.label}, {name}: skipped ({reason})")
+            key = content_hash({"skipped": [arm.name, name, self.scale.scale, reason]})
+            origin, metric = provenance(seed=self.seed), benchmark(name).headline
+            identity = arm.name, arm.stage, arm.method, arm.options, name, metric
+            return EvaluationRow(key, "skipped", reason, self.scale.scale, *identity, provenance=origin)
+
     def cell(self, arm: Arm, loaded: Loaded, name: str, draft: Loaded | None = None) -> EvaluationRow:
         """One arm on one benchmark."""
-        chosen, task = benchmark(name), load_task(name, self.data_dir)
+        exam = self._exam(name)
         method = fit(arm.method, loaded, draft=draft, untrained_masks=arm.untrained_masks, **method_options(arm))
-        limit = self.limit or self.scale.questions
         key = content_hash(
             {
                 "stage": arm.stage,
                 "method": arm.method,
                 "options": arm.options,
                 "benchmark": name,
-                "task": task_fingerprint(task),
-                "limit": limit,
+                "tasks": fingerprint(exam.tasks),
+                "limit": self._limit,
                 "max_new_tokens": self.scale.max_new_tokens,
                 "batch_size": self.scale.batch_size,
                 "weights": loaded.weights,
@@ -184,35 +199,39 @@ class Runner:
         if isinstance(row, EvaluationRow) and row.status == "done":
             if not self._must_redo(key, f"{arm.label} on {name}", log):
                 return row
-            log.unlink(missing_ok=True)
-        row = self._measure(arm, loaded, method, chosen, task, key, limit)
-        self.keep(row)
+            for file in (log, *self.workspace.shards(key)):
+                file.unlink(missing_ok=True)
+        row = self._measure(arm, loaded, method, exam.shard(*self.shard), key)
+        if self.shard == (1, 1):  # one shard's answers are logged, and make a row together with the others'
+            self.keep(row)
         return row
 
-    def _measure(
-        self,
-        arm: Arm,
-        loaded: Loaded,
-        method: Method | OutsideMethod,
-        chosen: Benchmark,
-        task: Any,
-        key: str,
-        limit: int | None,
-    ) -> EvaluationRow:
+    @property
+    def _limit(self) -> int | None:
+        return self.limit or self.scale.questions
+
+    def _exam(self, name: str) -> Exam:
+        """A benchmark's questions that this run asks."""
+        if name not in self._exams:
+            self._exams[name] = prepare(benchmark(name), self.data_dir).first(self._limit)
+        return self._exams[name]
+
+    def _measure(self, arm: Arm, loaded: Loaded, method: Method | OutsideMethod, exam: Exam, key: str) -> EvaluationRow:
         """Answer and score; the answers of an interrupted run are taken up."""
-        origin, started = provenance(seed=self.seed), time.perf_counter()
-        log = AnswerLog(self.workspace.answers(key))
+        origin, started, chosen = provenance(seed=self.seed), time.perf_counter(), exam.benchmark
+        log = AnswerLog(self.workspace.answers(key, self.shard), self.workspace.shards(key))
         with self.reporter.bar(f"{arm.label}, {chosen.name}") as bar:
             model = EngineModel(
+                exam,
+                log,
                 loaded,
                 method,
-                log,
                 threshold=arm.options.get("threshold"),
                 max_new_tokens=self.scale.max_new_tokens,
                 batch_size=self.scale.batch_size,
                 progress=bar.update,
             )
-            scored = evaluate(task, chosen, model, log, limit)
+            scored = evaluate(model)
         row = EvaluationRow(
             key=key,
             status="done",
@@ -223,8 +242,9 @@ class Runner:
             method=arm.method,
             options=arm.options,
             benchmark=chosen.name,
-            metric=chosen.metric,
+            metric=chosen.headline,
             correct=scored.correct,
+            others={name: values for name, values in scored.scores.items() if name != chosen.headline},
             emitted=[answer.emitted for answer in scored.answers],
             forwards=[answer.forwards for answer in scored.answers],
             finished=[int(answer.finished) for answer in scored.answers],

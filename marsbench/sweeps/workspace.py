@@ -6,7 +6,7 @@ import contextlib
 import shutil
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from marsbench.errors import UserError
@@ -21,6 +21,7 @@ class Workspace:
 
     root: Path
     scale: str
+    variant: str = ""  # what is measured where it is not the scale's own benchmarks in full, as in "real-limit8"
 
     @property
     def runs(self) -> Path:
@@ -34,20 +35,32 @@ class Workspace:
 
     @property
     def reports(self) -> Path:
-        """The pages of this scale: `reports/` for the default scale, a folder below it for the others."""
-        return self.root / "reports" if self.scale == "tiny" else self.root / "reports" / self.scale
+        """The pages of this scale: `reports/` for the default scale, folders below it for the others and variants."""
+        default = self.scale == "tiny" and not self.variant
+        return self.root / "reports" if default else self.root / "reports" / self.scale / self.variant
 
     def results(self, report: str) -> Path:
         """The rows that a page is rendered from."""
-        return self.root / "results" / self.scale / f"{report}.jsonl"
+        return self.root / "results" / self.scale / self.variant / f"{report}.jsonl"
+
+    def variants(self) -> list[Workspace]:
+        """The same folders for everything of this scale that has rows, the scale's own benchmarks first."""
+        folder = self.root / "results" / self.scale
+        names = sorted(path.name for path in folder.glob("*") if path.is_dir())
+        return [replace(self, variant=name) for name in ("", *names)]
 
     def checkpoint(self, recipe: Recipe) -> Path:
         """A stage's finished checkpoint."""
         return self.runs / "checkpoints" / recipe.name
 
-    def answers(self, key: str) -> Path:
-        """The logged answers of one cell."""
-        return self.runs / "answers" / f"{key}.jsonl"
+    def answers(self, key: str, shard: tuple[int, int] = (1, 1)) -> Path:
+        """The logged answers of one cell, or of one shard of it."""
+        part = "" if shard == (1, 1) else f".{shard[0]}-of-{shard[1]}"
+        return self.runs / "answers" / f"{key}{part}.jsonl"
+
+    def shards(self, key: str) -> list[Path]:
+        """The logs of a cell's shards, as far as there are any."""
+        return sorted((self.runs / "answers").glob(f"{key}.*-of-*.jsonl"))
 
     def check_writable(self) -> None:
         """Refuse an output folder that cannot be written to, before any work is done."""
