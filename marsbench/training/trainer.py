@@ -237,6 +237,7 @@ def _arguments(recipe: Recipe, steps: int, work: Path) -> TrainingArguments:
         bf16=recipe.pretrained is not None and recipe.pretrained.bf16,
         # None where it is off: the option has a new name in newer versions, which complain about the old one.
         gradient_checkpointing=_recomputes(recipe) or None,
+        ddp_find_unused_parameters=False,  # every loss uses them all
         train_sampling_strategy="sequential",  # the data is in its order already
         save_steps=max(1, steps // _SAVES),
         save_total_limit=2,
