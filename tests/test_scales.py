@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,10 +51,11 @@ TALK = [
     {"role": "user", "content": "Two plus two?"},
     {"role": "assistant", "content": "Four."},
 ]
+WORDS = ("One plus one is two. system user assistant",) * 10
 REAL = [scale for scale in scales() if preset(scale).pretrained]
 
 
-def base_tokenizer() -> PreTrainedTokenizerFast:
+def base_tokenizer(texts: Sequence[str] = WORDS, vocabulary_size: int = 300) -> PreTrainedTokenizerFast:
     """A tokenizer like a pretrained Qwen2.5 base's: no `<|mask|>`, and an EOS that ends documents, not turns."""
     core = Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -60,9 +63,9 @@ def base_tokenizer() -> PreTrainedTokenizerFast:
     special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
-        vocab_size=300, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+        vocab_size=vocabulary_size, special_tokens=special, initial_alphabet=alphabet, show_progress=False
     )
-    core.train_from_iterator(["One plus one is two. system user assistant"] * 10, trainer)
+    core.train_from_iterator(texts, trainer)
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token=special[0], pad_token=special[0])
     tokenizer.chat_template = CHAT_TEMPLATE
     return tokenizer
@@ -343,6 +346,20 @@ def test_a_table_takes_published_checkpoints_unless_told_to_train(
         scale.with_checkpoints(["mars"])
 
 
+def test_accumulation_makes_up_the_batch(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against accumulated losses that are summed, or a last batch that counts for more. (bf16: 1e-3.)"""
+    data = save_chat(tmp_path / "chat.jsonl", *[TALK, TALK[1:3], TALK[:3]] * 3)
+    curves = []
+    for share in ((4, 1), (1, 4)):
+        monkeypatch.setattr("marsbench.training.trainer.share_of_batch", lambda *_, share=share: share)
+        result = train("ar_sft", base, data, tmp_path / str(share))
+        assert result.exit_code == 0, result.output
+        record = checkpoints.finished(Path(result.stdout.strip()))
+        assert record is not None and record.steps == 2
+        curves.append(record.losses)
+    assert curves[0] == pytest.approx(curves[1], rel=1e-3)
+
+
 # ---- several processes -----------------------------------------------------------------------------------------------
 
 
@@ -409,3 +426,52 @@ def test_training_hours_are_the_papers() -> None:
     assert {item.stage: item.gpu_hours for item in trainings(plan, scale)} == {"ar_sft_2x": 200}
     every = {item.stage: item.gpu_hours for item in trainings(plan, scale.with_checkpoints([], train_all=True))}
     assert every == {"ar_sft": 100, "ar_sft_2x": 200, "block_diffusion": 202, "mars_no_sft": 202, "mars": 202}
+
+
+# ---- the true size ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("MARSBENCH_TRUE_SIZE" not in os.environ, reason="takes minutes, 20 GB of memory and of disk")
+@pytest.mark.skipif("MARSBENCH_DATA" not in os.environ, reason="MARSBENCH_DATA does not say where sft/ lies")
+def test_a_model_of_the_true_size_trains_and_decodes(tmp_path: Path) -> None:
+    """Guards against what only half a billion parameters show: memory, bf16, 151,936 logits. Random weights."""
+    data = Path(os.environ["MARSBENCH_DATA"]) / "sft" / "gsm8k_train.jsonl"
+    texts = [message["content"] for line in data.open() for message in json.loads(line)["messages"]]
+    tokenizer = base_tokenizer(texts, 4000)
+    config = Qwen2Config(
+        vocab_size=151_936,
+        hidden_size=896,
+        num_hidden_layers=24,
+        intermediate_size=4864,
+        num_attention_heads=14,
+        num_key_value_heads=2,
+        tie_word_embeddings=True,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    model = Qwen2ForCausalLM(config)
+    assert model.num_parameters() == 494_032_768
+    model.save_pretrained(tmp_path / "base")
+    tokenizer.save_pretrained(tmp_path / "base")
+    del model
+    start = ["--scale", "0.5b", "--base", str(tmp_path / "base"), "--chat-data", str(data), "--output", str(tmp_path)]
+    folder = run("train", "mars", *start, "--max-steps", "2", "--batch-size", "4").strip()
+    (tmp_path / "prompts.jsonl").write_text('{"prompt_ids": [5, 6, 7, 8]}\n{"prompt_ids": [9, 10, 11]}\n')
+    said = {}
+    for method in ("ar", "mars", "mars-verified"):
+        out = tmp_path / f"{method}.jsonl"
+        prompts = ["--prompt-ids", str(tmp_path / "prompts.jsonl"), "--out", str(out), "--max-new-tokens", "16"]
+        run("decode", "--model", folder, "--method", method, *prompts)
+        said[method] = [json.loads(line)["tokens"] for line in out.read_text().splitlines()]
+    assert said["ar"] == said["mars"] == said["mars-verified"]
+    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20
+    print(f"peak memory of any of these processes: {peak:.1f} GiB")
+    assert peak < 20
+
+
+def run(*arguments: str) -> str:
+    """What a marsbench command prints, run in a process of its own."""
+    done = subprocess.run([sys.executable, "-m", "marsbench", *arguments], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    print(done.stderr)
+    return done.stdout
