@@ -102,6 +102,12 @@ UntrainedMasks = Annotated[
 ]
 Draft = Annotated[str | None, typer.Option(help="Draft model's checkpoint folder, for speculative methods.")]
 
+TrainAll = Annotated[bool, typer.Option("--train", help="Train every stage, even where a published checkpoint exists.")]
+Checkpoints = Annotated[
+    list[str] | None,
+    typer.Option(help="STAGE=FOLDER_OR_HUB_NAME: use this checkpoint for a stage; may be given several times."),
+]
+
 
 @app.command()
 def doctor(
@@ -142,6 +148,18 @@ def train(
     stage: Annotated[str, typer.Argument(help="What to train: see `marsbench list stages`.")],
     scale: Scale = "tiny",
     block_size: BlockSize = 4,
+    base: Annotated[
+        str | None, typer.Option(help="Pretrained checkpoint to start from, folder or hub name (0.5b, 7b).")
+    ] = None,
+    chat_data: Annotated[
+        str | None, typer.Option(help="Conversations, JSON Lines file or hub data set with `messages` (0.5b, 7b).")
+    ] = None,
+    max_steps: Annotated[
+        int | None, typer.Option(min=1, help="Steps of every stage, in place of the scale's budget.")
+    ] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, help="Sequences per step, over all devices, in place of the scale's.")
+    ] = None,
     seed: Seed = 0,
     existing: ExistingPolicy = "reuse",
     output: Output = Path("."),
@@ -149,14 +167,18 @@ def train(
     """Train one stage and whatever it starts from; prints the checkpoint's folder.
 
     An interrupted training goes on where it stopped when the same command is given again. To use several
-    devices: `accelerate launch -m marsbench train mars --scale ...`.
+    devices: `accelerate launch -m marsbench train mars --scale ...`; ready-made `--config_file`s lie in
+    marsbench/presets/launch. The batch of a step stays the same, however many devices share it.
     """
+    from marsbench.progress import is_first_process
     from marsbench.training.stages import recipe
 
     runner = _runner(scale, output, existing, seed)
+    runner.scale = runner.scale.adapted(base=base, chat_data=chat_data, steps=max_steps, batch_size=batch_size)
     chosen = recipe(runner.scale, stage, block_size=block_size, seed=seed)
     runner.train(chosen)
-    typer.echo(runner.workspace.checkpoint(chosen))
+    if is_first_process():
+        typer.echo(runner.workspace.checkpoint(chosen))
 
 
 @app.command(name="eval")
@@ -332,20 +354,14 @@ def show(
     output: Output = Path("."),
 ) -> None:
     """Print an answer with the tokens of one forward pass shaded together (the paper's Figure 1)."""
-    from marsbench.training.stages import recipe
-
     runner = _runner(scale, output, "reuse", seed)
     from rich.console import Console
 
     from marsbench.show import answers, draw, shaded
     from marsbench.training.checkpoints import load
 
-    if checkpoint is None:
-        chosen = recipe(runner.scale, stage, block_size=block_size, seed=seed)
-        runner.train(chosen)
-        checkpoint = str(runner.workspace.checkpoint(chosen))
     found = answers(
-        load(checkpoint, device=_device()),
+        load(checkpoint, device=_device()) if checkpoint else runner.load(stage, block_size),
         prompt,
         method or ["ar", "mars"],
         threshold=threshold,
@@ -375,18 +391,22 @@ def reproduce(
     shard: Shard = None,
     existing: ExistingPolicy = "reuse",
     data_dir: DataDir = None,
+    train_all: TrainAll = False,
+    checkpoint: Checkpoints = None,
     output: Output = Path("."),
 ) -> None:
     """Measure one of the paper's tables, or what our engine costs, and write the page.
 
     Trains what is missing, measures what is missing, then writes the rows to results/ and the page with its
     figures to reports/. Interrupted at any moment, the same command goes on where it stopped. With --benchmarks or
-    --limit, rows and page go to folders of their own, as in reports/tiny/real-limit8/.
+    --limit, rows and page go to folders of their own, as in reports/tiny/real-limit8/. `marsbench plan` says
+    beforehand what it will take.
     """
     part = _shard(shard)
     runner = _runner(
         scale, output, existing, seed, benchmarks=benchmarks, limit=limit, shard=part, data_dir=data_dir
     )  # fmt: skip
+    runner.scale = runner.scale.with_checkpoints(checkpoint or [], train_all=train_all)
     from marsbench.files import write_atomically
     from marsbench.reports import write_report
     from marsbench.sweeps.engine_study import EngineStudy
@@ -400,6 +420,29 @@ def reproduce(
     write_atomically(runner.workspace.results(what), rows_text(rows).encode())
     pages = write_report(what, rows, scale, runner.workspace.reports)
     typer.echo(f"read {pages[0]}")
+
+
+@app.command()
+def plan(
+    table: Annotated[str, typer.Option(help="2, or table2: see `marsbench list tables`.")] = "2",
+    scale: Scale = "tiny",
+    train_all: TrainAll = False,
+    checkpoint: Checkpoints = None,
+) -> None:
+    """Say what reproducing a table would take, without running anything or asking a hub.
+
+    Lists the lines of the table with their checkpoints and data, and estimates tokens and hours of training and
+    decoding, with the assumptions behind them.
+    """
+    from rich.console import Console
+
+    from marsbench.presets import preset
+    from marsbench.sweeps.estimates import plan_tables
+    from marsbench.sweeps.plans import table_plan
+
+    chosen = preset(scale).with_checkpoints(checkpoint or [], train_all=train_all)
+    for part in plan_tables(table_plan(table if table.startswith("table") else f"table{table}"), chosen):
+        Console().print(part, highlight=False)
 
 
 @app.command()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,11 +30,16 @@ class Bar:
             self._console.print(f"  {self._title}: {done}/{total} {note}", highlight=False)
 
 
+def is_first_process() -> bool:
+    """Whether this process is the only one, or the first of those that `accelerate launch` has started."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 class Reporter:
-    """Tells the user what goes on, on standard error."""
+    """Tells the user what goes on, on standard error; of several processes, only the first speaks."""
 
     def __init__(self) -> None:
-        self._console = Console(stderr=True)
+        self._console = Console(stderr=True, quiet=not is_first_process())
 
     def say(self, text: str) -> None:
         """One line that stays."""

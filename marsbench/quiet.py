@@ -15,7 +15,7 @@ def quieten_libraries() -> None:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     for name in ("lm_eval", "lm-eval", "transformers", "datasets", "accelerate", "httpx"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore", module=r"(lm_eval|transformers|datasets|accelerate|torch)\\b")
+    warnings.filterwarnings("ignore", module=r"(lm_eval|transformers|datasets|accelerate|torch)\b")
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]

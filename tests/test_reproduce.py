@@ -82,7 +82,7 @@ def test_checkpoints_load_with_plain_transformers(reproduced: Path) -> None:
     folder = Workspace(reproduced, "micro").checkpoint(recipe(preset("micro"), "mars"))
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     assert tokenizer.mask_token == "<|mask|>" and model.config.vocab_size == len(tokenizer)
-    built = build_tokenizer(preset("micro").vocabulary_size)
+    built = build_tokenizer(preset("micro").world.vocabulary_size)
     for text in islice(world.corpus(1), 300):  # what the base model was trained on is what `AutoTokenizer` makes of it
         assert tokenizer(text).input_ids == built(text).input_ids
     prompt = tokenizer.apply_chat_template(

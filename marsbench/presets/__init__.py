@@ -1,43 +1,129 @@
-"""The scales a table can be reproduced at: model shape, data, budgets and limits, one YAML file each."""
+"""The scales a table can be reproduced at: models, data, budgets and limits, one YAML file each."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import resources
 from typing import Any
 
 import yaml
 
-from marsbench.errors import unknown_name
+from marsbench.errors import UserError, unknown_name
 
 
 @dataclass(frozen=True)
 class Budget:
-    """How long and how hard a stage trains."""
+    """How long and how hard a stage trains: for a number of steps, or for `epochs` over the data."""
 
-    steps: int
-    batch_size: int  # sequences per step
+    batch_size: int  # sequences per step, over all processes and accumulation steps together
     learning_rate: float  # peak; linear warm-up, then cosine to zero
+    steps: int | None = None
+    epochs: int | None = None  # counts where `steps` is None
+    adam_beta2: float = 0.999
+    weight_decay: float = 0.0
+
+    def total_steps(self, sequences: int, passes: int) -> int:
+        """Optimizer steps for data of so many sequences; a stage of two passes takes twice the steps."""
+        if self.steps is not None:
+            return self.steps * passes
+        assert self.epochs is not None, "a budget has steps or epochs"
+        return math.ceil(self.epochs * passes * sequences / self.batch_size)
 
 
 @dataclass(frozen=True)
-class Preset:
-    """Everything that a scale fixes."""
+class World:
+    """A scale whose models start from random weights and learn the embedded world."""
 
-    scale: str
-    summary: str
     model: dict[str, Any]  # Qwen2Config keywords
     draft_model: dict[str, Any]  # the same for the draft model, about a quarter of the parameters
     vocabulary_size: int  # upper bound for the world's tokenizer
     pretraining: Budget  # the base stage
-    finetuning: Budget  # every other stage; `ar_sft_2x` takes twice the steps
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """A scale whose models start from a pretrained base and learn from chat data."""
+
+    base: str  # checkpoint folder or hub name
+    chat_data: str  # conversations: a JSON Lines file, or a hub data set with a `messages` column
+    max_length: int  # tokens of a sequence; what is longer loses its end
+    bf16: bool  # compute in bf16; the weights and the optimizer's state stay fp32
+    gradient_checkpointing: bool  # compute activations twice instead of keeping them
+    rows_per_device: dict[str, int]  # objective -> sequences at once at most; accumulation makes up the batch
+
+
+@dataclass(frozen=True)
+class Assumptions:
+    """What `marsbench plan` reckons with; no run ever reads it."""
+
+    tokens_per_sequence: int
+    tokens_per_second: float  # of decoding, all rows together
+    source: str  # where the two rates come from
+    sequences: int | None = None  # in the chat data; None for the world, which makes what a budget asks for
+    training_memory_gib: float | None = None  # per device; None where `Preset.memory_gib` covers training
+    training_disk_gib: float | None = None
+
+
+@dataclass(frozen=True)
+class Preset:
+    """Everything that a scale fixes. It has a `world` or it is `pretrained`, one of the two."""
+
+    scale: str
+    summary: str
+    finetuning: Budget  # every stage after the base; `ar_sft_2x` takes twice the steps
     benchmarks: tuple[str, ...]
     questions: int | None  # per benchmark; None = all there are
     max_new_tokens: int
     batch_size: int  # rows decoded at once
-    memory_gib: float  # free memory that a full reproduction needs, GiB
+    memory_gib: float  # free memory that measuring a table needs, GiB
     disk_gib: float  # free disk that it needs, GiB
+    assumptions: Assumptions
+    world: World | None = None
+    pretrained: Pretrained | None = None
+    published: dict[str, str] = field(default_factory=dict)  # stage, or stage-bB -> checkpoint folder or hub name
+
+    def ready_checkpoint(self, stage: str, block_size: int) -> str | None:
+        """The checkpoint that stands for a stage without training it, None where it is to be trained."""
+        ready = self.published.get(stage) or self.published.get(f"{stage}-b{block_size}")
+        return self.pretrained.base if ready is None and self.pretrained and stage == "base" else ready
+
+    def with_checkpoints(self, given: Sequence[str], *, train_all: bool = False) -> Preset:
+        """The same scale with `STAGE=CHECKPOINT` entries for its published ones, or in place of all (`train_all`)."""
+        entries = [entry.partition("=") for entry in given]
+        for stage, _, checkpoint in entries:
+            if not stage or not checkpoint:
+                raise UserError(f"{stage!r} names no stage and checkpoint", fix="write --checkpoint mars=FOLDER")
+        chosen = {stage: checkpoint for stage, _, checkpoint in entries}
+        return replace(self, published=chosen if train_all else {**self.published, **chosen})
+
+    def adapted(
+        self,
+        *,
+        base: str | None = None,
+        chat_data: str | None = None,
+        steps: int | None = None,
+        batch_size: int | None = None,
+    ) -> Preset:
+        """The same scale with another base or other chat data, or with every stage's budget changed."""
+        if self.pretrained is None and (base or chat_data):
+            raise UserError(
+                f"scale {self.scale} trains its own base on the embedded world, not on chat data",
+                fix="leave --base and --chat-data out, or choose --scale 0.5b or 7b",
+            )
+
+        def changed(budget: Budget) -> Budget:
+            return replace(budget, steps=steps or budget.steps, batch_size=batch_size or budget.batch_size)
+
+        world, start = self.world, self.pretrained
+        return replace(
+            self,
+            finetuning=changed(self.finetuning),
+            world=world and replace(world, pretraining=changed(world.pretraining)),
+            pretrained=start and replace(start, base=base or start.base, chat_data=chat_data or start.chat_data),
+        )
 
 
 def scales() -> list[str]:
@@ -52,10 +138,13 @@ def preset(scale: str) -> Preset:
     if scale not in scales():
         raise unknown_name("scale", scale, scales())
     values = yaml.safe_load(resources.files(__package__).joinpath(f"{scale}.yaml").read_text(encoding="utf-8"))
+    world, pretrained = values.pop("world", None), values.pop("pretrained", None)
     return Preset(
         scale=scale,
-        pretraining=Budget(**values.pop("pretraining")),
         finetuning=Budget(**values.pop("finetuning")),
         benchmarks=tuple(values.pop("benchmarks")),
+        assumptions=Assumptions(**values.pop("assumptions")),
+        world=World(pretraining=Budget(**world.pop("pretraining")), **world) if world else None,
+        pretrained=Pretrained(**pretrained) if pretrained else None,
         **values,
     )

@@ -100,7 +100,7 @@ class EngineStudy:
         """All rows: trainings, exactness, races."""
         entries = (*RACE, *EXACT)
         stages = dict.fromkeys(stage for entry in entries for stage in (entry.stage, entry.draft) if stage)
-        names = dict.fromkeys(name for stage in stages for name in lineage(stage))
+        names = dict.fromkeys(name for stage in stages for name in lineage(self._scale, stage))
         trained: list[Row] = [self._runner.train(recipe(self._scale, name, seed=self._runner.seed)) for name in names]
         exact = [self._exactness(entry) for entry in EXACT]
         raced = [row for batch_size in self._effort.batch_sizes for row in self._race(batch_size)]

@@ -26,7 +26,7 @@ from marsbench.evaluation.local_data import Unavailable
 from marsbench.methods import Options, check_options
 from marsbench.methods.fitting import fit
 from marsbench.presets import Preset
-from marsbench.progress import Reporter
+from marsbench.progress import Reporter, is_first_process
 from marsbench.provenance import provenance
 from marsbench.sweeps.plans import Arm, TablePlan
 from marsbench.sweeps.rows import EvaluationRow, Row, StepCostRow, TrainingRow
@@ -65,9 +65,11 @@ class Runner:
         with full_disk_explained(self.workspace.runs):
             block_size = _block_size(plan.arms)
             rows: list[Row] = []
-            for name in dict.fromkeys(name for stage in plan.stages for name in lineage(stage)):
+            to_train = [stage for stage in plan.stages if self.scale.ready_checkpoint(stage, block_size) is None]
+            for name in dict.fromkeys(name for stage in to_train for name in lineage(self.scale, stage)):
                 rows.append(self.train(recipe(self.scale, name, block_size=block_size, seed=self.seed)))
-            rows.append(self.step_cost())
+            if self.scale.world:  # its batches are timed; the paper says what the real scales cost
+                rows.append(self.step_cost())
             for arm in plan.arms:
                 loaded = self.load(arm.stage, block_size)
                 rows += [self._cell_or_reason(arm, loaded, name) for name in self.benchmarks or self.scale.benchmarks]
@@ -82,7 +84,6 @@ class Runner:
             if checkpoint is not None:
                 return self.cell(arm, checkpoints.load(checkpoint, device=_device()), name, companion)
             block_size = int(arm.options["block_size"])
-            self.train(recipe(self.scale, arm.stage, block_size=block_size, seed=self.seed))
             return self.cell(arm, self.load(arm.stage, block_size), name, companion)
 
     def train(self, chosen: Recipe) -> TrainingRow:
@@ -90,7 +91,7 @@ class Runner:
         folder = self.workspace.checkpoint(chosen)
         record = checkpoints.finished(folder)
         if record and self._must_redo(chosen.key, f"checkpoint {chosen.name}", folder):
-            shutil.rmtree(folder)
+            shutil.rmtree(folder, ignore_errors=True)  # another process may be about it too
             record = None
         if record is None:
             record = self._train_now(chosen, folder)
@@ -112,14 +113,14 @@ class Runner:
             measures=record.measures,
             provenance=record.provenance,
         )
-        if self.store.rows().get(chosen.key) != row:
+        if is_first_process() and self.store.rows().get(chosen.key) != row:
             self.store.append(row)
         return row
 
     def _train_now(self, chosen: Recipe, folder: Path) -> checkpoints.TrainingRecord:
         from marsbench.training.trainer import train
 
-        parents = lineage(chosen.stage)[:-1]
+        parents = lineage(self.scale, chosen.stage)[:-1]
         parent = recipe(self.scale, parents[-1], seed=self.seed) if parents else None
         if parent is not None:
             self.train(parent)
@@ -130,6 +131,7 @@ class Runner:
                 folder,
                 self.workspace.checkpoint(parent) if parent else None,
                 lambda step, steps, loss, rate: bar.update(step, steps, f"loss {loss:.3f}, {rate:,.0f} tokens/s"),
+                self.reporter.say,
             )
         self.reporter.say(f"trained {chosen.stage}: loss {record.loss:.3f} after {record.seconds:.0f} s")
         return record
@@ -160,8 +162,16 @@ class Runner:
 
     def load(self, stage: str, block_size: int) -> Loaded:
         """The checkpoint of a stage, on the device."""
+        return checkpoints.load(self.checkpoint(stage, block_size), device=_device(), stage=stage)
+
+    def checkpoint(self, stage: str, block_size: int) -> str:
+        """Folder or hub name of a stage's checkpoint: the ready one if there is one, else ours, trained if need be."""
+        ready = self.scale.ready_checkpoint(stage, block_size)
+        if ready is not None:
+            return ready
         chosen = recipe(self.scale, stage, block_size=block_size, seed=self.seed)
-        return checkpoints.load(self.workspace.checkpoint(chosen), device=_device())
+        self.train(chosen)
+        return str(self.workspace.checkpoint(chosen))
 
     def _cell_or_reason(self, arm: Arm, loaded: Loaded, name: str) -> EvaluationRow:
         """One arm on one benchmark, or a row that says why this machine cannot measure it."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from marsbench.presets import Preset
 from marsbench.training import checkpoints
-from marsbench.training.data import Collator, conversations, in_batches
+from marsbench.training.data import Collator, conversations, in_batches, lengths
 from marsbench.training.memory import keep_freed_memory
 from marsbench.training.objectives import ar_loss, mars_loss
 
@@ -28,7 +28,9 @@ def step_cost(scale: Preset, checkpoint: Path, seed: int) -> dict[str, list[floa
     device = "cuda" if torch.cuda.is_available() else "cpu"
     loaded = checkpoints.load(checkpoint, device=device)
     model, tokenizer, size = loaded.model.train(), loaded.tokenizer, scale.finetuning.batch_size
-    data = in_batches(conversations(tokenizer, (WARM_UP + REPEATS) * size, seed), size, noisy=True, seed=seed)
+    sequences = conversations(tokenizer, (WARM_UP + REPEATS) * size, seed)
+    order = in_batches(range(len(sequences)), lengths(sequences, noisy=True), size, seed=seed)
+    data = [sequences[index] for index in order]
     collate = Collator(tokenizer.pad_token_id, tokenizer.eos_token_id, BLOCK_SIZE)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
     mask_id = tokenizer.mask_token_id

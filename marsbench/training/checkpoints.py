@@ -14,7 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from huggingface_hub import snapshot_download
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    Qwen2Config,
+)
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from marsbench.errors import UserError
 from marsbench.training.medusa import MedusaHeads
@@ -22,6 +32,10 @@ from marsbench.training.stages import BLOCKWISE, STAGES, Recipe
 
 RECORD = "marsbench.json"
 WEIGHTS = "model.safetensors"
+_NEEDED = ("*.json", "*.safetensors", "*.txt", "*.jinja", "*.model")  # files of a hub checkpoint that are loaded
+# A config with these fields describes a Qwen2 model, whatever it calls itself.
+_QWEN2_FIELDS = {"hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers", "num_key_value_heads"}
+_QWEN2_FIELDS |= {"rms_norm_eps", "vocab_size"}
 
 
 @dataclass(frozen=True)
@@ -37,6 +51,7 @@ class TrainingRecord:
     tokens: int  # of the sequences seen, padding and noisy copies not counted
     seconds: float  # wall time of training, interruptions not counted
     loss: float  # mean over the last logging interval
+    losses: list[float] = field(default_factory=list)  # mean over every logging interval, all of the same length
     measures: dict[str, float] = field(default_factory=dict)  # what else was measured, such as the accuracy of heads
 
 
@@ -108,31 +123,68 @@ def load(
     dtype: torch.dtype = torch.float32,
     device: str | torch.device = "cpu",
     needs_tokenizer: bool = True,
+    stage: str | None = None,
 ) -> Loaded:
-    """Load a checkpoint folder (or a hub name) for decoding.
+    """Load a checkpoint folder (or a hub name) for decoding; never runs code that comes with a checkpoint.
+
+    `stage` is what the checkpoint counts as where it does not say itself which stage has trained it.
 
     Raises:
         UserError: the folder is missing, incomplete or cut short.
     """
     folder = Path(path)
-    local = folder.is_absolute() or folder.exists() or str(path).startswith(".")
-    if local:
-        _check_folder(folder, needs_tokenizer)
-    without = local and not (folder / "tokenizer.json").is_file()
+    if not (folder.is_absolute() or folder.exists() or str(path).startswith(".")):
+        folder = _fetched(str(path))
+    _check_folder(folder, needs_tokenizer)
     try:
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
+        config, renamed = _config(folder)
+        opened: Any = AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=dtype, output_loading_info=True)
+        model: PreTrainedModel = opened[0]
         torch.nn.Module.to(model, device).eval()  # type: ignore[no-untyped-call]
-        tokenizer = None if without else AutoTokenizer.from_pretrained(path)
+        tokenizer = (
+            AutoTokenizer.from_pretrained(folder, config=config) if (folder / "tokenizer.json").is_file() else None
+        )
     except Exception as error:  # transformers and safetensors raise a dozen kinds for a file cut short
         raise UserError(
             f"the checkpoint cannot be loaded: {str(error).splitlines()[0]}",
             where=str(path),
-            fix="the folder or hub name may be wrong or a file cut short; copy or train it again",
+            fix="a file may be cut short; copy or train it again",
         ) from error
+    if unfit := sorted([*opened[1]["missing_keys"], *(opened[1]["unexpected_keys"] if renamed else [])]):
+        raise UserError(
+            f"the weights do not fit a {type(model).__name__}: {', '.join(unfit[:3])}",
+            where=str(path),
+            fix="choose a checkpoint of an architecture that transformers knows",
+        )
     record = finished(folder)
-    stage = str(record.recipe["stage"]) if record else None
     heads = MedusaHeads.load(folder, dtype=dtype, device=device)
-    return Loaded(model, tokenizer, record.weights if record else weights_hash(folder), stage, heads)
+    trained_by = str(record.recipe["stage"]) if record else stage
+    return Loaded(model, tokenizer, record.weights if record else weights_hash(folder), trained_by, heads)
+
+
+def _fetched(name: str) -> Path:
+    """The local copy of a hub checkpoint, fetched now if need be."""
+    try:
+        return Path(snapshot_download(name, allow_patterns=list(_NEEDED)))
+    except Exception as error:  # a dozen kinds: no network, no such checkpoint, no access, no valid name
+        raise UserError(
+            f"the checkpoint cannot be loaded: {str(error).splitlines()[0]}",
+            where=name,
+            fix="the folder or hub name may be wrong, or the hub out of reach; check both",
+        ) from error
+
+
+def _config(folder: Path) -> tuple[PreTrainedConfig, bool]:
+    """A checkpoint's configuration, and whether it was read as Qwen2's although it calls itself something else.
+
+    The released MARS checkpoints may name an architecture of their own and bring its code along. The model is Qwen2:
+    training with masks changes nothing about it.
+    """
+    described = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    if described.get("model_type") in CONFIG_MAPPING or not described.keys() >= _QWEN2_FIELDS:
+        return AutoConfig.from_pretrained(folder), False
+    own = {"model_type", "architectures", "auto_map"}
+    return Qwen2Config(**{name: value for name, value in described.items() if name not in own}), True
 
 
 def _check_folder(folder: Path, needs_tokenizer: bool) -> None:

@@ -54,28 +54,58 @@ def _encode(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str]) -> list[li
     return encoded
 
 
-def in_batches(
-    sequences: Sequence[TrainingSequence], batch_size: int, *, passes: int = 1, noisy: bool = False, seed: int
-) -> list[TrainingSequence]:
-    """The order to train in: every run of `batch_size` sequences is a batch of similar lengths.
+def lengths(sequences: Sequence[TrainingSequence], *, noisy: bool) -> list[int]:
+    """Tokens of each sequence; `noisy` counts the noisy copies of its labelled tokens too."""
+    return [
+        len(sequence["input_ids"]) + (sum(label != IGNORED for label in sequence["labels"]) if noisy else 0)
+        for sequence in sequences
+    ]
 
-    Sequences are sorted within stretches of fifty batches, and each stretch's batches are shuffled. `noisy` counts the
-    noisy copies into a sequence's length.
+
+def shuffled_passes(size: int, count: int, seed: int) -> list[int]:
+    """The indices below `size` over and over, every pass in an order of its own, cut at `count`."""
+    rng, drawn = random.Random(seed), list[int]()
+    while len(drawn) < count:
+        drawn += rng.sample(range(size), size)
+    return drawn[:count]
+
+
+def in_batches(drawn: Sequence[int], sizes: Sequence[int], batch_size: int, *, seed: int) -> list[int]:
+    """The order to train in: every run of `batch_size` indices is a batch of sequences of similar sizes.
+
+    Args:
+        drawn: which sequences to train on, by index, as often as they come.
+        sizes: the size of every sequence, by index.
+        batch_size: sequences per step.
+        seed: of the shuffling.
+
+    Returns:
+        `drawn` in another order: sorted by size within stretches of fifty batches, each stretch's batches shuffled.
     """
-
-    def length(sequence: TrainingSequence) -> int:
-        copies = sum(label != IGNORED for label in sequence["labels"]) if noisy else 0
-        return len(sequence["input_ids"]) + copies
-
-    rng, stretch, order = random.Random(seed), 50 * batch_size, []
-    for first in range(0, passes * len(sequences), stretch):
-        chosen = [sequences[at % len(sequences)] for at in range(first, min(first + stretch, passes * len(sequences)))]
+    rng, stretch, order = random.Random(seed), 50 * batch_size, list[int]()
+    for first in range(0, len(drawn), stretch):
+        chosen = list(drawn[first : first + stretch])
         rng.shuffle(chosen)
-        chosen.sort(key=length)
+        chosen.sort(key=sizes.__getitem__)
         batches = [chosen[at : at + batch_size] for at in range(0, len(chosen), batch_size)]
         rng.shuffle(batches)
-        order += [sequence for batch in batches for sequence in batch]
+        order += [index for batch in batches for index in batch]
     return order
+
+
+@dataclass(frozen=True)
+class TrainingData:
+    """Sequences in the order to train in, as `Trainer` reads them: by position."""
+
+    sequences: Sequence[TrainingSequence]
+    order: Sequence[int]
+    tokens: int  # of all sequences as often as they come, padding and noisy copies not counted
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def __getitem__(self, position: int) -> TrainingSequence:
+        return self.sequences[self.order[position]]
 
 
 @dataclass(frozen=True)

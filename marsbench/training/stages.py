@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from marsbench.errors import UserError, unknown_name
-from marsbench.presets import Budget, Preset
+from marsbench.presets import Budget, Preset, Pretrained
 
 Objective = Literal["ar", "mars", "block_diffusion", "medusa"]
 
@@ -65,9 +65,11 @@ class Recipe:
     passes: int
     ar_weight: float
     budget: Budget
-    model: dict[str, Any]
-    vocabulary_size: int
-    parent: str | None  # key of the parent's recipe
+    model: dict[str, Any] | None  # of random weights in the world; None at a pretrained scale
+    vocabulary_size: int | None
+    pretrained: Pretrained | None  # base and chat data, None in the world
+    chat_data_hash: str | None  # SHA-256 of the chat data where that is a local file
+    parent: str | None  # key of the parent's recipe; None = random weights, or the pretrained base
     source: str  # hash of the code that makes the data and the loss
     torch: str
     transformers: str
@@ -83,18 +85,20 @@ class Recipe:
         blocks = f"-b{self.block_size}" if self.block_size else ""
         return f"{self.stage}{blocks}-{self.key}"
 
-    @property
-    def steps(self) -> int:
-        """Optimizer steps."""
-        return self.budget.steps * self.passes
-
 
 def recipe(scale: Preset, stage_name: str, *, block_size: int = 4, seed: int = 0) -> Recipe:
     """The recipe of a stage at a scale; `block_size` is dropped where the objective has no blocks."""
-    chosen = stage(stage_name)
+    chosen, world, pretrained = stage(stage_name), scale.world, scale.pretrained
     if block_size < 2:
         raise UserError(f"block size {block_size} is too small to train", fix=f"choose one of {BLOCK_SIZES}")
+    if pretrained and (chosen.plain_text or chosen.draft):
+        raise UserError(
+            f"scale {scale.scale} does not train {stage_name}: its base {pretrained.base} is pretrained",
+            fix="use that as --checkpoint, and a checkpoint of a smaller scale as --draft",
+        )
     has_blocks = chosen.objective in BLOCKWISE
+    model = None if world is None else world.draft_model if chosen.draft else world.model
+    parents = lineage(scale, stage_name)[:-1]
     return Recipe(
         scale=scale.scale,
         stage=stage_name,
@@ -104,26 +108,37 @@ def recipe(scale: Preset, stage_name: str, *, block_size: int = 4, seed: int = 0
         plain_text=chosen.plain_text,
         passes=chosen.passes,
         ar_weight=chosen.ar_weight,
-        budget=scale.pretraining if chosen.plain_text else scale.finetuning,
-        model=scale.draft_model if chosen.draft else scale.model,
-        vocabulary_size=scale.vocabulary_size,
-        parent=recipe(scale, chosen.parent, seed=seed).key if chosen.parent else None,
-        source=_source_hash(chosen.objective),
+        budget=world.pretraining if world and chosen.plain_text else scale.finetuning,
+        model=model,
+        vocabulary_size=world.vocabulary_size if world else None,
+        pretrained=pretrained,
+        chat_data_hash=_file_hash(Path(pretrained.chat_data)) if pretrained else None,
+        parent=recipe(scale, parents[-1], seed=seed).key if parents else None,
+        source=_source_hash(chosen.objective, pretrained is not None),
         torch=metadata.version("torch"),
         transformers=metadata.version("transformers"),
     )
 
 
-def lineage(stage_name: str) -> list[str]:
-    """The stages to train for a stage, parents first, itself last."""
-    parent = stage(stage_name).parent
-    return [*(lineage(parent) if parent else []), stage_name]
+def lineage(scale: Preset, stage_name: str) -> list[str]:
+    """The stages to train for a stage, parents first, itself last; without the base where that is pretrained."""
+    chosen = stage(stage_name)
+    if scale.pretrained and chosen.plain_text:
+        return []
+    return [*(lineage(scale, chosen.parent) if chosen.parent else []), stage_name]
 
 
 @cache
-def _source_hash(objective: Objective) -> str:
-    """Hash of the files that decide what is learned: the world, and the training code that the objective runs."""
+def _file_hash(file: Path) -> str | None:
+    """SHA-256 of a file, None where there is none of that name."""
+    return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else None
+
+
+@cache
+def _source_hash(objective: Objective, pretrained: bool) -> str:
+    """Hash of the files that decide what is learned: where the data is from, and the code that the objective runs."""
     package = Path(__file__).resolve().parent.parent
     names = ["data", "objectives", "tokenizer", "trainer", "visibility", *(["medusa"] if objective == "medusa" else [])]
-    files = sorted([*(package / "world").glob("*.py"), *(package / "training" / f"{name}.py" for name in names)])
+    data = [package / "training" / "chat_data.py"] if pretrained else (package / "world").glob("*.py")
+    files = sorted([*data, *(package / "training" / f"{name}.py" for name in names)])
     return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()[:16]

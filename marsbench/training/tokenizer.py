@@ -1,13 +1,17 @@
-"""The world's tokenizer: a byte-level BPE trained on its own plain text, with a chat template in the Qwen style."""
+"""Tokenizers: the world's own, and what a pretrained model's needs before it can be trained on chat data.
+
+The world's is a byte-level BPE trained on the world's plain text, with a chat template in the Qwen style.
+"""
 
 from __future__ import annotations
 
 from itertools import islice
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from marsbench import world
+from marsbench.errors import UserError
 
 PAD, START, END, MASK = "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|mask|>"
 _SPLIT = (
@@ -56,3 +60,26 @@ def build_tokenizer(vocabulary_size: int, *, texts: int = 20_000, seed: int = 0)
     )
     tokenizer.chat_template = CHAT_TEMPLATE
     return tokenizer
+
+
+def prepare_for_chat(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Give a pretrained model's tokenizer `<|mask|>`, and as EOS the token that ends a turn of its chat template.
+
+    A base model's own EOS ends documents; a model trained on chat must stop where its turn ends.
+
+    Raises:
+        UserError: there is no chat template, or it ends turns with plain text.
+    """
+    where = str(tokenizer.name_or_path)
+    if tokenizer.chat_template is None:
+        raise UserError("the tokenizer has no chat template", where=where, fix="choose another --base")
+    turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]
+    text = str(tokenizer.apply_chat_template(turns, tokenize=False))
+    ending = tokenizer(text[text.rindex("!") + 1 :].lstrip(), add_special_tokens=False).input_ids
+    if not ending or not tokenizer.added_tokens_decoder.get(ending[0], ""):
+        raise UserError("the chat template ends no turn with a special token", where=where, fix="choose another --base")
+    tokenizer.eos_token = tokenizer.convert_ids_to_tokens(ending[0])
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    if tokenizer.mask_token is None:
+        tokenizer.add_special_tokens({"mask_token": MASK})

@@ -1,7 +1,8 @@
 """Training one stage with transformers' `Trainer`, resumable at any moment.
 
 While a stage trains, its state lies in `NAME.partial`; the finished checkpoint is moved into place at the end.
-`accelerate launch -m marsbench train ...` distributes it.
+`accelerate launch -m marsbench train ...` distributes it: however many processes there are, a step trains on the same
+sequences, each process on its share.
 """
 
 from __future__ import annotations
@@ -30,71 +31,89 @@ from transformers import (
     set_seed,
 )
 
+from marsbench.errors import UserError
 from marsbench.provenance import provenance
 from marsbench.training import checkpoints
+from marsbench.training.chat_data import read_chat_data
 from marsbench.training.checkpoints import TrainingRecord
-from marsbench.training.data import Collator, TrainingSequence, conversations, in_batches, plain_text
+from marsbench.training.data import (
+    Collator,
+    TrainingData,
+    conversations,
+    in_batches,
+    lengths,
+    plain_text,
+    shuffled_passes,
+)
 from marsbench.training.medusa import MedusaHeads, head_accuracy, medusa_loss
 from marsbench.training.memory import keep_freed_memory
 from marsbench.training.objectives import ar_loss, block_diffusion_loss, mars_loss
 from marsbench.training.stages import Recipe
-from marsbench.training.tokenizer import build_tokenizer
+from marsbench.training.tokenizer import build_tokenizer, prepare_for_chat
 
 # Called as training goes on: (step, steps, loss, tokens per second).
 Progress = Callable[[int, int, float, float], None]
 _RESUMABLE = "resumable.json"  # written last into a Trainer checkpoint; one without it was cut short
-_LOG_EVERY = 25
+_LOG_EVERY, _FEWEST_LOGS = 25, 10  # steps per logged loss; fewer, so that a short stage has a curve too
 _SAVES = 8  # resumable states per stage
 _HELD_OUT, _HELD_OUT_SEED = 256, 500_000  # conversations that Medusa heads are measured on
 
 
-def train(recipe: Recipe, folder: Path, parent: Path | None, progress: Progress) -> TrainingRecord:
+def train(
+    recipe: Recipe, folder: Path, parent: Path | None, progress: Progress, say: Callable[[str], None]
+) -> TrainingRecord:
     """Train a stage, or go on where an interrupted run stopped; returns the finished checkpoint's record.
 
     Args:
         recipe: what to train.
         folder: where the finished checkpoint goes.
-        parent: the checkpoint to start from, None for random weights.
+        parent: the checkpoint to start from, None for random weights or the recipe's pretrained base.
         progress: called at every log step.
+        say: called with a line on the data, once they are read.
     """
     started = provenance(seed=recipe.seed)
     keep_freed_memory()
     set_seed(recipe.seed)
     work = folder.with_name(folder.name + ".partial")
-    arguments = _arguments(recipe, work)
     tokenizer, model = _start(recipe, parent)
-    nn.Module.to(model, arguments.device)
+    data, measures = _data(recipe, tokenizer, say)
+    steps = len(data) // recipe.budget.batch_size
+    arguments = _arguments(recipe, steps, work)
     heads = MedusaHeads(model.config.hidden_size) if recipe.objective == "medusa" else None
-    sequences = _sequences(recipe, tokenizer)
-    meter = _Meter(recipe, sum(len(sequence["input_ids"]) for sequence in sequences), progress)
+    if heads:
+        nn.Module.to(model, arguments.device)  # the `Trainer` moves only what it trains
+    meter = _Meter(steps, data.tokens, progress)
     trainer = _StageTrainer(
         loss=objective(recipe, tokenizer, model),
         model=heads or model,
         args=arguments,
-        train_dataset=sequences,
+        train_dataset=data,
         data_collator=Collator(tokenizer.pad_token_id, tokenizer.eos_token_id, recipe.block_size),
         callbacks=[meter],
     )
     trainer.remove_callback(PrinterCallback)
+    if arguments.process_index:
+        set_seed(recipe.seed + arguments.process_index)  # other rows of a batch are masked at random by other numbers
     resume = _last_resumable(work)
     if resume:
         meter.seconds_before = float(json.loads((resume / _RESUMABLE).read_text(encoding="utf-8"))["seconds"])
     trainer.train(resume_from_checkpoint=str(resume) if resume else None)
+    finished = work / "finished"
+    _save(trainer, finished, tokenizer, model, heads)
     if trainer.is_world_process_zero():
-        finished = work / "finished"
-        shutil.rmtree(finished, ignore_errors=True)
-        _save(finished, tokenizer, model, heads)
-        measures = head_accuracy(heads, model, _held_out(recipe, tokenizer)) if heads else {}
+        if heads and recipe.pretrained is None:
+            measures |= head_accuracy(heads, model, _held_out(recipe, tokenizer))
         checkpoints.publish(
             finished,
             folder,
             recipe,
-            provenance=started,
+            provenance={**started, "processes": arguments.world_size},
             parameters=sum(parameter.numel() for parameter in (heads or model).parameters()),
-            steps=recipe.steps,
+            steps=steps,
             tokens=meter.tokens,
             seconds=meter.seconds,
             loss=meter.loss,
+            losses=[entry["loss"] for entry in trainer.state.log_history if "loss" in entry],
             measures=measures,
         )
         shutil.rmtree(work)
@@ -104,12 +123,28 @@ def train(recipe: Recipe, folder: Path, parent: Path | None, progress: Progress)
     return record
 
 
-def _save(folder: Path, tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel, heads: MedusaHeads | None) -> None:
-    """Write a checkpoint that plain transformers loads; Medusa heads lie beside the model that they belong to."""
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    if heads:
-        heads.save(folder)
+def _save(
+    trainer: Trainer,
+    folder: Path,
+    tokenizer: PreTrainedTokenizerBase,
+    model: PreTrainedModel,
+    heads: MedusaHeads | None,
+) -> None:
+    """Write a checkpoint that plain transformers loads; Medusa heads lie beside the model that they belong to.
+
+    Every process takes part: where weights are sharded, each has a piece of them.
+    """
+    if trainer.is_world_process_zero():
+        shutil.rmtree(folder, ignore_errors=True)
+    trainer.accelerator.wait_for_everyone()
+    if heads is None:
+        trainer.save_model(str(folder))
+    if trainer.is_world_process_zero():
+        if heads:
+            model.save_pretrained(folder)
+            heads.save(folder)
+        tokenizer.save_pretrained(folder)
+        (folder / "training_args.bin").unlink(missing_ok=True)
 
 
 def objective(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> Callable[..., Tensor]:
@@ -128,10 +163,13 @@ def objective(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, model: PreTrai
 
 
 def _start(recipe: Recipe, parent: Path | None) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
-    """Tokenizer and weights to start from: the parent's, or new ones."""
+    """Tokenizer and weights to start from: the parent's, the pretrained base's, or new ones."""
     if parent is not None:
         loaded = checkpoints.load(parent)
         return loaded.tokenizer, loaded.model.train()
+    if recipe.pretrained is not None:
+        return _from_base(recipe.pretrained.base)
+    assert recipe.model is not None and recipe.vocabulary_size is not None, "random weights are the world's"
     tokenizer = build_tokenizer(recipe.vocabulary_size)
     special = {
         "pad_token_id": tokenizer.pad_token_id,
@@ -142,12 +180,40 @@ def _start(recipe: Recipe, parent: Path | None) -> tuple[PreTrainedTokenizerBase
     return tokenizer, Qwen2ForCausalLM(config)
 
 
-def _sequences(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> list[TrainingSequence]:
-    """The stage's data in training order."""
-    make = plain_text if recipe.plain_text else conversations
-    data = make(tokenizer, recipe.budget.steps * recipe.budget.batch_size, recipe.seed)
-    noisy = recipe.block_size is not None
-    return in_batches(data, recipe.budget.batch_size, passes=recipe.passes, noisy=noisy, seed=recipe.seed)
+def _from_base(base: str) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
+    """A pretrained checkpoint made ready for chat and masks; embeddings grow only if no row is left for the mask."""
+    loaded = checkpoints.load(base)
+    tokenizer, model = loaded.tokenizer, loaded.model.train()
+    prepare_for_chat(tokenizer)
+    if len(tokenizer) > model.get_input_embeddings().num_embeddings:
+        model.resize_token_embeddings(len(tokenizer))
+    for config in (model.config, model.generation_config):
+        config.eos_token_id, config.pad_token_id = tokenizer.eos_token_id, tokenizer.pad_token_id
+    return tokenizer, model
+
+
+def _data(
+    recipe: Recipe, tokenizer: PreTrainedTokenizerBase, say: Callable[[str], None]
+) -> tuple[TrainingData, dict[str, float]]:
+    """The stage's data in training order, a whole number of batches; and how much of its source was used."""
+    batch_size, noisy = recipe.budget.batch_size, recipe.block_size is not None
+    if recipe.pretrained is None:
+        make = plain_text if recipe.plain_text else conversations
+        count = recipe.budget.total_steps(0, 1) * batch_size
+        sequences = make(tokenizer, count, recipe.seed)
+        drawn = list(range(count)) * recipe.passes
+        order = in_batches(drawn, lengths(sequences, noisy=noisy), batch_size, seed=recipe.seed)
+        return TrainingData(sequences, order, sum(lengths(sequences, noisy=False)) * recipe.passes), {}
+    source = recipe.pretrained.chat_data
+    chat = read_chat_data(source, tokenizer, recipe.pretrained.max_length)
+    kept = len(chat.sequences)
+    say(f"{source}: {kept:,} conversations to learn, {chat.dropped:,} left out")
+    # The last batch of the last pass is filled up with the beginning of one more.
+    drawn = shuffled_passes(kept, recipe.budget.total_steps(kept, recipe.passes) * batch_size, recipe.seed)
+    sizes = [a + b for a, b in zip(chat.lengths, chat.labelled, strict=True)] if noisy else chat.lengths
+    order = in_batches(drawn, sizes, batch_size, seed=recipe.seed)
+    tokens = sum(chat.lengths[index] for index in order)
+    return TrainingData(chat.sequences, order, tokens), {"conversations": kept, "conversations_left_out": chat.dropped}
 
 
 def _held_out(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Iterator[dict[str, Tensor]]:
@@ -157,21 +223,25 @@ def _held_out(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Iterator[di
     return (collate(data[first : first + size]) for first in range(0, len(data), size))
 
 
-def _arguments(recipe: Recipe, work: Path) -> TrainingArguments:
-    return TrainingArguments(
+def _arguments(recipe: Recipe, steps: int, work: Path) -> TrainingArguments:
+    arguments = TrainingArguments(
         output_dir=str(work),
-        max_steps=recipe.steps,
-        per_device_train_batch_size=recipe.budget.batch_size,
+        max_steps=steps,
         learning_rate=recipe.budget.learning_rate,
         lr_scheduler_type="cosine",
-        warmup_steps=max(1, round(0.03 * recipe.steps)),
+        warmup_steps=max(1, round(0.03 * steps)),
         optim="adamw_torch_fused",
-        adam_beta2=0.98,
-        weight_decay=0.1,
+        adam_beta2=recipe.budget.adam_beta2,
+        weight_decay=recipe.budget.weight_decay,
+        use_cpu=not torch.accelerator.is_available(),  # the Trainer refuses bf16 on a CPU that it was not asked to use
+        bf16=recipe.pretrained is not None and recipe.pretrained.bf16,
+        # None where it is off: the option has a new name in newer versions, which complain about the old one.
+        gradient_checkpointing=_recomputes(recipe) or None,
+        ddp_find_unused_parameters=False,  # every loss uses them all
         train_sampling_strategy="sequential",  # the data is in its order already
-        save_steps=max(1, recipe.steps // _SAVES),
+        save_steps=max(1, steps // _SAVES),
         save_total_limit=2,
-        logging_steps=min(_LOG_EVERY, recipe.steps),
+        logging_steps=max(1, min(_LOG_EVERY, steps // _FEWEST_LOGS)),
         disable_tqdm=True,
         report_to="none",
         log_level="error",
@@ -179,15 +249,43 @@ def _arguments(recipe: Recipe, work: Path) -> TrainingArguments:
         dataloader_pin_memory=torch.cuda.is_available(),
         seed=recipe.seed,
     )
+    arguments._n_gpu = min(arguments.n_gpu, 1)  # without `accelerate launch`, one process on one device
+    limit = recipe.pretrained.rows_per_device[recipe.objective] if recipe.pretrained else None
+    rows, accumulation = share_of_batch(recipe.budget.batch_size, arguments.world_size, limit)
+    arguments.per_device_train_batch_size, arguments.gradient_accumulation_steps = rows, accumulation
+    return arguments
+
+
+def _recomputes(recipe: Recipe) -> bool:
+    """Whether activations are computed twice; those of Medusa heads are few, and the model below is not trained."""
+    return recipe.pretrained is not None and recipe.pretrained.gradient_checkpointing and recipe.objective != "medusa"
+
+
+def share_of_batch(batch_size: int, processes: int, limit: int | None = None) -> tuple[int, int]:
+    """Rows per device and accumulation steps, such that rows x accumulation x processes is the batch size exactly.
+
+    Takes as many rows as fit below `limit`. All shares are equal, so the mean of the processes' mean losses is the mean
+    over the batch.
+
+    Raises:
+        UserError: the processes cannot share the batch equally.
+    """
+    if batch_size % processes:
+        raise UserError(
+            f"{processes} processes cannot share a batch of {batch_size} sequences equally",
+            fix="choose a number of processes that divides it, or another --batch-size",
+        )
+    share = batch_size // processes
+    rows = max(rows for rows in range(1, min(share, limit or share) + 1) if share % rows == 0)
+    return rows, share // rows
 
 
 def _last_resumable(work: Path) -> Path | None:
     """The newest complete state of an interrupted run; incomplete ones are removed."""
     states = sorted(work.glob("checkpoint-*"), key=lambda state: int(state.name.rpartition("-")[2]))
-    for state in states:
-        if not (state / _RESUMABLE).exists():
-            shutil.rmtree(state)
-    complete = [state for state in states if state.exists()]
+    complete = [state for state in states if (state / _RESUMABLE).exists()]
+    for state in set(states) - set(complete):
+        shutil.rmtree(state, ignore_errors=True)  # another process may be about it too
     return complete[-1] if complete else None
 
 
@@ -213,11 +311,11 @@ class _StageTrainer(Trainer):
 class _Meter(TrainerCallback):
     """Counts time and tokens across interruptions, reports progress, and marks states as complete."""
 
-    def __init__(self, recipe: Recipe, tokens: int, progress: Progress) -> None:
+    def __init__(self, steps: int, tokens: int, progress: Progress) -> None:
         self.tokens = tokens
         self.loss = float("nan")
         self.seconds_before = 0.0
-        self._steps = recipe.steps
+        self._steps = steps
         self._progress = progress
         self._started = time.perf_counter()
         self._first_step = 0

@@ -1,0 +1,210 @@
+"""Chat data of the real scales: conversations from a JSON Lines file or the hub, as token ids with labels.
+
+A row has a column `messages`, a list of {"role", "content"}. Every assistant turn is learned, with the token that ends
+it; everything else is only read. In a local file every line must be right. A hub data set is not the user's to mend, so
+its rows that hold anything but text turns are left out and counted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerBase
+
+from marsbench.errors import UserError
+from marsbench.training.data import TrainingSequence
+from marsbench.training.objectives import IGNORED
+
+ROLES = ("system", "user", "assistant", "tool")
+Message = dict[str, str]  # role and content
+
+
+@dataclass(frozen=True)
+class ChatData:
+    """Tokenised conversations."""
+
+    sequences: Sequence[TrainingSequence]
+    lengths: list[int]  # tokens of each sequence
+    labelled: list[int]  # how many of them are labelled
+    dropped: int  # conversations without a labelled token, or with turns that cannot be read
+
+
+def read_chat_data(source: str, tokenizer: PreTrainedTokenizerBase, max_length: int) -> ChatData:
+    """Read and tokenise conversations, each cut on the right at `max_length` tokens.
+
+    Raises:
+        UserError: a local file with a line that is no conversation, with its number; a data set that cannot be fetched
+            or lacks the column `messages`; or nothing left to learn.
+    """
+    local = source.endswith((".jsonl", ".json")) or Path(source).is_file()
+    table = _from_file(Path(source)) if local else _from_hub(source)
+    # A hub data set is tokenised once and kept; whichever process comes first does it, and the others wait for it.
+    recipe = [table._fingerprint, tokenizer.chat_template, max_length, Path(__file__).read_text(encoding="utf-8")]
+    recipe += [sorted(tokenizer.get_vocab().items()), tokenizer.eos_token]
+    key = hashlib.sha256(json.dumps(recipe).encode()).hexdigest()[:32]
+    with nullcontext() if local else FileLock(f"{table.cache_files[0]['filename']}.{key}.lock"):
+        rows = table.map(
+            partial(_encoded, tokenizer=tokenizer, max_length=max_length, source=source, strict=local),
+            with_indices=True,
+            batched=True,
+            remove_columns=table.column_names,
+            num_proc=None if local else os.cpu_count(),
+            keep_in_memory=local,
+            new_fingerprint=key,
+        )
+    if not len(rows):
+        raise UserError(
+            "no conversation has an assistant's turn to learn", where=source, fix="check the roles, or the max length"
+        )
+    return ChatData(rows, list(rows["length"]), list(rows["labelled"]), len(table) - len(rows))
+
+
+def _from_file(file: Path) -> Any:
+    """The conversations of a JSON Lines file, as a table of `datasets`."""
+    datasets = _datasets()
+    try:
+        lines = file.read_bytes().splitlines()
+    except OSError as error:
+        raise UserError(
+            f"the chat data cannot be read: {error.strerror}", where=str(file), fix="check --chat-data"
+        ) from error
+    if not lines:
+        raise UserError("the chat data is empty", where=str(file), fix='give lines of {"messages": [...]}')
+    rows = [{"messages": _conversation(line, f"{file}, line {number}")} for number, line in enumerate(lines, 1)]
+    return datasets.Dataset.from_list(rows)
+
+
+def _conversation(line: bytes, where: str) -> list[Message]:
+    try:
+        return _messages(json.loads(line.decode("utf-8")))
+    except UnicodeDecodeError as error:
+        raise UserError("not UTF-8", where=where, fix="save the file as UTF-8") from error
+    except json.JSONDecodeError as error:
+        raise UserError(f"not a line of JSON: {error}", where=where, fix="mend or remove the line") from error
+    except ValueError as error:
+        raise UserError(
+            str(error), where=where, fix='write {"messages": [{"role": "user", "content": "..."}, ...]} on one line'
+        ) from error
+
+
+def _from_hub(name: str) -> Any:
+    """The training split of a hub data set, as a table of `datasets`."""
+    datasets = _datasets()
+    try:
+        table = datasets.load_dataset(name, split="train")
+    except Exception as error:  # a dozen kinds: no network, no such data set, no access, a broken file
+        raise UserError(
+            f"the chat data cannot be fetched: {str(error).splitlines()[0]}",
+            where=name,
+            fix="check the name and the network, or give a JSON Lines file: --chat-data FILE.jsonl",
+        ) from error
+    if "messages" not in table.column_names:
+        raise UserError("no column messages", where=name, fix="choose a data set of conversations")
+    return table
+
+
+def _datasets() -> Any:
+    """The package `datasets`, which only chat data needs."""
+    try:
+        import datasets
+    except ImportError as error:
+        raise UserError("the package datasets is missing", fix="pip install datasets") from error
+    return datasets
+
+
+def _messages(record: Any) -> list[Message]:
+    """The turns of a row; raises ValueError for anything but text turns of known roles."""
+    if not isinstance(record, dict) or "messages" not in record:
+        raise ValueError("no column messages")
+    turns = record["messages"]
+    if not isinstance(turns, list) or not turns:
+        raise ValueError("messages is not a list of turns")
+    for number, turn in enumerate(turns, 1):
+        for name in ("role", "content"):
+            if not isinstance(turn, dict) or not isinstance(turn.get(name), str):
+                raise ValueError(f"message {number} has no {name}")
+        if turn["role"] not in ROLES:
+            raise ValueError(f"message {number} has the unknown role {turn['role']!r}; known: {', '.join(ROLES)}")
+    return [{"role": turn["role"], "content": turn["content"]} for turn in turns]
+
+
+def _encoded(
+    batch: dict[str, list[Any]],
+    indices: Iterable[int],
+    *,
+    tokenizer: PreTrainedTokenizerBase,
+    max_length: int,
+    source: str,
+    strict: bool,
+) -> dict[str, list[Any]]:
+    """A batch of rows as columns of token ids, labels and their counts; rows that teach nothing are left out."""
+    conversations = []
+    for index, turns in zip(indices, batch["messages"], strict=True):
+        try:
+            conversations.append(segments(tokenizer, _messages({"messages": turns})))
+        except ValueError as error:
+            if strict:
+                raise UserError(str(error), where=f"{source}, line {index + 1}", fix="mend the conversation") from error
+    sequences = [
+        (ids[:max_length], labels[:max_length])
+        for ids, labels in _with_labels(tokenizer, conversations)
+        if any(label != IGNORED for label in labels[1:max_length])
+    ]
+    return {
+        "input_ids": [ids for ids, _ in sequences],
+        "labels": [labels for _, labels in sequences],
+        "length": [len(ids) for ids, _ in sequences],
+        "labelled": [sum(label != IGNORED for label in labels) for _, labels in sequences],
+    }
+
+
+def segments(tokenizer: PreTrainedTokenizerBase, messages: list[Message]) -> list[tuple[str, bool]]:
+    """A conversation as its chat template writes it, cut into text to read (False) and text to learn (True).
+
+    What is learned is what the assistant says after the template's own opening of its turn, up to and with EOS.
+
+    Raises:
+        ValueError: the template refuses the conversation, ends no turn with EOS, or rewrites earlier turns.
+    """
+    render = partial(tokenizer.apply_chat_template, tokenize=False)
+    end, found, at = str(tokenizer.eos_token), list[tuple[str, bool]](), 0
+    for number, message in enumerate(messages):
+        if message["role"] != "assistant":
+            continue
+        try:
+            before = str(render(messages[:number], add_generation_prompt=True))
+            after = str(render(messages[: number + 1]))
+        except TemplateError as error:
+            raise ValueError(f"the chat template refuses message {number + 1}: {error}") from error
+        stop = after.rfind(end, len(before)) + len(end)
+        if not after.startswith(before) or stop < len(before) + len(end):
+            raise ValueError(f"the chat template does not write message {number + 1} as a turn that {end} ends")
+        found += [(after[at : len(before)], False), (after[len(before) : stop], True)]
+        at = stop
+    return found
+
+
+def _with_labels(
+    tokenizer: PreTrainedTokenizerBase, conversations: Iterable[list[tuple[str, bool]]]
+) -> Iterator[tuple[list[int], list[int]]]:
+    """Token ids and labels of each conversation; segments are tokenised apart, as prompt and answer are in decoding."""
+    kept = list(conversations)
+    texts = [text for parts in kept for text, _ in parts]
+    pieces = iter(tokenizer(texts, add_special_tokens=False).input_ids if texts else [])
+    for parts in kept:
+        ids, labels = list[int](), list[int]()
+        for _, learned in parts:
+            piece = next(pieces)
+            ids += piece
+            labels += piece if learned else [IGNORED] * len(piece)
+        yield ids, labels

@@ -1,0 +1,477 @@
+"""The real scales: presets, chat data, training from a pretrained base, several processes, and what a table takes."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+import torch
+from accelerate.commands.config.config_args import load_config_from_file
+from click.testing import Result
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+from typer.testing import CliRunner
+
+from marsbench.cli import app
+from marsbench.errors import UserError
+from marsbench.paths import PACKAGE
+from marsbench.presets import Preset, preset, scales
+from marsbench.sweeps.estimates import trainings
+from marsbench.sweeps.plans import TABLES, table_plan
+from marsbench.sweeps.runner import Runner
+from marsbench.sweeps.workspace import Workspace
+from marsbench.training import checkpoints
+from marsbench.training.chat_data import read_chat_data, segments
+from marsbench.training.data import in_batches, shuffled_passes
+from marsbench.training.stages import STAGES, lineage, recipe
+from marsbench.training.tokenizer import CHAT_TEMPLATE, prepare_for_chat
+from marsbench.training.trainer import share_of_batch
+
+cli = CliRunner()
+TALK = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "One plus one?"},
+    {"role": "assistant", "content": "Two."},
+    {"role": "user", "content": "Two plus two?"},
+    {"role": "assistant", "content": "Four."},
+]
+WORDS = ("One plus one is two. system user assistant",) * 10
+REAL = [scale for scale in scales() if preset(scale).pretrained]
+
+
+def base_tokenizer(texts: Sequence[str] = WORDS, vocabulary_size: int = 300) -> PreTrainedTokenizerFast:
+    """A tokenizer like a pretrained Qwen2.5 base's: no `<|mask|>`, and an EOS that ends documents, not turns."""
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary_size, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+    )
+    core.train_from_iterator(texts, trainer)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token=special[0], pad_token=special[0])
+    tokenizer.chat_template = CHAT_TEMPLATE
+    return tokenizer
+
+
+def save_base(folder: Path, *, spare_rows: int) -> Path:
+    """A pretrained checkpoint of toy size, with so many embedding rows that no token uses."""
+    tokenizer = base_tokenizer()
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=len(tokenizer) + spare_rows,
+        hidden_size=16,
+        num_hidden_layers=2,
+        intermediate_size=32,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        tie_word_embeddings=True,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    Qwen2ForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def save_chat(file: Path, *conversations: Any) -> Path:
+    file.write_text("".join(json.dumps({"messages": messages}) + "\n" for messages in conversations))
+    return file
+
+
+def train(stage: str, base: Path, chat_data: Path, output: Path) -> Result:
+    """Two steps of a stage and of its parents, by the command line."""
+    start = ("--base", str(base), "--chat-data", str(chat_data), "--max-steps", "2", "--batch-size", "4")
+    return cli.invoke(app, ["train", stage, "--scale", "0.5b", *start, "--output", str(output)])
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_base(tmp_path_factory.mktemp("base"), spare_rows=5)
+
+
+@pytest.fixture
+def chat_tokenizer() -> PreTrainedTokenizerFast:
+    tokenizer = base_tokenizer()
+    prepare_for_chat(tokenizer)
+    return tokenizer
+
+
+# ---- presets ---------------------------------------------------------------------------------------------------------
+
+
+def test_real_scales_have_the_papers_hyper_parameters() -> None:
+    """Guards against a budget or a batch that is not the paper's, on the paper's eight devices."""
+    for scale in REAL:
+        chosen = recipe(preset(scale), "ar_sft")
+        assert (chosen.budget.batch_size, chosen.budget.epochs, chosen.budget.learning_rate) == (384, 5, 5e-6)
+        assert (chosen.budget.adam_beta2, chosen.budget.weight_decay) == (0.999, 0.0)
+        assert chosen.budget.total_steps(384_000, 1) == 5000
+        assert chosen.budget.total_steps(384_001, STAGES["ar_sft_2x"].passes) == 10_001
+        assert preset(scale).max_new_tokens == 256
+    rows = {scale: preset(scale).pretrained.rows_per_device for scale in REAL}  # type: ignore[union-attr]
+    assert share_of_batch(384, 8, rows["0.5b"]["mars"]) == (48, 1)
+    assert share_of_batch(384, 8, rows["7b"]["ar"]) == (24, 2)
+    assert share_of_batch(384, 8, rows["7b"]["mars"]) == (12, 4)
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3, 6, 16, 384])
+def test_the_batch_of_a_step_is_the_same_for_any_number_of_processes(processes: int) -> None:
+    """Guards against a global batch that grows with the number of processes."""
+    for limit in (None, 1, 5, 12, 48, 1000):
+        rows, accumulation = share_of_batch(384, processes, limit)
+        assert rows * accumulation * processes == 384 and rows <= (limit or 384)
+
+
+def test_processes_that_cannot_share_a_batch_are_refused() -> None:
+    """Guards against a batch that is silently rounded."""
+    with pytest.raises(UserError, match="5 processes"):
+        share_of_batch(384, 5)
+
+
+def test_the_base_of_a_real_scale_is_not_trained() -> None:
+    """Guards against pretraining Qwen2.5 from random weights, and against a draft model that does not exist."""
+    for scale in map(preset, REAL):
+        assert lineage(scale, "mars") == ["ar_sft", "mars"]
+        assert recipe(scale, "ar_sft").parent is None
+        for stage in ("base", "draft_mars"):
+            with pytest.raises(UserError, match="does not train"):
+                recipe(scale, stage)
+
+
+def test_options_of_a_training_are_part_of_its_key(tmp_path: Path) -> None:
+    """Guards against a checkpoint that is taken for one of another base, other data or another budget."""
+    scale, data = preset("0.5b"), save_chat(tmp_path / "chat.jsonl", TALK)
+    changed: list[dict[str, Any]] = [
+        {}, {"base": "other/base"}, {"chat_data": str(data)}, {"steps": 7}, {"batch_size": 8},
+    ]  # fmt: skip
+    keys = [recipe(scale.adapted(**change), "mars").key for change in changed]
+    edited = save_chat(tmp_path / "edited.jsonl", TALK, TALK)
+    edited.rename(tmp_path / "new.jsonl")
+    assert len({*keys, recipe(scale.adapted(chat_data=str(tmp_path / "new.jsonl")), "mars").key}) == len(changed) + 1
+    with pytest.raises(UserError, match="trains its own base"):
+        preset("tiny").adapted(base="other/base")
+
+
+# ---- chat data -------------------------------------------------------------------------------------------------------
+
+
+def test_every_assistant_turn_is_learned_with_its_end(chat_tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    """Guards against learning questions, against turns never learned to end, and against a text that is torn."""
+    parts = segments(chat_tokenizer, TALK)
+    assert [text for text, learned in parts if learned] == ["Two.<|im_end|>", "Four.<|im_end|>"]
+    whole = chat_tokenizer.apply_chat_template(TALK, tokenize=False)
+    assert "".join(text for text, _ in parts) == whole.rstrip("\n")
+    chat = read_chat_data(str(save_chat(tmp_path / "chat.jsonl", TALK)), chat_tokenizer, 512)
+    (sequence,) = chat.sequences
+    learned = [token for token in sequence["labels"] if token != -100]
+    assert chat_tokenizer.decode(learned) == "Two.<|im_end|>Four.<|im_end|>"
+    assert sequence["input_ids"] == chat_tokenizer(whole.rstrip("\n")).input_ids
+    assert (chat.lengths, chat.labelled, chat.dropped) == ([len(sequence["input_ids"])], [len(learned)], 0)
+
+
+def test_long_conversations_lose_their_end(chat_tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    """Guards against cutting the beginning, and against sequences that teach nothing."""
+    unanswered = [{"role": "user", "content": "Hello?"}]
+    file = str(save_chat(tmp_path / "chat.jsonl", TALK, unanswered, TALK))
+    (whole, _) = read_chat_data(file, chat_tokenizer, 512).sequences
+    first = next(at for at, label in enumerate(whole["labels"]) if label != -100)
+    cut = read_chat_data(file, chat_tokenizer, first + 2)
+    assert [row["input_ids"] for row in cut.sequences] == [whole["input_ids"][: first + 2]] * 2
+    assert cut.dropped == 1
+    with pytest.raises(UserError, match="no conversation has an assistant's turn"):
+        read_chat_data(file, chat_tokenizer, first)
+
+
+BAD_DATA = {
+    "another column": (b'{"text": "hello"}\n', "line 1", "no column messages"),
+    "empty": (b"", "chat.jsonl", "empty"),
+    "Latin-1": (b'{"messages": [{"role": "user", "content": "caf\xe9"}]}\n', "line 1", "not UTF-8"),
+    "cut short": (json.dumps({"messages": TALK}).encode() + b'\n{"messages": [{"ro', "line 2", "not a line of JSON"),
+    "no role": (b'{"messages": [{"content": "hello"}]}\n', "line 1", "message 1 has no role"),
+    "no content": (b'{"messages": [{"role": "user", "content": null}]}\n', "line 1", "message 1 has no content"),
+    "unknown role": (b'{"messages": [{"role": "oracle", "content": "42"}]}\n', "line 1", "unknown role 'oracle'"),
+    "no turns": (b'{"messages": "hello"}\n', "line 1", "not a list"),
+}
+
+
+@pytest.mark.parametrize("mistake", BAD_DATA)
+def test_bad_chat_data_gets_one_clear_message(mistake: str, base: Path, tmp_path: Path) -> None:
+    """Guards against tracebacks, and messages that do not say where."""
+    content, where, reason = BAD_DATA[mistake]
+    (tmp_path / "chat.jsonl").write_bytes(content)
+    result = train("ar_sft", base, tmp_path / "chat.jsonl", tmp_path)
+    assert result.exit_code == 2, result.output
+    assert str(tmp_path / "chat.jsonl") in result.stderr and where in result.stderr and reason in result.stderr
+    assert not list(tmp_path.glob("runs/*/checkpoints/ar_sft*/*.safetensors"))
+
+
+def test_a_hub_data_set_is_used_as_far_as_it_is_text(
+    chat_tokenizer: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against two million conversations given up for one call of a tool, and against silence about it."""
+    call = [*TALK[:2], {"role": "assistant", "content": None}, {"role": "environment", "content": "2"}]
+    rows = [{"messages": messages, "source": "x"} for messages in (TALK, call, TALK)]
+    datasets.Dataset.from_list(rows).save_to_disk(tmp_path / "hub")
+    monkeypatch.setattr(datasets, "load_dataset", lambda name, split: datasets.load_from_disk(tmp_path / "hub"))
+    for _ in range(2):  # tokenised, then found in the cache
+        chat = read_chat_data("somebody/chat", chat_tokenizer, 512)
+        assert (len(chat.sequences), chat.dropped) == (2, 1)
+    monkeypatch.setattr(datasets, "load_dataset", lambda name, split: datasets.Dataset.from_list([{"text": "hello"}]))
+    with pytest.raises(UserError, match="no column messages"):
+        read_chat_data("somebody/text", chat_tokenizer, 512)
+
+
+def test_passes_are_whole_and_differ() -> None:
+    """Guards against conversations left out or met twice in a pass, and against the file's own order."""
+    drawn = shuffled_passes(10, 25, seed=0)
+    passes = drawn[:10], drawn[10:20], drawn[20:]
+    assert all(sorted(one) == list(range(10)) for one in passes[:2]) and len(set(passes[2])) == 5
+    assert passes[0] != passes[1]
+    sizes = [7, 1, 9, 3, 8, 2, 6, 4, 5, 0]
+    assert sorted(in_batches(drawn, sizes, 5, seed=0)) == sorted(drawn)
+
+
+# ---- training from a pretrained base ---------------------------------------------------------------------------------
+
+
+def train_mars(base: Path, output: Path) -> Path:
+    """Two steps of AR SFT and of MARS from a base; returns the finished checkpoint."""
+    data = save_chat(output / "chat.jsonl", *[TALK] * 6)
+    result = train("mars", base, data, output)
+    assert result.exit_code == 0, result.output
+    return Path(result.stdout.strip())
+
+
+@pytest.mark.parametrize(("spare_rows", "grown"), [(5, 0), (0, 1)])
+def test_training_from_a_pretrained_base(spare_rows: int, grown: int, tmp_path: Path) -> None:
+    """Guards against a checkpoint without mask token or end of turn, and embeddings that grow needlessly or not."""
+    base = save_base(tmp_path / "base", spare_rows=spare_rows)
+    folder = train_mars(base, tmp_path)
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    before = AutoModelForCausalLM.from_pretrained(base)
+    assert tokenizer.mask_token == "<|mask|>" and tokenizer.mask_token_id < model.config.vocab_size
+    assert model.config.vocab_size == before.config.vocab_size + grown
+    assert tokenizer.eos_token == "<|im_end|>" and model.generation_config.eos_token_id == tokenizer.eos_token_id
+    assert model.dtype == torch.float32
+    assert not torch.equal(model.model.norm.weight, before.model.norm.weight)
+    record = checkpoints.finished(folder)
+    assert record is not None and record.steps == 2 and len(record.losses) == 2
+    assert record.recipe["pretrained"]["base"] == str(base)
+    assert record.measures == {"conversations": 6, "conversations_left_out": 0}
+    names = {path.name.rpartition("-")[0] for path in folder.parent.iterdir()}
+    assert names == {"ar_sft", "mars-b4"}, "the base is not trained"
+
+
+def test_a_base_without_chat_template_is_refused(base: Path) -> None:
+    """Guards against training on text that no template separates into turns."""
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    tokenizer.chat_template = None
+    with pytest.raises(UserError, match="no chat template"):
+        prepare_for_chat(tokenizer)
+
+
+# ---- released checkpoints --------------------------------------------------------------------------------------------
+
+
+def renamed(base: Path, folder: Path, weights: dict[str, torch.Tensor] | None = None) -> Path:
+    """The same checkpoint as one that brings an architecture of its own, with code that must not run."""
+    folder.mkdir()
+    for file in base.iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    config = json.loads((base / "config.json").read_text())
+    config |= {"model_type": "mars_qwen2", "architectures": ["MarsQwen2ForCausalLM"]}
+    config["auto_map"] = {"AutoConfig": "modeling.MarsConfig", "AutoModelForCausalLM": "modeling.MarsQwen2ForCausalLM"}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "modeling.py").write_text("raise RuntimeError('code of the checkpoint was run')")
+    if weights:
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def test_a_checkpoint_with_its_own_architecture_name_loads_as_qwen2(base: Path, tmp_path: Path) -> None:
+    """Guards against a release that does not load, or loads only by running code from the hub."""
+    loaded = checkpoints.load(renamed(base, tmp_path / "custom"))
+    plain = checkpoints.load(base)
+    assert type(loaded.model) is Qwen2ForCausalLM
+    ids = torch.arange(12).view(1, -1)
+    assert torch.equal(loaded.model(ids).logits, plain.model(ids).logits)
+    assert loaded.tokenizer("One plus").input_ids == plain.tokenizer("One plus").input_ids
+
+
+def test_weights_that_are_not_qwen2s_are_refused(base: Path, tmp_path: Path) -> None:
+    """Guards against parts of a model that are silently left out, or filled with random numbers."""
+    weights = load_file(base / "model.safetensors")
+    more = {**weights, "model.layers.0.self_attn.q_norm.weight": torch.ones(8)}
+    fewer = {name: value for name, value in weights.items() if not name.endswith("q_proj.bias")}
+    for number, unfit in enumerate((more, fewer)):
+        with pytest.raises(UserError, match="do not fit"):
+            checkpoints.load(renamed(base, tmp_path / str(number), unfit))
+
+
+def test_a_table_takes_published_checkpoints_unless_told_to_train(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against 200 GPU hours spent on a checkpoint that is there, and against a stage that forgets its name."""
+
+    def runner(scale: Preset) -> Runner:
+        return Runner(scale, Workspace(tmp_path, scale.scale))
+
+    trained: list[str] = []
+    monkeypatch.setattr(Runner, "train", lambda self, chosen: trained.append(chosen.stage))
+    scale = preset("7b").with_checkpoints([f"ar_sft={base}"])
+    assert runner(scale).load("ar_sft", 4).stage == "ar_sft"
+    assert runner(scale).checkpoint("base", 4) == "Qwen/Qwen2.5-7B"
+    assert runner(scale).checkpoint("mars", 8) == preset("7b").published["mars-b8"]
+    assert trained == []
+    runner(scale.with_checkpoints([], train_all=True)).checkpoint("ar_sft", 4)
+    assert trained == ["ar_sft"]
+    with pytest.raises(UserError, match="names no stage"):
+        scale.with_checkpoints(["mars"])
+
+
+def test_accumulation_makes_up_the_batch(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against accumulated losses that are summed, or a last batch that counts for more. (bf16: 1e-3.)"""
+    data = save_chat(tmp_path / "chat.jsonl", *[TALK, TALK[1:3], TALK[:3]] * 3)
+    curves = []
+    for share in ((4, 1), (1, 4)):
+        monkeypatch.setattr("marsbench.training.trainer.share_of_batch", lambda *_, share=share: share)
+        result = train("ar_sft", base, data, tmp_path / str(share))
+        assert result.exit_code == 0, result.output
+        record = checkpoints.finished(Path(result.stdout.strip()))
+        assert record is not None and record.steps == 2
+        curves.append(record.losses)
+    assert curves[0] == pytest.approx(curves[1], rel=1e-3)
+
+
+# ---- several processes -----------------------------------------------------------------------------------------------
+
+
+STEPS = 20
+
+
+def losses(output: Path, processes: int, *launcher: str) -> dict[str, list[float]]:
+    """Stage -> loss curve of `train mars` at scale micro, run by a launcher on so many processes."""
+    command = [sys.executable, *launcher, "-m", "marsbench", "train", "mars", "--scale", "micro"]
+    command += ["--max-steps", str(STEPS), "--output", str(output)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == 1, "one process speaks for all"
+    found = [checkpoints.finished(folder) for folder in output.glob("runs/micro/checkpoints/*")]
+    records = [record for record in found if record]
+    assert {record.provenance["processes"] for record in records} == {processes}
+    return {record.recipe["stage"]: record.losses for record in records}
+
+
+@pytest.mark.slow
+def test_two_processes_learn_what_one_does(tmp_path: Path) -> None:
+    """Guards against a batch that grows with the processes, data met twice or in another order, and sums for means.
+
+    The same sequences make up every step, in equal shares, so the mean of the shares' means is the batch's. Only the
+    order of summation differs, by 1e-7 of the loss; another batch, order or learning rate differs by 1e-3 and more.
+    """
+    # `--multi_gpu` is accelerate's name for several processes on one machine; its `--cpu` starts a single one.
+    launch = ("-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1")
+    launch += ("--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0")
+    one, two = losses(tmp_path / "one", 1), losses(tmp_path / "two", 2, *launch)
+    assert one.keys() == two.keys() == {"base", "ar_sft", "mars"}
+    for stage in one:
+        assert len(one[stage]) == STEPS // 2
+        assert two[stage] == pytest.approx(one[stage], rel=1e-5), stage
+
+
+@pytest.mark.parametrize("file", sorted((PACKAGE / "presets" / "launch").glob("*.yaml")), ids=lambda file: file.stem)
+def test_launch_configurations_are_ones_that_accelerate_reads(file: Path) -> None:
+    """Guards against a misspelt key, which accelerate refuses only on the machine with the GPUs."""
+    config = load_config_from_file(str(file))
+    assert 384 % config.num_processes == 0
+    layer = getattr(config, "fsdp_config", {}).get("fsdp_transformer_layer_cls_to_wrap")
+    assert layer in (None, *Qwen2ForCausalLM._no_split_modules)
+
+
+# ---- what a table takes ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scale", scales())
+@pytest.mark.parametrize("table", TABLES)
+def test_every_table_can_be_planned_at_every_scale(scale: str, table: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a plan that asks the hub, or knows only some tables and scales."""
+    monkeypatch.setattr(socket, "socket", None)
+    for options in ([], ["--train"]):
+        result = cli.invoke(app, ["plan", "--table", table.removeprefix("table"), "--scale", scale, *options])
+        assert result.exit_code == 0, result.output
+        assert "Estimates, not measurements" in result.output
+
+
+def test_training_hours_are_the_papers() -> None:
+    """Guards against hours that count a published checkpoint, or forget the second pass or a parent."""
+    scale, plan = preset("7b"), table_plan("table2")
+    assert {item.stage: item.gpu_hours for item in trainings(plan, scale)} == {"ar_sft_2x": 200}
+    every = {item.stage: item.gpu_hours for item in trainings(plan, scale.with_checkpoints([], train_all=True))}
+    assert every == {"ar_sft": 100, "ar_sft_2x": 200, "block_diffusion": 202, "mars_no_sft": 202, "mars": 202}
+
+
+# ---- the true size ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("MARSBENCH_TRUE_SIZE" not in os.environ, reason="takes minutes, 20 GB of memory and of disk")
+@pytest.mark.skipif("MARSBENCH_DATA" not in os.environ, reason="MARSBENCH_DATA does not say where sft/ lies")
+def test_a_model_of_the_true_size_trains_and_decodes(tmp_path: Path) -> None:
+    """Guards against what only half a billion parameters show: memory, bf16, 151,936 logits. Random weights."""
+    data = Path(os.environ["MARSBENCH_DATA"]) / "sft" / "gsm8k_train.jsonl"
+    texts = [message["content"] for line in data.open() for message in json.loads(line)["messages"]]
+    tokenizer = base_tokenizer(texts, 4000)
+    config = Qwen2Config(
+        vocab_size=151_936,
+        hidden_size=896,
+        num_hidden_layers=24,
+        intermediate_size=4864,
+        num_attention_heads=14,
+        num_key_value_heads=2,
+        tie_word_embeddings=True,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    model = Qwen2ForCausalLM(config)
+    assert model.num_parameters() == 494_032_768
+    model.save_pretrained(tmp_path / "base")
+    tokenizer.save_pretrained(tmp_path / "base")
+    del model
+    start = ["--scale", "0.5b", "--base", str(tmp_path / "base"), "--chat-data", str(data), "--output", str(tmp_path)]
+    folder = run("train", "mars", *start, "--max-steps", "2", "--batch-size", "4").strip()
+    (tmp_path / "prompts.jsonl").write_text('{"prompt_ids": [5, 6, 7, 8]}\n{"prompt_ids": [9, 10, 11]}\n')
+    said = {}
+    for method in ("ar", "mars", "mars-verified"):
+        out = tmp_path / f"{method}.jsonl"
+        prompts = ["--prompt-ids", str(tmp_path / "prompts.jsonl"), "--out", str(out), "--max-new-tokens", "16"]
+        run("decode", "--model", folder, "--method", method, *prompts)
+        said[method] = [json.loads(line)["tokens"] for line in out.read_text().splitlines()]
+    assert said["ar"] == said["mars"] == said["mars-verified"]
+    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20
+    print(f"peak memory of any of these processes: {peak:.1f} GiB")
+    assert peak < 20
+
+
+def run(*arguments: str) -> str:
+    """What a marsbench command prints, run in a process of its own."""
+    done = subprocess.run([sys.executable, "-m", "marsbench", *arguments], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    print(done.stderr)
+    return done.stdout
