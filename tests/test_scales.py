@@ -421,9 +421,9 @@ def test_every_table_can_be_planned_at_every_scale(scale: str, table: str, monke
 
 
 def test_training_hours_are_the_papers() -> None:
-    """Guards against hours that count a published checkpoint, or forget the second pass or a parent."""
+    """Guards against days of training that nobody asked for, and hours that forget the second pass or a parent."""
     scale, plan = preset("7b"), table_plan("table2")
-    assert {item.stage: item.gpu_hours for item in trainings(plan, scale)} == {"ar_sft_2x": 200}
+    assert trainings(plan, scale) == []
     every = {item.stage: item.gpu_hours for item in trainings(plan, scale.with_checkpoints([], train_all=True))}
     assert every == {"ar_sft": 100, "ar_sft_2x": 200, "block_diffusion": 202, "mars_no_sft": 202, "mars": 202}
 

@@ -84,6 +84,7 @@ class Preset:
     world: World | None = None
     pretrained: Pretrained | None = None
     published: dict[str, str] = field(default_factory=dict)  # stage, or stage-bB -> checkpoint folder or hub name
+    train_all: bool = False  # train the stages that have a published checkpoint too
 
     def ready_checkpoint(self, stage: str, block_size: int) -> str | None:
         """The checkpoint that stands for a stage without training it, None where it is to be trained."""
@@ -97,7 +98,13 @@ class Preset:
             if not stage or not checkpoint:
                 raise UserError(f"{stage!r} names no stage and checkpoint", fix="write --checkpoint mars=FOLDER")
         chosen = {stage: checkpoint for stage, _, checkpoint in entries}
-        return replace(self, published=chosen if train_all else {**self.published, **chosen})
+        published = chosen if train_all else {**self.published, **chosen}
+        return replace(self, published=published, train_all=train_all)
+
+    @property
+    def tables_train(self) -> bool:
+        """Whether a table trains what it lacks; where that takes days, it leaves lines out instead, unless asked."""
+        return self.world is not None or self.train_all
 
     def adapted(
         self,

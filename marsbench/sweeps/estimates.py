@@ -48,6 +48,8 @@ def block_size(arm: Arm) -> int:
 
 def trainings(plan: TablePlan, scale: Preset) -> list[Training]:
     """The stages to train for a table, parents first."""
+    if not scale.tables_train:
+        return []
     wanted = [arm.stage for arm in plan.arms if scale.ready_checkpoint(arm.stage, block_size(arm)) is None]
     names = dict.fromkeys(name for stage in wanted for name in lineage(scale, stage))
     return [_training(name, scale) for name in names]
@@ -92,14 +94,15 @@ def _lines_table(plan: TablePlan, scale: Preset) -> Table:
     for arm in plan.arms:
         ready = scale.ready_checkpoint(arm.stage, block_size(arm))
         options = ", ".join(f"{name} {value}" for name, value in arm.options.items())
-        table.add_row(arm.label, arm.method, options or "-", ready or f"our own {arm.stage}, trained")
+        own = f"our own {arm.stage}, trained" if scale.tables_train else "none: skipped unless it is trained first"
+        table.add_row(arm.label, arm.method, options or "-", ready or own)
     return table
 
 
 def _training_table(plan: TablePlan, scale: Preset) -> Table | str:
     stages = trainings(plan, scale)
     if not stages:
-        return "Nothing to train: every checkpoint is there."
+        return "Nothing to train."
     data = scale.pretrained.chat_data if scale.pretrained else "the embedded world"
     table = _table(f"Training on {data}, estimated", "stage", "steps", "tokens", "H200 hours")
     for item in stages:

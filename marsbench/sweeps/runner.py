@@ -65,15 +65,33 @@ class Runner:
         with full_disk_explained(self.workspace.runs):
             block_size = _block_size(plan.arms)
             rows: list[Row] = []
-            to_train = [stage for stage in plan.stages if self.scale.ready_checkpoint(stage, block_size) is None]
+            to_train = [stage for stage in plan.stages if self._trains(stage, block_size)]
             for name in dict.fromkeys(name for stage in to_train for name in lineage(self.scale, stage)):
                 rows.append(self.train(recipe(self.scale, name, block_size=block_size, seed=self.seed)))
             if self.scale.world:  # its batches are timed; the paper says what the real scales cost
                 rows.append(self.step_cost())
             for arm in plan.arms:
-                loaded = self.load(arm.stage, block_size)
-                rows += [self._cell_or_reason(arm, loaded, name) for name in self.benchmarks or self.scale.benchmarks]
+                rows += self._line(arm, block_size)
             return rows
+
+    def _trains(self, stage: str, block_size: int) -> bool:
+        """Whether a table is to train a stage, or finds it trained."""
+        if self.scale.ready_checkpoint(stage, block_size) is not None:
+            return False
+        chosen = recipe(self.scale, stage, block_size=block_size, seed=self.seed)
+        return self.scale.tables_train or checkpoints.finished(self.workspace.checkpoint(chosen)) is not None
+
+    def _line(self, arm: Arm, block_size: int) -> list[Row]:
+        """One arm on every benchmark; what cannot be measured says why."""
+        names = self.benchmarks or self.scale.benchmarks
+        if self.scale.ready_checkpoint(arm.stage, block_size) is None and not self._trains(arm.stage, block_size):
+            reason = (
+                f"no checkpoint of stage {arm.stage} is published; train it with marsbench train {arm.stage} "
+                f"--scale {self.scale.scale}, or name one with --checkpoint {arm.stage}=..."
+            )
+            return [self._skipped(arm, name, reason) for name in names]
+        loaded = self.load(arm.stage, block_size)
+        return [self._cell_or_reason(arm, loaded, name) for name in names]
 
     def single(self, arm: Arm, name: str, checkpoint: str | None = None, draft: str | None = None) -> EvaluationRow:
         """One benchmark on any checkpoint; without one, on the scale's own, trained now if need be."""
@@ -178,12 +196,14 @@ class Runner:
         try:
             return self.cell(arm, loaded, name)
         except Unavailable as error:
-            reason = f"{error.what}{f' ({error.where})' if error.where else ''}; {error.fix}"
-            self.reporter.say(f"{arm.label}, {name}: skipped ({reason})")
-            key = content_hash({"skipped": [arm.name, name, self.scale.scale, reason]})
-            origin, metric = provenance(seed=self.seed), benchmark(name).headline
-            identity = arm.name, arm.stage, arm.method, arm.options, name, metric
-            return EvaluationRow(key, "skipped", reason, self.scale.scale, *identity, provenance=origin)
+            return self._skipped(arm, name, f"{error.what}{f' ({error.where})' if error.where else ''}; {error.fix}")
+
+    def _skipped(self, arm: Arm, name: str, reason: str) -> EvaluationRow:
+        """The row of a cell without numbers."""
+        self.reporter.say(f"{arm.label}, {name}: skipped ({reason})")
+        key = content_hash({"skipped": [arm.name, name, self.scale.scale, reason]})
+        identity = arm.name, arm.stage, arm.method, arm.options, name, benchmark(name).headline
+        return EvaluationRow(key, "skipped", reason, self.scale.scale, *identity, provenance=provenance(seed=self.seed))
 
     def cell(self, arm: Arm, loaded: Loaded, name: str, draft: Loaded | None = None) -> EvaluationRow:
         """One arm on one benchmark."""
