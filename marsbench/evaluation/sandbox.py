@@ -1,4 +1,4 @@
-"""Runs generated Python programs and says which of them are right.
+"""Runs generated Python programs and says which of them are right, or records what reference solutions return.
 
 Generated code runs only in evalplus's sandbox, hardened by `sandbox_worker`. This module owns the worker
 interpreters: one per job, each in its own session, without torch, secrets or any way back to this process but
@@ -11,8 +11,10 @@ root, the workers become `nobody`, provided that user can read the Python instal
 
 from __future__ import annotations
 
+import io
 import multiprocessing
 import os
+import pickle
 import pwd
 import signal
 import subprocess
@@ -22,7 +24,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, cast, get_args
 
 from marsbench.errors import UserError
@@ -35,22 +37,52 @@ START_LIMIT_S = 60.0
 EVALPLUS_SLACK_S = 3.0
 EVALPLUS_MAX_TIME_LIMIT_S = 60.0
 
+# Classes, beyond those that pickle knows by itself, whose values may leave the sandbox.
+PLAIN_CLASSES = {("builtins", name) for name in ("bytearray", "complex", "dict", "frozenset", "range", "set")}
+PLAIN_CLASSES |= {("collections", "deque"), ("decimal", "Decimal"), ("fractions", "Fraction")}
+PLAIN_CLASSES |= {("numpy", "dtype")}
+PLAIN_CLASSES |= {("numpy.core.multiarray", "scalar"), ("numpy._core.multiarray", "scalar")}
+
+
+class PlainUnpickler(pickle.Unpickler):
+    """Loads built-in values and numbers, but nothing whose class the code in the sandbox made up."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in PLAIN_CLASSES:
+            raise pickle.UnpicklingError(f"{module}.{name} is not plain data")
+        return super().find_class(module, name)
+
 
 @dataclass(frozen=True)
-class Program:
-    """Generated code and its tests: `entry_point(*inputs[i])` must equal `expected[i]`.
+class Calls:
+    """Calls of a function that `code` defines: `entry_point(*inputs[i])`, for at most `limits_s[i]` seconds.
 
-    Floats may differ by `atol`, where 0 means 1e-6. As in evalplus, a function called `find_zero`
-    (HumanEval/32) may return any root of its polynomial.
+    Without `limits_s`, only the time of all calls together is limited.
     """
 
     code: str
     entry_point: str
     inputs: list[list[Any]]
+    limits_s: list[float] | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if self.limits_s is not None and len(self.inputs) != len(self.limits_s):
+            raise ValueError(f"{len(self.inputs)} inputs, {len(self.limits_s)} limits: need one for one")
+
+
+@dataclass(frozen=True)
+class Program(Calls):
+    """Generated code and its tests: call `i` must return what equals `expected[i]`.
+
+    Floats may differ by `atol`, where 0 means 1e-6. As in evalplus, a function called `find_zero`
+    (HumanEval/32) may return any root of its polynomial.
+    """
+
     expected: list[Any]
     atol: float = 0.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.inputs or len(self.inputs) != len(self.expected):
             raise ValueError(f"{len(self.inputs)} inputs, {len(self.expected)} expected: need one for one")
 
@@ -61,6 +93,15 @@ class Verdict:
 
     passed: bool
     reason: Reason
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What each call returned, and the seconds it took; both empty unless all calls did (`reason` is "passed")."""
+
+    reason: Reason
+    outputs: list[Any]
+    seconds: list[float]
 
 
 def run_programs(
@@ -76,18 +117,44 @@ def run_programs(
     bounds its address space, except on macOS, which has no such limit. Raises `UserError` if no worker can
     start.
     """
+    replies = _ask_all(programs, jobs, time_limit_s, memory_limit_mb)
+    return [Verdict(reply.reason == "passed", reply.reason) for reply in replies]
+
+
+def record_outputs(
+    calls: Sequence[Calls],
+    *,
+    jobs: int | None = None,
+    time_limit_s: float = EVALPLUS_MAX_TIME_LIMIT_S,
+    memory_limit_mb: int = 1024,
+) -> list[Recording]:
+    """What reference solutions return, in the order of `calls`; the rest is as for `run_programs`."""
+    replies = _ask_all(calls, jobs, time_limit_s, memory_limit_mb)
+    return [_recording(reply, len(call.inputs)) for reply, call in zip(replies, calls, strict=True)]
+
+
+def _recording(reply: _Reply, length: int) -> Recording:
+    if reply.reason != "passed":
+        return Recording(reply.reason, [], [])
+    record = io.BytesIO(reply.record)
+    pairs = [PlainUnpickler(record).load() for _ in range(length)]
+    return Recording("passed", [output for output, _ in pairs], [seconds for _, seconds in pairs])
+
+
+def _ask_all(requests: Sequence[Calls], jobs: int | None, time_limit_s: float, memory_limit_mb: int) -> list[_Reply]:
+    """The workers' replies, in the order of `requests`."""
     if time_limit_s > EVALPLUS_MAX_TIME_LIMIT_S:
         raise ValueError(f"time_limit_s is {time_limit_s}, but evalplus stops at {EVALPLUS_MAX_TIME_LIMIT_S}")
-    jobs = min(jobs or os.cpu_count() or 1, len(programs))
+    jobs = min(jobs or os.cpu_count() or 1, len(requests))
     if not jobs:
         return []
-    verdicts: dict[int, Verdict] = {}
-    pending = deque(enumerate(programs))
+    replies: dict[int, _Reply] = {}
+    pending = deque(enumerate(requests))
 
     def work(scratch: str) -> None:
         with closing(_Worker(scratch, time_limit_s, memory_limit_mb)) as worker:
-            for index, program in _drain(pending):
-                verdicts[index] = worker.check(program)
+            for index, request in _drain(pending):
+                replies[index] = worker.ask(request)
 
     with (
         tempfile.TemporaryDirectory(prefix="marsbench-sandbox-") as scratch,
@@ -97,7 +164,7 @@ def run_programs(
             list(pool.map(work, [scratch] * jobs))
         finally:
             pending.clear()  # after an interrupt, each worker ends with the program it is at
-    return [verdicts[index] for index in range(len(programs))]
+    return [replies[index] for index in range(len(requests))]
 
 
 def _drain(pending: deque[T]) -> Iterator[T]:
@@ -105,6 +172,14 @@ def _drain(pending: deque[T]) -> Iterator[T]:
     with suppress(IndexError):
         while True:
             yield pending.popleft()
+
+
+@dataclass(frozen=True)
+class _Reply:
+    """A worker's reply; `record` holds a pickled (output, seconds) for each call, where they were asked for."""
+
+    reason: Reason
+    record: bytes = b""
 
 
 class _Worker:
@@ -115,18 +190,17 @@ class _Worker:
         self._environment = _environment(scratch, memory_limit_mb)
         self._start()
 
-    def check(self, program: Program) -> Verdict:
+    def ask(self, request: Calls) -> _Reply:
         reason: Reason = "killed"
         with suppress(EOFError, ConnectionError):
-            self._connection.send(program)
+            self._connection.send(request)
             # Running and comparing are two calls of evalplus.
             if self._connection.poll(2 * (self._time_limit_s + EVALPLUS_SLACK_S)):
-                reason = _reason(self._connection.recv_bytes().decode())
-                return Verdict(reason == "passed", reason)
+                return _reply(self._connection.recv_bytes())
             reason = "timeout"
         self.close()
         self._start()
-        return Verdict(False, reason)
+        return _Reply(reason)
 
     def close(self) -> None:
         """Kills the worker and whatever runs in its session."""
@@ -182,10 +256,12 @@ class _Worker:
             return False
 
 
-def _reason(reply: str) -> Reason:
-    if reply not in get_args(Reason):
-        raise RuntimeError(f"the sandbox worker failed:\n{reply}")
-    return cast(Reason, reply)
+def _reply(message: bytes) -> _Reply:
+    word, _, record = message.partition(b"\n")
+    reason = word.decode()
+    if reason not in get_args(Reason):
+        raise RuntimeError(f"the sandbox worker failed:\n{message.decode()}")
+    return _Reply(cast(Reason, reason), record)
 
 
 def _accounts() -> list[pwd.struct_passwd | None]:

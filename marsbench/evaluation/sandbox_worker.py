@@ -6,6 +6,8 @@ Every program takes two children of evalplus's `untrusted_check`:
    function returns for each input. It is told no expected value, and nothing it says is a verdict.
 2. The second never meets the generated code: it reads the record as plain data, and evalplus compares.
 
+Mere calls, of a reference solution, take the first child only, and the record itself goes back.
+
 So nothing is gained by printing, exiting, patching evalplus, or returning an object that equals everything.
 
 The lock exists because evalplus's guard only replaces some functions of `os`; sockets, ctypes, files opened
@@ -39,9 +41,10 @@ import numpy as np
 from evalplus.eval import FAIL, PASS, untrusted_check
 from evalplus.eval._special_oracle import _poly
 
-from marsbench.evaluation.sandbox import READY, Program, Reason
+from marsbench.evaluation.sandbox import READY, Calls, PlainUnpickler, Program, Reason
 
 MIN_RECORD_LIMIT_BYTES = 64 * 2**20
+REFERENCE_RECORD_LIMIT_BYTES = 512 * 2**20  # HumanEval/15 of HumanEval+ takes 130 MB
 
 # What generated code may do, as audit events. The hook looks more closely at imports, files and frames.
 HARMLESS_EVENTS = {"array.__new__", "builtins.id", "code.__new__", "compile", "exec", "marshal.loads"}
@@ -71,22 +74,8 @@ UNAUDITED = {
     _posixsubprocess: "fork_exec",
 }
 
-# Classes, beyond those that pickle knows by itself, whose values may be compared.
-PLAIN_CLASSES = {("builtins", name) for name in ("bytearray", "complex", "dict", "frozenset", "range", "set")}
-PLAIN_CLASSES |= {("collections", "deque"), ("decimal", "Decimal"), ("fractions", "Fraction")}
-PLAIN_CLASSES |= {("numpy", "dtype")}
-PLAIN_CLASSES |= {("numpy.core.multiarray", "scalar"), ("numpy._core.multiarray", "scalar")}
 for mapping in (Counter, OrderedDict, defaultdict):  # recorded as the plain dict that they equal
     copyreg.pickle(mapping, lambda items: (dict, (dict(items),)))
-
-
-class PlainUnpickler(pickle.Unpickler):
-    """Loads built-in values and numbers, but nothing whose class the generated code made up."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in PLAIN_CLASSES:
-            raise pickle.UnpicklingError(f"{module}.{name} is not plain data")
-        return super().find_class(module, name)
 
 
 def main() -> None:
@@ -99,32 +88,50 @@ def main() -> None:
             message = connection.recv_bytes()
         except EOFError:
             return
-        # A right program records about as much as is expected of it.
-        record_limit_bytes = MIN_RECORD_LIMIT_BYTES + 4 * len(message)
         try:
-            reply: str = check(pickle.loads(message), time_limit_s, record_limit_bytes)
+            reply = answer(pickle.loads(message), time_limit_s, len(message))
         except Exception:
-            reply = traceback.format_exc()
-        connection.send_bytes(reply.encode())
+            reply = traceback.format_exc().encode()
+        connection.send_bytes(reply)
 
 
 def _connection_fd() -> int:
     return int(sys.argv[1])
 
 
-def check(program: Program, time_limit_s: float, record_limit_bytes: int) -> Reason:
-    """Runs a program in one child and lets another compare what it returned."""
+def answer(request: Calls, time_limit_s: float, size_bytes: int) -> bytes:
+    """The word on a program, or for mere calls: the word on them, a line break and their record.
+
+    `size_bytes` is the size of the pickled request.
+    """
+    time_limit_s = min(time_limit_s, sum(request.limits_s or [time_limit_s]))
+    record_limit_bytes = REFERENCE_RECORD_LIMIT_BYTES
+    if isinstance(request, Program):  # a right one records about as much as is expected of it
+        record_limit_bytes = MIN_RECORD_LIMIT_BYTES + 4 * size_bytes
     with tempfile.TemporaryFile() as record:
-        start = time.monotonic()
-        run = [program.code, program.entry_point, program.inputs, record, time_limit_s, record_limit_bytes]
-        # For evalplus, all inputs of the program are one call under one time limit.
-        status = _evalplus(f"from {__name__} import run_locked as call", [run], [None], 0.0, time_limit_s)
-        if status != PASS:
-            if time.monotonic() - start >= time_limit_s:
-                return "timeout"
-            return "failed" if status == FAIL else "killed"
+        reason = run(request, record, time_limit_s, record_limit_bytes)
         record.seek(0)
-        return "passed" if _is_right(program, record, time_limit_s) else "failed"
+        if reason != "passed":
+            return reason.encode()
+        if isinstance(request, Program):
+            return b"passed" if _is_right(request, record, time_limit_s) else b"failed"
+        return b"passed\n" + record.read()
+
+
+def run(calls: Calls, record: IO[bytes], time_limit_s: float, record_limit_bytes: int) -> Reason:
+    """Makes the calls in a child, which writes down what they return; passed: all of them returned."""
+    start = time.monotonic()
+    # For evalplus, all inputs of the program are one call under one time limit.
+    limits = [calls.limits_s, record, time_limit_s, record_limit_bytes]
+    arguments = [calls.code, calls.entry_point, calls.inputs, *limits]
+    status = _evalplus(f"from {__name__} import run_locked as call", [arguments], [None], 0.0, time_limit_s)
+    if status == PASS:
+        return "passed"
+    # The limit of one input ends the child before it can tell evalplus a status.
+    limit_s = time_limit_s if status == FAIL else min(calls.limits_s or [time_limit_s])
+    if time.monotonic() - start >= limit_s:
+        return "timeout"
+    return "failed" if status == FAIL else "killed"
 
 
 def _is_right(program: Program, record: IO[bytes], time_limit_s: float) -> bool:
@@ -152,7 +159,7 @@ def replayer(record_fd: int, is_root: bool) -> Callable[..., Any]:
     record = os.fdopen(record_fd, "rb")
 
     def replay(*arguments: Any) -> Any:
-        value = PlainUnpickler(record).load()
+        value, _ = PlainUnpickler(record).load()
         return _poly(*arguments, value) if is_root else value
 
     return replay
@@ -162,11 +169,12 @@ def run_locked(
     code: str,
     entry_point: str,
     inputs: list[list[Any]],
+    limits_s: list[float] | None,
     record: IO[bytes],
     time_limit_s: float,
     record_limit_bytes: int,
 ) -> None:
-    """Locks this process for good, runs generated code in it, and records what its function returns."""
+    """Locks this process for good, runs generated code in it, and records what its function returns, and when."""
     _leave_worker()
     _limit_resources(time_limit_s, record_limit_bytes)
     _remove_unaudited()
@@ -174,9 +182,19 @@ def run_locked(
     namespace: dict[str, Any] = {}
     exec(code, namespace)
     function = namespace[entry_point]
-    for arguments in inputs:
-        pickle.dump(function(*arguments), record)
+    for index, arguments in enumerate(inputs):
+        if limits_s:
+            _end_after(limits_s[index])
+        start = time.perf_counter()
+        value = function(*arguments)
+        pickle.dump((value, time.perf_counter() - start), record)
     record.flush()
+
+
+def _end_after(limit_s: float) -> None:
+    """Ends this process in `limit_s`, however it swallows exceptions, unless this is called again before that."""
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, limit_s)
 
 
 def _leave_worker() -> None:
