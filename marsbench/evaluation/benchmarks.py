@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -93,11 +93,12 @@ def local_dataset(files: dict[str, str], columns: Sequence[str], **_: Any) -> di
     return {split: Dataset.from_list(read_records(Path(file), columns)) for split, file in files.items()}
 
 
-def read_records(file: Path, columns: Sequence[str]) -> list[dict[str, Any]]:
+def read_records(file: Path, columns: Sequence[str], unique: str = "") -> list[dict[str, Any]]:
     """The objects of a JSON Lines file that has the given columns.
 
     Raises:
-        UserError: no such file, nothing in it, or a line that is no object with these columns; with file and line.
+        UserError: no such file, nothing in it, a line that is no object with these columns, or two lines with the same
+            value of the column `unique`; with file and line.
     """
     try:
         lines = file.read_bytes().splitlines()
@@ -108,7 +109,21 @@ def read_records(file: Path, columns: Sequence[str]) -> list[dict[str, Any]]:
     records = [_record(line, columns, f"{file}, line {number}") for number, line in enumerate(lines, 1)]
     if not records:
         raise UserError("the data file is empty", where=str(file), fix="fetch it again")
+    if unique:
+        _refuse_duplicates(records, unique, file)
     return records
+
+
+def _refuse_duplicates(records: Sequence[Mapping[str, Any]], column: str, file: Path) -> None:
+    first_lines: dict[str, int] = {}
+    for number, record in enumerate(records, 1):
+        first = first_lines.setdefault(str(record[column]), number)
+        if first != number:
+            raise UserError(
+                f"{column} {record[column]} is on line {first} already",
+                where=f"{file}, line {number}",
+                fix="remove one of the two lines",
+            )
 
 
 def _record(line: bytes, columns: Sequence[str], where: str) -> dict[str, Any]:
