@@ -25,7 +25,7 @@ import pytest
 import torch
 
 from marsbench.errors import UserError
-from marsbench.evaluation.sandbox import Program, Verdict, run_programs
+from marsbench.evaluation.sandbox import Calls, Program, Recording, Verdict, record_outputs, run_programs
 
 PASSED = Verdict(True, "passed")
 RIGHT = Program("def add(a, b):\n    return a + b", "add", [[1, 2], [3, 4]], [3, 7])
@@ -566,6 +566,49 @@ def test_worker_sees_neither_secrets_nor_torch(monkeypatch: pytest.MonkeyPatch) 
         thread.join()
 
 
+def test_outputs_and_times_are_recorded() -> None:
+    """Guards against outputs that are lost, changed or exchanged, and against times that are not the calls'."""
+    code = (
+        "import collections, time\ndef f(x, s):\n    time.sleep(s)\n    return [x, x], collections.Counter('aab'), 0.5"
+    )
+    inputs = [["first", 0.0], ["second", 0.3]]
+    [recording] = record_outputs([Calls(code, "f", inputs)])
+    assert recording.outputs == [([word, word], {"a": 2, "b": 1}, 0.5) for word, _ in inputs]
+    assert recording.seconds[0] < 0.2 < recording.seconds[1] < 0.6
+
+
+def test_large_outputs_are_recorded() -> None:
+    """Guards against the limit of programs, which would cut the 130 MB of HumanEval/15's reference."""
+    [recording] = record_outputs([Calls("def f(size):\n    return 'x' * size", "f", [[2**27]])])
+    assert [len(output) for output in recording.outputs] == [2**27]
+
+
+@pytest.mark.parametrize("code, reason", [("def f(:", "failed"), ("import os\nos._exit(0)", "killed")])
+def test_outputs_of_broken_code_are_not_recorded(code: str, reason: Any) -> None:
+    """Guards against half a recording, against which every program would fail."""
+    assert record_outputs([Calls(code, "f", [[]])]) == [Recording(reason, [], [])]
+
+
+@pytest.mark.parametrize("obstacle", ["pass", "signal.signal(signal.SIGALRM, signal.SIG_IGN)"])
+def test_limit_of_one_input_ends_a_program(obstacle: str) -> None:
+    """Guards against a program that outlasts its first input's limit, by catching it or by changing the handler."""
+    code = f"""
+        import signal
+        {obstacle}
+        def f():
+            while True:
+                try:
+                    while True:
+                        pass
+                except BaseException:
+                    pass
+    """
+    program = Program(textwrap.dedent(code), "f", [[]] * 20, [None] * 20, limits_s=[0.5] * 20)
+    start = time.monotonic()
+    assert run_programs([program], time_limit_s=60.0) == [Verdict(False, "timeout")]
+    assert time.monotonic() - start < 8  # the limits of all inputs make 10 s
+
+
 def test_no_programs_no_verdicts() -> None:
     """Guards against starting a pool of no workers."""
     assert run_programs([]) == []
@@ -575,6 +618,12 @@ def test_program_without_tests_is_refused() -> None:
     """Guards against programs that pass because nothing was asked of them."""
     with pytest.raises(ValueError, match="0 inputs"):
         Program("", "f", [], [])
+
+
+def test_limits_of_too_few_inputs_are_refused() -> None:
+    """Guards against inputs without a limit, which would fail every program."""
+    with pytest.raises(ValueError, match="2 inputs, 1 limits"):
+        Program("", "f", [[], []], [1, 1], limits_s=[1.0])
 
 
 def test_fault_of_the_worker_is_raised() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from datasets import Dataset
 
-from marsbench.evaluation.humaneval import PASSED_BASE_ONLY, run_completions
+from marsbench.evaluation.humaneval import run_completions
 from marsbench.evaluation.local_data import DATA_DIR, Unavailable
 
 Responses = Iterable[Sequence[str]]  # for every question its responses, as lm-eval's filters get them
@@ -140,8 +140,3 @@ def run_humaneval(responses: Responses, docs: Docs) -> list[list[str]]:
     docs = list(docs)
     folder = docs[0].get(DATA_DIR) if docs else None
     return run_completions(responses, docs, Path(folder) if folder else None)
-
-
-def passed_tests(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, float]:
-    """pass@1 on HumanEval's tests and on HumanEval+'s, from the word on its one response."""
-    return {"base": float(results[0] in ("passed", PASSED_BASE_ONLY)), "plus": float(results[0] == "passed")}

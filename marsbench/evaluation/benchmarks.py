@@ -92,7 +92,7 @@ _REAL = (
     ),
     Benchmark(
         "humaneval", "HumanEval", "Python functions from their docstrings, 0-shot; HumanEval+ from the same answers",
-        {"base": Score("base", "run"), "plus": Score("plus", "run")},
+        {"base": Score("pass@1", "run"), "plus": Score("pass@1_plus", "run")},
     ),
 )  # fmt: skip
 
@@ -134,13 +134,22 @@ def load_tasks(chosen: Benchmark, data_dir: Path | None = None) -> dict[str, Any
         Unavailable: the data, or something that scoring needs, is not on this machine.
         UserError: local data is damaged.
     """
+    _check_scorer(chosen, data_dir)
+    family = chosen.file.stem
+    parts = {f"{family}_{subtask}": subtask for subtask in chosen.subtasks} or {family: ""}
+    return {name: _load(chosen, name, subtask, data_dir) for name, subtask in parts.items()}
+
+
+def _check_scorer(chosen: Benchmark, data_dir: Path | None) -> None:
+    """See to it that what scoring needs is there, before hours of decoding."""
     if chosen.name == "ifeval":
         from marsbench.evaluation.answers import check_sentence_model
 
         check_sentence_model(data_dir)
-    family = chosen.file.stem
-    parts = {f"{family}_{subtask}": subtask for subtask in chosen.subtasks} or {family: ""}
-    return {name: _load(chosen, name, subtask, data_dir) for name, subtask in parts.items()}
+    elif chosen.name == "humaneval":
+        from marsbench.evaluation.humaneval import load_problems
+
+        load_problems(data_dir)
 
 
 def _load(chosen: Benchmark, name: str, subtask: str, data_dir: Path | None) -> Any:

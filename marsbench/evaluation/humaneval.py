@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from marsbench.errors import UserError
-from marsbench.evaluation.local_data import read_records
+from marsbench.evaluation.local_data import Unavailable, local_file, read_records
 from marsbench.evaluation.sandbox import (
     EVALPLUS_MAX_TIME_LIMIT_S,
     Calls,
@@ -25,7 +25,7 @@ from marsbench.evaluation.sandbox import (
     run_programs,
 )
 
-LOCAL_FILE = Path("humanevalplus") / "HumanEvalPlus.jsonl"
+LOCAL_FILE = "humanevalplus/HumanEvalPlus.jsonl"
 COLUMNS = ["task_id", "prompt", "canonical_solution", "entry_point", "base_input", "plus_input", "atol"]
 PASSED_BASE_ONLY = "passed base only"
 
@@ -64,10 +64,15 @@ def load_problems(data_dir: Path | None = None) -> dict[str, Problem]:
     """HumanEval+ by task id, from `data_dir` or else through evalplus's own download.
 
     Raises:
-        UserError: the file is missing or broken, or the download failed.
+        Unavailable: the file is missing, or the download failed.
+        UserError: the file is broken.
     """
-    records = _download() if data_dir is None else read_records(data_dir / LOCAL_FILE, COLUMNS, unique="task_id")
+    records = _download() if data_dir is None else _read(local_file(data_dir, LOCAL_FILE))
     return {record["task_id"]: _problem(record) for record in records}
+
+
+def _read(file: Path) -> list[dict[str, Any]]:
+    return read_records(file, COLUMNS, unique="task_id")
 
 
 def _download() -> list[dict[str, Any]]:
@@ -77,7 +82,7 @@ def _download() -> list[dict[str, Any]]:
         with redirect_stdout(sys.stderr):  # it reports its progress
             return list(get_human_eval_plus().values())
     except OSError as error:
-        raise UserError(
+        raise Unavailable(
             "HumanEval+ cannot be downloaded", where=str(error), fix="go online once, or give --data-dir"
         ) from error
 
@@ -105,7 +110,7 @@ def score_programs(
     """
     task_ids = list(dict.fromkeys(task_id for task_id, _ in programs))
     if unknown := [task_id for task_id in task_ids if task_id not in problems]:
-        raise UserError(f"no tests for {', '.join(unknown)}", where=str(LOCAL_FILE), fix="fetch the whole file again")
+        raise UserError(f"no tests for {', '.join(unknown)}", where=LOCAL_FILE, fix="fetch the whole file again")
     tests = _tests([problems[task_id] for task_id in task_ids], jobs)
     base = _run([replace(tests[task_id][0], code=code) for task_id, code in programs], jobs)
     survivors = [program for program, verdict in zip(programs, base, strict=True) if verdict.passed]
@@ -121,7 +126,7 @@ def _tests(problems: Sequence[Problem], jobs: int | None) -> dict[str, tuple[Pro
     for problem, recording in zip(problems, recordings, strict=True):
         if recording.reason != "passed":
             what = f"the reference solution of {problem.task_id} does not run: {recording.reason}"
-            raise UserError(what, where=str(LOCAL_FILE), fix="fetch the file again")
+            raise UserError(what, where=LOCAL_FILE, fix="fetch the file again, or free memory and disk")
         parts = slice(problem.base_count), slice(problem.base_count, None)
         tests[problem.task_id] = _part(problem, recording, parts[0]), _part(problem, recording, parts[1])
     return tests

@@ -36,15 +36,20 @@ def dataset(
 @lru_cache(maxsize=64)
 def _split(data_dir: str, name: str, columns: tuple[str, ...], id_column: str | None) -> Dataset:
     """One file; the subtasks of a benchmark may share it."""
-    file = Path(data_dir) / name
-    if not file.exists():
-        raise Unavailable(
-            "there is no local copy of this benchmark's data", where=str(file),
-            fix="put it there, or leave --data-dir out to load it from the hub",
-        )  # fmt: skip
+    file = local_file(Path(data_dir), name)
     return Dataset.from_list(
         [record | {DATA_DIR: data_dir} for record in read_records(file, columns, unique=id_column)]
     )
+
+
+def local_file(data_dir: Path, name: str) -> Path:
+    """A file below the data folder, which must be there."""
+    if not (data_dir / name).exists():
+        raise Unavailable(
+            "there is no local copy of this benchmark's data", where=str(data_dir / name),
+            fix="put it there, or leave --data-dir out to load it from the hub",
+        )  # fmt: skip
+    return data_dir / name
 
 
 def read_records(file: Path, columns: Sequence[str], *, unique: str | None = None) -> list[dict[str, Any]]:

@@ -100,7 +100,10 @@ def _connection_fd() -> int:
 
 
 def answer(request: Calls, time_limit_s: float, size_bytes: int) -> bytes:
-    """The word on a program, or for mere calls: the word on them, a line break and their record."""
+    """The word on a program, or for mere calls: the word on them, a line break and their record.
+
+    `size_bytes` is the size of the pickled request.
+    """
     time_limit_s = min(time_limit_s, sum(request.limits_s or [time_limit_s]))
     record_limit_bytes = REFERENCE_RECORD_LIMIT_BYTES
     if isinstance(request, Program):  # a right one records about as much as is expected of it

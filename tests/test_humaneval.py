@@ -1,0 +1,241 @@
+"""HumanEval and HumanEval+: right programs pass, wrong and hostile ones do not, broken data is reported."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import textwrap
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from urllib.error import URLError
+
+import evalplus.data.humaneval
+import psutil
+import pytest
+import wget
+
+from marsbench.errors import UserError
+from marsbench.evaluation import humaneval
+from marsbench.evaluation.humaneval import (
+    LOCAL_FILE,
+    Problem,
+    load_problems,
+    pass_at_1,
+    run_completions,
+    score_programs,
+)
+from marsbench.evaluation.local_data import read_records
+from marsbench.evaluation.sandbox import Calls, Recording
+
+FIXTURE = Path(__file__).parent / "data"
+PROBLEMS = load_problems(FIXTURE)
+
+# What stands before the right answer of each; attacks are bounded, as in test_sandbox.py.
+HOSTILE = {
+    "endless loop": "while True: pass",
+    "endless loop that swallows exceptions": """
+        while True:
+            try:
+                while True: pass
+            except BaseException: pass
+    """,
+    "sleep without an alarm": "import signal, time; signal.setitimer(signal.ITIMER_REAL, 0); time.sleep(60)",
+    "os._exit": "import os; os._exit(0)",
+    "fork bomb": "import posix; [posix.fork() for _ in range(4)]",
+    "disk filler": """
+        import tempfile
+        with tempfile.NamedTemporaryFile(delete=False) as file:
+            file.write(b"x" * 2**26)
+    """,
+    "huge answer": "return 'x' * 2**27",
+}
+
+
+@pytest.fixture(params=["fixture", pytest.param("all", marks=pytest.mark.slow)])
+def data_dir(request: pytest.FixtureRequest) -> Path:
+    """The committed problems, and all of them where there is a local copy."""
+    if request.param == "fixture":
+        return FIXTURE
+    if not os.environ.get("MARSBENCH_DATA"):
+        pytest.skip("MARSBENCH_DATA names no local copy of the benchmark data")
+    return Path(os.environ["MARSBENCH_DATA"])
+
+
+def read_docs(data_dir: Path) -> list[dict[str, Any]]:
+    """HumanEval's own rows, as lm-eval hands them to its filters."""
+    return read_records(data_dir / "humaneval" / "test.jsonl", ["task_id", "prompt", "canonical_solution"])
+
+
+def words(task_id: str, *completions: str) -> list[str]:
+    """The words on completions of one committed problem."""
+    [doc] = [doc for doc in read_docs(FIXTURE) if doc["task_id"] == task_id]
+    return run_completions([completions], [doc], FIXTURE)[0]
+
+
+def corrupt(solution: str, entry_point: str) -> str:
+    """The same solution with each answer in a list."""
+    return f"{solution}\n\nright = {entry_point}\ndef {entry_point}(*args):\n    return [right(*args)]\n"
+
+
+def test_reference_solutions_pass_and_corrupted_ones_fail(data_dir: Path) -> None:
+    """Guards against evalplus 0.3.1, which fails all for HumanEval/32, and against prompts that differ (115)."""
+    docs, records = read_docs(data_dir), read_records(data_dir / LOCAL_FILE, ["canonical_solution"])
+    solutions = [record["canonical_solution"] for record in records]
+    wrong = [corrupt(solution, doc["entry_point"]) for solution, doc in zip(solutions, docs, strict=True)]
+    assert len(docs) == (4 if data_dir == FIXTURE else 164)
+    found = run_completions(zip(solutions, wrong, strict=True), docs, data_dir)
+    assert found == [["passed", "failed"]] * len(docs)
+
+
+def test_right_on_humaneval_only() -> None:
+    """Guards against HumanEval+ that counts as HumanEval, or the other way round."""
+    assert words("HumanEval/55", "    return n if n < 2 else fib(n - 1) + fib(n - 2)") == ["passed"]
+    only_positive = "    return 1 if n < 3 else fib(n - 1) + fib(n - 2)"  # HumanEval does not ask for fib(0)
+    assert words("HumanEval/55", only_positive) == ["passed base only"]
+    [score] = score_programs([("HumanEval/55", "def fib(n):\n" + only_positive)], PROBLEMS)
+    assert (score.base.passed, score.plus.passed, score.plus.reason) == (True, False, "failed")
+
+
+@pytest.mark.parametrize(
+    "word, expected", [("passed", (1.0, 1.0)), ("passed base only", (1.0, 0.0)), ("failed", (0.0, 0.0))]
+)
+def test_numbers_of_a_word(word: str, expected: tuple[float, float]) -> None:
+    """Guards against numbers that are exchanged."""
+    numbers = pass_at_1({}, [word])
+    assert (numbers["pass@1"], numbers["pass@1_plus"]) == expected
+
+
+def test_program_ends_with_its_code_block() -> None:
+    """Guards against prose after the code that becomes part of the program."""
+    right = "    return number % 1.0\n"
+    assert words("HumanEval/2", right, f"{right}```\nThis is right.", f"{right}This is right.") == [
+        "passed",
+        "passed",
+        "failed",
+    ]
+
+
+def test_floats_within_the_tolerance_pass() -> None:
+    """Guards against a tolerance that is lost, or far too wide."""
+    assert words("HumanEval/2", "    return number % 1.0 + 5e-7", "    return number % 1.0 + 1e-4") == [
+        "passed",
+        "failed",
+    ]
+
+
+def test_every_input_has_its_own_time_limit() -> None:
+    """Guards against one limit for all inputs, and against limits that ignore how long the reference takes."""
+    code = "import time\ndef wait(*seconds):\n    time.sleep(seconds[{index}])"
+    inputs = [[0.0, 0.6, 1.6], [0.4, 1.3, 1.3]]  # limits: 1.0 s and about 1.6 s
+    problem = Problem("W/0", "wait", code.format(index=0), inputs, 1, 0)
+    programs = [("W/0", code.format(index=index)) for index in (0, 1, 2)]
+    scores = score_programs(programs, {"W/0": problem})
+    assert [score.word for score in scores] == ["passed", "passed", "timeout"]
+
+
+def test_every_reference_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a reference for each program, which doubles the work."""
+    asked: list[str] = []
+
+    def count(calls: Sequence[Calls], **options: Any) -> list[Recording]:
+        asked.extend(call.entry_point for call in calls)
+        return record_outputs(calls, **options)
+
+    record_outputs = humaneval.record_outputs
+    monkeypatch.setattr(humaneval, "record_outputs", count)
+    code = "def fib(n):\n    return n"
+    score_programs([("HumanEval/55", code)] * 3 + [("HumanEval/2", code)], PROBLEMS)
+    assert asked == ["fib", "truncate_number"]
+
+
+def test_hostile_programs_do_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against attacks that pass, hang, leave files or processes, or cost other programs their verdict."""
+    right = PROBLEMS["HumanEval/55"].reference
+    programs = [
+        f"{right}\nright = fib\ndef fib(n):\n{textwrap.indent(textwrap.dedent(attack), '    ')}\n    return right(n)"
+        for attack in HOSTILE.values()
+    ]
+    start = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o777)  # permissions must not stand in for the sandbox
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        scores = score_programs([("HumanEval/55", code) for code in [*programs, right]], PROBLEMS, jobs=2)
+        assert list(Path(folder).rglob("*")) == []
+        assert psutil.wait_procs(processes_at_home_in(folder), timeout=5)[1] == []
+    found = dict(zip([*HOSTILE, "right"], (score.word for score in scores), strict=True))
+    assert [name for name, word in found.items() if word.startswith("passed")] == ["right"]
+    assert (found["endless loop"], found["os._exit"]) == ("timeout", "killed")
+    assert time.monotonic() - start < 40
+
+
+def processes_at_home_in(folder: str) -> list[psutil.Process]:
+    """What still runs of the sandbox, whose scratch lies in `folder`."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.environ().get("HOME", "").startswith(folder):
+                found.append(process)
+    return found
+
+
+RECORDS = read_records(FIXTURE / LOCAL_FILE, ["task_id"])
+FIRST, SECOND = (json.dumps(record) + "\n" for record in RECORDS[:2])
+BROKEN = {
+    "empty file": ("", "empty"),
+    "broken JSON": (FIRST + "{'task_id'\n" + SECOND, "line 2"),
+    "truncated last line": (FIRST + SECOND[: len(SECOND) // 2], "line 2"),
+    "missing column": (FIRST + json.dumps({"task_id": "HumanEval/3"}) + "\n", "plus_input(.|\n)*line 2"),
+    "duplicate": (FIRST + SECOND + FIRST, "HumanEval/2 stands in line 1 already(.|\n)*line 3"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_broken_data_is_the_users_to_mend(tmp_path: Path, name: str) -> None:
+    """Guards against broken data that is scored in part, or ends in a traceback."""
+    content, message = BROKEN[name]
+    (tmp_path / LOCAL_FILE).parent.mkdir()
+    (tmp_path / LOCAL_FILE).write_text(content)
+    with pytest.raises(UserError, match=message) as error:
+        load_problems(tmp_path)
+    assert error.value.where.startswith(str(tmp_path / LOCAL_FILE))
+
+
+def test_missing_data_is_the_users_to_mend(tmp_path: Path) -> None:
+    """Guards against a silent download where a local copy was asked for."""
+    with pytest.raises(UserError, match=r"no local copy(.|\n)*HumanEvalPlus.jsonl"):
+        load_problems(tmp_path)
+
+
+def test_problem_without_tests_is_the_users_to_mend() -> None:
+    """Guards against questions that are left out of the score."""
+    with pytest.raises(UserError, match="no tests for HumanEval/0"):
+        score_programs([("HumanEval/2", ""), ("HumanEval/0", "")], PROBLEMS)
+
+
+def test_reference_that_does_not_run_is_the_users_to_mend() -> None:
+    """Guards against programs that are measured by a broken reference."""
+    problem = Problem("X/0", "f", "def f(:", [[1], [2]], 1, 0)
+    with pytest.raises(UserError, match="reference solution of X/0 does not run: failed"):
+        score_programs([("X/0", "def f(x):\n    return x")], {"X/0": problem})
+
+
+def test_without_a_folder_evalplus_finds_the_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a loader that knows local folders only."""
+    monkeypatch.setattr(evalplus.data.humaneval, "HUMANEVAL_OVERRIDE_PATH", str(FIXTURE / LOCAL_FILE))
+    assert load_problems() == PROBLEMS
+
+
+def test_failed_download_is_the_users_to_mend(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Guards against a traceback on a machine without a network."""
+
+    def fail(*_: Any) -> None:
+        raise URLError("no network")
+
+    monkeypatch.setattr(wget, "download", fail)
+    monkeypatch.setattr(evalplus.data.utils, "CACHE_DIR", str(tmp_path))
+    with pytest.raises(UserError, match=r"cannot be downloaded(.|\n)*no network"):
+        load_problems()
