@@ -189,7 +189,7 @@ BROKEN = {
     "broken JSON": (FIRST + "{'task_id'\n" + SECOND, "line 2"),
     "truncated last line": (FIRST + SECOND[: len(SECOND) // 2], "line 2"),
     "missing column": (FIRST + json.dumps({"task_id": "HumanEval/3"}) + "\n", "plus_input(.|\n)*line 2"),
-    "duplicate": (FIRST + SECOND + FIRST, "HumanEval/2 stands in line 1 already(.|\n)*line 3"),
+    "duplicate": (FIRST + SECOND + FIRST, "HumanEval/2' stands in line 1 already(.|\n)*line 3"),
 }
 
 
