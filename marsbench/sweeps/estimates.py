@@ -12,7 +12,7 @@ from rich.table import Table
 from marsbench.paper import published
 from marsbench.presets import Preset
 from marsbench.sweeps.plans import Arm, TablePlan
-from marsbench.training.stages import STAGES, lineage
+from marsbench.training.stages import BLOCKWISE, lineage, recipe
 
 BLOCK_SIZE = 4  # of stages whose line names none
 # Questions of the benchmarks as their authors publish them (GPQA: the main set); the mini ones have 400 each.
@@ -56,14 +56,13 @@ def trainings(plan: TablePlan, scale: Preset) -> list[Training]:
 
 
 def _training(name: str, scale: Preset) -> Training:
-    stage, reckoned = STAGES[name], scale.assumptions
-    budget = scale.world.pretraining if scale.world and stage.plain_text else scale.finetuning
-    steps = budget.total_steps(reckoned.sequences or 0, stage.passes)
-    tokens = steps * budget.batch_size * reckoned.tokens_per_sequence
+    chosen, reckoned = recipe(scale, name), scale.assumptions
+    steps = chosen.budget.total_steps(reckoned.sequences or 0, chosen.passes)
+    tokens = steps * chosen.budget.batch_size * reckoned.tokens_per_sequence
     # The paper gives hours for AR SFT and for MARS; block diffusion has two streams as MARS has.
-    like = "mars" if stage.objective in ("mars", "block_diffusion") else "ar_sft"
+    like = "mars" if chosen.objective in BLOCKWISE else "ar_sft"
     hours = published("A", scale=scale.scale, method=like, metric="train_h200_hours")
-    return Training(name, steps, tokens, hours[0].value * stage.passes if hours else None)
+    return Training(name, steps, tokens, hours[0].value * chosen.passes if hours else None)
 
 
 def decodings(plan: TablePlan, scale: Preset) -> list[Decoding]:

@@ -128,7 +128,6 @@ def lineage(scale: Preset, stage_name: str) -> list[str]:
     return [*(lineage(scale, chosen.parent) if chosen.parent else []), stage_name]
 
 
-@cache
 def _file_hash(file: Path) -> str | None:
     """SHA-256 of a file, None where there is none of that name."""
     return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else None
