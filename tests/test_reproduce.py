@@ -174,7 +174,7 @@ def bad_inputs(output: Path) -> dict[str, tuple[list[str], str]]:
         "malformed line": ([*evaluate, "--benchmark", "gsm8k", "--data-dir", str(data)], "line 2"),
         "no data": (
             [*evaluate, "--benchmark", "gsm8k", "--data-dir", str(output / "void")],
-            "cannot be read",
+            "no local copy",
         ),
         "not writable": (
             ["reproduce", "table2", "--scale", "micro", "--output", "/proc/marsbench"],
@@ -265,7 +265,10 @@ def test_lm_eval_runs_our_model(reproduced: Path, tmp_path: Path) -> None:
     (tmp_path / "gsm8k.yaml").write_text(yaml.safe_dump(task))
     checkpoint = next((reproduced / "runs" / "micro" / "checkpoints").glob("mars-b4-*"))
     counts = []
-    for launch in ([], ["-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2"]):
+    # `--multi_gpu` is accelerate's name for several processes on one machine; its `--cpu` starts a single one.
+    two = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"]
+    two += ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
+    for launch in ([], two):
         out = tmp_path / f"out{len(counts)}"
         arguments = [
             "-m", "lm_eval", "--model", "marsbench",
@@ -277,6 +280,7 @@ def test_lm_eval_runs_our_model(reproduced: Path, tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
         (found,) = out.rglob("results_*.json")
         config = json.loads(found.read_text())["config"]
+        assert config["processes"] == (2 if launch else 1)
         counts.append((config["emitted_tokens"], config["forward_passes"]))
         assert config["tokens_per_forward"] == pytest.approx(counts[-1][0] / counts[-1][1])
     assert counts[0] == counts[1]

@@ -138,6 +138,7 @@ class MarsbenchLM(LM):  # type: ignore[misc]
     def get_model_info(self) -> dict[str, Any]:
         """What lm-eval writes into the results beside the scores."""
         return {
+            "processes": self._world_size,
             "method": self._method.name,
             "threshold": self._threshold,
             "emitted_tokens": self._emitted,

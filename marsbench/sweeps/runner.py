@@ -90,7 +90,14 @@ class Runner:
                 f"--scale {self.scale.scale}, or name one with --checkpoint {arm.stage}=..."
             )
             return [self._skipped(arm, name, reason) for name in names]
-        loaded = self.load(arm.stage, block_size)
+        try:
+            loaded = self.load(arm.stage, block_size)
+            self._method(arm, loaded)
+        except UserError as error:
+            if self.scale.ready_checkpoint(arm.stage, block_size) is None:
+                raise
+            # A checkpoint that somebody else has published may be gone, or lack what a method needs.
+            return [self._skipped(arm, name, _reason(error)) for name in names]
         return [self._cell_or_reason(arm, loaded, name) for name in names]
 
     def single(self, arm: Arm, name: str, checkpoint: str | None = None, draft: str | None = None) -> EvaluationRow:
@@ -196,7 +203,7 @@ class Runner:
         try:
             return self.cell(arm, loaded, name)
         except Unavailable as error:
-            return self._skipped(arm, name, f"{error.what}{f' ({error.where})' if error.where else ''}; {error.fix}")
+            return self._skipped(arm, name, _reason(error))
 
     def _skipped(self, arm: Arm, name: str, reason: str) -> EvaluationRow:
         """The row of a cell without numbers."""
@@ -208,7 +215,7 @@ class Runner:
     def cell(self, arm: Arm, loaded: Loaded, name: str, draft: Loaded | None = None) -> EvaluationRow:
         """One arm on one benchmark."""
         exam = self._exam(name)
-        method = fit(arm.method, loaded, draft=draft, untrained_masks=arm.untrained_masks, **method_options(arm))
+        method = self._method(arm, loaded, draft)
         key = content_hash(
             {
                 "stage": arm.stage,
@@ -235,6 +242,9 @@ class Runner:
         if self.shard == (1, 1):  # one shard's answers are logged, and make a row together with the others'
             self.keep(row)
         return row
+
+    def _method(self, arm: Arm, loaded: Loaded, draft: Loaded | None = None) -> Method | OutsideMethod:
+        return fit(arm.method, loaded, draft=draft, untrained_masks=arm.untrained_masks, **method_options(arm))
 
     @property
     def _limit(self) -> int | None:
@@ -300,6 +310,11 @@ class Runner:
         if self.existing == "fail":
             raise UserError(f"{what} exists already", where=str(where), fix="choose --existing reuse or rerun")
         return True
+
+
+def _reason(error: UserError) -> str:
+    """An error as the reason of a cell without numbers."""
+    return f"{error.what}{f' ({error.where})' if error.where else ''}; {error.fix}"
 
 
 def method_options(arm: Arm) -> dict[str, Any]:
