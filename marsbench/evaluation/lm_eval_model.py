@@ -61,7 +61,7 @@ class MarsbenchLM(LM):  # type: ignore[misc]
             options: fields of `marsbench.methods.Options`, such as block_size or draft_length.
         """
         super().__init__()
-        state = PartialState()
+        state = PartialState(cpu=not torch.accelerator.is_available())
         self._rank, self._world_size = state.process_index, state.num_processes
         self._device = _device(device, state)
         check_accept(method, accept, threshold)
