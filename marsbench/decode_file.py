@@ -12,29 +12,19 @@ from marsbench.decoding.generation import Generation, Request
 from marsbench.decoding.outside import OutsideMethod
 from marsbench.errors import UserError
 from marsbench.files import write_atomically
+from marsbench.json_lines import read_objects
 from marsbench.progress import Reporter
 
 
 def read_prompts(file: Path) -> list[list[int]]:
     """The prompts of a file, one `{"prompt_ids": [...]}` a line; `UserError` with the line of whatever is wrong."""
-    try:
-        lines = file.read_bytes().splitlines()
-    except FileNotFoundError as error:
-        raise UserError("there is no such file", where=str(file), fix="check the path of --prompt-ids") from error
-    if not lines:
-        raise UserError("there are no prompts", where=str(file), fix='give lines of {"prompt_ids": [...]}')
-    return [_prompt(line, f"{file}, line {number}") for number, line in enumerate(lines, 1)]
+    return [
+        _prompt(one["prompt_ids"], f"{file}, line {number}")
+        for number, one in enumerate(read_objects(file, ["prompt_ids"]), 1)
+    ]
 
 
-def _prompt(line: bytes, where: str) -> list[int]:
-    try:
-        ids = json.loads(line.decode("utf-8"))["prompt_ids"]
-    except UnicodeDecodeError as error:
-        raise UserError("not UTF-8", where=where, fix="save the file as UTF-8") from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(
-            'not an object with "prompt_ids"', where=where, fix='write {"prompt_ids": [1, 2, 3]} on a line of its own'
-        ) from error
+def _prompt(ids: Any, where: str) -> list[int]:
     if not isinstance(ids, list) or not all(type(token) is int for token in ids):
         raise UserError('"prompt_ids" is not a list of integers', where=where, fix="give token ids, not text")
     return ids

@@ -167,7 +167,7 @@ def test_decode_is_lossless_where_it_says_so(
 @pytest.mark.parametrize(
     ("prompts", "options", "said"),
     [
-        (b"", (), "no prompts"),
+        (b"", (), "is empty"),
         (b'{"prompt_ids": [4, 5]}\n{"prompt_ids": [4,\n', (), "line 2"),
         (b'{"prompt_ids": [4, 5]}\n{"ids": [4]}\n', (), "line 2"),
         (b'{"prompt_ids": [4, 5]}\n\xff\xfe\n', (), "UTF-8"),

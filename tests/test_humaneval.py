@@ -28,8 +28,8 @@ from marsbench.evaluation.humaneval import (
     run_completions,
     score_programs,
 )
-from marsbench.evaluation.local_data import read_records
 from marsbench.evaluation.sandbox import Calls, Recording
+from marsbench.json_lines import read_objects
 
 FIXTURE = Path(__file__).parent / "data"
 PROBLEMS = load_problems(FIXTURE)
@@ -67,7 +67,7 @@ def data_dir(request: pytest.FixtureRequest) -> Path:
 
 def read_docs(data_dir: Path) -> list[dict[str, Any]]:
     """HumanEval's own rows, as lm-eval hands them to its filters."""
-    return read_records(data_dir / "humaneval" / "test.jsonl", ["task_id", "prompt", "canonical_solution"])
+    return read_objects(data_dir / "humaneval" / "test.jsonl", ["task_id", "prompt", "canonical_solution"])
 
 
 def words(task_id: str, *completions: str) -> list[str]:
@@ -83,7 +83,7 @@ def corrupt(solution: str, entry_point: str) -> str:
 
 def test_reference_solutions_pass_and_corrupted_ones_fail(data_dir: Path) -> None:
     """Guards against evalplus 0.3.1, which fails all for HumanEval/32, and against prompts that differ (115)."""
-    docs, records = read_docs(data_dir), read_records(data_dir / LOCAL_FILE, ["canonical_solution"])
+    docs, records = read_docs(data_dir), read_objects(data_dir / LOCAL_FILE, ["canonical_solution"])
     solutions = [record["canonical_solution"] for record in records]
     wrong = [corrupt(solution, doc["entry_point"]) for solution, doc in zip(solutions, docs, strict=True)]
     assert len(docs) == (4 if data_dir == FIXTURE else 164)
@@ -182,7 +182,7 @@ def processes_at_home_in(folder: str) -> list[psutil.Process]:
     return found
 
 
-RECORDS = read_records(FIXTURE / LOCAL_FILE, ["task_id"])
+RECORDS = read_objects(FIXTURE / LOCAL_FILE, ["task_id"])
 FIRST, SECOND = (json.dumps(record) + "\n" for record in RECORDS[:2])
 BROKEN = {
     "empty file": ("", "empty"),

@@ -25,9 +25,6 @@ class Score(NamedTuple):
     filter: str
 
 
-EXACT: dict[str, Score] = {"strict": Score("exact_match", "strict-match")}  # what most mini benchmarks report
-
-
 @dataclass(frozen=True)
 class Benchmark:
     """One benchmark. The first of its `scores` is its accuracy, the others stand beside it."""
@@ -55,13 +52,14 @@ def _exact_match(**filters: str) -> dict[str, Score]:
     return {name: Score("exact_match", filter_name) for name, filter_name in filters.items()}
 
 
+_EXACT = _exact_match(strict="strict-match")
 _IFEVAL = {"strict": Score("prompt_level_strict_acc", "none")}
 _MINI = (
     Benchmark("mini_ifeval", "IFEval", "format instructions a program can check", _IFEVAL),
-    Benchmark("mini_bbh", "BBH", "three small reasoning puzzles, step by step", EXACT),
-    Benchmark("mini_mmlu_pro", "MMLU-Pro", "invented facts, ten options", EXACT),
-    Benchmark("mini_gpqa", "GPQA", "two-hop questions with arithmetic, four options", EXACT),
-    Benchmark("mini_gsm8k", "GSM8K", "word problems of two or three steps", EXACT),
+    Benchmark("mini_bbh", "BBH", "three small reasoning puzzles, step by step", _EXACT),
+    Benchmark("mini_mmlu_pro", "MMLU-Pro", "invented facts, ten options", _EXACT),
+    Benchmark("mini_gpqa", "GPQA", "two-hop questions with arithmetic, four options", _EXACT),
+    Benchmark("mini_gsm8k", "GSM8K", "word problems of two or three steps", _EXACT),
     Benchmark("mini_humaneval", "HumanEval", "small Python functions, run in the sandbox", _exact_match(passed="run")),
 )
 _REAL = (

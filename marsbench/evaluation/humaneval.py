@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from marsbench.errors import UserError
-from marsbench.evaluation.local_data import Unavailable, local_file, read_records
+from marsbench.evaluation.local_data import Unavailable, local_file
 from marsbench.evaluation.sandbox import (
     EVALPLUS_MAX_TIME_LIMIT_S,
     Calls,
@@ -24,6 +24,7 @@ from marsbench.evaluation.sandbox import (
     record_outputs,
     run_programs,
 )
+from marsbench.json_lines import read_objects
 
 LOCAL_FILE = "humanevalplus/HumanEvalPlus.jsonl"
 COLUMNS = ["task_id", "prompt", "canonical_solution", "entry_point", "base_input", "plus_input", "atol"]
@@ -72,7 +73,7 @@ def load_problems(data_dir: Path | None = None) -> dict[str, Problem]:
 
 
 def _read(file: Path) -> list[dict[str, Any]]:
-    return read_records(file, COLUMNS, unique="task_id")
+    return read_objects(file, COLUMNS, unique="task_id")
 
 
 def _download() -> list[dict[str, Any]]:

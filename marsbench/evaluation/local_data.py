@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 from datasets import Dataset
 
 from marsbench.errors import UserError
+from marsbench.json_lines import read_objects
 
 DATA_DIR = "data_dir"  # the column that says where a question came from
 
@@ -28,7 +28,7 @@ def dataset(
 
     Raises:
         Unavailable: there is no such file.
-        UserError: a line is not what it should be; see `read_records`.
+        UserError: a line is not what it should be; see `read_objects`.
     """
     return {split: _split(data_dir, file, tuple(columns), id_column) for split, file in files.items()}
 
@@ -38,7 +38,7 @@ def _split(data_dir: str, name: str, columns: tuple[str, ...], id_column: str | 
     """One file; the subtasks of a benchmark may share it."""
     file = local_file(Path(data_dir), name)
     return Dataset.from_list(
-        [record | {DATA_DIR: data_dir} for record in read_records(file, columns, unique=id_column)]
+        [record | {DATA_DIR: data_dir} for record in read_objects(file, columns, unique=id_column)]
     )
 
 
@@ -50,50 +50,3 @@ def local_file(data_dir: Path, name: str) -> Path:
             fix="put it there, or leave --data-dir out to load it from the hub",
         )  # fmt: skip
     return data_dir / name
-
-
-def read_records(file: Path, columns: Sequence[str], *, unique: str | None = None) -> list[dict[str, Any]]:
-    """The objects of a JSON Lines file.
-
-    Args:
-        file: what to read.
-        columns: what every object must have.
-        unique: a column in which no two objects may agree.
-
-    Raises:
-        UserError: no such file, nothing in it, or a line that is no such object; with file and line.
-    """
-    try:
-        lines = file.read_bytes().splitlines()
-    except OSError as error:
-        raise UserError(f"the file cannot be read: {error.strerror}", where=str(file), fix="check the path") from error
-    records = [_record(line, columns, f"{file}, line {number}") for number, line in enumerate(lines, 1)]
-    if not records:
-        raise UserError("the file is empty", where=str(file), fix="fetch it again")
-    if unique is not None:
-        _check_unique(file, records, unique)
-    return records
-
-
-def _record(line: bytes, columns: Sequence[str], where: str) -> dict[str, Any]:
-    try:
-        record = json.loads(line.decode("utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise UserError(f"not a line of JSON in UTF-8: {error}", where=where, fix="mend or remove the line") from error
-    missing = [column for column in columns if not isinstance(record, dict) or column not in record]
-    if missing:
-        raise UserError(f"no column {', '.join(missing)}", where=where, fix=f"every line needs {', '.join(columns)}")
-    found: dict[str, Any] = record
-    return found
-
-
-def _check_unique(file: Path, records: Sequence[Mapping[str, Any]], column: str) -> None:
-    first: dict[Any, int] = {}
-    for number, record in enumerate(records, 1):
-        earlier = first.setdefault(record[column], number)
-        if earlier != number:
-            raise UserError(
-                f"{column} {record[column]!r} stands in line {earlier} already",
-                where=f"{file}, line {number}",
-                fix="keep one of the two lines",
-            )

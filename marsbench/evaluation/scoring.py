@@ -9,8 +9,8 @@ from typing import Any
 
 from marsbench.errors import UserError
 from marsbench.evaluation.harness import Answer, Exam, LoggedModel, Scored, evaluate
-from marsbench.evaluation.local_data import read_records
 from marsbench.evaluation.statistics import Estimate, PairedDifference, accuracy, paired_difference
+from marsbench.json_lines import read_objects
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def compare_files(exam: Exam, first: Path, second: Path) -> dict[str, PairedDiff
 
 def _read_responses(exam: Exam, file: Path) -> dict[int, str]:
     """Question number -> response."""
-    records = read_records(file, ("doc_id", "response"))
+    records = read_objects(file, ("doc_id", "response"))
     names = _names(exam)
     found: dict[int, str] = {}
     for line, record in enumerate(records, 1):

@@ -22,6 +22,7 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from marsbench.errors import UserError
+from marsbench.json_lines import read_objects
 from marsbench.training.data import TrainingSequence
 from marsbench.training.objectives import IGNORED
 
@@ -76,26 +77,16 @@ def _content_key(table: Any, tokenizer: PreTrainedTokenizerBase, max_length: int
 
 def _from_file(file: Path) -> Any:
     """The conversations of a JSON Lines file, as a table of `datasets`."""
-    datasets = _datasets()
-    try:
-        lines = file.read_bytes().splitlines()
-    except OSError as error:
-        raise UserError(
-            f"the chat data cannot be read: {error.strerror}", where=str(file), fix="check --chat-data"
-        ) from error
-    if not lines:
-        raise UserError("the chat data is empty", where=str(file), fix='give lines of {"messages": [...]}')
-    rows = [{"messages": _conversation(line, f"{file}, line {number}")} for number, line in enumerate(lines, 1)]
-    return datasets.Dataset.from_list(rows)
+    rows = [
+        {"messages": _conversation(record, f"{file}, line {number}")}
+        for number, record in enumerate(read_objects(file, ["messages"]), 1)
+    ]
+    return _datasets().Dataset.from_list(rows)
 
 
-def _conversation(line: bytes, where: str) -> list[Message]:
+def _conversation(record: Any, where: str) -> list[Message]:
     try:
-        return _messages(json.loads(line.decode("utf-8")))
-    except UnicodeDecodeError as error:
-        raise UserError("not UTF-8", where=where, fix="save the file as UTF-8") from error
-    except json.JSONDecodeError as error:
-        raise UserError(f"not a line of JSON: {error}", where=where, fix="mend or remove the line") from error
+        return _messages(record)
     except ValueError as error:
         raise UserError(
             str(error), where=where, fix='write {"messages": [{"role": "user", "content": "..."}, ...]} on one line'
