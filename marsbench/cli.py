@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from marsbench import __version__
-from marsbench.errors import UserError
+from marsbench.errors import UserError, unknown_name
 
 if TYPE_CHECKING:
     from marsbench.evaluation.harness import Exam
@@ -408,11 +408,13 @@ def reproduce(
     )  # fmt: skip
     runner.scale = runner.scale.with_checkpoints(checkpoint or [], train_all=train_all)
     from marsbench.files import write_atomically
-    from marsbench.reports import write_report
+    from marsbench.reports import REPORTS, write_report
     from marsbench.sweeps.engine_study import EngineStudy
     from marsbench.sweeps.plans import table_plan
     from marsbench.sweeps.store import rows_text
 
+    if what not in REPORTS:
+        raise unknown_name("thing to reproduce", what, list(REPORTS))
     rows = EngineStudy(runner).rows() if what == "engine" else runner.table(table_plan(what))
     if part != (1, 1):
         typer.echo(f"answered part {shard}; when all parts are, the same command without --shard writes the page")
@@ -424,7 +426,7 @@ def reproduce(
 
 @app.command()
 def plan(
-    table: Annotated[str, typer.Option(help="2, or table2: see `marsbench list tables`.")] = "2",
+    table: Annotated[str, typer.Option(help="Its number in the paper: see `marsbench list tables`.")] = "2",
     scale: Scale = "tiny",
     train_all: TrainAll = False,
     checkpoint: Checkpoints = None,
@@ -515,8 +517,6 @@ def _device() -> str:
 def _dtype(name: str) -> Any:
     """The torch type of that name."""
     import torch
-
-    from marsbench.errors import unknown_name
 
     types = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
     if name not in types:

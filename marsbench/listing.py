@@ -48,11 +48,13 @@ def _benchmarks() -> Table:
 
 
 def _tables() -> Table:
+    from marsbench.reports import REPORTS
     from marsbench.sweeps.plans import TABLES
 
-    table = _table("tables", "name", "what", "lines")
+    table = _table("tables", "name", "what", "lines", "benchmarks", "how")
     for name, plan in TABLES.items():
-        table.add_row(name, plan.title, ", ".join(arm.name for arm in plan.arms))
+        how = f"marsbench reproduce {name}" if name in REPORTS else "planned only"
+        table.add_row(name, plan.title, str(len(plan.arms)), ", ".join(plan.benchmarks) or "all six", how)
     return table
 
 

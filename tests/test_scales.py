@@ -427,7 +427,10 @@ def test_training_hours_are_the_papers() -> None:
     scale, plan = preset("7b"), table_plan("table2")
     assert trainings(plan, scale) == []
     every = {item.stage: item.gpu_hours for item in trainings(plan, scale.with_checkpoints([], train_all=True))}
-    assert every == {"ar_sft": 100, "ar_sft_2x": 200, "block_diffusion": 202, "mars_no_sft": 202, "mars": 202}
+    assert every == {
+        "ar_sft": 100, "ar_sft_2x": 200, "block_diffusion, B = 4": 202, "mars_no_sft, B = 4": 202, "mars, B = 4": 202
+    }  # fmt: skip
+    assert len(trainings(table_plan("table8"), preset("tiny"))) == 8, "every block size is trained, its parents once"
 
 
 # ---- the true size ---------------------------------------------------------------------------------------------------

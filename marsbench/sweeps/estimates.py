@@ -12,9 +12,8 @@ from rich.table import Table
 from marsbench.paper import published
 from marsbench.presets import Preset
 from marsbench.sweeps.plans import Arm, TablePlan
-from marsbench.training.stages import BLOCKWISE, lineage, recipe
+from marsbench.training.stages import BLOCKWISE, Recipe, lineage, recipe
 
-BLOCK_SIZE = 4  # of stages whose line names none
 # Questions of the benchmarks as their authors publish them (GPQA: the main set); the mini ones have 400 each.
 QUESTIONS = {"ifeval": 541, "bbh": 6511, "mmlu_pro": 12032, "gpqa": 448, "gsm8k": 1319, "humaneval": 164}
 _MINI_QUESTIONS = 400
@@ -41,38 +40,38 @@ class Decoding:
     hours: float
 
 
-def block_size(arm: Arm) -> int:
-    """B of a line's checkpoint."""
-    return int(arm.options.get("block_size", BLOCK_SIZE))
-
-
 def trainings(plan: TablePlan, scale: Preset) -> list[Training]:
     """The stages to train for a table, parents first."""
     if not scale.tables_train:
         return []
-    wanted = [arm.stage for arm in plan.arms if scale.ready_checkpoint(arm.stage, block_size(arm)) is None]
-    names = dict.fromkeys(name for stage in wanted for name in lineage(scale, stage))
-    return [_training(name, scale) for name in names]
+    wanted = [
+        (arm.stage, arm.block_size) for arm in plan.arms if scale.ready_checkpoint(arm.stage, arm.block_size) is None
+    ]
+    if scale.world:  # at the paper's scales, the smaller one's checkpoints draft
+        wanted += [(arm.options["draft"], arm.block_size) for arm in plan.arms if "draft" in arm.options]
+    recipes = [recipe(scale, name, block_size=size) for stage, size in wanted for name in lineage(scale, stage)]
+    return [_training(chosen, scale) for chosen in {one.key: one for one in recipes}.values()]
 
 
-def _training(name: str, scale: Preset) -> Training:
-    chosen, reckoned = recipe(scale, name), scale.assumptions
+def _training(chosen: Recipe, scale: Preset) -> Training:
+    reckoned = scale.assumptions
     steps = chosen.budget.total_steps(reckoned.sequences or 0, chosen.passes)
     tokens = steps * chosen.budget.batch_size * reckoned.tokens_per_sequence
     # The paper gives hours for AR SFT and for MARS; block diffusion has two streams as MARS has.
     like = "mars" if chosen.objective in BLOCKWISE else "ar_sft"
     hours = published("A", scale=scale.scale, method=like, metric="train_h200_hours")
+    name = chosen.stage if chosen.block_size is None else f"{chosen.stage}, B = {chosen.block_size}"
     return Training(name, steps, tokens, hours[0].value * chosen.passes if hours else None)
 
 
 def decodings(plan: TablePlan, scale: Preset) -> list[Decoding]:
     """The cells of a table, with every answer taken to be as long as it may be."""
-    return [_decoding(arm, name, scale) for arm in plan.arms for name in scale.benchmarks]
+    return [_decoding(plan, arm, name, scale) for arm in plan.arms for name in plan.of(scale.benchmarks)]
 
 
-def _decoding(arm: Arm, benchmark: str, scale: Preset) -> Decoding:
+def _decoding(plan: TablePlan, arm: Arm, benchmark: str, scale: Preset) -> Decoding:
     questions = QUESTIONS.get(benchmark, _MINI_QUESTIONS)
-    questions = min(questions, scale.questions or questions)
+    questions = min(questions, scale.questions or questions, plan.questions or questions)
     tokens = questions * scale.max_new_tokens
     return Decoding(arm.name, benchmark, questions, tokens, tokens / scale.assumptions.tokens_per_second / 3600)
 
@@ -91,8 +90,11 @@ def plan_tables(plan: TablePlan, scale: Preset) -> list[Table | str]:
 def _lines_table(plan: TablePlan, scale: Preset) -> Table:
     table = _table("Lines", "line", "method", "options", "checkpoint")
     for arm in plan.arms:
-        ready = scale.ready_checkpoint(arm.stage, block_size(arm))
-        options = ", ".join(f"{name} {value}" for name, value in arm.options.items())
+        ready = scale.ready_checkpoint(arm.stage, arm.block_size)
+        options = ", ".join(f"{name} {value}" for name, value in arm.options.items() if name != "draft")
+        if "draft" in arm.options:
+            smaller = arm.options["draft"] if scale.world else f"{arm.options['draft'].removeprefix('draft_')} of 0.5b"
+            options += f", draft {smaller}"
         own = f"our own {arm.stage}, trained" if scale.tables_train else "none: skipped unless it is trained first"
         table.add_row(arm.label, arm.method, options or "-", ready or own)
     return table
@@ -116,9 +118,10 @@ def _training_table(plan: TablePlan, scale: Preset) -> Table | str:
 def _decoding_table(plan: TablePlan, scale: Preset) -> Table:
     """One row per benchmark: all lines cost the same at most."""
     cells = decodings(plan, scale)
-    title = f"Decoding {len(cells)} cells ({len(plan.arms)} lines x {len(scale.benchmarks)} benchmarks), at most"
+    benchmarks = plan.of(scale.benchmarks)
+    title = f"Decoding {len(cells)} cells ({len(plan.arms)} lines x {len(benchmarks)} benchmarks), at most"
     table = _table(title, "benchmark", "questions", "tokens of one line", "hours of one line", "hours of all lines")
-    for name in scale.benchmarks:
+    for name in benchmarks:
         of_it = [cell for cell in cells if cell.benchmark == name]
         total = sum(cell.hours for cell in of_it)
         first = of_it[0]

@@ -6,6 +6,7 @@ benchmark of the scale; one arm on one benchmark is a cell.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +31,11 @@ class Arm:
     published: str | None = None
     untrained_masks: bool = False  # decode with masks although the checkpoint has never seen any
 
+    @property
+    def block_size(self) -> int:
+        """B of the line's checkpoint, where its training has one."""
+        return int(self.options.get("block_size", 4))
+
 
 @dataclass(frozen=True)
 class TablePlan:
@@ -38,11 +44,67 @@ class TablePlan:
     number: str
     title: str
     arms: tuple[Arm, ...]
+    benchmarks: tuple[str, ...] = ()  # as the paper calls them; none = all six
+    questions: int | None = None  # of each benchmark; None = all
+
+    def of(self, benchmarks: Iterable[str]) -> list[str]:
+        """Those of a scale's benchmarks that the table asks; a mini one stands for the one it is modelled on."""
+        return [name for name in benchmarks if not self.benchmarks or name.removeprefix("mini_") in self.benchmarks]
 
     @property
     def stages(self) -> list[str]:
         """The stages that the arms need, each once, in order."""
         return list(dict.fromkeys(arm.stage for arm in self.arms))
+
+
+BLOCK_SIZES = (4, 8, 16)
+THRESHOLDS = (0.95, 0.9, 0.8, 0.7, 0.6, 0.5)
+BATCH_SIZES = (4, 8, 16)  # of Tables 5 and 6
+CACHE_BLOCKS = (4, 8, 16, 32, 64, 128, 256)
+AR_SFT = Arm("ar_sft", "AR SFT", "ar_sft", "ar", {}, "ar_sft_5ep")
+_MARS_STAGES = {"mars_no_sft": "MARS w/o SFT loss", "mars": "MARS"}
+
+
+def _mars(stage: str, block_size: int, threshold: float | None) -> Arm:
+    """MARS, or its ablation, at one token per forward or with a threshold."""
+    how = ONE_TOKEN if threshold is None else {"threshold": threshold}
+    said = "" if threshold is None else f", tau = {f'{threshold:g}'.removeprefix('0')}"
+    name = f"{stage}_b{block_size}" + ("" if threshold is None else f"_{threshold:g}")
+    label = f"{_MARS_STAGES[stage]} (B = {block_size}{said})"
+    return Arm(name, label, stage, "mars", {"block_size": block_size, **how}, stage)
+
+
+def _timed(batch_size: int) -> list[Arm]:
+    """The lines of Table 5 at a batch size: AR, MARS without a cache, and MARS with caches of several block sizes."""
+    batch, mars = {"batch_size": batch_size}, {"block_size": 4, "threshold": 0.95}
+    cached = [
+        Arm(
+            f"mars_cache{block}_x{batch_size}", f"MARS, B_cache = {block}, batch {batch_size}", "mars",
+            "mars-block-cache", {**mars, "cache_block": block, **batch}, "mars_block_cache",
+        )
+        for block in CACHE_BLOCKS
+    ]  # fmt: skip
+    return [
+        Arm(f"ar_x{batch_size}", f"AR SFT, KV cache, batch {batch_size}", "ar_sft", "ar", batch, "ar_kv"),
+        Arm(
+            f"mars_no_cache_x{batch_size}", f"MARS, no cache, batch {batch_size}", "mars", "mars-no-cache",
+            {**mars, **batch}, "mars_no_cache",
+        ),
+        *cached,
+    ]  # fmt: skip
+
+
+def _speculative(target: str, draft: str) -> Arm:
+    """A line of Table 6: the MARS target extends what it has verified, the MARS draft drafts several per forward."""
+    extends = target == "mars"
+    return Arm(
+        f"{target}_by_{draft}",
+        f"{'MARS' if extends else 'AR SFT'} target, {'MARS' if draft == 'draft_mars' else 'AR SFT'} draft",
+        target,
+        "mars-speculative" if extends else "speculative",
+        {"draft": draft, "draft_length": 4, **({"block_size": 4, "threshold": 0.95} if extends else {})},
+        "speculative",
+    )
 
 
 TABLES: dict[str, TablePlan] = {
@@ -51,7 +113,7 @@ TABLES: dict[str, TablePlan] = {
         "Accuracy when one token is generated per forward pass",
         (
             Arm("base", "Base", "base", "ar", {}, "base"),
-            Arm("ar_sft", "AR SFT", "ar_sft", "ar", {}, "ar_sft_5ep"),
+            AR_SFT,
             Arm("ar_sft_2x", "AR SFT (compute-matched)", "ar_sft_2x", "ar", {}, "ar_sft_10ep"),
             Arm(
                 "block_diffusion",
@@ -87,6 +149,54 @@ TABLES: dict[str, TablePlan] = {
                 untrained_masks=True,
             ),
             Arm("mars_95", "MARS (B = 4, tau = .95)", "mars", "mars", {"block_size": 4, "threshold": 0.95}),
+        ),
+    ),
+    "table3": TablePlan(
+        "3",
+        "What the SFT loss does, by block size, at one token per forward pass",
+        (AR_SFT, *[_mars(stage, size, None) for size in BLOCK_SIZES for stage in _MARS_STAGES]),
+    ),
+    "table4": TablePlan(
+        "4",
+        "Accuracy and tokens per forward pass at tau = .95, by block size",
+        tuple(_mars("mars", size, 0.95) for size in BLOCK_SIZES),
+    ),
+    "table5": TablePlan(
+        "5",
+        "Wall-clock speed with the block-level cache, by batch size",
+        tuple(arm for size in BATCH_SIZES for arm in _timed(size)),
+        benchmarks=("gsm8k",),
+        questions=256,
+    ),
+    "table6": TablePlan(
+        "6",
+        "Speculative decoding with AR and MARS drafts and targets",
+        (
+            _speculative("ar_sft", "draft_ar_sft"),
+            _speculative("mars", "draft_ar_sft"),
+            _speculative("mars", "draft_mars"),
+        ),
+        benchmarks=("gsm8k",),
+        questions=256,
+    ),
+    "table8": TablePlan(
+        "8",
+        "Accuracy against tokens per forward pass, by threshold and block size, with and without the SFT loss",
+        tuple(
+            _mars(stage, size, threshold)
+            for stage in _MARS_STAGES
+            for size in BLOCK_SIZES
+            for threshold in (None, *THRESHOLDS)
+        ),
+        benchmarks=("gsm8k", "humaneval"),
+    ),
+    "table9": TablePlan(
+        "9",
+        "MARS against Jacobi decoding",
+        (
+            AR_SFT,
+            Arm("jacobi", "AR SFT, Jacobi decoding", "ar_sft", "jacobi", {"block_size": 4}, "jacobi"),
+            _mars("mars", 4, 0.95),
         ),
     ),
 }
