@@ -52,6 +52,7 @@ def checks(scale: str, output: Path) -> list[Check]:
         check_disk(output, needs.disk_gib),
         check_writable(output),
         check_data(scale),
+        check_sentence_model(scale),
         check_sandbox(),
         check_task_files(),
     ]
@@ -165,7 +166,7 @@ def nearest_existing(path: Path) -> Path:
 def check_data(scale: str) -> Check:
     """Where will the benchmarks come from: the embedded world, the folder MARSBENCH_DATA, or the hub?"""
     folder = os.environ.get("MARSBENCH_DATA")
-    if scale == "tiny":
+    if preset(scale).world:
         return Check("data", "ok", "the embedded world is generated on the spot")
     if not folder:
         fix = "log in there for GPQA, which is gated, or set MARSBENCH_DATA to a local folder"
@@ -176,6 +177,21 @@ def check_data(scale: str) -> Check:
     if missing:
         return Check("data", "warn", f"{folder} lacks {', '.join(missing)}", "put their JSON Lines files there")
     return Check("data", "ok", f"all benchmarks in {folder}")
+
+
+def check_sentence_model(scale: str) -> Check:
+    """Is NLTK's sentence model there, which IFEval's checker needs?"""
+    if preset(scale).world:
+        return Check("sentences", "ok", "the embedded world needs no sentence model")
+    try:
+        from marsbench.evaluation.answers import check_sentence_model as check
+
+        folder = os.environ.get("MARSBENCH_DATA")
+        check(Path(folder) if folder else None)
+    except (UserError, ImportError) as error:
+        fix = error.fix if isinstance(error, UserError) else 'pip install "marsbench[eval]"'
+        return Check("sentences", "warn", "NLTK's punkt_tab is missing: IFEval will be skipped", fix)
+    return Check("sentences", "ok", "NLTK's punkt_tab is there")
 
 
 def check_sandbox() -> Check:
