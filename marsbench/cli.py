@@ -240,7 +240,13 @@ def score(
     scored = score_file(exam, responses)
     if out is not None:
         write_atomically(out, "".join(json.dumps(verdict) + "\n" for verdict in scored.verdicts()).encode())
-    typer.echo(json.dumps(scored.summary()))
+    summary = scored.summary()
+    typer.echo(
+        f"{benchmark}: {summary['accuracy']:.1f} % ({summary['score']}), {summary['n']:,} of "
+        f"{summary['questions']:,} questions answered",
+        err=True,
+    )
+    typer.echo(json.dumps(summary))
 
 
 @app.command()
@@ -253,16 +259,21 @@ def compare(
     """Test two logged runs against each other, question by question; the last line printed is one JSON document.
 
     For each of the benchmark's scores: the difference in points (first minus second) with its 95 % interval, how many
-    questions only one of the two gets right, and the p-value of McNemar's exact test.
+    questions only one of the two gets right, and the p-value of McNemar's exact test. Questions that only one file
+    answers are counted and left out.
     """
     import json
-    from dataclasses import asdict
 
     exam = _exam(benchmark, data_dir)
     from marsbench.evaluation.scoring import compare_files
 
     found = compare_files(exam, first, second)
-    typer.echo(json.dumps({"benchmark": benchmark, **{name: asdict(one) for name, one in found.items()}}))
+    typer.echo(
+        f"{benchmark}: {found.shared:,} questions in both files, {found.only_first:,} only in {first}, "
+        f"{found.only_second:,} only in {second}",
+        err=True,
+    )
+    typer.echo(json.dumps({"benchmark": benchmark, **found.summary()}))
 
 
 @app.command()
@@ -357,12 +368,13 @@ def show(
     runner = _runner(scale, output, "reuse", seed)
     from rich.console import Console
 
-    from marsbench.show import answers, draw, shaded
+    from marsbench.show import answers, draw, sample_question, shaded
     from marsbench.training.checkpoints import load
 
+    question = prompt or sample_question()
     found = answers(
         load(checkpoint, device=_device()) if checkpoint else runner.load(stage, block_size),
-        prompt,
+        question,
         method or ["ar", "mars"],
         threshold=threshold,
         max_new_tokens=max_new_tokens,
@@ -371,6 +383,8 @@ def show(
         block_size=block_size,
     )
     console = Console(soft_wrap=True)
+    border = "each forward pass in a shade of its own" if console.is_terminal else "forward passes parted by |"
+    console.print(f"{question}\n({border})", highlight=False, markup=False)
     for answer in found:
         console.print(f"\n{answer.summary}", style="bold", highlight=False)
         console.print(shaded(answer, color=console.is_terminal))
@@ -421,7 +435,7 @@ def reproduce(
         return
     write_atomically(runner.workspace.results(what), rows_text(rows).encode())
     pages = write_report(what, rows, scale, runner.workspace.reports)
-    typer.echo(f"read {pages[0]}")
+    typer.echo(f"the page: {pages[0]}")
 
 
 @app.command()

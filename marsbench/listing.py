@@ -78,6 +78,6 @@ def listing(what: str) -> list[Table]:
 
 def _table(title: str, *heads: str) -> Table:
     table = Table(title=title, title_justify="left")
-    for head in heads:
-        table.add_column(head, overflow="fold")
+    for number, head in enumerate(heads):
+        table.add_column(head, overflow="fold", no_wrap=number == 0)
     return table

@@ -37,9 +37,14 @@ class Shown:
         return f"{self.title}: {self.forwards} forward passes"
 
 
+def sample_question() -> str:
+    """The first held-out word problem of the world."""
+    return world.test_set("mini_gsm8k", 1)[0].prompt
+
+
 def answers(
     loaded: Loaded,
-    prompt: str | None,
+    question: str,
     methods: list[str],
     *,
     threshold: float,
@@ -48,8 +53,7 @@ def answers(
     untrained_masks: bool,
     block_size: int,
 ) -> list[Shown]:
-    """Answer one question by several methods; without one, the first held-out word problem of the world."""
-    question = prompt or world.test_set("mini_gsm8k", 1)[0].prompt
+    """Answer one question by several methods."""
     tokenizer = loaded.tokenizer
     ids = tokenizer(chat_prompt(tokenizer, question), add_special_tokens=False).input_ids
     eos_id, pad_id = default_ids(loaded, None, None)

@@ -87,8 +87,11 @@ def generate(
     if config is None:
         raise UserError("there is no generation configuration", fix="call model.generate(custom_generate=...)")
     _refuse_unsupported(config, logits_processor, stopping_criteria)
-    if token_streamer is not None and len(input_ids) > 1:
-        raise UserError("only a single prompt can be streamed", fix="stream one prompt at a time")
+    if draft is not None and not hasattr(draft, "get_decoder"):
+        raise UserError("the draft is no model", fix="pass AutoModelForCausalLM.from_pretrained(...)")
+    if token_streamer is not None:
+        _check_streaming(input_ids, method)
+        token_streamer.put(input_ids.cpu())  # type: ignore[no-untyped-call]  # streamers expect the prompt first
     options = Options(
         mask_id=_mask_id(model) if mask_id is None else mask_id,
         block_size=block_size,
@@ -148,6 +151,16 @@ def _stream(streamer: BaseStreamer) -> OnTokens:
             streamer.put(torch.tensor([token]))  # type: ignore[no-untyped-call]
 
     return put
+
+
+def _check_streaming(input_ids: Tensor, method: str) -> None:
+    """Refuse what could not be streamed."""
+    if len(input_ids) > 1:
+        raise UserError("only a single prompt can be streamed", fix="stream one prompt at a time")
+    if method in ("hf-generate", "hf-assisted"):
+        raise UserError(
+            f"method {method!r} streams nothing here", fix="call model.generate(streamer=...) without custom_generate"
+        )
 
 
 def _refuse_unsupported(config: GenerationConfig, processors: Iterable[Any], criteria: Iterable[Any]) -> None:

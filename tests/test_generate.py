@@ -10,7 +10,7 @@ import pytest
 import torch
 from matplotlib.image import imread
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
-from transformers.generation.streamers import BaseStreamer
+from transformers.generation.streamers import BaseStreamer, TextIteratorStreamer
 from typer.testing import CliRunner
 
 import marsbench
@@ -88,8 +88,26 @@ def test_tokens_are_streamed_as_they_come(golden: dict[str, Any], golden_models:
         **inputs, max_new_tokens=40, custom_generate=marsbench.generate, method="mars", threshold=0.7, mask_id=3,
         token_streamer=streamer, **IDS,
     )  # fmt: skip
-    assert streamer.tokens == output[0, inputs["input_ids"].shape[1] :].tolist()
+    assert streamer.tokens == output[0].tolist()
     assert streamer.ended
+
+
+@pytest.mark.parametrize("skip_prompt", [False, True])
+def test_streams_are_those_of_transformers(
+    skip_prompt: bool, golden: dict[str, Any], golden_models: dict[str, PreTrainedModel]
+) -> None:
+    """Guards against a streamer that takes the first token for the prompt, or never sees the prompt."""
+    model, inputs = golden_models["mars"], padded(golden["prompts"][:1])
+    asked = {"max_new_tokens": 20, "do_sample": False, **IDS}
+    texts = []
+    for name, options in (
+        ("streamer", {}),
+        ("token_streamer", {"custom_generate": marsbench.generate, "method": "ar"}),
+    ):
+        streamer = TextIteratorStreamer(build_tokenizer(1024), skip_prompt=skip_prompt)
+        model.generate(**inputs, **asked, **options, **{name: streamer})
+        texts.append("".join(streamer))
+    assert texts[0] == texts[1] != ""
 
 
 @pytest.mark.parametrize(

@@ -336,7 +336,9 @@ def test_compare_pairs_questions(tmp_path: Path) -> None:
     second = write(tmp_path / "b.jsonl", {number: text for number, text in right.items() if number} | {1: "no idea"})
     arguments = ["compare", str(first), str(second), "--benchmark", "gsm8k", "--data-dir", str(LITTLE)]
     found = json.loads(CliRunner().invoke(app, arguments).stdout.splitlines()[-1])
-    assert (found["flexible"]["n"], found["flexible"]["only_a"], found["flexible"]["only_b"]) == (3, 1, 0)
+    assert (found["questions"], found["answered_only_in_first"], found["answered_only_in_second"]) == (3, 1, 0)
+    one = found["scores"]["flexible"]
+    assert (one["n"], one["right_only_in_first"], one["right_only_in_second"]) == (3, 1, 0)
 
 
 def test_logged_answers_score_as_the_run_did(tmp_path: Path) -> None:

@@ -112,6 +112,10 @@ class MarsbenchLM(LM):  # type: ignore[misc]
                 on_finished=finished,
             )
         self._count(requests, generations)
+        Reporter().say(
+            f"{self._method.name}: {self._emitted / self._forwards:.2f} tokens per forward pass "
+            f"({self._emitted:,} tokens, {self._forwards:,} passes)"
+        )
         texts = [str(tokenizer.decode(generation.tokens, skip_special_tokens=True)) for generation in generations]
         return [
             cut_text(text, _stops(request.args[1].get("until"))) for text, request in zip(texts, requests, strict=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,10 +70,40 @@ def score_file(exam: Exam, responses: Path) -> ScoredFile:
     return ScoredFile(model.exam, evaluate(model))
 
 
-def compare_files(exam: Exam, first: Path, second: Path) -> dict[str, PairedDifference]:
-    """How much more of the questions that both files answer is right in the first, by each of the scores."""
+@dataclass(frozen=True)
+class Comparison:
+    """Two files on the questions that both answer: how much more is right in the first, by each of the scores."""
+
+    differences: Mapping[str, PairedDifference]
+    shared: int
+    only_first: int  # questions that only the first file answers
+    only_second: int
+
+    def summary(self) -> dict[str, Any]:
+        """The whole as plain data; differences in points, first minus second."""
+        return {
+            "questions": self.shared,
+            "answered_only_in_first": self.only_first,
+            "answered_only_in_second": self.only_second,
+            "scores": {
+                name: {
+                    "points": one.points,
+                    "interval": [one.interval.low, one.interval.high],
+                    "n": one.n,
+                    "right_only_in_first": one.only_a,
+                    "right_only_in_second": one.only_b,
+                    "p_mcnemar": one.p_value,
+                }
+                for name, one in self.differences.items()
+            },
+        }
+
+
+def compare_files(exam: Exam, first: Path, second: Path) -> Comparison:
+    """Compare two files of responses question by question."""
     both = [score_file(exam, file) for file in (first, second)]
-    shared = sorted(set(both[0].exam.asked()) & set(both[1].exam.asked()))
+    answered = [set(one.exam.asked()) for one in both]
+    shared = sorted(answered[0] & answered[1])
     if not shared:
         raise UserError("the two files answer no question in common", where=f"{first}, {second}", fix="check the files")
     found = {}
@@ -81,7 +111,7 @@ def compare_files(exam: Exam, first: Path, second: Path) -> dict[str, PairedDiff
         sides = [dict(zip(one.exam.asked(), one.scored.scores[name], strict=True)) for one in both]
         a, b = (_flat([side[number] for number in shared]) for side in sides)
         found[name] = paired_difference({exam.benchmark.name: a}, {exam.benchmark.name: b})
-    return found
+    return Comparison(found, len(shared), len(answered[0] - answered[1]), len(answered[1] - answered[0]))
 
 
 def _read_responses(exam: Exam, file: Path) -> dict[int, str]:
@@ -95,7 +125,8 @@ def _read_responses(exam: Exam, file: Path) -> dict[int, str]:
         if number is None:
             raise UserError(
                 f"{exam.benchmark.name} has no question {record['doc_id']!r}", where=where,
-                fix=f"number its {len(set(names.values())):,} questions from 0",
+                fix=f"number its {len(set(names.values())):,} questions from 0, or write SUBTASK/INDEX, as in "
+                + next(name for name in names if "/" in name),
             )  # fmt: skip
         if not isinstance(record["response"], str):
             raise UserError("the response is no text", where=where, fix="give it as a JSON string")

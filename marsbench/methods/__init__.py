@@ -175,7 +175,8 @@ def build_method(name: str, options: Options) -> Method | OutsideMethod:
     if "draft" in info.needs and options.draft is None:
         raise UserError(
             f"method {name!r} needs a draft model",
-            fix="give one with --draft: a smaller checkpoint with the same vocabulary (marsbench train draft_ar_sft)",
+            fix="give one (--draft DIR, or draft=MODEL in Python): a smaller checkpoint with the same vocabulary, "
+            "such as marsbench train draft_ar_sft makes",
         )
     if "heads" in info.needs and options.heads is None:
         raise UserError(

@@ -83,7 +83,7 @@ def plan_tables(plan: TablePlan, scale: Preset) -> list[Table | str]:
         _lines_table(plan, scale),
         _training_table(plan, scale),
         _decoding_table(plan, scale),
-        *_notes(scale),
+        *_notes(plan, scale),
     ]
 
 
@@ -131,17 +131,17 @@ def _decoding_table(plan: TablePlan, scale: Preset) -> Table:
     return table
 
 
-def _notes(scale: Preset) -> list[str]:
+def _notes(plan: TablePlan, scale: Preset) -> list[str]:
     """What the estimates are derived from."""
     reckoned = scale.assumptions
     notes = [
         f"Estimates, not measurements. Decoding: every answer {scale.max_new_tokens} tokens long, at "
         f"{reckoned.tokens_per_second:,.0f} tokens per second on one device; {reckoned.source}. Answers that end "
-        "earlier and several tokens per forward pass make it shorter.",
-        f"Training tokens: {reckoned.tokens_per_sequence} per sequence, without padding and noisy copies.",
+        "earlier and several tokens per forward pass make it shorter; so do lines that are skipped.",
     ]
-    if scale.pretrained:
+    if scale.pretrained and trainings(plan, scale):
         notes += [
+            f"Training tokens: {reckoned.tokens_per_sequence} per sequence, without padding and noisy copies.",
             f"Data: {reckoned.sequences:,} conversations. H200 hours: the paper's for AR SFT and for MARS at this "
             "scale (Appendix A); twice AR SFT's for two passes, and MARS's for block diffusion, which has two streams "
             "too.",
