@@ -128,6 +128,8 @@ class Batch:
         before = rows.length
         ended = commit(rows, accepted, self._forwards, self._eos)
         (any_ended,) = rows.measure(ended.any().long())
+        if self._meter is not None:
+            self._meter.tick()
         if self._on_tokens is not None or any(request.stop for request in self._requests.values()):
             ended = self._tell_and_stop(rows, before, ended)
             any_ended = bool(ended.any())
@@ -193,11 +195,11 @@ def decode(
         batch_size: rows in flight at once, at most.
         on_finished: called with a request's index and its generation as soon as a row is finished.
         on_tokens: called with a request's index and its new tokens after every forward.
-        meter: counts the work.
+        meter: counts the work; of an outside method's, it only hears the ticks.
     """
     check_requests(requests, model)
     if isinstance(method, OutsideMethod):
-        return decode_outside(model, method, requests, as_list(eos_id), pad_id, batch_size, on_finished)
+        return decode_outside(model, method, requests, as_list(eos_id), pad_id, batch_size, on_finished, meter)
     generations: dict[int, Generation] = {}
 
     def finished(index: int, generation: Generation) -> None:

@@ -81,6 +81,9 @@ class Meter:
             self.positions += positions
         self.cache_bytes = max(self.cache_bytes, cache_bytes)
 
+    def tick(self) -> None:
+        """Called after every forward, prompts' too, as soon as the host knows what it has settled."""
+
 
 def as_list(eos_id: int | Sequence[int]) -> list[int]:
     """The ids that end a sequence."""

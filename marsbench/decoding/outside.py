@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
-from marsbench.decoding.generation import Generation, Request, end_of, split_eos
+from marsbench.decoding.generation import Generation, Meter, Request, end_of, split_eos
 from marsbench.errors import UserError
 
 # Called with a request's index and what it has come to.
@@ -25,9 +25,12 @@ class OutsideMethod(ABC):
 
     @abstractmethod
     def continue_batch(
-        self, model: Any, requests: Sequence[Request], eos_ids: list[int], pad_id: int
+        self, model: Any, requests: Sequence[Request], eos_ids: list[int], pad_id: int, meter: Meter | None = None
     ) -> list[tuple[list[int], list[int]]]:
-        """Continue a batch greedily, each request to its limit at least: (new tokens, tokens per forward) of each."""
+        """Continue a batch greedily, each request to its limit at least: (new tokens, tokens per forward) of each.
+
+        Where there is a meter, it is told of every forward.
+        """
 
 
 def decode_outside(
@@ -38,6 +41,7 @@ def decode_outside(
     pad_id: int,
     batch_size: int,
     on_finished: OnFinished,
+    meter: Meter | None = None,
 ) -> list[Generation]:
     """`decode` for an outside method: prompts of similar length together, the answers in the order of the requests."""
     if method.one_row and batch_size > 1:
@@ -51,7 +55,7 @@ def decode_outside(
     for first in range(0, len(requests), batch_size):
         indices = by_length[first : first + batch_size]
         batch = [requests[index] for index in indices]
-        answers = method.continue_batch(model, batch, eos_ids, pad_id)
+        answers = method.continue_batch(model, batch, eos_ids, pad_id, meter)
         for index, (tokens, accepted) in zip(indices, answers, strict=True):
             generations[index] = _cut(tokens, accepted, requests[index], eos_ids)
             on_finished(index, generations[index])

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import StoppingCriteria, StoppingCriteriaList
 
 from marsbench.decoding.acceptance import no_threshold
-from marsbench.decoding.generation import Request
+from marsbench.decoding.generation import Meter, Request
 from marsbench.decoding.outside import OutsideMethod
 
 
@@ -26,12 +26,17 @@ class HfGenerate(OutsideMethod):
         return no_threshold(self.name, threshold)
 
     def continue_batch(
-        self, model: Any, requests: Sequence[Request], eos_ids: list[int], pad_id: int
+        self, model: Any, requests: Sequence[Request], eos_ids: list[int], pad_id: int, meter: Meter | None = None
     ) -> list[tuple[list[int], list[int]]]:
         """One batch: per request its new tokens and how many came with each forward."""
         limit = max(request.max_new_tokens for request in requests)
         input_ids, attention_mask = _left_padded(requests, pad_id, model.device)
-        output = model.generate(input_ids, attention_mask=attention_mask, **_greedy(limit, eos_ids, pad_id))
+        output = model.generate(
+            input_ids,
+            attention_mask=attention_mask,
+            stopping_criteria=StoppingCriteriaList([_Forwards(meter)] if meter else []),
+            **_greedy(limit, eos_ids, pad_id),
+        )
         continued = output[:, input_ids.shape[1] :].tolist()
         return [(tokens, [1] * len(tokens)) for tokens in continued]
 
@@ -51,7 +56,7 @@ class HfAssisted(OutsideMethod):
         return no_threshold(self.name, threshold)
 
     def continue_batch(
-        self, model: Any, requests: Sequence[Request], eos_ids: list[int], pad_id: int
+        self, model: Any, requests: Sequence[Request], eos_ids: list[int], pad_id: int, meter: Meter | None = None
     ) -> list[tuple[list[int], list[int]]]:
         """One request: its new tokens and how many came with each forward of the target."""
         (request,) = requests
@@ -59,7 +64,7 @@ class HfAssisted(OutsideMethod):
         settings = self.draft.generation_config
         settings.num_assistant_tokens, settings.num_assistant_tokens_schedule = self.draft_length, "constant"
         settings.assistant_confidence_threshold = 0.0
-        rounds = _Lengths()
+        rounds = _Forwards(meter)
         output = model.generate(
             input_ids,
             attention_mask=attention_mask,
@@ -73,14 +78,17 @@ class HfAssisted(OutsideMethod):
         return [(tokens, [count for count in counts if count > 0])]
 
 
-class _Lengths(StoppingCriteria):
-    """Stops nothing; notes how long the sequence is after every round."""
+class _Forwards(StoppingCriteria):
+    """Stops nothing; notes how long the sequence is after every forward of the model, and lets a meter know."""
 
-    def __init__(self) -> None:
+    def __init__(self, meter: Meter | None) -> None:
+        self._meter = meter
         self.lengths: list[int] = []
 
     def __call__(self, input_ids: Tensor, scores: Tensor, **_: Any) -> Tensor:
         self.lengths.append(input_ids.shape[1])
+        if self._meter is not None:
+            self._meter.tick()
         return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
 
 
