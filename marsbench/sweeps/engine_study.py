@@ -15,7 +15,7 @@ from marsbench.decoding.outside import OutsideMethod
 from marsbench.methods import METHODS
 from marsbench.methods.fitting import fit
 from marsbench.provenance import provenance
-from marsbench.sweeps.race import Contender, profile, race
+from marsbench.sweeps.race import Contender, Race, RoundLog, profile
 from marsbench.sweeps.rows import ExactnessRow, Row, SpeedRow
 from marsbench.sweeps.runner import Runner, content_hash, source_hash
 from marsbench.training.checkpoints import Loaded
@@ -156,19 +156,23 @@ class EngineStudy:
         contenders = [self._contender(entry) for entry in RACE]
         settings = {"batch_size": batch_size, "max_new_tokens": self._scale.max_new_tokens, **self._ids(loaded)}
         with self._runner.reporter.bar(f"racing at batch size {batch_size}") as bar:
-            race(contenders, prompts, repeats=self._effort.repeats, progress=bar.update, **settings)
+            outcomes = Race(contenders, prompts, laps=self._effort.repeats, **settings).run(RoundLog(), bar.update)
             profiles = [
-                {} if isinstance(one.method, OutsideMethod) else profile(one, prompts, **settings) for one in contenders
+                {}
+                if isinstance(one.method, OutsideMethod) or outcomes[one.name].status != "done"
+                else profile(one, prompts, **settings)
+                for one in contenders
             ]
-        ar = next(one for one in contenders if one.name == "ar")
+        ar = outcomes["ar"]
         rows = []
-        for key, entry, one, parts in zip(keys, RACE, contenders, profiles, strict=True):
-            same = [one.generations[index].tokens == ar.generations[index].tokens for index in range(len(prompts))]
+        for key, entry, parts in zip(keys, RACE, profiles, strict=True):
+            found = outcomes[entry.name]
+            ours = [one.tokens for one in found.generations]
             rows.append(
                 SpeedRow(
                     key=key,
-                    status="done",
-                    reason="",
+                    status=found.status,
+                    reason=found.reason,
                     scale=self._scale.scale,
                     race=f"engine, batch size {batch_size}, {origin['started']}",
                     contender=entry.name,
@@ -179,13 +183,13 @@ class EngineStudy:
                     prompts=len(prompts),
                     prompts_hash=digest,
                     max_new_tokens=self._scale.max_new_tokens,
-                    seconds=one.seconds,
-                    emitted=one.emitted,
-                    row_forwards=one.row_forwards,
-                    forwards=one.meter.forwards,
-                    positions=one.meter.positions,
-                    cache_bytes=one.meter.cache_bytes,
-                    same_as_ar=sum(same),
+                    seconds=found.seconds,
+                    emitted=found.emitted,
+                    row_forwards=found.row_forwards,
+                    forwards=found.meter.forwards,
+                    positions=found.meter.positions,
+                    cache_bytes=found.meter.cache_bytes,
+                    same_as_ar=sum(a == b.tokens for a, b in zip(ours, ar.generations, strict=False)),
                     profile=parts,
                     checkpoint=loaded.weights,
                     provenance=origin,

@@ -1,15 +1,21 @@
 """The clock: contenders decode the same prompts in turn, batch by batch, and only their ratios are believed.
 
 Absolute times depend on the machine and on the hour. So every batch of prompts is decoded by all contenders, one
-after the other, the one that goes first changing with every batch and repeat; a ratio compares times of one repeat.
+after the other, the one that goes first changing with every batch and lap; a ratio compares times of one lap.
+
+The first lap is watched and not timed: it yields the tokens, the work and the moments at which tokens came. The laps
+after it are timed and not watched; they must yield the same tokens.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -18,85 +24,276 @@ from marsbench.decoding.decoder import Decoder
 from marsbench.decoding.engine import Batch, Method, decode
 from marsbench.decoding.generation import Generation, Meter, Request
 from marsbench.decoding.outside import OutsideMethod
+from marsbench.sweeps.rows import Status
 
 # Called as a race goes on: (batches done, batches).
 Progress = Callable[[int, int], None]
+WATCHED = 0  # the number of the lap that is not timed
 
 
-@dataclass
+@dataclass(frozen=True)
 class Contender:
-    """One method on one model, and what the race found of it."""
+    """One method on one model."""
 
     name: str
     model: Any
     method: Method | OutsideMethod
     threshold: float | None = None
-    seconds: list[float] = field(default_factory=list)  # of each repeat, all prompts
-    generations: dict[int, Generation] = field(default_factory=dict)
-    meter: Meter = field(default_factory=Meter)  # of one pass over the prompts
 
-    @property
-    def one_row(self) -> bool:
-        """Whether the method decodes one sequence at a time, whatever the batch size."""
-        return isinstance(self.method, OutsideMethod) and self.method.one_row
+
+@dataclass
+class Stopwatch(Meter):
+    """A meter that also notes when each forward's tokens were there, by `time.perf_counter`."""
+
+    stamps: list[float] = field(default_factory=list)
+
+    def tick(self) -> None:
+        """Note the time."""
+        self.stamps.append(time.perf_counter())
+
+
+@dataclass(frozen=True)
+class Watched:
+    """What a contender did with one batch of prompts; lists have an entry per prompt."""
+
+    generations: list[Generation]
+    first_token: list[float]  # seconds from the start of the batch to the prompt's first token
+    last_token: list[float]  # and to its last one
+    meter: Meter
+    peak_bytes: int | None  # the most that tensors held on the device, the model's included; None on a CPU
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One contender's turn at one batch of prompts."""
+
+    seconds: float
+    status: Status = "done"
+    reason: str = ""
+    watched: Watched | None = None  # in the lap that is watched
+
+
+Round = Mapping[str, Turn]  # contender -> its turn at a batch; who has dropped out is missing
+
+
+class RoundLog:
+    """The rounds of a race as they end, so that an interrupted race loses one round at most."""
+
+    def __init__(self, file: Path | None = None) -> None:
+        """Take up the rounds of a file; without one, they are kept in memory."""
+        self._file = file
+        self.contenders: list[str] = []  # who started, as far as a file says
+        self.rounds: dict[tuple[int, int], Round] = {}  # (lap, batch) -> round
+        self.dropped_out: set[str] = set()  # who has failed or taken too long
+        if file is not None and file.exists():
+            whole = 0
+            for line in file.read_bytes().splitlines(keepends=True):
+                if line.endswith(b"\n"):
+                    self._read(json.loads(line))
+                    whole += len(line)
+            os.truncate(file, whole)  # an interruption may have cut the last line short
+
+    def begin(self, contenders: Sequence[str]) -> None:
+        """Start a race anew with these contenders."""
+        self.contenders, self.rounds, self.dropped_out = list(contenders), {}, set()
+        if self._file is not None:
+            self._file.unlink(missing_ok=True)
+        self._write({"contenders": self.contenders})
+
+    def add(self, lap: int, batch: int, turns: Round) -> None:
+        """Keep a round; it is on disk when this returns."""
+        self._take(lap, batch, turns)
+        self._write({"lap": lap, "batch": batch, "turns": {name: asdict(turn) for name, turn in turns.items()}})
+
+    def _write(self, record: Mapping[str, Any]) -> None:
+        if self._file is None:
+            return
+        with self._file.open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps(record) + "\n")
+            stream.flush()
+            os.fsync(stream.fileno())
+
+    def _read(self, record: Mapping[str, Any]) -> None:
+        """Take up what a line of the file holds."""
+        if "contenders" in record:
+            self.contenders = record["contenders"]
+        else:
+            turns = {name: _turn_of(turn) for name, turn in record["turns"].items()}
+            self._take(record["lap"], record["batch"], turns)
+
+    def turns(self, name: str) -> dict[tuple[int, int], Turn]:
+        """One contender's turns, by lap and batch."""
+        return {place: turns[name] for place, turns in self.rounds.items() if name in turns}
+
+    def _take(self, lap: int, batch: int, turns: Round) -> None:
+        self.rounds[lap, batch] = turns
+        self.dropped_out |= {name for name, turn in turns.items() if turn.status != "done"}
+
+
+def _turn_of(record: Mapping[str, Any]) -> Turn:
+    """The turn that a log's line holds."""
+    watched = record["watched"]
+    if watched is not None:
+        generations = [Generation(**generation) for generation in watched["generations"]]
+        meter = {name: watched["meter"][name] for name in vars(Meter())}
+        watched = Watched(**{**watched, "generations": generations, "meter": Meter(**meter)})
+    return Turn(**{**record, "watched": watched})
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a race found of one contender; the lists but the first have an entry per prompt."""
+
+    seconds: list[float]  # of each timed lap
+    generations: list[Generation] = field(default_factory=list)
+    first_token: list[float] = field(default_factory=list)
+    last_token: list[float] = field(default_factory=list)
+    meter: Meter = field(default_factory=Meter)
+    peak_bytes: int | None = None
+    status: Status = "done"
+    reason: str = ""
 
     @property
     def emitted(self) -> int:
-        """Tokens up to EOS in one pass over the prompts."""
-        return sum(generation.emitted for generation in self.generations.values())
+        """Tokens up to EOS in one lap."""
+        return sum(generation.emitted for generation in self.generations)
 
     @property
     def row_forwards(self) -> int:
         """Forward passes of the model, summed over the prompts."""
-        return sum(generation.forwards for generation in self.generations.values())
+        return sum(generation.forwards for generation in self.generations)
 
 
-def race(
-    contenders: Sequence[Contender],
-    prompts: Sequence[Sequence[int]],
-    *,
-    batch_size: int,
-    max_new_tokens: int,
-    eos_id: int,
-    pad_id: int,
-    repeats: int,
-    progress: Progress = lambda done, total: None,
-) -> None:
-    """Time the contenders, `repeats` times over all prompts after one untimed pass; the results are in `contenders`.
+@dataclass(frozen=True)
+class Race:
+    """Contenders, the prompts that they decode, and how."""
 
-    A contender that decodes one sequence at a time does so whatever the batch size.
-    """
-    batches = [range(first, min(first + batch_size, len(prompts))) for first in range(0, len(prompts), batch_size)]
-    done = 0
-    for repeat in range(repeats + 1):
-        spent = [0.0] * len(contenders)
-        for number, batch in enumerate(batches):
-            for place in range(len(contenders)):
-                which = (place + repeat + number) % len(contenders)
-                contender = contenders[which]
-                requests = [Request(prompts[index], max_new_tokens, contender.threshold) for index in batch]
-                synchronize()
-                started = time.perf_counter()
-                generations = decode(
-                    contender.model,
-                    contender.method,
-                    requests,
-                    eos_id=eos_id,
-                    pad_id=pad_id,
-                    batch_size=1 if contender.one_row else len(batch),
-                    meter=contender.meter if repeat == 0 else None,
-                )
-                synchronize()
-                spent[which] += time.perf_counter() - started
-                if repeat == 0:
-                    contender.generations.update(zip(batch, generations, strict=True))
-                else:
-                    assert [contender.generations[index] for index in batch] == generations, "decoding is deterministic"
-            done += 1
-            progress(done, (repeats + 1) * len(batches))
-        if repeat:
-            for contender, seconds in zip(contenders, spent, strict=True):
-                contender.seconds.append(seconds)
+    contenders: Sequence[Contender]
+    prompts: Sequence[Sequence[int]]
+    batch_size: int
+    max_new_tokens: int
+    eos_id: int
+    pad_id: int
+    laps: int  # timed ones
+    limit_s: float = float("inf")  # who takes longer than this in the lap that is watched drops out
+
+    @property
+    def batches(self) -> list[range]:
+        """The prompts of every batch, by index."""
+        count, size = len(self.prompts), self.batch_size
+        return [range(first, min(first + size, count)) for first in range(0, count, size)]
+
+    def run(self, log: RoundLog, progress: Progress = lambda done, total: None) -> dict[str, Outcome]:
+        """Run what the log lacks; contender -> outcome. A contender that raises an error drops out."""
+        places = [(lap, batch) for lap in range(self.laps + 1) for batch in range(len(self.batches))]
+        if any(place not in log.rounds for place in places):
+            self._warm_up()
+        for done, (lap, batch) in enumerate(places):
+            progress(done, len(places))
+            if (lap, batch) not in log.rounds:
+                log.add(lap, batch, self._round(lap, batch, log))
+        return {one.name: self._outcome(log.turns(one.name)) for one in self.contenders}
+
+    def _warm_up(self) -> None:
+        """Every contender decodes a batch of each size that there is; who fails will fail again when it counts."""
+        for batch in {len(batch): batch for batch in self.batches}.values():
+            for contender in self.contenders:
+                with suppress(Exception):
+                    self._decode(contender, batch, None)
+
+    def _round(self, lap: int, batch: int, log: RoundLog) -> Round:
+        """All contenders that are still in the race, in an order that changes from round to round."""
+        racing = [one for one in self.contenders if one.name not in log.dropped_out]
+        first = (lap + batch) % max(len(racing), 1)
+        order = racing[first:] + racing[:first]
+        if lap % 2:  # so that nobody always follows the same one
+            order.reverse()
+        return {one.name: self._turn(one, lap, batch, log) for one in order}
+
+    def _turn(self, contender: Contender, lap: int, batch: int, log: RoundLog) -> Turn:
+        watch = Stopwatch() if lap == WATCHED else None
+        try:
+            seconds, generations, started = self._timed(contender, self.batches[batch], watch)
+        except Exception as error:  # whatever it is, the others race on
+            _free_memory()
+            return Turn(0.0, "failed", f"{type(error).__name__}: {str(error).strip()}")
+        if watch is not None:
+            spent = seconds + sum(turn.seconds for turn in log.turns(contender.name).values())
+            if spent > self.limit_s:
+                return Turn(seconds, "timeout", f"more than {self.limit_s:g} s for {len(self.prompts)} prompts")
+            return Turn(seconds, watched=_watched(generations, watch, started))
+        known = log.rounds[WATCHED, batch][contender.name].watched
+        if known is None or known.generations != generations:
+            return Turn(seconds, "failed", "the same prompts did not give the same tokens twice")
+        return Turn(seconds)
+
+    def _timed(
+        self, contender: Contender, batch: range, watch: Stopwatch | None
+    ) -> tuple[float, list[Generation], float]:
+        """Decode a batch: seconds, generations, and when it began."""
+        if watch is not None and torch.cuda.is_available():
+            torch.cuda.reset_peak_memory_stats()
+        synchronize()
+        started = time.perf_counter()
+        generations = self._decode(contender, batch, watch)
+        synchronize()
+        return time.perf_counter() - started, generations, started
+
+    def _decode(self, contender: Contender, batch: range, meter: Meter | None) -> list[Generation]:
+        return decode(
+            contender.model,
+            contender.method,
+            [Request(self.prompts[index], self.max_new_tokens, contender.threshold) for index in batch],
+            eos_id=self.eos_id,
+            pad_id=self.pad_id,
+            batch_size=len(batch),
+            meter=meter,
+        )
+
+    def _outcome(self, turns: Mapping[tuple[int, int], Turn]) -> Outcome:
+        """Everything that a contender's turns say."""
+        for turn in turns.values():
+            if turn.status != "done":
+                return Outcome([], status=turn.status, reason=turn.reason)
+        batches = range(len(self.batches))
+        watched = [found for batch in batches if (found := turns[WATCHED, batch].watched) is not None]
+        peaks = [one.peak_bytes for one in watched if one.peak_bytes is not None]
+        return Outcome(
+            seconds=[sum(turns[lap, batch].seconds for batch in batches) for lap in range(1, self.laps + 1)],
+            generations=[generation for one in watched for generation in one.generations],
+            first_token=[seconds for one in watched for seconds in one.first_token],
+            last_token=[seconds for one in watched for seconds in one.last_token],
+            meter=_added(one.meter for one in watched),
+            peak_bytes=max(peaks, default=None),
+        )
+
+
+def _watched(generations: list[Generation], watch: Stopwatch, started: float) -> Watched:
+    """A batch whose rows all joined at its first forward: when their tokens came, and the work."""
+    after = [stamp - started for stamp in watch.stamps]
+    return Watched(
+        generations,
+        [round(after[one.settled_by[0] - 1], 6) for one in generations],
+        [round(after[one.settled_by[-1] - 1], 6) for one in generations],
+        Meter(**{name: getattr(watch, name) for name in vars(Meter())}),
+        torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None,
+    )
+
+
+def _added(meters: Iterator[Meter]) -> Meter:
+    """The work of several batches together; the cache is the largest."""
+    whole = Meter()
+    for one in meters:
+        for name, value in vars(one).items():
+            known = getattr(whole, name)
+            setattr(whole, name, max(known, value) if name == "cache_bytes" else known + value)
+    return whole
+
+
+def _free_memory() -> None:
+    """Give back what a failed turn may still hold on the device."""
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def synchronize() -> None:
