@@ -130,9 +130,77 @@ class ExactnessRow:
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
 
-Row = EvaluationRow | TrainingRow | StepCostRow | SpeedRow | ExactnessRow
+@dataclass(frozen=True)
+class SweepRow:
+    """One cell of a sweep: a contender at a batch size, raced against the baselines; it can be read by itself.
+
+    Prompt i is a question of benchmark i modulo the number of benchmarks; lists "per prompt" are in that order.
+    """
+
+    kind: ClassVar[str] = "sweep"
+
+    key: str
+    status: Status
+    reason: str
+    scale: str
+    contender: str  # its name in the grid
+    stage: str
+    draft: str  # stage of the draft model, empty where there is none
+    method: str
+    options: Mapping[str, Any]  # the method's options, and `threshold`
+    batch_size: int
+    benchmarks: list[str]
+    prompts: int
+    prompts_hash: str
+    max_new_tokens: int
+    seconds: list[float] = field(default_factory=list)  # of each timed lap over all prompts
+    baselines: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # name -> `seconds`, same laps; `emitted`
+    correct: list[float] = field(default_factory=list)  # per prompt, 0 or 1, of the generations that were timed
+    emitted: list[int] = field(default_factory=list)  # per prompt, tokens up to EOS, an emitted EOS counted once
+    row_forwards: list[int] = field(default_factory=list)  # per prompt, forward passes of the model
+    finished: list[int] = field(default_factory=list)  # per prompt, 1 = ended with EOS
+    first_token: list[float] = field(default_factory=list)  # per prompt, seconds from its batch's start
+    last_token: list[float] = field(default_factory=list)  # alike
+    forwards: int = 0  # forward passes of the model over windows, a batch counted once; 0 = not known
+    positions: int = 0  # entries in those windows, over all rows, fillers left out
+    prompt_forwards: int = 0  # passes over prompts, a batch counted once
+    prompt_positions: int = 0  # tokens of the prompts, as they were forwarded
+    cache_bytes: int = 0  # the most that KV caches held, a draft model's included
+    weight_bytes: int = 0  # of the model, its heads and its draft model
+    target_bytes: int = 0  # of the model alone, which every forward reads
+    peak_bytes: int | None = None  # the most that the device held; None on a CPU
+    same_as: Mapping[str, int] = field(default_factory=dict)  # baseline -> prompts with its very tokens
+    samples: str = ""  # SHA-256 of the log of what was generated
+    race: str = ""  # what was raced together
+    dtype: str = ""
+    checkpoint: str = ""
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class StepTimeRow:
+    """What a forward pass costs on this machine by its shape, and how fast the machine copies memory."""
+
+    kind: ClassVar[str] = "step_time"
+
+    key: str
+    status: Status
+    reason: str
+    scale: str
+    stage: str
+    context: int  # tokens before the window when timing starts
+    rows: list[int]  # per shape: sequences in the batch
+    window: list[int]  # per shape: entries of each sequence
+    seconds: list[list[float]]  # per shape and repeat: one step of the loop
+    copied_per_second: list[float]  # per repeat: bytes read and bytes written, both counted
+    weight_bytes: int = 0
+    checkpoint: str = ""
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+
+Row = EvaluationRow | TrainingRow | StepCostRow | SpeedRow | ExactnessRow | SweepRow | StepTimeRow
 _KINDS: dict[str, type[Row]] = {
-    row.kind: row for row in (EvaluationRow, TrainingRow, StepCostRow, SpeedRow, ExactnessRow)
+    row.kind: row for row in (EvaluationRow, TrainingRow, StepCostRow, SpeedRow, ExactnessRow, SweepRow, StepTimeRow)
 }
 
 

@@ -65,7 +65,7 @@ class Runner:
         with full_disk_explained(self.workspace.runs):
             block_size = _block_size(plan.arms)
             rows: list[Row] = []
-            to_train = [stage for stage in plan.stages if self._trains(stage, block_size)]
+            to_train = [stage for stage in plan.stages if self.trains(stage, block_size)]
             for name in dict.fromkeys(name for stage in to_train for name in lineage(self.scale, stage)):
                 rows.append(self.train(recipe(self.scale, name, block_size=block_size, seed=self.seed)))
             if self.scale.world:  # its batches are timed; the paper says what the real scales cost
@@ -74,21 +74,26 @@ class Runner:
                 rows += self._line(arm, block_size)
             return rows
 
-    def _trains(self, stage: str, block_size: int) -> bool:
+    def trains(self, stage: str, block_size: int) -> bool:
         """Whether a table is to train a stage, or finds it trained."""
         if self.scale.ready_checkpoint(stage, block_size) is not None:
             return False
         chosen = recipe(self.scale, stage, block_size=block_size, seed=self.seed)
         return self.scale.tables_train or checkpoints.finished(self.workspace.checkpoint(chosen)) is not None
 
+    def missing_checkpoint(self, stage: str, block_size: int) -> str:
+        """Why a stage has no checkpoint and what to do about it; empty where it has one or trains it."""
+        if self.scale.ready_checkpoint(stage, block_size) is not None or self.trains(stage, block_size):
+            return ""
+        return (
+            f"no checkpoint of stage {stage} is published; train it with marsbench train {stage} "
+            f"--scale {self.scale.scale}, or name one with --checkpoint {stage}=..."
+        )
+
     def _line(self, arm: Arm, block_size: int) -> list[Row]:
         """One arm on every benchmark; what cannot be measured says why."""
         names = self.benchmarks or self.scale.benchmarks
-        if self.scale.ready_checkpoint(arm.stage, block_size) is None and not self._trains(arm.stage, block_size):
-            reason = (
-                f"no checkpoint of stage {arm.stage} is published; train it with marsbench train {arm.stage} "
-                f"--scale {self.scale.scale}, or name one with --checkpoint {arm.stage}=..."
-            )
+        if reason := self.missing_checkpoint(arm.stage, block_size):
             return [self._skipped(arm, name, reason) for name in names]
         try:
             loaded = self.load(arm.stage, block_size)
@@ -97,7 +102,7 @@ class Runner:
             if self.scale.ready_checkpoint(arm.stage, block_size) is None:
                 raise
             # A checkpoint that somebody else has published may be gone, or lack what a method needs.
-            return [self._skipped(arm, name, _reason(error)) for name in names]
+            return [self._skipped(arm, name, explained(error)) for name in names]
         return [self._cell_or_reason(arm, loaded, name) for name in names]
 
     def single(self, arm: Arm, name: str, checkpoint: str | None = None, draft: str | None = None) -> EvaluationRow:
@@ -185,9 +190,9 @@ class Runner:
             return None
         return row
 
-    def load(self, stage: str, block_size: int) -> Loaded:
+    def load(self, stage: str, block_size: int, dtype: torch.dtype = torch.float32) -> Loaded:
         """The checkpoint of a stage, on the device."""
-        return checkpoints.load(self.checkpoint(stage, block_size), device=_device(), stage=stage)
+        return checkpoints.load(self.checkpoint(stage, block_size), dtype=dtype, device=_device(), stage=stage)
 
     def checkpoint(self, stage: str, block_size: int) -> str:
         """Folder or hub name of a stage's checkpoint: the ready one if there is one, else ours, trained if need be."""
@@ -203,7 +208,7 @@ class Runner:
         try:
             return self.cell(arm, loaded, name)
         except Unavailable as error:
-            return self._skipped(arm, name, _reason(error))
+            return self._skipped(arm, name, explained(error))
 
     def _skipped(self, arm: Arm, name: str, reason: str) -> EvaluationRow:
         """The row of a cell without numbers."""
@@ -312,7 +317,7 @@ class Runner:
         return True
 
 
-def _reason(error: UserError) -> str:
+def explained(error: UserError) -> str:
     """An error as the reason of a cell without numbers."""
     return f"{error.what}{f' ({error.where})' if error.where else ''}; {error.fix}"
 

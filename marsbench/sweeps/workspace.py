@@ -62,6 +62,14 @@ class Workspace:
         """The logs of a cell's shards, as far as there are any."""
         return sorted((self.runs / "answers").glob(f"{key}.*-of-*.jsonl"))
 
+    def race(self, name: str) -> Path:
+        """The rounds of a race that goes on."""
+        return self.runs / "races" / f"{name}.jsonl"
+
+    def samples(self, key: str) -> Path:
+        """What a cell of a sweep generated."""
+        return self.runs / "samples" / f"{key}.jsonl"
+
     def check_writable(self) -> None:
         """Refuse an output folder that cannot be written to, before any work is done."""
         try:

@@ -1,0 +1,120 @@
+"""The questions of a sweep: prompts made by lm-eval's tasks, and the score of any response, worked out once."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lm_eval.api.instance import Instance
+
+from marsbench.errors import UserError
+from marsbench.evaluation.benchmarks import benchmark, fingerprint
+from marsbench.evaluation.harness import Answer, Exam, LoggedModel, chat_text, evaluate, prepare
+
+
+@dataclass(frozen=True)
+class Question:
+    """One question: which one, and its prompt."""
+
+    benchmark: str
+    doc_id: int  # its number in the benchmark's data
+    prompt: str  # in the chat template, up to where the assistant begins
+
+
+@dataclass
+class Questions:
+    """As many questions of every benchmark, in turn: question i is of benchmark i modulo their number."""
+
+    exams: Mapping[str, Exam]
+    questions: list[Question]
+    _scores: dict[tuple[str, int, str], float] = field(default_factory=dict)  # (benchmark, doc_id, response) -> score
+
+    @property
+    def benchmarks(self) -> list[str]:
+        """The benchmarks that are asked."""
+        return list(self.exams)
+
+    def prompts(self, tokenizer: Any, room: int) -> list[list[int]]:
+        """The prompts as token ids; of those longer than `room` tokens, the end."""
+        texts = [question.prompt for question in self.questions]
+        return [list(ids)[-room:] for ids in tokenizer(texts, add_special_tokens=False).input_ids]
+
+    def score(self, responses: Sequence[str]) -> list[float]:
+        """The accuracy of each question's response, 0 or 1; a response is scored once, however often it comes."""
+        for name, exam in self.exams.items():
+            new = {
+                question.doc_id: response
+                for question, response in zip(self.questions, responses, strict=True)
+                if question.benchmark == name and (name, question.doc_id, response) not in self._scores
+            }
+            if new:
+                answers = {number: Answer(number, response) for number, response in new.items()}
+                scored = evaluate(LoggedModel(exam.only(new), answers))
+                for answer, correct in zip(scored.answers, scored.correct, strict=True):
+                    self._scores[name, answer.doc_id, answer.response] = correct
+        return [
+            self._scores[question.benchmark, question.doc_id, response]
+            for question, response in zip(self.questions, responses, strict=True)
+        ]
+
+    def fingerprint(self) -> str:
+        """Sixteen hexadecimal digits over the prompts and all that decides their scores."""
+        tasks = {name: fingerprint(exam.tasks) for name, exam in self.exams.items()}
+        content = json.dumps([tasks, [vars(question) for question in self.questions]], sort_keys=True)
+        return hashlib.sha256(content.encode()).hexdigest()[:16]
+
+
+def ask(names: Sequence[str], count: int, tokenizer: Any, data_dir: Path | None = None) -> Questions:
+    """`count` questions from all the benchmarks alike, in a tokenizer's chat template.
+
+    Raises:
+        UserError: the count is no multiple of the number of benchmarks, or a benchmark has fewer questions.
+    """
+    each, rest = divmod(count, len(names))
+    if rest or not each:
+        raise UserError(
+            f"{count} prompts cannot be shared by {len(names)} benchmarks alike", fix=f"ask a multiple of {len(names)}"
+        )
+    exams = {name: prepare(benchmark(name), data_dir).first(each) for name in names}
+    for name, exam in exams.items():
+        if len(exam.asked()) < each:
+            raise UserError(f"{name} has {len(exam.asked())} questions, not {each}", fix="ask fewer prompts")
+    prompts = {name: _prompts(exam, tokenizer) for name, exam in exams.items()}
+    in_turn = zip(*[exam.asked() for exam in exams.values()], strict=True)
+    found = [
+        Question(name, number, prompts[name][number])
+        for numbers in in_turn
+        for name, number in zip(exams, numbers, strict=True)
+    ]
+    return Questions(exams, found)
+
+
+def _prompts(exam: Exam, tokenizer: Any) -> dict[int, str]:
+    """Number of a question -> its prompt."""
+    collector = _Collector(exam, tokenizer)
+    evaluate(collector)
+    return collector.prompts
+
+
+class _Collector(LoggedModel):
+    """Answers nothing, and notes what it is asked."""
+
+    def __init__(self, exam: Exam, tokenizer: Any) -> None:
+        self._given: dict[int, Answer] = {}
+        super().__init__(exam, self._given)
+        self._tokenizer = tokenizer
+        self.prompts: dict[int, str] = {}
+
+    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        """The conversation as the checkpoint's own template writes it."""
+        return chat_text(self._tokenizer, chat_history, add_generation_prompt)
+
+    def answer(self, requests: Mapping[int, Instance]) -> None:
+        """Note the prompts; the answers are empty."""
+        for number, request in requests.items():
+            self.prompts[number] = request.args[0]
+            self._given[number] = Answer(number, "")

@@ -1,0 +1,88 @@
+"""Rows as a table for other tools: merged from several files, filtered, exported through pandas."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from marsbench.errors import UserError, unknown_name
+from marsbench.files import write_atomically
+from marsbench.sweeps.rows import Row, to_json
+from marsbench.sweeps.store import read_rows, rows_text
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+FORMATS = (".csv", ".parquet", ".jsonl")
+
+
+def merged(files: Sequence[Path]) -> list[Row]:
+    """The rows of all files; of a cell that several of them hold, the last finished row, else the last."""
+    rows: dict[str, Row] = {}
+    for row in (row for file in files for row in read_rows(file)):
+        if row.key not in rows or row.status == "done" or rows[row.key].status != "done":
+            rows[row.key] = row
+    return list(rows.values())
+
+
+def matching(rows: Sequence[Row], conditions: Sequence[str]) -> list[Row]:
+    """The rows that meet all conditions, each FIELD=VALUE with a field as in the table, such as `options.threshold`.
+
+    Raises:
+        UserError: a condition is no FIELD=VALUE, or no row has such a field.
+    """
+    kept = list(rows)
+    for condition in conditions:
+        name, equals, value = condition.partition("=")
+        if not equals:
+            raise UserError(
+                f"{condition!r} is no condition", fix="write --where FIELD=VALUE, as in --where method=mars"
+            )
+        flat = [_flat(to_json(row)) for row in kept]
+        known = sorted({field for one in flat for field in one})
+        if kept and name not in known:
+            raise unknown_name("field", name, known)
+        kept = [row for row, one in zip(kept, flat, strict=True) if name in one and _same(one[name], value)]
+    return kept
+
+
+def _same(found: Any, wanted: str) -> bool:
+    """Whether a field holds a value given as text; numbers are compared as numbers."""
+    if isinstance(found, (int, float)) and not isinstance(found, bool):
+        try:
+            return float(wanted) == found
+        except ValueError:
+            return False
+    return str(found) == wanted
+
+
+def _flat(record: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A row's object without nesting: `options.threshold`, `provenance.commit`."""
+    flat: dict[str, Any] = {}
+    for name, value in record.items():
+        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return flat
+
+
+def frame(rows: Sequence[Row]) -> pd.DataFrame:
+    """One line per row, a column per field; lists stay lists."""
+    import pandas as pd
+
+    return pd.DataFrame([_flat(to_json(row)) for row in rows])
+
+
+def export(rows: Sequence[Row], file: Path) -> Path:
+    """Write rows as CSV (lists as JSON), Parquet, or JSON Lines that this program reads again, by the file's name."""
+    if file.suffix == ".jsonl":
+        return write_atomically(file, rows_text(rows).encode())
+    if file.suffix == ".parquet":
+        whole = io.BytesIO()
+        frame(rows).to_parquet(whole, index=False)
+        return write_atomically(file, whole.getvalue())
+    if file.suffix == ".csv":
+        table = frame(rows).map(lambda value: json.dumps(value) if isinstance(value, list) else value)
+        return write_atomically(file, table.to_csv(index=False).encode())
+    raise unknown_name("kind of file", file.suffix or file.name, list(FORMATS))
