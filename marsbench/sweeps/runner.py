@@ -59,11 +59,14 @@ class Runner:
         self.store = RowStore(self.workspace.row_file)
         self._renewed: set[str] = set()  # keys made in this run, which `rerun` must not make twice
         self._exams: dict[str, Exam] = {}
+        self._numbers: dict[tuple[str, str], int] = {}  # of a table's cells, from 1; none outside a table
 
     def table(self, plan: TablePlan) -> list[Row]:
         """All rows of a table, in its order: trainings, the cost of a step, then the cells."""
         with full_disk_explained(self.workspace.runs):
             block_size = _block_size(plan.arms)
+            cells = [(arm.name, name) for arm in plan.arms for name in self._asked]
+            self._numbers = {cell: number for number, cell in enumerate(cells, 1)}
             rows: list[Row] = []
             to_train = [stage for stage in plan.stages if self._trains(stage, block_size)]
             for name in dict.fromkeys(name for stage in to_train for name in lineage(self.scale, stage)):
@@ -83,7 +86,7 @@ class Runner:
 
     def _line(self, arm: Arm, block_size: int) -> list[Row]:
         """One arm on every benchmark; what cannot be measured says why."""
-        names = self.benchmarks or self.scale.benchmarks
+        names = self._asked
         if self.scale.ready_checkpoint(arm.stage, block_size) is None and not self._trains(arm.stage, block_size):
             reason = (
                 f"no checkpoint of stage {arm.stage} is published; train it with marsbench train {arm.stage} "
@@ -207,7 +210,7 @@ class Runner:
 
     def _skipped(self, arm: Arm, name: str, reason: str) -> EvaluationRow:
         """The row of a cell without numbers."""
-        self.reporter.say(f"{arm.label}, {name}: skipped ({reason})")
+        self.reporter.say(f"{self._title(arm, name)}: skipped ({reason})")
         key = content_hash({"skipped": [arm.name, name, self.scale.scale, reason]})
         identity = arm.name, arm.stage, arm.method, arm.options, name, benchmark(name).headline
         return EvaluationRow(key, "skipped", reason, self.scale.scale, *identity, provenance=provenance(seed=self.seed))
@@ -246,6 +249,16 @@ class Runner:
     def _method(self, arm: Arm, loaded: Loaded, draft: Loaded | None = None) -> Method | OutsideMethod:
         return fit(arm.method, loaded, draft=draft, untrained_masks=arm.untrained_masks, **method_options(arm))
 
+    def _title(self, arm: Arm, name: str) -> str:
+        """What a cell is called on the terminal, with its number in the table."""
+        number = self._numbers.get((arm.name, name))
+        return f"{arm.label}, {name}" + (f" (cell {number} of {len(self._numbers)})" if number else "")
+
+    @property
+    def _asked(self) -> Sequence[str]:
+        """The benchmarks of a table."""
+        return self.benchmarks or self.scale.benchmarks
+
     @property
     def _limit(self) -> int | None:
         return self.limit or self.scale.questions
@@ -260,7 +273,8 @@ class Runner:
         """Answer and score; the answers of an interrupted run are taken up."""
         origin, started, chosen = provenance(seed=self.seed), time.perf_counter(), exam.benchmark
         log = AnswerLog(self.workspace.answers(key, self.shard), self.workspace.shards(key))
-        with self.reporter.bar(f"{arm.label}, {chosen.name}") as bar:
+        title = self._title(arm, chosen.name)
+        with self.reporter.bar(title) as bar:
             model = EngineModel(
                 exam,
                 log,
@@ -295,7 +309,7 @@ class Runner:
         )
         share = sum(row.correct) / len(row.correct)
         speed = sum(row.emitted) / sum(row.forwards)
-        self.reporter.say(f"{arm.label}, {chosen.name}: {share:.1%} of {len(row.correct)}, {speed:.2f} tokens/forward")
+        self.reporter.say(f"{title}: {share:.1%} of {len(row.correct)}, {speed:.2f} tokens/forward")
         return row
 
     def keep(self, row: Row) -> None:
