@@ -7,11 +7,12 @@ from typing import Annotated
 
 import typer
 
-from marsbench.commands.shared import Output, Scale
+from marsbench.commands.shared import DataDir, Output, Scale
 
 
 def doctor(
     scale: Scale = "tiny",
+    data_dir: DataDir = None,
     output: Output = Path("."),
 ) -> None:
     """Check this machine before a long run.
@@ -24,7 +25,7 @@ def doctor(
 
     from marsbench.doctor import checks, findings_table
 
-    found = checks(scale, output)
+    found = checks(scale, output, data_dir)
     Console().print(findings_table(found))
     if any(check.ok == "fail" for check in found):
         raise typer.Exit(2)
