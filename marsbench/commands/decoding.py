@@ -84,29 +84,59 @@ def decode(
     prompt_ids: Annotated[Path, typer.Option(help='JSON Lines, one {"prompt_ids": [...]} a line.')],
     out: Annotated[Path, typer.Option(help="Where the continuations go, one line per prompt, in the same order.")],
     method: DecodingMethod = "mars",
-    block_size: Annotated[int, typer.Option(help="B, or the window of methods free to choose one.")] = 4,
+    block_size: Annotated[
+        int,
+        typer.Option(
+            help="B of mars, mars-no-cache, mars-speculative, block-diffusion and drafts by mars; window of "
+            "mars-verified and jacobi."
+        ),
+    ] = 4,
     threshold: Annotated[
-        float | None, typer.Option(help="Confidence to accept (or draft) a token; without it, mars takes one per pass.")
+        float | None,
+        typer.Option(
+            help="Confidence to accept a token (mars-verified: to draft one), for mars methods and block-diffusion; "
+            "without it, mars takes one per pass."
+        ),
     ] = None,
-    accept: Annotated[str | None, typer.Option(help="`one`: exactly one token per forward pass.")] = None,
+    accept: Annotated[
+        str | None,
+        typer.Option(
+            help="`one`: exactly one token per pass, for mars, mars-no-cache, mars-block-cache and block-diffusion."
+        ),
+    ] = None,
     metric: Metric = "probability",
     cache_block: Annotated[int, typer.Option(help="B_cache of mars-block-cache, in tokens.")] = 4,
     layout: Annotated[str, typer.Option(help="Masks of mars-verified: groups (more tokens) or linear (cheaper).")] = (
         "groups"
     ),
     draft: Draft = None,
-    draft_length: Annotated[int, typer.Option(help="K: tokens drafted per round at most.")] = 4,
-    draft_method: Annotated[str, typer.Option(help="How the draft model decodes: ar or mars.")] = "ar",
-    draft_threshold: Annotated[float, typer.Option(help="Confidence that a MARS draft's tokens must pass.")] = 0.95,
-    tree_width: Annotated[int, typer.Option(help="Guesses of the first Medusa head; 1 is a chain.")] = 1,
+    draft_length: Annotated[
+        int,
+        typer.Option(
+            help="K: tokens drafted per round at most, by speculative, mars-speculative, hf-assisted, prompt-lookup."
+        ),
+    ] = 4,
+    draft_method: Annotated[
+        str, typer.Option(help="How the draft model of speculative and mars-speculative decodes: ar or mars.")
+    ] = "ar",
+    draft_threshold: Annotated[
+        float,
+        typer.Option(help="Confidence that drafts by mars must pass, for speculative and mars-speculative."),
+    ] = 0.95,
+    tree_width: Annotated[int, typer.Option(help="Guesses of medusa's first head; 1 is a chain.")] = 1,
     max_new_tokens: Annotated[int, typer.Option(help="Limit of every continuation; an EOS counts.")] = 256,
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Rows decoded at once; by default 16.")] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, help="Rows decoded at once; by default 16, for hf-assisted 1.")
+    ] = None,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Seed of sampling; prompt i takes seed + i.")] = 0,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
     eos_id: Annotated[int | None, typer.Option(help="EOS; by default the checkpoint's.")] = None,
     pad_id: Annotated[int | None, typer.Option(help="Padding; by default the checkpoint's, else EOS.")] = None,
-    mask_id: Annotated[int | None, typer.Option(help="Mask token; by default the tokenizer's <|mask|>.")] = None,
+    mask_id: Annotated[
+        int | None,
+        typer.Option(help="Mask token of mars methods and block-diffusion; by default the tokenizer's <|mask|>."),
+    ] = None,
     untrained_masks: UntrainedMasks = False,
 ) -> None:
     """Continue prompts given as token ids.

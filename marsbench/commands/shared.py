@@ -37,8 +37,12 @@ TrainAll = Annotated[bool, typer.Option("--train", help="Train every stage, even
 
 DecodingMethod = Annotated[str, typer.Option(help="How to decode: see `marsbench list methods`.")]
 BlockSize = Annotated[int, typer.Option(help="B: tokens predicted per forward pass at most.")]
-Metric = Annotated[str, typer.Option(help="Confidence: probability, entropy or margin.")]
-Draft = Annotated[str | None, typer.Option(help="Draft model's checkpoint folder, for speculative methods.")]
+Metric = Annotated[
+    str, typer.Option(help="Confidence of mars methods and block-diffusion: probability, entropy or margin.")
+]
+Draft = Annotated[
+    str | None, typer.Option(help="Draft model's checkpoint folder, for speculative, mars-speculative and hf-assisted.")
+]
 UntrainedMasks = Annotated[
     bool, typer.Option("--untrained-masks", help="Use masks even if the checkpoint never saw any.")
 ]
