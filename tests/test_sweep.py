@@ -316,7 +316,7 @@ def test_lists_stand_for_all_their_combinations(tmp_path: Path) -> None:
         ],
         "quick": {"prompts": 12},
     }
-    (tmp_path / "grid.yaml").write_text(yaml.safe_dump(grid))
+    (tmp_path / "grid.yaml").write_text(yaml.safe_dump(grid, sort_keys=False))
     found = read_grid(tmp_path / "grid.yaml")
     assert [(entry.name, entry.threshold, entry.options) for entry in found.contenders[1:]] == [
         ("mars, tau = one, window = 4", None, {"block_size": 4}),
@@ -375,7 +375,7 @@ def broken(**changes: Any) -> dict[str, Any]:
 def test_a_bad_grid_is_named(grid: Any, message: str, tmp_path: Path) -> None:
     """Guards against a traceback, or hours of racing before a misspelt setting is seen."""
     file = tmp_path / "grid.yaml"
-    file.write_text(yaml.safe_dump(grid))
+    file.write_text(yaml.safe_dump(grid, sort_keys=False))
     with pytest.raises(UserError, match=message):
         read_grid(file)
 

@@ -48,18 +48,17 @@ def sweep(
     where it stopped. `marsbench plan --sweep` says beforehand what it will measure. The parts of `--shard` are put
     together by `marsbench results`; every part races the baselines too.
     """
-    from marsbench.files import write_atomically
-    from marsbench.reports import write_report
-    from marsbench.sweeps.grid import read_grid, shipped_grid
-    from marsbench.sweeps.store import rows_text
-
     part = parse_shard(shard)
-    chosen = read_grid(grid or shipped_grid(scale), quick=quick).part(part)
     names = [label, "quick" if quick else "", f"part{part[0]}-of-{part[1]}" if part[1] > 1 else ""]
     runner = make_runner(scale, output, existing, seed, data_dir=data_dir, label="-".join(filter(None, names)))
     runner.scale = runner.scale.with_checkpoints(checkpoint or [], train_all=train_all)
+    from marsbench.files import write_atomically
+    from marsbench.reports import write_report
+    from marsbench.sweeps.grid import read_grid, shipped_grid
     from marsbench.sweeps.speedup import SpeedupSweep
+    from marsbench.sweeps.store import rows_text
 
+    chosen = read_grid(grid or shipped_grid(scale), quick=quick).part(part)
     rows = SpeedupSweep(runner, chosen).rows()
     write_atomically(runner.workspace.results("speedup"), rows_text(rows).encode())
     pages = write_report("speedup", rows, scale, runner.workspace.reports)
@@ -125,11 +124,10 @@ def tune(
     Times forward passes by their positions on this machine, measures how many tokens each setting accepts, predicts
     which is fastest, and races that one against AR.
     """
+    runner = make_runner(scale, output, "reuse", seed, benchmarks=benchmarks, data_dir=data_dir)
     from rich.console import Console
 
     from marsbench.listing import advice_table
-
-    runner = make_runner(scale, output, "reuse", seed, benchmarks=benchmarks, data_dir=data_dir)
     from marsbench.sweeps.questions import ask
     from marsbench.sweeps.tune import tune as advise
     from marsbench.training.checkpoints import default_device, load

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from statistics import median
 
 import numpy as np
+from scipy.optimize import isotonic_regression
 
 from marsbench.sweeps.rows import StepTimeRow, SweepRow
 from marsbench.sweeps.step_time import StepTimes
@@ -54,7 +55,9 @@ def _law(positions: Sequence[int], seconds: Sequence[Sequence[float]]) -> Positi
     for count, repeats in zip(positions, seconds, strict=True):
         found.setdefault(count, []).append(median(repeats))
     known = sorted(found)
-    return PositionLaw(known, [median(found[count]) for count in known])
+    # More positions never cost less: where they seem to, that is noise.
+    smooth = isotonic_regression([median(found[count]) for count in known])
+    return PositionLaw(known, [float(value) for value in smooth.x])
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
+from math import gcd
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -204,10 +205,7 @@ class Race:
     def _round(self, lap: int, batch: int, log: RoundLog) -> Round:
         """All contenders that are still in the race, in an order that changes from round to round."""
         racing = [one for one in self.contenders if one.name not in log.dropped_out]
-        first = (lap + batch) % max(len(racing), 1)
-        order = racing[first:] + racing[:first]
-        if lap % 2:  # so that nobody always follows the same one
-            order.reverse()
+        order = [racing[place] for place in rotation(len(racing), lap * len(self.batches) + batch)]
         return {one.name: self._turn(one, lap, batch, log) for one in order}
 
     def _turn(self, contender: Contender, lap: int, batch: int, log: RoundLog) -> Turn:
@@ -266,6 +264,17 @@ class Race:
             meter=_added(one.meter for one in watched),
             peak_bytes=max(peaks, default=None),
         )
+
+
+def rotation(count: int, number: int) -> list[int]:
+    """The order of `count` places in the round of that number.
+
+    Each round starts elsewhere and goes around with another stride, so that nobody always follows the same one: what a
+    contender leaves behind in caches and allocators must not always fall to the same other.
+    """
+    strides = [stride for stride in range(1, count + 1) if gcd(stride, count) == 1]
+    stride = strides[number % len(strides)] if strides else 1
+    return [(number + step * stride) % count for step in range(count)]
 
 
 def _watched(generations: list[Generation], watch: Stopwatch, started: float) -> Watched:

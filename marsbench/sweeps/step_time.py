@@ -17,8 +17,8 @@ from marsbench.decoding.windows import last, linear_window
 from marsbench.sweeps.race import synchronize
 
 _CONTEXT = 64  # tokens of every prompt
-_STEPS = 16  # timed together
-_REPEATS = 5
+_STEPS = 8  # timed together
+_REPEATS = 9
 _ROWS = (1, 4, 16, 64)
 _WINDOWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 _COPY_BYTES = 256 * 2**20  # far more than any cache holds
