@@ -1,15 +1,18 @@
-"""What several test files share: the golden vectors and their two small checkpoints."""
+"""What several test files share: the golden vectors with their two small checkpoints, and micro checkpoints."""
 
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from filelock import FileLock
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from marsbench.presets import preset
 from marsbench.quiet import quieten_libraries
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -31,3 +34,18 @@ def golden_models() -> dict[str, PreTrainedModel]:
     return {
         name: AutoModelForCausalLM.from_pretrained(GOLDEN / name, dtype=torch.float32).eval() for name in ("ar", "mars")
     }
+
+
+@pytest.fixture(scope="session")
+def micro_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a checkpoint of every kind at scale micro, trained once for all test processes."""
+    from marsbench.sweeps.runner import Runner
+    from marsbench.sweeps.workspace import Workspace
+
+    own = tmp_path_factory.getbasetemp()
+    shared = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "micro"
+    with FileLock(f"{shared}.lock"):
+        runner = Runner(preset("micro"), Workspace(shared, "micro"))
+        for stage in ("mars", "medusa", "draft_mars"):
+            runner.checkpoint(stage, 4)
+    return runner.workspace.runs / "checkpoints"

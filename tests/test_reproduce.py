@@ -305,10 +305,10 @@ def test_committed_reports_are_what_their_rows_say(scale: str, table: str, tmp_p
 
 
 @pytest.fixture(scope="module")
-def engine_rows(reproduced: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
-    """The engine raced on the checkpoints of the uninterrupted run."""
+def engine_rows(micro_checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    """The engine raced on micro checkpoints."""
     output = tmp_path_factory.mktemp("engine")
-    shutil.copytree(reproduced / "runs", output / "runs")
+    shutil.copytree(micro_checkpoints, Workspace(output, "micro").runs / "checkpoints")
     marsbench("reproduce", "engine", "--scale", "micro", "--output", str(output))
     rows = read_rows(Workspace(output, "micro").results("engine"))
     before = (output / "runs" / "micro" / "rows.jsonl").read_bytes()

@@ -59,9 +59,10 @@ def rows_in(output: Path, variant: str = "") -> list[SweepRow]:
 
 
 @pytest.fixture(scope="module")
-def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def swept(micro_checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A whole sweep of the shipped grid."""
     output = tmp_path_factory.mktemp("swept")
+    shutil.copytree(micro_checkpoints, Workspace(output, "micro").runs / "checkpoints")
     run_sweep(output)
     return output
 

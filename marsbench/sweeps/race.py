@@ -187,12 +187,12 @@ class Race:
     def run(self, log: RoundLog, progress: Progress = lambda done, total: None) -> dict[str, Outcome]:
         """Run what the log lacks; contender -> outcome. A contender that raises an error drops out."""
         places = [(lap, batch) for lap in range(self.laps + 1) for batch in range(len(self.batches))]
-        if any(place not in log.rounds for place in places):
+        missing = [place for place in places if place not in log.rounds]
+        if missing:
             self._warm_up()
-        for done, (lap, batch) in enumerate(places):
+        for done, (lap, batch) in enumerate(missing, len(places) - len(missing)):
             progress(done, len(places))
-            if (lap, batch) not in log.rounds:
-                log.add(lap, batch, self._round(lap, batch, log))
+            log.add(lap, batch, self._round(lap, batch, log))
         return {one.name: self._outcome(log.turns(one.name)) for one in self.contenders}
 
     def _warm_up(self) -> None:
