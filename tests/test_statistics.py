@@ -22,7 +22,6 @@ from marsbench.evaluation.statistics import (
     non_inferiority,
     paired_difference,
     proportion_interval,
-    stratified_accuracy,
     superiority,
     tokens_per_forward,
 )
@@ -58,14 +57,15 @@ def test_answers_that_are_no_proportion_are_refused(answers: list[float]) -> Non
 
 def test_benchmarks_weigh_the_same_whatever_their_size() -> None:
     """Guards against pooling questions, which would let the largest benchmark be the average."""
-    found = stratified_accuracy({"gpqa": outcomes(5, 5), "gsm8k": outcomes(100, 900)})
+    found = mean_of_benchmarks([accuracy(outcomes(5, 5)), accuracy(outcomes(100, 900))])
     assert isclose(found.value, 0.3)
     assert found.n == 1010
 
 
 def test_one_benchmark_keeps_its_own_interval() -> None:
     """Guards against a second kind of interval in a table with a single benchmark."""
-    alone, mean = accuracy(outcomes(7, 3)), stratified_accuracy({"bbh": outcomes(7, 3)})
+    alone = accuracy(outcomes(7, 3))
+    mean = mean_of_benchmarks([alone])
     assert isclose(mean.interval.low, alone.interval.low) and isclose(mean.interval.high, alone.interval.high)
 
 
@@ -151,7 +151,7 @@ def test_intervals_hold_their_estimate(answers: dict[str, list[tuple[float, floa
     """Guards against limits that miss their own estimate where all answers, or none, are right."""
     a = {name: [pair[0] for pair in pairs] for name, pairs in answers.items()}
     b = {name: [pair[1] for pair in pairs] for name, pairs in answers.items()}
-    mean, difference = stratified_accuracy(a), paired_difference(a, b)
+    mean, difference = mean_of_benchmarks([accuracy(one) for one in a.values()]), paired_difference(a, b)
     assert -1e-9 <= mean.interval.low <= mean.value + 1e-9
     assert mean.value - 1e-9 <= mean.interval.high <= 1 + 1e-9
     assert difference.interval.low < difference.points + 1e-9 < difference.interval.high + 2e-9

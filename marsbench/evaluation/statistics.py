@@ -100,11 +100,6 @@ def mean_of_benchmarks(estimates: Sequence[Estimate]) -> Estimate:
     return Estimate(value, Interval(value - below, value + above), sum(part.n for part in estimates))
 
 
-def stratified_accuracy(correct: Mapping[str, Sequence[float]]) -> Estimate:
-    """The mean accuracy over benchmarks (name -> 0 or 1 per question), as a fraction."""
-    return mean_of_benchmarks([accuracy(answers) for answers in correct.values()])
-
-
 def tokens_per_forward(emitted: Sequence[int], forwards: Sequence[int]) -> Estimate:
     """Total tokens over total forward passes on one benchmark; the interval by the delta method.
 

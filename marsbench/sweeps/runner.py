@@ -160,15 +160,18 @@ class Runner:
         if parent is not None:
             self.train(parent)
         folder.parent.mkdir(parents=True, exist_ok=True)
+        terms = " (mask + AR)" if chosen.objective == "mars" and chosen.ar_weight else ""
         with self.reporter.bar(f"training {chosen.stage}") as bar:
             record = train(
                 chosen,
                 folder,
                 self.workspace.checkpoint(parent) if parent else None,
-                lambda step, steps, loss, rate: bar.update(step, steps, f"loss {loss:.3f}, {rate:,.0f} tokens/s"),
+                lambda step, steps, loss, rate: bar.update(
+                    step, steps, f"loss {loss:.3f}{terms}, {rate:,.0f} tokens/s"
+                ),
                 self.reporter.say,
             )
-        self.reporter.say(f"trained {chosen.stage}: loss {record.loss:.3f} after {record.seconds:.0f} s")
+        self.reporter.say(f"trained {chosen.stage}: loss {record.loss:.3f}{terms} after {record.seconds:.0f} s")
         return record
 
     def step_cost(self) -> StepCostRow:
