@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from marsbench.training.medusa import MedusaHeads, head_accuracy, medusa_loss
 from marsbench.training.objectives import ar_loss, block_diffusion_loss, mars_loss
-from marsbench.training.visibility import mars_visibility, needs_noisy_copy
+from marsbench.training.visibility import blocks_of_sequence, mars_visibility, needs_noisy_copy
 
 MASK = 3
 
@@ -72,7 +72,8 @@ def test_a_row_costs_the_same_in_any_batch(golden: dict[str, Any], golden_models
 @given(st.lists(st.booleans(), min_size=1, max_size=24), st.integers(1, 8), st.booleans())
 def test_needs_noisy_copy_is_what_attention_says(response: list[bool], block_size: int, bidirectional: bool) -> None:
     """Guards against dropping the noisy copy of a token that could see a mask."""
-    copied = needs_noisy_copy(torch.tensor([response]), block_size, bidirectional=bidirectional)[0]
+    block = blocks_of_sequence(len(response), block_size).unsqueeze(0)
+    copied = needs_noisy_copy(torch.tensor([response]), block, bidirectional=bidirectional)[0]
     for at in range(len(response)):
         block = range(at // block_size * block_size, min(at // block_size * block_size + block_size, len(response)))
         sees_mask = any(response[other] for other in block if bidirectional or other <= at)

@@ -14,7 +14,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from marsbench.training.visibility import additive_mask, needs_noisy_copy, stream_visibility
+from marsbench.training.variants import Alignment, BlocksFrom
+from marsbench.training.visibility import (
+    additive_mask,
+    blocks_of_responses,
+    blocks_of_sequence,
+    needs_noisy_copy,
+    stream_visibility,
+)
 
 IGNORED = -100
 
@@ -62,6 +69,9 @@ def mars_loss(
     block_size: int,
     mask_token_id: int,
     ar_weight: float = 1.0,
+    alignment: Alignment = "released",
+    blocks_from: BlocksFrom = "sequence",
+    weight: Tensor | None = None,
 ) -> MarsLoss:
     """The MARS objective (paper section 3, equations 4 to 7), with the noisy stream cut down to what it needs.
 
@@ -70,6 +80,11 @@ def mars_loss(
     that straddles prompt and response), the clean token serves both terms. Value and gradient equal those of the full
     2L layout.
 
+    The released code shifts across block borders, so that the last mask of a block predicts the first token of the
+    next. In the paper's equations 4 and 6, that token is predicted from the clean tokens before it, so that 1/B of the
+    mask term is AR's own. Decoding is the same for both: the first candidate comes from the last clean token, the
+    others from B - 1 masks.
+
     Args:
         model: a causal language model of transformers (or a distributed wrapper around one).
         input_ids: integer [N, L], padded on the right.
@@ -77,13 +92,20 @@ def mars_loss(
         block_size: B, in tokens.
         mask_token_id: the id that stands in for response tokens in the noisy stream.
         ar_weight: weight of the clean stream's AR term; 0 is the paper's "w/o SFT loss", cleanly ablated.
+        alignment: what predicts the first token of a block: see above.
+        blocks_from: where blocks are counted from: the sequence's first token, or the first of each response.
+        weight: fp32 [N], by how much each sequence counts; None = all the same.
     """
     response = labels != IGNORED
     # The last labelled token is only ever predicted: neither it nor anything after it need enter the model.
     enters = _up_to_last(response).roll(-1, 1)
     enters[:, -1] = False
-    copied = needs_noisy_copy(response, block_size)
-    streams = _streams(input_ids, input_ids.masked_fill(response, mask_token_id), enters, copied, block_size)
+    block = _blocks(response, block_size, blocks_from)
+    copied = needs_noisy_copy(response, block)
+    if alignment == "paper":
+        # The last mask of a block predicts nothing, and no other mask sees it.
+        copied &= block == block.roll(-1, 1)
+    streams = _streams(input_ids, input_ids.masked_fill(response, mask_token_id), enters, copied, block)
     row, column = _labelled(labels)
     from_copy = copied[row, column - 1]
     # The clean logits serve the AR term everywhere and the mask term where there is no noisy copy.
@@ -95,8 +117,8 @@ def mars_loss(
     nll = _nll(logits, torch.cat([targets[from_clean], targets[from_copy]]))
     clean_nll = nll.new_zeros(len(row)).masked_scatter(from_clean, nll[: int(from_clean.sum())])
     mask_nll = clean_nll.masked_scatter(from_copy, nll[int(from_clean.sum()) :])
-    mask = _mean_over_rows(mask_nll, row, len(labels))
-    ar = _mean_over_rows(clean_nll, row, len(labels)) if ar_weight else torch.zeros_like(mask)
+    mask = _mean_over_rows(mask_nll, row, len(labels), weight)
+    ar = _mean_over_rows(clean_nll, row, len(labels), weight) if ar_weight else torch.zeros_like(mask)
     return MarsLoss(total=mask + ar_weight * ar, mask=mask, ar=ar)
 
 
@@ -118,8 +140,9 @@ def block_diffusion_loss(
     masked = response & (torch.rand(labels.shape, device=labels.device) < noise_level)
     noise = input_ids.masked_fill(masked, mask_token_id)
     enters = _up_to_last(response)
-    copied = needs_noisy_copy(response, block_size, bidirectional=True)
-    streams = _streams(input_ids, noise, enters, copied, block_size, bidirectional=True)
+    block = _blocks(response, block_size, "sequence")
+    copied = needs_noisy_copy(response, block, bidirectional=True)
+    streams = _streams(input_ids, noise, enters, copied, block, bidirectional=True)
     row, column = masked.nonzero(as_tuple=True)
     logits = _logits_at(model, row, streams.noisy_at[row, column], **_inputs(model, streams))
     weighted = _nll(logits, labels[row, column]) / noise_level[row, 0]
@@ -127,8 +150,15 @@ def block_diffusion_loss(
     return torch.zeros(len(labels), device=labels.device).index_add(0, row, weighted).div(tokens).mean()
 
 
+def _blocks(response: Tensor, block_size: int, blocks_from: BlocksFrom) -> Tensor:
+    """The block of each token, integer [N, L], for bool `response` [N, L]."""
+    if blocks_from == "response":
+        return blocks_of_responses(response, block_size)
+    return blocks_of_sequence(response.shape[1], block_size).to(response.device).expand_as(response)
+
+
 def _streams(
-    clean: Tensor, noise: Tensor, enters: Tensor, copied: Tensor, block_size: int, *, bidirectional: bool = False
+    clean: Tensor, noise: Tensor, enters: Tensor, copied: Tensor, block: Tensor, *, bidirectional: bool = False
 ) -> _Streams:
     """Lay the clean tokens that enter the model and the noisy copies of those that need one side by side.
 
@@ -137,6 +167,8 @@ def _streams(
         noise: integer [N, L], the tokens of the noisy stream.
         enters: bool [N, L], which tokens matter to the loss at all.
         copied: bool [N, L], which of them need a noisy copy.
+        block: integer [N, L], the block of each token.
+        bidirectional: let tokens of one block and stream see each other both ways.
     """
     length = clean.shape[1]
     wanted = torch.cat([enters, enters & copied], dim=1)
@@ -145,7 +177,7 @@ def _streams(
     source = torch.argsort(~wanted, dim=1, stable=True)[:, : int(counts.max())]
     position, noisy = source % length, source >= length
     stands_in = torch.cat([~copied, torch.zeros_like(copied)], dim=1).gather(1, source)
-    visible = stream_visibility(position, noisy, stands_in, block_size, bidirectional=bidirectional)
+    visible = stream_visibility(position, block.gather(1, position), noisy, stands_in, bidirectional=bidirectional)
     # Nobody looks at filler but filler itself, which must see something.
     entry = torch.arange(source.shape[1], device=clean.device)
     visible &= (entry < counts).unsqueeze(1) | (entry == entry.unsqueeze(1))
@@ -195,7 +227,8 @@ def _nll(logits: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(logits.float(), targets, reduction="none")
 
 
-def _mean_over_rows(nll: Tensor, row: Tensor, rows: int) -> Tensor:
-    """Mean over each row's labelled tokens, then over the rows of the batch."""
+def _mean_over_rows(nll: Tensor, row: Tensor, rows: int, weight: Tensor | None = None) -> Tensor:
+    """Mean over each row's labelled tokens, then over the rows of the batch, each times its weight."""
     tokens = torch.bincount(row, minlength=rows).clamp(min=1)
-    return torch.zeros(rows, dtype=nll.dtype, device=nll.device).index_add(0, row, nll).div(tokens).mean()
+    means = torch.zeros(rows, dtype=nll.dtype, device=nll.device).index_add(0, row, nll).div(tokens)
+    return (means if weight is None else means * weight).mean()

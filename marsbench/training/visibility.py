@@ -1,8 +1,9 @@
 """Who may attend to whom while training: the two-stream attention patterns of MARS and of block diffusion.
 
 A training sequence enters the model twice: the *clean* stream holds the tokens as they are, the *noisy* stream holds
-masks in place of response tokens. Both carry the same position ids. `block(t) = t // block_size`, counted over the
-whole sequence.
+masks in place of response tokens. Both carry the same position ids. Blocks of B tokens are counted over the whole
+sequence, as the authors' code does (`blocks_of_sequence`), or over each response by itself, as the paper describes them
+(`blocks_of_responses`).
 
 The two streams may be given whole (`mars_visibility`), or the noisy one may be cut down to the tokens that need it
 (`needs_noisy_copy`). A token without a noisy copy looks the same in both streams, so its clean copy stands in for it.
@@ -14,22 +15,46 @@ import torch
 from torch import Tensor
 
 
+def blocks_of_sequence(length: int, block_size: int) -> Tensor:
+    """Which block each token is in, integer [L]; the first begins with the first token of the sequence."""
+    return torch.arange(length) // block_size
+
+
+def blocks_of_responses(response: Tensor, block_size: int) -> Tensor:
+    """The same where the first block of every response begins with the response's first token.
+
+    A prompt is a block of its own, however long; so no block holds tokens of both kinds.
+
+    Args:
+        response: bool [N, L], the tokens of responses; several of them in a conversation of several turns.
+        block_size: B, in tokens.
+
+    Returns:
+        integer [N, L], from 0, never falling along a row.
+    """
+    place = torch.arange(response.shape[1], device=response.device)
+    turns = response != response.roll(1, 1)
+    turns[:, 0] = True
+    turn_begin = place.where(turns, 0).cummax(1).values
+    begins = turns | (response & ((place - turn_begin) % block_size == 0))
+    return begins.cumsum(1) - 1
+
+
 def stream_visibility(
-    position: Tensor, noisy: Tensor, stands_in: Tensor, block_size: int, *, bidirectional: bool = False
+    position: Tensor, block: Tensor, noisy: Tensor, stands_in: Tensor, *, bidirectional: bool = False
 ) -> Tensor:
     """Visibility between the entries of a two-stream sequence (paper section 3.2; BD3-LM for the bidirectional one).
 
     Args:
         position: integer [..., S], the position id of each entry.
+        block: integer [..., S], the block that it is in.
         noisy: bool [..., S], whether the entry belongs to the noisy stream.
         stands_in: bool [..., S], whether a clean entry has no noisy copy and so serves both streams.
-        block_size: B, in tokens.
         bidirectional: let entries of one block and stream see each other both ways, as block diffusion does.
 
     Returns:
         bool [..., S (query), S (key)], True where the query may attend to the key.
     """
-    block = position // block_size
     query_block, key_block = block.unsqueeze(-1), block.unsqueeze(-2)
     query_noisy, key_noisy = noisy.unsqueeze(-1), noisy.unsqueeze(-2)
     same_block, earlier_block = query_block == key_block, key_block < query_block
@@ -41,7 +66,7 @@ def stream_visibility(
     return clean_to_clean | noisy_to_clean | noisy_to_noisy
 
 
-def needs_noisy_copy(response: Tensor, block_size: int, *, bidirectional: bool = False) -> Tensor:
+def needs_noisy_copy(response: Tensor, block: Tensor, *, bidirectional: bool = False) -> Tensor:
     """Which tokens look different in the noisy stream, so that it must hold a copy of them.
 
     A token does when it is masked itself or when it can see a mask of its own block; every other token sees the same
@@ -49,17 +74,17 @@ def needs_noisy_copy(response: Tensor, block_size: int, *, bidirectional: bool =
 
     Args:
         response: bool [N, L], the tokens that the noisy stream masks.
-        block_size: B, in tokens.
+        block: integer [N, L], the block of each token, never falling along a row.
         bidirectional: whether a token also sees later tokens of its block.
 
     Returns:
         bool [N, L].
     """
-    rows, length = response.shape
-    padded = torch.nn.functional.pad(response, (0, -length % block_size))
-    blocks = padded.view(rows, -1, block_size).int()
-    reach = blocks.amax(-1, keepdim=True).expand_as(blocks) if bidirectional else blocks.cummax(-1).values
-    return reach.bool().reshape(rows, -1)[:, :length]
+    copied = block.where(response, -1).cummax(1).values == block
+    if bidirectional:
+        beyond = torch.iinfo(block.dtype).max
+        copied |= block.where(response, beyond).flip(1).cummin(1).values.flip(1) == block
+    return copied
 
 
 def mars_visibility(length: int, block_size: int) -> Tensor:
@@ -68,9 +93,9 @@ def mars_visibility(length: int, block_size: int) -> Tensor:
     Returns:
         bool [2L, 2L], True = may attend, clean stream first.
     """
-    position = torch.arange(length).repeat(2)
+    position, block = torch.arange(length).repeat(2), blocks_of_sequence(length, block_size).repeat(2)
     noisy = torch.arange(2 * length) >= length
-    return stream_visibility(position, noisy, torch.zeros_like(noisy), block_size)
+    return stream_visibility(position, block, noisy, torch.zeros_like(noisy))
 
 
 def additive_mask(visible: Tensor, dtype: torch.dtype) -> Tensor:
