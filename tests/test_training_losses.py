@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 from transformers import PreTrainedModel
 
+from marsbench.presets import preset
 from marsbench.training.medusa import MedusaHeads, head_accuracy, medusa_loss
 from marsbench.training.objectives import ar_loss, block_diffusion_loss, mars_loss
-from marsbench.training.visibility import blocks_of_sequence, mars_visibility, needs_noisy_copy
+from marsbench.training.stages import STAGES, Stage, recipe
+from marsbench.training.trainer import objective
+from marsbench.training.variants import BlocksFrom
+from marsbench.training.visibility import blocks_of_responses, blocks_of_sequence, mars_visibility, needs_noisy_copy
 
 MASK = 3
+MARS_STAGES = {name: stage for name, stage in STAGES.items() if stage.objective == "mars"}
 
 
 def test_mars_visibility_equals_the_golden_masks(golden: dict[str, Any]) -> None:
@@ -78,6 +85,119 @@ def test_needs_noisy_copy_is_what_attention_says(response: list[bool], block_siz
         block = range(at // block_size * block_size, min(at // block_size * block_size + block_size, len(response)))
         sees_mask = any(response[other] for other in block if bidirectional or other <= at)
         assert bool(copied[at]) == sees_mask
+
+
+# ---- where paper and released code differ ----------------------------------------------------------------------------
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.booleans(), min_size=1, max_size=24), st.integers(1, 8))
+def test_blocks_of_responses_by_counting(response: list[bool], block_size: int) -> None:
+    """Guards against blocks that go on from one turn to the next, or that begin before the response does."""
+    counted = block_numbers(response, block_size, "response")
+    assert blocks_of_responses(torch.tensor([response]), block_size).tolist() == [counted]
+    if all(response):
+        assert blocks_of_sequence(len(response), block_size).tolist() == counted
+
+
+def block_numbers(response: list[bool], block_size: int, blocks_from: BlocksFrom) -> list[int]:
+    """The block of each token, counted one by one."""
+    numbers, begin = [0], 0
+    for at in range(1, len(response)):
+        turn = blocks_from == "response" and response[at] != response[at - 1]
+        prompt = blocks_from == "response" and not response[at]
+        full = at - begin == block_size and not prompt
+        begin = at if turn or full else begin
+        numbers.append(numbers[-1] + (turn or full))
+    return numbers
+
+
+def whole_visibility(block: list[int]) -> Tensor:
+    """Who may attend to whom with both streams whole, clean first, cell by cell: bool [2L, 2L]."""
+    length = len(block)
+
+    def sees(query: int, key: int) -> bool:
+        at, other = query % length, key % length
+        if query < length:
+            return key < length and other <= at
+        return block[other] < block[at] if key < length else block[other] == block[at] and other <= at
+
+    return torch.tensor([[sees(query, key) for key in range(2 * length)] for query in range(2 * length)])
+
+
+def defined_loss(model: PreTrainedModel, ids: Tensor, labels: Tensor, stage: Stage, block_size: int) -> Tensor:
+    """The MARS loss of one sequence [L] by its definition: both streams whole, label by label."""
+    length, response = len(ids), labels != -100
+    block = block_numbers(response.tolist(), block_size, stage.variant.blocks_from)
+    said = model(
+        input_ids=torch.cat([ids, ids.masked_fill(response, MASK)]).unsqueeze(0),
+        position_ids=torch.arange(length).repeat(2).unsqueeze(0),
+        attention_mask=torch.zeros(1, 1, 2 * length, 2 * length).masked_fill(~whole_visibility(block), -torch.inf),
+    )
+    log_probability = said.logits[0].log_softmax(-1)
+    terms = []
+    for at in range(1, length):
+        if response[at]:
+            clean, mask = at - 1, length + at - 1
+            if stage.variant.alignment == "paper" and block[at] != block[at - 1]:
+                mask = clean
+            terms.append(-log_probability[mask, ids[at]] - stage.ar_weight * log_probability[clean, ids[at]])
+    return torch.stack(terms).mean()
+
+
+def turns(*lengths: int) -> tuple[Tensor, Tensor]:
+    """Random tokens [1, L] and their labels: prompts and responses of these lengths in turn, the last one padding."""
+    ids = torch.randint(4, 900, (1, sum(lengths)), generator=torch.Generator().manual_seed(sum(lengths)))
+    learned = torch.cat([torch.full((length,), bool(turn % 2)) for turn, length in enumerate(lengths)])
+    return ids, ids.masked_fill(~learned, -100)
+
+
+def gradient_norm(model: PreTrainedModel, loss: Tensor) -> float:
+    """The norm of the loss's gradient over all parameters."""
+    model.zero_grad()
+    loss.backward()
+    return torch.stack([p.grad.norm() for p in model.parameters() if p.grad is not None]).norm().item()
+
+
+@pytest.mark.parametrize("stage", MARS_STAGES)
+@pytest.mark.parametrize("block_size", [3, 4])
+def test_every_mars_stage_learns_what_its_definition_says(
+    stage: str, block_size: int, golden_models: dict[str, PreTrainedModel]
+) -> None:
+    """Guards against a variant that shortens the noisy stream wrongly, shifts, leaks, forgets a turn or a weight."""
+    model, chosen = golden_models["mars"], MARS_STAGES[stage]
+    rows = [turns(6, 13, 3), turns(5, 4, 3, 7, 3), turns(1, 2, 7, 11, 1)]
+    ids, labels = (torch.cat(part) for part in zip(*rows, strict=True))
+    batch, weight = {"input_ids": ids, "labels": labels}, torch.ones(3)
+    if chosen.variant.weighs_by_timestep:
+        weight = batch["weight"] = torch.tensor([1.5, 0.25, 9.0])
+    tokenizer: Any = SimpleNamespace(mask_token_id=MASK)
+    loss = objective(recipe(preset("micro"), stage, block_size=block_size), tokenizer, model)(model, **batch)
+    each = [defined_loss(model, *row, chosen, block_size) for row in zip(ids, labels, strict=True)]
+    expected = (weight * torch.stack(each)).mean()
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+    assert gradient_norm(model, loss) == pytest.approx(gradient_norm(model, expected), rel=1e-4)
+
+
+@torch.inference_mode()
+def test_the_papers_alignment_is_what_decoding_asks(golden_models: dict[str, PreTrainedModel]) -> None:
+    """Guards against a training that the sliding window does not fit: block by block, as decoding predicts them.
+
+    At the start of every block of the response: the clean tokens so far and B - 1 masks in one plain causal forward,
+    candidate 0 from the last clean token, candidate j from mask j - 1.
+    """
+    model, (ids, labels), block_size = golden_models["mars"], turns(6, 13, 3), 4
+    blocks = [range(6, 8), range(8, 12), range(12, 16), range(16, 19)]  # of the response, counted from the sequence
+    nll = []
+    for block in blocks:
+        prefix = ids[0, : block.start].tolist()
+        window = torch.tensor([prefix + [MASK] * (block_size - 1)])
+        log_probability = model(input_ids=window).logits[0, block.start - 1 :].log_softmax(-1)
+        nll += [-log_probability[candidate, ids[0, at]] for candidate, at in enumerate(block)]
+    decoding = torch.stack(nll).mean().item()
+    inputs: dict[str, Any] = {"input_ids": ids, "labels": labels, "block_size": block_size, "mask_token_id": MASK}
+    assert mars_loss(model, **inputs, alignment="paper").mask.item() == pytest.approx(decoding, rel=1e-5)
+    assert mars_loss(model, **inputs).mask.item() != pytest.approx(decoding, rel=1e-2)
 
 
 def test_block_diffusion_loss_equals_the_whole_layout(golden_models: dict[str, PreTrainedModel]) -> None:

@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from marsbench.training.objectives import IGNORED
 
 # Streams of the world are told apart by seed: the plain text never repeats the conversations word for word.
 _TEXT_SEED, _CHAT_SEED = 10_000, 20_000
+_LEAST_TIMESTEP = 1e-3
 
 
 class TrainingSequence(TypedDict):
@@ -24,6 +25,7 @@ class TrainingSequence(TypedDict):
 
     input_ids: list[int]
     labels: list[int]
+    weight: NotRequired[float]  # by how much its loss counts, where that differs from sequence to sequence
 
 
 def chat_prompt(tokenizer: PreTrainedTokenizerBase, question: str) -> str:
@@ -93,6 +95,18 @@ def in_batches(drawn: Sequence[int], sizes: Sequence[int], batch_size: int, *, s
     return order
 
 
+def timestep_weights(count: int, seed: int) -> list[float]:
+    """1/t for each of `count` sequences in training order, t uniform between 0.001 and 1.
+
+    The released "w/o SFT loss" trainer draws such a diffusion timestep per sequence, masks all of the response
+    whatever t is, and still weighs the loss by 1/t: the mean weight is 6.9, and one sequence in ten weighs more than
+    9.9. The least t is the default of the library that it is built on (dLLM). Drawn here, ahead of training, the
+    weights are the same after a resumption and for any number of processes.
+    """
+    rng = random.Random(f"timesteps {seed}")
+    return [1 / (_LEAST_TIMESTEP + (1 - _LEAST_TIMESTEP) * rng.random()) for _ in range(count)]
+
+
 @dataclass(frozen=True)
 class TrainingData:
     """Sequences in the order to train in, as `Trainer` reads them: by position."""
@@ -100,12 +114,14 @@ class TrainingData:
     sequences: Sequence[TrainingSequence]
     order: Sequence[int]
     tokens: int  # of all sequences as often as they come, padding and noisy copies not counted
+    weights: Sequence[float] | None = None  # by how much the loss counts at each position; None = all the same
 
     def __len__(self) -> int:
         return len(self.order)
 
     def __getitem__(self, position: int) -> TrainingSequence:
-        return self.sequences[self.order[position]]
+        sequence = self.sequences[self.order[position]]
+        return sequence if self.weights is None else {**sequence, "weight": self.weights[position]}
 
 
 @dataclass(frozen=True)
@@ -121,7 +137,7 @@ class Collator:
     block_size: int | None = None
 
     def __call__(self, sequences: Sequence[TrainingSequence]) -> dict[str, Tensor]:
-        """`input_ids` and `labels`, integer [N, L]."""
+        """`input_ids` and `labels`, integer [N, L], and `weight`, fp32 [N], where the sequences have weights."""
         fillers = [-len(sequence["input_ids"]) % (self.block_size or 1) for sequence in sequences]
         length = max(len(s["input_ids"]) + filler for s, filler in zip(sequences, fillers, strict=True))
         input_ids = torch.full((len(sequences), length), self.pad_id)
@@ -131,4 +147,5 @@ class Collator:
             filled = len(sequence["input_ids"]) + filler
             input_ids[row, :filled] = torch.tensor(sequence["input_ids"] + eos)
             labels[row, :filled] = torch.tensor(sequence["labels"] + eos)
-        return {"input_ids": input_ids, "labels": labels}
+        weights = [sequence["weight"] for sequence in sequences if "weight" in sequence]
+        return {"input_ids": input_ids, "labels": labels, **({"weight": torch.tensor(weights)} if weights else {})}

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from marsbench.errors import UserError, unknown_name
 from marsbench.presets import Budget, Preset, Pretrained
+from marsbench.training.variants import RELEASED, MarsVariant
 
 Objective = Literal["ar", "mars", "block_diffusion", "medusa"]
 
@@ -26,6 +27,7 @@ class Stage:
     plain_text: bool = False  # learns from the world's plain text instead of conversations
     passes: int = 1  # times over the data
     ar_weight: float = 1.0  # weight of the AR term in the MARS loss
+    variant: MarsVariant = RELEASED  # of MARS training, where paper and released code differ
     draft: bool = False  # trains the scale's small model, the draft of speculative decoding
 
 
@@ -35,7 +37,32 @@ STAGES: dict[str, Stage] = {
     "ar_sft_2x": Stage("AR fine-tuning, twice as long (the compute-matched control)", "base", "ar", passes=2),
     "block_diffusion": Stage("block diffusion, continued from AR SFT", "ar_sft", "block_diffusion"),
     "mars_no_sft": Stage("MARS without the AR term (clean ablation), from AR SFT", "ar_sft", "mars", ar_weight=0.0),
+    "mars_no_sft_released": Stage(
+        "MARS without the AR term, each sequence weighed by 1/t, as in the released code",
+        "ar_sft",
+        "mars",
+        ar_weight=0.0,
+        variant=MarsVariant(weighs_by_timestep=True),
+    ),
     "mars": Stage("MARS, continued from AR SFT", "ar_sft", "mars"),
+    "mars_paper_alignment": Stage(
+        "MARS whose blocks begin with a token predicted from clean ones, as in the paper's equations",
+        "ar_sft",
+        "mars",
+        variant=MarsVariant(alignment="paper"),
+    ),
+    "mars_response_blocks": Stage(
+        "MARS with blocks counted from the start of the response, as the paper describes them",
+        "ar_sft",
+        "mars",
+        variant=MarsVariant(blocks_from="response"),
+    ),
+    "mars_no_eos_padding": Stage(
+        "MARS without the labelled EOS that the released code fills the last block with",
+        "ar_sft",
+        "mars",
+        variant=MarsVariant(fills_with_eos=False),
+    ),
     "medusa": Stage("Medusa heads on the frozen AR SFT model", "ar_sft", "medusa"),
     "draft_base": Stage("`base` of the small draft model", None, "ar", plain_text=True, draft=True),
     "draft_ar_sft": Stage("AR fine-tuning of the draft model", "draft_base", "ar", draft=True),
@@ -64,6 +91,7 @@ class Recipe:
     plain_text: bool
     passes: int
     ar_weight: float
+    variant: MarsVariant
     budget: Budget
     model: dict[str, Any] | None  # of random weights in the world; None at a pretrained scale
     vocabulary_size: int | None
@@ -108,6 +136,7 @@ def recipe(scale: Preset, stage_name: str, *, block_size: int = 4, seed: int = 0
         plain_text=chosen.plain_text,
         passes=chosen.passes,
         ar_weight=chosen.ar_weight,
+        variant=chosen.variant,
         budget=world.pretraining if world and chosen.plain_text else scale.finetuning,
         model=model,
         vocabulary_size=world.vocabulary_size if world else None,

@@ -44,6 +44,7 @@ from marsbench.training.data import (
     lengths,
     plain_text,
     shuffled_passes,
+    timestep_weights,
 )
 from marsbench.training.medusa import MedusaHeads, head_accuracy, medusa_loss
 from marsbench.training.memory import keep_freed_memory
@@ -88,7 +89,7 @@ def train(
         model=heads or model,
         args=arguments,
         train_dataset=data,
-        data_collator=Collator(tokenizer.pad_token_id, tokenizer.eos_token_id, recipe.block_size),
+        data_collator=_collator(recipe, tokenizer),
         callbacks=[meter],
     )
     trainer.remove_callback(PrinterCallback)
@@ -148,7 +149,7 @@ def _save(
 
 
 def objective(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> Callable[..., Tensor]:
-    """The stage's loss as a function of (what is trained, input_ids=..., labels=...).
+    """The stage's loss as a function of (what is trained, input_ids=..., labels=...), and weight=... where data has it.
 
     `model` is what Medusa heads stand on; every other objective trains the model itself.
     """
@@ -159,7 +160,14 @@ def objective(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, model: PreTrai
     blocks = {"block_size": recipe.block_size, "mask_token_id": tokenizer.mask_token_id}
     if recipe.objective == "block_diffusion":
         return partial(block_diffusion_loss, **blocks)
-    return lambda model, **batch: mars_loss(model, **batch, **blocks, ar_weight=recipe.ar_weight).total
+    options = blocks | {"alignment": recipe.variant.alignment, "blocks_from": recipe.variant.blocks_from}
+    return lambda model, **batch: mars_loss(model, **batch, **options, ar_weight=recipe.ar_weight).total
+
+
+def _collator(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Collator:
+    """What makes batches of the stage's data."""
+    block_size = recipe.block_size if recipe.variant.fills_with_eos else None
+    return Collator(tokenizer.pad_token_id, tokenizer.eos_token_id, block_size)
 
 
 def _start(recipe: Recipe, parent: Path | None) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
@@ -203,7 +211,8 @@ def _data(
         sequences = make(tokenizer, count, recipe.seed)
         drawn = list(range(count)) * recipe.passes
         order = in_batches(drawn, lengths(sequences, noisy=noisy), batch_size, seed=recipe.seed)
-        return TrainingData(sequences, order, sum(lengths(sequences, noisy=False)) * recipe.passes), {}
+        tokens = sum(lengths(sequences, noisy=False)) * recipe.passes
+        return TrainingData(sequences, order, tokens, _weights(recipe, len(order))), {}
     source = recipe.pretrained.chat_data
     chat = read_chat_data(source, tokenizer, recipe.pretrained.max_length)
     kept = len(chat.sequences)
@@ -213,7 +222,13 @@ def _data(
     sizes = [a + b for a, b in zip(chat.lengths, chat.labelled, strict=True)] if noisy else chat.lengths
     order = in_batches(drawn, sizes, batch_size, seed=recipe.seed)
     tokens = sum(chat.lengths[index] for index in order)
-    return TrainingData(chat.sequences, order, tokens), {"conversations": kept, "conversations_left_out": chat.dropped}
+    measures: dict[str, float] = {"conversations": kept, "conversations_left_out": chat.dropped}
+    return TrainingData(chat.sequences, order, tokens, _weights(recipe, len(order))), measures
+
+
+def _weights(recipe: Recipe, count: int) -> list[float] | None:
+    """By how much each of `count` sequences counts, in training order; None where all count the same."""
+    return timestep_weights(count, recipe.seed) if recipe.variant.weighs_by_timestep else None
 
 
 def _held_out(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Iterator[dict[str, Tensor]]:

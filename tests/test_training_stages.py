@@ -1,0 +1,97 @@
+"""The training stages at micro scale: what tells them apart, their data, and training that is interrupted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import torch
+
+from marsbench.presets import preset
+from marsbench.training import checkpoints
+from marsbench.training.checkpoints import TrainingRecord
+from marsbench.training.data import Collator, TrainingData, timestep_weights
+from marsbench.training.stages import STAGES, recipe
+from marsbench.training.trainer import train
+from marsbench.training.variants import MarsVariant
+
+MARS_STAGES = [name for name, stage in STAGES.items() if stage.objective == "mars" and not stage.draft]
+MICRO = preset("micro").adapted(steps=6)
+
+
+def trained(stage: str, folder: Path, parent: Path | None, until: Callable[[int], None] = lambda step: None) -> Path:
+    """A few steps of a stage at scale micro; `until` may interrupt them."""
+    chosen = recipe(MICRO, stage)
+    train(chosen, folder / chosen.name, parent, lambda step, *_: until(step), lambda line: None)
+    return folder / chosen.name
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint to continue from."""
+    return trained("base", tmp_path_factory.mktemp("start"), None)
+
+
+def record(folder: Path) -> TrainingRecord:
+    found = checkpoints.finished(folder)
+    assert found is not None
+    return found
+
+
+def test_every_stage_has_a_key_of_its_own() -> None:
+    """Guards against a variant that is taken for another stage's checkpoint, and a `mars` that is not the released."""
+    recipes = [asdict(recipe(MICRO, stage)) | {"stage": ""} for stage in MARS_STAGES]
+    assert all(recipes.count(one) == 1 for one in recipes)
+    assert len({recipe(MICRO, stage).key for stage in STAGES}) == len(STAGES)
+    assert STAGES["mars"].variant == STAGES["mars_no_sft"].variant == STAGES["draft_mars"].variant == MarsVariant()
+
+
+def test_every_mars_stage_trains_in_its_own_way(start: Path, tmp_path: Path) -> None:
+    """Guards against an option of a stage that never reaches its training."""
+    weights = {stage: record(trained(stage, tmp_path, start)).weights for stage in MARS_STAGES}
+    assert len(set(weights.values())) == len(weights), weights
+
+
+def test_random_weights_are_the_same_after_a_resumption(start: Path, tmp_path: Path) -> None:
+    """Guards against sequences whose weights are drawn anew when an interrupted training goes on."""
+
+    def kill(step: int) -> None:
+        if step == 4:
+            raise KeyboardInterrupt
+
+    stage = "mars_no_sft_released"
+    whole = record(trained(stage, tmp_path / "whole", start))
+    with pytest.raises(KeyboardInterrupt):
+        trained(stage, tmp_path / "killed", start, kill)
+    assert list((tmp_path / "killed").glob("*.partial/checkpoint-3"))
+    resumed = record(trained(stage, tmp_path / "killed", start))
+    assert (resumed.losses, resumed.weights) == (whole.losses, whole.weights)
+
+
+def test_timestep_weights_are_those_of_uniform_timesteps() -> None:
+    """Guards against weights of another law, of another seed, or the same ones in every pass over the data."""
+    weights = torch.tensor(timestep_weights(20_000, seed=0))
+    timesteps = 1 / weights
+    assert timesteps.min() >= 1e-3 and timesteps.max() <= 1
+    assert torch.histc(timesteps, 4, 0, 1) == pytest.approx(torch.full((4,), 5000.0), rel=0.05)
+    assert timestep_weights(5, seed=0) == pytest.approx(weights[:5].tolist())
+    assert timestep_weights(5, seed=1) != timestep_weights(5, seed=0)
+
+
+def test_a_weight_stays_with_its_place_in_the_order() -> None:
+    """Guards against weights that are mixed up in a batch, or that belong to a sequence in every pass."""
+    sequence = {"input_ids": [5, 6, 7], "labels": [-100, 6, 7]}
+    data = TrainingData([sequence], [0, 0, 0], 9, [2.0, 3.0, 5.0])  # type: ignore[list-item]
+    assert Collator(0, 2)([data[2], data[0], data[1]])["weight"].tolist() == [5.0, 2.0, 3.0]
+    assert "weight" not in Collator(0, 2)([TrainingData([sequence], [0], 3)[0]])  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize(("block_size", "filled"), [(4, [5, 6, 7, 8, 9, 2, 2, 2]), (None, [5, 6, 7, 8, 9, 0])])
+def test_only_whole_blocks_are_filled_with_eos(block_size: int | None, filled: list[int]) -> None:
+    """Guards against EOS learned where it was to be left out, and padding learned as if it were EOS."""
+    short, long = [5, 6, 7, 8, 9], [5, 6, 7, 8, 9, 10]
+    batch = Collator(0, 2, block_size)([{"input_ids": ids, "labels": [-100, -100, *ids[2:]]} for ids in (short, long)])
+    assert batch["input_ids"][0].tolist() == filled
+    assert batch["labels"][0].tolist() == [-100, -100, *(token or -100 for token in filled[2:])]
