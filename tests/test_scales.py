@@ -339,7 +339,7 @@ def test_a_table_takes_published_checkpoints_unless_told_to_train(
     monkeypatch.setattr(Runner, "train", lambda self, chosen: trained.append(chosen.stage))
     scale = preset("7b").with_checkpoints([f"ar_sft={base}"])
     assert runner(scale).load("ar_sft", 4).stage == "ar_sft"
-    assert runner(scale).checkpoint("base", 4) == "Qwen/Qwen2.5-7B"
+    assert runner(scale).checkpoint("base", 4) == "Qwen/Qwen2.5-7B-Instruct"
     assert runner(scale).checkpoint("mars", 8) == preset("7b").published["mars-b8"]
     assert trained == []
     runner(scale.with_checkpoints([], train_all=True)).checkpoint("ar_sft", 4)
