@@ -447,7 +447,8 @@ def test_rows_are_merged_filtered_and_exported(swept: Path, tmp_path: Path) -> N
     assert read_rows(tmp_path / "rows.jsonl") == whole
     table = pd.read_parquet(tmp_path / "rows.parquet")
     assert list(table["key"]) == [row.key for row in whole] == list(pd.read_csv(tmp_path / "rows.csv")["key"])
-    assert list(table[table["key"] == rows[0].key]["seconds"].iloc[0]) == rows[0].seconds
+    assert list(table[table["key"] == rows[0].key]["emitted"].iloc[0]) == rows[0].emitted
+    assert json.loads(table[table["key"] == rows[0].key]["seconds"].iloc[0]) == rows[0].seconds
     assert len(frame(whole)) == len(whole)
     for wrong in ("method", "speed=1"):
         with pytest.raises(UserError):
@@ -476,7 +477,7 @@ COMMANDS: dict[str, Callable[[Path], list[str]]] = {
         "tune", "--scale", "micro", "--output", str(swept), "--batch-size", "2", "--prompts", "6", "--positions", "8",
     ],
 }  # fmt: skip
-SAYS = {"plan": "28 cells", "results": "speculative", "agree": "100.0% of", "tune": "at batch size 2"}
+SAYS = {"plan": "30 cells", "results": "speculative", "agree": "100.0% of", "tune": "at batch size 2"}
 
 
 @pytest.mark.parametrize("name", list(COMMANDS))

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 
 from marsbench.reports.figures import COLOURS, MARKERS, save
 from marsbench.reports.sweep import (
+    ALLOWED_LOSS,
     Sweep,
     accuracy_of,
     ms_per_forward,
@@ -75,7 +76,7 @@ def _scatter(sweep: Sweep, axes: Axes, batch_size: int, across: Callable[[SweepR
     """Accuracy of every contender at a batch size, with its interval."""
     for method, (colour, marker) in _methods(sweep).items():
         rows = sweep.at(batch_size, lambda row, method=method: row.method == method)  # type: ignore[misc]
-        points = sorted((value, accuracy_of(row)) for row in rows if (value := across(row)) is not None)
+        points = [(value, accuracy_of(row)) for row in rows if (value := across(row)) is not None]
         if not points:
             continue
         axes.errorbar(
@@ -106,7 +107,8 @@ def _legend(figure: Figure, axes: Axes) -> None:
 def _by_batch(sweep: Sweep) -> Figure:
     figure = Figure(figsize=(8.5, 4.6), layout="constrained")
     axes = figure.subplots()
-    for place, name in enumerate(_best_of_each_method(sweep)):
+    looks = _methods(sweep)
+    for name in _best_of_each_method(sweep):
         rows = [sweep.done[name, size] for size in sweep.batch_sizes if (name, size) in sweep.done]
         found = [(row.batch_size, ratio) for row in rows if (ratio := speed_up(row)) is not None]
         axes.errorbar(
@@ -116,9 +118,8 @@ def _by_batch(sweep: Sweep) -> Figure:
                 [ratio.value - ratio.interval.low for _, ratio in found],
                 [ratio.interval.high - ratio.value for _, ratio in found],
             ],
-            color=COLOURS[place % len(COLOURS)],
-            marker=MARKERS[place % len(MARKERS)],
-            linestyle="-" if place < len(COLOURS) else "--",
+            color=looks[rows[0].method][0],
+            marker=looks[rows[0].method][1],
             linewidth=1,
             capsize=2,
             label=name,
@@ -132,11 +133,11 @@ def _by_batch(sweep: Sweep) -> Figure:
 
 
 def _best_of_each_method(sweep: Sweep) -> list[str]:
-    """Of each method but `ar`, the contender that is fastest at the smallest batch size."""
+    """Of each method but `ar`, the contender that is fastest at the smallest batch size and loses little accuracy."""
     best: dict[str, tuple[float, str]] = {}
     for row in sweep.at(sweep.batch_sizes[0]) if sweep.batch_sizes else []:
-        ratio = speed_up(row)
-        if ratio is not None and row.method != "ar":
+        ratio, cost = speed_up(row), sweep.cost(row)
+        if ratio is not None and row.method != "ar" and cost is not None and cost.points <= ALLOWED_LOSS:
             best[row.method] = max(best.get(row.method, (0.0, "")), (ratio.value, row.contender))
     return [name for _, name in best.values()]
 

@@ -23,6 +23,8 @@ from marsbench.methods import METHODS
 from marsbench.sweeps.position_law import PositionLaw, position_law
 from marsbench.sweeps.rows import Row, StepTimeRow, SweepRow
 
+ALLOWED_LOSS = 1.0  # points of accuracy against `ar` that a setting may lose and still count as one to use
+
 
 @dataclass(frozen=True)
 class Sweep:

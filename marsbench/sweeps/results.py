@@ -74,15 +74,38 @@ def frame(rows: Sequence[Row]) -> pd.DataFrame:
     return pd.DataFrame([_flat(to_json(row)) for row in rows])
 
 
+def _as_text(value: Any) -> Any:
+    """A list as JSON, anything else as it is."""
+    return json.dumps(value) if isinstance(value, list) else value
+
+
+def _one_type(column: pd.Series[Any]) -> pd.Series[Any]:
+    """A column that Parquet can hold: where rows of different kinds disagree about its type, everything is JSON."""
+    values = [value for value in column if isinstance(value, list) or not _is_missing(value)]
+    lists = [value for value in values if isinstance(value, list)]
+    nested = any(isinstance(part, list) for value in lists for part in value)
+    if not nested and len(lists) in (0, len(values)):
+        return column
+    return column.map(lambda value: json.dumps(value) if isinstance(value, list) or not _is_missing(value) else None)
+
+
+def _is_missing(value: Any) -> bool:
+    """Whether a row has no such field: pandas puts NaN there."""
+    return value is None or value != value
+
+
 def export(rows: Sequence[Row], file: Path) -> Path:
-    """Write rows as CSV (lists as JSON), Parquet, or JSON Lines that this program reads again, by the file's name."""
+    """Write rows as CSV (lists as JSON), Parquet, or JSON Lines that this program reads again, by the file's name.
+
+    A Parquet column holds lists as they are, unless rows of different kinds disagree about its type: then JSON.
+    """
     if file.suffix == ".jsonl":
         return write_atomically(file, rows_text(rows).encode())
     if file.suffix == ".parquet":
         whole = io.BytesIO()
-        frame(rows).to_parquet(whole, index=False)
+        frame(rows).apply(_one_type).to_parquet(whole, index=False)
         return write_atomically(file, whole.getvalue())
     if file.suffix == ".csv":
-        table = frame(rows).map(lambda value: json.dumps(value) if isinstance(value, list) else value)
+        table = frame(rows).map(_as_text)
         return write_atomically(file, table.to_csv(index=False).encode())
     raise unknown_name("kind of file", file.suffix or file.name, list(FORMATS))

@@ -157,7 +157,7 @@ class SpeedupSweep:
         ready = []
         for cell in self._missing(cells):
             if reason := self._why_not(cell):
-                self._keep(cell, Outcome([], status="skipped", reason=reason), {})
+                self._skip(cell, reason)
             else:
                 ready.append(cell)
         if not ready:
@@ -171,6 +171,12 @@ class SpeedupSweep:
         for cell in ready:
             self._keep(cell, outcomes[cell.name], outcomes)
         self._runner.reporter.say(f"raced {len(racing)} contenders at batch size {cells[0].batch_size}")
+
+    def _skip(self, cell: _Cell, reason: str) -> None:
+        """Write down why a cell has no numbers, once."""
+        known = self._runner.store.rows().get(cell.key)
+        if not (isinstance(known, SweepRow) and (known.status, known.reason) == ("skipped", reason)):
+            self._keep(cell, Outcome([], status="skipped", reason=reason), {})
 
     def _why_not(self, cell: _Cell) -> str:
         """Why a cell cannot be measured, empty if it can."""
