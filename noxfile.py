@@ -82,6 +82,12 @@ def reproduce_engine(session: nox.Session) -> None:
     run_marsbench(session, "reproduce", "engine")
 
 
+@nox.session(name="speedup-sweep")
+def speedup_sweep(session: nox.Session) -> None:
+    """Race thresholds, windows and methods at several batch sizes; writes reports/speedup.md."""
+    run_marsbench(session, "sweep")
+
+
 @nox.session
 def report(session: nox.Session) -> None:
     """Render every report again from the rows in results/."""

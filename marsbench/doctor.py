@@ -27,7 +27,6 @@ from marsbench.paths import tasks_dir
 from marsbench.presets import preset
 
 GIB = 2**30
-BENCHMARK_FOLDERS = ("bbh", "gpqa", "gsm8k", "humaneval", "humanevalplus", "ifeval", "mmlu_pro")
 COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
@@ -41,8 +40,11 @@ class Check:
     fix: str = ""
 
 
-def checks(scale: str, output: Path) -> list[Check]:
-    """All findings for a run at `scale` that writes below `output`; changes nothing that stays."""
+def checks(scale: str, output: Path, data_dir: Path | None = None) -> list[Check]:
+    """All findings for a run at `scale` that writes below `output`; changes nothing that stays.
+
+    `data_dir` is where local copies of the real benchmarks lie, None where they are to come from the hub.
+    """
     needs = preset(scale)
     return [
         check_python(),
@@ -51,8 +53,8 @@ def checks(scale: str, output: Path) -> list[Check]:
         check_memory(needs.memory_gib),
         check_disk(output, needs.disk_gib),
         check_writable(output),
-        check_data(scale),
-        check_sentence_model(scale),
+        *check_data(scale, data_dir),
+        check_sentence_model(scale, data_dir),
         check_sandbox(),
         check_task_files(),
     ]
@@ -163,31 +165,49 @@ def nearest_existing(path: Path) -> Path:
     return next(place for place in (path, *path.parents) if place.exists())
 
 
-def check_data(scale: str) -> Check:
-    """Where will the benchmarks come from: the embedded world, the folder MARSBENCH_DATA, or the hub?"""
-    folder = os.environ.get("MARSBENCH_DATA")
-    if preset(scale).world:
-        return Check("data", "ok", "the embedded world is generated on the spot")
-    if not folder:
-        fix = "log in there for GPQA, which is gated, or set MARSBENCH_DATA to a local folder"
-        return Check("data", "warn", "benchmarks will be loaded from the Hugging Face hub, not tried here", fix)
-    if not Path(folder).is_dir():
-        return Check("data", "fail", f"MARSBENCH_DATA={folder} is no folder", "correct or unset MARSBENCH_DATA")
-    missing = [name for name in BENCHMARK_FOLDERS if not any(Path(folder, name).glob("*.jsonl"))]
-    if missing:
-        return Check("data", "warn", f"{folder} lacks {', '.join(missing)}", "put their JSON Lines files there")
-    return Check("data", "ok", f"all benchmarks in {folder}")
+def check_data(scale: str, data_dir: Path | None) -> list[Check]:
+    """Where will the benchmarks come from: the embedded world, a local folder, or the hub?"""
+    in_world = preset(scale).world is not None
+    if data_dir is None and in_world:
+        return [Check("data", "ok", "the embedded world is generated on the spot")]
+    if data_dir is None:
+        fix = "log in there for GPQA, which is gated, or give local copies with --data-dir or MARSBENCH_DATA"
+        return [Check("data", "warn", "benchmarks will be loaded from the Hugging Face hub, not tried here", fix)]
+    if not data_dir.is_dir():
+        fix = "correct --data-dir or MARSBENCH_DATA, or leave both out"
+        return [Check("data", "warn" if in_world else "fail", f"{data_dir} is no folder", fix)]
+    return check_local_data(data_dir)
 
 
-def check_sentence_model(scale: str) -> Check:
+def check_local_data(data_dir: Path) -> list[Check]:
+    """Is the data of each real benchmark in the folder? A table skips those without."""
+    try:
+        from marsbench.evaluation.benchmarks import GROUPS, benchmark, local_files
+
+        files = {name: local_files(benchmark(name)) for name in GROUPS["real"]}
+    except (UserError, ImportError, OSError) as error:
+        return [Check("data", "warn", f"cannot be looked for: {error}", "mend the packages and task files first")]
+    return [_check_files(name, data_dir, files[name]) for name in files]
+
+
+def _check_files(name: str, data_dir: Path, files: list[str]) -> Check:
+    """Are the files of one benchmark there?"""
+    missing = [file for file in files if not (data_dir / file).exists()]
+    if not missing:
+        return Check(f"data: {name}", "ok", f"in {data_dir}")
+    more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+    finding = f"{data_dir} lacks {missing[0]}{more}: {name} will be skipped"
+    return Check(f"data: {name}", "warn", finding, "put JSON Lines there, with the hub's columns")
+
+
+def check_sentence_model(scale: str, data_dir: Path | None) -> Check:
     """Is NLTK's sentence model there, which IFEval's checker needs?"""
-    if preset(scale).world:
+    if preset(scale).world and data_dir is None:
         return Check("sentences", "ok", "the embedded world needs no sentence model")
     try:
         from marsbench.evaluation.answers import check_sentence_model as check
 
-        folder = os.environ.get("MARSBENCH_DATA")
-        check(Path(folder) if folder else None)
+        check(data_dir)
     except (UserError, ImportError) as error:
         fix = error.fix if isinstance(error, UserError) else 'pip install "marsbench[eval]"'
         return Check("sentences", "warn", "NLTK's punkt_tab is missing: IFEval will be skipped", fix)

@@ -1,12 +1,18 @@
-"""What `marsbench list` shows: every registry as a table."""
+"""What is shown on a terminal as a table: every registry, rows, the outcome of a comparison."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from rich.table import Table
 
 from marsbench.errors import unknown_name
+
+if TYPE_CHECKING:
+    from marsbench.reports.sweep import Agreement
+    from marsbench.sweeps.rows import Row
+    from marsbench.sweeps.tune import Advice
 
 
 def _scales() -> Table:
@@ -74,6 +80,37 @@ def listing(what: str) -> list[Table]:
     if what not in LISTINGS:
         raise unknown_name("list", what, [*LISTINGS, "all"])
     return [LISTINGS[what]()]
+
+
+def rows_table(rows: Sequence[Row]) -> Table:
+    """Measured rows, a line each, by what tells them apart."""
+    table = _table(f"{len(rows):,} rows", "key", "kind", "scale", "what", "batch size", "status", "measured")
+    for row in rows:
+        words = [getattr(row, name, "") for name in ("contender", "arm", "benchmark", "stage")]
+        what = ", ".join(dict.fromkeys(filter(None, words)))
+        batch_size, started = getattr(row, "batch_size", ""), row.provenance.get("started", "")
+        table.add_row(row.key, row.kind, row.scale, what, str(batch_size), row.status, str(started))
+    return table
+
+
+def agreement_table(cells: Sequence[Agreement]) -> Table:
+    """The cells of two sweeps and whether their speed-ups over `ar` agree."""
+    table = _table("speed-up over ar in two runs", "contender", "batch size", "first", "second", "agree")
+    for cell in cells:
+        shown = [
+            f"{one.value:.2f} [{one.interval.low:.2f}, {one.interval.high:.2f}]" for one in (cell.first, cell.second)
+        ]
+        table.add_row(cell.contender, str(cell.batch_size), *shown, "yes" if cell.agrees else "no")
+    return table
+
+
+def advice_table(advice: Advice) -> Table:
+    """The settings of a checkpoint, the fastest expected first."""
+    table = _table("settings", "setting", "tokens/forward", "points of accuracy lost", "expected speed over ar")
+    for setting in advice.settings:
+        numbers = f"{setting.tokens_per_forward:.2f}", f"{setting.points_lost:+.1f}", f"{setting.speed_up:.2f}"
+        table.add_row(setting.entry.name, *numbers)
+    return table
 
 
 def _table(title: str, *heads: str) -> Table:

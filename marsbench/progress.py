@@ -20,14 +20,39 @@ class Bar:
         self._title, self._progress, self._console = title, progress, console
         self._task = progress.add_task(title, total=None, note="") if progress else None
         self._printed = time.monotonic()
+        # When the first update came, and what was done by then: an interrupted run's work says nothing of our speed.
+        self._begun: tuple[float, int] | None = None
 
     def update(self, done: int, total: int, note: str = "") -> None:
         """Say how far the work is."""
         if self._progress is not None and self._task is not None:
             self._progress.update(self._task, completed=done, total=total, note=note)
-        elif time.monotonic() - self._printed > _LINE_EVERY_S:
-            self._printed = time.monotonic()
-            self._console.print(f"  {self._title}: {done}/{total} {note}", highlight=False)
+        else:
+            self._update_lines(done, total, note)
+
+    def _update_lines(self, done: int, total: int, note: str) -> None:
+        """A line, if the last one is old enough."""
+        now = time.monotonic()
+        self._begun = self._begun or (now, done)
+        if now - self._printed > _LINE_EVERY_S:
+            self._printed = now
+            since, done_before = self._begun
+            said = [f"{done}/{total}", _time_left(now - since, done - done_before, total - done), note]
+            self._console.print(f"  {self._title}: {', '.join(filter(None, said))}", highlight=False, soft_wrap=True)
+
+
+def _time_left(seconds: float, done: int, to_do: int) -> str:
+    """How long the rest takes at the speed so far; empty while nothing is known of that."""
+    return f"{roughly(seconds / done * to_do)} left" if done else ""
+
+
+def roughly(seconds: float) -> str:
+    """A time as one would say it: "about 3 min"."""
+    if seconds < 60:
+        return "less than a minute"
+    if seconds < 90 * 60:
+        return f"about {seconds / 60:.0f} min"
+    return f"about {seconds / 3600:.1f} hours"
 
 
 def is_first_process() -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -16,8 +17,11 @@ from marsbench import __version__, doctor, paths
 from marsbench.cli import app
 from marsbench.doctor import Check
 from marsbench.errors import UserError
+from marsbench.evaluation.benchmarks import GROUPS
+from marsbench.evaluation.humaneval import LOCAL_FILE
 from marsbench.presets import preset
 
+LITTLE_DATA = Path(__file__).parent / "data"
 cli = CliRunner()
 
 
@@ -37,6 +41,7 @@ def sound_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A machine that has all that doctor looks for, whatever the one under the test is like."""
     (tmp_path / "tasks").mkdir()
     monkeypatch.setattr(paths, "PACKAGE", tmp_path / "marsbench")
+    monkeypatch.delenv("MARSBENCH_DATA", raising=False)
     monkeypatch.setattr(doctor, "check_packages", lambda: iter([]))
     monkeypatch.setattr(doctor, "preset", lambda scale: replace(preset(scale), memory_gib=0, disk_gib=0))
 
@@ -168,18 +173,38 @@ def test_doctor_compares_needs() -> None:
     assert doctor.check_disk(Path("."), 0).ok == "ok"
 
 
-def test_doctor_looks_into_the_data_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Guards against a mistyped MARSBENCH_DATA that shows only hours later."""
-    monkeypatch.setenv("MARSBENCH_DATA", str(tmp_path / "nowhere"))
-    assert doctor.check_data("tiny").ok == "ok"
-    assert doctor.check_data("7b").ok == "fail"
-    for name in doctor.BENCHMARK_FOLDERS:
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "test.jsonl").touch()
-    monkeypatch.setenv("MARSBENCH_DATA", str(tmp_path))
-    assert doctor.check_data("7b").ok == "ok"
-    (tmp_path / "gpqa" / "test.jsonl").unlink()
-    assert doctor.check_data("7b").finding == f"{tmp_path} lacks gpqa"
+def test_doctor_says_where_data_will_come_from(tmp_path: Path) -> None:
+    """Guards against a mistyped data folder that shows only hours later."""
+    (here,) = doctor.check_data("tiny", None)
+    (hub,) = doctor.check_data("7b", None)
+    assert (here.ok, hub.ok) == ("ok", "warn")
+    # At scale tiny, real benchmarks are asked on request only.
+    assert [doctor.check_data(scale, tmp_path / "nowhere")[0].ok for scale in ("tiny", "7b")] == ["warn", "fail"]
+
+
+def test_doctor_looks_for_the_data_of_each_benchmark(tmp_path: Path) -> None:
+    """Guards against a gap in local data that shows only when its benchmark is asked, HumanEval+ and a subtask too."""
+    data = tmp_path / "data"
+    shutil.copytree(LITTLE_DATA, data)
+    whole = doctor.check_data("tiny", data)
+    assert {(check.name, check.ok) for check in whole} == {(f"data: {name}", "ok") for name in GROUPS["real"]}
+    for gone in ("gpqa/gpqa_main.jsonl", "bbh/word_sorting.jsonl", "bbh/snarks.jsonl", LOCAL_FILE):
+        (data / gone).unlink()
+    missing = {check.name: check.finding for check in doctor.check_data("7b", data) if check.ok == "warn"}
+    assert missing == {
+        "data: bbh": f"{data} lacks bbh/snarks.jsonl and 1 more: bbh will be skipped",
+        "data: gpqa": f"{data} lacks gpqa/gpqa_main.jsonl: gpqa will be skipped",
+        "data: humaneval": f"{data} lacks humanevalplus/HumanEvalPlus.jsonl: humaneval will be skipped",
+    }
+
+
+@pytest.mark.usefixtures("sound_machine")
+def test_doctor_takes_a_data_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Guards against an option, or its variable, that doctor does not pass on."""
+    monkeypatch.setenv("COLUMNS", "300")
+    assert "folder-a is no folder" in cli.invoke(app, ["doctor", "--data-dir", str(tmp_path / "folder-a")]).stdout
+    monkeypatch.setenv("MARSBENCH_DATA", str(tmp_path / "folder-b"))
+    assert "folder-b is no folder" in cli.invoke(app, ["doctor"]).stdout
 
 
 def test_task_files_are_found_in_checkouts_and_wheels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

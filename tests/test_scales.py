@@ -34,7 +34,7 @@ from marsbench.errors import UserError
 from marsbench.paths import PACKAGE
 from marsbench.presets import Preset, preset, scales
 from marsbench.sweeps.estimates import trainings
-from marsbench.sweeps.plans import TABLES, table_plan
+from marsbench.sweeps.plans import TABLES, Arm, TablePlan, table_plan
 from marsbench.sweeps.runner import Runner
 from marsbench.sweeps.workspace import Workspace
 from marsbench.training import checkpoints
@@ -346,6 +346,16 @@ def test_a_table_takes_published_checkpoints_unless_told_to_train(
     assert trained == ["ar_sft"]
     with pytest.raises(UserError, match="names no stage"):
         scale.with_checkpoints(["mars"])
+
+
+def test_cells_are_numbered_through_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Guards against a table of hours that never says how far it is."""
+    plan = TablePlan("0", "lines without a checkpoint", (Arm("a", "A", "medusa", "ar"), Arm("b", "B", "medusa", "ar")))
+    Runner(preset("7b"), Workspace(tmp_path, "7b"), benchmarks=("gsm8k", "gpqa")).table(plan)
+    said = [line.partition(":")[0] for line in capsys.readouterr().err.splitlines()]
+    assert said == [
+        "A, gsm8k (cell 1 of 4)", "A, gpqa (cell 2 of 4)", "B, gsm8k (cell 3 of 4)", "B, gpqa (cell 4 of 4)",
+    ]  # fmt: skip
 
 
 def test_accumulation_makes_up_the_batch(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -138,6 +138,20 @@ def load_tasks(chosen: Benchmark, data_dir: Path | None = None) -> dict[str, Any
     return {name: _load(chosen, name, subtask, data_dir) for name, subtask in parts.items()}
 
 
+def local_files(chosen: Benchmark) -> list[str]:
+    """The files below a data folder that a benchmark is read and scored from; none for a mini one."""
+    names = [
+        string.Template(name).safe_substitute(SUBTASK=subtask)
+        for subtask in chosen.subtasks or ("",)
+        for name in _settings(chosen.file).get("files", {}).values()
+    ]
+    if chosen.name == "humaneval":
+        from marsbench.evaluation.humaneval import LOCAL_FILE
+
+        names.append(LOCAL_FILE)
+    return list(dict.fromkeys(names))  # subtasks may share a file
+
+
 def _check_scorer(chosen: Benchmark, data_dir: Path | None) -> None:
     """See to it that what scoring needs is there, before hours of decoding."""
     if chosen.name == "ifeval":

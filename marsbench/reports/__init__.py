@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from marsbench.errors import unknown_name
 from marsbench.files import write_atomically
-from marsbench.reports import engine, table2
+from marsbench.reports import engine, speedup, table2
 from marsbench.sweeps.rows import Row
 
 
@@ -25,6 +25,7 @@ class Report(NamedTuple):
 REPORTS: dict[str, Report] = {
     "table2": Report(table2.render, table2.draw),
     "engine": Report(engine.render, engine.draw),
+    "speedup": Report(speedup.render, speedup.draw),
 }
 
 

@@ -55,7 +55,8 @@ HOW_THE_LAW_WORKS = (
 
 def render(rows: Sequence[Row], scale: str) -> str:
     """The report as Markdown: a pure function of the rows of that scale."""
-    sweep = Sweep.of(rows, scale)
+    rows = [row for row in rows if row.scale == scale]
+    sweep = Sweep.of(rows)
     sections = [
         f"# Speed at scale {scale}: how fast, at what accuracy, against what",
         _caveat(scale),
@@ -68,14 +69,14 @@ def render(rows: Sequence[Row], scale: str) -> str:
         _law(sweep),
         _knee(sweep),
         _checks(sweep),
-        facts_section([row for row in rows if row.scale == scale], _command(scale)),
+        facts_section(rows, _command(scale)),
     ]
     return "\n\n".join(section for section in sections if section) + "\n"
 
 
 def draw(rows: Sequence[Row], scale: str, reports_dir: Path) -> list[Path]:
     """Write the figures that the report shows, as PNG and SVG."""
-    return speedup_figures.draw(Sweep.of(rows, scale), reports_dir)
+    return speedup_figures.draw(Sweep.of([row for row in rows if row.scale == scale]), reports_dir)
 
 
 def _command(scale: str) -> str:

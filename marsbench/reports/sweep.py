@@ -32,10 +32,10 @@ class Sweep:
     step_times: StepTimeRow | None = None
 
     @classmethod
-    def of(cls, rows: Sequence[Row], scale: str) -> Sweep:
-        """The sweep among the rows of a scale; of a cell measured twice, the last."""
-        cells = {row.key: row for row in rows if isinstance(row, SweepRow) and row.scale == scale}
-        timed = [row for row in rows if isinstance(row, StepTimeRow) and row.scale == scale]
+    def of(cls, rows: Sequence[Row]) -> Sweep:
+        """The sweep among rows; of a cell measured twice, the last."""
+        cells = {row.key: row for row in rows if isinstance(row, SweepRow)}
+        timed = [row for row in rows if isinstance(row, StepTimeRow)]
         return cls(list(cells.values()), timed[-1] if timed else None)
 
     @cached_property

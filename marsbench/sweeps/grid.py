@@ -26,6 +26,7 @@ from marsbench.methods import METHODS, Options, check_options
 from marsbench.training.stages import stage
 
 BASELINES = ("ar", "hf-generate")  # contenders by these names run in every race
+DTYPES = ("float32", "bfloat16", "float16")
 _OWN = ("name", "method", "stage", "draft", "threshold", "trained_block_size")
 _SETTINGS = {field.name for field in fields(Options)} - {"mask_id", "draft", "heads"}
 
@@ -115,6 +116,8 @@ def _grid(settings: Any, quick: bool) -> Grid:
     counts = (*batch_sizes, settings["prompts"], settings["repeats"])
     if not batch_sizes or any(type(count) is not int or count < 1 for count in counts):
         raise UserError("batch sizes, prompts and repeats are whole numbers from 1", fix="mend them")
+    if settings.get("dtype", DTYPES[0]) not in DTYPES:
+        raise unknown_name("dtype", str(settings["dtype"]), list(DTYPES))
     chosen = {"contenders": tuple(entries), "batch_sizes": batch_sizes}
     return Grid(**{**settings, **chosen, "benchmarks": tuple(settings.get("benchmarks") or ())})
 

@@ -74,11 +74,7 @@ def ask(names: Sequence[str], count: int, tokenizer: Any, data_dir: Path | None 
     Raises:
         UserError: the count is no multiple of the number of benchmarks, or a benchmark has fewer questions.
     """
-    each, rest = divmod(count, len(names))
-    if rest or not each:
-        raise UserError(
-            f"{count} prompts cannot be shared by {len(names)} benchmarks alike", fix=f"ask a multiple of {len(names)}"
-        )
+    each = per_benchmark(count, names)
     exams = {name: prepare(benchmark(name), data_dir).first(each) for name in names}
     for name, exam in exams.items():
         if len(exam.asked()) < each:
@@ -91,6 +87,16 @@ def ask(names: Sequence[str], count: int, tokenizer: Any, data_dir: Path | None 
         for name, number in zip(exams, numbers, strict=True)
     ]
     return Questions(exams, found)
+
+
+def per_benchmark(count: int, names: Sequence[str]) -> int:
+    """How many of `count` questions fall to each benchmark; `UserError` where they cannot be shared alike."""
+    each, rest = divmod(count, len(names))
+    if rest or not each:
+        raise UserError(
+            f"{count} prompts cannot be shared by {len(names)} benchmarks alike", fix=f"ask a multiple of {len(names)}"
+        )
+    return each
 
 
 def _prompts(exam: Exam, tokenizer: Any) -> dict[int, str]:

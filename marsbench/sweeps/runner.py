@@ -59,11 +59,14 @@ class Runner:
         self.store = RowStore(self.workspace.row_file)
         self._renewed: set[str] = set()  # keys made in this run, which `rerun` must not make twice
         self._exams: dict[str, Exam] = {}
+        self._numbers: dict[tuple[str, str], int] = {}  # of a table's cells, from 1; none outside a table
 
     def table(self, plan: TablePlan) -> list[Row]:
         """All rows of a table, in its order: trainings, the cost of a step, then the cells."""
         with full_disk_explained(self.workspace.runs):
             block_size = _block_size(plan.arms)
+            cells = [(arm.name, name) for arm in plan.arms for name in self._asked]
+            self._numbers = {cell: number for number, cell in enumerate(cells, 1)}
             rows: list[Row] = []
             to_train = [stage for stage in plan.stages if self.trains(stage, block_size)]
             for name in dict.fromkeys(name for stage in to_train for name in lineage(self.scale, stage)):
@@ -92,7 +95,7 @@ class Runner:
 
     def _line(self, arm: Arm, block_size: int) -> list[Row]:
         """One arm on every benchmark; what cannot be measured says why."""
-        names = self.benchmarks or self.scale.benchmarks
+        names = self._asked
         if reason := self.missing_checkpoint(arm.stage, block_size):
             return [self._skipped(arm, name, reason) for name in names]
         try:
@@ -110,9 +113,11 @@ class Runner:
         benchmark(name)
         check_options(arm.method, Options(mask_id=0, **method_options(arm)))
         with full_disk_explained(self.workspace.runs):
-            companion = checkpoints.load(draft, device=_device()) if draft is not None else None
+            companion = checkpoints.load(draft, device=checkpoints.default_device()) if draft is not None else None
             if checkpoint is not None:
-                return self.cell(arm, checkpoints.load(checkpoint, device=_device()), name, companion)
+                return self.cell(
+                    arm, checkpoints.load(checkpoint, device=checkpoints.default_device()), name, companion
+                )
             block_size = int(arm.options["block_size"])
             return self.cell(arm, self.load(arm.stage, block_size), name, companion)
 
@@ -192,7 +197,9 @@ class Runner:
 
     def load(self, stage: str, block_size: int, dtype: torch.dtype = torch.float32) -> Loaded:
         """The checkpoint of a stage, on the device."""
-        return checkpoints.load(self.checkpoint(stage, block_size), dtype=dtype, device=_device(), stage=stage)
+        return checkpoints.load(
+            self.checkpoint(stage, block_size), dtype=dtype, device=checkpoints.default_device(), stage=stage
+        )
 
     def checkpoint(self, stage: str, block_size: int) -> str:
         """Folder or hub name of a stage's checkpoint: the ready one if there is one, else ours, trained if need be."""
@@ -212,7 +219,7 @@ class Runner:
 
     def _skipped(self, arm: Arm, name: str, reason: str) -> EvaluationRow:
         """The row of a cell without numbers."""
-        self.reporter.say(f"{arm.label}, {name}: skipped ({reason})")
+        self.reporter.say(f"{self._title(arm, name)}: skipped ({reason})")
         key = content_hash({"skipped": [arm.name, name, self.scale.scale, reason]})
         identity = arm.name, arm.stage, arm.method, arm.options, name, benchmark(name).headline
         return EvaluationRow(key, "skipped", reason, self.scale.scale, *identity, provenance=provenance(seed=self.seed))
@@ -251,6 +258,16 @@ class Runner:
     def _method(self, arm: Arm, loaded: Loaded, draft: Loaded | None = None) -> Method | OutsideMethod:
         return fit(arm.method, loaded, draft=draft, untrained_masks=arm.untrained_masks, **method_options(arm))
 
+    def _title(self, arm: Arm, name: str) -> str:
+        """What a cell is called on the terminal, with its number in the table."""
+        number = self._numbers.get((arm.name, name))
+        return f"{arm.label}, {name}" + (f" (cell {number} of {len(self._numbers)})" if number else "")
+
+    @property
+    def _asked(self) -> Sequence[str]:
+        """The benchmarks of a table."""
+        return self.benchmarks or self.scale.benchmarks
+
     @property
     def _limit(self) -> int | None:
         return self.limit or self.scale.questions
@@ -265,7 +282,8 @@ class Runner:
         """Answer and score; the answers of an interrupted run are taken up."""
         origin, started, chosen = provenance(seed=self.seed), time.perf_counter(), exam.benchmark
         log = AnswerLog(self.workspace.answers(key, self.shard), self.workspace.shards(key))
-        with self.reporter.bar(f"{arm.label}, {chosen.name}") as bar:
+        title = self._title(arm, chosen.name)
+        with self.reporter.bar(title) as bar:
             model = EngineModel(
                 exam,
                 log,
@@ -300,7 +318,7 @@ class Runner:
         )
         share = sum(row.correct) / len(row.correct)
         speed = sum(row.emitted) / sum(row.forwards)
-        self.reporter.say(f"{arm.label}, {chosen.name}: {share:.1%} of {len(row.correct)}, {speed:.2f} tokens/forward")
+        self.reporter.say(f"{title}: {share:.1%} of {len(row.correct)}, {speed:.2f} tokens/forward")
         return row
 
     def keep(self, row: Row) -> None:
@@ -332,10 +350,6 @@ def _block_size(arms: Iterable[Arm]) -> int:
     """The block size that a table's checkpoints are trained with."""
     sizes = {int(arm.options["block_size"]) for arm in arms if "block_size" in arm.options}
     return max(sizes, default=4)
-
-
-def _device() -> str:
-    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def content_hash(content: Any) -> str:

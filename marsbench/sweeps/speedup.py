@@ -13,12 +13,13 @@ from filelock import FileLock
 
 from marsbench.decoding.engine import context_length
 from marsbench.decoding.generation import Generation
+from marsbench.evaluation.benchmarks import benchmarks
 from marsbench.files import write_atomically
 from marsbench.methods.fitting import default_ids
 from marsbench.provenance import provenance
 from marsbench.sweeps.entrants import Entrants, size_of
 from marsbench.sweeps.grid import BASELINES, Entry, Grid
-from marsbench.sweeps.questions import Questions, ask
+from marsbench.sweeps.questions import Questions, ask, per_benchmark
 from marsbench.sweeps.race import Outcome, Race, RoundLog
 from marsbench.sweeps.rows import Row, StepTimeRow, SweepRow, TrainingRow
 from marsbench.sweeps.runner import Runner, content_hash, source_hash
@@ -47,6 +48,8 @@ class SpeedupSweep:
         self._runner, self._grid = runner, grid
         self._entrants = Entrants(runner, getattr(torch, grid.dtype))
         self._max_new_tokens = grid.max_new_tokens or runner.scale.max_new_tokens
+        self._benchmarks = benchmarks(grid.benchmarks or runner.benchmarks or runner.scale.benchmarks)
+        per_benchmark(grid.prompts, self._benchmarks)  # refuses what cannot be shared, before anything is trained
 
     def rows(self) -> list[Row]:
         """All rows, in the grid's order: trainings, what a forward costs, then the cells."""
@@ -78,8 +81,7 @@ class SpeedupSweep:
 
     @cached_property
     def _questions(self) -> Questions:
-        names = self._grid.benchmarks or self._runner.benchmarks or self._runner.scale.benchmarks
-        return ask(list(names), self._grid.prompts, self._baseline.tokenizer, self._runner.data_dir)
+        return ask(self._benchmarks, self._grid.prompts, self._baseline.tokenizer, self._runner.data_dir)
 
     @cached_property
     def _prompts(self) -> list[list[int]]:

@@ -18,7 +18,6 @@ from marsbench.sweeps.step_time import step_times
 from marsbench.training.checkpoints import Loaded
 
 THRESHOLDS = (0.95, 0.9, 0.8, 0.7, 0.6, 0.5)
-_POSITIONS = 1024
 _ROWS = 16  # decoded at once while acceptance is measured
 _LAPS = 3  # of the race that checks the recommendation
 
@@ -32,6 +31,12 @@ class Setting:
     points_lost: float  # of accuracy against `ar`
     speed_up: float  # over `ar` at the wanted batch size, by the position law
 
+    @property
+    def options(self) -> str:
+        """As `marsbench decode` takes them."""
+        given = {"method": self.entry.method, **self.entry.shown}
+        return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in given.items())
+
 
 @dataclass(frozen=True)
 class Advice:
@@ -40,6 +45,18 @@ class Advice:
     settings: list[Setting]
     recommended: Setting
     measured: Estimate | None  # its speed-up over `ar`; None where `ar` itself is recommended
+
+    def summary(self, batch_size: int, max_points_lost: float) -> str:
+        """The recommendation in words, with the options to type."""
+        best, condition = self.recommended, f"at batch size {batch_size}, losing at most {max_points_lost:g} points"
+        if self.measured is None:
+            return f"{condition}: nothing is expected to be faster than ar"
+        low, high = self.measured.interval.low, self.measured.interval.high
+        return (
+            f"{condition}: {best.options}\n"
+            f"expected {best.speed_up:.2f} times ar, raced {self.measured.value:.2f} [{low:.2f}, {high:.2f}]; "
+            f"{best.tokens_per_forward:.2f} tokens/forward, {best.points_lost:+.1f} points lost on these questions"
+        )
 
 
 def candidates(block_size: int) -> list[Entry]:
@@ -67,6 +84,7 @@ def tune(
     batch_size: int,
     max_points_lost: float,
     max_new_tokens: int,
+    positions: int,
     reporter: Reporter,
 ) -> Advice:
     """Recommend a setting.
@@ -78,10 +96,11 @@ def tune(
         batch_size: the batch size to be fast at.
         max_points_lost: points of accuracy that may be lost against `ar`.
         max_new_tokens: limit of every answer.
+        positions: how large the forward passes are that are timed, at most.
         reporter: told of the progress.
     """
     with reporter.bar("timing forward passes by their shape") as bar:
-        law = law_of(step_times(loaded.model, _POSITIONS, bar.update))
+        law = law_of(step_times(loaded.model, positions, bar.update))
     course = _Course(loaded, questions, max_new_tokens)
     entries = candidates(block_size)
     with reporter.bar(f"measuring the acceptance of {len(entries)} settings") as bar:

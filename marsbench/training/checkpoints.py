@@ -117,6 +117,11 @@ def weights_hash(folder: Path) -> str:
     return digest.hexdigest()
 
 
+def default_device() -> str:
+    """The first GPU where there is one, else the CPU."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
 def load(
     path: str | Path,
     *,

@@ -1,0 +1,34 @@
+"""The commands, one module per group.
+
+To add one, write its function in the module of its group, with the options that others have too from `shared`, and
+enter it in `COMMANDS`. These modules are imported for every `--help`: whatever is heavy, a function imports itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from marsbench.commands import decoding, evaluating, looking, reproducing, sweeping, training
+
+# In the order of a user's journey, which is the order in `marsbench --help`.
+COMMANDS: dict[str, Callable[..., None]] = {
+    # Is this machine ready, and what is there?
+    "doctor": looking.doctor,
+    "list": looking.list_,
+    # The paper's tables.
+    "plan": reproducing.plan,
+    "reproduce": reproducing.reproduce,
+    "report": reproducing.report,
+    # How fast, against what.
+    "sweep": sweeping.sweep,
+    "results": sweeping.results,
+    "tune": sweeping.tune,
+    # A checkpoint of one's own, and how good it is.
+    "train": training.train,
+    "eval": evaluating.eval_,
+    "score": evaluating.score,
+    "compare": evaluating.compare,
+    # What it writes.
+    "show": decoding.show,
+    "decode": decoding.decode,
+}

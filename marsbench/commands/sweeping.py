@@ -1,0 +1,150 @@
+"""How fast, against what: `sweep`, `results` and `tune`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from marsbench.commands.shared import (
+    BlockSize,
+    Checkpoint,
+    DataDir,
+    ExistingPolicy,
+    GridFile,
+    Output,
+    OwnStage,
+    Quick,
+    Scale,
+    Seed,
+    Shard,
+    StageCheckpoints,
+    TrainAll,
+    make_runner,
+    parse_shard,
+)
+
+
+def sweep(
+    grid: GridFile = None,
+    quick: Quick = False,
+    label: Annotated[
+        str, typer.Option(help="Rows and page go to folders of this name, beside those of another run.")
+    ] = "",
+    scale: Scale = "tiny",
+    seed: Seed = 0,
+    shard: Shard = None,
+    existing: ExistingPolicy = "reuse",
+    data_dir: DataDir = None,
+    train_all: TrainAll = False,
+    checkpoint: StageCheckpoints = None,
+    output: Output = Path("."),
+) -> None:
+    """Race thresholds, windows and methods at several batch sizes, and write reports/speedup.md.
+
+    All contenders of a batch size decode the same prompts in turn, so their ratios can be believed; accuracy comes from
+    the same generations. Leave the machine alone while it runs. Interrupted at any moment, the same command goes on
+    where it stopped. `marsbench plan --sweep` says beforehand what it will measure. The parts of `--shard` are put
+    together by `marsbench results`; every part races the baselines too.
+    """
+    from marsbench.files import write_atomically
+    from marsbench.reports import write_report
+    from marsbench.sweeps.grid import read_grid, shipped_grid
+    from marsbench.sweeps.store import rows_text
+
+    part = parse_shard(shard)
+    chosen = read_grid(grid or shipped_grid(scale), quick=quick).part(part)
+    names = [label, "quick" if quick else "", f"part{part[0]}-of-{part[1]}" if part[1] > 1 else ""]
+    runner = make_runner(scale, output, existing, seed, data_dir=data_dir, label="-".join(filter(None, names)))
+    runner.scale = runner.scale.with_checkpoints(checkpoint or [], train_all=train_all)
+    from marsbench.sweeps.speedup import SpeedupSweep
+
+    rows = SpeedupSweep(runner, chosen).rows()
+    write_atomically(runner.workspace.results("speedup"), rows_text(rows).encode())
+    pages = write_report("speedup", rows, scale, runner.workspace.reports)
+    typer.echo(f"the page: {pages[0]}")
+
+
+def results(
+    files: Annotated[list[Path], typer.Argument(help="Files of rows, such as results/tiny/speedup.jsonl.")],
+    where: Annotated[
+        list[str] | None, typer.Option(help="FIELD=VALUE that rows must have, such as method=mars; several times.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the rows: FILE.csv, FILE.parquet or FILE.jsonl.")] = None,
+    against: Annotated[
+        Path | None, typer.Option(help="Another run of the same sweep: do the speed-ups of the two agree?")
+    ] = None,
+) -> None:
+    """Merge rows of several files, filter them, and export them for other tools.
+
+    Of a cell that several files hold, the last finished row counts. Nested fields are called as in
+    `options.threshold` and `provenance.commit`. Without --out, prints a summary of the rows.
+    """
+    from rich.console import Console
+
+    from marsbench.sweeps.results import export, matching, merged
+    from marsbench.sweeps.store import read_rows
+
+    rows = matching(merged(files), where or [])
+    if against is not None:
+        from marsbench.listing import agreement_table
+        from marsbench.reports.sweep import Sweep, agreement
+
+        cells = agreement(Sweep.of(rows), Sweep.of(read_rows(against)))
+        Console().print(agreement_table(cells))
+        share = sum(cell.agrees for cell in cells) / max(len(cells), 1)
+        typer.echo(f"{share:.1%} of {len(cells)} cells agree: their intervals overlap")
+        return
+    if out is not None:
+        typer.echo(f"wrote {len(rows):,} rows to {export(rows, out)}")
+        return
+    from marsbench.listing import rows_table
+
+    Console().print(rows_table(rows))
+
+
+def tune(
+    checkpoint: Checkpoint = None,
+    stage: OwnStage = "mars",
+    block_size: BlockSize = 4,
+    batch_size: Annotated[int, typer.Option(min=1, help="Prompts decoded at once.")] = 1,
+    max_loss: Annotated[float, typer.Option(min=0, help="Points of accuracy that may be lost against AR.")] = 1.0,
+    benchmarks: Annotated[
+        str | None, typer.Option(help="What to ask: names, `mini` or `real`, with commas between.")
+    ] = None,
+    prompts: Annotated[int, typer.Option(min=1, help="Prompts from all benchmarks alike.")] = 96,
+    positions: Annotated[int, typer.Option(min=1, help="Time forward passes of up to so many positions.")] = 1024,
+    data_dir: DataDir = None,
+    scale: Scale = "tiny",
+    seed: Seed = 0,
+    output: Output = Path("."),
+) -> None:
+    """Recommend a window and a threshold for a MARS checkpoint, a batch size and an allowed loss of accuracy.
+
+    Times forward passes by their positions on this machine, measures how many tokens each setting accepts, predicts
+    which is fastest, and races that one against AR.
+    """
+    from rich.console import Console
+
+    from marsbench.listing import advice_table
+
+    runner = make_runner(scale, output, "reuse", seed, benchmarks=benchmarks, data_dir=data_dir)
+    from marsbench.sweeps.questions import ask
+    from marsbench.sweeps.tune import tune as advise
+    from marsbench.training.checkpoints import default_device, load
+
+    loaded = load(checkpoint, device=default_device()) if checkpoint else runner.load(stage, block_size)
+    questions = ask(list(runner.benchmarks or runner.scale.benchmarks), prompts, loaded.tokenizer, data_dir)
+    advice = advise(
+        loaded,
+        questions,
+        block_size=block_size,
+        batch_size=batch_size,
+        max_points_lost=max_loss,
+        max_new_tokens=runner.scale.max_new_tokens,
+        positions=positions,
+        reporter=runner.reporter,
+    )
+    Console().print(advice_table(advice))
+    typer.echo(advice.summary(batch_size, max_loss))

@@ -1,0 +1,486 @@
+"""The speed sweep at micro scale: whole, killed at random moments, and its parts one by one."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import random
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import yaml
+from transformers import PreTrainedModel
+from typer.testing import CliRunner
+
+from marsbench.cli import app
+from marsbench.decoding.generation import Meter, Request
+from marsbench.errors import UserError
+from marsbench.evaluation.statistics import Interval
+from marsbench.methods import METHODS, Options, build_method
+from marsbench.reports.sweep import Agreement, Sweep, agreement, speed_up
+from marsbench.sweeps.grid import BASELINES, read_grid, shipped_grid
+from marsbench.sweeps.position_law import PositionLaw, Work, fastest, predicted_seconds
+from marsbench.sweeps.race import Contender, Race, RoundLog
+from marsbench.sweeps.results import export, frame, matching, merged
+from marsbench.sweeps.rows import SweepRow
+from marsbench.sweeps.store import read_rows, rows_text
+from marsbench.sweeps.workspace import Workspace
+
+KILLS = int(os.environ.get("MARSBENCH_KILLS", "3"))
+SMALL: dict[str, Any] = {
+    "batch_sizes": [2],
+    "prompts": 6,
+    "repeats": 2,
+    "positions": 0,
+    "contenders": [
+        {"name": "ar", "method": "ar", "stage": "mars"},
+        {"name": "hf-generate", "method": "hf-generate", "stage": "mars"},
+        {"method": "mars", "stage": "mars", "threshold": ["one", 0.2]},
+    ],
+}
+
+
+def run_sweep(output: Path, *options: str) -> None:
+    """`marsbench sweep` at scale micro in this process."""
+    done = CliRunner().invoke(app, ["sweep", "--scale", "micro", "--output", str(output), *options])
+    assert done.exit_code == 0, done.output
+
+
+def rows_in(output: Path, variant: str = "") -> list[SweepRow]:
+    found = read_rows(Workspace(output, "micro", variant).results("speedup"))
+    return [row for row in found if isinstance(row, SweepRow)]
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A whole sweep of the shipped grid."""
+    output = tmp_path_factory.mktemp("swept")
+    run_sweep(output)
+    return output
+
+
+def with_checkpoints(swept: Path, output: Path) -> Path:
+    """A folder that has the trained checkpoints and nothing else; the grid's file lies in it too."""
+    shutil.copytree(Workspace(swept, "micro").runs / "checkpoints", Workspace(output, "micro").runs / "checkpoints")
+    (output / "grid.yaml").write_text(yaml.safe_dump(SMALL))
+    return output
+
+
+def test_every_cell_has_numbers_or_a_reason(swept: Path) -> None:
+    """Guards against holes in the grid, and against a cell that is missing without a word."""
+    grid, rows = read_grid(shipped_grid("micro")), rows_in(swept)
+    assert [(row.contender, row.batch_size) for row in rows] == [
+        (entry.name, size) for size in grid.batch_sizes for entry in grid.contenders
+    ]
+    for row in rows:
+        if row.method == "hf-assisted" and row.batch_size > 1:
+            assert row.status == "skipped" and "one sequence at a time" in row.reason
+        else:
+            assert row.status == "done", row.reason
+            assert len(row.seconds) == grid.repeats
+            assert set(row.baselines) == set(BASELINES)
+
+
+def test_accepted_emitted_and_logged_tokens_agree(swept: Path) -> None:
+    """Guards against a speed counted in tokens that nobody got to see."""
+    for row in rows_in(swept):
+        if row.status != "done":
+            continue
+        lines = [json.loads(line) for line in Workspace(swept, "micro").samples(row.key).read_text().splitlines()]
+        logged = [len(line["tokens"]) + (line["eos_id"] is not None) for line in lines]
+        assert row.emitted == logged == [sum(line["accepted"]) for line in lines]
+        assert row.row_forwards == [len(line["accepted"]) for line in lines]
+        assert row.correct == [line["correct"] for line in lines]
+
+
+def test_lossless_methods_give_the_tokens_of_ar(swept: Path) -> None:
+    """Guards against a speed-up bought with other tokens. (Medusa's backbone is another checkpoint.)"""
+    lossless = [row for row in rows_in(swept) if METHODS[row.method].lossless and row.stage == "mars" and row.seconds]
+    assert len(lossless) > 10
+    for row in lossless:
+        assert row.same_as["ar"] == row.prompts, row.contender
+
+
+def test_a_baseline_is_as_fast_as_itself(swept: Path) -> None:
+    """Guards against ratios of other numbers than those of the same laps."""
+    for row in rows_in(swept):
+        if row.contender == "ar":
+            ratio = speed_up(row)
+            assert ratio is not None and ratio.value == 1 and ratio.interval == Interval(1, 1)
+
+
+def test_latency_lies_within_the_lap(swept: Path) -> None:
+    """Guards against stamps of another batch, and against a first token that comes after the last."""
+    for row in rows_in(swept):
+        for first, last, emitted in zip(row.first_token, row.last_token, row.emitted, strict=True):
+            assert 0 < first <= last and (emitted > 1 or first == last)
+
+
+def test_nothing_is_measured_twice(swept: Path) -> None:
+    """Guards against a second run that races again what is there."""
+    before = Workspace(swept, "micro").row_file.read_bytes()
+    run_sweep(swept)
+    assert Workspace(swept, "micro").row_file.read_bytes() == before
+
+
+def test_a_new_contender_races_against_the_baselines_alone(swept: Path, tmp_path: Path) -> None:
+    """Guards against a grid that is measured anew for one more line, and against a line without its own baselines."""
+    output = with_checkpoints(swept, tmp_path)
+    run_sweep(output, "--grid", str(output / "grid.yaml"))
+    first = {row.contender: row for row in rows_in(output)}
+    more = {**SMALL, "contenders": [*SMALL["contenders"], {"method": "jacobi", "stage": "mars"}]}
+    (output / "grid.yaml").write_text(yaml.safe_dump(more))
+    run_sweep(output, "--grid", str(output / "grid.yaml"))
+    second = {row.contender: row for row in rows_in(output)}
+    assert {name: second[name] for name in first} == first
+    assert second["jacobi"].baselines["ar"]["seconds"] != first["ar"].baselines["ar"]["seconds"]
+
+
+def test_shards_share_the_contenders(swept: Path, tmp_path: Path) -> None:
+    """Guards against a part without baselines, and against cells that no part measures."""
+    output = with_checkpoints(swept, tmp_path)
+    for part in ("1/2", "2/2"):
+        run_sweep(output, "--grid", str(output / "grid.yaml"), "--shard", part)
+    parts = [rows_in(output, f"part{number}-of-2") for number in (1, 2)]
+    assert [{row.contender for row in part} - set(BASELINES) for part in parts] == [
+        {"mars, tau = one"},
+        {"mars, tau = 0.2"},
+    ]
+    assert all(set(BASELINES) <= {row.contender for row in part} for part in parts)
+
+
+# ---------------------------------------------------------------------- interruptions
+
+
+def sweep_in_child(output: str) -> None:
+    """What a child process runs."""
+    import torch
+
+    torch.set_num_threads(1)
+    run_sweep(Path(output), "--grid", f"{output}/grid.yaml")
+
+
+def size_of(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*.jsonl"))
+
+
+def comparable(row: SweepRow) -> SweepRow:
+    """A row without what differs between two runs of one sweep."""
+    tokens = {name: {"emitted": one["emitted"]} for name, one in row.baselines.items()}
+    return replace(row, seconds=[], first_token=[], last_token=[], baselines=tokens, provenance={})
+
+
+def test_killed_at_any_moment_it_loses_a_round_at_most(swept: Path, tmp_path: Path) -> None:
+    """Guards against corrupt rows, lost cells, and a resumed race that ends otherwise than an undisturbed one."""
+    output = with_checkpoints(swept, tmp_path)
+    runs = Workspace(output, "micro").runs
+    run_sweep(output, "--grid", str(output / "grid.yaml"))
+    undisturbed = [comparable(row) for row in rows_in(output)]
+    processes = multiprocessing.get_context("forkserver")
+    processes.set_forkserver_preload(["marsbench.sweeps.speedup", "marsbench.reports"])
+    rng, kills, finished = random.Random(0), 0, 0
+    while kills < KILLS or not finished:
+        rows_before = b"" if not Workspace(output, "micro").row_file.exists() else _whole_lines(output)
+        process = processes.Process(target=sweep_in_child, args=(str(output),))
+        before = size_of(runs)
+        process.start()
+        while process.is_alive() and size_of(runs) == before:
+            time.sleep(0.001)
+        time.sleep(rng.uniform(0, 0.25))
+        if kills < KILLS and process.is_alive():
+            process.kill()
+            kills += 1
+        process.join()
+        assert _whole_lines(output).startswith(rows_before), "a finished cell was lost"
+        if process.exitcode == 0:
+            assert [comparable(row) for row in rows_in(output)] == undisturbed
+            finished += 1
+            if kills < KILLS:  # once more from nothing
+                for folder in ("races", "samples"):
+                    shutil.rmtree(runs / folder)
+                Workspace(output, "micro").row_file.unlink()
+
+
+def _whole_lines(output: Path) -> bytes:
+    file = Workspace(output, "micro").row_file
+    content = file.read_bytes() if file.exists() else b""
+    return content[: content.rfind(b"\n") + 1]
+
+
+def test_two_sweeps_in_one_folder(swept: Path, tmp_path: Path) -> None:
+    """Guards against two sweeps that corrupt each other's rows, or both measure everything."""
+    output = with_checkpoints(swept, tmp_path)
+    processes = multiprocessing.get_context("forkserver")
+    both = [processes.Process(target=sweep_in_child, args=(str(output),)) for _ in range(2)]
+    for process in both:
+        process.start()
+    for process in both:
+        process.join()
+        assert process.exitcode == 0
+    keys = [json.loads(line)["key"] for line in Workspace(output, "micro").row_file.read_text().splitlines()]
+    assert len(keys) == len(set(keys))
+
+
+# ---------------------------------------------------------------------- the race
+
+
+class _Failing:
+    """A method that fails in the first forward after the prompt's, or takes its time over it."""
+
+    name = "failing"
+
+    def __init__(self, inner: Any, *, pause: float | None = None) -> None:
+        self._inner, self._pause = inner, pause
+
+    def bar(self, threshold: float | None) -> float:
+        return float(self._inner.bar(threshold))
+
+    def propose(self, rows: Any) -> Any:
+        if self._pause is None:
+            raise RuntimeError("out of ideas")
+        time.sleep(self._pause)
+        return self._inner.propose(rows)
+
+    def accept(self, rows: Any, window: Any, answer: Any) -> Any:
+        return self._inner.accept(rows, window, answer)
+
+
+def a_race(model: PreTrainedModel, prompts: list[list[int]], **others: Any) -> Race:
+    ar = build_method("ar", Options())
+    contenders = [Contender("ar", model, ar), *[Contender(name, model, method) for name, method in others.items()]]
+    return Race(contenders, prompts, batch_size=2, max_new_tokens=5, eos_id=-1, pad_id=0, laps=2, limit_s=0.5)
+
+
+def test_who_fails_or_takes_too_long_drops_out(golden: dict[str, Any], golden_models: dict[str, Any]) -> None:
+    """Guards against a sweep that dies with one of its cells, or waits for it forever."""
+    ar = build_method("ar", Options())
+    prompts = golden["prompts"][:4] if "prompts" in golden else [[1, 2, 3]] * 4
+    others = {"broken": _Failing(ar), "slow": _Failing(ar, pause=0.2)}
+    outcomes = a_race(golden_models["ar"], prompts, **others).run(RoundLog())
+    assert [outcomes[name].status for name in ("ar", "broken", "slow")] == ["done", "failed", "timeout"]
+    assert "out of ideas" in outcomes["broken"].reason and "0.5 s" in outcomes["slow"].reason
+    assert len(outcomes["ar"].seconds) == 2 and len(outcomes["ar"].generations) == 4
+
+
+def test_a_race_goes_on_from_its_log(golden_models: dict[str, Any], tmp_path: Path) -> None:
+    """Guards against rounds that are raced again, and against a cut last line."""
+    file = tmp_path / "race.jsonl"
+    race = a_race(golden_models["ar"], [[1, 2, 3], [4, 5], [6, 7, 8]])
+    log = RoundLog(file)
+    log.begin(["ar"])
+    whole = race.run(log)
+    lines = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(b"".join(lines[:4]) + lines[4][:-9])
+    again = race.run(RoundLog(file))
+    assert again["ar"].generations == whole["ar"].generations
+    assert again["ar"].meter == whole["ar"].meter
+    assert file.read_bytes().splitlines(keepends=True)[:4] == lines[:4]
+
+
+@pytest.mark.parametrize("name", [name for name, info in METHODS.items() if not info.needs])
+def test_a_meter_hears_every_forward(name: str, golden_models: dict[str, Any]) -> None:
+    """Guards against latencies read from the stamp of another forward."""
+
+    class Counter(Meter):
+        ticks = 0
+
+        def tick(self) -> None:
+            Counter.ticks += 1
+
+    from marsbench.decoding.engine import decode
+
+    Counter.ticks = 0
+    method = build_method(name, Options())
+    requests = [Request([1, 2, 3], 6), Request([4, 5], 6)]
+    found = decode(golden_models["ar"], method, requests, eos_id=-1, pad_id=0, batch_size=2, meter=Counter())
+    assert Counter.ticks == max(one.forwards for one in found)
+
+
+# ---------------------------------------------------------------------- grids
+
+
+def test_lists_stand_for_all_their_combinations(tmp_path: Path) -> None:
+    """Guards against combinations left out, and against names that do not tell them apart."""
+    grid = {
+        **SMALL,
+        "contenders": [
+            SMALL["contenders"][0],
+            {"method": "mars", "stage": "mars", "threshold": ["one", 0.9], "block_size": [4, 8]},
+        ],
+        "quick": {"prompts": 12},
+    }
+    (tmp_path / "grid.yaml").write_text(yaml.safe_dump(grid))
+    found = read_grid(tmp_path / "grid.yaml")
+    assert [(entry.name, entry.threshold, entry.options) for entry in found.contenders[1:]] == [
+        ("mars, tau = one, window = 4", None, {"block_size": 4}),
+        ("mars, tau = one, window = 8", None, {"block_size": 8}),
+        ("mars, tau = 0.9, window = 4", 0.9, {"block_size": 4}),
+        ("mars, tau = 0.9, window = 8", 0.9, {"block_size": 8}),
+    ]
+    assert found.prompts == 6 and read_grid(tmp_path / "grid.yaml", quick=True).prompts == 12
+
+
+@pytest.mark.parametrize("scale", ["micro", "tiny", "0.5b", "7b"])
+def test_shipped_grids_can_be_read(scale: str) -> None:
+    """Guards against a grid that fails on a user's machine only."""
+    for quick in (False, True):
+        grid = read_grid(shipped_grid(scale), quick=quick)
+        assert {"ar", "hf-generate", "ar, again"} <= {entry.name for entry in grid.contenders}
+
+
+def test_the_default_grid_measures_what_it_must() -> None:
+    """Guards against a contender dropped from the grid that people cite."""
+    grid = read_grid(shipped_grid("tiny"))
+    assert grid.batch_sizes == (1, 4, 8, 16) and grid.repeats >= 5
+    assert {entry.threshold for entry in grid.contenders if entry.method == "mars"} == {
+        None, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5,
+    }  # fmt: skip
+    assert {entry.options["cache_block"] for entry in grid.contenders if entry.method == "mars-block-cache"} == {
+        4, 8, 16, 32, 64,
+    }  # fmt: skip
+    methods = {entry.method for entry in grid.contenders}
+    assert {"mars-verified", "speculative", "medusa", "jacobi", "prompt-lookup", "hf-generate"} <= methods
+
+
+def broken(**changes: Any) -> dict[str, Any]:
+    return {**SMALL, **changes}
+
+
+@pytest.mark.parametrize(
+    ("grid", "message"),
+    [
+        ([], "a list of contenders"),
+        (broken(contender=1), "unknown setting 'contender'"),
+        (broken(prompts=0), "whole numbers"),
+        (broken(batch_sizes=[1.5]), "whole numbers"),
+        ({name: value for name, value in SMALL.items() if name != "repeats"}, "repeats"),
+        (broken(contenders=[{"method": "ar"}]), "contender 1"),
+        (broken(contenders=[{"method": "warp", "stage": "mars"}]), "unknown method 'warp'"),
+        (broken(contenders=[{"method": "ar", "stage": "moon"}]), "unknown stage 'moon'"),
+        (broken(contenders=[{"method": "ar", "stage": "mars", "speed": 9}]), "unknown setting 'speed'"),
+        (broken(contenders=[{"method": "ar", "stage": "mars", "threshold": 0.9}]), "cannot take threshold"),
+        (broken(contenders=[{"method": "mars", "stage": "mars", "block_size": 0}]), "block size 0"),
+        (broken(contenders=SMALL["contenders"][:1] * 2), "two contenders are called 'ar'"),
+        (broken(contenders=SMALL["contenders"][1:]), "no contender is called 'ar'"),
+        (broken(dtype="int9"), "unknown dtype"),
+    ],
+)
+def test_a_bad_grid_is_named(grid: Any, message: str, tmp_path: Path) -> None:
+    """Guards against a traceback, or hours of racing before a misspelt setting is seen."""
+    file = tmp_path / "grid.yaml"
+    file.write_text(yaml.safe_dump(grid))
+    with pytest.raises(UserError, match=message):
+        read_grid(file)
+
+
+def test_prompts_that_cannot_be_shared_are_refused_at_once(tmp_path: Path) -> None:
+    """Guards against trainings that end in a complaint about the grid."""
+    (tmp_path / "grid.yaml").write_text(yaml.safe_dump(broken(prompts=7)))
+    options = ["--scale", "micro", "--grid", str(tmp_path / "grid.yaml"), "--output", str(tmp_path)]
+    done = CliRunner().invoke(app, ["sweep", *options])
+    assert done.exit_code == 2 and "7 prompts cannot be shared by 6 benchmarks" in done.output
+    assert not list(tmp_path.rglob("*.safetensors"))
+
+
+def test_a_grid_that_is_no_yaml_is_named(tmp_path: Path) -> None:
+    """Guards against a traceback of the YAML library."""
+    (tmp_path / "grid.yaml").write_text("a: [")
+    for file in (tmp_path / "grid.yaml", tmp_path / "none.yaml"):
+        with pytest.raises(UserError, match=str(file)):
+            read_grid(file)
+
+
+# ---------------------------------------------------------------------- the position law
+
+
+LAW = PositionLaw([1, 4, 16, 64], [1.0, 1.0, 2.0, 8.0])
+
+
+def test_prediction_follows_the_rows_that_are_left() -> None:
+    """Guards against a prediction as if all rows of a batch took as long as its longest."""
+    work = Work(emitted=10, row_forwards=[3, 1, 2], positions=3 * 4, prompt_positions=3 * 2)
+    assert work.window == 4
+    # Batch of two: the prompts (4 positions), then two steps of one row. Then one prompt (2 positions) and one step.
+    assert predicted_seconds(LAW, work, 2) == pytest.approx((1 + 1 + 1) + (1 + 1))
+    # All at once: the prompts (6 positions), a step of two rows (8 positions), a step of one.
+    assert predicted_seconds(LAW, work, 3) == pytest.approx((1 + 1 / 6) + (1 + 1 / 3) + 1)
+
+
+def test_the_law_prefers_narrow_windows_for_large_batches() -> None:
+    """Guards against a choice that ignores the batch size."""
+    narrow = Work(emitted=64, row_forwards=[9] * 8, positions=8 * 8 * 2, prompt_positions=8)
+    wide = Work(emitted=64, row_forwards=[5] * 8, positions=8 * 4 * 8, prompt_positions=8)
+    assert fastest(LAW, {"narrow": narrow, "wide": wide}, 1) == "wide"
+    assert fastest(LAW, {"narrow": narrow, "wide": wide}, 8) == "narrow"
+
+
+def test_where_a_step_takes_twice_as_long() -> None:
+    """Guards against a knee that is read off the wrong segment."""
+    assert LAW.positions_at(2.0) == pytest.approx(16)
+    assert LAW.positions_at(9.0) is None
+    assert LAW.seconds_at(128) == pytest.approx(16)
+
+
+# ---------------------------------------------------------------------- results
+
+
+def test_rows_are_merged_filtered_and_exported(swept: Path, tmp_path: Path) -> None:
+    """Guards against exports that lose rows or fields, and against a failed row that hides a finished one."""
+    file = Workspace(swept, "micro").results("speedup")
+    rows = [row for row in read_rows(file) if isinstance(row, SweepRow)]
+    failed = replace(rows[0], status="failed", seconds=[])
+    (tmp_path / "other.jsonl").write_text(rows_text([failed]))
+    whole = merged([file, tmp_path / "other.jsonl"])
+    assert {row.key: row for row in whole}[rows[0].key] == rows[0]
+    chosen = matching(whole, ["method=mars", "batch_size=4", "options.threshold=0.5"])
+    assert [row.contender for row in chosen if isinstance(row, SweepRow)] == ["mars, tau = 0.5"]
+    for name in ("rows.csv", "rows.parquet", "rows.jsonl"):
+        assert export(whole, tmp_path / name).exists()
+    assert read_rows(tmp_path / "rows.jsonl") == whole
+    table = pd.read_parquet(tmp_path / "rows.parquet")
+    assert list(table["key"]) == [row.key for row in whole] == list(pd.read_csv(tmp_path / "rows.csv")["key"])
+    assert list(table[table["key"] == rows[0].key]["seconds"].iloc[0]) == rows[0].seconds
+    assert len(frame(whole)) == len(whole)
+    for wrong in ("method", "speed=1"):
+        with pytest.raises(UserError):
+            matching(whole, [wrong])
+    with pytest.raises(UserError, match="csv"):
+        export(whole, tmp_path / "rows.xls")
+
+
+def test_agreement_is_overlap(swept: Path) -> None:
+    """Guards against two runs that agree because they are compared with themselves, or by chance."""
+    sweep = Sweep.of(read_rows(Workspace(swept, "micro").results("speedup")))
+    cells = agreement(sweep, sweep)
+    assert cells and all(cell.agrees for cell in cells) and "ar" not in {cell.contender for cell in cells}
+    apart = Agreement("x", 1, cells[0].first, replace(cells[0].first, interval=Interval(50, 60)))
+    assert not apart.agrees
+
+
+COMMANDS: dict[str, Callable[[Path], list[str]]] = {
+    "plan": lambda swept: ["plan", "--sweep", "--scale", "micro"],
+    "results": lambda swept: ["results", str(Workspace(swept, "micro").results("speedup")), "--where", "batch_size=4"],
+    "agree": lambda swept: [
+        "results", *[str(Workspace(swept, "micro").results("speedup"))],
+        "--against", str(Workspace(swept, "micro").results("speedup")),
+    ],
+    "tune": lambda swept: [
+        "tune", "--scale", "micro", "--output", str(swept), "--batch-size", "2", "--prompts", "6", "--positions", "8",
+    ],
+}  # fmt: skip
+SAYS = {"plan": "28 cells", "results": "speculative", "agree": "100.0% of", "tune": "at batch size 2"}
+
+
+@pytest.mark.parametrize("name", list(COMMANDS))
+def test_commands_around_the_sweep(name: str, swept: Path) -> None:
+    """Guards against commands that only their author has ever typed."""
+    done = CliRunner().invoke(app, COMMANDS[name](swept), env={"COLUMNS": "200"})
+    assert done.exit_code == 0, done.output
+    assert SAYS[name] in done.output
