@@ -225,8 +225,9 @@ def test_two_sweeps_in_one_folder(swept: Path, tmp_path: Path) -> None:
     for process in both:
         process.join()
         assert process.exitcode == 0
-    keys = [json.loads(line)["key"] for line in Workspace(output, "micro").row_file.read_text().splitlines()]
-    assert len(keys) == len(set(keys))
+    lines = [json.loads(line) for line in Workspace(output, "micro").row_file.read_text().splitlines()]
+    keys = [line["key"] for line in lines if line["kind"] == SweepRow.kind]
+    assert len(keys) == len(set(keys)) == 4
 
 
 # ---------------------------------------------------------------------- the race
@@ -483,6 +484,6 @@ SAYS = {"plan": "30 cells", "results": "speculative", "agree": "100.0% of", "tun
 @pytest.mark.parametrize("name", list(COMMANDS))
 def test_commands_around_the_sweep(name: str, swept: Path) -> None:
     """Guards against commands that only their author has ever typed."""
-    done = CliRunner().invoke(app, COMMANDS[name](swept), env={"COLUMNS": "200"})
+    done = CliRunner().invoke(app, COMMANDS[name](swept), env={"COLUMNS": "200", "LINES": "50"})
     assert done.exit_code == 0, done.output
     assert SAYS[name] in done.output

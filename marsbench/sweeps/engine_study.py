@@ -15,6 +15,7 @@ from marsbench.decoding.outside import OutsideMethod
 from marsbench.methods import METHODS
 from marsbench.methods.fitting import fit
 from marsbench.provenance import provenance
+from marsbench.sweeps.grid import Entry
 from marsbench.sweeps.race import Contender, Race, RoundLog, profile
 from marsbench.sweeps.rows import ExactnessRow, Row, SpeedRow
 from marsbench.sweeps.runner import Runner, content_hash, source_hash
@@ -40,18 +41,6 @@ class Effort:
 
 _EFFORT = Effort(batch_sizes=(1, 4, 8, 16, 32), repeats=7, prompts=48)
 _LITTLE_EFFORT = Effort(batch_sizes=(1, 4), repeats=2, prompts=12)  # for tests
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A contender: a method on a stage's checkpoint, with the method's options."""
-
-    name: str
-    stage: str
-    method: str
-    options: dict[str, Any]
-    threshold: float | None = None
-    draft: str | None = None  # stage of the draft model
 
 
 def _verified(layout: str, window: int, threshold: float | None = None) -> Entry:
@@ -125,7 +114,7 @@ class EngineStudy:
             scale=self._scale.scale,
             stage=entry.stage,
             method=entry.method,
-            options=_options(entry),
+            options=entry.shown,
             prompts=len(prompts),
             same_as_ar=sum(a.tokens == b.tokens for a, b in zip(ours, theirs, strict=True)),
             emitted=sum(generation.emitted for generation in ours),
@@ -178,7 +167,7 @@ class EngineStudy:
                     contender=entry.name,
                     stage=entry.stage,
                     method=entry.method,
-                    options=_options(entry),
+                    options=entry.shown,
                     batch_size=batch_size,
                     prompts=len(prompts),
                     prompts_hash=digest,
@@ -243,7 +232,3 @@ class EngineStudy:
                 **more,
             }
         )
-
-
-def _options(entry: Entry) -> dict[str, Any]:
-    return entry.options | ({} if entry.threshold is None else {"threshold": entry.threshold})
