@@ -27,7 +27,7 @@ from marsbench.presets import preset, scales
 from marsbench.quiet import quieten_libraries
 from marsbench.reports import REPORTS, write_report
 from marsbench.sweeps.plans import TablePlan, table_plan
-from marsbench.sweeps.rows import EvaluationRow, ExactnessRow, SpeedRow, TrainingRow
+from marsbench.sweeps.rows import EvaluationRow, ExactnessRow, GenerationRow, SpeedRow, TrainingRow
 from marsbench.sweeps.runner import Runner
 from marsbench.sweeps.store import read_rows
 from marsbench.sweeps.workspace import Workspace
@@ -244,6 +244,22 @@ def test_a_table_asks_its_own_benchmarks_only(little: Callable[..., Runner]) -> 
     assert [row.benchmark for row in rows if isinstance(row, EvaluationRow)] == ["mini_humaneval"]
     with pytest.raises(UserError, match="Table 8 asks none of mini_bbh"):
         little("mini_bbh").table(plan)
+
+
+def test_figure_1_is_made_of_rows(reproduced: Path, tmp_path: Path) -> None:
+    """Guards against a figure that cannot be drawn again without the model."""
+    shutil.copytree(reproduced / "runs", tmp_path / "runs")
+    marsbench("reproduce", "figure1", "--scale", "micro", "--output", str(tmp_path))
+    rows = read_rows(Workspace(tmp_path, "micro").results("figure1"))
+    answers = {row.arm: row for row in rows if isinstance(row, GenerationRow)}
+    assert set(answers) == {"ar", "mars"}
+    assert answers["ar"].settled_by == [*range(1, answers["ar"].forwards + 1)]
+    for row in answers.values():
+        assert len(row.texts) == len(row.settled_by) - (row.finish == "eos")
+        assert row.question == world.test_set("mini_gsm8k", 1)[0].prompt
+    page = Workspace(tmp_path, "micro").reports / "figure1.md"
+    (again, *_) = write_report("figure1", rows, "micro", tmp_path / "again")
+    assert again.read_bytes() == page.read_bytes()
 
 
 # ---- the real benchmarks, on a few rows of each ---------------------------------------------------------------------

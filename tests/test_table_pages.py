@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 from marsbench.paper import published
-from marsbench.reports import PAGES, write_report
+from marsbench.reports import PAGES, figure1, write_report
 from marsbench.reports.cells import columns, latest_cells
 from marsbench.reports.claims import GainClaim, SpeedClaim, TokensClaim
 from marsbench.reports.page import Page
 from marsbench.sweeps.plans import ABLATIONS, BLOCK_SIZES, MARS_STAGES, THRESHOLDS, Arm, TrainedStage, mars_name
-from marsbench.sweeps.rows import EvaluationRow, Row, TrainingRow
+from marsbench.sweeps.rows import EvaluationRow, GenerationRow, Row, TrainingRow
 
 QUESTIONS = 61  # per benchmark; a prime, so that no share ends in a rounding tie
 BY_KEY = {page.plan.key: page for page in PAGES}
@@ -376,3 +376,35 @@ def test_published_numbers_stay_in_their_own_tables(page: Page) -> None:
     assert numbers <= {f"{threshold:g}" for threshold in THRESHOLDS}
     judged = section(page.render([], "tiny"), "Claims").split("**Published:**")[0]
     assert {line[3] for line in lines_of(judged)[2:]} == {"n/a"}
+
+
+# ---- Figure 1 -------------------------------------------------------------------------------------------------------
+
+TEXTS = ["Tom", " has", " 7", " apples"]
+
+
+def answer(arm: str, settled_by: list[int], finish: str = "eos") -> GenerationRow:
+    identity = ("done", "", "tiny", arm, "mars", arm, {}, "How many apples?")
+    return GenerationRow(arm, *identity, TEXTS, settled_by, settled_by[-1], finish, 96)  # type: ignore[arg-type]
+
+
+def test_figure_1_tells_forward_passes_apart(tmp_path: Path) -> None:
+    """Guards against text shaded with the wrong forward pass, and against an EOS that is not counted."""
+    rows: list[Row] = [answer("ar", [1, 2, 3, 4, 5]), answer("mars", [1, 1, 2, 2, 2])]
+    text = figure1.render(rows, "tiny")
+    assert "\nTom| has| 7| apples\n" in text and "\nTom has| 7 apples\n" in text
+    assert [line[1:] for line in lines_of(text)[2:4]] == [["5", "5", "1.00"], ["5", "2", "2.50"]]
+    assert "cut at the token limit" not in text
+    page, *figures = write_report("figure1", rows, "tiny", tmp_path)
+    assert all((tmp_path / link).is_file() for link in re.findall(r"\]\((\S+\.png)\)", page.read_text()))
+    again = write_report("figure1", rows, "tiny", tmp_path / "again")[1:]
+    assert [file.read_bytes() for file in figures] == [file.read_bytes() for file in again]
+
+
+def test_figure_1_says_what_it_lacks(tmp_path: Path) -> None:
+    """Guards against a crash without answers, and against an answer cut at the limit that looks complete."""
+    skipped = replace(answer("mars", [1]), status="skipped", reason="no\ncheckpoint", texts=[], settled_by=[])
+    text = figure1.render([answer("ar", [1, 2, 3, 4], "length"), skipped], "tiny")
+    assert "cut at the token limit" in text and "skipped: no checkpoint" in text
+    assert "not run" in figure1.render([], "tiny")
+    assert len(write_report("figure1", [], "tiny", tmp_path)) == 3
