@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
-from transformers import PreTrainedTokenizerBase
 
 from marsbench import world
-from marsbench.decoding.engine import decode
-from marsbench.decoding.generation import Generation, Request
-from marsbench.methods import METHODS
-from marsbench.methods.fitting import default_ids, fit
-from marsbench.training.checkpoints import Loaded
-from marsbench.training.data import chat_prompt
+
+if TYPE_CHECKING:  # what is only drawn again needs no model
+    from matplotlib.figure import Figure
+    from transformers import PreTrainedTokenizerBase
+
+    from marsbench.decoding.generation import Generation
+    from marsbench.training.checkpoints import Loaded
 
 # Two light shades that differ in brightness too, so that neither color vision nor a gray printer matters.
 SHADES = ("#cfe3f5", "#f6c86b")
@@ -54,32 +56,60 @@ def answers(
     block_size: int,
 ) -> list[Shown]:
     """Answer one question by several methods."""
-    tokenizer = loaded.tokenizer
-    ids = tokenizer(chat_prompt(tokenizer, question), add_special_tokens=False).input_ids
-    eos_id, pad_id = default_ids(loaded, None, None)
+    from marsbench.methods import METHODS
+    from marsbench.methods.fitting import fit
+
     found = []
     for name in methods:
         method = fit(name, loaded, draft=draft, untrained_masks=untrained_masks, block_size=block_size)
         bar = threshold if METHODS[name].takes_threshold else None
-        request = Request(ids, max_new_tokens, bar)
-        (generation,) = decode(loaded.model, method, [request], eos_id=eos_id, pad_id=pad_id, batch_size=1)
-        found.append(shown(name if bar is None else f"{name}, tau = {bar:g}", generation, tokenizer))
+        generation = answer(loaded, method, question, threshold=bar, max_new_tokens=max_new_tokens)
+        found.append(shown(name if bar is None else f"{name}, tau = {bar:g}", generation, loaded.tokenizer))
     return found
 
 
-def shown(title: str, generation: Generation, tokenizer: PreTrainedTokenizerBase) -> Shown:
-    """Split a generation's text at the borders of its forward passes.
+def answer(loaded: Loaded, method: Any, question: str, *, threshold: float | None, max_new_tokens: int) -> Generation:
+    """Answer one question by a method that is fitted to the checkpoint."""
+    from marsbench.decoding.engine import decode
+    from marsbench.decoding.generation import Request
+    from marsbench.methods.fitting import default_ids
+    from marsbench.training.data import chat_prompt
 
-    A character that takes several tokens belongs to the forward that completed it.
-    """
+    ids = loaded.tokenizer(chat_prompt(loaded.tokenizer, question), add_special_tokens=False).input_ids
+    eos_id, pad_id = default_ids(loaded, None, None)
+    request = Request(ids, max_new_tokens, threshold)
+    (generation,) = decode(loaded.model, method, [request], eos_id=eos_id, pad_id=pad_id, batch_size=1)
+    return generation
+
+
+def shown(title: str, generation: Generation, tokenizer: PreTrainedTokenizerBase) -> Shown:
+    """Split a generation's text at the borders of its forward passes."""
+    return merged(title, token_texts(generation.tokens, tokenizer), generation.settled_by, generation.forwards)
+
+
+def token_texts(tokens: list[int], tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """What each token adds to the text; a character that takes several tokens comes with the last of them."""
     text, parts = "", []
-    for count, forward in enumerate(generation.settled_by[: len(generation.tokens)], 1):
-        longer = str(tokenizer.decode(generation.tokens[:count])).rstrip("\N{REPLACEMENT CHARACTER}")
-        parts.append((forward, longer[len(text) :]))
+    for count in range(1, len(tokens) + 1):
+        longer = str(tokenizer.decode(tokens[:count])).rstrip("\N{REPLACEMENT CHARACTER}")
+        parts.append(longer[len(text) :])
         text = longer
-    merged = [(forward, "".join(part for _, part in group)) for forward, group in groupby(parts, lambda part: part[0])]
-    speed = f"{generation.emitted} tokens, {generation.tokens_per_forward:.2f} per forward pass"
-    return Shown(f"{title}: {speed}", generation.forwards, merged)
+    return parts
+
+
+def merged(title: str, texts: Sequence[str], settled_by: Sequence[int], forwards: int) -> Shown:
+    """Tokens as text with those of one forward together.
+
+    Args:
+        title: what generated them.
+        texts: of the tokens before EOS.
+        settled_by: for each token, an emitted EOS among them, which forward settled it, from 1.
+        forwards: forward passes altogether.
+    """
+    parts = zip(settled_by, texts, strict=False)  # an EOS has no text
+    pieces = [(forward, "".join(part for _, part in group)) for forward, group in groupby(parts, lambda part: part[0])]
+    speed = f"{len(settled_by)} tokens, {len(settled_by) / forwards:.2f} per forward pass"
+    return Shown(f"{title}: {speed}", forwards, pieces)
 
 
 def shaded(generation: Shown, *, color: bool = True) -> Text:
@@ -95,11 +125,17 @@ def shaded(generation: Shown, *, color: bool = True) -> Text:
 
 def draw(generations: list[Shown], file: Path) -> None:
     """Write the generations, one under the other, as an image; the ending of `file` chooses the format."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    drawing(generations).savefig(file, dpi=150)
+
+
+def drawing(generations: Sequence[Shown]) -> Figure:
+    """The generations, one under the other, as a figure."""
     from matplotlib.figure import Figure
     from matplotlib.patches import Rectangle
 
     blocks = [(generation.summary, _lines(generation.pieces)) for generation in generations]
-    rows = sum(len(lines) + 2 for _, lines in blocks)
+    rows = max(1, sum(len(lines) + 2 for _, lines in blocks))
     figure = Figure(figsize=(_COLUMNS * _CELL_WIDTH, rows * _CELL_HEIGHT))
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set(xlim=(-1, _COLUMNS + 1), ylim=(rows, 0))
@@ -115,8 +151,7 @@ def draw(generations: list[Shown], file: Path) -> None:
                     axes.text(column + offset + 0.5, row, character, fontsize=9, family="monospace", ha="center",
                               va="center", parse_math=False)  # fmt: skip
         row += 2
-    file.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(file, dpi=150)
+    return figure
 
 
 def _lines(pieces: list[tuple[int, str]]) -> list[list[tuple[int, int, str]]]:

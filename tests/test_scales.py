@@ -34,7 +34,7 @@ from marsbench.errors import UserError
 from marsbench.paths import PACKAGE
 from marsbench.presets import Preset, preset, scales
 from marsbench.sweeps.estimates import trainings
-from marsbench.sweeps.plans import TABLES, Arm, TablePlan, table_plan
+from marsbench.sweeps.plans import BLOCK_SIZES, MARS_STAGES, TABLES, Arm, TablePlan, table_plan
 from marsbench.sweeps.runner import Runner
 from marsbench.sweeps.workspace import Workspace
 from marsbench.training import checkpoints
@@ -341,6 +341,10 @@ def test_a_table_takes_published_checkpoints_unless_told_to_train(
     assert runner(scale).load("ar_sft", 4).stage == "ar_sft"
     assert runner(scale).checkpoint("base", 4) == "Qwen/Qwen2.5-7B-Instruct"
     assert runner(scale).checkpoint("mars", 8) == preset("7b").published["mars-b8"]
+    assert runner(scale).checkpoint("ar_sft", 8) == str(base), "a window of 8 is no other checkpoint"
+    named = scale.with_checkpoints(["mars=four", "mars-b16=sixteen"])
+    found = [runner(named).checkpoint("mars", size) for size in (4, 8, 16)]
+    assert found == ["four", preset("7b").published["mars-b8"], "sixteen"]
     assert trained == []
     runner(scale.with_checkpoints([], train_all=True)).checkpoint("ar_sft", 4)
     assert trained == ["ar_sft"]
@@ -445,7 +449,8 @@ def test_training_hours_are_the_papers() -> None:
     assert every == {
         "ar_sft": 100, "ar_sft_2x": 200, "block_diffusion, B = 4": 202, "mars_no_sft, B = 4": 202, "mars, B = 4": 202
     }  # fmt: skip
-    assert len(trainings(table_plan("table8"), preset("tiny"))) == 8, "every block size is trained, its parents once"
+    own = len(BLOCK_SIZES) * len(MARS_STAGES)
+    assert len(trainings(table_plan("table8"), preset("tiny"))) == 2 + own, "every block size, parents once"
 
 
 # ---- the true size ---------------------------------------------------------------------------------------------------

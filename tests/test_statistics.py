@@ -10,18 +10,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from marsbench.evaluation.curves import curve_advantage, points_gap
 from marsbench.evaluation.statistics import (
     QUANTILE,
+    Answers,
     Estimate,
     Interval,
     PairedDifference,
     above,
     accuracy,
+    below,
+    gain_difference,
     mean_of_benchmarks,
     median_ratio,
     non_inferiority,
     paired_difference,
     proportion_interval,
+    speed_difference,
     superiority,
     tokens_per_forward,
 )
@@ -230,6 +235,71 @@ def test_counts_without_a_ratio_are_refused(emitted: list[int], forwards: list[i
     """Guards against NaN or infinity from empty, unequal or zero counts."""
     with pytest.raises(ValueError, match="no ratio"):
         tokens_per_forward(emitted, forwards)
+
+
+def answers(correct: list[float], emitted: list[int], forwards: list[int]) -> Answers:
+    return Answers(correct, emitted, forwards)
+
+
+def test_speed_difference_by_hand() -> None:
+    """Guards against a difference of unpaired ratios, whose interval counts what both arms share twice."""
+    a, b = answers([1] * 3, [4, 8, 12], [2, 4, 6]), answers([1] * 3, [3, 6, 9], [2, 4, 6])
+    found = speed_difference(a, b)
+    assert isclose(found.value, 0.5) and isclose(found.interval.half_width, 0.0, abs_tol=1e-12)
+    noisy = answers([1] * 3, [4, 6, 9], [2, 4, 6])
+    difference = speed_difference(noisy, b)
+    residuals = np.array([4, 6, 9]) - 19 / 12 * np.array([2, 4, 6]) - (np.array([3, 6, 9]) - 1.5 * np.array([2, 4, 6]))
+    assert isclose(difference.value, 19 / 12 - 1.5)
+    assert isclose(difference.interval.half_width, QUANTILE * np.std(residuals / 4, ddof=1) / 3**0.5)
+    with pytest.raises(ValueError, match="3 and 2 answers cannot be paired"):
+        speed_difference(a, answers([1] * 2, [3, 3], [2, 2]))
+
+
+def test_gain_difference_by_hand() -> None:
+    """Guards against gains of unlike pairs, and against certainty where no question separates the four arms."""
+    found = gain_difference(([1, 1, 1, 0], [0, 0, 1, 0]), ([1, 0, 0, 0], [0, 0, 0, 1]))
+    per_question = [1 - 1, 1 - 0, 0 - 0, 0 + 1]
+    assert found.value == np.mean(per_question)
+    half = QUANTILE * np.std([*per_question, 2, -2]) / 6**0.5
+    assert isclose(found.interval.half_width, half) and isclose(found.interval.high + found.interval.low, 2 * 2 / 6)
+    same = [1.0, 0.0, 1.0]
+    assert gain_difference((same, same), (same, same)).interval.half_width > 0
+    with pytest.raises(ValueError, match="3 and 2 answers cannot be paired"):
+        gain_difference((same, same), ([1.0, 0.0], [1.0, 0.0]))
+
+
+def test_below_mirrors_above() -> None:
+    """Guards against an upper bound judged by the wrong limit."""
+    assert [below(Interval(low, low + 0.1), 1.1) for low in (0.9, 1.05, 1.2)] == [
+        "supported", "inconclusive", "not supported"
+    ]  # fmt: skip
+
+
+def test_points_gap_by_hand() -> None:
+    """Guards against curves compared where only one of them has points."""
+    assert isclose(points_gap([(3, 10), (1, 50)], [(1, 40), (2, 30)]), 10 - 10 * 0.5)  # from 1 to 2: 50..30, 40..30
+    assert isclose(points_gap([(1, 7)], [(1, 3)]), 4)
+
+
+def curve(shift: int, n: int = 200) -> list[Answers]:
+    """Four points that get slower and, by `shift` answers of 200 everywhere, more accurate."""
+    generator, points = np.random.default_rng(5), []
+    order = generator.permutation(n)
+    for right, emitted in ((150, 10), (130, 15), (110, 20), (90, 25)):
+        points.append(Answers((order < right + shift).astype(float).tolist(), [emitted] * n, [10] * n))
+    return points
+
+
+def test_curve_advantage_is_what_lies_between_parallel_curves() -> None:
+    """Guards against a sign slip, an interval that misses its value, and one of zero width for equal curves."""
+    found, back = curve_advantage(curve(20), curve(0)), curve_advantage(curve(0), curve(20))
+    assert isclose(found.value, 0.1) and isclose(back.value, -0.1)
+    assert 0.04 < found.interval.low < 0.1 < found.interval.high < 0.16
+    assert found == curve_advantage(curve(20)[::-1], curve(0)), "points in any order, and the same draw every time"
+    equal = curve_advantage(curve(0), curve(0)).interval
+    assert equal.low < 0 < equal.high
+    with pytest.raises(ValueError, match="cannot be compared"):
+        curve_advantage(curve(0), curve(0, n=100))
 
 
 def test_a_single_value_has_no_spread() -> None:

@@ -26,7 +26,7 @@ from marsbench.errors import UserError, unknown_name
 
 
 def plan(
-    table: Annotated[str, typer.Option(help="Its number in the paper: see `marsbench list tables`.")] = "2",
+    table: Annotated[str, typer.Option(help="Its number in the paper, or a name of `marsbench list tables`.")] = "2",
     sweep: Annotated[bool, typer.Option("--sweep", help="Not a table, but what `marsbench sweep` would do.")] = False,
     grid: GridFile = None,
     quick: Quick = False,
@@ -50,13 +50,13 @@ def plan(
     if sweep:
         parts = sweep_tables(read_grid(grid or shipped_grid(scale), quick=quick), chosen)
     else:
-        parts = plan_tables(table_plan(table if table.startswith("table") else f"table{table}"), chosen)
+        parts = plan_tables(table_plan(f"table{table}" if table.isdecimal() else table), chosen)
     for part in parts:
         Console().print(part, highlight=False)
 
 
 def reproduce(
-    what: Annotated[str, typer.Argument(help="table2 (see `marsbench list tables`), or engine.")],
+    what: Annotated[str, typer.Argument(help="A name of `marsbench list tables`, or engine.")],
     scale: Scale = "tiny",
     seed: Seed = 0,
     benchmarks: Annotated[
@@ -70,7 +70,7 @@ def reproduce(
     checkpoint: StageCheckpoints = None,
     output: Output = Path("."),
 ) -> None:
-    """Measure one of the paper's tables, or what our engine costs, and write the page.
+    """Measure one of the paper's tables or figures, or what our engine costs, and write the page.
 
     Trains what is missing, measures what is missing, then writes the rows to results/ and the page with its
     figures to reports/. Interrupted at any moment, the same command goes on where it stopped. With --benchmarks or
@@ -84,14 +84,13 @@ def reproduce(
     runner.scale = runner.scale.with_checkpoints(checkpoint or [], train_all=train_all)
     from marsbench.files import write_atomically
     from marsbench.reports import REPORTS, write_report
-    from marsbench.sweeps.engine_study import EngineStudy
-    from marsbench.sweeps.plans import table_plan
     from marsbench.sweeps.store import rows_text
+    from marsbench.sweeps.studies import measure
 
     known = [name for name in REPORTS if name != "speedup"]
     if what not in known:
         raise unknown_name("thing to reproduce", what, known)
-    rows = EngineStudy(runner).rows() if what == "engine" else runner.table(table_plan(what))
+    rows = measure(what, runner)
     if part != (1, 1):
         typer.echo(f"answered part {shard}; when all parts are, the same command without --shard writes the page")
         return

@@ -31,7 +31,7 @@ Checkpoint = Annotated[
 OwnStage = Annotated[str, typer.Option(help="Stage of the scale's own checkpoint, trained if missing.")]
 StageCheckpoints = Annotated[
     list[str] | None,
-    typer.Option(help="STAGE=FOLDER_OR_HUB_NAME: use this checkpoint for a stage; may be given several times."),
+    typer.Option(help="STAGE=FOLDER_OR_HUB_NAME: use this checkpoint for a stage (mars-b8: for B = 8); repeatable."),
 ]
 TrainAll = Annotated[bool, typer.Option("--train", help="Train every stage, even where a published checkpoint exists.")]
 

@@ -16,7 +16,7 @@ DATA_DIR = "data_dir"  # the column that says where a question came from
 
 
 class Unavailable(UserError):
-    """Data that this machine does not have: a table skips its cells and says so."""
+    """What this machine does not have, data or a checkpoint: a table skips its cells and says so."""
 
 
 def dataset(

@@ -1,10 +1,12 @@
 """Point estimates, 95 % intervals and verdicts for questions that every arm answered.
 
-Two published ideas carry all of it, both closed-form and deterministic:
+Two published ideas carry all of it, and all of it is deterministic:
 
 - One benchmark gets an interval that stays honest near 0 and 1 and for few questions: Wilson's for an
   accuracy, Bonett and Price's (2012) for a paired difference. The plain normal interval would have zero width
   where no question separates two arms, and four questions would seem to prove that the arms are equal.
+  What is no proportion and no difference of two follows the same idea: Bonett and Price's two made-up questions, one
+  in favour of either side, stand beside the real ones.
 - Benchmarks weigh the same, whatever their size, as in the paper. The interval of their mean adds the squared
   distances from estimate to limit, on each side apart ("MOVER", Zou and Donner 2008). For symmetric intervals
   this is the textbook stratified interval, and for one benchmark it returns that benchmark's own.
@@ -69,6 +71,15 @@ class PairedDifference:
     p_value: float
 
 
+@dataclass(frozen=True)
+class Answers:
+    """One arm's answers on one benchmark, with one entry per question, in the benchmark's order."""
+
+    correct: Sequence[float]  # 0 or 1
+    emitted: Sequence[int]  # tokens
+    forwards: Sequence[int]
+
+
 def proportion_interval(correct: Sequence[float]) -> Interval:
     """Wilson's interval for the share of correct answers, as fractions.
 
@@ -108,15 +119,36 @@ def tokens_per_forward(emitted: Sequence[int], forwards: Sequence[int]) -> Estim
     Raises:
         ValueError: if there are no questions, unequally many counts, or a question without a forward pass.
     """
+    ratio, residuals = _ratio(emitted, forwards)
+    return _around(ratio, residuals)
+
+
+def speed_difference(a: Answers, b: Answers) -> Estimate:
+    """Tokens per forward pass of arm a minus those of arm b on the same questions of one benchmark.
+
+    Raises:
+        ValueError: as `tokens_per_forward`, or if the arms answered unequally many questions.
+    """
+    (first, above_first), (second, above_second) = _ratio(a.emitted, a.forwards), _ratio(b.emitted, b.forwards)
+    if len(above_first) != len(above_second):
+        raise ValueError(f"{len(above_first)} and {len(above_second)} answers cannot be paired")
+    return _around(first - second, above_first - above_second)
+
+
+def _ratio(emitted: Sequence[int], forwards: Sequence[int]) -> tuple[float, _Values]:
+    """Total tokens over total forward passes, and what each question moves it by, times the number of questions."""
     tokens, passes = np.asarray(emitted, dtype=float), np.asarray(forwards, dtype=float)
     if len(tokens) != len(passes) or not len(tokens) or passes.min() < 1:
         raise ValueError(f"no ratio of {len(tokens)} token counts to {len(passes)} counts of forward passes")
     ratio = float(tokens.sum() / passes.sum())
-    half = inf
-    if len(tokens) > 1:
-        residuals = (tokens - ratio * passes) / passes.mean()  # they sum to zero
-        half = QUANTILE * float(np.std(residuals, ddof=1)) / sqrt(len(tokens))
-    return Estimate(ratio, Interval(ratio - half, ratio + half), len(tokens))
+    return ratio, (tokens - ratio * passes) / passes.mean()  # they sum to zero
+
+
+def _around(value: float, residuals: _Values) -> Estimate:
+    """A value with the normal interval that its residuals give."""
+    n = len(residuals)
+    half = QUANTILE * float(np.std(residuals, ddof=1)) / sqrt(n) if n > 1 else inf
+    return Estimate(value, Interval(value - half, value + half), n)
 
 
 def paired_difference(a: Mapping[str, Sequence[float]], b: Mapping[str, Sequence[float]]) -> PairedDifference:
@@ -128,13 +160,34 @@ def paired_difference(a: Mapping[str, Sequence[float]], b: Mapping[str, Sequence
     if set(a) != set(b):
         raise ValueError(f"not the same benchmarks: {sorted(a)} and {sorted(b)}")
     gains = [_paired_gains(name, a[name], b[name]) for name in sorted(a)]
-    mean = mean_of_benchmarks([_bonett_price(gain) for gain in gains])
+    mean = mean_of_benchmarks([_mean_gain(gain) for gain in gains])
     pooled = np.concatenate(gains)
     only_a, only_b = int((pooled > 0).sum()), int((pooled < 0).sum())
     # No discordant question is no evidence at all, and a binomial test of nothing is undefined.
     p_value = float(stats.binomtest(only_a, only_a + only_b).pvalue) if only_a + only_b else 1.0
     interval = Interval(100 * mean.interval.low, 100 * mean.interval.high)
     return PairedDifference(100 * mean.value, interval, mean.n, only_a, only_b, p_value)
+
+
+def gain_difference(
+    first: tuple[Sequence[float], Sequence[float]], second: tuple[Sequence[float], Sequence[float]]
+) -> Estimate:
+    """How much more one arm gains over another than a third over a fourth, on the same questions of one benchmark.
+
+    Args:
+        first: the answers, 0 or 1, of two arms, the first of which gains.
+        second: those of two other arms, or the same.
+
+    Returns:
+        (first a minus first b) minus (second a minus second b), as a fraction.
+
+    Raises:
+        ValueError: if the arms answered unequally many questions, or an answer is neither 0 nor 1.
+    """
+    gains, others = _paired_gains("first pair", *first), _paired_gains("second pair", *second)
+    if len(gains) != len(others):
+        raise ValueError(f"{len(gains)} and {len(others)} answers cannot be paired")
+    return _mean_gain(gains - others, largest=2.0)
 
 
 def median_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Estimate:
@@ -164,6 +217,11 @@ def above(interval: Interval, bound: float) -> Verdict:
     if interval.low > bound:
         return "supported"
     return "not supported" if interval.high < bound else "inconclusive"
+
+
+def below(interval: Interval, bound: float) -> Verdict:
+    """The verdict on "the true value is smaller than `bound`"."""
+    return above(Interval(-interval.high, -interval.low), -bound)
 
 
 def superiority(diff: PairedDifference) -> Verdict:
@@ -198,11 +256,14 @@ def _paired_gains(benchmark: str, a: Sequence[float], b: Sequence[float]) -> _Va
     return _zeros_and_ones(a) - _zeros_and_ones(b)
 
 
-def _bonett_price(gains: _Values) -> Estimate:
-    """The mean gain; Bonett and Price (2012) give each arm one more question, then use the normal law."""
+def _mean_gain(gains: _Values, largest: float = 1.0) -> Estimate:
+    """The mean gain; Bonett and Price (2012) give each side one more question, then use the normal law.
+
+    `largest` is the most that a question can gain.
+    """
     n = len(gains)
-    share_a, share_b = (np.sum(gains > 0) + 1) / (n + 2), (np.sum(gains < 0) + 1) / (n + 2)
-    centre = float(share_a - share_b)
-    half = QUANTILE * sqrt((share_a + share_b - centre**2) / (n + 2))
-    interval = Interval(max(centre - half, -1.0), min(centre + half, 1.0))
+    more = np.append(gains, [largest, -largest])
+    centre = float(more.mean())
+    half = QUANTILE * float(more.std()) / sqrt(n + 2)
+    interval = Interval(max(centre - half, -largest), min(centre + half, largest))
     return Estimate(float(gains.mean()), interval, n)

@@ -13,6 +13,8 @@ import yaml
 
 from marsbench.errors import UserError, unknown_name
 
+DEFAULT_BLOCK_SIZE = 4  # B where nobody says otherwise, the paper's main setting
+
 
 @dataclass(frozen=True)
 class Budget:
@@ -83,12 +85,17 @@ class Preset:
     assumptions: Assumptions
     world: World | None = None
     pretrained: Pretrained | None = None
-    published: dict[str, str] = field(default_factory=dict)  # stage, or stage-bB -> checkpoint folder or hub name
+    # Stage, or stage-bB, -> checkpoint folder or hub name; a stage with blocks and without -bB is one for B = 4.
+    published: dict[str, str] = field(default_factory=dict)
     train_all: bool = False  # train the stages that have a published checkpoint too
 
-    def ready_checkpoint(self, stage: str, block_size: int) -> str | None:
-        """The checkpoint that stands for a stage without training it, None where it is to be trained."""
-        ready = self.published.get(stage) or self.published.get(f"{stage}-b{block_size}")
+    def ready_checkpoint(self, stage: str, block_size: int | None) -> str | None:
+        """The checkpoint that stands for a stage without training it, None where it is to be trained.
+
+        `block_size` is None for stages without blocks.
+        """
+        plain = self.published.get(stage) if block_size in (None, DEFAULT_BLOCK_SIZE) else None
+        ready = plain or self.published.get(f"{stage}-b{block_size}")
         return self.pretrained.base if ready is None and self.pretrained and stage == "base" else ready
 
     def with_checkpoints(self, given: Sequence[str], *, train_all: bool = False) -> Preset:

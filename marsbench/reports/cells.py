@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from marsbench.sweeps.plans import TablePlan, TrainedStage
 from marsbench.sweeps.rows import EvaluationRow, Row, StepCostRow, TrainingRow
 
 # The six benchmarks in the paper's order, and its column heads.
@@ -19,14 +20,19 @@ BENCHMARKS: dict[str, str] = {
 Cells = Mapping[tuple[str, str], EvaluationRow]  # (arm, benchmark as in BENCHMARKS) -> its latest row
 
 
+def columns(plan: TablePlan) -> dict[str, str]:
+    """The benchmarks that a table asks, in the paper's order, with their column heads."""
+    return {name: BENCHMARKS[name] for name in plan.of(BENCHMARKS)}
+
+
 def latest_cells(rows: Iterable[Row]) -> Cells:
     """The last row of every cell; a mini benchmark stands in the column of the one that it is modelled on."""
     return {(row.arm, row.benchmark.removeprefix("mini_")): row for row in rows if isinstance(row, EvaluationRow)}
 
 
-def latest_stages(rows: Iterable[Row]) -> dict[str, TrainingRow]:
-    """The last row of every stage trained."""
-    return {row.stage: row for row in rows if isinstance(row, TrainingRow)}
+def latest_stages(rows: Iterable[Row]) -> dict[TrainedStage, TrainingRow]:
+    """The last row of every stage trained, at each of its block sizes."""
+    return {TrainedStage(row.stage, row.block_size): row for row in rows if isinstance(row, TrainingRow)}
 
 
 def latest_step_cost(rows: Iterable[Row]) -> StepCostRow | None:

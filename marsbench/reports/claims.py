@@ -1,25 +1,38 @@
 """Claims as tests with a verdict.
 
 A claim names the arms that it compares and the bound that the comparison must exceed. It is judged on the
-benchmarks that all its arms were measured on, and says so where these are not all six.
+benchmarks that all its arms were measured on, and says so where these are not all that the table asks.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
+from marsbench.evaluation.curves import curve_advantage, points_gap
 from marsbench.evaluation.statistics import (
+    Answers,
+    Estimate,
+    Interval,
     Verdict,
     above,
+    below,
+    gain_difference,
     mean_of_benchmarks,
     non_inferiority,
     paired_difference,
+    speed_difference,
     superiority,
     tokens_per_forward,
 )
-from marsbench.reports.cells import BENCHMARKS, Cells, done_cells
+from marsbench.reports.cells import BENCHMARKS, Cells, columns, done_cells
 from marsbench.reports.markdown import bracketed, p_value, signed_number
+from marsbench.reports.published import published_average, published_values
 from marsbench.sweeps.plans import TablePlan
+from marsbench.sweeps.rows import EvaluationRow
+
+POINTS, TOKENS = "points", "tokens/forward"  # the units of comparisons
 
 
 @dataclass(frozen=True)
@@ -36,6 +49,9 @@ class Finding:
 class AccuracyClaim:
     """Arm `first` is more accurate than arm `second`; with a margin, at least not `margin` points less so."""
 
+    unit: ClassVar[str] = POINTS
+    how: ClassVar[str] = ""  # how it is judged, where that needs a word of its own
+
     letter: str
     text: str
     first: str
@@ -44,14 +60,13 @@ class AccuracyClaim:
 
     def tested(self, plan: TablePlan) -> str:
         """The comparison and its bound in words."""
-        bound = "0" if self.margin is None else f"-{self.margin:g} (non-inferiority)"
-        return f"{self.compared(plan)} > {bound}"
+        return f"{self.compared(plan)} > {_bound(self.margin)}"
 
     def compared(self, plan: TablePlan) -> str:
         """The two arms in words."""
         return f"{label(plan, self.first)} minus {label(plan, self.second)}"
 
-    def judge(self, cells: Cells) -> Finding:
+    def judge(self, cells: Cells, plan: TablePlan) -> Finding:
         """Compare the arms on the benchmarks that both were measured on."""
         first, second = done_cells(cells, self.first), done_cells(cells, self.second)
         shared = [name for name in first if name in second]
@@ -63,41 +78,200 @@ class AccuracyClaim:
                 {name: second[name].correct for name in shared},
             )
         except ValueError as error:
-            return Finding(found=f"not comparable: {error}")
+            return _not_comparable(error)
         verdict = superiority(difference) if self.margin is None else non_inferiority(difference, self.margin)
         interval = bracketed(difference.interval, 1, signed=True)
         return Finding(
             f"{signed_number(difference.points, 1)} {interval} points",
-            _questions(difference.n, len(shared)),
+            _questions(difference.n, len(shared), plan),
             p_value(difference.p_value),
             verdict,
         )
 
+    def published(self, plan: TablePlan, scale: str) -> str | None:
+        """What the paper's averages say."""
+        return _published_difference(plan, self.first, self.second, scale, "accuracy", 1)
+
 
 @dataclass(frozen=True)
 class TokensClaim:
-    """An arm emits more than `bound` tokens per forward pass, benchmarks weighing the same."""
+    """An arm emits more than `bound` tokens per forward pass, or fewer, benchmarks weighing the same."""
+
+    unit: ClassVar[str] = TOKENS
 
     letter: str
     text: str
     arm: str
     bound: float
+    fewer: bool = False
+
+    @property
+    def how(self) -> str:
+        """How it is judged, where that needs a word of its own."""
+        return 'Where "<" is tested, "above" and "below" change places.' if self.fewer else ""
 
     def tested(self, plan: TablePlan) -> str:
         """The measurement and its bound in words."""
-        return f"tokens/forward of {label(plan, self.arm)} > {self.bound:g}"
+        return f"{self.compared(plan)} {'<' if self.fewer else '>'} {self.bound:g}"
 
-    def judge(self, cells: Cells) -> Finding:
+    def compared(self, plan: TablePlan) -> str:
+        """The measurement in words."""
+        return f"tokens/forward of {label(plan, self.arm)}"
+
+    def judge(self, cells: Cells, plan: TablePlan) -> Finding:
         """Average over the benchmarks that the arm was measured on."""
         done = done_cells(cells, self.arm)
         if not done:
             return Finding()
         mean = mean_of_benchmarks([tokens_per_forward(row.emitted, row.forwards) for row in done.values()])
         found = f"{mean.value:.2f} {bracketed(mean.interval, 2)} tokens/forward"
-        return Finding(found, _questions(mean.n, len(done)), verdict=above(mean.interval, self.bound))
+        decide = below if self.fewer else above
+        return Finding(found, _questions(mean.n, len(done), plan), verdict=decide(mean.interval, self.bound))
+
+    def published(self, plan: TablePlan, scale: str) -> str | None:
+        """What the paper's average says."""
+        value = published_average(plan, self.arm, scale, "tokens_per_forward")
+        return None if value is None else f"{value:.2f}"
 
 
-Claim = AccuracyClaim | TokensClaim
+@dataclass(frozen=True)
+class SpeedClaim:
+    """Arm `first` emits more tokens per forward pass than arm `second`."""
+
+    unit: ClassVar[str] = TOKENS
+    how: ClassVar[str] = (
+        "Tokens per forward pass of two lines are compared on the same questions too, their difference with the normal "
+        "interval of a difference of ratios."
+    )
+
+    letter: str
+    text: str
+    first: str
+    second: str
+
+    def tested(self, plan: TablePlan) -> str:
+        """The comparison and its bound in words."""
+        return f"{self.compared(plan)} > 0"
+
+    def compared(self, plan: TablePlan) -> str:
+        """The two arms in words."""
+        return f"tokens/forward: {label(plan, self.first)} minus {label(plan, self.second)}"
+
+    def judge(self, cells: Cells, plan: TablePlan) -> Finding:
+        """Compare the arms on the benchmarks that both were measured on."""
+        shared = _shared(cells, (self.first, self.second))
+        if not shared:
+            return Finding()
+        try:
+            mean = mean_of_benchmarks([speed_difference(_answers(a), _answers(b)) for a, b in shared])
+        except ValueError as error:
+            return _not_comparable(error)
+        found = f"{signed_number(mean.value, 2)} {bracketed(mean.interval, 2, signed=True)} tokens/forward"
+        return Finding(found, _questions(mean.n, len(shared), plan), verdict=above(mean.interval, 0.0))
+
+    def published(self, plan: TablePlan, scale: str) -> str | None:
+        """What the paper's averages say."""
+        return _published_difference(plan, self.first, self.second, scale, "tokens_per_forward", 2)
+
+
+@dataclass(frozen=True)
+class GainClaim:
+    """What one arm gains over another is more than what a third gains over a fourth."""
+
+    unit: ClassVar[str] = POINTS
+    how: ClassVar[str] = (
+        "Two differences are compared question by question as well: the difference between them, with an interval made "
+        "in the same way."
+    )
+
+    letter: str
+    text: str
+    first: tuple[str, str]
+    second: tuple[str, str]
+
+    def tested(self, plan: TablePlan) -> str:
+        """The comparison and its bound in words."""
+        return f"{self.compared(plan)} > 0"
+
+    def compared(self, plan: TablePlan) -> str:
+        """The two differences in words."""
+        first, second = (" minus ".join(label(plan, arm) for arm in pair) for pair in (self.first, self.second))
+        return f"({first}) minus ({second})"
+
+    def judge(self, cells: Cells, plan: TablePlan) -> Finding:
+        """Compare the gains on the benchmarks that all four arms were measured on."""
+        shared = _shared(cells, (*self.first, *self.second))
+        if not shared:
+            return Finding()
+        try:
+            gains = [gain_difference((a.correct, b.correct), (c.correct, d.correct)) for a, b, c, d in shared]
+        except ValueError as error:
+            return _not_comparable(error)
+        return _points_finding(gains, 0.0, plan)
+
+    def published(self, plan: TablePlan, scale: str) -> str | None:
+        """What the paper's averages say."""
+        averages = [published_average(plan, arm, scale, "accuracy") for arm in (*self.first, *self.second)]
+        known = [value for value in averages if value is not None]
+        if len(known) < len(averages):
+            return None
+        a, b, c, d = known
+        return signed_number((a - b) - (c - d), 1)
+
+
+@dataclass(frozen=True)
+class CurveClaim:
+    """One curve of accuracy against tokens per forward pass lies above another, or at most `margin` points below.
+
+    A curve is given by its arms, one for each threshold; `words` says in print what the two curves are.
+    """
+
+    unit: ClassVar[str] = POINTS
+    how: ClassVar[str] = (
+        "Two curves of accuracy against tokens/forward, straight between their points, are compared where they emit "
+        "equally many tokens per forward pass: the mean difference over the tokens/forward that both reach, with a "
+        "bootstrap interval over questions."
+    )
+
+    letter: str
+    text: str
+    first: tuple[str, ...]
+    second: tuple[str, ...]
+    words: tuple[str, str]
+    margin: float | None = None
+
+    def tested(self, plan: TablePlan) -> str:
+        """The comparison and its bound in words."""
+        return f"{self.compared(plan)} > {_bound(self.margin)}"
+
+    def compared(self, plan: TablePlan) -> str:
+        """The two curves in words."""
+        return f"{self.words[0]} minus {self.words[1]}, at equal tokens/forward"
+
+    def judge(self, cells: Cells, plan: TablePlan) -> Finding:
+        """Compare the curves on the benchmarks that all their arms were measured on."""
+        shared = [[_answers(row) for row in rows] for rows in _shared(cells, (*self.first, *self.second))]
+        if not shared:
+            return Finding()
+        border = len(self.first)
+        try:
+            advantages = [curve_advantage(points[:border], points[border:]) for points in shared]
+        except ValueError as error:
+            return _not_comparable(error)
+        return _points_finding(advantages, -(self.margin or 0.0), plan)
+
+    def published(self, plan: TablePlan, scale: str) -> str | None:
+        """The same mean difference from the paper's numbers, benchmarks weighing the same."""
+        gaps = []
+        for benchmark in columns(plan):
+            first, second = (_published_curve(plan, arms, scale, benchmark) for arms in (self.first, self.second))
+            if first is None or second is None:
+                return None
+            gaps.append(points_gap(first, second))
+        return signed_number(sum(gaps) / len(gaps), 1)
+
+
+Claim = AccuracyClaim | TokensClaim | SpeedClaim | GainClaim | CurveClaim
 
 
 def label(plan: TablePlan, arm: str) -> str:
@@ -105,6 +279,53 @@ def label(plan: TablePlan, arm: str) -> str:
     return next(line.label for line in plan.arms if line.name == arm)
 
 
-def _questions(n: int, benchmarks: int) -> str:
-    short = "" if benchmarks == len(BENCHMARKS) else f" ({benchmarks} of {len(BENCHMARKS)} benchmarks)"
+def _bound(margin: float | None) -> str:
+    return "0" if margin is None else f"-{margin:g} (non-inferiority)"
+
+
+def _shared(cells: Cells, arms: Sequence[str]) -> list[list[EvaluationRow]]:
+    """The arms' rows on each benchmark that all of them were measured on."""
+    found = [done_cells(cells, arm) for arm in arms]
+    return [[rows[name] for rows in found] for name in BENCHMARKS if all(name in rows for rows in found)]
+
+
+def _answers(row: EvaluationRow) -> Answers:
+    return Answers(row.correct, row.emitted, row.forwards)
+
+
+def _points_finding(parts: Sequence[Estimate], bound: float, plan: TablePlan) -> Finding:
+    """What the mean of differences on several benchmarks, as fractions, says of a bound in points."""
+    mean = mean_of_benchmarks(parts)
+    interval = Interval(100 * mean.interval.low, 100 * mean.interval.high)
+    found = f"{signed_number(100 * mean.value, 1)} {bracketed(interval, 1, signed=True)} points"
+    return Finding(found, _questions(mean.n, len(parts), plan), verdict=above(interval, bound))
+
+
+def _not_comparable(error: ValueError) -> Finding:
+    return Finding(found=f"not comparable: {error}")
+
+
+def _questions(n: int, benchmarks: int, plan: TablePlan) -> str:
+    asked = len(columns(plan))
+    short = "" if benchmarks == asked else f" ({benchmarks} of {asked} benchmarks)"
     return f"{n:,}{short}"
+
+
+def _published_difference(plan: TablePlan, first: str, second: str, scale: str, metric: str, digits: int) -> str | None:
+    averages = [published_average(plan, arm, scale, metric) for arm in (first, second)]
+    known = [value for value in averages if value is not None]
+    return signed_number(known[0] - known[1], digits) if len(known) == len(averages) else None
+
+
+def _published_curve(
+    plan: TablePlan, arms: Sequence[str], scale: str, benchmark: str
+) -> list[tuple[float, float]] | None:
+    """(tokens per forward pass, accuracy in %) of a curve's points in the paper; None unless it has them all."""
+    points = []
+    for arm in (arm for arm in plan.arms if arm.name in arms):
+        speed = published_values(plan, arm, scale, "tokens_per_forward").get(benchmark)
+        height = published_values(plan, arm, scale, "accuracy").get(benchmark)
+        if speed is None or height is None:
+            return None
+        points.append((speed, height))
+    return points

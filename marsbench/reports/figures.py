@@ -12,9 +12,8 @@ from matplotlib.figure import Figure
 
 from marsbench.evaluation.statistics import Estimate, accuracy, mean_of_benchmarks
 from marsbench.files import write_atomically
-from marsbench.reports.cells import Cells, done_cells, latest_cells
+from marsbench.reports.cells import Cells, columns, done_cells
 from marsbench.sweeps.plans import TablePlan
-from marsbench.sweeps.rows import Row
 
 # Okabe and Ito's palette, safe for colour-blind readers, with grey in place of its yellow, which fades on white, and
 # Tol's wine as a ninth.
@@ -24,16 +23,15 @@ FORMATS = {"png": {"Software": None}, "svg": {"Date": None, "Creator": None}}  #
 GROUP_WIDTH = 0.8  # of the room for one benchmark
 
 
-def accuracy_figure(rows: Sequence[Row], plan: TablePlan, benchmarks: Mapping[str, str], path_stem: Path) -> list[Path]:
+def accuracy_figure(cells: Cells, plan: TablePlan, path_stem: Path) -> list[Path]:
     """Draw accuracy per benchmark and arm, and the mean over benchmarks, with 95 % intervals.
 
     Args:
-        rows: the rows of one scale; arms and benchmarks without a `done` row are left blank.
-        plan: whose arms to draw.
-        benchmarks: name (without `mini_`) -> label, from left to right.
+        cells: of one scale; arms and benchmarks without a `done` row are left blank.
+        plan: whose arms and benchmarks to draw.
         path_stem: the files to write, less `.png` and `.svg`.
     """
-    cells = latest_cells(rows)
+    benchmarks = columns(plan)
     with matplotlib.rc_context({"svg.hashsalt": "marsbench", "font.size": 9.0}):
         figure = Figure(figsize=(10.5, 4.8), layout="constrained")
         axes = figure.subplots()

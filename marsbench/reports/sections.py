@@ -10,32 +10,46 @@ from marsbench.evaluation.statistics import median_ratio
 from marsbench.paper import published
 from marsbench.reports.cells import latest_cells, latest_stages, latest_step_cost
 from marsbench.reports.markdown import bracketed, duration, one_line, table
-from marsbench.sweeps.plans import TablePlan
+from marsbench.sweeps.plans import TablePlan, TrainedStage
 from marsbench.sweeps.rows import EvaluationRow, Row, StepCostRow, TrainingRow
 
 AR_OBJECTIVE, MARS_OBJECTIVE = "ar", "mars"  # keys of StepCostRow.seconds
 
 
 def training_section(rows: Sequence[Row], plan: TablePlan) -> str:
-    """What each stage of the plan took, and what a MARS step costs."""
+    """What each stage of the plan took, and what a MARS step costs where the plan asks for it."""
     trained = latest_stages(rows)
     head = ["stage", "block size", "steps", "tokens", "wall time", "final loss", "parameters"]
-    lines = [_training_line(stage, trained.get(stage)) for stage in plan.stages]
+    stages = _stages(plan, trained)
+    lines = [_training_line(stage, trained.get(stage)) for stage in stages]
     reasons = [
-        f"- {stage}: {trained[stage].status}: {one_line(trained[stage].reason)}"
-        for stage in plan.stages
+        f"- {_in_words(stage, plan)}: {trained[stage].status}: {one_line(trained[stage].reason)}"
+        for stage in stages
         if stage in trained and trained[stage].status != "done"
     ]
-    parts = ["## Training", table(head, lines), "\n".join(reasons), _step_cost(latest_step_cost(rows))]
+    cost = _step_cost(latest_step_cost(rows)) if plan.step_cost else ""
+    parts = ["## Training", table(head, lines), "\n".join(reasons), cost]
     return "\n\n".join(part for part in parts if part)
 
 
-def _training_line(stage: str, row: TrainingRow | None) -> list[str]:
+def _stages(plan: TablePlan, trained: Mapping[TrainedStage, TrainingRow]) -> list[TrainedStage]:
+    """The stages behind a table: those trained only to start another from, then the plan's."""
+    return [*[stage for stage in trained if stage not in plan.stages], *plan.stages]
+
+
+def _in_words(trained: TrainedStage, plan: TablePlan) -> str:
+    """A stage, with its block size where the plan has it at several."""
+    several = sum(other.stage == trained.stage for other in plan.stages) > 1
+    return f"{trained.stage}, B = {trained.block_size}" if several else trained.stage
+
+
+def _training_line(trained: TrainedStage, row: TrainingRow | None) -> list[str]:
+    size = "" if trained.block_size is None else str(trained.block_size)
     if row is None or row.status != "done":
-        return [stage, "", "not run" if row is None else row.status, "", "", "", ""]
+        return [trained.stage, size, "not run" if row is None else row.status, "", "", "", ""]
     return [
-        stage,
-        "" if row.block_size is None else str(row.block_size),
+        trained.stage,
+        size,
         f"{row.steps:,}",
         f"{row.tokens:,}",
         duration(row.seconds),
@@ -68,7 +82,7 @@ def how_section(rows: Sequence[Row], plan: TablePlan, scale: str) -> str:
         *[cost for cost in [latest_step_cost(rows)] if cost],
     ]
     suffix = "" if scale == "tiny" else f" -- --scale {scale}"
-    command = f"`nox -s reproduce-table{plan.number}{suffix}`"
+    command = f"`nox -s reproduce-{plan.key}{suffix}`"
     facts = facts_section(shown, command, {"tokens per answer at most": _token_limits(rows)})
     return "\n\n".join([facts, "Wall time by stage:", _wall_time(rows, plan)])
 
@@ -145,19 +159,20 @@ def _token_limits(rows: Iterable[Row]) -> str:
 def _wall_time(rows: Sequence[Row], plan: TablePlan) -> str:
     """Seconds of training and of evaluation per stage, and their sums."""
     trained, cells = latest_stages(rows), latest_cells(rows)
+    decoded_by = {arm.name: arm.trained for arm in plan.arms}
     spent = {
-        stage: (
+        _in_words(stage, plan): (
             trained[stage].seconds if stage in trained else 0.0,
-            sum(row.seconds for row in cells.values() if row.stage == stage),
+            sum(row.seconds for row in cells.values() if decoded_by.get(row.arm) == stage),
         )
-        for stage in plan.stages
+        for stage in _stages(plan, trained)
     }
     spent["total"] = (
         sum(train for train, _ in spent.values()),
         sum(evaluate for _, evaluate in spent.values()),
     )
     lines = [
-        [stage, duration(train), duration(evaluate), duration(train + evaluate)]
-        for stage, (train, evaluate) in spent.items()
+        [name, duration(train), duration(evaluate), duration(train + evaluate)]
+        for name, (train, evaluate) in spent.items()
     ]
     return table(["stage", "training", "evaluation", "together"], lines)

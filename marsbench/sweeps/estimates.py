@@ -12,7 +12,7 @@ from rich.table import Table
 from marsbench.paper import published
 from marsbench.presets import Preset
 from marsbench.sweeps.grid import Grid
-from marsbench.sweeps.plans import Arm, TablePlan
+from marsbench.sweeps.plans import Arm, TablePlan, TrainedStage
 from marsbench.training.stages import BLOCKWISE, Recipe, lineage, recipe
 
 # Questions of the benchmarks as their authors publish them (GPQA: the main set); the mini ones have 400 each.
@@ -45,9 +45,7 @@ def trainings(plan: TablePlan, scale: Preset) -> list[Training]:
     """The stages to train for a table, parents first."""
     if not scale.tables_train:
         return []
-    wanted = [
-        (arm.stage, arm.block_size) for arm in plan.arms if scale.ready_checkpoint(arm.stage, arm.block_size) is None
-    ]
+    wanted = [(arm.stage, arm.block_size) for arm in plan.arms if scale.ready_checkpoint(*arm.trained) is None]
     if scale.world:  # at the paper's scales, the smaller one's checkpoints draft
         wanted += [(arm.options["draft"], arm.block_size) for arm in plan.arms if "draft" in arm.options]
     recipes = [recipe(scale, name, block_size=size) for stage, size in wanted for name in lineage(scale, stage)]
@@ -80,7 +78,7 @@ def _decoding(plan: TablePlan, arm: Arm, benchmark: str, scale: Preset) -> Decod
 def plan_tables(plan: TablePlan, scale: Preset) -> list[Table | str]:
     """Everything as tables and sentences for a terminal."""
     return [
-        f"Table {plan.number} at scale {scale.scale}: {plan.title}",
+        f"{plan.name} at scale {scale.scale}: {plan.title}",
         _lines_table(plan, scale),
         _training_table(plan, scale),
         _decoding_table(plan, scale),
@@ -92,7 +90,7 @@ def sweep_tables(grid: Grid, scale: Preset) -> list[Table | str]:
     """What a sweep will measure, and how much it decodes at most."""
     table = _table("Contenders, each at every batch size", "contender", "method", "options", "checkpoint", "draft")
     for entry in grid.contenders:
-        ready = scale.ready_checkpoint(entry.stage, entry.trained_block_size)
+        ready = scale.ready_checkpoint(*TrainedStage.of(entry.stage, entry.trained_block_size))
         options = ", ".join(f"{name} {value}" for name, value in entry.shown.items())
         own = f"our own {entry.stage}" if scale.tables_train else "none: skipped unless it is trained first"
         table.add_row(entry.name, entry.method, options or "-", ready or own, entry.draft or "-")
@@ -113,7 +111,7 @@ def sweep_tables(grid: Grid, scale: Preset) -> list[Table | str]:
 def _lines_table(plan: TablePlan, scale: Preset) -> Table:
     table = _table("Lines", "line", "method", "options", "checkpoint")
     for arm in plan.arms:
-        ready = scale.ready_checkpoint(arm.stage, arm.block_size)
+        ready = scale.ready_checkpoint(*arm.trained)
         options = ", ".join(f"{name} {value}" for name, value in arm.options.items() if name != "draft")
         if "draft" in arm.options:
             smaller = arm.options["draft"] if scale.world else f"{arm.options['draft'].removeprefix('draft_')} of 0.5b"

@@ -8,11 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from marsbench.errors import unknown_name
+from marsbench.presets import DEFAULT_BLOCK_SIZE
+from marsbench.training.stages import BLOCKWISE, stage
 
 ONE_TOKEN: dict[str, Any] = {"accept": "one"}
+
+
+class TrainedStage(NamedTuple):
+    """A stage, and the block size B that its checkpoint is trained for; None where its objective has no blocks."""
+
+    stage: str
+    block_size: int | None
+
+    @classmethod
+    def of(cls, name: str, block_size: int | None) -> TrainedStage:
+        """A stage at a block size, which is dropped where the objective has no blocks."""
+        return cls(name, block_size if stage(name).objective in BLOCKWISE else None)
 
 
 @dataclass(frozen=True)
@@ -34,44 +48,89 @@ class Arm:
     @property
     def block_size(self) -> int:
         """B of the line's checkpoint, where its training has one."""
-        return int(self.options.get("block_size", 4))
+        return int(self.options.get("block_size", DEFAULT_BLOCK_SIZE))
+
+    @property
+    def trained(self) -> TrainedStage:
+        """What trains the line's checkpoint; lines with the same answer share it."""
+        return TrainedStage.of(self.stage, self.block_size)
 
 
 @dataclass(frozen=True)
 class TablePlan:
-    """A table of the paper: its number, its title and its arms in order."""
+    """A table of the paper, or a figure: its number, its title and its arms in order."""
 
     number: str
     title: str
     arms: tuple[Arm, ...]
     benchmarks: tuple[str, ...] = ()  # as the paper calls them; none = all six
     questions: int | None = None  # of each benchmark; None = all
+    step_cost: bool = False  # also time a training step
+    figure: bool = False
+
+    @property
+    def name(self) -> str:
+        """What the paper calls it, as in "Table 2"."""
+        return f"{'Figure' if self.figure else 'Table'} {self.number}"
+
+    @property
+    def key(self) -> str:
+        """What commands and files call it, as in "table2"."""
+        return self.name.lower().replace(" ", "")
 
     def of(self, benchmarks: Iterable[str]) -> list[str]:
         """Those of a scale's benchmarks that the table asks; a mini one stands for the one it is modelled on."""
         return [name for name in benchmarks if not self.benchmarks or name.removeprefix("mini_") in self.benchmarks]
 
     @property
-    def stages(self) -> list[str]:
-        """The stages that the arms need, each once, in order."""
-        return list(dict.fromkeys(arm.stage for arm in self.arms))
+    def stages(self) -> list[TrainedStage]:
+        """The checkpoints that the arms need, each once, in order."""
+        return list(dict.fromkeys(arm.trained for arm in self.arms))
 
 
 BLOCK_SIZES = (4, 8, 16)
 THRESHOLDS = (0.95, 0.9, 0.8, 0.7, 0.6, 0.5)
+METRIC_THRESHOLDS: dict[str, tuple[float, ...]] = {  # of Figure 6, surest first; entropy in nats
+    "probability": THRESHOLDS,
+    "entropy": (0.05, 0.2, 0.4, 0.7, 1.0, 1.5),
+    "margin": (0.9, 0.8, 0.7, 0.5, 0.3),
+}
 BATCH_SIZES = (4, 8, 16)  # of Tables 5 and 6
 CACHE_BLOCKS = (4, 8, 16, 32, 64, 128, 256)
 AR_SFT = Arm("ar_sft", "AR SFT", "ar_sft", "ar", {}, "ar_sft_5ep")
-_MARS_STAGES = {"mars_no_sft": "MARS w/o SFT loss", "mars": "MARS"}
+# Stage -> its words, in Tables 3 and 8.
+MARS_STAGES = {
+    "mars_no_sft_released": "MARS w/o SFT loss, as released",
+    "mars_no_sft": "MARS w/o SFT loss",
+    "mars": "MARS",
+}
+_PAPER_NAMES = {"mars": "mars", "mars_no_sft_released": "mars_no_sft"}
+ABLATIONS = tuple(name for name in MARS_STAGES if name != "mars")
 
 
 def _mars(stage: str, block_size: int, threshold: float | None) -> Arm:
     """MARS, or its ablation, at one token per forward or with a threshold."""
     how = ONE_TOKEN if threshold is None else {"threshold": threshold}
-    said = "" if threshold is None else f", tau = {f'{threshold:g}'.removeprefix('0')}"
-    name = f"{stage}_b{block_size}" + ("" if threshold is None else f"_{threshold:g}")
-    label = f"{_MARS_STAGES[stage]} (B = {block_size}{said})"
-    return Arm(name, label, stage, "mars", {"block_size": block_size, **how}, stage)
+    said = "" if threshold is None else f", tau = {_short(threshold)}"
+    name, label = mars_name(stage, block_size, threshold), f"{MARS_STAGES[stage]} (B = {block_size}{said})"
+    return Arm(name, label, stage, "mars", {"block_size": block_size, **how}, _PAPER_NAMES.get(stage))
+
+
+def mars_name(stage: str, block_size: int, threshold: float | None = None) -> str:
+    """The name of the line that decodes a MARS stage, one token per forward where no threshold is given."""
+    return f"{stage}_b{block_size}" + ("" if threshold is None else f"_{threshold:g}")
+
+
+def _by_metric(metric: str, threshold: float) -> Arm:
+    """MARS (B = 4) that accepts tokens by one of the paper's three metrics; probability is its default."""
+    options = {"block_size": 4, "threshold": threshold} | ({} if metric == "probability" else {"metric": metric})
+    sign = "<=" if metric == "entropy" else ">="
+    return Arm(f"{metric}_{threshold:g}", f"MARS, {metric} {sign} {_short(threshold)}", "mars", "mars", options)
+
+
+def _short(number: float) -> str:
+    """A threshold as the paper writes it, without the zero in front."""
+    return f"{number:g}".removeprefix("0")
 
 
 def _timed(batch_size: int) -> list[Arm]:
@@ -150,16 +209,17 @@ TABLES: dict[str, TablePlan] = {
             ),
             Arm("mars_95", "MARS (B = 4, tau = .95)", "mars", "mars", {"block_size": 4, "threshold": 0.95}),
         ),
+        step_cost=True,
     ),
     "table3": TablePlan(
         "3",
         "What the SFT loss does, by block size, at one token per forward pass",
-        (AR_SFT, *[_mars(stage, size, None) for size in BLOCK_SIZES for stage in _MARS_STAGES]),
+        (AR_SFT, *[_mars(stage, size, None) for size in BLOCK_SIZES for stage in MARS_STAGES]),
     ),
     "table4": TablePlan(
         "4",
         "Accuracy and tokens per forward pass at tau = .95, by block size",
-        tuple(_mars("mars", size, 0.95) for size in BLOCK_SIZES),
+        (AR_SFT, *[_mars("mars", size, threshold) for threshold in (None, 0.95) for size in BLOCK_SIZES]),
     ),
     "table5": TablePlan(
         "5",
@@ -182,11 +242,14 @@ TABLES: dict[str, TablePlan] = {
     "table8": TablePlan(
         "8",
         "Accuracy against tokens per forward pass, by threshold and block size, with and without the SFT loss",
-        tuple(
-            _mars(stage, size, threshold)
-            for stage in _MARS_STAGES
-            for size in BLOCK_SIZES
-            for threshold in (None, *THRESHOLDS)
+        (
+            AR_SFT,
+            *[
+                _mars(stage, size, threshold)
+                for stage in MARS_STAGES
+                for size in BLOCK_SIZES
+                for threshold in (None, *THRESHOLDS)
+            ],
         ),
         benchmarks=("gsm8k", "humaneval"),
     ),
@@ -198,6 +261,28 @@ TABLES: dict[str, TablePlan] = {
             Arm("jacobi", "AR SFT, Jacobi decoding", "ar_sft", "jacobi", {"block_size": 4}, "jacobi"),
             _mars("mars", 4, 0.95),
         ),
+    ),
+    "figure1": TablePlan(
+        "1",
+        "One answer, and which forward pass settled each of its tokens",
+        (
+            Arm("ar", "one token per forward pass", "mars", "ar"),
+            Arm("mars", "MARS (B = 4, tau = .95)", "mars", "mars", {"block_size": 4, "threshold": 0.95}),
+        ),
+        benchmarks=("gsm8k",),
+        questions=1,
+        figure=True,
+    ),
+    "figure6": TablePlan(
+        "6",
+        "Three ways to tell when a token is sure enough, each at several thresholds",
+        (
+            AR_SFT,
+            _mars("mars", 4, None),
+            *[_by_metric(metric, threshold) for metric, found in METRIC_THRESHOLDS.items() for threshold in found],
+        ),
+        benchmarks=("gsm8k", "humaneval"),
+        figure=True,
     ),
 }
 

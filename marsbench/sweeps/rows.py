@@ -198,9 +198,34 @@ class StepTimeRow:
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
 
-Row = EvaluationRow | TrainingRow | StepCostRow | SpeedRow | ExactnessRow | SweepRow | StepTimeRow
+@dataclass(frozen=True)
+class GenerationRow:
+    """One answer to one question, token by token."""
+
+    kind: ClassVar[str] = "generation"
+
+    key: str
+    status: Status
+    reason: str
+    scale: str
+    arm: str  # name of the line
+    stage: str
+    method: str
+    options: Mapping[str, Any]  # the method's options, and `threshold`
+    question: str
+    texts: list[str] = field(default_factory=list)  # what each token before EOS adds to the text
+    settled_by: list[int] = field(default_factory=list)  # which forward settled each token, from 1; an EOS comes last
+    forwards: int = 0  # forward passes of the model, the prompt's included
+    finish: str = ""  # eos or length
+    max_new_tokens: int = 0
+    checkpoint: str = ""
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+
+Row = EvaluationRow | TrainingRow | StepCostRow | SpeedRow | ExactnessRow | SweepRow | StepTimeRow | GenerationRow
 _KINDS: dict[str, type[Row]] = {
-    row.kind: row for row in (EvaluationRow, TrainingRow, StepCostRow, SpeedRow, ExactnessRow, SweepRow, StepTimeRow)
+    row.kind: row
+    for row in (EvaluationRow, TrainingRow, StepCostRow, SpeedRow, ExactnessRow, SweepRow, StepTimeRow, GenerationRow)
 }
 
 

@@ -9,9 +9,11 @@ import hashlib
 import json
 import shutil
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
+from itertools import groupby
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,10 +27,10 @@ from marsbench.evaluation.harness import AnswerLog, EngineModel, Exam, evaluate,
 from marsbench.evaluation.local_data import Unavailable
 from marsbench.methods import Options, check_options
 from marsbench.methods.fitting import fit
-from marsbench.presets import Preset
+from marsbench.presets import DEFAULT_BLOCK_SIZE, Preset
 from marsbench.progress import Reporter, is_first_process
 from marsbench.provenance import provenance
-from marsbench.sweeps.plans import Arm, TablePlan
+from marsbench.sweeps.plans import Arm, TablePlan, TrainedStage
 from marsbench.sweeps.rows import EvaluationRow, Row, StepCostRow, TrainingRow
 from marsbench.sweeps.step_cost import step_cost
 from marsbench.sweeps.store import Existing, RowStore
@@ -58,55 +60,88 @@ class Runner:
         self.workspace.check_writable()
         self.store = RowStore(self.workspace.row_file)
         self._renewed: set[str] = set()  # keys made in this run, which `rerun` must not make twice
-        self._exams: dict[str, Exam] = {}
+        self._exams: dict[tuple[str, int | None], Exam] = {}
         self._numbers: dict[tuple[str, str], int] = {}  # of a table's cells, from 1; none outside a table
 
     def table(self, plan: TablePlan) -> list[Row]:
         """All rows of a table, in its order: trainings, the cost of a step, then the cells."""
+        names = self._asked(plan)
+        cells = [(arm.name, name) for arm in plan.arms for name in names]
+        self._numbers = {cell: number for number, cell in enumerate(cells, 1)}
         with full_disk_explained(self.workspace.runs):
-            block_size = _block_size(plan.arms)
-            cells = [(arm.name, name) for arm in plan.arms for name in self._asked]
-            self._numbers = {cell: number for number, cell in enumerate(cells, 1)}
-            rows: list[Row] = []
-            to_train = [stage for stage in plan.stages if self.trains(stage, block_size)]
-            for name in dict.fromkeys(name for stage in to_train for name in lineage(self.scale, stage)):
-                rows.append(self.train(recipe(self.scale, name, block_size=block_size, seed=self.seed)))
-            if self.scale.world:  # its batches are timed; the paper says what the real scales cost
+            rows: list[Row] = [*self.trainings(plan)]
+            if plan.step_cost and self.scale.world:  # its batches are timed; the paper says what the real scales cost
                 rows.append(self.step_cost())
-            for arm in plan.arms:
-                rows += self._line(arm, block_size)
+            for trained, arms in groupby(plan.arms, key=lambda arm: arm.trained):
+                rows += self._lines(trained, list(arms), names, plan.questions)
             return rows
 
-    def trains(self, stage: str, block_size: int) -> bool:
-        """Whether a table is to train a stage, or finds it trained."""
-        if self.scale.ready_checkpoint(stage, block_size) is not None:
-            return False
-        chosen = recipe(self.scale, stage, block_size=block_size, seed=self.seed)
-        return self.scale.tables_train or checkpoints.finished(self.workspace.checkpoint(chosen)) is not None
+    def _asked(self, plan: TablePlan) -> list[str]:
+        """The benchmarks that a table asks in this run."""
+        names = plan.of(self.benchmarks or self.scale.benchmarks)
+        if not names:
+            raise UserError(
+                f"{plan.name} asks none of {', '.join(self.benchmarks)}",
+                fix=f"choose among {', '.join(plan.benchmarks)}, or their mini_ counterparts",
+            )
+        return names
 
-    def missing_checkpoint(self, stage: str, block_size: int) -> str:
+    def trainings(self, plan: TablePlan) -> list[TrainingRow]:
+        """The checkpoints that a table needs and is to train, trained, their parents first."""
+        wanted = [
+            self._recipe(name, trained.block_size)
+            for trained in plan.stages
+            if self.trains(*trained)
+            for name in lineage(self.scale, trained.stage)
+        ]
+        return [self.train(chosen) for chosen in {one.key: one for one in wanted}.values()]
+
+    def trains(self, stage: str, block_size: int | None) -> bool:
+        """Whether a table is to train a stage, or finds it trained."""
+        if self._ready(stage, block_size) is not None:
+            return False
+        finished = checkpoints.finished(self.workspace.checkpoint(self._recipe(stage, block_size)))
+        return self.scale.tables_train or finished is not None
+
+    def missing_checkpoint(self, stage: str, block_size: int | None) -> str:
         """Why a stage has no checkpoint and what to do about it; empty where it has one or trains it."""
-        if self.scale.ready_checkpoint(stage, block_size) is not None or self.trains(stage, block_size):
+        if self._ready(stage, block_size) is not None or self.trains(stage, block_size):
             return ""
+        size = TrainedStage.of(stage, block_size).block_size
+        option, suffix = ("", "") if size is None else (f" --block-size {size}", f"-b{size}")
         return (
             f"no checkpoint of stage {stage} is published; train it with marsbench train {stage} "
-            f"--scale {self.scale.scale}, or name one with --checkpoint {stage}=..."
+            f"--scale {self.scale.scale}{option}, or name one with --checkpoint {stage}{suffix}=..."
         )
 
-    def _line(self, arm: Arm, block_size: int) -> list[Row]:
-        """One arm on every benchmark; what cannot be measured says why."""
-        names = self._asked
-        if reason := self.missing_checkpoint(arm.stage, block_size):
-            return [self._skipped(arm, name, reason) for name in names]
+    def _lines(
+        self, trained: TrainedStage, arms: Sequence[Arm], names: Sequence[str], questions: int | None
+    ) -> list[EvaluationRow]:
+        """Lines that share a checkpoint, on every benchmark; what cannot be measured says why."""
+        reason, loaded = self.available(trained)
+        if loaded is None:
+            return [self._skipped(arm, name, reason) for arm in arms for name in names]
+        return [self._cell_or_reason(arm, loaded, name, questions) for arm in arms for name in names]
+
+    def available(self, trained: TrainedStage) -> tuple[str, Loaded | None]:
+        """The checkpoint of a table's lines, on the device, or why there is none."""
+        if reason := self.missing_checkpoint(*trained):
+            return reason, None
         try:
-            loaded = self.load(arm.stage, block_size)
-            self._method(arm, loaded)
+            with self._others_may_fail(trained):
+                return "", self.load(*trained)
+        except Unavailable as error:
+            return explained(error), None
+
+    @contextmanager
+    def _others_may_fail(self, trained: TrainedStage) -> Iterator[None]:
+        """A checkpoint that somebody else has published may be gone, or lack what a method needs."""
+        try:
+            yield
         except UserError as error:
-            if self.scale.ready_checkpoint(arm.stage, block_size) is None:
+            if self._ready(*trained) is None:
                 raise
-            # A checkpoint that somebody else has published may be gone, or lack what a method needs.
-            return [self._skipped(arm, name, explained(error)) for name in names]
-        return [self._cell_or_reason(arm, loaded, name) for name in names]
+            raise Unavailable(error.what, where=error.where, fix=error.fix) from error
 
     def single(self, arm: Arm, name: str, checkpoint: str | None = None, draft: str | None = None) -> EvaluationRow:
         """One benchmark on any checkpoint; without one, on the scale's own, trained now if need be."""
@@ -118,8 +153,7 @@ class Runner:
                 return self.cell(
                     arm, checkpoints.load(checkpoint, device=checkpoints.default_device()), name, companion
                 )
-            block_size = int(arm.options["block_size"])
-            return self.cell(arm, self.load(arm.stage, block_size), name, companion)
+            return self.cell(arm, self.load(*arm.trained), name, companion)
 
     def train(self, chosen: Recipe) -> TrainingRow:
         """The finished checkpoint of a recipe, trained now if need be (its parent's too)."""
@@ -161,7 +195,8 @@ class Runner:
             self.train(parent)
         folder.parent.mkdir(parents=True, exist_ok=True)
         terms = " (mask + AR)" if chosen.objective == "mars" and chosen.ar_weight else ""
-        with self.reporter.bar(f"training {chosen.stage}") as bar:
+        title = chosen.stage if chosen.block_size is None else f"{chosen.stage}, B = {chosen.block_size}"
+        with self.reporter.bar(f"training {title}") as bar:
             record = train(
                 chosen,
                 folder,
@@ -171,7 +206,7 @@ class Runner:
                 ),
                 self.reporter.say,
             )
-        self.reporter.say(f"trained {chosen.stage}: loss {record.loss:.3f}{terms} after {record.seconds:.0f} s")
+        self.reporter.say(f"trained {title}: loss {record.loss:.3f}{terms} after {record.seconds:.0f} s")
         return record
 
     def step_cost(self) -> StepCostRow:
@@ -198,25 +233,32 @@ class Runner:
             return None
         return row
 
-    def load(self, stage: str, block_size: int, dtype: torch.dtype = torch.float32) -> Loaded:
+    def load(self, stage: str, block_size: int | None, dtype: torch.dtype = torch.float32) -> Loaded:
         """The checkpoint of a stage, on the device."""
         return checkpoints.load(
             self.checkpoint(stage, block_size), dtype=dtype, device=checkpoints.default_device(), stage=stage
         )
 
-    def checkpoint(self, stage: str, block_size: int) -> str:
+    def checkpoint(self, stage: str, block_size: int | None) -> str:
         """Folder or hub name of a stage's checkpoint: the ready one if there is one, else ours, trained if need be."""
-        ready = self.scale.ready_checkpoint(stage, block_size)
+        ready = self._ready(stage, block_size)
         if ready is not None:
             return ready
-        chosen = recipe(self.scale, stage, block_size=block_size, seed=self.seed)
+        chosen = self._recipe(stage, block_size)
         self.train(chosen)
         return str(self.workspace.checkpoint(chosen))
 
-    def _cell_or_reason(self, arm: Arm, loaded: Loaded, name: str) -> EvaluationRow:
+    def _ready(self, stage: str, block_size: int | None) -> str | None:
+        """The checkpoint that stands for a stage without training it, None where it is to be trained."""
+        return self.scale.ready_checkpoint(*TrainedStage.of(stage, block_size))
+
+    def _recipe(self, stage: str, block_size: int | None) -> Recipe:
+        return recipe(self.scale, stage, block_size=block_size or DEFAULT_BLOCK_SIZE, seed=self.seed)
+
+    def _cell_or_reason(self, arm: Arm, loaded: Loaded, name: str, questions: int | None) -> EvaluationRow:
         """One arm on one benchmark, or a row that says why this machine cannot measure it."""
         try:
-            return self.cell(arm, loaded, name)
+            return self.cell(arm, loaded, name, questions=questions)
         except Unavailable as error:
             return self._skipped(arm, name, explained(error))
 
@@ -227,10 +269,13 @@ class Runner:
         identity = arm.name, arm.stage, arm.method, arm.options, name, benchmark(name).headline
         return EvaluationRow(key, "skipped", reason, self.scale.scale, *identity, provenance=provenance(seed=self.seed))
 
-    def cell(self, arm: Arm, loaded: Loaded, name: str, draft: Loaded | None = None) -> EvaluationRow:
-        """One arm on one benchmark."""
-        exam = self._exam(name)
-        method = self._method(arm, loaded, draft)
+    def cell(
+        self, arm: Arm, loaded: Loaded, name: str, draft: Loaded | None = None, questions: int | None = None
+    ) -> EvaluationRow:
+        """One arm on one benchmark, on so many questions at most; tables that ask the same share what was measured."""
+        limit = self._limit(questions)
+        exam = self._exam(name, limit)
+        method = self.method(arm, loaded, draft)
         key = content_hash(
             {
                 "stage": arm.stage,
@@ -238,7 +283,7 @@ class Runner:
                 "options": arm.options,
                 "benchmark": name,
                 "tasks": fingerprint(exam.tasks),
-                "limit": self._limit,
+                "limit": limit,
                 "max_new_tokens": self.scale.max_new_tokens,
                 "batch_size": self.scale.batch_size,
                 "weights": loaded.weights,
@@ -250,7 +295,7 @@ class Runner:
         log = self.workspace.answers(key)
         if isinstance(row, EvaluationRow) and row.status == "done":
             if not self._must_redo(key, f"{arm.label} on {name}", log):
-                return row
+                return replace(row, arm=arm.name)  # another table's line may have measured it
             for file in (log, *self.workspace.shards(key)):
                 file.unlink(missing_ok=True)
         row = self._measure(arm, loaded, method, exam.shard(*self.shard), key)
@@ -258,28 +303,26 @@ class Runner:
             self.keep(row)
         return row
 
-    def _method(self, arm: Arm, loaded: Loaded, draft: Loaded | None = None) -> Method | OutsideMethod:
-        return fit(arm.method, loaded, draft=draft, untrained_masks=arm.untrained_masks, **method_options(arm))
+    def method(self, arm: Arm, loaded: Loaded, draft: Loaded | None = None) -> Method | OutsideMethod:
+        """An arm's method, with its options, fitted to its checkpoint."""
+        with self._others_may_fail(arm.trained):
+            return fit(arm.method, loaded, draft=draft, untrained_masks=arm.untrained_masks, **method_options(arm))
 
     def _title(self, arm: Arm, name: str) -> str:
         """What a cell is called on the terminal, with its number in the table."""
         number = self._numbers.get((arm.name, name))
         return f"{arm.label}, {name}" + (f" (cell {number} of {len(self._numbers)})" if number else "")
 
-    @property
-    def _asked(self) -> Sequence[str]:
-        """The benchmarks of a table."""
-        return self.benchmarks or self.scale.benchmarks
+    def _limit(self, questions: int | None) -> int | None:
+        """How many questions a cell of this run asks where its table asks for so many; None = all."""
+        limits = [count for count in (self.limit or self.scale.questions, questions) if count is not None]
+        return min(limits, default=None)
 
-    @property
-    def _limit(self) -> int | None:
-        return self.limit or self.scale.questions
-
-    def _exam(self, name: str) -> Exam:
+    def _exam(self, name: str, limit: int | None) -> Exam:
         """A benchmark's questions that this run asks."""
-        if name not in self._exams:
-            self._exams[name] = prepare(benchmark(name), self.data_dir).first(self._limit)
-        return self._exams[name]
+        if (name, limit) not in self._exams:
+            self._exams[name, limit] = prepare(benchmark(name), self.data_dir).first(limit)
+        return self._exams[name, limit]
 
     def _measure(self, arm: Arm, loaded: Loaded, method: Method | OutsideMethod, exam: Exam, key: str) -> EvaluationRow:
         """Answer and score; the answers of an interrupted run are taken up."""
@@ -347,12 +390,6 @@ def method_options(arm: Arm) -> dict[str, Any]:
     """Those of an arm's options that are the method's; the others go with every request."""
     names = {option.name for option in fields(Options)}
     return {name: value for name, value in arm.options.items() if name in names}
-
-
-def _block_size(arms: Iterable[Arm]) -> int:
-    """The block size that a table's checkpoints are trained with."""
-    sizes = {int(arm.options["block_size"]) for arm in arms if "block_size" in arm.options}
-    return max(sizes, default=4)
 
 
 def content_hash(content: Any) -> str:

@@ -1,0 +1,87 @@
+"""Curves of accuracy against tokens per forward pass, and how much higher one lies than another.
+
+A curve is one checkpoint decoded at several thresholds: a point for each, straight lines between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marsbench.evaluation.statistics import BOOTSTRAP_SEED, LEVEL, Answers, Estimate, Interval
+
+RESAMPLES = 1000
+POSITIONS = 51  # at which two curves are compared, evenly over the tokens per forward pass that both reach
+
+_Values = NDArray[np.float64]
+
+
+def curve_advantage(a: Sequence[Answers], b: Sequence[Answers]) -> Estimate:
+    """How much more accurate curve a is than curve b where both emit equally many tokens per forward pass.
+
+    Args:
+        a: one curve on one benchmark, an entry per threshold, in any order.
+        b: the other curve on the same questions.
+
+    Returns:
+        The mean over the tokens per forward pass that both curves reach, as a fraction. The interval is a percentile
+        bootstrap over questions, drawn for all points together, with a fixed seed.
+
+    Raises:
+        ValueError: if there are no curves, or points with unequally many answers.
+    """
+    counts = {len(values) for point in (*a, *b) for values in (point.correct, point.emitted, point.forwards)}
+    if not a or not b or len(counts) != 1 or 0 in counts:
+        raise ValueError(f"curves of {len(a)} and {len(b)} points with {sorted(counts)} answers cannot be compared")
+    (n,) = counts
+    value = float(_gap(_points(a, np.ones((n, 1))), _points(b, np.ones((n, 1))))[0])
+    # Two more questions, one that only a gets right and one that only b does, as in every paired interval of ours:
+    # without them, questions that separate no two points would prove the curves equal.
+    draws = np.random.default_rng(BOOTSTRAP_SEED).multinomial(n + 2, np.full(n + 2, 1 / (n + 2)), RESAMPLES).T
+    gaps = _gap(_points(a, draws, extra=(1.0, 0.0)), _points(b, draws, extra=(0.0, 1.0)))
+    low, high = np.quantile(gaps, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return Estimate(value, Interval(float(low), float(high)), n)
+
+
+def points_gap(a: Sequence[tuple[float, float]], b: Sequence[tuple[float, float]]) -> float:
+    """The same mean from points (tokens per forward pass, accuracy) alone, in the unit of the accuracies."""
+    return float(_gap(np.array(a, dtype=float).T[..., None], np.array(b, dtype=float).T[..., None])[0])
+
+
+def _points(curve: Sequence[Answers], draws: NDArray[np.generic], extra: tuple[float, ...] = ()) -> _Values:
+    """Tokens per forward pass and accuracy of each point in each draw of questions: [2, points, draws].
+
+    Args:
+        curve: the answers at each point.
+        draws: how often each question is drawn, [questions, draws].
+        extra: whether further, made-up questions are answered correctly; they cost what the mean question does.
+    """
+    found = []
+    for point in curve:
+        emitted, forwards = (
+            np.array([*counts, *[np.mean(counts)] * len(extra)]) for counts in (point.emitted, point.forwards)
+        )
+        correct = np.array([*point.correct, *extra])
+        found.append([(emitted @ draws) / (forwards @ draws), (correct @ draws) / draws.sum(0)])
+    return np.array(found).swapaxes(0, 1)
+
+
+def _gap(a: _Values, b: _Values) -> _Values:
+    """The mean height of curve a over curve b in each draw; both are [2, points, draws]."""
+    return np.array([_gap_of_one(a[..., draw], b[..., draw]) for draw in range(a.shape[-1])])
+
+
+def _gap_of_one(a: _Values, b: _Values) -> float:
+    low = max(a[0].min(), b[0].min())
+    high = max(low, min(a[0].max(), b[0].max()))
+    positions = np.linspace(low, high, POSITIONS)
+    return float(np.mean(_heights(a, positions) - _heights(b, positions)))
+
+
+def _heights(curve: _Values, positions: _Values) -> _Values:
+    """The accuracy of a curve [2, points] at so many tokens per forward pass."""
+    speeds, accuracies = curve[:, np.argsort(curve[0], kind="stable")]
+    heights: _Values = np.interp(positions, speeds, accuracies)
+    return heights

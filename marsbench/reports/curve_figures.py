@@ -1,0 +1,130 @@
+"""Figures of accuracy over something else: curves through measured points, with 95 % intervals in both directions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil, isfinite
+from pathlib import Path
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from marsbench.evaluation.statistics import Estimate, Interval, accuracy, mean_of_benchmarks, tokens_per_forward
+from marsbench.reports.cells import Cells, columns, done_cells
+from marsbench.reports.figures import save
+from marsbench.sweeps.plans import TablePlan
+from marsbench.sweeps.rows import EvaluationRow
+
+SPEED_AXIS = "tokens per forward pass"
+# Of Okabe and Ito's palette, safe for colour-blind readers; markers and lines tell curves apart without colour too.
+_STYLES = (("#0072B2", "o", "-"), ("#D55E00", "s", "--"), ("#009E73", "^", "-."), ("#000000", "D", ":"))
+_REFERENCE_COLOUR = "0.35"
+_PANEL_WIDTH, _PANEL_HEIGHT, _LEGEND_LINE = 3.6, 3.0, 0.22  # inches
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A line through points (x, accuracy as a fraction)."""
+
+    label: str
+    points: tuple[tuple[Estimate, Estimate], ...]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Curves on one pair of axes; `reference` is the accuracy of AR SFT, drawn across."""
+
+    title: str
+    curves: Sequence[Curve]
+    reference: Estimate | None = None
+
+
+def panels_figure(panels: Sequence[Panel], path_stem: Path, *, across: int, x_label: str = SPEED_AXIS) -> list[Path]:
+    """Draw panels, so many across, with one legend for all; curves with the same place in a panel look the same."""
+    down, entries = ceil(len(panels) / across), 2 * across - 1  # rows of panels, and what a line of the legend holds
+    legend = _LEGEND_LINE * ceil((1 + max(len(panel.curves) for panel in panels)) / entries)
+    with matplotlib.rc_context({"svg.hashsalt": "marsbench", "font.size": 9.0}):
+        figure = Figure(figsize=(_PANEL_WIDTH * across, _PANEL_HEIGHT * down + legend), layout="constrained")
+        grid = figure.subplots(down, across, squeeze=False)
+        for axes, panel in zip(grid.flat, panels, strict=True):
+            _draw_panel(axes, panel)
+        for axes in grid[-1]:
+            axes.set_xlabel(x_label)
+        for axes in grid[:, 0]:
+            axes.set_ylabel("accuracy in %")
+        known = grid[0, 0].get_legend_handles_labels()
+        figure.legend(*known, loc="outside lower center", ncols=entries, frameon=False)
+        return save(figure, path_stem)
+
+
+def _draw_panel(axes: Axes, panel: Panel) -> None:
+    axes.set_title(panel.title, fontsize=9)
+    if panel.reference is not None:
+        limits = panel.reference.interval
+        axes.axhspan(100 * limits.low, 100 * limits.high, color=_REFERENCE_COLOUR, alpha=0.12, linewidth=0)
+        axes.axhline(100 * panel.reference.value, color=_REFERENCE_COLOUR, linestyle=":", label="AR SFT")
+    for place, curve in enumerate(panel.curves):
+        colour, marker, line = _STYLES[place % len(_STYLES)]
+        x, height = [point[0] for point in curve.points], [point[1] for point in curve.points]
+        axes.errorbar(
+            [estimate.value for estimate in x],
+            [100 * estimate.value for estimate in height],
+            xerr=_bars(x, 1.0),
+            yerr=_bars(height, 100.0),
+            label=curve.label, color=colour, marker=marker, linestyle=line, markersize=4.5, linewidth=1.2,
+            elinewidth=0.8,
+        )  # fmt: skip
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(color="0.9", linewidth=0.6)
+    axes.set_axisbelow(True)
+
+
+def _bars(estimates: Sequence[Estimate], factor: float) -> list[list[float]]:
+    """The lengths of error bars downwards and upwards; a single value that shows no spread gets none."""
+    bounded = [e.interval if isfinite(e.interval.half_width) else Interval(e.value, e.value) for e in estimates]
+    return [
+        [factor * max(e.value - limits.low, 0.0) for e, limits in zip(estimates, bounded, strict=True)],
+        [factor * max(limits.high - e.value, 0.0) for e, limits in zip(estimates, bounded, strict=True)],
+    ]
+
+
+def speed_curve(cells: Cells, label: str, arms: Sequence[str], benchmarks: Sequence[str]) -> Curve:
+    """Accuracy against tokens per forward pass, benchmarks weighing the same; arms without them all are left out."""
+    found = [(mean_speed(cells, arm, benchmarks), mean_accuracy(cells, arm, benchmarks)) for arm in arms]
+    return Curve(label, tuple((x, height) for x, height in found if x is not None and height is not None))
+
+
+def exactly(value: float) -> Estimate:
+    """A number that nobody has to measure."""
+    return Estimate(value, Interval(value, value), 0)
+
+
+def mean_accuracy(cells: Cells, arm: str, benchmarks: Sequence[str]) -> Estimate | None:
+    """The accuracy of an arm, benchmarks weighing the same; None unless it was measured on them all."""
+    rows = _rows(cells, arm, benchmarks)
+    return mean_of_benchmarks([accuracy(row.correct) for row in rows]) if rows else None
+
+
+def mean_speed(cells: Cells, arm: str, benchmarks: Sequence[str]) -> Estimate | None:
+    """The tokens per forward pass of an arm, alike."""
+    rows = _rows(cells, arm, benchmarks)
+    return mean_of_benchmarks([tokens_per_forward(row.emitted, row.forwards) for row in rows]) if rows else None
+
+
+def _rows(cells: Cells, arm: str, benchmarks: Sequence[str]) -> list[EvaluationRow]:
+    """The rows of an arm on some benchmarks; none unless it was measured on them all."""
+    done = done_cells(cells, arm)
+    return [done[name] for name in benchmarks] if all(name in done for name in benchmarks) else []
+
+
+def shared_benchmarks(cells: Cells, plan: TablePlan) -> list[str]:
+    """The benchmarks that every line was measured on, lines without any left aside."""
+    measured = [done for arm in plan.arms if (done := done_cells(cells, arm.name))]
+    return [name for name in columns(plan) if measured and all(name in done for done in measured)]
+
+
+def average_title(benchmarks: Sequence[str]) -> str:
+    """What an average is over, in words."""
+    return f"average of {len(benchmarks)} benchmark{'' if len(benchmarks) == 1 else 's'}"

@@ -1,0 +1,56 @@
+"""Table 9: MARS against Jacobi decoding, which needs no training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from marsbench.reports.cells import Cells
+from marsbench.reports.claims import AccuracyClaim, SpeedClaim, TokensClaim
+from marsbench.reports.curve_figures import (
+    Panel,
+    average_title,
+    mean_accuracy,
+    panels_figure,
+    shared_benchmarks,
+    speed_curve,
+)
+from marsbench.reports.measured import HOW_TO_READ_THE_CELLS, accuracy_table, speed_table
+from marsbench.reports.page import Page
+from marsbench.sweeps.plans import TABLES, TablePlan, mars_name
+
+MARS = mars_name("mars", 4, 0.95)
+
+
+def _draw(cells: Cells, plan: TablePlan, path_stem: Path) -> list[Path]:
+    """Where the two stand, beside AR SFT."""
+    benchmarks = shared_benchmarks(cells, plan)
+    curves = [
+        speed_curve(cells, arm.label, [arm.name], benchmarks) for arm in reversed(plan.arms) if arm.name != "ar_sft"
+    ]
+    panel = Panel(average_title(benchmarks), curves, mean_accuracy(cells, "ar_sft", benchmarks))
+    return panels_figure([panel], path_stem, across=1)
+
+
+PAGE = Page(
+    plan=TABLES["table9"],
+    opening=(
+        "Two ways to emit several tokens per forward pass without a second model, as in the MARS paper's Table 9 "
+        "(arXiv 2604.07023), decoded greedily and scored by one program."
+    ),
+    claims=(
+        TokensClaim("a", "Jacobi decoding gains almost nothing", "jacobi", bound=1.1, fewer=True),
+        SpeedClaim("b", "MARS emits more tokens per forward pass than Jacobi decoding", MARS, "jacobi"),
+        AccuracyClaim("c", "MARS is about as accurate as Jacobi decoding", MARS, "jacobi", margin=2.0),
+        AccuracyClaim("c", "MARS is about as accurate as AR SFT", MARS, "ar_sft", margin=2.0),
+        AccuracyClaim("d", "Ours: Jacobi decoding says what AR decoding says", "jacobi", "ar_sft", margin=2.0),
+    ),
+    figure="tradeoff",
+    caption="Average accuracy against tokens per forward pass of MARS and Jacobi decoding, with 95 % intervals",
+    drawing=_draw,
+    reading=f"{HOW_TO_READ_THE_CELLS} Jacobi decoding emits what has come to its fixed point.",
+    tables=(accuracy_table, speed_table),
+    deviations=(
+        "Jacobi decoding is exact, its answers are those of AR decoding; its window holds 4 tokens, and tokens of the "
+        "prompt drawn at random enter it.",
+    ),
+)

@@ -1,0 +1,18 @@
+"""What stands behind the name of a page: a table's plan, or a study of its own."""
+
+from __future__ import annotations
+
+from marsbench.sweeps.engine_study import EngineStudy
+from marsbench.sweeps.figure1 import figure1_rows
+from marsbench.sweeps.plans import table_plan
+from marsbench.sweeps.rows import Row
+from marsbench.sweeps.runner import Runner
+
+
+def measure(what: str, runner: Runner) -> list[Row]:
+    """All rows of a page, those measured now that were missing."""
+    if what == "engine":
+        return EngineStudy(runner).rows()
+    if what == "figure1":
+        return figure1_rows(runner)
+    return runner.table(table_plan(what))

@@ -1,0 +1,410 @@
+"""Pages of the tables beyond Table 2, from made-up rows: numbers are worked out again here, by other means."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import numpy as np
+import pytest
+
+from marsbench.paper import published
+from marsbench.reports import PAGES, figure1, write_report
+from marsbench.reports.cells import columns, latest_cells
+from marsbench.reports.claims import GainClaim, SpeedClaim, TokensClaim
+from marsbench.reports.page import Page
+from marsbench.sweeps.plans import ABLATIONS, BLOCK_SIZES, MARS_STAGES, THRESHOLDS, Arm, TrainedStage, mars_name
+from marsbench.sweeps.rows import EvaluationRow, GenerationRow, Row, TrainingRow
+
+QUESTIONS = 61  # per benchmark; a prime, so that no share ends in a rounding tie
+BY_KEY = {page.plan.key: page for page in PAGES}
+NEW_PAGES = [page for page in PAGES if page.plan.key != "table2"]
+MODELS = {"0.5b": "Qwen2.5 0.5B", "7b": "Qwen2.5 7B"}
+
+pages = pytest.mark.parametrize("page", NEW_PAGES, ids=lambda page: page.plan.key)
+
+
+def evaluation_rows(page: Page) -> Iterator[EvaluationRow]:
+    """Answers that differ from cell to cell; a lower threshold emits more tokens."""
+    generator = np.random.default_rng(len(page.plan.arms))
+    for benchmark in columns(page.plan):
+        for arm in page.plan.arms:
+            forwards = generator.integers(5, 40, QUESTIONS)
+            extra = generator.integers(0, 9, QUESTIONS) * (1.6 - arm.options.get("threshold", 1.6))
+            yield EvaluationRow(
+                key=f"{arm.name}/{benchmark}",
+                status="done",
+                reason="",
+                scale="tiny",
+                arm=arm.name,
+                stage=arm.stage,
+                method=arm.method,
+                options=arm.options,
+                benchmark=f"mini_{benchmark}",
+                metric="exact_match",
+                correct=generator.integers(0, 2, QUESTIONS).astype(float).tolist(),
+                emitted=(forwards + extra.astype(int)).tolist(),
+                forwards=forwards.tolist(),
+                finished=[1] * QUESTIONS,
+                seconds=10.0,
+                max_new_tokens=96,
+            )
+
+
+def training_rows(page: Page) -> Iterator[TrainingRow]:
+    parents = [TrainedStage("base", None), TrainedStage("ar_sft", None)]
+    for stage, size in dict.fromkeys([*parents, *page.plan.stages]):
+        yield TrainingRow(f"{stage}{size}", "done", "", "tiny", stage, size, 1000, 800 + (size or 0), 5000, 60.0, 0.5)
+
+
+def rows_of(page: Page, change: Callable[[EvaluationRow], EvaluationRow | None] = lambda row: row) -> list[Row]:
+    changed = [change(row) for row in evaluation_rows(page)]
+    return [*training_rows(page), *[row for row in changed if row is not None]]
+
+
+def section(page: str, title: str) -> str:
+    return next(part for part in page.split("\n## ") if part.startswith(title))
+
+
+def lines_of(text: str) -> list[list[str]]:
+    """All table lines of a text, split into cells."""
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line[:1] == "|"]
+
+
+def value(cell: str) -> str:
+    """What stands before the half-width."""
+    return cell.split(" ± ")[0]
+
+
+def accuracy_of(row: EvaluationRow) -> str:
+    return f"{100 * mean(row.correct):.1f}"
+
+
+def speed_of(row: EvaluationRow) -> str:
+    return f"{sum(row.emitted) / sum(row.forwards):.2f}"
+
+
+# ---- what was measured ----------------------------------------------------------------------------------------------
+
+
+@pages
+def test_every_cell_stands_in_its_place(page: Page) -> None:
+    """Guards against a number in the wrong line or column, and a benchmark that the table does not ask."""
+    if page.plan.key == "table8":
+        pytest.skip("its layout has a test of its own")
+    text = section(page.render(rows_of(page), "tiny"), "Measured")
+    cells = latest_cells(evaluation_rows(page))
+    accuracies, _, speeds = text.partition("Tokens per forward pass:")
+    for arm in page.plan.arms:
+        rows = [cells[arm.name, benchmark] for benchmark in columns(page.plan)]
+        (line,) = [line for line in lines_of(accuracies) if line[0] == arm.label]
+        average = mean(mean(row.correct) for row in rows)
+        assert [value(cell) for cell in line[1:-1]] == [*map(accuracy_of, rows), f"{100 * average:.1f}"]
+        if speeds:
+            (line,) = [line for line in lines_of(speeds) if line[0] == arm.label]
+            assert [value(cell) for cell in line[1:-1]] == [speed_of(row) for row in rows]
+
+
+def test_table_8_has_block_sizes_side_by_side() -> None:
+    """Guards against a block size, threshold or stage under another's head."""
+    page = BY_KEY["table8"]
+    text = section(page.render(rows_of(page), "tiny"), "Measured")
+    cells = latest_cells(evaluation_rows(page))
+    head, *_ = lines_of(text)
+    assert head == ["", "tau", "B = 4", "tok/fwd", "B = 8", "tok/fwd", "B = 16", "tok/fwd"]
+    grids = {"gsm8k": text.partition("GSM8K (61 questions):")[2].partition("HumanEval")[0]}
+    grids["humaneval"] = text.partition("HumanEval (61 questions):")[2]
+    for benchmark, grid in grids.items():
+        found = {(line[0], line[1]): list(map(value, line[2:])) for line in lines_of(grid)}
+        for stage, label in MARS_STAGES.items():
+            for threshold in (None, *THRESHOLDS):
+                rows = [cells[mars_name(stage, size, threshold), benchmark] for size in BLOCK_SIZES]
+                expected = [number for row in rows for number in (accuracy_of(row), speed_of(row))]
+                assert found[label, "" if threshold is None else f"{threshold:g}"] == expected
+        assert found["AR SFT", ""][:2] == [accuracy_of(cells["ar_sft", benchmark]), "1.00"]
+
+
+@pages
+def test_a_skipped_benchmark_leaves_an_average_that_says_so(page: Page) -> None:
+    """Guards against a skipped benchmark that takes the averages with it, or that they keep silent about."""
+
+    def skipped(row: EvaluationRow) -> EvaluationRow:
+        return replace(row, status="skipped", reason="no data") if row.benchmark == "mini_humaneval" else row
+
+    text = page.render(rows_of(page, skipped), "tiny")
+    asked = len(columns(page.plan))
+    assert "- skipped: no data (HumanEval: every line)" in text
+    assert f"({asked - 1} of {asked} benchmarks)" in section(text, "Claims")
+    if page.plan.key != "table8":
+        assert text.count(f" ({asked - 1} of {asked}) ") >= len(page.plan.arms)
+
+
+@pages
+@pytest.mark.parametrize("case", ["no rows", "one question", "all right", "lines of unequal length"])
+def test_nothing_undefined_is_printed_or_drawn(page: Page, case: str, tmp_path: Path) -> None:
+    """Guards against NaN, infinity, None or a crash on a page or its figure, whatever is missing."""
+
+    def first(row: EvaluationRow) -> EvaluationRow:
+        return replace(row, correct=row.correct[:1], emitted=row.emitted[:1], forwards=row.forwards[:1])
+
+    def shorter(row: EvaluationRow) -> EvaluationRow:
+        return replace(row, correct=row.correct[1:], emitted=row.emitted[1:], forwards=row.forwards[1:])
+
+    rows: list[Row] = {
+        "no rows": lambda: [],
+        "one question": lambda: rows_of(page, first),
+        "all right": lambda: rows_of(page, lambda row: replace(row, correct=[1.0] * QUESTIONS)),
+        "lines of unequal length": lambda: rows_of(page, lambda row: shorter(row) if len(row.arm) % 2 else row),
+    }[case]()
+    text = page.render(rows, "tiny")
+    assert not re.search(r"\b(nan|inf|None)\b", text)
+    assert len([line for line in lines_of(section(text, "Claims")) if len(line) == 7]) == len(page.claims) + 2
+    if case == "one question":  # the case that error bars cannot be drawn for
+        page.draw(rows, "tiny", tmp_path)
+
+
+@pages
+def test_figure_link_leads_to_the_figure(page: Page, tmp_path: Path) -> None:
+    """Guards against a page with a broken image."""
+    written = write_report(page.plan.key, rows_of(page), "tiny", tmp_path)
+    links = re.findall(r"\]\((\S+\.png)\)", written[0].read_text(encoding="utf-8"))
+    assert links and all((tmp_path / link).is_file() for link in links)
+
+
+def test_a_figure_is_drawn_the_same_twice(tmp_path: Path) -> None:
+    """Guards against random identifiers in a drawing, and against one that does not follow its rows."""
+    page = BY_KEY["table4"]
+    first, second = (page.draw(rows_of(page), "tiny", tmp_path / name) for name in "ab")
+    assert [file.read_bytes() for file in first] == [file.read_bytes() for file in second]
+    other = page.draw(rows_of(page, lambda row: replace(row, correct=[1.0] * QUESTIONS)), "tiny", tmp_path / "c")
+    assert other[1].read_bytes() != first[1].read_bytes()
+
+
+def test_checkpoints_of_one_stage_are_told_apart() -> None:
+    """Guards against block sizes that share a line, and against parents whose training is left out of the bill."""
+    text = BY_KEY["table3"].render(rows_of(BY_KEY["table3"]), "tiny")
+    trained = [line[:3] for line in lines_of(section(text, "Training"))[2:]]
+    of_sizes = [[stage, str(size), str(800 + size)] for size in BLOCK_SIZES for stage in MARS_STAGES]
+    assert trained == [["base", "", "800"], ["ar_sft", "", "800"], *of_sizes]
+    times = {line[0]: line[1:3] for line in lines_of(section(text, "How this was made"))}
+    assert times["mars, B = 8"] == ["1 min 00 s", "1 min 00 s"]  # one line on six benchmarks
+    assert times["base"] == ["1 min 00 s", "0 s"]
+
+
+# ---- claims ---------------------------------------------------------------------------------------------------------
+
+
+@pages
+def test_claims_name_lines_of_the_plan(page: Page) -> None:
+    """Guards against a renamed line, which would leave its claim "not run" for ever."""
+    found = [line[6] for line in lines_of(section(page.render(rows_of(page), "tiny"), "Claims")) if len(line) == 7]
+    assert len(found) == len(page.claims) + 2  # with head and rule
+    assert "not run" not in found
+
+
+def with_answers(page: Page, answers: Mapping[str, list[float]]) -> list[Row]:
+    return rows_of(page, lambda row: replace(row, correct=answers.get(row.arm, row.correct)))
+
+
+@pytest.mark.parametrize(("at_4", "at_16", "verdict"), [(1, 30, "supported"), (30, 1, "not supported"), (9, 9, "inc")])
+def test_a_gain_that_grows_needs_a_gain_that_grows(at_4: int, at_16: int, verdict: str) -> None:
+    """Guards against a swapped pair: the SFT loss may help everywhere and still not help more at larger blocks."""
+    page, right = BY_KEY["table3"], [1.0] * QUESTIONS
+    lost = {4: at_4, 16: at_16}
+    answers = {mars_name("mars", size): right for size in lost}
+    answers |= {mars_name(name, n): [0.0] * lost[n] + right[lost[n] :] for name in ABLATIONS for n in lost}
+    claim = next(claim for claim in page.claims if isinstance(claim, GainClaim) and "B = 16" in claim.text)
+    finding = claim.judge(latest_cells(with_answers(page, answers)), page.plan)
+    assert finding.verdict.startswith(verdict)
+    assert finding.found.startswith(f"{100 * (at_16 - at_4) / QUESTIONS:+.1f} [")
+
+
+@pytest.mark.parametrize(("extra", "nothing", "less"), [(0, "supported", "supported"), (9, "not supported", "not")])
+def test_jacobi_may_gain_something(extra: int, nothing: str, less: str) -> None:
+    """Guards against bounds the wrong way round: "gains almost nothing" must fail for a fast method."""
+    page = BY_KEY["table9"]
+
+    def jacobi(row: EvaluationRow) -> EvaluationRow:
+        forwards = [10] * QUESTIONS
+        emitted = {"jacobi": [10 + extra + number % 2 for number in range(QUESTIONS)], "ar_sft": forwards}
+        return replace(row, forwards=forwards, emitted=emitted.get(row.arm, [14 + n % 3 for n in range(QUESTIONS)]))
+
+    cells = latest_cells(rows_of(page, jacobi))
+    (tokens,) = [claim for claim in page.claims if isinstance(claim, TokensClaim)]
+    (faster,) = [claim for claim in page.claims if isinstance(claim, SpeedClaim)]
+    assert tokens.judge(cells, page.plan).verdict == nothing
+    assert faster.judge(cells, page.plan).verdict.startswith(less)
+
+
+def test_curves_are_compared_at_equal_speed() -> None:
+    """Guards against a comparison at equal thresholds: a faster line must not look better than it is."""
+    page = BY_KEY["table8"]
+    claim = next(claim for claim in page.claims if claim.letter == "a")
+    height = {None: 50, 0.95: 45, 0.9: 40, 0.8: 35, 0.7: 30, 0.6: 25, 0.5: 20}  # right answers by threshold
+
+    def slower_ablation(row: EvaluationRow) -> EvaluationRow:
+        # Both lie on one line, 50 right answers less 5 per half token; the ablation gets half as far along it.
+        right, slow = height[row.options.get("threshold")], row.stage in ABLATIONS
+        steps = (50 - right) / 5 / (2 if slow else 1)
+        correct = [1.0] * round(50 - 5 * steps) + [0.0] * QUESTIONS
+        return replace(row, correct=correct[:QUESTIONS], forwards=[20] * QUESTIONS,
+                       emitted=[20 + round(10 * steps)] * QUESTIONS)  # fmt: skip
+
+    finding = claim.judge(latest_cells(rows_of(page, slower_ablation)), page.plan)
+    assert abs(float(finding.found.split()[0])) < 0.5  # rounding to whole answers
+    assert finding.verdict == "inconclusive"
+
+
+# ---- published numbers ----------------------------------------------------------------------------------------------
+
+
+def line_of(page: Page, scale: str, method: str, block_size: int | None, threshold: float | None) -> Arm:
+    """The first line of ours that stands for one of the paper's."""
+    return next(
+        arm
+        for arm in page.plan.arms
+        if arm.published == method
+        and block_size in (None, arm.block_size)
+        and threshold in (None, arm.options.get("threshold", 1.0))
+    )
+
+
+@pytest.mark.parametrize("number", ["3", "4", "9"])
+def test_every_published_number_is_shown_in_its_line(number: str) -> None:
+    """Guards against lost lines, and against the paper's numbers under the wrong label, column or unit."""
+    page = BY_KEY[f"table{number}"]
+    text = section(page.render([], "tiny"), "The paper's numbers")
+    tables = text.split("**Published** too")
+    heads = [*columns(page.plan), "average"]
+    for row in published(number):
+        digits, part = (1, tables[0]) if row.metric == "accuracy" else (2, tables[1])
+        label = line_of(page, row.scale, row.method, row.block_size, row.threshold).label
+        (line,) = [line for line in lines_of(part) if line[:2] == [MODELS[row.scale], label]]
+        assert line[2 + heads.index(str(row.benchmark))] == f"{row.value:.{digits}f}"
+    shown = sum(bool(re.fullmatch(r"\d+\.\d+", cell)) for line in lines_of(text) for cell in line[2:])
+    assert shown == len(published(number))
+
+
+def test_every_published_number_of_table_8_is_shown() -> None:
+    """Guards against the same in the grids of Table 8."""
+    page = BY_KEY["table8"]
+    gsm8k, _, humaneval = section(page.render([], "tiny"), "The paper's numbers").partition("HumanEval:")
+    for row in published("8"):
+        label = next(MARS_STAGES[stage] for stage in MARS_STAGES if (stage == "mars") == (row.method == "mars"))
+        tau = "" if row.threshold == 1.0 else f"{row.threshold:g}"
+        lines = lines_of(gsm8k if row.benchmark == "gsm8k" else humaneval)
+        (line,) = [line for line in lines if line[:3] == [MODELS[row.scale], label, tau]]
+        place = 3 + 2 * BLOCK_SIZES.index(row.block_size or 0) + (row.metric == "tokens_per_forward")
+        assert line[place] == (f"{row.value:.1f}" if row.metric == "accuracy" else f"{row.value:.2f}")
+    shown = [cell for line in lines_of(gsm8k + humaneval) for cell in line[3:] if re.fullmatch(r"\d+\.\d+", cell)]
+    assert len(shown) == len(published("8"))
+
+
+def average(number: str, **filters: Any) -> float:
+    (row,) = published(number, benchmark="average", **filters)
+    return row.value
+
+
+def published_lines(page: Page) -> dict[str, list[str]]:
+    """Comparison -> what the paper's numbers say of it, 0.5B and 7B."""
+    text = section(page.render([], "tiny"), "Claims").partition("**Published:**")[2]
+    return {line[1]: line[2:] for line in lines_of(text)}
+
+
+def test_published_comparisons_are_those_of_the_published_numbers() -> None:
+    """Guards against a sign or pairing slip in what the paper is said to say."""
+    found = published_lines(BY_KEY["table3"])
+    gains = {
+        size: average("3", scale="0.5b", method="mars", block_size=size)
+        - average("3", scale="0.5b", method="mars_no_sft", block_size=size)
+        for size in BLOCK_SIZES
+    }
+    ablation = MARS_STAGES[ABLATIONS[0]]
+    pair = "(MARS (B = {0}) minus " + ablation + " (B = {0}))"
+    assert found[pair.format(8)[1:-1]] == [f"{gains[8]:+.1f}", "n/a"]
+    assert found[f"{pair.format(16)} minus {pair.format(4)}"] == [f"{gains[16] - gains[4]:+.1f}", "n/a"]
+
+    found = published_lines(BY_KEY["table4"])
+    speeds = {
+        (scale, size): average("4", scale=scale, metric="tokens_per_forward", block_size=size)
+        for scale in MODELS
+        for size in BLOCK_SIZES
+    }
+    gained = [f"{speeds[scale, 16] - speeds[scale, 8]:+.2f}" for scale in MODELS]
+    assert found["tokens/forward: MARS (B = 16, tau = .95) minus MARS (B = 8, tau = .95)"] == gained
+
+    found = published_lines(BY_KEY["table9"])
+    assert found["tokens/forward of AR SFT, Jacobi decoding"] == ["1.07", "n/a"]
+    assert found["tokens/forward: MARS (B = 4, tau = .95) minus AR SFT, Jacobi decoding"] == ["+0.39", "n/a"]
+
+
+def test_published_curves_are_compared_at_equal_speed() -> None:
+    """Guards against a mean over thresholds in place of one over tokens per forward pass."""
+
+    def curve(method: str, benchmark: str) -> tuple[list[float], list[float]]:
+        points = sorted(
+            tuple(
+                published("8", scale="0.5b", method=method, benchmark=benchmark, block_size=4, threshold=t, metric=m)[
+                    0
+                ].value
+                for m in ("tokens_per_forward", "accuracy")
+            )
+            for t in (1.0, *THRESHOLDS)
+        )
+        return [point[0] for point in points], [point[1] for point in points]
+
+    gaps = []
+    for benchmark in ("gsm8k", "humaneval"):
+        (xs, ys), (other_xs, other_ys) = curve("mars", benchmark), curve("mars_no_sft", benchmark)
+        fine = np.linspace(1.0, min(max(xs), max(other_xs)), 10_001)
+        gaps.append(float(np.mean(np.interp(fine, xs, ys) - np.interp(fine, other_xs, other_ys))))
+    found = published_lines(BY_KEY["table8"])
+    (line,) = [texts for words, texts in found.items() if "(B = 4), at equal" in words]
+    assert float(line[0]) == pytest.approx(mean(gaps), abs=0.11)
+    assert line[1] == "n/a"
+
+
+@pages
+def test_published_numbers_stay_in_their_own_tables(page: Page) -> None:
+    """Guards against a published number that stands where a measured one is expected."""
+    measured = section(page.render([], "tiny"), "Measured")
+    numbers = {cell for line in lines_of(measured) for cell in line if re.match(r"\d+\.\d", cell)}
+    assert numbers <= {f"{threshold:g}" for threshold in THRESHOLDS}
+    judged = section(page.render([], "tiny"), "Claims").split("**Published:**")[0]
+    assert {line[3] for line in lines_of(judged)[2:]} == {"n/a"}
+
+
+# ---- Figure 1 -------------------------------------------------------------------------------------------------------
+
+TEXTS = ["Tom", " has", " 7", " apples"]
+
+
+def answer(arm: str, settled_by: list[int], finish: str = "eos") -> GenerationRow:
+    identity = ("done", "", "tiny", arm, "mars", arm, {}, "How many apples?")
+    return GenerationRow(arm, *identity, TEXTS, settled_by, settled_by[-1], finish, 96)  # type: ignore[arg-type]
+
+
+def test_figure_1_tells_forward_passes_apart(tmp_path: Path) -> None:
+    """Guards against text shaded with the wrong forward pass, and against an EOS that is not counted."""
+    rows: list[Row] = [answer("ar", [1, 2, 3, 4, 5]), answer("mars", [1, 1, 2, 2, 2])]
+    text = figure1.render(rows, "tiny")
+    assert "\nTom| has| 7| apples\n" in text and "\nTom has| 7 apples\n" in text
+    assert [line[1:] for line in lines_of(text)[2:4]] == [["5", "5", "1.00"], ["5", "2", "2.50"]]
+    assert "cut at the token limit" not in text
+    page, *figures = write_report("figure1", rows, "tiny", tmp_path)
+    assert all((tmp_path / link).is_file() for link in re.findall(r"\]\((\S+\.png)\)", page.read_text()))
+    again = write_report("figure1", rows, "tiny", tmp_path / "again")[1:]
+    assert [file.read_bytes() for file in figures] == [file.read_bytes() for file in again]
+
+
+def test_figure_1_says_what_it_lacks(tmp_path: Path) -> None:
+    """Guards against a crash without answers, and against an answer cut at the limit that looks complete."""
+    skipped = replace(answer("mars", [1]), status="skipped", reason="no\ncheckpoint", texts=[], settled_by=[])
+    text = figure1.render([answer("ar", [1, 2, 3, 4], "length"), skipped], "tiny")
+    assert "cut at the token limit" in text and "skipped: no checkpoint" in text
+    assert "not run" in figure1.render([], "tiny")
+    assert len(write_report("figure1", [], "tiny", tmp_path)) == 3
