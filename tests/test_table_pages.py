@@ -168,6 +168,13 @@ def test_nothing_undefined_is_printed_or_drawn(page: Page, case: str, tmp_path: 
 
 
 @pages
+def test_a_title_keeps_its_names(page: Page) -> None:
+    """Guards against "mARS" at the head of a page."""
+    title = page.render([], "tiny").partition("\n")[0]
+    assert title.startswith(f"# {page.plan.name} at scale tiny: ") and not re.search(r"\b[a-z][A-Z]", title)
+
+
+@pages
 def test_figure_link_leads_to_the_figure(page: Page, tmp_path: Path) -> None:
     """Guards against a page with a broken image."""
     written = write_report(page.plan.key, rows_of(page), "tiny", tmp_path)

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import matplotlib
 
-from marsbench.reports.deviations import SMALL_SCALES
 from marsbench.reports.figures import save
 from marsbench.reports.markdown import one_line, table
-from marsbench.reports.sections import facts_section, training_section
+from marsbench.reports.sections import facts_section, opening_section, training_section
 from marsbench.show import Shown, drawing, merged, shaded
 from marsbench.sweeps.plans import TABLES
 from marsbench.sweeps.rows import GenerationRow, Row, TrainingRow
@@ -29,7 +28,7 @@ def render(rows: Sequence[Row], scale: str) -> str:
     suffix = "" if scale == "tiny" else f" -- --scale {scale}"
     shown = [row for row in rows if row.scale == scale and isinstance(row, GenerationRow | TrainingRow)]
     sections = [
-        _opening(scale),
+        opening_section(PLAN, scale, OPENING),
         _counts(answers),
         _question(answers),
         *[_text(row) for row in answers.values() if row.status == "done"],
@@ -51,12 +50,6 @@ def _answers(rows: Sequence[Row], scale: str) -> dict[str, GenerationRow]:
     """The last row of each line, in the plan's order."""
     found = {row.arm: row for row in rows if isinstance(row, GenerationRow) and row.scale == scale}
     return {arm.name: found[arm.name] for arm in PLAN.arms if arm.name in found}
-
-
-def _opening(scale: str) -> str:
-    title = f"# {PLAN.name} at scale {scale}: {PLAN.title[0].lower()}{PLAN.title[1:]}"
-    caveat = f" Results at scale {scale} test the mechanism; they are not Qwen numbers."
-    return f"{title}\n\n{OPENING}{caveat if scale in SMALL_SCALES else ''}"
 
 
 def _counts(answers: dict[str, GenerationRow]) -> str:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from marsbench.reports.cells import Cells, latest_cells
 from marsbench.reports.claims import Claim
-from marsbench.reports.deviations import SMALL_SCALES, deviations_section
+from marsbench.reports.deviations import deviations_section
 from marsbench.reports.measured import HOW_TO_READ_THE_CELLS, accuracy_table, cut_answers, other_scores, reasons
 from marsbench.reports.published import published_section
-from marsbench.reports.sections import how_section, training_section
+from marsbench.reports.sections import how_section, opening_section, training_section
 from marsbench.reports.verdicts import claims_section
 from marsbench.sweeps.plans import TablePlan
 from marsbench.sweeps.rows import Row
@@ -39,7 +39,7 @@ class Page:
         rows = [row for row in rows if row.scale == scale]
         cells = latest_cells(rows)
         sections = [
-            self._opening(scale),
+            opening_section(self.plan, scale, self.opening),
             self._measured(cells),
             claims_section(cells, self.plan, self.claims),
             self.published(self.plan),
@@ -58,11 +58,6 @@ class Page:
     def _figure_stem(self) -> str:
         """The figure beside the page, less its extension."""
         return f"figures/{self.plan.key}_{self.figure}"
-
-    def _opening(self, scale: str) -> str:
-        title = f"# {self.plan.name} at scale {scale}: {self.plan.title[0].lower()}{self.plan.title[1:]}"
-        caveat = f" Results at scale {scale} test the mechanism; they are not Qwen numbers."
-        return f"{title}\n\n{self.opening}{caveat if scale in SMALL_SCALES else ''}"
 
     def _measured(self, cells: Cells) -> str:
         parts = [

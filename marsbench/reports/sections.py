@@ -1,4 +1,4 @@
-"""The sections of every report on trained checkpoints: what training took, and how the page was made."""
+"""The sections of every report on trained checkpoints: its opening, what training took, how the page was made."""
 
 from __future__ import annotations
 
@@ -9,11 +9,20 @@ from typing import Any
 from marsbench.evaluation.statistics import median_ratio
 from marsbench.paper import published
 from marsbench.reports.cells import latest_cells, latest_stages, latest_step_cost
+from marsbench.reports.deviations import SMALL_SCALES
 from marsbench.reports.markdown import bracketed, duration, one_line, table
 from marsbench.sweeps.plans import TablePlan, TrainedStage
 from marsbench.sweeps.rows import EvaluationRow, Row, StepCostRow, TrainingRow
 
 AR_OBJECTIVE, MARS_OBJECTIVE = "ar", "mars"  # keys of StepCostRow.seconds
+
+
+def opening_section(plan: TablePlan, scale: str, what: str) -> str:
+    """The title, what was done, and what a small scale's results are not."""
+    first = plan.title.split()[0]
+    words = plan.title if first.isupper() else f"{plan.title[0].lower()}{plan.title[1:]}"  # "MARS" stays as it is
+    caveat = f" Results at scale {scale} test the mechanism; they are not Qwen numbers."
+    return f"# {plan.name} at scale {scale}: {words}\n\n{what}{caveat if scale in SMALL_SCALES else ''}"
 
 
 def training_section(rows: Sequence[Row], plan: TablePlan) -> str:
