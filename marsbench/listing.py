@@ -59,7 +59,7 @@ def _tables() -> Table:
 
     table = _table("tables", "name", "what", "lines", "benchmarks", "how")
     for name, plan in TABLES.items():
-        how = f"marsbench reproduce {name}" if name in REPORTS else "planned only"
+        how = f"marsbench reproduce {name}" if name in REPORTS else "marsbench sweep"  # Tables 5 and 6: speed
         table.add_row(name, plan.title, str(len(plan.arms)), ", ".join(plan.benchmarks) or "all six", how)
     return table
 
