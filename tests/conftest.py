@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from filelock import FileLock
+from rich.console import Console
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from marsbench.presets import preset
@@ -49,3 +50,9 @@ def micro_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for stage in ("mars", "medusa", "draft_mars"):
             runner.checkpoint(stage, 4)
     return runner.workspace.runs / "checkpoints"
+
+
+@pytest.fixture
+def wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables with room for their words, whatever terminal the tests run in."""
+    monkeypatch.setattr(Console, "_environ", {"COLUMNS": "300", "LINES": "50"})

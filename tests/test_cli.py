@@ -198,11 +198,9 @@ def test_doctor_looks_for_the_data_of_each_benchmark(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.usefixtures("sound_machine")
+@pytest.mark.usefixtures("sound_machine", "wide_terminal")
 def test_doctor_takes_a_data_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Guards against an option, or its variable, that doctor does not pass on."""
-    monkeypatch.setenv("COLUMNS", "300")
-    monkeypatch.setenv("LINES", "50")  # with both, rich does not ask what kind of terminal this is
     assert "folder-a is no folder" in cli.invoke(app, ["doctor", "--data-dir", str(tmp_path / "folder-a")]).stdout
     monkeypatch.setenv("MARSBENCH_DATA", str(tmp_path / "folder-b"))
     assert "folder-b is no folder" in cli.invoke(app, ["doctor"]).stdout

@@ -482,8 +482,8 @@ SAYS = {"plan": "30 cells", "results": "speculative", "agree": "100.0% of", "tun
 
 
 @pytest.mark.parametrize("name", list(COMMANDS))
-def test_commands_around_the_sweep(name: str, swept: Path) -> None:
+def test_commands_around_the_sweep(name: str, swept: Path, wide_terminal: None) -> None:
     """Guards against commands that only their author has ever typed."""
-    done = CliRunner().invoke(app, COMMANDS[name](swept), env={"COLUMNS": "200", "LINES": "50"})
+    done = CliRunner().invoke(app, COMMANDS[name](swept))
     assert done.exit_code == 0, done.output
     assert SAYS[name] in done.output
