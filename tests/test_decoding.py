@@ -261,14 +261,26 @@ def test_half_precision_runs(method: str, golden: dict[str, Any], golden_models:
 
 
 @settings(max_examples=25, deadline=None)
-@given(prompts=PROMPTS, block_size=st.integers(1, 6), threshold=st.sampled_from([0.0, 0.3, 0.8]))
+@given(
+    prompts=PROMPTS,
+    block_size=st.integers(1, 6),
+    threshold=st.sampled_from([None, 0.0, 0.3, 0.8]),
+    appended_masks=st.sampled_from([None, 5, 15]),
+)
 def test_mars_without_cache_equals_mars(
-    prompts: list[list[int]], block_size: int, threshold: float, random_models: dict[str, PreTrainedModel]
+    prompts: list[list[int]],
+    block_size: int,
+    threshold: float | None,
+    appended_masks: int | None,
+    random_models: dict[str, PreTrainedModel],
 ) -> None:
-    """Guards against stale cache entries: masks of an earlier step that a later one can see."""
+    """Guards against stale cache entries, masks of an earlier step that a later one can see, and against masks behind
+    the window that change a token.
+    """
     options: dict[str, Any] = {"limit": 15, "threshold": threshold, "block_size": block_size}
     model = random_models["qwen2"]
-    assert run(model, "mars", prompts, **options) == run(model, "mars-no-cache", prompts, **options)
+    without = run(model, "mars-no-cache", prompts, **options, appended_masks=appended_masks)
+    assert run(model, "mars", prompts, **options) == without
 
 
 @pytest.mark.parametrize("method", ["mars", "mars-no-cache", "mars-block-cache"])

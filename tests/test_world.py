@@ -75,6 +75,16 @@ def test_reference_answers_score_and_others_do_not(name: str) -> None:
     assert sum(score(name, swapped).correct) < 16
 
 
+def test_gsm8k_has_a_second_scorer_that_takes_the_last_number() -> None:
+    """Guards against two scorers that are one: they part where an answer does not end as asked."""
+    target = world.test_set("mini_gsm8k", SIZE)[0].doc["target"]
+    said = [f"The answer is {target}.", f"So {target}", f"The answer is {target}. That is 1000 less."]
+    exam = prepare(benchmark("mini_gsm8k")).first(1)
+    found = [evaluate(LoggedModel(exam, {0: Answer(0, text)})).scores for text in said]
+    assert [one["strict"] for one in found] == [[1.0], [0.0], [1.0]]
+    assert [one["flexible"] for one in found] == [[1.0], [1.0], [0.0]]
+
+
 @pytest.mark.parametrize("name", MINI)
 def test_task_files_ask_the_worlds_questions(name: str) -> None:
     """Guards against a task file that asks something else, or fewer than two hundred questions."""

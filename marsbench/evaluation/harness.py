@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -85,6 +86,7 @@ class Answer:
     forwards: int = 0
     finished: bool = True  # ended with EOS
     target: str = ""  # what the task expects
+    past_stop: int = 0  # tokens behind the task's first stop string
 
 
 @dataclass(frozen=True)
@@ -219,12 +221,16 @@ class EngineModel(LoggedModel):
         todo = list(requests.items())
         self._progress(asked - len(todo), asked)
 
+        def decoded(tokens: list[int]) -> str:
+            return str(tokenizer.decode(tokens, skip_special_tokens=True))
+
         def finished(index: int, generation: Generation) -> None:
             number, request = todo[index]
-            text = str(tokenizer.decode(generation.tokens, skip_special_tokens=True))
+            text = decoded(generation.tokens)
             target = str(self.exam.tasks[request.task_name].doc_to_target(request.doc))
             eos = generation.finish == "eos"
-            self._log.add(Answer(number, text, generation.emitted, generation.forwards, eos, target))
+            past = past_stop(generation, decoded, request.args[1].get("until", []))
+            self._log.add(Answer(number, text, generation.emitted, generation.forwards, eos, target, past))
             self._progress(min(len(self.answers), asked), asked)
 
         # A prompt that leaves no room for the answer loses its beginning, as lm-eval's own models do it.
@@ -239,6 +245,17 @@ class EngineModel(LoggedModel):
             batch_size=1 if isinstance(self._method, OutsideMethod) and self._method.one_row else self._batch_size,
             on_finished=finished,
         )
+
+
+def past_stop(generation: Generation, decoded: Callable[[list[int]], str], stops: Sequence[str]) -> int:
+    """How many tokens, an EOS among them, come after the one that completes the first of the stop strings."""
+
+    def stopped(count: int) -> bool:
+        text = decoded(generation.tokens[:count])
+        return cut_text(text, stops) != text
+
+    count = len(generation.tokens)
+    return generation.emitted - bisect_left(range(count), True, key=stopped) if stopped(count) else 0
 
 
 def evaluate(model: LoggedModel) -> Scored:

@@ -44,6 +44,7 @@ class Options:
     block_size: int = 4
     metric: Metric = "probability"  # the confidence that thresholds are compared with
     cache_block: int = 4  # B_cache, in tokens
+    appended_masks: int | None = None  # of `mars-no-cache`; None = B - 1
     layout: Layout = "groups"  # of `mars-verified`
     draft: Any = None  # the draft model
     draft_length: int = 4  # K, tokens drafted per round at most
@@ -92,7 +93,7 @@ METHODS: dict[str, MethodInfo] = {
         takes_threshold=True,
     ),
     "mars-no-cache": MethodInfo(
-        lambda o: MarsNoCache(_mask(o), o.block_size, o.metric),
+        lambda o: MarsNoCache(_mask(o), o.block_size, o.metric, o.appended_masks),
         "`mars` that recomputes the prefix in every forward",
         "`mars`",
         ("masks",),
@@ -196,6 +197,11 @@ def check_options(name: str, options: Options) -> None:
         if value < minimum:
             words = name.replace("_", " ")
             raise UserError(f"{words} {value} is below {minimum}", fix=f"give a {words} of {minimum} or more")
+    if options.appended_masks is not None and options.appended_masks < options.block_size - 1:
+        raise UserError(
+            f"{options.appended_masks} appended masks are too few for block size {options.block_size}",
+            fix=f"give {options.block_size - 1} or more",
+        )
     if options.layout not in LAYOUTS:
         raise unknown_name("layout", options.layout, list(LAYOUTS))
     if options.draft_method not in DRAFT_METHODS:

@@ -35,6 +35,7 @@ class EvaluationRow:
     emitted: list[int] = field(default_factory=list)  # tokens up to EOS, an emitted EOS counted once
     forwards: list[int] = field(default_factory=list)  # forward passes of the model, the prompt's included
     finished: list[int] = field(default_factory=list)  # 1 = ended with EOS, 0 = cut at the token limit
+    past_stop: list[int] = field(default_factory=list)  # tokens behind the task's first stop string, cut off unread
     seconds: float = 0.0  # generation and scoring together; a rough cost, not a benchmark
     max_new_tokens: int = 0
     checkpoint: str = ""  # SHA-256 of the weights

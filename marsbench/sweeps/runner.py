@@ -357,6 +357,7 @@ class Runner:
             emitted=[answer.emitted for answer in scored.answers],
             forwards=[answer.forwards for answer in scored.answers],
             finished=[int(answer.finished) for answer in scored.answers],
+            past_stop=[answer.past_stop for answer in scored.answers],
             seconds=round(time.perf_counter() - started, 3),
             max_new_tokens=self.scale.max_new_tokens,
             checkpoint=loaded.weights,
