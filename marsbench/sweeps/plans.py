@@ -58,7 +58,7 @@ class Arm:
 
 @dataclass(frozen=True)
 class TablePlan:
-    """A table of the paper, or a figure: its number, its title and its arms in order."""
+    """A table of the paper, a figure or a page of our own: its number, its title and its arms in order."""
 
     number: str
     title: str
@@ -67,11 +67,12 @@ class TablePlan:
     questions: int | None = None  # of each benchmark; None = all
     step_cost: bool = False  # also time a training step
     figure: bool = False
+    own_name: str = ""  # of a page that the paper does not have
 
     @property
     def name(self) -> str:
-        """What the paper calls it, as in "Table 2"."""
-        return f"{'Figure' if self.figure else 'Table'} {self.number}"
+        """What the paper calls it, as in "Table 2", or what we do."""
+        return self.own_name or f"{'Figure' if self.figure else 'Table'} {self.number}"
 
     @property
     def key(self) -> str:
@@ -104,6 +105,13 @@ MARS_STAGES = {
     "mars_no_sft": "MARS w/o SFT loss",
     "mars": "MARS",
 }
+# Stage -> its words, on the page of discrepancies.
+MARS_VARIANTS = {
+    "mars": "MARS",
+    "mars_paper_alignment": "MARS, aligned as in the paper",
+    "mars_response_blocks": "MARS, blocks counted from the response",
+    "mars_no_eos_padding": "MARS, no labelled EOS filled in",
+}
 _PAPER_NAMES = {"mars": "mars", "mars_no_sft_released": "mars_no_sft"}
 ABLATIONS = tuple(name for name in MARS_STAGES if name != "mars")
 
@@ -112,7 +120,8 @@ def _mars(stage: str, block_size: int, threshold: float | None) -> Arm:
     """MARS, or its ablation, at one token per forward or with a threshold."""
     how = ONE_TOKEN if threshold is None else {"threshold": threshold}
     said = "" if threshold is None else f", tau = {_short(threshold)}"
-    name, label = mars_name(stage, block_size, threshold), f"{MARS_STAGES[stage]} (B = {block_size}{said})"
+    label = f"{(MARS_STAGES | MARS_VARIANTS)[stage]} (B = {block_size}{said})"
+    name = mars_name(stage, block_size, threshold)
     return Arm(name, label, stage, "mars", {"block_size": block_size, **how}, _PAPER_NAMES.get(stage))
 
 
@@ -261,6 +270,21 @@ TABLES: dict[str, TablePlan] = {
             Arm("jacobi", "AR SFT, Jacobi decoding", "ar_sft", "jacobi", {"block_size": 4}, "jacobi"),
             _mars("mars", 4, 0.95),
         ),
+    ),
+    "discrepancies": TablePlan(
+        "",
+        "What difference it makes where paper and released code differ",
+        (
+            Arm("base", "Base", "base", "ar", {}),
+            AR_SFT,
+            *[
+                _mars(stage, 4, threshold)
+                for stage in dict.fromkeys((*MARS_VARIANTS, *ABLATIONS))
+                for threshold in (None, 0.95)
+            ],
+            _mars("mars", 4, 1.0),
+        ),
+        own_name="Discrepancies",
     ),
     "figure1": TablePlan(
         "1",

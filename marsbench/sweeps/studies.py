@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from marsbench.sweeps.discrepancies import discrepancy_rows
 from marsbench.sweeps.engine_study import EngineStudy
 from marsbench.sweeps.figure1 import figure1_rows
 from marsbench.sweeps.plans import table_plan
@@ -13,6 +14,8 @@ def measure(what: str, runner: Runner) -> list[Row]:
     """All rows of a page, those measured now that were missing."""
     if what == "engine":
         return EngineStudy(runner).rows()
+    if what == "discrepancies":
+        return discrepancy_rows(runner)
     if what == "figure1":
         return figure1_rows(runner)
     return runner.table(table_plan(what))

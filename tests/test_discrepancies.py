@@ -1,0 +1,106 @@
+"""The page of discrepancies, from made-up rows whose differences are known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from marsbench.presets import preset
+from marsbench.reports.cells import BENCHMARKS
+from marsbench.reports.discrepancies import ITEMS, LOOKED_AT, render
+from marsbench.sweeps.discrepancies import ALL_MASKS, CACHE_BLOCKS, NO_CACHE, PLAN, cache_grid, masks_grid
+from marsbench.sweeps.rows import EvaluationRow, Row, SweepRow
+
+QUESTIONS = 20
+
+
+def cells(arm: str, right: int, tokens: int, **more: Any) -> list[EvaluationRow]:
+    """A line that has so many of twenty questions right and emits so many tokens in ten forwards, everywhere."""
+    return [
+        EvaluationRow(
+            f"{arm}/{name}", "done", "", "tiny", arm, "mars", "mars", {}, f"mini_{name}", "strict",
+            correct=[1.0] * right + [0.0] * (QUESTIONS - right), emitted=[tokens] * QUESTIONS,
+            forwards=[10] * QUESTIONS, finished=[1] * QUESTIONS, **more,
+        )
+        for name in BENCHMARKS
+    ]  # fmt: skip
+
+
+def cell(contender: str, batch_size: int, seconds: Sequence[float], emitted: int = 100) -> SweepRow:
+    """A contender that emits so many tokens in so many seconds, `ar` beside it 100 tokens in one."""
+    return SweepRow(
+        f"{contender}/{batch_size}", "done", "", "tiny", contender, "mars", "", "mars", {}, batch_size, ["mini_bbh"], 1,
+        "", 96, seconds=list(seconds), emitted=[emitted], row_forwards=[50], forwards=50, positions=200,
+        baselines={"ar": {"seconds": [1.0] * len(seconds), "emitted": 100}}, correct=[1.0],
+    )  # fmt: skip
+
+
+def section(rows: Sequence[Row], number: str) -> str:
+    return next(part for part in render(rows, "tiny").split("\n## ") if part.startswith(f"{number}:"))
+
+
+def test_differences_have_their_size_sign_and_verdict() -> None:
+    """Guards against a difference taken the wrong way round, in fractions, or called seen where it is not."""
+    rows = [*cells("mars_b4", 18, 10), *cells("mars_paper_alignment_b4", 15, 10)]
+    rows += [*cells("mars_b4_0.95", 15, 20), *cells("mars_paper_alignment_b4_0.95", 15, 25)]
+    lines = [line for line in section(rows, "D1").splitlines() if line.startswith("| MARS")]
+    assert "-15.0" in lines[0] and "+0.00" in lines[0] and "accuracy differs" in lines[0]
+    assert "+0.0" in lines[1] and "+0.50" in lines[1] and "tokens/forward differs" in lines[1]
+    alike = [*cells("mars_b4", 18, 10), *cells("mars_paper_alignment_b4", 18, 10)]
+    assert "no difference seen" in section(alike, "D1")
+
+
+def test_both_scores_are_of_the_same_answers() -> None:
+    """Guards against a second scorer that is compared with another line, or read as a gain where it is a loss."""
+    flexible = {"flexible": [1.0] * 5 + [0.0] * (QUESTIONS - 5)}
+    (line,) = [
+        line for line in section(cells("ar_sft", 15, 10, others=flexible), "D8").splitlines() if "AR SFT" in line
+    ]
+    assert "75.0" in line and "25.0" in line and "-50.0" in line and line.count("differs") == 1
+
+
+def test_tokens_past_a_stop_are_a_share_of_all() -> None:
+    """Guards against answers and tokens mixed up."""
+    rows = cells("base", 0, 10, past_stop=[5] * 4 + [0] * (QUESTIONS - 4))
+    (line,) = [line for line in section(rows, "D13").splitlines() if line.startswith("| Base")]
+    assert "24 of 120" in line and "10.00" in line and "100.00" in line
+
+
+def test_masks_are_compared_within_their_race() -> None:
+    """Guards against a ratio of speeds upside down: all masks take twice as long."""
+    rows = [cell(NO_CACHE, 1, [1.0, 1.1, 0.9]), cell(ALL_MASKS, 1, [2.0, 2.2, 1.8])]
+    (line,) = [line for line in section(rows, "D10").splitlines() if line.startswith("| 1 ")]
+    assert "0.50 [0.50, 0.50]" in line and "differs" in line
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [([0.5, 0.6], "up to 48"), ([0.5, 1.0], "From batch size 48 on"), ([1.0, 0.5], "From batch size 1 on")],
+)
+def test_the_knee_is_the_first_batch_size_without_a_gain(seconds: list[float], said: str) -> None:
+    """Guards against a knee that is passed over, or found where MARS is faster."""
+    rows = [cell("mars", size, [taken] * 3) for size, taken in zip((1, 48), seconds, strict=True)]
+    assert said in section(rows, "D14")
+
+
+def test_what_was_not_run_says_so() -> None:
+    """Guards against an empty section, and a page that cannot be rendered before everything is there."""
+    page = render([], "tiny")
+    assert all(section([], item.number).rstrip().endswith(("not run", "not run           |", "|")) for item in ITEMS)
+    assert page.count("not run") >= len(ITEMS)
+    broken = [replace(row, status="failed", reason="out of memory", correct=[]) for row in cells("mars_b4", 1, 1)]
+    assert "failed: out of memory" in render(broken, "tiny")
+
+
+def test_every_line_that_is_shown_is_measured() -> None:
+    """Guards against a comparison with a line, or a contender, that nothing measures."""
+    names = {arm.name for arm in PLAN.arms}
+    assert set(LOOKED_AT) <= names
+    for scale in ("micro", "tiny", "0.5b"):
+        every = masks_grid(preset(scale)).contenders[-1]
+        assert every.name == ALL_MASKS and every.options["appended_masks"] == preset(scale).max_new_tokens
+        blocks = [entry.options["cache_block"] for entry in cache_grid(preset(scale)).contenders[2:]]
+        assert tuple(blocks) == CACHE_BLOCKS
