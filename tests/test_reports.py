@@ -85,8 +85,11 @@ def training_rows() -> Iterator[TrainingRow]:
 
 
 STEP_COST = StepCostRow(
-    "cost", "done", "", "tiny", {"ar": [1.0, 2.0, 4.0, 1.0], "mars": [2.0, 5.0, 8.4, 2.3]}, PROVENANCE
-)
+    "cost", "done", "", "tiny",
+    seconds={"ar": [1.0, 2.0, 4.0, 1.0], "mars": [2.0, 5.0, 8.4, 2.3]},
+    memory={"ar": [100, 200, 400, 100], "mars": [150, 310, 600, 149]},
+    provenance=PROVENANCE,
+)  # fmt: skip
 ROWS: list[Row] = [*evaluation_rows(), *training_rows(), STEP_COST]
 
 
@@ -314,6 +317,7 @@ def test_training_is_what_the_rows_say() -> None:
     ratio = median([2.0, 2.5, 2.1, 2.3])
     assert f"A MARS step costs {ratio:.2f} [" in text
     assert "Published: 2.0 and 2.2 times" in text
+    assert "It holds 1.50 [" in text
 
 
 def test_failed_stage_shows_status_and_reason() -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from marsbench.presets import preset
+from marsbench.sweeps.step_cost import _memory
 from marsbench.training import checkpoints
 from marsbench.training.checkpoints import TrainingRecord
 from marsbench.training.data import Collator, TrainingData, timestep_weights
@@ -95,3 +96,16 @@ def test_only_whole_blocks_are_filled_with_eos(block_size: int | None, filled: l
     batch = Collator(0, 2, block_size)([{"input_ids": ids, "labels": [-100, -100, *ids[2:]]} for ids in (short, long)])
     assert batch["input_ids"][0].tolist() == filled
     assert batch["labels"][0].tolist() == [-100, -100, *(token or -100 for token in filled[2:])]
+
+
+def test_memory_of_a_step_counts_what_the_backward_pass_needs() -> None:
+    """Guards against storages counted twice or freed in between, and weights counted as activations."""
+    model = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Tanh())
+
+    def loss(inputs: torch.Tensor) -> torch.Tensor:
+        total: torch.Tensor = model(inputs).sum()
+        return total
+
+    weights = 4 * (3 * 5 + 5)
+    saved = 4 * (7 * 3 + 7 * 5)  # the input of the linear map, and the output of tanh
+    assert _memory(model, loss, {"inputs": torch.rand(7, 3)}) == 4 * weights + saved

@@ -79,7 +79,18 @@ def _step_cost(row: StepCostRow | None) -> str:
     cost = median_ratio(row.seconds[MARS_OBJECTIVE], row.seconds[AR_OBJECTIVE])
     return (
         f"A MARS step costs {cost.value:.2f} {bracketed(cost.interval, 2)} times an AR step: the median of "
-        f"{cost.n} paired ratios on the same batches, with a bootstrap 95 % interval. {paper}"
+        f"{cost.n} paired ratios on the same batches, with a bootstrap 95 % interval. {paper}{_step_memory(row)}"
+    )
+
+
+def _step_memory(row: StepCostRow) -> str:
+    """What a MARS step must hold, in AR steps, where it was counted."""
+    if not row.memory:
+        return ""
+    memory = median_ratio(row.memory[MARS_OBJECTIVE], row.memory[AR_OBJECTIVE])
+    return (
+        f" It holds {memory.value:.2f} {bracketed(memory.interval, 2)} times the memory: weights, gradients, moments, "
+        "and what the forward pass keeps for the backward pass, on the same batches."
     )
 
 

@@ -75,6 +75,7 @@ class StepCostRow:
     reason: str
     scale: str
     seconds: Mapping[str, list[float]]  # objective -> seconds of each repeat, in the same batch order for all
+    memory: Mapping[str, list[int]] = field(default_factory=dict)  # objective -> bytes that a step must hold, alike
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -217,8 +217,9 @@ class Runner:
         if known is not None:
             return known
         with self.reporter.bar("timing training steps"):
-            seconds = step_cost(self.scale, self.workspace.checkpoint(parent), self.seed)
-        row = StepCostRow(key, "done", "", self.scale.scale, seconds, provenance(seed=self.seed))
+            cost = step_cost(self.scale, self.workspace.checkpoint(parent), self.seed)
+        origin = provenance(seed=self.seed)
+        row = StepCostRow(key, "done", "", self.scale.scale, cost.seconds, cost.memory, origin)
         self.keep(row)
         return row
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,10 +20,19 @@ WARM_UP, REPEATS = 5, 30
 BLOCK_SIZE = 4
 
 
-def step_cost(scale: Preset, checkpoint: Path, seed: int) -> dict[str, list[float]]:
-    """Seconds of whole optimizer steps, objective by objective: {"ar": [...], "mars": [...]}.
+class StepCost(NamedTuple):
+    """What whole optimizer steps take, repeat by repeat: {"ar": [...], "mars": [...]}."""
 
-    Each repeat takes a new batch and runs both objectives on it, the one that goes first changing every time.
+    seconds: dict[str, list[float]]
+    memory: dict[str, list[int]]  # bytes
+
+
+def step_cost(scale: Preset, checkpoint: Path, seed: int) -> StepCost:
+    """Time and memory of both objectives.
+
+    Each repeat takes a new batch and runs both objectives on it, the one that goes first changing every time. Memory is
+    what must be held when the backward pass begins: weights, gradients, AdamW's two moments, and all that the forward
+    pass keeps. It is counted, not read from an allocator, so that it means the same on every device.
     """
     keep_freed_memory()
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -38,14 +48,15 @@ def step_cost(scale: Preset, checkpoint: Path, seed: int) -> dict[str, list[floa
         "ar": lambda **batch: ar_loss(model, **batch),
         "mars": lambda **batch: mars_loss(model, **batch, block_size=BLOCK_SIZE, mask_token_id=mask_id).total,
     }
-    seconds: dict[str, list[float]] = {name: [] for name in losses}
+    cost = StepCost({name: [] for name in losses}, {name: [] for name in losses})
     for repeat in range(WARM_UP + REPEATS):
         batch = {name: values.to(device) for name, values in collate(data[repeat * size : (repeat + 1) * size]).items()}
         for name in sorted(losses, reverse=bool(repeat % 2)):
             took = _timed_step(model, optimizer, losses[name], batch)
             if repeat >= WARM_UP:
-                seconds[name].append(took)
-    return seconds
+                cost.seconds[name].append(took)
+                cost.memory[name].append(_memory(model, losses[name], batch))
+    return cost
 
 
 def _timed_step(
@@ -63,6 +74,24 @@ def _timed_step(
     optimizer.step()
     _synchronize()
     return time.perf_counter() - started
+
+
+def _memory(model: torch.nn.Module, loss: Callable[..., Tensor], batch: dict[str, Tensor]) -> int:
+    """Bytes of a step: four times the weights, and every storage that is saved for the backward pass, once."""
+    own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    kept: dict[int, int] = {}
+
+    def keep(saved: Tensor) -> Tensor:
+        storage = saved.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return saved
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda saved: saved):
+        result = loss(**batch)  # held until the sum is done, so that no storage is freed and its place reused
+    weights = sum(parameter.nbytes for parameter in model.parameters())
+    del result
+    return 4 * weights + sum(kept.values())
 
 
 def _synchronize() -> None:
