@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 from marsbench.errors import UserError
-from marsbench.evaluation.statistics import Estimate, Interval, accuracy, mean_of_benchmarks, tokens_per_forward
 from marsbench.paper import published
 from marsbench.reports import REPORTS, write_report
 from marsbench.reports.cells import BENCHMARKS
 from marsbench.reports.markdown import bracketed, duration, p_value, plus_minus, signed_number, table
 from marsbench.reports.table2 import CLAIMS, PAGE
+from marsbench.statistics.intervals import Estimate, Interval, accuracy, mean_of_benchmarks, tokens_per_forward
 from marsbench.sweeps.plans import TABLES, Arm
 from marsbench.sweeps.rows import EvaluationRow, Row, StepCostRow, TrainingRow
 

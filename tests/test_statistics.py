@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from marsbench.evaluation.curves import curve_advantage, points_gap
-from marsbench.evaluation.statistics import (
+from marsbench.statistics.curves import curve_advantage, points_gap
+from marsbench.statistics.intervals import (
     QUANTILE,
     Answers,
     Estimate,

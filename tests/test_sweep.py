@@ -22,9 +22,9 @@ from typer.testing import CliRunner
 from marsbench.cli import app
 from marsbench.decoding.generation import Meter, Request
 from marsbench.errors import UserError
-from marsbench.evaluation.statistics import Interval
 from marsbench.methods import METHODS, Options, build_method
 from marsbench.reports.sweep import Agreement, Sweep, agreement, speed_up
+from marsbench.statistics.intervals import Interval
 from marsbench.sweeps.grid import BASELINES, read_grid, shipped_grid
 from marsbench.sweeps.position_law import PositionLaw, Work, fastest, predicted_seconds
 from marsbench.sweeps.race import Contender, Race, RoundLog

@@ -131,7 +131,7 @@ def _exam(benchmark: str, data_dir: Path | None) -> Exam:
 
 def _summary(row: EvaluationRow) -> str:
     """What an evaluation found, in one line."""
-    from marsbench.evaluation.statistics import accuracy, tokens_per_forward
+    from marsbench.statistics.intervals import accuracy, tokens_per_forward
 
     share, speed = accuracy(row.correct), tokens_per_forward(row.emitted, row.forwards)
     return (

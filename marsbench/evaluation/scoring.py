@@ -9,8 +9,8 @@ from typing import Any
 
 from marsbench.errors import UserError
 from marsbench.evaluation.harness import Answer, Exam, LoggedModel, Scored, evaluate
-from marsbench.evaluation.statistics import Estimate, PairedDifference, accuracy, paired_difference
 from marsbench.json_lines import read_objects
+from marsbench.statistics.intervals import Estimate, PairedDifference, accuracy, paired_difference
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from marsbench.evaluation.curves import curve_advantage, points_gap
-from marsbench.evaluation.statistics import (
+from marsbench.reports.cells import BENCHMARKS, Cells, columns, done_cells
+from marsbench.reports.markdown import bracketed, p_value, signed_number
+from marsbench.reports.published import published_average, published_values
+from marsbench.statistics.curves import curve_advantage, points_gap
+from marsbench.statistics.intervals import (
     Answers,
     Estimate,
     Interval,
@@ -26,9 +29,6 @@ from marsbench.evaluation.statistics import (
     superiority,
     tokens_per_forward,
 )
-from marsbench.reports.cells import BENCHMARKS, Cells, columns, done_cells
-from marsbench.reports.markdown import bracketed, p_value, signed_number
-from marsbench.reports.published import published_average, published_values
 from marsbench.sweeps.plans import TablePlan
 from marsbench.sweeps.rows import EvaluationRow
 

@@ -11,9 +11,9 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from marsbench.evaluation.statistics import Estimate, Interval, accuracy, mean_of_benchmarks, tokens_per_forward
 from marsbench.reports.cells import Cells, columns, done_cells
 from marsbench.reports.figures import save
+from marsbench.statistics.intervals import Estimate, Interval, accuracy, mean_of_benchmarks, tokens_per_forward
 from marsbench.sweeps.plans import TablePlan
 from marsbench.sweeps.rows import EvaluationRow
 

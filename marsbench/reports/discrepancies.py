@@ -6,7 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from marsbench.evaluation.statistics import (
+from marsbench.reports.cells import Cells, done_cells, latest_cells
+from marsbench.reports.deviations import deviations_section
+from marsbench.reports.markdown import bracketed, p_value, signed_number, table
+from marsbench.reports.measured import accuracy_table, reasons
+from marsbench.reports.sections import how_section, opening_section, training_section
+from marsbench.reports.sweep import Sweep, positions_per_forward, speed_up, tokens_per_forward_of
+from marsbench.statistics.intervals import (
     Answers,
     Interval,
     PairedDifference,
@@ -15,12 +21,6 @@ from marsbench.evaluation.statistics import (
     paired_difference,
     speed_difference,
 )
-from marsbench.reports.cells import Cells, done_cells, latest_cells
-from marsbench.reports.deviations import deviations_section
-from marsbench.reports.markdown import bracketed, p_value, signed_number, table
-from marsbench.reports.measured import accuracy_table, reasons
-from marsbench.reports.sections import how_section, opening_section, training_section
-from marsbench.reports.sweep import Sweep, positions_per_forward, speed_up, tokens_per_forward_of
 from marsbench.sweeps.discrepancies import ALL_MASKS, BLOCKS, NO_CACHE, PLAN, WINDOW
 from marsbench.sweeps.plans import MARS_STAGES, Arm, mars_name
 from marsbench.sweeps.rows import EvaluationRow, Row, SweepRow

@@ -8,10 +8,10 @@ from pathlib import Path
 import matplotlib
 from matplotlib.figure import Figure
 
-from marsbench.evaluation.statistics import Estimate, median_ratio
 from marsbench.reports.figures import COLOURS, MARKERS, save
 from marsbench.reports.markdown import table
 from marsbench.reports.sections import facts_section
+from marsbench.statistics.intervals import Estimate, median_ratio
 from marsbench.sweeps.rows import ExactnessRow, Row, SpeedRow, TrainingRow
 
 FIGURE = "figures/engine_speed"  # beside the page, less the extension

@@ -10,9 +10,9 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from marsbench.evaluation.statistics import Estimate, accuracy, mean_of_benchmarks
 from marsbench.files import write_atomically
 from marsbench.reports.cells import Cells, columns, done_cells
+from marsbench.statistics.intervals import Estimate, accuracy, mean_of_benchmarks
 from marsbench.sweeps.plans import TablePlan
 
 # Okabe and Ito's palette, safe for colour-blind readers, with grey in place of its yellow, which fades on white, and

@@ -7,7 +7,7 @@ from math import isfinite
 
 from tabulate import tabulate
 
-from marsbench.evaluation.statistics import Estimate, Interval
+from marsbench.statistics.intervals import Estimate, Interval
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, text: Collection[int] = (0,)) -> str:

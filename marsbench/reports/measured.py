@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from marsbench.evaluation.statistics import Estimate, accuracy, mean_of_benchmarks, tokens_per_forward
 from marsbench.reports.cells import Cells, columns, done_cells
 from marsbench.reports.markdown import one_line, plus_minus, table
+from marsbench.statistics.intervals import Estimate, accuracy, mean_of_benchmarks, tokens_per_forward
 from marsbench.sweeps.plans import Arm, TablePlan
 from marsbench.sweeps.rows import EvaluationRow
 

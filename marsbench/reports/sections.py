@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import isfinite
 from typing import Any
 
-from marsbench.evaluation.statistics import median_ratio
 from marsbench.paper import published
 from marsbench.reports.cells import latest_cells, latest_stages, latest_step_cost
 from marsbench.reports.deviations import SMALL_SCALES
 from marsbench.reports.markdown import bracketed, duration, one_line, table
+from marsbench.statistics.intervals import median_ratio
 from marsbench.sweeps.plans import TablePlan, TrainedStage
 from marsbench.sweeps.rows import EvaluationRow, Row, StepCostRow, TrainingRow
 

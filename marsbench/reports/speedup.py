@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
-from marsbench.evaluation.statistics import Estimate
 from marsbench.paper import Published, published
 from marsbench.reports import speedup_figures
 from marsbench.reports.markdown import bracketed, one_line, plus_minus, signed_number, table
@@ -25,6 +24,7 @@ from marsbench.reports.sweep import (
     tokens_per_second,
     weights_read_per_second,
 )
+from marsbench.statistics.intervals import Estimate
 from marsbench.sweeps.position_law import Work, fastest
 from marsbench.sweeps.rows import Row, SweepRow
 

@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from marsbench.evaluation.statistics import (
+from marsbench.methods import METHODS
+from marsbench.statistics.intervals import (
     Estimate,
     PairedDifference,
     accuracy,
@@ -19,7 +20,6 @@ from marsbench.evaluation.statistics import (
     paired_difference,
     tokens_per_forward,
 )
-from marsbench.methods import METHODS
 from marsbench.sweeps.position_law import PositionLaw, position_law
 from marsbench.sweeps.rows import Row, StepTimeRow, SweepRow
 

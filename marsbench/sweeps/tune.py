@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from marsbench.decoding.engine import context_length
-from marsbench.evaluation.statistics import Estimate, median_ratio
 from marsbench.methods.fitting import default_ids, fit
 from marsbench.progress import Reporter
+from marsbench.statistics.intervals import Estimate, median_ratio
 from marsbench.sweeps.grid import Entry
 from marsbench.sweeps.position_law import PositionLaw, Work, law_of, predicted_speed
 from marsbench.sweeps.questions import Questions

@@ -1,0 +1,1 @@
+"""What numbers may be said to say: intervals, paired differences, verdicts. Nothing here can change a measured row."""
