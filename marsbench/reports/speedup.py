@@ -27,6 +27,7 @@ from marsbench.reports.sweep import (
 from marsbench.statistics.intervals import Estimate
 from marsbench.sweeps.position_law import Work, fastest
 from marsbench.sweeps.rows import Row, SweepRow
+from marsbench.training.stages import STAGES
 
 A_A = "ar, again"
 
@@ -167,27 +168,40 @@ def _all(sweep: Sweep) -> str:
         cells = [sweep.done.get((name, size)) for size in sizes]
         first = next((row for row in cells if row is not None), None)
         ratios = [_ratio(row) if row else _why(sweep, name, size) for row, size in zip(cells, sizes, strict=True)]
-        lines.append([name, *ratios, *_constants(first)])
+        lines.append([name, *ratios, *_constants(sweep, first)])
     text = (
         "Accuracy in %, benchmarks weighing the same; tokens/forward and accuracy at the smallest batch size, as the "
         'batch size changes tokens by rounding at most. "as `ar`" counts the prompts whose tokens equal those of `ar` '
         "on the same checkpoint."
     )
-    return "\n\n".join(["## Every contender", text, table(head, lines), _reasons(sweep)])
+    return "\n\n".join(["## Every contender", f"{text} {_checkpoint(sweep)}", table(head, lines), _reasons(sweep)])
 
 
-def _constants(row: SweepRow | None) -> list[str]:
+def _checkpoint(sweep: Sweep) -> str:
+    """Which checkpoint most contenders decode."""
+    stages = dict.fromkeys(row.stage for row in sweep.rows if row.contender == "ar")
+    said = ", ".join(f"`{name}` ({STAGES[name].summary})" for name in stages)
+    return f"`ar`, and all contenders that name no other checkpoint, decode stage {said}."
+
+
+def _constants(sweep: Sweep, row: SweepRow | None) -> list[str]:
     """What hardly depends on the batch size."""
     if row is None:
         return ["", "", ""]
-    return [f"{tokens_per_forward_of(row):.2f}", plus_minus(accuracy_of(row), 1, factor=100), _as_ar(row)]
+    return [f"{tokens_per_forward_of(row):.2f}", plus_minus(accuracy_of(row), 1, factor=100), _as_ar(sweep, row)]
 
 
-def _as_ar(row: SweepRow) -> str:
-    reference = {"ar_sft": "ar, AR SFT", "medusa": "ar, AR SFT"}.get(row.stage, "ar")
-    same = row.same_as.get(reference)
+def _as_ar(sweep: Sweep, row: SweepRow) -> str:
+    """How many prompts get the tokens that AR decoding of the same model gives."""
+    stages = {_model_of(other.stage): other.contender for other in reversed(sweep.rows) if other.method == "ar"}
+    same = row.same_as.get(stages.get(_model_of(row.stage), ""))
     promise = " (promised)" if is_lossless(row) and same is not None and same < row.prompts else ""
     return "" if same is None else f"{same} of {row.prompts}{promise}"
+
+
+def _model_of(name: str) -> str | None:
+    """The stage whose weights a stage decodes with: Medusa's heads stand on a model that they leave as it is."""
+    return STAGES[name].parent if STAGES[name].objective == "medusa" else name
 
 
 def _why(sweep: Sweep, name: str, size: int) -> str:
