@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from marsbench.errors import unknown_name
 from marsbench.files import write_atomically
-from marsbench.reports import engine, figure1, figure6, speedup, table2, table3, table4, table8, table9
+from marsbench.reports import engine, figure1, figure6, gains, speedup, table2, table3, table4, table8, table9
 from marsbench.sweeps.rows import Row
 
 
@@ -26,6 +26,7 @@ PAGES = (table2.PAGE, table3.PAGE, table4.PAGE, table8.PAGE, table9.PAGE, figure
 REPORTS: dict[str, Report] = {
     **{page.plan.key: Report(page.render, page.draw) for page in PAGES},
     "figure1": Report(figure1.render, figure1.draw),
+    "gains": Report(gains.render, gains.draw),
     "engine": Report(engine.render, engine.draw),
     "speedup": Report(speedup.render, speedup.draw),
 }
