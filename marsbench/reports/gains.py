@@ -166,9 +166,9 @@ def _costs() -> str:
     return (
         "**Tokens per forward pass is not speed.** It counts the forward passes of the model that answers, whatever "
         f"they cover. A round of speculative decoding also costs up to {drafted} forward passes of a second, smaller "
-        "model (its size stands under Training), which the other lines do without. A forward pass of verified MARS covers up to "
-        f"{groups**2} positions in `groups` and {2 * linear - 1} in `linear`, of AR decoding 1. What that comes to in "
-        "tokens per second, [speedup.md](speedup.md) says."
+        "model (its size stands under Training), which the other lines do without. A forward pass of verified MARS "
+        f"covers up to {groups**2} positions in `groups` and {2 * linear - 1} in `linear`, of AR decoding 1. What that "
+        "comes to in tokens per second, [speedup.md](speedup.md) says."
     )
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from marsbench.evaluation.statistics import Estimate, share_of_tokens
-from marsbench.evaluation.token_classes import CLASSES, CODE, CODE_BENCHMARKS, CONTENT, DIGITS, END, SYMBOLS, TEMPLATE
+from marsbench.evaluation.token_classes import CLASSES, CODE, CODE_BENCHMARK, CONTENT, DIGITS, END, SYMBOLS, TEMPLATE
 from marsbench.reports.cells import BENCHMARKS
 from marsbench.reports.figures import save
 from marsbench.reports.markdown import one_line, plus_minus, table
@@ -28,7 +28,7 @@ HOW_TO_READ_FREE_TOKENS = (
 )
 HOW_TOKENS_ARE_CLASSED = (
     f"The text of a token decides its class. `{END}` is the end of the answer. A token with a letter in it is `{CODE}` "
-    f"(a keyword or a name) where answers are programs ({', '.join(BENCHMARKS[n] for n in CODE_BENCHMARKS[:1])}), "
+    f"(a keyword or a name) where answers are programs ({BENCHMARKS[CODE_BENCHMARK]}), "
     f"elsewhere a word: one of the `{TEMPLATE}` if it occurs in at least half of that benchmark's answers here, "
     f"whatever was asked, else one of the `{CONTENT}`. Of the others, tokens with a digit are `{DIGITS}`; operators, "
     f"punctuation and white space are `{SYMBOLS}`."
@@ -207,7 +207,7 @@ def _heat_map(answers: Sequence[Answer]) -> Figure:
                 limits = f"[{100 * share.interval.low:.0f}, {100 * share.interval.high:.0f}]"
                 text = f"{100 * share.value:.0f} %\n{limits}\nn = {count:,}"
                 axes.text(column + 0.5, row + 0.5, text, ha="center", va="center", color=shade, fontsize=7)
-    axes.set_xticks(np.arange(len(CLASSES)) + 0.5, CLASSES)
+    axes.set_xticks(np.arange(len(CLASSES)) + 0.5, [kind.replace(" ", "\n") for kind in CLASSES])
     axes.set_yticks(np.arange(len(befores)) + 0.5, befores)
     axes.tick_params(length=0)
     axes.invert_yaxis()

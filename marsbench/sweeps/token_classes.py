@@ -10,7 +10,7 @@ from marsbench.decoding.generation import Generation, Request
 from marsbench.evaluation.benchmarks import fingerprint
 from marsbench.evaluation.harness import Exam
 from marsbench.evaluation.local_data import Unavailable
-from marsbench.evaluation.token_classes import CLASSES, CODE_BENCHMARKS, template_words, token_class
+from marsbench.evaluation.token_classes import CLASSES, CODE_BENCHMARK, template_words, token_class
 from marsbench.methods.fitting import default_ids
 from marsbench.provenance import provenance
 from marsbench.show import token_texts
@@ -72,7 +72,7 @@ def _classified(runner: Runner, loaded: Loaded, exam: Exam) -> TokenClassRow:
     origin = provenance(seed=runner.seed)
     generations = _decoded(runner, loaded, exam, title)
     texts = [token_texts(generation.tokens, loaded.tokenizer) for generation in generations]
-    code, template = exam.benchmark.name in CODE_BENCHMARKS, template_words(texts)
+    code, template = exam.benchmark.name.removeprefix("mini_") == CODE_BENCHMARK, template_words(texts)
     row = TokenClassRow(
         key=key,
         status="done",
