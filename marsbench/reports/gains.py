@@ -114,7 +114,7 @@ def with_choice(cells: Cells) -> Cells:
 
 
 def choice(cells: Cells, benchmark: str) -> Choice | None:
-    """The thresholds chosen on a benchmark; None unless all lines to choose from answered the same two questions."""
+    """The thresholds chosen on a benchmark; None unless all lines to choose from answered the same questions."""
     rows = [cells.get((arm, benchmark)) for arm in CURVE]
     done = [row for row in rows if row is not None and row.status == "done"]
     counts = {len(row.correct) for row in done}

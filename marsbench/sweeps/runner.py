@@ -111,7 +111,7 @@ class Runner:
         option, suffix = ("", "") if size is None else (f" --block-size {size}", f"-b{size}")
         if self._drafts_from_afar(stage):
             return (
-                f"scale {self.scale.scale} trains no draft models; name a smaller scale's checkpoint with "
+                f"scale {self.scale.scale} trains no draft models; name a smaller model's checkpoint with "
                 f"--checkpoint {stage}{suffix}=..."
             )
         return (
@@ -120,7 +120,7 @@ class Runner:
         )
 
     def _drafts_from_afar(self, stage_name: str) -> bool:
-        """Whether a stage is a draft model's that another scale trains: the paper's scales are each other's drafts."""
+        """Whether a stage is a draft model's, which the paper's scales do not train: another scale's models draft."""
         return self.scale.pretrained is not None and stage(stage_name).draft
 
     def _lines(self, arms: Sequence[Arm], names: Sequence[str], questions: int | None) -> list[EvaluationRow]:
