@@ -11,7 +11,19 @@ from typing import NamedTuple
 
 from marsbench.errors import unknown_name
 from marsbench.files import write_atomically
-from marsbench.reports import discrepancies, engine, figure1, figure6, speedup, table2, table3, table4, table8, table9
+from marsbench.reports import (
+    discrepancies,
+    engine,
+    figure1,
+    figure6,
+    gains,
+    speedup,
+    table2,
+    table3,
+    table4,
+    table8,
+    table9,
+)
 from marsbench.sweeps.rows import Row
 
 
@@ -27,6 +39,7 @@ REPORTS: dict[str, Report] = {
     **{page.plan.key: Report(page.render, page.draw) for page in PAGES},
     "discrepancies": Report(discrepancies.render, discrepancies.draw),
     "figure1": Report(figure1.render, figure1.draw),
+    "gains": Report(gains.render, gains.draw),
     "engine": Report(engine.render, engine.draw),
     "speedup": Report(speedup.render, speedup.draw),
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from marsbench.statistics.intervals import Answers
 from marsbench.sweeps.plans import TablePlan, TrainedStage
 from marsbench.sweeps.rows import EvaluationRow, Row, StepCostRow, TrainingRow
 
@@ -38,6 +39,11 @@ def latest_stages(rows: Iterable[Row]) -> dict[TrainedStage, TrainingRow]:
 def latest_step_cost(rows: Iterable[Row]) -> StepCostRow | None:
     """The last row of step costs, if there is one."""
     return next((row for row in reversed(list(rows)) if isinstance(row, StepCostRow)), None)
+
+
+def answers_of(row: EvaluationRow) -> Answers:
+    """A cell's answers, as statistics take them."""
+    return Answers(row.correct, row.emitted, row.forwards)
 
 
 def done_cells(cells: Cells, arm: str) -> dict[str, EvaluationRow]:

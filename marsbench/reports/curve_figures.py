@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil, isfinite
+from math import ceil
 from pathlib import Path
 
 import matplotlib
@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from marsbench.reports.cells import Cells, columns, done_cells
-from marsbench.reports.figures import save
+from marsbench.reports.figures import error_bars, save
 from marsbench.statistics.intervals import Estimate, Interval, accuracy, mean_of_benchmarks, tokens_per_forward
 from marsbench.sweeps.plans import TablePlan
 from marsbench.sweeps.rows import EvaluationRow
@@ -71,23 +71,14 @@ def _draw_panel(axes: Axes, panel: Panel) -> None:
         axes.errorbar(
             [estimate.value for estimate in x],
             [100 * estimate.value for estimate in height],
-            xerr=_bars(x, 1.0),
-            yerr=_bars(height, 100.0),
+            xerr=error_bars(x, 1.0),
+            yerr=error_bars(height, 100.0),
             label=curve.label, color=colour, marker=marker, linestyle=line, markersize=4.5, linewidth=1.2,
             elinewidth=0.8,
         )  # fmt: skip
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(color="0.9", linewidth=0.6)
     axes.set_axisbelow(True)
-
-
-def _bars(estimates: Sequence[Estimate], factor: float) -> list[list[float]]:
-    """The lengths of error bars downwards and upwards; a single value that shows no spread gets none."""
-    bounded = [e.interval if isfinite(e.interval.half_width) else Interval(e.value, e.value) for e in estimates]
-    return [
-        [factor * max(e.value - limits.low, 0.0) for e, limits in zip(estimates, bounded, strict=True)],
-        [factor * max(limits.high - e.value, 0.0) for e, limits in zip(estimates, bounded, strict=True)],
-    ]
 
 
 def speed_curve(cells: Cells, label: str, arms: Sequence[str], benchmarks: Sequence[str]) -> Curve:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from math import isfinite
 from pathlib import Path
+from typing import NamedTuple
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -12,8 +14,9 @@ from matplotlib.figure import Figure
 
 from marsbench.files import write_atomically
 from marsbench.reports.cells import Cells, columns, done_cells
-from marsbench.statistics.intervals import Estimate, accuracy, mean_of_benchmarks
+from marsbench.statistics.intervals import Estimate, Interval, accuracy, mean_of_benchmarks, tokens_per_forward
 from marsbench.sweeps.plans import TablePlan
+from marsbench.sweeps.rows import EvaluationRow
 
 # Okabe and Ito's palette, safe for colour-blind readers, with grey in place of its yellow, which fades on white, and
 # Tol's wine as a ninth.
@@ -21,6 +24,19 @@ COLOURS = ("#999999", "#000000", "#56B4E9", "#E69F00", "#CC79A7", "#0072B2", "#D
 MARKERS = ("o", "s", "D", "^", "v", "P", "X", "*", "d")  # told apart in black and white too
 FORMATS = {"png": {"Software": None}, "svg": {"Date": None, "Creator": None}}  # metadata that could vary
 GROUP_WIDTH = 0.8  # of the room for one benchmark
+
+
+class Quantity(NamedTuple):
+    """What a figure draws of every cell."""
+
+    label: str
+    of: Callable[[EvaluationRow], Estimate]
+    factor: float  # 100 makes percent of fractions
+    limits: tuple[float, float] | None  # of the axis; None = what the values need
+
+
+ACCURACY = Quantity("accuracy in %", lambda row: accuracy(row.correct), 100.0, (0.0, 100.0))
+SPEED = Quantity("tokens per forward pass", lambda row: tokens_per_forward(row.emitted, row.forwards), 1.0, None)
 
 
 def accuracy_figure(cells: Cells, plan: TablePlan, path_stem: Path) -> list[Path]:
@@ -31,36 +47,44 @@ def accuracy_figure(cells: Cells, plan: TablePlan, path_stem: Path) -> list[Path
         plan: whose arms and benchmarks to draw.
         path_stem: the files to write, less `.png` and `.svg`.
     """
+    return _figure(ACCURACY, cells, plan, path_stem)
+
+
+def speed_figure(cells: Cells, plan: TablePlan, path_stem: Path) -> list[Path]:
+    """Draw tokens per forward pass alike."""
+    return _figure(SPEED, cells, plan, path_stem)
+
+
+def _figure(quantity: Quantity, cells: Cells, plan: TablePlan, path_stem: Path) -> list[Path]:
     benchmarks = columns(plan)
     with matplotlib.rc_context({"svg.hashsalt": "marsbench", "font.size": 9.0}):
         figure = Figure(figsize=(10.5, 4.8), layout="constrained")
         axes = figure.subplots()
         for position, arm in enumerate(plan.arms):
             shift = GROUP_WIDTH * ((position + 0.5) / len(plan.arms) - 0.5)
-            _draw_arm(axes, _estimates(cells, arm.name, list(benchmarks)), shift, position, arm.label)
-        _dress(axes, [*benchmarks.values(), "Average"])
+            estimates = _estimates(quantity, cells, arm.name, list(benchmarks))
+            _draw_arm(axes, quantity, estimates, shift, position, arm.label)
+        _dress(axes, quantity, [*benchmarks.values(), "Average"])
         figure.legend(loc="outside lower center", ncols=3, frameon=False)
         return save(figure, path_stem)
 
 
-def _estimates(cells: Cells, arm: str, benchmarks: Sequence[str]) -> dict[int, Estimate]:
-    """Place on the x axis -> accuracy; the mean comes last, and only if no benchmark is missing."""
+def _estimates(quantity: Quantity, cells: Cells, arm: str, benchmarks: Sequence[str]) -> dict[int, Estimate]:
+    """Place on the x axis -> estimate; the mean comes last, and only if no benchmark is missing."""
     done = done_cells(cells, arm)
-    found = {place: accuracy(done[name].correct) for place, name in enumerate(benchmarks) if name in done}
+    found = {place: quantity.of(done[name]) for place, name in enumerate(benchmarks) if name in done}
     if len(found) == len(benchmarks):
         found[len(benchmarks)] = mean_of_benchmarks(list(found.values()))
     return found
 
 
-def _draw_arm(axes: Axes, estimates: Mapping[int, Estimate], shift: float, position: int, name: str) -> None:
-    values = [100 * estimate.value for estimate in estimates.values()]
-    limits = [(100 * e.interval.low, 100 * e.interval.high) for e in estimates.values()]
-    below = [value - low for value, (low, _) in zip(values, limits, strict=True)]
-    over = [high - value for value, (_, high) in zip(values, limits, strict=True)]
+def _draw_arm(
+    axes: Axes, quantity: Quantity, estimates: Mapping[int, Estimate], shift: float, position: int, name: str
+) -> None:
     axes.errorbar(
         [place + shift for place in estimates],
-        values,
-        yerr=[below, over],
+        [quantity.factor * estimate.value for estimate in estimates.values()],
+        yerr=error_bars(list(estimates.values()), quantity.factor),
         fmt=MARKERS[position % len(MARKERS)],
         color=COLOURS[position % len(COLOURS)],
         markersize=5.5,
@@ -69,12 +93,22 @@ def _draw_arm(axes: Axes, estimates: Mapping[int, Estimate], shift: float, posit
     )
 
 
-def _dress(axes: Axes, labels: Sequence[str]) -> None:
+def error_bars(estimates: Sequence[Estimate], factor: float) -> list[list[float]]:
+    """The lengths of error bars downwards and upwards; a single value that shows no spread gets none."""
+    bounded = [e.interval if isfinite(e.interval.half_width) else Interval(e.value, e.value) for e in estimates]
+    return [
+        [factor * max(e.value - limits.low, 0.0) for e, limits in zip(estimates, bounded, strict=True)],
+        [factor * max(limits.high - e.value, 0.0) for e, limits in zip(estimates, bounded, strict=True)],
+    ]
+
+
+def _dress(axes: Axes, quantity: Quantity, labels: Sequence[str]) -> None:
     """Label both axes; bands keep the groups apart, and a line the mean from its parts."""
     axes.set_xticks(range(len(labels)), labels)
     axes.set_xlim(-0.5, len(labels) - 0.5)
-    axes.set_ylim(0, 100)
-    axes.set_ylabel("accuracy in % (bars: 95 % interval)")
+    if quantity.limits:
+        axes.set_ylim(*quantity.limits)
+    axes.set_ylabel(f"{quantity.label} (bars: 95 % interval)")
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(axis="x", length=0)
     axes.grid(axis="y", color="0.88", linewidth=0.6)

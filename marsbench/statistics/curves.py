@@ -10,9 +10,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from marsbench.statistics.intervals import BOOTSTRAP_SEED, LEVEL, Answers, Estimate, Interval
+from marsbench.statistics.intervals import BOOTSTRAP_SEED, LEVEL, RESAMPLES, Answers, Estimate, Interval
 
-RESAMPLES = 1000
 POSITIONS = 51  # at which two curves are compared, evenly over the tokens per forward pass that both reach
 
 _Values = NDArray[np.float64]

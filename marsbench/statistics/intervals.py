@@ -28,6 +28,7 @@ from scipy import stats
 LEVEL = 0.95
 QUANTILE = float(stats.norm.ppf((1 + LEVEL) / 2))
 BOOTSTRAP_SEED = 0
+RESAMPLES = 1000
 
 Verdict = Literal["supported", "not supported", "inconclusive", "not run"]
 _Values = NDArray[np.float64]
@@ -238,6 +239,30 @@ def non_inferiority(diff: PairedDifference, margin: float) -> Verdict:
     if margin < 0:
         raise ValueError(f"a negative margin: {margin}")
     return above(diff.interval, -margin)
+
+
+def share_of_tokens(part: Sequence[int], whole: Sequence[int]) -> Estimate:
+    """The share of tokens of some kind; the interval is a percentile bootstrap over questions with a fixed seed.
+
+    Tokens of one answer go together, so questions are what is drawn. The two made-up questions of the module's first
+    idea have as many tokens as the mean question, one of them all and the other none of the kind.
+
+    Args:
+        part: tokens of that kind, per question.
+        whole: all tokens that could be, per question; questions without any do not count.
+
+    Raises:
+        ValueError: if there are no such tokens.
+    """
+    counts = np.array([(kind, all_) for kind, all_ in zip(part, whole, strict=True) if all_], dtype=float)
+    if not len(counts):
+        raise ValueError("a share of no tokens")
+    n, usual = len(counts), float(counts[:, 1].mean())
+    more = np.vstack([counts, (usual, usual), (0.0, usual)])
+    draws = np.random.default_rng(BOOTSTRAP_SEED).multinomial(n + 2, np.full(n + 2, 1 / (n + 2)), RESAMPLES)
+    kinds, wholes = (draws @ more).T
+    low, high = np.quantile(kinds / wholes, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return Estimate(float(counts[:, 0].sum() / counts[:, 1].sum()), Interval(float(low), float(high)), n)
 
 
 def _zeros_and_ones(correct: Sequence[float]) -> _Values:

@@ -7,7 +7,7 @@ benchmark of the scale; one arm on one benchmark is a cell.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from marsbench.errors import unknown_name
@@ -34,7 +34,8 @@ class Arm:
     """One line of a table.
 
     `name` is stable and never shown; `label` is shown. `options` go to the method as they are (`block_size`,
-    `threshold`, `accept`, `metric`). `published` is the paper's name for the line, None for lines of our own.
+    `threshold`, `accept`, `metric`), but for `draft`, which names the stage of the draft model. `published` is the
+    paper's name for the line, None for lines of our own.
     """
 
     name: str
@@ -44,40 +45,46 @@ class Arm:
     options: dict[str, Any] = field(default_factory=dict)
     published: str | None = None
     untrained_masks: bool = False  # decode with masks although the checkpoint has never seen any
+    trained_block_size: int | None = None  # B of the checkpoint; None = the block size that it is decoded with
 
     @property
     def block_size(self) -> int:
         """B of the line's checkpoint, where its training has one."""
-        return int(self.options.get("block_size", DEFAULT_BLOCK_SIZE))
+        return self.trained_block_size or int(self.options.get("block_size", DEFAULT_BLOCK_SIZE))
 
     @property
     def trained(self) -> TrainedStage:
         """What trains the line's checkpoint; lines with the same answer share it."""
         return TrainedStage.of(self.stage, self.block_size)
 
+    @property
+    def draft(self) -> TrainedStage | None:
+        """What trains the line's draft model, for a line that has one."""
+        return TrainedStage.of(self.options["draft"], self.block_size) if "draft" in self.options else None
+
 
 @dataclass(frozen=True)
 class TablePlan:
-    """A table of the paper, a figure or a page of our own: its number, its title and its arms in order."""
+    """A table of the paper, or a figure, or a page of our own: its number, its title and its arms in order."""
 
-    number: str
+    number: str  # in the paper; of a page of our own, what commands and files call it
     title: str
     arms: tuple[Arm, ...]
     benchmarks: tuple[str, ...] = ()  # as the paper calls them; none = all six
     questions: int | None = None  # of each benchmark; None = all
     step_cost: bool = False  # also time a training step
     figure: bool = False
-    own_name: str = ""  # of a page that the paper does not have
+    own: str = ""  # the name of a page of our own, which the paper has no table for
 
     @property
     def name(self) -> str:
-        """What the paper calls it, as in "Table 2", or what we do."""
-        return self.own_name or f"{'Figure' if self.figure else 'Table'} {self.number}"
+        """What the paper calls it, as in "Table 2"."""
+        return self.own or f"{'Figure' if self.figure else 'Table'} {self.number}"
 
     @property
     def key(self) -> str:
         """What commands and files call it, as in "table2"."""
-        return self.name.lower().replace(" ", "")
+        return self.number if self.own else self.name.lower().replace(" ", "")
 
     def of(self, benchmarks: Iterable[str]) -> list[str]:
         """Those of a scale's benchmarks that the table asks; a mini one stands for the one it is modelled on."""
@@ -85,8 +92,9 @@ class TablePlan:
 
     @property
     def stages(self) -> list[TrainedStage]:
-        """The checkpoints that the arms need, each once, in order."""
-        return list(dict.fromkeys(arm.trained for arm in self.arms))
+        """The checkpoints that the arms need, each once, in order; those of draft models come last."""
+        drafts = [arm.draft for arm in self.arms if arm.draft is not None]
+        return list(dict.fromkeys([*[arm.trained for arm in self.arms], *drafts]))
 
 
 BLOCK_SIZES = (4, 8, 16)
@@ -165,14 +173,29 @@ def _timed(batch_size: int) -> list[Arm]:
 def _speculative(target: str, draft: str) -> Arm:
     """A line of Table 6: the MARS target extends what it has verified, the MARS draft drafts several per forward."""
     extends = target == "mars"
+    drafting = {"draft_method": "mars"} if draft == "draft_mars" else {}
     return Arm(
         f"{target}_by_{draft}",
         f"{'MARS' if extends else 'AR SFT'} target, {'MARS' if draft == 'draft_mars' else 'AR SFT'} draft",
         target,
         "mars-speculative" if extends else "speculative",
-        {"draft": draft, "draft_length": 4, **({"block_size": 4, "threshold": 0.95} if extends else {})},
+        {"draft": draft, "draft_length": 4, **drafting, **({"block_size": 4, "threshold": 0.95} if extends else {})},
         "speculative",
     )
+
+
+def _verified(layout: str, window: int, threshold: float | None) -> Arm:
+    """Lossless MARS in one of its layouts, on the checkpoint of B = 4 whatever its window."""
+    pruned = {} if threshold is None else {"threshold": threshold}
+    return Arm(
+        f"verified_{layout}", f"MARS verified, {layout} (W = {window})", "mars", "mars-verified",
+        {"layout": layout, "block_size": window, **pruned}, trained_block_size=DEFAULT_BLOCK_SIZE,
+    )  # fmt: skip
+
+
+def _medusa(width: int, shape: str) -> Arm:
+    """Medusa, whose heads sit on the frozen AR SFT model."""
+    return Arm(f"medusa_{width}", f"Medusa, {shape}", "medusa", "medusa", {"tree_width": width})
 
 
 TABLES: dict[str, TablePlan] = {
@@ -272,7 +295,7 @@ TABLES: dict[str, TablePlan] = {
         ),
     ),
     "discrepancies": TablePlan(
-        "",
+        "discrepancies",
         "What difference it makes where paper and released code differ",
         (
             Arm("base", "Base", "base", "ar", {}),
@@ -284,7 +307,7 @@ TABLES: dict[str, TablePlan] = {
             ],
             _mars("mars", 4, 1.0),
         ),
-        own_name="Discrepancies",
+        own="Discrepancies",
     ),
     "figure1": TablePlan(
         "1",
@@ -307,6 +330,23 @@ TABLES: dict[str, TablePlan] = {
         ),
         benchmarks=("gsm8k", "humaneval"),
         figure=True,
+    ),
+    "gains": TablePlan(
+        "gains",
+        "What the paper did not test",
+        (
+            AR_SFT,
+            Arm("ar_of_mars", "MARS, AR decoding", "mars", "ar"),
+            *[_mars("mars", 4, threshold) for threshold in THRESHOLDS],
+            _verified("linear", 5, 0.5),
+            _verified("groups", 4, None),
+            Arm("lookup", "MARS, prompt lookup", "mars", "prompt-lookup", {"draft_length": 4}),
+            Arm("jacobi_of_mars", "MARS, Jacobi decoding", "mars", "jacobi", {"block_size": 4}),
+            _medusa(1, "a chain"),
+            _medusa(3, "a tree"),
+            replace(_speculative("ar_sft", "draft_ar_sft"), label="AR SFT, speculative decoding", published=None),
+        ),
+        own="Where the gain comes from",
     ),
 }
 

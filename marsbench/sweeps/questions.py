@@ -40,8 +40,7 @@ class Questions:
 
     def prompts(self, tokenizer: Any, room: int) -> list[list[int]]:
         """The prompts as token ids; of those longer than `room` tokens, the end."""
-        texts = [question.prompt for question in self.questions]
-        return [list(ids)[-room:] for ids in tokenizer(texts, add_special_tokens=False).input_ids]
+        return token_ids([question.prompt for question in self.questions], tokenizer, room)
 
     def score(self, responses: Sequence[str]) -> list[float]:
         """The accuracy of each question's response, 0 or 1; a response is scored once, however often it comes."""
@@ -79,7 +78,7 @@ def ask(names: Sequence[str], count: int, tokenizer: Any, data_dir: Path | None 
     for name, exam in exams.items():
         if len(exam.asked()) < each:
             raise UserError(f"{name} has {len(exam.asked())} questions, not {each}", fix="ask fewer prompts")
-    prompts = {name: _prompts(exam, tokenizer) for name, exam in exams.items()}
+    prompts = {name: prompts_of(exam, tokenizer) for name, exam in exams.items()}
     in_turn = zip(*[exam.asked() for exam in exams.values()], strict=True)
     found = [
         Question(name, number, prompts[name][number])
@@ -87,6 +86,11 @@ def ask(names: Sequence[str], count: int, tokenizer: Any, data_dir: Path | None 
         for name, number in zip(exams, numbers, strict=True)
     ]
     return Questions(exams, found)
+
+
+def token_ids(prompts: Sequence[str], tokenizer: Any, room: int) -> list[list[int]]:
+    """Prompts as token ids; of those longer than `room` tokens, the end."""
+    return [list(ids)[-room:] for ids in tokenizer(list(prompts), add_special_tokens=False).input_ids]
 
 
 def per_benchmark(count: int, names: Sequence[str]) -> int:
@@ -99,8 +103,8 @@ def per_benchmark(count: int, names: Sequence[str]) -> int:
     return each
 
 
-def _prompts(exam: Exam, tokenizer: Any) -> dict[int, str]:
-    """Number of a question -> its prompt."""
+def prompts_of(exam: Exam, tokenizer: Any) -> dict[int, str]:
+    """Number of a question -> its prompt, in a tokenizer's chat template."""
     collector = _Collector(exam, tokenizer)
     evaluate(collector)
     return collector.prompts

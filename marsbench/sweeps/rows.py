@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 SCHEMA = 1
 Status = Literal["done", "skipped", "failed", "timeout"]
@@ -224,11 +224,46 @@ class GenerationRow:
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
 
-Row = EvaluationRow | TrainingRow | StepCostRow | SpeedRow | ExactnessRow | SweepRow | StepTimeRow | GenerationRow
-_KINDS: dict[str, type[Row]] = {
-    row.kind: row
-    for row in (EvaluationRow, TrainingRow, StepCostRow, SpeedRow, ExactnessRow, SweepRow, StepTimeRow, GenerationRow)
-}
+@dataclass(frozen=True)
+class TokenClassRow:
+    """Which tokens of the answers to a benchmark's questions had a forward pass of their own, and which came with one.
+
+    The lists of lists have one entry per question, in the benchmark's order, and in it one per token emitted; an
+    emitted EOS comes last.
+    """
+
+    kind: ClassVar[str] = "token_classes"
+
+    key: str
+    status: Status
+    reason: str
+    scale: str
+    arm: str  # name of the line whose answers they are
+    stage: str
+    method: str
+    options: Mapping[str, Any]  # the method's options, and `threshold`
+    benchmark: str
+    classes: list[str] = field(default_factory=list)  # the names of the classes
+    tokens: list[list[int]] = field(default_factory=list)  # each token's class, as its place in `classes`, from 0
+    places: list[list[int]] = field(default_factory=list)  # its place among those that its forward settled, from 0
+    template: list[str] = field(default_factory=list)  # the words that make up the class of template words
+    max_new_tokens: int = 0
+    checkpoint: str = ""
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+
+Row = (
+    EvaluationRow
+    | TrainingRow
+    | StepCostRow
+    | SpeedRow
+    | ExactnessRow
+    | SweepRow
+    | StepTimeRow
+    | GenerationRow
+    | TokenClassRow
+)
+_KINDS: dict[str, type[Row]] = {row.kind: row for row in get_args(Row)}
 
 
 def to_json(row: Row) -> dict[str, Any]:

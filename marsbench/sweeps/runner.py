@@ -37,7 +37,7 @@ from marsbench.sweeps.store import Existing, RowStore
 from marsbench.sweeps.workspace import Workspace, full_disk_explained
 from marsbench.training import checkpoints
 from marsbench.training.checkpoints import Loaded
-from marsbench.training.stages import Recipe, lineage, recipe
+from marsbench.training.stages import Recipe, lineage, recipe, stage
 
 _RowKind = TypeVar("_RowKind", bound=Row)
 
@@ -65,18 +65,18 @@ class Runner:
 
     def table(self, plan: TablePlan) -> list[Row]:
         """All rows of a table, in its order: trainings, the cost of a step, then the cells."""
-        names = self._asked(plan)
+        names = self.asked(plan)
         cells = [(arm.name, name) for arm in plan.arms for name in names]
         self._numbers = {cell: number for number, cell in enumerate(cells, 1)}
         with full_disk_explained(self.workspace.runs):
             rows: list[Row] = [*self.trainings(plan)]
             if plan.step_cost and self.scale.world:  # its batches are timed; the paper says what the real scales cost
                 rows.append(self.step_cost())
-            for trained, arms in groupby(plan.arms, key=lambda arm: arm.trained):
-                rows += self._lines(trained, list(arms), names, plan.questions)
+            for _, arms in groupby(plan.arms, key=lambda arm: (arm.trained, arm.draft)):
+                rows += self._lines(list(arms), names, plan.questions)
             return rows
 
-    def _asked(self, plan: TablePlan) -> list[str]:
+    def asked(self, plan: TablePlan) -> list[str]:
         """The benchmarks that a table asks in this run."""
         names = plan.of(self.benchmarks or self.scale.benchmarks)
         if not names:
@@ -98,7 +98,7 @@ class Runner:
 
     def trains(self, stage: str, block_size: int | None) -> bool:
         """Whether a table is to train a stage, or finds it trained."""
-        if self._ready(stage, block_size) is not None:
+        if self._ready(stage, block_size) is not None or self._drafts_from_afar(stage):
             return False
         finished = checkpoints.finished(self.workspace.checkpoint(self._recipe(stage, block_size)))
         return self.scale.tables_train or finished is not None
@@ -109,22 +109,32 @@ class Runner:
             return ""
         size = TrainedStage.of(stage, block_size).block_size
         option, suffix = ("", "") if size is None else (f" --block-size {size}", f"-b{size}")
+        if self._drafts_from_afar(stage):
+            return (
+                f"scale {self.scale.scale} trains no draft models; name a smaller model's checkpoint with "
+                f"--checkpoint {stage}{suffix}=..."
+            )
         return (
             f"no checkpoint of stage {stage} is published; train it with marsbench train {stage} "
             f"--scale {self.scale.scale}{option}, or name one with --checkpoint {stage}{suffix}=..."
         )
 
-    def _lines(
-        self, trained: TrainedStage, arms: Sequence[Arm], names: Sequence[str], questions: int | None
-    ) -> list[EvaluationRow]:
-        """Lines that share a checkpoint, on every benchmark; what cannot be measured says why."""
-        reason, loaded = self.available(trained)
-        if loaded is None:
+    def _drafts_from_afar(self, stage_name: str) -> bool:
+        """Whether a stage is a draft model's, which the paper's scales do not train: another scale's models draft."""
+        return self.scale.pretrained is not None and stage(stage_name).draft
+
+    def _lines(self, arms: Sequence[Arm], names: Sequence[str], questions: int | None) -> list[EvaluationRow]:
+        """Lines that share their checkpoints, on every benchmark; what cannot be measured says why."""
+        reason, loaded = self.available(arms[0].trained)
+        draft = None
+        if not reason and arms[0].draft is not None:
+            reason, draft = self.available(arms[0].draft)
+        if reason or loaded is None:
             return [self._skipped(arm, name, reason) for arm in arms for name in names]
-        return [self._cell_or_reason(arm, loaded, name, questions) for arm in arms for name in names]
+        return [self._cell_or_reason(arm, loaded, name, draft, questions) for arm in arms for name in names]
 
     def available(self, trained: TrainedStage) -> tuple[str, Loaded | None]:
-        """The checkpoint of a table's lines, on the device, or why there is none."""
+        """The checkpoint of a table's lines, or their draft model's, on the device, or why there is none."""
         if reason := self.missing_checkpoint(*trained):
             return reason, None
         try:
@@ -256,10 +266,12 @@ class Runner:
     def _recipe(self, stage: str, block_size: int | None) -> Recipe:
         return recipe(self.scale, stage, block_size=block_size or DEFAULT_BLOCK_SIZE, seed=self.seed)
 
-    def _cell_or_reason(self, arm: Arm, loaded: Loaded, name: str, questions: int | None) -> EvaluationRow:
+    def _cell_or_reason(
+        self, arm: Arm, loaded: Loaded, name: str, draft: Loaded | None, questions: int | None
+    ) -> EvaluationRow:
         """One arm on one benchmark, or a row that says why this machine cannot measure it."""
         try:
-            return self.cell(arm, loaded, name, questions=questions)
+            return self.cell(arm, loaded, name, draft, questions)
         except Unavailable as error:
             return self._skipped(arm, name, explained(error))
 
@@ -274,8 +286,7 @@ class Runner:
         self, arm: Arm, loaded: Loaded, name: str, draft: Loaded | None = None, questions: int | None = None
     ) -> EvaluationRow:
         """One arm on one benchmark, on so many questions at most; tables that ask the same share what was measured."""
-        limit = self._limit(questions)
-        exam = self._exam(name, limit)
+        limit, exam = self._limit(questions), self.exam(name, questions)
         method = self.method(arm, loaded, draft)
         key = content_hash(
             {
@@ -319,8 +330,9 @@ class Runner:
         limits = [count for count in (self.limit or self.scale.questions, questions) if count is not None]
         return min(limits, default=None)
 
-    def _exam(self, name: str, limit: int | None) -> Exam:
-        """A benchmark's questions that this run asks."""
+    def exam(self, name: str, questions: int | None = None) -> Exam:
+        """A benchmark's questions that this run asks, so many at most; None = all."""
+        limit = self._limit(questions)
         if (name, limit) not in self._exams:
             self._exams[name, limit] = prepare(benchmark(name), self.data_dir).first(limit)
         return self._exams[name, limit]
@@ -389,8 +401,8 @@ def explained(error: UserError) -> str:
 
 
 def method_options(arm: Arm) -> dict[str, Any]:
-    """Those of an arm's options that are the method's; the others go with every request."""
-    names = {option.name for option in fields(Options)}
+    """Those of an arm's options that are the method's; the others go with every request, or name the draft's stage."""
+    names = {option.name for option in fields(Options)} - {"draft"}
     return {name: value for name, value in arm.options.items() if name in names}
 
 
@@ -399,8 +411,8 @@ def content_hash(content: Any) -> str:
 
 
 @cache
-def source_hash(*rooms: str) -> str:
-    """Hash of the code in some of the package's rooms."""
+def source_hash(*parts: str) -> str:
+    """Hash of the code in some of the package's rooms, or of single files, as in "sweeps/race.py"."""
     package = Path(__file__).resolve().parent.parent
-    files = sorted(file for room in rooms for file in (package / room).glob("*.py"))
+    files = sorted(file for part in parts for file in package.glob(part if part.endswith(".py") else f"{part}/*.py"))
     return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()[:16]

@@ -8,6 +8,7 @@ from marsbench.sweeps.figure1 import figure1_rows
 from marsbench.sweeps.plans import table_plan
 from marsbench.sweeps.rows import Row
 from marsbench.sweeps.runner import Runner
+from marsbench.sweeps.token_classes import gains_rows
 
 
 def measure(what: str, runner: Runner) -> list[Row]:
@@ -18,4 +19,6 @@ def measure(what: str, runner: Runner) -> list[Row]:
         return discrepancy_rows(runner)
     if what == "figure1":
         return figure1_rows(runner)
+    if what == "gains":
+        return gains_rows(runner)
     return runner.table(table_plan(what))
