@@ -21,6 +21,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from marsbench import world
+from marsbench.commands.shared import make_runner
 from marsbench.errors import UserError
 from marsbench.methods import METHODS
 from marsbench.presets import preset, scales
@@ -198,6 +199,31 @@ def test_bad_input_gets_one_clear_message(reproduced: Path, tmp_path: Path) -> N
         assert (done.returncode, "Traceback" in done.stderr) == (2, False), (mistake, done.stderr)
         assert word in done.stderr and "fix:" in done.stderr, (mistake, done.stderr)
     assert [file for file in sorted((tmp_path / "copy").rglob("*")) if file not in before] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variant"),
+    [
+        ({"seed": 0}, ""),
+        ({"seed": 1}, "seed1"),
+        ({"seed": 1, "benchmarks": "real", "limit": 8}, "real-limit8-seed1"),
+        ({"seed": 2, "label": "quick"}, "quick-seed2"),
+    ],
+)
+def test_a_seed_has_folders_of_its_own(arguments: dict[str, Any], variant: str, tmp_path: Path) -> None:
+    """Guards against a second seed that overwrites the rows and the page of the first."""
+    workspace = make_runner("tiny", tmp_path, "reuse", **arguments).workspace
+    assert workspace == Workspace(tmp_path, "tiny", variant)
+    assert workspace.results("table2") == tmp_path / "results" / "tiny" / variant / "table2.jsonl"
+    assert workspace.reports == tmp_path / "reports" / ("tiny" if variant else "") / variant
+
+
+def test_seeds_are_found_again(tmp_path: Path) -> None:
+    """Guards against another variant taken for a seed, and seeds in the order of their names."""
+    whole = Workspace(tmp_path, "tiny")
+    for variant in ("", "seed10", "seed2", "limit8-seed3", "seedling", "quick"):
+        (tmp_path / "results" / "tiny" / variant).mkdir(parents=True, exist_ok=True)
+    assert [(seed, one.variant) for seed, one in whole.seeds().items()] == [(0, ""), (2, "seed2"), (10, "seed10")]
 
 
 # ---- other tables and figures ---------------------------------------------------------------------------------------

@@ -73,9 +73,9 @@ def reproduce(
     """Measure one of the paper's tables or figures, or what our engine costs, and write the page.
 
     Trains what is missing, measures what is missing, then writes the rows to results/ and the page with its
-    figures to reports/. Interrupted at any moment, the same command goes on where it stopped. With --benchmarks or
-    --limit, rows and page go to folders of their own, as in reports/tiny/real-limit8/. `marsbench plan` says
-    beforehand what it will take.
+    figures to reports/. Interrupted at any moment, the same command goes on where it stopped. With --benchmarks,
+    --limit or --seed, rows and page go to folders of their own, as in reports/tiny/real-limit8-seed1/. `marsbench plan`
+    says beforehand what it will take.
     """
     part = parse_shard(shard)
     runner = make_runner(

@@ -57,7 +57,10 @@ def make_runner(
     scale: str, output: Path, existing: str, seed: int, *, benchmarks: str | None = None, limit: int | None = None,
     shard: tuple[int, int] = (1, 1), data_dir: Path | None = None, label: str = "",
 ) -> Runner:  # fmt: skip
-    """The runner of a scale, with the machine's noise kept off the terminal; a label begins the name of its folders."""
+    """The runner of a scale, with the machine's noise kept off the terminal.
+
+    What is no run of the scale's own benchmarks in full at seed 0 gets folders of its own, whose name a label begins.
+    """
     from marsbench.presets import preset
     from marsbench.quiet import quieten_libraries
 
@@ -69,8 +72,8 @@ def make_runner(
     from marsbench.sweeps.workspace import Workspace
 
     names = [name.strip() for name in benchmarks.split(",")] if benchmarks else []
-    variant = "-".join([*([label] if label else []), *names, *([f"limit{limit}"] if limit else [])])
-    workspace = Workspace(output, scale, variant)
+    parts = [label, *names, f"limit{limit}" if limit else "", f"seed{seed}" if seed else ""]
+    workspace = Workspace(output, scale, "-".join(filter(None, parts)))
     return Runner(chosen, workspace, existing_policy(existing), seed, named(names), limit, shard, data_dir)
 
 
