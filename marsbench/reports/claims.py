@@ -55,9 +55,9 @@ class Finding:
         """The estimate with its interval and unit, or why there is none."""
         if self.estimate is None:
             return self.reason or "n/a"
-        value, digits = self.estimate.value, _DIGITS[self.unit]
-        number = signed_number(value, digits) if self.signed else f"{value:.{digits}f}"
-        return f"{number} {bracketed(self.estimate.interval, digits, signed=self.signed)} {self.unit}"
+        value = number(self.estimate.value, self.unit, signed=self.signed)
+        interval = bracketed(self.estimate.interval, _DIGITS[self.unit], signed=self.signed)
+        return f"{value} {interval} {self.unit}"
 
     @property
     def questions(self) -> str:
@@ -66,6 +66,11 @@ class Finding:
             return "n/a"
         judged = len(self.benchmarks)
         return f"{self.estimate.n:,}" + ("" if judged == self.asked else f" ({judged} of {self.asked} benchmarks)")
+
+
+def number(value: float, unit: str, *, signed: bool) -> str:
+    """A number with as many digits as its unit deserves; a difference with its sign."""
+    return signed_number(value, _DIGITS[unit]) if signed else f"{value:.{_DIGITS[unit]}f}"
 
 
 @dataclass(frozen=True)
