@@ -20,8 +20,8 @@ from marsbench.sweeps.studies import measure
 from marsbench.sweeps.workspace import Workspace
 
 SWEEP = "speedup"
-PAGES = [name for name in REPORTS if name != SWEEP]
-WHOLE_PAPER = [name for name in (*PAGES, SWEEP) if name != "engine"]  # the engine's page is about us
+PAGE_NAMES = [name for name in REPORTS if name != SWEEP]
+WHOLE_PAPER = [name for name in (*PAGE_NAMES, SWEEP) if name != "engine"]  # the engine's page is about us
 
 
 def reproduce_page(name: str, runner: Runner) -> Path | None:
@@ -30,8 +30,8 @@ def reproduce_page(name: str, runner: Runner) -> Path | None:
     Raises:
         UserError: if there is no page of that name.
     """
-    if name not in PAGES:
-        raise unknown_name("thing to reproduce", name, [*PAGES, "all"])
+    if name not in PAGE_NAMES:
+        raise unknown_name("thing to reproduce", name, [*PAGE_NAMES, "all"])
     rows = measure(name, runner)
     return _publish(name, rows, runner.workspace) if runner.shard == (1, 1) else None
 

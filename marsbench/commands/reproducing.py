@@ -92,7 +92,8 @@ def reproduce(
 
     if what == "all":
         reproduce_all(runner, quick=quick)
-        typer.echo(f"the index: {whole_paper_folder(output, scale) / 'index.md'}")
+        index = whole_paper_folder(output, scale) / "index.md"
+        typer.echo(f"the pages: {runner.workspace.reports}\nthe index: {index}")
         return
     page = reproduce_page(what, runner)
     if page is None:

@@ -55,7 +55,7 @@ _ABOUT_TWICE = 1.5, 2.5
 class PaperClaim:
     """A claim with its test, which reads the rows of one page."""
 
-    item: str  # key of the table or figure that it belongs to
+    item: str  # key of the table, figure or appendix that it belongs to
     page: str  # whose rows decide it
     text: str
     tested: str  # the comparison and its bound in words
@@ -293,7 +293,7 @@ def _table6() -> Iterator[PaperClaim]:
 
 def _abstract() -> Iterator[PaperClaim]:
     yield PaperClaim(
-        item="table2",
+        item="abstract",
         page="table2",
         text="MARS adds no parameters",
         tested="parameters of MARS over those of AR SFT = 1",
