@@ -70,52 +70,33 @@ def lint(session: nox.Session) -> None:
     session.run(python, "-m", "mypy")
 
 
-@nox.session(name="reproduce-table2")
-def reproduce_table2(session: nox.Session) -> None:
-    """Reproduce the paper's Table 2 (quality of every recipe); writes reports/table2.md."""
-    run_marsbench(session, "reproduce", "table2")
+REPRODUCTIONS = {  # what `marsbench reproduce` makes -> what `nox -l` says of it
+    "all": "Reproduce the whole paper, every table and figure in turn; writes reports/index.md and all it leads to.",
+    "table2": "Reproduce the paper's Table 2 (quality of every recipe); writes reports/table2.md.",
+    "table3": "Reproduce the paper's Table 3 (what the SFT loss does); writes reports/table3.md.",
+    "table4": "Reproduce the paper's Table 4 (several tokens per forward, by block size); writes reports/table4.md.",
+    "table8": "Reproduce the paper's Table 8 and Figure 3 (accuracy against speed); writes reports/table8.md.",
+    "table9": "Reproduce the paper's Table 9 (MARS against Jacobi decoding); writes reports/table9.md.",
+    "figure1": "Reproduce the paper's Figure 1 (an answer, forward pass by forward pass); writes reports/figure1.md.",
+    "figure6": "Reproduce the paper's Figure 6 (three metrics of confidence); writes reports/figure6.md.",
+    "discrepancies": "What difference it makes where paper and released code differ; writes reports/discrepancies.md.",
+    "gains": "Where the gain comes from: rivals at equal accuracy, tokens by class; writes reports/gains.md.",
+    "engine": "Race the decoding methods and check the lossless ones against AR; writes reports/engine.md.",
+}
 
 
-@nox.session(name="reproduce-table3")
-def reproduce_table3(session: nox.Session) -> None:
-    """Reproduce the paper's Table 3 (what the SFT loss does); writes reports/table3.md."""
-    run_marsbench(session, "reproduce", "table3")
+def reproduction(name: str, words: str) -> None:
+    """Make the session of one page."""
+
+    def reproduce(session: nox.Session) -> None:
+        run_marsbench(session, "reproduce", name)
+
+    reproduce.__doc__ = words
+    nox.session(reproduce, name=f"reproduce-{name}")
 
 
-@nox.session(name="reproduce-table4")
-def reproduce_table4(session: nox.Session) -> None:
-    """Reproduce the paper's Table 4 (several tokens per forward, by block size); writes reports/table4.md."""
-    run_marsbench(session, "reproduce", "table4")
-
-
-@nox.session(name="reproduce-table8")
-def reproduce_table8(session: nox.Session) -> None:
-    """Reproduce the paper's Table 8 and Figure 3 (accuracy against speed); writes reports/table8.md."""
-    run_marsbench(session, "reproduce", "table8")
-
-
-@nox.session(name="reproduce-table9")
-def reproduce_table9(session: nox.Session) -> None:
-    """Reproduce the paper's Table 9 (MARS against Jacobi decoding); writes reports/table9.md."""
-    run_marsbench(session, "reproduce", "table9")
-
-
-@nox.session(name="reproduce-figure1")
-def reproduce_figure1(session: nox.Session) -> None:
-    """Reproduce the paper's Figure 1 (an answer, forward pass by forward pass); writes reports/figure1.md."""
-    run_marsbench(session, "reproduce", "figure1")
-
-
-@nox.session(name="reproduce-figure6")
-def reproduce_figure6(session: nox.Session) -> None:
-    """Reproduce the paper's Figure 6 (three metrics of confidence); writes reports/figure6.md."""
-    run_marsbench(session, "reproduce", "figure6")
-
-
-@nox.session(name="reproduce-engine")
-def reproduce_engine(session: nox.Session) -> None:
-    """Race the decoding methods and check the lossless ones against AR; writes reports/engine.md."""
-    run_marsbench(session, "reproduce", "engine")
+for name, words in REPRODUCTIONS.items():
+    reproduction(name, words)
 
 
 @nox.session(name="speedup-sweep")

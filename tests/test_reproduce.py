@@ -21,11 +21,12 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from marsbench import world
+from marsbench.commands.shared import make_runner
 from marsbench.errors import UserError
 from marsbench.methods import METHODS
 from marsbench.presets import preset, scales
 from marsbench.quiet import quieten_libraries
-from marsbench.reports import REPORTS, write_report
+from marsbench.reports import REPORTS, whole_paper, write_report
 from marsbench.sweeps.plans import TablePlan, table_plan
 from marsbench.sweeps.rows import EvaluationRow, ExactnessRow, GenerationRow, SpeedRow, TrainingRow
 from marsbench.sweeps.runner import Runner
@@ -200,6 +201,30 @@ def test_bad_input_gets_one_clear_message(reproduced: Path, tmp_path: Path) -> N
     assert [file for file in sorted((tmp_path / "copy").rglob("*")) if file not in before] == []
 
 
+@pytest.mark.parametrize(
+    ("arguments", "variant"),
+    [
+        ({"seed": 0}, ""),
+        ({"seed": 1}, "seed1"),
+        ({"seed": 1, "benchmarks": "real", "limit": 8}, "real-limit8-seed1"),
+    ],
+)
+def test_a_seed_has_folders_of_its_own(arguments: dict[str, Any], variant: str, tmp_path: Path) -> None:
+    """Guards against a second seed that overwrites the rows and the page of the first."""
+    workspace = make_runner("tiny", tmp_path, "reuse", **arguments).workspace
+    assert workspace == Workspace(tmp_path, "tiny", variant)
+    assert workspace.results("table2") == tmp_path / "results" / "tiny" / variant / "table2.jsonl"
+    assert workspace.reports == tmp_path / "reports" / ("tiny" if variant else "") / variant
+
+
+def test_seeds_are_found_again(tmp_path: Path) -> None:
+    """Guards against another variant taken for a seed, and seeds in the order of their names."""
+    whole = Workspace(tmp_path, "tiny")
+    for variant in ("", "seed10", "seed2", "limit8-seed3", "seedling", "quick"):
+        (tmp_path / "results" / "tiny" / variant).mkdir(parents=True, exist_ok=True)
+    assert [(seed, one.variant) for seed, one in whole.seeds().items()] == [(0, ""), (2, "seed2"), (10, "seed10")]
+
+
 # ---- other tables and figures ---------------------------------------------------------------------------------------
 
 
@@ -368,7 +393,20 @@ def test_committed_reports_are_what_their_rows_say(scale: str, table: str, tmp_p
         assert (scale, table) not in COMMITTED, "these rows are committed"
         pytest.skip(f"no rows of scale {scale} are committed")
     page = write_report(table, read_rows(committed.results(table)), scale, tmp_path)[0]
-    assert page.read_text() == (committed.reports / page.name).read_text(), "stale: run `nox -s report`"
+    assert page.read_text() == (committed.reports / page.name).read_text(), stale(scale)
+
+
+def stale(scale: str) -> str:
+    """What to do about a page that is not what its rows say."""
+    return f"stale: run `nox -s report{'' if scale == 'tiny' else f' -- --scale {scale}'}`"
+
+
+@pytest.mark.parametrize("name", ["index.md", "claims.md"])
+def test_committed_pages_on_the_whole_paper_are_what_the_rows_say(name: str) -> None:
+    """Guards against an index or verdicts that lag behind the rows of any page, scale or seed."""
+    pages = whole_paper(ROOT, "tiny")
+    page = ROOT / "reports" / name
+    assert pages[page] == page.read_text(encoding="utf-8"), stale("tiny")
 
 
 # ---- the engine's page ----------------------------------------------------------------------------------------------

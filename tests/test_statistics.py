@@ -16,19 +16,21 @@ from marsbench.statistics.intervals import (
     Answers,
     Estimate,
     Interval,
-    PairedDifference,
     above,
     accuracy,
     below,
+    difference,
     gain_difference,
     mean_of_benchmarks,
     median_ratio,
     non_inferiority,
+    over_seeds,
     paired_difference,
     proportion_interval,
     speed_difference,
     superiority,
     tokens_per_forward,
+    within,
 )
 
 PAIRS = st.lists(st.tuples(st.sampled_from([0.0, 1.0]), st.sampled_from([0.0, 1.0])), min_size=1, max_size=40)
@@ -37,10 +39,6 @@ ARMS = st.dictionaries(st.sampled_from(["gpqa", "bbh", "gsm8k"]), PAIRS, min_siz
 
 def outcomes(ones: int, zeros: int) -> list[float]:
     return [1.0] * ones + [0.0] * zeros
-
-
-def difference_of(low: float, high: float) -> PairedDifference:
-    return PairedDifference((low + high) / 2, Interval(low, high), 100, 5, 5, 1.0)
 
 
 def test_wilson_interval_by_hand() -> None:
@@ -114,7 +112,7 @@ def test_no_discordant_question_is_no_proof_of_equality() -> None:
     same = {"gsm8k": outcomes(2, 2)}
     found = paired_difference(same, same)
     assert found.points == 0 and found.p_value == 1
-    assert non_inferiority(found, margin=2.0) == "inconclusive"
+    assert non_inferiority(found.interval, margin=2.0) == "inconclusive"
 
 
 def test_order_of_benchmarks_does_not_matter() -> None:
@@ -130,7 +128,7 @@ def test_order_of_benchmarks_does_not_matter() -> None:
         ({"bbh": [1.0, 0.0]}, {"bbh": [1.0]}, "bbh: 2 and 1 answers cannot be paired"),
         ({"bbh": [1.0]}, {"gpqa": [1.0]}, "not the same benchmarks"),
         ({}, {}, "no benchmarks"),
-        ({"bbh": [0.3]}, {"bbh": [1.0]}, "neither 0 nor 1"),
+        ({"bbh": [1.3]}, {"bbh": [1.0]}, "not from 0 to 1"),
     ],
 )
 def test_what_cannot_be_paired_is_refused(a: dict[str, list[float]], b: dict[str, list[float]], message: str) -> None:
@@ -190,8 +188,8 @@ def test_paired_interval_covers_the_truth() -> None:
 )
 def test_verdicts(low: float, high: float, superior: str, non_inferior: str) -> None:
     """Guards against calling missing evidence a refutation, and a small loss non-inferior by accident."""
-    assert superiority(difference_of(low, high)) == superior
-    assert non_inferiority(difference_of(low, high), margin=2.0) == non_inferior
+    assert superiority(Interval(low, high)) == superior
+    assert non_inferiority(Interval(low, high), margin=2.0) == non_inferior
 
 
 def test_a_limit_on_the_bound_decides_nothing() -> None:
@@ -202,7 +200,7 @@ def test_a_limit_on_the_bound_decides_nothing() -> None:
 def test_negative_margin_is_refused() -> None:
     """Guards against a margin given with its sign, which would turn non-inferiority into superiority."""
     with pytest.raises(ValueError, match="negative margin"):
-        non_inferiority(difference_of(-1.0, 1.0), margin=-2.0)
+        non_inferiority(Interval(-1.0, 1.0), margin=-2.0)
 
 
 def test_tokens_per_forward_by_hand() -> None:
@@ -273,6 +271,65 @@ def test_below_mirrors_above() -> None:
     assert [below(Interval(low, low + 0.1), 1.1) for low in (0.9, 1.05, 1.2)] == [
         "supported", "inconclusive", "not supported"
     ]  # fmt: skip
+
+
+def test_about_needs_the_whole_interval() -> None:
+    """Guards against "about twice" read off a point, and against missing evidence taken for a refutation."""
+    limits = [(1.8, 2.2), (1.4, 2.2), (1.8, 2.6), (1.0, 1.4), (2.6, 3.0), (1.0, 3.0)]
+    assert [within(Interval(*one), 1.5, 2.5) for one in limits] == [
+        "supported", "inconclusive", "inconclusive", "not supported", "not supported", "inconclusive"
+    ]  # fmt: skip
+
+
+# ---- several training seeds -----------------------------------------------------------------------------------------
+
+
+def test_over_seeds_by_hand() -> None:
+    """Guards against a normal quantile for three seeds, sums of half-widths, and swapped sides."""
+    pooled = Estimate(0.5, Interval(0.2, 0.6), 10)
+    training = 4.302652729911275 * 0.1 / 3**0.5  # Student's t for 2 degrees of freedom; the seeds scatter by 0.1
+    found = over_seeds(pooled, [0.4, 0.5, 0.6])
+    assert (found.value, found.n) == (0.5, 10)
+    assert isclose(found.interval.low, 0.5 - (0.3**2 + training**2) ** 0.5)
+    assert isclose(found.interval.high, 0.5 + (0.1**2 + training**2) ** 0.5)
+    assert over_seeds(pooled, [0.5]) == pooled
+    with pytest.raises(ValueError, match="no seeds"):
+        over_seeds(pooled, [])
+
+
+@pytest.mark.parametrize("seed_effect", [0.0, 0.03, 0.1])
+@pytest.mark.parametrize("seeds", [2, 3])
+def test_over_seeds_covers_the_luck_of_training(seeds: int, seed_effect: float) -> None:
+    """Guards against intervals that forget training noise, question noise, or what is left of both."""
+    generator, runs, questions, covered, forgetful = np.random.default_rng(6), 2000, 100, 0, 0
+    for _ in range(runs):
+        of_seeds = generator.normal(0.0, seed_effect, (seeds, 1))
+        of_questions = generator.normal(0.0, 0.3, (1, questions))
+        answered = of_seeds + of_questions + generator.normal(0.0, 0.2, (seeds, questions))  # the truth is 0
+        per_question = answered.mean(0)
+        half = QUANTILE * per_question.std(ddof=1) / questions**0.5
+        pooled = Estimate(per_question.mean(), Interval(per_question.mean() - half, per_question.mean() + half), 0)
+        interval = over_seeds(pooled, answered.mean(1).tolist()).interval
+        covered += interval.low <= 0 <= interval.high
+        forgetful += abs(pooled.value) <= half
+    assert covered / runs >= 0.93
+    if seed_effect == 0.1:
+        assert forgetful / runs < 0.75, "questions alone do not tell how far trainings scatter"
+
+
+def test_shares_of_seeds_are_compared_like_answers() -> None:
+    """Guards against pooled answers that are refused, or rounded to right and wrong."""
+    found = paired_difference({"bbh": [2 / 3, 1.0, 0.0, 1 / 3]}, {"bbh": [1 / 3, 1.0, 1 / 3, 0.0]})
+    assert isclose(found.points, 100 * (1 / 3 - 1 / 3 + 1 / 3) / 4)
+    assert (found.only_a, found.only_b, found.p_value) == (2, 1, 1.0)
+
+
+def test_difference_of_races_by_hand() -> None:
+    """Guards against the limits of the second estimate on the wrong side."""
+    found = difference(Estimate(1.7, Interval(1.4, 1.8), 5), Estimate(1.2, Interval(1.1, 1.6), 3))
+    assert isclose(found.value, 0.5) and found.n == 3
+    assert isclose(found.interval.low, 0.0, abs_tol=1e-9)  # 0.5 - sqrt(0.3**2 + 0.4**2)
+    assert isclose(found.interval.high, 0.5 + 0.02**0.5)  # sqrt(0.1**2 + 0.1**2)
 
 
 def test_points_gap_by_hand() -> None:

@@ -25,7 +25,6 @@ from marsbench.commands.shared import (
     Shard,
     UntrainedMasks,
     make_runner,
-    parse_shard,
 )
 
 if TYPE_CHECKING:
@@ -62,7 +61,7 @@ def eval_(
     options = {"block_size": block_size, "metric": metric}
     options |= {"accept": "one"} if threshold is None else {"threshold": threshold}
     arm = Arm(stage, f"{stage} by {method}", stage, method, options, untrained_masks=untrained_masks)
-    runner = make_runner(scale, output, existing, seed, limit=limit, shard=parse_shard(shard), data_dir=data_dir)
+    runner = make_runner(scale, output, existing, seed, limit=limit, shard=shard, data_dir=data_dir)
     row = runner.single(arm, benchmark, checkpoint, draft)
     typer.echo(_summary(row))
 

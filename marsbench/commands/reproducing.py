@@ -20,9 +20,8 @@ from marsbench.commands.shared import (
     StageCheckpoints,
     TrainAll,
     make_runner,
-    parse_shard,
 )
-from marsbench.errors import UserError, unknown_name
+from marsbench.errors import UserError
 
 
 def plan(
@@ -56,7 +55,7 @@ def plan(
 
 
 def reproduce(
-    what: Annotated[str, typer.Argument(help="A name of `marsbench list tables`, or engine.")],
+    what: Annotated[str, typer.Argument(help="A name of `marsbench list tables`, engine, or all.")],
     scale: Scale = "tiny",
     seed: Seed = 0,
     benchmarks: Annotated[
@@ -64,47 +63,52 @@ def reproduce(
     ] = None,
     limit: Limit = None,
     shard: Shard = None,
+    quick: Annotated[bool, typer.Option("--quick", help="With `all`: the quick grid of the speed sweep.")] = False,
     existing: ExistingPolicy = "reuse",
     data_dir: DataDir = None,
     train_all: TrainAll = False,
     checkpoint: StageCheckpoints = None,
     output: Output = Path("."),
 ) -> None:
-    """Measure one of the paper's tables or figures, or what our engine costs, and write the page.
+    """Measure one of the paper's tables or figures, what our engine costs, or the whole paper, and write the page.
 
     Trains what is missing, measures what is missing, then writes the rows to results/ and the page with its
-    figures to reports/. Interrupted at any moment, the same command goes on where it stopped. With --benchmarks or
-    --limit, rows and page go to folders of their own, as in reports/tiny/real-limit8/. `marsbench plan` says
-    beforehand what it will take.
-    """
-    part = parse_shard(shard)
-    runner = make_runner(
-        scale, output, existing, seed, benchmarks=benchmarks, limit=limit, shard=part, data_dir=data_dir
-    )  # fmt: skip
-    runner.scale = runner.scale.with_checkpoints(checkpoint or [], train_all=train_all)
-    from marsbench.files import write_atomically
-    from marsbench.reports import REPORTS, write_report
-    from marsbench.sweeps.store import rows_text
-    from marsbench.sweeps.studies import measure
+    figures to reports/. Interrupted at any moment, the same command goes on where it stopped. With --benchmarks,
+    --limit or --seed, rows and page go to folders of their own, as in reports/tiny/real-limit8-seed1/. `marsbench plan`
+    says beforehand what it will take.
 
-    known = [name for name in REPORTS if name != "speedup"]
-    if what not in known:
-        raise unknown_name("thing to reproduce", what, known)
-    rows = measure(what, runner)
-    if part != (1, 1):
+    `all` makes every page in turn, the speed sweep (Tables 5 and 6) last, then the index and the page of claims. A page
+    that cannot be made is named, and the others go on.
+    """
+    if quick and what != "all":
+        raise UserError("--quick is the speed sweep's", fix="leave it out, or give it to marsbench sweep")
+    runner = make_runner(
+        scale, output, existing, seed, benchmarks=benchmarks, limit=limit, shard=shard, data_dir=data_dir,
+        checkpoint=checkpoint, train_all=train_all,
+    )  # fmt: skip
+    from marsbench.reports import write_whole_paper
+    from marsbench.reports.collection import whole_paper_folder
+    from marsbench.reproduction import reproduce_all, reproduce_page
+
+    if what == "all":
+        reproduce_all(runner, quick=quick)
+        index = whole_paper_folder(output, scale) / "index.md"
+        typer.echo(f"the pages: {runner.workspace.reports}\nthe index: {index}")
+        return
+    page = reproduce_page(what, runner)
+    if page is None:
         typer.echo(f"answered part {shard}; when all parts are, the same command without --shard writes the page")
         return
-    write_atomically(runner.workspace.results(what), rows_text(rows).encode())
-    pages = write_report(what, rows, scale, runner.workspace.reports)
-    typer.echo(f"the page: {pages[0]}")
+    write_whole_paper(output, scale)
+    typer.echo(f"the page: {page}")
 
 
 def report(
     scale: Scale = "tiny",
     output: Output = Path("."),
 ) -> None:
-    """Render every page of a scale again from its rows in results/."""
-    from marsbench.reports import REPORTS, write_report
+    """Render every page of a scale again from its rows in results/, the index and the page of claims too."""
+    from marsbench.reports import REPORTS, write_report, write_whole_paper
     from marsbench.sweeps.store import read_rows
     from marsbench.sweeps.workspace import Workspace
 
@@ -118,3 +122,5 @@ def report(
     for workspace, name in measured:
         rows = read_rows(workspace.results(name))
         typer.echo(f"wrote {write_report(name, rows, scale, workspace.reports)[0]}")
+    for page in write_whole_paper(output, scale):
+        typer.echo(f"wrote {page}")

@@ -55,13 +55,18 @@ UntrainedMasks = Annotated[
 
 def make_runner(
     scale: str, output: Path, existing: str, seed: int, *, benchmarks: str | None = None, limit: int | None = None,
-    shard: tuple[int, int] = (1, 1), data_dir: Path | None = None, label: str = "",
+    shard: str | None = None, data_dir: Path | None = None, train_all: bool = False,
+    checkpoint: list[str] | None = None,
 ) -> Runner:  # fmt: skip
-    """The runner of a scale, with the machine's noise kept off the terminal; a label begins the name of its folders."""
+    """The runner of a scale, with the machine's noise kept off the terminal.
+
+    What is no run of the scale's own benchmarks in full at seed 0 gets folders of its own.
+    """
     from marsbench.presets import preset
     from marsbench.quiet import quieten_libraries
 
-    chosen = preset(scale)
+    chosen = preset(scale).with_checkpoints(checkpoint or [], train_all=train_all)
+    part = _part(shard)
     quieten_libraries()
     from marsbench.evaluation.benchmarks import benchmarks as named
     from marsbench.sweeps.runner import Runner
@@ -69,12 +74,12 @@ def make_runner(
     from marsbench.sweeps.workspace import Workspace
 
     names = [name.strip() for name in benchmarks.split(",")] if benchmarks else []
-    variant = "-".join([*([label] if label else []), *names, *([f"limit{limit}"] if limit else [])])
+    variant = "-".join([*names, *([f"limit{limit}"] if limit else []), *([f"seed{seed}"] if seed else [])])
     workspace = Workspace(output, scale, variant)
-    return Runner(chosen, workspace, existing_policy(existing), seed, named(names), limit, shard, data_dir)
+    return Runner(chosen, workspace, existing_policy(existing), seed, named(names), limit, part, data_dir)
 
 
-def parse_shard(text: str | None) -> tuple[int, int]:
+def _part(text: str | None) -> tuple[int, int]:
     """(I, N) of "I/N"."""
     first, _, last = (text or "1/1").partition("/")
     if not (first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last)):

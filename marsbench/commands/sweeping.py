@@ -22,7 +22,6 @@ from marsbench.commands.shared import (
     StageCheckpoints,
     TrainAll,
     make_runner,
-    parse_shard,
 )
 
 
@@ -48,21 +47,17 @@ def sweep(
     where it stopped. `marsbench plan --sweep` says beforehand what it will measure. The parts of `--shard` are put
     together by `marsbench results`; every part races the baselines too.
     """
-    part = parse_shard(shard)
-    names = [label, "quick" if quick else "", f"part{part[0]}-of-{part[1]}" if part[1] > 1 else ""]
-    runner = make_runner(scale, output, existing, seed, data_dir=data_dir, label="-".join(filter(None, names)))
-    runner.scale = runner.scale.with_checkpoints(checkpoint or [], train_all=train_all)
-    from marsbench.files import write_atomically
-    from marsbench.reports import write_report
+    runner = make_runner(
+        scale, output, existing, seed, shard=shard, data_dir=data_dir, checkpoint=checkpoint, train_all=train_all
+    )
+    from marsbench.reports import write_whole_paper
+    from marsbench.reproduction import reproduce_sweep
     from marsbench.sweeps.grid import read_grid, shipped_grid
-    from marsbench.sweeps.speedup import SpeedupSweep
-    from marsbench.sweeps.store import rows_text
 
-    chosen = read_grid(grid or shipped_grid(scale), quick=quick).part(part)
-    rows = SpeedupSweep(runner, chosen).rows()
-    write_atomically(runner.workspace.results("speedup"), rows_text(rows).encode())
-    pages = write_report("speedup", rows, scale, runner.workspace.reports)
-    typer.echo(f"the page: {pages[0]}")
+    names = "-".join(filter(None, [label, "quick" if quick else ""]))
+    page = reproduce_sweep(runner, read_grid(grid or shipped_grid(scale), quick=quick), names)
+    write_whole_paper(output, scale)
+    typer.echo(f"the page: {page}")
 
 
 def results(

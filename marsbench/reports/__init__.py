@@ -12,11 +12,13 @@ from typing import NamedTuple
 from marsbench.errors import unknown_name
 from marsbench.files import write_atomically
 from marsbench.reports import (
+    claims_page,
     discrepancies,
     engine,
     figure1,
     figure6,
     gains,
+    index,
     speedup,
     table2,
     table3,
@@ -24,6 +26,8 @@ from marsbench.reports import (
     table8,
     table9,
 )
+from marsbench.reports.collection import collect, whole_paper_folder
+from marsbench.reports.paper_claims import judge_all
 from marsbench.sweeps.rows import Row
 
 
@@ -58,3 +62,21 @@ def write_report(name: str, rows: Sequence[Row], scale: str, reports_dir: Path) 
     page = REPORTS[name].render(rows, scale).encode()
     figures = REPORTS[name].draw(rows, scale, reports_dir)
     return [write_atomically(reports_dir / f"{name}.md", page), *figures]
+
+
+def write_whole_paper(root: Path, scale: str) -> list[Path]:
+    """Render the index and the page of claims from the published rows of a scale, and return their paths.
+
+    The paper's scales and the default one share these pages; `root` is the folder that holds results/ and reports/.
+    """
+    return [write_atomically(path, text.encode()) for path, text in whole_paper(root, scale).items()]
+
+
+def whole_paper(root: Path, scale: str) -> dict[Path, str]:
+    """The pages on the whole paper: where they belong -> their Markdown, a pure function of the published rows."""
+    folder, collections = whole_paper_folder(root, scale), collect(root, scale, REPORTS)
+    judged = judge_all(PAGES, collections)
+    return {
+        folder / "index.md": index.render(judged, collections, list(REPORTS)),
+        folder / f"{index.CLAIMS}.md": claims_page.render(judged, collections),
+    }

@@ -10,12 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from marsbench.reports.cells import BENCHMARKS, Cells, columns, done_cells
-from marsbench.reports.markdown import bracketed, p_value, signed_number
+from marsbench.reports.cells import BENCHMARKS, Cells, answers_of, columns, done_cells
+from marsbench.reports.markdown import bracketed, signed_number
 from marsbench.reports.published import published_average, published_values
 from marsbench.statistics.curves import curve_advantage, points_gap
 from marsbench.statistics.intervals import (
-    Answers,
     Estimate,
     Interval,
     Verdict,
@@ -32,17 +31,45 @@ from marsbench.statistics.intervals import (
 from marsbench.sweeps.plans import TablePlan
 from marsbench.sweeps.rows import EvaluationRow
 
-POINTS, TOKENS = "points", "tokens/forward"  # the units of comparisons
+POINTS, TOKENS, TIMES = "points", "tokens/forward", "times"  # the units of comparisons
+_DIGITS = {POINTS: 1, TOKENS: 2, TIMES: 2}
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What a run says of a claim; all but the verdict as text to print."""
+    """What a run says of a claim: an estimate and a verdict, or why there is none."""
 
-    found: str = "n/a"
-    questions: str = "n/a"
-    p: str = "n/a"
+    estimate: Estimate | None = None
+    unit: str = POINTS  # of the estimate
+    signed: bool = True  # whether the estimate is a difference
+    benchmarks: tuple[str, ...] = ()  # those it is judged on
+    asked: int = 0  # how many benchmarks it should be judged on
+    p: float | None = None  # McNemar's, where it has one
     verdict: Verdict = "not run"
+    reason: str = ""  # why there is no estimate, where that needs a word
+    seeds: int = 1  # training seeds behind it
+
+    @property
+    def found(self) -> str:
+        """The estimate with its interval and unit, or why there is none."""
+        if self.estimate is None:
+            return self.reason or "n/a"
+        value = number(self.estimate.value, self.unit, signed=self.signed)
+        interval = bracketed(self.estimate.interval, _DIGITS[self.unit], signed=self.signed)
+        return f"{value} {interval} {self.unit}"
+
+    @property
+    def questions(self) -> str:
+        """How many observations the estimate rests on; where not on all benchmarks, it says so."""
+        if self.estimate is None:
+            return "n/a"
+        judged = len(self.benchmarks)
+        return f"{self.estimate.n:,}" + ("" if judged == self.asked else f" ({judged} of {self.asked} benchmarks)")
+
+
+def number(value: float, unit: str, *, signed: bool) -> str:
+    """A number with as many digits as its unit deserves; a difference with its sign."""
+    return signed_number(value, _DIGITS[unit]) if signed else f"{value:.{_DIGITS[unit]}f}"
 
 
 @dataclass(frozen=True)
@@ -79,14 +106,18 @@ class AccuracyClaim:
             )
         except ValueError as error:
             return _not_comparable(error)
-        verdict = superiority(difference) if self.margin is None else non_inferiority(difference, self.margin)
-        interval = bracketed(difference.interval, 1, signed=True)
+        estimate = Estimate(difference.points, difference.interval, difference.n)
         return Finding(
-            f"{signed_number(difference.points, 1)} {interval} points",
-            _questions(difference.n, len(shared), plan),
-            p_value(difference.p_value),
-            verdict,
+            estimate,
+            benchmarks=tuple(shared),
+            asked=len(columns(plan)),
+            p=difference.p_value,
+            verdict=self.decide(estimate.interval),
         )
+
+    def decide(self, interval: Interval) -> Verdict:
+        """The verdict on an interval in points."""
+        return superiority(interval) if self.margin is None else non_inferiority(interval, self.margin)
 
     def published(self, plan: TablePlan, scale: str) -> str | None:
         """What the paper's averages say."""
@@ -124,9 +155,12 @@ class TokensClaim:
         if not done:
             return Finding()
         mean = mean_of_benchmarks([tokens_per_forward(row.emitted, row.forwards) for row in done.values()])
-        found = f"{mean.value:.2f} {bracketed(mean.interval, 2)} tokens/forward"
-        decide = below if self.fewer else above
-        return Finding(found, _questions(mean.n, len(done), plan), verdict=decide(mean.interval, self.bound))
+        verdict = self.decide(mean.interval)
+        return Finding(mean, TOKENS, False, tuple(done), len(columns(plan)), verdict=verdict)
+
+    def decide(self, interval: Interval) -> Verdict:
+        """The verdict on an interval in tokens per forward pass."""
+        return below(interval, self.bound) if self.fewer else above(interval, self.bound)
 
     def published(self, plan: TablePlan, scale: str) -> str | None:
         """What the paper's average says."""
@@ -163,11 +197,14 @@ class SpeedClaim:
         if not shared:
             return Finding()
         try:
-            mean = mean_of_benchmarks([speed_difference(_answers(a), _answers(b)) for a, b in shared])
+            mean = mean_of_benchmarks([speed_difference(answers_of(a), answers_of(b)) for a, b in shared.values()])
         except ValueError as error:
             return _not_comparable(error)
-        found = f"{signed_number(mean.value, 2)} {bracketed(mean.interval, 2, signed=True)} tokens/forward"
-        return Finding(found, _questions(mean.n, len(shared), plan), verdict=above(mean.interval, 0.0))
+        return Finding(mean, TOKENS, True, tuple(shared), len(columns(plan)), verdict=self.decide(mean.interval))
+
+    def decide(self, interval: Interval) -> Verdict:
+        """The verdict on an interval in tokens per forward pass."""
+        return above(interval, 0.0)
 
     def published(self, plan: TablePlan, scale: str) -> str | None:
         """What the paper's averages say."""
@@ -204,10 +241,15 @@ class GainClaim:
         if not shared:
             return Finding()
         try:
-            gains = [gain_difference((a.correct, b.correct), (c.correct, d.correct)) for a, b, c, d in shared]
+            gains = [gain_difference((a.correct, b.correct), (c.correct, d.correct)) for a, b, c, d in shared.values()]
         except ValueError as error:
             return _not_comparable(error)
-        return _points_finding(gains, 0.0, plan)
+        mean = _in_points(mean_of_benchmarks(gains))
+        return Finding(mean, POINTS, True, tuple(shared), len(columns(plan)), verdict=self.decide(mean.interval))
+
+    def decide(self, interval: Interval) -> Verdict:
+        """The verdict on an interval in points."""
+        return superiority(interval)
 
     def published(self, plan: TablePlan, scale: str) -> str | None:
         """What the paper's averages say."""
@@ -250,15 +292,20 @@ class CurveClaim:
 
     def judge(self, cells: Cells, plan: TablePlan) -> Finding:
         """Compare the curves on the benchmarks that all their arms were measured on."""
-        shared = [[_answers(row) for row in rows] for rows in _shared(cells, (*self.first, *self.second))]
+        shared = _shared(cells, (*self.first, *self.second))
         if not shared:
             return Finding()
-        border = len(self.first)
+        curves, border = [[answers_of(row) for row in rows] for rows in shared.values()], len(self.first)
         try:
-            advantages = [curve_advantage(points[:border], points[border:]) for points in shared]
+            advantages = [curve_advantage(points[:border], points[border:]) for points in curves]
         except ValueError as error:
             return _not_comparable(error)
-        return _points_finding(advantages, -(self.margin or 0.0), plan)
+        mean = _in_points(mean_of_benchmarks(advantages))
+        return Finding(mean, POINTS, True, tuple(shared), len(columns(plan)), verdict=self.decide(mean.interval))
+
+    def decide(self, interval: Interval) -> Verdict:
+        """The verdict on an interval in points."""
+        return superiority(interval) if self.margin is None else non_inferiority(interval, self.margin)
 
     def published(self, plan: TablePlan, scale: str) -> str | None:
         """The same mean difference from the paper's numbers, benchmarks weighing the same."""
@@ -283,32 +330,19 @@ def _bound(margin: float | None) -> str:
     return "0" if margin is None else f"-{margin:g} (non-inferiority)"
 
 
-def _shared(cells: Cells, arms: Sequence[str]) -> list[list[EvaluationRow]]:
+def _shared(cells: Cells, arms: Sequence[str]) -> dict[str, list[EvaluationRow]]:
     """The arms' rows on each benchmark that all of them were measured on."""
     found = [done_cells(cells, arm) for arm in arms]
-    return [[rows[name] for rows in found] for name in BENCHMARKS if all(name in rows for rows in found)]
+    return {name: [rows[name] for rows in found] for name in BENCHMARKS if all(name in rows for rows in found)}
 
 
-def _answers(row: EvaluationRow) -> Answers:
-    return Answers(row.correct, row.emitted, row.forwards)
-
-
-def _points_finding(parts: Sequence[Estimate], bound: float, plan: TablePlan) -> Finding:
-    """What the mean of differences on several benchmarks, as fractions, says of a bound in points."""
-    mean = mean_of_benchmarks(parts)
-    interval = Interval(100 * mean.interval.low, 100 * mean.interval.high)
-    found = f"{signed_number(100 * mean.value, 1)} {bracketed(interval, 1, signed=True)} points"
-    return Finding(found, _questions(mean.n, len(parts), plan), verdict=above(interval, bound))
+def _in_points(share: Estimate) -> Estimate:
+    """A difference of fractions in percentage points."""
+    return Estimate(100 * share.value, Interval(100 * share.interval.low, 100 * share.interval.high), share.n)
 
 
 def _not_comparable(error: ValueError) -> Finding:
-    return Finding(found=f"not comparable: {error}")
-
-
-def _questions(n: int, benchmarks: int, plan: TablePlan) -> str:
-    asked = len(columns(plan))
-    short = "" if benchmarks == asked else f" ({benchmarks} of {asked} benchmarks)"
-    return f"{n:,}{short}"
+    return Finding(reason=f"not comparable: {error}")
 
 
 def _published_difference(plan: TablePlan, first: str, second: str, scale: str, metric: str, digits: int) -> str | None:

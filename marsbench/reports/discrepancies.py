@@ -6,14 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from marsbench.reports.cells import Cells, done_cells, latest_cells
+from marsbench.reports.cells import Cells, answers_of, done_cells, latest_cells
 from marsbench.reports.deviations import deviations_section
 from marsbench.reports.markdown import bracketed, p_value, signed_number, table
 from marsbench.reports.measured import accuracy_table, reasons
 from marsbench.reports.sections import how_section, opening_section, training_section
 from marsbench.reports.sweep import Sweep, positions_per_forward, speed_up, tokens_per_forward_of
 from marsbench.statistics.intervals import (
-    Answers,
     Interval,
     PairedDifference,
     mean_of_benchmarks,
@@ -109,12 +108,8 @@ def effect(cells: Cells, first: str, second: str) -> Effect | None:
     accuracy = paired_difference(
         {name: mine[name].correct for name in shared}, {name: theirs[name].correct for name in shared}
     )
-    tokens = mean_of_benchmarks([speed_difference(_answers(mine[name]), _answers(theirs[name])) for name in shared])
+    tokens = mean_of_benchmarks([speed_difference(answers_of(mine[name]), answers_of(theirs[name])) for name in shared])
     return Effect(accuracy, tokens.value, tokens.interval)
-
-
-def _answers(row: EvaluationRow) -> Answers:
-    return Answers(row.correct, row.emitted, row.forwards)
 
 
 def _effects(pairs: Sequence[tuple[str, str]]) -> Callable[[Cells, Sweep], str]:

@@ -26,7 +26,7 @@ from marsbench.reports.measured import (
 )
 from marsbench.reports.sections import how_section, opening_section, training_section
 from marsbench.reports.sweep import ALLOWED_LOSS
-from marsbench.reports.verdicts import HOW_CLAIMS_ARE_JUDGED
+from marsbench.reports.verdicts import claims_section
 from marsbench.statistics.intervals import paired_difference, speed_difference, tokens_per_forward
 from marsbench.statistics.selection import CrossFitted, cross_fitted, fastest_within
 from marsbench.sweeps.plans import TABLES, THRESHOLDS, Arm, mars_name
@@ -86,7 +86,7 @@ def render(rows: Sequence[Row], scale: str) -> str:
         opening_section(PLAN, scale, OPENING),
         _measured(cells),
         _chosen(cells),
-        _claims(cells),
+        claims_section(cells, PLAN, CLAIMS),
         token_classes.section(rows),
         training_section(rows, MEASURED),
         how_section(rows, MEASURED, scale),
@@ -241,15 +241,3 @@ def _all_claims() -> Iterator[Claim]:
 
 
 CLAIMS = tuple(_all_claims())
-
-
-def _claims(cells: Cells) -> str:
-    """Every claim with its test and its verdict; the paper has no numbers to set beside them."""
-    head = ["", "claim", "tested", "result", "questions", "p (McNemar)", "verdict"]
-    lines = []
-    for claim in CLAIMS:
-        finding = claim.judge(cells, PLAN)
-        tested = [claim.letter, claim.text, claim.tested(PLAN)]
-        lines.append([*tested, finding.found, finding.questions, finding.p, finding.verdict])
-    how = " ".join([HOW_CLAIMS_ARE_JUDGED, *dict.fromkeys(claim.how for claim in CLAIMS if claim.how)])
-    return "\n\n".join(["## Claims of our own and what this run says", how, table(head, lines, text=(0, 1, 2, 6))])

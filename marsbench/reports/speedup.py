@@ -304,7 +304,7 @@ def _value(rows: Sequence[Published]) -> str:
     return f"{rows[0].value:g}" if rows else ""
 
 
-_TABLE6 = {  # our contender -> the paper's draft and target
+TABLE6 = {  # our contender -> the paper's draft and target
     "speculative, AR SFT by AR SFT": ("ar_sft_0.5b", "ar_sft_7b"),
     "speculative, MARS by AR SFT": ("ar_sft_0.5b", "mars_7b_b4"),
     "speculative, MARS by MARS": ("mars_0.5b_b4", "mars_7b_b4"),
@@ -313,7 +313,7 @@ _TABLE6 = {  # our contender -> the paper's draft and target
 
 def _table6(sweep: Sweep) -> str:
     """Speculative decoding with AR and MARS drafts and targets."""
-    if not any((name, sweep.batch_sizes[0]) in sweep.done for name in _TABLE6):
+    if not any((name, sweep.batch_sizes[0]) in sweep.done for name in TABLE6):
         return ""
     parts = [
         "## Table 6: speculative decoding",
@@ -329,7 +329,7 @@ def _table6(sweep: Sweep) -> str:
         "points lost [95 %]",
     ]
     for size in sweep.batch_sizes:
-        known = {name: sweep.done[name, size] for name in _TABLE6 if (name, size) in sweep.done}
+        known = {name: sweep.done[name, size] for name in TABLE6 if (name, size) in sweep.done}
         parts += [f"Batch size {size}:", table(head, [_table6_line(sweep, row, known) for row in known.values()])]
     return "\n\n".join([*parts, _published6()])
 
@@ -350,7 +350,7 @@ def _table6_line(sweep: Sweep, row: SweepRow, known: Mapping[str, SweepRow]) -> 
 def _published6() -> str:
     head = ["", "tokens/target forward", "ms/round (derived)", "tokens/s", "over AR SFT by AR SFT", "points gained"]
     lines = []
-    for name, (draft, target) in _TABLE6.items():
+    for name, (draft, target) in TABLE6.items():
         found = {row.metric: row.value for row in published("6", draft=draft, target=target)}
         tokens, speed = found["tokens_per_target_forward"], found["tokens_per_second"]
         numbers = [f"{tokens:g}", f"{1000 * tokens / speed:.0f}", f"{speed:g}", f"{found['speedup']:g}"]

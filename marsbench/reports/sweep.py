@@ -81,6 +81,21 @@ def speed_up(row: SweepRow, baseline: str = "ar") -> Estimate | None:
     )
 
 
+def faster(row: SweepRow, other: SweepRow) -> Estimate | None:
+    """Tokens per second of a contender over those of another, lap by lap, both relative to `ar` of their own race."""
+    relative = [_lap_speeds(one) for one in (row, other)]
+    return median_ratio(*relative) if all(relative) and len(relative[0]) == len(relative[1]) else None
+
+
+def _lap_speeds(row: SweepRow) -> list[float]:
+    """Tokens per second of each lap over those of `ar`; none where `ar` has no numbers."""
+    ar = row.baselines.get("ar")
+    if ar is None:
+        return []
+    laps = zip(ar["seconds"], row.seconds, strict=True)
+    return [theirs * sum(row.emitted) / (mine * ar["emitted"]) for theirs, mine in laps]
+
+
 def by_benchmark(row: SweepRow) -> dict[str, list[float]]:
     """The correct answers of each benchmark."""
     return {name: row.correct[place :: len(row.benchmarks)] for place, name in enumerate(row.benchmarks)}

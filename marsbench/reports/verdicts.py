@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from marsbench.reports.cells import Cells
 from marsbench.reports.claims import POINTS, TOKENS, Claim
-from marsbench.reports.markdown import table
+from marsbench.reports.markdown import p_value, table
 from marsbench.reports.published import PUBLISHED_SCALES
 from marsbench.sweeps.plans import TablePlan
 
@@ -22,17 +22,19 @@ HOW_CLAIMS_ARE_JUDGED = (
 
 def claims_section(cells: Cells, plan: TablePlan, claims: Sequence[Claim]) -> str:
     """Every claim with its test and its verdict, and what the paper's own numbers say of it."""
+    whose = "our own" if plan.own else f"the paper's {plan.name}"
     head = ["", "claim", "tested", "result", "questions", "p (McNemar)", "verdict"]
     lines = []
     for claim in claims:
         finding = claim.judge(cells, plan)
+        p = "n/a" if finding.p is None else p_value(finding.p)
         row = [claim.letter, claim.text, claim.tested(plan)]
-        lines.append([*row, finding.found, finding.questions, finding.p, finding.verdict])
+        lines.append([*row, finding.found, finding.questions, p, finding.verdict])
     parts = [
-        f"## Claims of the paper's {plan.name} and what this run says",
+        f"## Claims of {whose} and what this run says",
         " ".join([HOW_CLAIMS_ARE_JUDGED, *dict.fromkeys(claim.how for claim in claims if claim.how)]),
         table(head, lines, text=(0, 1, 2, 6)),
-        _published_claims(plan, claims),
+        "" if plan.own else _published_claims(plan, claims),
     ]
     return "\n\n".join(part for part in parts if part)
 

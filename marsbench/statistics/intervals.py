@@ -11,14 +11,15 @@ Two published ideas carry all of it, and all of it is deterministic:
   distances from estimate to limit, on each side apart ("MOVER", Zou and Donner 2008). For symmetric intervals
   this is the textbook stratified interval, and for one benchmark it returns that benchmark's own.
 
-Intervals cover the draw of questions only: another training seed is outside their reach.
+Intervals cover the draw of questions only. `over_seeds` widens one to cover the luck of training as well, where
+several seeds were trained: a question's answer is then the share of them that were right.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import inf, sqrt
+from math import hypot, inf, sqrt
 from typing import Literal
 
 import numpy as np
@@ -61,13 +62,14 @@ class PairedDifference:
     """How much more arm a answers correctly than arm b on the same questions.
 
     `points` is the difference in percentage points, benchmarks weighing the same; its interval too.
-    `p_value` is McNemar's exact one, in which questions weigh the same.
+    `p_value` is McNemar's exact one, in which questions weigh the same; for shares of several seeds it is the sign
+    test, which McNemar's is a case of.
     """
 
     points: float
     interval: Interval  # percentage points
     n: int  # questions
-    only_a: int  # questions that a alone answers correctly
+    only_a: int  # questions that a alone answers correctly; of several seeds, that a does more often
     only_b: int
     p_value: float
 
@@ -76,7 +78,7 @@ class PairedDifference:
 class Answers:
     """One arm's answers on one benchmark, with one entry per question, in the benchmark's order."""
 
-    correct: Sequence[float]  # 0 or 1
+    correct: Sequence[float]  # 0 or 1, or of several seeds the share that were right
     emitted: Sequence[int]  # tokens
     forwards: Sequence[int]
 
@@ -110,6 +112,41 @@ def mean_of_benchmarks(estimates: Sequence[Estimate]) -> Estimate:
     below = sqrt(sum((part.value - part.interval.low) ** 2 for part in estimates)) / len(estimates)
     above = sqrt(sum((part.interval.high - part.value) ** 2 for part in estimates)) / len(estimates)
     return Estimate(value, Interval(value - below, value + above), sum(part.n for part in estimates))
+
+
+def over_seeds(pooled: Estimate, seeds: Sequence[float]) -> Estimate:
+    """What several training seeds say together, with an interval that covers the luck of training too.
+
+    An answer is seen as truth + effect of the seed + effect of the question + rest (crossed random effects). The
+    interval of the pooled answers covers the draw of questions and the rest. The values of the seeds scatter by their
+    effects and the rest, which the standard error of their mean covers, with Student's t for their small number. The
+    two are added by their squares, on each side apart, as in MOVER. The rest is counted twice, so that the interval is
+    rather too wide than too narrow.
+
+    Args:
+        pooled: the estimate from the answers of all seeds, pooled per question.
+        seeds: the same estimate from each seed's answers alone; a single one leaves `pooled` as it is.
+
+    Raises:
+        ValueError: if there are no seeds.
+    """
+    if not seeds:
+        raise ValueError("an estimate of no seeds")
+    if len(seeds) == 1:
+        return pooled
+    quantile = float(stats.t.ppf((1 + LEVEL) / 2, len(seeds) - 1))
+    training = quantile * float(np.std(seeds, ddof=1)) / sqrt(len(seeds))
+    below = hypot(pooled.value - pooled.interval.low, training)
+    above = hypot(pooled.interval.high - pooled.value, training)
+    return Estimate(pooled.value, Interval(pooled.value - below, pooled.value + above), pooled.n)
+
+
+def difference(a: Estimate, b: Estimate) -> Estimate:
+    """Estimate a minus an independent estimate b; the interval by MOVER (see the module)."""
+    value = a.value - b.value
+    below = hypot(a.value - a.interval.low, b.interval.high - b.value)
+    above = hypot(a.interval.high - a.value, b.value - b.interval.low)
+    return Estimate(value, Interval(value - below, value + above), min(a.n, b.n))
 
 
 def tokens_per_forward(emitted: Sequence[int], forwards: Sequence[int]) -> Estimate:
@@ -153,10 +190,10 @@ def _around(value: float, residuals: _Values) -> Estimate:
 
 
 def paired_difference(a: Mapping[str, Sequence[float]], b: Mapping[str, Sequence[float]]) -> PairedDifference:
-    """Compare two arms on the same questions (benchmark -> 0 or 1 per question, in the same order).
+    """Compare two arms on the same questions (benchmark -> 0 to 1 per question, in the same order).
 
     Raises:
-        ValueError: if the benchmarks or their numbers of questions differ, or an answer is neither 0 nor 1.
+        ValueError: if the benchmarks or their numbers of questions differ, or an answer is not from 0 to 1.
     """
     if set(a) != set(b):
         raise ValueError(f"not the same benchmarks: {sorted(a)} and {sorted(b)}")
@@ -176,14 +213,14 @@ def gain_difference(
     """How much more one arm gains over another than a third over a fourth, on the same questions of one benchmark.
 
     Args:
-        first: the answers, 0 or 1, of two arms, the first of which gains.
+        first: the answers, 0 to 1, of two arms, the first of which gains.
         second: those of two other arms, or the same.
 
     Returns:
         (first a minus first b) minus (second a minus second b), as a fraction.
 
     Raises:
-        ValueError: if the arms answered unequally many questions, or an answer is neither 0 nor 1.
+        ValueError: if the arms answered unequally many questions, or an answer is not from 0 to 1.
     """
     gains, others = _paired_gains("first pair", *first), _paired_gains("second pair", *second)
     if len(gains) != len(others):
@@ -225,20 +262,27 @@ def below(interval: Interval, bound: float) -> Verdict:
     return above(Interval(-interval.high, -interval.low), -bound)
 
 
-def superiority(diff: PairedDifference) -> Verdict:
-    """The verdict on "a is better than b"; "not supported" means that b is better than a."""
-    return above(diff.interval, 0.0)
+def within(interval: Interval, low: float, high: float) -> Verdict:
+    """The verdict on "the true value lies between `low` and `high`"."""
+    if low < interval.low and interval.high < high:
+        return "supported"
+    return "not supported" if interval.high < low or high < interval.low else "inconclusive"
 
 
-def non_inferiority(diff: PairedDifference, margin: float) -> Verdict:
-    """The verdict on "a is worse than b by less than `margin` percentage points".
+def superiority(interval: Interval) -> Verdict:
+    """The verdict on "a is better than b", from the interval of a minus b; "not supported": b is better than a."""
+    return above(interval, 0.0)
+
+
+def non_inferiority(interval: Interval, margin: float) -> Verdict:
+    """The verdict on "a is worse than b by less than `margin`", in the unit of the interval of a minus b.
 
     Raises:
         ValueError: if the margin is negative.
     """
     if margin < 0:
         raise ValueError(f"a negative margin: {margin}")
-    return above(diff.interval, -margin)
+    return above(interval, -margin)
 
 
 def share_of_tokens(part: Sequence[int], whole: Sequence[int]) -> Estimate:
@@ -266,19 +310,26 @@ def share_of_tokens(part: Sequence[int], whole: Sequence[int]) -> Estimate:
 
 
 def _zeros_and_ones(correct: Sequence[float]) -> _Values:
-    values = np.asarray(correct, dtype=float)
-    if not len(values):
-        raise ValueError("no answers")
+    values = _shares(correct)
     if not np.isin(values, (0.0, 1.0)).all():
         raise ValueError("an answer that is neither 0 nor 1")
     return values
 
 
 def _paired_gains(benchmark: str, a: Sequence[float], b: Sequence[float]) -> _Values:
-    """Per question 1 if only a is right, -1 if only b is, else 0."""
+    """Per question 1 if only a is right, -1 if only b is, else 0; of several seeds, the mean of that."""
     if len(a) != len(b):
         raise ValueError(f"{benchmark}: {len(a)} and {len(b)} answers cannot be paired")
-    return _zeros_and_ones(a) - _zeros_and_ones(b)
+    return _shares(a) - _shares(b)
+
+
+def _shares(correct: Sequence[float]) -> _Values:
+    values = np.asarray(correct, dtype=float)
+    if not len(values):
+        raise ValueError("no answers")
+    if values.min() < 0 or values.max() > 1:
+        raise ValueError("an answer that is not from 0 to 1")
+    return values
 
 
 def _mean_gain(gains: _Values, largest: float = 1.0) -> Estimate:

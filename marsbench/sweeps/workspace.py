@@ -21,7 +21,7 @@ class Workspace:
 
     root: Path
     scale: str
-    variant: str = ""  # what is measured where it is not the scale's own benchmarks in full, as in "real-limit8"
+    variant: str = ""  # what is measured where it is not the scale's own benchmarks in full at seed 0: "limit8-seed1"
 
     @property
     def runs(self) -> Path:
@@ -48,6 +48,12 @@ class Workspace:
         folder = self.root / "results" / self.scale
         names = sorted(path.name for path in folder.glob("*") if path.is_dir())
         return [replace(self, variant=name) for name in ("", *names)]
+
+    def seeds(self) -> dict[int, Workspace]:
+        """Training seed -> the folders of its rows, for those that have any; seed 0, which has this one's, always."""
+        numbers = [one.variant.removeprefix("seed") for one in self.variants() if one.variant.startswith("seed")]
+        others = sorted(int(number) for number in numbers if number.isdecimal())
+        return {0: self} | {seed: replace(self, variant=f"seed{seed}") for seed in others}
 
     def checkpoint(self, recipe: Recipe) -> Path:
         """A stage's finished checkpoint."""

@@ -1,0 +1,137 @@
+"""The index: one line for every table, figure and page, and the main answers before them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from marsbench.presets import preset
+from marsbench.reports.collection import Collection
+from marsbench.reports.deviations import SMALL_SCALES
+from marsbench.reports.markdown import table
+from marsbench.reports.paper_claims import ABSTRACT, Judged, tally
+
+CLAIMS = "claims"  # the page of claims, which has no rows of its own
+OPENING = (
+    "MARS (arXiv 2604.07023) fine-tunes an ordinary language model so that one forward pass can yield several tokens. "
+    "B mask tokens behind the text are predicted together, and the predictions are accepted from the left while the "
+    "model's confidence reaches a threshold, tau. The model keeps its architecture, and at one token per forward pass "
+    "it decodes like any other: that is AR, autoregressive decoding. AR SFT is the model before MARS, fine-tuned on "
+    "the same conversations in the ordinary way. This page leads to every table and figure of the paper as it was "
+    f"measured here; every verdict rests on a test that [the page of claims]({CLAIMS}.md) shows with its numbers."
+)
+
+
+class Item(NamedTuple):
+    """A line of the index."""
+
+    key: str  # as claims name it
+    name: str
+    asks: str
+    page: str
+    anchor: str = ""
+
+
+# The one place that holds the index's words. A page without a line here is listed by its name.
+ITEMS = (
+    Item("table2", "Table 2", "does MARS keep its accuracy at one token per forward pass?", "table2"),
+    Item("table3", "Table 3", "what does the SFT loss do, at larger and larger blocks?", "table3"),
+    Item("table4", "Table 4", "how many tokens per forward pass, at what accuracy, by block size?", "table4"),
+    Item(
+        "table5",
+        "Table 5",
+        "how fast by the clock is the block-level cache, by batch size?",
+        "speedup",
+        "#table-5-the-block-level-cache",
+    ),
+    Item(
+        "table6",
+        "Table 6",
+        "does MARS help speculative decoding, as target and as draft?",
+        "speedup",
+        "#table-6-speculative-decoding",
+    ),
+    Item("table8", "Table 8", "accuracy against tokens per forward pass, threshold by threshold", "table8"),
+    Item("table9", "Table 9", "is it better than Jacobi decoding, which needs no training?", "table9"),
+    Item("figure1", "Figure 1", "what does an answer look like, forward pass by forward pass?", "figure1"),
+    Item("figure3", "Figure 3", "is MARS with the SFT loss more accurate at equal speed?", "table8"),
+    Item("figure6", "Figure 6", "which metric of confidence is best?", "figure6"),
+    Item("training", "Appendix A", "what does training cost?", "table2", "#training"),
+    Item(CLAIMS, "Claims", "every claim of the paper with its test and verdict", CLAIMS),
+    Item("discrepancies", "Discrepancies", "where paper and released code differ: does it matter?", "discrepancies"),
+    Item("gains", "Gains", "where does the gain come from, and what is left of it at equal accuracy?", "gains"),
+    Item("engine", "Engine", "are the lossless methods exact, and what does each cost?", "engine"),
+    Item("speedup", "Speed", "how fast, at what accuracy, against what, at which batch size?", "speedup"),
+)
+
+
+def items(reports: Sequence[str]) -> list[Item]:
+    """A line for everything that can be reported: those with words of their own first."""
+    known = [item for item in ITEMS if item.page in (*reports, CLAIMS)]
+    pages = {item.page for item in known}
+    return [*known, *[Item(name, name.capitalize(), "", name) for name in reports if name not in pages]]
+
+
+def render(judged: Sequence[Judged], collections: Sequence[Collection], reports: Sequence[str]) -> str:
+    """The page as Markdown: a pure function of rows."""
+    sections = ["# The MARS paper, table by table", OPENING]
+    for collection in collections:
+        sections += [f"## Scale {collection.scale}", _scale(collection), _answers(judged, collection.scale)]
+        sections.append(_lines(judged, collection, reports))
+    return "\n\n".join(sections) + "\n"
+
+
+def _scale(collection: Collection) -> str:
+    """What the scale is, and what its results are not."""
+    caveat = " Its results test the mechanism; they are not Qwen numbers."
+    summary = f"Scale {collection.scale} is {preset(collection.scale).summary}."
+    return f"{summary}{caveat if collection.scale in SMALL_SCALES else ''}"
+
+
+def _answers(judged: Sequence[Judged], scale: str) -> str:
+    """What the abstract claims, with the numbers that were measured."""
+    lines = []
+    for one in sorted(judged, key=lambda one: one.claim.section == ABSTRACT):  # what no section takes up comes last
+        if one.claim.in_abstract:
+            finding = one.findings[scale]
+            measured = f" {finding.found} ({one.claim.tested})." if finding.estimate else ""
+            lines.append(f"- {one.claim.text}: **{finding.verdict}**.{measured}")
+    return "\n".join(["What the paper's abstract claims, and what was measured here:", "", *lines])
+
+
+def _lines(judged: Sequence[Judged], collection: Collection, reports: Sequence[str]) -> str:
+    head = ["", "asks", "verdict", "rows of", "command", "page"]
+    lines = []
+    for item in items(reports):
+        verdict, days = _verdict(item, judged, collection), _dates(item, collection)
+        command, link = f"`{_command(item.page, collection.scale)}`", _link(item, collection)
+        lines.append([item.name, item.asks, verdict, days, command, f"[{item.page}.md]({link})" if link else ""])
+    return table(head, lines, text=range(len(head)))
+
+
+def _link(item: Item, collection: Collection) -> str:
+    if item.page == CLAIMS:
+        return f"{CLAIMS}.md"
+    return collection.links[item.page] + item.anchor if item.page in collection.links else ""
+
+
+def _verdict(item: Item, judged: Sequence[Judged], collection: Collection) -> str:
+    """How many of an item's claims are supported; the paper's own, where it has any."""
+    if item.page != CLAIMS and item.page not in collection.rows:
+        return "not run"
+    of_item = [one for one in judged if item.page == CLAIMS or one.claim.item == item.key]
+    counted = [one for one in of_item if one.papers] or of_item
+    return tally(counted, collection.scale) if counted else "measured"
+
+
+def _dates(item: Item, collection: Collection) -> str:
+    """The days on which an item's rows were measured, from the first to the last."""
+    rows = [row for of_seed in collection.of(item.page) for row in of_seed]
+    days = sorted(str(row.provenance["started"])[:10] for row in rows if row.provenance.get("started"))
+    return " to ".join(dict.fromkeys([days[0], days[-1]])) if days else ""
+
+
+def _command(page: str, scale: str) -> str:
+    """The session that makes a page."""
+    session = {"speedup": "speedup-sweep", CLAIMS: "reproduce-all"}.get(page, f"reproduce-{page}")
+    return f"nox -s {session}{'' if scale == 'tiny' else f' -- --scale {scale}'}"

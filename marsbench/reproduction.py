@@ -1,0 +1,76 @@
+"""From the name of a page to its rows, the page itself, and the pages on the whole paper."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from rich.markup import escape
+
+from marsbench.errors import UserError, unknown_name
+from marsbench.files import write_atomically
+from marsbench.reports import REPORTS, write_report, write_whole_paper
+from marsbench.sweeps.grid import Grid, read_grid, shipped_grid
+from marsbench.sweeps.rows import Row
+from marsbench.sweeps.runner import Runner
+from marsbench.sweeps.speedup import SpeedupSweep
+from marsbench.sweeps.store import rows_text
+from marsbench.sweeps.studies import measure
+from marsbench.sweeps.workspace import Workspace
+
+SWEEP = "speedup"
+PAGE_NAMES = [name for name in REPORTS if name != SWEEP]
+WHOLE_PAPER = [name for name in (*PAGE_NAMES, SWEEP) if name != "engine"]  # the engine's page is about us
+
+
+def reproduce_page(name: str, runner: Runner) -> Path | None:
+    """Measure what a page lacks and write it, with its rows; None where only a part of the questions was answered.
+
+    Raises:
+        UserError: if there is no page of that name.
+    """
+    if name not in PAGE_NAMES:
+        raise unknown_name("thing to reproduce", name, [*PAGE_NAMES, "all"])
+    rows = measure(name, runner)
+    return _publish(name, rows, runner.workspace) if runner.shard == (1, 1) else None
+
+
+def reproduce_sweep(runner: Runner, grid: Grid, label: str = "") -> Path:
+    """Race what a grid lacks, or a shard's part of it, and write its rows and page to folders that a label names."""
+    part, parts = runner.shard
+    names = [label, f"part{part}-of-{parts}" if parts > 1 else "", runner.workspace.variant]
+    workspace = replace(runner.workspace, variant="-".join(filter(None, names)))
+    return _publish(SWEEP, SpeedupSweep(runner, grid.part(runner.shard)).rows(), workspace)
+
+
+def reproduce_all(runner: Runner, *, quick: bool = False) -> None:
+    """Every page of the paper in turn, then those on the whole of it; `quick` is the sweep's.
+
+    Raises:
+        UserError: at the end, if pages could not be made; it names them, and the others are there.
+    """
+    failed = []
+    for number, name in enumerate(WHOLE_PAPER, 1):
+        runner.reporter.say(f"page {number} of {len(WHOLE_PAPER)}: {name}")
+        try:
+            if name == SWEEP:
+                grid = read_grid(shipped_grid(runner.scale.scale), quick=quick)
+                reproduce_sweep(runner, grid, "quick" if quick else "")
+            else:
+                reproduce_page(name, runner)
+        except UserError as error:
+            runner.reporter.say(escape(f"{name}: {error}"))
+            failed.append(name)
+    write_whole_paper(runner.workspace.root, runner.scale.scale)
+    if failed:
+        raise UserError(
+            f"{len(failed)} of {len(WHOLE_PAPER)} pages could not be made: {', '.join(failed)}",
+            fix="do what the messages above say; the same command then makes what is missing",
+        )
+
+
+def _publish(name: str, rows: Sequence[Row], workspace: Workspace) -> Path:
+    """Write a page's rows and the page with its figures; returns where it is."""
+    write_atomically(workspace.results(name), rows_text(rows).encode())
+    return write_report(name, rows, workspace.scale, workspace.reports)[0]

@@ -1,0 +1,423 @@
+"""The pages on the whole paper, from made-up rows of several seeds and scales; and the command that makes all pages."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+from typer.testing import CliRunner
+
+from marsbench.cli import app
+from marsbench.files import write_atomically
+from marsbench.paper import published
+from marsbench.reports import PAGES, REPORTS, index, whole_paper, write_whole_paper
+from marsbench.reports.cells import columns, latest_cells
+from marsbench.reports.claims import Finding
+from marsbench.reports.collection import collect
+from marsbench.reports.page import Page
+from marsbench.reports.paper_claims import NOT_THE_PAPERS, SECTIONS, PaperClaim, paper_claims
+from marsbench.reports.seeds import judged, pooled
+from marsbench.sweeps.rows import EvaluationRow, Row, StepCostRow, SweepRow, TrainingRow
+from marsbench.sweeps.store import read_rows, rows_text
+from marsbench.sweeps.workspace import Workspace
+
+QUESTIONS = 40
+TABLE2 = next(page for page in PAGES if page.plan.key == "table2")
+MATCHES = TABLE2.claims[0]  # MARS is at least as accurate as AR SFT, less two points
+PROVENANCE = {"started": "2026-01-02T03:04:05+00:00", "seed": 0}
+
+
+def evaluation_rows(page: Page, seed: int = 0) -> Iterator[EvaluationRow]:
+    """Answers to the same questions, other answers for every seed."""
+    generator = np.random.default_rng(seed)
+    for benchmark in columns(page.plan):
+        for arm in page.plan.arms:
+            forwards = generator.integers(5, 40, QUESTIONS)
+            yield EvaluationRow(
+                key=f"{arm.name}/{benchmark}/{seed}",
+                status="done",
+                reason="",
+                scale="tiny",
+                arm=arm.name,
+                stage=arm.stage,
+                method=arm.method,
+                options=arm.options,
+                benchmark=f"mini_{benchmark}",
+                metric="exact_match",
+                correct=generator.integers(0, 2, QUESTIONS).astype(float).tolist(),
+                emitted=(forwards + generator.integers(0, 9, QUESTIONS)).tolist(),
+                forwards=forwards.tolist(),
+                finished=[1] * QUESTIONS,
+                provenance=PROVENANCE,
+            )
+
+
+def of_table2(rows: Sequence[Row]) -> Finding:
+    return MATCHES.judge(latest_cells(rows), TABLE2.plan)
+
+
+def over(*seeds: Sequence[Row]) -> Finding:
+    return judged(of_table2, MATCHES.decide, seeds)
+
+
+def rows_of_seeds(count: int) -> list[list[Row]]:
+    return [[*evaluation_rows(TABLE2, seed)] for seed in range(count)]
+
+
+# ---- several seeds --------------------------------------------------------------------------------------------------
+
+
+def test_seeds_are_pooled_question_by_question() -> None:
+    """Guards against questions of one seed beside those of another, and against counts that are averaged."""
+    seeds = rows_of_seeds(3)
+    found = latest_cells(pooled(seeds))["mars", "bbh"]
+    alone = [latest_cells(rows)["mars", "bbh"] for rows in seeds]
+    assert found.correct == pytest.approx(
+        [mean(values) for values in zip(*[row.correct for row in alone], strict=True)]
+    )
+    assert found.emitted == [sum(values) for values in zip(*[row.emitted for row in alone], strict=True)]
+    assert found.forwards == [sum(values) for values in zip(*[row.forwards for row in alone], strict=True)]
+
+
+def test_what_a_seed_lacks_is_not_pooled() -> None:
+    """Guards against a cell of two seeds that passes for one of three."""
+    first, second = rows_of_seeds(2)
+
+    def change(row: Row) -> Row:
+        assert isinstance(row, EvaluationRow)
+        shorter = {"correct": row.correct[1:], "emitted": row.emitted[1:], "forwards": row.forwards[1:]}
+        return {"mars": replace(row, status="skipped"), "base": replace(row, **shorter)}.get(row.arm, row)  # type: ignore[arg-type]
+
+    cells = latest_cells(pooled([first, [change(row) for row in second]]))
+    assert {arm for arm, _ in cells} == {arm.name for arm in TABLE2.plan.arms} - {"mars", "base"}
+
+
+def test_a_claim_over_seeds_by_hand() -> None:
+    """Guards against an interval without training noise, a value that is not the seeds' mean, and a lost verdict."""
+    seeds = rows_of_seeds(3)
+    values = [found.estimate.value for rows in seeds if (found := of_table2(rows)).estimate]
+    together, questions = over(*seeds), of_table2(pooled(seeds))
+    assert together.estimate and questions.estimate
+    assert together.estimate.value == pytest.approx(mean(values))
+    training = stats.t.ppf(0.975, 2) * stdev(values) / 3**0.5
+    below = questions.estimate.value - questions.estimate.interval.low
+    assert together.estimate.interval.low == pytest.approx(together.estimate.value - (below**2 + training**2) ** 0.5)
+    assert (together.seeds, together.p) == (3, None)
+    assert together.verdict == MATCHES.decide(together.estimate.interval)
+
+
+def test_scatter_between_seeds_can_undo_a_verdict() -> None:
+    """Guards against a verdict that is still that of the questions alone."""
+
+    def answers(right: int, seed: int) -> list[Row]:
+        rows = {"mars": [1.0] * right + [0.0] * (QUESTIONS - right), "ar_sft": [0.0] * QUESTIONS}
+        return [replace(row, correct=rows.get(row.arm, row.correct)) for row in evaluation_rows(TABLE2, seed)]
+
+    assert over(*[answers(20, seed) for seed in range(3)]).verdict == "supported"
+    assert over(answers(2, 0), answers(20, 1), answers(38, 2)).verdict == "inconclusive"
+
+
+def test_one_seed_is_judged_as_on_its_page() -> None:
+    """Guards against a second kind of interval for what was trained once."""
+    (rows,) = rows_of_seeds(1)
+    assert over(rows) == of_table2(rows)
+    assert over() == Finding() and over([]) == of_table2([])
+
+
+def test_an_unfinished_seed_does_not_count() -> None:
+    """Guards against seeds that are compared on different benchmarks."""
+    first, second = rows_of_seeds(2)
+    partly = [row for row in second if isinstance(row, EvaluationRow) and row.benchmark != "mini_gpqa"]
+    assert over(first, partly) == over(partly, first) == of_table2(first)
+    assert over(partly, first).seeds == 1
+
+
+# ---- claims on speed and training -----------------------------------------------------------------------------------
+
+
+def sweep_row(contender: str, method: str, batch_size: int, seconds: list[float], **more: Any) -> SweepRow:
+    """A cell of two laps, raced against an `ar` that takes one second for as many tokens."""
+    return SweepRow(
+        key=f"{contender}/{batch_size}",
+        status="done",
+        reason="",
+        scale="tiny",
+        contender=contender,
+        stage="mars",
+        draft="",
+        method=method,
+        options=more.pop("options", {}),
+        batch_size=batch_size,
+        benchmarks=["mini_gsm8k"],
+        prompts=4,
+        prompts_hash="",
+        max_new_tokens=96,
+        seconds=seconds,
+        baselines={"ar": {"seconds": [1.0, 1.0], "emitted": 40}},
+        correct=more.pop("correct", [1.0, 0.0, 1.0, 1.0]),
+        emitted=[10] * 4,
+        row_forwards=more.pop("row_forwards", [5] * 4),
+        finished=[1] * 4,
+        first_token=[0.1] * 4,
+        last_token=[0.2] * 4,
+        provenance=PROVENANCE,
+    )
+
+
+def sweep(speeds: Mapping[int, Mapping[int, float]], target: float = 1.2, forwards: int = 3) -> list[Row]:
+    """Batch size -> B_cache -> how many times as fast as `ar`; and a MARS target against an AR target."""
+    rows: list[Row] = [
+        sweep_row(f"cache {block}", "mars-block-cache", size, [1 / speed, 1.01 / speed], options={"cache_block": block})
+        for size, of_size in speeds.items()
+        for block, speed in of_size.items()
+    ]
+    first = min(speeds)
+    return [
+        *rows,
+        *[sweep_row("mars-no-cache", "mars-no-cache", size, [2.0, 2.1]) for size in speeds],
+        sweep_row("speculative, AR SFT by AR SFT", "speculative", first, [1.0, 1.0], row_forwards=[4, 4, 4, 5]),
+        sweep_row("speculative, MARS by AR SFT", "mars-speculative", first, [1 / target, 1.01 / target],
+                  row_forwards=[forwards] * 4),
+        sweep_row("speculative, MARS by MARS", "mars-speculative", first, [1 / target / 1.1] * 2),
+        sweep_row("mars, tau = 0.95", "mars", max(speeds), [1.0, 1.0], options={"threshold": 0.95}),
+        sweep_row("mars, tau = 0.5", "mars", max(speeds), [0.8, 0.8], options={"threshold": 0.5}),
+        sweep_row("mars, tau = one", "mars", max(speeds), [0.1, 0.1], options={}),
+    ]  # fmt: skip
+
+
+AS_PUBLISHED = {4: {4: 1.1, 32: 1.7}, 8: {4: 1.0, 32: 1.6}, 16: {4: 0.9, 32: 1.3}}
+THE_OTHER_WAY = {4: {4: 0.8, 32: 0.5}, 8: {4: 0.8, 32: 0.6}, 16: {4: 0.9, 32: 0.8}}
+
+
+def claim(words: str) -> PaperClaim:
+    (found,) = [one for one in paper_claims(PAGES) if words in one.text]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("words", "value", "other"),
+    [
+        ("faster than AR with a KV cache at batch 4", 1.7 / 1.005, "not supported"),
+        ("faster than AR with a KV cache at batch 16", 1.3 / 1.005, "not supported"),
+        ("shrinks as the batch grows", 0.4 / 1.005, "not supported"),
+        ("favours a smaller B_cache", 0.9 / 1.3 - 1.1 / 1.7, "not supported"),
+        ("Without a cache, MARS is slower than AR with one at batch 8", 1 / 2.05, "supported"),
+        ("yields more tokens per target forward", 40 / 12 - 40 / 17, "not supported"),
+        ("A MARS target is faster", 1.2 / 1.005, "not supported"),
+        ("Under load", 1.25, "supported"),
+    ],
+)
+def test_claims_on_a_sweep(words: str, value: float, other: str) -> None:
+    """Guards against the wrong cells, ratios upside down, and claims that cannot fail."""
+    found = claim(words).judge(sweep(AS_PUBLISHED))
+    assert found.verdict == "supported" and found.estimate
+    assert found.estimate.value == pytest.approx(value, rel=0.01)
+    assert claim(words).judge(sweep(THE_OTHER_WAY, target=0.8, forwards=6)).verdict == other
+    assert claim(words).judge([]).verdict == "not run"
+
+
+def test_races_of_several_seeds_are_summed() -> None:
+    """Guards against laps that are averaged with those of other races, or a baseline of one seed for all."""
+    row = sweep_row("cache 4", "mars-block-cache", 4, [1.0, 2.0], options={"cache_block": 4})
+    slower = replace(row, seconds=[3.0, 2.0], baselines={"ar": {"seconds": [2.0, 3.0], "emitted": 80}})
+    (found,) = pooled([[row], [slower]])
+    assert isinstance(found, SweepRow)
+    assert (found.seconds, found.emitted) == ([4.0, 4.0], [20] * 4)
+    assert found.baselines == {"ar": {"seconds": [3.0, 4.0], "emitted": 120}}
+    assert pooled([[row], [replace(row, seconds=[1.0])]]) == pooled([[row], [replace(row, baselines={})]]) == []
+
+
+@pytest.mark.parametrize(("ratio", "verdict"), [(2.0, "supported"), (1.2, "not supported"), (3.0, "not supported")])
+def test_a_step_costs_about_twice(ratio: float, verdict: str) -> None:
+    """Guards against a bound on one side only: far more than twice is not about twice."""
+    seconds = {"ar": [1.0, 1.1, 0.9], "mars": [ratio, ratio * 1.1, ratio * 0.9]}
+    assert claim("costs about twice").judge([StepCostRow("k", "done", "", "tiny", seconds)]).verdict == verdict
+
+
+@pytest.mark.parametrize(("more", "verdict"), [(0, "supported"), (1, "not supported")])
+def test_parameters_are_counted(more: int, verdict: str) -> None:
+    """Guards against a MARS with a parameter more that passes for the same model."""
+    sizes = {("ar_sft", None): 1000, ("mars", 4): 1000 + more}
+    rows = [TrainingRow(s, "done", "", "tiny", s, b, n, 1, 1, 1.0, 1.0) for (s, b), n in sizes.items()]
+    assert claim("adds no parameters").judge(rows).verdict == verdict
+
+
+def test_published_numbers_of_speed_are_the_papers() -> None:
+    """Guards against a speed-up of another batch size or line beside a measured one."""
+    best = max(row.value for row in published("5", batch_size=4, metric="speedup"))
+    assert claim("faster than AR with a KV cache at batch 4").published("7b") == f"{best:.2f} times"
+    yields = {row.target: row.value for row in published("6", draft="ar_sft_0.5b", metric="tokens_per_target_forward")}
+    gain = yields["mars_7b_b4"] - yields["ar_sft_7b"]
+    assert claim("yields more tokens per target").published("7b") == f"{gain:+.2f} tokens/forward"
+    hours = {row.method: row.value for row in published("A", scale="0.5b")}
+    assert claim("costs about twice").published("0.5b") == f"{hours['mars'] / hours['ar_sft']:.2f} times"
+    assert claim("shrinks as the batch grows").published("0.5b") is None
+
+
+# ---- the pages ------------------------------------------------------------------------------------------------------
+
+
+def publish(root: Path, rows: Sequence[Row], page: str, scale: str = "tiny", variant: str = "") -> None:
+    of_scale = [replace(row, scale=scale) for row in rows]
+    write_atomically(Workspace(root, scale, variant).results(page), rows_text(of_scale).encode())
+
+
+@pytest.fixture(scope="module")
+def published_rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Table 2 of three seeds at scale tiny and of one at 0.5b, and a sweep."""
+    root = tmp_path_factory.mktemp("published")
+    for seed, rows in enumerate(rows_of_seeds(3)):
+        publish(root, rows, "table2", variant=f"seed{seed}" if seed else "")
+    publish(root, [*evaluation_rows(TABLE2, 5)], "table2", scale="0.5b")
+    publish(root, sweep(AS_PUBLISHED), "speedup")
+    return root
+
+
+def lines_of(text: str) -> list[list[str]]:
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line[:1] == "|"]
+
+
+def page_of(root: Path, name: str, scale: str = "tiny") -> str:
+    return next(text for path, text in whole_paper(root, scale).items() if path.name == f"{name}.md")
+
+
+def test_every_claim_is_listed_once_with_its_verdict_at_every_scale(published_rows: Path) -> None:
+    """Guards against claims that are lost between a table's page and the page of claims, or judged at another scale."""
+    text = page_of(published_rows, "claims")
+    summary, *sections = text.split("\n## ")
+    head, _, *lines = lines_of(summary)
+    assert head == ["#", "where", "claim", "tiny", "0.5b"]
+    claims = paper_claims(PAGES)
+    assert [line[2] for line in lines] == [one.text for one in claims] and len({*(line[2] for line in lines)}) > 60
+    assert len(claims) >= sum(len(page.claims) for page in PAGES)
+    details = [line for section in sections for line in lines_of(section)[2:]]
+    assert len(details) == 2 * len(claims)
+    verdicts = {(line[0], line[1]): line[6] for line in details}
+    for number, *_, tiny, half in lines:
+        assert (tiny, half) == (verdicts[number, "tiny"], verdicts[number, "0.5b"])
+    (line,) = [line for line in details if line[:2] == ["3", "tiny"]]
+    together = over(*rows_of_seeds(3))
+    assert line[2:7] == [MATCHES.tested(TABLE2.plan), together.found, "240", "3", together.verdict]
+    assert line[9] == "[table2](table2.md)"
+    (line,) = [line for line in details if line[:2] == ["3", "0.5b"]]
+    assert (line[5], line[9]) == ("1", "[table2](0.5b/table2.md)")
+
+
+def test_a_page_says_from_how_many_seeds_it_speaks(published_rows: Path) -> None:
+    """Guards against one training that passes for several."""
+    text = page_of(published_rows, "claims")
+    assert "- Scale tiny: " in text and "Rows of training seeds 0, 1, 2." in text
+    assert re.search(r"- Scale 0\.5b: .* One training seed\.", text)
+
+
+def test_claims_name_their_places() -> None:
+    """Guards against a section without claims, a renamed claim of the abstract, and claims of ours put on the paper."""
+    claims = paper_claims(PAGES)
+    assert list(dict.fromkeys(one.section for one in claims)) == list(SECTIONS)
+    assert sum(one.in_abstract for one in claims) == 10
+    for one in claims:
+        assert one.section == NOT_THE_PAPERS or not one.text.startswith(("Ours", "Reported elsewhere"))
+
+
+def test_the_index_has_a_line_for_everything(published_rows: Path) -> None:
+    """Guards against a report that nobody finds, a wrong count, and a measured page that is called not run."""
+    tiny, half = page_of(published_rows, "index").split("\n## ")[1:]
+    lines = {line[0]: line[1:] for line in lines_of(tiny)[2:]}
+    assert {*REPORTS, "claims"} == {item.page for item in index.items(list(REPORTS))}
+    assert index.items(["table2", "something"])[-1] == index.Item("something", "Something", "", "something")
+    judged_claims = [claim.finding(collect(published_rows, "tiny", REPORTS)[0]) for claim in paper_claims(PAGES)[2:7]]
+    supported = sum(found.verdict == "supported" for found in judged_claims)
+    assert lines["Table 2"][1].startswith(f"{supported} of 5 claims supported")
+    assert lines["Table 2"][2:] == ["2026-01-02", "`nox -s reproduce-table2`", "[table2.md](table2.md)"]
+    assert lines["Table 5"][1] == "8 of 8 claims supported" and lines["Table 6"][1].startswith("3 of 4")
+    assert lines["Table 9"][1:] == ["not run", "", "`nox -s reproduce-table9`", ""]
+    assert "they are not Qwen numbers" in tiny and "they are not Qwen numbers" not in half
+    assert "`nox -s reproduce-table2 -- --scale 0.5b`" in half and "(0.5b/table2.md)" in half
+
+
+def test_links_of_the_index_lead_somewhere(tmp_path: Path) -> None:
+    """Guards against links to pages, or to sections of them, that are not there."""
+    publish(tmp_path, sweep(AS_PUBLISHED), "speedup")
+    publish(tmp_path, [*evaluation_rows(TABLE2)], "table2")
+    done = CliRunner().invoke(app, ["report", "--output", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    links = re.findall(r"\]\(([\w.]+)(?:#([\w-]+))?\)", (tmp_path / "reports" / "index.md").read_text())
+    assert {page for page, _ in links} == {"table2.md", "speedup.md", "claims.md"}
+    for page, anchor in links:
+        titles = re.findall(r"^## (.*)$", (tmp_path / "reports" / page).read_text(), re.MULTILINE)
+        assert not anchor or anchor in [re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in titles]
+
+
+def test_the_index_names_sessions_that_exist(published_rows: Path) -> None:
+    """Guards against a command that nobody can give."""
+    spec = importlib.util.spec_from_file_location("noxfile", Path(__file__).parent.parent / "noxfile.py")
+    assert spec and spec.loader
+    noxfile = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(noxfile)
+    sessions = {f"reproduce-{name}" for name in noxfile.REPRODUCTIONS} | {"speedup-sweep"}
+    assert set(re.findall(r"`nox -s ([\w-]+)", page_of(published_rows, "index"))) == sessions
+
+
+def test_scales_of_tests_have_pages_of_their_own(tmp_path: Path) -> None:
+    """Guards against rows of models that know nothing on the page of the paper's scales."""
+    publish(tmp_path, [*evaluation_rows(TABLE2)], "table2", scale="micro")
+    micro, tiny = (write_whole_paper(tmp_path, scale)[0] for scale in ("micro", "tiny"))
+    assert micro == tmp_path / "reports" / "micro" / "index.md" and tiny == tmp_path / "reports" / "index.md"
+    assert "(table2.md)" in micro.read_text() and "Scale micro" not in tiny.read_text()
+    assert "(table2.md)" not in tiny.read_text() and "not run" in tiny.read_text()
+
+
+def test_a_quick_sweep_stands_in_for_a_whole_one(tmp_path: Path) -> None:
+    """Guards against Tables 5 and 6 called not run after a quick run, and a quick run that hides a whole one."""
+    publish(tmp_path, sweep(AS_PUBLISHED), "speedup", variant="quick")
+    (found,) = collect(tmp_path, "tiny", REPORTS)
+    assert found.links == {"speedup": "tiny/quick/speedup.md"} and found.of("speedup")
+    publish(tmp_path, sweep(THE_OTHER_WAY), "speedup")
+    (found,) = collect(tmp_path, "tiny", REPORTS)
+    assert found.links == {"speedup": "speedup.md"}
+
+
+@pytest.mark.parametrize("change", [lambda row: replace(row, correct=[], emitted=[], forwards=[], status="failed"),
+                                    lambda row: replace(row, provenance={})])  # fmt: skip
+def test_nothing_undefined_is_printed(change: Callable[[EvaluationRow], EvaluationRow], tmp_path: Path) -> None:
+    """Guards against NaN, infinity, None or a crash, whatever is missing."""
+    for text in (page_of(tmp_path, "index"), page_of(tmp_path, "claims")):
+        assert not re.search(r"\b(nan|inf|None)\b", text)
+    publish(tmp_path, [change(row) for row in evaluation_rows(TABLE2)], "table2")
+    for text in (page_of(tmp_path, "index"), page_of(tmp_path, "claims")):
+        assert not re.search(r"\b(nan|inf|None)\b", text)
+
+
+# ---- the command ----------------------------------------------------------------------------------------------------
+
+
+def test_the_whole_paper_with_one_command(micro_checkpoints: Path, tmp_path: Path) -> None:
+    """Guards against a page that is left out, one failure that takes the others with it, and a failure in silence."""
+    shutil.copytree(micro_checkpoints, Workspace(tmp_path, "micro").runs / "checkpoints")
+    few = ["--benchmarks", "mini_bbh", "--limit", "1", "--quick"]  # Table 8 and Figure 6 do not ask mini_bbh
+    done = CliRunner().invoke(app, ["reproduce", "all", "--scale", "micro", "--output", str(tmp_path), *few])
+    assert done.exit_code == 2, done.output
+    assert "page 3 of" in done.output and "Table 8 asks none of mini_bbh" in done.output
+    (named,) = re.findall(r"\d of \d+ pages could not be made: ([\w, ]+)", done.output)
+    failed = set(named.split(", "))
+    assert failed >= {"table8", "figure6"} and not failed & {"table2", "table3", "table4", "table9", "figure1"}
+    for page in set(REPORTS) - failed - {"engine", "speedup"}:
+        workspace = Workspace(tmp_path, "micro", "mini_bbh-limit1")
+        assert read_rows(workspace.results(page)) and (workspace.reports / f"{page}.md").exists()
+    assert (Workspace(tmp_path, "micro", "quick-mini_bbh-limit1").reports / "speedup.md").exists()
+    assert {path.name for path in (tmp_path / "reports" / "micro").glob("*.md")} == {"index.md", "claims.md"}
+
+
+def test_quick_belongs_to_the_sweep(tmp_path: Path) -> None:
+    """Guards against an option that is passed over without a word."""
+    done = CliRunner().invoke(app, ["reproduce", "table2", "--quick", "--scale", "micro", "--output", str(tmp_path)])
+    assert done.exit_code == 2 and "speed sweep's" in done.output
