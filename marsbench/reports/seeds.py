@@ -87,8 +87,8 @@ def _sum_of_kind(first: Row, seeds: Sequence[Mapping[str, Any]]) -> Row:
             baselines={name: _baseline([one.get(name) for one in baselines]) for name in first.baselines},
         )
     if isinstance(first, StepCostRow):
-        times = [one["seconds"] for one in seeds]
-        return replace(first, seconds={name: _sums(times, name) for name in first.seconds})
+        seconds, memory = ([one[name] for one in seeds] for name in ("seconds", "memory"))
+        return replace(first, seconds=_sums_by_name(seconds), memory=_sums_by_name(memory))
     return first
 
 
@@ -103,6 +103,11 @@ def _baseline(found: Sequence[Mapping[str, Any] | None]) -> dict[str, Any]:
 def _sums(seeds: Sequence[Mapping[str, Any]], name: str) -> list[Any]:
     """The lists of one field, added up entry by entry."""
     return [sum(values) for values in zip(*(one[name] for one in seeds), strict=True)]
+
+
+def _sums_by_name(seeds: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """The lists under each of the first seed's names, added up."""
+    return {name: _sums(seeds, name) for name in seeds[0]}
 
 
 def _means(seeds: Sequence[Mapping[str, Any]], name: str) -> list[float]:
