@@ -225,6 +225,24 @@ def test_claims_on_a_sweep(words: str, value: float, other: str) -> None:
     assert claim(words).judge([]).verdict == "not run"
 
 
+def test_best_settings_lose_as_little_as_they_say() -> None:
+    """Guards against a threshold that is fast because it is wrong, and a setting of another batch size."""
+    four = [1.0] * 3 + [0.0]
+    rows: list[Row] = [
+        sweep_row("ar", "ar", 4, [1.0, 1.0], correct=four),
+        sweep_row("mars, tau = 0.9", "mars", 4, [0.8, 0.8], correct=four, options={"threshold": 0.9}),
+        sweep_row("mars, tau = 0.5", "mars", 4, [0.5, 0.5], correct=[0.0] * 4, options={"threshold": 0.5}),
+        sweep_row("verified", "mars-verified", 4, [0.5, 0.5], correct=four),
+        sweep_row("verified, other", "mars-verified", 8, [0.1, 0.1], correct=four),
+    ]
+    found = [
+        claim(words).judge(rows).estimate
+        for words in ("1 point is faster than AR at batch 4", "of AR, is faster than AR at batch 4")
+    ]
+    assert [one.value for one in found if one] == [1.25, 2.0]
+    assert claim("1 point is faster than AR at batch 8").judge(rows).verdict == "not run"
+
+
 def test_races_of_several_seeds_are_summed() -> None:
     """Guards against laps that are averaged with those of other races, or a baseline of one seed for all."""
     row = sweep_row("cache 4", "mars-block-cache", 4, [1.0, 2.0], options={"cache_block": 4})

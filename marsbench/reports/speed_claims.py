@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from marsbench.paper import published
-from marsbench.reports.speedup import TABLE6
+from marsbench.reports.speedup import TABLE6, best_mars_at, best_verified_at
 from marsbench.reports.sweep import Sweep, by_benchmark, faster, speed_up
 from marsbench.statistics.intervals import Answers, Estimate, difference, paired_difference, speed_difference
 from marsbench.sweeps.plans import BATCH_SIZES
@@ -132,6 +132,23 @@ def _speculative(sweep: Sweep, contender: str) -> SweepRow | None:
 
 def _answers(row: SweepRow) -> Answers:
     return Answers(row.correct, row.emitted, row.row_forwards)
+
+
+# ---- ours: the best settings ----------------------------------------------------------------------------------------
+
+SERVED = (1, *BATCH_SIZES)  # the batch sizes at which the best settings are held against `ar`
+
+
+def best_mars(sweep: Sweep, batch_size: int) -> Estimate | None:
+    """Speed-up over `ar` of the fastest threshold that loses at most the allowed points on these questions."""
+    row = best_mars_at(sweep, batch_size)
+    return speed_up(row) if row else None
+
+
+def best_verified(sweep: Sweep, batch_size: int) -> Estimate | None:
+    """Speed-up over `ar` of the fastest layout and window of `mars-verified`."""
+    row = best_verified_at(sweep, batch_size)
+    return speed_up(row) if row else None
 
 
 # ---- under load -----------------------------------------------------------------------------------------------------
