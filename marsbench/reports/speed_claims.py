@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from marsbench.paper import published
-from marsbench.reports.speedup import TABLE6, best_mars_at, best_verified_at
-from marsbench.reports.sweep import Sweep, by_benchmark, faster, speed_up
+from marsbench.reports.speedup_tables import TABLE6
+from marsbench.reports.sweep import Sweep, best_mars_at, best_verified_at, by_benchmark, faster, speed_up
 from marsbench.statistics.intervals import Answers, Estimate, difference, paired_difference, speed_difference
 from marsbench.sweeps.plans import BATCH_SIZES
 from marsbench.sweeps.rows import SweepRow

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from marsbench.methods import METHODS
+from marsbench.reports.markdown import bracketed, signed_number
 from marsbench.statistics.intervals import (
     Estimate,
     PairedDifference,
@@ -184,3 +185,43 @@ def agreement(first: Sweep, second: Sweep) -> list[Agreement]:
         if name != "ar" and ratios[0] is not None and ratios[1] is not None:
             found.append(Agreement(name, size, ratios[0], ratios[1]))
     return found
+
+
+def best_mars_at(sweep: Sweep, batch_size: int) -> SweepRow | None:
+    """The fastest threshold of `mars` that loses at most the allowed points against `ar` on these questions."""
+
+    def allowed(row: SweepRow) -> bool:
+        cost = sweep.cost(row)
+        return row.method == "mars" and cost is not None and cost.points <= ALLOWED_LOSS
+
+    return max(sweep.at(batch_size, allowed), key=speed_of, default=None)
+
+
+def best_verified_at(sweep: Sweep, batch_size: int) -> SweepRow | None:
+    """The fastest layout and window of `mars-verified`."""
+    return max(sweep.at(batch_size, lambda row: row.method == "mars-verified"), key=speed_of, default=None)
+
+
+def speed_of(row: SweepRow) -> float:
+    """The speed-up over `ar`, 0 where there is none."""
+    found = speed_up(row)
+    return found.value if found else 0.0
+
+
+# ---- in print ----
+
+
+def printed_speed_up(row: SweepRow | None) -> str:
+    """The speed-up over `ar` with its interval."""
+    return printed_ratio(speed_up(row)) if row else "none"
+
+
+def printed_ratio(ratio: Estimate | None) -> str:
+    """A ratio of speeds with its interval."""
+    return f"{ratio.value:.2f} {bracketed(ratio.interval, 2)}" if ratio else "no baseline"
+
+
+def printed_cost(sweep: Sweep, row: SweepRow | None) -> str:
+    """The points of accuracy lost against `ar`, with their interval."""
+    cost = sweep.cost(row) if row else None
+    return f"{signed_number(cost.points, 1)} {bracketed(cost.interval, 1, signed=True)}" if cost else ""
