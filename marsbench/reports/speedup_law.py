@@ -105,8 +105,8 @@ def _summary(regrets: Sequence[Regret]) -> str:
     losses = [100 * one.loss.value for one in regrets]
     told_apart = sum(one.loss.interval.low > 0 for one in regrets)
     return (
-        f"Mean regret {sum(losses) / max(len(losses), 1):.1f} %, largest {max(losses, default=0.0):.1f} %. In {told_apart} "
-        f"of {len(regrets)} lines the interval, over laps, lies above 0: only there can the choice be told from the "
+        f"Mean regret {sum(losses) / max(len(losses), 1):.1f} %, largest {max(losses, default=0.0):.1f} %. In "
+        f"{told_apart} of {len(regrets)} lines the interval, over laps, lies above 0: only there can the choice be told from the "
         "fastest."
     )
 
