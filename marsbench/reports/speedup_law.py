@@ -106,8 +106,8 @@ def _summary(regrets: Sequence[Regret]) -> str:
     told_apart = sum(one.loss.interval.low > 0 for one in regrets)
     return (
         f"Mean regret {sum(losses) / max(len(losses), 1):.1f} %, largest {max(losses, default=0.0):.1f} %. In "
-        f"{told_apart} of {len(regrets)} lines the interval, over laps, lies above 0: only there can the choice be told from the "
-        "fastest."
+        f"{told_apart} of {len(regrets)} lines the interval, over laps, lies above 0: only there can the choice be "
+        "told from the fastest."
     )
 
 
