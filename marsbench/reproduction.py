@@ -12,8 +12,10 @@ from marsbench.errors import UserError, unknown_name
 from marsbench.files import write_atomically
 from marsbench.reports import REPORTS, write_report, write_whole_paper
 from marsbench.sweeps.grid import Grid, read_grid, shipped_grid
+from marsbench.sweeps.plans import TABLES, TrainedStage
 from marsbench.sweeps.rows import Row
 from marsbench.sweeps.runner import Runner
+from marsbench.sweeps.side_by_side import train_side_by_side
 from marsbench.sweeps.speedup import SpeedupSweep
 from marsbench.sweeps.store import rows_text
 from marsbench.sweeps.studies import measure
@@ -44,18 +46,21 @@ def reproduce_sweep(runner: Runner, grid: Grid, label: str = "") -> Path:
     return _publish(SWEEP, SpeedupSweep(runner, grid.part(runner.shard)).rows(), workspace)
 
 
-def reproduce_all(runner: Runner, *, quick: bool = False) -> None:
+def reproduce_all(runner: Runner, *, quick: bool = False, jobs: int = 1) -> None:
     """Every page of the paper in turn, then those on the whole of it; `quick` is the sweep's.
+
+    What they lack of the world's checkpoints is trained before, so many at a time.
 
     Raises:
         UserError: at the end, if pages could not be made; it names them, and the others are there.
     """
+    grid = read_grid(shipped_grid(runner.scale.scale), quick=quick)
+    train_side_by_side(runner, _checkpoints(grid), jobs)
     failed = []
     for number, name in enumerate(WHOLE_PAPER, 1):
         runner.reporter.say(f"page {number} of {len(WHOLE_PAPER)}: {name}")
         try:
             if name == SWEEP:
-                grid = read_grid(shipped_grid(runner.scale.scale), quick=quick)
                 reproduce_sweep(runner, grid, "quick" if quick else "")
             else:
                 reproduce_page(name, runner)
@@ -68,6 +73,17 @@ def reproduce_all(runner: Runner, *, quick: bool = False) -> None:
             f"{len(failed)} of {len(WHOLE_PAPER)} pages could not be made: {', '.join(failed)}",
             fix="do what the messages above say; the same command then makes what is missing",
         )
+
+
+def _checkpoints(grid: Grid) -> list[TrainedStage]:
+    """The checkpoints behind the whole paper, each once."""
+    of_tables = [trained for name in WHOLE_PAPER if name in TABLES for trained in TABLES[name].stages]
+    of_sweep = [
+        TrainedStage.of(name, entry.trained_block_size)
+        for entry in grid.contenders
+        for name in filter(None, (entry.stage, entry.draft))
+    ]
+    return list(dict.fromkeys([*of_tables, *of_sweep]))
 
 
 def _publish(name: str, rows: Sequence[Row], workspace: Workspace) -> Path:

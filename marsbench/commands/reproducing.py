@@ -64,6 +64,10 @@ def reproduce(
     limit: Limit = None,
     shard: Shard = None,
     quick: Annotated[bool, typer.Option("--quick", help="With `all`: the quick grid of the speed sweep.")] = False,
+    jobs: Annotated[
+        int | None,
+        typer.Option(min=1, help="With `all`: stages trained at a time [default: one per core; one on a GPU]."),
+    ] = None,
     existing: ExistingPolicy = "reuse",
     data_dir: DataDir = None,
     train_all: TrainAll = False,
@@ -77,11 +81,14 @@ def reproduce(
     --limit or --seed, rows and page go to folders of their own, as in reports/tiny/real-limit8-seed1/. `marsbench plan`
     says beforehand what it will take.
 
-    `all` makes every page in turn, the speed sweep (Tables 5 and 6) last, then the index and the page of claims. A page
+    `all` trains what is missing, several stages at a time, and makes every page in turn, the speed sweep (Tables 5 and
+    6) last, then the index and the page of claims. A page
     that cannot be made is named, and the others go on.
     """
     if quick and what != "all":
         raise UserError("--quick is the speed sweep's", fix="leave it out, or give it to marsbench sweep")
+    if jobs and what != "all":
+        raise UserError("--jobs is for the whole paper", fix="leave it out, or reproduce all")
     runner = make_runner(
         scale, output, existing, seed, benchmarks=benchmarks, limit=limit, shard=shard, data_dir=data_dir,
         checkpoint=checkpoint, train_all=train_all,
@@ -89,9 +96,10 @@ def reproduce(
     from marsbench.reports import write_whole_paper
     from marsbench.reports.collection import whole_paper_folder
     from marsbench.reproduction import reproduce_all, reproduce_page
+    from marsbench.sweeps.side_by_side import default_jobs
 
     if what == "all":
-        reproduce_all(runner, quick=quick)
+        reproduce_all(runner, quick=quick, jobs=jobs or default_jobs())
         index = whole_paper_folder(output, scale) / "index.md"
         typer.echo(f"the pages: {runner.workspace.reports}\nthe index: {index}")
         return

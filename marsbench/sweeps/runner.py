@@ -100,8 +100,11 @@ class Runner:
         """Whether a table is to train a stage, or finds it trained."""
         if self._ready(stage, block_size) is not None or self._drafts_from_afar(stage):
             return False
-        finished = checkpoints.finished(self.workspace.checkpoint(self._recipe(stage, block_size)))
-        return self.scale.tables_train or finished is not None
+        return self.scale.tables_train or self.is_trained(TrainedStage(stage, block_size))
+
+    def is_trained(self, trained: TrainedStage) -> bool:
+        """Whether a stage's own checkpoint is there and finished."""
+        return checkpoints.finished(self.workspace.checkpoint(self._recipe(*trained))) is not None
 
     def missing_checkpoint(self, stage: str, block_size: int | None) -> str:
         """Why a stage has no checkpoint and what to do about it; empty where it has one or trains it."""
