@@ -10,7 +10,7 @@ import pytest
 
 from marsbench.presets import preset
 from marsbench.reports.cells import BENCHMARKS
-from marsbench.reports.discrepancies import ITEMS, LOOKED_AT, render
+from marsbench.reports.discrepancies import ITEMS, LOOKED_AT, render, tally
 from marsbench.sweeps.discrepancies import ALL_MASKS, CACHE_BLOCKS, NO_CACHE, PLAN, cache_grid, masks_grid
 from marsbench.sweeps.rows import EvaluationRow, Row, SweepRow
 
@@ -49,8 +49,10 @@ def test_differences_have_their_size_sign_and_verdict() -> None:
     lines = [line for line in section(rows, "D1").splitlines() if line.startswith("| MARS")]
     assert "-15.0" in lines[0] and "+0.00" in lines[0] and "accuracy differs" in lines[0]
     assert "+0.0" in lines[1] and "+0.50" in lines[1] and "tokens/forward differs" in lines[1]
+    assert tally(rows) == "2 of 2 comparisons of lines differ"
     alike = [*cells("mars_b4", 18, 10), *cells("mars_paper_alignment_b4", 18, 10)]
     assert "no difference seen" in section(alike, "D1")
+    assert tally(alike) == "0 of 1 comparisons of lines differ"
 
 
 def test_both_scores_are_of_the_same_answers() -> None:

@@ -21,7 +21,7 @@ from marsbench.statistics.intervals import (
     speed_difference,
 )
 from marsbench.sweeps.discrepancies import ALL_MASKS, BLOCKS, NO_CACHE, PLAN, WINDOW
-from marsbench.sweeps.plans import MARS_STAGES, Arm, mars_name
+from marsbench.sweeps.plans import ABLATIONS, Arm, mars_name
 from marsbench.sweeps.rows import EvaluationRow, Row, SweepRow
 
 STRICT, FLEXIBLE = "strict", "flexible"  # GSM8K's two scores
@@ -62,22 +62,20 @@ ELSEWHERE = {
 
 @dataclass(frozen=True)
 class Item:
-    """One discrepancy: what is said, what is done, and what a run found."""
+    """One discrepancy: what is said, what is done, and what a run found: pairs of lines compared, or something else."""
 
     number: str
     title: str
     paper: str
     code: str
-    measured: Callable[[Cells, Sweep], str]
+    pairs: tuple[tuple[str, str], ...] = ()
+    measured: Callable[[Cells, Sweep], str] | None = None
 
     def section(self, cells: Cells, sweep: Sweep) -> str:
         """The item in full."""
-        parts = [
-            f"## {self.number}: {self.title}",
-            f"- Paper: {self.paper}\n- Released code: {self.code}",
-            self.measured(cells, sweep) or NOT_RUN,
-        ]
-        return "\n\n".join(parts)
+        found = self.measured(cells, sweep) if self.measured else _effects(cells, self.pairs)
+        said = f"- Paper: {self.paper}\n- Released code: {self.code}"
+        return "\n\n".join([f"## {self.number}: {self.title}", said, found or NOT_RUN])
 
 
 # ---------------------------------------------------------------------- two lines compared
@@ -112,14 +110,10 @@ def effect(cells: Cells, first: str, second: str) -> Effect | None:
     return Effect(accuracy, tokens.value, tokens.interval)
 
 
-def _effects(pairs: Sequence[tuple[str, str]]) -> Callable[[Cells, Sweep], str]:
+def _effects(cells: Cells, pairs: Sequence[tuple[str, str]]) -> str:
     """A table of differences between pairs of lines."""
-
-    def measured(cells: Cells, sweep: Sweep) -> str:
-        head = ["", "accuracy, points", "p", "tokens/forward", "questions", "verdict"]
-        return table(head, [_effect_line(cells, *pair) for pair in pairs], text=(0, 5))
-
-    return measured
+    head = ["", "accuracy, points", "p", "tokens/forward", "questions", "verdict"]
+    return table(head, [_effect_line(cells, *pair) for pair in pairs], text=(0, 5))
 
 
 def _effect_line(cells: Cells, first: str, second: str) -> list[str]:
@@ -145,9 +139,9 @@ def _arm(name: str) -> Arm:
     return next(arm for arm in PLAN.arms if arm.name == name)
 
 
-def _against_mars(stage: str) -> Callable[[Cells, Sweep], str]:
+def _against_mars(stage: str) -> tuple[tuple[str, str], ...]:
     """A way of training against the released one, at one token per forward pass and with a threshold."""
-    return _effects([(mars_name(stage, 4, tau), mars_name("mars", 4, tau)) for tau in (None, 0.95)])
+    return tuple((mars_name(stage, 4, tau), mars_name("mars", 4, tau)) for tau in (None, 0.95))
 
 
 # ---------------------------------------------------------------------- scorers and stop rules
@@ -282,11 +276,9 @@ ITEMS = (
         "one term of the loss.",
         "the term, and besides each sequence is weighed by 1/t for a random t, which the full trainer never does. "
         "Table 3's gap mixes both; [Table 3](table3.md) has the two ablations at every block size.",
-        _effects(
-            [
-                *[("mars_no_sft_b4" + end, "mars_no_sft_released_b4" + end) for end in ("", "_0.95")],
-                *[("mars_b4", f"{name}_b4") for name in MARS_STAGES if name != "mars"],
-            ]
+        (
+            *[(mars_name("mars_no_sft", 4, tau), mars_name("mars_no_sft_released", 4, tau)) for tau in (None, 0.95)],
+            *[(mars_name("mars", 4), mars_name(name, 4)) for name in ABLATIONS],
         ),
     ),
     Item(
@@ -309,21 +301,21 @@ ITEMS = (
         "what B_cache is",
         "how often rows are brought level, with B masks in each forward.",
         "the number of masks as well, up to 256 of them: Table 5's axis is positions per forward under another name.",
-        _cache_blocks,
+        measured=_cache_blocks,
     ),
     Item(
         "D7",
         'what "tau = 1.0" accepts',
         "tokens with a confidence of 1.0.",
         "exactly one token. Rounding makes some probabilities 1.0 exactly, which a literal threshold lets pass.",
-        _effects([(mars_name("mars", 4, 1.0), mars_name("mars", 4))]),
+        ((mars_name("mars", 4, 1.0), mars_name("mars", 4)),),
     ),
     Item(
         "D8",
         "two scorers for GSM8K",
         "Table 2 and Table 5 give the same model different accuracies.",
         "behind the one stands lm-eval's filter (the closing sentence), behind the other the answer's last number.",
-        _scorers,
+        measured=_scorers,
     ),
     Item(
         "D10",
@@ -331,7 +323,7 @@ ITEMS = (
         "the prefix and B masks.",
         "the prefix and all 256 masks, whatever B is. The tokens are the same. Here as many masks as an answer may "
         "have tokens.",
-        _masks,
+        measured=_masks,
     ),
     Item(
         "D13",
@@ -339,14 +331,14 @@ ITEMS = (
         "nothing is said.",
         "AR stops at the task's stop strings; MARS goes on to EOS or the limit and is cut afterwards. Every method "
         "here goes on, so what a stop string would have saved can be counted.",
-        _stop_rules,
+        measured=_stop_rules,
     ),
     Item(
         "D14",
         "where more load stops paying",
         "under high load, throughput can be raised.",
         "not there. A forward of MARS costs more positions than it settles tokens.",
-        _load,
+        measured=_load,
     ),
 )
 
@@ -367,6 +359,14 @@ def render(rows: Sequence[Row], scale: str) -> str:
         deviations_section(rows, scale, ()),
     ]
     return "\n\n".join(section for section in sections if section) + "\n"
+
+
+def tally(rows: Sequence[Row]) -> str:
+    """How many of the compared lines differ."""
+    cells = latest_cells(rows)
+    found = [measured for item in ITEMS for pair in item.pairs if (measured := effect(cells, *pair))]
+    differ = sum(one.verdict != SAME for one in found)
+    return f"{differ} of {len(found)} comparisons of lines differ"
 
 
 def draw(rows: Sequence[Row], scale: str, reports_dir: Path) -> list[Path]:

@@ -26,7 +26,7 @@ from marsbench.reports.measured import (
 )
 from marsbench.reports.sections import how_section, opening_section, training_section
 from marsbench.reports.sweep import ALLOWED_LOSS
-from marsbench.reports.verdicts import claims_section
+from marsbench.reports.verdicts import claims_section, counted
 from marsbench.statistics.intervals import paired_difference, speed_difference, tokens_per_forward
 from marsbench.statistics.selection import CrossFitted, cross_fitted, fastest_within
 from marsbench.sweeps.plans import TABLES, THRESHOLDS, Arm, mars_name
@@ -102,6 +102,12 @@ def draw(rows: Sequence[Row], scale: str, reports_dir: Path) -> list[Path]:
     plan = replace(PLAN, arms=tuple(arm for arm in PLAN.arms if arm.name in shown))
     speed = speed_figure(with_choice(latest_cells(rows)), plan, reports_dir / FIGURE)
     return [*speed, *token_classes.draw(rows, reports_dir)]
+
+
+def tally(rows: Sequence[Row]) -> str:
+    """How many of the page's claims the rows support."""
+    cells = with_choice(latest_cells(rows))
+    return counted([claim.judge(cells, PLAN).verdict for claim in CLAIMS])
 
 
 # ---------------------------------------------------------------------- the line that is worked out

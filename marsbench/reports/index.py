@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from marsbench.presets import preset
+from marsbench.reports import discrepancies, gains
 from marsbench.reports.collection import Collection
 from marsbench.reports.deviations import SMALL_SCALES
 from marsbench.reports.markdown import table
 from marsbench.reports.paper_claims import ABSTRACT, Judged, tally
+from marsbench.sweeps.rows import Row
 
 CLAIMS = "claims"  # the page of claims, which has no rows of its own
 OPENING = (
@@ -63,6 +65,10 @@ ITEMS = (
     Item("engine", "Engine", "are the lossless methods exact, and what does each cost?", "engine"),
     Item("speedup", "Speed", "how fast, at what accuracy, against what, at which batch size?", "speedup"),
 )
+
+
+# What pages of our own come to; the paper's tables and figures are judged by its claims.
+_TALLIES: dict[str, Callable[[Sequence[Row]], str]] = {"discrepancies": discrepancies.tally, "gains": gains.tally}
 
 
 def items(reports: Sequence[str]) -> list[Item]:
@@ -126,6 +132,8 @@ def _verdict(item: Item, judged: Sequence[Judged], collection: Collection) -> st
     """How many of an item's claims are supported; the paper's own, where it has any."""
     if item.page != CLAIMS and item.page not in collection.rows:
         return "not run"
+    if item.page in _TALLIES:
+        return _TALLIES[item.page](collection.of(item.page)[0])
     of_item = [one for one in judged if item.page == CLAIMS or one.claim.item == item.key]
     counted = [one for one in of_item if one.papers] or of_item
     return tally(counted, collection.scale) if counted else "measured"

@@ -20,6 +20,7 @@ from marsbench.reports.page import Page
 from marsbench.reports.sections import AR_OBJECTIVE, MARS_OBJECTIVE
 from marsbench.reports.seeds import Judge, judged
 from marsbench.reports.sweep import ALLOWED_LOSS, Sweep
+from marsbench.reports.verdicts import counted
 from marsbench.statistics.intervals import (
     Estimate,
     Interval,
@@ -91,10 +92,8 @@ def judge_all(pages: Sequence[Page], collections: Sequence[Collection]) -> list[
 
 
 def tally(judged: Sequence[Judged], scale: str) -> str:
-    """How many claims one scale supports, and what of the others, as in "5 of 7 claims supported, 2 inconclusive"."""
-    count = Counter(one.findings[scale].verdict for one in judged)
-    rest = [f"{count[verdict]} {verdict}" for verdict in ("not supported", "inconclusive", "not run") if count[verdict]]
-    return ", ".join([f"{count['supported']} of {len(judged)} claims supported", *rest])
+    """How many claims one scale supports, and what of the others."""
+    return counted([one.findings[scale].verdict for one in judged])
 
 
 def paper_claims(pages: Sequence[Page]) -> list[PaperClaim]:

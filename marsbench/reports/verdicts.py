@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from marsbench.reports.cells import Cells
 from marsbench.reports.claims import POINTS, TOKENS, Claim
 from marsbench.reports.markdown import p_value, table
 from marsbench.reports.published import PUBLISHED_SCALES
+from marsbench.statistics.intervals import Verdict
 from marsbench.sweeps.plans import TablePlan
 
 HOW_CLAIMS_ARE_JUDGED = (
@@ -37,6 +39,13 @@ def claims_section(cells: Cells, plan: TablePlan, claims: Sequence[Claim]) -> st
         "" if plan.own else _published_claims(plan, claims),
     ]
     return "\n\n".join(part for part in parts if part)
+
+
+def counted(verdicts: Sequence[Verdict]) -> str:
+    """How many claims are supported, and what of the others, as in "5 of 7 claims supported, 2 inconclusive"."""
+    count = Counter(verdicts)
+    rest = [f"{count[verdict]} {verdict}" for verdict in ("not supported", "inconclusive", "not run") if count[verdict]]
+    return ", ".join([f"{count['supported']} of {len(verdicts)} claims supported", *rest])
 
 
 def _published_claims(plan: TablePlan, claims: Sequence[Claim]) -> str:
