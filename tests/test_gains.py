@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from made_up import answered, lines_of, section
 from transformers import AutoTokenizer
 
 from marsbench import world
@@ -147,12 +148,9 @@ WRONG = {"mars_b4_0.8": {0}, "mars_b4_0.7": {1, 2}, "mars_b4_0.6": {1, 2}, "mars
 def cell(arm: str, benchmark: str) -> EvaluationRow:
     """Ten forward passes a question; `TOKENS` says how many tokens, `WRONG` which questions are wrong."""
     line = next(line for line in TABLES["gains"].arms if line.name == arm)
-    return EvaluationRow(
-        f"{arm}/{benchmark}", "done", "", "tiny", arm, line.stage, line.method, line.options, f"mini_{benchmark}",
-        "exact_match", [float(place not in WRONG.get(arm, set())) for place in range(QUESTIONS)],
-        emitted=[TOKENS[arm] + place % 2 for place in range(QUESTIONS)], forwards=[10] * QUESTIONS,
-        finished=[1] * QUESTIONS, seconds=1.0, max_new_tokens=96,
-    )  # fmt: skip
+    correct = [place not in WRONG.get(arm, set()) for place in range(QUESTIONS)]
+    emitted = [TOKENS[arm] + place % 2 for place in range(QUESTIONS)]
+    return answered(line, benchmark, correct, emitted, [10] * QUESTIONS, seconds=1.0, max_new_tokens=96)
 
 
 DIGITS, SYMBOLS, CODE, TEMPLATE, CONTENT, END = range(len(CLASSES))
@@ -168,14 +166,6 @@ ROWS: list[Row] = [
     *[TrainingRow(n, "done", "", "tiny", n, size, 1000, 800, 5000, 60.0, 0.5) for n, size in TABLES["gains"].stages],
     CLASSIFIED,
 ]  # fmt: skip
-
-
-def section(page: str, title: str) -> str:
-    return next(part for part in page.split("\n## ") if part.startswith(title))
-
-
-def lines_of(text: str) -> list[list[str]]:
-    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line[:1] == "|"]
 
 
 def line_of(text: str, first: str) -> list[str]:

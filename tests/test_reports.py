@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from made_up import answered, section
 
 from marsbench.errors import UserError
 from marsbench.paper import published
@@ -57,25 +58,8 @@ def evaluation_rows() -> Iterator[EvaluationRow]:
         for arm in PLAN.arms:
             forwards = generator.integers(5, 40, QUESTIONS)
             extra = generator.integers(1, 30, QUESTIONS) * ("threshold" in arm.options)
-            yield EvaluationRow(
-                key=f"{arm.name}/{name}",
-                status="done",
-                reason="",
-                scale="tiny",
-                arm=arm.name,
-                stage=arm.stage,
-                method=arm.method,
-                options=arm.options,
-                benchmark=f"mini_{name}",
-                metric="exact_match",
-                correct=[float(right) for right in difficulty < SKILL[arm.name]],
-                emitted=(forwards + extra).tolist(),
-                forwards=forwards.tolist(),
-                finished=[1] * QUESTIONS,
-                seconds=10.0,
-                max_new_tokens=96,
-                provenance=PROVENANCE,
-            )
+            more = {"seconds": 10.0, "max_new_tokens": 96, "provenance": PROVENANCE}
+            yield answered(arm, name, difficulty < SKILL[arm.name], forwards + extra, forwards, **more)
 
 
 def training_rows() -> Iterator[TrainingRow]:
@@ -102,10 +86,6 @@ def changed(change: Callable[[EvaluationRow], EvaluationRow | None]) -> list[Row
 def evaluation(arm: str, benchmark: str) -> EvaluationRow:
     wanted = (arm, f"mini_{benchmark}")
     return next(row for row in ROWS if isinstance(row, EvaluationRow) and (row.arm, row.benchmark) == wanted)
-
-
-def section(page: str, title: str) -> str:
-    return next(part for part in page.split("\n## ") if part.startswith(title))
 
 
 def cells_of(text: str, first: str) -> list[list[str]]:

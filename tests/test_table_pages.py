@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from made_up import answered, lines_of, section
 
 from marsbench.paper import published
 from marsbench.reports import PAGES, figure1, write_report
@@ -35,24 +36,9 @@ def evaluation_rows(page: Page) -> Iterator[EvaluationRow]:
         for arm in page.plan.arms:
             forwards = generator.integers(5, 40, QUESTIONS)
             extra = generator.integers(0, 9, QUESTIONS) * (1.6 - arm.options.get("threshold", 1.6))
-            yield EvaluationRow(
-                key=f"{arm.name}/{benchmark}",
-                status="done",
-                reason="",
-                scale="tiny",
-                arm=arm.name,
-                stage=arm.stage,
-                method=arm.method,
-                options=arm.options,
-                benchmark=f"mini_{benchmark}",
-                metric="exact_match",
-                correct=generator.integers(0, 2, QUESTIONS).astype(float).tolist(),
-                emitted=(forwards + extra.astype(int)).tolist(),
-                forwards=forwards.tolist(),
-                finished=[1] * QUESTIONS,
-                seconds=10.0,
-                max_new_tokens=96,
-            )
+            correct = generator.integers(0, 2, QUESTIONS)
+            more = {"seconds": 10.0, "max_new_tokens": 96}
+            yield answered(arm, benchmark, correct, forwards + extra.astype(int), forwards, **more)
 
 
 def training_rows(page: Page) -> Iterator[TrainingRow]:
@@ -64,15 +50,6 @@ def training_rows(page: Page) -> Iterator[TrainingRow]:
 def rows_of(page: Page, change: Callable[[EvaluationRow], EvaluationRow | None] = lambda row: row) -> list[Row]:
     changed = [change(row) for row in evaluation_rows(page)]
     return [*training_rows(page), *[row for row in changed if row is not None]]
-
-
-def section(page: str, title: str) -> str:
-    return next(part for part in page.split("\n## ") if part.startswith(title))
-
-
-def lines_of(text: str) -> list[list[str]]:
-    """All table lines of a text, split into cells."""
-    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line[:1] == "|"]
 
 
 def value(cell: str) -> str:

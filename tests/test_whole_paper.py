@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from made_up import answered, lines_of
 from scipy import stats
 from typer.testing import CliRunner
 
@@ -42,23 +43,8 @@ def evaluation_rows(page: Page, seed: int = 0) -> Iterator[EvaluationRow]:
     for benchmark in columns(page.plan):
         for arm in page.plan.arms:
             forwards = generator.integers(5, 40, QUESTIONS)
-            yield EvaluationRow(
-                key=f"{arm.name}/{benchmark}/{seed}",
-                status="done",
-                reason="",
-                scale="tiny",
-                arm=arm.name,
-                stage=arm.stage,
-                method=arm.method,
-                options=arm.options,
-                benchmark=f"mini_{benchmark}",
-                metric="exact_match",
-                correct=generator.integers(0, 2, QUESTIONS).astype(float).tolist(),
-                emitted=(forwards + generator.integers(0, 9, QUESTIONS)).tolist(),
-                forwards=forwards.tolist(),
-                finished=[1] * QUESTIONS,
-                provenance=PROVENANCE,
-            )
+            correct, extra = generator.integers(0, 2, QUESTIONS), generator.integers(0, 9, QUESTIONS)
+            yield answered(arm, benchmark, correct, forwards + extra, forwards, provenance=PROVENANCE)
 
 
 def of_table2(rows: Sequence[Row]) -> Finding:
@@ -298,10 +284,6 @@ def published_rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
     publish(root, [*evaluation_rows(TABLE2, 5)], "table2", scale="0.5b")
     publish(root, sweep(AS_PUBLISHED), "speedup")
     return root
-
-
-def lines_of(text: str) -> list[list[str]]:
-    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line[:1] == "|"]
 
 
 def page_of(root: Path, name: str, scale: str = "tiny") -> str:

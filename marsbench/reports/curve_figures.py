@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
@@ -81,10 +81,22 @@ def _draw_panel(axes: Axes, panel: Panel) -> None:
     axes.set_axisbelow(True)
 
 
-def speed_curve(cells: Cells, label: str, arms: Sequence[str], benchmarks: Sequence[str]) -> Curve:
-    """Accuracy against tokens per forward pass, benchmarks weighing the same; arms without them all are left out."""
-    found = [(mean_speed(cells, arm, benchmarks), mean_accuracy(cells, arm, benchmarks)) for arm in arms]
-    return Curve(label, tuple((x, height) for x, height in found if x is not None and height is not None))
+def speed_panel(cells: Cells, title: str, lines: Mapping[str, Sequence[str]], benchmarks: Sequence[str]) -> Panel:
+    """Accuracy against tokens per forward pass, benchmarks weighing the same: per label, a curve through its arms.
+
+    Arms that were not measured on them all are left out.
+    """
+    curves = []
+    for label, arms in lines.items():
+        found = [(mean_speed(cells, arm, benchmarks), mean_accuracy(cells, arm, benchmarks)) for arm in arms]
+        curves.append(Curve(label, tuple((x, height) for x, height in found if x is not None and height is not None)))
+    return Panel(title, curves, mean_accuracy(cells, "ar_sft", benchmarks))
+
+
+def average_figure(cells: Cells, plan: TablePlan, lines: Mapping[str, Sequence[str]], path_stem: Path) -> list[Path]:
+    """One such panel, over the benchmarks that the whole plan was measured on."""
+    benchmarks = shared_benchmarks(cells, plan)
+    return panels_figure([speed_panel(cells, average_title(benchmarks), lines, benchmarks)], path_stem, across=1)
 
 
 def exactly(value: float) -> Estimate:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from marsbench.reports.cells import Cells, columns
 from marsbench.reports.claims import CurveClaim
-from marsbench.reports.curve_figures import Panel, mean_accuracy, panels_figure, speed_curve
+from marsbench.reports.curve_figures import panels_figure, speed_panel
 from marsbench.reports.measured import HOW_TO_READ_ACCURACY, accuracy_table, speed_table
 from marsbench.reports.page import Page
 from marsbench.sweeps.plans import METRIC_THRESHOLDS, TABLES, TablePlan, mars_name
@@ -34,14 +34,8 @@ def _no_worse_than(metric: str) -> CurveClaim:
 
 def _draw(cells: Cells, plan: TablePlan, path_stem: Path) -> list[Path]:
     """A panel per benchmark, a curve per metric."""
-    panels = [
-        Panel(
-            title,
-            [speed_curve(cells, metric, _curve(metric), [benchmark]) for metric in METRIC_THRESHOLDS],
-            mean_accuracy(cells, "ar_sft", [benchmark]),
-        )
-        for benchmark, title in columns(plan).items()
-    ]
+    lines = {metric: _curve(metric) for metric in METRIC_THRESHOLDS}
+    panels = [speed_panel(cells, title, lines, [benchmark]) for benchmark, title in columns(plan).items()]
     return panels_figure(panels, path_stem, across=len(panels))
 
 

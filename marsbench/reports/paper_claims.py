@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Literal
 
 from marsbench.paper import published
 from marsbench.reports import speed_claims as speed
@@ -358,7 +359,7 @@ def _training() -> Iterator[PaperClaim]:
         text="A training step of MARS costs about twice one of AR SFT",
         tested=f"time of a MARS step over an AR step, from {low:g} to {high:g}",
         unit=TIMES,
-        judge=lambda rows: _finding(_step_cost(rows), TIMES, about_twice),
+        judge=lambda rows: _finding(_step(rows, "seconds"), TIMES, about_twice),
         decide=about_twice,
         published=_published_hours,
         counts="batches",
@@ -370,7 +371,7 @@ def _training() -> Iterator[PaperClaim]:
         text="Training MARS takes more memory at its peak than AR SFT",
         tested="bytes that a MARS step must hold over those of an AR step > 1",
         unit=TIMES,
-        judge=lambda rows: _finding(_step_memory(rows), TIMES, more),
+        judge=lambda rows: _finding(_step(rows, "memory"), TIMES, more),
         decide=more,
         published=lambda scale: None,
         counts="batches",
@@ -378,18 +379,13 @@ def _training() -> Iterator[PaperClaim]:
     )
 
 
-def _step_cost(rows: Sequence[Row]) -> Estimate | None:
+def _step(rows: Sequence[Row], part: Literal["seconds", "memory"]) -> Estimate | None:
+    """What a MARS step takes over what an AR step takes, batch by batch."""
     row = latest_step_cost(rows)
     if row is None or row.status != "done":
         return None
-    return median_ratio(row.seconds[MARS_OBJECTIVE], row.seconds[AR_OBJECTIVE])
-
-
-def _step_memory(rows: Sequence[Row]) -> Estimate | None:
-    row = latest_step_cost(rows)
-    if row is None or not row.memory:
-        return None
-    return median_ratio(row.memory[MARS_OBJECTIVE], row.memory[AR_OBJECTIVE])
+    taken: Mapping[str, Sequence[float]] = row.seconds if part == "seconds" else row.memory
+    return median_ratio(taken[MARS_OBJECTIVE], taken[AR_OBJECTIVE]) if taken else None
 
 
 def _published_hours(scale: str) -> str | None:

@@ -11,14 +11,7 @@ from pathlib import Path
 
 from marsbench.reports.cells import Cells
 from marsbench.reports.claims import AccuracyClaim, Claim, SpeedClaim
-from marsbench.reports.curve_figures import (
-    Panel,
-    average_title,
-    mean_accuracy,
-    panels_figure,
-    shared_benchmarks,
-    speed_curve,
-)
+from marsbench.reports.curve_figures import average_figure
 from marsbench.reports.measured import accuracy_table, speed_table
 from marsbench.reports.page import Page
 from marsbench.sweeps.plans import BLOCK_SIZES, TABLES, TablePlan, mars_name
@@ -44,13 +37,8 @@ def _claims() -> Iterator[Claim]:
 
 def _draw(cells: Cells, plan: TablePlan, path_stem: Path) -> list[Path]:
     """From one token per forward pass to tau = .95, for each block size."""
-    benchmarks = shared_benchmarks(cells, plan)
-    curves = [
-        speed_curve(cells, f"MARS (B = {size})", [mars_name("mars", size, t) for t in (None, THRESHOLD)], benchmarks)
-        for size in BLOCK_SIZES
-    ]
-    panel = Panel(average_title(benchmarks), curves, mean_accuracy(cells, "ar_sft", benchmarks))
-    return panels_figure([panel], path_stem, across=1)
+    lines = {f"MARS (B = {size})": [mars_name("mars", size, t) for t in (None, THRESHOLD)] for size in BLOCK_SIZES}
+    return average_figure(cells, plan, lines, path_stem)
 
 
 PAGE = Page(

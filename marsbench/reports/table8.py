@@ -10,7 +10,7 @@ from pathlib import Path
 
 from marsbench.reports.cells import Cells, columns
 from marsbench.reports.claims import AccuracyClaim, Claim, CurveClaim, SpeedClaim
-from marsbench.reports.curve_figures import Panel, mean_accuracy, panels_figure, speed_curve
+from marsbench.reports.curve_figures import panels_figure, speed_panel
 from marsbench.reports.deviations import BOTH_ABLATIONS_DEVIATION
 from marsbench.reports.markdown import table
 from marsbench.reports.measured import accuracy_cell, question_counts, speed_cell
@@ -112,13 +112,11 @@ def _published_grid(scale: str, benchmark: str, plan: TablePlan) -> list[list[st
 def _draw(cells: Cells, plan: TablePlan, path_stem: Path) -> list[Path]:
     """Figure 3: a row of panels per benchmark, a column per block size."""
     panels = [
-        Panel(
+        speed_panel(
+            cells,
             f"{title}, B = {size}",
-            [
-                speed_curve(cells, label, _curve(stage, size), [benchmark])
-                for stage, label in reversed(MARS_STAGES.items())
-            ],
-            mean_accuracy(cells, "ar_sft", [benchmark]),
+            {label: _curve(stage, size) for stage, label in reversed(MARS_STAGES.items())},
+            [benchmark],
         )
         for benchmark, title in columns(plan).items()
         for size in BLOCK_SIZES

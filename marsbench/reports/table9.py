@@ -6,14 +6,7 @@ from pathlib import Path
 
 from marsbench.reports.cells import Cells
 from marsbench.reports.claims import AccuracyClaim, SpeedClaim, TokensClaim
-from marsbench.reports.curve_figures import (
-    Panel,
-    average_title,
-    mean_accuracy,
-    panels_figure,
-    shared_benchmarks,
-    speed_curve,
-)
+from marsbench.reports.curve_figures import average_figure
 from marsbench.reports.measured import HOW_TO_READ_THE_CELLS, accuracy_table, speed_table
 from marsbench.reports.page import Page
 from marsbench.sweeps.plans import TABLES, TablePlan, mars_name
@@ -23,12 +16,8 @@ MARS = mars_name("mars", 4, 0.95)
 
 def _draw(cells: Cells, plan: TablePlan, path_stem: Path) -> list[Path]:
     """Where the two stand, beside AR SFT."""
-    benchmarks = shared_benchmarks(cells, plan)
-    curves = [
-        speed_curve(cells, arm.label, [arm.name], benchmarks) for arm in reversed(plan.arms) if arm.name != "ar_sft"
-    ]
-    panel = Panel(average_title(benchmarks), curves, mean_accuracy(cells, "ar_sft", benchmarks))
-    return panels_figure([panel], path_stem, across=1)
+    lines = {arm.label: [arm.name] for arm in reversed(plan.arms) if arm.name != "ar_sft"}
+    return average_figure(cells, plan, lines, path_stem)
 
 
 PAGE = Page(
