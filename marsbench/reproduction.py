@@ -15,7 +15,7 @@ from marsbench.sweeps.grid import Grid, read_grid, shipped_grid
 from marsbench.sweeps.plans import TABLES, TrainedStage
 from marsbench.sweeps.rows import Row
 from marsbench.sweeps.runner import Runner
-from marsbench.sweeps.side_by_side import train_side_by_side
+from marsbench.sweeps.side_by_side import answer_side_by_side, train_side_by_side
 from marsbench.sweeps.speedup import SpeedupSweep
 from marsbench.sweeps.store import rows_text
 from marsbench.sweeps.studies import measure
@@ -24,6 +24,7 @@ from marsbench.sweeps.workspace import Workspace
 SWEEP = "speedup"
 PAGE_NAMES = [name for name in REPORTS if name != SWEEP]
 WHOLE_PAPER = [name for name in (*PAGE_NAMES, SWEEP) if name != "engine"]  # the engine's page is about us
+_ANSWERED = [TABLES[name] for name in WHOLE_PAPER if name in TABLES and name != "figure1"]  # which has one answer
 
 
 def reproduce_page(name: str, runner: Runner) -> Path | None:
@@ -49,13 +50,14 @@ def reproduce_sweep(runner: Runner, grid: Grid, label: str = "") -> Path:
 def reproduce_all(runner: Runner, *, quick: bool = False, jobs: int = 1) -> None:
     """Every page of the paper in turn, then those on the whole of it; `quick` is the sweep's.
 
-    What they lack of the world's checkpoints is trained before, so many at a time.
+    What they lack of the world's checkpoints and answers is trained and answered before, so many at a time.
 
     Raises:
         UserError: at the end, if pages could not be made; it names them, and the others are there.
     """
     grid = read_grid(shipped_grid(runner.scale.scale), quick=quick)
     train_side_by_side(runner, _checkpoints(grid), jobs)
+    answer_side_by_side(runner, _ANSWERED, jobs)
     failed = []
     for number, name in enumerate(WHOLE_PAPER, 1):
         runner.reporter.say(f"page {number} of {len(WHOLE_PAPER)}: {name}")

@@ -1,7 +1,8 @@
-"""Training several stages at a time: the order, the bound, and what becomes of the others when one fails."""
+"""Training and answering several at a time: the order, the bound, and what becomes of the others when one fails."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,9 +11,11 @@ from safetensors.torch import load_file
 
 from marsbench.errors import UserError
 from marsbench.presets import preset
-from marsbench.sweeps.plans import TrainedStage
+from marsbench.sweeps import side_by_side
+from marsbench.sweeps.plans import TABLES, TrainedStage
+from marsbench.sweeps.rows import EvaluationRow
 from marsbench.sweeps.runner import Runner
-from marsbench.sweeps.side_by_side import in_order, train_side_by_side
+from marsbench.sweeps.side_by_side import answer_side_by_side, in_order, train_side_by_side
 from marsbench.sweeps.workspace import Workspace
 from marsbench.training.stages import recipe
 
@@ -53,7 +56,8 @@ def starter(
 
 @pytest.fixture(autouse=True)
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("marsbench.sweeps.side_by_side._POLL_S", 0.0)
+    monkeypatch.setattr(side_by_side, "_POLL_S", 0.0)
+    monkeypatch.setattr(side_by_side, "_WORTH_A_PROCESS", 1)
 
 
 @pytest.mark.parametrize("jobs", [1, 2, 3])
@@ -103,3 +107,35 @@ def test_training_side_by_side_is_training(tmp_path: Path, micro_checkpoints: Pa
     blocked.with_name(f"{blocked.name}.partial").write_text("in the way")
     with pytest.raises(UserError, match="training medusa failed"):
         train_side_by_side(runner, [TrainedStage("medusa", None), TrainedStage("mars", 4)], jobs=2)
+
+
+def test_answering_side_by_side_is_answering(
+    tmp_path: Path, micro_checkpoints: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against rows that the tables do not find again, or that differ from theirs; and a silent failure."""
+    table = TABLES["table9"]
+
+    def runner_in(folder: Path) -> Runner:
+        shutil.copytree(micro_checkpoints, folder / "runs" / "micro" / "checkpoints")
+        return Runner(preset("micro"), Workspace(folder, "micro"), benchmarks=("mini_gsm8k",))
+
+    in_turn, beside = runner_in(tmp_path / "in_turn"), runner_in(tmp_path / "beside")
+    expected = in_turn.table(table)
+    answer_side_by_side(beside, [table], jobs=2)
+    monkeypatch.setattr(Runner, "_measure", None)  # nothing is left to measure
+    for row, other in zip(beside.table(table), expected, strict=True):
+        assert row.key == other.key
+        if isinstance(row, EvaluationRow) and isinstance(other, EvaluationRow):
+            assert (row.correct, row.emitted, row.forwards) == (other.correct, other.emitted, other.forwards)
+    monkeypatch.setattr(side_by_side, "_Answering", None)  # nor to start
+    answer_side_by_side(beside, [table], jobs=2)
+
+
+def test_a_failure_in_answering_is_heard(tmp_path: Path, micro_checkpoints: Path) -> None:
+    """Guards against lines that are quietly left to the next run."""
+    checkpoints = tmp_path / "runs" / "micro" / "checkpoints"
+    shutil.copytree(micro_checkpoints, checkpoints)
+    next(checkpoints.glob("mars-b4*/model.safetensors")).write_bytes(b"cut short")
+    runner = Runner(preset("micro"), Workspace(tmp_path, "micro"), benchmarks=("mini_gsm8k",))
+    with pytest.raises(UserError, match=r"(?s)answering with mars, B = 4 failed.*cannot be loaded"):
+        answer_side_by_side(runner, [TABLES["table9"]], jobs=2)

@@ -66,7 +66,10 @@ def reproduce(
     quick: Annotated[bool, typer.Option("--quick", help="With `all`: the quick grid of the speed sweep.")] = False,
     jobs: Annotated[
         int | None,
-        typer.Option(min=1, help="With `all`: stages trained at a time [default: one per core; one on a GPU]."),
+        typer.Option(
+            min=1,
+            help="With `all`: checkpoints trained, or answering, at a time [default: one per core; one on a GPU].",
+        ),
     ] = None,
     existing: ExistingPolicy = "reuse",
     data_dir: DataDir = None,
@@ -81,9 +84,9 @@ def reproduce(
     --limit or --seed, rows and page go to folders of their own, as in reports/tiny/real-limit8-seed1/. `marsbench plan`
     says beforehand what it will take.
 
-    `all` trains what is missing, several stages at a time, and makes every page in turn, the speed sweep (Tables 5 and
-    6) last, then the index and the page of claims. A page
-    that cannot be made is named, and the others go on.
+    `all` trains and answers what is missing, several checkpoints at a time, and makes every page in turn, the speed
+    sweep (Tables 5 and 6) last, then the index and the page of claims. A page that cannot be made is named, and the
+    others go on.
     """
     if quick and what != "all":
         raise UserError("--quick is the speed sweep's", fix="leave it out, or give it to marsbench sweep")

@@ -10,18 +10,20 @@ from typing import Any
 from datasets import Dataset
 
 from marsbench import world
-from marsbench.evaluation.sandbox import Program, run_programs
+from marsbench.evaluation.sandbox import Program, Reason, run_programs
 from marsbench.world.ifeval import followed
 
+PASSED: Reason = "passed"
 _FENCED = re.compile(r"```python\n(.*?)```", re.DOTALL)
+_REASONS: dict[tuple[str, str], Reason] = {}  # by response and checks
 
 
 def dataset(benchmark: str, size: int, **_: Any) -> dict[str, Dataset]:
-    """The test set of a mini benchmark; the columns beside `prompt` and `target` are JSON."""
+    """The test set of a mini benchmark; `target` is the answer, or a program's verdict, and `checks` is JSON."""
     records = [
         {
             "prompt": example.prompt,
-            "target": str(example.doc.get("target", "")),
+            "target": str(example.doc.get("target", PASSED)),
             "checks": json.dumps(dict(example.doc)),
         }
         for example in world.test_set(benchmark, size)
@@ -35,14 +37,16 @@ def rules_followed(doc: Mapping[str, str], results: Sequence[str]) -> dict[str, 
     return {"prompt_level_strict_acc": float(all(followed(rules, results[0]).values()))}
 
 
-def run_code(responses: Iterable[Sequence[str]], docs: Iterable[Mapping[str, str]]) -> list[list[str]]:
-    """`passed`, or why not, for every response of every question (an lm-eval filter); all programs in one go."""
-    answers = [list(answer) for answer in responses]
-    programs = [
-        _program(text, json.loads(doc["checks"])) for answer, doc in zip(answers, docs, strict=True) for text in answer
-    ]
-    reasons = iter([verdict.reason for verdict in run_programs(programs)])
-    return [[next(reasons) for _ in answer] for answer in answers]
+def run_code(responses: Iterable[Sequence[str]], docs: Iterable[Mapping[str, str]]) -> list[list[Reason]]:
+    """`passed`, or why not, for every response of every question (an lm-eval filter); all programs in one go.
+
+    What this process has run before, for another line of a table, keeps its verdict.
+    """
+    asked = [[(text, doc["checks"]) for text in answer] for answer, doc in zip(responses, docs, strict=True)]
+    fresh = list(dict.fromkeys(pair for pairs in asked for pair in pairs if pair not in _REASONS))
+    verdicts = run_programs([_program(text, json.loads(checks)) for text, checks in fresh])
+    _REASONS.update(zip(fresh, [verdict.reason for verdict in verdicts], strict=True))
+    return [[_REASONS[pair] for pair in pairs] for pairs in asked]
 
 
 def _program(response: str, checks: Mapping[str, Any]) -> Program:

@@ -289,23 +289,8 @@ class Runner:
         self, arm: Arm, loaded: Loaded, name: str, draft: Loaded | None = None, questions: int | None = None
     ) -> EvaluationRow:
         """One arm on one benchmark, on so many questions at most; tables that ask the same share what was measured."""
-        limit, exam = self._limit(questions), self.exam(name, questions)
         method = self.method(arm, loaded, draft)
-        key = content_hash(
-            {
-                "stage": arm.stage,
-                "method": arm.method,
-                "options": arm.options,
-                "benchmark": name,
-                "tasks": fingerprint(exam.tasks),
-                "limit": limit,
-                "max_new_tokens": self.scale.max_new_tokens,
-                "batch_size": self.scale.batch_size,
-                "weights": loaded.weights,
-                "draft": draft.weights if draft else None,
-                "engine": source_hash("decoding", "methods", "evaluation", "world"),
-            }
-        )
+        key = self._cell_key(arm, name, questions, loaded.weights, draft.weights if draft else None)
         row = self.store.rows().get(key)
         log = self.workspace.answers(key)
         if isinstance(row, EvaluationRow) and row.status == "done":
@@ -313,10 +298,39 @@ class Runner:
                 return replace(row, arm=arm.name)  # another table's line may have measured it
             for file in (log, *self.workspace.shards(key)):
                 file.unlink(missing_ok=True)
-        row = self._measure(arm, loaded, method, exam.shard(*self.shard), key)
+        row = self._measure(arm, loaded, method, self.exam(name, questions).shard(*self.shard), key)
         if self.shard == (1, 1):  # one shard's answers are logged, and make a row together with the others'
             self.keep(row)
         return row
+
+    def is_measured(self, arm: Arm, name: str, questions: int | None) -> bool:
+        """Whether there is a row of an arm on a benchmark, decoded from the scale's own checkpoints of today."""
+        weights, draft = (self._own_weights(trained) for trained in (arm.trained, arm.draft))
+        row = self.store.rows().get(self._cell_key(arm, name, questions, weights, draft))
+        return row is not None and row.status == "done"
+
+    def _own_weights(self, trained: TrainedStage | None) -> str | None:
+        """The hash of the weights of a stage's own checkpoint, None where there is none."""
+        record = checkpoints.finished(self.workspace.checkpoint(self._recipe(*trained))) if trained else None
+        return record.weights if record else None
+
+    def _cell_key(self, arm: Arm, name: str, questions: int | None, weights: str | None, draft: str | None) -> str:
+        """The key of everything that decides a cell's answers and scores."""
+        return content_hash(
+            {
+                "stage": arm.stage,
+                "method": arm.method,
+                "options": arm.options,
+                "benchmark": name,
+                "tasks": fingerprint(self.exam(name, questions).tasks),
+                "limit": self._limit(questions),
+                "max_new_tokens": self.scale.max_new_tokens,
+                "batch_size": self.scale.batch_size,
+                "weights": weights,
+                "draft": draft,
+                "engine": source_hash("decoding", "methods", "evaluation", "world"),
+            }
+        )
 
     def method(self, arm: Arm, loaded: Loaded, draft: Loaded | None = None) -> Method | OutsideMethod:
         """An arm's method, with its options, fitted to its checkpoint."""

@@ -1,4 +1,7 @@
-"""Training several stages at a time, each in a process of its own on one core: small models leave the others idle."""
+"""Training several stages, or answering with several checkpoints, at a time: each in a process of its own on one core.
+
+Small models leave the other cores idle.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +9,25 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from typing import Protocol, TypeVar
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, replace
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
 import torch
 
 from marsbench.errors import UserError
-from marsbench.sweeps.plans import TrainedStage
+from marsbench.evaluation.local_data import Unavailable
+from marsbench.sweeps.plans import Arm, TablePlan, TrainedStage
 from marsbench.sweeps.runner import Runner
 from marsbench.training.stages import lineage
 
 _POLL_S = 0.2
-_SHOWN = 500  # characters of what a failed training has said
-_MOST = 4  # a training holds about a gibibyte
+_SHOWN = 500  # characters of what a failed process has said
+_MOST = 4  # a process holds about a gibibyte
+_WORTH_A_PROCESS = 1500  # questions; fewer are answered in the time that a process takes to start
 
 
 class Process(Protocol):
@@ -37,7 +46,7 @@ _Name = TypeVar("_Name", bound=Hashable)
 
 
 def default_jobs() -> int:
-    """How many trainings to run at a time: one per core, but one in all on a GPU."""
+    """How many processes to run at a time: one per core, but one in all on a GPU."""
     return 1 if torch.cuda.is_available() else min(torch.get_num_threads(), _MOST)
 
 
@@ -50,13 +59,36 @@ def train_side_by_side(runner: Runner, wanted: Iterable[TrainedStage], jobs: int
     Raises:
         UserError: a training has failed; the others are ended, and go on where they stopped the next time.
     """
-    missing = _missing(runner, wanted)
-    if jobs < 2 or len(missing) < 2 or runner.scale.world is None or runner.existing != "reuse":
+    missing = _untrained(runner, wanted) if _may_share(runner, jobs) else {}
+    if len(missing) < 2:
         return
     with runner.reporter.bar(f"training {len(missing)} checkpoints, {jobs} at a time, one core each") as bar:
         for done, trained in enumerate(in_order(missing, lambda one: _Training(runner, one), jobs), 1):
             runner.reporter.say(f"trained {_title(trained)}")
             bar.update(done, len(missing))
+
+
+def answer_side_by_side(runner: Runner, plans: Iterable[TablePlan], jobs: int) -> None:
+    """Answer what some tables lack: the lines of a checkpoint in one process, so many checkpoints at a time.
+
+    Only with the world's models, and only what is missing; the rest is left to whoever asks for a table's rows.
+
+    Raises:
+        UserError: a process has failed; the others are ended, and what they have answered is kept.
+    """
+    missing = _unanswered(runner, plans) if _may_share(runner, jobs) else {}
+    if len(missing) < 2:
+        return
+    alone = dict.fromkeys(missing)
+    with runner.reporter.bar(f"answering with {len(missing)} checkpoints, {jobs} at a time, one core each") as bar:
+        for done, trained in enumerate(in_order(alone, lambda one: _Answering(runner, one, missing[one]), jobs), 1):
+            runner.reporter.say(f"answered with {_title(trained)}")
+            bar.update(done, len(missing))
+
+
+def _may_share(runner: Runner, jobs: int) -> bool:
+    """Whether a run's work may be spread over processes: not where each would make the same thing again."""
+    return jobs > 1 and runner.scale.world is not None and runner.existing == "reuse" and runner.shard == (1, 1)
 
 
 def in_order(parents: Mapping[_Name, _Name | None], start: Callable[[_Name], Process], jobs: int) -> Iterator[_Name]:
@@ -85,7 +117,7 @@ def in_order(parents: Mapping[_Name, _Name | None], start: Callable[[_Name], Pro
             process.terminate()
 
 
-def _missing(runner: Runner, wanted: Iterable[TrainedStage]) -> dict[TrainedStage, TrainedStage | None]:
+def _untrained(runner: Runner, wanted: Iterable[TrainedStage]) -> dict[TrainedStage, TrainedStage | None]:
     """The stages to train, parents first -> what each starts from."""
     found: dict[TrainedStage, TrainedStage | None] = {}
     for trained in wanted:
@@ -98,6 +130,30 @@ def _missing(runner: Runner, wanted: Iterable[TrainedStage]) -> dict[TrainedStag
     return found
 
 
+def _unanswered(runner: Runner, plans: Iterable[TablePlan]) -> dict[TrainedStage, list[TablePlan]]:
+    """Checkpoint -> tables, cut down to those of its lines that lack answers; where that is worth a process."""
+    tables, questions = defaultdict(list), Counter[TrainedStage]()
+    for plan in plans:
+        lines = defaultdict(list)
+        for arm in plan.arms:
+            if count := _questions_left(runner, plan, arm):
+                lines[arm.trained].append(arm)
+                questions[arm.trained] += count
+        for trained, arms in lines.items():
+            tables[trained].append(replace(plan, arms=tuple(arms), step_cost=False))
+    return {trained: tables[trained] for trained, count in questions.most_common() if count >= _WORTH_A_PROCESS}
+
+
+def _questions_left(runner: Runner, plan: TablePlan, arm: Arm) -> int:
+    """How many questions a line has yet to answer."""
+    names = plan.of(runner.benchmarks or runner.scale.benchmarks)
+    try:
+        left = [name for name in names if not runner.is_measured(arm, name, plan.questions)]
+        return sum(len(runner.exam(name, plan.questions).asked()) for name in left)
+    except Unavailable:  # the table will say why
+        return 0
+
+
 class _Training:
     """`marsbench train` in a process of its own; what it says goes to a file below `runs/`."""
 
@@ -105,7 +161,7 @@ class _Training:
         blocks = [] if trained.block_size is None else ["--block-size", str(trained.block_size)]
         options = {"--scale": runner.scale.scale, "--seed": runner.seed, "--output": runner.workspace.root}
         command = [trained.stage, *blocks, *[str(part) for option in options.items() for part in option]]
-        self._trained, self._log = trained, runner.workspace.training_log(trained.stage, trained.block_size)
+        self._title, self._log = f"training {_title(trained)}", runner.workspace.log("training", *trained)
         self._log.parent.mkdir(parents=True, exist_ok=True)
         with self._log.open("w", encoding="utf-8") as log:
             self._process = subprocess.Popen(
@@ -117,19 +173,54 @@ class _Training:
 
     def poll(self) -> int | None:
         """The exit status; `UserError` if it has failed."""
-        status = self._process.poll()
-        if status:
-            said = self._log.read_text(encoding="utf-8").strip() or f"exit status {status}"
-            raise UserError(
-                f"training {_title(self._trained)} failed: {said[-_SHOWN:]}",
-                where=str(self._log),
-                fix="mend that; the same command then goes on where it stopped",
-            )
-        return status
+        return _checked(self._process.poll(), self._title, self._log)
 
     def terminate(self) -> None:
         """Ask it to end; its states are on disk."""
         self._process.terminate()
+
+
+class _Answering:
+    """The lines of some tables on one checkpoint, in a process of their own that says what it does to such a file."""
+
+    def __init__(self, runner: Runner, trained: TrainedStage, plans: Sequence[TablePlan]) -> None:
+        self._title, self._log = f"answering with {_title(trained)}", runner.workspace.log("answering", *trained)
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        settings = {field.name: getattr(runner, field.name) for field in fields(runner) if field.name != "reporter"}
+        self._process = get_context("spawn").Process(target=_answer, args=(settings, plans, self._log))
+        self._process.start()
+
+    def poll(self) -> int | None:
+        """The exit status; `UserError` if it has failed."""
+        return _checked(self._process.exitcode, self._title, self._log)
+
+    def terminate(self) -> None:
+        """Ask it to end; its rows and answers are on disk."""
+        self._process.terminate()
+
+
+def _answer(settings: Mapping[str, Any], plans: Sequence[TablePlan], log: Path) -> None:
+    """What such a process does."""
+    torch.set_num_threads(1)
+    sys.stderr = log.open("w", encoding="utf-8", buffering=1)
+    try:
+        runner = Runner(**settings)
+        for plan in plans:
+            runner.table(plan)
+    except UserError as error:
+        sys.exit(str(error))
+
+
+def _checked(status: int | None, title: str, log: Path) -> int | None:
+    """The exit status of a process; `UserError`, with what it said last, if it has failed."""
+    if status:
+        said = log.read_text(encoding="utf-8").strip() or f"exit status {status}"
+        raise UserError(
+            f"{title} failed: {said[-_SHOWN:]}",
+            where=str(log),
+            fix="mend that; the same command then goes on where it stopped",
+        )
+    return status
 
 
 def _title(trained: TrainedStage) -> str:

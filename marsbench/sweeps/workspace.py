@@ -59,9 +59,9 @@ class Workspace:
         """A stage's finished checkpoint."""
         return self.runs / "checkpoints" / recipe.name
 
-    def training_log(self, stage: str, block_size: int | None) -> Path:
-        """What a training says that runs beside others."""
-        return self.runs / "logs" / f"{stage}{'' if block_size is None else f'-b{block_size}'}.log"
+    def log(self, doing: str, stage: str, block_size: int | None) -> Path:
+        """What a process says that does something with a checkpoint beside others."""
+        return self.runs / "logs" / f"{doing}-{stage}{'' if block_size is None else f'-b{block_size}'}.log"
 
     def answers(self, key: str, shard: tuple[int, int] = (1, 1)) -> Path:
         """The logged answers of one cell, or of one shard of it."""
