@@ -131,6 +131,19 @@ def test_nothing_is_measured_twice(swept: Path) -> None:
     assert Workspace(swept, "micro").row_file.read_bytes() == before
 
 
+def test_racing_again_does_not_train_again(swept: Path, tmp_path: Path) -> None:
+    """Guards against hours of training that are thrown away for another lap."""
+    output = with_checkpoints(swept, tmp_path)
+    again = ("--grid", str(output / "grid.yaml"), "--label", "again", "--existing", "rerun")
+    before = {path: path.stat().st_mtime_ns for path in output.rglob("model.safetensors")}
+    run_sweep(output, "--grid", str(output / "grid.yaml"))
+    run_sweep(output, *again)
+    assert {path: path.stat().st_mtime_ns for path in output.rglob("model.safetensors")} == before
+    first, second = rows_in(output), rows_in(output, "again")
+    assert [row.key for row in first] == [row.key for row in second]
+    assert all(row.seconds != other.seconds for row, other in zip(first, second, strict=True))
+
+
 def test_a_new_contender_races_against_the_baselines_alone(swept: Path, tmp_path: Path) -> None:
     """Guards against a grid that is measured anew for one more line, and against a line without its own baselines."""
     output = with_checkpoints(swept, tmp_path)

@@ -44,8 +44,9 @@ def sweep(
 
     All contenders of a batch size decode the same prompts in turn, so their ratios can be believed; accuracy comes from
     the same generations. Leave the machine alone while it runs. Interrupted at any moment, the same command goes on
-    where it stopped. `marsbench plan --sweep` says beforehand what it will measure. The parts of `--shard` are put
-    together by `marsbench results`; every part races the baselines too.
+    where it stopped; `--existing rerun` races everything again on the same checkpoints. `marsbench plan --sweep` says
+    beforehand what it will measure. The parts of `--shard` are put together by `marsbench results`; every part races
+    the baselines too.
     """
     runner = make_runner(
         scale, output, existing, seed, shard=shard, data_dir=data_dir, checkpoint=checkpoint, train_all=train_all

@@ -22,7 +22,7 @@ from marsbench.errors import UserError
 from marsbench.evaluation.local_data import Unavailable
 from marsbench.sweeps.plans import Arm, TablePlan, TrainedStage
 from marsbench.sweeps.runner import Runner
-from marsbench.training.stages import lineage
+from marsbench.training.stages import lineage, stage
 
 _POLL_S = 0.2
 _SHOWN = 500  # characters of what a failed process has said
@@ -118,7 +118,7 @@ def in_order(parents: Mapping[_Name, _Name | None], start: Callable[[_Name], Pro
 
 
 def _untrained(runner: Runner, wanted: Iterable[TrainedStage]) -> dict[TrainedStage, TrainedStage | None]:
-    """The stages to train, parents first -> what each starts from."""
+    """The stages to train, the long ones first, lest one is left over at the end -> what each starts from."""
     found: dict[TrainedStage, TrainedStage | None] = {}
     for trained in wanted:
         parent = None
@@ -127,7 +127,7 @@ def _untrained(runner: Runner, wanted: Iterable[TrainedStage]) -> dict[TrainedSt
             if not runner.is_trained(one):
                 found[one] = parent
             parent = one
-    return found
+    return dict(sorted(found.items(), key=lambda item: -stage(item[0].stage).passes))
 
 
 def _unanswered(runner: Runner, plans: Iterable[TablePlan]) -> dict[TrainedStage, list[TablePlan]]:

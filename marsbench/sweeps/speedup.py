@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -42,11 +43,12 @@ class _Cell(NamedTuple):
 
 
 class SpeedupSweep:
-    """One grid at one scale, with a runner's checkpoints, rows and policy."""
+    """One grid at one scale, with a runner's checkpoints and rows; its policy is for what is raced and timed."""
 
     def __init__(self, runner: Runner, grid: Grid) -> None:
         self._runner, self._grid = runner, grid
-        self._entrants = Entrants(runner, getattr(torch, grid.dtype))
+        self._trainer = replace(runner, existing="reuse")  # who races again does not want to train again
+        self._entrants = Entrants(self._trainer, getattr(torch, grid.dtype))
         self._max_new_tokens = grid.max_new_tokens or runner.scale.max_new_tokens
         self._benchmarks = benchmarks(grid.benchmarks or runner.benchmarks or runner.scale.benchmarks)
         per_benchmark(grid.prompts, self._benchmarks)  # refuses what cannot be shared, before anything is trained
@@ -66,11 +68,11 @@ class SpeedupSweep:
         scale, recipes = self._runner.scale, {}
         for entry in self._grid.contenders:
             for name in filter(None, (entry.stage, entry.draft)):
-                if self._runner.trains(name, entry.trained_block_size):
+                if self._trainer.trains(name, entry.trained_block_size):
                     for one in lineage(scale, name):
                         chosen = recipe(scale, one, block_size=entry.trained_block_size, seed=self._runner.seed)
                         recipes[chosen.key] = chosen
-        return [self._runner.train(chosen) for chosen in recipes.values()]
+        return [self._trainer.train(chosen) for chosen in recipes.values()]
 
     # ------------------------------------------------------------------ what the contenders share
 
