@@ -25,7 +25,7 @@ SMALL_DEVIATIONS: tuple[str, ...] = (
     "The model has about a million parameters and is trained from scratch on the spot; it is not Qwen2.5.",
     "SFT conversations are generated, not taken from Dolci-Instruct-SFT.",
     "Answers end at a limit below the paper's 256 tokens.",
-    "Fine-tuning follows a short pretraining at nearly its learning rate: what no loss holds in place is forgotten, so "
+    "Fine-tuning follows a short pretraining at a rate of the same order: what no loss holds in place is forgotten, so "
     "that recipes without the SFT loss lose far more here than the paper's do.",
 )
 NO_SFT_DEVIATION = (
