@@ -127,7 +127,7 @@ def test_answering_side_by_side_is_answering(
         assert row.key == other.key
         if isinstance(row, EvaluationRow) and isinstance(other, EvaluationRow):
             assert (row.correct, row.emitted, row.forwards) == (other.correct, other.emitted, other.forwards)
-    monkeypatch.setattr(side_by_side, "_Answering", None)  # nor to start
+    monkeypatch.setattr(side_by_side, "_Worker", None)  # nor to start
     answer_side_by_side(beside, [table], jobs=2)
 
 

@@ -15,7 +15,7 @@ from marsbench.world.ifeval import followed
 
 PASSED: Reason = "passed"
 _FENCED = re.compile(r"```python\n(.*?)```", re.DOTALL)
-_REASONS: dict[tuple[str, str], Reason] = {}  # by response and checks
+_ENDED: dict[tuple[str, str], Reason] = {}  # by response and checks: the verdicts on programs that ran to their end
 
 
 def dataset(benchmark: str, size: int, **_: Any) -> dict[str, Dataset]:
@@ -40,13 +40,15 @@ def rules_followed(doc: Mapping[str, str], results: Sequence[str]) -> dict[str, 
 def run_code(responses: Iterable[Sequence[str]], docs: Iterable[Mapping[str, str]]) -> list[list[Reason]]:
     """`passed`, or why not, for every response of every question (an lm-eval filter); all programs in one go.
 
-    What this process has run before, for another line of a table, keeps its verdict.
+    What this process has run to its end before, for another line of a table, keeps its verdict; a program that ran out
+    of time or was killed, as on a busy machine, gets another chance.
     """
     asked = [[(text, doc["checks"]) for text in answer] for answer, doc in zip(responses, docs, strict=True)]
-    fresh = list(dict.fromkeys(pair for pairs in asked for pair in pairs if pair not in _REASONS))
+    fresh = list(dict.fromkeys(pair for pairs in asked for pair in pairs if pair not in _ENDED))
     verdicts = run_programs([_program(text, json.loads(checks)) for text, checks in fresh])
-    _REASONS.update(zip(fresh, [verdict.reason for verdict in verdicts], strict=True))
-    return [[_REASONS[pair] for pair in pairs] for pairs in asked]
+    found = dict(zip(fresh, [verdict.reason for verdict in verdicts], strict=True))
+    _ENDED.update({pair: reason for pair, reason in found.items() if reason in ("passed", "failed")})
+    return [[found.get(pair) or _ENDED[pair] for pair in pairs] for pairs in asked]
 
 
 def _program(response: str, checks: Mapping[str, Any]) -> Program:

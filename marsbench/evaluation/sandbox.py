@@ -33,6 +33,7 @@ T = TypeVar("T")
 Reason = Literal["passed", "failed", "timeout", "killed"]
 READY = "ready"
 START_LIMIT_S = 60.0
+WORTH_A_WORKER = 16  # programs; fewer are run in the time that a worker takes to start
 # evalplus needs up to 2.2 s more for a program that fights its alarm, and grants no program more than 60 s.
 EVALPLUS_SLACK_S = 3.0
 EVALPLUS_MAX_TIME_LIMIT_S = 60.0
@@ -111,7 +112,7 @@ def run_programs(
     time_limit_s: float = 2.0,
     memory_limit_mb: int = 1024,
 ) -> list[Verdict]:
-    """Verdicts in the order of `programs`, from `jobs` workers (default: one per core).
+    """Verdicts in the order of `programs`, from `jobs` workers (default: one per core, fewer for a few programs).
 
     `time_limit_s` (at most 60) is wall-clock time for all inputs of a program together. `memory_limit_mb`
     bounds its address space, except on macOS, which has no such limit. Raises `UserError` if no worker can
@@ -145,9 +146,10 @@ def _ask_all(requests: Sequence[Calls], jobs: int | None, time_limit_s: float, m
     """The workers' replies, in the order of `requests`."""
     if time_limit_s > EVALPLUS_MAX_TIME_LIMIT_S:
         raise ValueError(f"time_limit_s is {time_limit_s}, but evalplus stops at {EVALPLUS_MAX_TIME_LIMIT_S}")
-    jobs = min(jobs or os.cpu_count() or 1, len(requests))
-    if not jobs:
+    if not requests:
         return []
+    few = max(1, len(requests) // WORTH_A_WORKER)
+    jobs = min(jobs or min(os.cpu_count() or 1, few), len(requests))
     replies: dict[int, _Reply] = {}
     pending = deque(enumerate(requests))
 

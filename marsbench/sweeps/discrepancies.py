@@ -19,8 +19,10 @@ _THRESHOLD = 0.95
 
 
 def discrepancy_rows(runner: Runner) -> list[Row]:
-    """All rows of the page: trainings, then cells of accuracy, then two small races."""
+    """All rows of the page: trainings, then cells of accuracy, then two small races, in which no shard takes part."""
     rows = runner.table(PLAN)
+    if runner.shard != (1, 1):
+        return rows
     for grid in (cache_grid(runner.scale), masks_grid(runner.scale)):
         rows += SpeedupSweep(runner, grid).rows()
     return list({row.key: row for row in rows}.values())  # the races need checkpoints that the table has trained

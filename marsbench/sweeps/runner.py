@@ -70,7 +70,8 @@ class Runner:
         self._numbers = {cell: number for number, cell in enumerate(cells, 1)}
         with full_disk_explained(self.workspace.runs):
             rows: list[Row] = [*self.trainings(plan)]
-            if plan.step_cost and self.scale.world:  # its batches are timed; the paper says what the real scales cost
+            # Its batches are timed; the paper says what the real scales cost.
+            if plan.step_cost and self.scale.world and self.shard == (1, 1):
                 rows.append(self.step_cost())
             for _, arms in groupby(plan.arms, key=lambda arm: (arm.trained, arm.draft)):
                 rows += self._lines(list(arms), names, plan.questions)

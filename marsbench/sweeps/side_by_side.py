@@ -5,13 +5,12 @@ Small models leave the other cores idle.
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -19,9 +18,9 @@ from typing import Any, Protocol, TypeVar
 import torch
 
 from marsbench.errors import UserError
-from marsbench.evaluation.local_data import Unavailable
 from marsbench.sweeps.plans import Arm, TablePlan, TrainedStage
 from marsbench.sweeps.runner import Runner
+from marsbench.sweeps.workspace import full_disk_explained
 from marsbench.training.stages import lineage, stage
 
 _POLL_S = 0.2
@@ -31,7 +30,7 @@ _WORTH_A_PROCESS = 1500  # questions; fewer are answered in the time that a proc
 
 
 class Process(Protocol):
-    """What is started, in the way of `subprocess.Popen`."""
+    """What is started."""
 
     def poll(self) -> int | None:
         """The exit status, None while it runs."""
@@ -62,10 +61,7 @@ def train_side_by_side(runner: Runner, wanted: Iterable[TrainedStage], jobs: int
     missing = _untrained(runner, wanted) if _may_share(runner, jobs) else {}
     if len(missing) < 2:
         return
-    with runner.reporter.bar(f"training {len(missing)} checkpoints, {jobs} at a time, one core each") as bar:
-        for done, trained in enumerate(in_order(missing, lambda one: _Training(runner, one), jobs), 1):
-            runner.reporter.say(f"trained {_title(trained)}")
-            bar.update(done, len(missing))
+    _side_by_side(runner, "training", missing, lambda one: partial(_train, trained=one), jobs)
 
 
 def answer_side_by_side(runner: Runner, plans: Iterable[TablePlan], jobs: int) -> None:
@@ -80,15 +76,31 @@ def answer_side_by_side(runner: Runner, plans: Iterable[TablePlan], jobs: int) -
     if len(missing) < 2:
         return
     alone = dict.fromkeys(missing)
-    with runner.reporter.bar(f"answering with {len(missing)} checkpoints, {jobs} at a time, one core each") as bar:
-        for done, trained in enumerate(in_order(alone, lambda one: _Answering(runner, one, missing[one]), jobs), 1):
-            runner.reporter.say(f"answered with {_title(trained)}")
-            bar.update(done, len(missing))
+    _side_by_side(runner, "answering with", alone, lambda one: partial(_answer, plans=missing[one]), jobs)
 
 
 def _may_share(runner: Runner, jobs: int) -> bool:
     """Whether a run's work may be spread over processes: not where each would make the same thing again."""
     return jobs > 1 and runner.scale.world is not None and runner.existing == "reuse" and runner.shard == (1, 1)
+
+
+def _side_by_side(
+    runner: Runner,
+    doing: str,
+    parents: Mapping[TrainedStage, TrainedStage | None],
+    work: Callable[[TrainedStage], Callable[[Runner], None]],
+    jobs: int,
+) -> None:
+    """Do a piece of work per checkpoint, a parent's first, so many at a time, and say how far it is."""
+
+    def start(one: TrainedStage) -> _Worker:
+        log = runner.workspace.log(doing.partition(" ")[0], *one)
+        return _Worker(runner, work(one), f"{doing} {_title(one)}", log)
+
+    with runner.reporter.bar(f"{doing} {len(parents)} checkpoints, {jobs} at a time, one core each") as bar:
+        for done, one in enumerate(in_order(parents, start, jobs), 1):
+            runner.reporter.say(f"done: {doing} {_title(one)}")
+            bar.update(done, len(parents))
 
 
 def in_order(parents: Mapping[_Name, _Name | None], start: Callable[[_Name], Process], jobs: int) -> Iterator[_Name]:
@@ -146,81 +158,59 @@ def _unanswered(runner: Runner, plans: Iterable[TablePlan]) -> dict[TrainedStage
 
 def _questions_left(runner: Runner, plan: TablePlan, arm: Arm) -> int:
     """How many questions a line has yet to answer."""
-    names = plan.of(runner.benchmarks or runner.scale.benchmarks)
     try:
-        left = [name for name in names if not runner.is_measured(arm, name, plan.questions)]
+        left = [name for name in runner.asked(plan) if not runner.is_measured(arm, name, plan.questions)]
         return sum(len(runner.exam(name, plan.questions).asked()) for name in left)
-    except Unavailable:  # the table will say why
+    except UserError:  # the table will say why
         return 0
 
 
-class _Training:
-    """`marsbench train` in a process of its own; what it says goes to a file below `runs/`."""
+class _Worker:
+    """A piece of a run's work in a process of its own, on one core; what it says goes to a file below `runs/`."""
 
-    def __init__(self, runner: Runner, trained: TrainedStage) -> None:
-        blocks = [] if trained.block_size is None else ["--block-size", str(trained.block_size)]
-        options = {"--scale": runner.scale.scale, "--seed": runner.seed, "--output": runner.workspace.root}
-        command = [trained.stage, *blocks, *[str(part) for option in options.items() for part in option]]
-        self._title, self._log = f"training {_title(trained)}", runner.workspace.log("training", *trained)
-        self._log.parent.mkdir(parents=True, exist_ok=True)
-        with self._log.open("w", encoding="utf-8") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "marsbench", "train", *command],
-                stdout=subprocess.DEVNULL,
-                stderr=log,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
-            )
-
-    def poll(self) -> int | None:
-        """The exit status; `UserError` if it has failed."""
-        return _checked(self._process.poll(), self._title, self._log)
-
-    def terminate(self) -> None:
-        """Ask it to end; its states are on disk."""
-        self._process.terminate()
-
-
-class _Answering:
-    """The lines of some tables on one checkpoint, in a process of their own that says what it does to such a file."""
-
-    def __init__(self, runner: Runner, trained: TrainedStage, plans: Sequence[TablePlan]) -> None:
-        self._title, self._log = f"answering with {_title(trained)}", runner.workspace.log("answering", *trained)
-        self._log.parent.mkdir(parents=True, exist_ok=True)
+    def __init__(self, runner: Runner, work: Callable[[Runner], None], title: str, log: Path) -> None:
+        self._title, self._log = title, log
+        log.parent.mkdir(parents=True, exist_ok=True)
         settings = {field.name: getattr(runner, field.name) for field in fields(runner) if field.name != "reporter"}
-        self._process = get_context("spawn").Process(target=_answer, args=(settings, plans, self._log))
+        self._process = get_context("spawn").Process(target=_run, args=(work, settings, log))
         self._process.start()
 
     def poll(self) -> int | None:
-        """The exit status; `UserError` if it has failed."""
-        return _checked(self._process.exitcode, self._title, self._log)
+        """The exit status, None while it runs; `UserError`, with what it said last, if it has failed."""
+        status = self._process.exitcode
+        if status:
+            said = self._log.read_text(encoding="utf-8").strip() or f"exit status {status}"
+            raise UserError(
+                f"{self._title} failed: {said[-_SHOWN:]}",
+                where=str(self._log),
+                fix="mend that; the same command then goes on where it stopped",
+            )
+        return status
 
     def terminate(self) -> None:
-        """Ask it to end; its rows and answers are on disk."""
+        """Ask it to end; what it has made is on disk."""
         self._process.terminate()
 
 
-def _answer(settings: Mapping[str, Any], plans: Sequence[TablePlan], log: Path) -> None:
+def _run(work: Callable[[Runner], None], settings: Mapping[str, Any], log: Path) -> None:
     """What such a process does."""
     torch.set_num_threads(1)
     sys.stderr = log.open("w", encoding="utf-8", buffering=1)
+    runner = Runner(**settings)
     try:
-        runner = Runner(**settings)
-        for plan in plans:
-            runner.table(plan)
+        with full_disk_explained(runner.workspace.runs):
+            work(runner)
     except UserError as error:
         sys.exit(str(error))
 
 
-def _checked(status: int | None, title: str, log: Path) -> int | None:
-    """The exit status of a process; `UserError`, with what it said last, if it has failed."""
-    if status:
-        said = log.read_text(encoding="utf-8").strip() or f"exit status {status}"
-        raise UserError(
-            f"{title} failed: {said[-_SHOWN:]}",
-            where=str(log),
-            fix="mend that; the same command then goes on where it stopped",
-        )
-    return status
+def _train(runner: Runner, trained: TrainedStage) -> None:
+    runner.checkpoint(*trained)
+
+
+def _answer(runner: Runner, plans: Sequence[TablePlan]) -> None:
+    for plan in plans:
+        runner.table(plan)
 
 
 def _title(trained: TrainedStage) -> str:
