@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -109,3 +110,17 @@ def test_memory_of_a_step_counts_what_the_backward_pass_needs() -> None:
     weights = 4 * (3 * 5 + 5)
     saved = 4 * (7 * 3 + 7 * 5)  # the input of the linear map, and the output of tanh
     assert _memory(model, loss, {"inputs": torch.rand(7, 3)}) == 4 * weights + saved
+
+
+def test_counting_the_memory_of_a_step_holds_none() -> None:
+    """Guards against gigabytes that stay behind, and slow down whatever is timed later."""
+    model = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Tanh())
+
+    def tensors() -> int:
+        gc.collect()
+        return sum(type(one) is torch.Tensor for one in gc.get_objects())
+
+    before = tensors()
+    for _ in range(3):
+        _memory(model, lambda inputs: model(inputs).sum(), {"inputs": torch.rand(7, 3)})
+    assert tensors() == before

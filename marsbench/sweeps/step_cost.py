@@ -85,7 +85,7 @@ def _memory(model: torch.nn.Module, loss: Callable[..., Tensor], batch: dict[str
         storage = saved.untyped_storage()
         if storage.data_ptr() not in own:
             kept[storage.data_ptr()] = storage.nbytes()
-        return saved
+        return saved.detach()  # an output that its own node holds on to is never freed
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda saved: saved):
         result = loss(**batch)  # held until the sum is done, so that no storage is freed and its place reused
