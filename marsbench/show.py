@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
+from textwrap import TextWrapper
 from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
@@ -20,8 +21,11 @@ if TYPE_CHECKING:  # what is only drawn again needs no model
     from marsbench.training.checkpoints import Loaded
 
 # Two light shades that differ in brightness too, so that neither color vision nor a gray printer matters.
-SHADES = ("#cfe3f5", "#f6c86b")
+SHADES = ("#dbe9f6", "#f0a830")
 _COLUMNS = 88  # characters per line of the image
+_WRAPPER = TextWrapper(
+    _COLUMNS, expand_tabs=False, replace_whitespace=False, drop_whitespace=False, break_on_hyphens=False
+)
 _CELL_WIDTH, _CELL_HEIGHT = 0.095, 0.24  # inches per character
 
 
@@ -154,20 +158,14 @@ def drawing(generations: Sequence[Shown]) -> Figure:
     return figure
 
 
-def _lines(pieces: list[tuple[int, str]]) -> list[list[tuple[int, int, str]]]:
-    """Wrap the pieces at `_COLUMNS`: lines of (column, shade, text)."""
-    lines: list[list[tuple[int, int, str]]] = [[]]
-    column = 0
-    for number, (_, piece) in enumerate(pieces):
-        for index, part in enumerate(piece.split("\n")):
-            if index:
-                lines.append([])
-                column = 0
-            while part:
-                if column == _COLUMNS:
-                    lines.append([])
-                    column = 0
-                fits = part[: _COLUMNS - column]
-                lines[-1].append((column, number % 2, fits))
-                column, part = column + len(fits), part[len(fits) :]
+def _lines(pieces: Sequence[tuple[int, str]]) -> list[list[tuple[int, int, str]]]:
+    """Wrap the pieces between words: lines of (column, shade, text)."""
+    shades = iter([number % 2 for number, (_, piece) in enumerate(pieces) for _ in piece])
+    lines = []
+    for paragraph in "".join(piece for _, piece in pieces).split("\n"):
+        for line in _WRAPPER.wrap(paragraph) or [""]:
+            runs = groupby(zip(range(len(line)), shades, strict=False), key=lambda at: at[1])  # no shade too many
+            found = [(shade, [column for column, _ in run]) for shade, run in runs]
+            lines.append([(columns[0], shade, line[columns[0] : columns[-1] + 1]) for shade, columns in found])
+        next(shades, None)  # the line break's
     return lines

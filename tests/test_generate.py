@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import marsbench
 from marsbench.cli import app
 from marsbench.decoding.generation import Generation
 from marsbench.errors import UserError
-from marsbench.show import draw, shaded, shown
+from marsbench.show import Shown, draw, drawing, shaded, shown
 from marsbench.training.tokenizer import build_tokenizer
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -252,3 +253,20 @@ def test_tokens_of_one_forward_are_shown_together(tokenizer: PreTrainedTokenizer
         draw([found, found], tmp_path / name)
         assert (tmp_path / name).stat().st_size > 1000
     assert imread(tmp_path / "figure.png").std() > 0.01
+
+
+def test_the_figure_breaks_lines_between_words() -> None:
+    """Guards against words cut in two, and a character lost or in the wrong shade where a line breaks."""
+    words = [f"{'word' * (1 + number % 4)}{number} " for number in range(40)]
+    pieces = [(number + 1, word) for number, word in enumerate([*words, "\n\nend", "\n"])]
+    found = drawing([Shown("mars", len(pieces), pieces)]).axes[0]
+    shaded_at = {(box.get_y(), box.get_x() + place): box.get_facecolor() for box in found.patches
+                 for place in range(int(box.get_width()))}  # fmt: skip
+    drawn = sorted((text.get_position()[1], text.get_position()[0], text.get_text()) for text in found.texts[1:])
+    assert "".join(character for *_, character in drawn) == "".join(piece for _, piece in pieces).replace("\n", "")
+    lines = {row: "".join(character for y, _, character in drawn if y == row) for row, *_ in drawn}
+    whole = {word for line in lines.values() for word in line.split()}
+    assert len(lines) > 4 and whole == {*map(str.strip, words), "end"}
+    shades = [shaded_at[row - 0.45, column - 0.5] for row, column, _ in drawn]
+    runs = [len([*run]) for _, run in groupby(shades)]
+    assert runs == [len(piece.replace("\n", "")) for _, piece in pieces[:-1]]

@@ -16,8 +16,10 @@ from made_up import answered, lines_of, section
 from marsbench.paper import published
 from marsbench.reports import PAGES, figure1, write_report
 from marsbench.reports.cells import columns, latest_cells
-from marsbench.reports.claims import GainClaim, SpeedClaim, TokensClaim
+from marsbench.reports.claims import Finding, GainClaim, SpeedClaim, TokensClaim
 from marsbench.reports.page import Page
+from marsbench.reports.published import paper_label
+from marsbench.statistics.intervals import Estimate, Interval
 from marsbench.sweeps.plans import ABLATIONS, BLOCK_SIZES, MARS_STAGES, THRESHOLDS, Arm, TrainedStage, mars_name
 from marsbench.sweeps.rows import EvaluationRow, GenerationRow, Row, TrainingRow
 
@@ -182,6 +184,12 @@ def test_checkpoints_of_one_stage_are_told_apart() -> None:
 # ---- claims ---------------------------------------------------------------------------------------------------------
 
 
+def test_a_limit_beside_a_bound_is_printed_on_its_side() -> None:
+    """Guards against "[-2.0, ...]" beside a bound of -2, which leaves the verdict to be guessed."""
+    assert Finding(Estimate(-1.0, Interval(-2.02, 0.04), 9)).found == "-1.00 [-2.02, +0.04] points"
+    assert Finding(Estimate(-1.0, Interval(-2.1, 0.1), 9)).found == "-1.0 [-2.1, +0.1] points"
+
+
 @pages
 def test_claims_name_lines_of_the_plan(page: Page) -> None:
     """Guards against a renamed line, which would leave its claim "not run" for ever."""
@@ -266,7 +274,7 @@ def test_every_published_number_is_shown_in_its_line(number: str) -> None:
     heads = [*columns(page.plan), "average"]
     for row in published(number):
         digits, part = (1, tables[0]) if row.metric == "accuracy" else (2, tables[1])
-        label = line_of(page, row.scale, row.method, row.block_size, row.threshold).label
+        label = paper_label(line_of(page, row.scale, row.method, row.block_size, row.threshold).label)
         (line,) = [line for line in lines_of(part) if line[:2] == [MODELS[row.scale], label]]
         assert line[2 + heads.index(str(row.benchmark))] == f"{row.value:.{digits}f}"
     shown = sum(bool(re.fullmatch(r"\d+\.\d+", cell)) for line in lines_of(text) for cell in line[2:])
@@ -278,7 +286,7 @@ def test_every_published_number_of_table_8_is_shown() -> None:
     page = BY_KEY["table8"]
     gsm8k, _, humaneval = section(page.render([], "tiny"), "The paper's numbers").partition("HumanEval:")
     for row in published("8"):
-        label = next(MARS_STAGES[stage] for stage in MARS_STAGES if (stage == "mars") == (row.method == "mars"))
+        label = paper_label(next(MARS_STAGES[it] for it in MARS_STAGES if (it == "mars") == (row.method == "mars")))
         tau = "" if row.threshold == 1.0 else f"{row.threshold:g}"
         lines = lines_of(gsm8k if row.benchmark == "gsm8k" else humaneval)
         (line,) = [line for line in lines if line[:3] == [MODELS[row.scale], label, tau]]

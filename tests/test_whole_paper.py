@@ -223,10 +223,10 @@ def test_best_settings_lose_as_little_as_they_say() -> None:
     ]
     found = [
         claim(words).judge(rows).estimate
-        for words in ("1 point is faster than AR at batch 4", "of AR, is faster than AR at batch 4")
+        for words in ("questions raced is faster than AR at batch 4", "of AR, is faster than AR at batch 4")
     ]
     assert [one.value for one in found if one] == [1.25, 2.0]
-    assert claim("1 point is faster than AR at batch 8").judge(rows).verdict == "not run"
+    assert claim("questions raced is faster than AR at batch 8").judge(rows).verdict == "not run"
 
 
 def test_races_of_several_seeds_are_summed() -> None:
@@ -344,6 +344,28 @@ def test_the_index_has_a_line_for_everything(published_rows: Path) -> None:
     assert "`nox -s reproduce-table2 -- --scale 0.5b`" in half and "(0.5b/table2.md)" in half
 
 
+def test_the_index_says_what_did_not_hold(tmp_path: Path) -> None:
+    """Guards against a first page that shows successes alone, and a batch size whose verdict is another one's."""
+    publish(tmp_path, sweep({4: {4: 1.25}, 8: {4: 0.85}, 16: {4: 0.95}}, target=0.8), "speedup")
+    page = page_of(tmp_path, "index")
+    abstract, others = page.split("Other claims of the paper that did not hold here:")
+    (line,) = re.findall(r"- MARS with the block-level cache is faster than AR with a KV cache: (.*)", abstract)
+    found = re.findall(r"at batch (\d+) \*\*([\w ]+)\*\* (\d\.\d)", line)
+    assert found == [("4", "supported", "1.2"), ("8", "not supported", "0.8"), ("16", "not supported", "0.9")]
+    assert "- A MARS target is faster: **not supported**" in others
+    assert "block-level cache is faster" not in others
+    assert "did not hold" not in page_of(tmp_path / "nothing", "index")
+
+
+@pytest.mark.parametrize(("stage", "said"), [("mars", False), ("mars_2x", True)])
+def test_pages_say_which_checkpoint_the_sweep_decodes(stage: str, said: bool, tmp_path: Path) -> None:
+    """Guards against speeds of a model trained longer that pass for those of the tables' model."""
+    publish(tmp_path, [replace(sweep_row("ar", "ar", 4, [1.0, 1.0]), stage=stage)], "speedup")
+    for name in ("index", "claims"):
+        text = page_of(tmp_path, name)
+        assert ("speculative decoding are about `mars_2x` (MARS, trained twice as long as `mars`)" in text) == said
+
+
 def test_links_of_the_index_lead_somewhere(tmp_path: Path) -> None:
     """Guards against links to pages, or to sections of them, that are not there."""
     publish(tmp_path, sweep(AS_PUBLISHED), "speedup")
@@ -353,7 +375,7 @@ def test_links_of_the_index_lead_somewhere(tmp_path: Path) -> None:
     links = re.findall(r"\]\(([\w.]+)(?:#([\w-]+))?\)", (tmp_path / "reports" / "index.md").read_text())
     assert {page for page, _ in links} == {"table2.md", "speedup.md", "claims.md"}
     for page, anchor in links:
-        titles = re.findall(r"^## (.*)$", (tmp_path / "reports" / page).read_text(), re.MULTILINE)
+        titles = re.findall(r"^##+ (.*)$", (tmp_path / "reports" / page).read_text(), re.MULTILINE)
         assert not anchor or anchor in [re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in titles]
 
 

@@ -33,6 +33,7 @@ from marsbench.sweeps.rows import EvaluationRow
 
 POINTS, TOKENS, TIMES = "points", "tokens/forward", "times"  # the units of comparisons
 _DIGITS = {POINTS: 1, TOKENS: 2, TIMES: 2}
+_BOUNDS = (0.0, -2.0)  # that differences in points are held against
 
 
 @dataclass(frozen=True)
@@ -54,9 +55,9 @@ class Finding:
         """The estimate with its interval and unit, or why there is none."""
         if self.estimate is None:
             return self.reason or "n/a"
-        value = number(self.estimate.value, self.unit, signed=self.signed)
-        interval = bracketed(self.estimate.interval, _DIGITS[self.unit], signed=self.signed)
-        return f"{value} {interval} {self.unit}"
+        digits, more = _DIGITS[self.unit], int(self.unit == POINTS and _at_a_bound(self.estimate.interval))
+        value = number(self.estimate.value, self.unit, signed=self.signed, more=more)
+        return f"{value} {bracketed(self.estimate.interval, digits + more, signed=self.signed)} {self.unit}"
 
     @property
     def questions(self) -> str:
@@ -67,9 +68,15 @@ class Finding:
         return f"{self.estimate.n:,}" + ("" if judged == self.asked else f" ({judged} of {self.asked} benchmarks)")
 
 
-def number(value: float, unit: str, *, signed: bool) -> str:
-    """A number with as many digits as its unit deserves; a difference with its sign."""
-    return signed_number(value, _DIGITS[unit]) if signed else f"{value:.{_DIGITS[unit]}f}"
+def number(value: float, unit: str, *, signed: bool, more: int = 0) -> str:
+    """A number with as many digits as its unit deserves, and some more; a difference with its sign."""
+    digits = _DIGITS[unit] + more
+    return signed_number(value, digits) if signed else f"{value:.{digits}f}"
+
+
+def _at_a_bound(interval: Interval) -> bool:
+    """Whether a limit in points would print as one of the bounds: a digit more says on which side it lies."""
+    return any(round(limit, _DIGITS[POINTS]) in _BOUNDS for limit in (interval.low, interval.high))
 
 
 @dataclass(frozen=True)
@@ -218,7 +225,7 @@ class GainClaim:
     unit: ClassVar[str] = POINTS
     how: ClassVar[str] = (
         "Two differences are compared question by question as well: the difference between them, with an interval made "
-        "in the same way."
+        "in the same way. Where lines answer next to nothing, a gain over them can grow no further."
     )
 
     letter: str

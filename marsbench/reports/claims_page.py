@@ -8,12 +8,15 @@ from marsbench.reports.collection import Collection
 from marsbench.reports.markdown import table
 from marsbench.reports.paper_claims import ABSTRACT, SECTIONS, Judged, tally
 from marsbench.reports.published import PUBLISHED_SCALES
+from marsbench.reports.speed_claims import decoded_by_the_sweep
 
 HOW_TO_READ_THE_CLAIMS = (
     "Every claim of the MARS paper (arXiv 2604.07023) that is tested here, in our words, in the order of the paper. A "
     "claim is *supported* if the whole 95 % interval of its effect lies beyond the tested bound, *not supported* if it "
-    "lies on the other side, *inconclusive* if it holds the bound, and *not run* where nothing was measured. Nothing "
-    "is corrected for the number of claims. Claims of our own, and what was reported elsewhere, stand last."
+    "lies on the other side, *inconclusive* if it holds the bound, and *not run* where nothing was measured; so a "
+    "line that is surely worse, but not surely by the 2 points of non-inferiority, is inconclusive. Nothing is "
+    "corrected for the number of claims, and what the paper claims in two places counts twice. Claims of our own, and "
+    "what was reported elsewhere, stand last."
 )
 HOW_SEEDS_ARE_PUT_TOGETHER = (
     "Where a claim was measured with several training seeds, its effect is that of all of them pooled per question, "
@@ -30,6 +33,7 @@ def render(judged: Sequence[Judged], collections: Sequence[Collection]) -> str:
         "# The paper's claims and what was measured",
         f"{HOW_TO_READ_THE_CLAIMS} {HOW_SEEDS_ARE_PUT_TOGETHER}",
         _summary(judged, collections),
+        *filter(None, [decoded_by_the_sweep(one.of("speedup")) for one in collections]),
         _verdicts(numbered, collections),
     ]
     for section in SECTIONS:

@@ -47,7 +47,7 @@ def panels_figure(panels: Sequence[Panel], path_stem: Path, *, across: int, x_la
     legend = _LEGEND_LINE * ceil((1 + max(len(panel.curves) for panel in panels)) / entries)
     with matplotlib.rc_context({"svg.hashsalt": "marsbench", "font.size": 9.0}):
         figure = Figure(figsize=(_PANEL_WIDTH * across, _PANEL_HEIGHT * down + legend), layout="constrained")
-        grid = figure.subplots(down, across, squeeze=False)
+        grid = figure.subplots(down, across, squeeze=False, sharex="row", sharey="row")
         for axes, panel in zip(grid.flat, panels, strict=True):
             _draw_panel(axes, panel)
         for axes in grid[-1]:

@@ -18,7 +18,8 @@ PLAN = TABLES["figure1"]
 FIGURE = "figures/figure1_answers"  # beside the page, less the extension
 OPENING = (
     "One question, answered greedily by one MARS checkpoint, as in the MARS paper's Figure 1 (arXiv 2604.07023). A "
-    "single answer illustrates the method; how fast it is on average, Tables 4 and 8 say."
+    "single answer illustrates the method; how fast it is on average, Tables 4 and 8 say. The end of an answer counts "
+    "as a token, which has no text."
 )
 
 

@@ -47,7 +47,11 @@ PAGE = Page(
     ),
     claims=tuple(_no_worse_than(metric) for metric in METRIC_THRESHOLDS if metric != "probability"),
     figure="metrics",
-    caption="Accuracy against tokens per forward pass by metric of confidence, with 95 % intervals",
+    figure_title="Figure 6",
+    caption=(
+        "Accuracy against tokens per forward pass by metric of confidence, a point per threshold, with 95 % intervals; "
+        "across, AR SFT with its interval as a band"
+    ),
     drawing=_draw,
     reading=f"{HOW_TO_READ_ACCURACY} {HOW_TO_READ_THE_METRICS}",
     tables=(accuracy_table, speed_table),

@@ -19,9 +19,12 @@ from marsbench.sweeps.plans import TablePlan
 from marsbench.sweeps.rows import EvaluationRow
 
 # Okabe and Ito's palette, safe for colour-blind readers, with grey in place of its yellow, which fades on white, and
-# Tol's wine as a ninth.
-COLOURS = ("#999999", "#000000", "#56B4E9", "#E69F00", "#CC79A7", "#0072B2", "#D55E00", "#009E73", "#882255")
-MARKERS = ("o", "s", "D", "^", "v", "P", "X", "*", "d")  # told apart in black and white too
+# Tol's wine, indigo and sand after them.
+COLOURS = (
+    "#999999", "#000000", "#56B4E9", "#E69F00", "#CC79A7", "#0072B2", "#D55E00", "#009E73", "#882255", "#332288",
+    "#DDCC77",
+)  # fmt: skip
+MARKERS = ("o", "s", "D", "^", "v", "P", "X", "*", "d", "<", ">")  # told apart in black and white too
 FORMATS = {"png": {"Software": None}, "svg": {"Date": None, "Creator": None}}  # metadata that could vary
 GROUP_WIDTH = 0.8  # of the room for one benchmark
 
@@ -35,7 +38,7 @@ class Quantity(NamedTuple):
     limits: tuple[float, float] | None  # of the axis; None = what the values need
 
 
-ACCURACY = Quantity("accuracy in %", lambda row: accuracy(row.correct), 100.0, (0.0, 100.0))
+ACCURACY = Quantity("accuracy in %", lambda row: accuracy(row.correct), 100.0, (-2.0, 102.0))  # whole markers
 SPEED = Quantity("tokens per forward pass", lambda row: tokens_per_forward(row.emitted, row.forwards), 1.0, None)
 
 

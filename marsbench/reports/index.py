@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from marsbench.presets import preset
@@ -11,17 +11,37 @@ from marsbench.reports.collection import Collection
 from marsbench.reports.deviations import SMALL_SCALES
 from marsbench.reports.markdown import table
 from marsbench.reports.paper_claims import ABSTRACT, Judged, tally
+from marsbench.reports.speed_claims import decoded_by_the_sweep
 from marsbench.sweeps.rows import Row
 
 CLAIMS = "claims"  # the page of claims, which has no rows of its own
+_AT_BATCH = " at batch "  # how the words of a claim on one batch size end, before the number
 OPENING = (
     "MARS (arXiv 2604.07023) fine-tunes an ordinary language model so that one forward pass can yield several tokens. "
-    "B mask tokens behind the text are predicted together, and the predictions are accepted from the left while the "
-    "model's confidence reaches a threshold, tau. The model keeps its architecture, and at one token per forward pass "
-    "it decodes like any other: that is AR, autoregressive decoding. AR SFT is the model before MARS, fine-tuned on "
-    "the same conversations in the ordinary way. This page leads to every table and figure of the paper as it was "
-    f"measured here; every verdict rests on a test that [the page of claims]({CLAIMS}.md) shows with its numbers."
+    "Mask tokens are put behind the text; the model predicts the next token and, at the masks, those after it. "
+    "Predictions are accepted from the left as long as the model's confidence reaches a threshold. The model keeps its "
+    "architecture, and when it accepts one token per forward pass it decodes like any other. This page leads to every "
+    "table and figure of the paper that reports measurements, as it was measured here; every verdict rests on a test "
+    f"that [the page of claims]({CLAIMS}.md) shows with its numbers."
 )
+WORDS = {
+    "AR": "autoregressive decoding, the ordinary way: one token per forward pass",
+    "AR SFT": "the model before MARS, fine-tuned on the same conversations in the ordinary way",
+    "SFT loss": "the loss of that ordinary fine-tuning; MARS adds a loss on masked tokens to it",
+    "B, tau": "the block size, which is how many tokens a forward pass predicts; the threshold of confidence",
+    "tokens/forward": "tokens of an answer over the forward passes that they took; AR has 1",
+    "KV cache": "what a model keeps of earlier tokens; the *block-level cache* is the paper's, for batches: it takes "
+    "in B_cache tokens at a time",
+    "verified MARS": "ours: masks draft, and the same model checks the drafts, so the tokens are those of AR",
+    "speculative decoding": "a small draft model proposes tokens and the target, a large one, checks them",
+    "Jacobi decoding": "guesses at the next tokens, corrected by one forward pass after another; needs no training",
+    "points": "percentage points of accuracy, averaged over the benchmarks",
+    "[a, b]": "a 95 % interval",
+    "supported": "the whole interval lies beyond the tested bound; *not supported*: on the other side; *inconclusive*: "
+    "it holds the bound, even if it excludes 0",
+    "non-inferiority": 'the test behind "matches" and "level": worse by less than 2 points',
+    "rows of": "the days on which the numbers were measured",
+}
 
 
 class Item(NamedTuple):
@@ -56,7 +76,7 @@ ITEMS = (
     Item("table8", "Table 8", "accuracy against tokens per forward pass, threshold by threshold", "table8"),
     Item("table9", "Table 9", "is it better than Jacobi decoding, which needs no training?", "table9"),
     Item("figure1", "Figure 1", "what does an answer look like, forward pass by forward pass?", "figure1"),
-    Item("figure3", "Figure 3", "is MARS with the SFT loss more accurate at equal speed?", "table8"),
+    Item("figure3", "Figure 3", "is MARS with the SFT loss more accurate at equal speed?", "table8", "#figure-3"),
     Item("figure6", "Figure 6", "which metric of confidence is best?", "figure6"),
     Item("training", "Appendix A", "what does training cost?", "table2", "#training"),
     Item(CLAIMS, "Claims", "every claim of the paper with its test and verdict", CLAIMS),
@@ -80,11 +100,12 @@ def items(reports: Sequence[str]) -> list[Item]:
 
 def render(judged: Sequence[Judged], collections: Sequence[Collection], reports: Sequence[str]) -> str:
     """The page as Markdown: a pure function of rows."""
-    sections = ["# The MARS paper, table by table", OPENING]
+    words = table(["word", "meaning"], [[*entry] for entry in WORDS.items()], text=(0, 1))
+    sections = ["# The MARS paper, table by table", OPENING, words]
     for collection in collections:
-        sections += [f"## Scale {collection.scale}", _scale(collection), _answers(judged, collection.scale)]
+        sections += [f"## Scale {collection.scale}", _scale(collection), *_answers(judged, collection)]
         sections.append(_lines(judged, collection, reports))
-    return "\n\n".join(sections) + "\n"
+    return "\n\n".join(section for section in sections if section) + "\n"
 
 
 def _scale(collection: Collection) -> str:
@@ -94,22 +115,47 @@ def _scale(collection: Collection) -> str:
     return f"{summary}{caveat if collection.scale in SMALL_SCALES else ''}"
 
 
-def _answers(judged: Sequence[Judged], scale: str) -> str:
-    """What the abstract claims, and the best settings, with the numbers that were measured."""
+def _answers(judged: Sequence[Judged], collection: Collection) -> Iterator[str]:
+    """What the abstract claims, what else did not hold, and the best settings: verdicts with their numbers."""
     of_abstract = [one for one in judged if one.claim.in_abstract]
     of_abstract.sort(key=lambda one: one.claim.section == ABSTRACT)  # what no section takes up comes last
+    failed = [one for one in judged if one.papers and one.findings[collection.scale].verdict == "not supported"]
     ours = [one for one in judged if one.claim.item == "speedup" and not one.papers]
     parts = {
         "What the paper's abstract claims, and what was measured here:": of_abstract,
+        "Other claims of the paper that did not hold here:": [one for one in failed if one not in of_abstract],
         "And how much faster than AR decoding MARS and verified MARS are at their best settings:": ours,
     }
-    return "\n\n".join("\n".join([lead, "", *[_bullet(one, scale) for one in found]]) for lead, found in parts.items())
+    for lead, found in parts.items():
+        if found:
+            yield "\n".join([lead, "", *_bullets(found, collection.scale)])
+    yield decoded_by_the_sweep(collection.of("speedup"))
+
+
+def _bullets(judged: Sequence[Judged], scale: str) -> list[str]:
+    """A line per claim; claims that differ in their batch size alone share one."""
+    by_subject: dict[str, list[Judged]] = {}
+    for one in judged:
+        by_subject.setdefault(one.claim.text.removeprefix("Ours: ").partition(_AT_BATCH)[0], []).append(one)
+    return [
+        _bullet(found[0], scale) if len(found) == 1 else _bullet_by_batch(subject, found, scale)
+        for subject, found in by_subject.items()
+    ]
 
 
 def _bullet(judged: Judged, scale: str) -> str:
     finding = judged.findings[scale]
     measured = f" {finding.found} ({judged.claim.tested})." if finding.estimate else ""
-    return f"- {judged.claim.text.removeprefix('Ours: ')}: **{finding.verdict}**.{measured}"
+    return f"- {judged.claim.text}: **{finding.verdict}**.{measured}"
+
+
+def _bullet_by_batch(subject: str, judged: Sequence[Judged], scale: str) -> str:
+    parts = []
+    for one in judged:
+        finding, size = one.findings[scale], one.claim.text.partition(_AT_BATCH)[2]
+        measured = f" {finding.found}" if finding.estimate else ""
+        parts.append(f"at batch {size} **{finding.verdict}**{measured}")
+    return f"- {subject}: {', '.join(parts)}."
 
 
 def _lines(judged: Sequence[Judged], collection: Collection, reports: Sequence[str]) -> str:

@@ -27,8 +27,9 @@ class Page:
     opening: str  # what was done, in a sentence
     claims: tuple[Claim, ...]
     figure: str  # name of its figure
-    caption: str  # of the figure, for those who cannot see it
+    caption: str  # of the figure
     drawing: Draw
+    figure_title: str = "Figure"  # the paper's number of it, where it has one
     reading: str = HOW_TO_READ_THE_CELLS
     tables: tuple[Callable[[Cells, TablePlan], str], ...] = (accuracy_table,)  # of what was measured
     published: Callable[[TablePlan], str] = published_section
@@ -67,6 +68,8 @@ class Page:
             reasons(cells, self.plan),
             other_scores(cells, self.plan),
             cut_answers(cells, self.plan),
+            f"## {self.figure_title}",
+            f"{self.caption}.",
             f"![{self.caption}]({self._figure_stem}.png)",
         ]
         return "\n\n".join(part for part in parts if part)

@@ -7,7 +7,7 @@ from statistics import mean
 from marsbench.paper import Published, published
 from marsbench.reports.cells import columns
 from marsbench.reports.markdown import table
-from marsbench.sweeps.plans import Arm, TablePlan
+from marsbench.sweeps.plans import AS_RELEASED, Arm, TablePlan
 
 PUBLISHED_SCALES = {"0.5b": "Qwen2.5 0.5B", "7b": "Qwen2.5 7B"}
 _ONE_TOKEN = 1.0  # the paper's threshold for exactly one token per forward pass
@@ -33,8 +33,13 @@ def _table(plan: TablePlan, metric: str, digits: int) -> str:
             found = published_values(plan, arm, scale, metric)
             if found:
                 numbers = [f"{found[name]:.{digits}f}" if name in found else "" for name in heads]
-                lines.append([model, arm.label, *numbers])
+                lines.append([model, paper_label(arm.label), *numbers])
     return table(["model", "", *heads.values()], lines, text=(0, 1))
+
+
+def paper_label(label: str) -> str:
+    """What the paper calls a line of ours."""
+    return label.replace(AS_RELEASED, "")
 
 
 def published_values(plan: TablePlan, arm: Arm, scale: str, metric: str) -> dict[str, float]:

@@ -155,7 +155,7 @@ _FACTS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "seed": _text("seed"),
     "hardware": _hardware,
     "threads": _text("threads"),
-    "waiting threads": _text("wait_policy"),
+    "waiting threads (`OMP_WAIT_POLICY`)": _text("wait_policy"),
     "platform": _text("platform"),
     "Python": _text("python"),
     "versions": _versions,

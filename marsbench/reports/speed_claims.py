@@ -5,17 +5,26 @@ Each is a number with its interval, or None where the sweep has not measured it;
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from marsbench.paper import published
 from marsbench.reports.speedup_tables import TABLE6
-from marsbench.reports.sweep import Sweep, best_mars_at, best_verified_at, by_benchmark, faster, speed_up
+from marsbench.reports.sweep import Sweep, best_mars_at, best_verified_at, by_benchmark, faster, in_words, speed_up
 from marsbench.statistics.intervals import Answers, Estimate, difference, paired_difference, speed_difference
 from marsbench.sweeps.plans import BATCH_SIZES
-from marsbench.sweeps.rows import SweepRow
+from marsbench.sweeps.rows import Row, SweepRow
 
 SMALL_BATCH, LARGE_BATCH = BATCH_SIZES[0], BATCH_SIZES[-1]
 AR_BY_AR, MARS_BY_AR, MARS_BY_MARS = TABLE6  # target by draft
+
+
+def decoded_by_the_sweep(seeds: Sequence[Sequence[Row]]) -> str:
+    """A note where the sweep decodes another checkpoint than the tables; an entry of `seeds` holds the rows of one."""
+    stages = {stage for rows in seeds for stage in Sweep.of(rows).decoded}
+    if stages <= {"mars"}:
+        return ""
+    return f"Claims on speed and on speculative decoding are about {in_words(stages)}; the tables are about `mars`."
+
 
 # ---- Table 5: the block-level cache ---------------------------------------------------------------------------------
 

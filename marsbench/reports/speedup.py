@@ -18,11 +18,12 @@ from marsbench.reports.sweep import (
     best_mars_at,
     best_verified_at,
     first_token_ms,
+    in_words,
     is_lossless,
     ms_per_forward,
     per_token_ms,
     positions_per_forward,
-    printed_cost,
+    printed_points,
     printed_ratio,
     printed_speed_up,
     speed_up,
@@ -40,7 +41,9 @@ HOW_IT_IS_MEASURED = (
     "changes with every batch and lap. A first lap is watched: it gives tokens, accuracy, work and latency. The laps "
     "after it are timed and must give the same tokens, so speed and accuracy belong to the same generations. A "
     "speed-up is the median over laps of the ratio of tokens per second, tokens up to EOS only, with its bootstrap "
-    "95 % interval. Times of different races are never compared."
+    "95 % interval, which covers the laps alone. A batch is decoded to its end and rows that have finished are not "
+    "replaced, so a forward holds fewer rows than the batch: positions/forward of `ar`, below, says how many. Times of "
+    "different races are never compared, and other pages race other prompts and checkpoints."
 )
 HOW_TO_READ_LATENCY = (
     "First token: from the start of a batch to the moment the host has the prompt's first token. Per token: the time "
@@ -105,7 +108,7 @@ def _answer(sweep: Sweep) -> str:
         lines.append([f"{title}: over `ar`", *[printed_speed_up(row) for row in found]])
         lines.append(["setting", *[_setting(row) for row in found]])
         lines.append(["tokens/forward", *[f"{tokens_per_forward_of(row):.2f}" if row else "" for row in found]])
-        lines.append(["points lost [95 %]", *[printed_cost(sweep, row) for row in found]])
+        lines.append(["points lost [95 %]", *[printed_points(sweep.cost(row) if row else None) for row in found]])
     return "\n\n".join(["## The answer", HOW_IT_IS_MEASURED, table(head, lines)])
 
 
@@ -139,16 +142,10 @@ def _all(sweep: Sweep) -> str:
     text = (
         "Accuracy in %, benchmarks weighing the same; tokens/forward and accuracy at the smallest batch size, as the "
         'batch size changes tokens by rounding at most. "as `ar`" counts the prompts whose tokens equal those of `ar` '
-        "on the same checkpoint."
+        "on the same checkpoint. `ar`, and all contenders that name no other checkpoint, decode stage "
+        f"{in_words(sweep.decoded)}."
     )
-    return "\n\n".join(["## Every contender", f"{text} {_checkpoint(sweep)}", table(head, lines), _reasons(sweep)])
-
-
-def _checkpoint(sweep: Sweep) -> str:
-    """Which checkpoint most contenders decode."""
-    stages = dict.fromkeys(row.stage for row in sweep.rows if row.contender == "ar")
-    said = ", ".join(f"`{name}` ({STAGES[name].summary})" for name in stages)
-    return f"`ar`, and all contenders that name no other checkpoint, decode stage {said}."
+    return "\n\n".join(["## Every contender", text, table(head, lines), _reasons(sweep)])
 
 
 def _constants(sweep: Sweep, row: SweepRow | None) -> list[str]:
@@ -187,10 +184,11 @@ def _pictures() -> str:
     figures = {
         speedup_figures.PARETO_SPEED: "Accuracy against tokens per second, relative to ar, by batch size",
         speedup_figures.PARETO_FORWARDS: "Accuracy against tokens per forward",
-        speedup_figures.BY_BATCH: "Speed-up over ar by batch size",
+        speedup_figures.BY_BATCH: "Speed-up over ar by batch size: of each method the setting that is fastest at the "
+        f"smallest one and loses at most {ALLOWED_LOSS:g} point",
         speedup_figures.BY_POSITIONS: "Milliseconds per forward by positions per forward",
     }
-    return "\n\n".join(f"![{text}]({name}.png)" for name, text in figures.items())
+    return "\n\n".join(f"{text}.\n\n![{text}]({name}.png)" for name, text in figures.items())
 
 
 def _latency(sweep: Sweep) -> str:

@@ -9,11 +9,12 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from marsbench.reports.figures import COLOURS, MARKERS, save
+from marsbench.reports.figures import COLOURS, MARKERS, error_bars, save
 from marsbench.reports.sweep import (
     ALLOWED_LOSS,
     Sweep,
     accuracy_of,
+    is_lossless,
     ms_per_forward,
     positions_per_forward,
     speed_up,
@@ -53,7 +54,7 @@ def _pareto_by_speed(sweep: Sweep) -> Figure:
     sizes = sweep.batch_sizes
     columns = min(len(sizes), 2)
     figure = Figure(figsize=(9.5, 3.4 * -(-len(sizes) // columns) + 0.6), layout="constrained")
-    panels = figure.subplots(-(-len(sizes) // columns), columns, squeeze=False, sharey=True).flatten()
+    panels = figure.subplots(-(-len(sizes) // columns), columns, squeeze=False, sharex=True, sharey=True).flatten()
     for axes, size in zip(panels, sizes, strict=False):
         _scatter(sweep, axes, size, lambda row: found.value if (found := speed_up(row)) else None)
         axes.axvline(1.0, color="black", linewidth=0.8, linestyle=":")
@@ -76,24 +77,26 @@ def _scatter(sweep: Sweep, axes: Axes, batch_size: int, across: Callable[[SweepR
     """Accuracy of every contender at a batch size, with its interval."""
     for method, (colour, marker) in _methods(sweep).items():
         rows = sweep.at(batch_size, lambda row, method=method: row.method == method)  # type: ignore[misc]
-        points = [(value, accuracy_of(row)) for row in rows if (value := across(row)) is not None]
+        points = [(value, accuracy_of(row), row) for row in rows if (value := across(row)) is not None]
         if not points:
             continue
         axes.errorbar(
-            [value for value, _ in points],
-            [100 * found.value for _, found in points],
-            yerr=[
-                [100 * (found.value - found.interval.low) for _, found in points],
-                [100 * (found.interval.high - found.value) for _, found in points],
-            ],
+            [value for value, _, _ in points],
+            [100 * found.value for _, found, _ in points],
+            yerr=error_bars([found for _, found, _ in points], 100.0),
             fmt=marker,
             color=colour,
             linestyle="-" if method in _JOINED else "none",
             linewidth=1.0,
             elinewidth=0.5,
             markersize=5,
-            label=method,
+            label=f"{method} (numbers: tau)" if method in _JOINED else method,
         )
+        for value, found, row in points if method in _JOINED else ():
+            axes.annotate(
+                str(row.options.get("threshold", "one")), (value, 100 * found.value), xytext=(0, -4),
+                textcoords="offset points", fontsize=6, ha="right", va="top", rotation=60,
+            )  # fmt: skip
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(color="0.9", linewidth=0.6)
 
@@ -114,10 +117,7 @@ def _by_batch(sweep: Sweep) -> Figure:
         axes.errorbar(
             [size for size, _ in found],
             [ratio.value for _, ratio in found],
-            yerr=[
-                [ratio.value - ratio.interval.low for _, ratio in found],
-                [ratio.interval.high - ratio.value for _, ratio in found],
-            ],
+            yerr=error_bars([ratio for _, ratio in found], 1.0),
             color=looks[rows[0].method][0],
             marker=looks[rows[0].method][1],
             linewidth=1,
@@ -133,11 +133,15 @@ def _by_batch(sweep: Sweep) -> Figure:
 
 
 def _best_of_each_method(sweep: Sweep) -> list[str]:
-    """Of each method but `ar`, the contender that is fastest at the smallest batch size and loses little accuracy."""
+    """Of each method but `ar`, the contender that is fastest at the smallest batch size and loses little accuracy.
+
+    What promises the tokens of its own model loses none, whichever checkpoint that is.
+    """
     best: dict[str, tuple[float, str]] = {}
     for row in sweep.at(sweep.batch_sizes[0]) if sweep.batch_sizes else []:
         ratio, cost = speed_up(row), sweep.cost(row)
-        if ratio is not None and row.method != "ar" and cost is not None and cost.points <= ALLOWED_LOSS:
+        loses_little = is_lossless(row) or (cost is not None and cost.points <= ALLOWED_LOSS)
+        if ratio is not None and row.method != "ar" and loses_little:
             best[row.method] = max(best.get(row.method, (0.0, "")), (ratio.value, row.contender))
     return [name for _, name in best.values()]
 
@@ -159,9 +163,11 @@ def _by_positions(sweep: Sweep) -> Figure:
                 [positions for positions, _ in points], [ms for _, ms in points], marker, color=colour, markersize=4,
                 label=method,
             )  # fmt: skip
-    axes.set(xlabel="positions per forward, all rows together", ylabel="ms per forward")
+    axes.set(xlabel="positions per forward, all rows together", ylabel="ms per forward, its drafts' included")
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter("{x:g}")
     axes.grid(color="0.9", linewidth=0.6)
     _legend(figure, axes)
     return figure

@@ -117,9 +117,10 @@ def knee_section(sweep: Sweep) -> str:
     if sweep.law is not None and (double := sweep.law.positions_at(2.0)) is not None:
         parts.append(
             f"A step over {double:.0f} positions takes twice as long as a step over one on this machine. `ar` has as "
-            "many positions as rows; a method with a window of w has w times as many for the same rows, so it comes to "
-            "that point at a w times smaller batch. From there on a forward costs in proportion to its positions, and "
-            "what counts is positions per emitted token, of which `ar` has the fewest, 1."
+            "many positions as rows; a method with a wider window has that many times more for the same rows, so it "
+            "comes to that point at a batch that many times smaller. Beyond it a forward costs more nearly in "
+            "proportion to its positions, and what counts more and more is positions per emitted token, of which `ar` "
+            "has the fewest, 1."
         )
     head = ["", "positions/token", *[f"batch {size}" for size in sweep.batch_sizes], "pays up to"]
     lines = [_knee_line(sweep, name) for name in _window_contenders(sweep)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import median
@@ -23,6 +23,7 @@ from marsbench.statistics.intervals import (
 )
 from marsbench.sweeps.position_law import PositionLaw, position_law
 from marsbench.sweeps.rows import Row, StepTimeRow, SweepRow
+from marsbench.training.stages import STAGES
 
 ALLOWED_LOSS = 1.0  # points of accuracy against `ar` that a setting may lose and still count as one to use
 
@@ -52,6 +53,11 @@ class Sweep:
         return list(dict.fromkeys(row.contender for row in self.rows))
 
     @property
+    def decoded(self) -> list[str]:
+        """The stages that `ar` decodes, and all contenders that name no other checkpoint: one in any one sweep."""
+        return list(dict.fromkeys(row.stage for row in self.rows if row.contender == "ar"))
+
+    @property
     def batch_sizes(self) -> list[int]:
         """The batch sizes, ascending."""
         return sorted({row.batch_size for row in self.rows})
@@ -69,6 +75,11 @@ class Sweep:
         """What accuracy a contender loses against `ar`, in points; positive where it loses."""
         reference = self.done.get(("ar", row.batch_size))
         return None if reference is None else paired_difference(by_benchmark(reference), by_benchmark(row))
+
+    def gain(self, row: SweepRow, contender: str) -> PairedDifference | None:
+        """What accuracy a contender gains over another one at its batch size, in points."""
+        reference = self.done.get((contender, row.batch_size))
+        return None if reference is None else paired_difference(by_benchmark(row), by_benchmark(reference))
 
 
 def speed_up(row: SweepRow, baseline: str = "ar") -> Estimate | None:
@@ -211,6 +222,11 @@ def speed_of(row: SweepRow) -> float:
 # ---- in print ----
 
 
+def in_words(stages: Iterable[str]) -> str:
+    """Stages with what they are."""
+    return ", ".join(f"`{name}` ({STAGES[name].summary})" for name in stages)
+
+
 def printed_speed_up(row: SweepRow | None) -> str:
     """The speed-up over `ar` with its interval."""
     return printed_ratio(speed_up(row)) if row else "none"
@@ -221,7 +237,8 @@ def printed_ratio(ratio: Estimate | None) -> str:
     return f"{ratio.value:.2f} {bracketed(ratio.interval, 2)}" if ratio else "no baseline"
 
 
-def printed_cost(sweep: Sweep, row: SweepRow | None) -> str:
-    """The points of accuracy lost against `ar`, with their interval."""
-    cost = sweep.cost(row) if row else None
-    return f"{signed_number(cost.points, 1)} {bracketed(cost.interval, 1, signed=True)}" if cost else ""
+def printed_points(difference: PairedDifference | None) -> str:
+    """Points of accuracy, lost or gained, with their interval."""
+    if difference is None:
+        return ""
+    return f"{signed_number(difference.points, 1)} {bracketed(difference.interval, 1, signed=True)}"

@@ -15,7 +15,7 @@ from marsbench.reports.deviations import BOTH_ABLATIONS_DEVIATION
 from marsbench.reports.markdown import table
 from marsbench.reports.measured import accuracy_cell, question_counts, speed_cell
 from marsbench.reports.page import Page
-from marsbench.reports.published import PUBLISHED_SCALES, published_values
+from marsbench.reports.published import PUBLISHED_SCALES, paper_label, published_values
 from marsbench.sweeps.plans import (
     ABLATIONS,
     AR_SFT,
@@ -93,7 +93,7 @@ def _published_grids(plan: TablePlan) -> str:
     for benchmark, title in columns(plan).items():
         lines = []
         for scale, model in PUBLISHED_SCALES.items():
-            lines += [[model, *line] for line in _published_grid(scale, benchmark, plan)]
+            lines += [[model, paper_label(label), *rest] for label, *rest in _published_grid(scale, benchmark, plan)]
         parts += [f"{title}:", table(_head("model", "", "tau"), lines, text=(0, 1))]
     return "\n\n".join(parts)
 
@@ -132,7 +132,11 @@ PAGE = Page(
     ),
     claims=tuple(_claims()),
     figure="pareto",
-    caption="Figure 3: accuracy against tokens per forward pass over thresholds, with 95 % intervals",
+    figure_title="Figure 3",
+    caption=(
+        "Accuracy against tokens per forward pass, from one token at the left to the lowest tau at the right, with "
+        "95 % intervals; across, AR SFT with its interval as a band"
+    ),
     drawing=_draw,
     reading=HOW_TO_READ_THE_GRIDS,
     tables=(_measured_grids,),

@@ -176,7 +176,8 @@ def _by_pair(answers: Sequence[Answer]) -> str:
     ]
     lead = (
         "Which classes come together: of the tokens of a class (column) that follow one of another class (line), the "
-        "share that the same forward pass settled, in % ± half of the 95 % interval, all questions together."
+        "share that the same forward pass settled, in % ± half of the 95 % interval, all questions together. What is "
+        "blank does not occur."
     )
     return f"{lead}\n\n{table(['after', *CLASSES], lines)}"
 
@@ -203,7 +204,7 @@ def _heat_map(answers: Sequence[Answer]) -> Figure:
     for row, line in enumerate(found):
         for column, (share, count) in enumerate(line):
             if share is not None:
-                shade = "black" if share.value > 0.5 else "white"
+                shade = "black" if share.value > 0.45 else "white"  # where cividis gives both the same contrast
                 limits = f"[{100 * share.interval.low:.0f}, {100 * share.interval.high:.0f}]"
                 text = f"{100 * share.value:.0f} %\n{limits}\nn = {count:,}"
                 axes.text(column + 0.5, row + 0.5, text, ha="center", va="center", color=shade, fontsize=7)

@@ -14,11 +14,11 @@ from marsbench.sweeps.plans import TablePlan
 
 HOW_CLAIMS_ARE_JUDGED = (
     "All lines answer the same questions, so two of them are compared question by question: the difference "
-    "in points, benchmarks weighing the same, with its 95 % interval. A claim is *supported* if the whole "
-    "interval lies above the tested bound, *not supported* if it lies below, else *inconclusive*. p is "
-    "McNemar's, exact and two-sided, for a difference of 0, with questions weighing the same. Nothing is "
-    "corrected for the number of claims, and every recipe was trained once: a verdict is about these "
-    "checkpoints."
+    "in points, benchmarks weighing the same, with its 95 % interval (Bonett and Price's on each benchmark, put "
+    "together by squares). A claim is *supported* if the whole interval lies above the tested bound, *not supported* "
+    "if it lies below, else *inconclusive*. p is McNemar's, exact and two-sided, for a difference of 0, with "
+    "questions weighing the same. Nothing is corrected for the number of claims. This page is of one training seed, "
+    "so a verdict here is about these checkpoints; the page of claims puts all seeds together."
 )
 
 

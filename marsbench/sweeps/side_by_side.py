@@ -196,8 +196,8 @@ def _run(work: Callable[[Runner], None], settings: Mapping[str, Any], log: Path)
     """What such a process does."""
     torch.set_num_threads(1)
     sys.stderr = log.open("w", encoding="utf-8", buffering=1)
-    runner = Runner(**settings)
     try:
+        runner = Runner(**settings)
         with full_disk_explained(runner.workspace.runs):
             work(runner)
     except UserError as error:

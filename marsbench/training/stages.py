@@ -45,7 +45,7 @@ STAGES: dict[str, Stage] = {
         variant=MarsVariant(weighs_by_timestep=True),
     ),
     "mars": Stage("MARS, continued from AR SFT", "ar_sft", "mars"),
-    "mars_2x": Stage("MARS, twice as long (what the speed sweep decodes)", "ar_sft", "mars", passes=2),
+    "mars_2x": Stage("MARS, trained twice as long as `mars`", "ar_sft", "mars", passes=2),
     "mars_paper_alignment": Stage(
         "MARS whose blocks begin with a token predicted from clean ones, as in the paper's equations",
         "ar_sft",
