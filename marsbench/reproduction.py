@@ -24,19 +24,33 @@ from marsbench.sweeps.workspace import Workspace
 SWEEP = "speedup"
 PAGE_NAMES = [name for name in REPORTS if name != SWEEP]
 WHOLE_PAPER = [name for name in (*PAGE_NAMES, SWEEP) if name != "engine"]  # the engine's page is about us
+HELD_BY = {  # what the paper numbers without a page of its own -> the page that holds it
+    "table5": SWEEP,
+    "table6": SWEEP,
+    "figure3": "table8",
+    "appendix-a": "table2",
+}
 _ANSWERED = [TABLES[name] for name in WHOLE_PAPER if name in TABLES and name != "figure1"]  # which has one answer
 
 
-def reproduce_page(name: str, runner: Runner) -> Path | None:
+def reproduce_page(name: str, runner: Runner, *, quick: bool = False) -> Path | None:
     """Measure what a page lacks and write it, with its rows; None where only a part of the questions was answered.
+
+    Args:
+        name: a page's, or one of `HELD_BY`.
+        quick: with the sweep's quick grid, where the page is the sweep's.
 
     Raises:
         UserError: if there is no page of that name.
     """
-    if name not in PAGE_NAMES:
-        raise unknown_name("thing to reproduce", name, [*PAGE_NAMES, "all"])
-    rows = measure(name, runner)
-    return _publish(name, rows, runner.workspace) if runner.shard == (1, 1) else None
+    page = HELD_BY.get(name, name)
+    if page == SWEEP:
+        grid = read_grid(shipped_grid(runner.scale.scale), quick=quick)
+        return reproduce_sweep(runner, grid, "quick" if quick else "")
+    if page not in PAGE_NAMES:
+        raise unknown_name("thing to reproduce", name, [*PAGE_NAMES, *HELD_BY, "all"])
+    rows = measure(page, runner)
+    return _publish(page, rows, runner.workspace) if runner.shard == (1, 1) else None
 
 
 def reproduce_sweep(runner: Runner, grid: Grid, label: str = "") -> Path:
@@ -62,10 +76,7 @@ def reproduce_all(runner: Runner, *, quick: bool = False, jobs: int = 1) -> None
     for number, name in enumerate(WHOLE_PAPER, 1):
         runner.reporter.say(f"page {number} of {len(WHOLE_PAPER)}: {name}")
         try:
-            if name == SWEEP:
-                reproduce_sweep(runner, grid, "quick" if quick else "")
-            else:
-                reproduce_page(name, runner)
+            reproduce_page(name, runner, quick=quick)
         except UserError as error:
             runner.reporter.say(escape(f"{name}: {error}"))
             failed.append(name)

@@ -17,9 +17,11 @@ from made_up import answered, lines_of
 from scipy import stats
 from typer.testing import CliRunner
 
+from marsbench import reproduction
 from marsbench.cli import app
 from marsbench.files import write_atomically
 from marsbench.paper import published
+from marsbench.presets import preset
 from marsbench.reports import PAGES, REPORTS, index, whole_paper, write_whole_paper
 from marsbench.reports.cells import columns, latest_cells
 from marsbench.reports.claims import Finding
@@ -28,6 +30,7 @@ from marsbench.reports.page import Page
 from marsbench.reports.paper_claims import NOT_THE_PAPERS, SECTIONS, PaperClaim, paper_claims
 from marsbench.reports.seeds import judged, pooled
 from marsbench.sweeps.rows import EvaluationRow, Row, StepCostRow, SweepRow, TrainingRow
+from marsbench.sweeps.runner import Runner
 from marsbench.sweeps.store import read_rows, rows_text
 from marsbench.sweeps.workspace import Workspace
 
@@ -437,6 +440,18 @@ def test_the_whole_paper_with_one_command(micro_checkpoints: Path, tmp_path: Pat
         assert read_rows(workspace.results(page)) and (workspace.reports / f"{page}.md").exists()
     assert (Workspace(tmp_path, "micro", "quick-mini_bbh-limit1").reports / "speedup.md").exists()
     assert {path.name for path in (tmp_path / "reports" / "micro").glob("*.md")} == {"index.md", "claims.md"}
+
+
+@pytest.mark.parametrize(("name", "page"), reproduction.HELD_BY.items())
+def test_what_the_paper_numbers_is_made_by_its_number(
+    name: str, page: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Guards against a table or figure that nobody can ask for, or that makes another page."""
+    made, raced = [], [replace(row, scale="micro") for row in sweep(AS_PUBLISHED)]
+    monkeypatch.setattr(reproduction, "measure", lambda name, runner: made.append(name) or [])
+    monkeypatch.setattr(reproduction.SpeedupSweep, "rows", lambda sweep: made.append("speedup") or raced)
+    written = reproduction.reproduce_page(name, Runner(preset("micro"), Workspace(tmp_path, "micro")))
+    assert made == [page] and written == tmp_path / "reports" / "micro" / f"{page}.md"
 
 
 def test_quick_belongs_to_the_sweep(tmp_path: Path) -> None:

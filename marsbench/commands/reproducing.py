@@ -55,7 +55,9 @@ def plan(
 
 
 def reproduce(
-    what: Annotated[str, typer.Argument(help="A name of `marsbench list tables`, engine, or all.")],
+    what: Annotated[
+        str, typer.Argument(help="A table or figure by its number, such as table2; appendix-a; a page of ours; all.")
+    ],
     scale: Scale = "tiny",
     seed: Seed = 0,
     benchmarks: Annotated[
@@ -63,7 +65,9 @@ def reproduce(
     ] = None,
     limit: Limit = None,
     shard: Shard = None,
-    quick: Annotated[bool, typer.Option("--quick", help="With `all`: the quick grid of the speed sweep.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="With `all`, table5 and table6: the sweep's quick grid.")
+    ] = False,
     jobs: Annotated[
         int | None,
         typer.Option(
@@ -77,7 +81,11 @@ def reproduce(
     checkpoint: StageCheckpoints = None,
     output: Output = Path("."),
 ) -> None:
-    """Measure one of the paper's tables or figures, what our engine costs, or the whole paper, and write the page.
+    """Measure one of the paper's tables or figures, a page of our own, or the whole paper, and write the page.
+
+    The paper's are table2 to table6, table8, table9, figure1, figure3, figure6 and appendix-a; ours are discrepancies,
+    gains and engine. Tables 5 and 6 are the speed sweep's, Figure 3 stands on the page of Table 8, Appendix A on that
+    of Table 2.
 
     Trains what is missing, measures what is missing, then writes the rows to results/ and the page with its
     figures to reports/. Interrupted at any moment, the same command goes on where it stopped. With --benchmarks,
@@ -88,7 +96,7 @@ def reproduce(
     sweep (Tables 5 and 6) last, then the index and the page of claims. A page that cannot be made is named, and the
     others go on.
     """
-    if quick and what != "all":
+    if quick and what not in ("all", "table5", "table6"):
         raise UserError("--quick is the speed sweep's", fix="leave it out, or give it to marsbench sweep")
     if jobs and what != "all":
         raise UserError("--jobs is for the whole paper", fix="leave it out, or reproduce all")
@@ -106,7 +114,7 @@ def reproduce(
         index = whole_paper_folder(output, scale) / "index.md"
         typer.echo(f"the pages: {runner.workspace.reports}\nthe index: {index}")
         return
-    page = reproduce_page(what, runner)
+    page = reproduce_page(what, runner, quick=quick)
     if page is None:
         typer.echo(f"answered part {shard}; when all parts are, the same command without --shard writes the page")
         return

@@ -163,7 +163,7 @@ def _lines(judged: Sequence[Judged], collection: Collection, reports: Sequence[s
     lines = []
     for item in items(reports):
         verdict, days = _verdict(item, judged, collection), _dates(item, collection)
-        command, link = f"`{_command(item.page, collection.scale)}`", _link(item, collection)
+        command, link = f"`{_command(item, collection.scale)}`", _link(item, collection)
         lines.append([item.name, item.asks, verdict, days, command, f"[{item.page}.md]({link})" if link else ""])
     return table(head, lines, text=range(len(head)))
 
@@ -192,7 +192,8 @@ def _dates(item: Item, collection: Collection) -> str:
     return " to ".join(dict.fromkeys([days[0], days[-1]])) if days else ""
 
 
-def _command(page: str, scale: str) -> str:
-    """The session that makes a page."""
-    session = {"speedup": "speedup-sweep", CLAIMS: "reproduce-all"}.get(page, f"reproduce-{page}")
+def _command(item: Item, scale: str) -> str:
+    """The session that makes an item's page."""
+    own = {"speedup": "speedup-sweep", CLAIMS: "reproduce-all", "training": "reproduce-appendix-a"}
+    session = own.get(item.key, f"reproduce-{item.key}")
     return f"nox -s {session}{'' if scale == 'tiny' else f' -- --scale {scale}'}"
