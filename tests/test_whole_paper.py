@@ -104,6 +104,19 @@ def test_a_claim_over_seeds_by_hand() -> None:
     assert together.verdict == MATCHES.decide(together.estimate.interval)
 
 
+def test_seeds_that_differ_a_lot_stay_within_100_points() -> None:
+    """Guards against an interval beyond what two accuracies can differ by, and one that is cut at the wrong end."""
+    always, never = [1.0] * QUESTIONS, [0.0] * QUESTIONS
+    ours = {0: always, 1: always, 2: [1.0] * (QUESTIONS // 2) + [0.0] * (QUESTIONS // 2)}
+    seeds: list[list[Row]] = [
+        [replace(row, correct={"mars": ours[seed], "ar_sft": never}.get(row.arm, row.correct))
+         for row in evaluation_rows(TABLE2, seed)]
+        for seed in ours
+    ]  # fmt: skip
+    found = over(*seeds).estimate
+    assert found and found.interval.high == 100.0 and found.interval.low > -100.0
+
+
 def test_scatter_between_seeds_can_undo_a_verdict() -> None:
     """Guards against a verdict that is still that of the questions alone."""
 

@@ -46,13 +46,7 @@ def render(judged: Sequence[Judged], collections: Sequence[Collection]) -> str:
 def _summary(judged: Sequence[Judged], collections: Sequence[Collection]) -> str:
     """A line per scale: how many of the paper's claims it supports, and from how many seeds."""
     papers = [one for one in judged if one.papers]
-    return "\n".join(f"- Scale {one.scale}: {tally(papers, one.scale)}. {_seeds(one)}" for one in collections)
-
-
-def _seeds(collection: Collection) -> str:
-    if len(collection.seeds) > 1:
-        return f"Rows of training seeds {', '.join(map(str, collection.seeds))}."
-    return "One training seed." if collection.seeds else ""
+    return "\n".join(f"- Scale {one.scale}: {tally(papers, one.scale)}. {one.seeds_in_words}" for one in collections)
 
 
 def _verdicts(numbered: Sequence[tuple[int, Judged]], collections: Sequence[Collection]) -> str:

@@ -31,6 +31,13 @@ class Collection:
         """The training seeds that have rows."""
         return sorted({seed for by_seed in self.rows.values() for seed in by_seed})
 
+    @property
+    def seeds_in_words(self) -> str:
+        """A sentence on from how many seeds the rows are; empty without rows."""
+        if len(self.seeds) > 1:
+            return f"Rows of training seeds {', '.join(map(str, self.seeds))}."
+        return "One training seed." if self.seeds else ""
+
 
 def collect(root: Path, scale: str, pages: Iterable[str]) -> list[Collection]:
     """The rows of every scale that is shown together with this one and has any; without any, one empty collection."""

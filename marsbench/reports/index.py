@@ -109,10 +109,14 @@ def render(judged: Sequence[Judged], collections: Sequence[Collection], reports:
 
 
 def _scale(collection: Collection) -> str:
-    """What the scale is, and what its results are not."""
-    caveat = " Its results test the mechanism; they are not Qwen numbers."
-    summary = f"Scale {collection.scale} is {preset(collection.scale).summary}."
-    return f"{summary}{caveat if collection.scale in SMALL_SCALES else ''}"
+    """What the scale is, what its results are not, and how many models are behind them."""
+    said = [f"Scale {collection.scale} is {preset(collection.scale).summary}."]
+    if collection.scale in SMALL_SCALES:
+        said.append("Its results test the mechanism; they are not Qwen numbers.")
+    said.append(collection.seeds_in_words)
+    if len(collection.seeds) > 1:
+        said.append("The verdicts below are of all that were measured; the page of a table shows seed 0 alone.")
+    return " ".join(filter(None, said))
 
 
 def _answers(judged: Sequence[Judged], collection: Collection) -> Iterator[str]:

@@ -6,10 +6,11 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from marsbench.reports.claims import Finding
-from marsbench.statistics.intervals import Interval, Verdict, over_seeds
+from marsbench.reports.claims import POINTS, Finding
+from marsbench.statistics.intervals import Estimate, Interval, Verdict, over_seeds
 from marsbench.sweeps.rows import EvaluationRow, Row, StepCostRow, SweepRow, TrainingRow
 
+_MOST_POINTS = 100.0
 Judge = Callable[[Sequence[Row]], Finding]  # of rows that belong together: one seed's, or those of several pooled
 
 
@@ -31,7 +32,15 @@ def judged(judge: Judge, decide: Callable[[Interval], Verdict], seeds: Sequence[
         return together
     values = [finding.estimate.value for _, finding in alone if finding.estimate is not None]
     estimate = over_seeds(together.estimate, values)
+    if together.unit == POINTS:
+        estimate = _within_reach(estimate)
     return replace(together, estimate=estimate, p=None, verdict=decide(estimate.interval), seeds=len(values))
+
+
+def _within_reach(points: Estimate) -> Estimate:
+    """An estimate in points whose interval ends where accuracies can differ no more, which Student's does not know."""
+    low, high = max(points.interval.low, -_MOST_POINTS), min(points.interval.high, _MOST_POINTS)
+    return replace(points, interval=Interval(low, high))
 
 
 def _extent(finding: Finding) -> tuple[int, tuple[str, ...], int]:
