@@ -263,6 +263,15 @@ def test_a_step_costs_about_twice(ratio: float, verdict: str) -> None:
     assert claim("costs about twice").judge([StepCostRow("k", "done", "", "tiny", seconds)]).verdict == verdict
 
 
+def test_steps_of_several_seeds_stand_side_by_side() -> None:
+    """Guards against one slow step that sets the pace of all seeds, and a value that none of them has."""
+    mars = ([2.0, 2.0, 9.0], [2.0, 9.0, 2.0], [9.0, 2.0, 2.0])
+    found = [StepCostRow("k", "done", "", "tiny", {"ar": [1.0] * 3, "mars": [*steps]}) for steps in mars]
+    told = claim("costs about twice")
+    together = judged(told.judge, told.decide, [[row] for row in found])
+    assert together.estimate and (together.estimate.value, together.estimate.n, together.seeds) == (2.0, 9, 3)
+
+
 @pytest.mark.parametrize(("more", "verdict"), [(0, "supported"), (1, "not supported")])
 def test_parameters_are_counted(more: int, verdict: str) -> None:
     """Guards against a MARS with a parameter more that passes for the same model."""

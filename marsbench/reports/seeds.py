@@ -49,9 +49,10 @@ def _extent(finding: Finding) -> tuple[int, tuple[str, ...], int]:
 
 
 def pooled(seeds: Sequence[Sequence[Row]]) -> list[Row]:
-    """Rows that stand for several seeds: accuracies averaged per question, counts and times summed.
+    """Rows that stand for several seeds: accuracies averaged per question, counts and laps' times summed.
 
-    What not all of them have measured alike is left out.
+    Training steps stand side by side, as seeds train on different batches. What not all of them have measured alike
+    is left out.
     """
     by_place = [{_place(row): row for row in rows} for rows in seeds]
     shared = [[places.get(place) for places in by_place] for place in by_place[0] if place]
@@ -70,12 +71,12 @@ def _place(row: Row) -> Hashable:
 
 
 def _pooled(rows: Sequence[Row], seeds: int) -> Row | None:
-    """One row for those of all seeds in one place; None where a seed has none, or another number of values."""
+    """One row for those of all seeds in one place; None where a seed has none, or other values."""
     if len(rows) < seeds or any(row.status != "done" for row in rows):
         return None
     try:
         return _sum_of_kind(rows[0], [vars(row) for row in rows])
-    except ValueError:  # lists of unequal length
+    except (KeyError, ValueError):  # a name that not all of them have, lists of unequal length
         return None
 
 
@@ -96,8 +97,7 @@ def _sum_of_kind(first: Row, seeds: Sequence[Mapping[str, Any]]) -> Row:
             baselines={name: _baseline([one.get(name) for one in baselines]) for name in first.baselines},
         )
     if isinstance(first, StepCostRow):
-        seconds, memory = ([one[name] for one in seeds] for name in ("seconds", "memory"))
-        return replace(first, seconds=_sums_by_name(seconds), memory=_sums_by_name(memory))
+        return replace(first, seconds=_joined(seeds, "seconds"), memory=_joined(seeds, "memory"))
     return first
 
 
@@ -114,9 +114,9 @@ def _sums(seeds: Sequence[Mapping[str, Any]], name: str) -> list[Any]:
     return [sum(values) for values in zip(*(one[name] for one in seeds), strict=True)]
 
 
-def _sums_by_name(seeds: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """The lists under each of the first seed's names, added up."""
-    return {name: _sums(seeds, name) for name in seeds[0]}
+def _joined(seeds: Sequence[Mapping[str, Any]], field: str) -> dict[str, list[Any]]:
+    """The lists under each of the first seed's names in one field, end to end."""
+    return {name: [value for one in seeds for value in one[field][name]] for name in seeds[0][field]}
 
 
 def _means(seeds: Sequence[Mapping[str, Any]], name: str) -> list[float]:
