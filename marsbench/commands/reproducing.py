@@ -96,7 +96,7 @@ def reproduce(
     sweep (Tables 5 and 6) last, then the index and the page of claims. A page that cannot be made is named, and the
     others go on.
     """
-    if quick and what not in ("all", "table5", "table6"):
+    if quick and what not in ("all", "table5", "table6", "speedup"):
         raise UserError("--quick is the speed sweep's", fix="leave it out, or give it to marsbench sweep")
     if jobs and what != "all":
         raise UserError("--jobs is for the whole paper", fix="leave it out, or reproduce all")

@@ -33,7 +33,7 @@ from marsbench.sweeps.rows import EvaluationRow
 
 POINTS, TOKENS, TIMES = "points", "tokens/forward", "times"  # the units of comparisons
 _DIGITS = {POINTS: 1, TOKENS: 2, TIMES: 2}
-_BOUNDS = (0.0, -2.0)  # that differences in points are held against
+_BOUNDS = (0.0, -1.0, -2.0)  # that differences in points are held against
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ AR_BY_AR, MARS_BY_AR, MARS_BY_MARS = TABLE6  # target by draft
 
 def decoded_by_the_sweep(seeds: Sequence[Sequence[Row]]) -> str:
     """A note where the sweep decodes another checkpoint than the tables; an entry of `seeds` holds the rows of one."""
-    stages = {stage for rows in seeds for stage in Sweep.of(rows).decoded}
-    if stages <= {"mars"}:
+    stages = sorted({stage for rows in seeds for stage in Sweep.of(rows).decoded})
+    if stages in ([], ["mars"]):
         return ""
     return f"Claims on speed and on speculative decoding are about {in_words(stages)}; the tables are about `mars`."
 
