@@ -16,6 +16,9 @@ nox.options.sessions = ["tests", "lint"]
 nox.options.default_venv_backend = "none"
 
 ROOT = Path(__file__).resolve().parent
+sys.path.insert(0, str(ROOT))
+from marsbench.studies import sessions  # noqa: E402  needs nothing but the standard library
+
 VENV = ROOT / ".venv"
 PYTHON = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 STAMP = VENV / "recipe.sha256"
@@ -70,43 +73,24 @@ def lint(session: nox.Session) -> None:
     session.run(python, "-m", "mypy")
 
 
-REPRODUCTIONS = {  # what `marsbench reproduce` makes -> what `nox -l` says of it
-    "all": "Reproduce the whole paper, every table and figure in turn; writes reports/index.md and all it leads to.",
-    "table2": "Reproduce the paper's Table 2 (quality of every recipe); writes reports/table2.md.",
-    "table3": "Reproduce the paper's Table 3 (what the SFT loss does); writes reports/table3.md.",
-    "table4": "Reproduce the paper's Table 4 (several tokens per forward, by block size); writes reports/table4.md.",
-    "table5": "Reproduce the paper's Table 5 (the block-level cache, by the clock): the speed sweep.",
-    "table6": "Reproduce the paper's Table 6 (speculative decoding, by the clock): the speed sweep.",
-    "table8": "Reproduce the paper's Table 8 and Figure 3 (accuracy against speed); writes reports/table8.md.",
-    "table9": "Reproduce the paper's Table 9 (MARS against Jacobi decoding); writes reports/table9.md.",
-    "figure1": "Reproduce the paper's Figure 1 (an answer, forward pass by forward pass); writes reports/figure1.md.",
-    "figure3": "Reproduce the paper's Figure 3 (accuracy against speed): Table 8's figure; writes reports/table8.md.",
-    "figure6": "Reproduce the paper's Figure 6 (three metrics of confidence); writes reports/figure6.md.",
-    "appendix-a": "Reproduce the paper's Appendix A (the cost of training); writes reports/table2.md.",
-    "discrepancies": "What difference it makes where paper and released code differ; writes reports/discrepancies.md.",
-    "gains": "Where the gain comes from: rivals at equal accuracy, tokens by class; writes reports/gains.md.",
-    "engine": "Race the decoding methods and check the lossless ones against AR; writes reports/engine.md.",
-}
+@nox.session(name="reproduce-all")
+def reproduce_all(session: nox.Session) -> None:
+    """Reproduce the whole paper, every table and figure in turn; writes reports/index.md and all it leads to."""
+    run_marsbench(session, "reproduce", "all")
 
 
-def reproduction(name: str, words: str) -> None:
+def page_session(name: str, command: tuple[str, ...], words: str) -> None:
     """Make the session of one page."""
 
     def reproduce(session: nox.Session) -> None:
-        run_marsbench(session, "reproduce", name)
+        run_marsbench(session, *command)
 
     reproduce.__doc__ = words
-    nox.session(reproduce, name=f"reproduce-{name}")
+    nox.session(reproduce, name=name)
 
 
-for name, words in REPRODUCTIONS.items():
-    reproduction(name, words)
-
-
-@nox.session(name="speedup-sweep")
-def speedup_sweep(session: nox.Session) -> None:
-    """Race thresholds, windows and methods at several batch sizes; writes reports/speedup.md."""
-    run_marsbench(session, "sweep")
+for page in sessions():  # of marsbench/studies/, a session for each
+    page_session(page.name, page.command, page.words)
 
 
 @nox.session

@@ -40,8 +40,8 @@ def golden_models() -> dict[str, PreTrainedModel]:
 @pytest.fixture(scope="session")
 def micro_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a checkpoint of every kind at scale micro, trained once for all test processes."""
-    from marsbench.sweeps.runner import Runner
-    from marsbench.sweeps.workspace import Workspace
+    from marsbench.rows.workspace import Workspace
+    from marsbench.running.run import Runner
 
     own = tmp_path_factory.getbasetemp()
     shared = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "micro"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from marsbench.sweeps.plans import Arm
-from marsbench.sweeps.rows import EvaluationRow
+from marsbench.rows.kinds import EvaluationRow
+from marsbench.running.plans import Arm
 
 
 def answered(

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from marsbench.findings.cells import BENCHMARKS
 from marsbench.presets import preset
-from marsbench.reports.cells import BENCHMARKS
-from marsbench.reports.discrepancies import ITEMS, LOOKED_AT, render, tally
-from marsbench.sweeps.discrepancies import ALL_MASKS, CACHE_BLOCKS, NO_CACHE, PLAN, cache_grid, masks_grid
-from marsbench.sweeps.rows import EvaluationRow, Row, SweepRow
+from marsbench.rows.kinds import EvaluationRow, Row, SweepRow
+from marsbench.studies.discrepancies.measuring import ALL_MASKS, CACHE_BLOCKS, NO_CACHE, PLAN, cache_grid, masks_grid
+from marsbench.studies.discrepancies.page import ITEMS, LOOKED_AT, render, tally
 
 QUESTIONS = 20
 

@@ -10,23 +10,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 from made_up import answered, lines_of, section
+from marsbench.reports import write_report
+from marsbench.studies.gains.classing import gains_rows, places
 from transformers import AutoTokenizer
 
 from marsbench import world
 from marsbench.presets import preset
 from marsbench.quiet import quieten_libraries
-from marsbench.reports import write_report
-from marsbench.reports.gains import CHOSEN, CLAIMS, CURVE, PLAN, render
-from marsbench.reports.token_classes import Token, answers_of, share_free, share_together
+from marsbench.rows.kinds import EvaluationRow, Row, TokenClassRow, TrainingRow, from_json, to_json
+from marsbench.rows.workspace import Workspace
+from marsbench.running.plans import TABLES, TablePlan, TrainedStage
+from marsbench.running.run import Runner
 from marsbench.show import token_texts
 from marsbench.statistics.intervals import Answers, share_of_tokens
 from marsbench.statistics.selection import cross_fitted, fastest_within
-from marsbench.sweeps.plans import TABLES, TablePlan, TrainedStage
-from marsbench.sweeps.rows import EvaluationRow, Row, TokenClassRow, TrainingRow, from_json, to_json
-from marsbench.sweeps.runner import Runner
-from marsbench.sweeps.token_classes import gains_rows, places
-from marsbench.sweeps.word_classes import CLASSES, template_words, token_class
-from marsbench.sweeps.workspace import Workspace
+from marsbench.studies.gains.free_tokens import Token, answers_of, share_free, share_together
+from marsbench.studies.gains.page import CHOSEN, CLAIMS, CURVE, PLAN, render
+from marsbench.studies.gains.word_classes import CLASSES, template_words, token_class
 
 # ---- choosing a threshold -------------------------------------------------------------------------------------------
 

@@ -13,16 +13,17 @@ from typing import Any
 import numpy as np
 import pytest
 from made_up import answered, section
+from marsbench.reports import REPORTS, write_report
 
 from marsbench.errors import UserError
+from marsbench.findings.cells import BENCHMARKS
+from marsbench.findings.in_words import bracketed, duration, p_value, plus_minus, signed_number
 from marsbench.paper import published
-from marsbench.reports import REPORTS, write_report
-from marsbench.reports.cells import BENCHMARKS
-from marsbench.reports.markdown import bracketed, duration, p_value, plus_minus, signed_number, table
-from marsbench.reports.table2 import CLAIMS, PAGE
+from marsbench.rendering.markdown import table
+from marsbench.rows.kinds import EvaluationRow, Row, StepCostRow, TrainingRow
+from marsbench.running.plans import TABLES, Arm
 from marsbench.statistics.intervals import Estimate, Interval, accuracy, mean_of_benchmarks, tokens_per_forward
-from marsbench.sweeps.plans import TABLES, Arm
-from marsbench.sweeps.rows import EvaluationRow, Row, StepCostRow, TrainingRow
+from marsbench.studies.table2 import CLAIMS, PAGE
 
 PLAN, render = PAGE.plan, PAGE.render
 Z = NormalDist().inv_cdf(0.975)

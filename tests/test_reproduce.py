@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import yaml
+from marsbench.reports import REPORTS, whole_paper, write_report
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -26,12 +27,11 @@ from marsbench.errors import UserError
 from marsbench.methods import METHODS
 from marsbench.presets import preset, scales
 from marsbench.quiet import quieten_libraries
-from marsbench.reports import REPORTS, whole_paper, write_report
-from marsbench.sweeps.plans import TablePlan, table_plan
-from marsbench.sweeps.rows import EvaluationRow, ExactnessRow, GenerationRow, SpeedRow, TrainingRow
-from marsbench.sweeps.runner import Runner
-from marsbench.sweeps.store import read_rows
-from marsbench.sweeps.workspace import Workspace
+from marsbench.rows.kinds import EvaluationRow, ExactnessRow, GenerationRow, SpeedRow, TrainingRow
+from marsbench.rows.store import read_rows
+from marsbench.rows.workspace import Workspace
+from marsbench.running.plans import TablePlan, table_plan
+from marsbench.running.run import Runner
 from marsbench.training.stages import recipe
 from marsbench.training.tokenizer import build_tokenizer
 

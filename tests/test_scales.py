@@ -33,10 +33,10 @@ from marsbench.cli import app
 from marsbench.errors import UserError
 from marsbench.paths import PACKAGE
 from marsbench.presets import Preset, preset, scales
-from marsbench.sweeps.estimates import trainings
-from marsbench.sweeps.plans import BLOCK_SIZES, MARS_STAGES, TABLES, Arm, TablePlan, table_plan
-from marsbench.sweeps.runner import Runner
-from marsbench.sweeps.workspace import Workspace
+from marsbench.rows.workspace import Workspace
+from marsbench.running.estimates import trainings
+from marsbench.running.plans import BLOCK_SIZES, MARS_STAGES, TABLES, Arm, TablePlan, table_plan
+from marsbench.running.run import Runner
 from marsbench.training import checkpoints
 from marsbench.training.chat_data import read_chat_data, segments
 from marsbench.training.data import in_batches, shuffled_passes

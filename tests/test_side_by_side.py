@@ -7,16 +7,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from marsbench.sweeps import side_by_side
 from safetensors.torch import load_file
 
 from marsbench.errors import UserError
 from marsbench.presets import preset
-from marsbench.sweeps import side_by_side
-from marsbench.sweeps.plans import TABLES, TrainedStage
-from marsbench.sweeps.rows import EvaluationRow
-from marsbench.sweeps.runner import Runner
-from marsbench.sweeps.side_by_side import answer_side_by_side, in_order, train_side_by_side
-from marsbench.sweeps.workspace import Workspace
+from marsbench.rows.kinds import EvaluationRow
+from marsbench.rows.workspace import Workspace
+from marsbench.running.plans import TABLES, TrainedStage
+from marsbench.running.run import Runner
+from marsbench.running.side_by_side import answer_side_by_side, in_order, train_side_by_side
 from marsbench.training.stages import recipe
 
 PARENTS = {"base": None, "sft": "base", "draft": None, "mars": "sft", "medusa": "sft", "longer": "base"}

@@ -13,9 +13,9 @@ import pytest
 from marsbench.decoding.generation import Generation
 from marsbench.errors import UserError
 from marsbench.evaluation.harness import Answer, AnswerLog, past_stop
-from marsbench.sweeps.rows import SCHEMA, EvaluationRow, StepCostRow, TrainingRow, from_json, to_json
-from marsbench.sweeps.store import RowStore, existing_policy, read_rows, rows_text
-from marsbench.sweeps.workspace import full_disk_explained
+from marsbench.rows.kinds import SCHEMA, EvaluationRow, StepCostRow, TrainingRow, from_json, to_json
+from marsbench.rows.store import RowStore, existing_policy, read_rows, rows_text
+from marsbench.rows.workspace import full_disk_explained
 
 
 def row(key: str, seconds: float = 1.0) -> StepCostRow:

@@ -22,16 +22,16 @@ from typer.testing import CliRunner
 from marsbench.cli import app
 from marsbench.decoding.generation import Meter, Request
 from marsbench.errors import UserError
+from marsbench.findings.sweep import Agreement, Sweep, agreement, speed_up
 from marsbench.methods import METHODS, Options, build_method
-from marsbench.reports.sweep import Agreement, Sweep, agreement, speed_up
+from marsbench.racing.grid import BASELINES, read_grid, shipped_grid
+from marsbench.racing.position_law import PositionLaw, Work, fastest, predicted_seconds
+from marsbench.racing.race import Contender, Race, RoundLog
+from marsbench.rows.export import export, frame, matching, merged
+from marsbench.rows.kinds import SweepRow
+from marsbench.rows.store import read_rows, rows_text
+from marsbench.rows.workspace import Workspace
 from marsbench.statistics.intervals import Interval
-from marsbench.sweeps.grid import BASELINES, read_grid, shipped_grid
-from marsbench.sweeps.position_law import PositionLaw, Work, fastest, predicted_seconds
-from marsbench.sweeps.race import Contender, Race, RoundLog
-from marsbench.sweeps.results import export, frame, matching, merged
-from marsbench.sweeps.rows import SweepRow
-from marsbench.sweeps.store import read_rows, rows_text
-from marsbench.sweeps.workspace import Workspace
 
 KILLS = int(os.environ.get("MARSBENCH_KILLS", "3"))
 SMALL: dict[str, Any] = {
@@ -198,7 +198,7 @@ def test_killed_at_any_moment_it_loses_a_round_at_most(swept: Path, tmp_path: Pa
     run_sweep(output, "--grid", str(output / "grid.yaml"))
     undisturbed = [comparable(row) for row in rows_in(output)]
     processes = multiprocessing.get_context("forkserver")
-    processes.set_forkserver_preload(["marsbench.sweeps.speedup", "marsbench.reports"])
+    processes.set_forkserver_preload(["marsbench.racing.sweep", "marsbench.reports"])
     rng, kills, finished = random.Random(0), 0, 0
     while kills < KILLS or not finished:
         rows_before = b"" if not Workspace(output, "micro").row_file.exists() else _whole_lines(output)

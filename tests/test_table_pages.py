@@ -12,16 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 from made_up import answered, lines_of, section
-
-from marsbench.paper import published
 from marsbench.reports import PAGES, figure1, write_report
-from marsbench.reports.cells import columns, latest_cells
-from marsbench.reports.claims import Finding, GainClaim, SpeedClaim, TokensClaim
-from marsbench.reports.page import Page
-from marsbench.reports.published import paper_label
+
+from marsbench.findings.cells import columns, latest_cells
+from marsbench.findings.claims import Finding, GainClaim, SpeedClaim, TokensClaim
+from marsbench.findings.published import paper_label
+from marsbench.paper import published
+from marsbench.rendering.page import Page
+from marsbench.rows.kinds import EvaluationRow, GenerationRow, Row, TrainingRow
+from marsbench.running.plans import ABLATIONS, BLOCK_SIZES, MARS_STAGES, THRESHOLDS, Arm, TrainedStage, mars_name
 from marsbench.statistics.intervals import Estimate, Interval
-from marsbench.sweeps.plans import ABLATIONS, BLOCK_SIZES, MARS_STAGES, THRESHOLDS, Arm, TrainedStage, mars_name
-from marsbench.sweeps.rows import EvaluationRow, GenerationRow, Row, TrainingRow
 
 QUESTIONS = 61  # per benchmark; a prime, so that no share ends in a rounding tie
 BY_KEY = {page.plan.key: page for page in PAGES}

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from marsbench.presets import preset
-from marsbench.sweeps.step_cost import _memory
+from marsbench.running.step_cost import _memory
 from marsbench.training import checkpoints
 from marsbench.training.checkpoints import TrainingRecord
 from marsbench.training.data import Collator, TrainingData, timestep_weights

@@ -14,25 +14,25 @@ from typing import Any
 import numpy as np
 import pytest
 from made_up import answered, lines_of
+from marsbench.reports import PAGES, REPORTS, index, whole_paper, write_whole_paper
 from scipy import stats
 from typer.testing import CliRunner
 
 from marsbench import reproduction
 from marsbench.cli import app
 from marsbench.files import write_atomically
+from marsbench.findings.cells import columns, latest_cells
+from marsbench.findings.claims import Finding
+from marsbench.findings.collection import collect
+from marsbench.findings.paper_claims import NOT_THE_PAPERS, SECTIONS, PaperClaim, paper_claims
+from marsbench.findings.seeds import judged, pooled
 from marsbench.paper import published
 from marsbench.presets import preset
-from marsbench.reports import PAGES, REPORTS, index, whole_paper, write_whole_paper
-from marsbench.reports.cells import columns, latest_cells
-from marsbench.reports.claims import Finding
-from marsbench.reports.collection import collect
-from marsbench.reports.page import Page
-from marsbench.reports.paper_claims import NOT_THE_PAPERS, SECTIONS, PaperClaim, paper_claims
-from marsbench.reports.seeds import judged, pooled
-from marsbench.sweeps.rows import EvaluationRow, Row, StepCostRow, SweepRow, TrainingRow
-from marsbench.sweeps.runner import Runner
-from marsbench.sweeps.store import read_rows, rows_text
-from marsbench.sweeps.workspace import Workspace
+from marsbench.rendering.page import Page
+from marsbench.rows.kinds import EvaluationRow, Row, StepCostRow, SweepRow, TrainingRow
+from marsbench.rows.store import read_rows, rows_text
+from marsbench.rows.workspace import Workspace
+from marsbench.running.run import Runner
 
 QUESTIONS = 40
 TABLE2 = next(page for page in PAGES if page.plan.key == "table2")

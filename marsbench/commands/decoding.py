@@ -18,7 +18,7 @@ from marsbench.commands.shared import (
     Scale,
     Seed,
     UntrainedMasks,
-    make_runner,
+    make_run,
 )
 from marsbench.errors import unknown_name
 
@@ -44,13 +44,14 @@ def show(
     output: Output = Path("."),
 ) -> None:
     """Print an answer with the tokens of one forward pass shaded together (the paper's Figure 1)."""
-    runner = make_runner(scale, output, "reuse", seed)
+    run = make_run(scale, output, "reuse", seed)
+    from marsbench.running.checkpoints import Checkpoints
     from marsbench.show import answers, draw, sample_question
     from marsbench.training.checkpoints import default_device, load
 
     question = prompt or sample_question()
     found = answers(
-        load(checkpoint, device=default_device()) if checkpoint else runner.load(stage, block_size),
+        load(checkpoint, device=default_device()) if checkpoint else Checkpoints(run).load(stage, block_size),
         question,
         method or ["ar", "mars"],
         threshold=threshold,

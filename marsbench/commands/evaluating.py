@@ -24,12 +24,12 @@ from marsbench.commands.shared import (
     Seed,
     Shard,
     UntrainedMasks,
-    make_runner,
+    make_run,
 )
 
 if TYPE_CHECKING:
     from marsbench.evaluation.harness import Exam
-    from marsbench.sweeps.rows import EvaluationRow
+    from marsbench.rows.kinds import EvaluationRow
 
 
 def eval_(
@@ -56,13 +56,14 @@ def eval_(
 
     Answers are logged in runs/SCALE/answers as they come, and the row is added to runs/SCALE/rows.jsonl.
     """
-    from marsbench.sweeps.plans import Arm
+    from marsbench.running.cells import Cells
+    from marsbench.running.plans import Arm
 
     options = {"block_size": block_size, "metric": metric}
     options |= {"accept": "one"} if threshold is None else {"threshold": threshold}
     arm = Arm(stage, f"{stage} by {method}", stage, method, options, untrained_masks=untrained_masks)
-    runner = make_runner(scale, output, existing, seed, limit=limit, shard=shard, data_dir=data_dir)
-    row = runner.single(arm, benchmark, checkpoint, draft)
+    run = make_run(scale, output, existing, seed, limit=limit, shard=shard, data_dir=data_dir)
+    row = Cells(run).single(arm, benchmark, checkpoint, draft)
     typer.echo(_summary(row))
 
 

@@ -37,7 +37,7 @@ def list_(
     """Show what there is: scales, training stages, decoding methods, benchmarks and tables."""
     from rich.console import Console
 
-    from marsbench.listing import listing
+    from marsbench.commands.tables import listing
 
     for table in listing(what):
         Console().print(table)

@@ -19,7 +19,7 @@ from marsbench.commands.shared import (
     Shard,
     StageCheckpoints,
     TrainAll,
-    make_runner,
+    make_run,
 )
 from marsbench.errors import UserError
 
@@ -41,15 +41,16 @@ def plan(
     from rich.console import Console
 
     from marsbench.presets import preset
-    from marsbench.sweeps.estimates import plan_tables, sweep_tables
-    from marsbench.sweeps.grid import read_grid, shipped_grid
-    from marsbench.sweeps.plans import table_plan
+    from marsbench.racing.estimates import sweep_tables
+    from marsbench.racing.grid import read_grid, shipped_grid
+    from marsbench.running.estimates import plan_tables
+    from marsbench.studies import plan_of
 
     chosen = preset(scale).with_checkpoints(checkpoint or [], train_all=train_all)
     if sweep:
         parts = sweep_tables(read_grid(grid or shipped_grid(scale), quick=quick), chosen)
     else:
-        parts = plan_tables(table_plan(f"table{table}" if table.isdecimal() else table), chosen)
+        parts = plan_tables(plan_of(f"table{table}" if table.isdecimal() else table), chosen)
     for part in parts:
         Console().print(part, highlight=False)
 
@@ -96,25 +97,27 @@ def reproduce(
     sweep (Tables 5 and 6) last, then the index and the page of claims. A page that cannot be made is named, and the
     others go on.
     """
-    if quick and what not in ("all", "table5", "table6", "speedup"):
+    from marsbench.studies import study_of
+
+    if quick and what != "all" and study_of(what).grid is None:
         raise UserError("--quick is the speed sweep's", fix="leave it out, or give it to marsbench sweep")
     if jobs and what != "all":
         raise UserError("--jobs is for the whole paper", fix="leave it out, or reproduce all")
-    runner = make_runner(
+    run = make_run(
         scale, output, existing, seed, benchmarks=benchmarks, limit=limit, shard=shard, data_dir=data_dir,
         checkpoint=checkpoint, train_all=train_all,
     )  # fmt: skip
-    from marsbench.reports import write_whole_paper
-    from marsbench.reports.collection import whole_paper_folder
-    from marsbench.reproduction import reproduce_all, reproduce_page
-    from marsbench.sweeps.side_by_side import default_jobs
+    from marsbench.findings.collection import whole_paper_folder
+    from marsbench.overview.pages import write_whole_paper
+    from marsbench.overview.reproduction import reproduce_all, reproduce_page
+    from marsbench.running.side_by_side import default_jobs
 
     if what == "all":
-        reproduce_all(runner, quick=quick, jobs=jobs or default_jobs())
+        reproduce_all(run, quick=quick, jobs=jobs or default_jobs())
         index = whole_paper_folder(output, scale) / "index.md"
-        typer.echo(f"the pages: {runner.workspace.reports}\nthe index: {index}")
+        typer.echo(f"the pages: {run.workspace.reports}\nthe index: {index}")
         return
-    page = reproduce_page(what, runner, quick=quick)
+    page = reproduce_page(what, run, quick=quick)
     if page is None:
         typer.echo(f"answered part {shard}; when all parts are, the same command without --shard writes the page")
         return
@@ -127,19 +130,22 @@ def report(
     output: Output = Path("."),
 ) -> None:
     """Render every page of a scale again from its rows in results/, the index and the page of claims too."""
-    from marsbench.reports import REPORTS, write_report, write_whole_paper
-    from marsbench.sweeps.store import read_rows
-    from marsbench.sweeps.workspace import Workspace
+    from marsbench.overview.pages import write_page, write_whole_paper
+    from marsbench.rows.store import read_rows
+    from marsbench.rows.workspace import Workspace
+    from marsbench.studies import studies
 
     whole = Workspace(output, scale)
-    measured = [(one, name) for one in whole.variants() for name in REPORTS if one.results(name).exists()]
+    measured = [
+        (one, study) for one in whole.variants() for study in studies().values() if one.results(study.key).exists()
+    ]
     if not measured:
         raise UserError(
             "there are no rows", where=str(whole.results("table2").parent),
             fix="measure them: marsbench reproduce table2",
         )  # fmt: skip
-    for workspace, name in measured:
-        rows = read_rows(workspace.results(name))
-        typer.echo(f"wrote {write_report(name, rows, scale, workspace.reports)[0]}")
+    for workspace, study in measured:
+        rows = read_rows(workspace.results(study.key))
+        typer.echo(f"wrote {write_page(study, rows, scale, workspace.reports)[0]}")
     for page in write_whole_paper(output, scale):
         typer.echo(f"wrote {page}")

@@ -1,4 +1,4 @@
-"""What several commands share: their options, and the runner that most of them start with."""
+"""What several commands share: their options, and the run that most of them start."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 from marsbench.errors import UserError
 
 if TYPE_CHECKING:
-    from marsbench.sweeps.runner import Runner
+    from marsbench.running.run import Run
 
 Scale = Annotated[str, typer.Option(help="Model, data and budgets: see `marsbench list scales`.")]
 Output = Annotated[Path, typer.Option(help="Folder for runs/, results/ and reports/.")]
@@ -53,12 +53,12 @@ UntrainedMasks = Annotated[
 ]
 
 
-def make_runner(
+def make_run(
     scale: str, output: Path, existing: str, seed: int, *, benchmarks: str | None = None, limit: int | None = None,
     shard: str | None = None, data_dir: Path | None = None, train_all: bool = False,
     checkpoint: list[str] | None = None,
-) -> Runner:  # fmt: skip
-    """The runner of a scale, with the machine's noise kept off the terminal.
+) -> Run:  # fmt: skip
+    """The run of a scale, with the machine's noise kept off the terminal.
 
     What is no run of the scale's own benchmarks in full at seed 0 gets folders of its own.
     """
@@ -69,14 +69,14 @@ def make_runner(
     part = _part(shard)
     quieten_libraries()
     from marsbench.evaluation.benchmarks import benchmarks as named
-    from marsbench.sweeps.runner import Runner
-    from marsbench.sweeps.store import existing_policy
-    from marsbench.sweeps.workspace import Workspace
+    from marsbench.rows.store import existing_policy
+    from marsbench.rows.workspace import Workspace
+    from marsbench.running.run import Run
 
     names = [name.strip() for name in benchmarks.split(",")] if benchmarks else []
     variant = "-".join([*names, *([f"limit{limit}"] if limit else []), *([f"seed{seed}"] if seed else [])])
     workspace = Workspace(output, scale, variant)
-    return Runner(chosen, workspace, existing_policy(existing), seed, named(names), limit, part, data_dir)
+    return Run(chosen, workspace, existing_policy(existing), seed, named(names), limit, part, data_dir)
 
 
 def _part(text: str | None) -> tuple[int, int]:

@@ -21,7 +21,7 @@ from marsbench.commands.shared import (
     Shard,
     StageCheckpoints,
     TrainAll,
-    make_runner,
+    make_run,
 )
 
 
@@ -48,15 +48,16 @@ def sweep(
     beforehand what it will measure. The parts of `--shard` are put together by `marsbench results`; every part races
     the baselines too.
     """
-    runner = make_runner(
+    run = make_run(
         scale, output, existing, seed, shard=shard, data_dir=data_dir, checkpoint=checkpoint, train_all=train_all
     )
-    from marsbench.reports import write_whole_paper
-    from marsbench.reproduction import reproduce_sweep
-    from marsbench.sweeps.grid import read_grid, shipped_grid
+    from marsbench.overview.pages import write_whole_paper
+    from marsbench.overview.reproduction import reproduce_sweep
+    from marsbench.racing.grid import read_grid, shipped_grid
+    from marsbench.studies import study_of
 
     names = "-".join(filter(None, [label, "quick" if quick else ""]))
-    page = reproduce_sweep(runner, read_grid(grid or shipped_grid(scale), quick=quick), names)
+    page = reproduce_sweep(study_of("speedup"), run, read_grid(grid or shipped_grid(scale), quick=quick), names)
     write_whole_paper(output, scale)
     typer.echo(f"the page: {page}")
 
@@ -78,15 +79,15 @@ def results(
     """
     from rich.console import Console
 
-    from marsbench.sweeps.results import export, matching, merged
-    from marsbench.sweeps.store import read_rows
+    from marsbench.rows.export import export, matching, merged
+    from marsbench.rows.store import read_rows
 
     rows = matching(merged(files), where or [])
     if against is not None:
-        from marsbench.listing import agreement_table
-        from marsbench.reports.sweep import Sweep, agreement
+        from marsbench.commands.tables import agreement_table
+        from marsbench.findings.sweep import SweepCells, agreement
 
-        cells = agreement(Sweep.of(rows), Sweep.of(read_rows(against)))
+        cells = agreement(SweepCells.of(rows), SweepCells.of(read_rows(against)))
         Console().print(agreement_table(cells))
         share = sum(cell.agrees for cell in cells) / max(len(cells), 1)
         typer.echo(f"{share:.1%} of {len(cells)} cells agree: their intervals overlap")
@@ -94,7 +95,7 @@ def results(
     if out is not None:
         typer.echo(f"wrote {len(rows):,} rows to {export(rows, out)}")
         return
-    from marsbench.listing import rows_table
+    from marsbench.commands.tables import rows_table
 
     Console().print(rows_table(rows))
 
@@ -120,25 +121,26 @@ def tune(
     Times forward passes by their positions on this machine, measures how many tokens each setting accepts, predicts
     which is fastest, and races that one against AR.
     """
-    runner = make_runner(scale, output, "reuse", seed, benchmarks=benchmarks, data_dir=data_dir)
+    run = make_run(scale, output, "reuse", seed, benchmarks=benchmarks, data_dir=data_dir)
     from rich.console import Console
 
-    from marsbench.listing import advice_table
-    from marsbench.sweeps.questions import ask
-    from marsbench.sweeps.tune import tune as advise
+    from marsbench.commands.tables import advice_table
+    from marsbench.racing.questions import ask
+    from marsbench.racing.tune import tune as advise
+    from marsbench.running.checkpoints import Checkpoints
     from marsbench.training.checkpoints import default_device, load
 
-    loaded = load(checkpoint, device=default_device()) if checkpoint else runner.load(stage, block_size)
-    questions = ask(list(runner.benchmarks or runner.scale.benchmarks), prompts, loaded.tokenizer, data_dir)
+    loaded = load(checkpoint, device=default_device()) if checkpoint else Checkpoints(run).load(stage, block_size)
+    questions = ask(list(run.benchmarks or run.scale.benchmarks), prompts, loaded.tokenizer, data_dir)
     advice = advise(
         loaded,
         questions,
         block_size=block_size,
         batch_size=batch_size,
         max_points_lost=max_loss,
-        max_new_tokens=runner.scale.max_new_tokens,
+        max_new_tokens=run.scale.max_new_tokens,
         positions=positions,
-        reporter=runner.reporter,
+        reporter=run.reporter,
     )
     Console().print(advice_table(advice))
     typer.echo(advice.summary(batch_size, max_loss))

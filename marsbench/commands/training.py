@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from marsbench.commands.shared import BlockSize, ExistingPolicy, Output, Scale, Seed, make_runner
+from marsbench.commands.shared import BlockSize, ExistingPolicy, Output, Scale, Seed, make_run
 
 
 def train(
@@ -37,11 +37,12 @@ def train(
     marsbench/presets/launch. The batch of a step stays the same, however many devices share it.
     """
     from marsbench.progress import is_first_process
+    from marsbench.running.checkpoints import Checkpoints
     from marsbench.training.stages import recipe
 
-    runner = make_runner(scale, output, existing, seed)
-    runner.scale = runner.scale.adapted(base=base, chat_data=chat_data, steps=max_steps, batch_size=batch_size)
-    chosen = recipe(runner.scale, stage, block_size=block_size, seed=seed)
-    runner.train(chosen)
+    run = make_run(scale, output, existing, seed)
+    run.scale = run.scale.adapted(base=base, chat_data=chat_data, steps=max_steps, batch_size=batch_size)
+    chosen = recipe(run.scale, stage, block_size=block_size, seed=seed)
+    Checkpoints(run).train(chosen)
     if is_first_process():
-        typer.echo(runner.workspace.checkpoint(chosen))
+        typer.echo(run.workspace.checkpoint(chosen))

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import asdict, dataclass
-from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
 from marsbench.errors import UserError, unknown_name
+from marsbench.keys import content_hash, source_hash
 from marsbench.presets import Budget, Preset, Pretrained
 from marsbench.training.variants import RELEASED, MarsVariant
 
@@ -106,7 +105,7 @@ class Recipe:
     @property
     def key(self) -> str:
         """Sixteen hexadecimal digits."""
-        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:16]
+        return content_hash(asdict(self))
 
     @property
     def name(self) -> str:
@@ -163,11 +162,8 @@ def _file_hash(file: Path) -> str | None:
     return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else None
 
 
-@cache
 def _source_hash(objective: Objective, pretrained: bool) -> str:
     """Hash of the files that decide what is learned: where the data is from, and the code that the objective runs."""
-    package = Path(__file__).resolve().parent.parent
     names = ["data", "objectives", "tokenizer", "trainer", "visibility", *(["medusa"] if objective == "medusa" else [])]
-    data = [package / "training" / "chat_data.py"] if pretrained else (package / "world").glob("*.py")
-    files = sorted([*data, *(package / "training" / f"{name}.py" for name in names)])
-    return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()[:16]
+    data = "training/chat_data.py" if pretrained else "world"
+    return source_hash(data, *[f"training/{name}.py" for name in names])

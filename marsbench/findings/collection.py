@@ -1,0 +1,76 @@
+"""The rows behind all pages of a scale, by training seed: what the pages on the whole paper are rendered from."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePath
+
+from marsbench.rows.kinds import Row
+from marsbench.rows.store import read_rows
+from marsbench.rows.workspace import Workspace
+
+_SHOWN_TOGETHER = ("tiny", "0.5b", "7b")
+
+
+@dataclass(frozen=True)
+class Collection:
+    """The rows of one scale. Pages without rows are left out."""
+
+    scale: str
+    rows: Mapping[str, Mapping[int, Sequence[Row]]]  # page -> training seed -> its rows
+    links: Mapping[str, str]  # page of seed 0 -> the way to it from the pages on the whole paper
+
+    def of(self, page: str) -> list[Sequence[Row]]:
+        """A page's rows, one entry per training seed."""
+        return list(self.rows.get(page, {}).values())
+
+    @property
+    def seeds(self) -> list[int]:
+        """The training seeds that have rows."""
+        return sorted({seed for by_seed in self.rows.values() for seed in by_seed})
+
+    @property
+    def seeds_in_words(self) -> str:
+        """A sentence on from how many seeds the rows are; empty without rows."""
+        if len(self.seeds) > 1:
+            return f"Rows of training seeds {', '.join(map(str, self.seeds))}."
+        return "One training seed." if self.seeds else ""
+
+
+def collect(root: Path, scale: str, pages: Iterable[str]) -> list[Collection]:
+    """The rows of every scale that is shown together with this one and has any; without any, one empty collection."""
+    found = [_read(Workspace(root, name), pages) for name in _shown_with(scale)]
+    return [one for one in found if one.rows] or found[:1]
+
+
+def whole_paper_folder(root: Path, scale: str) -> Path:
+    """Where the pages on the whole paper lie."""
+    return Workspace(root, _shown_with(scale)[0]).reports
+
+
+def _shown_with(scale: str) -> tuple[str, ...]:
+    """The scales on one page; any other scale, such as that of the tests, has pages of its own."""
+    return _SHOWN_TOGETHER if scale in _SHOWN_TOGETHER else (scale,)
+
+
+def _read(workspace: Workspace, pages: Iterable[str]) -> Collection:
+    rows: dict[str, dict[int, Sequence[Row]]] = {}
+    links = {}
+    folder = whole_paper_folder(workspace.root, workspace.scale)
+    for page in pages:
+        for seed, of_seed in workspace.seeds().items():
+            if (found := _with_rows(of_seed, page)) is None:
+                continue
+            measured = [row for row in read_rows(found.results(page)) if row.scale == workspace.scale]
+            rows.setdefault(page, {})[seed] = measured
+            if seed == 0:
+                links[page] = PurePath(os.path.relpath(found.reports / f"{page}.md", folder)).as_posix()
+    return Collection(workspace.scale, rows, links)
+
+
+def _with_rows(workspace: Workspace, page: str) -> Workspace | None:
+    """Where a page's rows lie; a quick sweep stands in where there is no whole one."""
+    quick = replace(workspace, variant="-".join(filter(None, ("quick", workspace.variant))))
+    return next((one for one in (workspace, quick) if one.results(page).exists()), None)

@@ -1,0 +1,48 @@
+"""How numbers are written: with their intervals, their signs, and as many digits as they deserve."""
+
+from __future__ import annotations
+
+from math import isfinite
+
+from marsbench.statistics.intervals import Estimate, Interval
+
+
+def one_line(text: str) -> str:
+    """Text of any shape, such as an error message, on a single line."""
+    return " ".join(text.split())
+
+
+def plus_minus(estimate: Estimate, digits: int, *, factor: float = 1.0) -> str:
+    """The value and half of its interval, as in "88.3 ± 3.6"; `factor` 100 makes percent of fractions."""
+    value = f"{factor * estimate.value:.{digits}f}"
+    half = factor * estimate.interval.half_width
+    return f"{value} ± {half:.{digits}f}" if isfinite(half) else value
+
+
+def bracketed(interval: Interval, digits: int, *, signed: bool = False) -> str:
+    """An interval by its limits, as in "[-0.4, +2.8]"; "(no interval)" where it is unbounded."""
+    if not isfinite(interval.half_width):
+        return "(no interval)"
+    low, high = (signed_number(limit, digits) for limit in (interval.low, interval.high))
+    return f"[{low}, {high}]" if signed else f"[{low}, {high}]".replace("+", "")
+
+
+def signed_number(value: float, digits: int) -> str:
+    """A number with its sign, as in "+1.2"; what rounds to zero is "+0.0" always."""
+    return f"{round(value, digits) + 0.0:+.{digits}f}"
+
+
+def p_value(value: float) -> str:
+    """A p value to three decimals."""
+    return "< 0.001" if value < 0.001 else f"{value:.3f}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds as "42 s", "3 min 05 s" or "2 h 07 min"."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"

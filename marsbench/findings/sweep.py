@@ -1,0 +1,244 @@
+"""Reading a sweep: its cells by contender and batch size, and what each of them comes to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import median
+from typing import NamedTuple
+
+import numpy as np
+
+from marsbench.findings.in_words import bracketed, signed_number
+from marsbench.methods import METHODS
+from marsbench.racing.position_law import PositionLaw, position_law
+from marsbench.rows.kinds import Row, StepTimeRow, SweepRow
+from marsbench.statistics.intervals import (
+    Estimate,
+    PairedDifference,
+    accuracy,
+    mean_of_benchmarks,
+    median_ratio,
+    paired_difference,
+    tokens_per_forward,
+)
+from marsbench.training.stages import STAGES
+
+ALLOWED_LOSS = 1.0  # points of accuracy against `ar` that a setting may lose and still count as one to use
+
+
+@dataclass(frozen=True)
+class SweepCells:
+    """The cells of one sweep."""
+
+    rows: Sequence[SweepRow]
+    step_times: StepTimeRow | None = None
+
+    @classmethod
+    def of(cls, rows: Sequence[Row]) -> SweepCells:
+        """The sweep among rows; of a cell measured twice, the last."""
+        cells = {row.key: row for row in rows if isinstance(row, SweepRow)}
+        timed = [row for row in rows if isinstance(row, StepTimeRow)]
+        return cls(list(cells.values()), timed[-1] if timed else None)
+
+    @cached_property
+    def done(self) -> dict[tuple[str, int], SweepRow]:
+        """(contender, batch size) -> its row, as far as it has numbers."""
+        return {(row.contender, row.batch_size): row for row in self.rows if row.status == "done"}
+
+    @property
+    def names(self) -> list[str]:
+        """The contenders, in the grid's order."""
+        return list(dict.fromkeys(row.contender for row in self.rows))
+
+    @property
+    def decoded(self) -> list[str]:
+        """The stages that `ar` decodes, and all contenders that name no other checkpoint: one in any one sweep."""
+        return list(dict.fromkeys(row.stage for row in self.rows if row.contender == "ar"))
+
+    @property
+    def batch_sizes(self) -> list[int]:
+        """The batch sizes, ascending."""
+        return sorted({row.batch_size for row in self.rows})
+
+    @cached_property
+    def law(self) -> PositionLaw | None:
+        """What a step costs by its positions."""
+        return position_law(self.step_times) if self.step_times else None
+
+    def at(self, batch_size: int, wanted: Callable[[SweepRow], bool] = lambda row: True) -> list[SweepRow]:
+        """The cells with numbers at a batch size."""
+        return [row for (_, size), row in self.done.items() if size == batch_size and wanted(row)]
+
+    def cost(self, row: SweepRow) -> PairedDifference | None:
+        """What accuracy a contender loses against `ar`, in points; positive where it loses."""
+        reference = self.done.get(("ar", row.batch_size))
+        return None if reference is None else paired_difference(by_benchmark(reference), by_benchmark(row))
+
+    def gain(self, row: SweepRow, contender: str) -> PairedDifference | None:
+        """What accuracy a contender gains over another one at its batch size, in points."""
+        reference = self.done.get((contender, row.batch_size))
+        return None if reference is None else paired_difference(by_benchmark(row), by_benchmark(reference))
+
+
+def speed_up(row: SweepRow, baseline: str = "ar") -> Estimate | None:
+    """Tokens per second over a baseline's, lap by lap; None where the baseline has no numbers."""
+    other = row.baselines.get(baseline)
+    if other is None or row.status != "done":
+        return None
+    emitted = sum(row.emitted)
+    return median_ratio(
+        [seconds * emitted for seconds in other["seconds"]], [seconds * other["emitted"] for seconds in row.seconds]
+    )
+
+
+def faster(row: SweepRow, other: SweepRow) -> Estimate | None:
+    """Tokens per second of a contender over those of another, lap by lap, both relative to `ar` of their own race."""
+    relative = [_lap_speeds(one) for one in (row, other)]
+    return median_ratio(*relative) if all(relative) and len(relative[0]) == len(relative[1]) else None
+
+
+def _lap_speeds(row: SweepRow) -> list[float]:
+    """Tokens per second of each lap over those of `ar`; none where `ar` has no numbers."""
+    ar = row.baselines.get("ar")
+    if ar is None:
+        return []
+    laps = zip(ar["seconds"], row.seconds, strict=True)
+    return [theirs * sum(row.emitted) / (mine * ar["emitted"]) for theirs, mine in laps]
+
+
+def by_benchmark(row: SweepRow) -> dict[str, list[float]]:
+    """The correct answers of each benchmark."""
+    return {name: row.correct[place :: len(row.benchmarks)] for place, name in enumerate(row.benchmarks)}
+
+
+def accuracy_of(row: SweepRow) -> Estimate:
+    """Accuracy as a fraction, benchmarks weighing the same."""
+    return mean_of_benchmarks([accuracy(correct) for correct in by_benchmark(row).values()])
+
+
+def tokens_per_forward_of(row: SweepRow) -> float:
+    """Emitted tokens over forward passes of the model, all prompts together."""
+    return tokens_per_forward(row.emitted, row.row_forwards).value
+
+
+def tokens_per_second(row: SweepRow) -> float:
+    """The median over laps."""
+    return sum(row.emitted) / median(row.seconds)
+
+
+def forwards_of(row: SweepRow) -> int:
+    """Forward passes of the model, a batch counted once; an outside loop's are not known."""
+    return row.forwards + row.prompt_forwards
+
+
+def ms_per_forward(row: SweepRow) -> float | None:
+    """Milliseconds of a lap over its forward passes, drafting and the prompts' passes included."""
+    return 1000 * median(row.seconds) / forwards_of(row) if row.forwards else None
+
+
+def positions_per_forward(row: SweepRow) -> float | None:
+    """Entries of a window, over all rows of the batch."""
+    return row.positions / row.forwards if row.forwards else None
+
+
+def first_token_ms(row: SweepRow, percent: float) -> float:
+    """A percentile of the time to first token, over prompts, in milliseconds."""
+    return 1000 * float(np.percentile(row.first_token, percent))
+
+
+def per_token_ms(row: SweepRow, percent: float) -> float:
+    """A percentile of the time per output token after the first, over prompts with two tokens or more, in
+    milliseconds.
+    """
+    times = [
+        (last - first) / (emitted - 1)
+        for first, last, emitted in zip(row.first_token, row.last_token, row.emitted, strict=True)
+        if emitted > 1
+    ]
+    return 1000 * float(np.percentile(times, percent)) if times else 0.0
+
+
+def weights_read_per_second(row: SweepRow) -> float | None:
+    """Bytes per second of the model's weights, which every forward reads once; None where it is not known."""
+    if not row.forwards or row.draft:  # a draft model's own forwards are not counted
+        return None
+    return row.target_bytes * forwards_of(row) / median(row.seconds)
+
+
+def is_lossless(row: SweepRow) -> bool:
+    """Whether the method promises the tokens of `ar`."""
+    return METHODS[row.method].lossless
+
+
+class Agreement(NamedTuple):
+    """One cell of two sweeps: its speed-up over `ar` in each of them."""
+
+    contender: str
+    batch_size: int
+    first: Estimate
+    second: Estimate
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the two intervals overlap."""
+        one, other = self.first.interval, self.second.interval
+        return one.low <= other.high and other.low <= one.high
+
+
+def agreement(first: SweepCells, second: SweepCells) -> list[Agreement]:
+    """The cells that both sweeps have numbers of; `ar` itself, which is 1 in both, left out."""
+    found = []
+    for (name, size), row in first.done.items():
+        other = second.done.get((name, size))
+        ratios = speed_up(row), speed_up(other) if other else None
+        if name != "ar" and ratios[0] is not None and ratios[1] is not None:
+            found.append(Agreement(name, size, ratios[0], ratios[1]))
+    return found
+
+
+def best_mars_at(sweep: SweepCells, batch_size: int) -> SweepRow | None:
+    """The fastest threshold of `mars` that loses at most the allowed points against `ar` on these questions."""
+
+    def allowed(row: SweepRow) -> bool:
+        cost = sweep.cost(row)
+        return row.method == "mars" and cost is not None and cost.points <= ALLOWED_LOSS
+
+    return max(sweep.at(batch_size, allowed), key=speed_of, default=None)
+
+
+def best_verified_at(sweep: SweepCells, batch_size: int) -> SweepRow | None:
+    """The fastest layout and window of `mars-verified`."""
+    return max(sweep.at(batch_size, lambda row: row.method == "mars-verified"), key=speed_of, default=None)
+
+
+def speed_of(row: SweepRow) -> float:
+    """The speed-up over `ar`, 0 where there is none."""
+    found = speed_up(row)
+    return found.value if found else 0.0
+
+
+# ---- in print ----
+
+
+def in_words(stages: Iterable[str]) -> str:
+    """Stages with what they are."""
+    return ", ".join(f"`{name}` ({STAGES[name].summary})" for name in stages)
+
+
+def printed_speed_up(row: SweepRow | None) -> str:
+    """The speed-up over `ar` with its interval."""
+    return printed_ratio(speed_up(row)) if row else "none"
+
+
+def printed_ratio(ratio: Estimate | None) -> str:
+    """A ratio of speeds with its interval."""
+    return f"{ratio.value:.2f} {bracketed(ratio.interval, 2)}" if ratio else "no baseline"
+
+
+def printed_points(difference: PairedDifference | None) -> str:
+    """Points of accuracy, lost or gained, with their interval."""
+    if difference is None:
+        return ""
+    return f"{signed_number(difference.points, 1)} {bracketed(difference.interval, 1, signed=True)}"

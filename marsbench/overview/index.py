@@ -1,0 +1,167 @@
+"""The index: one line for every table, figure and page, and the main answers before them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from marsbench.findings.collection import Collection
+from marsbench.findings.paper_claims import ABSTRACT, Judged, tally
+from marsbench.overview.remarks import remarks
+from marsbench.presets import preset
+from marsbench.rendering.deviations import SMALL_SCALES
+from marsbench.rendering.markdown import table
+from marsbench.studies import items, study_of
+
+CLAIMS = "claims"  # the page of claims, which has no rows of its own
+_AT_BATCH = " at batch "  # how the words of a claim on one batch size end, before the number
+OPENING = (
+    "MARS (arXiv 2604.07023) fine-tunes an ordinary language model so that one forward pass can yield several tokens. "
+    "Mask tokens are put behind the text; the model predicts the next token and, at the masks, those after it. "
+    "Predictions are accepted from the left as long as the model's confidence reaches a threshold. The model keeps its "
+    "architecture, and when it accepts one token per forward pass it decodes like any other. This page leads to every "
+    "table and figure of the paper that reports measurements, as it was measured here; every verdict rests on a test "
+    f"that [the page of claims]({CLAIMS}.md) shows with its numbers."
+)
+WORDS = {
+    "AR": "autoregressive decoding, the ordinary way: one token per forward pass",
+    "AR SFT": "the model before MARS, fine-tuned on the same conversations in the ordinary way",
+    "SFT loss": "the loss of that ordinary fine-tuning; MARS adds a loss on masked tokens to it",
+    "B, tau": "the block size, which is how many tokens a forward pass predicts; the threshold of confidence",
+    "tokens/forward": "tokens of an answer over the forward passes that they took; AR has 1",
+    "KV cache": "what a model keeps of earlier tokens; the *block-level cache* is the paper's, for batches: it takes "
+    "in B_cache tokens at a time",
+    "verified MARS": "ours: masks draft, and the same model checks the drafts, so the tokens are those of AR",
+    "speculative decoding": "a small draft model proposes tokens and the target, a large one, checks them",
+    "Jacobi decoding": "guesses at the next tokens, corrected by one forward pass after another; needs no training",
+    "points": "percentage points of accuracy, averaged over the benchmarks",
+    "[a, b]": "a 95 % interval",
+    "supported": "the whole interval lies beyond the tested bound; *not supported*: on the other side; *inconclusive*: "
+    "it holds the bound, even if it excludes 0",
+    "non-inferiority": 'the test behind "matches" and "level": worse by less than 2 points',
+    "rows of": "the days on which the numbers were measured",
+}
+
+
+class Line(NamedTuple):
+    """A line of the index."""
+
+    key: str  # as claims name what they belong to
+    name: str
+    asks: str
+    page: str
+    anchor: str
+    session: str  # that makes the page
+
+
+def lines() -> list[Line]:
+    """A line for everything that can be reproduced, in the paper's order; the page of claims stands before our own."""
+    found = [
+        Line(item.key, item.name, item.asks, study_of(item.key).key, item.anchor, item.nox_session) for item in items()
+    ]
+    ours = next((place for place, item in enumerate(items()) if not item.section), len(found))
+    claims = Line(CLAIMS, "Claims", "every claim of the paper with its test and verdict", CLAIMS, "", "reproduce-all")
+    return [*found[:ours], claims, *found[ours:]]
+
+
+def render(judged: Sequence[Judged], collections: Sequence[Collection]) -> str:
+    """The page as Markdown: a pure function of rows."""
+    words = table(["word", "meaning"], [[*entry] for entry in WORDS.items()], text=(0, 1))
+    sections = ["# The MARS paper, table by table", OPENING, words]
+    for collection in collections:
+        sections += [f"## Scale {collection.scale}", _scale(collection), *_answers(judged, collection)]
+        sections.append(_table(judged, collection))
+    return "\n\n".join(section for section in sections if section) + "\n"
+
+
+def _scale(collection: Collection) -> str:
+    """What the scale is, what its results are not, and how many models are behind them."""
+    said = [f"Scale {collection.scale} is {preset(collection.scale).summary}."]
+    if collection.scale in SMALL_SCALES:
+        said.append("Its results test the mechanism; they are not Qwen numbers.")
+    said.append(collection.seeds_in_words)
+    if len(collection.seeds) > 1:
+        said.append("The verdicts below are of all that were measured; the page of a table shows seed 0 alone.")
+    return " ".join(filter(None, said))
+
+
+def _answers(judged: Sequence[Judged], collection: Collection) -> Iterator[str]:
+    """What the abstract claims, what else did not hold, and the best settings: verdicts with their numbers."""
+    of_abstract = [one for one in judged if one.claim.in_abstract]
+    of_abstract.sort(key=lambda one: one.claim.section == ABSTRACT)  # what no section takes up comes last
+    failed = [one for one in judged if one.papers and one.findings[collection.scale].verdict == "not supported"]
+    ours = [one for one in judged if one.claim.item == "speedup" and not one.papers]
+    parts = {
+        "What the paper's abstract claims, and what was measured here:": of_abstract,
+        "Other claims of the paper that did not hold here:": [one for one in failed if one not in of_abstract],
+        "And how much faster than AR decoding MARS and verified MARS are at their best settings:": ours,
+    }
+    for lead, found in parts.items():
+        if found:
+            yield "\n".join([lead, "", *_bullets(found, collection.scale)])
+    yield from remarks(collection)
+
+
+def _bullets(judged: Sequence[Judged], scale: str) -> list[str]:
+    """A line per claim; claims that differ in their batch size alone share one."""
+    by_subject: dict[str, list[Judged]] = {}
+    for one in judged:
+        by_subject.setdefault(one.claim.text.removeprefix("Ours: ").partition(_AT_BATCH)[0], []).append(one)
+    return [
+        _bullet(found[0], scale) if len(found) == 1 else _bullet_by_batch(subject, found, scale)
+        for subject, found in by_subject.items()
+    ]
+
+
+def _bullet(judged: Judged, scale: str) -> str:
+    finding = judged.findings[scale]
+    measured = f" {finding.found} ({judged.claim.tested})." if finding.estimate else ""
+    return f"- {judged.claim.text}: **{finding.verdict}**.{measured}"
+
+
+def _bullet_by_batch(subject: str, judged: Sequence[Judged], scale: str) -> str:
+    parts = []
+    for one in judged:
+        finding, size = one.findings[scale], one.claim.text.partition(_AT_BATCH)[2]
+        measured = f" {finding.found}" if finding.estimate else ""
+        parts.append(f"at batch {size} **{finding.verdict}**{measured}")
+    return f"- {subject}: {', '.join(parts)}."
+
+
+def _table(judged: Sequence[Judged], collection: Collection) -> str:
+    head = ["", "asks", "verdict", "rows of", "command", "page"]
+    cells = []
+    for line in lines():
+        verdict, days = _verdict(line, judged, collection), _dates(line, collection)
+        command, link = f"`{_command(line, collection.scale)}`", _link(line, collection)
+        cells.append([line.name, line.asks, verdict, days, command, f"[{line.page}.md]({link})" if link else ""])
+    return table(head, cells, text=range(len(head)))
+
+
+def _link(line: Line, collection: Collection) -> str:
+    if line.page == CLAIMS:
+        return f"{CLAIMS}.md"
+    return collection.links[line.page] + line.anchor if line.page in collection.links else ""
+
+
+def _verdict(line: Line, judged: Sequence[Judged], collection: Collection) -> str:
+    """How many of a line's claims are supported; the paper's own, where it has any."""
+    if line.page != CLAIMS and line.page not in collection.rows:
+        return "not run"
+    if line.page != CLAIMS and (own := study_of(line.page).tally):
+        return own(collection.of(line.page)[0])
+    of_line = [one for one in judged if line.page == CLAIMS or one.claim.item == line.key]
+    counted = [one for one in of_line if one.papers] or of_line
+    return tally(counted, collection.scale) if counted else "measured"
+
+
+def _dates(line: Line, collection: Collection) -> str:
+    """The days on which a line's rows were measured, from the first to the last."""
+    rows = [row for of_seed in collection.of(line.page) for row in of_seed]
+    days = sorted(str(row.provenance["started"])[:10] for row in rows if row.provenance.get("started"))
+    return " to ".join(dict.fromkeys([days[0], days[-1]])) if days else ""
+
+
+def _command(line: Line, scale: str) -> str:
+    """The session that makes a line's page."""
+    return f"nox -s {line.session}{'' if scale == 'tiny' else f' -- --scale {scale}'}"

@@ -1,0 +1,34 @@
+"""What a sweep will take: its contenders, its cells and an estimate of the time; nothing is run, read or fetched."""
+
+from __future__ import annotations
+
+from rich.table import Table
+
+from marsbench.presets import Preset
+from marsbench.racing.grid import Grid
+from marsbench.running.estimates import terminal_table
+from marsbench.running.plans import TrainedStage
+
+
+def sweep_tables(grid: Grid, scale: Preset) -> list[Table | str]:
+    """What a sweep will measure, and how much it decodes at most."""
+    table = terminal_table(
+        "Contenders, each at every batch size", "contender", "method", "options", "checkpoint", "draft"
+    )
+    for entry in grid.contenders:
+        ready = scale.ready_checkpoint(*TrainedStage.of(entry.stage, entry.trained_block_size))
+        options = ", ".join(f"{name} {value}" for name, value in entry.shown.items())
+        own = f"our own {entry.stage}" if scale.tables_train else "none: skipped unless it is trained first"
+        table.add_row(entry.name, entry.method, options or "-", ready or own, entry.draft or "-")
+    names = grid.benchmarks or scale.benchmarks
+    laps, cells = grid.repeats + 1, len(grid.contenders) * len(grid.batch_sizes)
+    tokens = cells * laps * grid.prompts * (grid.max_new_tokens or scale.max_new_tokens)
+    rate = scale.assumptions.tokens_per_second
+    return [
+        f"A sweep at scale {scale.scale}",
+        table,
+        f"{cells} cells: {len(grid.contenders)} contenders at batch sizes {', '.join(map(str, grid.batch_sizes))}.",
+        f"{grid.prompts} prompts of {', '.join(names)}; one lap that is watched and {grid.repeats} that are timed.",
+        f"At most {tokens:,} tokens, every answer as long as it may be: {tokens / rate / 3600:.1f} hours at "
+        f"{rate:,.0f} tokens per second ({scale.assumptions.source}). An estimate, not a measurement.",
+    ]

@@ -1,0 +1,192 @@
+"""A sweep's grid: which contenders meet at which batch sizes on which questions, read from a YAML file.
+
+    batch_sizes: [1, 4]
+    prompts: 24             # from all benchmarks alike
+    repeats: 5
+    contenders:
+      - {method: ar, stage: mars, name: ar}
+      - {method: mars, stage: mars, block_size: 4, threshold: [one, 0.95, 0.9]}
+
+A list among a contender's settings stands for as many contenders; several lists for all their combinations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from importlib import resources
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from marsbench.errors import UserError, unknown_name
+from marsbench.methods import METHODS, Options, check_options
+from marsbench.running.plans import TrainedStage
+from marsbench.training.stages import stage
+
+BASELINES = ("ar", "hf-generate")  # contenders by these names run in every race
+DTYPES = ("float32", "bfloat16", "float16")
+_OWN = ("name", "method", "stage", "draft", "threshold", "trained_block_size")
+_SETTINGS = {field.name for field in fields(Options)} - {"mask_id", "draft", "heads"}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A contender of a grid: a method on a stage's checkpoint."""
+
+    name: str
+    stage: str
+    method: str
+    options: Mapping[str, Any]
+    threshold: float | None = None
+    draft: str | None = None  # stage of the draft model
+    trained_block_size: int = 4  # B that the checkpoint was trained with, where its training had one
+
+    @property
+    def shown(self) -> dict[str, Any]:
+        """The options and the threshold, as rows show them."""
+        return {**self.options, **({} if self.threshold is None else {"threshold": self.threshold})}
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Everything that a sweep measures."""
+
+    contenders: tuple[Entry, ...]
+    batch_sizes: tuple[int, ...]
+    prompts: int
+    repeats: int
+    benchmarks: tuple[str, ...] = ()  # none = the scale's own
+    max_new_tokens: int | None = None  # None = the scale's
+    dtype: str = "float32"  # of weights and caches
+    timeout_s: float = 900.0  # of one contender for one lap at one batch size
+    positions: int = 1024  # also time forward passes of up to so many positions; 0 = none
+
+    @property
+    def checkpoints(self) -> list[TrainedStage]:
+        """What the contenders and their draft models are, each once."""
+        found = [
+            TrainedStage.of(name, entry.trained_block_size)
+            for entry in self.contenders
+            for name in (entry.stage, entry.draft)
+            if name
+        ]
+        return list(dict.fromkeys(found))
+
+    def part(self, shard: tuple[int, int]) -> Grid:
+        """The baselines and every nth of the other contenders, for one of several machines."""
+        others = [entry for entry in self.contenders if entry.name not in BASELINES]
+        mine = others[shard[0] - 1 :: shard[1]]
+        chosen = tuple(entry for entry in self.contenders if entry.name in BASELINES or entry in mine)
+        return replace(self, contenders=chosen)
+
+
+def shipped_grid(scale: str) -> Path:
+    """The grid that comes with a scale."""
+    with resources.as_file(resources.files("marsbench.presets") / "grids" / f"{scale}.yaml") as file:
+        return file
+
+
+def read_grid(file: Path, *, quick: bool = False) -> Grid:
+    """A grid from its file; `quick` takes what the file says under `quick` in place of the full settings.
+
+    Raises:
+        UserError: the file is missing or no YAML, or a setting is unknown or out of range; it says which.
+    """
+    try:
+        settings = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise UserError("there is no such grid", where=str(file), fix="give a YAML file with --grid") from error
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UserError(f"not a YAML file: {error}", where=str(file), fix="mend it there") from error
+    try:
+        return _grid(settings, quick)
+    except UserError as error:
+        raise UserError(
+            error.what, where=f"{file}{f', {error.where}' if error.where else ''}", fix=error.fix
+        ) from error
+
+
+def _grid(settings: Any, quick: bool) -> Grid:
+    if not isinstance(settings, dict) or not isinstance(settings.get("contenders"), list):
+        raise UserError("a grid has settings and a list of contenders", fix="see marsbench/presets/grids/tiny.yaml")
+    settings = dict(settings)
+    smaller = settings.pop("quick", {})
+    settings |= smaller if quick else {}
+    known = [field.name for field in fields(Grid)]
+    for name in settings:
+        if name not in known:
+            raise unknown_name("setting", str(name), [*known, "quick"])
+    for name in ("batch_sizes", "prompts", "repeats"):
+        if name not in settings:
+            raise UserError(f"the grid does not say {name}", fix=f"add a line for {name}")
+    entries = [entry for number, given in enumerate(settings["contenders"], 1) for entry in _entries(given, number)]
+    _check_names(entries)
+    batch_sizes = tuple(settings["batch_sizes"])
+    counts = (*batch_sizes, settings["prompts"], settings["repeats"])
+    if not batch_sizes or any(type(count) is not int or count < 1 for count in counts):
+        raise UserError("batch sizes, prompts and repeats are whole numbers from 1", fix="mend them")
+    if settings.get("dtype", DTYPES[0]) not in DTYPES:
+        raise unknown_name("dtype", str(settings["dtype"]), list(DTYPES))
+    chosen = {"contenders": tuple(entries), "batch_sizes": batch_sizes}
+    return Grid(**{**settings, **chosen, "benchmarks": tuple(settings.get("benchmarks") or ())})
+
+
+def _check_names(entries: list[Entry]) -> None:
+    names = [entry.name for entry in entries]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise UserError(f"two contenders are called {twice[0]!r}", fix="give one of them another `name`")
+    if "ar" not in names:
+        raise UserError("no contender is called 'ar'", fix="add one: speed-ups are relative to it")
+
+
+def _entries(given: Any, number: int) -> Iterator[Entry]:
+    """The contenders that an item of the list stands for."""
+    where = f"contender {number}"
+    if not isinstance(given, dict) or "method" not in given or "stage" not in given:
+        raise UserError("a contender needs a method and a stage", where=where, fix="add them")
+    lists = {name: value if isinstance(value, list) else [value] for name, value in given.items()}
+    for values in product(*lists.values()):
+        varied = [name for name, choices in lists.items() if len(choices) > 1]
+        yield _entry(dict(zip(lists, values, strict=True)), varied, where)
+
+
+def _entry(given: dict[str, Any], varied: list[str], where: str) -> Entry:
+    for name in given:
+        if name not in _OWN and name not in _SETTINGS:
+            raise UserError(f"unknown setting {name!r}", where=where, fix=f"known ones: {', '.join(sorted(_SETTINGS))}")
+    method, options = given["method"], {name: value for name, value in given.items() if name in _SETTINGS}
+    try:
+        check_options(method, Options(mask_id=0, **options))
+        stage(given["stage"])
+        if given.get("draft"):
+            stage(given["draft"])
+    except UserError as error:
+        raise UserError(error.what, where=where, fix=error.fix) from error
+    threshold = None if given.get("threshold") == "one" else given.get("threshold")
+    if threshold is not None and not (METHODS[method].takes_threshold and isinstance(threshold, (int, float))):
+        raise UserError(f"method {method!r} cannot take threshold {threshold!r}", where=where, fix="leave it out")
+    name = ", ".join([str(given.get("name", method)), *[_said(one, given[one]) for one in varied]])
+    return Entry(
+        name=name,
+        stage=given["stage"],
+        method=method,
+        options=options,
+        threshold=threshold,
+        draft=given.get("draft"),
+        trained_block_size=given.get("trained_block_size", 4),
+    )
+
+
+_WORDS = {"threshold": "tau", "cache_block": "B_cache", "block_size": "window", "tree_width": "tree"}
+
+
+def _said(name: str, value: Any) -> str:
+    """A setting as part of a contender's name."""
+    return (
+        f"{_WORDS.get(name, name)} = {value:g}"
+        if isinstance(value, (int, float))
+        else f"{_WORDS.get(name, name)} = {value}"
+    )

@@ -1,0 +1,97 @@
+"""The position law: a step costs what its positions cost, however rows and windows share them.
+
+So the fastest window for a batch size follows from two measurements that need no race: what a step costs by its
+positions on this machine, and how many forwards each prompt takes with each window, which no batch size changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+
+from marsbench.rows.kinds import StepTimeRow, SweepRow
+
+
+@dataclass(frozen=True)
+class PositionLaw:
+    """Seconds of a step at some numbers of positions, ascending."""
+
+    positions: Sequence[int]
+    seconds: Sequence[float]
+
+    def seconds_at(self, positions: float) -> float:
+        """Seconds of a step: between two measured numbers of positions along a line, beyond the last in proportion."""
+        if positions > self.positions[-1]:
+            return self.seconds[-1] * positions / self.positions[-1]
+        return float(np.interp(positions, self.positions, self.seconds))
+
+    def positions_at(self, factor: float) -> float | None:
+        """From where on a step takes `factor` times as long as over one position; None if not within the measured."""
+        limit = factor * self.seconds[0]
+        above = [place for place, seconds in enumerate(self.seconds) if seconds > limit]
+        if not above:
+            return None
+        place = above[0]
+        return float(np.interp(limit, self.seconds[place - 1 : place + 1], self.positions[place - 1 : place + 1]))
+
+
+def position_law(row: StepTimeRow) -> PositionLaw:
+    """The law of a machine from a row: the median over repeats, and over the shapes that have as many positions."""
+    return law_of([rows * window for rows, window in zip(row.rows, row.window, strict=True)], row.seconds)
+
+
+def law_of(positions: Sequence[int], seconds: Sequence[Sequence[float]]) -> PositionLaw:
+    """The law of measured steps: for each, its positions and the seconds of every repeat."""
+    from scipy.optimize import isotonic_regression
+
+    found: dict[int, list[float]] = {}
+    for count, repeats in zip(positions, seconds, strict=True):
+        found.setdefault(count, []).append(median(repeats))
+    known = sorted(found)
+    # More positions never cost less: where they seem to, that is noise.
+    smooth = isotonic_regression([median(found[count]) for count in known])
+    return PositionLaw(known, [float(value) for value in smooth.x])
+
+
+@dataclass(frozen=True)
+class Work:
+    """What decoding some prompts by one method takes, whatever the batch size."""
+
+    emitted: int
+    row_forwards: Sequence[int]  # per prompt, its own forward included
+    positions: int  # entries of all windows
+    prompt_positions: int  # tokens of all prompts
+
+    @classmethod
+    def of(cls, row: SweepRow) -> Work:
+        """What a cell did."""
+        return cls(sum(row.emitted), row.row_forwards, row.positions, row.prompt_positions)
+
+    @property
+    def window(self) -> float:
+        """Mean width of a row's window."""
+        return self.positions / max(sum(self.row_forwards) - len(self.row_forwards), 1)
+
+
+def predicted_seconds(law: PositionLaw, work: Work, batch_size: int) -> float:
+    """Seconds that the work takes at a batch size; rows that are done leave their batch, whose steps become smaller."""
+    prompts, prompt = len(work.row_forwards), work.prompt_positions / len(work.row_forwards)
+    seconds = 0.0
+    for first in range(0, prompts, batch_size):
+        steps = np.asarray(work.row_forwards[first : first + batch_size]) - 1  # the prompt's forward comes on top
+        alive = [int((steps > number).sum()) for number in range(int(steps.max()))]
+        seconds += law.seconds_at(prompt * len(steps)) + sum(law.seconds_at(rows * work.window) for rows in alive)
+    return seconds
+
+
+def predicted_speed(law: PositionLaw, work: Work, batch_size: int) -> float:
+    """Tokens per second that the law expects."""
+    return work.emitted / predicted_seconds(law, work, batch_size)
+
+
+def fastest(law: PositionLaw, known: Mapping[str, Work], batch_size: int) -> str:
+    """The contender that the law expects to be fastest at a batch size."""
+    return max(known, key=lambda name: predicted_speed(law, known[name], batch_size))

@@ -1,0 +1,220 @@
+"""The clock: contenders decode the same prompts in turn, batch by batch, and only their ratios are believed.
+
+Absolute times depend on the machine and on the hour. So every batch of prompts is decoded by all contenders, one
+after the other, the one that goes first changing with every batch and lap; a ratio compares times of one lap.
+
+The first lap is watched and not timed: it yields the tokens, the work and the moments at which tokens came. The laps
+after it are timed and not watched; they must yield the same tokens.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from math import gcd
+from typing import Any
+
+import torch
+
+from marsbench.decoding.engine import Method, decode
+from marsbench.decoding.generation import Generation, Meter, Request
+from marsbench.decoding.outside import OutsideMethod
+from marsbench.racing.rounds import Round, RoundLog, Turn, Watched
+from marsbench.rows.kinds import Status
+
+# Called as a race goes on: (batches done, batches).
+Progress = Callable[[int, int], None]
+WATCHED = 0  # the number of the lap that is not timed
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One method on one model."""
+
+    name: str
+    model: Any
+    method: Method | OutsideMethod
+    threshold: float | None = None
+
+
+@dataclass
+class Stopwatch(Meter):
+    """A meter that also notes when each forward's tokens were there, by `time.perf_counter`."""
+
+    stamps: list[float] = field(default_factory=list)
+
+    def tick(self) -> None:
+        """Note the time."""
+        self.stamps.append(time.perf_counter())
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a race found of one contender; the lists but the first have an entry per prompt."""
+
+    seconds: list[float]  # of each timed lap
+    generations: list[Generation] = field(default_factory=list)
+    first_token: list[float] = field(default_factory=list)
+    last_token: list[float] = field(default_factory=list)
+    meter: Meter = field(default_factory=Meter)
+    peak_bytes: int | None = None
+    status: Status = "done"
+    reason: str = ""
+
+    @property
+    def emitted(self) -> int:
+        """Tokens up to EOS in one lap."""
+        return sum(generation.emitted for generation in self.generations)
+
+    @property
+    def row_forwards(self) -> int:
+        """Forward passes of the model, summed over the prompts."""
+        return sum(generation.forwards for generation in self.generations)
+
+
+@dataclass(frozen=True)
+class Race:
+    """Contenders, the prompts that they decode, and how."""
+
+    contenders: Sequence[Contender]
+    prompts: Sequence[Sequence[int]]
+    batch_size: int
+    max_new_tokens: int
+    eos_id: int
+    pad_id: int
+    laps: int  # timed ones
+    limit_s: float = float("inf")  # who takes longer than this in the lap that is watched drops out
+
+    @property
+    def batches(self) -> list[range]:
+        """The prompts of every batch, by index."""
+        count, size = len(self.prompts), self.batch_size
+        return [range(first, min(first + size, count)) for first in range(0, count, size)]
+
+    def run(self, log: RoundLog, progress: Progress = lambda done, total: None) -> dict[str, Outcome]:
+        """Run what the log lacks; contender -> outcome. A contender that raises an error drops out."""
+        places = [(lap, batch) for lap in range(self.laps + 1) for batch in range(len(self.batches))]
+        missing = [place for place in places if place not in log.rounds]
+        if missing:
+            self._warm_up()
+        for done, (lap, batch) in enumerate(missing, len(places) - len(missing)):
+            progress(done, len(places))
+            log.add(lap, batch, self._round(lap, batch, log))
+        return {one.name: self._outcome(log.turns(one.name)) for one in self.contenders}
+
+    def _warm_up(self) -> None:
+        """Every contender decodes a batch of each size that there is; who fails will fail again when it counts."""
+        for batch in {len(batch): batch for batch in self.batches}.values():
+            for contender in self.contenders:
+                with suppress(Exception):
+                    self._decode(contender, batch, None)
+
+    def _round(self, lap: int, batch: int, log: RoundLog) -> Round:
+        """All contenders that are still in the race, in an order that changes from round to round."""
+        racing = [one for one in self.contenders if one.name not in log.dropped_out]
+        order = [racing[place] for place in rotation(len(racing), lap * len(self.batches) + batch)]
+        return {one.name: self._turn(one, lap, batch, log) for one in order}
+
+    def _turn(self, contender: Contender, lap: int, batch: int, log: RoundLog) -> Turn:
+        watch = Stopwatch() if lap == WATCHED else None
+        try:
+            seconds, generations, started = self._timed(contender, self.batches[batch], watch)
+        except Exception as error:  # whatever it is, the others race on
+            _free_memory()
+            return Turn(0.0, "failed", f"{type(error).__name__}: {str(error).strip()}")
+        if watch is not None:
+            spent = seconds + sum(turn.seconds for turn in log.turns(contender.name).values())
+            if spent > self.limit_s:
+                return Turn(seconds, "timeout", f"more than {self.limit_s:g} s for {len(self.prompts)} prompts")
+            return Turn(seconds, watched=_watched(generations, watch, started))
+        known = log.rounds[WATCHED, batch][contender.name].watched
+        if known is None or known.generations != generations:
+            return Turn(seconds, "failed", "the same prompts did not give the same tokens twice")
+        return Turn(seconds)
+
+    def _timed(
+        self, contender: Contender, batch: range, watch: Stopwatch | None
+    ) -> tuple[float, list[Generation], float]:
+        """Decode a batch: seconds, generations, and when it began."""
+        if watch is not None and torch.cuda.is_available():
+            torch.cuda.reset_peak_memory_stats()
+        synchronize()
+        started = time.perf_counter()
+        generations = self._decode(contender, batch, watch)
+        synchronize()
+        return time.perf_counter() - started, generations, started
+
+    def _decode(self, contender: Contender, batch: range, meter: Meter | None) -> list[Generation]:
+        return decode(
+            contender.model,
+            contender.method,
+            [Request(self.prompts[index], self.max_new_tokens, contender.threshold) for index in batch],
+            eos_id=self.eos_id,
+            pad_id=self.pad_id,
+            batch_size=len(batch),
+            meter=meter,
+        )
+
+    def _outcome(self, turns: Mapping[tuple[int, int], Turn]) -> Outcome:
+        """Everything that a contender's turns say."""
+        for turn in turns.values():
+            if turn.status != "done":
+                return Outcome([], status=turn.status, reason=turn.reason)
+        batches = range(len(self.batches))
+        watched = [found for batch in batches if (found := turns[WATCHED, batch].watched) is not None]
+        peaks = [one.peak_bytes for one in watched if one.peak_bytes is not None]
+        return Outcome(
+            seconds=[sum(turns[lap, batch].seconds for batch in batches) for lap in range(1, self.laps + 1)],
+            generations=[generation for one in watched for generation in one.generations],
+            first_token=[seconds for one in watched for seconds in one.first_token],
+            last_token=[seconds for one in watched for seconds in one.last_token],
+            meter=_added(one.meter for one in watched),
+            peak_bytes=max(peaks, default=None),
+        )
+
+
+def rotation(count: int, number: int) -> list[int]:
+    """The order of `count` places in the round of that number.
+
+    Each round starts elsewhere and goes around with another stride, so that nobody always follows the same one: what a
+    contender leaves behind in caches and allocators must not always fall to the same other.
+    """
+    strides = [stride for stride in range(1, count + 1) if gcd(stride, count) == 1]
+    stride = strides[number % len(strides)] if strides else 1
+    return [(number + step * stride) % count for step in range(count)]
+
+
+def _watched(generations: list[Generation], watch: Stopwatch, started: float) -> Watched:
+    """A batch whose rows all joined at its first forward: when their tokens came, and the work."""
+    after = [stamp - started for stamp in watch.stamps]
+    return Watched(
+        generations,
+        [round(after[one.settled_by[0] - 1], 6) for one in generations],
+        [round(after[one.settled_by[-1] - 1], 6) for one in generations],
+        Meter(**{name: getattr(watch, name) for name in vars(Meter())}),
+        torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None,
+    )
+
+
+def _added(meters: Iterator[Meter]) -> Meter:
+    """The work of several batches together; the cache is the largest."""
+    whole = Meter()
+    for one in meters:
+        for name, value in vars(one).items():
+            known = getattr(whole, name)
+            setattr(whole, name, max(known, value) if name == "cache_bytes" else known + value)
+    return whole
+
+
+def _free_memory() -> None:
+    """Give back what a failed turn may still hold on the device."""
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def synchronize() -> None:
+    """Wait for the device."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()

@@ -1,0 +1,101 @@
+"""The rounds of a race on disk: what every contender did with every batch of prompts, lap by lap."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from marsbench.decoding.generation import Generation, Meter
+from marsbench.rows.kinds import Status
+
+
+@dataclass(frozen=True)
+class Watched:
+    """What a contender did with one batch of prompts; lists have an entry per prompt."""
+
+    generations: list[Generation]
+    first_token: list[float]  # seconds from the start of the batch to the prompt's first token
+    last_token: list[float]  # and to its last one
+    meter: Meter
+    peak_bytes: int | None  # the most that tensors held on the device, the model's included; None on a CPU
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One contender's turn at one batch of prompts."""
+
+    seconds: float
+    status: Status = "done"
+    reason: str = ""
+    watched: Watched | None = None  # in the lap that is watched
+
+
+Round = Mapping[str, Turn]  # contender -> its turn at a batch; who has dropped out is missing
+
+
+class RoundLog:
+    """The rounds of a race as they end, so that an interrupted race loses one round at most."""
+
+    def __init__(self, file: Path | None = None) -> None:
+        """Take up the rounds of a file; without one, they are kept in memory."""
+        self._file = file
+        self.contenders: list[str] = []  # who started, as far as a file says
+        self.rounds: dict[tuple[int, int], Round] = {}  # (lap, batch) -> round
+        self.dropped_out: set[str] = set()  # who has failed or taken too long
+        if file is not None and file.exists():
+            whole = 0
+            for line in file.read_bytes().splitlines(keepends=True):
+                if line.endswith(b"\n"):
+                    self._read(json.loads(line))
+                    whole += len(line)
+            os.truncate(file, whole)  # an interruption may have cut the last line short
+
+    def begin(self, contenders: Sequence[str]) -> None:
+        """Start a race anew with these contenders."""
+        self.contenders, self.rounds, self.dropped_out = list(contenders), {}, set()
+        if self._file is not None:
+            self._file.unlink(missing_ok=True)
+        self._write({"contenders": self.contenders})
+
+    def add(self, lap: int, batch: int, turns: Round) -> None:
+        """Keep a round; it is on disk when this returns."""
+        self._take(lap, batch, turns)
+        self._write({"lap": lap, "batch": batch, "turns": {name: asdict(turn) for name, turn in turns.items()}})
+
+    def _write(self, record: Mapping[str, Any]) -> None:
+        if self._file is None:
+            return
+        with self._file.open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps(record) + "\n")
+            stream.flush()
+            os.fsync(stream.fileno())
+
+    def _read(self, record: Mapping[str, Any]) -> None:
+        """Take up what a line of the file holds."""
+        if "contenders" in record:
+            self.contenders = record["contenders"]
+        else:
+            turns = {name: _turn_of(turn) for name, turn in record["turns"].items()}
+            self._take(record["lap"], record["batch"], turns)
+
+    def turns(self, name: str) -> dict[tuple[int, int], Turn]:
+        """One contender's turns, by lap and batch."""
+        return {place: turns[name] for place, turns in self.rounds.items() if name in turns}
+
+    def _take(self, lap: int, batch: int, turns: Round) -> None:
+        self.rounds[lap, batch] = turns
+        self.dropped_out |= {name for name, turn in turns.items() if turn.status != "done"}
+
+
+def _turn_of(record: Mapping[str, Any]) -> Turn:
+    """The turn that a log's line holds."""
+    watched = record["watched"]
+    if watched is not None:
+        generations = [Generation(**generation) for generation in watched["generations"]]
+        meter = {name: watched["meter"][name] for name in vars(Meter())}
+        watched = Watched(**{**watched, "generations": generations, "meter": Meter(**meter)})
+    return Turn(**{**record, "watched": watched})

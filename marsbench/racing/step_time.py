@@ -1,0 +1,110 @@
+"""What one step of the loop costs by the shape of its window, and how fast the machine copies memory."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+
+from marsbench.decoding.acceptance import no_threshold
+from marsbench.decoding.engine import Batch, context_length
+from marsbench.decoding.generation import Request
+from marsbench.decoding.rows import Accepted, Answer, Rows, Window
+from marsbench.decoding.windows import last, linear_window
+from marsbench.racing.race import synchronize
+
+_CONTEXT = 64  # tokens of every prompt
+_STEPS = 8  # timed together
+_REPEATS = 9
+_ROWS = (1, 4, 16, 64)
+_WINDOWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+_COPY_BYTES = 256 * 2**20  # far more than any cache holds
+
+
+class Shape(NamedTuple):
+    """Sequences in a batch, and entries of each of their windows."""
+
+    rows: int
+    window: int
+
+    @property
+    def positions(self) -> int:
+        """Entries of a step."""
+        return self.rows * self.window
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Seconds per step for each shape and repeat, and bytes copied per second for each repeat."""
+
+    context: int
+    shapes: list[Shape]
+    seconds: list[list[float]]
+    copied_per_second: list[float]
+
+
+@dataclass(frozen=True)
+class _Probe:
+    """One token per step from a window of a given width: what any method of that width costs at least."""
+
+    name: ClassVar[str] = "probe"
+
+    window: int
+
+    def bar(self, threshold: float | None) -> float:
+        return no_threshold(self.name, threshold)
+
+    def propose(self, rows: Rows) -> Window:
+        return linear_window(rows, masks=self.window - 1, mask_id=0)
+
+    def accept(self, rows: Rows, window: Window, answer: Answer) -> Accepted:
+        ids = answer.logits(slice(last(rows), None)).max(-1).indices[:, :1]
+        one = torch.ones_like(rows.length)
+        return Accepted.run(rows, ids, one, rows.length - rows.cached)
+
+
+def step_times(model: Any, positions: int, progress: Callable[[int, int], None]) -> StepTimes:
+    """Time every shape of up to so many positions that the model's context allows, in turn, several times over."""
+    room = context_length(model) - _CONTEXT - _STEPS - 1
+    shapes = [Shape(rows, width) for rows in _ROWS for width in _WINDOWS if rows * width <= positions and width < room]
+    seconds: list[list[float]] = [[] for _ in shapes]
+    copied: list[float] = []
+    for repeat in range(_REPEATS + 1):  # the first warms up
+        for number, shape in enumerate(shapes):
+            found = _step(model, shape)
+            if repeat:
+                seconds[number].append(found)
+            progress(repeat * len(shapes) + number, (_REPEATS + 1) * len(shapes))
+        if repeat:
+            copied.append(_copied_per_second(model.device))
+    return StepTimes(_CONTEXT, shapes, seconds, copied)
+
+
+def _step(model: Any, shape: Shape) -> float:
+    """Mean seconds of a step after the first one."""
+    vocabulary = model.get_input_embeddings().num_embeddings
+    prompt = [token % vocabulary for token in range(_CONTEXT)]
+    batch = Batch(model, _Probe(shape.window), eos_id=-1, pad_id=0, on_finished=lambda *_: None)
+    batch.join({row: Request(prompt, _STEPS + 3) for row in range(shape.rows)})
+    batch.step()
+    synchronize()
+    started = time.perf_counter()
+    for _ in range(_STEPS):
+        batch.step()
+    synchronize()
+    return (time.perf_counter() - started) / _STEPS
+
+
+def _copied_per_second(device: torch.device) -> float:
+    """Bytes that copying a large tensor reads and writes, per second."""
+    source = torch.ones(_COPY_BYTES // 4, device=device)
+    target = torch.empty_like(source)
+    target.copy_(source)
+    synchronize()
+    started = time.perf_counter()
+    target.copy_(source)
+    synchronize()
+    return 2 * _COPY_BYTES / (time.perf_counter() - started)

@@ -1,0 +1,179 @@
+"""Which window and threshold to use: the acceptance of each setting measured once, its speed by the position law."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from marsbench.decoding.engine import context_length
+from marsbench.methods.fitting import default_ids, fit
+from marsbench.progress import Reporter
+from marsbench.racing.grid import Entry
+from marsbench.racing.position_law import PositionLaw, Work, law_of, predicted_speed
+from marsbench.racing.questions import Questions
+from marsbench.racing.race import Contender, Outcome, Race
+from marsbench.racing.rounds import RoundLog
+from marsbench.racing.step_time import step_times
+from marsbench.statistics.intervals import Estimate, median_ratio
+from marsbench.training.checkpoints import Loaded
+
+THRESHOLDS = (0.95, 0.9, 0.8, 0.7, 0.6, 0.5)
+_ROWS = 16  # decoded at once while acceptance is measured
+_LAPS = 3  # of the race that checks the recommendation
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting and what is expected of it."""
+
+    entry: Entry
+    tokens_per_forward: float
+    points_lost: float  # of accuracy against `ar`
+    speed_up: float  # over `ar` at the wanted batch size, by the position law
+
+    @property
+    def options(self) -> str:
+        """As `marsbench decode` takes them."""
+        given = {"method": self.entry.method, **self.entry.shown}
+        return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in given.items())
+
+
+@dataclass(frozen=True)
+class Advice:
+    """The settings, the fastest expected first, the one to use, and what a race says of it."""
+
+    settings: list[Setting]
+    recommended: Setting
+    measured: Estimate | None  # its speed-up over `ar`; None where `ar` itself is recommended
+
+    def summary(self, batch_size: int, max_points_lost: float) -> str:
+        """The recommendation in words, with the options to type."""
+        best, condition = self.recommended, f"at batch size {batch_size}, losing at most {max_points_lost:g} points"
+        if self.measured is None:
+            return f"{condition}: nothing is expected to be faster than ar"
+        low, high = self.measured.interval.low, self.measured.interval.high
+        return (
+            f"{condition}: {best.options}\n"
+            f"expected {best.speed_up:.2f} times ar, raced {self.measured.value:.2f} [{low:.2f}, {high:.2f}]; "
+            f"{best.tokens_per_forward:.2f} tokens/forward, {best.points_lost:+.1f} points lost on these questions"
+        )
+
+
+def candidates(block_size: int) -> list[Entry]:
+    """The settings to choose from, for a checkpoint trained with that block size."""
+    windows = sorted({2, 3, 4, 5, block_size, block_size + 1, block_size + 2})
+    return [
+        Entry("ar", "", "ar", {}),
+        *[Entry(f"mars, tau = {tau:g}", "", "mars", {"block_size": block_size}, tau) for tau in THRESHOLDS],
+        *[_verified("linear", window, 0.5) for window in windows],
+        *[_verified("groups", window, None) for window in windows if window <= block_size],
+    ]
+
+
+def _verified(layout: str, window: int, threshold: float | None) -> Entry:
+    said = "" if threshold is None else f", tau = {threshold:g}"
+    options = {"layout": layout, "block_size": window}
+    return Entry(f"mars-verified, {layout}, window = {window}{said}", "", "mars-verified", options, threshold)
+
+
+def tune(
+    loaded: Loaded,
+    questions: Questions,
+    *,
+    block_size: int,
+    batch_size: int,
+    max_points_lost: float,
+    max_new_tokens: int,
+    positions: int,
+    reporter: Reporter,
+) -> Advice:
+    """Recommend a setting.
+
+    Args:
+        loaded: a MARS checkpoint.
+        questions: what accuracy and acceptance are measured on.
+        block_size: B of its training.
+        batch_size: the batch size to be fast at.
+        max_points_lost: points of accuracy that may be lost against `ar`.
+        max_new_tokens: limit of every answer.
+        positions: how large the forward passes are that are timed, at most.
+        reporter: told of the progress.
+    """
+    with reporter.bar("timing forward passes by their shape") as bar:
+        times = step_times(loaded.model, positions, bar.update)
+    law = law_of([shape.positions for shape in times.shapes], times.seconds)
+    course = _Course(loaded, questions, max_new_tokens)
+    entries = candidates(block_size)
+    with reporter.bar(f"measuring the acceptance of {len(entries)} settings") as bar:
+        found = course.race(entries, _ROWS, laps=0).run(RoundLog(), bar.update)
+    settings = _settings(law, entries, found, course, batch_size)
+    allowed = [setting for setting in settings if setting.points_lost <= max_points_lost]
+    best = max(allowed, key=lambda setting: setting.speed_up)
+    if best.entry.name == "ar":
+        return Advice(settings, best, None)
+    with reporter.bar(f"racing {best.entry.name} against ar") as bar:
+        raced = course.race([entries[0], best.entry], batch_size, laps=_LAPS).run(RoundLog(), bar.update)
+    ar, chosen = raced["ar"], raced[best.entry.name]
+    ratio = median_ratio(
+        [seconds * chosen.emitted for seconds in ar.seconds], [seconds * ar.emitted for seconds in chosen.seconds]
+    )
+    return Advice(settings, best, ratio)
+
+
+def _settings(
+    law: PositionLaw, entries: Sequence[Entry], found: dict[str, Outcome], course: _Course, batch_size: int
+) -> list[Setting]:
+    """What the law and the watched generations say of every setting, the fastest first."""
+    ar = found["ar"]
+    slowest, right = predicted_speed(law, _work(ar), batch_size), course.accuracy(ar)
+    settings = [
+        Setting(
+            entry,
+            one.emitted / one.row_forwards,
+            100 * (right - course.accuracy(one)),
+            predicted_speed(law, _work(one), batch_size) / slowest,
+        )
+        for entry in entries
+        if (one := found[entry.name]).status == "done"
+    ]
+    return sorted(settings, key=lambda setting: -setting.speed_up)
+
+
+def _work(outcome: Outcome) -> Work:
+    forwards = [one.forwards for one in outcome.generations]
+    return Work(outcome.emitted, forwards, outcome.meter.positions, outcome.meter.prompt_positions)
+
+
+@dataclass(frozen=True)
+class _Course:
+    """What all settings run on."""
+
+    loaded: Loaded
+    questions: Questions
+    max_new_tokens: int
+
+    def race(self, entries: Sequence[Entry], batch_size: int, *, laps: int) -> Race:
+        """A race of settings; without laps, it is only watched."""
+        room = context_length(self.loaded.model) - self.max_new_tokens
+        eos_id, pad_id = default_ids(self.loaded, None, None)
+        return Race(
+            [self._contender(entry) for entry in entries],
+            self.questions.prompts(self.loaded.tokenizer, room),
+            batch_size=batch_size,
+            max_new_tokens=self.max_new_tokens,
+            eos_id=eos_id,
+            pad_id=pad_id,
+            laps=laps,
+        )
+
+    def _contender(self, entry: Entry) -> Contender:
+        method = fit(entry.method, self.loaded, **entry.options)
+        return Contender(entry.name, self.loaded.model, method, entry.threshold)
+
+    def accuracy(self, outcome: Outcome) -> float:
+        """The share of right answers; there are as many questions of every benchmark."""
+        tokenizer: Any = self.loaded.tokenizer
+        texts = [str(tokenizer.decode(one.tokens, skip_special_tokens=True)) for one in outcome.generations]
+        correct = self.questions.score(texts)
+        return sum(correct) / len(correct)

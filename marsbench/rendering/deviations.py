@@ -1,0 +1,56 @@
+"""What every page says of where this run departs from the paper."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from marsbench.rows.kinds import EvaluationRow, Row
+
+SMALL_SCALES = ("micro", "tiny")
+
+MINI_DEVIATIONS: tuple[str, ...] = (
+    "An embedded world of six generated benchmarks stands in for the six real ones.",
+    "All mini benchmarks are 0-shot, BBH too (the paper: 3-shot).",
+)
+REAL_DEVIATIONS: tuple[str, ...] = (
+    "GSM8K, BBH and GPQA are scored by reading the answer wherever it stands. lm-eval's stock filters (`strict`) drop "
+    "the last character of an answer that no full stop follows, and BBH's stop string `Q` cuts answers such as `(Q)`.",
+    "MMLU-Pro: an answer that names no option is wrong; MMLU-Pro's authors credit it with a random guess.",
+    "IFEval's checker draws what a document leaves open (keys 1122 and 1129) from the document's key, GPQA's choices "
+    "stand in an order drawn from the question: both change from run to run in the stock tasks.",
+    "HumanEval is scored on EvalPlus's version of its tests, in a sandbox.",
+    "Every method generates to EOS or the limit; stop strings cut the text afterwards.",
+)
+SMALL_DEVIATIONS: tuple[str, ...] = (
+    "The model has about a million parameters and is trained from scratch on the spot; it is not Qwen2.5.",
+    "SFT conversations are generated, not taken from Dolci-Instruct-SFT.",
+    "Answers end at a limit below the paper's 256 tokens.",
+    "Fine-tuning follows a short pretraining at a rate of the same order: what no loss holds in place is forgotten, so "
+    "that recipes without the SFT loss lose far more here than the paper's do.",
+)
+NO_SFT_DEVIATION = (
+    '"MARS w/o SFT loss" drops that loss and changes nothing else (`ar_weight = 0`); the authors\' released '
+    "ablation also switches on 1/t weights."
+)
+BOTH_ABLATIONS_DEVIATION = (
+    '"MARS w/o SFT loss, as released" also weighs every sequence by 1/t for a random t, as the authors\' released '
+    'ablation does; "MARS w/o SFT loss" drops that loss and changes nothing else (`ar_weight = 0`).'
+)
+COMMON_DEVIATIONS: tuple[str, ...] = (
+    "This page is of one training seed: its intervals cover the draw of questions, not the luck of training.",
+    "Tokens per forward pass are counted per answer, up to and with EOS; nothing after it counts.",
+)
+
+
+def deviations_section(rows: Sequence[Row], scale: str, own: Sequence[str]) -> str:
+    """All known deviations behind rows of one scale; `own` are those of this page alone."""
+    benchmarks = {row.benchmark for row in rows if isinstance(row, EvaluationRow)}
+    mini = {name for name in benchmarks if name.startswith("mini_")}
+    known = [
+        *(MINI_DEVIATIONS if mini or not benchmarks else ()),
+        *(REAL_DEVIATIONS if benchmarks - mini else ()),
+        *(SMALL_DEVIATIONS if scale in SMALL_SCALES else ()),
+        *own,
+        *COMMON_DEVIATIONS,
+    ]
+    return "\n".join(["## Known deviations from the paper", "", *[f"- {sentence}" for sentence in known]])

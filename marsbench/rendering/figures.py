@@ -1,0 +1,148 @@
+"""The figures of reports. The same rows give the same bytes: no date, no random names, no global state."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from math import isfinite
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from marsbench.files import write_atomically
+from marsbench.findings.cells import Cells, columns, done_cells
+from marsbench.rows.kinds import EvaluationRow
+from marsbench.running.plans import TablePlan
+from marsbench.statistics.intervals import Estimate, Interval, accuracy, mean_of_benchmarks, tokens_per_forward
+
+if TYPE_CHECKING:  # a study is read without drawing anything
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Okabe and Ito's palette, safe for colour-blind readers, with grey in place of its yellow, which fades on white, and
+# Tol's wine, indigo and sand after them.
+COLOURS = (
+    "#999999", "#000000", "#56B4E9", "#E69F00", "#CC79A7", "#0072B2", "#D55E00", "#009E73", "#882255", "#332288",
+    "#DDCC77",
+)  # fmt: skip
+MARKERS = ("o", "s", "D", "^", "v", "P", "X", "*", "d", "<", ">")  # told apart in black and white too
+FORMATS = {"png": {"Software": None}, "svg": {"Date": None, "Creator": None}}  # metadata that could vary
+GROUP_WIDTH = 0.8  # of the room for one benchmark
+
+
+class Quantity(NamedTuple):
+    """What a figure draws of every cell."""
+
+    label: str
+    of: Callable[[EvaluationRow], Estimate]
+    factor: float  # 100 makes percent of fractions
+    limits: tuple[float, float] | None  # of the axis; None = what the values need
+
+
+ACCURACY = Quantity("accuracy in %", lambda row: accuracy(row.correct), 100.0, (-2.0, 102.0))  # whole markers
+SPEED = Quantity("tokens per forward pass", lambda row: tokens_per_forward(row.emitted, row.forwards), 1.0, None)
+
+
+@contextmanager
+def drawn_alike() -> Iterator[None]:
+    """Figures made and saved in a `with` block look the same whoever draws them, down to the bytes."""
+    import matplotlib
+
+    with matplotlib.rc_context({"svg.hashsalt": "marsbench", "font.size": 9.0}):
+        yield
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """An empty figure of a size in inches."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def accuracy_figure(cells: Cells, plan: TablePlan, path_stem: Path) -> list[Path]:
+    """Draw accuracy per benchmark and arm, and the mean over benchmarks, with 95 % intervals.
+
+    Args:
+        cells: of one scale; arms and benchmarks without a `done` row are left blank.
+        plan: whose arms and benchmarks to draw.
+        path_stem: the files to write, less `.png` and `.svg`.
+    """
+    return _figure(ACCURACY, cells, plan, path_stem)
+
+
+def speed_figure(cells: Cells, plan: TablePlan, path_stem: Path) -> list[Path]:
+    """Draw tokens per forward pass alike."""
+    return _figure(SPEED, cells, plan, path_stem)
+
+
+def _figure(quantity: Quantity, cells: Cells, plan: TablePlan, path_stem: Path) -> list[Path]:
+    benchmarks = columns(plan)
+    with drawn_alike():
+        figure = new_figure(10.5, 4.8)
+        axes = figure.subplots()
+        for position, arm in enumerate(plan.arms):
+            shift = GROUP_WIDTH * ((position + 0.5) / len(plan.arms) - 0.5)
+            estimates = _estimates(quantity, cells, arm.name, list(benchmarks))
+            _draw_arm(axes, quantity, estimates, shift, position, arm.label)
+        _dress(axes, quantity, [*benchmarks.values(), "Average"])
+        figure.legend(loc="outside lower center", ncols=3, frameon=False)
+        return save(figure, path_stem)
+
+
+def _estimates(quantity: Quantity, cells: Cells, arm: str, benchmarks: Sequence[str]) -> dict[int, Estimate]:
+    """Place on the x axis -> estimate; the mean comes last, and only if no benchmark is missing."""
+    done = done_cells(cells, arm)
+    found = {place: quantity.of(done[name]) for place, name in enumerate(benchmarks) if name in done}
+    if len(found) == len(benchmarks):
+        found[len(benchmarks)] = mean_of_benchmarks(list(found.values()))
+    return found
+
+
+def _draw_arm(
+    axes: Axes, quantity: Quantity, estimates: Mapping[int, Estimate], shift: float, position: int, name: str
+) -> None:
+    axes.errorbar(
+        [place + shift for place in estimates],
+        [quantity.factor * estimate.value for estimate in estimates.values()],
+        yerr=error_bars(list(estimates.values()), quantity.factor),
+        fmt=MARKERS[position % len(MARKERS)],
+        color=COLOURS[position % len(COLOURS)],
+        markersize=5.5,
+        elinewidth=1.2,
+        label=name,
+    )
+
+
+def error_bars(estimates: Sequence[Estimate], factor: float) -> list[list[float]]:
+    """The lengths of error bars downwards and upwards; a single value that shows no spread gets none."""
+    bounded = [e.interval if isfinite(e.interval.half_width) else Interval(e.value, e.value) for e in estimates]
+    return [
+        [factor * max(e.value - limits.low, 0.0) for e, limits in zip(estimates, bounded, strict=True)],
+        [factor * max(limits.high - e.value, 0.0) for e, limits in zip(estimates, bounded, strict=True)],
+    ]
+
+
+def _dress(axes: Axes, quantity: Quantity, labels: Sequence[str]) -> None:
+    """Label both axes; bands keep the groups apart, and a line the mean from its parts."""
+    axes.set_xticks(range(len(labels)), labels)
+    axes.set_xlim(-0.5, len(labels) - 0.5)
+    if quantity.limits:
+        axes.set_ylim(*quantity.limits)
+    axes.set_ylabel(f"{quantity.label} (bars: 95 % interval)")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(axis="x", length=0)
+    axes.grid(axis="y", color="0.88", linewidth=0.6)
+    axes.set_axisbelow(True)
+    for place in range(0, len(labels), 2):
+        axes.axvspan(place - 0.5, place + 0.5, color="0.96", linewidth=0, zorder=0)
+    axes.axvline(len(labels) - 1.5, color="0.4", linewidth=0.8)
+
+
+def save(figure: Figure, path_stem: Path) -> list[Path]:
+    """Write a figure as PNG and SVG; `path_stem` lacks the extension."""
+    paths = []
+    for extension, metadata in FORMATS.items():
+        drawing = io.BytesIO()
+        figure.savefig(drawing, format=extension, dpi=150, metadata=metadata)
+        paths.append(write_atomically(path_stem.with_name(f"{path_stem.name}.{extension}"), drawing.getvalue()))
+    return paths

@@ -1,0 +1,150 @@
+"""What was measured: accuracy and speed of every line of a table, and why a cell has no numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from marsbench.findings.cells import Cells, columns, done_cells
+from marsbench.findings.in_words import one_line, plus_minus
+from marsbench.rendering.markdown import table
+from marsbench.rows.kinds import EvaluationRow
+from marsbench.running.plans import Arm, TablePlan
+from marsbench.statistics.intervals import Estimate, accuracy, mean_of_benchmarks, tokens_per_forward
+
+HOW_TO_READ_ACCURACY = (
+    "Accuracy in % ± half of the 95 % interval. Benchmarks weigh the same in the average and in tokens/forward."
+)
+HOW_TO_READ_THE_CELLS = (
+    f"{HOW_TO_READ_ACCURACY} Lines with tau accept tokens from the left while their confidence reaches tau, the "
+    "others exactly one token per forward pass."
+)
+HOW_TO_READ_INCOMPLETE_AVERAGES = (
+    'An average with a count such as "(5 of 6)" is over so many benchmarks, those that the line was measured on. It '
+    "compares only with an average over the same ones."
+)
+
+
+def accuracy_table(cells: Cells, plan: TablePlan) -> str:
+    """Accuracy per line and benchmark, with the averages of accuracy and of tokens per forward pass."""
+    head = ["", *columns(plan).values(), "Average", "tokens/forward"]
+    lines = [_question_counts(cells, plan), *[[arm.label, *_accuracy_line(cells, plan, arm)] for arm in plan.arms]]
+    return "\n\n".join([table(head, lines), *_incomplete_note(cells, plan)])
+
+
+def speed_table(cells: Cells, plan: TablePlan) -> str:
+    """Tokens per forward pass per line and benchmark."""
+    head = ["", *columns(plan).values(), "Average"]
+    lines = []
+    for arm in plan.arms:
+        speeds = [speed_cell(cells.get((arm.name, name))) for name in columns(plan)]
+        lines.append([arm.label, *speeds, averages(cells, plan, arm)[1]])
+    return "Tokens per forward pass:\n\n" + table(head, lines)
+
+
+def accuracy_cell(row: EvaluationRow | None) -> str:
+    """Accuracy in %, or why there is none."""
+    if row is None:
+        return "not run"
+    return plus_minus(accuracy(row.correct), 1, factor=100) if row.status == "done" else row.status
+
+
+def speed_cell(row: EvaluationRow | None) -> str:
+    """Tokens per forward pass, or why there are none."""
+    if row is None:
+        return "not run"
+    return plus_minus(speed(row), 2) if row.status == "done" else row.status
+
+
+def speed(row: EvaluationRow) -> Estimate:
+    """Tokens per forward pass of one cell."""
+    return tokens_per_forward(row.emitted, row.forwards)
+
+
+def averages(cells: Cells, plan: TablePlan, arm: Arm) -> tuple[str, str]:
+    """Average accuracy in % and tokens per forward pass of a line; where not over all benchmarks, it says so."""
+    done = done_cells(cells, arm.name)
+    if not done:
+        return "n/a", "n/a"
+    count = "" if len(done) == len(columns(plan)) else f" ({len(done)} of {len(columns(plan))})"
+    mean = mean_of_benchmarks([accuracy(row.correct) for row in done.values()])
+    mean_speed = mean_of_benchmarks([speed(row) for row in done.values()])
+    return plus_minus(mean, 1, factor=100) + count, plus_minus(mean_speed, 2) + count
+
+
+def _accuracy_line(cells: Cells, plan: TablePlan, arm: Arm) -> list[str]:
+    return [*[accuracy_cell(cells.get((arm.name, name))) for name in columns(plan)], *averages(cells, plan, arm)]
+
+
+def _incomplete_note(cells: Cells, plan: TablePlan) -> list[str]:
+    counts = {len(done_cells(cells, arm.name)) for arm in plan.arms}
+    return [HOW_TO_READ_INCOMPLETE_AVERAGES] if counts - {0, len(columns(plan))} else []
+
+
+def question_counts(cells: Cells, plan: TablePlan) -> dict[str, str]:
+    """Benchmark -> the number of answers behind its column; several numbers where lines differ."""
+    found: dict[str, set[int]] = {name: set() for name in columns(plan)}
+    for arm in plan.arms:
+        for name, row in done_cells(cells, arm.name).items():
+            found[name].add(len(row.correct))
+    return {name: "/".join(map(str, sorted(counts))) for name, counts in found.items()}
+
+
+def _question_counts(cells: Cells, plan: TablePlan) -> list[str]:
+    return ["questions", *question_counts(cells, plan).values(), "", ""]
+
+
+def reasons(cells: Cells, plan: TablePlan) -> str:
+    """Why cells have no numbers; those that share a reason share a line."""
+    arms: dict[tuple[str, str, str], list[str]] = {}  # status, reason, benchmark -> arms
+    for name, head in columns(plan).items():
+        for arm in plan.arms:
+            row = cells.get((arm.name, name))
+            if row is not None and row.status != "done":
+                arms.setdefault((row.status, one_line(row.reason), head), []).append(arm.label)
+    benchmarks: dict[tuple[str, str, tuple[str, ...]], list[str]] = {}
+    for (status, reason, head), labels in arms.items():
+        benchmarks.setdefault((status, reason, tuple(labels)), []).append(head)
+    lines = [
+        f"- {status}: {reason} ({', '.join(heads)}: {_all_or_some(labels, plan)})"
+        for (status, reason, labels), heads in benchmarks.items()
+    ]
+    return "\n".join(lines)
+
+
+def _all_or_some(labels: Sequence[str], plan: TablePlan) -> str:
+    return "every line" if len(labels) == len(plan.arms) else "; ".join(labels)
+
+
+def other_scores(cells: Cells, plan: TablePlan) -> str:
+    """What the benchmarks report beside their accuracy."""
+    done = {arm.label: done_cells(cells, arm.name) for arm in plan.arms}
+    known = dict.fromkeys((name, score) for found in done.values() for name in found for score in found[name].others)
+    if not known:
+        return ""
+    heads = [f"{columns(plan)[name]} {score}" for name, score in known]
+    lines = [[label, *[_other(found.get(name), score) for name, score in known]] for label, found in done.items()]
+    lead = "Other scores of the same answers, in %; `strict` is lm-eval's stock number:"
+    return f"{lead}\n\n{table(['', *heads], lines)}"
+
+
+def _other(row: EvaluationRow | None, score: str) -> str:
+    if row is None or score not in row.others:
+        return ""
+    parts = [part for value in row.others[score] for part in (value if isinstance(value, list) else [value])]
+    return plus_minus(accuracy(parts), 1, factor=100)
+
+
+def cut_answers(cells: Cells, plan: TablePlan) -> str:
+    """The share of answers without an end, for the arms that have any."""
+    lines = []
+    for arm in plan.arms:
+        done = done_cells(cells, arm.name)
+        if any(0 in row.finished for row in done.values()):
+            lines.append([arm.label, *[_cut_share(done.get(name)) for name in columns(plan)]])
+    if not lines:
+        return ""
+    return "Answers cut at the token limit, in %:\n\n" + table(["", *columns(plan).values()], lines)
+
+
+def _cut_share(row: EvaluationRow | None) -> str:
+    return f"{100 * row.finished.count(0) / len(row.finished):.1f}" if row else ""

@@ -1,0 +1,197 @@
+"""The sections of every report on trained checkpoints: its opening, what training took, how the page was made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import isfinite
+from typing import Any
+
+from marsbench.findings.cells import AR_OBJECTIVE, MARS_OBJECTIVE, latest_cells, latest_stages, latest_step_cost
+from marsbench.findings.in_words import bracketed, duration, one_line
+from marsbench.paper import published
+from marsbench.rendering.deviations import SMALL_SCALES
+from marsbench.rendering.markdown import table
+from marsbench.rows.kinds import EvaluationRow, Row, StepCostRow, TrainingRow
+from marsbench.running.plans import TablePlan, TrainedStage
+from marsbench.statistics.intervals import median_ratio
+
+
+def opening_section(plan: TablePlan, scale: str, what: str) -> str:
+    """The title, what was done, and what a small scale's results are not."""
+    first = plan.title.split()[0]
+    words = plan.title if first.isupper() else f"{plan.title[0].lower()}{plan.title[1:]}"  # "MARS" stays as it is
+    caveat = f" Results at scale {scale} test the mechanism; they are not Qwen numbers."
+    return f"# {plan.name} at scale {scale}: {words}\n\n{what}{caveat if scale in SMALL_SCALES else ''}"
+
+
+def training_section(rows: Sequence[Row], plan: TablePlan) -> str:
+    """What each stage of the plan took, and what a MARS step costs where the plan asks for it."""
+    trained = latest_stages(rows)
+    head = ["stage", "block size", "steps", "tokens", "wall time", "final loss", "parameters"]
+    stages = _stages(plan, trained)
+    lines = [_training_line(stage, trained.get(stage)) for stage in stages]
+    reasons = [
+        f"- {_in_words(stage, plan)}: {trained[stage].status}: {one_line(trained[stage].reason)}"
+        for stage in stages
+        if stage in trained and trained[stage].status != "done"
+    ]
+    cost = _step_cost(latest_step_cost(rows)) if plan.step_cost else ""
+    parts = ["## Training", table(head, lines), "\n".join(reasons), cost]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _stages(plan: TablePlan, trained: Mapping[TrainedStage, TrainingRow]) -> list[TrainedStage]:
+    """The stages behind a table: those trained only to start another from, then the plan's."""
+    return [*[stage for stage in trained if stage not in plan.stages], *plan.stages]
+
+
+def _in_words(trained: TrainedStage, plan: TablePlan) -> str:
+    """A stage, with its block size where the plan has it at several."""
+    several = sum(other.stage == trained.stage for other in plan.stages) > 1
+    return f"{trained.stage}, B = {trained.block_size}" if several else trained.stage
+
+
+def _training_line(trained: TrainedStage, row: TrainingRow | None) -> list[str]:
+    size = "" if trained.block_size is None else str(trained.block_size)
+    if row is None or row.status != "done":
+        return [trained.stage, size, "not run" if row is None else row.status, "", "", "", ""]
+    return [
+        trained.stage,
+        size,
+        f"{row.steps:,}",
+        f"{row.tokens:,}",
+        duration(row.seconds),
+        f"{row.loss:.3f}" if isfinite(row.loss) else "diverged",
+        f"{row.parameters:,}",
+    ]
+
+
+def _step_cost(row: StepCostRow | None) -> str:
+    """What a MARS step costs, in AR steps, beside what the paper's training hours come to."""
+    hours = {(item.method, item.scale): item.value for item in published("A", metric="train_h200_hours")}
+    ratios = sorted(hours["mars", scale] / hours["ar_sft", scale] for scale in ("0.5b", "7b"))
+    paper = f"Published: {ratios[0]:.1f} and {ratios[1]:.1f} times, from the GPU hours of whole runs."
+    if row is None:
+        return f"Cost of a MARS step: not run. {paper}"
+    if row.status != "done":
+        return f"Cost of a MARS step: {row.status}: {one_line(row.reason)}. {paper}"
+    cost = median_ratio(row.seconds[MARS_OBJECTIVE], row.seconds[AR_OBJECTIVE])
+    return (
+        f"A MARS step costs {cost.value:.2f} {bracketed(cost.interval, 2)} times an AR step: the median of "
+        f"{cost.n} paired ratios on the same batches, with a bootstrap 95 % interval. {paper}{_step_memory(row)}"
+    )
+
+
+def _step_memory(row: StepCostRow) -> str:
+    """What a MARS step must hold, in AR steps, where it was counted."""
+    if not row.memory:
+        return ""
+    memory = median_ratio(row.memory[MARS_OBJECTIVE], row.memory[AR_OBJECTIVE])
+    return (
+        f" It holds {memory.value:.2f} {bracketed(memory.interval, 2)} times the memory: weights, gradients, moments, "
+        "and what the forward pass keeps for the backward pass, on the same batches."
+    )
+
+
+def how_section(rows: Sequence[Row], plan: TablePlan, scale: str) -> str:
+    """Command, code, machine and time behind the rows that the report shows."""
+    shown: list[EvaluationRow | TrainingRow | StepCostRow] = [
+        *latest_cells(rows).values(),
+        *latest_stages(rows).values(),
+        *[cost for cost in [latest_step_cost(rows)] if cost],
+    ]
+    suffix = "" if scale == "tiny" else f" -- --scale {scale}"
+    command = f"`nox -s reproduce-{plan.key}{suffix}`"
+    facts = facts_section(shown, command, {"tokens per answer at most": _token_limits(rows)})
+    return "\n\n".join([facts, "Wall time by stage:", _wall_time(rows, plan)])
+
+
+def facts_section(rows: Sequence[Row], command: str, more: Mapping[str, str] | None = None) -> str:
+    """Command, code and machine behind rows; facts that are empty are left out."""
+    facts = {
+        "command": command,
+        **{name: _distinct(rows, reader) for name, reader in _FACTS.items()},
+        "measured": _dates(rows),
+        **(more or {}),
+    }
+    lines = [[name, value] for name, value in facts.items() if value]
+    return "\n\n".join(["## How this was made", table(["", ""], lines, text=(0, 1))])
+
+
+def _distinct(rows: Iterable[Row], reader: Callable[[Mapping[str, Any]], str]) -> str:
+    """What the rows' provenance says, each different answer once."""
+    return "; ".join(sorted({text for row in rows if (text := reader(row.provenance))}))
+
+
+def _text(name: str) -> Callable[[Mapping[str, Any]], str]:
+    return lambda provenance: str(provenance[name]) if provenance.get(name) is not None else ""
+
+
+def _commit(provenance: Mapping[str, Any]) -> str:
+    commit = str(provenance.get("commit") or "")[:12]
+    return f"{commit} with uncommitted changes" if commit and provenance.get("dirty") else commit
+
+
+def _versions(provenance: Mapping[str, Any]) -> str:
+    versions = dict(provenance.get("versions") or {})
+    return ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
+
+
+def _hardware(provenance: Mapping[str, Any]) -> str:
+    hardware = dict(provenance.get("hardware") or {})
+    cores, memory = hardware.get("cores"), hardware.get("memory_gib")
+    parts = [
+        hardware.get("cpu"),
+        f"{cores} cores" if cores else "",
+        f"{memory:.0f} GiB memory" if memory else "",
+        hardware.get("gpu") or ("no GPU" if "gpu" in hardware else ""),
+    ]
+    return ", ".join(str(part) for part in parts if part)
+
+
+_FACTS: dict[str, Callable[[Mapping[str, Any]], str]] = {
+    "commit": _commit,
+    "seed": _text("seed"),
+    "hardware": _hardware,
+    "threads": _text("threads"),
+    "waiting threads (`OMP_WAIT_POLICY`)": _text("wait_policy"),
+    "platform": _text("platform"),
+    "Python": _text("python"),
+    "versions": _versions,
+}
+
+
+def _dates(rows: Iterable[Row]) -> str:
+    dates = sorted(str(row.provenance["started"]) for row in rows if row.provenance.get("started"))
+    return " to ".join(dict.fromkeys([dates[0], dates[-1]])) if dates else ""
+
+
+def _token_limits(rows: Iterable[Row]) -> str:
+    """One number where all benchmarks have the same limit, else each benchmark's own."""
+    done = [row for row in latest_cells(rows).values() if row.status == "done"]
+    limits = sorted({(row.max_new_tokens, row.benchmark) for row in done})
+    if len({limit for limit, _ in limits}) == 1:
+        return str(limits[0][0])
+    return ", ".join(f"{benchmark} {limit}" for limit, benchmark in limits)
+
+
+def _wall_time(rows: Sequence[Row], plan: TablePlan) -> str:
+    """Seconds of training and of evaluation per stage, and their sums."""
+    trained, cells = latest_stages(rows), latest_cells(rows)
+    decoded_by = {arm.name: arm.trained for arm in plan.arms}
+    spent = {
+        _in_words(stage, plan): (
+            trained[stage].seconds if stage in trained else 0.0,
+            sum(row.seconds for row in cells.values() if decoded_by.get(row.arm) == stage),
+        )
+        for stage in _stages(plan, trained)
+    }
+    spent["total"] = (
+        sum(train for train, _ in spent.values()),
+        sum(evaluate for _, evaluate in spent.values()),
+    )
+    lines = [
+        [name, duration(train), duration(evaluate), duration(train + evaluate)]
+        for name, (train, evaluate) in spent.items()
+    ]
+    return table(["stage", "training", "evaluation", "together"], lines)

@@ -1,0 +1,111 @@
+"""Rows as a table for other tools: merged from several files, filtered, exported through pandas."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from marsbench.errors import UserError, unknown_name
+from marsbench.files import write_atomically
+from marsbench.rows.kinds import Row, to_json
+from marsbench.rows.store import read_rows, rows_text
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+FORMATS = (".csv", ".parquet", ".jsonl")
+
+
+def merged(files: Sequence[Path]) -> list[Row]:
+    """The rows of all files; of a cell that several of them hold, the last finished row, else the last."""
+    rows: dict[str, Row] = {}
+    for row in (row for file in files for row in read_rows(file)):
+        if row.key not in rows or row.status == "done" or rows[row.key].status != "done":
+            rows[row.key] = row
+    return list(rows.values())
+
+
+def matching(rows: Sequence[Row], conditions: Sequence[str]) -> list[Row]:
+    """The rows that meet all conditions, each FIELD=VALUE with a field as in the table, such as `options.threshold`.
+
+    Raises:
+        UserError: a condition is no FIELD=VALUE, or no row has such a field.
+    """
+    kept = list(rows)
+    for condition in conditions:
+        name, equals, value = condition.partition("=")
+        if not equals:
+            raise UserError(
+                f"{condition!r} is no condition", fix="write --where FIELD=VALUE, as in --where method=mars"
+            )
+        flat = [_flat(to_json(row)) for row in kept]
+        known = sorted({field for one in flat for field in one})
+        if kept and name not in known:
+            raise unknown_name("field", name, known)
+        kept = [row for row, one in zip(kept, flat, strict=True) if name in one and _same(one[name], value)]
+    return kept
+
+
+def _same(found: Any, wanted: str) -> bool:
+    """Whether a field holds a value given as text; numbers are compared as numbers."""
+    if isinstance(found, (int, float)) and not isinstance(found, bool):
+        try:
+            return float(wanted) == found
+        except ValueError:
+            return False
+    return str(found) == wanted
+
+
+def _flat(record: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A row's object without nesting: `options.threshold`, `provenance.commit`."""
+    flat: dict[str, Any] = {}
+    for name, value in record.items():
+        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return flat
+
+
+def frame(rows: Sequence[Row]) -> pd.DataFrame:
+    """One line per row, a column per field; lists stay lists."""
+    import pandas as pd
+
+    return pd.DataFrame([_flat(to_json(row)) for row in rows])
+
+
+def _as_text(value: Any) -> Any:
+    """A list as JSON, anything else as it is."""
+    return json.dumps(value) if isinstance(value, list) else value
+
+
+def _one_type(column: pd.Series[Any]) -> pd.Series[Any]:
+    """A column that Parquet can hold: where rows of different kinds disagree about its type, everything is JSON."""
+    values = [value for value in column if isinstance(value, list) or not _is_missing(value)]
+    lists = [value for value in values if isinstance(value, list)]
+    nested = any(isinstance(part, list) for value in lists for part in value)
+    if not nested and len(lists) in (0, len(values)):
+        return column
+    return column.map(lambda value: json.dumps(value) if isinstance(value, list) or not _is_missing(value) else None)
+
+
+def _is_missing(value: Any) -> bool:
+    """Whether a row has no such field: pandas puts NaN there."""
+    return value is None or value != value
+
+
+def export(rows: Sequence[Row], file: Path) -> Path:
+    """Write rows as CSV (lists as JSON), Parquet, or JSON Lines that this program reads again, by the file's name.
+
+    A Parquet column holds lists as they are, unless rows of different kinds disagree about its type: then JSON.
+    """
+    if file.suffix == ".jsonl":
+        return write_atomically(file, rows_text(rows).encode())
+    if file.suffix == ".parquet":
+        whole = io.BytesIO()
+        frame(rows).apply(_one_type).to_parquet(whole, index=False)
+        return write_atomically(file, whole.getvalue())
+    if file.suffix == ".csv":
+        table = frame(rows).map(_as_text)
+        return write_atomically(file, table.to_csv(index=False).encode())
+    raise unknown_name("kind of file", file.suffix or file.name, list(FORMATS))

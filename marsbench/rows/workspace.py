@@ -1,0 +1,117 @@
+"""Where a run keeps its things below one output folder."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from marsbench.errors import UserError
+from marsbench.training.stages import Recipe
+
+_FULL = 32 * 2**20  # bytes free below which a failed write is put down to a full disk
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """The folders of one scale: work in progress below `runs/`, what is worth keeping in `results/` and `reports/`."""
+
+    root: Path
+    scale: str
+    variant: str = ""  # what is measured where it is not the scale's own benchmarks in full at seed 0: "limit8-seed1"
+
+    @property
+    def runs(self) -> Path:
+        """Checkpoints, logged answers and rows; safe to delete, needed to resume."""
+        return self.root / "runs" / self.scale
+
+    @property
+    def row_file(self) -> Path:
+        """Every row measured here."""
+        return self.runs / "rows.jsonl"
+
+    @property
+    def reports(self) -> Path:
+        """The pages of this scale: `reports/` for the default scale, folders below it for the others and variants."""
+        default = self.scale == "tiny" and not self.variant
+        return self.root / "reports" if default else self.root / "reports" / self.scale / self.variant
+
+    def results(self, report: str) -> Path:
+        """The rows that a page is rendered from."""
+        return self.root / "results" / self.scale / self.variant / f"{report}.jsonl"
+
+    def variants(self) -> list[Workspace]:
+        """The same folders for everything of this scale that has rows, the scale's own benchmarks first."""
+        folder = self.root / "results" / self.scale
+        names = sorted(path.name for path in folder.glob("*") if path.is_dir())
+        return [replace(self, variant=name) for name in ("", *names)]
+
+    def seeds(self) -> dict[int, Workspace]:
+        """Training seed -> the folders of its rows, for those that have any; seed 0, which has this one's, always."""
+        numbers = [one.variant.removeprefix("seed") for one in self.variants() if one.variant.startswith("seed")]
+        others = sorted(int(number) for number in numbers if number.isdecimal())
+        return {0: self} | {seed: replace(self, variant=f"seed{seed}") for seed in others}
+
+    def checkpoint(self, recipe: Recipe) -> Path:
+        """A stage's finished checkpoint."""
+        return self.runs / "checkpoints" / recipe.name
+
+    def lock(self, recipe: Recipe) -> Path:
+        """Held by whoever trains a checkpoint."""
+        return self.runs / "locks" / f"{recipe.name}.lock"
+
+    def log(self, doing: str, stage: str, block_size: int | None) -> Path:
+        """What a process says that does something with a checkpoint beside others."""
+        return self.runs / "logs" / f"{doing}-{stage}{'' if block_size is None else f'-b{block_size}'}.log"
+
+    def answers(self, key: str, shard: tuple[int, int] = (1, 1)) -> Path:
+        """The logged answers of one cell, or of one shard of it."""
+        part = "" if shard == (1, 1) else f".{shard[0]}-of-{shard[1]}"
+        return self.runs / "answers" / f"{key}{part}.jsonl"
+
+    def shards(self, key: str) -> list[Path]:
+        """The logs of a cell's shards, as far as there are any."""
+        return sorted((self.runs / "answers").glob(f"{key}.*-of-*.jsonl"))
+
+    def race(self, name: str) -> Path:
+        """The rounds of a race that goes on."""
+        return self.runs / "races" / f"{name}.jsonl"
+
+    def samples(self, key: str) -> Path:
+        """What a cell of a sweep generated."""
+        return self.runs / "samples" / f"{key}.jsonl"
+
+    def check_writable(self) -> None:
+        """Refuse an output folder that cannot be written to, before any work is done."""
+        try:
+            self.runs.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=self.runs) as probe:
+                probe.write(b"\0" * 4096)
+                probe.flush()
+        except OSError as error:
+            raise UserError(
+                f"the output folder cannot be written to: {error.strerror}",
+                where=str(self.root),
+                fix="free space, mend its permissions, or choose another folder with --output",
+            ) from error
+
+
+@contextlib.contextmanager
+def full_disk_explained(folder: Path) -> Iterator[None]:
+    """Turn whatever a library raises on a full disk into one clear message."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        existing = next(path for path in [folder, *folder.parents] if path.exists())
+        if shutil.disk_usage(existing).free >= _FULL:
+            raise
+        raise UserError(
+            "the disk is full",
+            where=str(folder),
+            fix="free some space; the same command then goes on where it stopped",
+        ) from error

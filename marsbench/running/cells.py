@@ -1,0 +1,165 @@
+"""Cells: a line of a table on one benchmark, answered, scored and kept as a row."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import fields, replace
+from typing import Any
+
+from marsbench.decoding.engine import Method
+from marsbench.decoding.outside import OutsideMethod
+from marsbench.evaluation.benchmarks import benchmark, fingerprint
+from marsbench.evaluation.harness import AnswerLog, EngineModel, Exam, evaluate
+from marsbench.keys import content_hash, source_hash
+from marsbench.methods import Options, check_options
+from marsbench.methods.fitting import fit
+from marsbench.provenance import provenance
+from marsbench.rows.kinds import EvaluationRow
+from marsbench.rows.workspace import full_disk_explained
+from marsbench.running.checkpoints import Checkpoints
+from marsbench.running.plans import Arm, TrainedStage
+from marsbench.running.run import Run
+from marsbench.training.checkpoints import Loaded, default_device, load
+
+
+class Cells:
+    """Measures the cells of a run; holds nothing itself."""
+
+    def __init__(self, run: Run) -> None:
+        self._run, self._checkpoints = run, Checkpoints(run)
+
+    def cell(
+        self,
+        arm: Arm,
+        loaded: Loaded,
+        name: str,
+        draft: Loaded | None = None,
+        *,
+        questions: int | None = None,
+        title: str = "",
+    ) -> EvaluationRow:
+        """One arm on one benchmark; tables that ask the same share what was measured.
+
+        Args:
+            arm: what is decoded, and how.
+            loaded: its checkpoint.
+            name: the benchmark's.
+            draft: its draft model's checkpoint, where it has one.
+            questions: how many to ask at most; None = all.
+            title: what the cell is called on the terminal.
+        """
+        title = title or f"{arm.label}, {name}"
+        method = self.method(arm, loaded, draft)
+        key = self._key(arm, name, questions, loaded.weights, draft.weights if draft else None)
+        row, log = self._run.store.rows().get(key), self._run.workspace.answers(key)
+        if isinstance(row, EvaluationRow) and row.status == "done":
+            if not self._run.must_redo(key, f"{arm.label} on {name}", log):
+                return replace(row, arm=arm.name)  # another table's line may have measured it
+            for file in (log, *self._run.workspace.shards(key)):
+                file.unlink(missing_ok=True)
+        row = self._measure(arm, loaded, method, self._run.exam(name, questions).shard(*self._run.shard), key, title)
+        if self._run.is_whole:  # one shard's answers are logged, and make a row together with the others'
+            self._run.keep(row)
+        return row
+
+    def single(self, arm: Arm, name: str, checkpoint: str | None = None, draft: str | None = None) -> EvaluationRow:
+        """One benchmark on any checkpoint; without one, on the scale's own, trained now if need be."""
+        benchmark(name)
+        check_options(arm.method, Options(mask_id=0, **method_options(arm)))
+        with full_disk_explained(self._run.workspace.runs):
+            device = default_device()
+            companion = load(draft, device=device) if draft is not None else None
+            loaded = load(checkpoint, device=device) if checkpoint else self._checkpoints.load(*arm.trained)
+            return self.cell(arm, loaded, name, companion)
+
+    def is_measured(self, arm: Arm, name: str, questions: int | None) -> bool:
+        """Whether there is a row of an arm on a benchmark, decoded from the scale's own checkpoints of today."""
+        weights, draft = (self._own_weights(trained) for trained in (arm.trained, arm.draft))
+        row = self._run.store.rows().get(self._key(arm, name, questions, weights, draft))
+        return row is not None and row.status == "done"
+
+    def method(self, arm: Arm, loaded: Loaded, draft: Loaded | None = None) -> Method | OutsideMethod:
+        """An arm's method, with its options, fitted to its checkpoint."""
+        with self._checkpoints.others_may_fail(arm.trained):
+            return fit(arm.method, loaded, draft=draft, untrained_masks=arm.untrained_masks, **method_options(arm))
+
+    def skipped(self, arm: Arm, name: str, reason: str) -> EvaluationRow:
+        """The row of a cell without numbers."""
+        scale, origin = self._run.scale.scale, provenance(seed=self._run.seed)
+        key = content_hash({"skipped": [arm.name, name, scale, reason]})
+        identity = arm.name, arm.stage, arm.method, arm.options, name, benchmark(name).headline
+        return EvaluationRow(key, "skipped", reason, scale, *identity, provenance=origin)
+
+    def _own_weights(self, trained: TrainedStage | None) -> str | None:
+        """The hash of the weights of a stage's own checkpoint, None where there is none."""
+        record = self._checkpoints.record(trained) if trained else None
+        return record.weights if record else None
+
+    def _key(self, arm: Arm, name: str, questions: int | None, weights: str | None, draft: str | None) -> str:
+        """The key of everything that decides a cell's answers and scores."""
+        return content_hash(
+            {
+                "stage": arm.stage,
+                "method": arm.method,
+                "options": arm.options,
+                "benchmark": name,
+                "tasks": fingerprint(self._run.exam(name, questions).tasks),
+                "limit": self._run.questions(questions),
+                "max_new_tokens": self._run.scale.max_new_tokens,
+                "batch_size": self._run.scale.batch_size,
+                "weights": weights,
+                "draft": draft,
+                "engine": source_hash("decoding", "methods", "evaluation", "world"),
+            }
+        )
+
+    def _measure(
+        self, arm: Arm, loaded: Loaded, method: Method | OutsideMethod, exam: Exam, key: str, title: str
+    ) -> EvaluationRow:
+        """Answer and score; the answers of an interrupted run are taken up."""
+        origin, started = provenance(seed=self._run.seed), time.perf_counter()
+        workspace, scale, chosen = self._run.workspace, self._run.scale, exam.benchmark
+        log = AnswerLog(workspace.answers(key, self._run.shard), workspace.shards(key))
+        with self._run.reporter.bar(title) as bar:
+            model = EngineModel(
+                exam,
+                log,
+                loaded,
+                method,
+                threshold=arm.options.get("threshold"),
+                max_new_tokens=scale.max_new_tokens,
+                batch_size=scale.batch_size,
+                progress=bar.update,
+            )
+            scored = evaluate(model)
+        row = EvaluationRow(
+            key=key,
+            status="done",
+            reason="",
+            scale=scale.scale,
+            arm=arm.name,
+            stage=arm.stage,
+            method=arm.method,
+            options=arm.options,
+            benchmark=chosen.name,
+            metric=chosen.headline,
+            correct=scored.correct,
+            others={name: values for name, values in scored.scores.items() if name != chosen.headline},
+            emitted=[answer.emitted for answer in scored.answers],
+            forwards=[answer.forwards for answer in scored.answers],
+            finished=[int(answer.finished) for answer in scored.answers],
+            past_stop=[answer.past_stop for answer in scored.answers],
+            seconds=round(time.perf_counter() - started, 3),
+            max_new_tokens=scale.max_new_tokens,
+            checkpoint=loaded.weights,
+            provenance=origin,
+        )
+        share, speed = sum(row.correct) / len(row.correct), sum(row.emitted) / sum(row.forwards)
+        self._run.reporter.say(f"{title}: {share:.1%} of {len(row.correct)}, {speed:.2f} tokens/forward")
+        return row
+
+
+def method_options(arm: Arm) -> dict[str, Any]:
+    """Those of an arm's options that are the method's; the others go with every request, or name the draft's stage."""
+    names = {option.name for option in fields(Options)} - {"draft"}
+    return {name: value for name, value in arm.options.items() if name in names}

@@ -1,0 +1,212 @@
+"""The checkpoints of a run: which are there, which are trained now, which there cannot be."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from filelock import FileLock, Timeout
+
+from marsbench.errors import UserError
+from marsbench.evaluation.local_data import Unavailable
+from marsbench.presets import DEFAULT_BLOCK_SIZE
+from marsbench.progress import is_first_process
+from marsbench.rows.kinds import TrainingRow
+from marsbench.running.plans import TablePlan, TrainedStage
+from marsbench.running.run import Run, explained
+from marsbench.training import checkpoints
+from marsbench.training.checkpoints import Loaded, TrainingRecord
+from marsbench.training.stages import Recipe, lineage, recipe, stage
+
+
+class Checkpoints:
+    """Finds, trains and loads the checkpoints of a run; holds nothing itself."""
+
+    def __init__(self, run: Run) -> None:
+        self._run, self._scale, self._workspace = run, run.scale, run.workspace
+
+    # ---- which there are ----
+
+    def recipe(self, stage: str, block_size: int | None) -> Recipe:
+        """The recipe of a stage in this run."""
+        return recipe(self._scale, stage, block_size=block_size or DEFAULT_BLOCK_SIZE, seed=self._run.seed)
+
+    def record(self, trained: TrainedStage) -> TrainingRecord | None:
+        """What a stage's own checkpoint says about itself, None where it is not there or not finished."""
+        return checkpoints.finished(self._workspace.checkpoint(self.recipe(*trained)))
+
+    def trains(self, stage: str, block_size: int | None) -> bool:
+        """Whether a table is to train a stage, or finds it trained."""
+        if self._ready(stage, block_size) is not None or self._drafts_from_afar(stage):
+            return False
+        return self._scale.tables_train or self.record(TrainedStage(stage, block_size)) is not None
+
+    def missing(self, stage: str, block_size: int | None) -> str:
+        """Why a stage has no checkpoint and what to do about it; empty where it has one or trains it."""
+        if self._ready(stage, block_size) is not None or self.trains(stage, block_size):
+            return ""
+        size = TrainedStage.of(stage, block_size).block_size
+        option, suffix = ("", "") if size is None else (f" --block-size {size}", f"-b{size}")
+        if self._drafts_from_afar(stage):
+            return (
+                f"scale {self._scale.scale} trains no draft models; name a smaller model's checkpoint with "
+                f"--checkpoint {stage}{suffix}=..."
+            )
+        return (
+            f"no checkpoint of stage {stage} is published; train it with marsbench train {stage} "
+            f"--scale {self._scale.scale}{option}, or name one with --checkpoint {stage}{suffix}=..."
+        )
+
+    def _ready(self, stage: str, block_size: int | None) -> str | None:
+        """The checkpoint that stands for a stage without training it, None where it is to be trained."""
+        return self._scale.ready_checkpoint(*TrainedStage.of(stage, block_size))
+
+    def _drafts_from_afar(self, stage_name: str) -> bool:
+        """Whether a stage is a draft model's, which the paper's scales do not train: another scale's models draft."""
+        return self._scale.pretrained is not None and stage(stage_name).draft
+
+    # ---- loaded ----
+
+    def load(self, stage: str, block_size: int | None, dtype: torch.dtype = torch.float32) -> Loaded:
+        """The checkpoint of a stage, on the device."""
+        device = checkpoints.default_device()
+        return checkpoints.load(self.path(stage, block_size), dtype=dtype, device=device, stage=stage)
+
+    def path(self, stage: str, block_size: int | None) -> str:
+        """Folder or hub name of a stage's checkpoint: the ready one if there is one, else ours, trained if need be."""
+        ready = self._ready(stage, block_size)
+        if ready is not None:
+            return ready
+        chosen = self.recipe(stage, block_size)
+        self.train(chosen)
+        return str(self._workspace.checkpoint(chosen))
+
+    def available(self, trained: TrainedStage) -> tuple[str, Loaded | None]:
+        """The checkpoint of a table's lines, or their draft model's, on the device, or why there is none."""
+        if reason := self.missing(*trained):
+            return reason, None
+        try:
+            with self.others_may_fail(trained):
+                return "", self.load(*trained)
+        except Unavailable as error:
+            return explained(error), None
+
+    @contextmanager
+    def others_may_fail(self, trained: TrainedStage) -> Iterator[None]:
+        """A checkpoint that somebody else has published may be gone, or lack what a method needs."""
+        try:
+            yield
+        except UserError as error:
+            if self._ready(*trained) is None:
+                raise
+            raise Unavailable(error.what, where=error.where, fix=error.fix) from error
+
+    # ---- trained ----
+
+    def trainings(self, plan: TablePlan) -> list[TrainingRow]:
+        """The checkpoints that a table needs and is to train, trained, their parents first."""
+        wanted = [
+            self.recipe(name, trained.block_size)
+            for trained in plan.stages
+            if self.trains(*trained)
+            for name in lineage(self._scale, trained.stage)
+        ]
+        return [self.train(chosen) for chosen in {one.key: one for one in wanted}.values()]
+
+    def train(self, chosen: Recipe) -> TrainingRow:
+        """The row of a recipe's finished checkpoint, trained now if need be (its parent's too)."""
+        folder = self._workspace.checkpoint(chosen)
+        record = checkpoints.finished(folder)
+        redo = record is not None and self._run.must_redo(chosen.key, f"checkpoint {chosen.name}", folder)
+        if record is None or redo:
+            with self._alone(chosen) as waited:
+                record = checkpoints.finished(folder)
+                if record is not None and redo and not waited:  # who waited finds it as new as can be
+                    shutil.rmtree(folder, ignore_errors=True)  # another process of this training may be about it too
+                    record = None
+                if record is None:
+                    record = self._train_now(chosen, folder)
+                # Left by a kill at the very end.
+                shutil.rmtree(folder.with_name(f"{folder.name}.partial"), ignore_errors=True)
+        self._run.renewed(chosen.key)
+        row = _row(chosen, record)
+        if is_first_process() and self._run.store.rows().get(chosen.key) != row:
+            self._run.store.append(row)
+        return row
+
+    @contextmanager
+    def _alone(self, chosen: Recipe) -> Iterator[bool]:
+        """Keeps other commands from training the same checkpoint meanwhile; gives whether it had to wait for one.
+
+        Of the processes of one distributed training, the first holds the lock for all.
+        """
+        file, waited = self._workspace.lock(chosen), False
+        file.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(file)
+        if is_first_process():
+            try:
+                lock.acquire(timeout=0)
+            except Timeout:
+                waited = True
+                self._run.reporter.say(f"another command is training {chosen.name}: waiting for it")
+                lock.acquire()
+        _wait_for_all_processes()
+        try:
+            yield waited
+        finally:
+            lock.release()
+
+    def _train_now(self, chosen: Recipe, folder: Path) -> TrainingRecord:
+        from marsbench.training.trainer import train
+
+        parents = lineage(self._scale, chosen.stage)[:-1]
+        parent = recipe(self._scale, parents[-1], seed=self._run.seed) if parents else None
+        if parent is not None:
+            self.train(parent)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        terms = " (mask + AR)" if chosen.objective == "mars" and chosen.ar_weight else ""
+        title = chosen.stage if chosen.block_size is None else f"{chosen.stage}, B = {chosen.block_size}"
+        with self._run.reporter.bar(f"training {title}") as bar:
+            record = train(
+                chosen,
+                folder,
+                self._workspace.checkpoint(parent) if parent else None,
+                lambda step, steps, loss, rate: bar.update(
+                    step, steps, f"loss {loss:.3f}{terms}, {rate:,.0f} tokens/s"
+                ),
+                self._run.reporter.say,
+            )
+        self._run.reporter.say(f"trained {title}: loss {record.loss:.3f}{terms} after {record.seconds:.0f} s")
+        return record
+
+
+def _row(chosen: Recipe, record: TrainingRecord) -> TrainingRow:
+    """What a finished checkpoint's row says."""
+    return TrainingRow(
+        key=chosen.key,
+        status="done",
+        reason="",
+        scale=chosen.scale,
+        stage=chosen.stage,
+        block_size=chosen.block_size,
+        parameters=record.parameters,
+        steps=record.steps,
+        tokens=record.tokens,
+        seconds=record.seconds,
+        loss=record.loss,
+        checkpoint=record.weights,
+        measures=record.measures,
+        provenance=record.provenance,
+    )
+
+
+def _wait_for_all_processes() -> None:
+    """Wait for the other processes of a distributed training, where there are any."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        from accelerate import PartialState
+
+        PartialState(cpu=not torch.accelerator.is_available()).wait_for_everyone()

@@ -1,0 +1,160 @@
+"""What a table will take at a scale: its lines, checkpoints and data, and estimates of training and decoding.
+
+Pure arithmetic over the presets and the paper's numbers; nothing is run, read or fetched.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rich.table import Table
+
+from marsbench.paper import published
+from marsbench.presets import Preset
+from marsbench.running.plans import Arm, TablePlan
+from marsbench.training.stages import BLOCKWISE, Recipe, lineage, recipe
+
+# Questions of the benchmarks as their authors publish them (GPQA: the main set); the mini ones have 400 each.
+QUESTIONS = {"ifeval": 541, "bbh": 6511, "mmlu_pro": 12032, "gpqa": 448, "gsm8k": 1319, "humaneval": 164}
+_MINI_QUESTIONS = 400
+
+
+@dataclass(frozen=True)
+class Training:
+    """What one stage to train will take."""
+
+    stage: str
+    steps: int
+    tokens: int  # of the sequences seen, padding and noisy copies not counted
+    gpu_hours: float | None  # None where nothing is published that it could be derived from
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """What one line on one benchmark will take at most."""
+
+    arm: str
+    benchmark: str
+    questions: int
+    tokens: int
+    hours: float
+
+
+def trainings(plan: TablePlan, scale: Preset) -> list[Training]:
+    """The stages to train for a table, parents first."""
+    if not scale.tables_train:
+        return []
+    wanted = [(arm.stage, arm.block_size) for arm in plan.arms if scale.ready_checkpoint(*arm.trained) is None]
+    if scale.world:  # at the paper's scales, the smaller one's checkpoints draft
+        wanted += [(arm.options["draft"], arm.block_size) for arm in plan.arms if "draft" in arm.options]
+    recipes = [recipe(scale, name, block_size=size) for stage, size in wanted for name in lineage(scale, stage)]
+    return [_training(chosen, scale) for chosen in {one.key: one for one in recipes}.values()]
+
+
+def _training(chosen: Recipe, scale: Preset) -> Training:
+    reckoned = scale.assumptions
+    steps = chosen.budget.total_steps(reckoned.sequences or 0, chosen.passes)
+    tokens = steps * chosen.budget.batch_size * reckoned.tokens_per_sequence
+    # The paper gives hours for AR SFT and for MARS; block diffusion has two streams as MARS has.
+    like = "mars" if chosen.objective in BLOCKWISE else "ar_sft"
+    hours = published("A", scale=scale.scale, method=like, metric="train_h200_hours")
+    name = chosen.stage if chosen.block_size is None else f"{chosen.stage}, B = {chosen.block_size}"
+    return Training(name, steps, tokens, hours[0].value * chosen.passes if hours else None)
+
+
+def decodings(plan: TablePlan, scale: Preset) -> list[Decoding]:
+    """The cells of a table, with every answer taken to be as long as it may be."""
+    return [_decoding(plan, arm, name, scale) for arm in plan.arms for name in plan.of(scale.benchmarks)]
+
+
+def _decoding(plan: TablePlan, arm: Arm, benchmark: str, scale: Preset) -> Decoding:
+    questions = QUESTIONS.get(benchmark, _MINI_QUESTIONS)
+    questions = min(questions, scale.questions or questions, plan.questions or questions)
+    tokens = questions * scale.max_new_tokens
+    return Decoding(arm.name, benchmark, questions, tokens, tokens / scale.assumptions.tokens_per_second / 3600)
+
+
+def plan_tables(plan: TablePlan, scale: Preset) -> list[Table | str]:
+    """Everything as tables and sentences for a terminal."""
+    return [
+        f"{plan.name} at scale {scale.scale}: {plan.title}",
+        _lines_table(plan, scale),
+        _training_table(plan, scale),
+        _decoding_table(plan, scale),
+        *_notes(plan, scale),
+    ]
+
+
+def _lines_table(plan: TablePlan, scale: Preset) -> Table:
+    table = terminal_table("Lines", "line", "method", "options", "checkpoint")
+    for arm in plan.arms:
+        ready = scale.ready_checkpoint(*arm.trained)
+        options = ", ".join(f"{name} {value}" for name, value in arm.options.items() if name != "draft")
+        if "draft" in arm.options:
+            smaller = arm.options["draft"] if scale.world else f"{arm.options['draft'].removeprefix('draft_')} of 0.5b"
+            options += f", draft {smaller}"
+        own = f"our own {arm.stage}, trained" if scale.tables_train else "none: skipped unless it is trained first"
+        table.add_row(arm.label, arm.method, options or "-", ready or own)
+    return table
+
+
+def _training_table(plan: TablePlan, scale: Preset) -> Table | str:
+    stages = trainings(plan, scale)
+    if not stages:
+        return "Nothing to train."
+    data = scale.pretrained.chat_data if scale.pretrained else "the embedded world"
+    table = terminal_table(f"Training on {data}, estimated", "stage", "steps", "tokens", "H200 hours")
+    for item in stages:
+        hours = f"{item.gpu_hours:,.0f}" if item.gpu_hours is not None else "-"
+        table.add_row(item.stage, f"{item.steps:,}", f"{item.tokens:,}", hours)
+    known = [item.gpu_hours for item in stages if item.gpu_hours is not None]
+    steps, tokens = sum(item.steps for item in stages), sum(item.tokens for item in stages)
+    table.add_row("together", f"{steps:,}", f"{tokens:,}", f"{sum(known):,.0f}" if known else "-")
+    return table
+
+
+def _decoding_table(plan: TablePlan, scale: Preset) -> Table:
+    """One row per benchmark: all lines cost the same at most."""
+    cells = decodings(plan, scale)
+    benchmarks = plan.of(scale.benchmarks)
+    title = f"Decoding {len(cells)} cells ({len(plan.arms)} lines x {len(benchmarks)} benchmarks), at most"
+    table = terminal_table(
+        title, "benchmark", "questions", "tokens of one line", "hours of one line", "hours of all lines"
+    )
+    for name in benchmarks:
+        of_it = [cell for cell in cells if cell.benchmark == name]
+        total = sum(cell.hours for cell in of_it)
+        first = of_it[0]
+        table.add_row(name, f"{first.questions:,}", f"{first.tokens:,}", f"{first.hours:.2f}", f"{total:.1f}")
+    whole = sum(cell.hours for cell in cells)
+    table.add_row("together", "", f"{sum(cell.tokens for cell in cells):,} in all lines", "", f"{whole:.1f}")
+    return table
+
+
+def _notes(plan: TablePlan, scale: Preset) -> list[str]:
+    """What the estimates are derived from."""
+    reckoned = scale.assumptions
+    notes = [
+        f"Estimates, not measurements. Decoding: every answer {scale.max_new_tokens} tokens long, at "
+        f"{reckoned.tokens_per_second:,.0f} tokens per second on one device; {reckoned.source}. Answers that end "
+        "earlier and several tokens per forward pass make it shorter; so do lines that are skipped.",
+    ]
+    if scale.pretrained and trainings(plan, scale):
+        notes += [
+            f"Training tokens: {reckoned.tokens_per_sequence} per sequence, without padding and noisy copies.",
+            f"Data: {reckoned.sequences:,} conversations. H200 hours: the paper's for AR SFT and for MARS at this "
+            "scale (Appendix A); twice AR SFT's for two passes, and MARS's for block diffusion, which has two streams "
+            "too.",
+            f"Training needs about {reckoned.training_memory_gib:g} GiB per device and "
+            f"{reckoned.training_disk_gib:g} GiB of disk.",
+        ]
+    needs = f"Measuring needs {scale.memory_gib:g} GiB of free memory and {scale.disk_gib:g} GiB of disk."
+    return [*notes, needs]
+
+
+def terminal_table(title: str, *heads: str) -> Table:
+    """An empty table for a terminal."""
+    table = Table(title=title, title_justify="left")
+    for head in heads:
+        table.add_column(head, overflow="fold")
+    return table

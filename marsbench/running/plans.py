@@ -1,0 +1,96 @@
+"""Which measurements a table is made of.
+
+An *arm* is one line of a table: a trained stage, decoded by a method with its options. Every arm is measured on every
+benchmark of the scale; one arm on one benchmark is a cell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from marsbench.presets import DEFAULT_BLOCK_SIZE
+from marsbench.training.stages import BLOCKWISE, stage
+
+AS_RELEASED = ", as released"  # our words, beside the paper's, for what its authors' code does
+
+
+class TrainedStage(NamedTuple):
+    """A stage, and the block size B that its checkpoint is trained for; None where its objective has no blocks."""
+
+    stage: str
+    block_size: int | None
+
+    @classmethod
+    def of(cls, name: str, block_size: int | None) -> TrainedStage:
+        """A stage at a block size, which is dropped where the objective has no blocks."""
+        return cls(name, block_size if stage(name).objective in BLOCKWISE else None)
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One line of a table.
+
+    `name` is stable and never shown; `label` is shown. `options` go to the method as they are (`block_size`,
+    `threshold`, `accept`, `metric`), but for `draft`, which names the stage of the draft model. `published` is the
+    paper's name for the line, None for lines of our own.
+    """
+
+    name: str
+    label: str
+    stage: str
+    method: str
+    options: dict[str, Any] = field(default_factory=dict)
+    published: str | None = None
+    untrained_masks: bool = False  # decode with masks although the checkpoint has never seen any
+    trained_block_size: int | None = None  # B of the checkpoint; None = the block size that it is decoded with
+
+    @property
+    def block_size(self) -> int:
+        """B of the line's checkpoint, where its training has one."""
+        return self.trained_block_size or int(self.options.get("block_size", DEFAULT_BLOCK_SIZE))
+
+    @property
+    def trained(self) -> TrainedStage:
+        """What trains the line's checkpoint; lines with the same answer share it."""
+        return TrainedStage.of(self.stage, self.block_size)
+
+    @property
+    def draft(self) -> TrainedStage | None:
+        """What trains the line's draft model, for a line that has one."""
+        return TrainedStage.of(self.options["draft"], self.block_size) if "draft" in self.options else None
+
+
+@dataclass(frozen=True)
+class TablePlan:
+    """A table of the paper, or a figure, or a page of our own: its number, its title and its arms in order."""
+
+    number: str  # in the paper; of a page of our own, what commands and files call it
+    title: str
+    arms: tuple[Arm, ...]
+    benchmarks: tuple[str, ...] = ()  # as the paper calls them; none = all six
+    questions: int | None = None  # of each benchmark; None = all
+    step_cost: bool = False  # also time a training step
+    figure: bool = False
+    own: str = ""  # the name of a page of our own, which the paper has no table for
+
+    @property
+    def name(self) -> str:
+        """What the paper calls it, as in "Table 2"."""
+        return self.own or f"{'Figure' if self.figure else 'Table'} {self.number}"
+
+    @property
+    def key(self) -> str:
+        """What commands and files call it, as in "table2"."""
+        return self.number if self.own else self.name.lower().replace(" ", "")
+
+    def of(self, benchmarks: Iterable[str]) -> list[str]:
+        """Those of a scale's benchmarks that the table asks; a mini one stands for the one it is modelled on."""
+        return [name for name in benchmarks if not self.benchmarks or name.removeprefix("mini_") in self.benchmarks]
+
+    @property
+    def stages(self) -> list[TrainedStage]:
+        """The checkpoints that the arms need, each once, in order; those of draft models come last."""
+        drafts = [arm.draft for arm in self.arms if arm.draft is not None]
+        return list(dict.fromkeys([*[arm.trained for arm in self.arms], *drafts]))

@@ -1,0 +1,104 @@
+"""A run: where its rows go, which questions it asks, and what becomes of results that are there already.
+
+Whatever is finished is on disk, so an interrupted run goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from marsbench.errors import UserError
+from marsbench.evaluation.benchmarks import benchmark
+from marsbench.evaluation.harness import Exam, prepare
+from marsbench.presets import Preset
+from marsbench.progress import Reporter
+from marsbench.rows.kinds import Row
+from marsbench.rows.store import Existing, RowStore
+from marsbench.rows.workspace import Workspace
+from marsbench.running.plans import TablePlan
+
+_RowKind = TypeVar("_RowKind", bound=Row)
+
+
+@dataclass
+class Run:
+    """One run at one scale."""
+
+    scale: Preset
+    workspace: Workspace
+    existing: Existing = "reuse"
+    seed: int = 0
+    benchmarks: Sequence[str] = ()  # none = the preset's
+    limit: int | None = None  # questions per benchmark; None = the preset's
+    shard: tuple[int, int] = (1, 1)  # (i, n): answer only the ith of n parts of the questions
+    data_dir: Path | None = None
+    reporter: Reporter = field(default_factory=Reporter)
+
+    def __post_init__(self) -> None:
+        self.workspace.check_writable()
+        self.store = RowStore(self.workspace.row_file)
+        self._renewed: set[str] = set()  # keys made in this run, which `rerun` must not make twice
+        self._exams: dict[tuple[str, int | None], Exam] = {}
+
+    # ---- what it asks ----
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it answers all questions, not one part of several."""
+        return self.shard == (1, 1)
+
+    def asked(self, plan: TablePlan) -> list[str]:
+        """The benchmarks that a table asks in this run."""
+        names = plan.of(self.benchmarks or self.scale.benchmarks)
+        if not names:
+            raise UserError(
+                f"{plan.name} asks none of {', '.join(self.benchmarks)}",
+                fix=f"choose among {', '.join(plan.benchmarks)}, or their mini_ counterparts",
+            )
+        return names
+
+    def questions(self, wanted: int | None) -> int | None:
+        """How many questions a cell of this run asks where its table asks for so many; None = all."""
+        limits = [count for count in (self.limit or self.scale.questions, wanted) if count is not None]
+        return min(limits, default=None)
+
+    def exam(self, name: str, questions: int | None = None) -> Exam:
+        """A benchmark's questions that this run asks, so many at most; None = all."""
+        limit = self.questions(questions)
+        if (name, limit) not in self._exams:
+            self._exams[name, limit] = prepare(benchmark(name), self.data_dir).first(limit)
+        return self._exams[name, limit]
+
+    # ---- what is there already ----
+
+    def existing_row(self, key: str, kind: type[_RowKind], what: str) -> _RowKind | None:
+        """The finished row of a key, None where there is none or where the policy says to measure it again."""
+        row = self.store.rows().get(key)
+        if not isinstance(row, kind) or row.status != "done" or self.must_redo(key, what, self.workspace.row_file):
+            return None
+        return row
+
+    def must_redo(self, key: str, what: str, where: Path) -> bool:
+        """Whether the policy says to make a result again that is there already."""
+        if key in self._renewed or self.existing == "reuse":
+            return False
+        if self.existing == "fail":
+            raise UserError(f"{what} exists already", where=str(where), fix="choose --existing reuse or rerun")
+        return True
+
+    def renewed(self, key: str) -> None:
+        """Take note that a result was made in this run."""
+        self._renewed.add(key)
+
+    def keep(self, row: Row) -> None:
+        """Add a row that has just been measured."""
+        self.renewed(row.key)
+        self.store.append(row)
+
+
+def explained(error: UserError) -> str:
+    """An error as the reason of a cell without numbers."""
+    return f"{error.what}{f' ({error.where})' if error.where else ''}; {error.fix}"

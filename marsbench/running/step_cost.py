@@ -1,0 +1,121 @@
+"""What one training step costs: AR SFT against MARS on the same batches, timed in turn (the paper's Appendix A)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from marsbench.keys import content_hash
+from marsbench.presets import Preset
+from marsbench.provenance import provenance
+from marsbench.rows.kinds import StepCostRow
+from marsbench.running.run import Run
+from marsbench.training import checkpoints
+from marsbench.training.data import Collator, conversations, in_batches, lengths
+from marsbench.training.memory import keep_freed_memory
+from marsbench.training.objectives import ar_loss, mars_loss
+from marsbench.training.stages import recipe
+
+WARM_UP, REPEATS = 5, 30
+BLOCK_SIZE = 4
+
+
+class StepCost(NamedTuple):
+    """What whole optimizer steps take, repeat by repeat: {"ar": [...], "mars": [...]}."""
+
+    seconds: dict[str, list[float]]
+    memory: dict[str, list[int]]  # bytes
+
+
+def step_cost_row(run: Run) -> StepCostRow:
+    """The cost of a MARS step over an AR step, on the AR SFT checkpoint, which must be trained."""
+    parent = recipe(run.scale, "ar_sft", seed=run.seed)
+    folder = run.workspace.checkpoint(parent)
+    record = checkpoints.finished(folder)
+    started = str(record.provenance["started"]) if record else ""
+    key = content_hash({"kind": "step_cost", "parent": parent.key, "started": started})
+    known = run.existing_row(key, StepCostRow, "the step costs")
+    if known is not None:
+        return known
+    with run.reporter.bar("timing training steps"):
+        cost = step_cost(run.scale, folder, run.seed)
+    row = StepCostRow(key, "done", "", run.scale.scale, cost.seconds, cost.memory, provenance(seed=run.seed))
+    run.keep(row)
+    return row
+
+
+def step_cost(scale: Preset, checkpoint: Path, seed: int) -> StepCost:
+    """Time and memory of both objectives.
+
+    Each repeat takes a new batch and runs both objectives on it, the one that goes first changing every time. Memory is
+    what must be held when the backward pass begins: weights, gradients, AdamW's two moments, and all that the forward
+    pass keeps. It is counted, not read from an allocator, so that it means the same on every device.
+    """
+    keep_freed_memory()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    loaded = checkpoints.load(checkpoint, device=device)
+    model, tokenizer, size = loaded.model.train(), loaded.tokenizer, scale.finetuning.batch_size
+    sequences = conversations(tokenizer, (WARM_UP + REPEATS) * size, seed)
+    order = in_batches(range(len(sequences)), lengths(sequences, noisy=True), size, seed=seed)
+    data = [sequences[index] for index in order]
+    collate = Collator(tokenizer.pad_token_id, tokenizer.eos_token_id, BLOCK_SIZE)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
+    mask_id = tokenizer.mask_token_id
+    losses: dict[str, Callable[..., Tensor]] = {
+        "ar": lambda **batch: ar_loss(model, **batch),
+        "mars": lambda **batch: mars_loss(model, **batch, block_size=BLOCK_SIZE, mask_token_id=mask_id).total,
+    }
+    cost = StepCost({name: [] for name in losses}, {name: [] for name in losses})
+    for repeat in range(WARM_UP + REPEATS):
+        batch = {name: values.to(device) for name, values in collate(data[repeat * size : (repeat + 1) * size]).items()}
+        for name in sorted(losses, reverse=bool(repeat % 2)):
+            took = _timed_step(model, optimizer, losses[name], batch)
+            if repeat >= WARM_UP:
+                cost.seconds[name].append(took)
+                cost.memory[name].append(_memory(model, losses[name], batch))
+    return cost
+
+
+def _timed_step(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loss: Callable[..., Tensor],
+    batch: dict[str, Tensor],
+) -> float:
+    """One whole step, synchronised at both ends."""
+    _synchronize()
+    started = time.perf_counter()
+    optimizer.zero_grad()
+    loss(**batch).backward()  # type: ignore[no-untyped-call]
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    _synchronize()
+    return time.perf_counter() - started
+
+
+def _memory(model: torch.nn.Module, loss: Callable[..., Tensor], batch: dict[str, Tensor]) -> int:
+    """Bytes of a step: four times the weights, and every storage that is saved for the backward pass, once."""
+    own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    kept: dict[int, int] = {}
+
+    def keep(saved: Tensor) -> Tensor:
+        storage = saved.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return saved.detach()  # an output that its own node holds on to is never freed
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda saved: saved):
+        result = loss(**batch)  # held until the sum is done, so that no storage is freed and its place reused
+    weights = sum(parameter.nbytes for parameter in model.parameters())
+    del result
+    return 4 * weights + sum(kept.values())
+
+
+def _synchronize() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()

@@ -1,0 +1,65 @@
+"""A table's rows: what is missing of its checkpoints is trained, what is missing of its cells is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+
+from marsbench.evaluation.local_data import Unavailable
+from marsbench.rows.kinds import EvaluationRow, Row
+from marsbench.rows.workspace import full_disk_explained
+from marsbench.running.cells import Cells
+from marsbench.running.checkpoints import Checkpoints
+from marsbench.running.plans import Arm, TablePlan
+from marsbench.running.run import Run, explained
+from marsbench.running.step_cost import step_cost_row
+from marsbench.training.checkpoints import Loaded
+
+
+class Table:
+    """One table of a run."""
+
+    def __init__(self, run: Run, plan: TablePlan) -> None:
+        self._run, self._plan = run, plan
+        self._checkpoints, self._cells = Checkpoints(run), Cells(run)
+        self._benchmarks = run.asked(plan)
+        cells = [(arm.name, name) for arm in plan.arms for name in self._benchmarks]
+        self._numbers = {cell: number for number, cell in enumerate(cells, 1)}
+
+    def rows(self) -> list[Row]:
+        """All rows in the table's order: trainings, the cost of a step, then the cells."""
+        with full_disk_explained(self._run.workspace.runs):
+            rows: list[Row] = [*self._checkpoints.trainings(self._plan)]
+            # Its batches are timed, in no shard; the paper says what the real scales cost.
+            if self._plan.step_cost and self._run.scale.world and self._run.is_whole:
+                rows.append(step_cost_row(self._run))
+            for _, arms in groupby(self._plan.arms, key=lambda arm: (arm.trained, arm.draft)):
+                rows += self._lines(list(arms))
+            return rows
+
+    def _lines(self, arms: Sequence[Arm]) -> list[EvaluationRow]:
+        """Lines that share their checkpoints, on every benchmark; what cannot be measured says why."""
+        reason, loaded = self._checkpoints.available(arms[0].trained)
+        draft = None
+        if not reason and arms[0].draft is not None:
+            reason, draft = self._checkpoints.available(arms[0].draft)
+        places = [(arm, name) for arm in arms for name in self._benchmarks]
+        if reason or loaded is None:
+            return [self._skipped(arm, name, reason) for arm, name in places]
+        return [self._cell_or_reason(arm, loaded, name, draft) for arm, name in places]
+
+    def _cell_or_reason(self, arm: Arm, loaded: Loaded, name: str, draft: Loaded | None) -> EvaluationRow:
+        """One arm on one benchmark, or a row that says why this machine cannot measure it."""
+        try:
+            title, questions = self._title(arm, name), self._plan.questions
+            return self._cells.cell(arm, loaded, name, draft, questions=questions, title=title)
+        except Unavailable as error:
+            return self._skipped(arm, name, explained(error))
+
+    def _skipped(self, arm: Arm, name: str, reason: str) -> EvaluationRow:
+        self._run.reporter.say(f"{self._title(arm, name)}: skipped ({reason})")
+        return self._cells.skipped(arm, name, reason)
+
+    def _title(self, arm: Arm, name: str) -> str:
+        """What a cell is called on the terminal, with its number in the table."""
+        return f"{arm.label}, {name} (cell {self._numbers[arm.name, name]} of {len(self._numbers)})"

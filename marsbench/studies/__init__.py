@@ -1,0 +1,110 @@
+"""Studies: one module, or folder, per page of results, with everything about it. This registry finds them.
+
+A study's module assigns a `Study` to `STUDY`. Commands, nox sessions, the index and the page of claims all go through
+the functions below, in the order of the paper, so a new study is known everywhere once its module is there.
+
+Only the standard library is imported here: nox reads its sessions in an environment without anything that studies need.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from marsbench.running.plans import TablePlan
+    from marsbench.studies.study import Item, Study
+
+_KINDS = ("table", "figure", "appendix")  # of what the paper numbers, in the order in which they are listed
+
+
+class Session(NamedTuple):
+    """A nox session that makes a page."""
+
+    name: str
+    command: tuple[str, ...]  # of marsbench, with what stands after `--` behind it
+    words: str  # what `nox -l` says of it
+
+
+@cache
+def studies() -> dict[str, Study]:
+    """Key -> study, in the order of the paper, our own pages last."""
+    found: list[Study] = [import_module(f"{__name__}.{name}").STUDY for name in _declarations()]
+    found.sort(key=lambda study: _place(study.key, study.place))
+    return {study.key: study for study in found}
+
+
+def items() -> list[Item]:
+    """Everything that can be reproduced by its name, in the order of the paper: studies, and what their pages hold."""
+    found: list[Item] = [item for study in studies().values() for item in (study, *study.holds)]
+    return sorted(found, key=lambda item: _place(item.key, item.place))
+
+
+def study_of(name: str) -> Study:
+    """The study of that key, or the one whose page holds what has that key; a `UserError` names what there is."""
+    for study in studies().values():
+        if name in (study.key, *[item.key for item in study.holds]):
+            return study
+    from marsbench.errors import unknown_name
+
+    raise unknown_name("thing to reproduce", name, [*[item.key for item in items()], "all"])
+
+
+def plans() -> dict[str, TablePlan]:
+    """Key -> the lines of a table, for everything that is made of lines."""
+    return {item.key: item.plan for item in items() if item.plan is not None}
+
+
+def plan_of(name: str) -> TablePlan:
+    """The lines of a table by its key; a `UserError` names the tables there are."""
+    if name not in plans():
+        from marsbench.errors import unknown_name
+
+        raise unknown_name("table", name, list(plans()))
+    return plans()[name]
+
+
+def sessions() -> list[Session]:
+    """The nox sessions of all pages, in the order of the paper, read from the studies' text without importing them."""
+    found = []
+    for module, declared in _declarations().items():
+        for call in ast.walk(declared):
+            if isinstance(call, ast.Call) and (said := _literals(call)).get("session"):
+                key = str(said.get("key", module))
+                command = str(said.get("command", f"reproduce {key}"))
+                name = str(said.get("nox", f"reproduce-{key}"))
+                session = Session(name, tuple(command.split()), str(said["session"]))
+                found.append((_place(key, said.get("place", 0)), session))
+    return [session for _, session in sorted(found)]
+
+
+def _declarations() -> dict[str, ast.expr]:
+    """Module -> what it assigns to `STUDY`, for all modules here that do."""
+    found = {}
+    for file in _modules():
+        for statement in ast.parse(file.read_text(encoding="utf-8")).body:
+            if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "STUDY":
+                found[file.parent.name if file.name == "__init__.py" else file.stem] = statement.value
+    return found
+
+
+def _modules() -> Iterator[Path]:
+    """The files of all modules and folders beside this one."""
+    for folder in map(Path, __path__):
+        yield from sorted(file for file in folder.glob("*.py") if file.name != "__init__.py")
+        yield from sorted(folder.glob("*/__init__.py"))
+
+
+def _literals(call: ast.Call) -> dict[str, Any]:
+    """The arguments of a call that are plain strings or numbers, by name."""
+    return {one.arg: one.value.value for one in call.keywords if one.arg and isinstance(one.value, ast.Constant)}
+
+
+def _place(key: str, place: int) -> tuple[int, int, int, str]:
+    """Sorts by what the paper numbers: its tables, figures and appendices, then our own pages by their `place`."""
+    kind = next((rank for rank, kind in enumerate(_KINDS) if key.startswith(kind)), len(_KINDS))
+    return kind, int("".join(filter(str.isdigit, key)) or 0), place, key

@@ -1,0 +1,78 @@
+"""The page of discrepancies: where the paper and its released code differ, and what each difference comes to here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from marsbench.findings.cells import latest_cells
+from marsbench.findings.sweep import SweepCells
+from marsbench.rendering.deviations import deviations_section
+from marsbench.rendering.measured import accuracy_table, reasons
+from marsbench.rendering.sections import how_section, opening_section, training_section
+from marsbench.rows.kinds import Row
+from marsbench.studies.discrepancies.effects import DIFFERS, SAME, effect
+from marsbench.studies.discrepancies.items import ITEMS
+from marsbench.studies.discrepancies.lines import PLAN
+
+OPENING = (
+    "The MARS paper (arXiv 2604.07023) and the code that its authors released do not always say the same, and some "
+    "published numbers mix two changes. Here each difference that a run can decide is measured by itself; none of it "
+    "is an accusation."
+)
+HOW_TO_READ = (
+    "Differences are between lines that answered the same questions, benchmarks weighing the same, with their 95 % "
+    f'intervals. "{DIFFERS}" means that the interval leaves 0 out, "{SAME}" that it does not: the interval says how '
+    "large a difference may have gone unseen. p is McNemar's. Nothing is corrected for the number of comparisons."
+)
+ELSEWHERE = {
+    "Tokens per forward (D6): the authors' counters include tokens accepted behind EOS, and add up rows.": (
+        "Counted per row here, up to and with EOS, by every method."
+    ),
+    "A slow AR baseline (D9), and times of one run without warm-up (D11).": (
+        "Contenders here decode in turn, after warm-up; `ar` is held against transformers' `generate`: see "
+        "[speed](speedup.md) and [engine](engine.md)."
+    ),
+    "Gains of speculative decoding that are not of the method (D12).": (
+        "Tokens per target forward and time per round stand apart in Table 6, on the page of [speed](speedup.md)."
+    ),
+    "Numbers that differ between abstract, tables and limitations (D15, D16).": "The tables are cited.",
+    "Confidence in the model's own precision in some samplers (D17).": "Always worked out in fp32.",
+    "Single runs without intervals (D18).": "Every number here has an interval, every comparison is paired.",
+}
+
+
+def render(rows: Sequence[Row], scale: str) -> str:
+    """The page as Markdown: a pure function of the rows of that scale."""
+    rows = [row for row in rows if row.scale == scale]
+    cells, sweep = latest_cells(rows), SweepCells.of(rows)
+    sections = [
+        opening_section(PLAN, scale, OPENING),
+        HOW_TO_READ,
+        *[item.section(cells, sweep) for item in ITEMS],
+        _elsewhere(),
+        "## Every line\n\n" + accuracy_table(cells, PLAN),
+        reasons(cells, PLAN),
+        training_section(rows, PLAN),
+        how_section(rows, PLAN, scale),
+        deviations_section(rows, scale, ()),
+    ]
+    return "\n\n".join(section for section in sections if section) + "\n"
+
+
+def tally(rows: Sequence[Row]) -> str:
+    """How many of the compared lines differ."""
+    cells = latest_cells(rows)
+    found = [measured for item in ITEMS for pair in item.pairs if (measured := effect(cells, *pair))]
+    differ = sum(one.verdict != SAME for one in found)
+    return f"{differ} of {len(found)} comparisons of lines differ"
+
+
+def draw(rows: Sequence[Row], scale: str, reports_dir: Path) -> list[Path]:
+    """The page has no figure."""
+    return []
+
+
+def _elsewhere() -> str:
+    lines = [f"- {what} {answer}" for what, answer in ELSEWHERE.items()]
+    return "\n\n".join(["## Settled by how things are measured here, or on other pages", "\n".join(lines)])

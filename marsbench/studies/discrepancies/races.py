@@ -1,0 +1,86 @@
+"""What the two small races say: B_cache, how many masks a forward has, and where more load stops paying."""
+
+from __future__ import annotations
+
+from marsbench.findings.cells import Cells
+from marsbench.findings.in_words import bracketed
+from marsbench.findings.sweep import SweepCells, positions_per_forward, speed_up, tokens_per_forward_of
+from marsbench.rendering.markdown import table
+from marsbench.rows.kinds import SweepRow
+from marsbench.statistics.intervals import median_ratio
+from marsbench.studies.discrepancies.effects import DIFFERS, NOT_RUN, SAME
+from marsbench.studies.discrepancies.lines import ALL_MASKS, BLOCKS, NO_CACHE, WINDOW
+
+HOW_RACES_ARE_MEASURED = (
+    "Contenders decode the same prompts in one race, batch by batch in turn, after a lap that is only watched. A ratio "
+    "of speeds is the median over laps, with its bootstrap 95 % interval."
+)
+
+
+def cache_blocks(cells: Cells, sweep: SweepCells) -> str:
+    """What B_cache does to positions, tokens per forward and speed."""
+    names = [name for name in sweep.names if name == WINDOW or name.startswith(BLOCKS)]
+    sizes = sorted({size for name, size in sweep.done if name in names})
+    if not sizes:
+        return ""
+    head = ["", *[f"batch {size}" for size in sizes]]
+    lines = []
+    for name in names:
+        rows = [sweep.done.get((name, size)) for size in sizes]
+        lines += [
+            [f"{name}: speed over `ar`", *[_over_ar(row) for row in rows]],
+            ["positions/forward", *[f"{positions_per_forward(row) or 0:.0f}" if row else "" for row in rows]],
+            ["tokens/forward", *[f"{tokens_per_forward_of(row):.2f}" if row else "" for row in rows]],
+        ]
+    lead = (
+        f"`{WINDOW}` keeps what it has accepted after every forward; rows never wait for each other, and "
+        f"B_cache, as the paper explains it, has no place. `{BLOCKS}` does as the code does: B_cache masks at once. "
+        f"{HOW_RACES_ARE_MEASURED}"
+    )
+    return "\n\n".join([lead, table(head, lines)])
+
+
+def _over_ar(row: SweepRow | None) -> str:
+    found = speed_up(row) if row else None
+    return f"{found.value:.2f} {bracketed(found.interval, 2)}" if found else NOT_RUN
+
+
+def masks(cells: Cells, sweep: SweepCells) -> str:
+    """B - 1 masks against all that may be generated."""
+    head = ["batch", "positions/forward, B - 1 masks", "all masks", "speed of all masks over B - 1", "verdict"]
+    lines = []
+    for size in sweep.batch_sizes:
+        few, every = sweep.done.get((NO_CACHE, size)), sweep.done.get((ALL_MASKS, size))
+        if few and every:
+            ratio = median_ratio(
+                [seconds * sum(every.emitted) for seconds in few.seconds],
+                [seconds * sum(few.emitted) for seconds in every.seconds],
+            )
+            verdict = SAME if ratio.interval.low <= 1 <= ratio.interval.high else DIFFERS
+            positions = [f"{positions_per_forward(row) or 0:.0f}" for row in (few, every)]
+            lines.append([str(size), *positions, f"{ratio.value:.2f} {bracketed(ratio.interval, 2)}", verdict])
+    return "\n\n".join([HOW_RACES_ARE_MEASURED, table(head, lines, text=(0, 4))]) if lines else ""
+
+
+def load(cells: Cells, sweep: SweepCells) -> str:
+    """Speed-up over AR as load grows, and where it ends."""
+    rows = [row for size in sweep.batch_sizes if (row := sweep.done.get((WINDOW, size)))]
+    found = [(row.batch_size, positions_per_forward(row), speed_up(row)) for row in rows]
+    lines, knee = [], None
+    for size, positions, ratio in found:
+        if ratio is not None:
+            lines.append([str(size), f"{positions or 0:.0f}", f"{ratio.value:.2f} {bracketed(ratio.interval, 2)}"])
+            knee = size if knee is None and ratio.interval.low <= 1 else knee
+    if not lines:
+        return ""
+    largest = lines[-1][0]
+    said = (
+        f"MARS (tau = .95) is faster than `ar` at every batch size measured, up to {largest}."
+        if knee is None
+        else f"From batch size {knee} on, MARS (tau = .95) is not shown to be faster than `ar`."
+    )
+    why = (
+        "A forward of MARS covers several positions for each that it settles; once a forward takes as long as its "
+        "positions ask for, not as its launch, no threshold can win. The page of [speed](speedup.md) has the law."
+    )
+    return "\n\n".join([table(["batch", "positions/forward", "speed over `ar`"], lines), f"{said} {why}"])

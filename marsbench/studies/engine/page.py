@@ -1,0 +1,235 @@
+"""The engine's page: which methods are lossless, how fast the loop is, and where a step's time goes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from marsbench.rendering.figures import COLOURS, MARKERS, drawn_alike, error_bars, new_figure, save
+from marsbench.rendering.markdown import table
+from marsbench.rendering.sections import facts_section
+from marsbench.rows.kinds import ExactnessRow, Row, SpeedRow, TrainingRow
+from marsbench.statistics.intervals import Estimate, median_ratio
+
+FIGURE = "figures/engine_speed"  # beside the page, less the extension
+
+HOW_RATIOS_ARE_MEASURED = (
+    "All contenders decode the same prompts in one run, batch by batch in turn, the first of them changing every "
+    "time, after an untimed pass. A number is the median over repeats of the ratio of tokens per second, tokens up "
+    "to EOS only, with its bootstrap 95 % interval. Times of different runs are never compared."
+)
+HOW_EFFICIENCY_READS = (
+    "Efficiency is the speed-up over `ar` divided by tokens per forward: how much of the algorithmic gain is left on "
+    "the clock. 1 would mean that a forward over a window costs no more than one over a token. The best layout and "
+    "window of `mars-verified` is the fastest of the race, which flatters it a little."
+)
+WHAT_WAS_TRIED = (
+    "One read from the device per step: lengths, ends and window sizes travel together. Faster than asking for each.",
+    "Logits only for the entries that a method asks for, in two steps where the second depends on the first "
+    "(`mars-verified` needs the logits of one mask group of several). Faster in proportion to the vocabulary. Where "
+    "masks stand in a line, their logits and the drafts' come in one step, fillers and all, as two calls cost more.",
+    "Keys and values stay where they were written, hidden by the mask where they proved wrong: no copies, no rollback.",
+    "Finished rows leave the batch and the last rows move into their places. Faster from batch size 4 on.",
+    "Float masks, not boolean ones, which are converted anew in every layer; one table per window shape, looked up by "
+    "where each slot lies relative to the row's window.",
+    "All windows aligned at the last committed token, so that layouts are worked out once per shape and logits are "
+    "slices. Aligning them at the first uncached token cost a gather per use and a mask per row.",
+    "The layers of Qwen2 and Llama as fewer, larger operations: one projection for queries, keys and values, one for "
+    "gate and up, query heads folded into the query length instead of repeated keys. By far the largest gain for `ar`, "
+    "whose steps are bound by the number of operations; fillers are left out of all of them.",
+    "Weights stored transposed: no faster, the matrix products are near the machine's peak from 16 positions on.",
+    "Passive waiting of threads (`OMP_WAIT_POLICY=PASSIVE`): every operation that runs on several threads then pays "
+    "for waking them. Much slower on an idle machine; it helps only beside other work.",
+    "In `mars-verified`'s linear layout, after a wrong draft, going on with what the model had said behind it: hardly "
+    "ever right, and the masks behind them saw wrong tokens again. A forward without drafts is better.",
+    "The top probability from the maximum and the log-sum-exp of the logits, without writing the softmax out.",
+)
+
+
+def render(rows: Sequence[Row], scale: str) -> str:
+    """The report as Markdown: a pure function of the rows of that scale."""
+    rows = [row for row in rows if row.scale == scale]
+    races = _races(rows)
+    sections = [
+        f"# The engine at scale {scale}: lossless methods, speed, and where the time goes",
+        "One loop decodes by every method; what differs between the lines below is the method alone. `hf-generate` is "
+        "the outside reference: transformers' own `generate`.",
+        _exactness(rows),
+        _targets(races),
+        _all_speeds(races),
+        f"![Speed-up over ar by batch size]({FIGURE}.png)",
+        _costs(races),
+        _profiles(races),
+        _heads(rows),
+        facts_section(rows, f"`nox -s reproduce-engine{'' if scale == 'tiny' else f' -- --scale {scale}'}`"),
+    ]
+    return "\n\n".join(section for section in sections if section) + "\n"
+
+
+def draw(rows: Sequence[Row], scale: str, reports_dir: Path) -> list[Path]:
+    """Write the figure that the report shows, as PNG and SVG."""
+    races = _races([row for row in rows if row.scale == scale])
+    best = {_best_verified(race) for race in races.values()}
+    names = [name for name in _names(races) if name in best or not name.startswith(("ar", "mars-verified"))]
+    with drawn_alike():
+        figure = new_figure(7.5, 4.6)
+        axes = figure.subplots()
+        for place, name in enumerate(names):
+            found = {size: _ratio(race, name, "ar") for size, race in races.items() if name in race}
+            axes.errorbar(
+                list(found), [ratio.value for ratio in found.values()], yerr=error_bars([*found.values()], 1.0),
+                label=name, capsize=2, color=COLOURS[place % len(COLOURS)], marker=MARKERS[place % len(MARKERS)],
+                linewidth=1,
+            )  # fmt: skip
+        axes.axhline(1.0, color="black", linewidth=0.8, linestyle=":")
+        axes.set(xlabel="batch size", ylabel="tokens per second, relative to ar")
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(list(races), [str(size) for size in races])
+        if names:
+            figure.legend(loc="outside right upper", frameon=False)
+        return save(figure, reports_dir / FIGURE)
+
+
+Race = dict[str, SpeedRow]  # contender -> its row
+
+
+def _races(rows: Sequence[Row]) -> dict[int, Race]:
+    """Batch size -> the last race at it."""
+    found: dict[int, Race] = {}
+    for row in rows:
+        if isinstance(row, SpeedRow) and row.status == "done":
+            known = found.setdefault(row.batch_size, {})
+            if any(other.race != row.race for other in known.values()):
+                known.clear()
+            known[row.contender] = row
+    return dict(sorted(found.items()))
+
+
+def _names(races: dict[int, Race]) -> list[str]:
+    return list(dict.fromkeys(name for race in races.values() for name in race))
+
+
+def _ratio(race: Race, name: str, baseline: str) -> Estimate:
+    """Tokens per second of one contender over those of another, repeat by repeat."""
+    one, other = race[name], race[baseline]
+    return median_ratio(
+        [seconds * one.emitted for seconds in other.seconds], [seconds * other.emitted for seconds in one.seconds]
+    )
+
+
+def _tokens_per_forward(row: SpeedRow | ExactnessRow) -> float:
+    return row.emitted / row.row_forwards
+
+
+def _scaled(estimate: Estimate, factor: float) -> str:
+    low, high = estimate.interval.low * factor, estimate.interval.high * factor
+    return f"{estimate.value * factor:.2f} [{low:.2f}, {high:.2f}]"
+
+
+def _exactness(rows: Sequence[Row]) -> str:
+    """The lossless methods against AR, and MARS with a threshold for comparison."""
+    found = [row for row in rows if isinstance(row, ExactnessRow)]
+    head = ["method", "options", "checkpoint", "prompts", "same tokens as `ar`", "tokens/forward"]
+    lines = [
+        [
+            row.method,
+            ", ".join(f"{name} = {value}" for name, value in row.options.items()),
+            row.stage,
+            f"{row.prompts:,}",
+            f"{row.same_as_ar:,}",
+            f"{_tokens_per_forward(row):.2f}",
+        ]
+        for row in found
+    ]
+    text = (
+        "Every test question of every benchmark, decoded greedily in " + (found[0].dtype if found else "full precision")
+        + " and held against `ar` of the same checkpoint, token by token. `mars` and `mars-speculative` with a "
+        "threshold commit what they have not verified; all others verify."
+    )  # fmt: skip
+    return "\n\n".join(["## Is it lossless?", text, table(head, lines, text=(0, 1, 2))])
+
+
+def _targets(races: dict[int, Race]) -> str:
+    """The loop against `generate`, and how much of the algorithmic gain is left."""
+    head = ["", *[f"batch {size}" for size in races]]
+    whole = {size: race for size, race in races.items() if {"ar", "hf-generate", "mars"} <= race.keys()}
+    lines = [["`ar` over `hf-generate`", *[_scaled(_ratio(race, "ar", "hf-generate"), 1) for race in whole.values()]]]
+    best = {size: _best_verified(race) for size, race in whole.items()}
+    for title, names in (("`mars`, tau = .95", dict.fromkeys(whole, "mars")), ("`mars-verified`, best", best)):
+        pairs = [(race, names[size]) for size, race in whole.items()]
+        speeds = [(_ratio(race, name, "ar"), _tokens_per_forward(race[name])) for race, name in pairs]
+        lines.append([f"{title}: speed-up over `ar`", *[_scaled(speed, 1) for speed, _ in speeds]])
+        lines.append([f"{title}: tokens/forward", *[f"{tokens:.2f}" for _, tokens in speeds]])
+        lines.append([f"{title}: efficiency", *[_scaled(speed, 1 / tokens) for speed, tokens in speeds]])
+    lines.append(["best layout and window", *[name.removeprefix("mars-verified, ") for name in best.values()]])
+    return "\n\n".join(["## Speed", HOW_RATIOS_ARE_MEASURED, HOW_EFFICIENCY_READS, table(head, lines)])
+
+
+def _best_verified(race: Race) -> str:
+    """The layout and window of `mars-verified` that is fastest in a race."""
+    verified = [name for name, row in race.items() if row.method == "mars-verified"]
+    return max(verified, key=lambda name: _ratio(race, name, "ar").value)
+
+
+def _all_speeds(races: dict[int, Race]) -> str:
+    head = ["tokens/s over `ar`", *[f"batch {size}" for size in races]]
+    lines = [
+        [name, *[_scaled(_ratio(race, name, "ar"), 1) if name in race else "" for race in races.values()]]
+        for name in _names(races)
+    ]
+    return "\n\n".join(["### Every contender", table(head, lines)])
+
+
+def _costs(races: dict[int, Race]) -> str:
+    """Positions per forward and memory."""
+    text = (
+        "Entries that one forward covers, per row of the batch, and the most that KV caches ever held, a draft model's "
+        "included. The cache has as many slots per row as the longest row needs at the time."
+    )
+    sizes = [size for size in races if size in (min(races), max(races))]
+    head = ["", *[f"positions, batch {size}" for size in sizes], *[f"cache, batch {size}, KiB" for size in sizes]]
+    lines = []
+    for name in _names(races):
+        of_sizes = [races[size][name] for size in sizes if name in races[size]]
+        if of_sizes and all(row.forwards for row in of_sizes):
+            cache = [f"{row.cache_bytes / 1024:,.0f}" for row in of_sizes]
+            lines.append([name, *[f"{_positions(row):.1f}" for row in of_sizes], *cache])
+    return "\n\n".join(["### What a forward covers, and what the cache holds", text, table(head, lines)])
+
+
+def _positions(row: SpeedRow) -> float:
+    """Mean window width: positions over the forwards that rows took part in after their prompt's."""
+    return row.positions / (row.row_forwards - row.prompts)
+
+
+def _profiles(races: dict[int, Race]) -> str:
+    """Shares of a run's time by part."""
+    parts = ["decoder", "LM head", "proposing", "accepting", "loop"]
+    lines = []
+    for size in [size for size in races if size in (min(races), max(races))]:
+        for name in ("ar", "mars", _best_verified(races[size])):
+            seconds = races[size][name].profile
+            whole = sum(seconds.values())
+            lines.append([f"{name}, batch {size}", *[f"{100 * seconds.get(part, 0.0) / whole:.0f}" for part in parts]])
+    text = (
+        "Shares of the time in %, in a run of its own with timers switched on. The decoder and the LM head are the "
+        "model's; proposing and accepting are the method's; the loop is the rest: attention masks, cache places, "
+        "committing tokens, and what the host does."
+    )
+    tried = "What was tried:\n\n" + "\n".join(f"- {note}" for note in WHAT_WAS_TRIED)
+    return "\n\n".join(["## Where the time goes", text, table(["", *parts], lines), tried])
+
+
+def _heads(rows: Sequence[Row]) -> str:
+    """How often Medusa heads are right, and how large the draft model is."""
+    trained = {row.stage: row for row in rows if isinstance(row, TrainingRow)}
+    lines = []
+    if "medusa" in trained:
+        measures = sorted(trained["medusa"].measures.items())
+        found = ", ".join(f"{100 * share:.1f} %" for name, share in measures if name.startswith("head_"))
+        lines.append(f"- Medusa heads name the right token (heads 1 to {len(measures)}, conversations they were not "
+                     f"trained on): {found}.")  # fmt: skip
+    if "mars" in trained and "draft_ar_sft" in trained:
+        draft, target = trained["draft_ar_sft"].parameters, trained["mars"].parameters
+        lines.append(f"- The draft model has {draft:,} parameters, {100 * draft / target:.0f} % of the target's.")
+    return "\n\n".join(["## What the drafting methods were given", "\n".join(lines)]) if lines else ""

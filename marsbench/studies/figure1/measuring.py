@@ -1,0 +1,82 @@
+"""Figure 1: one question answered by the same checkpoint, one token per forward pass and several."""
+
+from __future__ import annotations
+
+from marsbench.evaluation.local_data import Unavailable
+from marsbench.keys import content_hash, source_hash
+from marsbench.provenance import provenance
+from marsbench.rows.kinds import GenerationRow, Row
+from marsbench.running.cells import Cells
+from marsbench.running.checkpoints import Checkpoints
+from marsbench.running.plans import Arm
+from marsbench.running.run import Run, explained
+from marsbench.show import answer, sample_question, token_texts
+from marsbench.studies.figure1.lines import PLAN
+from marsbench.training.checkpoints import Loaded
+
+
+def figure1_rows(run: Run) -> list[Row]:
+    """The trainings that the figure needs, then one answer per line."""
+    return [*Checkpoints(run).trainings(PLAN), *[_row(run, arm, sample_question()) for arm in PLAN.arms]]
+
+
+def _row(run: Run, arm: Arm, question: str) -> GenerationRow:
+    """One line's answer, or why there is none."""
+    reason, loaded = Checkpoints(run).available(arm.trained)
+    if loaded is None:
+        return _skipped(run, arm, question, reason)
+    try:
+        return _answered(run, arm, loaded, question)
+    except Unavailable as error:
+        return _skipped(run, arm, question, explained(error))
+
+
+def _skipped(run: Run, arm: Arm, question: str, reason: str) -> GenerationRow:
+    run.reporter.say(f"{arm.label}: skipped ({reason})")
+    identity = run.scale.scale, arm.name, arm.stage, arm.method, arm.options, question
+    key = content_hash({"skipped": [*identity, reason]})
+    return GenerationRow(key, "skipped", reason, *identity, provenance=provenance(seed=run.seed))
+
+
+def _answered(run: Run, arm: Arm, loaded: Loaded, question: str) -> GenerationRow:
+    content = {
+        "kind": GenerationRow.kind,
+        "method": arm.method,
+        "options": arm.options,
+        "question": question,
+        "weights": loaded.weights,
+        "max_new_tokens": run.scale.max_new_tokens,
+        "source": source_hash("decoding", "methods"),
+    }
+    key = content_hash(content)
+    known = run.existing_row(key, GenerationRow, arm.label)
+    if known is not None:
+        return known
+    generation = answer(
+        loaded,
+        Cells(run).method(arm, loaded),
+        question,
+        threshold=arm.options.get("threshold"),
+        max_new_tokens=run.scale.max_new_tokens,
+    )
+    row = GenerationRow(
+        key=key,
+        status="done",
+        reason="",
+        scale=run.scale.scale,
+        arm=arm.name,
+        stage=arm.stage,
+        method=arm.method,
+        options=arm.options,
+        question=question,
+        texts=token_texts(generation.tokens, loaded.tokenizer),
+        settled_by=generation.settled_by,
+        forwards=generation.forwards,
+        finish=generation.finish,
+        max_new_tokens=run.scale.max_new_tokens,
+        checkpoint=loaded.weights,
+        provenance=provenance(seed=run.seed),
+    )
+    run.keep(row)
+    run.reporter.say(f"{arm.label}: {generation.tokens_per_forward:.2f} tokens/forward")
+    return row

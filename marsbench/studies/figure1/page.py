@@ -1,0 +1,91 @@
+"""Figure 1: an answer with the tokens of one forward pass shaded together, one token per forward pass and several."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from marsbench.findings.in_words import one_line
+from marsbench.rendering.figures import drawn_alike, save
+from marsbench.rendering.markdown import table
+from marsbench.rendering.sections import facts_section, opening_section, training_section
+from marsbench.rows.kinds import GenerationRow, Row, TrainingRow
+from marsbench.show import Shown, drawing, merged, shaded
+from marsbench.studies.figure1.lines import PLAN
+
+FIGURE = "figures/figure1_answers"  # beside the page, less the extension
+OPENING = (
+    "One question, answered greedily by one MARS checkpoint, as in the MARS paper's Figure 1 (arXiv 2604.07023). A "
+    "single answer illustrates the method; how fast it is on average, Tables 4 and 8 say. The end of an answer counts "
+    "as a token, which has no text."
+)
+
+
+def render(rows: Sequence[Row], scale: str) -> str:
+    """The page as Markdown: a pure function of the rows of that scale."""
+    answers = _answers(rows, scale)
+    suffix = "" if scale == "tiny" else f" -- --scale {scale}"
+    shown = [row for row in rows if row.scale == scale and isinstance(row, GenerationRow | TrainingRow)]
+    sections = [
+        opening_section(PLAN, scale, OPENING),
+        _counts(answers),
+        _question(answers),
+        *[_text(row) for row in answers.values() if row.status == "done"],
+        f"![The answers, neighbouring forward passes in different shades]({FIGURE}.png)",
+        training_section(shown, PLAN),
+        facts_section(shown, f"`nox -s reproduce-{PLAN.key}{suffix}`"),
+    ]
+    return "\n\n".join(section for section in sections if section) + "\n"
+
+
+def draw(rows: Sequence[Row], scale: str, reports_dir: Path) -> list[Path]:
+    """Write the figure that the page shows, as PNG and SVG."""
+    done = [_shown(row) for row in _answers(rows, scale).values() if row.status == "done"]
+    with drawn_alike():
+        return save(drawing(done), reports_dir / FIGURE)
+
+
+def _answers(rows: Sequence[Row], scale: str) -> dict[str, GenerationRow]:
+    """The last row of each line, in the plan's order."""
+    found = {row.arm: row for row in rows if isinstance(row, GenerationRow) and row.scale == scale}
+    return {arm.name: found[arm.name] for arm in PLAN.arms if arm.name in found}
+
+
+def _counts(answers: dict[str, GenerationRow]) -> str:
+    lines = []
+    for arm in PLAN.arms:
+        row = answers.get(arm.name)
+        if row is None or row.status != "done":
+            lines.append([arm.label, "not run" if row is None else f"{row.status}: {one_line(row.reason)}", "", ""])
+        else:
+            tokens = len(row.settled_by)
+            lines.append([arm.label, str(tokens), str(row.forwards), f"{tokens / row.forwards:.2f}"])
+    return table(["", "tokens", "forward passes", "tokens/forward"], lines)
+
+
+def _question(answers: dict[str, GenerationRow]) -> str:
+    questions = dict.fromkeys(row.question for row in answers.values())
+    return "\n\n".join(["## The question", *map(_fenced, questions)]) if questions else ""
+
+
+def _text(row: GenerationRow) -> str:
+    """The answer with a bar between forward passes, for those who cannot see the figure."""
+    note = "A bar parts forward passes." + ("" if row.finish == "eos" else " The answer was cut at the token limit.")
+    return "\n\n".join([f"## {_label(row)}", note, _fenced(shaded(_shown(row), color=False).plain)])
+
+
+def _shown(row: GenerationRow) -> Shown:
+    return merged(_label(row), row.texts, row.settled_by, row.forwards)
+
+
+def _label(row: GenerationRow) -> str:
+    label = next(arm.label for arm in PLAN.arms if arm.name == row.arm)
+    return f"{label[0].upper()}{label[1:]}"
+
+
+def _fenced(text: str) -> str:
+    """Text as a code block, whatever it holds."""
+    fence = "```"
+    while fence in text:
+        fence += "`"
+    return f"{fence}text\n{text}\n{fence}"

@@ -1,0 +1,93 @@
+"""Figure 6: three metrics of confidence, each at several thresholds (paper appendix D).
+
+The paper draws it without numbers; here the metrics are compared on the two benchmarks of its Figure 3.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from marsbench.findings.cells import Cells, columns
+from marsbench.findings.claims import CurveClaim
+from marsbench.rendering.curve_figures import panels_figure, speed_panel
+from marsbench.rendering.measured import HOW_TO_READ_ACCURACY, accuracy_table, speed_table
+from marsbench.rendering.page import Page
+from marsbench.running.plans import Arm, TablePlan
+from marsbench.studies.lines import AR_SFT, THRESHOLDS, mars, mars_name, short
+from marsbench.studies.study import table_study
+
+METRIC_THRESHOLDS: dict[str, tuple[float, ...]] = {  # surest first; entropy in nats
+    "probability": THRESHOLDS,
+    "entropy": (0.05, 0.2, 0.4, 0.7, 1.0, 1.5),
+    "margin": (0.9, 0.8, 0.7, 0.5, 0.3),
+}
+ONE_TOKEN = mars_name("mars", 4)
+HOW_TO_READ_THE_METRICS = (
+    "Lines with a metric accept tokens from the left while the top token's probability, or its lead over the second "
+    "(the margin), reaches the threshold, or while the entropy, in nats, does not exceed it; the others accept exactly "
+    "one token per forward pass."
+)
+
+
+def _by_metric(metric: str, threshold: float) -> Arm:
+    """MARS (B = 4) that accepts tokens by one of the paper's three metrics; probability is its default."""
+    options = {"block_size": 4, "threshold": threshold} | ({} if metric == "probability" else {"metric": metric})
+    sign = "<=" if metric == "entropy" else ">="
+    return Arm(f"{metric}_{threshold:g}", f"MARS, {metric} {sign} {short(threshold)}", "mars", "mars", options)
+
+
+PLAN = TablePlan(
+    "6",
+    "Three ways to tell when a token is sure enough, each at several thresholds",
+    (
+        AR_SFT,
+        mars("mars", 4),
+        *[_by_metric(metric, threshold) for metric, found in METRIC_THRESHOLDS.items() for threshold in found],
+    ),
+    benchmarks=("gsm8k", "humaneval"),
+    figure=True,
+)
+
+
+def _curve(metric: str) -> tuple[str, ...]:
+    """The lines of a metric, from one token per forward pass on."""
+    return (ONE_TOKEN, *[f"{metric}_{threshold:g}" for threshold in METRIC_THRESHOLDS[metric]])
+
+
+def _no_worse_than(metric: str) -> CurveClaim:
+    text = f"Probability, the paper's default, is no worse than {metric}"
+    return CurveClaim("a", text, _curve("probability"), _curve(metric), ("probability", metric), margin=2.0)
+
+
+def _draw(cells: Cells, plan: TablePlan, path_stem: Path) -> list[Path]:
+    """A panel per benchmark, a curve per metric."""
+    lines = {metric: _curve(metric) for metric in METRIC_THRESHOLDS}
+    panels = [speed_panel(cells, title, lines, [benchmark]) for benchmark, title in columns(plan).items()]
+    return panels_figure(panels, path_stem, across=len(panels))
+
+
+PAGE = Page(
+    plan=PLAN,
+    opening=(
+        "MARS (B = 4) that accepts tokens by each of the MARS paper's three metrics of confidence (arXiv 2604.07023, "
+        "Appendix D), decoded greedily and scored by one program."
+    ),
+    claims=tuple(_no_worse_than(metric) for metric in METRIC_THRESHOLDS if metric != "probability"),
+    figure="metrics",
+    figure_title="Figure 6",
+    caption=(
+        "Accuracy against tokens per forward pass by metric of confidence, a point per threshold, with 95 % intervals; "
+        "across, AR SFT with its interval as a band"
+    ),
+    drawing=_draw,
+    reading=f"{HOW_TO_READ_ACCURACY} {HOW_TO_READ_THE_METRICS}",
+    tables=(accuracy_table, speed_table),
+    published=lambda _: "",
+)
+
+STUDY = table_study(
+    PAGE,
+    asks="which metric of confidence is best?",
+    section="Appendix D: Figure 6",
+    session="Reproduce the paper's Figure 6 (three metrics of confidence); writes reports/figure6.md.",
+)

@@ -1,0 +1,220 @@
+"""Which tokens come along for free: the section and the figure of the page on where the gain comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from marsbench.findings.cells import BENCHMARKS
+from marsbench.findings.in_words import one_line, plus_minus
+from marsbench.rendering.figures import drawn_alike, new_figure, save
+from marsbench.rendering.markdown import table
+from marsbench.rows.kinds import Row, TokenClassRow
+from marsbench.statistics.intervals import Estimate, share_of_tokens
+from marsbench.studies.gains.lines import MEASURED
+from marsbench.studies.gains.word_classes import CLASSES, CODE, CODE_BENCHMARK, CONTENT, DIGITS, END, SYMBOLS, TEMPLATE
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+FIGURE = "figures/gains_pairs"  # beside the page, less the extension
+HOW_TO_READ_FREE_TOKENS = (
+    "Every forward pass settles one token at least, which it would have been needed for anyway; what else it settles "
+    "comes for free. With B = {block_size}, at most {most} of {block_size} tokens can. Tokens of one answer go "
+    "together, so intervals are bootstraps over questions."
+)
+HOW_TOKENS_ARE_CLASSED = (
+    f"The text of a token decides its class. `{END}` is the end of the answer. A token with a letter in it is `{CODE}` "
+    f"(a keyword or a name) where answers are programs ({BENCHMARKS[CODE_BENCHMARK]}), "
+    f"elsewhere a word: one of the `{TEMPLATE}` if it occurs in at least half of that benchmark's answers here, "
+    f"whatever was asked, else one of the `{CONTENT}`. Of the others, tokens with a digit are `{DIGITS}`; operators, "
+    f"punctuation and white space are `{SYMBOLS}`."
+)
+HOW_THE_WORLD_SPEAKS = (
+    " In the embedded world the wording of an answer is drawn at random among synonyms, while its numbers follow from "
+    "the question: a word may be harder to foresee than a digit, which natural text need not share."
+)
+
+
+class Token(NamedTuple):
+    """One token of an answer."""
+
+    kind: str  # its class
+    place: int  # among the tokens of its forward, from 0, which is the one that the forward was needed for
+
+
+Answer = list[Token]
+
+
+def section(rows: Sequence[Row]) -> str:
+    """What came for free by class and benchmark, where in a forward pass, and after which class."""
+    known = _latest(rows)
+    answers = {name: answers_of(row) for name, row in known.items() if row.status == "done"}
+    parts = ["## Which tokens come for free", *_missing(known)]
+    if answers:
+        everything = [answer for found in answers.values() for answer in found]
+        row = next(row for row in known.values() if row.status == "done")
+        parts += [
+            _how(row, answers),
+            _by_benchmark(answers),
+            _templates(known),
+            _by_place(everything, int(row.options["block_size"])),
+            _by_pair(everything),
+            f"![How often a token is settled together with the one before it, by the classes of both]({FIGURE}.png)",
+        ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def draw(rows: Sequence[Row], reports_dir: Path) -> list[Path]:
+    """Write the figure of the pairs, as PNG and SVG."""
+    found = [answer for row in _latest(rows).values() if row.status == "done" for answer in answers_of(row)]
+    with drawn_alike():
+        return save(_heat_map(found), reports_dir / FIGURE)
+
+
+def _latest(rows: Sequence[Row]) -> dict[str, TokenClassRow]:
+    """The last row of each benchmark, in the paper's order."""
+    found = {row.benchmark.removeprefix("mini_"): row for row in rows if isinstance(row, TokenClassRow)}
+    return {name: found[name] for name in BENCHMARKS if name in found}
+
+
+def answers_of(row: TokenClassRow) -> list[Answer]:
+    """A row's answers, token by token."""
+    return [
+        [Token(row.classes[kind], place) for kind, place in zip(kinds, places, strict=True)]
+        for kinds, places in zip(row.tokens, row.places, strict=True)
+    ]
+
+
+def share_free(answers: Sequence[Answer], kind: str) -> Estimate | None:
+    """The share of a class's tokens that came for free; None where there are none."""
+    of_it = [[token for token in answer if token.kind == kind] for answer in answers]
+    whole = [len(found) for found in of_it]
+    return share_of_tokens([sum(token.place > 0 for token in found) for found in of_it], whole) if any(whole) else None
+
+
+def share_together(answers: Sequence[Answer], before: str, kind: str) -> tuple[Estimate | None, int]:
+    """The share of a class's tokens after one of another class that its forward settled too, and how many there are."""
+    places = [
+        [token.place for last, token in pairwise(answer) if (last.kind, token.kind) == (before, kind)]
+        for answer in answers
+    ]
+    whole = [len(found) for found in places]
+    together = [sum(place > 0 for place in found) for found in places]
+    return (share_of_tokens(together, whole) if any(whole) else None), sum(whole)
+
+
+# ---------------------------------------------------------------------- the section's parts
+
+
+def _missing(known: dict[str, TokenClassRow]) -> Iterator[str]:
+    """Why there is nothing to see, or nothing of a benchmark."""
+    if not known:
+        yield "not run"
+    for name, row in known.items():
+        if row.status != "done":
+            yield f"- {BENCHMARKS[name]}: {row.status}: {one_line(row.reason)}"
+
+
+def _how(row: TokenClassRow, answers: dict[str, list[Answer]]) -> str:
+    size, label = int(row.options["block_size"]), next(arm.label for arm in MEASURED.arms if arm.name == row.arm)
+    counts = ", ".join(f"{BENCHMARKS[name]} {len(found):,}" for name, found in answers.items())
+    return (
+        f"{label} on the first questions of each benchmark ({counts}). "
+        f"{HOW_TO_READ_FREE_TOKENS.format(block_size=size, most=size - 1)} {HOW_TOKENS_ARE_CLASSED}"
+        f"{HOW_THE_WORLD_SPEAKS if row.benchmark.startswith('mini_') else ''}"
+    )
+
+
+def _by_benchmark(answers: dict[str, list[Answer]]) -> str:
+    everything = [answer for found in answers.values() for answer in found]
+    lines = [
+        [kind, *[_percent(share_free(found, kind)) for found in (*answers.values(), everything)]] for kind in CLASSES
+    ]
+    head = ["", *[BENCHMARKS[name] for name in answers], "all questions"]
+    return f"The share of tokens that came for free, in % ± half of the 95 % interval:\n\n{table(head, lines)}"
+
+
+def _templates(known: dict[str, TokenClassRow]) -> str:
+    """The words behind the template class; no answer's own text."""
+    found = {BENCHMARKS[name]: row.template for name, row in known.items() if row.template}
+    listed = "; ".join(f"{title}: {', '.join(f'`{word}`' for word in words)}" for title, words in found.items())
+    return f"Template words by benchmark: {listed}." if listed else ""
+
+
+def _by_place(answers: Sequence[Answer], block_size: int) -> str:
+    tokens = [token for answer in answers for token in answer]
+    free = sum(token.place > 0 for token in tokens)
+    lines = []
+    for kind in CLASSES:
+        places = [token.place for token in tokens if token.kind == kind]
+        if places:
+            shares = [_ratio(places.count(place), len(places)) for place in range(block_size)]
+            gain = _ratio(sum(place > 0 for place in places), free)
+            lines.append([kind, f"{len(places):,}", _ratio(len(places), len(tokens)), *shares, gain])
+    head = ["", "tokens", "% of tokens", "1st, in %", *[f"{_ordinal(n)}, in %" for n in range(2, block_size + 1)]]
+    lead = (
+        "All questions together: a class's place in the forward pass that settled it, from the first token, which is "
+        "not free, to the last; and its share of all free tokens."
+    )
+    return f"{lead}\n\n{table([*head, '% of free tokens'], lines)}"
+
+
+def _ordinal(number: int) -> str:
+    return {2: "2nd", 3: "3rd"}.get(number, f"{number}th")
+
+
+def _by_pair(answers: Sequence[Answer]) -> str:
+    """How often a token is settled together with the one before it, by the classes of both."""
+    lines = [
+        [before, *[_percent(share_together(answers, before, kind)[0]) for kind in CLASSES]]
+        for before in CLASSES
+        if before != END
+    ]
+    lead = (
+        "Which classes come together: of the tokens of a class (column) that follow one of another class (line), the "
+        "share that the same forward pass settled, in % ± half of the 95 % interval, all questions together. What is "
+        "blank does not occur."
+    )
+    return f"{lead}\n\n{table(['after', *CLASSES], lines)}"
+
+
+def _percent(share: Estimate | None) -> str:
+    return "" if share is None else plus_minus(share, 1, factor=100)
+
+
+def _ratio(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.1f}" if whole else "n/a"
+
+
+# ---------------------------------------------------------------------- the figure
+
+
+def _heat_map(answers: Sequence[Answer]) -> Figure:
+    """The same pairs in shades that differ in brightness, with the share and the number of pairs in each field."""
+    befores = [kind for kind in CLASSES if kind != END]
+    found = [[share_together(answers, before, kind) for kind in CLASSES] for before in befores]
+    shares = np.array([[np.nan if share is None else 100 * share.value for share, _ in line] for line in found])
+    figure = new_figure(7.2, 4.6)
+    axes = figure.subplots()
+    mesh = axes.pcolormesh(np.ma.masked_invalid(shares), cmap="cividis", vmin=0, vmax=100, edgecolor="white")
+    for row, line in enumerate(found):
+        for column, (share, count) in enumerate(line):
+            if share is not None:
+                shade = "black" if share.value > 0.45 else "white"  # where cividis gives both the same contrast
+                limits = f"[{100 * share.interval.low:.0f}, {100 * share.interval.high:.0f}]"
+                text = f"{100 * share.value:.0f} %\n{limits}\nn = {count:,}"
+                axes.text(column + 0.5, row + 0.5, text, ha="center", va="center", color=shade, fontsize=7)
+    axes.set_xticks(np.arange(len(CLASSES)) + 0.5, [kind.replace(" ", "\n") for kind in CLASSES])
+    axes.set_yticks(np.arange(len(befores)) + 0.5, befores)
+    axes.tick_params(length=0)
+    axes.invert_yaxis()
+    axes.set_xlabel("token")
+    axes.set_ylabel("token before it")
+    axes.spines[:].set_visible(False)
+    figure.colorbar(mesh, label="settled by the same forward pass, in % (brackets: 95 % interval)")
+    return figure

@@ -1,0 +1,130 @@
+"""Where MARS's gain comes from: the class of every token of its answers, and which forward pass settled it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+
+from marsbench.decoding.engine import context_length, decode
+from marsbench.decoding.generation import Generation, Request
+from marsbench.evaluation.benchmarks import fingerprint
+from marsbench.evaluation.harness import Exam
+from marsbench.evaluation.local_data import Unavailable
+from marsbench.keys import content_hash, source_hash
+from marsbench.methods.fitting import default_ids
+from marsbench.provenance import provenance
+from marsbench.racing.questions import prompts_of, token_ids
+from marsbench.rows.kinds import Row, TokenClassRow
+from marsbench.running.cells import Cells
+from marsbench.running.checkpoints import Checkpoints
+from marsbench.running.run import Run, explained
+from marsbench.running.tables import Table
+from marsbench.show import token_texts
+from marsbench.studies.gains.lines import CLASSED, MEASURED
+from marsbench.studies.gains.word_classes import CLASSES, CODE_BENCHMARK, template_words, token_class
+from marsbench.training.checkpoints import Loaded
+
+QUESTIONS = 100  # of each benchmark, at most
+
+
+def gains_rows(run: Run) -> list[Row]:
+    """The rows of the page's table, then the tokens of one line by class; these are not shared out among shards."""
+    rows = Table(run, MEASURED).rows()
+    if not run.is_whole:
+        return rows
+    names = run.asked(MEASURED)
+    reason, loaded = Checkpoints(run).available(CLASSED.trained)
+    if loaded is None:
+        return [*rows, *[_skipped(run, name, reason) for name in names]]
+    return [*rows, *[_row(run, loaded, name) for name in names]]
+
+
+def _row(run: Run, loaded: Loaded, name: str) -> TokenClassRow:
+    """One benchmark, or why there is nothing on it."""
+    try:
+        return _classified(run, loaded, run.exam(name, QUESTIONS))
+    except Unavailable as error:
+        return _skipped(run, name, explained(error))
+
+
+def _skipped(run: Run, name: str, reason: str) -> TokenClassRow:
+    run.reporter.say(f"{name}, tokens by class: skipped ({reason})")
+    identity = run.scale.scale, CLASSED.name, CLASSED.stage, CLASSED.method, CLASSED.options, name
+    key = content_hash({"skipped": [TokenClassRow.kind, *identity, reason]})
+    return TokenClassRow(key, "skipped", reason, *identity, provenance=provenance(seed=run.seed))
+
+
+def _classified(run: Run, loaded: Loaded, exam: Exam) -> TokenClassRow:
+    content = {
+        "kind": TokenClassRow.kind,
+        "method": CLASSED.method,
+        "options": CLASSED.options,
+        "benchmark": exam.benchmark.name,
+        "tasks": fingerprint(exam.tasks),
+        "asked": exam.asked(),
+        "weights": loaded.weights,
+        "max_new_tokens": run.scale.max_new_tokens,
+        "batch_size": run.scale.batch_size,
+        "source": source_hash("decoding", "methods", "evaluation", "world", "studies/gains/word_classes.py"),
+    }
+    key, title = content_hash(content), f"{exam.benchmark.name}, tokens by class"
+    known = run.existing_row(key, TokenClassRow, title)
+    if known is not None:
+        return known
+    origin = provenance(seed=run.seed)
+    generations = _decoded(run, loaded, exam, title)
+    texts = [token_texts(generation.tokens, loaded.tokenizer) for generation in generations]
+    code, template = exam.benchmark.name.removeprefix("mini_") == CODE_BENCHMARK, template_words(texts)
+    row = TokenClassRow(
+        key=key,
+        status="done",
+        reason="",
+        scale=run.scale.scale,
+        arm=CLASSED.name,
+        stage=CLASSED.stage,
+        method=CLASSED.method,
+        options=CLASSED.options,
+        benchmark=exam.benchmark.name,
+        classes=list(CLASSES),
+        tokens=[
+            [CLASSES.index(token_class(text, code=code, template=template)) for text in with_end(one, generation)]
+            for one, generation in zip(texts, generations, strict=True)
+        ],
+        places=[places(generation.settled_by) for generation in generations],
+        template=[] if code else sorted(template),
+        max_new_tokens=run.scale.max_new_tokens,
+        checkpoint=loaded.weights,
+        provenance=origin,
+    )
+    run.keep(row)
+    free = sum(place > 0 for found in row.places for place in found)
+    tokens = sum(map(len, row.places))
+    run.reporter.say(f"{title}: {free:,} of {tokens:,} came with another token's forward pass")
+    return row
+
+
+def _decoded(run: Run, loaded: Loaded, exam: Exam, title: str) -> list[Generation]:
+    """The answers to an exam's questions, in their order."""
+    prompts, limit = prompts_of(exam, loaded.tokenizer), run.scale.max_new_tokens
+    room = context_length(loaded.model) - limit
+    ids = token_ids([prompts[number] for number in exam.asked()], loaded.tokenizer, room)
+    eos_id, pad_id = default_ids(loaded, None, None)
+    with run.reporter.bar(title):
+        return decode(
+            loaded.model,
+            Cells(run).method(CLASSED, loaded),
+            [Request(prompt, limit, CLASSED.options["threshold"]) for prompt in ids],
+            eos_id=eos_id,
+            pad_id=pad_id,
+            batch_size=run.scale.batch_size,
+        )
+
+
+def with_end(texts: Sequence[str], generation: Generation) -> list[str | None]:
+    """The text of every token emitted, None for an EOS."""
+    return [*texts, *[None] * (generation.emitted - len(texts))]
+
+
+def places(settled_by: Sequence[int]) -> list[int]:
+    """Each token's place among those that its forward settled, from 0."""
+    return [place for _, group in groupby(settled_by) for place, _ in enumerate(group)]

@@ -1,0 +1,201 @@
+"""Where the gain comes from: what the paper did not test.
+
+MARS against other ways to several tokens per forward pass at equal accuracy, and which of its tokens come for free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from marsbench.findings.cells import Cells, answers_of, columns, latest_cells
+from marsbench.findings.claims import AccuracyClaim, Claim, SpeedClaim, counted
+from marsbench.findings.in_words import bracketed, plus_minus, signed_number
+from marsbench.findings.sweep import ALLOWED_LOSS
+from marsbench.rendering.deviations import deviations_section
+from marsbench.rendering.figures import speed_figure
+from marsbench.rendering.markdown import table
+from marsbench.rendering.measured import (
+    HOW_TO_READ_ACCURACY,
+    accuracy_table,
+    cut_answers,
+    other_scores,
+    reasons,
+    speed_table,
+)
+from marsbench.rendering.sections import how_section, opening_section, training_section
+from marsbench.rendering.verdicts import claims_section
+from marsbench.rows.kinds import EvaluationRow, Row
+from marsbench.statistics.intervals import paired_difference, speed_difference, tokens_per_forward
+from marsbench.studies.gains import free_tokens
+from marsbench.studies.gains.choice import Choice, choice, with_choice
+from marsbench.studies.gains.lines import AR_OF_MARS, CHOSEN, MEASURED, PLAN
+from marsbench.studies.lines import AR_SFT, THRESHOLDS
+
+VERIFIED = {"verified_groups": "groups", "verified_linear": "linear"}
+RIVALS = {
+    "medusa_1": "Medusa with a chain",
+    "medusa_3": "Medusa with a tree",
+    "ar_sft_by_draft_ar_sft": "speculative decoding",
+    "lookup": "prompt lookup",
+    "jacobi_of_mars": "Jacobi decoding",
+}
+FIGURE = "figures/gains_speed"  # beside the page, less the extension
+
+OPENING = (
+    "MARS, verified and with a threshold, against other ways to emit several tokens per forward pass, all of them "
+    "decoded greedily and scored by one program; and which kinds of tokens MARS emits together."
+)
+HOW_LINES_COMPARE = (
+    "Lines with tau accept tokens from the left while their confidence reaches tau, and may lose accuracy by it. All "
+    "others are lossless: they emit the very tokens of AR decoding of their own checkpoint, as [engine.md](engine.md) "
+    "checks, so their accuracy is AR decoding's by construction. Lines called MARS share one checkpoint. Medusa's "
+    "heads sit on the frozen AR SFT model, which also is the target of speculative decoding."
+)
+HOW_TAU_IS_CHOSEN = (
+    f"What tau gives at equal accuracy: on each benchmark, the tau with most tokens per forward pass among those that "
+    f"lose at most {ALLOWED_LOSS:g} point of accuracy against AR decoding of the same checkpoint, or one token per "
+    "forward pass where every tau loses more. Chosen on all questions and reported on the same ones, the best of "
+    f"{len(THRESHOLDS)} thresholds looks better than it is, since some of what made it win is luck. So the even "
+    "questions choose tau for the odd ones and the odd ones for the even ones: no question has a say in the tau that "
+    f'answers it. These answers make up the line "{CHOSEN.label}". Its interval holds for the two thresholds chosen; '
+    f"what it loses may exceed {ALLOWED_LOSS:g} point, and the table says by how much."
+)
+
+
+def render(rows: Sequence[Row], scale: str) -> str:
+    """The page as Markdown: a pure function of the rows of that scale."""
+    rows = [row for row in rows if row.scale == scale]
+    measured = latest_cells(rows)
+    cells = with_choice(measured)
+    sections = [
+        opening_section(PLAN, scale, OPENING),
+        _measured(cells),
+        _chosen(cells),
+        claims_section(cells, PLAN, CLAIMS),
+        free_tokens.section(rows),
+        training_section(rows, MEASURED),
+        how_section(rows, MEASURED, scale),
+        deviations_section(rows, scale, ()),
+    ]
+    return "\n\n".join(section for section in sections if section) + "\n"
+
+
+def draw(rows: Sequence[Row], scale: str, reports_dir: Path) -> list[Path]:
+    """Write the figures that the page shows, as PNG and SVG."""
+    rows = [row for row in rows if row.scale == scale]
+    shown = [CHOSEN.name, *VERIFIED, *RIVALS]
+    plan = replace(PLAN, arms=tuple(arm for arm in PLAN.arms if arm.name in shown))
+    speed = speed_figure(with_choice(latest_cells(rows)), plan, reports_dir / FIGURE)
+    return [*speed, *free_tokens.draw(rows, reports_dir)]
+
+
+def tally(rows: Sequence[Row]) -> str:
+    """How many of the page's claims the rows support."""
+    cells = with_choice(latest_cells(rows))
+    return counted([claim.judge(cells, PLAN).verdict for claim in CLAIMS])
+
+
+def _measured(cells: Cells) -> str:
+    parts = [
+        "## At equal accuracy",
+        f"{HOW_TO_READ_ACCURACY} {HOW_LINES_COMPARE}",
+        accuracy_table(cells, PLAN),
+        speed_table(cells, PLAN),
+        _costs(),
+        reasons(cells, PLAN),
+        other_scores(cells, PLAN),
+        cut_answers(cells, PLAN),
+        f"![Tokens per forward pass per benchmark and line, with 95 % intervals]({FIGURE}.png)",
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _costs() -> str:
+    """What a forward pass may cover beside the tokens that it settles."""
+    arms = {arm.name: arm for arm in PLAN.arms}
+    groups, linear = (int(arms[name].options["block_size"]) for name in VERIFIED)
+    drafted = arms["ar_sft_by_draft_ar_sft"].options["draft_length"]
+    return (
+        "**Tokens per forward pass is not speed.** It counts the forward passes of the model that answers, whatever "
+        f"they cover. A round of speculative decoding also costs up to {drafted} forward passes of a second, smaller "
+        "model (its size stands under Training), which the other lines do without. A forward pass of verified MARS "
+        f"covers up to {groups**2} positions in `groups` and {2 * linear - 1} in `linear`, of AR decoding 1. What that "
+        "comes to in tokens per second, [speedup.md](speedup.md) says."
+    )
+
+
+def _chosen(cells: Cells) -> str:
+    """What thresholds give where they lose little, chosen on all questions and on other questions."""
+    head = [
+        "",
+        "tau, by all",
+        "tokens/forward",
+        "tau, by even",
+        "tau, by odd",
+        "tokens/forward on other questions",
+        "points lost there [95 %]",
+        *[f"verified {layout} minus it [95 %]" for layout in VERIFIED.values()],
+    ]
+    lines = []
+    for benchmark, title in columns(PLAN).items():
+        found = choice(cells, benchmark)
+        lines.append([title, *(_chosen_line(cells, benchmark, found) if found else ["not run"] * (len(head) - 1))])
+    title = f"## MARS that may lose {ALLOWED_LOSS:g} point of accuracy"
+    return "\n\n".join([title, HOW_TAU_IS_CHOSEN, table(head, lines)])
+
+
+def _chosen_line(cells: Cells, benchmark: str, found: Choice) -> list[str]:
+    flattered, held_out = found.rows[found.by_all], cells[CHOSEN.name, benchmark]
+    lost = paired_difference({benchmark: found.rows[0].correct}, {benchmark: held_out.correct})
+    return [
+        _tau(found.by_all),
+        plus_minus(tokens_per_forward(flattered.emitted, flattered.forwards), 2),
+        _tau(found.fitted.by_even),
+        _tau(found.fitted.by_odd),
+        plus_minus(tokens_per_forward(held_out.emitted, held_out.forwards), 2),
+        f"{signed_number(lost.points, 1)} {bracketed(lost.interval, 1, signed=True)}",
+        *[_faster(cells.get((name, benchmark)), held_out) for name in VERIFIED],
+    ]
+
+
+def _tau(place: int) -> str:
+    """A threshold by its place in `CURVE`."""
+    return f"{THRESHOLDS[place - 1]:g}" if place else "one token"
+
+
+def _faster(row: EvaluationRow | None, other: EvaluationRow) -> str:
+    """How many more tokens per forward pass a line emits than another on one benchmark."""
+    if row is None or row.status != "done":
+        return "not run" if row is None else row.status
+    if len(row.emitted) != len(other.emitted):
+        return "not comparable"
+    more = speed_difference(answers_of(row), answers_of(other))
+    return f"{signed_number(more.value, 2)} {bracketed(more.interval, 2, signed=True)}"
+
+
+def _all_claims() -> Iterator[Claim]:
+    for letter, (verified, layout) in zip("ab", VERIFIED.items(), strict=True):
+        for rival, words in RIVALS.items():
+            text = f"Verified MARS ({layout}) emits more tokens per forward pass than {words}"
+            yield SpeedClaim(letter, text, verified, rival)
+    for verified, layout in VERIFIED.items():
+        text = f"Verified MARS ({layout}) emits more tokens per forward pass than MARS that may lose accuracy"
+        yield SpeedClaim("c", text, verified, CHOSEN.name)
+    text = f"A tau chosen on other questions loses at most {ALLOWED_LOSS:g} point"
+    yield AccuracyClaim("d", text, CHOSEN.name, AR_OF_MARS, margin=ALLOWED_LOSS)
+    lossless = {
+        **{name: AR_OF_MARS for name in VERIFIED},
+        "medusa_3": AR_SFT.name,
+        "ar_sft_by_draft_ar_sft": AR_SFT.name,
+    }
+    for name, reference in lossless.items():
+        words = f"verified MARS ({VERIFIED[name]})" if name in VERIFIED else RIVALS[name]
+        text = f"{words[0].upper()}{words[1:]} is as accurate as AR decoding"
+        yield AccuracyClaim("e", text, name, reference, margin=ALLOWED_LOSS)
+    text = "The two checkpoints are about as accurate, so that their lossless lines compare"
+    yield AccuracyClaim("f", text, AR_OF_MARS, AR_SFT.name, margin=2.0)
+
+
+CLAIMS = tuple(_all_claims())

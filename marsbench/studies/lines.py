@@ -1,0 +1,71 @@
+"""Lines that several studies have, and the block sizes, thresholds and batch sizes of the paper that make them up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from marsbench.presets import DEFAULT_BLOCK_SIZE
+from marsbench.running.plans import AS_RELEASED, Arm
+
+BLOCK_SIZES = (4, 8, 16)
+THRESHOLDS = (0.95, 0.9, 0.8, 0.7, 0.6, 0.5)
+BATCH_SIZES = (4, 8, 16)  # of Tables 5 and 6
+ONE_TOKEN: dict[str, Any] = {"accept": "one"}
+AR_SFT = Arm("ar_sft", "AR SFT", "ar_sft", "ar", {}, "ar_sft_5ep")
+# Stage -> its words, in Tables 3 and 8.
+MARS_STAGES = {
+    "mars_no_sft_released": f"MARS w/o SFT loss{AS_RELEASED}",
+    "mars_no_sft": "MARS w/o SFT loss",
+    "mars": "MARS",
+}
+ABLATIONS = tuple(name for name in MARS_STAGES if name != "mars")
+# Stage -> its words, on the page of discrepancies.
+MARS_VARIANTS = {
+    "mars": "MARS",
+    "mars_paper_alignment": "MARS, aligned as in the paper",
+    "mars_response_blocks": "MARS, blocks counted from the response",
+    "mars_no_eos_padding": "MARS, no labelled EOS filled in",
+}
+_PAPER_NAMES = {"mars": "mars", "mars_no_sft_released": "mars_no_sft"}
+
+
+def mars(stage: str, block_size: int, threshold: float | None = None) -> Arm:
+    """MARS, an ablation or a variant of it, at one token per forward or with a threshold."""
+    how = ONE_TOKEN if threshold is None else {"threshold": threshold}
+    said = "" if threshold is None else f", tau = {short(threshold)}"
+    label = f"{(MARS_STAGES | MARS_VARIANTS)[stage]} (B = {block_size}{said})"
+    name = mars_name(stage, block_size, threshold)
+    return Arm(name, label, stage, "mars", {"block_size": block_size, **how}, _PAPER_NAMES.get(stage))
+
+
+def mars_name(stage: str, block_size: int, threshold: float | None = None) -> str:
+    """The name of the line that decodes a MARS stage, one token per forward where no threshold is given."""
+    return f"{stage}_b{block_size}" + ("" if threshold is None else f"_{threshold:g}")
+
+
+def verified(layout: str, window: int, threshold: float | None = None) -> Arm:
+    """Lossless MARS in one of its layouts, on the checkpoint of B = 4 whatever its window."""
+    pruned = {} if threshold is None else {"threshold": threshold}
+    return Arm(
+        f"verified_{layout}", f"MARS verified, {layout} (W = {window})", "mars", "mars-verified",
+        {"layout": layout, "block_size": window, **pruned}, trained_block_size=DEFAULT_BLOCK_SIZE,
+    )  # fmt: skip
+
+
+def speculative(target: str, draft: str) -> Arm:
+    """A line of Table 6: the MARS target extends what it has verified, the MARS draft drafts several per forward."""
+    extends = target == "mars"
+    drafting = {"draft_method": "mars"} if draft == "draft_mars" else {}
+    return Arm(
+        f"{target}_by_{draft}",
+        f"{'MARS' if extends else 'AR SFT'} target, {'MARS' if draft == 'draft_mars' else 'AR SFT'} draft",
+        target,
+        "mars-speculative" if extends else "speculative",
+        {"draft": draft, "draft_length": 4, **drafting, **({"block_size": 4, "threshold": 0.95} if extends else {})},
+        "speculative",
+    )
+
+
+def short(number: float) -> str:
+    """A threshold as the paper writes it, without the zero in front."""
+    return f"{number:g}".removeprefix("0")

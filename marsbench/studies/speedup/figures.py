@@ -1,0 +1,179 @@
+"""The figures of the speed page: accuracy against speed, speed-up by batch size, cost by positions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from marsbench.findings.sweep import (
+    ALLOWED_LOSS,
+    SweepCells,
+    accuracy_of,
+    is_lossless,
+    ms_per_forward,
+    positions_per_forward,
+    speed_up,
+    tokens_per_forward_of,
+)
+from marsbench.rendering.figures import COLOURS, MARKERS, drawn_alike, error_bars, new_figure, save
+from marsbench.rows.kinds import SweepRow
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Beside the page, less the extension.
+PARETO_SPEED = "figures/speedup_accuracy_by_speed"
+PARETO_FORWARDS = "figures/speedup_accuracy_by_tokens"
+BY_BATCH = "figures/speedup_by_batch_size"
+BY_POSITIONS = "figures/speedup_by_positions"
+
+_JOINED = ("mars",)  # methods whose settings a line joins
+
+
+def draw(sweep: SweepCells, reports_dir: Path) -> list[Path]:
+    """Write all figures, as PNG and SVG."""
+    with drawn_alike():
+        figures = {
+            PARETO_SPEED: _pareto_by_speed(sweep),
+            PARETO_FORWARDS: _pareto_by_tokens(sweep),
+            BY_BATCH: _by_batch(sweep),
+            BY_POSITIONS: _by_positions(sweep),
+        }
+        return [path for stem, figure in figures.items() for path in save(figure, reports_dir / stem)]
+
+
+def _methods(sweep: SweepCells) -> dict[str, tuple[str, str]]:
+    """Method -> its colour and marker, the same in all figures."""
+    names = list(dict.fromkeys(row.method for row in sweep.rows))
+    markers = [MARKERS[(place + place // len(COLOURS)) % len(MARKERS)] for place in range(len(names))]
+    return {name: (COLOURS[place % len(COLOURS)], markers[place]) for place, name in enumerate(names)}
+
+
+def _pareto_by_speed(sweep: SweepCells) -> Figure:
+    sizes = sweep.batch_sizes
+    columns = min(len(sizes), 2)
+    figure = new_figure(9.5, 3.4 * -(-len(sizes) // columns) + 0.6)
+    panels = figure.subplots(-(-len(sizes) // columns), columns, squeeze=False, sharex=True, sharey=True).flatten()
+    for axes, size in zip(panels, sizes, strict=False):
+        _scatter(sweep, axes, size, lambda row: found.value if (found := speed_up(row)) else None)
+        axes.axvline(1.0, color="black", linewidth=0.8, linestyle=":")
+        axes.set(title=f"batch size {size}", xlabel="tokens per second, relative to ar", ylabel="accuracy in %")
+    _legend(figure, panels[0])
+    return figure
+
+
+def _pareto_by_tokens(sweep: SweepCells) -> Figure:
+    figure = new_figure(9.5, 4.4)
+    axes = figure.subplots()
+    if sweep.batch_sizes:
+        _scatter(sweep, axes, sweep.batch_sizes[0], tokens_per_forward_of)
+    axes.set(xlabel="tokens per forward", ylabel="accuracy in % (bars: 95 % interval)")
+    _legend(figure, axes)
+    return figure
+
+
+def _scatter(sweep: SweepCells, axes: Axes, batch_size: int, across: Callable[[SweepRow], float | None]) -> None:
+    """Accuracy of every contender at a batch size, with its interval."""
+    for method, (colour, marker) in _methods(sweep).items():
+        rows = sweep.at(batch_size, lambda row, method=method: row.method == method)  # type: ignore[misc]
+        points = [(value, accuracy_of(row), row) for row in rows if (value := across(row)) is not None]
+        if not points:
+            continue
+        axes.errorbar(
+            [value for value, _, _ in points],
+            [100 * found.value for _, found, _ in points],
+            yerr=error_bars([found for _, found, _ in points], 100.0),
+            fmt=marker,
+            color=colour,
+            linestyle="-" if method in _JOINED else "none",
+            linewidth=1.0,
+            elinewidth=0.5,
+            markersize=5,
+            label=f"{method} (numbers: tau)" if method in _JOINED else method,
+        )
+        for value, found, row in points if method in _JOINED else ():
+            axes.annotate(
+                str(row.options.get("threshold", "one")), (value, 100 * found.value), xytext=(0, -4),
+                textcoords="offset points", fontsize=6, ha="right", va="top", rotation=60,
+            )  # fmt: skip
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(color="0.9", linewidth=0.6)
+
+
+def _legend(figure: Figure, axes: Axes) -> None:
+    handles, labels = axes.get_legend_handles_labels()
+    if handles:
+        figure.legend(handles, labels, loc="outside right upper", frameon=False)
+
+
+def _by_batch(sweep: SweepCells) -> Figure:
+    figure = new_figure(8.5, 4.6)
+    axes = figure.subplots()
+    looks = _methods(sweep)
+    for name in _best_of_each_method(sweep):
+        rows = [sweep.done[name, size] for size in sweep.batch_sizes if (name, size) in sweep.done]
+        found = [(row.batch_size, ratio) for row in rows if (ratio := speed_up(row)) is not None]
+        axes.errorbar(
+            [size for size, _ in found],
+            [ratio.value for _, ratio in found],
+            yerr=error_bars([ratio for _, ratio in found], 1.0),
+            color=looks[rows[0].method][0],
+            marker=looks[rows[0].method][1],
+            linewidth=1,
+            capsize=2,
+            label=name,
+        )
+    axes.axhline(1.0, color="black", linewidth=0.8, linestyle=":")
+    axes.set(xlabel="batch size", ylabel="tokens per second, relative to ar")
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(sweep.batch_sizes, [str(size) for size in sweep.batch_sizes])
+    _legend(figure, axes)
+    return figure
+
+
+def _best_of_each_method(sweep: SweepCells) -> list[str]:
+    """Of each method but `ar`, the contender that is fastest at the smallest batch size and loses little accuracy.
+
+    What promises the tokens of its own model loses none, whichever checkpoint that is.
+    """
+    best: dict[str, tuple[float, str]] = {}
+    for row in sweep.at(sweep.batch_sizes[0]) if sweep.batch_sizes else []:
+        ratio, cost = speed_up(row), sweep.cost(row)
+        loses_little = is_lossless(row) or (cost is not None and cost.points <= ALLOWED_LOSS)
+        if ratio is not None and row.method != "ar" and loses_little:
+            best[row.method] = max(best.get(row.method, (0.0, "")), (ratio.value, row.contender))
+    return [name for _, name in best.values()]
+
+
+def _by_positions(sweep: SweepCells) -> Figure:
+    """Every cell's ms per forward, over the law measured apart from them."""
+    figure = new_figure(8.5, 4.4)
+    axes = figure.subplots()
+    if sweep.law is not None:
+        axes.plot(
+            sweep.law.positions, [1000 * seconds for seconds in sweep.law.seconds], color="0.5", linewidth=1.5,
+            label="one step, timed by itself",
+        )  # fmt: skip
+    for method, (colour, marker) in _methods(sweep).items():
+        rows = [row for row in sweep.done.values() if row.method == method]
+        points = _points(rows)
+        if points:
+            axes.plot(
+                [positions for positions, _ in points], [ms for _, ms in points], marker, color=colour, markersize=4,
+                label=method,
+            )  # fmt: skip
+    axes.set(xlabel="positions per forward, all rows together", ylabel="ms per forward, its drafts' included")
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter("{x:g}")
+    axes.grid(color="0.9", linewidth=0.6)
+    _legend(figure, axes)
+    return figure
+
+
+def _points(rows: Sequence[SweepRow]) -> list[tuple[float, float]]:
+    found = [(positions_per_forward(row), ms_per_forward(row)) for row in rows]
+    return [(positions, ms) for positions, ms in found if positions is not None and ms is not None]

@@ -1,0 +1,151 @@
+"""The position law on the page of speed: what it predicts, what its choices lose, and where more load stops paying."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+from typing import NamedTuple
+
+from marsbench.findings.in_words import bracketed
+from marsbench.findings.sweep import (
+    SweepCells,
+    best_mars_at,
+    best_verified_at,
+    faster,
+    printed_speed_up,
+    speed_of,
+    speed_up,
+)
+from marsbench.racing.position_law import Work, fastest
+from marsbench.rendering.markdown import table
+from marsbench.statistics.intervals import Estimate, Interval
+
+HOW_THE_LAW_WORKS = (
+    "A step of the loop was timed for windows of different widths and batches of different sizes, apart from any "
+    "race. The law says that its time depends on the product alone, the positions per forward. With the forwards that "
+    "each prompt takes (measured at the smallest batch size; they are the same at all), it predicts the fastest window "
+    "for every batch size. Regret is what that choice loses against the fastest window that the races found."
+)
+
+
+def law_section(sweep: SweepCells) -> str:
+    if sweep.law is None or sweep.step_times is None:
+        return ""
+    head = ["positions", *[str(count) for count in _shown_positions(sweep)]]
+    costs = ["ms per step", *[f"{1000 * sweep.law.seconds_at(count):.2f}" for count in _shown_positions(sweep)]]
+    regrets = _regrets(sweep)
+    chosen = table(
+        ["windows of", "batch", "by the law", "by the races", "regret, % [95 %]"],
+        [[one.family, str(one.batch_size), one.chosen, one.best, _in_percent(one.loss)] for one in regrets],
+        text=(0, 2, 3),
+    )
+    return "\n\n".join(
+        ["## The position law", HOW_THE_LAW_WORKS, table(head, [costs]), _spread(sweep), chosen, _summary(regrets)]
+    )
+
+
+def _shown_positions(sweep: SweepCells) -> list[int]:
+    assert sweep.law is not None
+    return [count for count in sweep.law.positions if count & (count - 1) == 0]
+
+
+def _spread(sweep: SweepCells) -> str:
+    """How far shapes with as many positions differ."""
+    assert sweep.step_times is not None
+    found: dict[int, list[float]] = {}
+    for rows, window, seconds in zip(
+        sweep.step_times.rows, sweep.step_times.window, sweep.step_times.seconds, strict=True
+    ):
+        found.setdefault(rows * window, []).append(median(seconds))
+    ratios = [max(times) / min(times) for times in found.values() if len(times) > 1]
+    if not ratios:
+        return ""
+    return (
+        f"Shapes with as many positions, such as 4 x 16 and 16 x 4, differ by a factor of {median(ratios):.2f} in the "
+        f"median and {max(ratios):.2f} at most: that is how far the law is true."
+    )
+
+
+def families(sweep: SweepCells) -> dict[str, list[str]]:
+    """Contenders that differ in their window alone, and all windows and layouts of `mars-verified` together."""
+    found: dict[str, list[str]] = {}
+    for name in sweep.names:
+        row = next(row for row in sweep.rows if row.contender == name)
+        if row.method == "mars-block-cache":
+            found.setdefault("mars-block-cache", []).append(name)
+        if row.method == "mars-verified":
+            found.setdefault(f"mars-verified, {row.options.get('layout', 'groups')}", []).append(name)
+            found.setdefault("mars-verified, either layout", []).append(name)
+    return {family: names for family, names in found.items() if len(names) > 1}
+
+
+class Regret(NamedTuple):
+    """What the law's choice among the windows of a family loses at a batch size."""
+
+    family: str
+    batch_size: int
+    chosen: str
+    best: str  # by the races
+    loss: Estimate  # share of the best one's speed
+
+
+def _regrets(sweep: SweepCells) -> list[Regret]:
+    assert sweep.law is not None
+    smallest, found = sweep.batch_sizes[0], []
+    for family, names in families(sweep).items():
+        known = {name: sweep.done[name, smallest] for name in names if (name, smallest) in sweep.done}
+        for size in sweep.batch_sizes:
+            measured = {name: sweep.done[name, size] for name in known if (name, size) in sweep.done}
+            if measured:
+                chosen = fastest(sweep.law, {name: Work.of(known[name]) for name in measured}, size)
+                best = max(measured, key=lambda name: speed_of(measured[name]))
+                if kept := faster(measured[chosen], measured[best]):
+                    loss = Estimate(1 - kept.value, Interval(1 - kept.interval.high, 1 - kept.interval.low), kept.n)
+                    found.append(Regret(family, size, chosen, best, loss))
+    return found
+
+
+def _in_percent(share: Estimate) -> str:
+    interval = Interval(100 * share.interval.low, 100 * share.interval.high)
+    return f"{100 * share.value:.1f} {bracketed(interval, 1)}"
+
+
+def _summary(regrets: Sequence[Regret]) -> str:
+    losses = [100 * one.loss.value for one in regrets]
+    told_apart = sum(one.loss.interval.low > 0 for one in regrets)
+    return (
+        f"Mean regret {sum(losses) / max(len(losses), 1):.1f} %, largest {max(losses, default=0.0):.1f} %. In "
+        f"{told_apart} of {len(regrets)} lines the interval, over laps, lies above 0: only there can the choice be "
+        "told from the fastest."
+    )
+
+
+def knee_section(sweep: SweepCells) -> str:
+    """Where more load stops paying, and why."""
+    parts = ["## Where more load stops paying"]
+    if sweep.law is not None and (double := sweep.law.positions_at(2.0)) is not None:
+        parts.append(
+            f"A step over {double:.0f} positions takes twice as long as a step over one on this machine. `ar` has as "
+            "many positions as rows; a method with a wider window has that many times more for the same rows, so it "
+            "comes to that point at a batch that many times smaller. Beyond it a forward costs more nearly in "
+            "proportion to its positions, and what counts more and more is positions per emitted token, of which `ar` "
+            "has the fewest, 1."
+        )
+    head = ["", "positions/token", *[f"batch {size}" for size in sweep.batch_sizes], "pays up to"]
+    lines = [_knee_line(sweep, name) for name in _window_contenders(sweep)]
+    return "\n\n".join([*parts, table(head, lines)])
+
+
+def _window_contenders(sweep: SweepCells) -> list[str]:
+    """The best settings, each once."""
+    best = [find(sweep, size) for find in (best_mars_at, best_verified_at) for size in sweep.batch_sizes]
+    return list(dict.fromkeys(row.contender for row in best if row is not None))
+
+
+def _knee_line(sweep: SweepCells, name: str) -> list[str]:
+    cells = {size: sweep.done.get((name, size)) for size in sweep.batch_sizes}
+    paying = [size for size, row in cells.items() if row and (ratio := speed_up(row)) and ratio.interval.low > 1]
+    first = next(row for row in cells.values() if row is not None)
+    work = f"{first.positions / (sum(first.emitted) - first.prompts):.2f}" if first.forwards else "n/a"
+    up_to = "never" if not paying else f"batch {max(paying)}{' at least' if max(paying) == max(cells) else ''}"
+    return [name, work, *[printed_speed_up(row) for row in cells.values()], up_to]

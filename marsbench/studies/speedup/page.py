@@ -1,0 +1,241 @@
+"""The speed page: how fast, at what accuracy, against what; Tables 5 and 6; and where more load stops paying."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+
+from marsbench.findings.in_words import one_line, plus_minus
+from marsbench.findings.sweep import (
+    ALLOWED_LOSS,
+    SweepCells,
+    accuracy_of,
+    best_mars_at,
+    best_verified_at,
+    first_token_ms,
+    in_words,
+    is_lossless,
+    ms_per_forward,
+    per_token_ms,
+    positions_per_forward,
+    printed_points,
+    printed_ratio,
+    printed_speed_up,
+    speed_up,
+    tokens_per_forward_of,
+    tokens_per_second,
+    weights_read_per_second,
+)
+from marsbench.rendering.markdown import table
+from marsbench.rendering.sections import facts_section
+from marsbench.rows.kinds import Row, SweepRow
+from marsbench.studies.speedup import figures
+from marsbench.studies.speedup.law import knee_section, law_section
+from marsbench.studies.speedup.tables import table5, table6
+from marsbench.training.stages import STAGES
+
+A_A = "ar, again"
+
+HOW_IT_IS_MEASURED = (
+    "All contenders of a batch size decode the same prompts in one race, batch by batch in turn, in an order that "
+    "changes with every batch and lap. A first lap is watched: it gives tokens, accuracy, work and latency. The laps "
+    "after it are timed and must give the same tokens, so speed and accuracy belong to the same generations. A "
+    "speed-up is the median over laps of the ratio of tokens per second, tokens up to EOS only, with its bootstrap "
+    "95 % interval, which covers the laps alone. A batch is decoded to its end and rows that have finished are not "
+    "replaced, so a forward holds fewer rows than the batch: positions/forward of `ar`, below, says how many. Times of "
+    "different races are never compared, and other pages race other prompts and checkpoints."
+)
+HOW_TO_READ_LATENCY = (
+    "First token: from the start of a batch to the moment the host has the prompt's first token. Per token: the time "
+    "from there to the last token over the tokens after the first. Percentiles are over prompts. ms/forward is a lap's "
+    "time over the model's forward passes, prompts' passes and all that a method does between them included. Memory is "
+    "what must be held: weights, of heads and draft models too, and the KV caches at their largest. Weight traffic is "
+    "the bytes of the model's weights times its forwards per second, in % of the speed at which this machine copies "
+    "memory (bytes read and written); models that fit into a processor's cache can exceed 100."
+)
+
+
+def render(rows: Sequence[Row], scale: str) -> str:
+    """The report as Markdown: a pure function of the rows of that scale."""
+    rows = [row for row in rows if row.scale == scale]
+    sweep = SweepCells.of(rows)
+    sections = [
+        f"# Speed at scale {scale}: how fast, at what accuracy, against what",
+        _caveat(scale),
+        _answer(sweep),
+        _all(sweep),
+        _pictures(),
+        _latency(sweep),
+        table5(sweep),
+        table6(sweep),
+        law_section(sweep),
+        knee_section(sweep),
+        _checks(sweep),
+        facts_section(rows, _command(scale)),
+    ]
+    return "\n\n".join(section for section in sections if section) + "\n"
+
+
+def draw(rows: Sequence[Row], scale: str, reports_dir: Path) -> list[Path]:
+    """Write the figures that the report shows, as PNG and SVG."""
+    return figures.draw(SweepCells.of([row for row in rows if row.scale == scale]), reports_dir)
+
+
+def _command(scale: str) -> str:
+    return f"`nox -s speedup-sweep{'' if scale == 'tiny' else f' -- --scale {scale}'}`"
+
+
+def _caveat(scale: str) -> str:
+    small = "These are models of a million parameters or less; they test the mechanism and are not Qwen numbers."
+    lead = "Every method runs through one loop, one cache and one clock; `hf-generate` is transformers' own `generate`."
+    return f"{lead} {small}" if scale in ("micro", "tiny") else lead
+
+
+# ---------------------------------------------------------------------- the answer
+
+
+def _answer(sweep: SweepCells) -> str:
+    """The best settings per batch size."""
+    head = ["", *[f"batch {size}" for size in sweep.batch_sizes]]
+    best_mars = {size: best_mars_at(sweep, size) for size in sweep.batch_sizes}
+    best_verified = {size: best_verified_at(sweep, size) for size in sweep.batch_sizes}
+    lines = [["`ar` over `hf-generate`", *[_ar_over_generate(sweep, size) for size in sweep.batch_sizes]]]
+    for title, best in (
+        (f"`mars`, at most {ALLOWED_LOSS:g} point lost", best_mars),
+        ("`mars-verified`", best_verified),
+    ):
+        found = list(best.values())
+        lines.append([f"{title}: over `ar`", *[printed_speed_up(row) for row in found]])
+        lines.append(["setting", *[_setting(row) for row in found]])
+        lines.append(["tokens/forward", *[f"{tokens_per_forward_of(row):.2f}" if row else "" for row in found]])
+        lines.append(["points lost [95 %]", *[printed_points(sweep.cost(row) if row else None) for row in found]])
+    return "\n\n".join(["## The answer", HOW_IT_IS_MEASURED, table(head, lines)])
+
+
+def _ar_over_generate(sweep: SweepCells, batch_size: int) -> str:
+    ar = sweep.done.get(("ar", batch_size))
+    return printed_ratio(speed_up(ar, "hf-generate")) if ar else ""
+
+
+def _setting(row: SweepRow | None) -> str:
+    if row is None:
+        return ""
+    options = {"tau": row.options.get("threshold", "one"), "window": row.options.get("block_size")}
+    layout = [str(row.options["layout"])] if "layout" in row.options else []
+    return ", ".join([*layout, *[f"{name} {value}" for name, value in options.items() if value is not None]])
+
+
+# ---------------------------------------------------------------------- every contender
+
+
+def _all(sweep: SweepCells) -> str:
+    sizes = sweep.batch_sizes
+    head = ["tokens/s over `ar`", *[f"batch {size}" for size in sizes], "tokens/forward", "accuracy", "as `ar`"]
+    lines = []
+    for name in sweep.names:
+        cells = [sweep.done.get((name, size)) for size in sizes]
+        first = next((row for row in cells if row is not None), None)
+        ratios = [
+            printed_speed_up(row) if row else _why(sweep, name, size) for row, size in zip(cells, sizes, strict=True)
+        ]
+        lines.append([name, *ratios, *_constants(sweep, first)])
+    text = (
+        "Accuracy in %, benchmarks weighing the same; tokens/forward and accuracy at the smallest batch size, as the "
+        'batch size changes tokens by rounding at most. "as `ar`" counts the prompts whose tokens equal those of `ar` '
+        "on the same checkpoint. `ar`, and all contenders that name no other checkpoint, decode stage "
+        f"{in_words(sweep.decoded)}."
+    )
+    return "\n\n".join(["## Every contender", text, table(head, lines), _reasons(sweep)])
+
+
+def _constants(sweep: SweepCells, row: SweepRow | None) -> list[str]:
+    """What hardly depends on the batch size."""
+    if row is None:
+        return ["", "", ""]
+    return [f"{tokens_per_forward_of(row):.2f}", plus_minus(accuracy_of(row), 1, factor=100), _as_ar(sweep, row)]
+
+
+def _as_ar(sweep: SweepCells, row: SweepRow) -> str:
+    """How many prompts get the tokens that AR decoding of the same model gives."""
+    stages = {_model_of(other.stage): other.contender for other in reversed(sweep.rows) if other.method == "ar"}
+    same = row.same_as.get(stages.get(_model_of(row.stage), ""))
+    promise = " (promised)" if is_lossless(row) and same is not None and same < row.prompts else ""
+    return "" if same is None else f"{same} of {row.prompts}{promise}"
+
+
+def _model_of(name: str) -> str | None:
+    """The stage whose weights a stage decodes with: Medusa's heads stand on a model that they leave as it is."""
+    return STAGES[name].parent if STAGES[name].objective == "medusa" else name
+
+
+def _why(sweep: SweepCells, name: str, size: int) -> str:
+    return next((row.status for row in sweep.rows if (row.contender, row.batch_size) == (name, size)), "not run")
+
+
+def _reasons(sweep: SweepCells) -> str:
+    """Why cells have no numbers."""
+    missing = [row for row in sweep.rows if row.status != "done"]
+    return "\n".join(
+        f"- {row.contender}, batch {row.batch_size}: {row.status}: {one_line(row.reason)}" for row in missing
+    )
+
+
+def _pictures() -> str:
+    pictures = {
+        figures.PARETO_SPEED: "Accuracy against tokens per second, relative to ar, by batch size",
+        figures.PARETO_FORWARDS: "Accuracy against tokens per forward",
+        figures.BY_BATCH: "Speed-up over ar by batch size: of each method the setting that is fastest at the "
+        f"smallest one and loses at most {ALLOWED_LOSS:g} point",
+        figures.BY_POSITIONS: "Milliseconds per forward by positions per forward",
+    }
+    return "\n\n".join(f"{text}.\n\n![{text}]({name}.png)" for name, text in pictures.items())
+
+
+def _latency(sweep: SweepCells) -> str:
+    head = [
+        "", "tokens/s", "ms/forward", "positions/forward", "first token, ms, p50", "p99", "per token, ms, p50", "p99",
+        "memory, MiB", "weight traffic, % of copying",
+    ]  # fmt: skip
+    parts = ["## Latency, work and memory", HOW_TO_READ_LATENCY]
+    copied = median(sweep.step_times.copied_per_second) if sweep.step_times else None
+    for size in sweep.batch_sizes:
+        lines = [_latency_line(row, copied) for row in sweep.at(size)]
+        parts += [f"### Batch size {size}", table(head, lines)]
+    return "\n\n".join(parts)
+
+
+def _latency_line(row: SweepRow, copied: float | None) -> list[str]:
+    def number(value: float | None, digits: int) -> str:
+        return "n/a" if value is None else f"{value:,.{digits}f}"
+
+    traffic = weights_read_per_second(row)
+    held = (row.peak_bytes or row.weight_bytes + row.cache_bytes) / 2**20
+    return [
+        row.contender,
+        number(tokens_per_second(row), 0),
+        number(ms_per_forward(row), 2),
+        number(positions_per_forward(row), 1),
+        number(first_token_ms(row, 50), 1),
+        number(first_token_ms(row, 99), 1),
+        number(per_token_ms(row, 50), 2),
+        number(per_token_ms(row, 99), 2),
+        number(held if row.forwards or row.peak_bytes else None, 1),
+        number(100 * traffic / copied if traffic and copied else None, 0),
+    ]
+
+
+def _checks(sweep: SweepCells) -> str:
+    """What must be so if the clock is to be believed."""
+    lines = []
+    for size in sweep.batch_sizes:
+        row = sweep.done.get((A_A, size))
+        ratio = speed_up(row) if row else None
+        if ratio is not None:
+            inside = ratio.interval.low <= 1 <= ratio.interval.high
+            lines.append([str(size), printed_ratio(ratio), "yes" if inside else "no"])
+    if not lines:
+        return ""
+    text = "`ar` raced against `ar` under another name must not differ from it: the interval must contain 1."
+    head = ["batch", "`ar, again` over `ar`", "contains 1"]
+    return "\n\n".join(["## Is the clock fair?", text, table(head, lines)])

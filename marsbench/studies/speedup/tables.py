@@ -1,0 +1,126 @@
+"""The paper's Tables 5 and 6, rebuilt from a sweep, with the paper's own numbers in tables of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from marsbench.findings.in_words import signed_number
+from marsbench.findings.sweep import (
+    SweepCells,
+    accuracy_of,
+    in_words,
+    ms_per_forward,
+    positions_per_forward,
+    printed_points,
+    printed_speed_up,
+    tokens_per_forward_of,
+    tokens_per_second,
+)
+from marsbench.paper import Published, published
+from marsbench.rendering.markdown import table
+from marsbench.rows.kinds import SweepRow
+
+
+def table5(sweep: SweepCells) -> str:
+    """Speed-up over AR by batch size and B_cache."""
+    cached = [row for row in sweep.rows if row.method == "mars-block-cache"]
+    blocks = sorted({int(row.options["cache_block"]) for row in cached})
+    if not blocks:
+        return ""
+    names = {int(row.options["cache_block"]): row.contender for row in cached}
+    without = next((row.contender for row in sweep.rows if row.method == "mars-no-cache"), None)
+    head = ["batch", "no cache", *[f"B_cache {block}" for block in blocks]]
+    lines = []
+    for size in sweep.batch_sizes:
+        cells = [sweep.done.get((name, size)) for name in (without, *[names[block] for block in blocks]) if name]
+        shown = [printed_speed_up(row) if row else "not run" for row in cells]
+        positions = [f"{positions_per_forward(row) or 0:.0f}" if row else "" for row in cells]
+        lines += [[str(size), *shown], ["positions/forward", *positions]]
+        if size == sweep.batch_sizes[-1]:
+            lines.append(["accuracy in %", *[f"{100 * accuracy_of(row).value:.1f}" if row else "" for row in cells]])
+    text = (
+        "Tokens per second over `ar` with its KV cache, by batch size and block size of the cache, tau = .95. Without "
+        "a cache, a forward covers the prefix and B - 1 masks (the authors' covers the prefix and 256). Below each "
+        "line, the positions that a forward covers; below them all, the accuracy, which the batch size changes by "
+        "rounding at most. Where B_cache exceeds B, tokens are predicted further ahead than MARS was trained for."
+    )
+    return "\n\n".join(["## Table 5: the block-level cache", text, table(head, lines), _published5()])
+
+
+def _published5() -> str:
+    rows = published("5", metric="speedup")
+    blocks = sorted({row.cache_block for row in rows if row.cache_block is not None})
+    head = ["batch", "no cache", *[f"B_cache {block}" for block in blocks]]
+    lines = []
+    for size in sorted({row.batch_size for row in rows if row.batch_size is not None}):
+        of_size = [row for row in rows if row.batch_size == size]
+        without = _value([row for row in of_size if row.method == "mars_no_cache"])
+        lines.append(
+            [str(size), without, *[_value([row for row in of_size if row.cache_block == block]) for block in blocks]]
+        )
+    lead = "**Published** (arXiv 2604.07023, Table 5): Qwen2.5 7B, 256 questions of GSM8K; nothing was measured here."
+    return f"{lead}\n\n{table(head, lines)}"
+
+
+def _value(rows: Sequence[Published]) -> str:
+    return f"{rows[0].value:g}" if rows else ""
+
+
+AR_SFT = "ar, AR SFT"  # `ar` on the checkpoint that MARS goes on from
+TABLE6 = {  # our contender -> the paper's draft and target
+    "speculative, AR SFT by AR SFT": ("ar_sft_0.5b", "ar_sft_7b"),
+    "speculative, MARS by AR SFT": ("ar_sft_0.5b", "mars_7b_b4"),
+    "speculative, MARS by MARS": ("mars_0.5b_b4", "mars_7b_b4"),
+}
+
+
+def table6(sweep: SweepCells) -> str:
+    """Speculative decoding with AR and MARS drafts and targets."""
+    if not any(name in TABLE6 for name, _ in sweep.done):
+        return ""
+    parts = [
+        "## Table 6: speculative decoding",
+        "Target by draft. Tokens per forward of the target say what drafting yields, time per round what it costs; a "
+        "speed-up is the one over the other. Points gained are over `ar` on the AR SFT checkpoint; they include what "
+        f"further training gives: the MARS target is {in_words(sweep.decoded)}, which goes on from AR SFT.",
+    ]
+    head = [
+        "",
+        "tokens/target forward",
+        "ms/round",
+        "tokens/s over `ar`",
+        "over AR SFT by AR SFT",
+        "points gained [95 %]",
+    ]
+    for size in sweep.batch_sizes:
+        known = {name: sweep.done[name, size] for name in TABLE6 if (name, size) in sweep.done}
+        parts += [f"Batch size {size}:", table(head, [_table6_line(sweep, row, known) for row in known.values()])]
+    return "\n\n".join([*parts, _published6()])
+
+
+def _table6_line(sweep: SweepCells, row: SweepRow, known: Mapping[str, SweepRow]) -> list[str]:
+    first = next(iter(known.values()))
+    relative = tokens_per_second(row) / tokens_per_second(first)
+    return [
+        row.contender.partition(", ")[2],
+        f"{tokens_per_forward_of(row):.2f}",
+        f"{ms_per_forward(row) or 0:.2f}",
+        printed_speed_up(row),
+        f"{relative:.2f}",
+        printed_points(sweep.gain(row, AR_SFT)),
+    ]
+
+
+def _published6() -> str:
+    head = ["", "tokens/target forward", "ms/round (derived)", "tokens/s", "over AR SFT by AR SFT", "points gained"]
+    lines = []
+    for name, (draft, target) in TABLE6.items():
+        found = {row.metric: row.value for row in published("6", draft=draft, target=target)}
+        tokens, speed = found["tokens_per_target_forward"], found["tokens_per_second"]
+        numbers = [f"{tokens:g}", f"{1000 * tokens / speed:.0f}", f"{speed:g}", f"{found['speedup']:g}"]
+        lines.append([name.partition(", ")[2], *numbers, signed_number(found["accuracy_delta"], 1)])
+    lead = (
+        "**Published** (arXiv 2604.07023, Table 6): Qwen2.5 7B with 0.5B drafts, 256 questions of GSM8K, batch size 1; "
+        "nothing in it was measured here. The time per round is tokens per target forward over tokens per second."
+    )
+    return f"{lead}\n\n{table(head, lines)}"

@@ -1,0 +1,111 @@
+"""What a study is: everything that commands and pages need to know about one page of results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from marsbench.findings.paper_claims import PaperClaim, on_cells
+from marsbench.presets import Preset
+from marsbench.rendering.page import Page
+from marsbench.rows.kinds import Row
+from marsbench.running.plans import TablePlan
+
+if TYPE_CHECKING:  # a study is read without loading what measures
+    from marsbench.racing.grid import Grid
+    from marsbench.running.run import Run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Item:
+    """Something with a line in the index and a name to reproduce it by: a table, a figure, an appendix, or our page.
+
+    `key`, `session`, `nox`, `command` and `place` are written as plain literals: nox reads them without importing the module.
+    """
+
+    key: str  # what commands and files call it: "table2"
+    name: str  # what readers call it: "Table 2"
+    asks: str  # the question that it answers
+    session: str  # what `nox -l` says of its session
+    section: str = ""  # of the paper, where its claims are made; empty for pages of our own
+    anchor: str = ""  # where it stands on its page
+    nox: str = ""  # its session, where that is not reproduce-KEY
+    command: str = ""  # what the session runs, where that is not `marsbench reproduce KEY`
+    place: int = 0  # among pages of our own
+    plan: TablePlan | None = None  # its lines, where it is made of lines
+
+    @property
+    def nox_session(self) -> str:
+        """The nox session that makes it."""
+        return self.nox or f"reproduce-{self.key}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study(Item):
+    """A page: what it measures, what it claims, how it is rendered.
+
+    `render` and `draw` are pure functions of rows and a scale; `draw` writes figures below a folder and returns them.
+    """
+
+    render: Callable[[Sequence[Row], str], str]
+    draw: Callable[[Sequence[Row], str, Path], list[Path]]
+    measure: Callable[[Run], list[Row]] | None = None  # all its rows, where they are not its plan's or its grid's
+    grid: Callable[[Preset, bool], Grid] | None = None  # what it races at a scale, in full or quickly
+    scored: bool = True  # whether the lines of its plan answer benchmarks
+    holds: tuple[Item, ...] = ()  # what else stands on its page
+    claims: tuple[PaperClaim, ...] = ()  # those that its rows decide, in their place in the paper
+    tally: Callable[[Sequence[Row]], str] | None = None  # what a page of our own comes to, in the index
+    remark: Callable[[Sequence[Sequence[Row]]], str] = lambda seeds: ""  # for pages on the whole paper; rows by seed
+    in_paper: bool = True  # whether it belongs to the reproduction of the whole paper
+
+    @property
+    def cells(self) -> TablePlan | None:
+        """The lines that answer benchmarks."""
+        return self.plan if self.scored else None
+
+    def rows(self, run: Run) -> list[Row]:
+        """All rows of its page, those measured now that were missing."""
+        if self.measure is not None:
+            return self.measure(run)
+        from marsbench.running.tables import Table
+
+        assert self.plan is not None, "a study without a measure of its own has a plan or a grid"
+        return Table(run, self.plan).rows()
+
+
+def table_study(
+    page: Page,
+    *,
+    asks: str,
+    session: str,
+    section: str,
+    holds: tuple[Item, ...] = (),
+    claims: tuple[PaperClaim, ...] | None = None,
+    more_claims: tuple[PaperClaim, ...] = (),
+) -> Study:
+    """The study of one of the paper's tables or figures whose lines answer benchmarks.
+
+    Args:
+        page: its plan, its claims and how it is rendered.
+        asks: see `Item`, like the next three.
+        session: see `Item`.
+        section: see `Item`.
+        holds: see `Study`.
+        claims: the page's claims in the paper, where they are not all made in `section`.
+        more_claims: what its rows decide besides, which the page does not show as a claim.
+    """
+    made = tuple(on_cells(page.claims, page.plan, section)) if claims is None else claims
+    return Study(
+        key=page.plan.key,
+        name=page.plan.name,
+        asks=asks,
+        session=session,
+        section=section,
+        plan=page.plan,
+        render=page.render,
+        draw=page.draw,
+        holds=holds,
+        claims=(*more_claims, *made),
+    )

@@ -1,0 +1,84 @@
+"""Table 3: what the SFT loss does, at block sizes 4, 8 and 16 and one token per forward pass.
+
+The authors' ablation also weighs every sequence by 1/t, so that its gap mixes two changes; ours changes nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from marsbench.findings.cells import Cells
+from marsbench.findings.claims import AccuracyClaim, Claim, GainClaim
+from marsbench.rendering.curve_figures import (
+    Curve,
+    Panel,
+    average_title,
+    exactly,
+    mean_accuracy,
+    panels_figure,
+    shared_benchmarks,
+)
+from marsbench.rendering.deviations import BOTH_ABLATIONS_DEVIATION
+from marsbench.rendering.measured import HOW_TO_READ_ACCURACY
+from marsbench.rendering.page import Page
+from marsbench.running.plans import TablePlan
+from marsbench.studies.lines import ABLATIONS, AR_SFT, BLOCK_SIZES, MARS_STAGES, mars, mars_name
+from marsbench.studies.study import table_study
+
+PLAN = TablePlan(
+    "3",
+    "What the SFT loss does, by block size, at one token per forward pass",
+    (AR_SFT, *[mars(stage, size) for size in BLOCK_SIZES for stage in MARS_STAGES]),
+)
+
+
+def _claims() -> Iterator[Claim]:
+    smallest, *larger = BLOCK_SIZES
+    for size in BLOCK_SIZES:
+        for ablation in ABLATIONS:
+            pair = mars_name("mars", size), mars_name(ablation, size)
+            yield AccuracyClaim("a", f"The SFT loss helps at B = {size}", *pair)
+    for size in larger:
+        for ablation in ABLATIONS:
+            gain, least = ((mars_name("mars", b), mars_name(ablation, b)) for b in (size, smallest))
+            yield GainClaim("b", f"It helps more at B = {size} than at B = {smallest}", gain, least)
+    for size in BLOCK_SIZES:
+        text = f"With it, MARS stays level with AR SFT at B = {size}"
+        yield AccuracyClaim("c", text, mars_name("mars", size), "ar_sft", margin=2.0)
+    for size in BLOCK_SIZES:
+        pair = mars_name("mars_no_sft", size), mars_name("mars_no_sft_released", size)
+        yield AccuracyClaim("d", f"Ours: the released ablation's weights cost accuracy too at B = {size}", *pair)
+
+
+def _draw(cells: Cells, plan: TablePlan, path_stem: Path) -> list[Path]:
+    """Average accuracy by block size, with and without the SFT loss."""
+    benchmarks = shared_benchmarks(cells, plan)
+    curves = []
+    for stage, label in reversed(MARS_STAGES.items()):  # MARS first, as in the other figures
+        found = [(exactly(size), mean_accuracy(cells, mars_name(stage, size), benchmarks)) for size in BLOCK_SIZES]
+        curves.append(Curve(label, tuple((x, height) for x, height in found if height is not None)))
+    panel = Panel(average_title(benchmarks), curves, mean_accuracy(cells, "ar_sft", benchmarks))
+    return panels_figure([panel], path_stem, across=1, x_label="block size B")
+
+
+PAGE = Page(
+    plan=PLAN,
+    opening=(
+        "MARS with and without the SFT loss, as in the MARS paper's Table 3 (arXiv 2604.07023), trained at three block "
+        "sizes, decoded greedily with one token per forward pass and scored by one program."
+    ),
+    claims=tuple(_claims()),
+    figure="block_sizes",
+    caption="Average accuracy by block size, with and without the SFT loss, with 95 % intervals",
+    drawing=_draw,
+    reading=f"{HOW_TO_READ_ACCURACY} Every line accepts exactly one token per forward pass.",
+    deviations=(BOTH_ABLATIONS_DEVIATION,),
+)
+
+STUDY = table_study(
+    PAGE,
+    asks="what does the SFT loss do, at larger and larger blocks?",
+    section="Section 4.3: Table 3",
+    session="Reproduce the paper's Table 3 (what the SFT loss does); writes reports/table3.md.",
+)

@@ -1,0 +1,179 @@
+"""Table 8 and Figure 3: accuracy against tokens per forward pass by threshold, with and without the SFT loss.
+
+The line of AR SFT is the one that the paper's figure draws across.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from marsbench.findings.cells import Cells, columns
+from marsbench.findings.claims import AccuracyClaim, Claim, CurveClaim, SpeedClaim
+from marsbench.findings.paper_claims import on_cells
+from marsbench.findings.published import PUBLISHED_SCALES, paper_label, published_values
+from marsbench.rendering.curve_figures import panels_figure, speed_panel
+from marsbench.rendering.deviations import BOTH_ABLATIONS_DEVIATION
+from marsbench.rendering.markdown import table
+from marsbench.rendering.measured import accuracy_cell, question_counts, speed_cell
+from marsbench.rendering.page import Page
+from marsbench.running.plans import Arm, TablePlan
+from marsbench.studies.lines import ABLATIONS, AR_SFT, BLOCK_SIZES, MARS_STAGES, THRESHOLDS, mars, mars_name
+from marsbench.studies.study import Item, table_study
+
+PLAN = TablePlan(
+    "8",
+    "Accuracy against tokens per forward pass, by threshold and block size, with and without the SFT loss",
+    (
+        AR_SFT,
+        *[
+            mars(stage, size, threshold)
+            for stage in MARS_STAGES
+            for size in BLOCK_SIZES
+            for threshold in (None, *THRESHOLDS)
+        ],
+    ),
+    benchmarks=("gsm8k", "humaneval"),
+)
+SURE, UNSURE = THRESHOLDS[0], THRESHOLDS[-1]
+HOW_TO_READ_THE_GRIDS = (
+    "For each block size, accuracy in % and tokens per forward pass (tok/fwd), ± half of the 95 % interval. Lines with "
+    "tau accept tokens from the left while their confidence reaches tau, the others exactly one token per forward pass."
+)
+
+
+def _curve(stage: str, size: int) -> tuple[str, ...]:
+    """The lines of a checkpoint, from one token per forward pass to the lowest threshold."""
+    return tuple(mars_name(stage, size, threshold) for threshold in (None, *THRESHOLDS))
+
+
+def _of_curves() -> Iterator[Claim]:
+    """Those of Figure 3."""
+    for size in BLOCK_SIZES:
+        for ablation in ABLATIONS:
+            words = f"MARS (B = {size})", f"{MARS_STAGES[ablation]} (B = {size})"
+            text = f"With the SFT loss, accuracy is higher at equal speed (B = {size})"
+            yield CurveClaim("a", text, _curve("mars", size), _curve(ablation, size), words)
+
+
+def _of_thresholds() -> Iterator[Claim]:
+    for size in BLOCK_SIZES:
+        sure, unsure = mars_name("mars", size, SURE), mars_name("mars", size, UNSURE)
+        text = f"A lower tau emits more tokens per forward pass (B = {size})"
+        yield SpeedClaim("b", text, unsure, sure, in_abstract=size == BLOCK_SIZES[0])
+        yield AccuracyClaim("b", f"A lower tau costs accuracy (B = {size})", sure, unsure)
+
+
+Numbers = Callable[[Arm, str], tuple[str, str]]  # of a line on a benchmark: accuracy and tokens per forward pass
+
+
+def _grid(numbers: Numbers, benchmark: str, plan: TablePlan) -> list[list[str]]:
+    """Lines by stage and threshold, with the two numbers of each block size side by side."""
+    arms = {arm.name: arm for arm in plan.arms}
+    lines = [[AR_SFT.label, "", *numbers(AR_SFT, benchmark), *[""] * (2 * len(BLOCK_SIZES) - 2)]]
+    for stage, label in MARS_STAGES.items():
+        for threshold in (None, *THRESHOLDS):
+            found = [numbers(arms[mars_name(stage, size, threshold)], benchmark) for size in BLOCK_SIZES]
+            lines.append([label, "" if threshold is None else f"{threshold:g}", *sum(found, ())])
+    return lines
+
+
+def _head(*first: str) -> list[str]:
+    return [*first, *[head for size in BLOCK_SIZES for head in (f"B = {size}", "tok/fwd")]]
+
+
+def _measured_grids(cells: Cells, plan: TablePlan) -> str:
+    def numbers(arm: Arm, benchmark: str) -> tuple[str, str]:
+        row = cells.get((arm.name, benchmark))
+        return accuracy_cell(row), speed_cell(row)
+
+    counts = question_counts(cells, plan)
+    parts = []
+    for benchmark, title in columns(plan).items():
+        asked = f" ({counts[benchmark]} questions)" if counts[benchmark] else ""
+        parts += [f"{title}{asked}:", table(_head("", "tau"), _grid(numbers, benchmark, plan))]
+    return "\n\n".join(parts)
+
+
+def _published_grids(plan: TablePlan) -> str:
+    """The paper's Table 8 in the same layout."""
+    lead = (
+        f"**Published** by the authors (arXiv 2604.07023, {plan.name}), accuracy in % and tokens per forward pass; "
+        "nothing in these tables was measured here."
+    )
+    parts = ["## The paper's numbers", lead]
+    for benchmark, title in columns(plan).items():
+        lines = []
+        for scale, model in PUBLISHED_SCALES.items():
+            lines += [[model, paper_label(label), *rest] for label, *rest in _published_grid(scale, benchmark, plan)]
+        parts += [f"{title}:", table(_head("model", "", "tau"), lines, text=(0, 1))]
+    return "\n\n".join(parts)
+
+
+def _published_grid(scale: str, benchmark: str, plan: TablePlan) -> list[list[str]]:
+    """The paper's lines for a model on a benchmark; those that it does not have are left out."""
+
+    def numbers(arm: Arm, benchmark: str) -> tuple[str, str]:
+        accuracy = published_values(plan, arm, scale, "accuracy").get(benchmark)
+        speed = published_values(plan, arm, scale, "tokens_per_forward").get(benchmark)
+        return "" if accuracy is None else f"{accuracy:.1f}", "" if speed is None else f"{speed:.2f}"
+
+    return [line for line in _grid(numbers, benchmark, plan) if any(line[2:])]
+
+
+def _draw(cells: Cells, plan: TablePlan, path_stem: Path) -> list[Path]:
+    """Figure 3: a row of panels per benchmark, a column per block size."""
+    panels = [
+        speed_panel(
+            cells,
+            f"{title}, B = {size}",
+            {label: _curve(stage, size) for stage, label in reversed(MARS_STAGES.items())},
+            [benchmark],
+        )
+        for benchmark, title in columns(plan).items()
+        for size in BLOCK_SIZES
+    ]
+    return panels_figure(panels, path_stem, across=len(BLOCK_SIZES))
+
+
+PAGE = Page(
+    plan=PLAN,
+    opening=(
+        "MARS with and without the SFT loss, as in the MARS paper's Table 8 and Figure 3 (arXiv 2604.07023), decoded "
+        "greedily at several thresholds and scored by one program."
+    ),
+    claims=(*_of_curves(), *_of_thresholds()),
+    figure="pareto",
+    figure_title="Figure 3",
+    caption=(
+        "Accuracy against tokens per forward pass, from one token at the left to the lowest tau at the right, with "
+        "95 % intervals; across, AR SFT with its interval as a band"
+    ),
+    drawing=_draw,
+    reading=HOW_TO_READ_THE_GRIDS,
+    tables=(_measured_grids,),
+    published=_published_grids,
+    deviations=(BOTH_ABLATIONS_DEVIATION,),
+)
+
+SECTION, FIGURE3 = "Appendix B: Table 8", "Section 4.3: Figure 3"
+STUDY = table_study(
+    PAGE,
+    asks="accuracy against tokens per forward pass, threshold by threshold",
+    section=SECTION,
+    session="Reproduce the paper's Table 8 and Figure 3 (accuracy against speed); writes reports/table8.md.",
+    claims=(
+        *on_cells(tuple(_of_curves()), PLAN, FIGURE3, item="figure3"),
+        *on_cells(tuple(_of_thresholds()), PLAN, SECTION),
+    ),
+    holds=(
+        Item(
+            key="figure3",
+            name="Figure 3",
+            asks="is MARS with the SFT loss more accurate at equal speed?",
+            anchor="#figure-3",
+            section=FIGURE3,
+            session="Reproduce the paper's Figure 3 (accuracy against speed): Table 8's; writes reports/table8.md.",
+        ),
+    ),
+)

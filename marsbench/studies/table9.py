@@ -1,0 +1,63 @@
+"""Table 9: MARS against Jacobi decoding, which needs no training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from marsbench.findings.cells import Cells
+from marsbench.findings.claims import AccuracyClaim, SpeedClaim, TokensClaim
+from marsbench.rendering.curve_figures import average_figure
+from marsbench.rendering.measured import HOW_TO_READ_THE_CELLS, accuracy_table, speed_table
+from marsbench.rendering.page import Page
+from marsbench.running.plans import Arm, TablePlan
+from marsbench.studies.lines import AR_SFT, mars, mars_name
+from marsbench.studies.study import table_study
+
+MARS = mars_name("mars", 4, 0.95)
+PLAN = TablePlan(
+    "9",
+    "MARS against Jacobi decoding",
+    (
+        AR_SFT,
+        Arm("jacobi", "AR SFT, Jacobi decoding", "ar_sft", "jacobi", {"block_size": 4}, "jacobi"),
+        mars("mars", 4, 0.95),
+    ),
+)
+
+
+def _draw(cells: Cells, plan: TablePlan, path_stem: Path) -> list[Path]:
+    """Where the two stand, beside AR SFT."""
+    lines = {arm.label: [arm.name] for arm in reversed(plan.arms) if arm.name != "ar_sft"}
+    return average_figure(cells, plan, lines, path_stem)
+
+
+PAGE = Page(
+    plan=PLAN,
+    opening=(
+        "Two ways to emit several tokens per forward pass without a second model, as in the MARS paper's Table 9 "
+        "(arXiv 2604.07023), decoded greedily and scored by one program."
+    ),
+    claims=(
+        TokensClaim("a", "Jacobi decoding gains almost nothing", "jacobi", bound=1.1, fewer=True),
+        SpeedClaim("b", "MARS emits more tokens per forward pass than Jacobi decoding", MARS, "jacobi"),
+        AccuracyClaim("c", "MARS is about as accurate as Jacobi decoding", MARS, "jacobi", margin=2.0),
+        AccuracyClaim("c", "MARS is about as accurate as AR SFT", MARS, "ar_sft", margin=2.0),
+        AccuracyClaim("d", "Ours: Jacobi decoding says what AR decoding says", "jacobi", "ar_sft", margin=2.0),
+    ),
+    figure="tradeoff",
+    caption="Average accuracy against tokens per forward pass of MARS and Jacobi decoding, with 95 % intervals",
+    drawing=_draw,
+    reading=f"{HOW_TO_READ_THE_CELLS} Jacobi decoding emits what has come to its fixed point.",
+    tables=(accuracy_table, speed_table),
+    deviations=(
+        "Jacobi decoding is exact, its answers are those of AR decoding; its window holds 4 tokens, and tokens of the "
+        "prompt drawn at random enter it.",
+    ),
+)
+
+STUDY = table_study(
+    PAGE,
+    asks="is it better than Jacobi decoding, which needs no training?",
+    section="Appendix C: Table 9",
+    session="Reproduce the paper's Table 9 (MARS against Jacobi decoding); writes reports/table9.md.",
+)
