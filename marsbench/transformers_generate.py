@@ -19,10 +19,9 @@ from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from marsbench.decoding.engine import OnTokens, decode
-from marsbench.decoding.generation import Generation, Metric, Request
+from marsbench.decoding.generation import Generation, Layout, Metric, Request
 from marsbench.errors import UserError
 from marsbench.methods import METHODS, Options, build_method
-from marsbench.methods.mars_verified import Layout
 from marsbench.training.medusa import MedusaHeads
 
 

@@ -1,27 +1,19 @@
-"""The decoding methods, one file each, and what each of them needs."""
+"""The decoding methods, one file each, and what each of them needs.
+
+The registry is read without torch; only `build_method` loads it, with the methods themselves.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from marsbench.decoding.engine import Method
-from marsbench.decoding.generation import Metric
-from marsbench.decoding.outside import OutsideMethod
+from marsbench.decoding.generation import Layout, Metric
 from marsbench.errors import UserError, unknown_name
-from marsbench.methods.ar import Autoregressive
-from marsbench.methods.block_diffusion import BlockDiffusion
-from marsbench.methods.hugging_face import HfAssisted, HfGenerate
-from marsbench.methods.jacobi import Jacobi
-from marsbench.methods.mars import Mars
-from marsbench.methods.mars_block_cache import MarsBlockCache
-from marsbench.methods.mars_no_cache import MarsNoCache
-from marsbench.methods.mars_speculative import MarsSpeculative
-from marsbench.methods.mars_verified import LAYOUTS, Layout, MarsVerified
-from marsbench.methods.medusa import Medusa
-from marsbench.methods.prompt_lookup import PromptLookup
-from marsbench.methods.speculative import Drafter, Speculative
+
+if TYPE_CHECKING:
+    from marsbench.decoding.engine import Method
+    from marsbench.decoding.outside import OutsideMethod
 
 Need = Literal["masks", "draft", "heads"]
 NEEDS: dict[Need, str] = {
@@ -30,6 +22,7 @@ NEEDS: dict[Need, str] = {
     "heads": "Medusa heads (a `medusa` checkpoint)",
 }
 DRAFT_METHODS = ("ar", "mars")
+LAYOUTS: tuple[str, ...] = get_args(Layout)
 
 
 @dataclass(frozen=True)
@@ -56,9 +49,8 @@ class Options:
 
 @dataclass(frozen=True)
 class MethodInfo:
-    """How a method is made and what to tell a user about it."""
+    """What to tell a user about a method; `building` says how it is made."""
 
-    build: Callable[[Options], Method | OutsideMethod]
     summary: str
     exact: str  # what its output equals (fp32, greedy)
     needs: tuple[Need, ...] = ()
@@ -72,42 +64,27 @@ class MethodInfo:
         return "masks" in self.needs
 
 
-def _mask(options: Options) -> int:
-    assert options.mask_id is not None, "checked by build_method"
-    return options.mask_id
-
-
-def _drafter(options: Options) -> Drafter:
-    mars = options.draft_method == "mars"
-    method: Method = Mars(_mask(options), options.block_size) if mars else Autoregressive()
-    return Drafter(options.draft, method, options.draft_threshold if mars else None, options.draft_length)
-
-
 METHODS: dict[str, MethodInfo] = {
-    "ar": MethodInfo(lambda o: Autoregressive(), "one token per forward, KV cache", "greedy decoding", lossless=True),
+    "ar": MethodInfo("one token per forward, KV cache", "greedy decoding", lossless=True),
     "mars": MethodInfo(
-        lambda o: Mars(_mask(o), o.block_size, o.metric),
         "sliding window of masks, KV cache",
         "`ar` when one token is accepted per forward",
         ("masks",),
         takes_threshold=True,
     ),
     "mars-no-cache": MethodInfo(
-        lambda o: MarsNoCache(_mask(o), o.block_size, o.metric, o.appended_masks),
         "`mars` that recomputes the prefix in every forward",
         "`mars`",
         ("masks",),
         takes_threshold=True,
     ),
     "mars-block-cache": MethodInfo(
-        lambda o: MarsBlockCache(_mask(o), o.cache_block, o.metric),
         "the paper's block-level cache, B_cache masks wide",
         "`ar` when one token is accepted per forward",
         ("masks",),
         takes_threshold=True,
     ),
     "mars-verified": MethodInfo(
-        lambda o: MarsVerified(_mask(o), o.block_size, o.metric, o.layout),
         "masks draft, the model's own AR logits verify, in one forward",
         "`ar`",
         ("masks",),
@@ -115,45 +92,37 @@ METHODS: dict[str, MethodInfo] = {
         lossless=True,
     ),
     "speculative": MethodInfo(
-        lambda o: Speculative(_drafter(o)),
         "a small model drafts, the model verifies",
         "`ar`",
         ("draft",),
         lossless=True,
     ),
     "mars-speculative": MethodInfo(
-        lambda o: MarsSpeculative(_drafter(o), _mask(o), o.block_size, o.metric),
         "`speculative` whose verification goes on with masks",
         "`ar` without a threshold",
         ("masks", "draft"),
         takes_threshold=True,
     ),
     "medusa": MethodInfo(
-        lambda o: Medusa(o.heads, len(o.heads), o.tree_width),
         "extra heads draft a chain or a tree, the model verifies",
         "`ar`",
         ("heads",),
         lossless=True,
     ),
-    "jacobi": MethodInfo(
-        lambda o: Jacobi(o.block_size), "fixed-point iteration over the next tokens", "`ar`", lossless=True
-    ),
+    "jacobi": MethodInfo("fixed-point iteration over the next tokens", "`ar`", lossless=True),
     "prompt-lookup": MethodInfo(
-        lambda o: PromptLookup(o.draft_length),
         "what followed the same n-gram before is the draft",
         "`ar`",
         lossless=True,
     ),
     "block-diffusion": MethodInfo(
-        lambda o: BlockDiffusion(_mask(o), o.block_size, o.metric),
         "fills a block in any order, bidirectional attention in it",
         "-",
         ("masks",),
         takes_threshold=True,
     ),
-    "hf-generate": MethodInfo(lambda o: HfGenerate(), "transformers' own `generate`", "`ar`", lossless=True),
+    "hf-generate": MethodInfo("transformers' own `generate`", "`ar`", lossless=True),
     "hf-assisted": MethodInfo(
-        lambda o: HfAssisted(o.draft, o.draft_length),
         "transformers' own `generate` with an assistant model",
         "`ar`",
         ("draft",),
@@ -184,7 +153,9 @@ def build_method(name: str, options: Options) -> Method | OutsideMethod:
             f"method {name!r} needs Medusa heads and this checkpoint has none",
             fix="use a checkpoint of stage medusa (marsbench train medusa)",
         )
-    return info.build(options)
+    from marsbench.methods.building import BUILDERS
+
+    return BUILDERS[name](options)
 
 
 def check_options(name: str, options: Options) -> None:
