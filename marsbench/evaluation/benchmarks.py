@@ -27,7 +27,11 @@ class Score(NamedTuple):
 
 @dataclass(frozen=True)
 class Benchmark:
-    """One benchmark. The first of its `scores` is its accuracy, the others stand beside it."""
+    """One benchmark. The first of its `scores` is its accuracy, the others stand beside it.
+
+    `max_new_tokens` bounds an answer wherever the benchmark is asked, whatever the scale: real answers are cut short by
+    a small scale's own limit, which is made for the mini benchmarks. Who asks takes `answer_limit`.
+    """
 
     name: str
     paper_name: str  # its column head in the paper
@@ -35,11 +39,16 @@ class Benchmark:
     scores: Mapping[str, Score]
     subtasks: tuple[str, ...] = ()  # where several lm-eval tasks make it up
     only: str | None = None  # the one subtask that is asked, None = all
+    max_new_tokens: int | None = None  # of an answer; None = the scale's
 
     @property
     def headline(self) -> str:
         """The name of the score that is its accuracy."""
         return next(iter(self.scores))
+
+    def answer_limit(self, of_scale: int) -> int:
+        """How many new tokens an answer may have, asked at a scale whose own limit is `of_scale`."""
+        return of_scale if self.max_new_tokens is None else self.max_new_tokens
 
     @property
     def file(self) -> Path:
@@ -52,6 +61,7 @@ def _exact_match(**filters: str) -> dict[str, Score]:
     return {name: Score("exact_match", filter_name) for name, filter_name in filters.items()}
 
 
+_PAPER_LIMIT = 256  # new tokens of an answer, in all of the paper's evaluations
 _EXACT = _exact_match(strict="strict-match")
 _IFEVAL = {"strict": Score("prompt_level_strict_acc", "none")}
 _MINI = (
@@ -74,26 +84,32 @@ _REAL = (
             "strict, per instruction": Score("inst_level_strict_acc", "none"),
             "loose, per instruction": Score("inst_level_loose_acc", "none"),
         },
+        max_new_tokens=_PAPER_LIMIT,
     ),
     Benchmark(
         "bbh", "BBH", "BIG-Bench Hard, 27 subtasks, chain of thought, 3-shot",
         _exact_match(flexible="flexible", strict="strict"),
+        max_new_tokens=_PAPER_LIMIT,
     ),
     Benchmark(
         "mmlu_pro", "MMLU-Pro", "14 subjects, up to ten options, chain of thought, 0-shot",
         _exact_match(strict="strict", flexible="flexible"),
+        max_new_tokens=_PAPER_LIMIT,
     ),
     Benchmark(
         "gpqa", "GPQA", "GPQA main, four options, chain of thought, 0-shot (gated: needs its authors' leave)",
         _exact_match(flexible="flexible-extract", strict="strict-match"),
+        max_new_tokens=_PAPER_LIMIT,
     ),
     Benchmark(
         "gsm8k", "GSM8K", "grade-school word problems, chain of thought, 0-shot",
         _exact_match(flexible="flexible-extract", strict="strict-match"),
+        max_new_tokens=_PAPER_LIMIT,
     ),
     Benchmark(
         "humaneval", "HumanEval", "Python functions from their docstrings, 0-shot; HumanEval+ from the same answers",
         {"base": Score("pass@1", "run"), "plus": Score("pass@1_plus", "run")},
+        max_new_tokens=_PAPER_LIMIT,
     ),
 )  # fmt: skip
 
