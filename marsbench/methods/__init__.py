@@ -6,8 +6,10 @@ The registry is read without torch; only `build_method` loads it, with the metho
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from marsbench.decoding.acceptance import METRICS, bar, no_threshold
 from marsbench.decoding.generation import Layout, Metric
 from marsbench.errors import UserError, unknown_name
 
@@ -23,6 +25,7 @@ NEEDS: dict[Need, str] = {
 }
 DRAFT_METHODS = ("ar", "mars")
 LAYOUTS: tuple[str, ...] = get_args(Layout)
+_LEAST = {"block_size": 1, "cache_block": 1, "draft_length": 1, "tree_width": 1}  # that the options may be
 
 
 @dataclass(frozen=True)
@@ -140,7 +143,8 @@ def build_method(name: str, options: Options) -> Method | OutsideMethod:
     if wants_mask and options.mask_id is None:
         raise UserError(
             f"method {name!r} needs a mask token and this checkpoint's tokenizer has none",
-            fix="use a MARS checkpoint, give --mask-id, or choose --method ar",
+            fix="use a MARS checkpoint or another method; where a token's id can be given (marsbench decode --mask-id, "
+            "in Python mask_id=), give that of a mask",
         )
     if "draft" in info.needs and options.draft is None:
         raise UserError(
@@ -160,20 +164,62 @@ def build_method(name: str, options: Options) -> Method | OutsideMethod:
 
 def check_options(name: str, options: Options) -> None:
     """Refuse a method that there is not, and options that no method could work with."""
+    _check_name(name)
+    for option, minimum in _LEAST.items():
+        _check_count(option, getattr(options, option), minimum)
+    if options.appended_masks is not None:
+        _check_appended_masks(options)
+    if options.mask_id is not None:
+        _check_count("mask_id", options.mask_id, 0)
+    for option, kind, known in (
+        ("metric", "confidence metric", METRICS),
+        ("layout", "layout", LAYOUTS),
+        ("draft_method", "draft method", DRAFT_METHODS),
+    ):
+        if getattr(options, option) not in known:
+            raise unknown_name(kind, getattr(options, option), list(known))
+    _check_number("draft_threshold", options.draft_threshold)
+    bar(options.draft_threshold, "probability")
+
+
+def check_threshold(name: str, threshold: Any, metric: Metric = "probability") -> None:
+    """Refuse a threshold that a method could not take, as decoding would, but before a model is loaded for it."""
+    _check_name(name)
+    if threshold is None:
+        return
+    _check_number("threshold", threshold)
+    if METHODS[name].takes_threshold:
+        bar(threshold, metric)
+    else:
+        no_threshold(name, threshold)
+
+
+def _check_name(name: str) -> None:
     if name not in METHODS:
         raise unknown_name("method", name, list(METHODS))
-    least = {"block_size": 1, "cache_block": 1, "draft_length": 1, "tree_width": 1}
-    for name, minimum in least.items():
-        value = getattr(options, name)
-        if value < minimum:
-            words = name.replace("_", " ")
-            raise UserError(f"{words} {value} is below {minimum}", fix=f"give a {words} of {minimum} or more")
-    if options.appended_masks is not None and options.appended_masks < options.block_size - 1:
+
+
+def _check_count(option: str, value: Any, minimum: int) -> None:
+    """Refuse what is no whole number, and what is below the least that makes sense."""
+    words = option.replace("_", " ")
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise UserError(f"{words} {value!r} is no whole number", fix=f"give one, as in {option}={max(minimum, 4)}")
+    if value < minimum:
+        raise UserError(f"{words} {value} is below {minimum}", fix=f"give a {words} of {minimum} or more")
+
+
+def _check_number(option: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        words = option.replace("_", " ")
+        raise UserError(f"{words} {value!r} is no number", fix=f"give one, as in {option}=0.95")
+
+
+def _check_appended_masks(options: Options) -> None:
+    """Refuse fewer masks than a block takes."""
+    needed = options.block_size - 1
+    _check_count("appended_masks", options.appended_masks, 0)
+    if options.appended_masks is not None and options.appended_masks < needed:
         raise UserError(
             f"{options.appended_masks} appended masks are too few for block size {options.block_size}",
-            fix=f"give {options.block_size - 1} or more",
+            fix=f"give {needed} or more",
         )
-    if options.layout not in LAYOUTS:
-        raise unknown_name("layout", options.layout, list(LAYOUTS))
-    if options.draft_method not in DRAFT_METHODS:
-        raise unknown_name("draft method", options.draft_method, list(DRAFT_METHODS))
