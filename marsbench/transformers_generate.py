@@ -6,6 +6,7 @@ transformers prepares the inputs and the generation configuration as for its own
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import nullcontext
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengt
 from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
+from marsbench import hub
 from marsbench.decoding.engine import OnTokens, decode
 from marsbench.decoding.generation import Generation, Layout, Metric, Request
 from marsbench.errors import UserError
@@ -189,7 +191,8 @@ def _as_ids(eos: int | list[int] | Tensor | None) -> list[int]:
 def _tokenizer_mask(name_or_path: str) -> int | None:
     """The mask token of the tokenizer beside a model's weights."""
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name_or_path)
+        with nullcontext() if Path(name_or_path).is_dir() else hub.from_cache_if_out_of_reach():
+            tokenizer = AutoTokenizer.from_pretrained(name_or_path)
     except (OSError, ValueError):
         return None
     mask: int | None = tokenizer.mask_token_id

@@ -18,6 +18,7 @@ LIGHT = (
     "marsbench.decoding.generation",
     "marsbench.evaluation.benchmarks",
     "marsbench.evaluation.local_data",
+    "marsbench.hub",
     "marsbench.methods",
     "marsbench.paper",
     "marsbench.presets",

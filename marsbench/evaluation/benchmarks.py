@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from marsbench import hub
 from marsbench.errors import unknown_name
 from marsbench.evaluation import local_data
 from marsbench.paths import tasks_dir
@@ -197,13 +198,17 @@ def _load(chosen: Benchmark, name: str, subtask: str, data_dir: Path | None) -> 
     with tempfile.TemporaryDirectory() as folder:
         whole = Path(folder) / f"{name}.yaml"
         whole.write_text(text, encoding="utf-8")
-        try:
+        if data_dir is not None:
             return _read_task(whole, name)
+        try:
+            with hub.from_cache_if_out_of_reach():
+                return _read_task(whole, name)
         except Exception as error:  # the hub's libraries raise dozens of kinds
-            if data_dir is not None or not _from_the_hub(error):
+            if not _from_the_hub(error):
                 raise
+            silent = "it cannot be reached" if hub.out_of_reach() else _first_line(error)
             raise local_data.Unavailable(
-                f"the data of {chosen.name} cannot be loaded from the hub: {_first_line(error)}",
+                f"the data of {chosen.name} cannot be loaded from the hub: {silent}",
                 fix=f"check the network{_GATED.get(name, '')}, or give a local copy with --data-dir",
             ) from error
 
@@ -219,7 +224,8 @@ _GATED = {"gpqa": ", accept GPQA's terms at https://huggingface.co/datasets/Idav
 
 def _from_the_hub(error: Exception) -> bool:
     """Whether an error is the hub's: no network, no such data set, no leave to read it."""
-    return isinstance(error, OSError) or type(error).__module__.startswith(("datasets", "huggingface_hub", "requests"))
+    kinds = ("datasets", "huggingface_hub", "requests", "httpx")
+    return isinstance(error, OSError) or type(error).__module__.startswith(kinds)
 
 
 def _first_line(error: Exception) -> str:
