@@ -121,6 +121,16 @@ def test_streams_are_those_of_transformers(
         ({"method": "medusa"}, "heads"),
         ({"method": "mars", "mask_id": None}, "mask token"),
         ({"threshold": 3.0}, "out of range"),
+        ({"threshold": "0.9"}, "threshold '0.9' is no number"),
+        ({"threshold": True}, "threshold True is no number"),
+        ({"method": "ar", "threshold": 0.9}, "takes no threshold"),
+        ({"block_size": "4"}, "block size '4' is no whole number"),
+        ({"block_size": 2.5}, "block size 2.5 is no whole number"),
+        ({"draft_length": None}, "draft length None"),
+        ({"mask_id": "3"}, "mask id '3'"),
+        ({"metric": "hope"}, "unknown confidence metric 'hope'"),
+        ({"method": "speculative", "draft_threshold": "0.9"}, "draft threshold '0.9'"),
+        ({"sampling_seed": "0"}, "sampling seed '0'"),
     ],
 )
 def test_generate_refuses_what_it_would_not_honour(
