@@ -46,8 +46,8 @@ class Course:
         # The run's policy is for what is raced and timed: who races again does not want to train again.
         self._checkpoints = Checkpoints(replace(run, existing="reuse"))
         self.entrants = Entrants(self._checkpoints, getattr(torch, grid.dtype))
-        self.max_new_tokens = grid.max_new_tokens or run.scale.max_new_tokens
         self.benchmarks = benchmarks(grid.benchmarks or run.benchmarks or run.scale.benchmarks)
+        self.max_new_tokens = grid.max_new_tokens or max(map(run.answer_limit, self.benchmarks))
         per_benchmark(grid.prompts, self.benchmarks)  # refuses what cannot be shared, before anything is trained
 
     def trainings(self) -> list[TrainingRow]:

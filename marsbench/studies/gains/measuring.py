@@ -63,7 +63,7 @@ def _classified(run: Run, loaded: Loaded, exam: Exam) -> TokenClassRow:
         "tasks": fingerprint(exam.tasks),
         "asked": exam.asked(),
         "weights": loaded.weights,
-        "max_new_tokens": run.scale.max_new_tokens,
+        "max_new_tokens": run.answer_limit(exam.benchmark.name),
         "batch_size": run.scale.batch_size,
         "source": source_hash("decoding", "methods", "evaluation", "world", "studies/gains/word_classes.py"),
     }
@@ -92,7 +92,7 @@ def _classified(run: Run, loaded: Loaded, exam: Exam) -> TokenClassRow:
         ],
         places=[places(generation.settled_by) for generation in generations],
         template=[] if code else sorted(template),
-        max_new_tokens=run.scale.max_new_tokens,
+        max_new_tokens=run.answer_limit(exam.benchmark.name),
         checkpoint=loaded.weights,
         provenance=origin,
     )
@@ -105,7 +105,7 @@ def _classified(run: Run, loaded: Loaded, exam: Exam) -> TokenClassRow:
 
 def _decoded(run: Run, loaded: Loaded, exam: Exam, title: str) -> list[Generation]:
     """The answers to an exam's questions, in their order."""
-    prompts, limit = prompts_of(exam, loaded.tokenizer), run.scale.max_new_tokens
+    prompts, limit = prompts_of(exam, loaded.tokenizer), run.answer_limit(exam.benchmark.name)
     room = context_length(loaded.model) - limit
     ids = token_ids([prompts[number] for number in exam.asked()], loaded.tokenizer, room)
     eos_id, pad_id = default_ids(loaded, None, None)
