@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -178,10 +178,10 @@ def decode(
     from marsbench.training.checkpoints import default_device, load
 
     check_accept(method, accept, threshold)
-    options = {"block_size": block_size, "metric": metric, "cache_block": cache_block, "layout": layout}
+    options: dict[str, Any] = {"block_size": block_size, "metric": metric, "cache_block": cache_block, "layout": layout}
     options |= {"draft_length": draft_length, "draft_method": draft_method, "draft_threshold": draft_threshold}
     options |= {"tree_width": tree_width} | ({} if mask_id is None else {"mask_id": mask_id})
-    check_decoding(method, threshold=threshold, draft=draft, stage=None, **{"mask_id": 0, **options})
+    check_decoding(method, threshold=threshold, draft=draft, stage=None, **options)
     prompts = read_prompts(prompt_ids)
     how: dict[str, Any] = {"dtype": dtype_of(dtype), "device": default_device(), "needs_tokenizer": False}
     loaded, companion = load(model, **how), load(draft, **how) if draft else None
