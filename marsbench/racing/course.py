@@ -11,7 +11,7 @@ import torch
 
 from marsbench.decoding.engine import context_length
 from marsbench.evaluation.benchmarks import benchmarks
-from marsbench.keys import content_hash, source_hash
+from marsbench.keys import DECODING, content_hash, source_hash
 from marsbench.methods.fitting import default_ids
 from marsbench.provenance import provenance
 from marsbench.racing.entrants import Entrants
@@ -87,7 +87,7 @@ class Course:
         """What can change the numbers of any cell: code, machine, questions, effort."""
         origin = provenance(seed=self.run.seed)
         return {
-            "source": source_hash("decoding", "methods"),
+            "source": source_hash(*DECODING),
             "machine": [origin["hardware"], origin["threads"], origin["versions"]["torch"]],
             "dtype": self.grid.dtype,
             "repeats": self.grid.repeats,

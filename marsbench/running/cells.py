@@ -10,7 +10,7 @@ from marsbench.decoding.engine import Method
 from marsbench.decoding.outside import OutsideMethod
 from marsbench.evaluation.benchmarks import benchmark, fingerprint
 from marsbench.evaluation.harness import AnswerLog, EngineModel, Exam, cut_in_words, evaluate
-from marsbench.keys import content_hash, source_hash
+from marsbench.keys import SCORING, content_hash, source_hash
 from marsbench.methods import Options
 from marsbench.methods.fitting import fit
 from marsbench.provenance import provenance
@@ -109,7 +109,7 @@ class Cells:
                 "batch_size": self._run.scale.batch_size,
                 "weights": weights,
                 "draft": draft,
-                "engine": source_hash("decoding", "methods", "evaluation", "world"),
+                "engine": source_hash(*SCORING),
                 **({} if dtype == _DTYPE else {"dtype": dtype}),
             }
         )
