@@ -34,7 +34,15 @@ def test_thresholds_are_refused_as_decoding_would(name: str, threshold: float) -
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("block_size", True), ("cache_block", "4"), ("tree_width", 1.0), ("appended_masks", "7"), ("appended_masks", 2)],
+    [
+        ("block_size", True),
+        ("cache_block", "4"),
+        ("tree_width", 1.0),
+        ("appended_masks", "7"),
+        ("appended_masks", 2),
+        ("draft_threshold", 1.5),
+        ("draft_threshold", float("nan")),
+    ],
 )
 def test_wrong_options_are_named(option: str, value: Any) -> None:
     """Guards against a TypeError from the depths of the loop, and a message that does not say which option."""

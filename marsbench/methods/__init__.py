@@ -179,7 +179,8 @@ def check_options(name: str, options: Options) -> None:
         if getattr(options, option) not in known:
             raise unknown_name(kind, getattr(options, option), list(known))
     _check_number("draft_threshold", options.draft_threshold)
-    bar(options.draft_threshold, "probability")
+    if not 0 <= options.draft_threshold <= 1:
+        raise UserError(f"draft threshold {options.draft_threshold} is out of range", fix="give a value from 0 to 1")
 
 
 def check_threshold(name: str, threshold: Any, metric: Metric = "probability") -> None:
