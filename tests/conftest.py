@@ -41,15 +41,16 @@ def golden_models() -> dict[str, PreTrainedModel]:
 def micro_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a checkpoint of every kind at scale micro, trained once for all test processes."""
     from marsbench.rows.workspace import Workspace
-    from marsbench.running.run import Runner
+    from marsbench.running.checkpoints import Checkpoints
+    from marsbench.running.run import Run
 
     own = tmp_path_factory.getbasetemp()
     shared = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "micro"
     with FileLock(f"{shared}.lock"):
-        runner = Runner(preset("micro"), Workspace(shared, "micro"))
+        run = Run(preset("micro"), Workspace(shared, "micro"))
         for stage in ("mars", "medusa", "draft_mars"):
-            runner.checkpoint(stage, 4)
-    return runner.workspace.runs / "checkpoints"
+            Checkpoints(run).path(stage, 4)
+    return run.workspace.runs / "checkpoints"
 
 
 @pytest.fixture

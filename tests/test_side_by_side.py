@@ -7,16 +7,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from marsbench.sweeps import side_by_side
 from safetensors.torch import load_file
 
 from marsbench.errors import UserError
 from marsbench.presets import preset
 from marsbench.rows.kinds import EvaluationRow
 from marsbench.rows.workspace import Workspace
-from marsbench.running.plans import TABLES, TrainedStage
-from marsbench.running.run import Runner
+from marsbench.running import side_by_side
+from marsbench.running.cells import Cells
+from marsbench.running.plans import TrainedStage
+from marsbench.running.run import Run
 from marsbench.running.side_by_side import answer_side_by_side, in_order, train_side_by_side
+from marsbench.running.tables import Table
+from marsbench.studies import plan_of
 from marsbench.training.stages import recipe
 
 PARENTS = {"base": None, "sft": "base", "draft": None, "mars": "sft", "medusa": "sft", "longer": "base"}
@@ -95,40 +98,40 @@ def test_the_others_end_when_one_fails() -> None:
 
 def test_training_side_by_side_is_training(tmp_path: Path, micro_checkpoints: Path) -> None:
     """Guards against checkpoints of other weights, under other names or without their rows; and a silent failure."""
-    runner = Runner(preset("micro"), Workspace(tmp_path, "micro"))
-    train_side_by_side(runner, [TrainedStage("draft_base", None), TrainedStage("ar_sft", None)], jobs=2)
+    run = Run(preset("micro"), Workspace(tmp_path, "micro"))
+    train_side_by_side(run, [TrainedStage("draft_base", None), TrainedStage("ar_sft", None)], jobs=2)
     for stage in ("draft_base", "base", "ar_sft"):
-        chosen = recipe(runner.scale, stage)
-        folders = runner.workspace.checkpoint(chosen), micro_checkpoints / chosen.name
+        chosen = recipe(run.scale, stage)
+        folders = run.workspace.checkpoint(chosen), micro_checkpoints / chosen.name
         first, second = (load_file(folder / "model.safetensors") for folder in folders)
         assert all(first[name].equal(second[name]) for name in second)
-        assert chosen.key in runner.store.rows()
-    blocked = runner.workspace.checkpoint(recipe(runner.scale, "medusa"))
+        assert chosen.key in run.store.rows()
+    blocked = run.workspace.checkpoint(recipe(run.scale, "medusa"))
     blocked.with_name(f"{blocked.name}.partial").write_text("in the way")
     with pytest.raises(UserError, match="training medusa failed"):
-        train_side_by_side(runner, [TrainedStage("medusa", None), TrainedStage("mars", 4)], jobs=2)
+        train_side_by_side(run, [TrainedStage("medusa", None), TrainedStage("mars", 4)], jobs=2)
 
 
 def test_answering_side_by_side_is_answering(
     tmp_path: Path, micro_checkpoints: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards against rows that the tables do not find again, or that differ from theirs; and a silent failure."""
-    table = TABLES["table9"]
+    plan = plan_of("table9")
 
-    def runner_in(folder: Path) -> Runner:
+    def run_in(folder: Path) -> Run:
         shutil.copytree(micro_checkpoints, folder / "runs" / "micro" / "checkpoints")
-        return Runner(preset("micro"), Workspace(folder, "micro"), benchmarks=("mini_gsm8k",))
+        return Run(preset("micro"), Workspace(folder, "micro"), benchmarks=("mini_gsm8k",))
 
-    in_turn, beside = runner_in(tmp_path / "in_turn"), runner_in(tmp_path / "beside")
-    expected = in_turn.table(table)
-    answer_side_by_side(beside, [table], jobs=2)
-    monkeypatch.setattr(Runner, "_measure", None)  # nothing is left to measure
-    for row, other in zip(beside.table(table), expected, strict=True):
+    in_turn, beside = run_in(tmp_path / "in_turn"), run_in(tmp_path / "beside")
+    expected = Table(in_turn, plan).rows()
+    answer_side_by_side(beside, [plan], jobs=2)
+    monkeypatch.setattr(Cells, "_measure", None)  # nothing is left to measure
+    for row, other in zip(Table(beside, plan).rows(), expected, strict=True):
         assert row.key == other.key
         if isinstance(row, EvaluationRow) and isinstance(other, EvaluationRow):
             assert (row.correct, row.emitted, row.forwards) == (other.correct, other.emitted, other.forwards)
     monkeypatch.setattr(side_by_side, "_Worker", None)  # nor to start
-    answer_side_by_side(beside, [table], jobs=2)
+    answer_side_by_side(beside, [plan], jobs=2)
 
 
 def test_a_failure_in_answering_is_heard(tmp_path: Path, micro_checkpoints: Path) -> None:
@@ -136,6 +139,6 @@ def test_a_failure_in_answering_is_heard(tmp_path: Path, micro_checkpoints: Path
     checkpoints = tmp_path / "runs" / "micro" / "checkpoints"
     shutil.copytree(micro_checkpoints, checkpoints)
     next(checkpoints.glob("mars-b4*/model.safetensors")).write_bytes(b"cut short")
-    runner = Runner(preset("micro"), Workspace(tmp_path, "micro"), benchmarks=("mini_gsm8k",))
+    run = Run(preset("micro"), Workspace(tmp_path, "micro"), benchmarks=("mini_gsm8k",))
     with pytest.raises(UserError, match=r"(?s)answering with mars, B = 4 failed.*cannot be loaded"):
-        answer_side_by_side(runner, [TABLES["table9"]], jobs=2)
+        answer_side_by_side(run, [plan_of("table9")], jobs=2)
