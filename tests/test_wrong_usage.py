@@ -15,6 +15,9 @@ from marsbench.rows.workspace import Workspace
 ROOT = Path(__file__).resolve().parent.parent
 ROWS = str(ROOT / "results" / "tiny" / "table9.jsonl")
 SWEEP = str(ROOT / "results" / "tiny" / "speedup.jsonl")
+DECODE = ["decode", "--prompt-ids", "prompts.jsonl"]
+SCORE = ["score", "--benchmark"]
+TUNE = ["tune", "--scale", "micro", "--output", "."]
 EVAL = ["eval", "--benchmark", "mini_gsm8k", "--limit", "2", "--scale", "micro", "--output", "."]
 HERE = ["--scale", "micro", "--output", "."]
 
@@ -73,21 +76,21 @@ WRONG: dict[str, tuple[list[str], str]] = {  # mistake -> (what is typed, a word
     "eval: no tokens": ([*EVAL, "--max-new-tokens", "0"], "--max-new-tokens"),
     "eval: no such data folder": ([*EVAL, "--data-dir", "nope"], "no such folder"),
     "eval: no such data": (["eval", "--benchmark", "gsm8k", "--data-dir", "data", *HERE], "no local copy"),
-    "show: no tokens": (["show", "--method", "mars-verified", "--window", "8", "--max-new-tokens", "0", *HERE], "--max"),
-    "show: an image of no kind": (["show", "--image", "answer.doc", *HERE], ".png"),
+    "show: no tokens": (["show", "--window", "8", "--max-new-tokens", "0", *HERE], "--max-new"),
+    "show: an image of no kind": (["show", "--image", "answer.doc", *HERE], "png"),
     "show: an image that is a folder": (["show", "--image", "data.png/", "--method", "magic", *HERE], "magic"),
     "decode: prompts overwritten": (
-        ["decode", "--model", "mars", "--prompt-ids", "prompts.jsonl", "--out", "prompts.jsonl"],
+        [*DECODE, "--model", "mars", "--out", "prompts.jsonl"],
         "prompts",
     ),
-    "decode: output is a folder": (["decode", "--model", "mars", "--prompt-ids", "prompts.jsonl", "--out", "data"], "folder"),
+    "decode: output is a folder": ([*DECODE, "--model", "mars", "--out", "data"], "folder"),
     "decode: prompts as text": (["decode", "--model", "mars", "--prompt-ids", "broken.jsonl", "--out", "o"], "line 1"),
     "decode: no mask token": (
-        ["decode", "--model", "maskless", "--prompt-ids", "prompts.jsonl", "--out", "o.jsonl"],
+        [*DECODE, "--model", "maskless", "--out", "o.jsonl"],
         "--mask-id",
     ),
     "reproduce: no such table": (["reproduce", "table99", *HERE], "table2"),
-    "reproduce: no such data folder": (["reproduce", "table2", "--benchmarks", "real", "--data-dir", "nope", *HERE], "nope"),
+    "reproduce: no such data folder": (["reproduce", "table2", "--data-dir", "nope", *HERE], "no such folder"),
     "reproduce: quick for no sweep": (["reproduce", "table2", "--quick", *HERE], "--quick"),
     "reproduce: jobs for one page": (["reproduce", "table2", "--jobs", "2", *HERE], "--jobs"),
     "reproduce: benchmarks that a table has not": (["reproduce", "table8", "--benchmarks", "mini_bbh", *HERE], "gsm8k"),
@@ -97,9 +100,9 @@ WRONG: dict[str, tuple[list[str], str]] = {  # mistake -> (what is typed, a word
     "sweep: an unknown method in the grid": (["sweep", "--grid", "grid.yaml", *HERE], "grid.yaml, contender 1"),
     "sweep: prompts that benchmarks cannot share": (["sweep", "--grid", "few.yaml", *HERE], "multiple of 6"),
     "sweep: no such grid": (["sweep", "--grid", "nowhere.yaml", *HERE], "nowhere.yaml"),
-    "tune: a checkpoint without a mask token": (["tune", "--checkpoint", "maskless", "--prompts", "6", *HERE], "mask token"),
-    "tune: a stage without masks": (["tune", "--stage", "ar_sft", "--prompts", "6", *HERE], "trained with masks"),
-    "tune: prompts that benchmarks cannot share": (["tune", "--prompts", "7", *HERE], "multiple of 6"),
+    "tune: a checkpoint without a mask token": ([*TUNE, "--checkpoint", "maskless", "--prompts", "6"], "mask token"),
+    "tune: a stage without masks": ([*TUNE, "--stage", "ar_sft", "--prompts", "6"], "trained with masks"),
+    "tune: prompts that benchmarks cannot share": ([*TUNE, "--prompts", "7"], "multiple of 6"),
     "train: no such stage": (["train", "nothing", *HERE], "ar_sft"),
     "train: chat data in the world": (["train", "mars", "--chat-data", "prompts.jsonl", *HERE], "--scale 0.5b"),
     "results: a folder": (["results", str(ROOT / "results" / "tiny")], "*.jsonl"),
@@ -107,12 +110,12 @@ WRONG: dict[str, tuple[list[str], str]] = {  # mistake -> (what is typed, a word
     "results: a field that there is not": (["results", ROWS, "--where", "colour=red"], "benchmark"),
     "results: output is a folder": (["results", ROWS, "--out", "data.csv/.."], "kind of file"),
     "results: two that share no cell": (["results", ROWS, "--against", SWEEP], "in common"),
-    "score: answers of another benchmark": (["score", "--benchmark", "mini_gsm8k", "--responses", "answers.jsonl"], "line 1"),
+    "score: answers of another benchmark": ([*SCORE, "mini_gsm8k", "--responses", "answers.jsonl"], "line 1"),
     "score: output is a folder": (
-        ["score", "--benchmark", "mini_bbh", "--responses", "right.jsonl", "--out", "data"],
+        [*SCORE, "mini_bbh", "--responses", "right.jsonl", "--out", "data"],
         "folder",
     ),
-    "score: no such file": (["score", "--benchmark", "mini_bbh", "--responses", "nowhere.jsonl"], "nowhere.jsonl"),
+    "score: no such file": ([*SCORE, "mini_bbh", "--responses", "nowhere.jsonl"], "nowhere.jsonl"),
     "report: nothing measured": (["report", "--output", "data"], "reproduce table2"),
     "list: nothing of that name": (["list", "everything"], "stages"),
 }  # fmt: skip

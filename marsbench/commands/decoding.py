@@ -170,7 +170,7 @@ def decode(
     from marsbench.quiet import quieten_libraries
 
     quieten_libraries()
-    from marsbench.decode_file import decode_file, read_prompts
+    from marsbench.decode_file import check_target, decode_file, read_prompts
     from marsbench.decoding.generation import Request
     from marsbench.methods import METHODS
     from marsbench.methods.fitting import check_accept, default_ids, fit
@@ -182,6 +182,7 @@ def decode(
     options |= {"draft_length": draft_length, "draft_method": draft_method, "draft_threshold": draft_threshold}
     options |= {"tree_width": tree_width} | ({} if mask_id is None else {"mask_id": mask_id})
     check_decoding(method, threshold=threshold, draft=draft, stage=None, **options)
+    check_target(prompt_ids, out)
     prompts = read_prompts(prompt_ids)
     how: dict[str, Any] = {"dtype": dtype_of(dtype), "device": default_device(), "needs_tokenizer": False}
     loaded, companion = load(model, **how), load(draft, **how) if draft else None

@@ -116,9 +116,12 @@ def score(
     alphabetical order, one after the other), or SUBTASK/INDEX, or HumanEval/0. One subtask alone is a benchmark too:
     bbh_word_sorting. What `marsbench eval` logs in runs/SCALE/answers can be scored as it is.
     """
+    from marsbench.files import check_can_be_written, write_atomically
+
+    if out is not None:
+        check_can_be_written(out, "--out")
     exam = _exam(benchmark, data_dir)
     from marsbench.evaluation.scoring import score_file
-    from marsbench.files import write_atomically
 
     scored = score_file(exam, responses)
     if out is not None:

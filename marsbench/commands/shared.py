@@ -12,6 +12,7 @@ from marsbench.errors import UserError, unknown_name
 if TYPE_CHECKING:
     import torch
 
+    from marsbench.presets import Preset
     from marsbench.running.run import Run
 
 Scale = Annotated[str, typer.Option(help="Model, data and budgets: see `marsbench list scales`.")]
@@ -121,13 +122,9 @@ def make_run(
 
     What is no run of the scale's own benchmarks in full at seed 0 gets folders of its own.
     """
-    from marsbench.presets import preset
     from marsbench.quiet import quieten_libraries
 
-    chosen = preset(scale).with_checkpoints(checkpoint or [], train_all=train_all)
-    part = _part(shard)
-    for entry in checkpoint or []:
-        _check_stage(entry.partition("=")[0])
+    chosen, part = scale_of(scale, checkpoint, train_all=train_all), _part(shard)
     if data_dir is not None and not data_dir.is_dir():
         raise UserError(
             "there is no such folder of benchmark data", where=str(data_dir),
@@ -145,12 +142,17 @@ def make_run(
     return Run(chosen, workspace, existing_policy(existing), seed, named(names), limit, part, data_dir)
 
 
-def _check_stage(name: str) -> None:
-    """Refuse a stage that there is not, as in "mars" or "mars-b8"."""
+def scale_of(name: str, checkpoint: list[str] | None, *, train_all: bool) -> Preset:
+    """A scale with the checkpoints that a user names for its stages, as in "mars=FOLDER" or "mars-b8=FOLDER"."""
+    from marsbench.presets import preset
     from marsbench.training.stages import stage
 
-    plain, _, size = name.rpartition("-b")
-    stage(plain if plain and size.isdecimal() else name)
+    chosen = preset(name).with_checkpoints(checkpoint or [], train_all=train_all)
+    for entry in checkpoint or []:
+        named = entry.partition("=")[0]
+        plain, _, size = named.rpartition("-b")
+        stage(plain if plain and size.isdecimal() else named)
+    return chosen
 
 
 def _part(text: str | None) -> tuple[int, int]:
