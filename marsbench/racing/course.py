@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from marsbench.decoding.engine import context_length
 from marsbench.evaluation.benchmarks import benchmarks
+from marsbench.evaluation.harness import room_for_prompt
 from marsbench.keys import DECODING, content_hash, source_hash
 from marsbench.methods.fitting import default_ids
 from marsbench.provenance import provenance
 from marsbench.racing.entrants import Entrants
 from marsbench.racing.grid import Entry, Grid
-from marsbench.racing.questions import Questions, ask, per_benchmark
+from marsbench.racing.questions import Prompts, Questions, ask, per_benchmark
 from marsbench.racing.race import Race
 from marsbench.rows.kinds import TrainingRow
 from marsbench.running.checkpoints import Checkpoints
@@ -73,14 +73,17 @@ class Course:
         return ask(self.benchmarks, self.grid.prompts, self.baseline.tokenizer, self.run.data_dir)
 
     @cached_property
-    def prompts(self) -> list[list[int]]:
-        """The prompts as token ids."""
-        return self.questions.prompts(self.baseline.tokenizer, self._room)
+    def prompts(self) -> Prompts:
+        """The prompts as token ids; what the context has no room for is said."""
+        found = self.questions.prompts(self.baseline.tokenizer, self._room)
+        for said in self.questions.cut_in_words(found, self._room):
+            self.run.reporter.say(said)
+        return found
 
     @property
     def _room(self) -> int:
         """Tokens that the context leaves for a prompt."""
-        return context_length(self.baseline.model) - self.max_new_tokens
+        return room_for_prompt(self.baseline.model, self.max_new_tokens)
 
     @cached_property
     def everywhere(self) -> dict[str, Any]:
@@ -119,7 +122,7 @@ class Course:
         eos_id, pad_id = default_ids(self.baseline, None, None)
         return Race(
             [self.entrants.contender(cell.entry, cell.batch_size) for cell in cells],
-            self.prompts,
+            self.prompts.ids,
             batch_size=cells[0].batch_size,
             max_new_tokens=self.max_new_tokens,
             eos_id=eos_id,

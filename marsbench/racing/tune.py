@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from marsbench.decoding.engine import context_length
+from marsbench.evaluation.harness import room_for_prompt
 from marsbench.methods.fitting import default_ids, fit
 from marsbench.progress import Reporter
 from marsbench.racing.grid import Entry
 from marsbench.racing.position_law import PositionLaw, Work, law_of, predicted_speed
-from marsbench.racing.questions import Questions
+from marsbench.racing.questions import Prompts, Questions
 from marsbench.racing.race import Contender, Outcome, Race
 from marsbench.racing.rounds import RoundLog
 from marsbench.racing.step_time import step_times
@@ -110,6 +110,8 @@ def tune(
         reporter: told of the progress.
     """
     course, entries = _Course(loaded, questions, max_new_tokens), candidates(block_size)
+    for said in questions.cut_in_words(course.prompts, course.room):
+        reporter.say(said)
     watched = course.race(
         entries, _ROWS, laps=0
     )  # refuses a checkpoint that cannot decode so, before anything is timed
@@ -167,13 +169,22 @@ class _Course:
     questions: Questions
     max_new_tokens: int
 
+    @property
+    def room(self) -> int:
+        """Tokens that the context leaves for a prompt."""
+        return room_for_prompt(self.loaded.model, self.max_new_tokens)
+
+    @property
+    def prompts(self) -> Prompts:
+        """The prompts as token ids."""
+        return self.questions.prompts(self.loaded.tokenizer, self.room)
+
     def race(self, entries: Sequence[Entry], batch_size: int, *, laps: int) -> Race:
         """A race of settings; without laps, it is only watched."""
-        room = context_length(self.loaded.model) - self.max_new_tokens
         eos_id, pad_id = default_ids(self.loaded, None, None)
         return Race(
             [self._contender(entry) for entry in entries],
-            self.questions.prompts(self.loaded.tokenizer, room),
+            self.prompts.ids,
             batch_size=batch_size,
             max_new_tokens=self.max_new_tokens,
             eos_id=eos_id,

@@ -179,6 +179,7 @@ class SweepRow:
     dtype: str = ""
     checkpoint: str = ""
     provenance: Mapping[str, Any] = field(default_factory=dict)
+    prompt_cut: list[int] = field(default_factory=list)  # per prompt, tokens that the context had no room for; or empty
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 
-from marsbench.decoding.engine import context_length, decode
+from marsbench.decoding.engine import decode
 from marsbench.decoding.generation import Generation, Request
 from marsbench.evaluation.benchmarks import fingerprint
-from marsbench.evaluation.harness import Exam
+from marsbench.evaluation.harness import Exam, cut_in_words, room_for_prompt
 from marsbench.evaluation.local_data import Unavailable
 from marsbench.keys import CLASSING, content_hash, source_hash
 from marsbench.methods.fitting import default_ids
@@ -106,14 +106,16 @@ def _classified(run: Run, loaded: Loaded, exam: Exam) -> TokenClassRow:
 def _decoded(run: Run, loaded: Loaded, exam: Exam, title: str) -> list[Generation]:
     """The answers to an exam's questions, in their order."""
     prompts, limit = prompts_of(exam, loaded.tokenizer), run.answer_limit(exam.benchmark.name)
-    room = context_length(loaded.model) - limit
-    ids = token_ids([prompts[number] for number in exam.asked()], loaded.tokenizer, room)
+    room = room_for_prompt(loaded.model, limit)
+    asked = token_ids([prompts[number] for number in exam.asked()], loaded.tokenizer, room)
+    if said := cut_in_words(exam.benchmark.name, asked.cuts, room):
+        run.reporter.say(said)
     eos_id, pad_id = default_ids(loaded, None, None)
     with run.reporter.bar(title):
         return decode(
             loaded.model,
             Cells(run).method(CLASSED, loaded),
-            [Request(prompt, limit, CLASSED.options["threshold"]) for prompt in ids],
+            [Request(prompt, limit, CLASSED.options["threshold"]) for prompt in asked.ids],
             eos_id=eos_id,
             pad_id=pad_id,
             batch_size=run.scale.batch_size,
