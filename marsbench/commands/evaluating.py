@@ -72,27 +72,25 @@ def eval_(
     runs/SCALE/rows.jsonl.
     """
     from marsbench.evaluation.benchmarks import benchmarks
+    from marsbench.methods import METHODS
 
-    names = benchmarks(benchmark)
-    options: dict[str, Any] = {"block_size": window or block_size, "metric": metric}
-    options |= {"layout": layout} if method == "mars-verified" else {}
-    own = None if checkpoint else stage
-    check_decoding(
-        method,
-        threshold=threshold,
-        draft=draft,
-        stage=own,
-        untrained_masks=untrained_masks,
-        **{"layout": layout, **options},
-    )
-    options |= {"accept": "one"} if threshold is None else {"threshold": threshold}
-    number_type = dtype_of(dtype)
+    names, own = benchmarks(benchmark), None if checkpoint else stage
+    options: dict[str, Any] = {"block_size": window or block_size, "metric": metric, "layout": layout}
+    check_decoding(method, threshold=threshold, draft=draft, stage=own, untrained_masks=untrained_masks, **options)
     run = make_run(scale, output, existing, seed, limit=limit, shard=shard, data_dir=data_dir)
     run.scale = replace(run.scale, batch_size=batch_size or run.scale.batch_size)
     run.max_new_tokens = max_new_tokens
+    number_type = dtype_of(dtype)
     from marsbench.running.asking import ask
     from marsbench.running.plans import Arm
 
+    verifies = METHODS[method].lossless and METHODS[method].takes_threshold  # and accepts all that it has verified
+    if not verifies:
+        del options["layout"]
+    if threshold is not None:
+        options["threshold"] = threshold
+    elif not verifies:
+        options["accept"] = "one"
     who = Path(checkpoint).name if checkpoint else stage
     arm = Arm(who, f"{who} by {method}", stage, method, options, None, untrained_masks, trained_block_size=block_size)
     rows = []
