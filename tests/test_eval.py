@@ -83,5 +83,5 @@ def test_what_is_cut_is_said(output: Path) -> None:
     assert row.max_new_tokens == 256, "the benchmark's limit, not the scale's 32"
     assert len(row.prompt_cut) == len(row.correct) and any(row.prompt_cut)
     assert f"{sum(map(bool, row.prompt_cut))} of {len(row.correct)} prompts" in done.stdout
-    done = evaluate(output, "--benchmark", "mini_gsm8k", "--method", "ar", "--max-new-tokens", "2")
+    done = evaluate(output, "--benchmark", "mini_gsm8k", "--stage", "base", "--method", "ar", "--max-new-tokens", "2")
     assert "3 of 3 answers were cut at 2 tokens" in done.stdout

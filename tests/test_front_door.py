@@ -33,9 +33,9 @@ def test_only_a_readme_with_the_marks_is_written(tmp_path: Path) -> None:
     assert readme not in whole_paper(tmp_path, "tiny")
     readme.write_text("# Mine\n")
     assert readme not in whole_paper(tmp_path, "tiny")
-    readme.write_text(f"# Mine\n\n{BEGIN}\nold\n{END}\n\nThe rest.\n")
+    readme.write_text(f"# Mine\n\n{BEGIN}\nstale numbers\n{END}\n\nThe rest.\n")
     assert readme not in whole_paper(tmp_path, "micro")
     write_whole_paper(tmp_path, "tiny")
     text = readme.read_text()
-    assert text.startswith("# Mine\n") and text.endswith("\n\nThe rest.\n") and "old" not in text
+    assert text.startswith("# Mine\n") and text.endswith("\n\nThe rest.\n") and "stale numbers" not in text
     assert "One training seed." in text
