@@ -1,7 +1,7 @@
 """The command line. A command only translates: it loads its room when called, so that `--help` is instant.
 
 Exit codes: 0 all went well, 1 a bug (with its traceback), 2 a mistake that the user can mend (with one
-message that says how), 130 interrupted.
+message that says how), 3 nothing could be measured (with the reason), 130 interrupted.
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ from marsbench.errors import UserError
 MENDS = {
     errno.ENOSPC: "free some space, or write to another disk; the same command then goes on where it stopped",
     errno.EACCES: "change the permissions, or choose another folder",
+    errno.EROFS: "choose a folder on a disk that can be written to",
+    errno.EISDIR: "give the path of a file",
+    errno.ENOTDIR: "choose another folder: a part of this path is a file",
 }
 
 
@@ -30,7 +33,7 @@ class MendableErrorsGroup(TyperGroup):
         try:
             return super().invoke(ctx)
         except UserError as error:
-            raise _exit(f"error: {error}", 2) from error
+            raise _exit(f"error: {error}", error.exit_code) from error
         except OSError as error:
             if error.errno not in MENDS:
                 raise

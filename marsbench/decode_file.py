@@ -11,7 +11,7 @@ from marsbench.decoding.engine import Method, check_requests, decode
 from marsbench.decoding.generation import Generation, Request
 from marsbench.decoding.outside import OutsideMethod
 from marsbench.errors import UserError
-from marsbench.files import write_atomically
+from marsbench.files import check_can_be_written, write_atomically
 from marsbench.json_lines import read_objects
 from marsbench.progress import Reporter
 
@@ -57,12 +57,12 @@ def decode_file(
     Raises:
         UserError: a line that the model cannot run, or a target that cannot be written to; before anything is decoded.
     """
+    check_target(source, target)
     check_requests(requests, model, where=f"{source}, line {{}}")
     vocabulary = model.get_input_embeddings().num_embeddings
     for name, token in (("EOS", eos_id), ("pad", pad_id)):
         if not 0 <= token < vocabulary:
             raise UserError(f"{name} id {token} lies outside the vocabulary of {vocabulary}", fix="give another id")
-    _check_writable(target)
     done = 0
     with reporter.bar(f"decoding {source.name} by {method.name}") as bar:
 
@@ -79,14 +79,8 @@ def decode_file(
     return generations
 
 
-def _check_writable(target: Path) -> None:
-    """Refuse a target that cannot be written to before any work is done; the target itself is not touched."""
-    probe = target.with_name(f".{target.name}.probe")
-    try:
-        probe.write_bytes(b"")
-        probe.unlink()
-        unfit = "it is a folder" if target.is_dir() else None
-    except OSError as error:
-        unfit = str(error.strerror)
-    if unfit:
-        raise UserError(f"the output cannot be written: {unfit}", where=str(target), fix="choose another --out")
+def check_target(source: Path, target: Path) -> None:
+    """Refuse a target that cannot be written to, or that holds the prompts, before any work is done."""
+    check_can_be_written(target, "--out")
+    if target.exists() and target.samefile(source):
+        raise UserError("--out would overwrite the prompts", where=str(target), fix="choose another --out")

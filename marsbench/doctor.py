@@ -23,6 +23,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from marsbench.errors import UserError
+from marsbench.files import nearest_existing
 from marsbench.paths import tasks_dir
 from marsbench.presets import preset
 
@@ -129,12 +130,15 @@ def check_memory(needed_gib: float) -> Check:
 
 
 def available_memory_gib() -> float:
-    """Free memory of all CUDA devices together, or of the machine where there is none, in GiB."""
+    """Free memory of the CUDA device that has most of it, or of the machine where there is none, in GiB.
+
+    A process loads its model on one device, whatever the others have free.
+    """
     import psutil
     import torch
 
     if torch.cuda.is_available():
-        return sum(torch.cuda.mem_get_info(index)[0] for index in range(torch.cuda.device_count())) / GIB
+        return max(torch.cuda.mem_get_info(index)[0] for index in range(torch.cuda.device_count())) / GIB
     return float(psutil.virtual_memory().available) / GIB
 
 
@@ -157,12 +161,6 @@ def check_writable(output: Path) -> Check:
     except OSError as error:
         return Check("output", "fail", f"cannot write to {folder}: {error.strerror}", "choose another --output")
     return Check("output", "ok", f"{folder} is writable")
-
-
-def nearest_existing(path: Path) -> Path:
-    """The path itself or the closest of its parents that exists, so that looking creates no folder."""
-    path = path.absolute()
-    return next(place for place in (path, *path.parents) if place.exists())
 
 
 def check_data(scale: str, data_dir: Path | None) -> list[Check]:

@@ -1,8 +1,8 @@
 """The one error class that a user ever sees.
 
 Every mistake a user can make or mend (an unknown name, a missing file, a broken checkpoint) raises `UserError`.
-The command line prints its three parts on standard error and exits with code 2; anything else is a bug and keeps
-its traceback.
+The command line prints its three parts on standard error and exits with code 2, or 3 where nothing could be measured;
+anything else is a bug and keeps its traceback.
 """
 
 from __future__ import annotations
@@ -11,10 +11,18 @@ from __future__ import annotations
 class UserError(Exception):
     """A mistake that the user can mend: what is wrong, where, and how to mend it."""
 
+    exit_code = 2  # of the command that it ends
+
     def __init__(self, what: str, *, where: str = "", fix: str = "") -> None:
         self.what, self.where, self.fix = what, where, fix
         parts = [what, f"  where: {where}" if where else "", f"  fix:   {fix}" if fix else ""]
         super().__init__("\n".join(part for part in parts if part))
+
+
+class NothingMeasured(UserError):
+    """A run that could not measure anything: it leaves no rows and no page behind."""
+
+    exit_code = 3
 
 
 def unknown_name(kind: str, name: str, known: list[str], *, where: str = "") -> UserError:

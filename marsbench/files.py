@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
+
+from marsbench.errors import UserError
 
 
 def write_atomically(path: Path, content: bytes) -> Path:
@@ -16,3 +19,37 @@ def write_atomically(path: Path, content: bytes) -> Path:
     finally:
         draft.unlink(missing_ok=True)
     return path
+
+
+def check_can_be_written(file: Path, option: str) -> None:
+    """Refuse a file that `write_atomically` could not write, before hours of work for it; leaves nothing behind.
+
+    Args:
+        file: where something is to go; its folder need not exist.
+        option: the option that named it, for the mend.
+    """
+    try:
+        unfit = _unfit(file)
+    except OSError as error:
+        unfit = error.strerror or str(error)
+    if unfit:
+        raise UserError(f"the output cannot be written: {unfit}", where=str(file), fix=f"choose another {option}")
+
+
+def _unfit(file: Path) -> str:
+    """Why a file cannot be written, empty where it can; an OSError where the system says so itself."""
+    if file.is_dir():
+        return "it is a folder"
+    if file.exists() and not file.is_file():
+        return "it is no ordinary file"
+    folder = nearest_existing(file.parent)
+    if not folder.is_dir():
+        return f"{folder} is no folder"
+    with tempfile.NamedTemporaryFile(dir=folder, prefix=f".{file.name}."):
+        return ""
+
+
+def nearest_existing(path: Path) -> Path:
+    """The path itself or the closest of its parents that exists, so that looking creates no folder."""
+    path = path.absolute()
+    return next(place for place in (path, *path.parents) if place.exists())

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 from rich.text import Text
 
 from marsbench import world
+from marsbench.errors import UserError
+from marsbench.files import check_can_be_written
 
 if TYPE_CHECKING:  # what is only drawn again needs no model
     from matplotlib.figure import Figure
@@ -129,8 +131,23 @@ def shaded(generation: Shown, *, color: bool = True) -> Text:
 
 def draw(generations: list[Shown], file: Path) -> None:
     """Write the generations, one under the other, as an image; the ending of `file` chooses the format."""
+    check_image(file)
     file.parent.mkdir(parents=True, exist_ok=True)
     drawing(generations).savefig(file, dpi=150)
+
+
+def check_image(file: Path) -> None:
+    """Refuse an image of a kind that cannot be drawn, or that cannot be written, before anything is decoded for it."""
+    from matplotlib.figure import Figure
+
+    kinds = sorted(Figure().canvas.get_supported_filetypes())
+    if file.suffix.lower().removeprefix(".") not in kinds:
+        raise UserError(
+            f"no image can be drawn with the ending {file.suffix!r}",
+            where=str(file),
+            fix=f"choose among {', '.join(kinds)}",
+        )
+    check_can_be_written(file, "--image")
 
 
 def drawing(generations: Sequence[Shown]) -> Figure:

@@ -6,6 +6,7 @@ transformers prepares the inputs and the generation configuration as for its own
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import nullcontext
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,11 @@ from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengt
 from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
+from marsbench import hub
 from marsbench.decoding.engine import OnTokens, decode
-from marsbench.decoding.generation import Generation, Metric, Request
+from marsbench.decoding.generation import Generation, Layout, Metric, Request
 from marsbench.errors import UserError
-from marsbench.methods import METHODS, Options, build_method
-from marsbench.methods.mars_verified import Layout
+from marsbench.methods import METHODS, Options, build_method, check_threshold
 from marsbench.training.medusa import MedusaHeads
 
 
@@ -89,9 +90,6 @@ def generate(
     _refuse_unsupported(config, logits_processor, stopping_criteria)
     if draft is not None and not hasattr(draft, "get_decoder"):
         raise UserError("the draft is no model", fix="pass AutoModelForCausalLM.from_pretrained(...)")
-    if token_streamer is not None:
-        _check_streaming(input_ids, method)
-        token_streamer.put(input_ids.cpu())  # type: ignore[no-untyped-call]  # streamers expect the prompt first
     options = Options(
         mask_id=_mask_id(model) if mask_id is None else mask_id,
         block_size=block_size,
@@ -105,11 +103,18 @@ def generate(
         heads=_heads(model) if method in METHODS and "heads" in METHODS[method].needs else None,
         tree_width=tree_width,
     )
+    chosen = build_method(method, options)
+    check_threshold(method, threshold, metric)
+    if not isinstance(sampling_seed, int):
+        raise UserError(f"sampling seed {sampling_seed!r} is no whole number", fix="give one, as in sampling_seed=0")
+    if token_streamer is not None:
+        _check_streaming(input_ids, method)
+        token_streamer.put(input_ids.cpu())  # type: ignore[no-untyped-call]  # streamers expect the prompt first
     eos_ids = _as_ids(config.eos_token_id)
     pad_id = int(config.pad_token_id if config.pad_token_id is not None else next(iter(eos_ids), 0))
     generations = decode(
         model,
-        build_method(method, options),
+        chosen,
         _requests(input_ids, model_kwargs.get("attention_mask"), config, threshold, sampling_seed),
         eos_id=eos_ids,
         pad_id=pad_id,
@@ -186,7 +191,8 @@ def _as_ids(eos: int | list[int] | Tensor | None) -> list[int]:
 def _tokenizer_mask(name_or_path: str) -> int | None:
     """The mask token of the tokenizer beside a model's weights."""
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name_or_path)
+        with nullcontext() if Path(name_or_path).is_dir() else hub.from_cache_if_out_of_reach():
+            tokenizer = AutoTokenizer.from_pretrained(name_or_path)
     except (OSError, ValueError):
         return None
     mask: int | None = tokenizer.mask_token_id

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from packaging.requirements import Requirement
 from typer.testing import CliRunner
 
@@ -171,6 +172,16 @@ def test_doctor_compares_needs() -> None:
     assert doctor.check_memory(1e6).ok == "fail"
     assert doctor.check_disk(Path("."), 1e9).ok == "fail"
     assert doctor.check_disk(Path("."), 0).ok == "ok"
+
+
+def test_doctor_looks_at_one_gpu_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against two half-empty GPUs taken for one that holds the model."""
+    free = [10 * doctor.GIB, 20 * doctor.GIB, 5 * doctor.GIB]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(free))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (free[index], 80 * doctor.GIB))
+    assert doctor.available_memory_gib() == 20
+    assert [doctor.check_memory(needed).ok for needed in (20, 21)] == ["ok", "fail"]
 
 
 def test_doctor_says_where_data_will_come_from(tmp_path: Path) -> None:

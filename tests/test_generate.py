@@ -18,7 +18,7 @@ import marsbench
 from marsbench.cli import app
 from marsbench.decoding.generation import Generation
 from marsbench.errors import UserError
-from marsbench.show import Shown, draw, drawing, shaded, shown
+from marsbench.show import Shown, check_image, draw, drawing, shaded, shown
 from marsbench.training.tokenizer import build_tokenizer
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -121,6 +121,16 @@ def test_streams_are_those_of_transformers(
         ({"method": "medusa"}, "heads"),
         ({"method": "mars", "mask_id": None}, "mask token"),
         ({"threshold": 3.0}, "out of range"),
+        ({"threshold": "0.9"}, "threshold '0.9' is no number"),
+        ({"threshold": True}, "threshold True is no number"),
+        ({"method": "ar", "threshold": 0.9}, "takes no threshold"),
+        ({"block_size": "4"}, "block size '4' is no whole number"),
+        ({"block_size": 2.5}, "block size 2.5 is no whole number"),
+        ({"draft_length": None}, "draft length None"),
+        ({"mask_id": "3"}, "mask id '3'"),
+        ({"metric": "hope"}, "unknown confidence metric 'hope'"),
+        ({"method": "speculative", "draft_threshold": "0.9"}, "draft threshold '0.9'"),
+        ({"sampling_seed": "0"}, "sampling seed '0'"),
     ],
 )
 def test_generate_refuses_what_it_would_not_honour(
@@ -206,7 +216,8 @@ def test_decode_is_lossless_where_it_says_so(
         ([[4]], ("--method", "speculative"), "draft model"),
         ([[4]], ("--method", "medusa"), "Medusa heads"),
         ([[4]], ("--method", "mars-verified", "--accept", "one"), "accepts whatever it verifies"),
-        ([[4]], ("--out", "/nowhere/at/all/out.jsonl"), "output"),
+        ([[4]], ("--out", str(Path(__file__) / "out.jsonl")), "output"),
+        ([[4]], ("--out", str(GOLDEN)), "it is a folder"),
         ([[4]], ("--model", "/nowhere/at/all"), "no such checkpoint"),
     ],
 )
@@ -218,6 +229,15 @@ def test_bad_input_is_refused_before_anything_is_written(
     assert result.exit_code == 2, result.output
     assert said in result.output
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl"]
+
+
+def test_the_prompts_are_not_overwritten(tmp_path: Path) -> None:
+    """Guards against prompts that are gone after `--out` names their own file, by whatever path."""
+    (tmp_path / "link.jsonl").symlink_to("in.jsonl")
+    for name in ("in.jsonl", "link.jsonl"):
+        result = decode(tmp_path, [[4, 5]], "--out", str(tmp_path / name))
+        assert result.exit_code == 2 and "--out would overwrite the prompts" in result.output
+    assert (tmp_path / "in.jsonl").read_text() == '{"prompt_ids": [4, 5]}\n'
 
 
 def test_a_draft_with_another_vocabulary_is_refused(tmp_path: Path) -> None:
@@ -253,6 +273,17 @@ def test_tokens_of_one_forward_are_shown_together(tokenizer: PreTrainedTokenizer
         draw([found, found], tmp_path / name)
         assert (tmp_path / name).stat().st_size > 1000
     assert imread(tmp_path / "figure.png").std() > 0.01
+
+
+@pytest.mark.parametrize(("name", "said"), [("a.jpeg2", "ending"), ("figure", "ending"), ("folder.png", "a folder")])
+def test_an_image_that_cannot_be_is_refused(name: str, said: str, tmp_path: Path) -> None:
+    """Guards against a traceback from the plotting library after the answers have been waited for."""
+    (tmp_path / "folder.png").mkdir()
+    for refuse in (check_image, lambda file: draw([], file)):
+        with pytest.raises(UserError, match=said):
+            refuse(tmp_path / name)
+    check_image(tmp_path / "new" / "figure.PNG")
+    assert [path.name for path in tmp_path.iterdir()] == ["folder.png"]
 
 
 def test_the_figure_breaks_lines_between_words() -> None:

@@ -352,3 +352,39 @@ def test_logged_answers_score_as_the_run_did(tmp_path: Path) -> None:
     run = evaluate(LoggedModel(exam, log.answers))
     again = json.loads(score("gsm8k", tmp_path / "log.jsonl").stdout.splitlines()[-1])
     assert again["accuracy"] == 100 * sum(run.correct) / len(run.correct) == 50.0
+
+
+@pytest.mark.parametrize("command", ["score", "compare"])
+def test_answers_to_another_benchmark_are_refused(command: str, tmp_path: Path) -> None:
+    """Guards against logs of gsm8k scored as mini_gsm8k: an accuracy of 0, where nothing was compared."""
+    asked, other = prepare(benchmark("gsm8k"), LITTLE), prepare(benchmark("mini_gsm8k"))
+    expected = targets(other)
+    assert expected[1] != targets(asked)[1]
+    right = harness.AnswerLog(tmp_path / "right.jsonl")
+    log = harness.AnswerLog(tmp_path / "log.jsonl")
+    right.add(Answer(0, "18", 3, 2, True, expected[0]))
+    log.add(Answer(0, "18", 3, 2, True, expected[0]))  # two benchmarks may well agree on a single question
+    log.add(Answer(1, "3", 3, 2, True, targets(asked)[1]))
+    files = {"score": ["--responses", "log.jsonl"], "compare": ["right.jsonl", "log.jsonl"]}[command]
+    files = [str(tmp_path / word) if word.endswith("jsonl") else word for word in files]
+    done = CliRunner().invoke(app, [command, "--benchmark", "mini_gsm8k", *files])
+    assert done.exit_code == 2, done.output
+    assert f"{log._file}, line 2" in done.output and "another question than mini_gsm8k asks" in done.output
+
+
+def test_a_target_decides_only_where_there_is_one(tmp_path: Path) -> None:
+    """Guards against responses of other programs that can no longer be scored, for want of a target or an empty one."""
+    lines = [{"doc_id": 0, "response": "The answer is 18."}, {"doc_id": 1, "response": "It is 3.", "target": ""}]
+    (tmp_path / "r.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert score("gsm8k", tmp_path / "r.jsonl").exit_code == 0
+
+
+@pytest.mark.parametrize("name", GROUPS["mini"])
+def test_mini_logs_carry_the_targets_that_scoring_expects(name: str, tmp_path: Path) -> None:
+    """Guards against a run's own log that scoring takes for another benchmark's."""
+    exam = prepare(benchmark(name)).first(2)
+    log = harness.AnswerLog(tmp_path / "log.jsonl")
+    for number in exam.asked():
+        log.add(Answer(number, "x", 3, 2, True, targets(exam)[number]))
+    done = CliRunner().invoke(app, ["score", "--benchmark", name, "--responses", str(tmp_path / "log.jsonl")])
+    assert done.exit_code == 0, done.output

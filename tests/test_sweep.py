@@ -22,13 +22,13 @@ from typer.testing import CliRunner
 from marsbench.cli import app
 from marsbench.decoding.generation import Meter, Request
 from marsbench.errors import UserError
+from marsbench.findings.export import export, frame, matching, merged
 from marsbench.findings.sweep import Agreement, SweepCells, agreement, speed_up
 from marsbench.methods import METHODS, Options, build_method
 from marsbench.racing.grid import BASELINES, read_grid, shipped_grid
 from marsbench.racing.position_law import PositionLaw, Work, fastest, predicted_seconds
 from marsbench.racing.race import Contender, Race
 from marsbench.racing.rounds import RoundLog
-from marsbench.rows.export import export, frame, matching, merged
 from marsbench.rows.kinds import SweepRow
 from marsbench.rows.store import read_rows, rows_text
 from marsbench.rows.workspace import Workspace

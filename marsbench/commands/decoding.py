@@ -12,15 +12,19 @@ from marsbench.commands.shared import (
     Checkpoint,
     DecodingMethod,
     Draft,
+    Dtype,
+    Layout,
     Metric,
     Output,
     OwnStage,
     Scale,
     Seed,
     UntrainedMasks,
+    Window,
+    check_decoding,
+    dtype_of,
     make_run,
 )
-from marsbench.errors import unknown_name
 
 if TYPE_CHECKING:
     from marsbench.show import Shown
@@ -35,8 +39,9 @@ def show(
     ] = None,
     threshold: Annotated[float, typer.Option(help="Confidence for methods that take one.")] = 0.95,
     block_size: BlockSize = 4,
+    window: Window = None,
     draft: Draft = None,
-    max_new_tokens: Annotated[int, typer.Option(help="Limit of the answer.")] = 96,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Limit of the answer.")] = 96,
     untrained_masks: UntrainedMasks = False,
     image: Annotated[Path | None, typer.Option(help="Also draw it: FILE.png, .svg or .pdf.")] = None,
     scale: Scale = "tiny",
@@ -44,21 +49,38 @@ def show(
     output: Output = Path("."),
 ) -> None:
     """Print an answer with the tokens of one forward pass shaded together (the paper's Figure 1)."""
+    from marsbench.methods import METHODS
+
+    names = method or ["ar", "mars"]
+    for name in names:
+        takes = name in METHODS and METHODS[name].takes_threshold
+        needs_draft = name in METHODS and "draft" in METHODS[name].needs
+        check_decoding(
+            name,
+            threshold=threshold if takes else None,
+            draft=draft if needs_draft else None,
+            stage=None if checkpoint else stage,
+            untrained_masks=untrained_masks,
+            block_size=window or block_size,
+        )
     run = make_run(scale, output, "reuse", seed)
     from marsbench.running.checkpoints import Checkpoints
-    from marsbench.show import answers, draw, sample_question
+    from marsbench.show import answers, check_image, draw, sample_question
     from marsbench.training.checkpoints import default_device, load
 
-    question = prompt or sample_question()
+    if image:
+        check_image(image)
+    question, device = prompt or sample_question(), default_device()
+    companion = load(draft, device=device) if draft else None
     found = answers(
-        load(checkpoint, device=default_device()) if checkpoint else Checkpoints(run).load(stage, block_size),
+        load(checkpoint, device=device) if checkpoint else Checkpoints(run).load(stage, block_size),
         question,
-        method or ["ar", "mars"],
+        names,
         threshold=threshold,
         max_new_tokens=max_new_tokens,
-        draft=load(draft, device=default_device()) if draft else None,
+        draft=companion,
         untrained_masks=untrained_masks,
-        block_size=block_size,
+        block_size=window or block_size,
     )
     _print_answers(question, found)
     if image:
@@ -88,8 +110,10 @@ def decode(
     block_size: Annotated[
         int,
         typer.Option(
+            "--block-size",
+            "--window",
             help="B of mars, mars-no-cache, mars-speculative, block-diffusion and drafts by mars; window of "
-            "mars-verified and jacobi."
+            "mars-verified and jacobi.",
         ),
     ] = 4,
     threshold: Annotated[
@@ -107,9 +131,7 @@ def decode(
     ] = None,
     metric: Metric = "probability",
     cache_block: Annotated[int, typer.Option(help="B_cache of mars-block-cache, in tokens.")] = 4,
-    layout: Annotated[str, typer.Option(help="Masks of mars-verified: groups (more tokens) or linear (cheaper).")] = (
-        "groups"
-    ),
+    layout: Layout = "groups",
     draft: Draft = None,
     draft_length: Annotated[
         int,
@@ -125,13 +147,13 @@ def decode(
         typer.Option(help="Confidence that drafts by mars must pass, for speculative and mars-speculative."),
     ] = 0.95,
     tree_width: Annotated[int, typer.Option(help="Guesses of medusa's first head; 1 is a chain.")] = 1,
-    max_new_tokens: Annotated[int, typer.Option(help="Limit of every continuation; an EOS counts.")] = 256,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Limit of every continuation; an EOS counts.")] = 256,
     batch_size: Annotated[
         int | None, typer.Option(min=1, help="Rows decoded at once; by default 16, for hf-assisted 1.")
     ] = None,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Seed of sampling; prompt i takes seed + i.")] = 0,
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    dtype: Dtype = "float32",
     eos_id: Annotated[int | None, typer.Option(help="EOS; by default the checkpoint's.")] = None,
     pad_id: Annotated[int | None, typer.Option(help="Padding; by default the checkpoint's, else EOS.")] = None,
     mask_id: Annotated[
@@ -148,7 +170,7 @@ def decode(
     from marsbench.quiet import quieten_libraries
 
     quieten_libraries()
-    from marsbench.decode_file import decode_file, read_prompts
+    from marsbench.decode_file import check_target, decode_file, read_prompts
     from marsbench.decoding.generation import Request
     from marsbench.methods import METHODS
     from marsbench.methods.fitting import check_accept, default_ids, fit
@@ -156,13 +178,15 @@ def decode(
     from marsbench.training.checkpoints import default_device, load
 
     check_accept(method, accept, threshold)
-    prompts = read_prompts(prompt_ids)
-    how = {"dtype": _dtype(dtype), "device": default_device(), "needs_tokenizer": False}
-    loaded, companion = load(model, **how), load(draft, **how) if draft else None
-    eos, pad = default_ids(loaded, eos_id, pad_id)
-    options = {"block_size": block_size, "metric": metric, "cache_block": cache_block, "layout": layout}
+    options: dict[str, Any] = {"block_size": block_size, "metric": metric, "cache_block": cache_block, "layout": layout}
     options |= {"draft_length": draft_length, "draft_method": draft_method, "draft_threshold": draft_threshold}
     options |= {"tree_width": tree_width} | ({} if mask_id is None else {"mask_id": mask_id})
+    check_decoding(method, threshold=threshold, draft=draft, stage=None, **options)
+    check_target(prompt_ids, out)
+    prompts = read_prompts(prompt_ids)
+    how: dict[str, Any] = {"dtype": dtype_of(dtype), "device": default_device(), "needs_tokenizer": False}
+    loaded, companion = load(model, **how), load(draft, **how) if draft else None
+    eos, pad = default_ids(loaded, eos_id, pad_id)
     chosen = fit(method, loaded, draft=companion, untrained_masks=untrained_masks, **options)
     requests = [
         Request(ids, max_new_tokens, threshold, temperature=temperature, seed=seed + number)
@@ -174,13 +198,3 @@ def decode(
         eos_id=eos, pad_id=pad, batch_size=rows, reporter=Reporter(),
     )  # fmt: skip
     typer.echo(f"wrote {out}")
-
-
-def _dtype(name: str) -> Any:
-    """The torch type of that name."""
-    import torch
-
-    types = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-    if name not in types:
-        raise unknown_name("dtype", name, list(types))
-    return types[name]

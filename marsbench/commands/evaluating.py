@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,7 +16,9 @@ from marsbench.commands.shared import (
     DataDir,
     DecodingMethod,
     Draft,
+    Dtype,
     ExistingPolicy,
+    Layout,
     Limit,
     Metric,
     Output,
@@ -24,6 +27,9 @@ from marsbench.commands.shared import (
     Seed,
     Shard,
     UntrainedMasks,
+    Window,
+    check_decoding,
+    dtype_of,
     make_run,
 )
 
@@ -33,7 +39,7 @@ if TYPE_CHECKING:
 
 
 def eval_(
-    benchmark: Annotated[str, typer.Option(help="What to ask: see `marsbench list benchmarks`.")],
+    benchmark: Annotated[list[str], typer.Option(help="What to ask, several times for several: see `marsbench list`.")],
     checkpoint: Checkpoint = None,
     stage: OwnStage = "mars",
     method: DecodingMethod = "mars",
@@ -42,8 +48,15 @@ def eval_(
     ] = None,
     metric: Metric = "probability",
     block_size: BlockSize = 4,
+    window: Window = None,
+    layout: Layout = "groups",
     untrained_masks: UntrainedMasks = False,
     draft: Draft = None,
+    dtype: Dtype = "float32",
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Rows decoded at once [default: the scale's].")] = None,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Limit of every answer [default: the benchmark's].")
+    ] = None,
     data_dir: DataDir = None,
     limit: Limit = None,
     shard: Shard = None,
@@ -51,20 +64,42 @@ def eval_(
     seed: Seed = 0,
     existing: ExistingPolicy = "reuse",
     output: Output = Path("."),
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of lines.")] = False,
 ) -> None:
-    """Ask one checkpoint one benchmark; prints accuracy with its interval, and tokens per forward.
+    """Ask one checkpoint one benchmark or several; prints accuracy with its interval, and tokens per forward.
 
-    Answers are logged in runs/SCALE/answers as they come, and the row is added to runs/SCALE/rows.jsonl.
+    Answers are logged in runs/SCALE/answers as they come, in the file that is printed, and the rows are added to
+    runs/SCALE/rows.jsonl.
     """
-    from marsbench.running.cells import Cells
+    from marsbench.evaluation.benchmarks import benchmarks
+    from marsbench.methods import METHODS
+
+    names, own = benchmarks(benchmark), None if checkpoint else stage
+    options: dict[str, Any] = {"block_size": window or block_size, "metric": metric, "layout": layout}
+    check_decoding(method, threshold=threshold, draft=draft, stage=own, untrained_masks=untrained_masks, **options)
+    run = make_run(scale, output, existing, seed, limit=limit, shard=shard, data_dir=data_dir)
+    run.scale = replace(run.scale, batch_size=batch_size or run.scale.batch_size)
+    run.max_new_tokens = max_new_tokens
+    number_type = dtype_of(dtype)
+    from marsbench.running.asking import ask
     from marsbench.running.plans import Arm
 
-    options = {"block_size": block_size, "metric": metric}
-    options |= {"accept": "one"} if threshold is None else {"threshold": threshold}
-    arm = Arm(stage, f"{stage} by {method}", stage, method, options, untrained_masks=untrained_masks)
-    run = make_run(scale, output, existing, seed, limit=limit, shard=shard, data_dir=data_dir)
-    row = Cells(run).single(arm, benchmark, checkpoint, draft)
-    typer.echo(_summary(row))
+    verifies = METHODS[method].lossless and METHODS[method].takes_threshold  # and accepts all that it has verified
+    if not verifies:
+        del options["layout"]
+    if threshold is not None:
+        options["threshold"] = threshold
+    elif not verifies:
+        options["accept"] = "one"
+    who = Path(checkpoint).name if checkpoint else stage
+    arm = Arm(who, f"{who} by {method}", stage, method, options, None, untrained_masks, trained_block_size=block_size)
+    rows = []
+    for row in ask(run, arm, names, checkpoint=checkpoint, draft=draft, dtype=number_type):
+        rows.append(row)
+        if not as_json:
+            typer.echo("\n".join(_in_words(row, run.workspace.answers(row.key, run.shard))))
+    if as_json:
+        typer.echo(json.dumps([_as_plain(row, run.workspace.answers(row.key, run.shard)) for row in rows], indent=1))
 
 
 def score(
@@ -79,9 +114,12 @@ def score(
     alphabetical order, one after the other), or SUBTASK/INDEX, or HumanEval/0. One subtask alone is a benchmark too:
     bbh_word_sorting. What `marsbench eval` logs in runs/SCALE/answers can be scored as it is.
     """
+    from marsbench.files import check_can_be_written, write_atomically
+
+    if out is not None:
+        check_can_be_written(out, "--out")
     exam = _exam(benchmark, data_dir)
     from marsbench.evaluation.scoring import score_file
-    from marsbench.files import write_atomically
 
     scored = score_file(exam, responses)
     if out is not None:
@@ -129,12 +167,41 @@ def _exam(benchmark: str, data_dir: Path | None) -> Exam:
     return harness.prepare(benchmarks.benchmark(benchmark), data_dir)
 
 
-def _summary(row: EvaluationRow) -> str:
-    """What an evaluation found, in one line."""
+def _in_words(row: EvaluationRow, answers: Path) -> list[str]:
+    """What an evaluation found: a line, one on what was cut short, and where the answers are."""
+    found = _as_plain(row, answers)
+    low, high = found["interval"]
+    lines = [
+        f"{row.benchmark}: accuracy {found['accuracy']:.1f} % (95 % interval {low:.1f} to {high:.1f}), "
+        f"n = {found['n']}; {found['tokens_per_forward']:.2f} tokens per forward pass"
+    ]
+    if cut := found["cut_answers"]:
+        lines.append(f"  {cut:,} of {found['n']:,} answers were cut at {row.max_new_tokens} tokens, without an end")
+    if cut := found["cut_prompts"]:
+        lines.append(f"  {cut:,} of {found['n']:,} prompts lost their beginnings, for which the context had no room")
+    return [*lines, f"  answers: {answers}"]
+
+
+def _as_plain(row: EvaluationRow, answers: Path) -> dict[str, Any]:
+    """What an evaluation found, as plain data; accuracy in %."""
     from marsbench.statistics.intervals import accuracy, tokens_per_forward
 
     share, speed = accuracy(row.correct), tokens_per_forward(row.emitted, row.forwards)
-    return (
-        f"{row.benchmark}: accuracy {100 * share.value:.1f} % (95 % interval {100 * share.interval.low:.1f} to "
-        f"{100 * share.interval.high:.1f}), n = {share.n}; {speed.value:.2f} tokens per forward pass"
-    )
+    return {
+        "benchmark": row.benchmark,
+        "checkpoint": row.arm,
+        "weights": row.checkpoint,
+        "method": row.method,
+        "options": dict(row.options),
+        "score": row.metric,
+        "accuracy": 100 * share.value,
+        "interval": [100 * share.interval.low, 100 * share.interval.high],
+        "n": share.n,
+        "tokens_per_forward": speed.value,
+        "tokens_per_forward_interval": [speed.interval.low, speed.interval.high],
+        "max_new_tokens": row.max_new_tokens,
+        "cut_answers": row.finished.count(0),
+        "cut_prompts": sum(cut > 0 for cut in row.prompt_cut),
+        "dtype": row.dtype,
+        "answers": str(answers),
+    }

@@ -20,6 +20,7 @@ from marsbench.commands.shared import (
     StageCheckpoints,
     TrainAll,
     make_run,
+    scale_of,
 )
 from marsbench.errors import UserError
 
@@ -40,13 +41,12 @@ def plan(
     """
     from rich.console import Console
 
-    from marsbench.presets import preset
     from marsbench.racing.estimates import sweep_tables
     from marsbench.racing.grid import read_grid, shipped_grid
     from marsbench.running.estimates import plan_tables
     from marsbench.studies import plan_of
 
-    chosen = preset(scale).with_checkpoints(checkpoint or [], train_all=train_all)
+    chosen = scale_of(scale, checkpoint, train_all=train_all)
     if sweep:
         parts = sweep_tables(read_grid(grid or shipped_grid(scale), quick=quick), chosen)
     else:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from marsbench.errors import UserError
+from marsbench.errors import UserError, unknown_name
 
 if TYPE_CHECKING:
+    import torch
+
+    from marsbench.presets import Preset
     from marsbench.running.run import Run
 
 Scale = Annotated[str, typer.Option(help="Model, data and budgets: see `marsbench list scales`.")]
@@ -41,7 +44,15 @@ GridFile = Annotated[
 Quick = Annotated[bool, typer.Option("--quick", help="Fewer prompts, laps and batch sizes, as the grid says.")]
 
 DecodingMethod = Annotated[str, typer.Option(help="How to decode: see `marsbench list methods`.")]
-BlockSize = Annotated[int, typer.Option(help="B: tokens predicted per forward pass at most.")]
+BlockSize = Annotated[int, typer.Option(min=2, help="B that the checkpoint was, or is to be, trained with.")]
+Window = Annotated[
+    int | None,
+    typer.Option(
+        min=1, help="Tokens that one forward pass settles at most [default: B]; free for mars-verified, jacobi."
+    ),
+]
+Layout = Annotated[str, typer.Option(help="Masks of mars-verified: groups (more tokens) or linear (cheaper).")]
+Dtype = Annotated[str, typer.Option(help="Of weights and caches: float32, bfloat16 or float16.")]
 Metric = Annotated[
     str, typer.Option(help="Confidence of mars methods and block-diffusion: probability, entropy or margin.")
 ]
@@ -53,6 +64,55 @@ UntrainedMasks = Annotated[
 ]
 
 
+def check_decoding(
+    method: str, *, threshold: float | None, draft: str | None, stage: str | None, untrained_masks: bool = False,
+    **options: Any,
+) -> None:  # fmt: skip
+    """Refuse a way to decode that could not work, before any checkpoint is trained or loaded for it.
+
+    Args:
+        method: how to decode.
+        threshold: confidence to accept a token.
+        draft: the draft model's checkpoint.
+        stage: of the scale's own checkpoint; None where another one decodes, which is looked at when it is loaded.
+        untrained_masks: whether masks may be used that training never showed.
+        options: of the method.
+    """
+    from marsbench.methods import METHODS, Options, check_options, check_threshold
+    from marsbench.training.stages import BLOCKWISE
+    from marsbench.training.stages import stage as stage_of
+
+    check_options(method, Options(**options))
+    check_threshold(method, threshold, options.get("metric", "probability"))
+    needs = METHODS[method].needs
+    if "draft" in needs and draft is None:
+        raise UserError(
+            f"method {method!r} needs a draft model", fix="give one: marsbench train draft_ar_sft, --draft DIR"
+        )
+    if draft is not None and "draft" not in needs:
+        raise UserError(f"method {method!r} takes no draft model", fix="leave --draft out, or choose speculative")
+    if stage is None:
+        return
+    objective = stage_of(stage).objective
+    if "masks" in needs and objective not in BLOCKWISE and not untrained_masks:
+        raise UserError(
+            f"method {method!r} needs a checkpoint trained with masks; stage {stage!r} is trained without",
+            fix="choose --stage mars, or --untrained-masks to see what happens without",
+        )
+    if "heads" in needs and objective != "medusa":
+        raise UserError(f"method {method!r} needs Medusa heads; stage {stage!r} has none", fix="choose --stage medusa")
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """The torch type of that name."""
+    import torch
+
+    types = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    if name not in types:
+        raise unknown_name("dtype", name, list(types))
+    return types[name]
+
+
 def make_run(
     scale: str, output: Path, existing: str, seed: int, *, benchmarks: str | None = None, limit: int | None = None,
     shard: str | None = None, data_dir: Path | None = None, train_all: bool = False,
@@ -62,11 +122,14 @@ def make_run(
 
     What is no run of the scale's own benchmarks in full at seed 0 gets folders of its own.
     """
-    from marsbench.presets import preset
     from marsbench.quiet import quieten_libraries
 
-    chosen = preset(scale).with_checkpoints(checkpoint or [], train_all=train_all)
-    part = _part(shard)
+    chosen, part = scale_of(scale, checkpoint, train_all=train_all), _part(shard)
+    if data_dir is not None and not data_dir.is_dir():
+        raise UserError(
+            "there is no such folder of benchmark data", where=str(data_dir),
+            fix="correct --data-dir or MARSBENCH_DATA, or leave both out to load it from the hub",
+        )  # fmt: skip
     quieten_libraries()
     from marsbench.evaluation.benchmarks import benchmarks as named
     from marsbench.rows.store import existing_policy
@@ -77,6 +140,19 @@ def make_run(
     variant = "-".join([*names, *([f"limit{limit}"] if limit else []), *([f"seed{seed}"] if seed else [])])
     workspace = Workspace(output, scale, variant)
     return Run(chosen, workspace, existing_policy(existing), seed, named(names), limit, part, data_dir)
+
+
+def scale_of(name: str, checkpoint: list[str] | None, *, train_all: bool) -> Preset:
+    """A scale with the checkpoints that a user names for its stages, as in "mars=FOLDER" or "mars-b8=FOLDER"."""
+    from marsbench.presets import preset
+    from marsbench.training.stages import stage
+
+    chosen = preset(name).with_checkpoints(checkpoint or [], train_all=train_all)
+    for entry in checkpoint or []:
+        named = entry.partition("=")[0]
+        plain, _, size = named.rpartition("-b")
+        stage(plain if plain and size.isdecimal() else named)
+    return chosen
 
 
 def _part(text: str | None) -> tuple[int, int]:

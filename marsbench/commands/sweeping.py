@@ -21,8 +21,10 @@ from marsbench.commands.shared import (
     Shard,
     StageCheckpoints,
     TrainAll,
+    check_decoding,
     make_run,
 )
+from marsbench.errors import UserError
 
 
 def sweep(
@@ -79,7 +81,7 @@ def results(
     """
     from rich.console import Console
 
-    from marsbench.rows.export import export, matching, merged
+    from marsbench.findings.export import export, matching, merged
     from marsbench.rows.store import read_rows
 
     rows = matching(merged(files), where or [])
@@ -88,8 +90,13 @@ def results(
         from marsbench.findings.sweep import SweepCells, agreement
 
         cells = agreement(SweepCells.of(rows), SweepCells.of(read_rows(against)))
+        if not cells:
+            raise UserError(
+                "the two have no cell of a sweep in common", where=str(against),
+                fix="give the rows of two sweeps of one grid, as in results/tiny/speedup.jsonl",
+            )  # fmt: skip
         Console().print(agreement_table(cells))
-        share = sum(cell.agrees for cell in cells) / max(len(cells), 1)
+        share = sum(cell.agrees for cell in cells) / len(cells)
         typer.echo(f"{share:.1%} of {len(cells)} cells agree: their intervals overlap")
         return
     if out is not None:
@@ -121,24 +128,29 @@ def tune(
     Times forward passes by their positions on this machine, measures how many tokens each setting accepts, predicts
     which is fastest, and races that one against AR.
     """
+    check_decoding("mars", threshold=None, draft=None, stage=None if checkpoint else stage, block_size=block_size)
     run = make_run(scale, output, "reuse", seed, benchmarks=benchmarks, data_dir=data_dir)
     from rich.console import Console
 
     from marsbench.commands.tables import advice_table
-    from marsbench.racing.questions import ask
+    from marsbench.racing.questions import ask, per_benchmark
     from marsbench.racing.tune import tune as advise
     from marsbench.running.checkpoints import Checkpoints
     from marsbench.training.checkpoints import default_device, load
 
+    names = list(run.benchmarks or run.scale.benchmarks)
+    per_benchmark(prompts, names)
+    for name in names:  # missing data is found out before anything is trained
+        run.exam(name)
     loaded = load(checkpoint, device=default_device()) if checkpoint else Checkpoints(run).load(stage, block_size)
-    questions = ask(list(run.benchmarks or run.scale.benchmarks), prompts, loaded.tokenizer, data_dir)
+    questions = ask(names, prompts, loaded.tokenizer, data_dir)
     advice = advise(
         loaded,
         questions,
         block_size=block_size,
         batch_size=batch_size,
         max_points_lost=max_loss,
-        max_new_tokens=run.scale.max_new_tokens,
+        max_new_tokens=max(map(run.answer_limit, names)),
         positions=positions,
         reporter=run.reporter,
     )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import get_args
-
-from torch import Tensor
+from typing import TYPE_CHECKING, get_args
 
 from marsbench.decoding.generation import Metric
 from marsbench.errors import UserError, unknown_name
+
+if TYPE_CHECKING:  # whether a threshold is in its range can be asked without torch
+    from torch import Tensor
 
 METRICS: tuple[str, ...] = get_args(Metric)
 

@@ -1,4 +1,7 @@
-"""What goes into the decode loop and what comes out: `Request`, `Generation`, and a `Meter` of the work done."""
+"""What goes into the decode loop and what comes out: `Request`, `Generation`, and a `Meter` of the work done.
+
+Nothing heavy is imported here: the registry of methods speaks of these types, and lists itself at once.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Metric = Literal["probability", "entropy", "margin"]
+Layout = Literal["groups", "linear"]  # where `mars-verified` puts its masks
 Finish = Literal["eos", "stop", "length", "cancelled"]
 
 

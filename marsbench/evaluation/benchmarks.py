@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from marsbench import hub
 from marsbench.errors import unknown_name
 from marsbench.evaluation import local_data
 from marsbench.paths import tasks_dir
@@ -27,7 +28,11 @@ class Score(NamedTuple):
 
 @dataclass(frozen=True)
 class Benchmark:
-    """One benchmark. The first of its `scores` is its accuracy, the others stand beside it."""
+    """One benchmark. The first of its `scores` is its accuracy, the others stand beside it.
+
+    `max_new_tokens` bounds an answer wherever the benchmark is asked, whatever the scale: real answers are cut short by
+    a small scale's own limit, which is made for the mini benchmarks. Who asks takes `answer_limit`.
+    """
 
     name: str
     paper_name: str  # its column head in the paper
@@ -35,11 +40,16 @@ class Benchmark:
     scores: Mapping[str, Score]
     subtasks: tuple[str, ...] = ()  # where several lm-eval tasks make it up
     only: str | None = None  # the one subtask that is asked, None = all
+    max_new_tokens: int | None = None  # of an answer; None = the scale's
 
     @property
     def headline(self) -> str:
         """The name of the score that is its accuracy."""
         return next(iter(self.scores))
+
+    def answer_limit(self, of_scale: int) -> int:
+        """How many new tokens an answer may have, asked at a scale whose own limit is `of_scale`."""
+        return of_scale if self.max_new_tokens is None else self.max_new_tokens
 
     @property
     def file(self) -> Path:
@@ -52,6 +62,7 @@ def _exact_match(**filters: str) -> dict[str, Score]:
     return {name: Score("exact_match", filter_name) for name, filter_name in filters.items()}
 
 
+_PAPER_LIMIT = 256  # new tokens of an answer, in all of the paper's evaluations
 _EXACT = _exact_match(strict="strict-match")
 _IFEVAL = {"strict": Score("prompt_level_strict_acc", "none")}
 _MINI = (
@@ -74,26 +85,32 @@ _REAL = (
             "strict, per instruction": Score("inst_level_strict_acc", "none"),
             "loose, per instruction": Score("inst_level_loose_acc", "none"),
         },
+        max_new_tokens=_PAPER_LIMIT,
     ),
     Benchmark(
         "bbh", "BBH", "BIG-Bench Hard, 27 subtasks, chain of thought, 3-shot",
         _exact_match(flexible="flexible", strict="strict"),
+        max_new_tokens=_PAPER_LIMIT,
     ),
     Benchmark(
         "mmlu_pro", "MMLU-Pro", "14 subjects, up to ten options, chain of thought, 0-shot",
         _exact_match(strict="strict", flexible="flexible"),
+        max_new_tokens=_PAPER_LIMIT,
     ),
     Benchmark(
         "gpqa", "GPQA", "GPQA main, four options, chain of thought, 0-shot (gated: needs its authors' leave)",
         _exact_match(flexible="flexible-extract", strict="strict-match"),
+        max_new_tokens=_PAPER_LIMIT,
     ),
     Benchmark(
         "gsm8k", "GSM8K", "grade-school word problems, chain of thought, 0-shot",
         _exact_match(flexible="flexible-extract", strict="strict-match"),
+        max_new_tokens=_PAPER_LIMIT,
     ),
     Benchmark(
         "humaneval", "HumanEval", "Python functions from their docstrings, 0-shot; HumanEval+ from the same answers",
         {"base": Score("pass@1", "run"), "plus": Score("pass@1_plus", "run")},
+        max_new_tokens=_PAPER_LIMIT,
     ),
 )  # fmt: skip
 
@@ -181,13 +198,17 @@ def _load(chosen: Benchmark, name: str, subtask: str, data_dir: Path | None) -> 
     with tempfile.TemporaryDirectory() as folder:
         whole = Path(folder) / f"{name}.yaml"
         whole.write_text(text, encoding="utf-8")
-        try:
+        if data_dir is not None:
             return _read_task(whole, name)
+        try:
+            with hub.from_cache_if_out_of_reach():
+                return _read_task(whole, name)
         except Exception as error:  # the hub's libraries raise dozens of kinds
-            if data_dir is not None or not _from_the_hub(error):
+            if not _from_the_hub(error):
                 raise
+            silent = "it cannot be reached" if hub.out_of_reach() else _first_line(error)
             raise local_data.Unavailable(
-                f"the data of {chosen.name} cannot be loaded from the hub: {_first_line(error)}",
+                f"the data of {chosen.name} cannot be loaded from the hub: {silent}",
                 fix=f"check the network{_GATED.get(name, '')}, or give a local copy with --data-dir",
             ) from error
 
@@ -203,7 +224,8 @@ _GATED = {"gpqa": ", accept GPQA's terms at https://huggingface.co/datasets/Idav
 
 def _from_the_hub(error: Exception) -> bool:
     """Whether an error is the hub's: no network, no such data set, no leave to read it."""
-    return isinstance(error, OSError) or type(error).__module__.startswith(("datasets", "huggingface_hub", "requests"))
+    kinds = ("datasets", "huggingface_hub", "requests", "httpx")
+    return isinstance(error, OSError) or type(error).__module__.startswith(kinds)
 
 
 def _first_line(error: Exception) -> str:

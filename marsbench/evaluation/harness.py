@@ -21,6 +21,7 @@ from lm_eval.api.model import LM
 from marsbench.decoding.engine import Method, context_length, decode
 from marsbench.decoding.generation import Generation, Request
 from marsbench.decoding.outside import OutsideMethod
+from marsbench.errors import UserError
 from marsbench.evaluation.answers import cut_text
 from marsbench.evaluation.benchmarks import Benchmark, load_tasks, question_numbers
 from marsbench.training.checkpoints import Loaded
@@ -87,6 +88,7 @@ class Answer:
     finished: bool = True  # ended with EOS
     target: str = ""  # what the task expects
     past_stop: int = 0  # tokens behind the task's first stop string
+    prompt_cut: int = 0  # tokens of the prompt that were left out, for want of room in the context
 
 
 @dataclass(frozen=True)
@@ -211,6 +213,11 @@ class EngineModel(LoggedModel):
         self._threshold, self._max_new_tokens = threshold, max_new_tokens
         self._batch_size, self._progress = batch_size, progress
 
+    @property
+    def room(self) -> int:
+        """Tokens that the context leaves for a prompt."""
+        return room_for_prompt(self._loaded.model, self._max_new_tokens)
+
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
         """The conversation as the checkpoint's own template writes it."""
         return chat_text(self._loaded.tokenizer, chat_history, add_generation_prompt)
@@ -225,26 +232,62 @@ class EngineModel(LoggedModel):
             return str(tokenizer.decode(tokens, skip_special_tokens=True))
 
         def finished(index: int, generation: Generation) -> None:
-            number, request = todo[index]
+            (number, request), (_, cut) = todo[index], prompts[index]
             text = decoded(generation.tokens)
             target = str(self.exam.tasks[request.task_name].doc_to_target(request.doc))
             eos = generation.finish == "eos"
             past = past_stop(generation, decoded, request.args[1].get("until", []))
-            self._log.add(Answer(number, text, generation.emitted, generation.forwards, eos, target, past))
+            self._log.add(Answer(number, text, generation.emitted, generation.forwards, eos, target, past, cut))
             self._progress(min(len(self.answers), asked), asked)
 
-        # A prompt that leaves no room for the answer loses its beginning, as lm-eval's own models do it.
-        room = context_length(self._loaded.model) - self._max_new_tokens
-        prompts = [tokenizer(request.args[0], add_special_tokens=False).input_ids[-room:] for _, request in todo]
+        prompts = [
+            without_beginning(tokenizer(request.args[0], add_special_tokens=False).input_ids, self.room)
+            for _, request in todo
+        ]
         decode(
             self._loaded.model,
             self._method,
-            [Request(prompt, self._max_new_tokens, self._threshold) for prompt in prompts],
+            [Request(prompt, self._max_new_tokens, self._threshold) for prompt, _ in prompts],
             eos_id=tokenizer.eos_token_id,
             pad_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id,
             batch_size=1 if isinstance(self._method, OutsideMethod) and self._method.one_row else self._batch_size,
             on_finished=finished,
         )
+
+
+def room_for_prompt(model: Any, max_new_tokens: int) -> int:
+    """Tokens that a model's context leaves for a prompt; `UserError` where it leaves none."""
+    context = context_length(model)
+    if max_new_tokens >= context:
+        raise UserError(
+            f"answers of {max_new_tokens:,} tokens leave no room for a prompt in the model's context of {context:,}",
+            fix="choose a model with a longer context",
+        )
+    return context - max_new_tokens
+
+
+def without_beginning(prompt_ids: Sequence[int], room: int) -> tuple[list[int], int]:
+    """The end of a prompt that fits into `room` tokens, as lm-eval's own models cut it, and how many are left out."""
+    cut = max(len(prompt_ids) - room, 0)
+    return list(prompt_ids[cut:]), cut
+
+
+def cut_in_words(benchmark: str, cuts: Sequence[int], room: int) -> str:
+    """One line on the prompts that lost their beginnings; empty where none did.
+
+    Args:
+        benchmark: what was asked.
+        cuts: of every prompt, the tokens that were left out (`Answer.prompt_cut`).
+        room: the tokens that the context left for each (`EngineModel.room`).
+    """
+    lost = sum(cut > 0 for cut in cuts)
+    if not lost:
+        return ""
+    are, them, end = ("is", "it", "its beginning is") if lost == 1 else ("are", "them", "their beginnings are")
+    return (
+        f"{benchmark}: {lost:,} of {len(cuts):,} prompts {are} longer than the {room:,} tokens that the context leaves "
+        f"for {them} (the longest has {room + max(cuts):,}); {end} cut"
+    )
 
 
 def past_stop(generation: Generation, decoded: Callable[[list[int]], str], stops: Sequence[str]) -> int:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -9,18 +12,21 @@ from accelerate import PartialState
 from accelerate.utils import gather, gather_object
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
+from lm_eval.utils import simple_parse_args_string
 
 from marsbench.decoding.engine import context_length, decode
 from marsbench.decoding.generation import Generation, Request
-from marsbench.errors import UserError
+from marsbench.errors import UserError, unknown_name
+from marsbench.evaluation import lm_eval_arguments as arguments
 from marsbench.evaluation.answers import cut_text
-from marsbench.evaluation.harness import chat_text
+from marsbench.evaluation.harness import chat_text, cut_in_words, room_for_prompt, without_beginning
 from marsbench.lm_eval_plugin import register
 from marsbench.methods import METHODS
-from marsbench.methods.fitting import check_accept, fit
+from marsbench.methods.fitting import fit
 from marsbench.progress import Reporter
 from marsbench.training.checkpoints import load
 
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _DEFAULT_LIMIT = 256  # new tokens where a task sets no limit, as in lm-eval's own models
 
 
@@ -32,14 +38,14 @@ class MarsbenchLM(LM):  # type: ignore[misc]
 
     def __init__(
         self,
-        pretrained: str,
+        pretrained: str | None = None,
         method: str = "mars",
         threshold: float | None = None,
         accept: str | None = None,
         draft: str | None = None,
         untrained_masks: bool = False,
         dtype: str = "float32",
-        batch_size: int | str = 16,
+        batch_size: int | str = arguments.DEFAULT_ROWS,
         max_batch_size: int | None = None,
         device: str | None = None,
         **options: Any,
@@ -59,22 +65,46 @@ class MarsbenchLM(LM):  # type: ignore[misc]
             device: where to run, as lm-eval says; it says cuda unless told otherwise, so without CUDA, or with several
                 processes, each takes its own.
             options: fields of `marsbench.methods.Options`, such as block_size or draft_length.
+
+        Raises:
+            UserError: an option that there is not or that is out of range, before anything is loaded, or a checkpoint
+                that the method does not go with.
         """
         super().__init__()
+        own = [name for name in inspect.signature(type(self)).parameters if name != "options"]
+        arguments.check_names(options, own)
+        threshold, untrained_masks = arguments.value(threshold), arguments.value(untrained_masks)
+        options = {name: arguments.value(given) for name, given in options.items()}
+        arguments.check_values(pretrained, method, accept, threshold, untrained_masks, options)
+        rows = arguments.rows(batch_size)
+        if dtype not in _DTYPES:
+            raise unknown_name("dtype", dtype, list(_DTYPES))
         state = PartialState(cpu=not torch.accelerator.is_available())
         self._rank, self._world_size = state.process_index, state.num_processes
         self._device = _device(device, state)
-        check_accept(method, accept, threshold)
-        number_type = getattr(torch, str(dtype), None)
-        if not isinstance(number_type, torch.dtype):
-            raise UserError(f"unknown dtype {dtype!r}", fix="choose float32, bfloat16 or float16")
-        self._loaded = load(pretrained, dtype=number_type, device=self._device)
-        companion = load(draft, dtype=number_type, device=self._device) if draft else None
+        self._loaded = load(str(pretrained), dtype=_DTYPES[dtype], device=self._device)
+        companion = load(draft, dtype=_DTYPES[dtype], device=self._device) if draft else None
         self._method = fit(method, self._loaded, draft=companion, untrained_masks=untrained_masks, **options)
         self._threshold = threshold
-        rows = 16 if str(batch_size).startswith("auto") else int(batch_size)
         self._batch_size = 1 if METHODS[method].one_row else min(rows, max_batch_size or rows)
+        self.batch_sizes = {"rows": self._batch_size}  # lm-eval writes and prints them beside its own idea
         self._emitted = self._forwards = 0
+
+    @classmethod
+    def create_from_arg_string(cls, arg_string: str, additional_config: Mapping[str, Any] | None = None) -> MarsbenchLM:
+        """The model that lm-eval asks for in one string; see `create_from_arg_obj`."""
+        return cls.create_from_arg_obj(simple_parse_args_string(arg_string), additional_config)
+
+    @classmethod
+    def create_from_arg_obj(
+        cls, arg_dict: Mapping[str, Any], additional_config: Mapping[str, Any] | None = None
+    ) -> MarsbenchLM:
+        """The model that lm-eval asks for, by `--model_args` and by options of its own; the former count more."""
+        given = {name: value for name, value in (additional_config or {}).items() if value is not None}
+        if arguments.on_command_line() and not arguments.asks_for_rows(sys.argv[1:]):
+            given.pop("batch_size", None)  # lm-eval's default of 1, which nobody has asked for
+        with arguments.explained():
+            return cls(**(given | dict(arg_dict)))
 
     @property
     def device(self) -> torch.device:
@@ -92,8 +122,24 @@ class MarsbenchLM(LM):  # type: ignore[misc]
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """The model's answers, each cut at the first of its task's stop strings."""
+        with arguments.explained():
+            generations = self._answers(requests)
+        self._count(requests, generations)
+        Reporter().say(
+            f"{self._method.name}: {self._emitted / self._forwards:.2f} tokens per forward pass "
+            f"({self._emitted:,} tokens, {self._forwards:,} passes)"
+        )
+        decode_ids = self._loaded.tokenizer.decode
+        texts = [str(decode_ids(generation.tokens, skip_special_tokens=True)) for generation in generations]
+        return [
+            cut_text(text, _stops(request.args[1].get("until"))) for text, request in zip(texts, requests, strict=True)
+        ]
+
+    def _answers(self, requests: list[Instance]) -> list[Generation]:
+        """Decode, with a bar; what is cut off prompts is said first."""
         tokenizer = self._loaded.tokenizer
-        todo = [self._request(request) for request in requests]
+        todo, cuts = zip(*[self._request(request) for request in requests], strict=True) if requests else ((), ())
+        self._say_cuts(requests, todo, cuts)
         with Reporter().bar("answering") as bar:
             done = 0
 
@@ -102,7 +148,7 @@ class MarsbenchLM(LM):  # type: ignore[misc]
                 done += 1
                 bar.update(done, len(todo))
 
-            generations = decode(
+            return decode(
                 self._loaded.model,
                 self._method,
                 todo,
@@ -111,25 +157,26 @@ class MarsbenchLM(LM):  # type: ignore[misc]
                 batch_size=self._batch_size,
                 on_finished=finished,
             )
-        self._count(requests, generations)
-        Reporter().say(
-            f"{self._method.name}: {self._emitted / self._forwards:.2f} tokens per forward pass "
-            f"({self._emitted:,} tokens, {self._forwards:,} passes)"
-        )
-        texts = [str(tokenizer.decode(generation.tokens, skip_special_tokens=True)) for generation in generations]
-        return [
-            cut_text(text, _stops(request.args[1].get("until"))) for text, request in zip(texts, requests, strict=True)
-        ]
 
-    def _request(self, request: Instance) -> Request:
-        """A question as the engine takes it; a prompt that leaves no room for the answer loses its beginning."""
+    def _request(self, request: Instance) -> tuple[Request, int]:
+        """A question as the engine takes it, and how many tokens of the prompt are left out for want of room."""
         context, settings = request.args
         limit = int(settings.get("max_gen_toks", settings.get("max_new_tokens", _DEFAULT_LIMIT)))
         limit = min(limit, context_length(self._loaded.model) - 1)
-        room = context_length(self._loaded.model) - limit
-        ids = self._loaded.tokenizer(context, add_special_tokens=False).input_ids[-room:]
+        ids, cut = without_beginning(
+            self._loaded.tokenizer(context, add_special_tokens=False).input_ids,
+            room_for_prompt(self._loaded.model, limit),
+        )
         temperature = float(settings.get("temperature") or 0.0) if settings.get("do_sample") else 0.0
-        return Request(ids, limit, self._threshold, temperature=temperature, seed=request.doc_id)
+        return Request(ids, limit, self._threshold, temperature=temperature, seed=request.doc_id), cut
+
+    def _say_cuts(self, requests: Sequence[Instance], todo: Sequence[Request], cuts: Sequence[int]) -> None:
+        """Say of every task how many of its prompts lose their beginning."""
+        for task in dict.fromkeys(request.task_name for request in requests):
+            own = [number for number, request in enumerate(requests) if request.task_name == task]
+            room = min(room_for_prompt(self._loaded.model, todo[number].max_new_tokens) for number in own)
+            if words := cut_in_words(task, [cuts[number] for number in own], room):
+                Reporter().say(words)
 
     def _count(self, requests: list[Instance], generations: list[Generation]) -> None:
         """Add up tokens and forwards over all processes; requests that only even out the processes do not count."""
@@ -166,7 +213,11 @@ class MarsbenchLM(LM):  # type: ignore[misc]
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """Only generation is of interest here."""
-        raise TypeError("marsbench answers generation tasks only; this task asks for log-likelihoods")
+        with arguments.explained():
+            raise UserError(
+                "marsbench answers generation tasks only; this task asks for log-likelihoods",
+                fix="choose a task whose output is generated, such as gsm8k",
+            )
 
     loglikelihood_rolling = loglikelihood
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
-
-from datasets import Dataset
+from typing import TYPE_CHECKING, Any
 
 from marsbench.errors import UserError
 from marsbench.json_lines import read_objects
+
+if TYPE_CHECKING:  # the registry of benchmarks imports this module, and is read without datasets
+    from datasets import Dataset
 
 DATA_DIR = "data_dir"  # the column that says where a question came from
 
@@ -36,6 +37,8 @@ def dataset(
 @lru_cache(maxsize=64)
 def _split(data_dir: str, name: str, columns: tuple[str, ...], id_column: str | None) -> Dataset:
     """One file; the subtasks of a benchmark may share it."""
+    from datasets import Dataset
+
     file = local_file(Path(data_dir), name)
     return Dataset.from_list(
         [record | {DATA_DIR: data_dir} for record in read_objects(file, columns, unique=id_column)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 from marsbench.errors import UserError
@@ -62,8 +63,11 @@ def score_file(exam: Exam, responses: Path) -> ScoredFile:
     order, one after the other), or `SUBTASK/INDEX`, or HumanEval's own `HumanEval/0`. Questions without a response are
     not scored.
 
+    A line that says what was expected of its answer (`target`, as in the logs of `marsbench eval`) must belong to this
+    benchmark: answers to other questions would score, too, and say nothing.
+
     Raises:
-        UserError: a line is no such object, its question does not exist, or it is answered twice.
+        UserError: a line is no such object, its question does not exist, is answered twice, or was another one.
     """
     found = _read_responses(exam, responses)
     model = LoggedModel(exam.only(found), {number: Answer(number, text) for number, text in found.items()})
@@ -117,7 +121,7 @@ def compare_files(exam: Exam, first: Path, second: Path) -> Comparison:
 def _read_responses(exam: Exam, file: Path) -> dict[int, str]:
     """Question number -> response."""
     records = read_objects(file, ("doc_id", "response"))
-    names = _names(exam)
+    names, targets = _names(exam), _targets(exam) if any(record.get("target") for record in records) else {}
     found: dict[int, str] = {}
     for line, record in enumerate(records, 1):
         where = f"{file}, line {line}"
@@ -134,8 +138,31 @@ def _read_responses(exam: Exam, file: Path) -> dict[int, str]:
             raise UserError(
                 f"question {record['doc_id']!r} is answered twice", where=where, fix="keep one of the lines"
             )
+        if record.get("target"):
+            _check_target(exam, record["target"], targets[number], where)
         found[number] = record["response"]
     return found
+
+
+def _targets(exam: Exam) -> dict[int, str]:
+    """Number of every question -> what its task expects, as `marsbench eval` logs it."""
+    return {
+        number: str(task.doc_to_target(doc))
+        for name, task in exam.tasks.items()
+        for number, doc in zip(exam.numbers[name], task.eval_docs, strict=True)
+    }
+
+
+def _check_target(exam: Exam, logged: Any, expected: str, where: str) -> None:
+    """Refuse an answer that was given to another question than the one it would be scored by."""
+    if logged != expected:
+        asked, here = (shorten(str(text), 60, placeholder=" ...") for text in (logged, expected))
+        raise UserError(
+            f"this answers another question than {exam.benchmark.name} asks: {asked!r} was expected of it, here it is "
+            f"{here!r}",
+            where=where,
+            fix='name the benchmark that was asked, or leave "target" out of the lines to score them all the same',
+        )
 
 
 def _names(exam: Exam) -> dict[str, int]:

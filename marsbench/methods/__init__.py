@@ -1,27 +1,21 @@
-"""The decoding methods, one file each, and what each of them needs."""
+"""The decoding methods, one file each, and what each of them needs.
+
+The registry is read without torch; only `build_method` loads it, with the methods themselves.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from numbers import Integral, Real
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from marsbench.decoding.engine import Method
-from marsbench.decoding.generation import Metric
-from marsbench.decoding.outside import OutsideMethod
+from marsbench.decoding.acceptance import METRICS, bar, no_threshold
+from marsbench.decoding.generation import Layout, Metric
 from marsbench.errors import UserError, unknown_name
-from marsbench.methods.ar import Autoregressive
-from marsbench.methods.block_diffusion import BlockDiffusion
-from marsbench.methods.hugging_face import HfAssisted, HfGenerate
-from marsbench.methods.jacobi import Jacobi
-from marsbench.methods.mars import Mars
-from marsbench.methods.mars_block_cache import MarsBlockCache
-from marsbench.methods.mars_no_cache import MarsNoCache
-from marsbench.methods.mars_speculative import MarsSpeculative
-from marsbench.methods.mars_verified import LAYOUTS, Layout, MarsVerified
-from marsbench.methods.medusa import Medusa
-from marsbench.methods.prompt_lookup import PromptLookup
-from marsbench.methods.speculative import Drafter, Speculative
+
+if TYPE_CHECKING:
+    from marsbench.decoding.engine import Method
+    from marsbench.decoding.outside import OutsideMethod
 
 Need = Literal["masks", "draft", "heads"]
 NEEDS: dict[Need, str] = {
@@ -30,6 +24,8 @@ NEEDS: dict[Need, str] = {
     "heads": "Medusa heads (a `medusa` checkpoint)",
 }
 DRAFT_METHODS = ("ar", "mars")
+LAYOUTS: tuple[str, ...] = get_args(Layout)
+_LEAST = {"block_size": 1, "cache_block": 1, "draft_length": 1, "tree_width": 1}  # that the options may be
 
 
 @dataclass(frozen=True)
@@ -56,9 +52,8 @@ class Options:
 
 @dataclass(frozen=True)
 class MethodInfo:
-    """How a method is made and what to tell a user about it."""
+    """What to tell a user about a method; `building` says how it is made."""
 
-    build: Callable[[Options], Method | OutsideMethod]
     summary: str
     exact: str  # what its output equals (fp32, greedy)
     needs: tuple[Need, ...] = ()
@@ -72,42 +67,27 @@ class MethodInfo:
         return "masks" in self.needs
 
 
-def _mask(options: Options) -> int:
-    assert options.mask_id is not None, "checked by build_method"
-    return options.mask_id
-
-
-def _drafter(options: Options) -> Drafter:
-    mars = options.draft_method == "mars"
-    method: Method = Mars(_mask(options), options.block_size) if mars else Autoregressive()
-    return Drafter(options.draft, method, options.draft_threshold if mars else None, options.draft_length)
-
-
 METHODS: dict[str, MethodInfo] = {
-    "ar": MethodInfo(lambda o: Autoregressive(), "one token per forward, KV cache", "greedy decoding", lossless=True),
+    "ar": MethodInfo("one token per forward, KV cache", "greedy decoding", lossless=True),
     "mars": MethodInfo(
-        lambda o: Mars(_mask(o), o.block_size, o.metric),
         "sliding window of masks, KV cache",
         "`ar` when one token is accepted per forward",
         ("masks",),
         takes_threshold=True,
     ),
     "mars-no-cache": MethodInfo(
-        lambda o: MarsNoCache(_mask(o), o.block_size, o.metric, o.appended_masks),
         "`mars` that recomputes the prefix in every forward",
         "`mars`",
         ("masks",),
         takes_threshold=True,
     ),
     "mars-block-cache": MethodInfo(
-        lambda o: MarsBlockCache(_mask(o), o.cache_block, o.metric),
         "the paper's block-level cache, B_cache masks wide",
         "`ar` when one token is accepted per forward",
         ("masks",),
         takes_threshold=True,
     ),
     "mars-verified": MethodInfo(
-        lambda o: MarsVerified(_mask(o), o.block_size, o.metric, o.layout),
         "masks draft, the model's own AR logits verify, in one forward",
         "`ar`",
         ("masks",),
@@ -115,45 +95,37 @@ METHODS: dict[str, MethodInfo] = {
         lossless=True,
     ),
     "speculative": MethodInfo(
-        lambda o: Speculative(_drafter(o)),
         "a small model drafts, the model verifies",
         "`ar`",
         ("draft",),
         lossless=True,
     ),
     "mars-speculative": MethodInfo(
-        lambda o: MarsSpeculative(_drafter(o), _mask(o), o.block_size, o.metric),
         "`speculative` whose verification goes on with masks",
         "`ar` without a threshold",
         ("masks", "draft"),
         takes_threshold=True,
     ),
     "medusa": MethodInfo(
-        lambda o: Medusa(o.heads, len(o.heads), o.tree_width),
         "extra heads draft a chain or a tree, the model verifies",
         "`ar`",
         ("heads",),
         lossless=True,
     ),
-    "jacobi": MethodInfo(
-        lambda o: Jacobi(o.block_size), "fixed-point iteration over the next tokens", "`ar`", lossless=True
-    ),
+    "jacobi": MethodInfo("fixed-point iteration over the next tokens", "`ar`", lossless=True),
     "prompt-lookup": MethodInfo(
-        lambda o: PromptLookup(o.draft_length),
         "what followed the same n-gram before is the draft",
         "`ar`",
         lossless=True,
     ),
     "block-diffusion": MethodInfo(
-        lambda o: BlockDiffusion(_mask(o), o.block_size, o.metric),
         "fills a block in any order, bidirectional attention in it",
         "-",
         ("masks",),
         takes_threshold=True,
     ),
-    "hf-generate": MethodInfo(lambda o: HfGenerate(), "transformers' own `generate`", "`ar`", lossless=True),
+    "hf-generate": MethodInfo("transformers' own `generate`", "`ar`", lossless=True),
     "hf-assisted": MethodInfo(
-        lambda o: HfAssisted(o.draft, o.draft_length),
         "transformers' own `generate` with an assistant model",
         "`ar`",
         ("draft",),
@@ -171,7 +143,8 @@ def build_method(name: str, options: Options) -> Method | OutsideMethod:
     if wants_mask and options.mask_id is None:
         raise UserError(
             f"method {name!r} needs a mask token and this checkpoint's tokenizer has none",
-            fix="use a MARS checkpoint, give --mask-id, or choose --method ar",
+            fix="use a MARS checkpoint or another method; where a token's id can be given (marsbench decode --mask-id, "
+            "in Python mask_id=), give that of a mask",
         )
     if "draft" in info.needs and options.draft is None:
         raise UserError(
@@ -184,25 +157,70 @@ def build_method(name: str, options: Options) -> Method | OutsideMethod:
             f"method {name!r} needs Medusa heads and this checkpoint has none",
             fix="use a checkpoint of stage medusa (marsbench train medusa)",
         )
-    return info.build(options)
+    from marsbench.methods.building import BUILDERS
+
+    return BUILDERS[name](options)
 
 
 def check_options(name: str, options: Options) -> None:
     """Refuse a method that there is not, and options that no method could work with."""
+    _check_name(name)
+    for option, minimum in _LEAST.items():
+        _check_count(option, getattr(options, option), minimum)
+    if options.appended_masks is not None:
+        _check_appended_masks(options)
+    if options.mask_id is not None:
+        _check_count("mask_id", options.mask_id, 0)
+    for option, kind, known in (
+        ("metric", "confidence metric", METRICS),
+        ("layout", "layout", LAYOUTS),
+        ("draft_method", "draft method", DRAFT_METHODS),
+    ):
+        if getattr(options, option) not in known:
+            raise unknown_name(kind, getattr(options, option), list(known))
+    _check_number("draft_threshold", options.draft_threshold)
+    if not 0 <= options.draft_threshold <= 1:
+        raise UserError(f"draft threshold {options.draft_threshold} is out of range", fix="give a value from 0 to 1")
+
+
+def check_threshold(name: str, threshold: Any, metric: Metric = "probability") -> None:
+    """Refuse a threshold that a method could not take, as decoding would, but before a model is loaded for it."""
+    _check_name(name)
+    if threshold is None:
+        return
+    _check_number("threshold", threshold)
+    if METHODS[name].takes_threshold:
+        bar(threshold, metric)
+    else:
+        no_threshold(name, threshold)
+
+
+def _check_name(name: str) -> None:
     if name not in METHODS:
         raise unknown_name("method", name, list(METHODS))
-    least = {"block_size": 1, "cache_block": 1, "draft_length": 1, "tree_width": 1}
-    for name, minimum in least.items():
-        value = getattr(options, name)
-        if value < minimum:
-            words = name.replace("_", " ")
-            raise UserError(f"{words} {value} is below {minimum}", fix=f"give a {words} of {minimum} or more")
-    if options.appended_masks is not None and options.appended_masks < options.block_size - 1:
+
+
+def _check_count(option: str, value: Any, minimum: int) -> None:
+    """Refuse what is no whole number, and what is below the least that makes sense."""
+    words = option.replace("_", " ")
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise UserError(f"{words} {value!r} is no whole number", fix=f"give one, as in {option}={max(minimum, 4)}")
+    if value < minimum:
+        raise UserError(f"{words} {value} is below {minimum}", fix=f"give a {words} of {minimum} or more")
+
+
+def _check_number(option: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        words = option.replace("_", " ")
+        raise UserError(f"{words} {value!r} is no number", fix=f"give one, as in {option}=0.95")
+
+
+def _check_appended_masks(options: Options) -> None:
+    """Refuse fewer masks than a block takes."""
+    needed = options.block_size - 1
+    _check_count("appended_masks", options.appended_masks, 0)
+    if options.appended_masks is not None and options.appended_masks < needed:
         raise UserError(
             f"{options.appended_masks} appended masks are too few for block size {options.block_size}",
-            fix=f"give {options.block_size - 1} or more",
+            fix=f"give {needed} or more",
         )
-    if options.layout not in LAYOUTS:
-        raise unknown_name("layout", options.layout, list(LAYOUTS))
-    if options.draft_method not in DRAFT_METHODS:
-        raise unknown_name("draft method", options.draft_method, list(DRAFT_METHODS))

@@ -42,7 +42,7 @@ def _check_masks(name: str, loaded: Loaded) -> None:
     if not loaded.knows_masks:
         raise UserError(
             f"method {name!r} needs a checkpoint trained with masks; this one is of stage {loaded.stage!r}",
-            fix="use a MARS checkpoint, or --untrained-masks to see what happens without one",
+            fix="use a MARS checkpoint; marsbench eval, show and decode take --untrained-masks to go without",
         )
 
 
@@ -86,6 +86,9 @@ def default_ids(loaded: Loaded, eos_id: int | None, pad_id: int | None) -> tuple
 
     eos = known("eos_token_id") if eos_id is None else eos_id
     if eos is None:
-        raise UserError("this checkpoint does not name its EOS token", fix="give --eos-id")
+        raise UserError(
+            "this checkpoint does not name its EOS token",
+            fix="set eos_token_id in its generation_config.json; marsbench decode also takes --eos-id",
+        )
     pad = known("pad_token_id") if pad_id is None else pad_id
     return eos, eos if pad is None else pad

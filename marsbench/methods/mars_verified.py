@@ -8,19 +8,16 @@ whatever the threshold, which only prunes drafts that are unlikely to be right.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple, get_args
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from marsbench.decoding.acceptance import bar, confidence, passing_run
-from marsbench.decoding.generation import Metric
+from marsbench.decoding.generation import Layout, Metric
 from marsbench.decoding.rows import Accepted, Answer, Rows, Window
 from marsbench.decoding.verification import accept_right, room_for_drafts, verify
 from marsbench.decoding.windows import drafts_of, group_entries, grouped_window, last, linear_window
-
-Layout = Literal["groups", "linear"]
-LAYOUTS: tuple[str, ...] = get_args(Layout)
 
 
 class _Reading(NamedTuple):

@@ -8,7 +8,7 @@ from pathlib import Path
 from marsbench.files import write_atomically
 from marsbench.findings.collection import collect, whole_paper_folder
 from marsbench.findings.paper_claims import judge_all
-from marsbench.overview import claims_page, index
+from marsbench.overview import claims_page, front_door, index
 from marsbench.rows.kinds import Row
 from marsbench.studies import studies
 from marsbench.studies.study import Study
@@ -33,10 +33,14 @@ def write_whole_paper(root: Path, scale: str) -> list[Path]:
 
 
 def whole_paper(root: Path, scale: str) -> dict[Path, str]:
-    """The pages on the whole paper: where they belong -> their Markdown, a pure function of the published rows."""
+    """The pages on the whole paper: where they belong -> their Markdown, a pure function of the published rows.
+
+    README is one of them, in a folder that has one with the marks for it, where the default scale is measured.
+    """
     folder, collections = whole_paper_folder(root, scale), collect(root, scale, studies())
     judged = judge_all([claim for study in studies().values() for claim in study.claims], collections)
-    return {
+    pages = {
         folder / "index.md": index.render(judged, collections),
         folder / f"{index.CLAIMS}.md": claims_page.render(judged, collections),
     }
+    return pages | front_door.readme_of(root, judged, collections)

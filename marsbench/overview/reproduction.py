@@ -8,12 +8,12 @@ from pathlib import Path
 
 from rich.markup import escape
 
-from marsbench.errors import UserError
+from marsbench.errors import NothingMeasured, UserError
 from marsbench.files import write_atomically
 from marsbench.overview.pages import write_page, write_whole_paper
 from marsbench.racing.grid import Grid
 from marsbench.racing.sweep import Sweep
-from marsbench.rows.kinds import Row
+from marsbench.rows.kinds import Row, any_measured
 from marsbench.rows.store import rows_text
 from marsbench.rows.workspace import Workspace
 from marsbench.running.plans import TrainedStage
@@ -65,17 +65,19 @@ def reproduce_all(run: Run, *, quick: bool = False, jobs: int = 1) -> None:
     wanted = whole_paper_studies()
     train_side_by_side(run, _checkpoints(wanted, run, quick=quick), jobs)
     answer_side_by_side(run, [study.cells for study in wanted if study.cells is not None], jobs)
-    failed = []
+    failed: dict[str, UserError] = {}
     for number, study in enumerate(wanted, 1):
         run.reporter.say(f"page {number} of {len(wanted)}: {study.key}")
         try:
             reproduce_page(study.key, run, quick=quick)
         except UserError as error:
             run.reporter.say(escape(f"{study.key}: {error}"))
-            failed.append(study.key)
-    write_whole_paper(run.workspace.root, run.scale.scale)
+            failed[study.key] = error
+    if len(failed) < len(wanted):
+        write_whole_paper(run.workspace.root, run.scale.scale)
     if failed:
-        raise UserError(
+        nothing = len(failed) == len(wanted) and all(isinstance(error, NothingMeasured) for error in failed.values())
+        raise (NothingMeasured if nothing else UserError)(
             f"{len(failed)} of {len(wanted)} pages could not be made: {', '.join(failed)}",
             fix="do what the messages above say; the same command then makes what is missing",
         )
@@ -89,6 +91,16 @@ def _checkpoints(wanted: Sequence[Study], run: Run, *, quick: bool) -> list[Trai
 
 
 def _publish(study: Study, rows: Sequence[Row], workspace: Workspace) -> Path:
-    """Write a page's rows and the page with its figures; returns where it is."""
+    """Write a page's rows and the page with its figures; returns where it is.
+
+    Raises:
+        NothingMeasured: there is nothing to show; what was published before is left as it is.
+    """
+    if not any_measured(rows):
+        reasons = dict.fromkeys(row.reason for row in rows if row.reason)
+        raise NothingMeasured(
+            f"nothing of {study.name} could be measured at scale {workspace.scale}: {'; '.join(reasons)}",
+            fix=f"marsbench doctor --scale {workspace.scale} says what this machine lacks",
+        )
     write_atomically(workspace.results(study.key), rows_text(rows).encode())
     return write_page(study, rows, workspace.scale, workspace.reports)[0]

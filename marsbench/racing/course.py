@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from marsbench.decoding.engine import context_length
 from marsbench.evaluation.benchmarks import benchmarks
-from marsbench.keys import content_hash, source_hash
+from marsbench.evaluation.harness import room_for_prompt
+from marsbench.keys import DECODING, content_hash, source_hash
 from marsbench.methods.fitting import default_ids
 from marsbench.provenance import provenance
 from marsbench.racing.entrants import Entrants
 from marsbench.racing.grid import Entry, Grid
-from marsbench.racing.questions import Questions, ask, per_benchmark
+from marsbench.racing.questions import Prompts, Questions, ask, per_benchmark
 from marsbench.racing.race import Race
 from marsbench.rows.kinds import TrainingRow
 from marsbench.running.checkpoints import Checkpoints
@@ -46,8 +46,8 @@ class Course:
         # The run's policy is for what is raced and timed: who races again does not want to train again.
         self._checkpoints = Checkpoints(replace(run, existing="reuse"))
         self.entrants = Entrants(self._checkpoints, getattr(torch, grid.dtype))
-        self.max_new_tokens = grid.max_new_tokens or run.scale.max_new_tokens
         self.benchmarks = benchmarks(grid.benchmarks or run.benchmarks or run.scale.benchmarks)
+        self.max_new_tokens = grid.max_new_tokens or max(map(run.answer_limit, self.benchmarks))
         per_benchmark(grid.prompts, self.benchmarks)  # refuses what cannot be shared, before anything is trained
 
     def trainings(self) -> list[TrainingRow]:
@@ -73,21 +73,24 @@ class Course:
         return ask(self.benchmarks, self.grid.prompts, self.baseline.tokenizer, self.run.data_dir)
 
     @cached_property
-    def prompts(self) -> list[list[int]]:
-        """The prompts as token ids."""
-        return self.questions.prompts(self.baseline.tokenizer, self._room)
+    def prompts(self) -> Prompts:
+        """The prompts as token ids; what the context has no room for is said."""
+        found = self.questions.prompts(self.baseline.tokenizer, self._room)
+        for said in self.questions.cut_in_words(found, self._room):
+            self.run.reporter.say(said)
+        return found
 
     @property
     def _room(self) -> int:
         """Tokens that the context leaves for a prompt."""
-        return context_length(self.baseline.model) - self.max_new_tokens
+        return room_for_prompt(self.baseline.model, self.max_new_tokens)
 
     @cached_property
     def everywhere(self) -> dict[str, Any]:
         """What can change the numbers of any cell: code, machine, questions, effort."""
         origin = provenance(seed=self.run.seed)
         return {
-            "source": source_hash("decoding", "methods"),
+            "source": source_hash(*DECODING),
             "machine": [origin["hardware"], origin["threads"], origin["versions"]["torch"]],
             "dtype": self.grid.dtype,
             "repeats": self.grid.repeats,
@@ -119,7 +122,7 @@ class Course:
         eos_id, pad_id = default_ids(self.baseline, None, None)
         return Race(
             [self.entrants.contender(cell.entry, cell.batch_size) for cell in cells],
-            self.prompts,
+            self.prompts.ids,
             batch_size=cells[0].batch_size,
             max_new_tokens=self.max_new_tokens,
             eos_id=eos_id,

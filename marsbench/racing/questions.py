@@ -7,13 +7,22 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from lm_eval.api.instance import Instance
 
 from marsbench.errors import UserError
 from marsbench.evaluation.benchmarks import benchmark, fingerprint
-from marsbench.evaluation.harness import Answer, Exam, LoggedModel, chat_text, evaluate, prepare
+from marsbench.evaluation.harness import (
+    Answer,
+    Exam,
+    LoggedModel,
+    chat_text,
+    cut_in_words,
+    evaluate,
+    prepare,
+    without_beginning,
+)
 
 
 @dataclass(frozen=True)
@@ -38,9 +47,15 @@ class Questions:
         """The benchmarks that are asked."""
         return list(self.exams)
 
-    def prompts(self, tokenizer: Any, room: int) -> list[list[int]]:
+    def prompts(self, tokenizer: Any, room: int) -> Prompts:
         """The prompts as token ids; of those longer than `room` tokens, the end."""
         return token_ids([question.prompt for question in self.questions], tokenizer, room)
+
+    def cut_in_words(self, prompts: Prompts, room: int) -> list[str]:
+        """A line for each benchmark whose prompts lost their beginnings."""
+        names = [question.benchmark for question in self.questions]
+        cuts = {name: [cut for one, cut in zip(names, prompts.cuts, strict=True) if one == name] for name in self.exams}
+        return [said for name, found in cuts.items() if (said := cut_in_words(name, found, room))]
 
     def score(self, responses: Sequence[str]) -> list[float]:
         """The accuracy of each question's response, 0 or 1; a response is scored once, however often it comes."""
@@ -88,9 +103,18 @@ def ask(names: Sequence[str], count: int, tokenizer: Any, data_dir: Path | None 
     return Questions(exams, found)
 
 
-def token_ids(prompts: Sequence[str], tokenizer: Any, room: int) -> list[list[int]]:
+class Prompts(NamedTuple):
+    """Prompts as token ids, and of each the tokens that the context had no room for."""
+
+    ids: list[list[int]]
+    cuts: list[int]
+
+
+def token_ids(prompts: Sequence[str], tokenizer: Any, room: int) -> Prompts:
     """Prompts as token ids; of those longer than `room` tokens, the end."""
-    return [list(ids)[-room:] for ids in tokenizer(list(prompts), add_special_tokens=False).input_ids]
+    whole = tokenizer(list(prompts), add_special_tokens=False).input_ids
+    cut = [without_beginning(ids, room) for ids in whole]
+    return Prompts([ids for ids, _ in cut], [count for _, count in cut])
 
 
 def per_benchmark(count: int, names: Sequence[str]) -> int:

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from marsbench.decoding.engine import context_length
+from marsbench.evaluation.harness import room_for_prompt
 from marsbench.methods.fitting import default_ids, fit
 from marsbench.progress import Reporter
 from marsbench.racing.grid import Entry
 from marsbench.racing.position_law import PositionLaw, Work, law_of, predicted_speed
-from marsbench.racing.questions import Questions
+from marsbench.racing.questions import Prompts, Questions
 from marsbench.racing.race import Contender, Outcome, Race
 from marsbench.racing.rounds import RoundLog
 from marsbench.racing.step_time import step_times
@@ -34,9 +34,10 @@ class Setting:
 
     @property
     def options(self) -> str:
-        """As `marsbench decode` takes them."""
+        """As `marsbench eval` and `marsbench decode` take them."""
         given = {"method": self.entry.method, **self.entry.shown}
-        return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in given.items())
+        names = {name: {"block_size": "window"}.get(name, name) for name in given}
+        return " ".join(f"--{names[name].replace('_', '-')} {value}" for name, value in given.items())
 
 
 @dataclass(frozen=True)
@@ -46,12 +47,20 @@ class Advice:
     settings: list[Setting]
     recommended: Setting
     measured: Estimate | None  # its speed-up over `ar`; None where `ar` itself is recommended
+    beaten: Setting | None = None  # what was expected to be faster than `ar` and raced no faster
+    by: Estimate | None = None  # its speed-up over `ar` in that race
 
     def summary(self, batch_size: int, max_points_lost: float) -> str:
         """The recommendation in words, with the options to type."""
         best, condition = self.recommended, f"at batch size {batch_size}, losing at most {max_points_lost:g} points"
+        if self.beaten is not None and self.by is not None:
+            low, high = self.by.interval.low, self.by.interval.high
+            return (
+                f"{condition}: --method ar\n{self.beaten.entry.name} was expected to be {self.beaten.speed_up:.2f} "
+                f"times as fast, and raced {self.by.value:.2f} [{low:.2f}, {high:.2f}]"
+            )
         if self.measured is None:
-            return f"{condition}: nothing is expected to be faster than ar"
+            return f"{condition}: --method ar\nnothing is expected to be faster"
         low, high = self.measured.interval.low, self.measured.interval.high
         return (
             f"{condition}: {best.options}\n"
@@ -100,13 +109,17 @@ def tune(
         positions: how large the forward passes are that are timed, at most.
         reporter: told of the progress.
     """
+    course, entries = _Course(loaded, questions, max_new_tokens), candidates(block_size)
+    for said in questions.cut_in_words(course.prompts, course.room):
+        reporter.say(said)
+    watched = course.race(
+        entries, _ROWS, laps=0
+    )  # refuses a checkpoint that cannot decode so, before anything is timed
     with reporter.bar("timing forward passes by their shape") as bar:
         times = step_times(loaded.model, positions, bar.update)
     law = law_of([shape.positions for shape in times.shapes], times.seconds)
-    course = _Course(loaded, questions, max_new_tokens)
-    entries = candidates(block_size)
     with reporter.bar(f"measuring the acceptance of {len(entries)} settings") as bar:
-        found = course.race(entries, _ROWS, laps=0).run(RoundLog(), bar.update)
+        found = watched.run(RoundLog(), bar.update)
     settings = _settings(law, entries, found, course, batch_size)
     allowed = [setting for setting in settings if setting.points_lost <= max_points_lost]
     best = max(allowed, key=lambda setting: setting.speed_up)
@@ -118,6 +131,9 @@ def tune(
     ratio = median_ratio(
         [seconds * chosen.emitted for seconds in ar.seconds], [seconds * ar.emitted for seconds in chosen.seconds]
     )
+    if ratio.value <= 1:  # what the law expected to pay does not
+        plain = next(setting for setting in settings if setting.entry.name == "ar")
+        return Advice(settings, plain, None, beaten=best, by=ratio)
     return Advice(settings, best, ratio)
 
 
@@ -153,13 +169,22 @@ class _Course:
     questions: Questions
     max_new_tokens: int
 
+    @property
+    def room(self) -> int:
+        """Tokens that the context leaves for a prompt."""
+        return room_for_prompt(self.loaded.model, self.max_new_tokens)
+
+    @property
+    def prompts(self) -> Prompts:
+        """The prompts as token ids."""
+        return self.questions.prompts(self.loaded.tokenizer, self.room)
+
     def race(self, entries: Sequence[Entry], batch_size: int, *, laps: int) -> Race:
         """A race of settings; without laps, it is only watched."""
-        room = context_length(self.loaded.model) - self.max_new_tokens
         eos_id, pad_id = default_ids(self.loaded, None, None)
         return Race(
             [self._contender(entry) for entry in entries],
-            self.questions.prompts(self.loaded.tokenizer, room),
+            self.prompts.ids,
             batch_size=batch_size,
             max_new_tokens=self.max_new_tokens,
             eos_id=eos_id,

@@ -146,5 +146,22 @@ def cut_answers(cells: Cells, plan: TablePlan) -> str:
     return "Answers cut at the token limit, in %:\n\n" + table(["", *columns(plan).values()], lines)
 
 
+def cut_prompts(cells: Cells, plan: TablePlan) -> str:
+    """The share of prompts that lost their beginnings, for the arms that have any."""
+    lines = []
+    for arm in plan.arms:
+        done = done_cells(cells, arm.name)
+        if any(any(row.prompt_cut) for row in done.values()):
+            lines.append([arm.label, *[_lost_share(done.get(name)) for name in columns(plan)]])
+    if not lines:
+        return ""
+    lead = "Prompts whose beginnings were cut, as the context has no room for them beside the answer, in %:"
+    return f"{lead}\n\n{table(['', *columns(plan).values()], lines)}"
+
+
+def _lost_share(row: EvaluationRow | None) -> str:
+    return f"{100 * sum(map(bool, row.prompt_cut)) / len(row.prompt_cut):.1f}" if row and row.prompt_cut else ""
+
+
 def _cut_share(row: EvaluationRow | None) -> str:
     return f"{100 * row.finished.count(0) / len(row.finished):.1f}" if row else ""

@@ -9,7 +9,14 @@ from pathlib import Path
 from marsbench.findings.cells import Cells, latest_cells
 from marsbench.findings.claims import Claim
 from marsbench.rendering.deviations import deviations_section
-from marsbench.rendering.measured import HOW_TO_READ_THE_CELLS, accuracy_table, cut_answers, other_scores, reasons
+from marsbench.rendering.measured import (
+    HOW_TO_READ_THE_CELLS,
+    accuracy_table,
+    cut_answers,
+    cut_prompts,
+    other_scores,
+    reasons,
+)
 from marsbench.rendering.published import published_section
 from marsbench.rendering.sections import how_section, opening_section, training_section
 from marsbench.rendering.verdicts import claims_section
@@ -68,6 +75,7 @@ class Page:
             reasons(cells, self.plan),
             other_scores(cells, self.plan),
             cut_answers(cells, self.plan),
+            cut_prompts(cells, self.plan),
             f"## {self.figure_title}",
             f"{self.caption}.",
             f"![{self.caption}]({self._figure_stem}.png)",

@@ -6,7 +6,7 @@ what an older one lacked. Raw per-question values are kept, so that every statis
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, ClassVar, Literal, get_args
 
@@ -40,6 +40,8 @@ class EvaluationRow:
     max_new_tokens: int = 0
     checkpoint: str = ""  # SHA-256 of the weights
     provenance: Mapping[str, Any] = field(default_factory=dict)
+    prompt_cut: list[int] = field(default_factory=list)  # tokens of the prompt that the context had no room for
+    dtype: str = "float32"  # of weights and caches
 
 
 @dataclass(frozen=True)
@@ -177,6 +179,7 @@ class SweepRow:
     dtype: str = ""
     checkpoint: str = ""
     provenance: Mapping[str, Any] = field(default_factory=dict)
+    prompt_cut: list[int] = field(default_factory=list)  # per prompt, tokens that the context had no room for; or empty
 
 
 @dataclass(frozen=True)
@@ -264,6 +267,11 @@ Row = (
     | TokenClassRow
 )
 _KINDS: dict[str, type[Row]] = {row.kind: row for row in get_args(Row)}
+
+
+def any_measured(rows: Iterable[Row]) -> bool:
+    """Whether rows hold any number that was measured on a checkpoint, not only how checkpoints were trained."""
+    return any(row.status == "done" and not isinstance(row, TrainingRow) for row in rows)
 
 
 def to_json(row: Row) -> dict[str, Any]:

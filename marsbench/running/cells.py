@@ -9,17 +9,18 @@ from typing import Any
 from marsbench.decoding.engine import Method
 from marsbench.decoding.outside import OutsideMethod
 from marsbench.evaluation.benchmarks import benchmark, fingerprint
-from marsbench.evaluation.harness import AnswerLog, EngineModel, Exam, evaluate
-from marsbench.keys import content_hash, source_hash
-from marsbench.methods import Options, check_options
+from marsbench.evaluation.harness import AnswerLog, EngineModel, Exam, cut_in_words, evaluate
+from marsbench.keys import SCORING, content_hash, source_hash
+from marsbench.methods import Options
 from marsbench.methods.fitting import fit
 from marsbench.provenance import provenance
 from marsbench.rows.kinds import EvaluationRow
-from marsbench.rows.workspace import full_disk_explained
 from marsbench.running.checkpoints import Checkpoints
 from marsbench.running.plans import Arm, TrainedStage
 from marsbench.running.run import Run
-from marsbench.training.checkpoints import Loaded, default_device, load
+from marsbench.training.checkpoints import Loaded
+
+_DTYPE = "float32"  # in which everything is decoded unless somebody says otherwise
 
 
 class Cells:
@@ -50,7 +51,8 @@ class Cells:
         """
         title = title or f"{arm.label}, {name}"
         method = self.method(arm, loaded, draft)
-        key = self._key(arm, name, questions, loaded.weights, draft.weights if draft else None)
+        companion = draft.weights if draft else None
+        key = self._key(arm, name, questions, loaded.weights, companion, _dtype_of(loaded))
         row, log = self._run.store.rows().get(key), self._run.workspace.answers(key)
         if isinstance(row, EvaluationRow) and row.status == "done":
             if not self._run.must_redo(key, f"{arm.label} on {name}", log):
@@ -61,16 +63,6 @@ class Cells:
         if self._run.is_whole:  # one shard's answers are logged, and make a row together with the others'
             self._run.keep(row)
         return row
-
-    def single(self, arm: Arm, name: str, checkpoint: str | None = None, draft: str | None = None) -> EvaluationRow:
-        """One benchmark on any checkpoint; without one, on the scale's own, trained now if need be."""
-        benchmark(name)
-        check_options(arm.method, Options(mask_id=0, **method_options(arm)))
-        with full_disk_explained(self._run.workspace.runs):
-            device = default_device()
-            companion = load(draft, device=device) if draft is not None else None
-            loaded = load(checkpoint, device=device) if checkpoint else self._checkpoints.load(*arm.trained)
-            return self.cell(arm, loaded, name, companion)
 
     def is_measured(self, arm: Arm, name: str, questions: int | None) -> bool:
         """Whether there is a row of an arm on a benchmark, decoded from the scale's own checkpoints of today."""
@@ -95,7 +87,15 @@ class Cells:
         record = self._checkpoints.record(trained) if trained else None
         return record.weights if record else None
 
-    def _key(self, arm: Arm, name: str, questions: int | None, weights: str | None, draft: str | None) -> str:
+    def _key(
+        self,
+        arm: Arm,
+        name: str,
+        questions: int | None,
+        weights: str | None,
+        draft: str | None,
+        dtype: str = _DTYPE,
+    ) -> str:
         """The key of everything that decides a cell's answers and scores."""
         return content_hash(
             {
@@ -105,11 +105,12 @@ class Cells:
                 "benchmark": name,
                 "tasks": fingerprint(self._run.exam(name, questions).tasks),
                 "limit": self._run.questions(questions),
-                "max_new_tokens": self._run.scale.max_new_tokens,
+                "max_new_tokens": self._run.answer_limit(name),
                 "batch_size": self._run.scale.batch_size,
                 "weights": weights,
                 "draft": draft,
-                "engine": source_hash("decoding", "methods", "evaluation", "world"),
+                "engine": source_hash(*SCORING),
+                **({} if dtype == _DTYPE else {"dtype": dtype}),
             }
         )
 
@@ -119,6 +120,7 @@ class Cells:
         """Answer and score; the answers of an interrupted run are taken up."""
         origin, started = provenance(seed=self._run.seed), time.perf_counter()
         workspace, scale, chosen = self._run.workspace, self._run.scale, exam.benchmark
+        limit = self._run.answer_limit(chosen.name)
         log = AnswerLog(workspace.answers(key, self._run.shard), workspace.shards(key))
         with self._run.reporter.bar(title) as bar:
             model = EngineModel(
@@ -127,11 +129,14 @@ class Cells:
                 loaded,
                 method,
                 threshold=arm.options.get("threshold"),
-                max_new_tokens=scale.max_new_tokens,
+                max_new_tokens=limit,
                 batch_size=scale.batch_size,
                 progress=bar.update,
             )
             scored = evaluate(model)
+        cuts = [answer.prompt_cut for answer in scored.answers]
+        if said := cut_in_words(chosen.name, cuts, model.room):
+            self._run.reporter.say(said)
         row = EvaluationRow(
             key=key,
             status="done",
@@ -150,13 +155,19 @@ class Cells:
             finished=[int(answer.finished) for answer in scored.answers],
             past_stop=[answer.past_stop for answer in scored.answers],
             seconds=round(time.perf_counter() - started, 3),
-            max_new_tokens=scale.max_new_tokens,
+            max_new_tokens=limit,
             checkpoint=loaded.weights,
             provenance=origin,
+            prompt_cut=cuts,
+            dtype=_dtype_of(loaded),
         )
         share, speed = sum(row.correct) / len(row.correct), sum(row.emitted) / sum(row.forwards)
         self._run.reporter.say(f"{title}: {share:.1%} of {len(row.correct)}, {speed:.2f} tokens/forward")
         return row
+
+
+def _dtype_of(loaded: Loaded) -> str:
+    return str(loaded.model.dtype).removeprefix("torch.")
 
 
 def method_options(arm: Arm) -> dict[str, Any]:

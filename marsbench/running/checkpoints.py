@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from filelock import FileLock, Timeout
 
 from marsbench.errors import UserError
 from marsbench.evaluation.local_data import Unavailable
 from marsbench.presets import DEFAULT_BLOCK_SIZE
 from marsbench.progress import is_first_process
 from marsbench.rows.kinds import TrainingRow
+from marsbench.running.locks import alone_with
 from marsbench.running.plans import TablePlan, TrainedStage
 from marsbench.running.run import Run, explained
 from marsbench.training import checkpoints
@@ -123,7 +122,7 @@ class Checkpoints:
         record = checkpoints.finished(folder)
         redo = record is not None and self._run.must_redo(chosen.key, f"checkpoint {chosen.name}", folder)
         if record is None or redo:
-            with self._alone(chosen) as waited:
+            with alone_with(chosen, self._run) as waited:
                 record = checkpoints.finished(folder)
                 if record is not None and redo and not waited:  # who waited finds it as new as can be
                     shutil.rmtree(folder, ignore_errors=True)  # another process of this training may be about it too
@@ -137,28 +136,6 @@ class Checkpoints:
         if is_first_process() and self._run.store.rows().get(chosen.key) != row:
             self._run.store.append(row)
         return row
-
-    @contextmanager
-    def _alone(self, chosen: Recipe) -> Iterator[bool]:
-        """Keeps other commands from training the same checkpoint meanwhile; gives whether it had to wait for one.
-
-        Of the processes of one distributed training, the first holds the lock for all.
-        """
-        file, waited = self._workspace.lock(chosen), False
-        file.parent.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(file)
-        if is_first_process():
-            try:
-                lock.acquire(timeout=0)
-            except Timeout:
-                waited = True
-                self._run.reporter.say(f"another command is training {chosen.name}: waiting for it")
-                lock.acquire()
-        _wait_for_all_processes()
-        try:
-            yield waited
-        finally:
-            lock.release()
 
     def _train_now(self, chosen: Recipe, folder: Path) -> TrainingRecord:
         from marsbench.training.trainer import train
@@ -202,11 +179,3 @@ def _row(chosen: Recipe, record: TrainingRecord) -> TrainingRow:
         measures=record.measures,
         provenance=record.provenance,
     )
-
-
-def _wait_for_all_processes() -> None:
-    """Wait for the other processes of a distributed training, where there are any."""
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        from accelerate import PartialState
-
-        PartialState(cpu=not torch.accelerator.is_available()).wait_for_everyone()

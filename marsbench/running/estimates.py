@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from rich.table import Table
 
+from marsbench.evaluation.benchmarks import benchmark as benchmark_of
 from marsbench.paper import published
 from marsbench.presets import Preset
 from marsbench.running.plans import Arm, TablePlan
@@ -70,7 +71,7 @@ def decodings(plan: TablePlan, scale: Preset) -> list[Decoding]:
 def _decoding(plan: TablePlan, arm: Arm, benchmark: str, scale: Preset) -> Decoding:
     questions = QUESTIONS.get(benchmark, _MINI_QUESTIONS)
     questions = min(questions, scale.questions or questions, plan.questions or questions)
-    tokens = questions * scale.max_new_tokens
+    tokens = questions * benchmark_of(benchmark).answer_limit(scale.max_new_tokens)
     return Decoding(arm.name, benchmark, questions, tokens, tokens / scale.assumptions.tokens_per_second / 3600)
 
 

@@ -35,6 +35,7 @@ class Run:
     limit: int | None = None  # questions per benchmark; None = the preset's
     shard: tuple[int, int] = (1, 1)  # (i, n): answer only the ith of n parts of the questions
     data_dir: Path | None = None
+    max_new_tokens: int | None = None  # of every answer; None = each benchmark's own limit
     reporter: Reporter = field(default_factory=Reporter)
 
     def __post_init__(self) -> None:
@@ -71,6 +72,10 @@ class Run:
         if (name, limit) not in self._exams:
             self._exams[name, limit] = prepare(benchmark(name), self.data_dir).first(limit)
         return self._exams[name, limit]
+
+    def answer_limit(self, name: str) -> int:
+        """How many tokens an answer to a benchmark may have in this run."""
+        return self.max_new_tokens or benchmark(name).answer_limit(self.scale.max_new_tokens)
 
     # ---- what is there already ----
 

@@ -29,6 +29,9 @@ class Table:
     def rows(self) -> list[Row]:
         """All rows in the table's order: trainings, the cost of a step, then the cells."""
         with full_disk_explained(self._run.workspace.runs):
+            reasons = {name: self._why_not(name) for name in self._benchmarks}
+            if all(reasons.values()):  # nothing is trained for questions that cannot be asked
+                return [self._skipped(arm, name, reasons[name]) for arm in self._plan.arms for name in reasons]
             rows: list[Row] = [*self._checkpoints.trainings(self._plan)]
             # Its batches are timed, in no shard; the paper says what the real scales cost.
             if self._plan.step_cost and self._run.scale.world and self._run.is_whole:
@@ -36,6 +39,14 @@ class Table:
             for _, arms in groupby(self._plan.arms, key=lambda arm: (arm.trained, arm.draft)):
                 rows += self._lines(list(arms))
             return rows
+
+    def _why_not(self, name: str) -> str:
+        """Why a benchmark cannot be asked on this machine, empty if it can."""
+        try:
+            self._run.exam(name, self._plan.questions)
+        except Unavailable as error:
+            return explained(error)
+        return ""
 
     def _lines(self, arms: Sequence[Arm]) -> list[EvaluationRow]:
         """Lines that share their checkpoints, on every benchmark; what cannot be measured says why."""

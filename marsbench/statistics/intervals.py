@@ -24,10 +24,10 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
 
 LEVEL = 0.95
-QUANTILE = float(stats.norm.ppf((1 + LEVEL) / 2))
+# `scipy.stats.norm.ppf((1 + LEVEL) / 2)`. scipy is imported where it is used: that takes longer than most commands.
+QUANTILE = 1.959963984540054
 BOOTSTRAP_SEED = 0
 RESAMPLES = 1000
 
@@ -89,6 +89,8 @@ def proportion_interval(correct: Sequence[float]) -> Interval:
     Raises:
         ValueError: if there are no answers, or one that is neither 0 nor 1.
     """
+    from scipy import stats
+
     values = _zeros_and_ones(correct)
     low, high = stats.binomtest(int(values.sum()), len(values)).proportion_ci(LEVEL, method="wilson")
     return Interval(float(low), float(high))
@@ -130,6 +132,8 @@ def over_seeds(pooled: Estimate, seeds: Sequence[float]) -> Estimate:
     Raises:
         ValueError: if there are no seeds.
     """
+    from scipy import stats
+
     if not seeds:
         raise ValueError("an estimate of no seeds")
     if len(seeds) == 1:
@@ -195,6 +199,8 @@ def paired_difference(a: Mapping[str, Sequence[float]], b: Mapping[str, Sequence
     Raises:
         ValueError: if the benchmarks or their numbers of questions differ, or an answer is not from 0 to 1.
     """
+    from scipy import stats
+
     if set(a) != set(b):
         raise ValueError(f"not the same benchmarks: {sorted(a)} and {sorted(b)}")
     gains = [_paired_gains(name, a[name], b[name]) for name in sorted(a)]
@@ -234,6 +240,8 @@ def median_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> 
     Raises:
         ValueError: if there are no pairs, or unequally many values.
     """
+    from scipy import stats
+
     if len(numerators) != len(denominators) or not numerators:
         raise ValueError(f"{len(numerators)} and {len(denominators)} values make no pairs")
     ratios = np.asarray(numerators, dtype=float) / np.asarray(denominators, dtype=float)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # a study is read without loading what measures
 class Item:
     """Something with a line in the index and a name to reproduce it by: a table, a figure, an appendix, or our page.
 
-    `key`, `session`, `nox`, `command` and `place` are written as plain literals: nox reads them without importing the module.
+    `key`, `session`, `nox`, `command` and `place` are plain literals: nox reads them without importing the module.
     """
 
     key: str  # what commands and files call it: "table2"

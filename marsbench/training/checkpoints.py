@@ -26,6 +26,7 @@ from transformers import (
 )
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from marsbench import hub
 from marsbench.errors import UserError
 from marsbench.training.medusa import MedusaHeads
 from marsbench.training.stages import BLOCKWISE, STAGES, Recipe
@@ -170,12 +171,19 @@ def load(
 def _fetched(name: str) -> Path:
     """The local copy of a hub checkpoint, fetched now if need be."""
     try:
-        return Path(snapshot_download(name, allow_patterns=list(_NEEDED)))
+        with hub.from_cache_if_out_of_reach():
+            return Path(snapshot_download(name, allow_patterns=list(_NEEDED)))
     except Exception as error:  # a dozen kinds: no network, no such checkpoint, no access, no valid name
+        if hub.out_of_reach():
+            raise UserError(
+                "there is no such folder, no copy of a hub checkpoint of that name, and the hub cannot be reached",
+                where=name,
+                fix="check the name and the network",
+            ) from error
         raise UserError(
             f"the checkpoint cannot be loaded: {str(error).splitlines()[0]}",
             where=name,
-            fix="the folder or hub name may be wrong, or the hub out of reach; check both",
+            fix="the folder or hub name may be wrong, or access to it not granted; check both",
         ) from error
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 
-from marsbench.decoding.engine import context_length, decode
+from marsbench.decoding.engine import decode
 from marsbench.decoding.generation import Generation, Request
 from marsbench.evaluation.benchmarks import fingerprint
-from marsbench.evaluation.harness import Exam
+from marsbench.evaluation.harness import Exam, cut_in_words, room_for_prompt
 from marsbench.evaluation.local_data import Unavailable
-from marsbench.keys import content_hash, source_hash
+from marsbench.keys import CLASSING, content_hash, source_hash
 from marsbench.methods.fitting import default_ids
 from marsbench.provenance import provenance
 from marsbench.racing.questions import prompts_of, token_ids
@@ -63,9 +63,9 @@ def _classified(run: Run, loaded: Loaded, exam: Exam) -> TokenClassRow:
         "tasks": fingerprint(exam.tasks),
         "asked": exam.asked(),
         "weights": loaded.weights,
-        "max_new_tokens": run.scale.max_new_tokens,
+        "max_new_tokens": run.answer_limit(exam.benchmark.name),
         "batch_size": run.scale.batch_size,
-        "source": source_hash("decoding", "methods", "evaluation", "world", "studies/gains/word_classes.py"),
+        "source": source_hash(*CLASSING),
     }
     key, title = content_hash(content), f"{exam.benchmark.name}, tokens by class"
     known = run.existing_row(key, TokenClassRow, title)
@@ -92,7 +92,7 @@ def _classified(run: Run, loaded: Loaded, exam: Exam) -> TokenClassRow:
         ],
         places=[places(generation.settled_by) for generation in generations],
         template=[] if code else sorted(template),
-        max_new_tokens=run.scale.max_new_tokens,
+        max_new_tokens=run.answer_limit(exam.benchmark.name),
         checkpoint=loaded.weights,
         provenance=origin,
     )
@@ -105,15 +105,17 @@ def _classified(run: Run, loaded: Loaded, exam: Exam) -> TokenClassRow:
 
 def _decoded(run: Run, loaded: Loaded, exam: Exam, title: str) -> list[Generation]:
     """The answers to an exam's questions, in their order."""
-    prompts, limit = prompts_of(exam, loaded.tokenizer), run.scale.max_new_tokens
-    room = context_length(loaded.model) - limit
-    ids = token_ids([prompts[number] for number in exam.asked()], loaded.tokenizer, room)
+    prompts, limit = prompts_of(exam, loaded.tokenizer), run.answer_limit(exam.benchmark.name)
+    room = room_for_prompt(loaded.model, limit)
+    asked = token_ids([prompts[number] for number in exam.asked()], loaded.tokenizer, room)
+    if said := cut_in_words(exam.benchmark.name, asked.cuts, room):
+        run.reporter.say(said)
     eos_id, pad_id = default_ids(loaded, None, None)
     with run.reporter.bar(title):
         return decode(
             loaded.model,
             Cells(run).method(CLASSED, loaded),
-            [Request(prompt, limit, CLASSED.options["threshold"]) for prompt in ids],
+            [Request(prompt, limit, CLASSED.options["threshold"]) for prompt in asked.ids],
             eos_id=eos_id,
             pad_id=pad_id,
             batch_size=run.scale.batch_size,

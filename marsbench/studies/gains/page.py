@@ -20,6 +20,7 @@ from marsbench.rendering.measured import (
     HOW_TO_READ_ACCURACY,
     accuracy_table,
     cut_answers,
+    cut_prompts,
     other_scores,
     reasons,
     speed_table,
@@ -107,6 +108,7 @@ def _measured(cells: Cells) -> str:
         reasons(cells, PLAN),
         other_scores(cells, PLAN),
         cut_answers(cells, PLAN),
+        cut_prompts(cells, PLAN),
         f"![Tokens per forward pass per benchmark and line, with 95 % intervals]({FIGURE}.png)",
     ]
     return "\n\n".join(part for part in parts if part)

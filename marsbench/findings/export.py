@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from marsbench.errors import UserError, unknown_name
-from marsbench.files import write_atomically
-from marsbench.rows.kinds import Row, to_json
+from marsbench.files import check_can_be_written, write_atomically
+from marsbench.findings.sweep import accuracy_of, speed_up, tokens_per_forward_of, tokens_per_second
+from marsbench.rows.kinds import EvaluationRow, Row, SweepRow, to_json
 from marsbench.rows.store import read_rows, rows_text
+from marsbench.statistics.intervals import accuracy, tokens_per_forward
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -68,10 +70,32 @@ def _flat(record: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def frame(rows: Sequence[Row]) -> pd.DataFrame:
-    """One line per row, a column per field; lists stay lists."""
+    """One line per row, a column per field, and columns of what follows from them; lists stay lists."""
     import pandas as pd
 
-    return pd.DataFrame([_flat(to_json(row)) for row in rows])
+    return pd.DataFrame([_flat(to_json(row)) | derived(row) for row in rows])
+
+
+def derived(row: Row) -> dict[str, float]:
+    """What a reader wants of a row beside its raw values; empty for rows without such numbers.
+
+    `accuracy` is a fraction, benchmarks weighing the same; `speed_up` is over `ar` of the same race, with its interval.
+    """
+    if row.status != "done":
+        return {}
+    if isinstance(row, EvaluationRow):
+        speed = tokens_per_forward(row.emitted, row.forwards).value
+        return {"accuracy": accuracy(row.correct).value, "tokens_per_forward": speed}
+    if isinstance(row, SweepRow):
+        found = {
+            "accuracy": accuracy_of(row).value,
+            "tokens_per_forward": tokens_per_forward_of(row),
+            "tokens_per_second": tokens_per_second(row),
+        }
+        if ratio := speed_up(row):
+            found |= {"speed_up": ratio.value, "speed_up_low": ratio.interval.low, "speed_up_high": ratio.interval.high}
+        return found
+    return {}
 
 
 def _as_text(value: Any) -> Any:
@@ -97,15 +121,21 @@ def _is_missing(value: Any) -> bool:
 def export(rows: Sequence[Row], file: Path) -> Path:
     """Write rows as CSV (lists as JSON), Parquet, or JSON Lines that this program reads again, by the file's name.
 
+    Raises:
+        UserError: the file's name says no such format, it cannot be written, or there is nothing to write.
+
     A Parquet column holds lists as they are, unless rows of different kinds disagree about its type: then JSON.
     """
+    if file.suffix not in FORMATS:
+        raise unknown_name("kind of file", file.suffix or file.name, list(FORMATS))
+    check_can_be_written(file, "--out")
+    if not rows:
+        raise UserError("no row is left to write", where=str(file), fix="loosen --where; without --out, rows are shown")
     if file.suffix == ".jsonl":
         return write_atomically(file, rows_text(rows).encode())
     if file.suffix == ".parquet":
         whole = io.BytesIO()
         frame(rows).apply(_one_type).to_parquet(whole, index=False)
         return write_atomically(file, whole.getvalue())
-    if file.suffix == ".csv":
-        table = frame(rows).map(_as_text)
-        return write_atomically(file, table.to_csv(index=False).encode())
-    raise unknown_name("kind of file", file.suffix or file.name, list(FORMATS))
+    table = frame(rows).map(_as_text)
+    return write_atomically(file, table.to_csv(index=False).encode())

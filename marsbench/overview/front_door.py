@@ -1,0 +1,109 @@
+"""README's first screen: what was found, in three sentences, a table and a picture, rendered between two marks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+from marsbench.findings.claims import Finding
+from marsbench.findings.collection import Collection
+from marsbench.findings.in_words import bracketed
+from marsbench.findings.paper_claims import Judged, on_sweep, tally
+from marsbench.findings.sweep import SweepCells, speed_up
+from marsbench.rendering.markdown import table
+from marsbench.statistics.intervals import Estimate, above
+
+BEGIN, END = "<!-- rendered by marsbench report: begin -->", "<!-- rendered by marsbench report: end -->"
+PICTURE = "speedup_by_batch_size.png"  # the sweep's
+DEFAULT_SCALE = "tiny"
+SPEED = "speedup"  # key of the sweep's study
+_MATCHES = "MARS at one token per forward pass matches AR SFT"
+_SEVERAL = "MARS emits several tokens per forward pass (B = 4)"
+_STEP = "A training step of MARS costs about twice one of AR SFT"
+_SPEEDS = {  # how the words of our claims on the best settings begin -> what readers call them
+    "Ours: Verified MARS, whose tokens are those of AR,": "verified MARS (the very tokens of AR)",
+    "Ours: MARS that loses at most 1 point": "MARS that loses at most 1 point of accuracy",
+}
+
+
+def readme_of(root: Path, judged: Sequence[Judged], collections: Sequence[Collection]) -> dict[Path, str]:
+    """README below a folder -> its text with what was found at the default scale; empty where it has no such marks."""
+    file = root / "README.md"
+    whole = next((one for one in collections if one.scale == DEFAULT_SCALE and SPEED in one.rows), None)
+    if whole is None or not file.is_file():
+        return {}
+    before, begin, rest = file.read_text(encoding="utf-8").partition(BEGIN)
+    _, end, after = rest.partition(END)
+    return {file: f"{before}{BEGIN}\n{front_door(judged, whole)}\n{END}{after}"} if begin and end else {}
+
+
+def front_door(judged: Sequence[Judged], collection: Collection) -> str:
+    """The answers of one scale to what a reader asks first: a pure function of rows."""
+    found = {one.claim.text: one.findings[collection.scale] for one in judged}
+    papers = [one for one in judged if one.papers]
+    speeds = _speeds(found)
+    picture = f"![Speed over AR decoding by batch size]({_figures(collection)}/{PICTURE})"
+    lines = [
+        f"- **Does MARS hold up?** Of the paper: {tally(papers, collection.scale)}. {collection.seeds_in_words} At one "
+        f"token per forward pass, MARS minus AR fine-tuning is {found[_MATCHES].found} of accuracy; at tau = .95 it "
+        f"emits {found[_SEVERAL].found}.",
+        f"- **How fast, against a strong baseline?** {_fastest(speeds)} That AR decoding is itself "
+        f"{_in_brief(_over_generate(collection, 1))} times as fast as transformers' `generate`.",
+        f"- **What about my model?** A training step of MARS costs {found[_STEP].found} an AR step's; no parameter is "
+        "added. [docs/your-own-model.md](docs/your-own-model.md) has the commands.",
+    ]
+    return "\n\n".join(["\n".join(lines), _table(speeds, collection), picture])
+
+
+Speeds = Mapping[str, Mapping[int, Finding]]  # what readers call a setting -> batch size -> its speed over `ar`
+
+
+def _speeds(found: Mapping[str, Finding]) -> Speeds:
+    """The best settings' speeds over AR decoding, by batch size."""
+    speeds: dict[str, dict[int, Finding]] = {}
+    for begins, words in _SPEEDS.items():
+        texts = [text for text in found if text.startswith(begins)]
+        speeds[words] = {int(text.rpartition(" ")[2]): found[text] for text in texts}
+    return speeds
+
+
+def _fastest(speeds: Speeds) -> str:
+    """The best settings at the smallest batch size, in a sentence."""
+    smallest = min(size for by_size in speeds.values() for size in by_size)
+    parts = [f"{words} {_in_brief(by_size[smallest].estimate)} times" for words, by_size in speeds.items()]
+    return f"At batch size {smallest}, over AR decoding: {', '.join(parts)}."
+
+
+def _table(speeds: Speeds, collection: Collection) -> str:
+    sizes = sorted({size for by_size in speeds.values() for size in by_size})
+    head = ["tokens/s over AR decoding", *[f"batch {size}" for size in sizes]]
+    lines = [
+        [f"{words[0].upper()}{words[1:]}", *[_in_brief(by_size[size].estimate) for size in sizes]]
+        for words, by_size in speeds.items()
+    ]
+    lines.append(
+        ["AR decoding here, over transformers' `generate`", *[_in_brief(_over_generate(collection, n)) for n in sizes]]
+    )
+    return table(head, lines)
+
+
+def _over_generate(collection: Collection, batch_size: int) -> Estimate | None:
+    """Tokens per second of `ar` over those of transformers' `generate`, all training seeds together."""
+
+    def measure(sweep: SweepCells) -> Estimate | None:
+        row = sweep.done.get(("ar", batch_size))
+        return speed_up(row, "hf-generate") if row else None
+
+    compared = on_sweep("`ar` over `hf-generate`", "> 1", measure, partial(above, bound=1.0), item=SPEED, page=SPEED)
+    return compared.finding(collection).estimate
+
+
+def _in_brief(estimate: Estimate | None) -> str:
+    """A ratio with its interval."""
+    return f"{estimate.value:.2f} {bracketed(estimate.interval, 2)}" if estimate else "not run"
+
+
+def _figures(collection: Collection) -> str:
+    """The way from README to the sweep's figures."""
+    return (Path("reports") / Path(collection.links[SPEED]).parent / "figures").as_posix()

@@ -1,0 +1,41 @@
+"""README's first screen: rendered from the committed rows, and from nothing else."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from marsbench.overview.front_door import BEGIN, END
+from marsbench.overview.pages import whole_paper, write_whole_paper
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def test_readme_says_what_the_rows_say() -> None:
+    """Guards against numbers on the first page that no row backs any more; `marsbench report` renders them anew."""
+    readme = ROOT / "README.md"
+    assert whole_paper(ROOT, "tiny")[readme] == readme.read_text(encoding="utf-8"), "run: nox -s report"
+
+
+def test_the_first_screen_answers_what_a_reader_asks() -> None:
+    """Guards against a first page without numbers, or with a table that no race stands behind."""
+    shown = (ROOT / "README.md").read_text(encoding="utf-8").partition(BEGIN)[2].partition(END)[0]
+    for question in ("Does MARS hold up?", "How fast, against a strong baseline?", "What about my model?"):
+        (line,) = [line for line in shown.splitlines() if question in line]
+        assert any(character.isdigit() for character in line.replace("docs/", "")), line
+    assert "not run" not in shown and "n/a" not in shown
+
+
+def test_only_a_readme_with_the_marks_is_written(tmp_path: Path) -> None:
+    """Guards against a user's own README overwritten, and one that changes when another scale is measured."""
+    shutil.copytree(ROOT / "results" / "tiny", tmp_path / "results" / "tiny", ignore=shutil.ignore_patterns("seed*"))
+    readme = tmp_path / "README.md"
+    assert readme not in whole_paper(tmp_path, "tiny")
+    readme.write_text("# Mine\n")
+    assert readme not in whole_paper(tmp_path, "tiny")
+    readme.write_text(f"# Mine\n\n{BEGIN}\nstale numbers\n{END}\n\nThe rest.\n")
+    assert readme not in whole_paper(tmp_path, "micro")
+    write_whole_paper(tmp_path, "tiny")
+    text = readme.read_text()
+    assert text.startswith("# Mine\n") and text.endswith("\n\nThe rest.\n") and "stale numbers" not in text
+    assert "One training seed." in text

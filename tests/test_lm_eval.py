@@ -1,0 +1,140 @@
+"""What `lm_eval --model marsbench` makes of its arguments."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lm_eval.api.instance import Instance
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from marsbench.errors import UserError
+from marsbench.evaluation import lm_eval_model
+from marsbench.evaluation.lm_eval_arguments import asks_for_rows
+from marsbench.evaluation.lm_eval_model import MarsbenchLM
+from marsbench.training.tokenizer import build_tokenizer
+
+GOLDEN = Path(__file__).parent / "golden"
+BY_DEFAULT = {"batch_size": 1, "max_batch_size": None, "device": None}  # what lm-eval's command line hands on
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A checkpoint with a tokenizer and a short context."""
+    folder = tmp_path_factory.mktemp("checkpoint")
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(GOLDEN / "ar", dtype=torch.float32)
+    model.config.max_position_embeddings = 64
+    model.save_pretrained(folder)
+    build_tokenizer(512, texts=500).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture
+def command_line(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The arguments of the `lm_eval` that this process seems to be."""
+    words = ["/usr/bin/lm_eval", "run", "--model", "marsbench"]
+    monkeypatch.setattr(sys, "argv", words)
+    return words
+
+
+def batch_size(checkpoint: str, given: dict[str, Any], **model_args: Any) -> int:
+    """The rows decoded at once, as the results will say."""
+    model = MarsbenchLM.create_from_arg_obj({"pretrained": checkpoint, "method": "ar", **model_args}, given)
+    return model.batch_sizes["rows"]
+
+
+def test_rows_are_many_unless_somebody_asks_for_fewer(checkpoint: str, command_line: list[str], tmp_path: Path) -> None:
+    """Guards against lm-eval's default batch size of 1, which makes every evaluation many times slower."""
+    assert batch_size(checkpoint, BY_DEFAULT) == 16
+    assert batch_size(checkpoint, BY_DEFAULT, batch_size=8) == 8
+    command_line += ["--batch_size", "1"]
+    assert batch_size(checkpoint, BY_DEFAULT | {"batch_size": "1"}) == 1
+    assert batch_size(checkpoint, BY_DEFAULT | {"batch_size": "auto"}) == 16
+
+
+def test_rows_are_as_asked_in_a_program(checkpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a batch size of 1 that a program has asked for and does not get."""
+    monkeypatch.setattr(sys, "argv", ["program.py"])
+    assert batch_size(checkpoint, BY_DEFAULT) == 1
+    assert batch_size(checkpoint, BY_DEFAULT | {"batch_size": None}) == 16
+
+
+@pytest.mark.parametrize(
+    ("words", "asked"),
+    [
+        ("--tasks gsm8k", False),
+        ("--tasks gsm8k --max_batch_size 4", False),
+        ("--batch_size 1 --tasks gsm8k", True),
+        ("--batch_size=1", True),
+        ("-b 1", True),
+        ("-b1", True),
+        ("--config {folder}/with.yaml", True),
+        ("-C {folder}/without.yaml", False),
+    ],
+)
+def test_a_batch_size_is_found_wherever_it_is_given(words: str, asked: bool, tmp_path: Path) -> None:
+    """Guards against a batch size that is overruled because it was given in another way."""
+    (tmp_path / "with.yaml").write_text("model: marsbench\nbatch_size: 1\n")
+    (tmp_path / "without.yaml").write_text("model: marsbench\n")
+    assert asks_for_rows(words.format(folder=tmp_path).split()) is asked
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"treshold": 0.9}, "no option 'treshold'(.|\n)*did you mean threshold"),
+        ({"zzz": 1}, "no option 'zzz'(.|\n)*choose among .*block_size"),
+        ({"threshold": "high"}, "threshold 'high' is no number"),
+        ({"threshold": "1.5"}, "out of range"),
+        ({"threshold": -0.5, "metric": "entropy"}, "out of range"),
+        ({"method": "ar", "threshold": 0.9}, "takes no threshold"),
+        ({"block_size": "four"}, "block size 'four'"),
+        ({"metric": "hope"}, "confidence metric"),
+        ({"method": "magic"}, "unknown method"),
+        ({"untrained_masks": "perhaps"}, "neither true nor false"),
+        ({"batch_size": "many"}, "no number of rows"),
+        ({"batch_size": 0}, "no number of rows"),
+        ({"dtype": "int3"}, "dtype"),
+        ({"pretrained": None}, "no checkpoint is named"),
+    ],
+)
+def test_mistakes_are_named_before_anything_is_loaded(
+    given: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against a misspelt option that does nothing, and a refusal after minutes of loading."""
+    monkeypatch.setattr(lm_eval_model, "load", lambda *_, **__: pytest.fail("it was loaded"))
+    with pytest.raises(UserError, match=said):
+        MarsbenchLM(**({"pretrained": "somewhere"} | given))
+
+
+def test_text_that_says_a_number_is_one(checkpoint: str) -> None:
+    """Guards against a threshold from a configuration file that is compared as text."""
+    options: dict[str, Any] = {"threshold": "0.9", "untrained_masks": "true", "block_size": "2", "mask_id": "3"}
+    model = MarsbenchLM(checkpoint, **options)
+    assert model.get_model_info()["threshold"] == 0.9
+
+
+def test_cut_prompts_are_said(checkpoint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Guards against questions that are read without their beginning, and nobody knows."""
+    settings = {"until": [], "max_gen_toks": 4}
+    requests = [
+        Instance("generate_until", {}, ("word " * count, settings), 0, metadata=("some_task", count, 1))
+        for count in (2, 200)
+    ]
+    assert len(MarsbenchLM(checkpoint, method="ar").generate_until(requests)) == 2
+    said = capsys.readouterr().err
+    assert said.count("longer than the 60 tokens") == 1 and "some_task: 1 of 2 prompts is" in said
+
+
+def test_a_mistake_is_one_message_on_the_command_line() -> None:
+    """Guards against a page of traceback for a misspelt option, and an exit status that says bug."""
+    arguments = ["--model", "marsbench", "--tasks", "gsm8k", "--model_args", "pretrained=somewhere,treshold=0.9"]
+    done = subprocess.run([sys.executable, "-m", "lm_eval", *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    mend = "did you mean threshold or draft_threshold?"
+    assert done.stderr.endswith(f"no option 'treshold'\n  where: --model_args\n  fix:   {mend}\n")
