@@ -518,7 +518,8 @@ def test_what_the_paper_numbers_is_made_by_its_number(
 
     def rows(study: Study, run: Run) -> list[Row]:
         made.append(study.key)
-        return []
+        arm = study.plan.arms[0]  # type: ignore[union-attr]
+        return [replace(answered(arm, "gsm8k", [1.0], [2], [1]), scale="micro")]
 
     def races(sweep: Sweep) -> list[Row]:
         made.append("speedup")
