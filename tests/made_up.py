@@ -1,4 +1,4 @@
-"""What tests of pages share: rows that nobody measured, and a page's text taken apart."""
+"""What tests of pages share: the pages, rows that nobody measured, and a page's text taken apart."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from typing import Any
 
 from marsbench.rows.kinds import EvaluationRow
 from marsbench.running.plans import Arm
+from marsbench.studies import figure6, table2, table3, table4, table8, table9
+
+PAGES = [module.PAGE for module in (table2, table3, table4, table8, table9, figure6)]
 
 
 def answered(

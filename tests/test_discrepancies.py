@@ -11,8 +11,10 @@ import pytest
 from marsbench.findings.cells import BENCHMARKS
 from marsbench.presets import preset
 from marsbench.rows.kinds import EvaluationRow, Row, SweepRow
-from marsbench.studies.discrepancies.measuring import ALL_MASKS, CACHE_BLOCKS, NO_CACHE, PLAN, cache_grid, masks_grid
-from marsbench.studies.discrepancies.page import ITEMS, LOOKED_AT, render, tally
+from marsbench.studies.discrepancies.items import ITEMS
+from marsbench.studies.discrepancies.lines import ALL_MASKS, CACHE_BLOCKS, NO_CACHE, PLAN, cache_grid, masks_grid
+from marsbench.studies.discrepancies.page import render, tally
+from marsbench.studies.discrepancies.scorers import LOOKED_AT
 
 QUESTIONS = 20
 

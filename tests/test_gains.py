@@ -10,22 +10,27 @@ from pathlib import Path
 import numpy as np
 import pytest
 from made_up import answered, lines_of, section
-from marsbench.reports import write_report
-from marsbench.studies.gains.classing import gains_rows, places
 from transformers import AutoTokenizer
 
 from marsbench import world
+from marsbench.overview.pages import write_page
 from marsbench.presets import preset
 from marsbench.quiet import quieten_libraries
 from marsbench.rows.kinds import EvaluationRow, Row, TokenClassRow, TrainingRow, from_json, to_json
 from marsbench.rows.workspace import Workspace
-from marsbench.running.plans import TABLES, TablePlan, TrainedStage
-from marsbench.running.run import Runner
+from marsbench.running.cells import Cells
+from marsbench.running.checkpoints import Checkpoints
+from marsbench.running.plans import TablePlan, TrainedStage
+from marsbench.running.run import Run
+from marsbench.running.tables import Table
 from marsbench.show import token_texts
 from marsbench.statistics.intervals import Answers, share_of_tokens
 from marsbench.statistics.selection import cross_fitted, fastest_within
+from marsbench.studies import study_of
 from marsbench.studies.gains.free_tokens import Token, answers_of, share_free, share_together
-from marsbench.studies.gains.page import CHOSEN, CLAIMS, CURVE, PLAN, render
+from marsbench.studies.gains.lines import CHOSEN, CURVE, MEASURED, PLAN
+from marsbench.studies.gains.measuring import gains_rows, places
+from marsbench.studies.gains.page import CLAIMS, render
 from marsbench.studies.gains.word_classes import CLASSES, template_words, token_class
 
 # ---- choosing a threshold -------------------------------------------------------------------------------------------
@@ -147,7 +152,7 @@ WRONG = {"mars_b4_0.8": {0}, "mars_b4_0.7": {1, 2}, "mars_b4_0.6": {1, 2}, "mars
 
 def cell(arm: str, benchmark: str) -> EvaluationRow:
     """Ten forward passes a question; `TOKENS` says how many tokens, `WRONG` which questions are wrong."""
-    line = next(line for line in TABLES["gains"].arms if line.name == arm)
+    line = next(line for line in MEASURED.arms if line.name == arm)
     correct = [place not in WRONG.get(arm, set()) for place in range(QUESTIONS)]
     emitted = [TOKENS[arm] + place % 2 for place in range(QUESTIONS)]
     return answered(line, benchmark, correct, emitted, [10] * QUESTIONS, seconds=1.0, max_new_tokens=96)
@@ -162,8 +167,8 @@ CLASSIFIED = TokenClassRow(
     ["The", "answer"],
 )  # fmt: skip
 ROWS: list[Row] = [
-    *[cell(arm.name, benchmark) for arm in TABLES["gains"].arms for benchmark in ("gsm8k", "bbh")],
-    *[TrainingRow(n, "done", "", "tiny", n, size, 1000, 800, 5000, 60.0, 0.5) for n, size in TABLES["gains"].stages],
+    *[cell(arm.name, benchmark) for arm in MEASURED.arms for benchmark in ("gsm8k", "bbh")],
+    *[TrainingRow(n, "done", "", "tiny", n, size, 1000, 800, 5000, 60.0, 0.5) for n, size in MEASURED.stages],
     CLASSIFIED,
 ]  # fmt: skip
 
@@ -242,7 +247,7 @@ def test_nothing_undefined_is_printed_or_drawn(case: str, tmp_path: Path) -> Non
         "skipped": lambda: [skipped(row) for row in ROWS],
         "lines of unequal length": lambda: [first(row) if row.key.startswith("mars_b4_0.9/") else row for row in ROWS],
     }[case]()
-    page, *figures = write_report("gains", rows, "tiny", tmp_path)
+    page, *figures = write_page(study_of("gains"), rows, "tiny", tmp_path)
     text = page.read_text(encoding="utf-8")
     assert not re.search(r"\b(nan|inf|None)\b", text)
     assert len(lines_of(section(text, "Claims"))) == len(CLAIMS) + 2
@@ -260,53 +265,54 @@ def test_rows_of_classes_survive_the_disk() -> None:
 
 
 @pytest.fixture
-def runner(micro_checkpoints: Path, tmp_path: Path) -> Runner:
+def run(micro_checkpoints: Path, tmp_path: Path) -> Run:
     """A run on the shared micro checkpoints, with three questions of one benchmark."""
     workspace = Workspace(tmp_path, "micro")
     shutil.copytree(micro_checkpoints, workspace.runs / "checkpoints")
     quieten_libraries()
-    return Runner(preset("micro"), workspace, benchmarks=("mini_gsm8k",), limit=3)
+    return Run(preset("micro"), workspace, benchmarks=("mini_gsm8k",), limit=3)
 
 
 def speculative(draft: str) -> TablePlan:
     """A table of AR decoding and of speculative decoding with a draft model."""
-    lines = {arm.name: arm for arm in TABLES["gains"].arms}
+    lines = {arm.name: arm for arm in MEASURED.arms}
     line = lines["ar_sft_by_draft_ar_sft"]
     return TablePlan("0", "has a draft", (lines["ar_sft"], replace(line, options={**line.options, "draft": draft})))
 
 
-def test_a_line_with_a_draft_model_loads_it_and_depends_on_it(runner: Runner) -> None:
+def test_a_line_with_a_draft_model_loads_it_and_depends_on_it(run: Run) -> None:
     """Guards against a draft that is not trained, not loaded, or not part of what a cell's numbers depend on."""
     cells = {}
     for draft in ("draft_ar_sft", "draft_mars"):
         plan = speculative(draft)
-        rows = runner.table(plan)
+        rows = Table(run, plan).rows()
         trained = {TrainedStage(row.stage, row.block_size) for row in rows if isinstance(row, TrainingRow)}
         assert trained >= {*plan.stages, TrainedStage("draft_base", None)}
         ar, cells[draft] = [row for row in rows if isinstance(row, EvaluationRow)]
         assert cells[draft].status == "done" and cells[draft].emitted == ar.emitted
         assert cells[draft].options["draft"] == draft
     assert cells["draft_ar_sft"].key != cells["draft_mars"].key
-    kept = runner.store.rows()
+    checkpoints, kept = Checkpoints(run), run.store.rows()
     plan, (target, draft_stage) = speculative("draft_ar_sft"), speculative("draft_ar_sft").stages
-    loaded, other = runner.load(*target), replace(runner.load(*draft_stage), weights="another")
-    assert runner.cell(plan.arms[1], loaded, "mini_gsm8k", other).key not in kept, "other weights, another cell"
+    loaded, other = checkpoints.load(*target), replace(checkpoints.load(*draft_stage), weights="another")
+    assert Cells(run).cell(plan.arms[1], loaded, "mini_gsm8k", other).key not in kept, "other weights, another cell"
 
 
 def test_a_scale_without_draft_models_says_how_to_name_one(tmp_path: Path) -> None:
     """Guards against a table of the paper's scales that one missing draft ends, or that tries to train it."""
-    big = Runner(preset("7b").with_checkpoints([], train_all=True), Workspace(tmp_path, "7b"))
+    big = Checkpoints(Run(preset("7b").with_checkpoints([], train_all=True), Workspace(tmp_path, "7b")))
     assert not big.trains("draft_ar_sft", None)
-    assert "--checkpoint draft_ar_sft=..." in big.missing_checkpoint("draft_ar_sft", None)
-    named = Runner(preset("7b").with_checkpoints(["draft_ar_sft=some/draft"]), Workspace(tmp_path, "7b"))
-    assert named.missing_checkpoint("draft_ar_sft", None) == ""
+    assert "--checkpoint draft_ar_sft=..." in big.missing("draft_ar_sft", None)
+    with_draft = preset("7b").with_checkpoints(["draft_ar_sft=some/draft"])
+    named = Checkpoints(Run(with_draft, Workspace(tmp_path, "7b")))
+    assert named.missing("draft_ar_sft", None) == ""
 
 
-def test_the_page_is_measured_once_and_its_parts_agree(runner: Runner) -> None:
+def test_the_page_is_measured_once_and_its_parts_agree(run: Run) -> None:
     """Guards against classes of other answers than the table's, and against a second run that measures again."""
-    rows = gains_rows(runner)
+    rows = gains_rows(run)
     cells = {row.arm: row for row in rows if isinstance(row, EvaluationRow)}
-    assert set(cells) == {arm.name for arm in TABLES["gains"].arms}
+    assert set(cells) == {arm.name for arm in MEASURED.arms}
     assert all(row.status == "done" and len(row.correct) == 3 for row in cells.values())
     assert cells["verified_linear"].checkpoint == cells["mars_b4_0.95"].checkpoint, "its window of 5 is not its B"
     for arm in ("verified_groups", "verified_linear", "lookup", "jacobi_of_mars"):
@@ -317,6 +323,6 @@ def test_the_page_is_measured_once_and_its_parts_agree(runner: Runner) -> None:
     assert [found.count(0) for found in classified.places] == measured.forwards
     ends = [tokens[-1:] == [END] for tokens in classified.tokens]
     assert ends == [bool(finished) for finished in measured.finished]
-    before = runner.workspace.row_file.read_bytes()
-    assert gains_rows(replace(runner)) == rows
-    assert runner.workspace.row_file.read_bytes() == before
+    before = run.workspace.row_file.read_bytes()
+    assert gains_rows(replace(run)) == rows
+    assert run.workspace.row_file.read_bytes() == before

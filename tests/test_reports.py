@@ -13,17 +13,18 @@ from typing import Any
 import numpy as np
 import pytest
 from made_up import answered, section
-from marsbench.reports import REPORTS, write_report
 
 from marsbench.errors import UserError
 from marsbench.findings.cells import BENCHMARKS
 from marsbench.findings.in_words import bracketed, duration, p_value, plus_minus, signed_number
+from marsbench.overview.pages import write_page
 from marsbench.paper import published
 from marsbench.rendering.markdown import table
 from marsbench.rows.kinds import EvaluationRow, Row, StepCostRow, TrainingRow
-from marsbench.running.plans import TABLES, Arm
+from marsbench.running.plans import Arm
 from marsbench.statistics.intervals import Estimate, Interval, accuracy, mean_of_benchmarks, tokens_per_forward
-from marsbench.studies.table2 import CLAIMS, PAGE
+from marsbench.studies import studies, study_of
+from marsbench.studies.table2 import CLAIMS, PAGE, STUDY
 
 PLAN, render = PAGE.plan, PAGE.render
 Z = NormalDist().inv_cdf(0.975)
@@ -364,8 +365,8 @@ def test_claims_name_arms_of_the_plan() -> None:
 
 def test_report_is_written_the_same_twice(tmp_path: Path) -> None:
     """Guards against clocks, random identifiers and sets in the files, and against leftovers of writing."""
-    first = write_report("table2", ROWS, "tiny", tmp_path / "first")
-    second = write_report("table2", ROWS, "tiny", tmp_path / "second")
+    first = write_page(STUDY, ROWS, "tiny", tmp_path / "first")
+    second = write_page(STUDY, ROWS, "tiny", tmp_path / "second")
     names = [path.relative_to(tmp_path / "first").as_posix() for path in first]
     assert names == ["table2.md", "figures/table2_accuracy.png", "figures/table2_accuracy.svg"]
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
@@ -375,42 +376,43 @@ def test_report_is_written_the_same_twice(tmp_path: Path) -> None:
 
 def test_figure_follows_the_rows(tmp_path: Path) -> None:
     """Guards against a figure that is drawn without its data, and against a crash where none is left."""
-    full = write_report("table2", ROWS, "tiny", tmp_path / "full")[2].read_bytes()
-    partly = write_report("table2", changed(failed_humaneval), "tiny", tmp_path / "partly")[2].read_bytes()
-    empty = write_report("table2", [], "tiny", tmp_path / "empty")[2].read_bytes()
+    full = write_page(STUDY, ROWS, "tiny", tmp_path / "full")[2].read_bytes()
+    partly = write_page(STUDY, changed(failed_humaneval), "tiny", tmp_path / "partly")[2].read_bytes()
+    empty = write_page(STUDY, [], "tiny", tmp_path / "empty")[2].read_bytes()
     assert len({full, partly, empty}) == 3
 
 
 def test_figure_link_leads_to_the_figure(tmp_path: Path) -> None:
     """Guards against a page with a broken image."""
-    page = write_report("table2", [], "tiny", tmp_path)[0]
+    page = write_page(STUDY, [], "tiny", tmp_path)[0]
     links = re.findall(r"\]\((\S+\.png)\)", page.read_text(encoding="utf-8"))
     assert links and all((page.parent / link).is_file() for link in links)
 
 
-def test_failed_drawing_leaves_the_old_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_drawing_leaves_the_old_page(tmp_path: Path) -> None:
     """Guards against a page that speaks of a figure that could not be drawn."""
-    page = write_report("table2", [], "tiny", tmp_path)[0]
+    page = write_page(STUDY, [], "tiny", tmp_path)[0]
     before = page.read_bytes()
 
     def no_space(*_: object) -> list[Path]:
         raise OSError("no space left")
 
-    monkeypatch.setitem(REPORTS, "table2", REPORTS["table2"]._replace(draw=no_space))
     with pytest.raises(OSError, match="no space"):
-        write_report("table2", ROWS, "tiny", tmp_path)
+        write_page(replace(STUDY, draw=no_space), ROWS, "tiny", tmp_path)
     assert page.read_bytes() == before
 
 
-def test_unknown_table_is_the_users_to_mend(tmp_path: Path) -> None:
+def test_unknown_table_is_the_users_to_mend() -> None:
     """Guards against a traceback for a table that has no report."""
     with pytest.raises(UserError, match="choose one of: table2"):
-        write_report("table99", ROWS, "tiny", tmp_path)
+        study_of("table99")
 
 
 def test_every_report_has_a_plan() -> None:
     """Guards against a report of a table that no sweep can measure."""
-    assert set(REPORTS) <= {*TABLES, "engine", "speedup"}
+    without = {key: study for key, study in studies().items() if study.plan is None}
+    assert set(without) == {"engine", "speedup"}
+    assert without["engine"].measure and without["speedup"].grid
 
 
 @pytest.mark.parametrize(

@@ -17,21 +17,23 @@ from typing import Any
 
 import pytest
 import yaml
-from marsbench.reports import REPORTS, whole_paper, write_report
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from marsbench import world
-from marsbench.commands.shared import make_runner
+from marsbench.commands.shared import make_run
 from marsbench.errors import UserError
 from marsbench.methods import METHODS
+from marsbench.overview.pages import whole_paper, write_page
 from marsbench.presets import preset, scales
 from marsbench.quiet import quieten_libraries
 from marsbench.rows.kinds import EvaluationRow, ExactnessRow, GenerationRow, SpeedRow, TrainingRow
 from marsbench.rows.store import read_rows
 from marsbench.rows.workspace import Workspace
-from marsbench.running.plans import TablePlan, table_plan
-from marsbench.running.run import Runner
+from marsbench.running.plans import TablePlan
+from marsbench.running.run import Run
+from marsbench.running.tables import Table
+from marsbench.studies import plan_of, studies, study_of
 from marsbench.training.stages import recipe
 from marsbench.training.tokenizer import build_tokenizer
 
@@ -75,9 +77,9 @@ def test_every_cell_is_there(reproduced: Path) -> None:
     """Guards against a table with holes."""
     rows = rows_of(reproduced)
     cells = {(row["arm"], row["benchmark"]) for row in rows if "arm" in row}
-    assert cells == {(arm.name, name) for arm in table_plan("table2").arms for name in preset("micro").benchmarks}
+    assert cells == {(arm.name, name) for arm in plan_of("table2").arms for name in preset("micro").benchmarks}
     trained = {(row["stage"], row["block_size"]) for row in rows if "arm" not in row}
-    assert trained == set(table_plan("table2").stages)
+    assert trained == set(plan_of("table2").stages)
     assert all(row["status"] == "done" for row in rows)
     assert (reproduced / "reports" / "micro" / "table2.md").exists()
     assert (reproduced / "reports" / "micro" / "figures" / "table2_accuracy.png").exists()
@@ -109,7 +111,7 @@ MOMENTS: dict[str, Callable[[Path], bool]] = {
     "while a state is written": lambda runs: any(runs.glob("checkpoints/block_diffusion-*.partial/checkpoint-*")),
     "between stages": lambda runs: any(runs.glob("checkpoints/mars_no_sft-*")),
     "in the first answers": answers_logged(3),
-    "in the last answers": answers_logged(len(table_plan("table2").arms) * 6 * 16 - 20),
+    "in the last answers": answers_logged(len(plan_of("table2").arms) * 6 * 16 - 20),
 }
 
 
@@ -211,7 +213,7 @@ def test_bad_input_gets_one_clear_message(reproduced: Path, tmp_path: Path) -> N
 )
 def test_a_seed_has_folders_of_its_own(arguments: dict[str, Any], variant: str, tmp_path: Path) -> None:
     """Guards against a second seed that overwrites the rows and the page of the first."""
-    workspace = make_runner("tiny", tmp_path, "reuse", **arguments).workspace
+    workspace = make_run("tiny", tmp_path, "reuse", **arguments).workspace
     assert workspace == Workspace(tmp_path, "tiny", variant)
     assert workspace.results("table2") == tmp_path / "results" / "tiny" / variant / "table2.jsonl"
     assert workspace.reports == tmp_path / "reports" / ("tiny" if variant else "") / variant
@@ -229,46 +231,46 @@ def test_seeds_are_found_again(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def little(reproduced: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Runner]:
-    """Makes runners that go on from the uninterrupted run, with two questions of one benchmark."""
+def little(reproduced: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
+    """Makes runs that go on from the uninterrupted run, with two questions of one benchmark."""
     output = tmp_path_factory.mktemp("other")
     shutil.copytree(reproduced / "runs", output / "runs")
     quieten_libraries()
 
-    def runner(*benchmarks: str) -> Runner:
-        return Runner(preset("micro"), Workspace(output, "micro"), benchmarks=benchmarks or ("mini_gsm8k",), limit=2)
+    def run(*benchmarks: str) -> Run:
+        return Run(preset("micro"), Workspace(output, "micro"), benchmarks=benchmarks or ("mini_gsm8k",), limit=2)
 
-    return runner
+    return run
 
 
-def test_tables_train_every_block_size_and_share_cells(little: Callable[..., Runner]) -> None:
+def test_tables_train_every_block_size_and_share_cells(little: Callable[..., Run]) -> None:
     """Guards against lines decoded by a checkpoint of another block size, and cells measured once per table."""
-    runner = little()
-    rows = runner.table(table_plan("table4"))
+    run = little()
+    rows = Table(run, plan_of("table4")).rows()
     weights = {(row.stage, row.block_size): row.checkpoint for row in rows if isinstance(row, TrainingRow)}
     assert set(weights) == {("base", None), ("ar_sft", None), ("mars", 4), ("mars", 8), ("mars", 16)}
     cells = {row.arm: row for row in rows if isinstance(row, EvaluationRow)}
-    for arm in table_plan("table4").arms:
+    for arm in plan_of("table4").arms:
         assert cells[arm.name].checkpoint == weights[arm.trained]
         assert cells[arm.name].options == arm.options and len(cells[arm.name].correct) == 2
     assert len(set(weights.values())) == 5
 
-    before = set(runner.store.rows())
-    shared = replace(table_plan("table4").arms[1], name="other_name")
-    again = runner.table(TablePlan("0", "shares a cell, and asks one question", (shared,)))
-    assert set(runner.store.rows()) == before, "nothing is measured twice"
+    before = set(run.store.rows())
+    shared = replace(plan_of("table4").arms[1], name="other_name")
+    again = Table(run, TablePlan("0", "shares a cell, and asks one question", (shared,))).rows()
+    assert set(run.store.rows()) == before, "nothing is measured twice"
     assert [row.arm for row in again if isinstance(row, EvaluationRow)] == ["other_name"]
-    (one,) = runner.table(TablePlan("0", "asks one question", (shared,), questions=1))[-1:]
+    (one,) = Table(run, TablePlan("0", "asks one question", (shared,), questions=1)).rows()[-1:]
     assert isinstance(one, EvaluationRow) and len(one.correct) == 1
 
 
-def test_a_table_asks_its_own_benchmarks_only(little: Callable[..., Runner]) -> None:
+def test_a_table_asks_its_own_benchmarks_only(little: Callable[..., Run]) -> None:
     """Guards against benchmarks that the paper's table does not have, and against a table of nothing."""
-    plan = replace(table_plan("table8"), arms=table_plan("table8").arms[:1])
-    rows = little("mini_bbh", "mini_humaneval").table(plan)
+    plan = replace(plan_of("table8"), arms=plan_of("table8").arms[:1])
+    rows = Table(little("mini_bbh", "mini_humaneval"), plan).rows()
     assert [row.benchmark for row in rows if isinstance(row, EvaluationRow)] == ["mini_humaneval"]
     with pytest.raises(UserError, match="Table 8 asks none of mini_bbh"):
-        little("mini_bbh").table(plan)
+        Table(little("mini_bbh"), plan)
 
 
 def test_figure_1_is_made_of_rows(reproduced: Path, tmp_path: Path) -> None:
@@ -283,7 +285,7 @@ def test_figure_1_is_made_of_rows(reproduced: Path, tmp_path: Path) -> None:
         assert len(row.texts) == len(row.settled_by) - (row.finish == "eos")
         assert row.question == world.test_set("mini_gsm8k", 1)[0].prompt
     page = Workspace(tmp_path, "micro").reports / "figure1.md"
-    (again, *_) = write_report("figure1", rows, "micro", tmp_path / "again")
+    (again, *_) = write_page(study_of("figure1"), rows, "micro", tmp_path / "again")
     assert again.read_bytes() == page.read_bytes()
 
 
@@ -310,7 +312,7 @@ def test_real_benchmarks_run_end_to_end(on_real: Path) -> None:
         for row in read_rows(Workspace(on_real, "micro", "real-limit2").results("table2"))
         if isinstance(row, EvaluationRow)
     ]
-    arms = table_plan("table2").arms
+    arms = plan_of("table2").arms
     assert len(cells) == 6 * len(arms)
     for row in cells:
         if row.benchmark == "gpqa":
@@ -381,18 +383,18 @@ def test_lm_eval_runs_our_model(reproduced: Path, tmp_path: Path) -> None:
 # ---- committed pages ------------------------------------------------------------------------------------------------
 
 
-COMMITTED = {("tiny", name) for name in REPORTS}
+COMMITTED = {("tiny", name) for name in studies()}
 
 
 @pytest.mark.parametrize("scale", scales())
-@pytest.mark.parametrize("table", REPORTS)
+@pytest.mark.parametrize("table", studies())
 def test_committed_reports_are_what_their_rows_say(scale: str, table: str, tmp_path: Path) -> None:
     """Guards against a stale or hand-edited report; renew it with `nox -s report`."""
     committed = Workspace(ROOT, scale)
     if not committed.results(table).exists():
         assert (scale, table) not in COMMITTED, "these rows are committed"
         pytest.skip(f"no rows of scale {scale} are committed")
-    page = write_report(table, read_rows(committed.results(table)), scale, tmp_path)[0]
+    page = write_page(study_of(table), read_rows(committed.results(table)), scale, tmp_path)[0]
     assert page.read_text() == (committed.reports / page.name).read_text(), stale(scale)
 
 

@@ -34,9 +34,13 @@ from marsbench.errors import UserError
 from marsbench.paths import PACKAGE
 from marsbench.presets import Preset, preset, scales
 from marsbench.rows.workspace import Workspace
+from marsbench.running.checkpoints import Checkpoints
 from marsbench.running.estimates import trainings
-from marsbench.running.plans import BLOCK_SIZES, MARS_STAGES, TABLES, Arm, TablePlan, table_plan
-from marsbench.running.run import Runner
+from marsbench.running.plans import Arm, TablePlan
+from marsbench.running.run import Run
+from marsbench.running.tables import Table
+from marsbench.studies import plan_of, plans
+from marsbench.studies.lines import BLOCK_SIZES, MARS_STAGES
 from marsbench.training import checkpoints
 from marsbench.training.chat_data import read_chat_data, segments
 from marsbench.training.data import in_batches, shuffled_passes
@@ -332,21 +336,21 @@ def test_a_table_takes_published_checkpoints_unless_told_to_train(
 ) -> None:
     """Guards against 200 GPU hours spent on a checkpoint that is there, and against a stage that forgets its name."""
 
-    def runner(scale: Preset) -> Runner:
-        return Runner(scale, Workspace(tmp_path, scale.scale))
+    def of(scale: Preset) -> Checkpoints:
+        return Checkpoints(Run(scale, Workspace(tmp_path, scale.scale)))
 
     trained: list[str] = []
-    monkeypatch.setattr(Runner, "train", lambda self, chosen: trained.append(chosen.stage))
+    monkeypatch.setattr(Checkpoints, "train", lambda self, chosen: trained.append(chosen.stage))
     scale = preset("7b").with_checkpoints([f"ar_sft={base}"])
-    assert runner(scale).load("ar_sft", 4).stage == "ar_sft"
-    assert runner(scale).checkpoint("base", 4) == "Qwen/Qwen2.5-7B-Instruct"
-    assert runner(scale).checkpoint("mars", 8) == preset("7b").published["mars-b8"]
-    assert runner(scale).checkpoint("ar_sft", 8) == str(base), "a window of 8 is no other checkpoint"
+    assert of(scale).load("ar_sft", 4).stage == "ar_sft"
+    assert of(scale).path("base", 4) == "Qwen/Qwen2.5-7B-Instruct"
+    assert of(scale).path("mars", 8) == preset("7b").published["mars-b8"]
+    assert of(scale).path("ar_sft", 8) == str(base), "a window of 8 is no other checkpoint"
     named = scale.with_checkpoints(["mars=four", "mars-b16=sixteen"])
-    found = [runner(named).checkpoint("mars", size) for size in (4, 8, 16)]
+    found = [of(named).path("mars", size) for size in (4, 8, 16)]
     assert found == ["four", preset("7b").published["mars-b8"], "sixteen"]
     assert trained == []
-    runner(scale.with_checkpoints([], train_all=True)).checkpoint("ar_sft", 4)
+    of(scale.with_checkpoints([], train_all=True)).path("ar_sft", 4)
     assert trained == ["ar_sft"]
     with pytest.raises(UserError, match="names no stage"):
         scale.with_checkpoints(["mars"])
@@ -355,7 +359,8 @@ def test_a_table_takes_published_checkpoints_unless_told_to_train(
 def test_cells_are_numbered_through_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Guards against a table of hours that never says how far it is."""
     plan = TablePlan("0", "lines without a checkpoint", (Arm("a", "A", "medusa", "ar"), Arm("b", "B", "medusa", "ar")))
-    Runner(preset("7b"), Workspace(tmp_path, "7b"), benchmarks=("gsm8k", "gpqa")).table(plan)
+    run = Run(preset("7b"), Workspace(tmp_path, "7b"), benchmarks=("gsm8k", "gpqa"))
+    Table(run, plan).rows()
     said = [line.partition(":")[0] for line in capsys.readouterr().err.splitlines()]
     assert said == [
         "A, gsm8k (cell 1 of 4)", "A, gpqa (cell 2 of 4)", "B, gsm8k (cell 3 of 4)", "B, gpqa (cell 4 of 4)",
@@ -431,7 +436,7 @@ def test_launch_configurations_are_ones_that_accelerate_reads(file: Path) -> Non
 
 
 @pytest.mark.parametrize("scale", scales())
-@pytest.mark.parametrize("table", TABLES)
+@pytest.mark.parametrize("table", plans())
 def test_every_table_can_be_planned_at_every_scale(scale: str, table: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a plan that asks the hub, or knows only some tables and scales."""
     monkeypatch.setattr(socket, "socket", None)
@@ -443,14 +448,14 @@ def test_every_table_can_be_planned_at_every_scale(scale: str, table: str, monke
 
 def test_training_hours_are_the_papers() -> None:
     """Guards against days of training that nobody asked for, and hours that forget the second pass or a parent."""
-    scale, plan = preset("7b"), table_plan("table2")
+    scale, plan = preset("7b"), plan_of("table2")
     assert trainings(plan, scale) == []
     every = {item.stage: item.gpu_hours for item in trainings(plan, scale.with_checkpoints([], train_all=True))}
     assert every == {
         "ar_sft": 100, "ar_sft_2x": 200, "block_diffusion, B = 4": 202, "mars_no_sft, B = 4": 202, "mars, B = 4": 202
     }  # fmt: skip
     own = len(BLOCK_SIZES) * len(MARS_STAGES)
-    assert len(trainings(table_plan("table8"), preset("tiny"))) == 2 + own, "every block size, parents once"
+    assert len(trainings(plan_of("table8"), preset("tiny"))) == 2 + own, "every block size, parents once"
 
 
 # ---- the true size ---------------------------------------------------------------------------------------------------

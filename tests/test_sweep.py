@@ -23,11 +23,12 @@ from marsbench.cli import app
 from marsbench.decoding.generation import Meter, Request
 from marsbench.errors import UserError
 from marsbench.findings.export import export, frame, matching, merged
-from marsbench.findings.sweep import Agreement, Sweep, agreement, speed_up
+from marsbench.findings.sweep import Agreement, SweepCells, agreement, speed_up
 from marsbench.methods import METHODS, Options, build_method
 from marsbench.racing.grid import BASELINES, read_grid, shipped_grid
 from marsbench.racing.position_law import PositionLaw, Work, fastest, predicted_seconds
-from marsbench.racing.race import Contender, Race, RoundLog
+from marsbench.racing.race import Contender, Race
+from marsbench.racing.rounds import RoundLog
 from marsbench.rows.kinds import SweepRow
 from marsbench.rows.store import read_rows, rows_text
 from marsbench.rows.workspace import Workspace
@@ -198,7 +199,7 @@ def test_killed_at_any_moment_it_loses_a_round_at_most(swept: Path, tmp_path: Pa
     run_sweep(output, "--grid", str(output / "grid.yaml"))
     undisturbed = [comparable(row) for row in rows_in(output)]
     processes = multiprocessing.get_context("forkserver")
-    processes.set_forkserver_preload(["marsbench.racing.sweep", "marsbench.reports"])
+    processes.set_forkserver_preload(["marsbench.overview.reproduction", "marsbench.studies.speedup"])
     rng, kills, finished = random.Random(0), 0, 0
     while kills < KILLS or not finished:
         rows_before = b"" if not Workspace(output, "micro").row_file.exists() else _whole_lines(output)
@@ -473,7 +474,7 @@ def test_rows_are_merged_filtered_and_exported(swept: Path, tmp_path: Path) -> N
 
 def test_agreement_is_overlap(swept: Path) -> None:
     """Guards against two runs that agree because they are compared with themselves, or by chance."""
-    sweep = Sweep.of(read_rows(Workspace(swept, "micro").results("speedup")))
+    sweep = SweepCells.of(read_rows(Workspace(swept, "micro").results("speedup")))
     cells = agreement(sweep, sweep)
     assert cells and all(cell.agrees for cell in cells) and "ar" not in {cell.contender for cell in cells}
     apart = Agreement("x", 1, cells[0].first, replace(cells[0].first, interval=Interval(50, 60)))

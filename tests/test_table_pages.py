@@ -11,17 +11,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from made_up import answered, lines_of, section
-from marsbench.reports import PAGES, figure1, write_report
+from made_up import PAGES, answered, lines_of, section
 
 from marsbench.findings.cells import columns, latest_cells
 from marsbench.findings.claims import Finding, GainClaim, SpeedClaim, TokensClaim
 from marsbench.findings.published import paper_label
+from marsbench.overview.pages import write_page
 from marsbench.paper import published
 from marsbench.rendering.page import Page
 from marsbench.rows.kinds import EvaluationRow, GenerationRow, Row, TrainingRow
-from marsbench.running.plans import ABLATIONS, BLOCK_SIZES, MARS_STAGES, THRESHOLDS, Arm, TrainedStage, mars_name
+from marsbench.running.plans import Arm, TrainedStage
 from marsbench.statistics.intervals import Estimate, Interval
+from marsbench.studies import study_of
+from marsbench.studies.figure1 import page as figure1
+from marsbench.studies.lines import ABLATIONS, BLOCK_SIZES, MARS_STAGES, THRESHOLDS, mars_name
 
 QUESTIONS = 61  # per benchmark; a prime, so that no share ends in a rounding tie
 BY_KEY = {page.plan.key: page for page in PAGES}
@@ -156,7 +159,7 @@ def test_a_title_keeps_its_names(page: Page) -> None:
 @pages
 def test_figure_link_leads_to_the_figure(page: Page, tmp_path: Path) -> None:
     """Guards against a page with a broken image."""
-    written = write_report(page.plan.key, rows_of(page), "tiny", tmp_path)
+    written = write_page(study_of(page.plan.key), rows_of(page), "tiny", tmp_path)
     links = re.findall(r"\]\((\S+\.png)\)", written[0].read_text(encoding="utf-8"))
     assert links and all((tmp_path / link).is_file() for link in links)
 
@@ -387,9 +390,9 @@ def test_figure_1_tells_forward_passes_apart(tmp_path: Path) -> None:
     assert "\nTom| has| 7| apples\n" in text and "\nTom has| 7 apples\n" in text
     assert [line[1:] for line in lines_of(text)[2:4]] == [["5", "5", "1.00"], ["5", "2", "2.50"]]
     assert "cut at the token limit" not in text
-    page, *figures = write_report("figure1", rows, "tiny", tmp_path)
+    page, *figures = write_page(study_of("figure1"), rows, "tiny", tmp_path)
     assert all((tmp_path / link).is_file() for link in re.findall(r"\]\((\S+\.png)\)", page.read_text()))
-    again = write_report("figure1", rows, "tiny", tmp_path / "again")[1:]
+    again = write_page(study_of("figure1"), rows, "tiny", tmp_path / "again")[1:]
     assert [file.read_bytes() for file in figures] == [file.read_bytes() for file in again]
 
 
@@ -399,4 +402,4 @@ def test_figure_1_says_what_it_lacks(tmp_path: Path) -> None:
     text = figure1.render([answer("ar", [1, 2, 3, 4], "length"), skipped], "tiny")
     assert "cut at the token limit" in text and "skipped: no checkpoint" in text
     assert "not run" in figure1.render([], "tiny")
-    assert len(write_report("figure1", [], "tiny", tmp_path)) == 3
+    assert len(write_page(study_of("figure1"), [], "tiny", tmp_path)) == 3

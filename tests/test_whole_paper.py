@@ -11,33 +11,57 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+import nox
 import numpy as np
 import pytest
-from made_up import answered, lines_of
-from marsbench.reports import PAGES, REPORTS, index, whole_paper, write_whole_paper
+from made_up import PAGES, answered, lines_of
 from scipy import stats
 from typer.testing import CliRunner
 
-from marsbench import reproduction
+from marsbench import studies as registry
 from marsbench.cli import app
 from marsbench.files import write_atomically
 from marsbench.findings.cells import columns, latest_cells
 from marsbench.findings.claims import Finding
 from marsbench.findings.collection import collect
-from marsbench.findings.paper_claims import NOT_THE_PAPERS, SECTIONS, PaperClaim, paper_claims
+from marsbench.findings.paper_claims import ABSTRACT, NOT_THE_PAPERS, PaperClaim, judge_all
 from marsbench.findings.seeds import judged, pooled
+from marsbench.overview import index, reproduction
+from marsbench.overview.pages import whole_paper, write_whole_paper
 from marsbench.paper import published
 from marsbench.presets import preset
 from marsbench.rendering.page import Page
 from marsbench.rows.kinds import EvaluationRow, Row, StepCostRow, SweepRow, TrainingRow
 from marsbench.rows.store import read_rows, rows_text
 from marsbench.rows.workspace import Workspace
-from marsbench.running.run import Runner
+from marsbench.running.run import Run
+from marsbench.studies import items, sessions, studies, study_of
+from marsbench.studies.study import Study
+from marsbench.studies.table2 import PAGE as TABLE2
 
 QUESTIONS = 40
-TABLE2 = next(page for page in PAGES if page.plan.key == "table2")
 MATCHES = TABLE2.claims[0]  # MARS is at least as accurate as AR SFT, less two points
 PROVENANCE = {"started": "2026-01-02T03:04:05+00:00", "seed": 0}
+SECTIONS = [  # where the paper makes its claims, in its order
+    ABSTRACT,
+    "Section 4.2: Table 2",
+    "Section 4.3: Table 3",
+    "Section 4.3: Figure 3",
+    "Section 4.4: Table 4",
+    "Section 4.5: Table 5, wall-clock speed",
+    "Section 4.6: Table 6, speculative decoding",
+    "Appendix A: the cost of training",
+    "Appendix B: Table 8",
+    "Appendix C: Table 9",
+    "Appendix D: Figure 6",
+    NOT_THE_PAPERS,
+]
+HELD_BY = {  # what the paper numbers without a page of its own -> the page that holds it
+    "table5": "speedup",
+    "table6": "speedup",
+    "figure3": "table8",
+    "appendix-a": "table2",
+}
 
 
 def evaluation_rows(page: Page, seed: int = 0) -> Iterator[EvaluationRow]:
@@ -200,8 +224,13 @@ AS_PUBLISHED = {4: {4: 1.1, 32: 1.7}, 8: {4: 1.0, 32: 1.6}, 16: {4: 0.9, 32: 1.3
 THE_OTHER_WAY = {4: {4: 0.8, 32: 0.5}, 8: {4: 0.8, 32: 0.6}, 16: {4: 0.9, 32: 0.8}}
 
 
+def paper_claims() -> list[PaperClaim]:
+    """Every claim, in the order of the pages."""
+    return [one.claim for one in judge_all([claim for study in studies().values() for claim in study.claims], [])]
+
+
 def claim(words: str) -> PaperClaim:
-    (found,) = [one for one in paper_claims(PAGES) if words in one.text]
+    (found,) = [one for one in paper_claims() if words in one.text]
     return found
 
 
@@ -321,7 +350,7 @@ def test_every_claim_is_listed_once_with_its_verdict_at_every_scale(published_ro
     summary, *sections = text.split("\n## ")
     head, _, *lines = lines_of(summary)
     assert head == ["#", "where", "claim", "tiny", "0.5b"]
-    claims = paper_claims(PAGES)
+    claims = paper_claims()
     assert [line[2] for line in lines] == [one.text for one in claims] and len({*(line[2] for line in lines)}) > 60
     assert len(claims) >= sum(len(page.claims) for page in PAGES)
     details = [line for section in sections for line in lines_of(section)[2:]]
@@ -346,20 +375,20 @@ def test_a_page_says_from_how_many_seeds_it_speaks(published_rows: Path) -> None
 
 def test_claims_name_their_places() -> None:
     """Guards against a section without claims, a renamed claim of the abstract, and claims of ours put on the paper."""
-    claims = paper_claims(PAGES)
-    assert list(dict.fromkeys(one.section for one in claims)) == list(SECTIONS)
+    claims = paper_claims()
+    assert list(dict.fromkeys(one.section for one in claims)) == SECTIONS
     assert sum(one.in_abstract for one in claims) == 10
     for one in claims:
         assert one.section == NOT_THE_PAPERS or not one.text.startswith(("Ours", "Reported elsewhere"))
 
 
-def test_the_index_has_a_line_for_everything(published_rows: Path) -> None:
+def test_the_index_has_a_line_for_everything(published_rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a report that nobody finds, a wrong count, and a measured page that is called not run."""
     tiny, half = page_of(published_rows, "index").split("\n## ")[1:]
     lines = {line[0]: line[1:] for line in lines_of(tiny)[2:]}
-    assert {*REPORTS, "claims"} == {item.page for item in index.items(list(REPORTS))}
-    assert index.items(["table2", "something"])[-1] == index.Item("something", "Something", "", "something")
-    judged_claims = [claim.finding(collect(published_rows, "tiny", REPORTS)[0]) for claim in paper_claims(PAGES)[2:7]]
+    assert {*studies(), "claims"} == {line.page for line in index.lines()}
+    assert {*[item.name for item in items()], "Claims"} == set(lines)
+    judged_claims = [claim.finding(collect(published_rows, "tiny", studies())[0]) for claim in paper_claims()[2:7]]
     supported = sum(found.verdict == "supported" for found in judged_claims)
     assert lines["Table 2"][1].startswith(f"{supported} of 5 claims supported")
     assert lines["Table 2"][2:] == ["2026-01-02", "`nox -s reproduce-table2`", "[table2.md](table2.md)"]
@@ -367,6 +396,10 @@ def test_the_index_has_a_line_for_everything(published_rows: Path) -> None:
     assert lines["Table 9"][1:] == ["not run", "", "`nox -s reproduce-table9`", ""]
     assert "they are not Qwen numbers" in tiny and "they are not Qwen numbers" not in half
     assert "`nox -s reproduce-table2 -- --scale 0.5b`" in half and "(0.5b/table2.md)" in half
+    new = replace(study_of("gains"), key="something", name="Something", asks="what?", place=99)
+    more = {**studies(), "something": new}
+    monkeypatch.setattr(registry, "studies", lambda: more)
+    assert index.lines()[-1] == index.Line("something", "Something", "what?", "something", "", "reproduce-something")
 
 
 def test_the_index_says_what_did_not_hold(tmp_path: Path) -> None:
@@ -410,8 +443,13 @@ def test_the_index_names_sessions_that_exist(published_rows: Path) -> None:
     assert spec and spec.loader
     noxfile = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(noxfile)
-    sessions = {f"reproduce-{name}" for name in noxfile.REPRODUCTIONS} | {"speedup-sweep"}
-    assert set(re.findall(r"`nox -s ([\w-]+)", page_of(published_rows, "index"))) == sessions
+    of_pages = {name for name in nox.registry.get() if name.startswith("reproduce-") or name == "speedup-sweep"}
+    assert set(re.findall(r"`nox -s ([\w-]+)", page_of(published_rows, "index"))) == of_pages
+    made = {session.name: session.command for session in sessions()}
+    assert of_pages == {*made, "reproduce-all"}
+    assert made.pop("speedup-sweep") == ("sweep",)
+    assert all(words == ("reproduce", name.removeprefix("reproduce-")) for name, words in made.items())
+    assert {words[1] for words in made.values()} == {item.key for item in items()} - {"speedup"}
 
 
 def test_scales_of_tests_have_pages_of_their_own(tmp_path: Path) -> None:
@@ -426,10 +464,10 @@ def test_scales_of_tests_have_pages_of_their_own(tmp_path: Path) -> None:
 def test_a_quick_sweep_stands_in_for_a_whole_one(tmp_path: Path) -> None:
     """Guards against Tables 5 and 6 called not run after a quick run, and a quick run that hides a whole one."""
     publish(tmp_path, sweep(AS_PUBLISHED), "speedup", variant="quick")
-    (found,) = collect(tmp_path, "tiny", REPORTS)
+    (found,) = collect(tmp_path, "tiny", studies())
     assert found.links == {"speedup": "tiny/quick/speedup.md"} and found.of("speedup")
     publish(tmp_path, sweep(THE_OTHER_WAY), "speedup")
-    (found,) = collect(tmp_path, "tiny", REPORTS)
+    (found,) = collect(tmp_path, "tiny", studies())
     assert found.links == {"speedup": "speedup.md"}
 
 
@@ -457,22 +495,32 @@ def test_the_whole_paper_with_one_command(micro_checkpoints: Path, tmp_path: Pat
     (named,) = re.findall(r"\d of \d+ pages could not be made: ([\w, ]+)", done.output)
     failed = set(named.split(", "))
     assert failed >= {"table8", "figure6"} and not failed & {"table2", "table3", "table4", "table9", "figure1"}
-    for page in set(REPORTS) - failed - {"engine", "speedup"}:
+    for page in set(studies()) - failed - {"engine", "speedup"}:
         workspace = Workspace(tmp_path, "micro", "mini_bbh-limit1")
         assert read_rows(workspace.results(page)) and (workspace.reports / f"{page}.md").exists()
     assert (Workspace(tmp_path, "micro", "quick-mini_bbh-limit1").reports / "speedup.md").exists()
     assert {path.name for path in (tmp_path / "reports" / "micro").glob("*.md")} == {"index.md", "claims.md"}
 
 
-@pytest.mark.parametrize(("name", "page"), reproduction.HELD_BY.items())
+@pytest.mark.parametrize(("name", "page"), HELD_BY.items())
 def test_what_the_paper_numbers_is_made_by_its_number(
     name: str, page: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Guards against a table or figure that nobody can ask for, or that makes another page."""
     made, raced = [], [replace(row, scale="micro") for row in sweep(AS_PUBLISHED)]
-    monkeypatch.setattr(reproduction, "measure", lambda name, runner: made.append(name) or [])
-    monkeypatch.setattr(reproduction.SpeedupSweep, "rows", lambda sweep: made.append("speedup") or raced)
-    written = reproduction.reproduce_page(name, Runner(preset("micro"), Workspace(tmp_path, "micro")))
+
+    def rows(study: Study, run: Run) -> list[Row]:
+        made.append(study.key)
+        return []
+
+    def races(sweep: reproduction.Sweep) -> list[Row]:
+        made.append("speedup")
+        return raced
+
+    monkeypatch.setattr(Study, "rows", rows)
+    monkeypatch.setattr(reproduction.Sweep, "rows", races)
+    assert {item.key: study.key for study in studies().values() for item in study.holds} == HELD_BY
+    written = reproduction.reproduce_page(name, Run(preset("micro"), Workspace(tmp_path, "micro")))
     assert made == [page] and written == tmp_path / "reports" / "micro" / f"{page}.md"
 
 
