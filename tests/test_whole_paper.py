@@ -30,6 +30,7 @@ from marsbench.overview import index, reproduction
 from marsbench.overview.pages import whole_paper, write_whole_paper
 from marsbench.paper import published
 from marsbench.presets import preset
+from marsbench.racing.sweep import Sweep
 from marsbench.rendering.page import Page
 from marsbench.rows.kinds import EvaluationRow, Row, StepCostRow, SweepRow, TrainingRow
 from marsbench.rows.store import read_rows, rows_text
@@ -225,7 +226,7 @@ THE_OTHER_WAY = {4: {4: 0.8, 32: 0.5}, 8: {4: 0.8, 32: 0.6}, 16: {4: 0.9, 32: 0.
 
 
 def paper_claims() -> list[PaperClaim]:
-    """Every claim, in the order of the pages."""
+    """Every claim, in the order in which pages show them."""
     return [one.claim for one in judge_all([claim for study in studies().values() for claim in study.claims], [])]
 
 
@@ -374,10 +375,16 @@ def test_a_page_says_from_how_many_seeds_it_speaks(published_rows: Path) -> None
 
 
 def test_claims_name_their_places() -> None:
-    """Guards against a section without claims, a renamed claim of the abstract, and claims of ours put on the paper."""
+    """Guards against a section without claims, a renamed claim of the abstract, and claims of ours put on the paper.
+
+    And against claims that no line of the index counts.
+    """
     claims = paper_claims()
     assert list(dict.fromkeys(one.section for one in claims)) == SECTIONS
     assert sum(one.in_abstract for one in claims) == 10
+    assert {(one.item, one.page) for one in claims} - {(line.key, line.page) for line in index.lines()} == {
+        ("abstract", "table2")
+    }
     for one in claims:
         assert one.section == NOT_THE_PAPERS or not one.text.startswith(("Ours", "Reported elsewhere"))
 
@@ -513,12 +520,12 @@ def test_what_the_paper_numbers_is_made_by_its_number(
         made.append(study.key)
         return []
 
-    def races(sweep: reproduction.Sweep) -> list[Row]:
+    def races(sweep: Sweep) -> list[Row]:
         made.append("speedup")
         return raced
 
     monkeypatch.setattr(Study, "rows", rows)
-    monkeypatch.setattr(reproduction.Sweep, "rows", races)
+    monkeypatch.setattr(Sweep, "rows", races)
     assert {item.key: study.key for study in studies().values() for item in study.holds} == HELD_BY
     written = reproduction.reproduce_page(name, Run(preset("micro"), Workspace(tmp_path, "micro")))
     assert made == [page] and written == tmp_path / "reports" / "micro" / f"{page}.md"
