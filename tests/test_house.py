@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from marsbench.paths import PACKAGE
 # of all lower floors, and neither its neighbours nor anything above. `__init__` is what `import marsbench` gives.
 FLOORS = (
     ("errors",),
-    ("files", "hub", "json_lines", "paths", "quiet", "progress", "provenance", "keys"),
+    ("files", "hub", "json_lines", "keys", "paths", "progress", "provenance", "quiet"),
     ("presets", "paper", "world", "statistics"),
     ("training",),
     ("decoding",),
@@ -37,7 +37,7 @@ FLOORS = (
 )
 LONGEST = 50  # lines of a function, without its signature and its docstring
 
-FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+NAMED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 Trees = Mapping[str, ast.Module]  # module -> its syntax
 
 
@@ -58,17 +58,9 @@ def room_of(module: str) -> str:
     return [*module.split("."), "__init__"][1]
 
 
-def outside_functions(node: ast.AST) -> Iterator[ast.AST]:
-    """What a module does when it is imported, and what it imports for its types."""
-    for child in ast.iter_child_nodes(node):
-        if not isinstance(child, FUNCTIONS):
-            yield child
-            yield from outside_functions(child)
-
-
-def imported(nodes: Iterable[ast.AST], modules: Trees) -> Iterator[str]:
-    """The package's modules that are imported there."""
-    for node in nodes:
+def imported(tree: ast.Module, modules: Trees) -> Iterator[str]:
+    """The package's modules that a module imports anywhere: in functions and for its types too."""
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (name.name for name in node.names if name.name in modules)
         elif isinstance(node, ast.ImportFrom):
@@ -80,8 +72,8 @@ def imported(nodes: Iterable[ast.AST], modules: Trees) -> Iterator[str]:
 def functions(tree: ast.AST, inside: str) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
     """All functions of a module, nested ones too, by their names behind those of what they stand in."""
     for node in ast.iter_child_nodes(tree):
-        name = f"{inside}.{node.name}" if isinstance(node, (*FUNCTIONS, ast.ClassDef)) else inside
-        if isinstance(node, FUNCTIONS):
+        name = f"{inside}.{node.name}" if isinstance(node, NAMED) else inside
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield name, node
         yield from functions(node, name)
 
@@ -105,15 +97,15 @@ def test_no_room_knows_one_above_or_beside_it(trees: Trees) -> None:
     upward = [
         f"{module} imports {other}"
         for module, tree in trees.items()
-        for other in imported(ast.walk(tree), trees)
+        for other in imported(tree, trees)
         if room_of(other) != room_of(module) and floor_of[room_of(other)] >= floor_of[room_of(module)]
     ]
     assert upward == []
 
 
 def test_no_modules_import_each_other(trees: Trees) -> None:
-    """Guards against modules that work only if they are imported in the right order."""
-    graph = {module: {*imported(outside_functions(tree), trees)} for module, tree in trees.items()}
+    """Guards against modules that work only if they are imported in the right order, or only from within functions."""
+    graph = {module: {*imported(tree, trees)} for module, tree in trees.items()}
     assert sum(map(len, graph.values())) > len(graph), "imports are not found"
     try:
         TopologicalSorter(graph).prepare()

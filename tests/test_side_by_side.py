@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -142,3 +143,12 @@ def test_a_failure_in_answering_is_heard(tmp_path: Path, micro_checkpoints: Path
     run = Run(preset("micro"), Workspace(tmp_path, "micro"), benchmarks=("mini_gsm8k",))
     with pytest.raises(UserError, match=r"(?s)answering with mars, B = 4 failed.*cannot be loaded"):
         answer_side_by_side(run, [plan_of("table9")], jobs=2)
+
+
+def test_a_process_that_cannot_write_says_so_in_one_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a traceback in a log where one line would do."""
+    monkeypatch.setattr(sys, "stderr", sys.stderr)  # such a process has one of its own
+    (tmp_path / "runs").write_text("in the way")
+    settings = {"scale": preset("micro"), "workspace": Workspace(tmp_path, "micro")}
+    with pytest.raises(SystemExit, match="cannot be written to"):
+        side_by_side._run(lambda run: None, settings, tmp_path / "log")

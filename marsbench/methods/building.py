@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 from marsbench.decoding.engine import Method
 from marsbench.decoding.outside import OutsideMethod
-from marsbench.methods import Options
 from marsbench.methods.ar import Autoregressive
 from marsbench.methods.block_diffusion import BlockDiffusion
 from marsbench.methods.hugging_face import HfAssisted, HfGenerate
@@ -18,6 +17,7 @@ from marsbench.methods.mars_speculative import MarsSpeculative
 from marsbench.methods.mars_verified import MarsVerified
 from marsbench.methods.medusa import Medusa
 from marsbench.methods.prompt_lookup import PromptLookup
+from marsbench.methods.registry import Options
 from marsbench.methods.speculative import Drafter, Speculative
 
 

@@ -131,10 +131,15 @@ def tune(
     ratio = median_ratio(
         [seconds * chosen.emitted for seconds in ar.seconds], [seconds * ar.emitted for seconds in chosen.seconds]
     )
-    if ratio.value <= 1:  # what the law expected to pay does not
-        plain = next(setting for setting in settings if setting.entry.name == "ar")
-        return Advice(settings, plain, None, beaten=best, by=ratio)
-    return Advice(settings, best, ratio)
+    return advice_after_race(settings, best, ratio)
+
+
+def advice_after_race(settings: list[Setting], best: Setting, ratio: Estimate) -> Advice:
+    """What to use after the setting that was expected to be fastest has raced `ar`: it, if it was faster."""
+    if ratio.value > 1:
+        return Advice(settings, best, ratio)
+    plain = next(setting for setting in settings if setting.entry.name == "ar")
+    return Advice(settings, plain, None, beaten=best, by=ratio)
 
 
 def _settings(
