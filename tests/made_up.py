@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
 from typing import Any
+
+import nox.registry
 
 from marsbench.rows.kinds import EvaluationRow
 from marsbench.running.plans import Arm
@@ -43,3 +48,12 @@ def section(page: str, title: str) -> str:
 def lines_of(text: str) -> list[list[str]]:
     """All table lines of a text, split into cells."""
     return [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line[:1] == "|"]
+
+
+@cache
+def nox_sessions() -> frozenset[str]:
+    """The names of all nox sessions, those that the noxfile makes in a loop among them; nox registers each once."""
+    spec = importlib.util.spec_from_file_location("noxfile", Path(__file__).parent.parent / "noxfile.py")
+    assert spec is not None and spec.loader is not None
+    spec.loader.exec_module(importlib.util.module_from_spec(spec))
+    return frozenset(nox.registry.get())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import shlex
 from collections import Counter
@@ -13,9 +12,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
-import nox.registry
 import pytest
 import typer.main
+from made_up import nox_sessions
 
 import marsbench
 from marsbench.cli import app
@@ -167,15 +166,6 @@ def test_links_lead_somewhere(page: Path) -> None:
 # ---- commands
 
 
-@cache
-def sessions() -> frozenset[str]:
-    """The names of all nox sessions, those that the noxfile makes in a loop among them."""
-    spec = importlib.util.spec_from_file_location("noxfile", ROOT / "noxfile.py")
-    assert spec is not None and spec.loader is not None
-    spec.loader.exec_module(importlib.util.module_from_spec(spec))
-    return frozenset(nox.registry.get())
-
-
 def commands(code: str) -> Iterator[str]:
     """The commands of a console block: what follows a `$ `, with its continuations behind `> ` or a backslash."""
     command: str | None = None
@@ -273,7 +263,7 @@ def check_names(values: dict[str, Any]) -> None:
     list(map(stage, given("stage")))
     benchmarks([*given("benchmark"), *given("benchmarks")])
     pages = [f"reproduce-{page}" for page in given("what") if values["command"] == "reproduce"]
-    unknown = [*(set(pages) - sessions()), *(set(given("method")) - METHODS.keys())]
+    unknown = [*(set(pages) - nox_sessions()), *(set(given("method")) - METHODS.keys())]
     assert not unknown, unknown
 
 
@@ -350,7 +340,7 @@ def test_files_that_commands_take_are_there(guide: Path) -> None:
 def test_sessions_exist(guide: Path) -> None:
     """Guards against guides that name a nox session which was renamed."""
     named = set(re.findall(r"\bnox -s ([\w-]+)", guide.read_text(encoding="utf-8")))
-    assert not named - sessions()
+    assert not named - nox_sessions()
 
 
 # ---- Python

@@ -211,7 +211,7 @@ def test_decode_is_lossless_where_it_says_so(
         ([[4]], ("--accept", "two"), "way to accept"),
         ([[4]], ("--metric", "hope", "--threshold", "0.5"), "metric"),
         ([[4]], ("--dtype", "int3"), "dtype"),
-        ([[4]], ("--max-new-tokens", "0"), "max_new_tokens"),
+        ([[4]], ("--max-new-tokens", "0"), "--max-new-tokens"),
         ([[4]], ("--eos-id", "77777"), "EOS id"),
         ([[4]], ("--method", "speculative"), "draft model"),
         ([[4]], ("--method", "medusa"), "Medusa heads"),

@@ -150,44 +150,19 @@ def test_existing_policies(reproduced: Path, tmp_path: Path) -> None:
 
 
 def bad_inputs(output: Path) -> dict[str, tuple[list[str], str]]:
-    """Mistake -> (arguments, a word that the message must hold)."""
+    """Mistake -> (arguments, a word that the message must hold); tests/test_wrong_usage.py has many more."""
     mars = Workspace(output, "micro").checkpoint(recipe(preset("micro"), "mars"))
-    cut, maskless, data = output / "cut", output / "maskless", output / "data"
+    cut, data = output / "cut", output / "data"
     shutil.copytree(mars, cut)
     (cut / "model.safetensors").write_bytes((mars / "model.safetensors").read_bytes()[:5000])
-    shutil.copytree(mars, maskless)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (maskless / name).write_text(
-            (mars / name).read_text().replace("<|mask|>", "<|spare|>").replace("mask_token", "spare_token")
-        )
     (data / "gsm8k").mkdir(parents=True)
     (data / "gsm8k" / "test.jsonl").write_text('{"question": "1 + 1?", "answer": "#### 2"}\n{"question": "2')
-    ar = str(Workspace(output, "micro").checkpoint(recipe(preset("micro"), "ar_sft")))
-    evaluate = ["eval", "--benchmark", "mini_gsm8k", "--scale", "micro", "--output", str(output)]
+    evaluate = ["eval", "--scale", "micro", "--output", str(output), "--benchmark"]
     return {
-        "scale": (["reproduce", "table2", "--scale", "huge", "--output", str(output)], "tiny"),
-        "table": (["reproduce", "table99", "--scale", "micro", "--output", str(output)], "table"),
-        "stage": (["train", "nothing", "--scale", "micro", "--output", str(output)], "ar_sft"),
-        "method": ([*evaluate, "--method", "magic"], "mars"),
-        "metric": ([*evaluate, "--metric", "hope"], "entropy"),
-        "threshold": ([*evaluate, "--threshold", "1.5"], "between 0 and 1"),
-        "benchmark": (
-            ["eval", "--benchmark", "trivia", "--scale", "micro", "--output", str(output)],
-            "mini_gsm8k",
-        ),
-        "missing": ([*evaluate, "--checkpoint", str(output / "nowhere")], "no such checkpoint"),
-        "truncated": ([*evaluate, "--checkpoint", str(cut)], "cannot be loaded"),
-        "not MARS": ([*evaluate, "--checkpoint", ar, "--threshold", "0.9"], "trained with masks"),
-        "no mask token": ([*evaluate, "--checkpoint", str(maskless), "--threshold", "0.9"], "mask token"),
-        "malformed line": ([*evaluate, "--benchmark", "gsm8k", "--data-dir", str(data)], "line 2"),
-        "no data": (
-            [*evaluate, "--benchmark", "gsm8k", "--data-dir", str(output / "void")],
-            "no local copy",
-        ),
-        "not writable": (
-            ["reproduce", "table2", "--scale", "micro", "--output", "/proc/marsbench"],
-            "written",
-        ),
+        "truncated": ([*evaluate, "mini_gsm8k", "--checkpoint", str(cut)], "cannot be loaded"),
+        "malformed line": ([*evaluate, "gsm8k", "--data-dir", str(data)], "line 2"),
+        "no data": ([*evaluate, "mmlu_pro", "--data-dir", str(data)], "no local copy"),
+        "not writable": (["reproduce", "table2", "--scale", "micro", "--output", "/proc/marsbench"], "written"),
     }
 
 

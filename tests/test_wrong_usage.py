@@ -66,7 +66,6 @@ WRONG: dict[str, tuple[list[str], str]] = {  # mistake -> (what is typed, a word
     "eval: masks that the checkpoint never saw": ([*EVAL, "--checkpoint", "ar_sft"], "trained with masks"),
     "eval: a checkpoint without a mask token": ([*EVAL, "--checkpoint", "maskless"], "mask token"),
     "eval: no draft model": ([*EVAL, "--method", "speculative"], "draft"),
-    "eval: a draft model for nothing": ([*EVAL, "--draft", "mars"], "takes no draft"),
     "eval: no heads": ([*EVAL, "--method", "medusa"], "heads"),
     "eval: no such checkpoint": ([*EVAL, "--checkpoint", "./nowhere"], "no such checkpoint"),
     "eval: no such scale": ([*EVAL, "--scale", "huge"], "tiny"),

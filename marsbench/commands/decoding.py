@@ -54,11 +54,10 @@ def show(
     names = method or ["ar", "mars"]
     for name in names:
         takes = name in METHODS and METHODS[name].takes_threshold
-        needs_draft = name in METHODS and "draft" in METHODS[name].needs
         check_decoding(
             name,
             threshold=threshold if takes else None,
-            draft=draft if needs_draft else None,
+            draft=draft,
             stage=None if checkpoint else stage,
             untrained_masks=untrained_masks,
             block_size=window or block_size,
