@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from made_up import PAGES, answered, lines_of
+from made_up import PAGES, answered, lines_of, nox_sessions
 from scipy import stats
 from typer.testing import CliRunner
 
