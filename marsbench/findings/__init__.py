@@ -1,1 +1,1 @@
-"""Findings: what rows say. Cells are found, claims judged, training seeds put together; nothing is printed here."""
+"""Findings: what rows say. Cells are found, claims judged, training seeds put together; no page is made here."""

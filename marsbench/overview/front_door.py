@@ -30,7 +30,7 @@ _SPEEDS = {  # how the words of our claims on the best settings begin -> what re
 def readme_of(root: Path, judged: Sequence[Judged], collections: Sequence[Collection]) -> dict[Path, str]:
     """README below a folder -> its text with what was found at the default scale; empty where it has no such marks."""
     file = root / "README.md"
-    whole = next((one for one in collections if one.scale == DEFAULT_SCALE and SPEED in one.rows), None)
+    whole = next((one for one in collections if one.scale == DEFAULT_SCALE and SPEED in one.links), None)
     if whole is None or not file.is_file():
         return {}
     before, begin, rest = file.read_text(encoding="utf-8").partition(BEGIN)

@@ -1,1 +1,1 @@
-"""Measured rows: what their fields mean, how they are stored, where a run keeps its things, how rows are exported."""
+"""Measured rows: what their fields mean, how they are stored, and where a run keeps its things."""
