@@ -82,5 +82,5 @@ def decode_file(
 def check_target(source: Path, target: Path) -> None:
     """Refuse a target that cannot be written to, or that holds the prompts, before any work is done."""
     check_can_be_written(target, "--out")
-    if target.exists() and target.samefile(source):
+    if target.exists() and source.exists() and target.samefile(source):
         raise UserError("--out would overwrite the prompts", where=str(target), fix="choose another --out")

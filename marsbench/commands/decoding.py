@@ -25,6 +25,7 @@ from marsbench.commands.shared import (
     dtype_of,
     make_run,
 )
+from marsbench.errors import UserError
 
 if TYPE_CHECKING:
     from marsbench.show import Shown
@@ -51,6 +52,8 @@ def show(
     """Print an answer with the tokens of one forward pass shaded together (the paper's Figure 1)."""
     from marsbench.methods import METHODS
 
+    if prompt is not None and not prompt.strip():
+        raise UserError("the question is empty", fix="write one, or leave it out for one of mini_gsm8k")
     names = method or ["ar", "mars"]
     for name in names:
         takes = name in METHODS and METHODS[name].takes_threshold
@@ -69,7 +72,7 @@ def show(
 
     if image:
         check_image(image)
-    question, device = prompt or sample_question(), default_device()
+    question, device = sample_question() if prompt is None else prompt, default_device()
     companion = load(draft, device=device) if draft else None
     found = answers(
         load(checkpoint, device=device) if checkpoint else Checkpoints(run).load(stage, block_size),
@@ -151,7 +154,7 @@ def decode(
         int | None, typer.Option(min=1, help="Rows decoded at once; by default 16, for hf-assisted 1.")
     ] = None,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
-    seed: Annotated[int, typer.Option(help="Seed of sampling; prompt i takes seed + i.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of sampling; prompt i takes seed + i.")] = 0,
     dtype: Dtype = "float32",
     eos_id: Annotated[int | None, typer.Option(help="EOS; by default the checkpoint's.")] = None,
     pad_id: Annotated[int | None, typer.Option(help="Padding; by default the checkpoint's, else EOS.")] = None,
@@ -166,6 +169,11 @@ def decode(
     Every line of the output has the tokens up to and without EOS, the forward passes of the model, the tokens accepted
     by each of them (an EOS counted once) and what ended it: eos or length. The file appears whole or not at all.
     """
+    options: dict[str, Any] = {"block_size": block_size, "metric": metric, "cache_block": cache_block, "layout": layout}
+    options |= {"draft_length": draft_length, "draft_method": draft_method, "draft_threshold": draft_threshold}
+    options |= {"tree_width": tree_width} | ({} if mask_id is None else {"mask_id": mask_id})
+    check_decoding(method, threshold=threshold, draft=draft, stage=None, **options)
+    number_type = dtype_of(dtype)
     from marsbench.quiet import quieten_libraries
 
     quieten_libraries()
@@ -177,13 +185,9 @@ def decode(
     from marsbench.training.checkpoints import default_device, load
 
     check_accept(method, accept, threshold)
-    options: dict[str, Any] = {"block_size": block_size, "metric": metric, "cache_block": cache_block, "layout": layout}
-    options |= {"draft_length": draft_length, "draft_method": draft_method, "draft_threshold": draft_threshold}
-    options |= {"tree_width": tree_width} | ({} if mask_id is None else {"mask_id": mask_id})
-    check_decoding(method, threshold=threshold, draft=draft, stage=None, **options)
     check_target(prompt_ids, out)
     prompts = read_prompts(prompt_ids)
-    how: dict[str, Any] = {"dtype": dtype_of(dtype), "device": default_device(), "needs_tokenizer": False}
+    how: dict[str, Any] = {"dtype": number_type, "device": default_device(), "needs_tokenizer": False}
     loaded, companion = load(model, **how), load(draft, **how) if draft else None
     eos, pad = default_ids(loaded, eos_id, pad_id)
     chosen = fit(method, loaded, draft=companion, untrained_masks=untrained_masks, **options)

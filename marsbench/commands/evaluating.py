@@ -18,7 +18,6 @@ from marsbench.commands.shared import (
     Draft,
     Dtype,
     ExistingPolicy,
-    Layout,
     Limit,
     Metric,
     Output,
@@ -29,6 +28,7 @@ from marsbench.commands.shared import (
     UntrainedMasks,
     Window,
     check_decoding,
+    check_fits,
     dtype_of,
     make_run,
 )
@@ -49,7 +49,9 @@ def eval_(
     metric: Metric = "probability",
     block_size: BlockSize = 4,
     window: Window = None,
-    layout: Layout = "groups",
+    layout: Annotated[
+        str | None, typer.Option(help="Masks of mars-verified: groups (more tokens) [default] or linear (cheaper).")
+    ] = None,
     untrained_masks: UntrainedMasks = False,
     draft: Draft = None,
     dtype: Dtype = "float32",
@@ -75,12 +77,13 @@ def eval_(
     from marsbench.methods import METHODS
 
     names, own = benchmarks(benchmark), None if checkpoint else stage
-    options: dict[str, Any] = {"block_size": window or block_size, "metric": metric, "layout": layout}
+    options: dict[str, Any] = {"block_size": window or block_size, "metric": metric, "layout": layout or "groups"}
     check_decoding(method, threshold=threshold, draft=draft, stage=own, untrained_masks=untrained_masks, **options)
+    check_fits(method, window=window, layout=layout)
+    number_type = dtype_of(dtype)
     run = make_run(scale, output, existing, seed, limit=limit, shard=shard, data_dir=data_dir)
     run.scale = replace(run.scale, batch_size=batch_size or run.scale.batch_size)
     run.max_new_tokens = max_new_tokens
-    number_type = dtype_of(dtype)
     from marsbench.running.asking import ask
     from marsbench.running.plans import Arm
 

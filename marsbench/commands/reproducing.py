@@ -26,7 +26,9 @@ from marsbench.errors import UserError
 
 
 def plan(
-    table: Annotated[str, typer.Option(help="Its number in the paper, or a name of `marsbench list tables`.")] = "2",
+    table: Annotated[
+        str | None, typer.Option(help="Its number in the paper, or a name of `marsbench list tables` [default: 2].")
+    ] = None,
     sweep: Annotated[bool, typer.Option("--sweep", help="Not a table, but what `marsbench sweep` would do.")] = False,
     grid: GridFile = None,
     quick: Quick = False,
@@ -47,6 +49,9 @@ def plan(
     from marsbench.studies import plan_of
 
     chosen = scale_of(scale, checkpoint, train_all=train_all)
+    if sweep and table:
+        raise UserError("--sweep and --table are two plans", fix="leave one of them out")
+    table = table or "2"
     if sweep:
         parts = sweep_tables(read_grid(grid or shipped_grid(scale), quick=quick), chosen)
     else:
@@ -99,7 +104,8 @@ def reproduce(
     """
     from marsbench.studies import study_of
 
-    if quick and what != "all" and study_of(what).grid is None:
+    study = study_of(what) if what != "all" else None
+    if quick and study is not None and study.grid is None:
         raise UserError("--quick is the speed sweep's", fix="leave it out, or give it to marsbench sweep")
     if jobs and what != "all":
         raise UserError("--jobs is for the whole paper", fix="leave it out, or reproduce all")
@@ -131,10 +137,12 @@ def report(
 ) -> None:
     """Render every page of a scale again from its rows in results/, the index and the page of claims too."""
     from marsbench.overview.pages import write_page, write_whole_paper
+    from marsbench.presets import preset
     from marsbench.rows.store import read_rows
     from marsbench.rows.workspace import Workspace
     from marsbench.studies import studies
 
+    preset(scale)
     whole = Workspace(output, scale)
     measured = [
         (one, study) for one in whole.variants() for study in studies().values() if one.results(study.key).exists()
@@ -142,7 +150,7 @@ def report(
     if not measured:
         raise UserError(
             "there are no rows", where=str(whole.results("table2").parent),
-            fix="measure them: marsbench reproduce table2",
+            fix=f"measure them: marsbench reproduce table2 --scale {scale}",
         )  # fmt: skip
     for workspace, study in measured:
         rows = read_rows(workspace.results(study.key))

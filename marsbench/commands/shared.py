@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 Scale = Annotated[str, typer.Option(help="Model, data and budgets: see `marsbench list scales`.")]
 Output = Annotated[Path, typer.Option(help="Folder for runs/, results/ and reports/.")]
 ExistingPolicy = Annotated[str, typer.Option(help="What is there already: reuse it, rerun it, or fail.")]
-Seed = Annotated[int, typer.Option(help="Seed of initial weights and training data.")]
+Seed = Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of initial weights and training data.")]
 
 AskedBenchmark = Annotated[str, typer.Option(help="What was asked: see `marsbench list benchmarks`.")]
 Limit = Annotated[int | None, typer.Option(min=1, help="Only the first N questions of each benchmark.")]
@@ -64,6 +64,9 @@ UntrainedMasks = Annotated[
 ]
 
 
+_DTYPES = ("float32", "bfloat16", "float16")
+
+
 def check_decoding(
     method: str, *, threshold: float | None, draft: str | None, stage: str | None, untrained_masks: bool = False,
     **options: Any,
@@ -101,14 +104,24 @@ def check_decoding(
         raise UserError(f"method {method!r} needs Medusa heads; stage {stage!r} has none", fix="choose --stage medusa")
 
 
+def check_fits(method: str, *, window: int | None, layout: str | None) -> None:
+    """Refuse options that a method would leave unheard."""
+    from marsbench.methods import METHODS
+
+    if window is not None and not METHODS[method].windowed:
+        raise UserError(f"method {method!r} has no window", fix="leave --window out, or choose mars-verified or jacobi")
+    if layout is not None and method != "mars-verified":
+        raise UserError(f"method {method!r} has no layout", fix="leave --layout out, or choose mars-verified")
+
+
 def dtype_of(name: str) -> torch.dtype:
     """The torch type of that name."""
+    if name not in _DTYPES:
+        raise unknown_name("dtype", name, list(_DTYPES))
     import torch
 
-    types = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-    if name not in types:
-        raise unknown_name("dtype", name, list(types))
-    return types[name]
+    found: torch.dtype = getattr(torch, name)
+    return found
 
 
 def make_run(
@@ -128,16 +141,20 @@ def make_run(
             "there is no such folder of benchmark data", where=str(data_dir),
             fix="correct --data-dir or MARSBENCH_DATA, or leave both out to load it from the hub",
         )  # fmt: skip
-    quieten_libraries()
     from marsbench.evaluation.benchmarks import benchmarks as named
     from marsbench.rows.store import existing_policy
     from marsbench.rows.workspace import Workspace
-    from marsbench.running.run import Run
 
+    policy = existing_policy(existing)
     names = [name.strip() for name in benchmarks.split(",")] if benchmarks else []
+    asked = named(names)
     variant = "-".join([*names, *([f"limit{limit}"] if limit else []), *([f"seed{seed}"] if seed else [])])
     workspace = Workspace(output, scale, variant)
-    return Run(chosen, workspace, existing_policy(existing), seed, named(names), limit, part, data_dir)
+    workspace.check_writable()
+    quieten_libraries()  # from here on, what is heavy
+    from marsbench.running.run import Run
+
+    return Run(chosen, workspace, policy, seed, asked, limit, part, data_dir)
 
 
 def scale_of(name: str, checkpoint: list[str] | None, *, train_all: bool) -> Preset:
@@ -147,9 +164,13 @@ def scale_of(name: str, checkpoint: list[str] | None, *, train_all: bool) -> Pre
 
     chosen = preset(name).with_checkpoints(checkpoint or [], train_all=train_all)
     for entry in checkpoint or []:
-        named = entry.partition("=")[0]
+        named, _, place = entry.partition("=")
         plain, _, size = named.rpartition("-b")
         stage(plain if plain and size.isdecimal() else named)
+        if place.startswith((".", "/", "~")) and not Path(place).is_dir():  # what is no path is a name on the hub
+            raise UserError(
+                "there is no such checkpoint", where=place, fix=f"check the path behind --checkpoint {named}="
+            )
     return chosen
 
 

@@ -50,16 +50,22 @@ def sweep(
     beforehand what it will measure. The parts of `--shard` are put together by `marsbench results`; every part races
     the baselines too.
     """
+    from marsbench.presets import preset
+    from marsbench.racing.grid import read_grid, shipped_grid
+
+    preset(scale)
+    if set(label) & set("/\\") or ".." in label:
+        raise UserError(f"--label {label} is no name of a folder", fix="give letters, digits, dots and dashes")
+    chosen = read_grid(grid or shipped_grid(scale), quick=quick)
     run = make_run(
         scale, output, existing, seed, shard=shard, data_dir=data_dir, checkpoint=checkpoint, train_all=train_all
     )
     from marsbench.overview.pages import write_whole_paper
     from marsbench.overview.reproduction import reproduce_sweep
-    from marsbench.racing.grid import read_grid, shipped_grid
     from marsbench.studies import study_of
 
     names = "-".join(filter(None, [label, "quick" if quick else ""]))
-    page = reproduce_sweep(study_of("speedup"), run, read_grid(grid or shipped_grid(scale), quick=quick), names)
+    page = reproduce_sweep(study_of("speedup"), run, chosen, names)
     write_whole_paper(output, scale)
     typer.echo(f"the page: {page}")
 
@@ -104,7 +110,7 @@ def results(
         return
     from marsbench.commands.tables import rows_table
 
-    Console().print(rows_table(rows))
+    Console().print(rows_table(rows) if rows else "no row matches")
 
 
 def tune(

@@ -36,11 +36,14 @@ def train(
     devices: `accelerate launch -m marsbench train mars --scale ...`; ready-made `--config_file`s lie in
     marsbench/presets/launch. The batch of a step stays the same, however many devices share it.
     """
+    from marsbench.training.stages import recipe
+    from marsbench.training.stages import stage as stage_of
+
+    stage_of(stage)
+    run = make_run(scale, output, existing, seed)
     from marsbench.progress import is_first_process
     from marsbench.running.checkpoints import Checkpoints
-    from marsbench.training.stages import recipe
 
-    run = make_run(scale, output, existing, seed)
     run.scale = run.scale.adapted(base=base, chat_data=chat_data, steps=max_steps, batch_size=batch_size)
     chosen = recipe(run.scale, stage, block_size=block_size, seed=seed)
     Checkpoints(run).train(chosen)

@@ -19,7 +19,7 @@ def paper_label(label: str) -> str:
 
 def published_values(plan: TablePlan, arm: Arm, scale: str, metric: str) -> dict[str, float]:
     """Benchmark, or "average", -> what the paper's table says of a line."""
-    if arm.published is None or plan.figure:
+    if arm.published is None or plan.figure or plan.own:
         return {}
     rows = published(plan.number, scale=scale, method=arm.published, metric=metric)
     return {str(row.benchmark): row.value for row in rows if _is_of(row, arm)}

@@ -53,6 +53,7 @@ class MethodInfo:
     lossless: bool = False  # equals AR decoding of the same checkpoint, whatever its options
     takes_threshold: bool = False
     one_row: bool = False  # runs at batch size 1 only
+    windowed: bool = False  # settles at most `Options.block_size` tokens per forward
 
     @property
     def needs_masks(self) -> bool:
@@ -67,12 +68,14 @@ METHODS: dict[str, MethodInfo] = {
         "`ar` when one token is accepted per forward",
         ("masks",),
         takes_threshold=True,
+        windowed=True,
     ),
     "mars-no-cache": MethodInfo(
         "`mars` that recomputes the prefix in every forward",
         "`mars`",
         ("masks",),
         takes_threshold=True,
+        windowed=True,
     ),
     "mars-block-cache": MethodInfo(
         "the paper's block-level cache, B_cache masks wide",
@@ -86,6 +89,7 @@ METHODS: dict[str, MethodInfo] = {
         ("masks",),
         takes_threshold=True,
         lossless=True,
+        windowed=True,
     ),
     "speculative": MethodInfo(
         "a small model drafts, the model verifies",
@@ -98,6 +102,7 @@ METHODS: dict[str, MethodInfo] = {
         "`ar` without a threshold",
         ("masks", "draft"),
         takes_threshold=True,
+        windowed=True,
     ),
     "medusa": MethodInfo(
         "extra heads draft a chain or a tree, the model verifies",
@@ -105,7 +110,7 @@ METHODS: dict[str, MethodInfo] = {
         ("heads",),
         lossless=True,
     ),
-    "jacobi": MethodInfo("fixed-point iteration over the next tokens", "`ar`", lossless=True),
+    "jacobi": MethodInfo("fixed-point iteration over the next tokens", "`ar`", lossless=True, windowed=True),
     "prompt-lookup": MethodInfo(
         "what followed the same n-gram before is the draft",
         "`ar`",
@@ -116,6 +121,7 @@ METHODS: dict[str, MethodInfo] = {
         "-",
         ("masks",),
         takes_threshold=True,
+        windowed=True,
     ),
     "hf-generate": MethodInfo("transformers' own `generate`", "`ar`", lossless=True),
     "hf-assisted": MethodInfo(

@@ -156,7 +156,8 @@ def _entries(given: Any, number: int) -> Iterator[Entry]:
 def _entry(given: dict[str, Any], varied: list[str], where: str) -> Entry:
     for name in given:
         if name not in _OWN and name not in _SETTINGS:
-            raise UserError(f"unknown setting {name!r}", where=where, fix=f"known ones: {', '.join(sorted(_SETTINGS))}")
+            known = ", ".join(sorted({*_SETTINGS, *_OWN}))
+            raise UserError(f"unknown setting {name!r}", where=where, fix=f"known ones: {known}")
     method, options = given["method"], {name: value for name, value in given.items() if name in _SETTINGS}
     try:
         check_options(method, Options(mask_id=0, **options))

@@ -52,7 +52,8 @@ class Advice:
 
     def summary(self, batch_size: int, max_points_lost: float) -> str:
         """The recommendation in words, with the options to type."""
-        best, condition = self.recommended, f"at batch size {batch_size}, losing at most {max_points_lost:g} points"
+        points = "1 point" if max_points_lost == 1 else f"{max_points_lost:g} points"
+        best, condition = self.recommended, f"at batch size {batch_size}, losing at most {points}"
         if self.beaten is not None and self.by is not None:
             low, high = self.by.interval.low, self.by.interval.high
             return (

@@ -33,9 +33,9 @@ class Page:
     plan: TablePlan
     opening: str  # what was done, in a sentence
     claims: tuple[Claim, ...]
-    figure: str  # name of its figure
-    caption: str  # of the figure
-    drawing: Draw
+    figure: str = ""  # name of its figure; empty for a page without one
+    caption: str = ""  # of the figure
+    drawing: Draw | None = None
     figure_title: str = "Figure"  # the paper's number of it, where it has one
     reading: str = HOW_TO_READ_THE_CELLS
     tables: tuple[Callable[[Cells, TablePlan], str], ...] = (accuracy_table,)  # of what was measured
@@ -60,7 +60,7 @@ class Page:
     def draw(self, rows: Sequence[Row], scale: str, reports_dir: Path) -> list[Path]:
         """Write the figure that the page shows, as PNG and SVG."""
         cells = latest_cells(row for row in rows if row.scale == scale)
-        return self.drawing(cells, self.plan, reports_dir / self._figure_stem)
+        return self.drawing(cells, self.plan, reports_dir / self._figure_stem) if self.drawing else []
 
     @property
     def _figure_stem(self) -> str:
@@ -76,8 +76,8 @@ class Page:
             other_scores(cells, self.plan),
             cut_answers(cells, self.plan),
             cut_prompts(cells, self.plan),
-            f"## {self.figure_title}",
-            f"{self.caption}.",
-            f"![{self.caption}]({self._figure_stem}.png)",
         ]
+        if self.drawing:
+            picture = f"![{self.caption}]({self._figure_stem}.png)"
+            parts += [f"## {self.figure_title}", f"{self.caption}.", picture]
         return "\n\n".join(part for part in parts if part)

@@ -10,7 +10,9 @@ from marsbench.running.plans import TablePlan
 
 
 def published_section(plan: TablePlan) -> str:
-    """The paper's table: accuracy, and tokens per forward pass where it has them."""
+    """The paper's table: accuracy, and tokens per forward pass where it has them; nothing for a page of our own."""
+    if plan.own:
+        return ""
     lead = (
         f"**Published** by the authors (arXiv 2604.07023, {plan.name}), accuracy in %; nothing in this table was "
         "measured here."

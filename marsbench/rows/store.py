@@ -104,7 +104,11 @@ def read_rows(file: Path) -> list[Row]:
     try:
         return parse_rows(file.read_text(encoding="utf-8"), str(file))
     except FileNotFoundError as error:
-        raise UserError("there are no rows", where=str(file), fix="measure them: marsbench reproduce table2") from error
+        raise UserError(
+            "there is no such file of rows",
+            where=str(file),
+            fix="check the path, or measure: marsbench reproduce table2",
+        ) from error
     except IsADirectoryError as error:
         raise UserError("rows lie in a file, not a folder", where=str(file), fix=f"give {file}/*.jsonl") from error
 

@@ -75,6 +75,10 @@ class TablePlan:
     figure: bool = False
     own: str = ""  # the name of a page of our own, which the paper has no table for
 
+    def __post_init__(self) -> None:
+        if not self.own and not self.number.isdecimal():
+            raise ValueError(f"{self.number!r} is no number of the paper's; a page of our own gives its name in `own`")
+
     @property
     def name(self) -> str:
         """What the paper calls it, as in "Table 2"."""

@@ -31,7 +31,9 @@ class Table:
         with full_disk_explained(self._run.workspace.runs):
             reasons = {name: self._why_not(name) for name in self._benchmarks}
             if all(reasons.values()):  # nothing is trained for questions that cannot be asked
-                return [self._skipped(arm, name, reasons[name]) for arm in self._plan.arms for name in reasons]
+                for name, reason in reasons.items():
+                    self._run.reporter.say(f"{name}: skipped ({reason})")
+                return [self._cells.skipped(arm, name, reasons[name]) for arm in self._plan.arms for name in reasons]
             rows: list[Row] = [*self._checkpoints.trainings(self._plan)]
             # Its batches are timed, in no shard; the paper says what the real scales cost.
             if self._plan.step_cost and self._run.scale.world and self._run.is_whole:

@@ -60,10 +60,15 @@ def plans() -> dict[str, TablePlan]:
 
 
 def plan_of(name: str) -> TablePlan:
-    """The lines of a table by its key; a `UserError` names the tables there are."""
+    """The lines of a table by its key; a `UserError` names the tables there are, or the page that it stands on."""
     if name not in plans():
-        from marsbench.errors import unknown_name
+        from marsbench.errors import UserError, unknown_name
 
+        for item in items():
+            if name == item.key:
+                page = study_of(name)
+                way = f"--table {page.key}" if page.plan else "--sweep" if page.grid else "--table gains"
+                raise UserError(f"{item.name} has no lines of its own", fix=f"marsbench plan {way} plans its page")
         raise unknown_name("table", name, list(plans()))
     return plans()[name]
 

@@ -80,7 +80,8 @@ def table_study(
     *,
     asks: str,
     session: str,
-    section: str,
+    section: str = "",
+    place: int = 0,
     holds: tuple[Item, ...] = (),
     claims: tuple[PaperClaim, ...] | None = None,
     more_claims: tuple[PaperClaim, ...] = (),
@@ -89,9 +90,10 @@ def table_study(
 
     Args:
         page: its plan, its claims and how it is rendered.
-        asks: see `Item`, like the next three.
+        asks: see `Item`, like the next ones.
         session: see `Item`.
         section: see `Item`.
+        place: see `Item`.
         holds: see `Study`.
         claims: the page's claims in the paper, where they are not all made in `section`.
         more_claims: what its rows decide besides, which the page does not show as a claim.
@@ -103,6 +105,7 @@ def table_study(
         asks=asks,
         session=session,
         section=section,
+        place=place,
         plan=page.plan,
         render=page.render,
         draw=page.draw,
