@@ -44,8 +44,8 @@ def bar(threshold: float | None, metric: Metric) -> float:
         raise unknown_name("confidence metric", metric, list(METRICS))
     if threshold is None:
         return float("inf")
-    if not threshold >= 0 or (metric != "entropy" and threshold > 1):
-        allowed = "at least 0 (nats)" if metric == "entropy" else "between 0 and 1"
+    if not 0 <= threshold < float("inf") or (metric != "entropy" and threshold > 1):
+        allowed = "of 0 nats or more" if metric == "entropy" else "between 0 and 1"
         raise UserError(f"threshold {threshold} is out of range for metric {metric!r}", fix=f"give a value {allowed}")
     return -threshold if metric == "entropy" else threshold
 

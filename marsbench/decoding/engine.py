@@ -8,6 +8,7 @@ finished leaves the batch, and new ones may join it at any time.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -22,6 +23,7 @@ from marsbench.errors import UserError
 
 # Called with a request's index and the tokens that a forward has just added, as they come (an EOS may be among them).
 OnTokens = Callable[[int, list[int]], None]
+News = Callable[[], None]  # a callback with what it is to be told, called when the batch is in order
 
 
 class Method(Protocol):
@@ -44,6 +46,9 @@ class Method(Protocol):
 
 class Batch:
     """Rows in flight. `join` brings requests in, `step` moves every row forward, finished rows leave by themselves.
+
+    Callbacks come last, when all rows are in their places: they may `join` and `leave` as they like, and one that
+    raises harms nobody else.
 
     A server would call `join` as requests come, `step` in between, and `set_threshold` when a user turns the knob.
     """
@@ -86,15 +91,21 @@ class Batch:
         check_requests(list(requests.values()), self.model)
         for index in requests.keys() & self._requests.keys():
             raise UserError(f"request {index} is in flight already", fix="give every request an index of its own")
-        self._requests.update(requests)
         rows = _rows(requests, self.method, self._forwards - 1, self._pad_id, self.model.device)
         cache = RaggedCache()
-        self._advance(rows, cache, prompt=True)
+        self._requests.update(requests)
+        try:
+            news = self._advance(rows, cache, prompt=True)
+        except BaseException:  # whatever went wrong with their prompts, nobody has joined
+            for index in requests:
+                self._requests.pop(index, None)
+            raise
         if self._rows is None or not len(self._rows):
             self._rows, self._cache = rows, cache
         elif len(rows):
             self._cache.extend(cache)
             self._rows.extend(rows)
+        _tell(news)
 
     @torch.inference_mode()
     def step(self) -> None:
@@ -102,13 +113,14 @@ class Batch:
         if self._rows is None or not len(self._rows):
             return
         self._forwards += 1
-        self._advance(self._rows, self._cache, prompt=False)
+        _tell(self._advance(self._rows, self._cache, prompt=False))
 
     @torch.inference_mode()
     def leave(self, index: int) -> None:
         """Take a request out before its end; what it has come to is reported as cancelled."""
         if self._rows is not None and index in self._requests:
-            self._retire(self._rows, self._cache, self._rows.index == index, unfinished="cancelled")
+            gone = self._rows.index == index
+            _tell(self._retire(self._rows, self._cache, gone, unfinished="cancelled"))
 
     @torch.inference_mode()
     def set_threshold(self, index: int, threshold: float | None) -> None:
@@ -118,8 +130,8 @@ class Batch:
             self._rows.bar.masked_fill_(self._rows.index == index, bar)
             self._rows.measure()
 
-    def _advance(self, rows: Rows, cache: RaggedCache, *, prompt: bool) -> None:
-        """Move rows forward by one window."""
+    def _advance(self, rows: Rows, cache: RaggedCache, *, prompt: bool) -> list[News]:
+        """Move rows forward by one window; returns what there is to tell once everything is in its place."""
         window = self.method.propose(rows)
         answer = forward(self.decoder, cache, window)
         accepted = self.method.accept(rows, window, answer)
@@ -130,14 +142,15 @@ class Batch:
         (any_ended,) = rows.measure(ended.any().long())
         if self._meter is not None:
             self._meter.tick()
+        news: list[News] = []
         if self._on_tokens is not None or any(request.stop for request in self._requests.values()):
-            ended = self._tell_and_stop(rows, before, ended)
+            news, ended = self._fresh_tokens(rows, before, ended)
             any_ended = bool(ended.any())
-        if any_ended:
-            self._retire(rows, cache, ended)
+        return [*news, *(self._retire(rows, cache, ended) if any_ended else [])]
 
-    def _tell_and_stop(self, rows: Rows, before: Tensor, ended: Tensor) -> Tensor:
-        """Pass on the new tokens of every row, and end the rows that have come to a stop sequence."""
+    def _fresh_tokens(self, rows: Rows, before: Tensor, ended: Tensor) -> tuple[list[News], Tensor]:
+        """The new tokens of every row, and which rows have ended, those that came to a stop sequence among them."""
+        news: list[News] = []
         ended = ended.clone()
         for row, index in enumerate(rows.index.tolist()):
             start, old, length = int(rows.start[row]), int(before[row]), int(rows.length[row])
@@ -146,11 +159,12 @@ class Batch:
             ended[row] |= finish != "length"
             fresh = tokens[old - start : emitted]
             if self._on_tokens is not None and fresh:
-                self._on_tokens(index, fresh)
-        return ended
+                news.append(partial(self._on_tokens, index, fresh))
+        return news, ended
 
-    def _retire(self, rows: Rows, cache: RaggedCache, ended: Tensor, *, unfinished: Finish = "length") -> None:
-        """Report the rows that have ended and close the gaps they leave."""
+    def _retire(self, rows: Rows, cache: RaggedCache, ended: Tensor, *, unfinished: Finish = "length") -> list[News]:
+        """Take out the rows that have ended, close the gaps they leave, and return the reports on them."""
+        news: list[News] = []
         for row in ended.nonzero().flatten().tolist():
             index, start, length = int(rows.index[row]), int(rows.start[row]), int(rows.length[row])
             tokens, born = rows.tokens[row, start:length].tolist(), rows.born[row, start:length].tolist()
@@ -158,7 +172,8 @@ class Batch:
             before = int(rows.joined[row])
             settled_by = [number - before for number in born[:emitted]]
             kept, eos = split_eos(tokens[:emitted], finish)
-            self._on_finished(index, Generation(kept, settled_by, self._forwards - before, finish, eos))
+            generation = Generation(kept, settled_by, self._forwards - before, finish, eos)
+            news.append(partial(self._on_finished, index, generation))
         alive = (~ended).nonzero().flatten()
         holes = ended[: len(alive)].nonzero().flatten()
         movers = alive[alive >= len(alive)]
@@ -167,6 +182,19 @@ class Batch:
         order = torch.arange(len(alive), device=alive.device)
         order[holes] = movers
         rows.take(order)
+        return news
+
+
+def _tell(news: Sequence[News]) -> None:
+    """Call everybody back, in order; what a callback raises is raised when all have been called."""
+    failures = []
+    for call in news:
+        try:
+            call()
+        except BaseException as error:
+            failures.append(error)
+    if failures:
+        raise failures[0]
 
 
 def decode(
@@ -197,6 +225,8 @@ def decode(
         on_tokens: called with a request's index and its new tokens after every forward.
         meter: counts the work; of an outside method's, it only hears the ticks.
     """
+    if batch_size < 1:
+        raise UserError(f"batch size {batch_size} holds no row", fix="give 1 or more")
     check_requests(requests, model)
     if isinstance(method, OutsideMethod):
         return decode_outside(model, method, requests, as_list(eos_id), pad_id, batch_size, on_finished, meter)
@@ -267,7 +297,7 @@ def _rows(requests: Mapping[int, Request], method: Method, joined: int, pad_id: 
         cached=none,
         start=start,
         end=end,
-        bar=torch.tensor([method.bar(request.threshold) for request in chosen]),
+        bar=torch.tensor([method.bar(request.threshold) for request in chosen], dtype=torch.float32),
         temperature=torch.tensor([request.temperature for request in chosen], dtype=torch.float32),
         seed=torch.tensor([request.seed for request in chosen]),
         joined=none + joined,

@@ -31,12 +31,16 @@ def choose(logits: Tensor, position: Tensor, temperature: Tensor, seed: Tensor) 
 
 
 def _gumbel(seed: Tensor, position: Tensor, vocabulary: int) -> Tensor:
-    """Gumbel noise fp32 [N, K, V], the same for the same (seed, position, token) on every device."""
+    """Gumbel noise fp32 [N, K, V], the same for the same (seed, position, token) on every device.
+
+    It is -log(-log(u)) of a uniform u. What matters are the largest of many draws, where u is next to 1 and fp32 has no
+    numbers left; so the bits say how far u lies below 1, where it has plenty: the noise ends at 28, not at infinity.
+    """
     token = torch.arange(vocabulary, device=position.device)
     place = _mixed(_mixed(seed.unsqueeze(1)) + position)
     bits = _mixed(place.unsqueeze(-1) + token)
-    uniform = ((bits & 0xFFFFFF).float() + 0.5) / 2**24
-    return -(-uniform.log()).log()
+    below_one = ((bits & 0xFFFFFFFFFF).float() + 0.5) / 2**40
+    return -(-torch.log1p(-below_one)).log()
 
 
 def _mixed(values: Tensor) -> Tensor:
