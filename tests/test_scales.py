@@ -33,6 +33,7 @@ from marsbench.cli import app
 from marsbench.errors import UserError
 from marsbench.paths import PACKAGE
 from marsbench.presets import Preset, preset, scales
+from marsbench.rows.kinds import TrainingRow
 from marsbench.rows.workspace import Workspace
 from marsbench.running.checkpoints import Checkpoints
 from marsbench.running.estimates import trainings
@@ -359,12 +360,25 @@ def test_a_table_takes_published_checkpoints_unless_told_to_train(
 def test_cells_are_numbered_through_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Guards against a table of hours that never says how far it is."""
     plan = TablePlan("0", "lines without a checkpoint", (Arm("a", "A", "medusa", "ar"), Arm("b", "B", "medusa", "ar")))
-    run = Run(preset("7b"), Workspace(tmp_path, "7b"), benchmarks=("gsm8k", "gpqa"))
+    run = Run(preset("7b"), Workspace(tmp_path, "7b"), benchmarks=("mini_gsm8k", "mini_gpqa"))
     Table(run, plan).rows()
     said = [line.partition(":")[0] for line in capsys.readouterr().err.splitlines()]
     assert said == [
-        "A, gsm8k (cell 1 of 4)", "A, gpqa (cell 2 of 4)", "B, gsm8k (cell 3 of 4)", "B, gpqa (cell 4 of 4)",
+        "A, mini_gsm8k (cell 1 of 4)", "A, mini_gpqa (cell 2 of 4)",
+        "B, mini_gsm8k (cell 3 of 4)", "B, mini_gpqa (cell 4 of 4)",
     ]  # fmt: skip
+
+
+def test_questions_that_cannot_be_asked_are_named_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Guards against a reason repeated for every line, and checkpoints trained or fetched for nothing."""
+    (tmp_path / "data").mkdir()
+    plan = TablePlan("0", "two lines", (Arm("a", "A", "mars", "ar"), Arm("b", "B", "mars", "ar")))
+    workspace = Workspace(tmp_path, "7b")
+    run = Run(preset("7b"), workspace, benchmarks=("gsm8k", "gpqa"), data_dir=tmp_path / "data")
+    rows = Table(run, plan).rows()
+    assert [row.status for row in rows] == ["skipped"] * 4 and not any(isinstance(row, TrainingRow) for row in rows)
+    said = [line.partition(":")[0] for line in capsys.readouterr().err.splitlines()]
+    assert said == ["gsm8k", "gpqa"]
 
 
 def test_accumulation_makes_up_the_batch(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
