@@ -29,7 +29,7 @@ _SEVERAL = "MARS emits several tokens per forward pass (B = 4)"
 _STEP = "A training step of MARS costs about twice one of AR SFT"
 _SPEEDS = {  # how the words of our claims on the best settings begin -> what readers call them
     "Ours: Verified MARS, whose tokens are those of AR,": "verified MARS (the very tokens of AR)",
-    "Ours: MARS that loses at most 1 point": "MARS with the fastest tau that lost at most 1 point on those questions",
+    "Ours: MARS that loses at most 1 point": "MARS at its fastest tau that lost at most 1 point on the prompts raced",
 }
 
 
