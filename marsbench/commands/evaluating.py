@@ -74,7 +74,6 @@ def eval_(
     runs/SCALE/rows.jsonl.
     """
     from marsbench.evaluation.benchmarks import benchmarks
-    from marsbench.methods import METHODS
 
     names, own = benchmarks(benchmark), None if checkpoint else stage
     options: dict[str, Any] = {"block_size": window or block_size, "metric": metric, "layout": layout or "groups"}
@@ -87,14 +86,8 @@ def eval_(
     from marsbench.running.asking import ask
     from marsbench.running.plans import Arm
 
-    verifies = METHODS[method].lossless and METHODS[method].takes_threshold  # and accepts all that it has verified
-    if not verifies:
-        del options["layout"]
-    if threshold is not None:
-        options["threshold"] = threshold
-    elif not verifies:
-        options["accept"] = "one"
     who = Path(checkpoint).name if checkpoint else stage
+    options = _told(method, options, threshold)
     arm = Arm(who, f"{who} by {method}", stage, method, options, None, untrained_masks, trained_block_size=block_size)
     rows = []
     for row in ask(run, arm, names, checkpoint=checkpoint, draft=draft, dtype=number_type):
@@ -103,6 +96,17 @@ def eval_(
             typer.echo("\n".join(_in_words(row, run.workspace.answers(row.key, run.shard))))
     if as_json:
         typer.echo(json.dumps([_as_plain(row, run.workspace.answers(row.key, run.shard)) for row in rows], indent=1))
+
+
+def _told(method: str, options: dict[str, Any], threshold: float | None) -> dict[str, Any]:
+    """What the line of an evaluation says of its method: its options, and how it accepts tokens."""
+    from marsbench.methods import METHODS
+
+    verifies = METHODS[method].lossless and METHODS[method].takes_threshold  # and accepts all that it has verified
+    told = {name: value for name, value in options.items() if verifies or name != "layout"}
+    if threshold is not None:
+        return {**told, "threshold": threshold}
+    return told if verifies else {**told, "accept": "one"}
 
 
 def score(
