@@ -18,6 +18,8 @@ class RaggedCache:
     It holds as many slots per row as the longest row needs now, whatever the rows may yet grow to.
     """
 
+    fixed = False  # whether it has a shape of its own that no forward may change
+
     def __init__(self) -> None:
         self._layers: list[tuple[Tensor, Tensor]] = []
         self._flat_slots = torch.empty(0)

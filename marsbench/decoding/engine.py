@@ -18,7 +18,7 @@ from marsbench.decoding.cache import RaggedCache
 from marsbench.decoding.decoder import Decoder, decoder_of
 from marsbench.decoding.generation import Finish, Generation, Meter, Request, as_list, end_of, split_eos
 from marsbench.decoding.outside import OnFinished, OutsideMethod, decode_outside
-from marsbench.decoding.rows import EMPTY, PROMPT, Accepted, Answer, Rows, Window
+from marsbench.decoding.rows import EMPTY, PROMPT, Accepted, Answer, Most, Rows, Window
 from marsbench.errors import UserError
 
 # Called with a request's index and the tokens that a forward has just added, as they come (an EOS may be among them).
@@ -33,6 +33,10 @@ class Method(Protocol):
 
     def bar(self, threshold: float | None) -> float:
         """The confidence that a request's threshold asks for; `UserError` where the method cannot take it."""
+        ...
+
+    def most(self) -> Most | None:
+        """What its steps need at most, None where no bound can be given: then it has no static step."""
         ...
 
     def propose(self, rows: Rows) -> Window:
@@ -105,7 +109,7 @@ class Batch:
         elif len(rows):
             self._cache.extend(cache)
             self._rows.extend(rows)
-        _tell(news)
+        tell(news)
 
     @torch.inference_mode()
     def step(self) -> None:
@@ -113,14 +117,21 @@ class Batch:
         if self._rows is None or not len(self._rows):
             return
         self._forwards += 1
-        _tell(self._advance(self._rows, self._cache, prompt=False))
+        tell(self._advance(self._rows, self._cache, prompt=False))
 
     @torch.inference_mode()
     def leave(self, index: int) -> None:
         """Take a request out before its end; what it has come to is reported as cancelled."""
         if self._rows is not None and index in self._requests:
             gone = self._rows.index == index
-            _tell(self._retire(self._rows, self._cache, gone, unfinished="cancelled"))
+            tell(self._retire(self._rows, self._cache, gone, unfinished="cancelled"))
+
+    def release(self) -> tuple[Rows | None, RaggedCache]:
+        """Hand over the rows in flight and what they have cached; the batch is empty then."""
+        rows, cache = self._rows, self._cache
+        self._rows, self._cache = None, RaggedCache()
+        self._requests.clear()
+        return rows, cache
 
     @torch.inference_mode()
     def set_threshold(self, index: int, threshold: float | None) -> None:
@@ -132,13 +143,10 @@ class Batch:
 
     def _advance(self, rows: Rows, cache: RaggedCache, *, prompt: bool) -> list[News]:
         """Move rows forward by one window; returns what there is to tell once everything is in its place."""
-        window = self.method.propose(rows)
-        answer = forward(self.decoder, cache, window)
-        accepted = self.method.accept(rows, window, answer)
+        before = rows.length
+        window, _, ended = advance(self.decoder, self.method, rows, cache, self._forwards, self._eos)
         if self._meter is not None:
             self._meter.count(_positions(window), cache.bytes() + rows.draft_cache.bytes(), prompt=prompt)
-        before = rows.length
-        ended = commit(rows, accepted, self._forwards, self._eos)
         (any_ended,) = rows.measure(ended.any().long())
         if self._meter is not None:
             self._meter.tick()
@@ -185,7 +193,7 @@ class Batch:
         return news
 
 
-def _tell(news: Sequence[News]) -> None:
+def tell(news: Sequence[News]) -> None:
     """Call everybody back, in order; what a callback raises is raised when all have been called."""
     failures = []
     for call in news:
@@ -252,13 +260,29 @@ def _positions(window: Window) -> int:
     return window.input_ids.numel() if window.real is None else int(window.real.sum())
 
 
+def advance(
+    decoder: Decoder, method: Method, rows: Rows, cache: RaggedCache, number: int, eos: Tensor
+) -> tuple[Window, Accepted, Tensor]:
+    """Propose, forward, accept, commit: the one step of every method, forward `number` of its rows.
+
+    Returns:
+        What was forwarded, what was accepted, and which rows have come to their end, bool [N].
+    """
+    window = method.propose(rows)
+    accepted = method.accept(rows, window, forward(decoder, cache, window))
+    return window, accepted, commit(rows, accepted, number, eos)
+
+
 def forward(decoder: Decoder, cache: RaggedCache, window: Window) -> Answer:
     """One pass over a window."""
     width, slots = window.input_ids.shape[1], window.slots
     offset = torch.arange(max(slots, width), device=window.begin.device)
     # A short prompt's fillers lie before its first token: they go to a slot of their own behind all others.
     places = window.begin.unsqueeze(1) + offset[:width]
-    cache.prepare(torch.where(places < 0, slots, places), slots)
+    nowhere = places < 0
+    if cache.fixed and window.real is not None:  # leaving fillers out would take a shape that depends on values
+        nowhere, window = nowhere | ~window.real, window._replace(real=None)
+    cache.prepare(torch.where(nowhere, slots, places), slots)
     # Relative to its row's window, a slot is -1 (before it), 0 to W - 1 (an entry), or W (behind it).
     relative = (offset[:slots] - window.begin.unsqueeze(1)).clamp(-1, width)
     return decoder(cache, window, relative)
@@ -270,7 +294,8 @@ def commit(rows: Rows, accepted: Accepted, forward_number: int, eos: Tensor) -> 
     inside = accepted.chosen & (accepted.position < rows.end.unsqueeze(1))
     at = torch.where(inside, accepted.position, spare)
     rows.tokens.scatter_(1, at, accepted.ids)
-    rows.born.scatter_(1, at, forward_number)
+    if not rows.fixed:  # else the host notes it
+        rows.born.scatter_(1, at, forward_number)
     before = rows.length
     rows.length = torch.minimum(before + accepted.advance, rows.end)
     rows.cached = rows.cached + accepted.kept

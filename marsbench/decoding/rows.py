@@ -26,6 +26,16 @@ class Extent(NamedTuple):
     even: bool  # whether all rows have as many pending tokens and drafts
     thresholded: bool  # whether any row has a confidence to pass
     sampled: bool  # whether any row samples
+    draft_pending: int = 0  # most committed tokens of a row that the draft model has not cached yet
+
+
+class Most(NamedTuple):
+    """What a method needs at most in any step after the prompt's; see `Extent`."""
+
+    pending: int
+    drafted: int
+    behind: int  # entries of a window behind the last committed token; a step adds no more tokens than these and one
+    draft_pending: int = 0
 
 
 _UNKNOWN = Extent(0, 0, 0, even=False, thresholded=False, sampled=False)  # of rows that have not been measured
@@ -54,6 +64,7 @@ class Rows:
     draft_cached: Tensor  # [N], `cached` of the draft model
     draft_cache: RaggedCache = field(default_factory=RaggedCache)
     extent: Extent = _UNKNOWN
+    fixed: bool = False  # whether `extent` is a bound that was set once, and nothing is to be measured
 
     def __len__(self) -> int:
         return len(self.index)
@@ -64,6 +75,8 @@ class Rows:
 
     def measure(self, *flags: Tensor) -> list[int]:
         """Bring `extent` up to date; `flags` (scalars) travel along, so that there is one read from the device."""
+        if self.fixed:
+            return []
         rows = torch.stack([self.length - self.cached, self.drafted, self.length])
         most, least = rows.amax(1), rows.amin(1)
         # No threshold at all is an infinite bar, for one token per forward (+) or for all drafts (-).

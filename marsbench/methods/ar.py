@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from marsbench.decoding.acceptance import no_threshold
-from marsbench.decoding.rows import Accepted, Answer, Rows, Window
+from marsbench.decoding.rows import Accepted, Answer, Most, Rows, Window
 from marsbench.decoding.verification import verify
 from marsbench.decoding.windows import linear_window
 
@@ -18,6 +18,10 @@ class Autoregressive:
     def bar(self, threshold: float | None) -> float:
         """AR takes no threshold."""
         return no_threshold(self.name, threshold)
+
+    def most(self) -> Most:
+        """One token a step."""
+        return Most(pending=1, drafted=0, behind=0)
 
     def propose(self, rows: Rows) -> Window:
         """Nothing beyond the committed tokens."""

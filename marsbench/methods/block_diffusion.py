@@ -10,7 +10,7 @@ from torch import Tensor
 
 from marsbench.decoding.acceptance import bar, confidence
 from marsbench.decoding.generation import Metric
-from marsbench.decoding.rows import EMPTY, Accepted, Answer, Rows, Window
+from marsbench.decoding.rows import EMPTY, Accepted, Answer, Most, Rows, Window
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,10 @@ class BlockDiffusion:
     def bar(self, threshold: float | None) -> float:
         """The confidence that a threshold asks for."""
         return bar(threshold, self.metric)
+
+    def most(self) -> Most | None:
+        """The window is as wide as the blocks that are not cached."""
+        return None
 
     def propose(self, rows: Rows) -> Window:
         """The full blocks that are not cached yet, then the current one with masks where it has no token."""

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 
 from marsbench.decoding.acceptance import no_threshold
-from marsbench.decoding.rows import Accepted, Answer, Rows, Window
+from marsbench.decoding.rows import Accepted, Answer, Most, Rows, Window
 from marsbench.decoding.verification import guesses_behind, room_for_drafts, verify
 from marsbench.decoding.windows import linear_window
 
@@ -28,6 +28,10 @@ class Jacobi:
     def bar(self, threshold: float | None) -> float:
         """Jacobi decoding takes no threshold."""
         return no_threshold(self.name, threshold)
+
+    def most(self) -> Most:
+        """The guesses of the last forward."""
+        return Most(pending=1, drafted=self.window - 1, behind=self.window - 1)
 
     def propose(self, rows: Rows) -> Window:
         """The guesses of the last forward."""

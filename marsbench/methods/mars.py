@@ -9,7 +9,7 @@ import torch
 
 from marsbench.decoding.acceptance import bar, confidence, leading_run
 from marsbench.decoding.generation import Metric
-from marsbench.decoding.rows import Accepted, Answer, Rows, Window
+from marsbench.decoding.rows import Accepted, Answer, Most, Rows, Window
 from marsbench.decoding.windows import last, linear_window, pending
 
 
@@ -31,6 +31,10 @@ class Mars:
     def bar(self, threshold: float | None) -> float:
         """The confidence that a threshold asks for."""
         return bar(threshold, self.metric)
+
+    def most(self) -> Most | None:
+        """What a step has accepted, and masks."""
+        return Most(pending=self.block_size, drafted=0, behind=self.block_size - 1)
 
     def propose(self, rows: Rows) -> Window:
         """B - 1 masks, or none where every row accepts one token at a time."""

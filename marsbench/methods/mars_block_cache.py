@@ -10,7 +10,7 @@ from torch import Tensor
 
 from marsbench.decoding.acceptance import bar, confidence, leading_run
 from marsbench.decoding.generation import Metric
-from marsbench.decoding.rows import Accepted, Answer, Rows, Window
+from marsbench.decoding.rows import Accepted, Answer, Most, Rows, Window
 from marsbench.decoding.windows import last, linear_window
 
 
@@ -33,6 +33,10 @@ class MarsBlockCache:
     def bar(self, threshold: float | None) -> float:
         """The confidence that a threshold asks for."""
         return bar(threshold, self.metric)
+
+    def most(self) -> Most | None:
+        """The window is what is left of a block."""
+        return None
 
     def propose(self, rows: Rows) -> Window:
         """The tokens that are not cached, and masks up to the end of the block."""

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import torch
 
-from marsbench.decoding.rows import Accepted, Answer, Rows, Window
+from marsbench.decoding.rows import Accepted, Answer, Most, Rows, Window
 from marsbench.decoding.windows import linear_window
 from marsbench.methods.mars import Mars
 
@@ -23,6 +23,10 @@ class MarsNoCache(Mars):
     name: ClassVar[str] = "mars-no-cache"
 
     appended_masks: int | None = None
+
+    def most(self) -> Most | None:
+        """The window grows with the row."""
+        return None
 
     def propose(self, rows: Rows) -> Window:
         """The committed tokens, none of which is cached, and masks."""

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from marsbench.decoding.acceptance import bar, confidence, passing_run
 from marsbench.decoding.generation import Metric
-from marsbench.decoding.rows import Accepted, Answer, Rows, Window
+from marsbench.decoding.rows import Accepted, Answer, Most, Rows, Window
 from marsbench.decoding.verification import verify
 from marsbench.decoding.windows import group_entries, grouped_window
 from marsbench.methods.speculative import Drafter, forget_wrong_drafts
@@ -33,6 +33,12 @@ class MarsSpeculative:
     def bar(self, threshold: float | None) -> float:
         """The confidence that the extension needs."""
         return bar(threshold, self.metric)
+
+    def most(self) -> Most | None:
+        """The drafts, and masks behind each of them; the extension is forwarded again, by both models."""
+        length, masks = self.drafter.length, self.block_size - 1
+        behind = length + (length + 1) * masks
+        return Most(masks + 1, length, behind, draft_pending=masks + 2) if self.drafter.is_steady else None
 
     def propose(self, rows: Rows) -> Window:
         """The drafts, and B - 1 masks after the last token and after each of them."""

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from marsbench.decoding.acceptance import bar, confidence, passing_run
 from marsbench.decoding.generation import Layout, Metric
-from marsbench.decoding.rows import Accepted, Answer, Rows, Window
+from marsbench.decoding.rows import Accepted, Answer, Most, Rows, Window
 from marsbench.decoding.verification import accept_right, room_for_drafts, verify
 from marsbench.decoding.windows import drafts_of, group_entries, grouped_window, last, linear_window
 
@@ -51,6 +51,12 @@ class MarsVerified:
     def bar(self, threshold: float | None) -> float:
         """The confidence that a draft must have; without a threshold, none."""
         return -torch.inf if threshold is None else bar(threshold, self.metric)
+
+    def most(self) -> Most:
+        """Drafts, and masks behind them or behind each of them."""
+        drafts = self.window - 1
+        groups = self.window if self.layout == "groups" else 1
+        return Most(pending=1, drafted=drafts, behind=drafts + groups * drafts)
 
     def propose(self, rows: Rows) -> Window:
         """Drafts and masks in the chosen layout."""

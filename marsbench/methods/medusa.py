@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from marsbench.decoding.acceptance import no_threshold
-from marsbench.decoding.rows import Accepted, Answer, Rows, Window
+from marsbench.decoding.rows import Accepted, Answer, Most, Rows, Window
 from marsbench.decoding.verification import room_for_drafts
 from marsbench.decoding.windows import drafts_of, last, pending, tree_window
 
@@ -68,6 +68,11 @@ class Medusa:
     def bar(self, threshold: float | None) -> float:
         """Medusa takes no threshold."""
         return no_threshold(self.name, threshold)
+
+    def most(self) -> Most:
+        """The tree. What is right of it off the chain of first guesses is forwarded once more."""
+        nodes = len(tree_paths(self.count, self.tree_width))
+        return Most(pending=1 if self.tree_width == 1 else self.count + 1, drafted=nodes, behind=nodes)
 
     def propose(self, rows: Rows) -> Window:
         """The committed tokens and the tree, which is not there yet in front of the first answer."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from marsbench.decoding.acceptance import no_threshold
-from marsbench.decoding.rows import Accepted, Answer, Rows, Window
+from marsbench.decoding.rows import Accepted, Answer, Most, Rows, Window
 from marsbench.decoding.verification import verify
 from marsbench.decoding.windows import linear_window
 
@@ -29,6 +29,10 @@ class PromptLookup:
     def bar(self, threshold: float | None) -> float:
         """Prompt lookup takes no threshold."""
         return no_threshold(self.name, threshold)
+
+    def most(self) -> Most:
+        """The draft."""
+        return Most(pending=1, drafted=self.draft_length, behind=self.draft_length)
 
     def propose(self, rows: Rows) -> Window:
         """The committed tokens and the draft."""

@@ -11,9 +11,10 @@ import torch
 from marsbench.decoding.acceptance import no_threshold
 from marsbench.decoding.decoder import decoder_of
 from marsbench.decoding.engine import Method, commit, forward
-from marsbench.decoding.rows import Accepted, Answer, Rows, Window
+from marsbench.decoding.rows import Accepted, Answer, Most, Rows, Window
 from marsbench.decoding.verification import verify
 from marsbench.decoding.windows import linear_window
+from marsbench.methods.ar import Autoregressive
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,11 @@ class Drafter:
     method: Method  # how the draft decodes: `ar`, or `mars` with `threshold`
     threshold: float | None
     length: int
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether every forward of the draft model adds one token, so that how many it takes is known before."""
+        return isinstance(self.method, Autoregressive)
 
     def draft(self, rows: Rows) -> None:
         """Note the drafts in `rows`; the draft model's cache goes along with them."""
@@ -64,6 +70,11 @@ class Speculative:
     def bar(self, threshold: float | None) -> float:
         """Drafts are verified, whatever the draft model's confidence."""
         return no_threshold(self.name, threshold)
+
+    def most(self) -> Most | None:
+        """The drafts."""
+        length = self.drafter.length
+        return Most(1, length, length, draft_pending=2) if self.drafter.is_steady else None
 
     def propose(self, rows: Rows) -> Window:
         """The committed tokens and the drafts."""
