@@ -10,7 +10,8 @@ one small tensor a step. Joining, leaving and changing the shape stay outside.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -48,6 +49,11 @@ class FixedCache(RaggedCache):
             for keys, values in other._layers
         ]
         return cache
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """Of the keys and values, None where there are no layers."""
+        return self._layers[0][0].dtype if self._layers else None
 
     def alias(self) -> FixedCache:
         """The same stores, to be prepared for another forward."""
@@ -98,6 +104,19 @@ class Stand:
             values[at] = _as_wide(new, values.shape[1]) if new.dim() == 2 else new
         self.cache.put(at, cache, those)
         self.draft_cache.put(at, rows.draft_cache, those)
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """Of the cached keys and values."""
+        return self.cache.dtype
+
+    @contextmanager
+    def still(self) -> Iterator[None]:
+        """Nobody moves meanwhile: steps compute as ever, and change nothing that counts."""
+        ends = self.rows.end.clone()
+        self.rows.end.zero_()
+        yield
+        self.rows.end.copy_(ends)
 
     def bytes(self) -> int:
         """Memory that the caches hold, in bytes."""

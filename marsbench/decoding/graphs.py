@@ -1,0 +1,98 @@
+"""Steps of fixed shape as compiled graphs: `torch.compile`, and CUDA graphs where there is CUDA."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import types
+from collections.abc import Callable, Hashable
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from marsbench.decoding.decoder import Decoder, LeanDecoder, decoder_of
+from marsbench.decoding.engine import Method
+from marsbench.decoding.static import Stand, static_step
+
+_COMPILERS = ("g++", "clang++", "c++", "cl")  # what torch.compile calls for a CPU
+Step = Callable[[Decoder, Method, Stand, Tensor], Tensor]
+
+
+def why_not(model: Any, method: Any) -> str:
+    """Why a method cannot be compiled for a model here, empty if it can."""
+    if getattr(method, "most", lambda: None)() is None:
+        return f"the windows of method {method.name!r} have no fixed shape"
+    if not isinstance(decoder_of(model), LeanDecoder):
+        return f"only plain Qwen2 and Llama models are compiled, and this is {type(model).__name__}"
+    if model.device.type == "cpu" and not _has_compiler():
+        return "there is no C++ compiler"
+    return ""
+
+
+def _has_compiler() -> bool:
+    named = os.environ.get("CXX")
+    return any(shutil.which(name) for name in ((named,) if named else _COMPILERS))
+
+
+class Graphs:
+    """Compiled steps, one for each shape that comes up. Compiling takes seconds: keep it for all batches of a model.
+
+    A model that is no longer plain, because a hook or an adapter came, goes on operation by operation.
+    """
+
+    def __init__(self) -> None:
+        self._compiled: dict[Hashable, Step] = {}
+        self._captured: WeakKeyDictionary[Stand, _Captured] = WeakKeyDictionary()
+
+    def __len__(self) -> int:
+        return len(self._compiled)
+
+    def __call__(self, decoder: Decoder, method: Method, stand: Stand, eos: Tensor) -> Tensor:
+        """One step; see `static_step`."""
+        if not isinstance(decoder, LeanDecoder):
+            return static_step(decoder, method, stand, eos)
+        step = self._step(decoder, method, stand, eos)
+        if eos.device.type != "cuda":
+            return step(decoder, method, stand, eos)
+        if stand not in self._captured:
+            self._captured[stand] = _Captured(step, decoder, method, stand, eos)
+        return self._captured[stand]()
+
+    def _step(self, decoder: Decoder, method: Method, stand: Stand, eos: Tensor) -> Step:
+        key = (decoder, method, stand.shape, stand.dtype, len(eos))
+        if key not in self._compiled:
+            self._compiled[key] = _compiled(static_step)
+        return self._compiled[key]
+
+
+def _compiled(step: Step) -> Step:
+    """A step that becomes a graph when it is first called, for good: it is only called with what it was made for."""
+    # torch keeps graphs by their code, and without guards it would take any of them for all shapes.
+    alone = types.FunctionType(step.__code__.replace(), step.__globals__, step.__name__)
+    # Checking every weight before every step takes longer than the step of a small model.
+    no_guards = getattr(torch.compiler, "skip_all_guards_unsafe", None)
+    options = {"guard_filter_fn": no_guards} if no_guards else None
+    compiled: Step = torch.compile(alone, fullgraph=True, dynamic=False, options=options)
+    return compiled
+
+
+class _Captured:
+    """A step on one stand as a CUDA graph, launched as a whole."""
+
+    def __init__(self, step: Step, decoder: Decoder, method: Method, stand: Stand, eos: Tensor) -> None:
+        with stand.still():
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                for _ in range(3):  # compiles, and allocates what it needs
+                    step(decoder, method, stand, eos)
+            torch.cuda.current_stream().wait_stream(side)
+            self._graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._graph):
+                self._packed = step(decoder, method, stand, eos)
+
+    def __call__(self) -> Tensor:
+        self._graph.replay()
+        return self._packed
