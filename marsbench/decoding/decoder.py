@@ -1,25 +1,30 @@
 """The forward pass that all methods share: token entries in, hidden states and cached keys and values out.
 
 `LeanDecoder` runs Qwen2 and Llama checkpoints with the weights of their transformers modules but fewer, larger
-operations, and leaves fillers out: a window that is wide for one row costs nothing in the others. Any other
-architecture runs through its own modules.
+operations, and leaves fillers out: a window that is wide for one row costs nothing in the others. It reads the weights
+where they lie and writes nothing to the model. Whatever else hangs on a model, or is one, runs through its own modules.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any, Protocol
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import LlamaModel, Qwen2Model
+from transformers.activations import SiLUActivation
 
 from marsbench.decoding.cache import RaggedCache
+from marsbench.decoding.linear import linear
+from marsbench.decoding.masks import additive_mask
+from marsbench.decoding.modules import ModuleDecoder
+from marsbench.decoding.plain import Watch, is_plain, is_plainly_its_class, runs_its_class
+from marsbench.decoding.probe import check_by_forward
 from marsbench.decoding.rows import Answer, Window
 
-_ROPES = ("default", "linear", "llama3")  # rotary embeddings that do not depend on the length of the sequence
+_Weights = dict[str, Any]  # a module's own parameters by name, as they are at the moment
 
 
 class Decoder(Protocol):
@@ -38,56 +43,56 @@ class Decoder(Protocol):
 
 
 def decoder_of(model: Any) -> Decoder:
-    """The decoder of a causal language model: lean where its architecture is known, else its own modules."""
+    """The decoder of a causal language model: lean where it is plainly known, else its own modules.
+
+    Raises:
+        UserError: a model that does what this engine does not know.
+    """
     try:
         known = _LEAN.get(model)
-        if known is not None and known.is_current():
-            return known
-        if _is_known(model):
-            return _LEAN.setdefault(model, LeanDecoder(model)) if known is None else _renewed(model)
     except TypeError:  # a wrapper that cannot be referred to weakly
-        pass
-    return ModuleDecoder(model)
-
-
-class ModuleDecoder:
-    """The model's own modules, fillers and all."""
-
-    def __init__(self, model: Any) -> None:
-        self._decoder, self._lm_head = model.get_decoder(), model.get_output_embeddings()
-
-    def __call__(self, cache: RaggedCache, window: Window, relative: Tensor) -> Answer:
-        """Run a window; see `Decoder`."""
-        hidden: Tensor = self._decoder(
-            input_ids=window.input_ids,
-            position_ids=window.position.clamp(min=0),
-            attention_mask=additive_mask(window.visible, relative, self._decoder.dtype),
-            past_key_values=cache,
-            use_cache=True,
-        ).last_hidden_state
-        return Answer(hidden, self._lm_head)
+        known = None
+    if known is not None and known.is_current():
+        return known
+    if is_plain(model):
+        _LEAN[model] = LeanDecoder(model)
+        return _LEAN[model]
+    if known is not None:
+        del _LEAN[model]  # it holds on to modules that may be gone
+    decoder = ModuleDecoder(model)
+    if not is_plainly_its_class(model):
+        check_by_forward(model)
+    return decoder
 
 
 class LeanDecoder:
-    """Qwen2 or Llama with fused projections, over the real entries of a window only.
+    """Qwen2 or Llama over the real entries of a window only, with the weights that its modules have at every call.
 
     The query heads that share a key head are folded into the query length, so that keys and values are never repeated.
-    The fused weights share their memory with the model's own, which go on working.
+    A call that finds the model changed runs what `decoder_of` then gives.
     """
 
     def __init__(self, model: Any) -> None:
         decoder = model.get_decoder()
-        self._lm_head = model.get_output_embeddings()
-        self._embed, self._norm, self._rotary = decoder.embed_tokens, decoder.norm, decoder.rotary_emb
+        self._model, self._watch = ref(model), Watch(model)
+        self._lm_head = _Head(model.get_output_embeddings())
+        self._embed, self._norm, self._rotary = decoder.embed_tokens, _Norm(decoder.norm), decoder.rotary_emb
         self._layers = [_Layer(layer) for layer in decoder.layers]
         self._cos = self._sin = torch.empty(0)
+        self._turned_by: tuple[object, ...] = ()
 
     def is_current(self) -> bool:
-        """Whether the model still has the weights that were fused."""
-        return all(layer.is_current() for layer in self._layers)
+        """Whether the model still is as it was looked at."""
+        return self._watch.holds_altogether()
 
     def __call__(self, cache: RaggedCache, window: Window, relative: Tensor) -> Answer:
         """Run a window; see `Decoder`."""
+        if not self._watch.holds():
+            return decoder_of(self._model())(cache, window, relative)
+        return self.run(cache, window, relative)
+
+    def run(self, cache: RaggedCache, window: Window, relative: Tensor) -> Answer:
+        """Run a window of a model that is known to be as it was."""
         rows, width = shape = window.input_ids.shape
         real = None if window.real is None else window.real.flatten().nonzero().squeeze(1)
         input_ids, position = window.input_ids.flatten(), window.position.flatten()
@@ -99,16 +104,20 @@ class LeanDecoder:
         mask = additive_mask(window.visible, relative, hidden.dtype, copies=self._layers[0].group)
         for number, layer in enumerate(self._layers):
             hidden = layer(number, hidden, cos, sin, mask, cache, shape, real)
-        hidden = _rms_norm(self._norm, hidden)
+        hidden = self._norm(hidden)
         return Answer(_spread(hidden, real, rows * width).view(rows, width, -1), self._lm_head)
 
     def _rotation(self, position: Tensor, most: int, like: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines [M, 1, head size] at positions [M] below `most`; the first half of the sines is negated."""
-        if most > len(self._cos):
+        frequencies = self._rotary._buffers["inv_freq"]
+        version = None if frequencies.is_inference() else frequencies._version
+        turned_by = (id(frequencies), version, like.dtype, like.device)
+        if most > len(self._cos) or turned_by != self._turned_by:
             places = torch.arange(2 * most, device=position.device)
             cos, sin = self._rotary(like.new_empty(1, 1, 1), places.unsqueeze(0))
             low, high = sin[0].chunk(2, -1)
             self._cos, self._sin = cos[0].unsqueeze(1), torch.cat([-low, high], -1).unsqueeze(1)
+            self._turned_by = turned_by
         return self._cos[position], self._sin[position]
 
 
@@ -117,18 +126,18 @@ class _Layer:
 
     def __init__(self, layer: Any) -> None:
         attention, mlp = layer.self_attn, layer.mlp
-        self._norms = layer.input_layernorm, layer.post_attention_layernorm
-        self._qkv = _Fused([attention.q_proj, attention.k_proj, attention.v_proj])
-        self._gate_up = _Fused([mlp.gate_proj, mlp.up_proj])
-        self._out, self._down, self._activation = attention.o_proj, mlp.down_proj, mlp.act_fn
+        self._norms = _Norm(layer.input_layernorm), _Norm(layer.post_attention_layernorm)
+        self._q, self._k, self._v, self._out = (
+            one._parameters for one in (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj)
+        )
+        self._gate, self._up, self._down = (one._parameters for one in (mlp.gate_proj, mlp.up_proj, mlp.down_proj))
+        self._activation: Callable[[Tensor], Tensor] = (
+            F.silu if type(mlp.act_fn) in (SiLUActivation, nn.SiLU) else mlp.act_fn
+        )
         self._size, self._scale = attention.head_dim, attention.scaling
         self._heads = attention.q_proj.out_features // self._size
         self._kv_heads = attention.k_proj.out_features // self._size
         self.group = self._heads // self._kv_heads  # query heads per key head
-
-    def is_current(self) -> bool:
-        """Whether the model still has the weights that were fused."""
-        return self._qkv.is_current() and self._gate_up.is_current()
 
     def __call__(
         self,
@@ -142,110 +151,72 @@ class _Layer:
         real: Tensor | None,
     ) -> Tensor:
         """Hidden states [M, H] of the real entries to those after the layer."""
-        qkv = self._qkv(_rms_norm(self._norms[0], hidden)).view(len(hidden), -1, self._size)
-        turning = qkv[:, : self._heads + self._kv_heads]
+        seen = self._norms[0](hidden)
+        turning = torch.cat([_map(self._q, seen), _map(self._k, seen)], -1).view(len(hidden), -1, self._size)
         turned = torch.addcmul(turning * cos, turning.roll(self._size // 2, -1), sin)
-        keys, values = cache.write(number, turned[:, self._heads :], qkv[:, self._heads + self._kv_heads :])
-        queries = turned[:, : self._heads]
+        queries, keys = turned.split_with_sizes([self._heads, self._kv_heads], 1)
+        values = _map(self._v, seen).view(len(hidden), -1, self._size)
+        keys, values = cache.write(number, keys, values)
         found = self._attend(_spread(queries, real, shape[0] * shape[1]), keys, values, mask, shape)
-        hidden = hidden + self._out(found if real is None else found[real])
-        gate, up = self._gate_up(_rms_norm(self._norms[1], hidden)).chunk(2, -1)
-        after: Tensor = hidden + self._down(self._activation(gate) * up)
-        return after
+        hidden = hidden + _map(self._out, found if real is None else found[real])
+        seen = self._norms[1](hidden)
+        return hidden + _map(self._down, self._activation(_map(self._gate, seen)) * _map(self._up, seen))
 
     def _attend(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor, shape: torch.Size) -> Tensor:
         """Attention of queries [N * W, heads, size] over keys and values [N, S, key heads, size]: [N * W, H]."""
         rows, width = shape
-        folded = queries.view(rows, width, self._kv_heads, self.group, self._size).permute(0, 2, 3, 1, 4)
+        if width == 1:  # heads that share a key head lie beside each other already
+            folded = queries.view(rows, self._kv_heads, self.group, self._size)
+        else:
+            parted = queries.view(rows, width, self._kv_heads, self.group, self._size).permute(0, 2, 3, 1, 4)
+            folded = parted.reshape(rows, self._kv_heads, self.group * width, self._size)
         found = F.scaled_dot_product_attention(
-            folded.reshape(rows, self._kv_heads, self.group * width, self._size),
-            keys.transpose(1, 2),
-            values.transpose(1, 2),
-            attn_mask=mask,
-            scale=self._scale,
+            folded, keys.transpose(1, 2), values.transpose(1, 2), attn_mask=mask, scale=self._scale
         )
+        if width == 1:
+            return found.reshape(rows, -1)
         unfolded = found.view(rows, self._kv_heads, self.group, width, self._size).permute(0, 3, 1, 2, 4)
         return unfolded.reshape(rows * width, -1)
 
 
-class _Fused:
-    """Several linear maps of the same input as one; their weights become parts of one tensor."""
+class _Head:
+    """The LM head: called as the module it is, unless that is a plain linear layer that nothing hangs on."""
 
-    def __init__(self, parts: list[nn.Linear]) -> None:
-        self._parts = parts
-        self._weight = _joined([part.weight for part in parts])
-        biases = [part.bias for part in parts if part.bias is not None]
-        self._bias = _joined(biases) if biases else None
-        self._shared = self._places()
-
-    def is_current(self) -> bool:
-        """Whether the modules still share their weights' memory with the fused one."""
-        return self._shared == self._places()
-
-    def _places(self) -> list[int]:
-        parameters = [parameter for part in self._parts for parameter in (part.weight, part.bias)]
-        return [0 if parameter is None else parameter.data_ptr() for parameter in parameters]
+    def __init__(self, module: nn.Module) -> None:
+        self._module, self._own, self._weights = module, vars(module), module._parameters
+        self._is_linear = type(module) is nn.Linear and type(module.weight) is nn.Parameter
+        self._size = len(self._own)
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        return F.linear(hidden, self._weight, self._bias)
+        """Hidden states [..., H] to logits [..., V]."""
+        if self._is_linear and len(self._own) == self._size and runs_its_class(self._module):
+            return _map(self._weights, hidden)
+        logits: Tensor = self._module(hidden)
+        return logits
 
 
-@torch.inference_mode(False)  # parameters of inference tensors could never be trained again
-@torch.no_grad()
-def _joined(parameters: Sequence[Tensor]) -> Tensor:
-    """One tensor that holds the parameters one after the other; they become views of it."""
-    whole = torch.cat([parameter.detach() for parameter in parameters])
-    for parameter, part in zip(parameters, torch.split(whole, [len(one) for one in parameters]), strict=True):
-        parameter.data = part
-    return whole
+class _Norm:
+    """A root-mean-square norm by its module's own weight."""
+
+    def __init__(self, module: Any) -> None:
+        self._module, self._weights = module, module._parameters
+        self._epsilon = torch.tensor(module.variance_epsilon)
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """Hidden states [M, H], normalised."""
+        size = hidden.shape[-1]
+        weight: Tensor = self._weights["weight"]
+        if hidden.dtype is torch.float32 and hidden.device.type == "cpu":  # where torch's own takes more operations
+            square = torch.linalg.vecdot(hidden, hidden)
+            return (hidden * torch.add(self._epsilon, square, alpha=1 / size).rsqrt_().unsqueeze(1)) * weight
+        return F.rms_norm(hidden, (size,), weight, self._module.variance_epsilon)
 
 
 _LEAN: WeakKeyDictionary[Any, LeanDecoder] = WeakKeyDictionary()
 
 
-def _renewed(model: Any) -> LeanDecoder:
-    """Fuse again, after the weights have been moved or replaced."""
-    _LEAN[model] = LeanDecoder(model)
-    return _LEAN[model]
-
-
-def _is_known(model: Any) -> bool:
-    """Whether a model is a Qwen2 or Llama of plain linear layers, full attention and a fixed rotary embedding."""
-    decoder = model.get_decoder()
-    if type(decoder) not in (Qwen2Model, LlamaModel) or hasattr(model, "hf_device_map"):
-        return False
-    attentions = [layer.self_attn for layer in decoder.layers]
-    linears = [layer for one in attentions for layer in (one.q_proj, one.k_proj, one.v_proj)]
-    linears += [part for layer in decoder.layers for part in (layer.mlp.gate_proj, layer.mlp.up_proj)]
-    biased = {one.q_proj.bias is None for one in attentions} | {one.k_proj.bias is None for one in attentions}
-    return (
-        all(type(linear) is nn.Linear for linear in linears)
-        and len(biased) == 1
-        and all(layer.mlp.gate_proj.bias is None for layer in decoder.layers)
-        and getattr(decoder.rotary_emb, "rope_type", None) in _ROPES
-        and set(getattr(model.config, "layer_types", None) or ["full_attention"]) == {"full_attention"}
-    )
-
-
-def _rms_norm(norm: Any, hidden: Tensor) -> Tensor:
-    return F.rms_norm(hidden, (hidden.shape[-1],), norm.weight, norm.variance_epsilon)
-
-
-def additive_mask(visible: Tensor, relative: Tensor, dtype: torch.dtype, *, copies: int = 1) -> Tensor:
-    """What attention adds to its scores, [N, 1, copies * W, S]: 0, or the lowest number where a slot is hidden.
-
-    Args:
-        visible: bool [W, W], which entries of its window an entry sees.
-        relative: integer [N, S], which entry a slot holds: -1 is seen by all entries, W by none.
-        dtype: of the result.
-        copies: how often to repeat the entries.
-    """
-    table = torch.full(
-        (copies, len(visible), len(visible) + 2), torch.finfo(dtype).min, dtype=dtype, device=relative.device
-    )
-    table[:, :, 0] = 0
-    table[:, :, 1:-1].masked_fill_(visible, 0)
-    return table.flatten(0, 1)[:, relative + 1].transpose(0, 1).unsqueeze(1)
+def _map(weights: _Weights, values: Tensor) -> Tensor:
+    return linear(values, weights["weight"], weights["bias"])
 
 
 def _spread(values: Tensor, real: Tensor | None, entries: int) -> Tensor:

@@ -1,0 +1,40 @@
+"""Who sees whom, as what attention adds to its scores: 0, or the lowest number where a slot is hidden."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from marsbench.decoding.rows import Window
+
+
+def additive_mask(visible: Tensor, relative: Tensor, dtype: torch.dtype, *, copies: int = 1) -> Tensor:
+    """What attention adds to its scores, [N, 1, copies * W, S], or [N, 1, 1, S] where W is 1.
+
+    Args:
+        visible: bool [W, W], which entries of its window an entry sees; itself always.
+        relative: integer [N, S], which entry a slot holds: -1 is seen by all entries, W by none.
+        dtype: of the result.
+        copies: how often to repeat the entries.
+    """
+    lowest = torch.finfo(dtype).min
+    if len(visible) == 1:  # of the slots, only those behind the window are hidden
+        return (relative.clamp(min=0).to(dtype) * lowest)[:, None, None]
+    table = torch.full((copies, len(visible), len(visible) + 2), lowest, dtype=dtype, device=relative.device)
+    table[:, :, 0] = 0
+    table[:, :, 1:-1].masked_fill_(visible, 0)
+    return table.flatten(0, 1)[:, relative + 1].transpose(0, 1).unsqueeze(1)
+
+
+def sliding_mask(full: Tensor, window: Window, relative: Tensor, reach: int) -> Tensor:
+    """An `additive_mask` [N, 1, W, S] for layers in which an entry sees `reach` positions, its own among them.
+
+    What was cached before the window lies in the slot of its position; the window's entries say their own.
+    """
+    if window.slots <= reach:
+        return full
+    slots, width = torch.arange(relative.shape[1], device=relative.device), window.position.shape[1]
+    of_entry = window.position.gather(1, relative.clamp(0, width - 1))
+    position = torch.where(relative < 0, slots, of_entry)  # [N, S]
+    far = position.unsqueeze(1) <= window.position.unsqueeze(2) - reach
+    return full.masked_fill(far.unsqueeze(1), torch.finfo(full.dtype).min)
