@@ -87,9 +87,10 @@ class LeanDecoder:
 
     def __call__(self, cache: RaggedCache, window: Window, relative: Tensor) -> Answer:
         """Run a window; see `Decoder`."""
-        if not self._watch.holds():
-            return decoder_of(self._model())(cache, window, relative)
-        return self.run(cache, window, relative)
+        # Who compiles a call looks at the model before each call of what comes of it.
+        if torch.compiler.is_compiling() or self._watch.holds():
+            return self.run(cache, window, relative)
+        return decoder_of(self._model())(cache, window, relative)
 
     def run(self, cache: RaggedCache, window: Window, relative: Tensor) -> Answer:
         """Run a window of a model that is known to be as it was."""
@@ -110,6 +111,11 @@ class LeanDecoder:
     def _rotation(self, position: Tensor, most: int, like: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines [M, 1, head size] at positions [M] below `most`; the first half of the sines is negated."""
         frequencies = self._rotary._buffers["inv_freq"]
+        if torch.compiler.is_compiling():  # a table would be looked up in as many operations as it saves
+            turned = position.unsqueeze(1) * frequencies.float()
+            cos, sin = (part * self._rotary.attention_scaling for part in (turned.cos(), turned.sin()))
+            both = torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
+            return both[0].to(like.dtype).unsqueeze(1), both[1].to(like.dtype).unsqueeze(1)
         version = None if frequencies.is_inference() else frequencies._version
         turned_by = (id(frequencies), version, like.dtype, like.device)
         if most > len(self._cos) or turned_by != self._turned_by:

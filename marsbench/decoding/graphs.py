@@ -83,7 +83,7 @@ class _Captured:
 
     def __init__(self, step: Step, decoder: Decoder, method: Method, stand: Stand, eos: Tensor) -> None:
         with stand.still():
-            side = torch.cuda.Stream()
+            side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
                 for _ in range(3):  # compiles, and allocates what it needs

@@ -88,6 +88,7 @@ class Stand:
             thresholded=shape.thresholded,
             sampled=shape.sampled,
             draft_pending=most.draft_pending,
+            room=(shape.length, 1),
         )
         slots = shape.length + most.behind
         self.draft_cache = FixedCache.like(like.draft_cache, shape.rows, slots)

@@ -42,8 +42,11 @@ class _Seat:
 
     def take(self, tokens: list[int], number: int, eos_ids: list[int]) -> tuple[list[int], Finish]:
         """Note the tokens of forward `number`: those that count, and what has ended the output, if anything has."""
-        emitted, finish = end_of([*self.tokens, *tokens], self.request, eos_ids)
-        fresh = tokens[: emitted - len(self.tokens)]
+        # A stop sequence may have begun before; nothing in front of that has to be looked at again.
+        before = max((len(stop) for stop in self.request.stop), default=1) - 1
+        begun = self.tokens[-before:] if before else []
+        emitted, finish = end_of([*begun, *tokens], self.request, eos_ids)
+        fresh = tokens[: emitted - len(begun)]
         self.tokens += fresh
         self.settled_by += [number - self.before] * len(fresh)
         return fresh, finish
@@ -253,7 +256,7 @@ class _Packed:
         self._arrived = None
         if packed.device.type == "cuda":
             packed = torch.empty_like(packed, device="cpu", pin_memory=True).copy_(packed, non_blocking=True)
-            self._arrived = torch.cuda.Event()
+            self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._arrived.record()
         self._packed = packed
 

@@ -11,6 +11,7 @@ from marsbench.decoding.decoder import Decoder
 from marsbench.decoding.engine import Batch, Method
 from marsbench.decoding.generation import Request
 from marsbench.decoding.outside import OutsideMethod
+from marsbench.decoding.rows import Most
 from marsbench.racing.race import Contender, synchronize
 
 
@@ -18,12 +19,16 @@ class _Timed:
     """A method whose two functions are timed."""
 
     name: ClassVar[str] = "timed"
+    causal_prompt: ClassVar[bool] = False  # prompts in one piece, whatever the method
 
     def __init__(self, method: Method, parts: _Parts) -> None:
         self._method, self._parts = method, parts
 
     def bar(self, threshold: float | None) -> float:
         return self._method.bar(threshold)
+
+    def most(self) -> Most | None:
+        return self._method.most()
 
     def propose(self, rows: Any) -> Any:
         with self._parts.timed("proposing"):

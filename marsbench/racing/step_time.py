@@ -12,7 +12,7 @@ import torch
 from marsbench.decoding.acceptance import no_threshold
 from marsbench.decoding.engine import Batch, context_length
 from marsbench.decoding.generation import Request
-from marsbench.decoding.rows import Accepted, Answer, Rows, Window
+from marsbench.decoding.rows import Accepted, Answer, Most, Rows, Window
 from marsbench.decoding.windows import last, linear_window
 from marsbench.racing.race import synchronize
 
@@ -51,11 +51,15 @@ class _Probe:
     """One token per step from a window of a given width: what any method of that width costs at least."""
 
     name: ClassVar[str] = "probe"
+    causal_prompt: ClassVar[bool] = True
 
     window: int
 
     def bar(self, threshold: float | None) -> float:
         return no_threshold(self.name, threshold)
+
+    def most(self) -> Most:
+        return Most(pending=1, drafted=0, behind=self.window - 1)
 
     def propose(self, rows: Rows) -> Window:
         return linear_window(rows, masks=self.window - 1, mask_id=0)
