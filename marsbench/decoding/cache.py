@@ -35,7 +35,8 @@ class RaggedCache:
         The model attends over the slots below `total`; what is written to slot `total` is never seen.
         """
         self._rows, self._slots = slots.shape[0], total
-        self._capacity = max(self._capacity, _room(total))
+        if total >= self._capacity:
+            self._capacity = _room(total)
         first = torch.arange(self._rows, device=slots.device).unsqueeze(1) * self._capacity
         self._flat_slots = (first + slots).flatten()
 

@@ -83,11 +83,11 @@ class LeanDecoder:
 
     def is_current(self) -> bool:
         """Whether the model still is as it was looked at."""
-        return self._watch.holds_altogether()
+        # Who compiles a call looks at the model before each call of what comes of it.
+        return torch.compiler.is_compiling() or self._watch.holds_altogether()
 
     def __call__(self, cache: RaggedCache, window: Window, relative: Tensor) -> Answer:
         """Run a window; see `Decoder`."""
-        # Who compiles a call looks at the model before each call of what comes of it.
         if torch.compiler.is_compiling() or self._watch.holds():
             return self.run(cache, window, relative)
         return decoder_of(self._model())(cache, window, relative)

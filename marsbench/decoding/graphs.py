@@ -24,8 +24,8 @@ def why_not(model: Any, method: Any) -> str:
     """Why a method cannot be compiled for a model here, empty if it can."""
     if getattr(method, "most", lambda: None)() is None:
         return f"the windows of method {method.name!r} have no fixed shape"
-    if not isinstance(decoder_of(model), LeanDecoder):
-        return f"only plain Qwen2 and Llama models are compiled, and this is {type(model).__name__}"
+    if not all(isinstance(one, LeanDecoder) for one in (decoder_of(model), *_draft_decoders(method))):
+        return "only plain Qwen2 and Llama models are compiled"
     if model.device.type == "cpu" and not _has_compiler():
         return "there is no C++ compiler"
     return ""
@@ -51,20 +51,25 @@ class Graphs:
 
     def __call__(self, decoder: Decoder, method: Method, stand: Stand, eos: Tensor) -> Tensor:
         """One step; see `static_step`."""
-        if not isinstance(decoder, LeanDecoder):
+        decoders = decoder, *_draft_decoders(method)
+        if not all(isinstance(one, LeanDecoder) for one in decoders):
             return static_step(decoder, method, stand, eos)
-        step = self._step(decoder, method, stand, eos)
+        step = self._step((*decoders, method, stand.shape, stand.dtype, len(eos)))
         if eos.device.type != "cuda":
             return step(decoder, method, stand, eos)
         if stand not in self._captured:
             self._captured[stand] = _Captured(step, decoder, method, stand, eos)
         return self._captured[stand]()
 
-    def _step(self, decoder: Decoder, method: Method, stand: Stand, eos: Tensor) -> Step:
-        key = (decoder, method, stand.shape, stand.dtype, len(eos))
+    def _step(self, key: Hashable) -> Step:
         if key not in self._compiled:
             self._compiled[key] = _compiled(static_step)
         return self._compiled[key]
+
+
+def _draft_decoders(method: Any) -> list[Decoder]:
+    drafter = getattr(method, "drafter", None)
+    return [] if drafter is None else [decoder_of(drafter.model)]
 
 
 def _compiled(step: Step) -> Step:

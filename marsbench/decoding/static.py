@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -76,7 +76,7 @@ class Stand:
         """Empty rows, as wide as the shape says; `like` and `cache` tell of dtypes, layers and heads."""
         self.shape = shape
         narrow = {"tokens": shape.length + 1, "born": 0, "drafts": most.drafted}
-        fields = {
+        fields: dict[str, Any] = {
             name: values.new_zeros(shape.rows, *([narrow[name]] if name in narrow else []))
             for name, values in like.tensors().items()
         }
@@ -92,9 +92,9 @@ class Stand:
         )
         slots = shape.length + most.behind
         self.draft_cache = FixedCache.like(like.draft_cache, shape.rows, slots)
-        self.rows = Rows(**fields, draft_cache=self.draft_cache, extent=extent, fixed=True)
-        self.rows.start += 1  # an empty row is a prompt of one token that has come to its end
-        self.rows.length += 1
+        self.rows = Rows(draft_cache=self.draft_cache, extent=extent, fixed=True, **fields)
+        for values in (self.rows.start, self.rows.length, self.rows.end):
+            values += 1  # an empty row is a prompt of one token that has come to its end
         self.cache = FixedCache.like(cache, shape.rows, slots)
 
     def put(self, places: Sequence[int], rows: Rows, cache: RaggedCache, chosen: Sequence[int]) -> None:
@@ -115,7 +115,7 @@ class Stand:
     def still(self) -> Iterator[None]:
         """Nobody moves meanwhile: steps compute as ever, and change nothing that counts."""
         ends = self.rows.end.clone()
-        self.rows.end.zero_()
+        self.rows.end.copy_(self.rows.length)
         yield
         self.rows.end.copy_(ends)
 
@@ -125,7 +125,8 @@ class Stand:
 
     def freeze(self, places: Sequence[int]) -> None:
         """Take these rows out of every step to come."""
-        self.rows.end[list(places)] = 0
+        at = torch.tensor(places, device=self.rows.length.device)
+        self.rows.end[at] = self.rows.length[at]
 
 
 def _as_wide(values: Tensor, width: int) -> Tensor:
@@ -153,5 +154,5 @@ def static_step(decoder: Decoder, method: Method, stand: Stand, eos: Tensor) -> 
         mine, after = getattr(stand.rows, name), getattr(rows, name)
         if after is not mine:
             mine.copy_(torch.where(alive.unsqueeze(1) if mine.dim() == 2 else alive, after, mine))
-    stand.rows.end.mul_(~ended)  # frozen: a row without an end ahead of it
+    stand.rows.end.copy_(torch.where(ended, stand.rows.length, stand.rows.end))  # frozen: its end is not ahead of it
     return torch.cat([torch.stack([ended.long(), new, real], dim=1), tokens], dim=1)

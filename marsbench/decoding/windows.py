@@ -101,17 +101,22 @@ def group_entries(rows: Rows, group: int, chosen: Tensor) -> Tensor:
 
 def causal(width: int, device: torch.device) -> Tensor:
     """Every entry sees itself and those before it, bool [width, width]."""
-    return (_kept_causal if width <= _WIDEST_KEPT else _causal)(width, device)
+    return (_kept_causal if _is_kept(width) else _causal)(width, device)
 
 
 def _groups(tokens: int, drafts: int, group: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """For groups of masks behind `tokens` + `drafts` entries: each mask's group, its place there, and who sees whom."""
     width = tokens + drafts + (drafts + 1) * group
-    return (_kept_groups if width <= _WIDEST_KEPT else _grouped)(tokens, drafts, group, device)
+    return (_kept_groups if _is_kept(width) else _grouped)(tokens, drafts, group, device)
 
 
 def _range(count: int, device: torch.device) -> Tensor:
-    return (_kept_range if count <= _WIDEST_KEPT else torch.arange)(count, device=device)
+    return (_kept_range if _is_kept(count) else torch.arange)(count, device=device)
+
+
+def _is_kept(width: int) -> bool:
+    """Whether what is made for a width is kept; what is compiled becomes part of its graph instead."""
+    return width <= _WIDEST_KEPT and not torch.compiler.is_compiling()
 
 
 def _causal(width: int, device: torch.device) -> Tensor:
