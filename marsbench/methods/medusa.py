@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from math import prod
 from typing import ClassVar, NamedTuple
@@ -34,25 +34,41 @@ def tree_paths(heads: int, width: int) -> list[Path]:
     return sorted(paths, key=lambda path: (any(path), len(path), path))
 
 
+class _Nodes(NamedTuple):
+    """A tree of M guesses."""
+
+    depth: tuple[int, ...]  # [M], 0 for a guess at the next token; also which head guesses it
+    rank: tuple[int, ...]  # [M], which of the head's guesses it is
+    parent: tuple[int, ...]  # [M], the entry of the node before it, counted from the last committed token at 0
+    ancestors: tuple[tuple[bool, ...], ...]  # [M, M], which nodes are on a node's path, itself among them
+
+
 class _Tree(NamedTuple):
-    """A tree of M guesses as tensors."""
+    """`_Nodes` as tensors."""
 
-    depth: Tensor  # [M], 0 for a guess at the next token; also which head guesses it
-    rank: Tensor  # [M], which of the head's guesses it is
-    parent: Tensor  # [M], the entry of the node before it, counted from the last committed token at 0
-    ancestors: Tensor  # bool [M, M], which nodes are on a node's path, itself among them
+    depth: Tensor
+    rank: Tensor
+    parent: Tensor
+    ancestors: Tensor
 
 
-@lru_cache(maxsize=16)
-def _tree(heads: int, width: int, device: torch.device) -> _Tree:
+def _nodes(heads: int, width: int) -> _Nodes:
     paths = tree_paths(heads, width)
     entry = {path: number for number, path in enumerate([(), *paths])}
-    return _Tree(
-        torch.tensor([len(path) - 1 for path in paths], device=device),
-        torch.tensor([path[-1] for path in paths], device=device),
-        torch.tensor([entry[path[:-1]] for path in paths], device=device),
-        torch.tensor([[path[: len(above)] == above for above in paths] for path in paths], device=device),
+    return _Nodes(
+        tuple(len(path) - 1 for path in paths),
+        tuple(path[-1] for path in paths),
+        tuple(entry[path[:-1]] for path in paths),
+        tuple(tuple(path[: len(above)] == above for above in paths) for path in paths),
     )
+
+
+def _tree(nodes: _Nodes, device: torch.device) -> _Tree:
+    depth, rank, parent, ancestors = (torch.tensor(numbers, device=device) for numbers in nodes)
+    return _Tree(depth, rank, parent, ancestors)
+
+
+_kept_tree = lru_cache(maxsize=16)(_tree)
 
 
 @dataclass(frozen=True)
@@ -65,6 +81,10 @@ class Medusa:
     heads: nn.Module  # hidden states [..., H] -> [..., heads, H]
     count: int  # how many heads there are
     tree_width: int = 1
+    nodes: _Nodes = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "nodes", _nodes(self.count, self.tree_width))
 
     def bar(self, threshold: float | None) -> float:
         """Medusa takes no threshold."""
@@ -72,7 +92,7 @@ class Medusa:
 
     def most(self) -> Most:
         """The tree. What is right of it off the chain of first guesses is forwarded once more."""
-        nodes = len(tree_paths(self.count, self.tree_width))
+        nodes = len(self.nodes.depth)
         return Most(pending=1 if self.tree_width == 1 else self.count + 1, drafted=nodes, behind=nodes)
 
     def propose(self, rows: Rows) -> Window:
@@ -90,7 +110,8 @@ class Medusa:
         return accepted
 
     def _tree(self, rows: Rows) -> _Tree:
-        return _tree(self.count, self.tree_width, rows.tokens.device)
+        tree = _tree if torch.compiler.is_compiling() else _kept_tree
+        return tree(self.nodes, rows.tokens.device)
 
     def _right_path(self, rows: Rows, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Follow the guesses that are what the model says.
