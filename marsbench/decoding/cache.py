@@ -83,7 +83,8 @@ class RaggedCache:
             self._layers, self._capacity, self._flat_slots = [], 0, torch.empty(0)
             return
         capacity = min(self._capacity, _room(longest + _GROWTH))
-        if self._layers and 2 * rows * capacity <= self._layers[-1][0].shape[:2].numel():
+        held = max((len(keys) * keys.shape[1] for keys, _ in self._layers), default=0)
+        if 2 * rows * capacity <= held:
             self._capacity = capacity
             for layer in range(len(self._layers)):
                 self._resize(layer, rows)

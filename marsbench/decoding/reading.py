@@ -57,11 +57,10 @@ def take_out(rows: Rows, cache: RaggedCache, ended: Tensor) -> list[Gone]:
         [ended.long(), rows.index, rows.joined, rows.start, rows.length, rows.end]
     ).tolist()
     gone, alive = ([row for row, flag in enumerate(flags) if bool(flag) is wanted] for wanted in (True, False))
-    tokens, born = _answers(rows, gone, max(length[row] - start[row] for row in gone))
+    counts = [length[row] - start[row] for row in gone]
     found = [
-        Gone(index[row], tokens[place][:count], born[place][:count], joined[row])
-        for place, row in enumerate(gone)
-        for count in [length[row] - start[row]]
+        Gone(index[row], tokens[:count], born[:count], joined[row])
+        for row, count, tokens, born in zip(gone, counts, *_answers(rows, gone, max(counts)), strict=True)
     ]
     holes, movers = [row for row in gone if row < len(alive)], [row for row in alive if row >= len(alive)]
     order = list(range(len(alive)))
