@@ -15,7 +15,9 @@ _GROWTH = 64  # slots; small steps waste little, and growing is rare
 class RaggedCache:
     """Keys and values of all layers, stored [rows, slots, heads, head size].
 
-    It holds as many slots per row as the longest row needs now, whatever the rows may yet grow to.
+    It holds as many slots per row as the longest row needs now, whatever the rows may yet grow to, and gives back what
+    rows that are gone have held. A layer is resized when it is next written, so that no more than one is there twice,
+    and one that there is no memory for leaves the others as they are.
     """
 
     def __init__(self) -> None:
@@ -23,7 +25,7 @@ class RaggedCache:
         self._flat_slots = torch.empty(0)
         self._rows = 0
         self._slots = 0
-        self._capacity = 0
+        self._capacity = 0  # slots per row that every layer is to have
 
     def prepare(self, slots: Tensor, total: int) -> None:
         """Say where the next forward writes: integer [N, W], each entry's slot in its row.
@@ -31,8 +33,7 @@ class RaggedCache:
         The model attends over the slots below `total`; what is written to slot `total` is never seen.
         """
         self._rows, self._slots = slots.shape[0], total
-        if total >= self._capacity:
-            self._resize(self._rows, -(-(total + 1) // _GROWTH) * _GROWTH)
+        self._capacity = max(self._capacity, _room(total))
         first = torch.arange(self._rows, device=slots.device).unsqueeze(1) * self._capacity
         self._flat_slots = (first + slots).flatten()
 
@@ -50,6 +51,8 @@ class RaggedCache:
         """Store a layer's new keys and values [M, heads, head size]; return all, [N, slots, heads, head size]."""
         if layer == len(self._layers):
             self._layers.append((self._allocate(keys), self._allocate(values)))
+        if self._layers[layer][0].shape[1] != self._capacity:
+            self._resize(layer, self._rows)
         stored = self._layers[layer]
         for store, new in zip(stored, (keys, values), strict=True):
             store.flatten(0, 1).index_copy_(0, self._flat_slots, new)
@@ -60,21 +63,41 @@ class RaggedCache:
         """Slots in use (asked for by models that are given no position ids)."""
         return self._slots
 
-    def move(self, sources: Tensor, holes: Tensor, rows: int) -> None:
-        """Copy whole rows `sources` [n] into rows `holes` [n]; the first `rows` rows stay in use."""
+    def move(self, sources: Tensor, holes: Tensor, rows: int, longest: int) -> None:
+        """Copy whole rows `sources` [n] into rows `holes` [n]; see `keep`."""
         for store in (store for layer in self._layers for store in layer):
             store[holes] = store[sources]
-        self._rows = rows
-        if self._layers and 0 < rows <= self._layers[0][0].shape[0] // 2:
-            self._resize(rows, self._capacity)  # gives memory back
+        self.keep(rows, longest)
 
-    def extend(self, other: RaggedCache) -> None:
-        """Take over the rows in use of another cache of the same model, behind the own ones."""
-        own, rows = self._rows, self._rows + other._rows
-        self._resize(rows, max(self._capacity, other._capacity))
-        for mine, theirs in zip(self._layers, other._layers, strict=True):
-            for store, new in zip(mine, theirs, strict=True):
-                store[own:, : new.shape[1]] = new[: other._rows]
+    def keep(self, rows: int, longest: int) -> None:
+        """The first `rows` rows stay in use, the longest of them with `longest` slots.
+
+        Memory is given back when half of it or more is of no use, and what the next steps will need is kept: so rows
+        that come and go do not have everything copied every time.
+        """
+        self._rows = rows
+        if not rows:
+            self._layers, self._capacity, self._flat_slots = [], 0, torch.empty(0)
+            return
+        capacity = min(self._capacity, _room(longest + _GROWTH))
+        held = max((len(keys) * keys.shape[1] for keys, _ in self._layers), default=0)
+        if 2 * rows * capacity <= held:
+            self._capacity = capacity
+            for layer in range(len(self._layers)):
+                self._resize(layer, rows)
+
+    def extend(self, *others: RaggedCache) -> None:
+        """Take the rows in use of other caches of the same model, behind the own ones; the others are left empty."""
+        rows = self._rows + sum(other._rows for other in others)
+        self._capacity = max(cache._capacity for cache in (self, *others))
+        for layer in range(len(self._layers)):
+            if rows > self._layers[layer][0].shape[0] or self._capacity != self._layers[layer][0].shape[1]:
+                self._resize(layer, rows)
+            first = self._rows
+            for other in others:
+                for mine, theirs in zip(self._layers[layer], other._layers.pop(0), strict=True):
+                    mine[first : first + other._rows, : theirs.shape[1]] = theirs[: other._rows]
+                first += other._rows
         self._rows = rows
 
     def bytes(self) -> int:
@@ -84,13 +107,17 @@ class RaggedCache:
     def _allocate(self, like: Tensor) -> Tensor:
         return like.new_zeros(self._rows, self._capacity, *like.shape[1:])
 
-    def _resize(self, rows: int, capacity: int) -> None:
-        """Move everything in use to stores of another size."""
-        resized = []
-        for layer in self._layers:
-            fresh = [store.new_zeros(rows, capacity, *store.shape[2:]) for store in layer]
-            for new, old in zip(fresh, layer, strict=True):
-                kept = min(self._rows, rows)
-                new[:kept, : old.shape[1]] = old[:kept]
-            resized.append((fresh[0], fresh[1]))
-        self._layers, self._capacity = resized, capacity
+    def _resize(self, layer: int, rows: int) -> None:
+        """Move a layer to stores of `rows` rows and as many slots as every layer is to have."""
+        moved = []
+        for old in self._layers[layer]:
+            new = old.new_zeros(rows, self._capacity, *old.shape[2:])
+            kept, slots = min(self._rows, rows, len(old)), min(old.shape[1], self._capacity)
+            new[:kept, :slots] = old[:kept, :slots]
+            moved.append(new)
+        self._layers[layer] = (moved[0], moved[1])
+
+
+def _room(slots: int) -> int:
+    """The slots to hold for a row that uses so many, and the one behind them that is never seen."""
+    return -(-(slots + 1) // _GROWTH) * _GROWTH

@@ -16,10 +16,24 @@ from torch import Tensor
 
 from marsbench.decoding.cache import RaggedCache
 from marsbench.decoding.decoder import Decoder, decoder_of
-from marsbench.decoding.generation import Finish, Generation, Meter, Request, as_list, end_of, split_eos
+from marsbench.decoding.generation import (
+    PREFILL_POSITIONS,
+    Finish,
+    Generation,
+    Meter,
+    Request,
+    as_list,
+    end_of,
+    split_eos,
+)
 from marsbench.decoding.outside import OnFinished, OutsideMethod, decode_outside
-from marsbench.decoding.rows import EMPTY, PROMPT, Accepted, Answer, Rows, Window
+from marsbench.decoding.prefill import check_prefill_positions, groups_of, leading_windows
+from marsbench.decoding.reading import Newest, newest, take_out
+from marsbench.decoding.requests import check_requests, context_length, laid_out
+from marsbench.decoding.rows import Accepted, Answer, Rows, Window
 from marsbench.errors import UserError
+
+__all__ = ["Batch", "Method", "OnTokens", "check_requests", "commit", "context_length", "decode", "forward"]
 
 # Called with a request's index and the tokens that a forward has just added, as they come (an EOS may be among them).
 OnTokens = Callable[[int, list[int]], None]
@@ -30,6 +44,7 @@ class Method(Protocol):
     """A decoding method: functions of the rows in flight, without a state of its own."""
 
     name: ClassVar[str]
+    causal_prompt: ClassVar[bool]  # whether plain causal windows may cache a long prompt's beginning before `propose`
 
     def bar(self, threshold: float | None) -> float:
         """The confidence that a request's threshold asks for; `UserError` where the method cannot take it."""
@@ -51,6 +66,10 @@ class Batch:
     raises harms nobody else.
 
     A server would call `join` as requests come, `step` in between, and `set_threshold` when a user turns the knob.
+
+    Prompts are forwarded in parts of at most `prefill_positions` (rows times the longest prompt among them; what a
+    method guesses behind the prompts comes on top), which bounds the memory that newcomers need: in groups of rows, and
+    a longer row piece by piece, where the method's `causal_prompt` allows it. To a row, it is one forward all the same.
     """
 
     def __init__(
@@ -63,14 +82,16 @@ class Batch:
         on_finished: OnFinished,
         on_tokens: OnTokens | None = None,
         meter: Meter | None = None,
+        prefill_positions: int = PREFILL_POSITIONS,
     ) -> None:
+        check_prefill_positions(prefill_positions)
         self.model, self.method = model, method
         self.decoder = decoder_of(model)
         self._eos_ids = as_list(eos_id)
         self._eos = torch.tensor(self._eos_ids, dtype=torch.long, device=model.device)
         self._pad_id = pad_id
         self._on_finished, self._on_tokens = on_finished, on_tokens
-        self._meter = meter
+        self._meter, self._prefill_positions = meter, prefill_positions
         self._requests: dict[int, Request] = {}
         self._forwards = 1  # the number of the latest forward; `born` tells 0 from it
         self._rows: Rows | None = None
@@ -81,30 +102,27 @@ class Batch:
 
     @torch.inference_mode()
     def join(self, requests: Mapping[int, Request]) -> None:
-        """Bring requests in, each under an index of the caller's choice, with one forward over their prompts.
+        """Bring requests in, each under an index of the caller's choice: all of them, or nobody where one fails.
 
         Raises:
-            UserError: a request that the model cannot run, or an index that is in flight already; nobody joins then.
+            UserError: a request that the model cannot run, or an index that is in flight already.
         """
         if not requests:
             return
         check_requests(list(requests.values()), self.model)
         for index in requests.keys() & self._requests.keys():
             raise UserError(f"request {index} is in flight already", fix="give every request an index of its own")
-        rows = _rows(requests, self.method, self._forwards - 1, self._pad_id, self.model.device)
-        cache = RaggedCache()
+        newcomers = [(self._laid_out(group), RaggedCache()) for group in groups_of(requests, self._prefill_positions)]
         self._requests.update(requests)
         try:
-            news = self._advance(rows, cache, prompt=True)
+            news = [told for rows, cache in newcomers for told in self._prefill(rows, cache)]
+            if self._meter is not None:
+                self._meter.tick()
+            self._take_in(newcomers)
         except BaseException:  # whatever went wrong with their prompts, nobody has joined
             for index in requests:
                 self._requests.pop(index, None)
             raise
-        if self._rows is None or not len(self._rows):
-            self._rows, self._cache = rows, cache
-        elif len(rows):
-            self._cache.extend(cache)
-            self._rows.extend(rows)
         _tell(news)
 
     @torch.inference_mode()
@@ -130,58 +148,85 @@ class Batch:
             self._rows.bar.masked_fill_(self._rows.index == index, bar)
             self._rows.measure()
 
+    def _laid_out(self, requests: Mapping[int, Request]) -> Rows:
+        """Rows of their own for some requests; `UserError` for a threshold that the method cannot take."""
+        bars = [self.method.bar(request.threshold) for request in requests.values()]
+        rows = laid_out(requests, bars, joined=self._forwards - 1, pad_id=self._pad_id, device=self.model.device)
+        rows.prefill_positions = self._prefill_positions
+        return rows
+
+    def _prefill(self, rows: Rows, cache: RaggedCache) -> list[News]:
+        """The forward over the prompts of rows that have a cache of their own, as far as need be in pieces."""
+        if rows.extent.pending > rows.prefill_positions and self.method.causal_prompt:
+            for window in leading_windows(rows):
+                forward(self.decoder, cache, window)
+                if self._meter is not None:
+                    self._meter.count(window.input_ids.numel(), cache.bytes(), prompt=True)
+        return self._advance(rows, cache, prompt=True)
+
+    def _take_in(self, newcomers: list[tuple[Rows, RaggedCache]]) -> None:
+        """Put the newcomers that have not ended yet behind the rows in flight."""
+        own = [] if self._rows is None else [(self._rows, self._cache)]
+        lots = [lot for lot in (*own, *newcomers) if len(lot[0])]
+        if not lots:
+            return
+        (rows, cache), *others = lots
+        try:
+            if others:
+                cache.extend(*(theirs for _, theirs in others))
+                rows.extend(*(theirs for theirs, _ in others))
+        except BaseException:  # there was no memory for them
+            for store in (cache, rows.draft_cache):
+                store.keep(len(rows), rows.extent.length)
+            raise
+        self._rows, self._cache = rows, cache
+
     def _advance(self, rows: Rows, cache: RaggedCache, *, prompt: bool) -> list[News]:
         """Move rows forward by one window; returns what there is to tell once everything is in its place."""
         window = self.method.propose(rows)
         answer = forward(self.decoder, cache, window)
         accepted = self.method.accept(rows, window, answer)
-        if self._meter is not None:
-            self._meter.count(_positions(window), cache.bytes() + rows.draft_cache.bytes(), prompt=prompt)
         before = rows.length
         ended = commit(rows, accepted, self._forwards, self._eos)
-        (any_ended,) = rows.measure(ended.any().long())
+        any_ended, *entries = rows.measure(ended.any().long(), *self._to_count(window))
         if self._meter is not None:
-            self._meter.tick()
+            (positions,) = entries or [window.input_ids.numel()]
+            self._meter.count(positions, cache.bytes() + rows.draft_cache.bytes(), prompt=prompt)
+            if not prompt:
+                self._meter.tick()
         news: list[News] = []
-        if self._on_tokens is not None or any(request.stop for request in self._requests.values()):
-            news, ended = self._fresh_tokens(rows, before, ended)
-            any_ended = bool(ended.any())
+        stops = [len(stop) for request in self._requests.values() for stop in request.stop]
+        if self._on_tokens is not None or stops:
+            behind = max(stops, default=1) - 1
+            news, stopped = self._newest(newest(rows, before, accepted.ids.shape[1], behind))
+            if any(stopped):
+                any_ended, ended = 1, ended | torch.tensor(stopped, device=ended.device)
         return [*news, *(self._retire(rows, cache, ended) if any_ended else [])]
 
-    def _fresh_tokens(self, rows: Rows, before: Tensor, ended: Tensor) -> tuple[list[News], Tensor]:
-        """The new tokens of every row, and which rows have ended, those that came to a stop sequence among them."""
+    def _to_count(self, window: Window) -> list[Tensor]:
+        """What has to be read for the meter: how many of the entries are no fillers, where some are."""
+        return [] if self._meter is None or window.real is None else [window.real.sum()]
+
+    def _newest(self, ends: Sequence[Newest]) -> tuple[list[News], list[bool]]:
+        """The reports on new tokens, and which rows have come to an EOS or a stop sequence."""
         news: list[News] = []
-        ended = ended.clone()
-        for row, index in enumerate(rows.index.tolist()):
-            start, old, length = int(rows.start[row]), int(before[row]), int(rows.length[row])
-            tokens = rows.tokens[row, start:length].tolist()
+        stopped = []
+        for index, tokens, known in ends:
             emitted, finish = end_of(tokens, self._requests[index], self._eos_ids)
-            ended[row] |= finish != "length"
-            fresh = tokens[old - start : emitted]
-            if self._on_tokens is not None and fresh:
-                news.append(partial(self._on_tokens, index, fresh))
-        return news, ended
+            stopped.append(finish != "length")
+            if self._on_tokens is not None and emitted > known:
+                news.append(partial(self._on_tokens, index, tokens[known:emitted]))
+        return news, stopped
 
     def _retire(self, rows: Rows, cache: RaggedCache, ended: Tensor, *, unfinished: Finish = "length") -> list[News]:
-        """Take out the rows that have ended, close the gaps they leave, and return the reports on them."""
+        """Take out the rows that have ended, and return the reports on them."""
         news: list[News] = []
-        for row in ended.nonzero().flatten().tolist():
-            index, start, length = int(rows.index[row]), int(rows.start[row]), int(rows.length[row])
-            tokens, born = rows.tokens[row, start:length].tolist(), rows.born[row, start:length].tolist()
+        for index, tokens, born, joined in take_out(rows, cache, ended):
             emitted, finish = end_of(tokens, self._requests.pop(index), self._eos_ids, unfinished)
-            before = int(rows.joined[row])
-            settled_by = [number - before for number in born[:emitted]]
+            settled_by = [number - joined for number in born[:emitted]]
             kept, eos = split_eos(tokens[:emitted], finish)
-            generation = Generation(kept, settled_by, self._forwards - before, finish, eos)
+            generation = Generation(kept, settled_by, self._forwards - joined, finish, eos)
             news.append(partial(self._on_finished, index, generation))
-        alive = (~ended).nonzero().flatten()
-        holes = ended[: len(alive)].nonzero().flatten()
-        movers = alive[alive >= len(alive)]
-        for store in (cache, rows.draft_cache):
-            store.move(movers, holes, len(alive))
-        order = torch.arange(len(alive), device=alive.device)
-        order[holes] = movers
-        rows.take(order)
         return news
 
 
@@ -208,6 +253,7 @@ def decode(
     on_finished: OnFinished = lambda index, generation: None,
     on_tokens: OnTokens | None = None,
     meter: Meter | None = None,
+    prefill_positions: int = PREFILL_POSITIONS,
 ) -> list[Generation]:
     """Continue every request; the answers come in the order of the requests.
 
@@ -224,9 +270,14 @@ def decode(
         on_finished: called with a request's index and its generation as soon as a row is finished.
         on_tokens: called with a request's index and its new tokens after every forward.
         meter: counts the work; of an outside method's, it only hears the ticks.
+        prefill_positions: prompts' positions in one forward, at most; see `Batch`. An outside method has its own way.
+
+    Raises:
+        UserError: a request that the model cannot run, or a bound that holds nothing.
     """
     if batch_size < 1:
         raise UserError(f"batch size {batch_size} holds no row", fix="give 1 or more")
+    check_prefill_positions(prefill_positions)
     check_requests(requests, model)
     if isinstance(method, OutsideMethod):
         return decode_outside(model, method, requests, as_list(eos_id), pad_id, batch_size, on_finished, meter)
@@ -236,7 +287,10 @@ def decode(
         generations[index] = generation
         on_finished(index, generation)
 
-    batch = Batch(model, method, eos_id=eos_id, pad_id=pad_id, on_finished=finished, on_tokens=on_tokens, meter=meter)
+    batch = Batch(
+        model, method, eos_id=eos_id, pad_id=pad_id, on_finished=finished, on_tokens=on_tokens, meter=meter,
+        prefill_positions=prefill_positions,
+    )  # fmt: skip
     waiting = sorted(range(len(requests)), key=lambda index: len(requests[index].prompt_ids))
     while waiting or len(batch):
         free = batch_size - len(batch)
@@ -245,11 +299,6 @@ def decode(
             waiting = waiting[free:]
         batch.step()
     return [generations[index] for index in range(len(requests))]
-
-
-def _positions(window: Window) -> int:
-    """The entries that a window covers over all rows, fillers left out."""
-    return window.input_ids.numel() if window.real is None else int(window.real.sum())
 
 
 def forward(decoder: Decoder, cache: RaggedCache, window: Window) -> Answer:
@@ -278,68 +327,3 @@ def commit(rows: Rows, accepted: Accepted, forward_number: int, eos: Tensor) -> 
     fresh = (before.unsqueeze(1) + offset).clamp(max=spare)
     is_eos = torch.isin(rows.tokens.gather(1, fresh), eos) & (fresh < rows.length.unsqueeze(1))
     return is_eos.any(1) | (rows.length >= rows.end)
-
-
-def _rows(requests: Mapping[int, Request], method: Method, joined: int, pad_id: int, device: torch.device) -> Rows:
-    """Lay requests out, one row each."""
-    chosen = list(requests.values())
-    start = torch.tensor([len(request.prompt_ids) for request in chosen])
-    end = start + torch.tensor([request.max_new_tokens for request in chosen])
-    tokens = torch.full((len(chosen), int(end.max()) + 1), pad_id)
-    for row, request in enumerate(chosen):
-        tokens[row, : len(request.prompt_ids)] = torch.tensor(request.prompt_ids)
-    prompt = torch.arange(tokens.shape[1]) < start.unsqueeze(1)
-    none = torch.zeros_like(start)
-    rows = Rows(
-        tokens=tokens,
-        born=torch.where(prompt, PROMPT, EMPTY),
-        length=start.clone(),
-        cached=none,
-        start=start,
-        end=end,
-        bar=torch.tensor([method.bar(request.threshold) for request in chosen], dtype=torch.float32),
-        temperature=torch.tensor([request.temperature for request in chosen], dtype=torch.float32),
-        seed=torch.tensor([request.seed for request in chosen]),
-        joined=none + joined,
-        index=torch.tensor(list(requests)),
-        drafts=tokens[:, :0],
-        drafted=none,
-        draft_cached=none,
-    )
-    for name, values in rows.tensors().items():
-        setattr(rows, name, values.to(device))
-    rows.measure()
-    return rows
-
-
-def context_length(model: Any) -> int:
-    """The longest sequence that the model's positions allow."""
-    return int(getattr(model.config, "max_position_embeddings", 1 << 30))
-
-
-def check_requests(requests: Sequence[Request], model: Any, *, where: str = "request {}") -> None:
-    """Refuse requests that no method could run, naming the first that is wrong by `where` and its number."""
-    vocabulary, context = model.get_input_embeddings().num_embeddings, context_length(model)
-    for number, request in enumerate(requests, 1):
-        place = where.format(number)
-        if not request.prompt_ids:
-            raise UserError("the prompt is empty", where=place, fix="give at least one token id")
-        if min(request.prompt_ids) < 0 or max(request.prompt_ids) >= vocabulary:
-            raise UserError(
-                f"a prompt id lies outside the vocabulary of {vocabulary}",
-                where=place,
-                fix="tokenize the prompt with this checkpoint's tokenizer",
-            )
-        if request.max_new_tokens < 1:
-            raise UserError("max_new_tokens must be at least 1", where=place, fix="ask for one token or more")
-        if not request.temperature >= 0:
-            raise UserError("temperature must be 0 or more", where=place, fix="give 0 for greedy decoding")
-        if any(not stop for stop in request.stop):
-            raise UserError("a stop sequence is empty", where=place, fix="leave it out")
-        if len(request.prompt_ids) + request.max_new_tokens > context:
-            raise UserError(
-                f"prompt of {len(request.prompt_ids)} and limit of {request.max_new_tokens} tokens exceed the model's "
-                f"context of {context}",
-                where=place,
-                fix="shorten the prompt or lower max_new_tokens",
-            )

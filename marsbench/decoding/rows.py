@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from marsbench.decoding.cache import RaggedCache
+from marsbench.decoding.generation import PREFILL_POSITIONS
 from marsbench.decoding.sampling import choose
 
 PROMPT = -1  # `born` of a prompt token
@@ -26,6 +27,10 @@ class Extent(NamedTuple):
     even: bool  # whether all rows have as many pending tokens and drafts
     thresholded: bool  # whether any row has a confidence to pass
     sampled: bool  # whether any row samples
+    level: bool = False  # whether all rows have as many pending tokens
+    draft_pending: int = 0  # `pending` of the draft model
+    draft_level: bool = False  # `level` of the draft model
+    room: tuple[int, int] = (0, 0)  # tokens that a row may still get: the most and the least
 
 
 _UNKNOWN = Extent(0, 0, 0, even=False, thresholded=False, sampled=False)  # of rows that have not been measured
@@ -53,6 +58,7 @@ class Rows:
     drafted: Tensor  # [N], how many of them there are
     draft_cached: Tensor  # [N], `cached` of the draft model
     draft_cache: RaggedCache = field(default_factory=RaggedCache)
+    prefill_positions: int = PREFILL_POSITIONS  # of a prompt in one forward, at most
     extent: Extent = _UNKNOWN
 
     def __len__(self) -> int:
@@ -64,35 +70,44 @@ class Rows:
 
     def measure(self, *flags: Tensor) -> list[int]:
         """Bring `extent` up to date; `flags` (scalars) travel along, so that there is one read from the device."""
-        rows = torch.stack([self.length - self.cached, self.drafted, self.length])
+        pending, draft_pending = self.length - self.cached, self.length - self.draft_cached
+        rows = torch.stack([pending, self.drafted, self.length, draft_pending, self.end - self.length])
         most, least = rows.amax(1), rows.amin(1)
         # No threshold at all is an infinite bar, for one token per forward (+) or for all drafts (-).
         options = torch.stack([self.bar.isfinite().any(), (self.temperature > 0).any()])
         numbers = torch.cat([most, least, options.long(), *(flag.view(1) for flag in flags)]).tolist()
+        largest, smallest = numbers[:5], numbers[5:10]
         self.extent = Extent(
-            pending=numbers[0],
-            drafted=numbers[1],
-            length=numbers[2],
-            even=numbers[:2] == numbers[3:5],
-            thresholded=bool(numbers[6]),
-            sampled=bool(numbers[7]),
+            pending=largest[0],
+            drafted=largest[1],
+            length=largest[2],
+            even=largest[:2] == smallest[:2],
+            thresholded=bool(numbers[10]),
+            sampled=bool(numbers[11]),
+            level=largest[0] == smallest[0],
+            draft_pending=largest[3],
+            draft_level=largest[3] == smallest[3],
+            room=(largest[4], smallest[4]),
         )
-        return numbers[8:]
+        return numbers[12:]
 
-    def take(self, chosen: Tensor) -> None:
-        """Keep the rows `chosen` (indices), in that order."""
+    def take(self, chosen: Tensor, columns: int) -> None:
+        """Keep the rows `chosen` (indices), in that order, and so many columns of tokens, the last a spare one."""
+        self.tokens, self.born = self.tokens[:, :columns], self.born[:, :columns]
         for name, values in self.tensors().items():
             setattr(self, name, values[chosen])
         if len(self):
             self.measure()
 
-    def extend(self, other: Rows) -> None:
-        """Put the rows of another batch behind the own ones."""
-        for rows in (self, other):
+    def extend(self, *others: Rows) -> None:
+        """Put the rows of other batches behind the own ones; the others must not be used any more."""
+        every = (self, *others)
+        for rows in every:
             rows.born[:, -1] = EMPTY  # the spare column of a narrower batch becomes an ordinary one
-        for name, values in self.tensors().items():
-            setattr(self, name, _stacked(values, getattr(other, name)))
-        self.draft_cache.extend(other.draft_cache)
+        joined = {name: _stacked([getattr(rows, name) for rows in every]) for name in self.tensors()}
+        self.draft_cache.extend(*(other.draft_cache for other in others))
+        for name, values in joined.items():
+            setattr(self, name, values)
         self.measure()
 
     def choose(self, logits: Tensor, position: Tensor) -> Tensor:
@@ -102,12 +117,12 @@ class Rows:
         return choose(logits, position, self.temperature, self.seed)
 
 
-def _stacked(above: Tensor, below: Tensor) -> Tensor:
-    """[N, T] over [M, U] as [N + M, max(T, U)], filled up with zeros."""
-    if above.dim() == 1:
-        return torch.cat([above, below])
-    width = max(above.shape[1], below.shape[1])
-    return torch.cat([F.pad(part, (0, width - part.shape[1])) for part in (above, below)])
+def _stacked(parts: list[Tensor]) -> Tensor:
+    """[N, T] over [M, U] and so on as [N + M + ..., max(T, U, ...)], filled up with zeros."""
+    if parts[0].dim() == 1:
+        return torch.cat(parts)
+    width = max(part.shape[1] for part in parts)
+    return torch.cat([F.pad(part, (0, width - part.shape[1])) for part in parts])
 
 
 class Window(NamedTuple):

@@ -41,6 +41,13 @@ def room_for_drafts(rows: Rows, accepted: Accepted) -> Tensor:
     return (rows.end - rows.length - accepted.advance - 1).clamp(min=0)
 
 
+def continued(rows: Rows, accepted: Accepted) -> tuple[Tensor, Tensor]:
+    """The rows' tokens [N, T] and lengths [N] as they will be when a run of accepted tokens is committed."""
+    inside = accepted.chosen & (accepted.position < rows.end.unsqueeze(1))
+    place = torch.where(inside, accepted.position, rows.tokens.shape[1] - 1)
+    return rows.tokens.scatter(1, place, accepted.ids), torch.minimum(rows.length + accepted.advance, rows.end)
+
+
 def guesses_behind(ids: Tensor, accepted: Accepted, count: int) -> Tensor:
     """What a window's answers `ids` [N, K] say of the `count` tokens after the accepted ones, the last one repeated.
 

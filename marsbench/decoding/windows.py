@@ -1,7 +1,7 @@
 """The window layouts that methods put their guesses in: a line, a tree, or a line with groups of masks.
 
 In every window a row's last committed token stands at the same entry, `last(rows)`, whatever the row's length. So what
-stands where, and who sees whom, is the same for all rows and is worked out once per shape.
+stands where, and who sees whom, is the same for all rows, and is worked out once for every shape that recurs.
 """
 
 from __future__ import annotations
@@ -99,15 +99,26 @@ def group_entries(rows: Rows, group: int, chosen: Tensor) -> Tensor:
     return (first + chosen * group).unsqueeze(1) + _range(group, chosen.device)
 
 
-@lru_cache(maxsize=256)
 def causal(width: int, device: torch.device) -> Tensor:
     """Every entry sees itself and those before it, bool [width, width]."""
-    return torch.ones(width, width, dtype=torch.bool, device=device).tril()
+    return (_kept_causal if width <= _WIDEST_KEPT else _causal)(width, device)
 
 
-@lru_cache(maxsize=256)
 def _groups(tokens: int, drafts: int, group: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """For groups of masks behind `tokens` + `drafts` entries: each mask's group, its place there, and who sees whom."""
+    width = tokens + drafts + (drafts + 1) * group
+    return (_kept_groups if width <= _WIDEST_KEPT else _grouped)(tokens, drafts, group, device)
+
+
+def _range(count: int, device: torch.device) -> Tensor:
+    return (_kept_range if count <= _WIDEST_KEPT else torch.arange)(count, device=device)
+
+
+def _causal(width: int, device: torch.device) -> Tensor:
+    return torch.ones(width, width, dtype=torch.bool, device=device).tril_()
+
+
+def _grouped(tokens: int, drafts: int, group: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     of_group = torch.arange(drafts + 1, device=device).repeat_interleave(group)  # [M]
     in_group = torch.arange(group, device=device).repeat(drafts + 1)  # [M]
     line = tokens + drafts
@@ -119,6 +130,8 @@ def _groups(tokens: int, drafts: int, group: int, device: torch.device) -> tuple
     return of_group, in_group, visible
 
 
-@lru_cache(maxsize=256)
-def _range(count: int, device: torch.device) -> Tensor:
-    return torch.arange(count, device=device)
+# The shapes of decoding steps recur, and 64 of them hold 4 MiB at most. A prompt's is seen once and may be as large as
+# the cache: it is made anew and dropped.
+_WIDEST_KEPT = 256  # entries
+_kept_causal, _kept_groups = lru_cache(maxsize=64)(_causal), lru_cache(maxsize=64)(_grouped)
+_kept_range = lru_cache(maxsize=_WIDEST_KEPT)(torch.arange)

@@ -14,6 +14,7 @@ class Autoregressive:
     """The next token, with a KV cache."""
 
     name: ClassVar[str] = "ar"
+    causal_prompt: ClassVar[bool] = True
 
     def bar(self, threshold: float | None) -> float:
         """AR takes no threshold."""

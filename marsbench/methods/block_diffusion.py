@@ -23,6 +23,7 @@ class BlockDiffusion:
     """
 
     name: ClassVar[str] = "block-diffusion"
+    causal_prompt: ClassVar[bool] = False  # attention goes both ways inside a block, in the prompt's too
 
     mask_id: int
     block_size: int = 4

@@ -22,6 +22,7 @@ class Jacobi:
     """
 
     name: ClassVar[str] = "jacobi"
+    causal_prompt: ClassVar[bool] = True
 
     window: int = 4
 

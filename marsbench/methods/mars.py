@@ -23,6 +23,7 @@ class Mars:
     """
 
     name: ClassVar[str] = "mars"
+    causal_prompt: ClassVar[bool] = True
 
     mask_id: int
     block_size: int = 4

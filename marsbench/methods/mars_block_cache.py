@@ -25,6 +25,7 @@ class MarsBlockCache:
     """
 
     name: ClassVar[str] = "mars-block-cache"
+    causal_prompt: ClassVar[bool] = True
 
     mask_id: int
     cache_block: int = 4

@@ -21,6 +21,7 @@ class MarsNoCache(Mars):
     """
 
     name: ClassVar[str] = "mars-no-cache"
+    causal_prompt: ClassVar[bool] = False  # nothing is to stay in the cache, and every later forward is wider still
 
     appended_masks: int | None = None
 

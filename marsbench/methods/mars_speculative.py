@@ -24,6 +24,7 @@ class MarsSpeculative:
     """
 
     name: ClassVar[str] = "mars-speculative"
+    causal_prompt: ClassVar[bool] = True
 
     drafter: Drafter
     mask_id: int

@@ -42,6 +42,7 @@ class MarsVerified:
     """
 
     name: ClassVar[str] = "mars-verified"
+    causal_prompt: ClassVar[bool] = True
 
     mask_id: int
     window: int = 4

@@ -60,6 +60,7 @@ class Medusa:
     """Verification of a tree of the heads' best guesses."""
 
     name: ClassVar[str] = "medusa"
+    causal_prompt: ClassVar[bool] = True
 
     heads: nn.Module  # hidden states [..., H] -> [..., heads, H]
     count: int  # how many heads there are

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from marsbench.decoding.acceptance import no_threshold
 from marsbench.decoding.rows import Accepted, Answer, Rows, Window
-from marsbench.decoding.verification import verify
+from marsbench.decoding.verification import continued, verify
 from marsbench.decoding.windows import linear_window
 
 
@@ -22,6 +22,7 @@ class PromptLookup:
     """
 
     name: ClassVar[str] = "prompt-lookup"
+    causal_prompt: ClassVar[bool] = True
 
     draft_length: int = 4
     ngram: int = 3
@@ -31,18 +32,22 @@ class PromptLookup:
         return no_threshold(self.name, threshold)
 
     def propose(self, rows: Rows) -> Window:
-        """The committed tokens and the draft."""
-        rows.drafts, rows.drafted = self._look_up(rows)
-        rows.measure()
+        """The committed tokens and the draft; only that in front of the first answer is still to be looked up."""
+        if not rows.drafts.shape[1]:
+            rows.drafts, rows.drafted = self._look_up(rows.tokens, rows.length, rows.end)
+            rows.measure()
         return linear_window(rows)
 
     def accept(self, rows: Rows, window: Window, answer: Answer) -> Accepted:
-        """The right drafts and the token after them."""
-        return verify(rows, answer)
+        """The right drafts and the token after them; the next draft is looked up, and measured with all the rest."""
+        accepted = verify(rows, answer)
+        tokens, length = continued(rows, accepted)
+        rows.drafts, rows.drafted = self._look_up(tokens, length, rows.end)
+        return accepted
 
-    def _look_up(self, rows: Rows) -> tuple[Tensor, Tensor]:
-        """Drafts [N, D] and how many of them there are [N]."""
-        tokens, length = rows.tokens, rows.length.unsqueeze(1)
+    def _look_up(self, tokens: Tensor, length: Tensor, end: Tensor) -> tuple[Tensor, Tensor]:
+        """Drafts [N, D] and how many of them there are [N], for rows of `tokens` [N, T] up to `length` [N]."""
+        limit, length = end - length - 1, length.unsqueeze(1)
         place = torch.arange(tokens.shape[1], device=tokens.device)
         same = place < length - 1  # [N, T]: the n tokens that end here are the row's last n
         found = torch.zeros_like(length)
@@ -55,5 +60,4 @@ class PromptLookup:
         offset = torch.arange(self.draft_length, device=tokens.device)
         drafts = tokens.gather(1, (found + offset).clamp(max=tokens.shape[1] - 1))
         known = torch.where(found > 0, length - found, 0).clamp(max=self.draft_length)
-        useful = torch.minimum(known.squeeze(1), rows.end - rows.length - 1)
-        return drafts, useful
+        return drafts, torch.minimum(known.squeeze(1), limit).clamp(min=0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any, ClassVar
 
 import torch
@@ -11,6 +12,7 @@ import torch
 from marsbench.decoding.acceptance import no_threshold
 from marsbench.decoding.decoder import decoder_of
 from marsbench.decoding.engine import Method, commit, forward
+from marsbench.decoding.prefill import leading_windows
 from marsbench.decoding.rows import Accepted, Answer, Rows, Window
 from marsbench.decoding.verification import verify
 from marsbench.decoding.windows import linear_window
@@ -26,31 +28,52 @@ class Drafter:
     length: int
 
     def draft(self, rows: Rows) -> None:
-        """Note the drafts in `rows`; the draft model's cache goes along with them."""
-        lane = dataclasses.replace(
-            rows,
-            tokens=rows.tokens.clone(),
-            born=rows.born.clone(),
-            cached=rows.draft_cached,
-            end=torch.minimum(rows.length + self.length, rows.end - 1),
-            bar=torch.full_like(rows.bar, self.method.bar(self.threshold)),
-            drafts=rows.tokens[:, :0],
-            drafted=torch.zeros_like(rows.drafted),
-        )
-        (unfinished,) = lane.measure((lane.length < lane.end).any().long())
+        """Note the drafts in `rows`; the draft model's cache goes along with them.
+
+        Every row gets all the drafts that it has room for, so their number is known without a look at the device. A
+        draft of one token per forward needs none in between either; one by a threshold is measured after each.
+        """
+        most, least = (min(room - 1, self.length) for room in rows.extent.room)
+        lane = self._lane(rows, drafts=most)
         decoder, never = decoder_of(self.model), lane.tokens[0, :0]
+        if most:
+            for window in leading_windows(lane):
+                forward(decoder, rows.draft_cache, window)
+        known, unfinished = 0, most
         while unfinished:
             window = self.method.propose(lane)
             answer = forward(decoder, rows.draft_cache, window)
             commit(lane, self.method.accept(lane, window, answer), 1, never)
             # A row that has all its drafts waits for the others: it says its last token again.
             lane.cached = torch.minimum(lane.cached, lane.length - 1)
-            (unfinished,) = lane.measure((lane.length < lane.end).any().long())
+            if self.threshold is None:
+                known, unfinished = known + 1, unfinished - 1
+                lane.extent = lane.extent._replace(pending=1, length=rows.extent.length + known, even=True, level=True)
+            else:
+                (unfinished,) = lane.measure((lane.length < lane.end).any().long())
         offset = torch.arange(self.length, device=rows.tokens.device)
         places = (rows.length.unsqueeze(1) + offset).clamp(max=lane.tokens.shape[1] - 1)
         rows.drafts, rows.drafted = lane.tokens.gather(1, places), lane.length - rows.length
         rows.draft_cached = lane.cached
-        rows.measure()
+        rows.extent = rows.extent._replace(drafted=most, even=rows.extent.level and most == least)
+
+    def _lane(self, rows: Rows, drafts: int) -> Rows:
+        """A copy of the rows that the draft model continues by up to so many tokens; it has its own cache."""
+        bar, known = self.method.bar(self.threshold), rows.extent
+        extent = known._replace(
+            pending=known.draft_pending, drafted=0, even=known.draft_level, thresholded=isfinite(bar)
+        )
+        return dataclasses.replace(
+            rows,
+            tokens=rows.tokens.clone(),
+            born=rows.born.clone(),
+            cached=rows.draft_cached,
+            end=torch.minimum(rows.length + drafts, rows.end - 1),
+            bar=torch.full_like(rows.bar, bar),
+            drafts=rows.tokens[:, :0],
+            drafted=torch.zeros_like(rows.drafted),
+            extent=extent,
+        )
 
 
 @dataclass(frozen=True)
@@ -58,6 +81,7 @@ class Speculative:
     """The draft model's tokens, verified."""
 
     name: ClassVar[str] = "speculative"
+    causal_prompt: ClassVar[bool] = True
 
     drafter: Drafter
 

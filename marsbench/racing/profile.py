@@ -18,6 +18,7 @@ class _Timed:
     """A method whose two functions are timed."""
 
     name: ClassVar[str] = "timed"
+    causal_prompt: ClassVar[bool] = False  # prompts in one piece, whatever the method
 
     def __init__(self, method: Method, parts: _Parts) -> None:
         self._method, self._parts = method, parts

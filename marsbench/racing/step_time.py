@@ -51,6 +51,7 @@ class _Probe:
     """One token per step from a window of a given width: what any method of that width costs at least."""
 
     name: ClassVar[str] = "probe"
+    causal_prompt: ClassVar[bool] = True
 
     window: int
 

@@ -1,0 +1,200 @@
+"""How often a step asks the device for a number, and that what it reads does not grow with the answers."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from marsbench.decoding.engine import Batch, decode
+from marsbench.decoding.generation import Generation, Meter, Request, end_of
+from marsbench.decoding.rows import Rows
+from marsbench.methods import Options, build_method
+from marsbench.methods.speculative import Drafter
+from marsbench.training.medusa import MedusaHeads
+
+EOS, PAD, MASK = 2, 0, 3
+READS = {
+    getattr(Tensor, name): name
+    for name in ("item", "tolist", "__bool__", "__int__", "__float__", "__index__", "nonzero", "cpu", "numpy")
+} | {torch.nonzero: "nonzero"}
+
+
+class Reads(TorchFunctionMode):
+    """Counts what makes the host wait for the device, and the numbers that it gets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count: Counter[str] = Counter()
+        self.numbers = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = READS.get(func)
+        if func in (Tensor.__getitem__, Tensor.__setitem__):
+            chosen = args[1] if isinstance(args[1], tuple) else (args[1],)
+            name = "mask" if any(isinstance(one, Tensor) and one.dtype == torch.bool for one in chosen) else None
+        if name:
+            self.count[name] += 1
+            self.numbers += args[0].numel()
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture(scope="module")
+def models() -> dict[str, Any]:
+    """An untrained model that never ends by itself, another that drafts for it, and heads."""
+    torch.manual_seed(0)
+    shape = {
+        "vocab_size": 24, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 2048, "initializer_range": 0.5,
+    }  # fmt: skip
+    target = Qwen2ForCausalLM(Qwen2Config(**shape)).eval()
+    draft = copy.deepcopy(target)  # one that is sometimes right
+    with torch.no_grad():
+        draft.lm_head.weight.add_(torch.randn_like(draft.lm_head.weight), alpha=0.15)
+    return {"model": target, "draft": draft, "heads": MedusaHeads(32)}
+
+
+def a_batch(
+    models: dict[str, Any], method: str, requests: list[Request], *, meter: Meter | None = None, eos_id: int = -1,
+    on_tokens: Callable[[int, list[int]], None] | None = None, **options: Any,
+) -> tuple[Batch, dict[int, Generation]]:  # fmt: skip
+    """Rows that have just joined, and what they will have come to."""
+    done: dict[int, Generation] = {}
+    chosen = build_method(method, Options(mask_id=MASK, draft=models["draft"], heads=models["heads"], **options))
+    batch = Batch(
+        models["model"], chosen, eos_id=eos_id, pad_id=PAD, on_finished=done.__setitem__, meter=meter,
+        on_tokens=on_tokens,
+    )  # fmt: skip
+    batch.join(dict(enumerate(requests)))
+    return batch, done
+
+
+def reads_of(batch: Batch, steps: int) -> list[Reads]:
+    """The reads of each of some steps."""
+    found = []
+    for _ in range(steps):
+        with Reads() as reads:
+            batch.step()
+        found.append(reads)
+    return found
+
+
+def uneven(limit: int = 400, threshold: float | None = None, **options: Any) -> list[Request]:
+    """Four requests, no two alike."""
+    return [Request([4 + row, 5, 6, 4 + row, 5][row:], limit, threshold, **options) for row in range(4)]
+
+
+SETTINGS: dict[str, tuple[str, dict[str, Any], int]] = {  # what is decoded how -> the reads that a step may take
+    "ar": ("ar", {}, 1),
+    "mars": ("mars", {"threshold": 0.3}, 2),
+    "mars-verified in groups": ("mars-verified", {"threshold": 0.3}, 2),
+    "mars-verified in a line": ("mars-verified", {"threshold": 0.3, "layout": "linear"}, 2),
+    "medusa": ("medusa", {"tree_width": 3}, 2),
+    "jacobi": ("jacobi", {}, 2),
+    "prompt-lookup": ("prompt-lookup", {}, 2),
+    "speculative": ("speculative", {}, 2),
+    "mars-speculative": ("mars-speculative", {"threshold": 0.3}, 3),
+}
+
+
+@pytest.mark.parametrize("metered", [False, True])
+@pytest.mark.parametrize("what", SETTINGS)
+def test_a_step_reads_little(what: str, metered: bool, models: dict[str, Any]) -> None:
+    """Guards against a step that waits for the device again and again: one read of what the rows have come to, and
+    where rows differ, one of which entries are no fillers; a draft model's window may have fillers of its own.
+    """
+    method, options, most = SETTINGS[what]
+    threshold = options.get("threshold")
+    rest = {name: value for name, value in options.items() if name != "threshold"}
+    batch, _ = a_batch(models, method, uneven(threshold=threshold), meter=Meter() if metered else None, **rest)
+    found = reads_of(batch, 12)
+    assert max(reads.count.total() for reads in found) <= most, [dict(reads.count) for reads in found]
+
+
+@pytest.mark.parametrize("draft_method", ["ar", "mars"])
+def test_drafts_are_as_many_as_the_host_believes(draft_method: str, models: dict[str, Any]) -> None:
+    """Guards against a number of drafts, or a length, that the host reckons and the device does not have: rows near
+    their ends, drafts that are sometimes right, rows that have different pasts.
+    """
+    requests = [Request([4 + row, 5, 6], 3 + 5 * row) for row in range(5)]
+    batch, done = a_batch(
+        models, "speculative", requests, draft_method=draft_method, draft_threshold=0.2, draft_length=3
+    )
+    drafter = batch.method.drafter  # type: ignore[attr-defined]
+    drafted = set()
+
+    def draft(rows: Rows) -> None:
+        Drafter.draft(drafter, rows)
+        believed = rows.extent
+        rows.measure()
+        assert believed[:4] == rows.extent[:4]  # pending, drafted, length and even
+        drafted.add(believed.drafted)
+
+    object.__setattr__(batch.method, "drafter", SimpleNamespace(draft=draft))
+    while len(batch):
+        batch.step()
+    assert len(drafted) > 1
+    ar = decode(models["model"], build_method("ar", Options()), requests, eos_id=-1, pad_id=PAD)
+    assert [done[row].tokens for row in range(5)] == [one.tokens for one in ar]
+
+
+@pytest.mark.parametrize("listens", ["on_tokens", "stop"])
+def test_who_listens_is_told_in_one_read(listens: str, models: dict[str, Any]) -> None:
+    """Guards against reads for every row, and against answers that are read from their beginning at every step."""
+    stop = [[1, 1, 1, 1, 1, 1, 1, 3]] if listens == "stop" else []
+    heard = (lambda index, tokens: None) if listens == "on_tokens" else None
+    batch, _ = a_batch(models, "mars", uneven(threshold=0.3, stop=stop), on_tokens=heard)
+    early = reads_of(batch, 5)
+    for _ in range(80):
+        batch.step()
+    late = reads_of(batch, 5)
+    assert max(reads.count.total() for reads in (*early, *late)) <= 3
+    assert max(reads.numbers for reads in late) <= max(reads.numbers for reads in early)
+
+
+def test_rows_that_end_are_read_at_once(models: dict[str, Any]) -> None:
+    """Guards against several reads for every row that leaves."""
+    found = []
+    for rows in (2, 12):
+        requests = [Request([4, 5, 6], 3 + row % 2) for row in range(rows)]
+        batch, _ = a_batch(models, "ar", requests)
+        batch.step()
+        found.append(reads_of(batch, 1)[0].count.total())
+        assert len(batch) == rows // 2
+    assert found[0] == found[1] <= 4
+
+
+@settings(max_examples=30, deadline=None)
+@given(data=st.data(), method=st.sampled_from(["ar", "mars", "mars-verified", "block-diffusion"]))
+def test_stops_are_where_the_whole_answer_has_them(data: st.DataObject, method: str, models: dict[str, Any]) -> None:
+    """Guards against a stop sequence that is missed or found twice across the border of two forwards, one that begins
+    in the prompt, and tokens that are told twice or not at all.
+    """
+    threshold = None if method == "ar" else 0.0
+    (free,) = decode(models["model"], build_method(method, Options(mask_id=MASK)), [Request([4, 5, 6], 40, threshold)],
+                     eos_id=-1, pad_id=PAD)  # fmt: skip
+    text = [4, 5, 6, *free.tokens]
+    first = data.draw(st.integers(0, len(text) - 1))
+    stops = [text[first : first + data.draw(st.integers(1, 9))], [1, 1, 1]]
+    eos = data.draw(st.sampled_from([-1, *free.tokens]))
+    told: list[int] = []
+    request = Request([4, 5, 6], 40, threshold, stop=stops)
+    batch, done = a_batch(
+        models, method, [request, Request([9], 40, threshold)], eos_id=eos,
+        on_tokens=lambda index, tokens: None if index else told.extend(tokens),
+    )  # fmt: skip
+    while len(batch):
+        batch.step()
+    count, finish = end_of(free.tokens, request, [eos])
+    assert (done[0].finish, done[0].emitted) == (finish, count)
+    assert told == free.tokens[:count]
