@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from marsbench.decoding.engine import Method, check_requests, decode
-from marsbench.decoding.generation import Generation, Request
+from marsbench.decoding.generation import PREFILL_POSITIONS, Generation, Request
 from marsbench.decoding.outside import OutsideMethod
 from marsbench.errors import UserError
 from marsbench.files import check_can_be_written, write_atomically
@@ -50,6 +50,7 @@ def decode_file(
     eos_id: int,
     pad_id: int,
     batch_size: int,
+    prefill_positions: int = PREFILL_POSITIONS,
     reporter: Reporter,
 ) -> list[Generation]:
     """Continue the requests read from `source`, one a line, and write `target`, in the same order and all at once.
@@ -72,8 +73,9 @@ def decode_file(
             bar.update(done, len(requests))
 
         generations = decode(
-            model, method, requests, eos_id=eos_id, pad_id=pad_id, batch_size=batch_size, on_finished=finished
-        )
+            model, method, requests, eos_id=eos_id, pad_id=pad_id, batch_size=batch_size, on_finished=finished,
+            prefill_positions=prefill_positions,
+        )  # fmt: skip
     lines = [json.dumps(record(generation)) + "\n" for generation in generations]
     write_atomically(target, "".join(lines).encode())
     return generations

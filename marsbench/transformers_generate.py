@@ -21,7 +21,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from marsbench import hub
 from marsbench.decoding.engine import OnTokens, decode
-from marsbench.decoding.generation import Generation, Layout, Metric, Request
+from marsbench.decoding.generation import PREFILL_POSITIONS, Generation, Layout, Metric, Request
 from marsbench.errors import UserError
 from marsbench.methods import METHODS, Options, build_method, check_threshold
 from marsbench.training.medusa import MedusaHeads
@@ -47,6 +47,7 @@ def generate(
     tree_width: int = 1,
     mask_id: int | None = None,
     sampling_seed: int = 0,
+    prefill_positions: int = PREFILL_POSITIONS,
     token_streamer: BaseStreamer | None = None,
     **model_kwargs: Any,
 ) -> Tensor | GenerateDecoderOnlyOutput:
@@ -75,6 +76,7 @@ def generate(
         tree_width: guesses of the first Medusa head; 1 is a chain.
         mask_id: the id of `<|mask|>`; by default that of the tokenizer beside the model's weights.
         sampling_seed: seed of sampling; row i takes `sampling_seed` + i.
+        prefill_positions: prompt tokens in one forward, at most; fewer take less memory.
         token_streamer: any streamer of transformers, for a single prompt. transformers keeps `streamer` to itself.
         model_kwargs: what transformers passes along; `attention_mask` is used.
 
@@ -120,6 +122,7 @@ def generate(
         pad_id=pad_id,
         batch_size=len(input_ids),
         on_tokens=_stream(token_streamer) if token_streamer is not None else None,
+        prefill_positions=prefill_positions,
     )
     if token_streamer is not None:
         token_streamer.end()  # type: ignore[no-untyped-call]

@@ -51,7 +51,7 @@ def test_the_window_is_not_the_block_size_of_the_checkpoint(output: Path) -> Non
 
 def test_several_benchmarks_as_one_document(output: Path) -> None:
     """Guards against a second benchmark that replaces the first, and numbers that a program cannot read."""
-    settings = ["--dtype", "bfloat16", "--batch-size", "2", "--max-new-tokens", "7"]
+    settings = ["--dtype", "bfloat16", "--batch-size", "2", "--max-new-tokens", "7", "--prefill-positions", "32"]
     done = evaluate(output, "--benchmark", "mini_bbh", "--benchmark", "mini_gsm8k", *settings, "--json")
     found = json.loads(done.stdout)
     assert [one["benchmark"] for one in found] == ["mini_bbh", "mini_gsm8k"]

@@ -47,6 +47,7 @@ def test_generate_gives_what_transformers_gives(
         ("ar", {}),
         ("mars", {"mask_id": 3}),
         ("mars-verified", {"mask_id": 3, "threshold": 0.5}),
+        ("mars-verified", {"mask_id": 3, "prefill_positions": 20}),
         ("speculative", {"draft": golden_models["ar"], "draft_length": 2}),
     ):
         ours = model.generate(
@@ -160,10 +161,12 @@ def decode(folder: Path, prompts: Any, *options: str, method: str = "mars", mode
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("batch_size", ["1", "5"])
-def test_decode_writes_the_golden_tokens(batch_size: str, tmp_path: Path, golden: dict[str, Any]) -> None:
-    """Guards against rows out of order and counts that are not the row's own."""
-    result = decode(tmp_path, golden["prompts"], "--threshold", "0.7", "--batch-size", batch_size)
+@pytest.mark.parametrize(
+    "options", [("--batch-size", "1"), ("--batch-size", "5"), ("--batch-size", "5", "--prefill-positions", "16")]
+)
+def test_decode_writes_the_golden_tokens(options: tuple[str, ...], tmp_path: Path, golden: dict[str, Any]) -> None:
+    """Guards against rows out of order, counts that are not the row's own, and prompts that a cut has changed."""
+    result = decode(tmp_path, golden["prompts"], "--threshold", "0.7", *options)
     assert result.exit_code == 0, result.output
     rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     for row, recorded in zip(rows, golden["decoding"][8]["rows"], strict=True):

@@ -98,6 +98,7 @@ def test_a_batch_size_is_found_wherever_it_is_given(words: str, asked: bool, tmp
         ({"untrained_masks": "perhaps"}, "neither true nor false"),
         ({"batch_size": "many"}, "no number of rows"),
         ({"batch_size": 0}, "no number of rows"),
+        ({"prefill_positions": 0}, "prefill positions 0"),
         ({"dtype": "int3"}, "dtype"),
         ({"pretrained": None}, "no checkpoint is named"),
     ],

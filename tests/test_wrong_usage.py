@@ -78,6 +78,11 @@ WRONG: dict[str, tuple[list[str], str]] = {  # mistake -> (what is typed, a word
     "eval: a layout for a method without": ([*EVAL, "--layout", "linear"], "no layout"),
     "eval: a window for a method without": ([*EVAL, "--method", "ar", "--window", "3"], "no window"),
     "eval: a seed below 0": ([*EVAL, "--seed", "-1"], "--seed"),
+    "eval: no prompt tokens": ([*EVAL, "--prefill-positions", "0"], "--prefill-positions"),
+    "decode: no prompt tokens": (
+        [*DECODE, "--model", "mars", "--out", "o.jsonl", "--prefill-positions", "0"],
+        "--prefill-positions",
+    ),
     "show: no question": (["show", "", *HERE], "empty"),
     "show: no tokens": (["show", "--window", "8", "--max-new-tokens", "0", *HERE], "--max-new"),
     "show: an image of no kind": (["show", "--image", "answer.doc", *HERE], "png"),

@@ -17,6 +17,7 @@ from marsbench.commands.shared import (
     Metric,
     Output,
     OwnStage,
+    PrefillPositions,
     Scale,
     Seed,
     UntrainedMasks,
@@ -25,6 +26,7 @@ from marsbench.commands.shared import (
     dtype_of,
     make_run,
 )
+from marsbench.decoding.generation import PREFILL_POSITIONS
 from marsbench.errors import UserError
 
 if TYPE_CHECKING:
@@ -153,6 +155,7 @@ def decode(
     batch_size: Annotated[
         int | None, typer.Option(min=1, help="Rows decoded at once; by default 16, for hf-assisted 1.")
     ] = None,
+    prefill_positions: PrefillPositions = PREFILL_POSITIONS,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     seed: Annotated[int, typer.Option(min=0, help="Seed of sampling; prompt i takes seed + i.")] = 0,
     dtype: Dtype = "float32",
@@ -198,6 +201,6 @@ def decode(
     rows = batch_size or (1 if METHODS[method].one_row else 16)
     decode_file(
         loaded.model, chosen, requests, prompt_ids, out,
-        eos_id=eos, pad_id=pad, batch_size=rows, reporter=Reporter(),
+        eos_id=eos, pad_id=pad, batch_size=rows, prefill_positions=prefill_positions, reporter=Reporter(),
     )  # fmt: skip
     typer.echo(f"wrote {out}")

@@ -22,6 +22,7 @@ from marsbench.commands.shared import (
     Metric,
     Output,
     OwnStage,
+    PrefillPositions,
     Scale,
     Seed,
     Shard,
@@ -32,6 +33,7 @@ from marsbench.commands.shared import (
     dtype_of,
     make_run,
 )
+from marsbench.decoding.generation import PREFILL_POSITIONS
 
 if TYPE_CHECKING:
     from marsbench.evaluation.harness import Exam
@@ -56,6 +58,7 @@ def eval_(
     draft: Draft = None,
     dtype: Dtype = "float32",
     batch_size: Annotated[int | None, typer.Option(min=1, help="Rows decoded at once [default: the scale's].")] = None,
+    prefill_positions: PrefillPositions = PREFILL_POSITIONS,
     max_new_tokens: Annotated[
         int | None, typer.Option(min=1, help="Limit of every answer [default: the benchmark's].")
     ] = None,
@@ -82,7 +85,7 @@ def eval_(
     number_type = dtype_of(dtype)
     run = make_run(scale, output, existing, seed, limit=limit, shard=shard, data_dir=data_dir)
     run.scale = replace(run.scale, batch_size=batch_size or run.scale.batch_size)
-    run.max_new_tokens = max_new_tokens
+    run.max_new_tokens, run.prefill_positions = max_new_tokens, prefill_positions
     from marsbench.running.asking import ask
     from marsbench.running.plans import Arm
 

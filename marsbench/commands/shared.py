@@ -56,6 +56,12 @@ Dtype = Annotated[str, typer.Option(help="Of weights and caches: float32, bfloat
 Metric = Annotated[
     str, typer.Option(help="Confidence of mars methods and block-diffusion: probability, entropy or margin.")
 ]
+PrefillPositions = Annotated[
+    int,
+    typer.Option(
+        min=1, help="Prompt tokens in one forward pass at most: fewer take less memory, the answers are the same."
+    ),
+]
 Draft = Annotated[
     str | None, typer.Option(help="Draft model's checkpoint folder, for speculative, mars-speculative and hf-assisted.")
 ]

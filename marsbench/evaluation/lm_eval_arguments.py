@@ -61,6 +61,13 @@ def rows(batch_size: int | str) -> int:
     return int(batch_size)
 
 
+def prefill_positions(given: int | str) -> int:
+    """How many prompt tokens to forward at once, at most."""
+    if not str(given).isdecimal() or not int(given):
+        raise UserError(f"prefill positions {given!r} are no number of tokens", fix="give 1 or more")
+    return int(given)
+
+
 def on_command_line() -> bool:
     """Whether this is `lm_eval ...` or `python -m lm_eval ...`, and not a program that calls lm-eval."""
     program = Path(sys.argv[0])

@@ -15,7 +15,7 @@ from lm_eval.api.model import LM
 from lm_eval.utils import simple_parse_args_string
 
 from marsbench.decoding.engine import context_length, decode
-from marsbench.decoding.generation import Generation, Request
+from marsbench.decoding.generation import PREFILL_POSITIONS, Generation, Request
 from marsbench.errors import UserError, unknown_name
 from marsbench.evaluation import lm_eval_arguments as arguments
 from marsbench.evaluation.answers import cut_text
@@ -47,6 +47,7 @@ class MarsbenchLM(LM):  # type: ignore[misc]
         dtype: str = "float32",
         batch_size: int | str = arguments.DEFAULT_ROWS,
         max_batch_size: int | None = None,
+        prefill_positions: int | str = PREFILL_POSITIONS,
         device: str | None = None,
         **options: Any,
     ) -> None:
@@ -62,6 +63,7 @@ class MarsbenchLM(LM):  # type: ignore[misc]
             dtype: of the weights.
             batch_size: rows decoded at once; `auto` is 16.
             max_batch_size: lm-eval's bound on `auto`.
+            prefill_positions: prompt tokens in one forward, at most; fewer take less memory.
             device: where to run, as lm-eval says; it says cuda unless told otherwise, so without CUDA, or with several
                 processes, each takes its own.
             options: fields of `marsbench.methods.Options`, such as block_size or draft_length.
@@ -77,6 +79,7 @@ class MarsbenchLM(LM):  # type: ignore[misc]
         options = {name: arguments.value(given) for name, given in options.items()}
         arguments.check_values(pretrained, method, accept, threshold, untrained_masks, options)
         rows = arguments.rows(batch_size)
+        self._prefill_positions = arguments.prefill_positions(prefill_positions)
         if dtype not in _DTYPES:
             raise unknown_name("dtype", dtype, list(_DTYPES))
         state = PartialState(cpu=not torch.accelerator.is_available())
@@ -155,6 +158,7 @@ class MarsbenchLM(LM):  # type: ignore[misc]
                 eos_id=tokenizer.eos_token_id,
                 pad_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id,
                 batch_size=self._batch_size,
+                prefill_positions=self._prefill_positions,
                 on_finished=finished,
             )
 

@@ -131,6 +131,7 @@ class Cells:
                 threshold=arm.options.get("threshold"),
                 max_new_tokens=limit,
                 batch_size=scale.batch_size,
+                prefill_positions=self._run.prefill_positions,
                 progress=bar.update,
             )
             scored = evaluate(model)

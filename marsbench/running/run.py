@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
+from marsbench.decoding.generation import PREFILL_POSITIONS
 from marsbench.errors import UserError
 from marsbench.evaluation.benchmarks import benchmark
 from marsbench.evaluation.harness import Exam, prepare
@@ -36,6 +37,7 @@ class Run:
     shard: tuple[int, int] = (1, 1)  # (i, n): answer only the ith of n parts of the questions
     data_dir: Path | None = None
     max_new_tokens: int | None = None  # of every answer; None = each benchmark's own limit
+    prefill_positions: int = PREFILL_POSITIONS  # of prompts in one forward; changes no number
     reporter: Reporter = field(default_factory=Reporter)
 
     def __post_init__(self) -> None:

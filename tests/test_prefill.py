@@ -1,0 +1,204 @@
+"""Prompts in parts: the tokens are the same, no forward is wider than it may be, and nobody counts the parts."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import nn
+from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from marsbench.decoding.engine import Batch, decode
+from marsbench.decoding.generation import PREFILL_POSITIONS, Generation, Meter, Request
+from marsbench.decoding.prefill import groups_of
+from marsbench.errors import UserError
+from marsbench.methods import METHODS, Options, build_method
+from marsbench.training.medusa import MedusaHeads
+
+PAD, MASK = 0, 3
+OURS = [name for name in METHODS if not name.startswith("hf-")]
+IN_ONE_PIECE = {"mars-no-cache", "block-diffusion"}  # whose rows are not cut
+
+
+@pytest.fixture(scope="module")
+def models() -> dict[str, Any]:
+    """Untrained models, one of them without a lean decoder, another that drafts, and heads."""
+    torch.manual_seed(0)
+    shape = {
+        "vocab_size": 24, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256, "initializer_range": 0.5,
+    }  # fmt: skip
+    heads = MedusaHeads(32)
+    for parameter in heads.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    return {
+        "lean": Qwen2ForCausalLM(Qwen2Config(**shape)).eval(),
+        "modules": Qwen3ForCausalLM(Qwen3Config(**shape, head_dim=8)).eval(),
+        "draft": Qwen2ForCausalLM(Qwen2Config(**(shape | {"num_hidden_layers": 1}))).eval(),
+        "heads": heads,
+    }
+
+
+def run(
+    models: dict[str, Any], method: str, prompts: list[list[int]], prefill_positions: int, *, family: str = "lean",
+    threshold: float | None = None, meter: Meter | None = None, batch_size: int = 8, **options: Any,
+) -> list[Generation]:  # fmt: skip
+    """Decode prompts whose forwards are bounded."""
+    chosen = build_method(
+        method, Options(**{"mask_id": MASK, "draft": models["draft"], "heads": models["heads"], **options})
+    )
+    bar = threshold if METHODS[method].takes_threshold else None
+    requests = [Request(prompt, 12, bar) for prompt in prompts]
+    return decode(
+        models[family], chosen, requests, eos_id=2, pad_id=PAD, batch_size=batch_size, meter=meter,
+        prefill_positions=prefill_positions,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("method", OURS)
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    prompts=st.lists(st.lists(st.integers(4, 23), min_size=1, max_size=30), min_size=1, max_size=5),
+    most=st.integers(1, 40),
+    threshold=st.sampled_from([None, 0.2]),
+    family=st.sampled_from(["lean", "modules"]),
+    options=st.fixed_dictionaries(
+        {
+            "cache_block": st.integers(1, 6),
+            "layout": st.sampled_from(["groups", "linear"]),
+            "draft_method": st.sampled_from(["ar", "mars"]),
+            "draft_threshold": st.just(0.2),
+        }
+    ),
+)
+def test_prompts_in_parts_change_nothing(
+    method: str, prompts: list[list[int]], most: int, threshold: float | None, family: str, options: dict[str, Any],
+    models: dict[str, Any],
+) -> None:  # fmt: skip
+    """Guards against tokens, forwards or positions that depend on how a prompt was cut, by any method."""
+    whole, parts = Meter(), Meter()
+    choices: dict[str, Any] = {"threshold": threshold, "family": family, **options}
+    expected = run(models, method, prompts, 10**6, meter=whole, **choices)
+    assert run(models, method, prompts, most, meter=parts, **choices) == expected
+    assert (parts.prompt_positions, parts.forwards, parts.positions) == (
+        whole.prompt_positions, whole.forwards, whole.positions)  # fmt: skip
+    assert parts.prompt_forwards >= whole.prompt_forwards == 1
+
+
+@pytest.mark.parametrize("method", ["ar", "medusa", "jacobi", "mars", "speculative", "mars-block-cache"])
+def test_no_forward_over_prompts_is_wider_than_it_may_be(
+    method: str, models: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against one forward over all the prompts of a join, a draft model's too: rows times longest prompt."""
+    guesses = {"mars": 3, "mars-block-cache": 3, "speculative": 4}.get(method, 0)
+    seen: list[tuple[int, int]] = []
+
+    def widths(module: nn.Module, entered: tuple[Any, ...], given: dict[str, Any]) -> None:
+        seen.append(tuple(given["input_ids"].shape))  # type: ignore[arg-type]
+
+    draw = random.Random(0)
+    prompts = [[draw.randint(4, 23) for _ in range(length)] for length in (3, 9, 10, 11, 80, 100)]
+    hooks = [
+        models[name].get_decoder().register_forward_pre_hook(widths, with_kwargs=True) for name in ("modules", "draft")
+    ]
+    monkeypatch.setattr("marsbench.decoding.decoder._is_known", lambda model: False)  # so that the draft's are seen too
+    monkeypatch.setattr("marsbench.decoding.decoder._LEAN", {})
+    try:
+        run(models, method, prompts, 32, family="modules", threshold=0.2)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    assert all(rows * (width - guesses) <= 32 or width <= 2 + 2 * guesses for rows, width in seen)
+    assert (3, 10 + (guesses if method != "speculative" else 0)) in seen or method == "speculative"  # not row by row
+    assert (1, 32) in seen
+
+
+@pytest.mark.parametrize("method", sorted(IN_ONE_PIECE))
+def test_what_cannot_be_cut_is_parted_by_rows(method: str, models: dict[str, Any]) -> None:
+    """Guards against prompts cached by causal windows where attention is not causal, or nothing is to be cached."""
+    meter = Meter()
+    run(models, method, [[5] * 20, [6] * 20, [7] * 20], 7, threshold=0.2, meter=meter)
+    assert meter.prompt_forwards == 3
+
+
+def test_groups_are_as_large_as_they_may_be() -> None:
+    """Guards against groups that go over the bound, rows that are lost, and rows alone that could go together."""
+    lengths = [3, 3, 4, 4, 9, 1, 1, 20, 2]
+    groups = groups_of({row: Request([5] * length) for row, length in enumerate(lengths)}, 12)
+    assert [list(group) for group in groups] == [[0, 1, 2], [3], [4], [5, 6], [7], [8]]
+    assert groups_of({}, 12) == []
+
+
+def test_a_join_in_parts_is_whole_or_not_at_all(models: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against the first groups of a join that are in when a later one fails, and reports on who never was."""
+    told: list[int] = []
+    done: dict[int, Generation] = {}
+    batch = Batch(
+        models["lean"], build_method("ar", Options()), eos_id=-1, pad_id=PAD, on_finished=done.__setitem__,
+        on_tokens=lambda index, tokens: told.append(index), prefill_positions=8,
+    )  # fmt: skip
+    batch.join({9: Request([4, 5, 6], 6)})
+    told.clear()
+    own, calls = batch.decoder, 0
+
+    def fails(*given: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise MemoryError
+        return own(*given)
+
+    newcomers = {row: Request([5, 6, 7, 8, row + 4], 1 + row) for row in range(4)}
+    monkeypatch.setattr(batch, "decoder", fails)
+    with pytest.raises(MemoryError):
+        batch.join(newcomers)
+    with pytest.raises(UserError, match="threshold"):
+        batch.join({7: Request([5], 4), 8: Request([5] * 9, 4, 0.5)})
+    assert (len(batch), told, done) == (1, [], {})
+    batch.join(newcomers)
+    assert len(batch) == 4 and set(told) == {0, 1, 2, 3} and list(done) == [0]  # which one token was enough for
+    while len(batch):
+        batch.step()
+    alone = decode(models["lean"], batch.method, [*newcomers.values(), Request([4, 5, 6], 6)], eos_id=-1, pad_id=PAD)
+    assert [done[row] for row in (0, 1, 2, 3, 9)] == alone
+
+
+def test_a_join_ticks_once(models: dict[str, Any]) -> None:
+    """Guards against a clock that takes the parts of a prompt for forwards that settle tokens."""
+
+    class Clock(Meter):
+        ticks = 0
+
+        def tick(self) -> None:
+            self.ticks += 1
+
+    clock = Clock()
+    (found,) = run(models, "ar", [[5, 6, 7] * 9], 4, meter=clock)
+    assert clock.ticks == found.forwards
+    assert clock.prompt_forwards == 7
+
+
+@pytest.mark.parametrize("positions", [0, -5])
+def test_a_bound_that_holds_nothing_is_refused(positions: int, models: dict[str, Any]) -> None:
+    """Guards against a prompt that is cut for ever."""
+    with pytest.raises(UserError, match="prefill positions"):
+        run(models, "ar", [[5]], positions)
+    with pytest.raises(UserError, match="prefill positions"):
+        run(models, "hf-generate", [[5]], positions)
+
+
+def test_the_default_is_generous() -> None:
+    """Guards against a default that parts the prompts of an ordinary batch, at a cost in time: 16 of 512 tokens."""
+    assert len(groups_of({row: Request([5] * 512) for row in range(16)}, PREFILL_POSITIONS)) == 1
+
+
+def test_models_are_what_the_tests_say(models: dict[str, PreTrainedModel]) -> None:
+    """Guards against tests of one decoder twice."""
+    from marsbench.decoding.decoder import LeanDecoder, ModuleDecoder, decoder_of
+
+    assert isinstance(decoder_of(models["lean"]), LeanDecoder)
+    assert isinstance(decoder_of(models["modules"]), ModuleDecoder)
