@@ -40,9 +40,13 @@ class Graphs:
     """Compiled steps, one for each shape that comes up. Compiling takes seconds: keep it for all batches of a model.
 
     A model that is no longer plain, because a hook or an adapter came, goes on operation by operation.
+
+    Args:
+        backend: of `torch.compile`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, backend: str = "inductor") -> None:
+        self._backend = backend
         self._compiled: dict[Hashable, Step] = {}
         self._captured: WeakKeyDictionary[Stand, _Captured] = WeakKeyDictionary()
 
@@ -63,7 +67,7 @@ class Graphs:
 
     def _step(self, key: Hashable) -> Step:
         if key not in self._compiled:
-            self._compiled[key] = _compiled(static_step)
+            self._compiled[key] = _compiled(static_step, self._backend)
         return self._compiled[key]
 
 
@@ -72,14 +76,14 @@ def _draft_decoders(method: Any) -> list[Decoder]:
     return [] if drafter is None else [decoder_of(drafter.model)]
 
 
-def _compiled(step: Step) -> Step:
+def _compiled(step: Step, backend: str) -> Step:
     """A step that becomes a graph when it is first called, for good: it is only called with what it was made for."""
     # torch keeps graphs by their code, and without guards it would take any of them for all shapes.
     alone = types.FunctionType(step.__code__.replace(), step.__globals__, step.__name__)
     # Checking every weight before every step takes longer than the step of a small model.
     no_guards = getattr(torch.compiler, "skip_all_guards_unsafe", None)
     options = {"guard_filter_fn": no_guards} if no_guards else None
-    compiled: Step = torch.compile(alone, fullgraph=True, dynamic=False, options=options)
+    compiled: Step = torch.compile(alone, fullgraph=True, dynamic=False, backend=backend, options=options)
     return compiled
 
 

@@ -1,0 +1,188 @@
+"""Steps of fixed shape: the same tokens as the eager loop's, no number read in between, one graph per shape."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+
+from marsbench.decoding import windows
+from marsbench.decoding.cache import RaggedCache
+from marsbench.decoding.decoder import LeanDecoder, decoder_of
+from marsbench.decoding.engine import Batch, Method
+from marsbench.decoding.generation import Generation, Meter, Request
+from marsbench.decoding.graphs import Graphs, why_not
+from marsbench.decoding.rows import Rows
+from marsbench.decoding.static import Shape, Stand, static_step
+from marsbench.decoding.static_batch import StaticBatch
+from marsbench.errors import UserError
+from marsbench.methods import METHODS, Options, build_method
+from marsbench.training.medusa import MedusaHeads
+from test_host_reads import Reads
+
+EOS, PAD, MASK, VOCABULARY = 2, 0, 3, 48
+REQUESTS = int(os.environ.get("MARSBENCH_SOAK", "60"))
+
+SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "ar": ("ar", {}),
+    "mars": ("mars", {}),
+    "mars-verified, groups": ("mars-verified", {}),
+    "mars-verified, linear": ("mars-verified", {"layout": "linear", "block_size": 3}),
+    "speculative": ("speculative", {"draft_length": 3}),
+    "mars-speculative": ("mars-speculative", {"draft_length": 2}),
+    "medusa, chain": ("medusa", {}),
+    "medusa, tree": ("medusa", {"tree_width": 3}),
+    "jacobi": ("jacobi", {}),
+    "prompt-lookup": ("prompt-lookup", {}),
+}
+
+
+def llama(seed: int, layers: int = 1) -> LlamaForCausalLM:
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=layers, intermediate_size=48, num_attention_heads=2,
+        num_key_value_heads=1, max_position_embeddings=512, initializer_range=0.3, tie_word_embeddings=True,
+    )  # fmt: skip
+    return LlamaForCausalLM(config).eval()
+
+
+@pytest.fixture(scope="module")
+def model() -> LlamaForCausalLM:
+    return llama(0)
+
+
+@pytest.fixture(scope="module")
+def given(model: LlamaForCausalLM) -> dict[str, Any]:
+    """What methods want of a checkpoint: a draft model that is sometimes right, and heads."""
+    draft = llama(0)
+    with torch.no_grad():
+        draft.model.embed_tokens.weight.add_(torch.randn_like(draft.model.embed_tokens.weight), alpha=0.1)
+    torch.manual_seed(1)
+    return {"mask_id": MASK, "draft": draft, "heads": MedusaHeads(32, 3)}
+
+
+def method_of(what: str, given: dict[str, Any]) -> Any:
+    name, options = SETTINGS[what]
+    return build_method(name, Options(**given, **options))
+
+
+class Traffic:
+    """Random requests that join, leave and have their knob turned, the same ones for every kind of batch."""
+
+    def __init__(self, kind: Callable[..., Any], model: PreTrainedModel, method: Any, seed: int, count: int) -> None:
+        self.random, self.count, self.thresholds = random.Random(seed), count, METHODS[method.name].takes_threshold
+        self.done: dict[int, Generation] = {}
+        self.told: dict[int, list[int]] = {}
+        self.meter = Meter()
+        self.batch = kind(
+            model, method, eos_id=[EOS, EOS + 2], pad_id=PAD, meter=self.meter,
+            on_finished=self.done.__setitem__, on_tokens=lambda index, new: self.told.setdefault(index, []).extend(new),
+        )  # fmt: skip
+
+    def run(self) -> None:
+        joined, rounds = 0, 0
+        while joined < self.count or len(self.batch):
+            if joined < self.count and rounds % 3 == 0:
+                new = min(self.random.choice([0, 1, 1, 2, 5]), self.count - joined)
+                self.batch.join({joined + place: self._request() for place in range(new)})
+                joined += new
+            self.batch.step()
+            rounds += 1
+            if rounds % 17 == 0 and joined:
+                self.batch.leave(self.random.randrange(joined))
+            if self.thresholds and rounds % 5 == 0 and joined:
+                self.batch.set_threshold(self.random.randrange(joined), self.random.choice([None, 0.3, 0.9]))
+
+    def _request(self) -> Request:
+        choose = self.random
+        tokens = [choose.randrange(4, VOCABULARY) for _ in range(choose.choice([1, 2, 9, 30]))]
+        stop = [[choose.randrange(4, VOCABULARY) for _ in range(choose.choice([1, 2]))]]
+        return Request(
+            tokens,
+            max_new_tokens=choose.choice([1, 2, 7, 40, 70]),
+            threshold=choose.choice([None, 0.3, 0.7]) if self.thresholds else None,
+            stop=stop if choose.random() < 0.3 else [],
+            temperature=choose.choice([0.0, 0.0, 0.0, 1.0]),
+            seed=choose.randrange(100),
+        )
+
+
+@pytest.mark.parametrize("what", SETTINGS)
+def test_fixed_shapes_change_no_token(what: str, model: LlamaForCausalLM, given: dict[str, Any]) -> None:
+    """Guards against fillers that are seen, rows that go on after their end, and seats that are mixed up."""
+    found = []
+    for kind in (Batch, StaticBatch):
+        traffic = Traffic(kind, model, method_of(what, given), seed=7, count=REQUESTS)
+        traffic.run()
+        found.append(traffic)
+    eager, static = found
+    assert len(static.done) == REQUESTS
+    assert static.done == eager.done
+    assert static.told == eager.told
+    assert static.meter.forwards == eager.meter.forwards and static.meter.positions == eager.meter.positions
+
+
+def in_flight(model: PreTrainedModel, method: Method, **options: Any) -> StaticBatch:
+    """Three rows that have just joined, and stay for long."""
+    batch = StaticBatch(model, method, eos_id=-1, pad_id=PAD, on_finished=lambda *_: None, **options)
+    threshold = 0.3 if METHODS[method.name].takes_threshold else None
+    batch.join({row: Request([4 + row, 5, 6, 4 + row, 5][row:], 300, threshold) for row in range(3)})
+    return batch
+
+
+@pytest.mark.parametrize("what", SETTINGS)
+def test_a_step_reads_one_packed_tensor(what: str, model: LlamaForCausalLM, given: dict[str, Any]) -> None:
+    """Guards against reads that creep into a step: each waits for the device."""
+    batch = in_flight(model, method_of(what, given))
+    for _ in range(6):
+        with Reads() as reads:
+            batch.step()
+        assert reads.count.total() == 1, dict(reads.count)
+
+
+@pytest.fixture
+def traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is kept between steps is not mixed with tensors that are no more than shapes."""
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+
+
+@pytest.mark.parametrize("what", SETTINGS)
+def test_a_step_looks_at_no_value(what: str, model: LlamaForCausalLM, given: dict[str, Any], traced: None) -> None:
+    """Guards against a hidden read: of a fake tensor, which has a shape and no values, any read raises."""
+    batch = in_flight(model, method_of(what, given))
+    assert batch._stand is not None
+    with torch.inference_mode(), FakeTensorMode(allow_non_fake_inputs=True):
+        packed = static_step(decoder_of(model), batch.method, batch._stand, batch._eos)
+    assert packed.shape[0] == 4 and packed.shape[1] > 3
+
+
+def test_an_eager_step_does(model: LlamaForCausalLM, given: dict[str, Any], traced: None) -> None:
+    """The test above can fail."""
+    batch = Batch(model, method_of("mars", given), eos_id=-1, pad_id=PAD, on_finished=lambda *_: None)
+    batch.join({0: Request([4, 5, 6], 300, 0.3)})
+    with FakeTensorMode(allow_non_fake_inputs=True), pytest.raises(DataDependentOutputException):
+        batch.step()
+
+
+@pytest.mark.parametrize("what", SETTINGS)
+def test_a_step_is_one_graph(what: str, model: LlamaForCausalLM, given: dict[str, Any]) -> None:
+    """Guards against graph breaks (each would raise), and against shapes that are compiled twice."""
+    graphs, shapes = Graphs(backend="eager"), set()
+
+    def run(*arguments: Any) -> torch.Tensor:
+        shapes.add(arguments[2].shape)
+        return graphs(*arguments)
+
+    batch, plain = (in_flight(model, method_of(what, given), run=one) for one in (run, static_step))
+    for _ in range(3):
+        batch.step()
+        plain.step()
+    assert len(graphs) == len(shapes) == 1
+    assert [seat.tokens for seat in batch._seats.values()] == [seat.tokens for seat in plain._seats.values()]
