@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from test_host_reads import Reads
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from marsbench.decoding import windows
-from marsbench.decoding.cache import RaggedCache
-from marsbench.decoding.decoder import LeanDecoder, decoder_of
+from marsbench.decoding.decoder import decoder_of
 from marsbench.decoding.engine import Batch, Method
 from marsbench.decoding.generation import Generation, Meter, Request
-from marsbench.decoding.graphs import Graphs, why_not
-from marsbench.decoding.rows import Rows
-from marsbench.decoding.static import Shape, Stand, static_step
+from marsbench.decoding.graphs import Graphs, has_compiler, why_not
+from marsbench.decoding.static import static_step
 from marsbench.decoding.static_batch import StaticBatch
-from marsbench.errors import UserError
 from marsbench.methods import METHODS, Options, build_method
 from marsbench.training.medusa import MedusaHeads
-from test_host_reads import Reads
 
 EOS, PAD, MASK, VOCABULARY = 2, 0, 3, 48
 REQUESTS = int(os.environ.get("MARSBENCH_SOAK", "60"))
@@ -186,3 +181,59 @@ def test_a_step_is_one_graph(what: str, model: LlamaForCausalLM, given: dict[str
         plain.step()
     assert len(graphs) == len(shapes) == 1
     assert [seat.tokens for seat in batch._seats.values()] == [seat.tokens for seat in plain._seats.values()]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not has_compiler(), reason="no C++ compiler")
+def test_compiled_steps_follow_the_model(given: dict[str, Any]) -> None:
+    """Guards against graphs that keep the weights, or skip the hooks, of the model that they were made for."""
+    model, other = llama(0), llama(5)
+    method, graphs = method_of("mars", given), Graphs()
+    batch, plain = (in_flight(model, method, run=one) for one in (graphs, static_step))
+
+    def same(steps: int) -> None:
+        for _ in range(steps):
+            batch.step()
+            plain.step()
+        assert [seat.tokens for seat in batch._seats.values()] == [seat.tokens for seat in plain._seats.values()]
+
+    same(4)
+    model.load_state_dict(other.state_dict(), assign=True)
+    model.tie_weights()
+    same(4)
+    with torch.no_grad():
+        model.model.norm.weight.neg_()
+    same(4)
+    assert len(graphs) == 1
+    hook = model.model.layers[0].register_forward_hook(lambda module, given, output: -output)
+    same(4)
+    hook.remove()
+    same(4)
+    assert len(graphs) == 2  # the model was looked at anew
+
+
+@pytest.mark.parametrize(
+    ("method", "reason"),
+    [("mars-no-cache", "no fixed shape"), ("mars-block-cache", "no fixed shape"), ("hf-generate", "loop of its own")],
+)
+def test_what_has_no_static_step_says_why(
+    method: str, reason: str, model: LlamaForCausalLM, given: dict[str, Any]
+) -> None:
+    """Guards against a step that is compiled anew for every width."""
+    assert reason in why_not(model, build_method(method, Options(**given)))
+
+
+def test_without_a_compiler_there_is_a_reason(
+    model: LlamaForCausalLM, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against a traceback of the compiler's where the eager path would do."""
+    assert not why_not(model, method_of("ar", given)) or not has_compiler()
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert "C++ compiler" in why_not(model, method_of("ar", given))
+
+
+def test_other_architectures_have_a_reason(given: dict[str, Any]) -> None:
+    """Guards against a graph of modules whose hooks and adapters it would not see."""
+    model = llama(0)
+    model.model.layers[0].mlp.register_forward_hook(lambda *_: None)
+    assert "plain Qwen2 and Llama" in why_not(model, method_of("ar", given))

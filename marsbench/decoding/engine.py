@@ -238,6 +238,23 @@ class Batch:
         return news
 
 
+class RunningBatch(Protocol):
+    """What a batch of any kind can do; see `Batch`."""
+
+    def __len__(self) -> int: ...
+
+    def join(self, requests: Mapping[int, Request]) -> None: ...
+
+    def step(self) -> None: ...
+
+    def leave(self, index: int) -> None: ...
+
+    def set_threshold(self, index: int, threshold: float | None) -> None: ...
+
+
+KindOfBatch = Callable[..., RunningBatch]
+
+
 def tell(news: Sequence[News]) -> None:
     """Call everybody back, in order; what a callback raises is raised when all have been called."""
     failures = []
@@ -262,6 +279,7 @@ def decode(
     on_tokens: OnTokens | None = None,
     meter: Meter | None = None,
     prefill_positions: int = PREFILL_POSITIONS,
+    kind: KindOfBatch | None = None,
 ) -> list[Generation]:
     """Continue every request; the answers come in the order of the requests.
 
@@ -279,6 +297,7 @@ def decode(
         on_tokens: called with a request's index and its new tokens after every forward.
         meter: counts the work; of an outside method's, it only hears the ticks.
         prefill_positions: prompts' positions in one forward, at most; see `Batch`. An outside method has its own way.
+        kind: makes the batch, given what `Batch` is: `Batch` itself, or `Graphs.batch` for compiled steps.
 
     Raises:
         UserError: a request that the model cannot run, or a bound that holds nothing.
@@ -295,7 +314,7 @@ def decode(
         generations[index] = generation
         on_finished(index, generation)
 
-    batch = Batch(
+    batch = (kind or Batch)(
         model, method, eos_id=eos_id, pad_id=pad_id, on_finished=finished, on_tokens=on_tokens, meter=meter,
         prefill_positions=prefill_positions,
     )  # fmt: skip

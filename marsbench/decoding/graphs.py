@@ -14,24 +14,29 @@ from torch import Tensor
 
 from marsbench.decoding.decoder import Decoder, LeanDecoder, decoder_of
 from marsbench.decoding.engine import Method
+from marsbench.decoding.outside import OutsideMethod
 from marsbench.decoding.static import Stand, static_step
+from marsbench.decoding.static_batch import StaticBatch
 
 _COMPILERS = ("g++", "clang++", "c++", "cl")  # what torch.compile calls for a CPU
 Step = Callable[[Decoder, Method, Stand, Tensor], Tensor]
 
 
-def why_not(model: Any, method: Any) -> str:
+def why_not(model: Any, method: Method | OutsideMethod) -> str:
     """Why a method cannot be compiled for a model here, empty if it can."""
-    if getattr(method, "most", lambda: None)() is None:
+    if isinstance(method, OutsideMethod):
+        return f"method {method.name!r} brings a loop of its own"
+    if method.most() is None:
         return f"the windows of method {method.name!r} have no fixed shape"
     if not all(isinstance(one, LeanDecoder) for one in (decoder_of(model), *_draft_decoders(method))):
         return "only plain Qwen2 and Llama models are compiled"
-    if model.device.type == "cpu" and not _has_compiler():
+    if model.device.type == "cpu" and not has_compiler():
         return "there is no C++ compiler"
     return ""
 
 
-def _has_compiler() -> bool:
+def has_compiler() -> bool:
+    """Whether there is what `torch.compile` calls for a CPU: what CXX names, else one of the usual compilers."""
     named = os.environ.get("CXX")
     return any(shutil.which(name) for name in ((named,) if named else _COMPILERS))
 
@@ -52,6 +57,10 @@ class Graphs:
 
     def __len__(self) -> int:
         return len(self._compiled)
+
+    def batch(self, model: Any, method: Method, **settings: Any) -> StaticBatch:
+        """A `StaticBatch` whose steps are these; `UserError` for a method without fixed shapes."""
+        return StaticBatch(model, method, run=self, **settings)
 
     def __call__(self, decoder: Decoder, method: Method, stand: Stand, eos: Tensor) -> Tensor:
         """One step; see `static_step`."""

@@ -15,7 +15,16 @@ from torch import Tensor
 from marsbench.decoding.cache import RaggedCache
 from marsbench.decoding.decoder import Decoder, decoder_of
 from marsbench.decoding.engine import Batch, Method, News, OnTokens, tell
-from marsbench.decoding.generation import Finish, Generation, Meter, Request, as_list, end_of, split_eos
+from marsbench.decoding.generation import (
+    PREFILL_POSITIONS,
+    Finish,
+    Generation,
+    Meter,
+    Request,
+    as_list,
+    end_of,
+    split_eos,
+)
 from marsbench.decoding.outside import OnFinished
 from marsbench.decoding.rows import Rows
 from marsbench.decoding.static import Shape, Stand, static_step
@@ -74,6 +83,7 @@ class StaticBatch:
         on_finished: OnFinished,
         on_tokens: OnTokens | None = None,
         meter: Meter | None = None,
+        prefill_positions: int = PREFILL_POSITIONS,
         run: Runner = static_step,
     ) -> None:
         self.model, self.method = model, method
@@ -87,6 +97,7 @@ class StaticBatch:
         self._eos = torch.tensor(self._eos_ids, dtype=torch.long, device=model.device)
         self._pad_id, self._run, self._meter = pad_id, run, meter
         self._on_finished, self._on_tokens = on_finished, on_tokens
+        self._prefill_positions = prefill_positions
         self._forwards = 1
         self._stand: Stand | None = None
         self._seats: dict[int, _Seat] = {}  # by row of the stand
@@ -122,6 +133,7 @@ class StaticBatch:
             on_finished=lambda index, generation: news.append(partial(self._on_finished, index, generation)),
             on_tokens=first_tokens,
             meter=self._meter,
+            prefill_positions=self._prefill_positions,
         )
         door.join(requests)
         rows, cache = door.release()

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from marsbench.decoding.engine import Method, decode
+from marsbench.decoding.engine import Batch, KindOfBatch, Method, decode
 from marsbench.decoding.generation import Generation, Meter, Request
 from marsbench.decoding.outside import OutsideMethod
 from marsbench.racing.rounds import Round, RoundLog, Turn, Watched
@@ -37,6 +37,7 @@ class Contender:
     model: Any
     method: Method | OutsideMethod
     threshold: float | None = None
+    kind: KindOfBatch = Batch  # eager, or with the steps of `Graphs`
 
 
 @dataclass
@@ -155,6 +156,7 @@ class Race:
             pad_id=self.pad_id,
             batch_size=len(batch),
             meter=meter,
+            kind=contender.kind,
         )
 
     def _outcome(self, turns: Mapping[tuple[int, int], Turn]) -> Outcome:
