@@ -48,6 +48,7 @@ def decoder_of(model: Any) -> Decoder:
     Raises:
         UserError: a model that does what this engine does not know.
     """
+    model = getattr(model, "_orig_mod", model)  # what `torch.compile` has wrapped: its parts are the same
     try:
         known = _LEAN.get(model)
     except TypeError:  # a wrapper that cannot be referred to weakly

@@ -17,6 +17,7 @@ from torch import Tensor
 from marsbench.decoding.cache import RaggedCache
 from marsbench.decoding.decoder import Decoder, decoder_of
 from marsbench.decoding.generation import Finish, Generation, Meter, Request, as_list, end_of, split_eos
+from marsbench.decoding.modules import device_of
 from marsbench.decoding.outside import OnFinished, OutsideMethod, decode_outside
 from marsbench.decoding.rows import EMPTY, PROMPT, Accepted, Answer, Rows, Window
 from marsbench.errors import UserError
@@ -67,7 +68,7 @@ class Batch:
         self.model, self.method = model, method
         self.decoder = decoder_of(model)
         self._eos_ids = as_list(eos_id)
-        self._eos = torch.tensor(self._eos_ids, dtype=torch.long, device=model.device)
+        self._eos = torch.tensor(self._eos_ids, dtype=torch.long, device=device_of(model))
         self._pad_id = pad_id
         self._on_finished, self._on_tokens = on_finished, on_tokens
         self._meter = meter
@@ -91,7 +92,7 @@ class Batch:
         check_requests(list(requests.values()), self.model)
         for index in requests.keys() & self._requests.keys():
             raise UserError(f"request {index} is in flight already", fix="give every request an index of its own")
-        rows = _rows(requests, self.method, self._forwards - 1, self._pad_id, self.model.device)
+        rows = _rows(requests, self.method, self._forwards - 1, self._pad_id, device_of(self.model))
         cache = RaggedCache()
         self._requests.update(requests)
         try:
