@@ -204,16 +204,24 @@ def next_step(model: Any, tokens: list[int], change: Callable[[Any], None]) -> i
     return int(model(input_ids=ids[:, -1:], past_key_values=cache).logits[0, -1].argmax())
 
 
-def test_the_lean_way_is_taken_again_when_nothing_hangs_on_the_model(model: PreTrainedModel) -> None:
+@pytest.mark.parametrize("hooked_first", [True, False])
+def test_the_lean_way_is_taken_again_when_nothing_hangs_on_the_model(
+    hooked_first: bool, model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Guards against a hook that makes all later steps slow, or is called after it was taken off."""
-    before, calls = greedy(model), []
-    wave = Wave(model)
-    hook = model.model.layers[0].register_forward_hook(lambda *_: calls.append(1))
+    before, calls = greedy(model), list[int]()
+    if hooked_first:
+        hook = model.model.layers[0].register_forward_hook(lambda *_: calls.append(1))
+        wave = Wave(model)
+    else:
+        wave = Wave(model)
+        hook = model.model.layers[0].register_forward_hook(lambda *_: calls.append(1))
     assert isinstance(decoder_of(model), ModuleDecoder)
     wave.batch.step()
-    assert len(calls) == 1
+    assert len(calls) == 1 + hooked_first
     hook.remove()
     calls.clear()
+    monkeypatch.setattr(ModuleDecoder, "__call__", None)
     assert wave.finish() == before and calls == []
     assert isinstance(decoder_of(model), LeanDecoder)
 

@@ -60,9 +60,10 @@ def decoder_of(model: Any) -> Decoder:
         return _LEAN[model]
     if known is not None:
         del _LEAN[model]  # it holds on to modules that may be gone
+    if is_plainly_its_class(model):
+        return _ModulesForNow(model)
     decoder = ModuleDecoder(model)
-    if not is_plainly_its_class(model):
-        check_by_forward(model)
+    check_by_forward(model)
     return decoder
 
 
@@ -120,6 +121,16 @@ class LeanDecoder:
             self._cos, self._sin = cos[0].unsqueeze(1), torch.cat([-low, high], -1).unsqueeze(1)
             self._turned_by = turned_by
         return self._cos[position], self._sin[position]
+
+
+class _ModulesForNow(ModuleDecoder):
+    """The modules of a model that runs lean as soon as nothing hangs on it any more."""
+
+    def __call__(self, cache: RaggedCache, window: Window, relative: Tensor) -> Answer:
+        """Run a window; see `Decoder`."""
+        if is_plain(self.model):
+            return decoder_of(self.model)(cache, window, relative)
+        return super().__call__(cache, window, relative)
 
 
 class _Layer:

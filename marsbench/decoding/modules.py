@@ -32,12 +32,12 @@ class ModuleDecoder:
     """
 
     def __init__(self, model: Any) -> None:
-        self._model = model
+        self.model = model
         refuse_unknown(model)
 
     def __call__(self, cache: RaggedCache, window: Window, relative: Tensor) -> Answer:
         """Run a window; see `Decoder`."""
-        decoder, head = self._model.get_decoder(), self._model.get_output_embeddings()
+        decoder, head = self.model.get_decoder(), self.model.get_output_embeddings()
         hidden: Tensor = decoder(
             input_ids=window.input_ids,
             position_ids=window.position.clamp(min=0),
@@ -101,7 +101,8 @@ def refuse_unknown(model: Any) -> None:
     config = decoder.config
     if getattr(config, "is_encoder_decoder", False) or getattr(model.config, "is_encoder_decoder", False):
         raise refused(model, "an encoder-decoder")
-    missing = _not_taken(type(decoder))
+    kind: Any = type(decoder)
+    missing = _not_taken(kind)
     if missing or getattr(config, "alibi", False):
         raise refused(model, f"a decoder that takes no {missing[0] if missing else 'position_ids'}")
     strange = sorted(layer_kinds(config) - {_FULL, _SLIDING})
