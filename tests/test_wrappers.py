@@ -235,6 +235,44 @@ def test_a_hook_on_the_head_leaves_the_rest_lean(model: PreTrainedModel) -> None
     assert len(calls) == 2 * NEW
 
 
+def hook_list(model: Any) -> None:
+    model.model.layers.register_forward_hook(lambda *_: None)
+
+
+def hook_activation(model: Any) -> None:
+    model.model.layers[0].mlp.act_fn = nn.Sequential(nn.Tanh())
+    model.model.layers[0].mlp.act_fn[0].register_forward_hook(lambda module, inputs, output: -output)
+
+
+def more_parts(model: Any) -> None:
+    model.model.probe = nn.Linear(3, 3)
+    model.model.probe.register_forward_hook(lambda *_: None)
+
+
+def adapt_head(model: Any) -> None:
+    model.lm_head = nn.Sequential(model.lm_head, nn.Tanh())
+    model.lm_head[1].register_forward_hook(lambda module, inputs, output: -output)
+
+
+def parametrize_head(model: Any) -> None:
+    parametrize.register_parametrization(model.lm_head, "weight", Doubled())
+
+
+@pytest.mark.parametrize(
+    "change", [hook_list, hook_activation, more_parts, adapt_head, parametrize_head], ids=lambda one: one.__name__
+)
+@pytest.mark.parametrize("began", [True, False])
+def test_strange_parts_are_run(began: bool, change: Callable[[Any], None], model: PreTrainedModel) -> None:
+    """Guards against parts that one look at a model passes by and the other does not, which would never end."""
+    if began:
+        wave = Wave(model)
+        change(model)
+        wave.finish()
+    else:
+        change(model)
+    assert ar(model) == greedy(model)
+
+
 def test_a_compiled_model_runs_lean(model: PreTrainedModel) -> None:
     """Guards against a wrapper of torch's own that makes decoding slow, or is compiled for a mere comparison."""
     compiled = torch.compile(model, backend="eager")
