@@ -14,16 +14,17 @@ from weakref import WeakKeyDictionary, ref
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers.activations import SiLUActivation
+from transformers.activations import ACT2FN
 
 from marsbench.decoding.cache import RaggedCache
 from marsbench.decoding.linear import linear
 from marsbench.decoding.masks import additive_mask
 from marsbench.decoding.modules import ModuleDecoder
-from marsbench.decoding.plain import Watch, is_plain, is_plainly_its_class, runs_its_class
+from marsbench.decoding.plain import Watch, is_leaf, is_plain, is_plainly_its_class
 from marsbench.decoding.probe import check_by_forward
 from marsbench.decoding.rows import Answer, Window
 
+_SILU = (nn.SiLU, type(ACT2FN["silu"]))  # what a model's activation is, if it is not strange
 _Weights = dict[str, Any]  # a module's own parameters by name, as they are at the moment
 
 
@@ -48,21 +49,31 @@ def decoder_of(model: Any) -> Decoder:
     Raises:
         UserError: a model that does what this engine does not know.
     """
+    model = getattr(model, "_orig_mod", model)  # what `torch.compile` has wrapped: its parts are the same
+    lean = _lean_of(model)
+    if lean is not None:
+        return lean
+    if is_plainly_its_class(model):
+        return _ModulesForNow(model)
+    decoder = ModuleDecoder(model)
+    check_by_forward(model)
+    return decoder
+
+
+def _lean_of(model: Any) -> LeanDecoder | None:
+    """The lean decoder of a model that is plain; kept with the model for as long as that is as it was."""
     try:
         known = _LEAN.get(model)
     except TypeError:  # a wrapper that cannot be referred to weakly
-        known = None
+        return None
     if known is not None and known.is_current():
         return known
-    if is_plain(model):
-        _LEAN[model] = LeanDecoder(model)
-        return _LEAN[model]
-    if known is not None:
-        del _LEAN[model]  # it holds on to modules that may be gone
-    decoder = ModuleDecoder(model)
-    if not is_plainly_its_class(model):
-        check_by_forward(model)
-    return decoder
+    _LEAN.pop(model, None)  # it holds on to modules that may be gone
+    lean = LeanDecoder(model) if is_plain(model) else None
+    if lean is None or not lean.is_current():
+        return None
+    _LEAN[model] = lean
+    return lean
 
 
 class LeanDecoder:
@@ -79,7 +90,8 @@ class LeanDecoder:
         self._embed, self._norm, self._rotary = decoder.embed_tokens, _Norm(decoder.norm), decoder.rotary_emb
         self._layers = [_Layer(layer) for layer in decoder.layers]
         self._cos = self._sin = torch.empty(0)
-        self._turned_by: tuple[object, ...] = ()
+        self._frequencies: Tensor | None = None
+        self._turned_by: tuple[object, ...] = ()  # what the table was made for
 
     def is_current(self) -> bool:
         """Whether the model still is as it was looked at."""
@@ -117,14 +129,25 @@ class LeanDecoder:
             both = torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
             return both[0].to(like.dtype).unsqueeze(1), both[1].to(like.dtype).unsqueeze(1)
         version = None if frequencies.is_inference() else frequencies._version
-        turned_by = (id(frequencies), version, like.dtype, like.device)
-        if most > len(self._cos) or turned_by != self._turned_by:
+        turned_by = (version, like.dtype, like.device)
+        if most > len(self._cos) or frequencies is not self._frequencies or turned_by != self._turned_by:
             places = torch.arange(2 * most, device=position.device)
             cos, sin = self._rotary(like.new_empty(1, 1, 1), places.unsqueeze(0))
             low, high = sin[0].chunk(2, -1)
             self._cos, self._sin = cos[0].unsqueeze(1), torch.cat([-low, high], -1).unsqueeze(1)
-            self._turned_by = turned_by
+            self._frequencies, self._turned_by = frequencies, turned_by
         return self._cos[position], self._sin[position]
+
+
+class _ModulesForNow(ModuleDecoder):
+    """The modules of a model that runs lean as soon as nothing hangs on it any more."""
+
+    def __call__(self, cache: RaggedCache, window: Window, relative: Tensor) -> Answer:
+        """Run a window; see `Decoder`."""
+        lean = _lean_of(self.model)
+        if lean is not None:
+            return lean(cache, window, relative)
+        return super().__call__(cache, window, relative)
 
 
 class _Layer:
@@ -137,9 +160,7 @@ class _Layer:
             one._parameters for one in (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj)
         )
         self._gate, self._up, self._down = (one._parameters for one in (mlp.gate_proj, mlp.up_proj, mlp.down_proj))
-        self._activation: Callable[[Tensor], Tensor] = (
-            F.silu if type(mlp.act_fn) in (SiLUActivation, nn.SiLU) else mlp.act_fn
-        )
+        self._activation: Callable[[Tensor], Tensor] = F.silu if type(mlp.act_fn) in _SILU else mlp.act_fn
         self._size, self._scale = attention.head_dim, attention.scaling
         self._heads = attention.q_proj.out_features // self._size
         self._kv_heads = attention.k_proj.out_features // self._size
@@ -195,7 +216,7 @@ class _Head:
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """Hidden states [..., H] to logits [..., V]."""
-        if self._is_linear and len(self._own) == self._size and runs_its_class(self._module):
+        if self._is_linear and len(self._own) == self._size and is_leaf(self._module):
             return _map(self._weights, hidden)
         logits: Tensor = self._module(hidden)
         return logits

@@ -26,6 +26,7 @@ from marsbench.decoding.generation import (
     end_of,
     split_eos,
 )
+from marsbench.decoding.modules import device_of
 from marsbench.decoding.outside import OnFinished, OutsideMethod, decode_outside
 from marsbench.decoding.prefill import check_prefill_positions, groups_of, leading_windows
 from marsbench.decoding.reading import Newest, newest, take_out
@@ -92,7 +93,7 @@ class Batch:
         self.model, self.method = model, method
         self.decoder = decoder_of(model)
         self._eos_ids = as_list(eos_id)
-        self._eos = torch.tensor(self._eos_ids, dtype=torch.long, device=model.device)
+        self._eos = torch.tensor(self._eos_ids, dtype=torch.long, device=device_of(model))
         self._pad_id = pad_id
         self._on_finished, self._on_tokens = on_finished, on_tokens
         self._meter, self._prefill_positions = meter, prefill_positions
@@ -162,7 +163,7 @@ class Batch:
     def _laid_out(self, requests: Mapping[int, Request]) -> Rows:
         """Rows of their own for some requests; `UserError` for a threshold that the method cannot take."""
         bars = [self.method.bar(request.threshold) for request in requests.values()]
-        rows = laid_out(requests, bars, joined=self._forwards - 1, pad_id=self._pad_id, device=self.model.device)
+        rows = laid_out(requests, bars, joined=self._forwards - 1, pad_id=self._pad_id, device=device_of(self.model))
         rows.prefill_positions = self._prefill_positions
         return rows
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from marsbench.decoding.decoder import Decoder, LeanDecoder, decoder_of
 from marsbench.decoding.engine import Method
+from marsbench.decoding.modules import device_of
 from marsbench.decoding.outside import OutsideMethod
 from marsbench.decoding.static import Stand, static_step
 from marsbench.decoding.static_batch import StaticBatch
@@ -30,7 +31,7 @@ def why_not(model: Any, method: Method | OutsideMethod) -> str:
         return f"the windows of method {method.name!r} have no fixed shape"
     if not all(isinstance(one, LeanDecoder) for one in (decoder_of(model), *_draft_decoders(method))):
         return "only plain Qwen2 and Llama models are compiled"
-    if model.device.type == "cpu" and not has_compiler():
+    if device_of(model).type == "cpu" and not has_compiler():
         return "there is no C++ compiler"
     return ""
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from marsbench.decoding.cache import RaggedCache
 from marsbench.decoding.masks import additive_mask, sliding_mask
@@ -31,12 +32,12 @@ class ModuleDecoder:
     """
 
     def __init__(self, model: Any) -> None:
-        self._model = model
+        self.model = model
         refuse_unknown(model)
 
     def __call__(self, cache: RaggedCache, window: Window, relative: Tensor) -> Answer:
         """Run a window; see `Decoder`."""
-        decoder, head = self._model.get_decoder(), self._model.get_output_embeddings()
+        decoder, head = self.model.get_decoder(), self.model.get_output_embeddings()
         hidden: Tensor = decoder(
             input_ids=window.input_ids,
             position_ids=window.position.clamp(min=0),
@@ -45,6 +46,16 @@ class ModuleDecoder:
             use_cache=True,
         ).last_hidden_state
         return Answer(hidden, _with_what_follows(head, decoder.config))
+
+
+def device_of(model: Any) -> torch.device:
+    """The device on which a model takes its input: not where its weights lie, if they are fetched for every call."""
+    device: torch.device = model.device
+    if device.type != "meta":
+        return device
+    hook = getattr(model.get_input_embeddings(), "_hf_hook", None)  # accelerate's
+    runs_on = [getattr(one, "execution_device", None) for one in getattr(hook, "hooks", [hook])]
+    return next((torch.device(one) for one in runs_on if one is not None), device)
 
 
 def _masks(config: Any, window: Window, relative: Tensor, dtype: torch.dtype) -> Tensor | dict[str, Tensor]:
@@ -90,8 +101,8 @@ def refuse_unknown(model: Any) -> None:
     config = decoder.config
     if getattr(config, "is_encoder_decoder", False) or getattr(model.config, "is_encoder_decoder", False):
         raise refused(model, "an encoder-decoder")
-    takes = inspect.signature(decoder.forward).parameters
-    missing = [name for name in _ARGUMENTS if name not in takes]
+    kind: Any = type(decoder)
+    missing = _not_taken(kind)
     if missing or getattr(config, "alibi", False):
         raise refused(model, f"a decoder that takes no {missing[0] if missing else 'position_ids'}")
     strange = sorted(layer_kinds(config) - {_FULL, _SLIDING})
@@ -104,6 +115,13 @@ def refuse_unknown(model: Any) -> None:
             where=type(model).__name__,
             fix='load the model with attn_implementation="sdpa"',
         )
+
+
+@lru_cache(maxsize=64)
+def _not_taken(kind: type[nn.Module]) -> list[str]:
+    """The arguments of ours that a class of decoders does not have."""
+    takes = inspect.signature(kind.forward).parameters
+    return [name for name in _ARGUMENTS if name not in takes]
 
 
 def refused(model: Any, why: str) -> UserError:

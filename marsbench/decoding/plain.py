@@ -82,12 +82,17 @@ def runs_its_class(module: Any) -> bool:
     return not ("forward" in own or "_hf_hook" in own or any(own[name] for name in _HOOKS))
 
 
+def is_leaf(module: Any) -> bool:
+    """Whether a module runs its class's `forward` and has no parts: no parametrization either."""
+    return not module._modules and runs_its_class(module)
+
+
 def _are_of_their_class(kind: Kind, decoder: Any) -> Iterator[bool]:
     """Whether the decoder's parts are what they seem, part by part."""
     yield type(decoder) is kind.decoder and runs_its_class(decoder)
     yield _is_leaf(decoder.norm, kind.norm) and _is_leaf(decoder.rotary_emb, kind.rotary)
     yield _is_leaf(decoder.embed_tokens, nn.Embedding)
-    yield type(decoder.layers) is nn.ModuleList
+    yield type(decoder.layers) is nn.ModuleList and runs_its_class(decoder.layers) and len(decoder._modules) == 4
     for layer in decoder.layers:
         attention, mlp = layer.self_attn, layer.mlp
         yield all(
@@ -98,7 +103,7 @@ def _are_of_their_class(kind: Kind, decoder: Any) -> Iterator[bool]:
         yield all(_is_leaf(one, nn.Linear) for one in (*linears, mlp.gate_proj, mlp.up_proj, mlp.down_proj))
         yield all(_is_leaf(one, kind.norm) for one in (layer.input_layernorm, layer.post_attention_layernorm))
         yield len(layer._modules) == 4 and len(attention._modules) == 4 and len(mlp._modules) == 4
-        yield runs_its_class(mlp.act_fn)
+        yield _is_leaf(mlp.act_fn, type(mlp.act_fn))
     parameters = [*decoder.parameters()]
     yield {type(parameter) for parameter in parameters} == {nn.Parameter}
     yield len({(parameter.device, parameter.dtype) for parameter in parameters}) == 1
@@ -106,7 +111,7 @@ def _are_of_their_class(kind: Kind, decoder: Any) -> Iterator[bool]:
 
 
 def _is_leaf(module: Any, known: type[nn.Module]) -> bool:
-    return type(module) is known and not module._modules and runs_its_class(module)
+    return type(module) is known and is_leaf(module)
 
 
 def _has_fixed_attention(decoder: Any) -> bool:
@@ -121,10 +126,9 @@ class Watch:
     Weights are not looked at: they are read where they lie when they are needed. Nor is the LM head, but for its place.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        head = model._modules["lm_head"]
-        every = [*model.modules()]
-        self._own = [vars(module) for module in every if module is not head]
+    def __init__(self, model: Any) -> None:
+        every = [model, *model.get_decoder().modules()]
+        self._own = [vars(module) for module in every]
         self._sizes = [*map(len, self._own)]  # an attribute more is a `forward`, or what else an instance was given
         self._dicts = [*map(_own_dicts, self._own)]
         self._children = [module._modules for module in every if module._modules]

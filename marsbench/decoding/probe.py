@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from marsbench.decoding.cache import RaggedCache
-from marsbench.decoding.modules import ModuleDecoder, refused
+from marsbench.decoding.modules import ModuleDecoder, device_of, refused
 from marsbench.decoding.rows import Window
 from marsbench.decoding.windows import causal
 from marsbench.errors import UserError
@@ -73,7 +73,7 @@ def _length(model: Any) -> int:
 def _made_up(model: Any, length: int) -> Tensor:
     """Two rows of ids, [2, length], on the device of the model's embeddings."""
     embeddings = model.get_input_embeddings()
-    places = torch.arange(2 * length, device=model.device).view(2, length)
+    places = torch.arange(2 * length, device=device_of(model)).view(2, length)
     ids: Tensor = 1 + (places * 7919 + 4) % (embeddings.num_embeddings - 1)
     return ids
 

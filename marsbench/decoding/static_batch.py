@@ -25,6 +25,7 @@ from marsbench.decoding.generation import (
     end_of,
     split_eos,
 )
+from marsbench.decoding.modules import device_of
 from marsbench.decoding.outside import OnFinished
 from marsbench.decoding.rows import Rows
 from marsbench.decoding.static import Shape, Stand, static_step
@@ -94,7 +95,7 @@ class StaticBatch:
             )
         self._most = most
         self._eos_ids = as_list(eos_id)
-        self._eos = torch.tensor(self._eos_ids, dtype=torch.long, device=model.device)
+        self._eos = torch.tensor(self._eos_ids, dtype=torch.long, device=device_of(model))
         self._pad_id, self._run, self._meter = pad_id, run, meter
         self._on_finished, self._on_tokens = on_finished, on_tokens
         self._prefill_positions = prefill_positions
@@ -102,7 +103,7 @@ class StaticBatch:
         self._stand: Stand | None = None
         self._seats: dict[int, _Seat] = {}  # by row of the stand
         # A device works while the host reads what it did before.
-        self._lag = int(model.device.type == "cuda")
+        self._lag = int(self._eos.device.type == "cuda")
         self._under_way: deque[tuple[int, _Packed]] = deque()
 
     def __len__(self) -> int:

@@ -1,0 +1,467 @@
+"""What hangs on a model (hooks, adapters, offloading, weights loaded anew) counts, and the model stays as it was."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import timeit
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import accelerate
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_model
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.utils import parametrize
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+
+from marsbench.decoding import linear as linear_module
+from marsbench.decoding.decoder import LeanDecoder, ModuleDecoder, decoder_of
+from marsbench.decoding.engine import Batch, decode
+from marsbench.decoding.generation import Generation, Request
+from marsbench.decoding.linear import linear, reads_with_onednn
+from marsbench.decoding.plain import Watch
+from marsbench.methods import Options, build_method
+
+PROMPT, NEW = [4, 5, 6, 7, 8], 10
+SHAPE: dict[str, Any] = {
+    "vocab_size": 24, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 128, "initializer_range": 0.5, "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+@pytest.fixture
+def model() -> PreTrainedModel:
+    torch.manual_seed(0)
+    return Qwen2ForCausalLM(Qwen2Config(**SHAPE)).eval()
+
+
+class Wave:
+    """A batch of one request, and its tokens so far."""
+
+    def __init__(self, model: Any) -> None:
+        self.tokens: list[int] = []
+        self.batch = Batch(
+            model,
+            build_method("ar", Options()),
+            eos_id=-1,
+            pad_id=0,
+            on_finished=lambda *_: None,
+            on_tokens=lambda _, tokens: self.tokens.extend(tokens),
+        )
+        self.batch.join({0: Request(PROMPT, NEW)})
+
+    def finish(self) -> list[int]:
+        while len(self.batch):
+            self.batch.step()
+        return self.tokens
+
+
+def ar(model: Any) -> list[int]:
+    """The whole continuation."""
+    answers: list[Generation] = decode(
+        model, build_method("ar", Options()), [Request(PROMPT, NEW)], eos_id=-1, pad_id=0
+    )
+    return answers[0].tokens
+
+
+@torch.inference_mode()
+def next_token(model: Any, ids: list[int]) -> int:
+    """What the model's own forward says without a cache."""
+    return int(model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1].argmax())
+
+
+@torch.inference_mode()
+def greedy(model: Any) -> list[int]:
+    """The continuation by the model's own forward passes."""
+    ids = list(PROMPT)
+    for _ in range(NEW):
+        ids.append(next_token(model, ids))
+    return ids[len(PROMPT) :]
+
+
+class Lora(nn.Module):
+    """A linear layer with a correction of low rank, as adapters wrap them."""
+
+    def __init__(self, base_layer: nn.Module, width: int) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.base_layer = base_layer
+        self.lora_a, self.lora_b = nn.Linear(width, 4, bias=False), nn.Linear(4, width, bias=False)
+
+    def forward(self, values: Tensor) -> Tensor:
+        answer: Tensor = self.base_layer(values) + 8 * self.lora_b(self.lora_a(values))
+        return answer
+
+
+class Adapted(nn.Module):
+    """A wrapper around a whole model that passes on what it does not have, as peft's does."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.base_model = model
+
+    def forward(self, *arguments: Any, **named: Any) -> Any:
+        return self.base_model(*arguments, **named)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("base_model"), name)
+
+
+# ---- what is hung on a model in the midst of a batch --------------------------------------------------------------
+
+
+def put_adapter(model: Any) -> None:
+    layer = model.model.layers[1].self_attn
+    layer.o_proj = Lora(layer.o_proj, SHAPE["hidden_size"])
+
+
+def replace_module(model: Any) -> None:
+    model.model.layers[0].mlp = copy.deepcopy(model.model.layers[1].mlp)
+
+
+def replace_head(model: Any) -> None:
+    torch.manual_seed(2)
+    model.set_output_embeddings(nn.Linear(SHAPE["hidden_size"], SHAPE["vocab_size"], bias=False))
+
+
+def load_anew(model: Any) -> None:
+    torch.manual_seed(3)
+    state = {name: torch.randn_like(weight) * 0.5 for name, weight in model.state_dict().items()}
+    model.load_state_dict(state, assign=True)
+
+
+def replace_weight(model: Any) -> None:
+    layer = model.model.layers[0].self_attn
+    layer.v_proj.weight = nn.Parameter(layer.v_proj.weight.detach() * -3)
+
+
+def hook_layer(model: Any) -> None:
+    model.model.layers[0].register_forward_hook(lambda module, inputs, output: output * -1.5)
+
+
+def hook_projection(model: Any) -> None:
+    model.model.layers[0].self_attn.q_proj.register_forward_pre_hook(lambda module, inputs: (inputs[0] * -2,))
+
+
+def hook_head(model: Any) -> None:
+    model.lm_head.register_forward_hook(lambda module, inputs, output: -output)
+
+
+def own_forward(model: Any) -> None:
+    mlp = model.model.layers[0].mlp
+    before = mlp.forward
+    mlp.forward = lambda values: before(values) * -2
+
+
+class Doubled(nn.Module):
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight * -2
+
+
+def parametrized(model: Any) -> None:
+    parametrize.register_parametrization(model.model.layers[0].mlp.up_proj, "weight", Doubled())
+
+
+def other_frequencies(model: Any) -> None:
+    model.model.rotary_emb.inv_freq = model.model.rotary_emb.inv_freq * 0.2
+
+
+CHANGES: list[Callable[[Any], None]] = [
+    put_adapter, replace_module, replace_head, load_anew, replace_weight, hook_layer, hook_projection, hook_head,
+    own_forward, parametrized, other_frequencies,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_a_change_counts_from_the_next_step_on(change: Callable[[Any], None], model: PreTrainedModel) -> None:
+    """Guards against a batch, or a later one, that decodes with what the model was."""
+    before = greedy(model)
+    wave = Wave(model)
+    for _ in range(2):
+        wave.batch.step()
+    change(model)
+    wave.batch.step()
+    assert wave.tokens == [*before[:3], next_step(model, before[:3], change)]
+    assert ar(model) == greedy(model) != before
+
+
+@torch.inference_mode()
+def next_step(model: Any, tokens: list[int], change: Callable[[Any], None]) -> int:
+    """The token that the changed model puts behind a cache that the unchanged one has filled."""
+    torch.manual_seed(0)
+    old = Qwen2ForCausalLM(Qwen2Config(**SHAPE)).eval()
+    ids = torch.tensor([[*PROMPT, *tokens]])
+    cache = old(input_ids=ids[:, :-1], use_cache=True).past_key_values
+    return int(model(input_ids=ids[:, -1:], past_key_values=cache).logits[0, -1].argmax())
+
+
+@pytest.mark.parametrize("hooked_first", [True, False])
+def test_the_lean_way_is_taken_again_when_nothing_hangs_on_the_model(
+    hooked_first: bool, model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against a hook that makes all later steps slow, or is called after it was taken off."""
+    before, calls = greedy(model), list[int]()
+    if hooked_first:
+        hook = model.model.layers[0].register_forward_hook(lambda *_: calls.append(1))
+        wave = Wave(model)
+    else:
+        wave = Wave(model)
+        hook = model.model.layers[0].register_forward_hook(lambda *_: calls.append(1))
+    assert isinstance(decoder_of(model), ModuleDecoder)
+    wave.batch.step()
+    assert len(calls) == 1 + hooked_first
+    hook.remove()
+    calls.clear()
+    monkeypatch.setattr(ModuleDecoder, "__call__", None)
+    assert wave.finish() == before and calls == []
+    assert isinstance(decoder_of(model), LeanDecoder)
+
+
+def test_a_hook_on_the_head_leaves_the_rest_lean(model: PreTrainedModel) -> None:
+    """Guards against a head whose hooks, by which it is timed, are passed by."""
+    calls: list[int] = []
+    model.lm_head.register_forward_hook(lambda *_: calls.append(1))
+    assert isinstance(decoder_of(model), LeanDecoder)
+    assert ar(model) == greedy(model)
+    assert len(calls) == 2 * NEW
+
+
+def hook_list(model: Any) -> None:
+    model.model.layers.register_forward_hook(lambda *_: None)
+
+
+def hook_activation(model: Any) -> None:
+    model.model.layers[0].mlp.act_fn = nn.Sequential(nn.Tanh())
+    model.model.layers[0].mlp.act_fn[0].register_forward_hook(lambda module, inputs, output: -output)
+
+
+def more_parts(model: Any) -> None:
+    model.model.probe = nn.Linear(3, 3)
+    model.model.probe.register_forward_hook(lambda *_: None)
+
+
+def adapt_head(model: Any) -> None:
+    model.lm_head = nn.Sequential(model.lm_head, nn.Tanh())
+    model.lm_head[1].register_forward_hook(lambda module, inputs, output: -output)
+
+
+def parametrize_head(model: Any) -> None:
+    parametrize.register_parametrization(model.lm_head, "weight", Doubled())
+
+
+@pytest.mark.parametrize(
+    "change", [hook_list, hook_activation, more_parts, adapt_head, parametrize_head], ids=lambda one: one.__name__
+)
+@pytest.mark.parametrize("began", [True, False])
+def test_strange_parts_are_run(began: bool, change: Callable[[Any], None], model: PreTrainedModel) -> None:
+    """Guards against parts that one look at a model passes by and the other does not, which would never end."""
+    if began:
+        wave = Wave(model)
+        change(model)
+        wave.finish()
+    else:
+        change(model)
+    assert ar(model) == greedy(model)
+
+
+def test_a_compiled_model_runs_lean(model: PreTrainedModel) -> None:
+    """Guards against a wrapper of torch's own that makes decoding slow, or is compiled for a mere comparison."""
+    compiled = torch.compile(model, backend="eager")
+    assert isinstance(decoder_of(compiled), LeanDecoder)
+    assert ar(compiled) == ar(model)
+
+
+def test_hooks_on_all_modules_are_called(model: PreTrainedModel) -> None:
+    """Guards against torch's global hooks, by which tools watch everything, that hear nothing."""
+    seen: set[str] = set()
+    hook = nn.modules.module.register_module_forward_hook(lambda module, *_: seen.add(type(module).__name__))
+    try:
+        ar(model)
+    finally:
+        hook.remove()
+    assert {"Qwen2DecoderLayer", "Linear"} <= seen
+
+
+def test_hooks_in_a_new_dictionary_are_found_by_the_next_batch(model: PreTrainedModel) -> None:
+    """Guards against hooks of a module whose hooks were cleared, as many do, by a new dictionary."""
+    before = ar(model)
+    model.model.layers[0]._forward_hooks = type(model.model.layers[0]._forward_hooks)()
+    hook_layer(model)
+    assert ar(model) == greedy(model) != before
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_adapters_in_a_wrapper_are_run(whole: bool, model: PreTrainedModel) -> None:
+    """Guards against `get_decoder` of a wrapper that leads past its adapters."""
+    before = ar(model)
+    put_adapter(model)
+    wrapped = Adapted(model) if whole else model
+    assert ar(wrapped) == greedy(model) != before
+    attention = model.model.layers[1].self_attn
+    attention.o_proj = attention.o_proj.base_layer
+    assert ar(wrapped) == greedy(model) == before
+
+
+def test_peft_adapters_are_run(model: PreTrainedModel) -> None:
+    """Guards against the same with peft's own wrapper."""
+    peft = pytest.importorskip("peft")
+    before = greedy(model)
+    config = peft.LoraConfig(target_modules=["q_proj", "down_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
+    adapted = peft.get_peft_model(model, config).eval()
+    assert ar(adapted) == greedy(adapted) != before
+    with adapted.disable_adapter():
+        assert ar(adapted) == before
+
+
+# ---- what becomes of the model -----------------------------------------------------------------------------------
+
+
+def test_the_model_is_left_as_it_was(model: PreTrainedModel, tmp_path: Path) -> None:
+    """Guards against parameters that share memory after a decoding, which safetensors refuses to save."""
+
+    def state() -> list[tuple[Any, ...]]:
+        return [
+            (name, id(one), one.data_ptr(), one.untyped_storage().nbytes(), one._version)
+            for name, one in (*model.named_parameters(), *model.named_buffers())
+        ]
+
+    own, before = {name: len(vars(module)) for name, module in model.named_modules()}, state()
+    ar(model)
+    assert state() == before
+    assert {name: len(vars(module)) for name, module in model.named_modules()} == own
+    save_model(model, str(tmp_path / "model.safetensors"))
+
+
+def test_old_weights_are_freed_when_a_model_is_converted(model: PreTrainedModel) -> None:
+    """Guards against a copy of the weights that stays behind in memory."""
+    ar(model)
+    storages = [weakref.ref(one.untyped_storage()) for one in model.parameters()]
+    assert all(one() is not None for one in storages)
+    model.to(torch.float64)
+    gc.collect()
+    assert all(one() is None for one in storages)
+    assert ar(model) == greedy(model)
+
+
+def test_views_of_a_flat_buffer_stay_views_of_it(model: PreTrainedModel) -> None:
+    """Guards against training libraries whose flat weights no longer reach the model after a decoding."""
+    parameters = [*model.parameters()]
+    flat = torch.cat([one.detach().flatten() for one in parameters])
+    parts = flat.split([one.numel() for one in parameters])
+    for parameter, part in zip(parameters, parts, strict=True):
+        parameter.data = part.view_as(parameter)
+    before = ar(model)
+    flat.normal_(generator=torch.Generator().manual_seed(4))
+    assert all(one.untyped_storage().data_ptr() == flat.untyped_storage().data_ptr() for one in parameters)
+    assert ar(model) == greedy(model) != before
+
+
+def test_nobody_holds_on_to_a_model(model: PreTrainedModel) -> None:
+    """Guards against a model that stays in memory because it once was decoded with."""
+    clone = copy.deepcopy(model)
+    assert ar(clone) == ar(model)
+    alive = [weakref.ref(clone), weakref.ref(clone.model.layers[0])]
+    del clone
+    gc.collect()
+    assert [one() for one in alive] == [None, None]
+
+
+def test_offloaded_weights_are_fetched(model: PreTrainedModel) -> None:
+    """Guards against weights that accelerate keeps elsewhere: the modules' own hooks bring them."""
+    before = greedy(model)
+    ar(model)
+    accelerate.cpu_offload(model, execution_device=torch.device("cpu"))
+    assert ar(model) == before
+
+
+def test_a_model_may_move_and_change_its_type_between_two_decodings(model: PreTrainedModel) -> None:
+    """Guards against rotary tables, or anything else that was worked out once, of the old type."""
+    before = ar(model)
+    assert ar(model.double()) == greedy(model)
+    assert ar(model.float()) == before
+
+
+# ---- what it costs -----------------------------------------------------------------------------------------------
+
+
+def test_looking_at_a_model_takes_microseconds() -> None:
+    """Guards against a look at every module in every step: 400 of them must not take longer than a layer."""
+    model = LlamaForCausalLM(LlamaConfig(**SHAPE | {"num_hidden_layers": 30}))
+    watch, own = Watch(model), [vars(module) for module in model.modules()]
+    assert len(own) > 390 and watch.holds()
+    taken = min(timeit.repeat(watch.holds, number=50, repeat=40)) / 50
+    unit = min(timeit.repeat(lambda: [*map(len, own)], number=50, repeat=40)) / 50
+    assert taken < max(20e-6, 5 * unit), f"{taken * 1e6:.1f} us"
+
+
+# ---- large weights -----------------------------------------------------------------------------------------------
+
+LARGE = (1024, 768)
+
+
+@pytest.mark.skipif(not linear_module._HAS_ONEDNN, reason="torch without oneDNN")
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("shape", [(1, 768), (7, 768), (2, 3, 768)])
+def test_large_weights_are_read_by_another_kernel(bias: bool, shape: tuple[int, ...]) -> None:
+    """Guards against a kernel that is faster and gives something else."""
+    torch.manual_seed(0)
+    weight, values = nn.Parameter(torch.randn(LARGE)), torch.randn(shape)
+    added = nn.Parameter(torch.randn(LARGE[0])) if bias else None
+    with torch.no_grad():
+        assert reads_with_onednn(values, weight)
+        expected = F.linear(values, weight, added)
+        torch.testing.assert_close(linear(values, weight, added), expected, rtol=1e-4, atol=1e-3)
+        compiled = torch.compile(lambda one: linear(one, weight, added), fullgraph=True, backend="aot_eager")
+        torch.testing.assert_close(compiled(values), expected, rtol=1e-4, atol=1e-3)
+
+
+class Marked(Tensor):
+    """A subclass, as quantised weights are."""
+
+
+def test_all_other_weights_are_read_as_ever() -> None:
+    """Guards against numbers of small models that change, and against gradients, types and subclasses that are lost."""
+    weight, values = nn.Parameter(torch.randn(LARGE)), torch.randn(2, LARGE[1])
+    with torch.no_grad():
+        others = {
+            "small": (values[:, :32], weight[:32, :32]),
+            "many": (torch.randn(65, LARGE[1]), weight),
+            "half": (values.bfloat16(), weight.bfloat16()),
+            "subclass": (values, weight.detach().as_subclass(Marked)),
+            "none": (values[:0], weight),
+        }
+        for name, (some, matrix) in others.items():
+            assert not reads_with_onednn(some, matrix), name
+            assert torch.equal(linear(some, matrix, None), F.linear(some, matrix)), name
+    assert not reads_with_onednn(values, weight)  # a gradient is wanted
+    linear(values, weight, None).sum().backward()
+    assert weight.grad is not None
+    with FakeTensorMode(), torch.no_grad():
+        assert linear(torch.empty(2, LARGE[1]), torch.empty(LARGE), None).shape == (2, LARGE[0])
+
+
+def test_large_models_decode_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a fast kernel that nothing uses: projections and the LM head of a model that is large for it."""
+    monkeypatch.setattr(linear_module, "LARGE", 24 * 32)
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(**SHAPE)).eval()
+    sizes: set[tuple[int, ...]] = set()
+    original = linear_module._by_onednn
+
+    def counting(values: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        sizes.add(tuple(weight.shape))
+        return original(values, weight, bias)
+
+    monkeypatch.setattr(linear_module, "_by_onednn", counting)
+    assert ar(model) == greedy(model)
+    if linear_module._HAS_ONEDNN:
+        assert sizes == {(32, 32), (48, 32), (32, 48), (24, 32)}
