@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,10 +17,16 @@ import psutil
 import pytest
 
 from marsbench import neighbours
+from marsbench.findings.company import company_of, company_remark
 from marsbench.methods import Options, build_method
 from marsbench.neighbours import Neighbour, Reading, Used, Watch, cores, in_words, look, used_between, warning
 from marsbench.racing.race import Contender, Race
 from marsbench.racing.rounds import RoundLog
+from marsbench.rows.kinds import Row, SpeedRow, StepTimeRow, SweepRow, from_json, to_json
+from marsbench.rows.store import read_rows
+from marsbench.studies import study_of
+
+RESULTS = Path(__file__).resolve().parent.parent / "results" / "tiny"
 
 
 def told(wall: float, machine: float, own: float) -> Used | None:
@@ -145,3 +152,32 @@ def test_a_race_keeps_what_others_used_lap_by_lap(
     file.write_text("".join(json.dumps({**line, "others": None}) + "\n" for line in lines[:-1]))
     monkeypatch.setattr(Watch, "used", lambda self: Used(0.0, 1.0))
     assert race.run(RoundLog(file))["ar"].others_cores == [], "of half a lap nothing is known"
+
+
+def raced(study: str, **more: Any) -> list[Row]:
+    """The committed rows of a page, those that a clock was on with more in them."""
+    rows = read_rows(RESULTS / f"{study}.jsonl")
+    return [replace(row, **more) if isinstance(row, SpeedRow | SweepRow | StepTimeRow) else row for row in rows]
+
+
+@pytest.mark.parametrize("study", ["speedup", "engine", "discrepancies"])
+def test_a_page_says_what_was_not_timed_alone(study: str) -> None:
+    """Guards against a speed-up that was measured beside a compiler and looks like any other, and a cry of wolf."""
+    render = study_of(study).render
+    plain = render(raced(study), "tiny")
+    assert "not idle" not in plain
+    assert render(raced(study, others_cores=[0.02, 0.05, 0.9]), "tiny") == plain, "one lap of three is no median"
+    remark = next(line for line in render(raced(study, others_cores=[0.02, 0.6, 0.9]), "tiny").split("\n\n")
+                  if "not idle" in line)  # fmt: skip
+    assert "batch 1: 0.60 (" in remark or "batch 4: 0.60 (" in remark
+    assert ("forward passes: 0.60 (1)" in remark) == (study == "speedup")
+
+
+def test_company_is_of_rows_that_say_so() -> None:
+    """Guards against rows of earlier versions, or of cells without numbers, that pass for disturbed ones."""
+    (row, *_) = [row for row in raced("speedup") if isinstance(row, SweepRow) and row.status == "done"]
+    assert company_of(row) is None and company_remark([row]) == ""
+    told = [replace(row, others_cores=[0.3]), replace(row, key="other", others_cores=[0.5])]
+    assert f"batch {row.batch_size}: 0.30 to 0.50 (2)" in company_remark(told)
+    assert company_of(replace(told[0], status="skipped")) is None
+    assert from_json(to_json(told[0])) == told[0]
