@@ -20,6 +20,7 @@ from marsbench import neighbours
 from marsbench.findings.company import company_of, company_remark
 from marsbench.methods import Options, build_method
 from marsbench.neighbours import Neighbour, Reading, Used, Watch, cores, in_words, look, used_between, warning
+from marsbench.provenance import provenance
 from marsbench.racing.race import Contender, Race
 from marsbench.racing.rounds import RoundLog
 from marsbench.rows.kinds import Row, SpeedRow, StepTimeRow, SweepRow, from_json, to_json
@@ -181,3 +182,12 @@ def test_company_is_of_rows_that_say_so() -> None:
     assert f"batch {row.batch_size}: 0.30 to 0.50 (2)" in company_remark(told)
     assert company_of(replace(told[0], status="skipped")) is None
     assert from_json(to_json(told[0])) == told[0]
+
+
+def test_rows_say_how_threads_waited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against times of impatient and of patient threads that look as if they came from one setting."""
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
+    assert provenance(seed=0)["wait_policy"] == "the library's own"
+    monkeypatch.setenv("GOMP_SPINCOUNT", "1000")
+    assert provenance(seed=0)["wait_policy"] == "the library's own, GOMP_SPINCOUNT=1000"
