@@ -22,12 +22,14 @@ from packaging.specifiers import SpecifierSet
 from rich.markup import escape
 from rich.table import Table
 
+from marsbench import neighbours
 from marsbench.errors import UserError
 from marsbench.files import nearest_existing
 from marsbench.paths import tasks_dir
 from marsbench.presets import preset
 
 GIB = 2**30
+_BUSY_GPU_PERCENT = 10  # what a GPU may be busy before it is worth a word
 COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
@@ -51,6 +53,7 @@ def checks(scale: str, output: Path, data_dir: Path | None = None) -> list[Check
         check_python(),
         *check_packages(),
         check_device(scale),
+        *check_idle(),
         check_memory(needs.memory_gib),
         check_disk(output, needs.disk_gib),
         check_writable(output),
@@ -115,6 +118,32 @@ def check_device(scale: str) -> Check:
     if scale == "tiny":
         return Check("device", "ok", cores)
     return Check("device", "warn", f"{cores}: far too slow for {scale}", "use a GPU, or --scale tiny")
+
+
+def check_idle() -> Iterator[Check]:
+    """Does anybody else compute here? It takes half a second to see."""
+    fix = "stop them before a race: it would time the scheduler"
+    used, busiest = neighbours.look()
+    if used is None:
+        yield Check("idle", "ok", "this machine does not tell what other processes use")
+    else:
+        busy = used > neighbours.BUSY_CORES
+        yield Check("idle", "warn" if busy else "ok", neighbours.in_words(used, busiest if busy else []), fix)
+    yield from check_idle_gpus(fix)
+
+
+def check_idle_gpus(fix: str) -> Iterator[Check]:
+    """Is any GPU at work? The driver is asked through nvidia-ml-py, which is nobody's dependency here."""
+    try:
+        import torch
+
+        busy = [int(torch.cuda.utilization(index)) for index in range(torch.cuda.device_count())]
+    except Exception as error:  # no PyTorch, no such library, a driver that does not answer: a dozen kinds
+        yield Check("idle: GPU", "ok", f"not looked at: {type(error).__name__}; it takes pip install nvidia-ml-py")
+        return
+    for index, percent in enumerate(busy):
+        finding = f"GPU {index} is at work {percent} % of the time"
+        yield Check(f"idle: GPU {index}", "warn" if percent > _BUSY_GPU_PERCENT else "ok", finding, fix)
 
 
 def check_memory(needed_gib: float) -> Check:

@@ -65,10 +65,17 @@ class Reporter:
 
     def __init__(self) -> None:
         self._console = Console(stderr=True, quiet=not is_first_process())
+        self._said: set[str] = set()  # what must not be said twice
 
     def say(self, text: str) -> None:
         """One line that stays."""
         self._console.print(text, highlight=False, soft_wrap=True)
+
+    def say_once(self, text: str) -> None:
+        """One line that stays, however often it is given; none where it is empty."""
+        if text and text not in self._said:
+            self._said.add(text)
+            self.say(text)
 
     @contextmanager
     def bar(self, title: str) -> Iterator[Bar]:

@@ -24,7 +24,7 @@ def provenance(*, seed: int) -> dict[str, Any]:
         "versions": _versions(),
         "hardware": _hardware(),
         "threads": _threads(),
-        "wait_policy": os.environ.get("OMP_WAIT_POLICY", "the library's own"),
+        "wait_policy": _wait_policy(),
         "seed": seed,
     }
 
@@ -79,6 +79,13 @@ def _cpu_name() -> str:
         return platform.processor() or platform.machine()
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.machine()
+
+
+def _wait_policy() -> str:
+    """How threads wait for each other: what the environment asks for, if anything."""
+    policy = os.environ.get("OMP_WAIT_POLICY", "the library's own")
+    spins = os.environ.get("GOMP_SPINCOUNT")
+    return policy if spins is None else f"{policy}, GOMP_SPINCOUNT={spins}"
 
 
 def _threads() -> int:

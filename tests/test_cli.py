@@ -14,12 +14,13 @@ import torch
 from packaging.requirements import Requirement
 from typer.testing import CliRunner
 
-from marsbench import __version__, doctor, paths
+from marsbench import __version__, doctor, neighbours, paths
 from marsbench.cli import app
 from marsbench.doctor import Check
 from marsbench.errors import UserError
 from marsbench.evaluation.benchmarks import GROUPS
 from marsbench.evaluation.humaneval import LOCAL_FILE
+from marsbench.neighbours import Neighbour
 from marsbench.presets import preset
 
 LITTLE_DATA = Path(__file__).parent / "data"
@@ -44,6 +45,7 @@ def sound_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(paths, "PACKAGE", tmp_path / "marsbench")
     monkeypatch.delenv("MARSBENCH_DATA", raising=False)
     monkeypatch.setattr(doctor, "check_packages", lambda: iter([]))
+    monkeypatch.setattr(neighbours, "look", lambda: (0.0, []))
     monkeypatch.setattr(doctor, "preset", lambda scale: replace(preset(scale), memory_gib=0, disk_gib=0))
 
 
@@ -225,3 +227,25 @@ def test_task_files_are_found_in_checkouts_and_wheels(monkeypatch: pytest.Monkey
     assert paths.tasks_dir() == tmp_path / "tasks"
     (tmp_path / "marsbench" / "_tasks").mkdir(parents=True)
     assert paths.tasks_dir() == tmp_path / "marsbench" / "_tasks"
+
+
+def test_doctor_names_who_else_is_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a race beside a forgotten program, and a false alarm on an idle or a silent machine."""
+    for used, busiest, ok in ((0.9, [Neighbour("ffmpeg", 0.9)], "warn"), (0.05, [], "ok"), (None, [], "ok")):
+        monkeypatch.setattr(neighbours, "look", lambda used=used, busiest=busiest: (used, busiest))
+        check, *_ = doctor.check_idle()
+        assert check.ok == ok and ("ffmpeg" in check.finding) == (ok == "warn")
+
+
+def test_doctor_asks_the_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a GPU that somebody else uses, and a doctor that dies where nobody can ask the driver."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "utilization", lambda index: 95 * index)
+    assert [check.ok for check in doctor.check_idle_gpus("stop it")] == ["ok", "warn"]
+
+    def missing(index: int) -> int:
+        raise ModuleNotFoundError("nvidia-ml-py does not seem to be installed")
+
+    monkeypatch.setattr(torch.cuda, "utilization", missing)
+    (check,) = doctor.check_idle_gpus("stop it")
+    assert check.ok == "ok" and "not looked at" in check.finding

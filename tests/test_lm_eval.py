@@ -107,7 +107,7 @@ def test_mistakes_are_named_before_anything_is_loaded(
     given: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards against a misspelt option that does nothing, and a refusal after minutes of loading."""
-    monkeypatch.setattr(lm_eval_model, "load", lambda *_, **__: pytest.fail("it was loaded"))
+    monkeypatch.setattr(lm_eval_model, "load_aloud", lambda *_, **__: pytest.fail("it was loaded"))
     with pytest.raises(UserError, match=said):
         MarsbenchLM(**({"pretrained": "somewhere"} | given))
 

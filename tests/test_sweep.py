@@ -189,7 +189,7 @@ def size_of(folder: Path) -> int:
 def comparable(row: SweepRow) -> SweepRow:
     """A row without what differs between two runs of one sweep."""
     tokens = {name: {"emitted": one["emitted"]} for name, one in row.baselines.items()}
-    return replace(row, seconds=[], first_token=[], last_token=[], baselines=tokens, provenance={})
+    return replace(row, seconds=[], others_cores=[], first_token=[], last_token=[], baselines=tokens, provenance={})
 
 
 def test_killed_at_any_moment_it_loses_a_round_at_most(swept: Path, tmp_path: Path) -> None:

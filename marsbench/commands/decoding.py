@@ -68,16 +68,21 @@ def show(
             block_size=window or block_size,
         )
     run = make_run(scale, output, "reuse", seed)
+    from marsbench.methods.settings import load_aloud
     from marsbench.running.checkpoints import Checkpoints
     from marsbench.show import answers, check_image, draw, sample_question
-    from marsbench.training.checkpoints import default_device, load
+    from marsbench.training.checkpoints import default_device
 
     if image:
         check_image(image)
     question, device = sample_question() if prompt is None else prompt, default_device()
-    companion = load(draft, device=device) if draft else None
+    companion = load_aloud(draft, run.reporter, device=device) if draft else None
+    if checkpoint:
+        loaded = load_aloud(checkpoint, run.reporter, device=device)
+    else:
+        loaded = Checkpoints(run).load(stage, block_size)
     found = answers(
-        load(checkpoint, device=device) if checkpoint else Checkpoints(run).load(stage, block_size),
+        loaded,
         question,
         names,
         threshold=threshold,
@@ -184,14 +189,16 @@ def decode(
     from marsbench.decoding.generation import Request
     from marsbench.methods import METHODS
     from marsbench.methods.fitting import check_accept, default_ids, fit
+    from marsbench.methods.settings import load_aloud
     from marsbench.progress import Reporter
-    from marsbench.training.checkpoints import default_device, load
+    from marsbench.training.checkpoints import default_device
 
     check_accept(method, accept, threshold)
     check_target(prompt_ids, out)
     prompts = read_prompts(prompt_ids)
     how: dict[str, Any] = {"dtype": number_type, "device": default_device(), "needs_tokenizer": False}
-    loaded, companion = load(model, **how), load(draft, **how) if draft else None
+    reporter = Reporter()
+    loaded, companion = load_aloud(model, reporter, **how), load_aloud(draft, reporter, **how) if draft else None
     eos, pad = default_ids(loaded, eos_id, pad_id)
     chosen = fit(method, loaded, draft=companion, untrained_masks=untrained_masks, **options)
     requests = [
@@ -201,6 +208,6 @@ def decode(
     rows = batch_size or (1 if METHODS[method].one_row else 16)
     decode_file(
         loaded.model, chosen, requests, prompt_ids, out,
-        eos_id=eos, pad_id=pad, batch_size=rows, prefill_positions=prefill_positions, reporter=Reporter(),
+        eos_id=eos, pad_id=pad, batch_size=rows, prefill_positions=prefill_positions, reporter=reporter,
     )  # fmt: skip
     typer.echo(f"wrote {out}")

@@ -139,16 +139,20 @@ def tune(
     from rich.console import Console
 
     from marsbench.commands.tables import advice_table
+    from marsbench.methods.settings import load_aloud
     from marsbench.racing.questions import ask, per_benchmark
     from marsbench.racing.tune import tune as advise
     from marsbench.running.checkpoints import Checkpoints
-    from marsbench.training.checkpoints import default_device, load
+    from marsbench.training.checkpoints import default_device
 
     names = list(run.benchmarks or run.scale.benchmarks)
     per_benchmark(prompts, names)
     for name in names:  # missing data is found out before anything is trained
         run.exam(name)
-    loaded = load(checkpoint, device=default_device()) if checkpoint else Checkpoints(run).load(stage, block_size)
+    if checkpoint:
+        loaded = load_aloud(checkpoint, run.reporter, device=default_device())
+    else:
+        loaded = Checkpoints(run).load(stage, block_size)
     questions = ask(names, prompts, loaded.tokenizer, data_dir)
     advice = advise(
         loaded,

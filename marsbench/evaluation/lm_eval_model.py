@@ -23,8 +23,8 @@ from marsbench.evaluation.harness import chat_text, cut_in_words, room_for_promp
 from marsbench.lm_eval_plugin import register
 from marsbench.methods import METHODS
 from marsbench.methods.fitting import fit
+from marsbench.methods.settings import load_aloud
 from marsbench.progress import Reporter
-from marsbench.training.checkpoints import load
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _DEFAULT_LIMIT = 256  # new tokens where a task sets no limit, as in lm-eval's own models
@@ -85,8 +85,9 @@ class MarsbenchLM(LM):  # type: ignore[misc]
         state = PartialState(cpu=not torch.accelerator.is_available())
         self._rank, self._world_size = state.process_index, state.num_processes
         self._device = _device(device, state)
-        self._loaded = load(str(pretrained), dtype=_DTYPES[dtype], device=self._device)
-        companion = load(draft, dtype=_DTYPES[dtype], device=self._device) if draft else None
+        how: dict[str, Any] = {"dtype": _DTYPES[dtype], "device": self._device}
+        self._loaded = load_aloud(str(pretrained), Reporter(), **how)
+        companion = load_aloud(draft, Reporter(), **how) if draft else None
         self._method = fit(method, self._loaded, draft=companion, untrained_masks=untrained_masks, **options)
         self._threshold = threshold
         self._batch_size = 1 if METHODS[method].one_row else min(rows, max_batch_size or rows)

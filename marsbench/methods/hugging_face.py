@@ -1,4 +1,8 @@
-"""What `transformers` itself offers, as reference points from outside our loop: `generate`, plain and assisted."""
+"""What `transformers` itself offers, as reference points from outside our loop: `generate`, plain and assisted.
+
+Greedy means greedy: whatever a checkpoint's `generation_config` asks for (a repetition penalty, tokens never to be
+written, a kind of cache, ...) is left out, as our loop leaves it out. The models come out as they went in.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +12,17 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from transformers import StoppingCriteria, StoppingCriteriaList
+from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
 
 from marsbench.decoding.acceptance import no_threshold
 from marsbench.decoding.generation import Meter, Request
 from marsbench.decoding.outside import OutsideMethod
+from marsbench.methods.settings import generating_by
 
 
 @dataclass(frozen=True)
 class HfGenerate(OutsideMethod):
-    """`model.generate(do_sample=False)`, batches padded on the left."""
+    """`model.generate(do_sample=False)` and nothing else, batches padded on the left."""
 
     name: ClassVar[str] = "hf-generate"
 
@@ -31,12 +36,13 @@ class HfGenerate(OutsideMethod):
         """One batch: per request its new tokens and how many came with each forward."""
         limit = max(request.max_new_tokens for request in requests)
         input_ids, attention_mask = _left_padded(requests, pad_id, model.device)
-        output = model.generate(
-            input_ids,
-            attention_mask=attention_mask,
-            stopping_criteria=StoppingCriteriaList([_Forwards(meter)] if meter else []),
-            **_greedy(limit, eos_ids, pad_id),
-        )
+        with generating_by(model):
+            output = model.generate(
+                input_ids,
+                attention_mask=attention_mask,
+                stopping_criteria=StoppingCriteriaList([_Forwards(meter)] if meter else []),
+                generation_config=_greedy(limit, eos_ids, pad_id),
+            )
         continued = output[:, input_ids.shape[1] :].tolist()
         return [(tokens, [1] * len(tokens)) for tokens in continued]
 
@@ -61,21 +67,28 @@ class HfAssisted(OutsideMethod):
         """One request: its new tokens and how many came with each forward of the target."""
         (request,) = requests
         input_ids, attention_mask = _left_padded(requests, pad_id, model.device)
-        settings = self.draft.generation_config
-        settings.num_assistant_tokens, settings.num_assistant_tokens_schedule = self.draft_length, "constant"
-        settings.assistant_confidence_threshold = 0.0
         rounds = _Forwards(meter)
-        output = model.generate(
-            input_ids,
-            attention_mask=attention_mask,
-            assistant_model=self.draft,
-            stopping_criteria=StoppingCriteriaList([rounds]),
-            **_greedy(request.max_new_tokens, eos_ids, pad_id),
-        )
+        with generating_by(model), generating_by(self.draft, **self._drafting):
+            output = model.generate(
+                input_ids,
+                attention_mask=attention_mask,
+                assistant_model=self.draft,
+                stopping_criteria=StoppingCriteriaList([rounds]),
+                generation_config=_greedy(request.max_new_tokens, eos_ids, pad_id),
+            )
         tokens = output[0, input_ids.shape[1] :].tolist()
         ends = [length - input_ids.shape[1] for length in rounds.lengths]
         counts = [end - before for before, end in zip([0, *ends], ends, strict=False)]
         return [(tokens, [count for count in counts if count > 0])]
+
+    @property
+    def _drafting(self) -> dict[str, Any]:
+        """How the draft model drafts: as many tokens in every round, however sure it is of them."""
+        return {
+            "num_assistant_tokens": self.draft_length,
+            "num_assistant_tokens_schedule": "constant",
+            "assistant_confidence_threshold": 0.0,
+        }
 
 
 class _Forwards(StoppingCriteria):
@@ -100,5 +113,6 @@ def _left_padded(requests: Sequence[Request], pad_id: int, device: torch.device)
     return torch.tensor(padded, device=device), torch.tensor(real, device=device)
 
 
-def _greedy(limit: int, eos_ids: list[int], pad_id: int) -> dict[str, Any]:
-    return {"max_new_tokens": limit, "do_sample": False, "eos_token_id": eos_ids, "pad_token_id": pad_id}
+def _greedy(limit: int, eos_ids: list[int], pad_id: int) -> GenerationConfig:
+    settings: dict[str, Any] = {"max_new_tokens": limit, "do_sample": False}
+    return GenerationConfig(**settings, eos_token_id=eos_ids, pad_token_id=pad_id)  # type: ignore[no-untyped-call]

@@ -21,6 +21,7 @@ import torch
 from marsbench.decoding.engine import Batch, KindOfBatch, Method, decode
 from marsbench.decoding.generation import Generation, Meter, Request
 from marsbench.decoding.outside import OutsideMethod
+from marsbench.neighbours import Watch
 from marsbench.racing.rounds import Round, RoundLog, Turn, Watched
 from marsbench.rows.kinds import Status
 
@@ -53,7 +54,7 @@ class Stopwatch(Meter):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a race found of one contender; the lists but the first have an entry per prompt."""
+    """What a race found of one contender; lists have an entry per prompt unless they say otherwise."""
 
     seconds: list[float]  # of each timed lap
     generations: list[Generation] = field(default_factory=list)
@@ -61,6 +62,7 @@ class Outcome:
     last_token: list[float] = field(default_factory=list)
     meter: Meter = field(default_factory=Meter)
     peak_bytes: int | None = None
+    others_cores: list[float] = field(default_factory=list)  # of each timed lap: what other processes used; or empty
     status: Status = "done"
     reason: str = ""
 
@@ -102,8 +104,12 @@ class Race:
             self._warm_up()
         for done, (lap, batch) in enumerate(missing, len(places) - len(missing)):
             progress(done, len(places))
-            log.add(lap, batch, self._round(lap, batch, log))
-        return {one.name: self._outcome(log.turns(one.name)) for one in self.contenders}
+            neighbours = Watch()
+            log.add(lap, batch, self._round(lap, batch, log), neighbours.used())
+        laps = [log.others_in(lap) for lap in range(1, self.laps + 1)]
+        others = [used for used in laps if used is not None]
+        together = others if len(others) == len(laps) else []
+        return {one.name: self._outcome(log.turns(one.name), together) for one in self.contenders}
 
     def _warm_up(self) -> None:
         """Every contender decodes a batch of each size that there is; who fails will fail again when it counts."""
@@ -159,8 +165,8 @@ class Race:
             kind=contender.kind,
         )
 
-    def _outcome(self, turns: Mapping[tuple[int, int], Turn]) -> Outcome:
-        """Everything that a contender's turns say."""
+    def _outcome(self, turns: Mapping[tuple[int, int], Turn], others: list[float]) -> Outcome:
+        """Everything that a contender's turns say, and what other processes used in each timed lap."""
         for turn in turns.values():
             if turn.status != "done":
                 return Outcome([], status=turn.status, reason=turn.reason)
@@ -174,6 +180,7 @@ class Race:
             last_token=[seconds for one in watched for seconds in one.last_token],
             meter=_added(one.meter for one in watched),
             peak_bytes=max(peaks, default=None),
+            others_cores=others,
         )
 
 

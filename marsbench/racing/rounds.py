@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from marsbench.decoding.generation import Generation, Meter
+from marsbench.neighbours import Used, cores
 from marsbench.rows.kinds import Status
 
 
@@ -45,6 +46,7 @@ class RoundLog:
         self._file = file
         self.contenders: list[str] = []  # who started, as far as a file says
         self.rounds: dict[tuple[int, int], Round] = {}  # (lap, batch) -> round
+        self.others: dict[tuple[int, int], Used | None] = {}  # (lap, batch) -> what other processes used meanwhile
         self.dropped_out: set[str] = set()  # who has failed or taken too long
         if file is not None and file.exists():
             whole = 0
@@ -56,15 +58,16 @@ class RoundLog:
 
     def begin(self, contenders: Sequence[str]) -> None:
         """Start a race anew with these contenders."""
-        self.contenders, self.rounds, self.dropped_out = list(contenders), {}, set()
+        self.contenders, self.rounds, self.others, self.dropped_out = list(contenders), {}, {}, set()
         if self._file is not None:
             self._file.unlink(missing_ok=True)
         self._write({"contenders": self.contenders})
 
-    def add(self, lap: int, batch: int, turns: Round) -> None:
-        """Keep a round; it is on disk when this returns."""
-        self._take(lap, batch, turns)
-        self._write({"lap": lap, "batch": batch, "turns": {name: asdict(turn) for name, turn in turns.items()}})
+    def add(self, lap: int, batch: int, turns: Round, others: Used | None = None) -> None:
+        """Keep a round and what other processes used meanwhile; it is on disk when this returns."""
+        self._take(lap, batch, turns, others)
+        found = {name: asdict(turn) for name, turn in turns.items()}
+        self._write({"lap": lap, "batch": batch, "turns": found, "others": others})
 
     def _write(self, record: Mapping[str, Any]) -> None:
         if self._file is None:
@@ -80,14 +83,19 @@ class RoundLog:
             self.contenders = record["contenders"]
         else:
             turns = {name: _turn_of(turn) for name, turn in record["turns"].items()}
-            self._take(record["lap"], record["batch"], turns)
+            others = record.get("others")  # a log of an earlier version has none
+            self._take(record["lap"], record["batch"], turns, Used(*others) if others else None)
 
     def turns(self, name: str) -> dict[tuple[int, int], Turn]:
         """One contender's turns, by lap and batch."""
         return {place: turns[name] for place, turns in self.rounds.items() if name in turns}
 
-    def _take(self, lap: int, batch: int, turns: Round) -> None:
-        self.rounds[lap, batch] = turns
+    def others_in(self, lap: int) -> float | None:
+        """What other processes used in a lap, in cores; None where it is not known of all its rounds."""
+        return cores(used for (of, _), used in self.others.items() if of == lap)
+
+    def _take(self, lap: int, batch: int, turns: Round, others: Used | None) -> None:
+        self.rounds[lap, batch], self.others[lap, batch] = turns, others
         self.dropped_out |= {name for name, turn in turns.items() if turn.status != "done"}
 
 

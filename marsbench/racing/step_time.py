@@ -14,6 +14,7 @@ from marsbench.decoding.engine import Batch, context_length
 from marsbench.decoding.generation import Request
 from marsbench.decoding.rows import Accepted, Answer, Most, Rows, Window
 from marsbench.decoding.windows import last, linear_window
+from marsbench.neighbours import Watch, cores
 from marsbench.racing.race import synchronize
 
 _CONTEXT = 64  # tokens of every prompt
@@ -44,6 +45,7 @@ class StepTimes:
     shapes: list[Shape]
     seconds: list[list[float]]
     copied_per_second: list[float]
+    others_cores: list[float]  # of each repeat: what other processes used; empty where it cannot be told
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,9 @@ def step_times(model: Any, positions: int, progress: Callable[[int, int], None])
     shapes = [Shape(rows, width) for rows in _ROWS for width in _WINDOWS if rows * width <= positions and width < room]
     seconds: list[list[float]] = [[] for _ in shapes]
     copied: list[float] = []
+    others: list[float] = []
     for repeat in range(_REPEATS + 1):  # the first warms up
+        neighbours = Watch()
         for number, shape in enumerate(shapes):
             found = _step(model, shape)
             if repeat:
@@ -84,7 +88,9 @@ def step_times(model: Any, positions: int, progress: Callable[[int, int], None])
             progress(repeat * len(shapes) + number, (_REPEATS + 1) * len(shapes))
         if repeat:
             copied.append(_copied_per_second(model.device))
-    return StepTimes(_CONTEXT, shapes, seconds, copied)
+            used = cores([neighbours.used()])
+            others += [] if used is None else [used]
+    return StepTimes(_CONTEXT, shapes, seconds, copied, others if len(others) == len(copied) else [])
 
 
 def _step(model: Any, shape: Shape) -> float:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from filelock import FileLock
 
 from marsbench.keys import content_hash
+from marsbench.neighbours import warning
 from marsbench.provenance import provenance
 from marsbench.racing.course import Cell, Course
 from marsbench.racing.entrants import size_of
@@ -67,6 +68,7 @@ class Sweep:
             baselines = [cell for cell in cells if cell.name in BASELINES and not self._course.why_not(cell)]
             log.begin([cell.name for cell in cells if cell in ready or cell in baselines])
         racing = [cell for cell in cells if cell.name in log.contenders]
+        self._run.reporter.say_once(warning())
         with self._run.reporter.bar(f"racing {len(racing)} contenders, {cells[0].batch_size} at once") as bar:
             outcomes = self._course.race(racing).run(log, bar.update)
         for cell in ready:
@@ -88,6 +90,7 @@ def _step_times(course: Course) -> StepTimeRow:
     if known is not None:
         return known
     origin = provenance(seed=run.seed)
+    run.reporter.say_once(warning())
     with run.reporter.bar("timing forward passes by their shape") as bar:
         found = step_times(loaded.model, course.grid.positions, bar.update)
     row = StepTimeRow(
@@ -100,6 +103,7 @@ def _step_times(course: Course) -> StepTimeRow:
         rows=[shape.rows for shape in found.shapes],
         window=[shape.window for shape in found.shapes],
         seconds=found.seconds,
+        others_cores=found.others_cores,
         copied_per_second=found.copied_per_second,
         weight_bytes=size_of(loaded.model),
         checkpoint=loaded.weights,

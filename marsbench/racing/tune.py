@@ -8,6 +8,7 @@ from typing import Any
 
 from marsbench.evaluation.harness import room_for_prompt
 from marsbench.methods.fitting import default_ids, fit
+from marsbench.neighbours import warning
 from marsbench.progress import Reporter
 from marsbench.racing.grid import Entry
 from marsbench.racing.position_law import PositionLaw, Work, law_of, predicted_speed
@@ -116,6 +117,7 @@ def tune(
     watched = course.race(
         entries, _ROWS, laps=0
     )  # refuses a checkpoint that cannot decode so, before anything is timed
+    reporter.say_once(warning())
     with reporter.bar("timing forward passes by their shape") as bar:
         times = step_times(loaded.model, positions, bar.update)
     law = law_of([shape.positions for shape in times.shapes], times.seconds)

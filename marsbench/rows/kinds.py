@@ -110,6 +110,7 @@ class SpeedRow:
     profile: Mapping[str, float] = field(default_factory=dict)  # part of a step -> seconds, in an extra run
     checkpoint: str = ""
     provenance: Mapping[str, Any] = field(default_factory=dict)
+    others_cores: list[float] = field(default_factory=list)  # of each repeat: what others used; empty = unknown
 
 
 @dataclass(frozen=True)
@@ -180,6 +181,7 @@ class SweepRow:
     checkpoint: str = ""
     provenance: Mapping[str, Any] = field(default_factory=dict)
     prompt_cut: list[int] = field(default_factory=list)  # per prompt, tokens that the context had no room for; or empty
+    others_cores: list[float] = field(default_factory=list)  # of each timed lap: what others used; empty = unknown
 
 
 @dataclass(frozen=True)
@@ -201,6 +203,7 @@ class StepTimeRow:
     weight_bytes: int = 0
     checkpoint: str = ""
     provenance: Mapping[str, Any] = field(default_factory=dict)
+    others_cores: list[float] = field(default_factory=list)  # of each repeat: what others used; empty = unknown
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,14 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from marsbench.methods.settings import load_aloud
 from marsbench.rows.kinds import EvaluationRow
 from marsbench.rows.workspace import full_disk_explained
 from marsbench.running.cells import Cells
 from marsbench.running.checkpoints import Checkpoints
 from marsbench.running.plans import Arm
 from marsbench.running.run import Run
-from marsbench.training.checkpoints import default_device, load
+from marsbench.training.checkpoints import default_device
 
 
 def ask(
@@ -41,9 +42,9 @@ def ask(
         run.exam(name)
     with full_disk_explained(run.workspace.runs):
         device = default_device()
-        companion = load(draft, dtype=dtype, device=device) if draft is not None else None
+        companion = load_aloud(draft, run.reporter, dtype=dtype, device=device) if draft is not None else None
         if checkpoint is not None:
-            loaded = load(checkpoint, dtype=dtype, device=device)
+            loaded = load_aloud(checkpoint, run.reporter, dtype=dtype, device=device)
         else:
             loaded = Checkpoints(run).load(*arm.trained, dtype)
         cells = Cells(run)

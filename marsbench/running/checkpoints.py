@@ -11,6 +11,7 @@ import torch
 
 from marsbench.errors import UserError
 from marsbench.evaluation.local_data import Unavailable
+from marsbench.methods.settings import left_out_in_words
 from marsbench.presets import DEFAULT_BLOCK_SIZE
 from marsbench.progress import is_first_process
 from marsbench.rows.kinds import TrainingRow
@@ -71,9 +72,11 @@ class Checkpoints:
     # ---- loaded ----
 
     def load(self, stage: str, block_size: int | None, dtype: torch.dtype = torch.float32) -> Loaded:
-        """The checkpoint of a stage, on the device."""
-        device = checkpoints.default_device()
-        return checkpoints.load(self.path(stage, block_size), dtype=dtype, device=device, stage=stage)
+        """The checkpoint of a stage, on the device; what decoding leaves out of its own settings is said."""
+        path, device = self.path(stage, block_size), checkpoints.default_device()
+        loaded = checkpoints.load(path, dtype=dtype, device=device, stage=stage)
+        self._run.reporter.say_once(left_out_in_words(path, loaded.model))
+        return loaded
 
     def path(self, stage: str, block_size: int | None) -> str:
         """Folder or hub name of a stage's checkpoint: the ready one if there is one, else ours, trained if need be."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from marsbench.findings.cells import latest_cells
+from marsbench.findings.company import company_remark
 from marsbench.findings.sweep import SweepCells
 from marsbench.rendering.deviations import deviations_section
 from marsbench.rendering.measured import accuracy_table, reasons
@@ -49,6 +50,7 @@ def render(rows: Sequence[Row], scale: str) -> str:
     sections = [
         opening_section(PLAN, scale, OPENING),
         HOW_TO_READ,
+        company_remark(sweep.rows),
         *[item.section(cells, sweep) for item in ITEMS],
         _elsewhere(),
         "## Every line\n\n" + accuracy_table(cells, PLAN),

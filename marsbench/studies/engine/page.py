@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from marsbench.findings.company import company_remark
 from marsbench.rendering.figures import COLOURS, MARKERS, drawn_alike, error_bars, new_figure, save
 from marsbench.rendering.markdown import table
 from marsbench.rendering.sections import facts_section
@@ -54,6 +55,7 @@ def render(rows: Sequence[Row], scale: str) -> str:
         f"# The engine at scale {scale}: lossless methods, speed, and where the time goes",
         "One loop decodes by every method; what differs between the lines below is the method alone. `hf-generate` is "
         "the outside reference: transformers' own `generate`.",
+        company_remark([row for race in races.values() for row in race.values()]),
         _exactness(rows),
         _targets(races),
         _all_speeds(races),

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from marsbench.decoding.outside import OutsideMethod
+from marsbench.neighbours import warning
 from marsbench.provenance import provenance
 from marsbench.racing.grid import Entry
 from marsbench.racing.profile import profile
@@ -34,6 +35,7 @@ def race(stand: Stand, batch_size: int) -> list[SpeedRow]:
     if all(row is not None for row in known):
         return [row for row in known if row is not None]
     origin = provenance(seed=run.seed)
+    run.reporter.say_once(warning())
     contenders = [stand.contender(entry) for entry in RACE]
     settings = {"batch_size": batch_size, "max_new_tokens": run.scale.max_new_tokens, **ids_of(loaded)}
     with run.reporter.bar(f"racing at batch size {batch_size}") as bar:
@@ -89,5 +91,6 @@ def _row(
         cache_bytes=found.meter.cache_bytes,
         same_as_ar=sum(a == b.tokens for a, b in zip(ours, ar, strict=False)),
         profile=parts,
+        others_cores=found.others_cores,
         **everywhere,
     )

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
+from marsbench.findings.company import company_remark
 from marsbench.findings.in_words import one_line, plus_minus
 from marsbench.findings.sweep import (
     ALLOWED_LOSS,
@@ -63,6 +64,7 @@ def render(rows: Sequence[Row], scale: str) -> str:
     sections = [
         f"# Speed at scale {scale}: how fast, at what accuracy, against what",
         _caveat(scale),
+        company_remark([*sweep.rows, *([sweep.step_times] if sweep.step_times else [])]),
         _answer(sweep),
         _all(sweep),
         _pictures(),

@@ -1,0 +1,148 @@
+"""Who else is using the machine: timings taken beside other work are timings of the scheduler.
+
+How much is told in cores: CPU seconds that other processes used, over the seconds that passed. It comes from the
+machine's own count of busy time less what this process and its finished children used, so that it costs one small read.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+BUSY_CORES = 0.1  # what others may use before it is worth a word
+_LOOK_S = 0.5
+_BUSY_FIELDS = ("user", "nice", "system", "irq", "softirq", "steal")  # stolen: the hypervisor ran somebody else
+
+
+class Reading(NamedTuple):
+    """Three clocks read at one moment, in seconds."""
+
+    wall: float
+    machine: float  # busy time of all cores that this process may use, its own included
+    own: float  # of this process and its finished children
+
+
+class Used(NamedTuple):
+    """What others used in some time, in seconds."""
+
+    cpu: float
+    wall: float
+
+
+class Neighbour(NamedTuple):
+    """Another process, and how many cores it kept busy."""
+
+    name: str
+    cores: float
+
+
+def read_clocks() -> Reading | None:
+    """The clocks now; None where the machine does not tell its busy time."""
+    try:
+        import psutil
+
+        machine = _busy_seconds(psutil)
+    except Exception:  # psutil is missing, or raises its own on a system that hides such numbers
+        return None
+    ended = os.times()
+    own = time.process_time() + ended.children_user + ended.children_system
+    return Reading(time.perf_counter(), machine, own)
+
+
+def _busy_seconds(psutil: Any) -> float:
+    """Busy time of the cores that this process may use, as far as they can be told apart."""
+    allowed = _allowed()
+    if len(allowed) == os.cpu_count():
+        return _busy(psutil.cpu_times())
+    each = psutil.cpu_times(percpu=True)
+    return sum(_busy(each[core]) for core in allowed) if allowed[-1] < len(each) else _busy(psutil.cpu_times())
+
+
+def _allowed() -> list[int]:
+    """The cores that this process may use: all of them, where the system does not say."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+
+
+def _busy(times: Any) -> float:
+    return sum(float(getattr(times, field, 0.0)) for field in _BUSY_FIELDS)
+
+
+def used_between(before: Reading | None, after: Reading | None) -> Used | None:
+    """What others used between two readings; None where it cannot be told.
+
+    The machine counts in ticks, often of 10 ms, so a little less than this process itself used is none at all. Much
+    less means that the count is not of this machine, as in some containers. No more than all cores is believed.
+    """
+    if before is None or after is None or after.wall <= before.wall:
+        return None
+    wall, own = after.wall - before.wall, after.own - before.own
+    others = after.machine - before.machine - own
+    if others < -(0.1 * own + 0.1):
+        return None
+    return Used(min(max(others, 0.0), wall * len(_allowed())), wall)
+
+
+def cores(parts: Iterable[Used | None]) -> float | None:
+    """What others used over several times together, in cores; None if one of them cannot be told."""
+    cpu = wall = 0.0
+    for part in parts:
+        if part is None:
+            return None
+        cpu, wall = cpu + part.cpu, wall + part.wall
+    return round(cpu / wall, 3) if wall else None
+
+
+class Watch:
+    """Watches the neighbours from its making on."""
+
+    def __init__(self, clocks: Callable[[], Reading | None] = read_clocks) -> None:
+        self._clocks, self._before = clocks, clocks()
+
+    def used(self) -> Used | None:
+        """What others have used since."""
+        return used_between(self._before, self._clocks())
+
+
+def look(seconds: float = _LOOK_S) -> tuple[float | None, list[Neighbour]]:
+    """Wait and see: how many cores others use, None where it cannot be told, and the busiest of them."""
+    watch, before, started = Watch(), _cpu_seconds(), time.perf_counter()
+    time.sleep(seconds)
+    after, passed = _cpu_seconds(), time.perf_counter() - started
+    found = [
+        Neighbour(name, (spent - before[process][1]) / passed)
+        for process, (name, spent) in after.items()
+        if process in before
+    ]
+    busiest = sorted((one for one in found if one.cores >= BUSY_CORES / 2), key=lambda one: -one.cores)
+    return cores([watch.used()]), busiest[:3]
+
+
+def _cpu_seconds() -> dict[tuple[int, float], tuple[str, float]]:
+    """(id, start) of every other process -> its name and the CPU seconds that it has used, where that may be read."""
+    try:
+        import psutil
+    except ImportError:
+        return {}
+    found = {}
+    for process in psutil.process_iter(["pid", "create_time", "name", "cpu_times"]):
+        told = process.info
+        if told["pid"] != os.getpid() and told["cpu_times"] is not None:
+            spent = told["cpu_times"].user + told["cpu_times"].system
+            found[told["pid"], told["create_time"]] = (str(told["name"]), spent)
+    return found
+
+
+def in_words(used: float, busiest: Iterable[Neighbour]) -> str:
+    """What others use, and who they are."""
+    names = ", ".join(f"{one.name} {one.cores:.2f}" for one in busiest)
+    return f"other processes use {used:.2f} of {len(_allowed())} cores{f' ({names})' if names else ''}"
+
+
+def warning() -> str:
+    """One line for who is about to time something on a machine that is not idle; empty where it is, or cannot tell."""
+    used, busiest = look()
+    if used is None or used <= BUSY_CORES:
+        return ""
+    return f"this machine is not idle: {in_words(used, busiest)}; times will be the scheduler's, too"

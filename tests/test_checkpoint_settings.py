@@ -1,0 +1,163 @@
+"""What a checkpoint's settings of generation do to decoding: nothing; they stay as they are, and are said."""
+
+from __future__ import annotations
+
+import copy
+import io
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+
+from marsbench.decoding.engine import decode
+from marsbench.decoding.generation import Request
+from marsbench.methods import Options, build_method
+from marsbench.methods.settings import left_out, left_out_in_words
+from marsbench.presets import preset
+from marsbench.progress import Reporter
+from marsbench.rows.workspace import Workspace
+from marsbench.running.checkpoints import Checkpoints
+from marsbench.running.run import Run
+
+GOLDEN = Path(__file__).parent / "golden"
+EOS, PAD = 2, 0
+PROMPTS = [[5, 6, 7, 5, 6], [9, 8, 7], [4]]
+# One of each kind: what changes logits, what keeps EOS away, what ends early, what chooses another loop or cache.
+SETTINGS: dict[str, dict[str, Any]] = {
+    "repetition penalty": {"repetition_penalty": 1.5},
+    "n-grams": {"no_repeat_ngram_size": 2},
+    "least length": {"min_new_tokens": 12},
+    "suppressed": {"suppress_tokens": list(range(3, 20))},
+    "suppressed at first": {"begin_suppress_tokens": list(range(3, 20))},
+    "forced end": {"forced_eos_token_id": EOS},
+    "beams": {"num_beams": 3},
+    "own lookup": {"prompt_lookup_num_tokens": 3},
+    "static cache": {"cache_implementation": "static"},
+    "stop strings": {"stop_strings": ["a"]},
+    "a dictionary": {"return_dict_in_generate": True, "output_scores": True},
+    "Qwen2.5": {"do_sample": True, "temperature": 0.7, "top_k": 20, "top_p": 0.8, "repetition_penalty": 1.1},
+}
+
+
+def tiny(seed: int) -> PreTrainedModel:
+    """A random model that says few different tokens, so that penalties show."""
+    torch.manual_seed(seed)
+    size = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    return LlamaForCausalLM(LlamaConfig(vocab_size=24, max_position_embeddings=128, **size)).eval()
+
+
+@pytest.fixture
+def models() -> Iterator[tuple[PreTrainedModel, PreTrainedModel]]:
+    """A target and its draft, nobody else's."""
+    yield tiny(0), tiny(1)
+
+
+def tokens(model: PreTrainedModel, name: str, draft: PreTrainedModel) -> list[list[int]]:
+    """What a method writes after each prompt, alone."""
+    method = build_method(name, Options(draft=draft))
+    requests = [Request(prompt, 16) for prompt in PROMPTS]
+    found = decode(model, method, requests, eos_id=EOS, pad_id=PAD, batch_size=1)
+    return [one.tokens for one in found]
+
+
+def ask(model: PreTrainedModel, settings: dict[str, Any]) -> GenerationConfig:
+    """Give a model these settings; returns the object that holds them."""
+    model.generation_config = GenerationConfig(**settings)
+    return model.generation_config
+
+
+@pytest.mark.parametrize("method", ["hf-generate", "hf-assisted"])
+@pytest.mark.parametrize("kind", SETTINGS)
+def test_greedy_is_greedy_whatever_the_checkpoint_asks_for(
+    method: str, kind: str, models: tuple[PreTrainedModel, PreTrainedModel]
+) -> None:
+    """Guards against a baseline that decodes by the checkpoint's generation_config, so something else than `ar`."""
+    target, draft = models
+    plain = tokens(target, "ar", draft)
+    kept = [ask(model, SETTINGS[kind]) for model in models]
+    before = copy.deepcopy([config.to_dict() for config in kept])
+    assert tokens(target, method, draft) == plain
+    assert all(model.generation_config is config for model, config in zip(models, kept, strict=True))
+    assert [config.to_dict() for config in kept] == before, "a setting was written into the checkpoint's own"
+
+
+def test_these_settings_would_have_changed_the_tokens(models: tuple[PreTrainedModel, PreTrainedModel]) -> None:
+    """Guards the test above against models to which a penalty makes no difference."""
+    target, draft = models
+    ids = torch.tensor([PROMPTS[0]])
+    plain = tokens(target, "ar", draft)[0]
+    for kind in ("repetition penalty", "n-grams", "suppressed"):
+        ask(target, {**SETTINGS[kind], "max_new_tokens": 16, "eos_token_id": EOS, "pad_token_id": PAD})
+        assert target.generate(ids)[0, ids.shape[1] :].tolist()[: len(plain)] != plain, kind  # type: ignore[operator]
+
+
+def test_the_settings_are_back_after_an_error(
+    models: tuple[PreTrainedModel, PreTrainedModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against a contender that drops out and leaves its models with another's settings."""
+    target, draft = models
+    kept = [ask(model, {"repetition_penalty": 1.5}) for model in models]
+
+    def broken(*_: Any, **__: Any) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(target, "forward", broken)
+    for method in ("hf-generate", "hf-assisted"):
+        with pytest.raises(RuntimeError, match="out of memory"):
+            tokens(target, method, draft)
+        assert [model.generation_config for model in models] == kept
+        assert all(model.generation_config is config for model, config in zip(models, kept, strict=True))
+
+
+def test_a_model_that_drafts_for_itself_keeps_its_settings(models: tuple[PreTrainedModel, PreTrainedModel]) -> None:
+    """Guards against settings that are put back in the wrong order where target and draft are one."""
+    target, _ = models
+    plain, kept = tokens(target, "ar", target), ask(target, {"repetition_penalty": 1.5})
+    assert tokens(target, "hf-assisted", target) == plain
+    assert target.generation_config is kept
+
+
+def test_what_is_left_out_is_said() -> None:
+    """Guards against settings that vanish silently, and a remark on those that change nothing."""
+    model = tiny(0)
+    ask(model, {**SETTINGS["Qwen2.5"], "suppress_tokens": [7], "min_length": 0, "num_beams": 1, "max_new_tokens": 9})
+    assert left_out(model) == {"repetition_penalty": 1.1, "suppress_tokens": [7]}
+    assert "repetition_penalty 1.1, suppress_tokens;" in left_out_in_words("DIR", model)
+    ask(model, {"do_sample": True, "temperature": 0.7, "top_k": 20, "repetition_penalty": 1.0})
+    assert left_out_in_words("DIR", model) == ""
+
+
+def test_a_run_says_once_what_it_leaves_out(
+    micro_checkpoints: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Guards against a checkpoint's settings that no run mentions, or that each of its cells mentions again."""
+    said = io.StringIO()
+    run = Run(preset("micro"), Workspace(micro_checkpoints.parent.parent.parent, "micro"), reporter=Reporter())
+    monkeypatch.setattr(run.reporter, "_console", Console(file=said))
+    monkeypatch.setattr(
+        "marsbench.running.checkpoints.left_out_in_words", lambda name, model: "it asks for repetition_penalty 1.1"
+    )
+    for _ in range(2):
+        Checkpoints(run).load("mars", 4)
+    assert said.getvalue().count("repetition_penalty 1.1") == 1
+
+
+def test_decode_says_what_it_leaves_out(tmp_path: Path) -> None:
+    """Guards against a user's checkpoint whose repetition penalty is left out without a word."""
+    shutil.copytree(GOLDEN / "ar", tmp_path / "model")
+    (tmp_path / "model" / "generation_config.json").write_text('{"repetition_penalty": 1.1}')
+    (tmp_path / "prompts.jsonl").write_text('{"prompt_ids": [5, 6]}\n')
+    given = ["--model", "model", "--prompt-ids", "prompts.jsonl", "--out", "out.jsonl", "--method", "ar"]
+    ids = ["--max-new-tokens", "2", "--eos-id", "2", "--pad-id", "0"]
+    result = subprocess.run(
+        [sys.executable, "-m", "marsbench", "decode", *given, *ids], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stderr.count("repetition_penalty 1.1") == 1
