@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 import types
 from collections.abc import Callable, Hashable
 from typing import Any
@@ -53,6 +54,7 @@ class Graphs:
 
     def __init__(self, backend: str = "inductor") -> None:
         self._backend = backend
+        self.compile_seconds = 0.0  # spent so far
         self._compiled: dict[Hashable, Step] = {}
         self._captured: WeakKeyDictionary[Stand, _Captured] = WeakKeyDictionary()
 
@@ -68,17 +70,24 @@ class Graphs:
         decoders = decoder, *_draft_decoders(method)
         if not all(isinstance(one, LeanDecoder) for one in decoders):
             return static_step(decoder, method, stand, eos)
-        step = self._step((*decoders, method, stand.shape, stand.dtype, len(eos)))
+        key = (*decoders, method, stand.shape, stand.dtype, len(eos))
+        if key not in self._compiled:
+            self._compiled[key] = self._made(decoder, method, stand, eos)
+        step = self._compiled[key]
         if eos.device.type != "cuda":
             return step(decoder, method, stand, eos)
         if stand not in self._captured:
             self._captured[stand] = _Captured(step, decoder, method, stand, eos)
         return self._captured[stand]()
 
-    def _step(self, key: Hashable) -> Step:
-        if key not in self._compiled:
-            self._compiled[key] = _compiled(static_step, self._backend)
-        return self._compiled[key]
+    def _made(self, decoder: Decoder, method: Method, stand: Stand, eos: Tensor) -> Step:
+        """A step that has been compiled, by running it while nobody moves."""
+        started = time.perf_counter()
+        step = _compiled(static_step, self._backend)
+        with stand.still():
+            step(decoder, method, stand, eos)
+        self.compile_seconds += time.perf_counter() - started
+        return step
 
 
 def _draft_decoders(method: Any) -> list[Decoder]:
@@ -87,7 +96,7 @@ def _draft_decoders(method: Any) -> list[Decoder]:
 
 
 def _compiled(step: Step, backend: str) -> Step:
-    """A step that becomes a graph when it is first called, for good: it is only called with what it was made for."""
+    """A step that becomes a graph by its first call, for good: it is only called with what it was made for."""
     # torch keeps graphs by their code, and without guards it would take any of them for all shapes.
     alone = types.FunctionType(step.__code__.replace(), step.__globals__, step.__name__)
     # Checking every weight before every step takes longer than the step of a small model.
@@ -105,7 +114,7 @@ class _Captured:
             side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
-                for _ in range(3):  # compiles, and allocates what it needs
+                for _ in range(3):  # libraries allocate what they need
                     step(decoder, method, stand, eos)
             torch.cuda.current_stream().wait_stream(side)
             self._graph = torch.cuda.CUDAGraph()

@@ -43,6 +43,12 @@ class Entry:
     threshold: float | None = None
     draft: str | None = None  # stage of the draft model
     trained_block_size: int = 4  # B that the checkpoint was trained with, where its training had one
+    compiled: bool = False  # whether its steps are compiled
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What tells it from others in the keys of rows; eager steps go without saying, as they always have."""
+        return {name: value for name, value in vars(self).items() if name != "compiled" or value}
 
     @property
     def shown(self) -> dict[str, Any]:

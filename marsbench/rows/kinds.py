@@ -108,6 +108,8 @@ class SpeedRow:
     cache_bytes: int = 0  # the most that KV caches held, a draft model's included
     same_as_ar: int = 0  # prompts whose tokens equal those of `ar`
     profile: Mapping[str, float] = field(default_factory=dict)  # part of a step -> seconds, in an extra run
+    graphs: int = 0  # shapes of a step that were compiled so far, at this and smaller batch sizes
+    compile_seconds: float = 0.0  # what that took, or reading it from disk
     checkpoint: str = ""
     provenance: Mapping[str, Any] = field(default_factory=dict)
     others_cores: list[float] = field(default_factory=list)  # of each repeat: what others used; empty = unknown

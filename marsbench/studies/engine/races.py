@@ -18,32 +18,32 @@ from marsbench.rows.kinds import SpeedRow
 from marsbench.studies.engine.contenders import RACE
 from marsbench.studies.engine.stand import Stand, ids_of
 
-_AR = next(entry for entry in RACE if entry.name == "ar")
 
-
-def race(stand: Stand, batch_size: int) -> list[SpeedRow]:
-    """All contenders at one batch size; a race is run whole or not at all."""
-    run, loaded = stand.run, stand.target(_AR)
+def race(
+    stand: Stand, batch_size: int, entries: Sequence[Entry] = RACE, *, page: str = "engine", profiled: bool = True
+) -> list[SpeedRow]:
+    """All contenders at one batch size, an `ar` among them; a race is run whole or not at all."""
+    run, loaded = stand.run, stand.target(next(entry for entry in entries if entry.name == "ar"))
     prompts = stand.prompts(loaded, stand.effort.prompts_at(batch_size))
     digest = hashlib.sha256(json.dumps(prompts).encode()).hexdigest()[:16]
     shared = {"batch_size": batch_size, "prompts": digest, "repeats": stand.effort.repeats}
-    keys = [stand.key("speed", entry, shared) for entry in RACE]
+    keys = [stand.key("speed", entry, shared) for entry in entries]
     known = [
         run.existing_row(key, SpeedRow, f"{entry.name}, batch size {batch_size}")
-        for key, entry in zip(keys, RACE, strict=True)
+        for key, entry in zip(keys, entries, strict=True)
     ]
     if all(row is not None for row in known):
         return [row for row in known if row is not None]
     origin = provenance(seed=run.seed)
     run.reporter.say_once(warning())
-    contenders = [stand.contender(entry) for entry in RACE]
+    contenders = [stand.contender(entry) for entry in entries]
     settings = {"batch_size": batch_size, "max_new_tokens": run.scale.max_new_tokens, **ids_of(loaded)}
     with run.reporter.bar(f"racing at batch size {batch_size}") as bar:
         outcomes = Race(contenders, prompts, laps=stand.effort.repeats, **settings).run(RoundLog(), bar.update)
-        profiles = [_profile(one, outcomes[one.name], prompts, settings) for one in contenders]
+        profiles = [_profile(one, outcomes[one.name], prompts, settings) if profiled else {} for one in contenders]
     everywhere = {
         "scale": run.scale.scale,
-        "race": f"engine, batch size {batch_size}, {origin['started']}",
+        "race": f"{page}, batch size {batch_size}, {origin['started']}",
         "batch_size": batch_size,
         "prompts": len(prompts),
         "prompts_hash": digest,
@@ -52,8 +52,12 @@ def race(stand: Stand, batch_size: int) -> list[SpeedRow]:
         "provenance": origin,
     }
     rows = [
-        _row(key, entry, outcomes, parts, everywhere) for key, entry, parts in zip(keys, RACE, profiles, strict=True)
-    ]
+        speed_row(
+            outcomes[entry.name], outcomes["ar"], key=key, contender=entry.name, stage=entry.stage,
+            method=entry.method, options=entry.shown, profile=parts, **stand.compiled(entry), **everywhere,
+        )
+        for key, entry, parts in zip(keys, entries, profiles, strict=True)
+    ]  # fmt: skip
     for row in rows:
         run.keep(row)
     run.reporter.say(f"raced {len(rows)} contenders at batch size {batch_size}")
@@ -67,30 +71,3 @@ def _profile(
     if isinstance(contender.method, OutsideMethod) or found.status != "done":
         return {}
     return profile(contender, prompts, **settings)
-
-
-def _row(
-    key: str, entry: Entry, outcomes: Mapping[str, Outcome], parts: dict[str, float], everywhere: Mapping[str, Any]
-) -> SpeedRow:
-    """What a contender's row says; `everywhere` is what all rows of the race have in common."""
-    found, ar = outcomes[entry.name], outcomes["ar"].generations
-    ours = [one.tokens for one in found.generations]
-    return SpeedRow(
-        key=key,
-        status=found.status,
-        reason=found.reason,
-        contender=entry.name,
-        stage=entry.stage,
-        method=entry.method,
-        options=entry.shown,
-        seconds=found.seconds,
-        emitted=found.emitted,
-        row_forwards=found.row_forwards,
-        forwards=found.meter.forwards,
-        positions=found.meter.positions,
-        cache_bytes=found.meter.cache_bytes,
-        same_as_ar=sum(a == b.tokens for a, b in zip(ours, ar, strict=False)),
-        profile=parts,
-        others_cores=found.others_cores,
-        **everywhere,
-    )

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 
 from marsbench import world
+from marsbench.decoding.graphs import Graphs
 from marsbench.keys import DECODING_THE_WORLD, content_hash, source_hash
 from marsbench.racing.entrants import Entrants
 from marsbench.racing.grid import Entry
@@ -14,19 +18,20 @@ from marsbench.racing.race import Contender
 from marsbench.rows.kinds import Row
 from marsbench.running.checkpoints import Checkpoints
 from marsbench.running.run import Run
-from marsbench.studies.engine.contenders import EXACT, RACE, effort_at
+from marsbench.studies.engine.contenders import EXACT, RACE, Effort, effort_at
 from marsbench.training.checkpoints import Loaded
 from marsbench.training.data import chat_prompt
 from marsbench.training.stages import lineage
 
 
 class Stand:
-    """One run's checkpoints, each loaded once."""
+    """One run's checkpoints, each loaded once; `backend` is what compiles the steps of those that are compiled."""
 
-    def __init__(self, run: Run) -> None:
-        self.run, self.effort = run, effort_at(run.scale)
+    def __init__(self, run: Run, effort: Effort | None = None, backend: str = "inductor") -> None:
+        self.run, self.effort = run, effort or effort_at(run.scale)
         self._checkpoints = Checkpoints(run)
         self._entrants = Entrants(self._checkpoints, torch.float32)
+        self.graphs: defaultdict[str, Graphs] = defaultdict(partial(Graphs, backend))  # contender -> its compiled steps
 
     def trainings(self) -> list[Row]:
         """The stages that the page needs, trained now if need be."""
@@ -40,7 +45,15 @@ class Stand:
 
     def contender(self, entry: Entry) -> Contender:
         """An entry ready to decode."""
-        return self._entrants.contender(entry, batch_size=1)
+        made = self._entrants.contender(entry, batch_size=1)
+        return replace(made, kind=self.graphs[entry.name].batch) if entry.compiled else made
+
+    def compiled(self, entry: Entry) -> dict[str, Any]:
+        """What an entry's row says of its compiled steps."""
+        if not entry.compiled:
+            return {}
+        graphs = self.graphs[entry.name]
+        return {"graphs": len(graphs), "compile_seconds": round(graphs.compile_seconds, 3)}
 
     def prompts(self, loaded: Loaded, count: int | None) -> list[list[int]]:
         """Prompts of all benchmarks in turn, as token ids; all the test questions if no count is given."""
@@ -55,7 +68,7 @@ class Stand:
         return content_hash(
             {
                 "kind": kind,
-                "entry": vars(entry),
+                "entry": entry.identity,
                 "weights": self.target(entry).weights,
                 "draft": draft.weights if (draft := self._entrants.draft(entry)) else None,
                 "max_new_tokens": self.run.scale.max_new_tokens,
