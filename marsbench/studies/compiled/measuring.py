@@ -38,9 +38,8 @@ _PROMPT = 64  # tokens
 def compiled_rows(run: Run) -> list[Row]:
     """The rows, those measured now that were missing."""
     stand = Stand(run, effort_at(run.scale), backend_at(run.scale))
-    raced = [
-        row for size in stand.effort.batch_sizes for row in race(stand, size, RACE, page="compiled", profiled=False)
-    ]
+    sizes = stand.effort.batch_sizes
+    raced = [row for size in sizes for row in race(stand, size, RACE, page="compiled", profiled=False)]
     chosen = random_model_at(run.scale)
     model = _random(chosen)
     timed = _step_times(run, chosen, model)

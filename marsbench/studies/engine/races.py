@@ -14,6 +14,7 @@ from marsbench.racing.grid import Entry
 from marsbench.racing.profile import profile
 from marsbench.racing.race import Contender, Outcome, Race
 from marsbench.racing.rounds import RoundLog
+from marsbench.racing.speed_rows import speed_row
 from marsbench.rows.kinds import SpeedRow
 from marsbench.studies.engine.contenders import RACE
 from marsbench.studies.engine.stand import Stand, ids_of
