@@ -32,8 +32,8 @@ THE_LAW = (
     "A method's speed over `ar` is its tokens per forward over what its step costs in steps of `ar`. Compiling takes "
     "the launch costs, alike for all, out of every step; what is left grows with positions, so a step of many "
     "positions costs more steps of `ar` than before, while tokens per forward stay as they are. So the faster the "
-    "baseline, the less a wide window gains on the clock. *Steps of `ar`* is ms per forward over that of `ar` of the same "
-    "kind, the prompts' forwards included in both; *expected* is tokens per forward over it."
+    "baseline, the less a wide window gains on the clock. *Steps of `ar`* is ms per forward over that of `ar` of the "
+    "same kind, the prompts' forwards included in both; *expected* is tokens per forward over it."
 )
 MEMORY_BOUND = (
     "A step over one token reads every weight once and does little else, so the time to read the weights is its floor. "
