@@ -204,12 +204,11 @@ def test_compiled_steps_follow_the_model(given: dict[str, Any]) -> None:
     with torch.no_grad():
         model.model.norm.weight.neg_()
     same(4)
-    assert len(graphs) == 1
     hook = model.model.layers[0].register_forward_hook(lambda module, given, output: -output)
     same(4)
     hook.remove()
     same(4)
-    assert len(graphs) == 2  # the model was looked at anew
+    assert len(graphs) == 1
 
 
 @pytest.mark.parametrize(

@@ -98,9 +98,13 @@ class LeanDecoder:
         # Who compiles a call looks at the model before each call of what comes of it.
         return torch.compiler.is_compiling() or self._watch.holds_altogether()
 
+    def holds(self) -> bool:
+        """The same in less than half of the time, but for dictionaries of a module's that were replaced as a whole."""
+        return self._watch.holds()
+
     def __call__(self, cache: RaggedCache, window: Window, relative: Tensor) -> Answer:
         """Run a window; see `Decoder`."""
-        if torch.compiler.is_compiling() or self._watch.holds():
+        if torch.compiler.is_compiling() or self.holds():
             return self.run(cache, window, relative)
         return decoder_of(self._model())(cache, window, relative)
 

@@ -56,6 +56,7 @@ class Graphs:
         self._backend = backend
         self.compile_seconds = 0.0  # spent so far
         self._compiled: dict[Hashable, Step] = {}
+        self._drafts: dict[Method, list[Decoder]] = {}  # the decoders of their draft models
         self._captured: WeakKeyDictionary[Stand, _Captured] = WeakKeyDictionary()
 
     def __len__(self) -> int:
@@ -67,8 +68,10 @@ class Graphs:
 
     def __call__(self, decoder: Decoder, method: Method, stand: Stand, eos: Tensor) -> Tensor:
         """One step; see `static_step`."""
-        decoders = decoder, *_draft_decoders(method)
-        if not all(isinstance(one, LeanDecoder) for one in decoders):
+        if method not in self._drafts:
+            self._drafts[method] = _draft_decoders(method)
+        decoders = decoder, *self._drafts[method]
+        if not all(isinstance(one, LeanDecoder) and one.holds() for one in decoders):
             return static_step(decoder, method, stand, eos)
         key = (*decoders, method, stand.shape, stand.dtype, len(eos))
         if key not in self._compiled:

@@ -88,6 +88,7 @@ class StaticBatch:
         run: Runner = static_step,
     ) -> None:
         self.model, self.method = model, method
+        self.decoder = decoder_of(model)
         most = method.most()
         if most is None:
             raise UserError(
@@ -153,7 +154,7 @@ class StaticBatch:
         if self._stand is not None:
             stand = self._make_room(list(self._seats.values()), self._stand.rows, self._stand.cache)
             self._forwards += 1
-            packed = self._run(decoder_of(self.model), self.method, stand, self._eos)
+            packed = self._run(self.decoder, self.method, stand, self._eos)
             self._under_way.append((self._forwards, _Packed(packed)))
             if len(self._under_way) > self._lag:
                 news += self._settle()
