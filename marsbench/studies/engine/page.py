@@ -35,10 +35,15 @@ WHAT_WAS_TRIED = (
     "where each slot lies relative to the row's window.",
     "All windows aligned at the last committed token, so that layouts are worked out once per shape and logits are "
     "slices. Aligning them at the first uncached token cost a gather per use and a mask per row.",
-    "The layers of Qwen2 and Llama as fewer, larger operations: one projection for queries, keys and values, one for "
-    "gate and up, query heads folded into the query length instead of repeated keys. By far the largest gain for `ar`, "
-    "whose steps are bound by the number of operations; fillers are left out of all of them.",
-    "Weights stored transposed: no faster, the matrix products are near the machine's peak from 16 positions on.",
+    "The layers of Qwen2 and Llama as fewer, larger operations: queries and keys rotated together, query heads folded "
+    "into the query length instead of repeated keys, a norm in three operations. By far the largest gain for `ar`, whose "
+    "steps are bound by the number of operations; fillers are left out of all of them.",
+    "One projection for queries, keys and values and one for gate and up: three operations less per layer, and given "
+    "up. Its weight is a copy, which goes stale, or the model's parameters become parts of it, which adapters, "
+    "offloading and writers of checkpoints trip over. Cheaper norms and masks have won back the time.",
+    "Weights stored transposed: no faster for small models. Weights that do not fit into a CPU's caches are then read "
+    "twice as fast for one or two positions; but they are copies, too, and oneDNN reads them as fast as they lie, and "
+    "faster for more positions. It does so from half a million elements on.",
     "Passive waiting of threads (`OMP_WAIT_POLICY=PASSIVE`): every operation that runs on several threads then pays "
     "for waking them. Much slower on an idle machine; it helps only beside other work.",
     "In `mars-verified`'s linear layout, after a wrong draft, going on with what the model had said behind it: hardly "
