@@ -16,7 +16,10 @@ def quieten_libraries() -> None:
     for name in ("lm_eval", "lm-eval", "transformers", "datasets", "accelerate", "httpx"):
         logging.getLogger(name).setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module=r"(lm_eval|transformers|datasets|accelerate|torch)\b")
-    from transformers.utils import logging as transformers_logging
+    from transformers.utils import logging as transformers_logging  # brings torch, which sets levels of its own
+
+    for name in ("torch._dynamo", "torch._inductor"):  # what compiles steps
+        logging.getLogger(name).setLevel(logging.ERROR)
 
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     from datasets import disable_progress_bars
