@@ -6,6 +6,8 @@ import logging
 import os
 import warnings
 
+_COMPILING = ("dynamo", "inductor")  # the parts of torch that compile steps
+
 
 def quieten_libraries() -> None:
     """Only warnings that a user can act on remain; call it before transformers and lm-eval are imported."""
@@ -13,13 +15,12 @@ def quieten_libraries() -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("TQDM_DISABLE", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    for name in ("lm_eval", "lm-eval", "transformers", "datasets", "accelerate", "httpx"):
+    os.environ.setdefault("TORCH_LOGS", ",".join(f"-{name}" for name in _COMPILING))  # torch sets levels when it comes
+    compiling = [f"torch._{name}" for name in _COMPILING]
+    for name in ("lm_eval", "lm-eval", "transformers", "datasets", "accelerate", "httpx", *compiling):
         logging.getLogger(name).setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module=r"(lm_eval|transformers|datasets|accelerate|torch)\b")
-    from transformers.utils import logging as transformers_logging  # brings torch, which sets levels of its own
-
-    for name in ("torch._dynamo", "torch._inductor"):  # what compiles steps
-        logging.getLogger(name).setLevel(logging.ERROR)
+    from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     from datasets import disable_progress_bars

@@ -55,7 +55,7 @@ class Stand:
         return content_hash(
             {
                 "kind": kind,
-                "entry": vars(entry),
+                "entry": entry.keyed,
                 "weights": self.target(entry).weights,
                 "draft": draft.weights if (draft := self._entrants.draft(entry)) else None,
                 "max_new_tokens": self.run.scale.max_new_tokens,
