@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from marsbench.decoding.engine import Method, check_requests, decode
+from marsbench.decoding.engine import Batch, KindOfBatch, Method, check_requests, decode
 from marsbench.decoding.generation import PREFILL_POSITIONS, Generation, Request
 from marsbench.decoding.outside import OutsideMethod
 from marsbench.errors import UserError
@@ -51,6 +51,7 @@ def decode_file(
     pad_id: int,
     batch_size: int,
     prefill_positions: int = PREFILL_POSITIONS,
+    kind: KindOfBatch = Batch,
     reporter: Reporter,
 ) -> list[Generation]:
     """Continue the requests read from `source`, one a line, and write `target`, in the same order and all at once.
@@ -74,7 +75,7 @@ def decode_file(
 
         generations = decode(
             model, method, requests, eos_id=eos_id, pad_id=pad_id, batch_size=batch_size, on_finished=finished,
-            prefill_positions=prefill_positions,
+            prefill_positions=prefill_positions, kind=kind,
         )  # fmt: skip
     lines = [json.dumps(record(generation)) + "\n" for generation in generations]
     write_atomically(target, "".join(lines).encode())

@@ -19,7 +19,9 @@ if TYPE_CHECKING:  # what is only drawn again needs no model
     from matplotlib.figure import Figure
     from transformers import PreTrainedTokenizerBase
 
+    from marsbench.decoding.engine import KindOfBatch
     from marsbench.decoding.generation import Generation
+    from marsbench.progress import Reporter
     from marsbench.training.checkpoints import Loaded
 
 # Two light shades that differ in brightness too, so that neither color vision nor a gray printer matters.
@@ -60,8 +62,11 @@ def answers(
     draft: Loaded | None,
     untrained_masks: bool,
     block_size: int,
+    compiled: bool = False,
+    reporter: Reporter,
 ) -> list[Shown]:
-    """Answer one question by several methods."""
+    """Answer one question by several methods; `reporter` hears why steps that are to be compiled cannot be."""
+    from marsbench.decoding.graphs import kind_of_batch
     from marsbench.methods import METHODS
     from marsbench.methods.fitting import fit
 
@@ -69,12 +74,17 @@ def answers(
     for name in methods:
         method = fit(name, loaded, draft=draft, untrained_masks=untrained_masks, block_size=block_size)
         bar = threshold if METHODS[name].takes_threshold else None
-        generation = answer(loaded, method, question, threshold=bar, max_new_tokens=max_new_tokens)
+        kind, not_compiled = kind_of_batch(loaded.model, method, compiled)
+        reporter.say_once(not_compiled)
+        generation = answer(loaded, method, question, threshold=bar, max_new_tokens=max_new_tokens, kind=kind)
         found.append(shown(name if bar is None else f"{name}, tau = {bar:g}", generation, loaded.tokenizer))
     return found
 
 
-def answer(loaded: Loaded, method: Any, question: str, *, threshold: float | None, max_new_tokens: int) -> Generation:
+def answer(
+    loaded: Loaded, method: Any, question: str, *, threshold: float | None, max_new_tokens: int,
+    kind: KindOfBatch | None = None,
+) -> Generation:  # fmt: skip
     """Answer one question by a method that is fitted to the checkpoint."""
     from marsbench.decoding.engine import decode
     from marsbench.decoding.generation import Request
@@ -84,7 +94,7 @@ def answer(loaded: Loaded, method: Any, question: str, *, threshold: float | Non
     ids = loaded.tokenizer(chat_prompt(loaded.tokenizer, question), add_special_tokens=False).input_ids
     eos_id, pad_id = default_ids(loaded, None, None)
     request = Request(ids, max_new_tokens, threshold)
-    (generation,) = decode(loaded.model, method, [request], eos_id=eos_id, pad_id=pad_id, batch_size=1)
+    (generation,) = decode(loaded.model, method, [request], eos_id=eos_id, pad_id=pad_id, batch_size=1, kind=kind)
     return generation
 
 

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -20,10 +22,13 @@ from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from marsbench import hub
-from marsbench.decoding.engine import OnTokens, decode
+from marsbench.decoding.engine import Method, OnTokens, decode
 from marsbench.decoding.generation import PREFILL_POSITIONS, Generation, Layout, Metric, Request
+from marsbench.decoding.graphs import kind_of_batch
+from marsbench.decoding.outside import OutsideMethod
 from marsbench.errors import UserError
 from marsbench.methods import METHODS, Options, build_method, check_threshold
+from marsbench.progress import Reporter
 from marsbench.training.medusa import MedusaHeads
 
 
@@ -48,6 +53,7 @@ def generate(
     mask_id: int | None = None,
     sampling_seed: int = 0,
     prefill_positions: int = PREFILL_POSITIONS,
+    compiled: bool = False,
     token_streamer: BaseStreamer | None = None,
     **model_kwargs: Any,
 ) -> Tensor | GenerateDecoderOnlyOutput:
@@ -77,6 +83,8 @@ def generate(
         mask_id: the id of `<|mask|>`; by default that of the tokenizer beside the model's weights.
         sampling_seed: seed of sampling; row i takes `sampling_seed` + i.
         prefill_positions: prompt tokens in one forward, at most; fewer take less memory.
+        compiled: run each step as one compiled graph: the same tokens, sooner after the first call of its kind. What
+            was compiled is kept as long as the model, and used again as long as the method and its options stay.
         token_streamer: any streamer of transformers, for a single prompt. transformers keeps `streamer` to itself.
         model_kwargs: what transformers passes along; `attention_mask` is used.
 
@@ -105,8 +113,12 @@ def generate(
         heads=_heads(model) if method in METHODS and "heads" in METHODS[method].needs else None,
         tree_width=tree_width,
     )
-    chosen = build_method(method, options)
+    chosen = _kept_method(model, method, options) if compiled else build_method(method, options)
     check_threshold(method, threshold, metric)
+    if not isinstance(compiled, bool):
+        raise UserError(f"compiled={compiled!r} is neither True nor False", fix="give one of the two")
+    kind, not_compiled = kind_of_batch(model, chosen, compiled)
+    _REPORTER.say_once(not_compiled)
     if not isinstance(sampling_seed, int):
         raise UserError(f"sampling seed {sampling_seed!r} is no whole number", fix="give one, as in sampling_seed=0")
     if token_streamer is not None:
@@ -123,11 +135,27 @@ def generate(
         batch_size=len(input_ids),
         on_tokens=_stream(token_streamer) if token_streamer is not None else None,
         prefill_positions=prefill_positions,
+        kind=kind,
     )
     if token_streamer is not None:
         token_streamer.end()  # type: ignore[no-untyped-call]
     sequences = _sequences(input_ids, generations, pad_id)
     return GenerateDecoderOnlyOutput(sequences=sequences) if config.return_dict_in_generate else sequences  # type: ignore[arg-type]
+
+
+# What says, once, why steps cannot be compiled.
+_REPORTER = Reporter()
+# Model -> the method of its latest call with compiled steps, and what it was made of: graphs belong to one method.
+_LATEST: WeakKeyDictionary[PreTrainedModel, tuple[str, Options, Method | OutsideMethod]] = WeakKeyDictionary()
+
+
+def _kept_method(model: PreTrainedModel, name: str, options: Options) -> Method | OutsideMethod:
+    """The method of the model's latest call, if it is the same; heads belong to the model."""
+    alike = replace(options, heads=None)
+    latest = _LATEST.get(model)
+    if latest is None or latest[:2] != (name, alike):
+        latest = _LATEST[model] = name, alike, build_method(name, options)
+    return latest[2]
 
 
 def _requests(

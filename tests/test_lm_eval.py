@@ -96,6 +96,7 @@ def test_a_batch_size_is_found_wherever_it_is_given(words: str, asked: bool, tmp
         ({"metric": "hope"}, "confidence metric"),
         ({"method": "magic"}, "unknown method"),
         ({"untrained_masks": "perhaps"}, "neither true nor false"),
+        ({"compiled": "perhaps"}, "compiled='perhaps' is neither true nor false"),
         ({"batch_size": "many"}, "no number of rows"),
         ({"batch_size": 0}, "no number of rows"),
         ({"prefill_positions": 0}, "prefill positions 0"),

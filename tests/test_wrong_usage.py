@@ -41,6 +41,10 @@ def folder(micro_checkpoints: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (tmp_path / "few.yaml").write_text(
         "batch_sizes: [1]\nprompts: 7\nrepeats: 1\ncontenders:\n- {method: ar, stage: mars, name: ar}\n"
     )
+    (tmp_path / "compiled.yaml").write_text(
+        "batch_sizes: [1]\nprompts: 6\nrepeats: 1\ncontenders:\n- {method: ar, stage: mars, name: ar}\n"
+        "- {method: mars, stage: mars, compiled: true}\n"
+    )
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MARSBENCH_DATA", raising=False)
 
@@ -119,6 +123,7 @@ WRONG: dict[str, tuple[list[str], str]] = {  # mistake -> (what is typed, a word
     "sweep: prompts that benchmarks cannot share": (["sweep", "--grid", "few.yaml", *HERE], "multiple of 6"),
     "sweep: a label that leads elsewhere": (["sweep", "--label", "../../elsewhere", *HERE], "--label"),
     "sweep: no such grid": (["sweep", "--grid", "nowhere.yaml", *HERE], "nowhere.yaml"),
+    "sweep: compiled against eager": (["sweep", "--grid", "compiled.yaml", *HERE], "no compiled 'ar'"),
     "tune: a checkpoint without a mask token": ([*TUNE, "--checkpoint", "maskless", "--prompts", "6"], "mask token"),
     "tune: a stage without masks": ([*TUNE, "--stage", "ar_sft", "--prompts", "6"], "trained with masks"),
     "tune: prompts that benchmarks cannot share": ([*TUNE, "--prompts", "7"], "multiple of 6"),

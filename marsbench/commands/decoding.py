@@ -10,6 +10,7 @@ import typer
 from marsbench.commands.shared import (
     BlockSize,
     Checkpoint,
+    Compile,
     DecodingMethod,
     Draft,
     Dtype,
@@ -46,6 +47,7 @@ def show(
     draft: Draft = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Limit of the answer.")] = 96,
     untrained_masks: UntrainedMasks = False,
+    compiled: Compile = False,
     image: Annotated[Path | None, typer.Option(help="Also draw it: FILE.png, .svg or .pdf.")] = None,
     scale: Scale = "tiny",
     seed: Seed = 0,
@@ -90,6 +92,8 @@ def show(
         draft=companion,
         untrained_masks=untrained_masks,
         block_size=window or block_size,
+        compiled=compiled,
+        reporter=run.reporter,
     )
     _print_answers(question, found)
     if image:
@@ -171,6 +175,7 @@ def decode(
         typer.Option(help="Mask token of mars methods and block-diffusion; by default the tokenizer's <|mask|>."),
     ] = None,
     untrained_masks: UntrainedMasks = False,
+    compiled: Compile = False,
 ) -> None:
     """Continue prompts given as token ids.
 
@@ -187,6 +192,7 @@ def decode(
     quieten_libraries()
     from marsbench.decode_file import check_target, decode_file, read_prompts
     from marsbench.decoding.generation import Request
+    from marsbench.decoding.graphs import kind_of_batch
     from marsbench.methods import METHODS
     from marsbench.methods.fitting import check_accept, default_ids, fit
     from marsbench.methods.settings import load_aloud
@@ -205,9 +211,11 @@ def decode(
         Request(ids, max_new_tokens, threshold, temperature=temperature, seed=seed + number)
         for number, ids in enumerate(prompts)
     ]
+    kind, not_compiled = kind_of_batch(loaded.model, chosen, compiled)
+    reporter.say_once(not_compiled)
     rows = batch_size or (1 if METHODS[method].one_row else 16)
     decode_file(
         loaded.model, chosen, requests, prompt_ids, out,
-        eos_id=eos, pad_id=pad, batch_size=rows, prefill_positions=prefill_positions, reporter=reporter,
+        eos_id=eos, pad_id=pad, batch_size=rows, prefill_positions=prefill_positions, kind=kind, reporter=reporter,
     )  # fmt: skip
     typer.echo(f"wrote {out}")

@@ -13,6 +13,7 @@ from marsbench.commands.shared import (
     AskedBenchmark,
     BlockSize,
     Checkpoint,
+    Compile,
     DataDir,
     DecodingMethod,
     Draft,
@@ -59,6 +60,7 @@ def eval_(
     dtype: Dtype = "float32",
     batch_size: Annotated[int | None, typer.Option(min=1, help="Rows decoded at once [default: the scale's].")] = None,
     prefill_positions: PrefillPositions = PREFILL_POSITIONS,
+    compiled: Compile = False,
     max_new_tokens: Annotated[
         int | None, typer.Option(min=1, help="Limit of every answer [default: the benchmark's].")
     ] = None,
@@ -85,7 +87,7 @@ def eval_(
     number_type = dtype_of(dtype)
     run = make_run(scale, output, existing, seed, limit=limit, shard=shard, data_dir=data_dir)
     run.scale = replace(run.scale, batch_size=batch_size or run.scale.batch_size)
-    run.max_new_tokens, run.prefill_positions = max_new_tokens, prefill_positions
+    run.max_new_tokens, run.prefill_positions, run.compiled = max_new_tokens, prefill_positions, compiled
     from marsbench.running.asking import ask
     from marsbench.running.plans import Arm
 

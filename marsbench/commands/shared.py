@@ -65,6 +65,15 @@ PrefillPositions = Annotated[
 Draft = Annotated[
     str | None, typer.Option(help="Draft model's checkpoint folder, for speculative, mars-speculative and hf-assisted.")
 ]
+Compile = Annotated[
+    bool,
+    typer.Option(
+        "--compile",
+        help="Run each step as one compiled graph: the same tokens, sooner. Compiling takes some ten seconds for each "
+        "shape that comes up (rows and lengths, in steps of up to a factor of two) and is kept on disk by torch for "
+        "the next time, so it pays on long runs.",
+    ),
+]
 UntrainedMasks = Annotated[
     bool, typer.Option("--untrained-masks", help="Use masks even if the checkpoint never saw any.")
 ]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from marsbench.decoding.decoder import Decoder, LeanDecoder, decoder_of
-from marsbench.decoding.engine import Method
+from marsbench.decoding.engine import Batch, KindOfBatch, Method
 from marsbench.decoding.modules import device_of
 from marsbench.decoding.outside import OutsideMethod
 from marsbench.decoding.static import Stand, static_step
@@ -35,6 +35,20 @@ def why_not(model: Any, method: Method | OutsideMethod) -> str:
     if device_of(model).type == "cpu" and not has_compiler():
         return "there is no C++ compiler"
     return ""
+
+
+def kind_of_batch(model: Any, method: Method | OutsideMethod, compiled: bool) -> tuple[KindOfBatch, str]:
+    """What makes the batch: `Batch`, or compiled steps where they are wanted and can be had; else why they cannot.
+
+    A model's graphs are kept as long as the model is.
+    """
+    if not compiled:
+        return Batch, ""
+    if reason := why_not(model, method):
+        return Batch, f"not compiled: {reason}"
+    if model not in _KEPT:
+        _KEPT[model] = Graphs()
+    return _KEPT[model].batch, ""
 
 
 def has_compiler() -> bool:
@@ -91,6 +105,9 @@ class Graphs:
             step(decoder, method, stand, eos)
         self.compile_seconds += time.perf_counter() - started
         return step
+
+
+_KEPT: WeakKeyDictionary[Any, Graphs] = WeakKeyDictionary()  # model -> what was compiled for it
 
 
 def _draft_decoders(method: Any) -> list[Decoder]:

@@ -18,7 +18,7 @@ from lm_eval import evaluate as lm_eval_evaluate
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 
-from marsbench.decoding.engine import Method, context_length, decode
+from marsbench.decoding.engine import Batch, KindOfBatch, Method, context_length, decode
 from marsbench.decoding.generation import PREFILL_POSITIONS, Generation, Request
 from marsbench.decoding.outside import OutsideMethod
 from marsbench.errors import UserError
@@ -208,12 +208,13 @@ class EngineModel(LoggedModel):
         batch_size: int,
         progress: Progress,
         prefill_positions: int = PREFILL_POSITIONS,
+        kind: KindOfBatch = Batch,
     ) -> None:
         super().__init__(exam, log.answers)
         self._log, self._loaded, self._method = log, loaded, method
         self._threshold, self._max_new_tokens = threshold, max_new_tokens
         self._batch_size, self._progress = batch_size, progress
-        self._prefill_positions = prefill_positions
+        self._prefill_positions, self._kind = prefill_positions, kind
 
     @property
     def room(self) -> int:
@@ -254,6 +255,7 @@ class EngineModel(LoggedModel):
             pad_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id,
             batch_size=1 if isinstance(self._method, OutsideMethod) and self._method.one_row else self._batch_size,
             prefill_positions=self._prefill_positions,
+            kind=self._kind,
             on_finished=finished,
         )
 

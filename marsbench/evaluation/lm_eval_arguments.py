@@ -39,13 +39,14 @@ def value(given: Any) -> Any:
 
 
 def check_values(
-    pretrained: Any, method: Any, accept: Any, threshold: Any, untrained_masks: Any, options: Mapping[str, Any]
+    pretrained: Any, method: Any, accept: Any, threshold: Any, switches: Mapping[str, Any], options: Mapping[str, Any]
 ) -> None:
-    """Refuse what cannot be meant, before anything is loaded."""
+    """Refuse what cannot be meant, before anything is loaded; `switches` are on or off."""
     if not pretrained:
         raise UserError("no checkpoint is named", fix="give --model_args pretrained=FOLDER_OR_HUB_NAME")
-    if not isinstance(untrained_masks, bool):
-        raise UserError(f"untrained_masks={untrained_masks!r} is neither true nor false", fix="give one of the two")
+    for name, given in switches.items():
+        if not isinstance(given, bool):
+            raise UserError(f"{name}={given!r} is neither true nor false", fix="give one of the two")
     check_accept(method, accept, threshold)
     chosen = Options(**options)
     check_options(method, chosen)

@@ -16,6 +16,7 @@ from lm_eval.utils import simple_parse_args_string
 
 from marsbench.decoding.engine import context_length, decode
 from marsbench.decoding.generation import PREFILL_POSITIONS, Generation, Request
+from marsbench.decoding.graphs import kind_of_batch
 from marsbench.errors import UserError, unknown_name
 from marsbench.evaluation import lm_eval_arguments as arguments
 from marsbench.evaluation.answers import cut_text
@@ -48,6 +49,7 @@ class MarsbenchLM(LM):  # type: ignore[misc]
         batch_size: int | str = arguments.DEFAULT_ROWS,
         max_batch_size: int | None = None,
         prefill_positions: int | str = PREFILL_POSITIONS,
+        compiled: bool | str = False,
         device: str | None = None,
         **options: Any,
     ) -> None:
@@ -64,6 +66,7 @@ class MarsbenchLM(LM):  # type: ignore[misc]
             batch_size: rows decoded at once; `auto` is 16.
             max_batch_size: lm-eval's bound on `auto`.
             prefill_positions: prompt tokens in one forward, at most; fewer take less memory.
+            compiled: run each step as one compiled graph; the same tokens, sooner where there are many.
             device: where to run, as lm-eval says; it says cuda unless told otherwise, so without CUDA, or with several
                 processes, each takes its own.
             options: fields of `marsbench.methods.Options`, such as block_size or draft_length.
@@ -77,7 +80,8 @@ class MarsbenchLM(LM):  # type: ignore[misc]
         arguments.check_names(options, own)
         threshold, untrained_masks = arguments.value(threshold), arguments.value(untrained_masks)
         options = {name: arguments.value(given) for name, given in options.items()}
-        arguments.check_values(pretrained, method, accept, threshold, untrained_masks, options)
+        switches = {"untrained_masks": untrained_masks, "compiled": arguments.value(compiled)}
+        arguments.check_values(pretrained, method, accept, threshold, switches, options)
         rows = arguments.rows(batch_size)
         self._prefill_positions = arguments.prefill_positions(prefill_positions)
         if dtype not in _DTYPES:
@@ -89,6 +93,8 @@ class MarsbenchLM(LM):  # type: ignore[misc]
         self._loaded = load_aloud(str(pretrained), Reporter(), **how)
         companion = load_aloud(draft, Reporter(), **how) if draft else None
         self._method = fit(method, self._loaded, draft=companion, untrained_masks=untrained_masks, **options)
+        self._kind, not_compiled = kind_of_batch(self._loaded.model, self._method, switches["compiled"])
+        Reporter().say_once(not_compiled)
         self._threshold = threshold
         self._batch_size = 1 if METHODS[method].one_row else min(rows, max_batch_size or rows)
         self.batch_sizes = {"rows": self._batch_size}  # lm-eval writes and prints them beside its own idea
@@ -160,6 +166,7 @@ class MarsbenchLM(LM):  # type: ignore[misc]
                 pad_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id,
                 batch_size=self._batch_size,
                 prefill_positions=self._prefill_positions,
+                kind=self._kind,
                 on_finished=finished,
             )
 

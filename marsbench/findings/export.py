@@ -79,7 +79,8 @@ def frame(rows: Sequence[Row]) -> pd.DataFrame:
 def derived(row: Row) -> dict[str, float]:
     """What a reader wants of a row beside its raw values; empty for rows without such numbers.
 
-    `accuracy` is a fraction, benchmarks weighing the same; `speed_up` is over `ar` of the same race, with its interval.
+    `accuracy` is a fraction, benchmarks weighing the same; `speed_up` is over `ar` of the same race (compiled where
+    the row is: `options.compiled`), with its interval.
     """
     if row.status != "done":
         return {}

@@ -122,10 +122,13 @@ def on_sweep(
     section: str = NOT_THE_PAPERS,
     in_abstract: bool = False,
 ) -> PaperClaim:
-    """A claim on a sweep: `measure` is what it measures there, `paper` the same from the paper's own numbers."""
+    """A claim on a sweep: `measure` is what it measures there, `paper` the same from the paper's own numbers.
+
+    Claims are about eager contenders, whatever else was raced: like is held against like.
+    """
 
     def judge(rows: Sequence[Row]) -> Finding:
-        return found(measure(SweepCells.of(rows)), unit, decide, signed=signed)
+        return found(measure(SweepCells.of(rows).eager), unit, decide, signed=signed)
 
     def said(scale: str) -> str | None:
         value = paper(scale)

@@ -12,6 +12,7 @@ import numpy as np
 
 from marsbench.findings.in_words import bracketed, signed_number
 from marsbench.methods import METHODS
+from marsbench.racing.grid import COMPILED_AR
 from marsbench.racing.position_law import PositionLaw, position_law
 from marsbench.rows.kinds import Row, StepTimeRow, SweepRow
 from marsbench.statistics.intervals import (
@@ -46,6 +47,16 @@ class SweepCells:
     def done(self) -> dict[tuple[str, int], SweepRow]:
         """(contender, batch size) -> its row, as far as it has numbers."""
         return {(row.contender, row.batch_size): row for row in self.rows if row.status == "done"}
+
+    @cached_property
+    def eager(self) -> SweepCells:
+        """The contenders that decode operation by operation."""
+        return SweepCells([row for row in self.rows if not is_compiled(row)], self.step_times)
+
+    @property
+    def has_compiled(self) -> bool:
+        """Whether any contender with numbers has compiled steps."""
+        return any(map(is_compiled, self.done.values()))
 
     @property
     def names(self) -> list[str]:
@@ -82,9 +93,25 @@ class SweepCells:
         return None if reference is None else paired_difference(by_benchmark(row), by_benchmark(reference))
 
 
-def speed_up(row: SweepRow, baseline: str = "ar") -> Estimate | None:
-    """Tokens per second over a baseline's, lap by lap; None where the baseline has no numbers."""
-    other = row.baselines.get(baseline)
+def is_compiled(row: SweepRow) -> bool:
+    """Whether a contender's steps are compiled graphs."""
+    return bool(row.options.get("compiled"))
+
+
+def baseline_of(row: SweepRow) -> str:
+    """What a contender is held against: eager `ar`, or compiled `ar` where its own steps are compiled.
+
+    Compiled `ar` itself is held against the eager one.
+    """
+    return COMPILED_AR if is_compiled(row) and row.contender != COMPILED_AR else "ar"
+
+
+def speed_up(row: SweepRow, baseline: str | None = None) -> Estimate | None:
+    """Tokens per second over a baseline's, lap by lap; None where the baseline has no numbers.
+
+    Without a name, the baseline is `ar` of the row's own kind: see `baseline_of`.
+    """
+    other = row.baselines.get(baseline or baseline_of(row))
     if other is None or row.status != "done":
         return None
     emitted = sum(row.emitted)
@@ -95,6 +122,8 @@ def speed_up(row: SweepRow, baseline: str = "ar") -> Estimate | None:
 
 def faster(row: SweepRow, other: SweepRow) -> Estimate | None:
     """Tokens per second of a contender over those of another, lap by lap, both relative to `ar` of their own race."""
+    if is_compiled(row) != is_compiled(other):
+        return None
     relative = [_lap_speeds(one) for one in (row, other)]
     return median_ratio(*relative) if all(relative) and len(relative[0]) == len(relative[1]) else None
 
@@ -198,23 +227,31 @@ def agreement(first: SweepCells, second: SweepCells) -> list[Agreement]:
     return found
 
 
-def best_mars_at(sweep: SweepCells, batch_size: int) -> SweepRow | None:
-    """The fastest threshold of `mars` that loses at most the allowed points against `ar` on these questions."""
+def best_mars_at(sweep: SweepCells, batch_size: int, *, compiled: bool = False) -> SweepRow | None:
+    """The fastest threshold of `mars` that loses at most the allowed points against `ar` on these questions.
+
+    It is chosen among the eager contenders, or among the compiled ones, which have a baseline of their own.
+    """
 
     def allowed(row: SweepRow) -> bool:
         cost = sweep.cost(row)
-        return row.method == "mars" and cost is not None and cost.points <= ALLOWED_LOSS
+        alike = row.method == "mars" and is_compiled(row) == compiled
+        return alike and cost is not None and cost.points <= ALLOWED_LOSS
 
     return max(sweep.at(batch_size, allowed), key=speed_of, default=None)
 
 
-def best_verified_at(sweep: SweepCells, batch_size: int) -> SweepRow | None:
-    """The fastest layout and window of `mars-verified`."""
-    return max(sweep.at(batch_size, lambda row: row.method == "mars-verified"), key=speed_of, default=None)
+def best_verified_at(sweep: SweepCells, batch_size: int, *, compiled: bool = False) -> SweepRow | None:
+    """The fastest layout and window of `mars-verified`, among eager contenders or among compiled ones."""
+
+    def alike(row: SweepRow) -> bool:
+        return row.method == "mars-verified" and is_compiled(row) == compiled
+
+    return max(sweep.at(batch_size, alike), key=speed_of, default=None)
 
 
 def speed_of(row: SweepRow) -> float:
-    """The speed-up over `ar`, 0 where there is none."""
+    """The speed-up over its baseline, 0 where there is none."""
     found = speed_up(row)
     return found.value if found else 0.0
 
@@ -227,8 +264,23 @@ def in_words(stages: Iterable[str]) -> str:
     return ", ".join(f"`{name}` ({STAGES[name].summary})" for name in stages)
 
 
+def over(compiled: bool) -> str:
+    """What speeds are relative to."""
+    return "over compiled `ar`" if compiled else "over `ar`"
+
+
+def steps_in_words(sweep: SweepCells) -> str:
+    """How the contenders' steps run, and what that makes of the baseline."""
+    if not sweep.has_compiled:
+        return "All contenders decode eagerly, `ar` too: no step is compiled."
+    return (
+        f"Contenders called compiled run each step as one graph and are held against `{COMPILED_AR}`, which itself is "
+        "held against `ar`; all others decode eagerly and are held against `ar`."
+    )
+
+
 def printed_speed_up(row: SweepRow | None) -> str:
-    """The speed-up over `ar` with its interval."""
+    """The speed-up over its baseline with its interval."""
     return printed_ratio(speed_up(row)) if row else "none"
 
 

@@ -105,7 +105,7 @@ class Course:
         return [Cell(entry, batch_size, self._key(entry, batch_size)) for entry in self.grid.contenders]
 
     def _key(self, entry: Entry, batch_size: int) -> str:
-        content = {"kind": "sweep", "entry": vars(entry), "batch_size": batch_size, **self.entrants.weights(entry)}
+        content = {"kind": "sweep", "entry": entry.keyed, "batch_size": batch_size, **self.entrants.weights(entry)}
         return content_hash({**content, **self.everywhere})
 
     def why_not(self, cell: Cell) -> str:

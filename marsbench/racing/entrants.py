@@ -6,6 +6,9 @@ from typing import Any
 
 import torch
 
+from marsbench.decoding.engine import Method
+from marsbench.decoding.graphs import Graphs, why_not
+from marsbench.decoding.outside import OutsideMethod
 from marsbench.errors import UserError
 from marsbench.methods import METHODS
 from marsbench.methods.fitting import fit
@@ -17,11 +20,13 @@ from marsbench.training.checkpoints import Loaded
 
 
 class Entrants:
-    """The entries of one sweep and their models."""
+    """The entries of one sweep and their models; `backend` compiles the steps of those that are compiled."""
 
-    def __init__(self, checkpoints: Checkpoints, dtype: torch.dtype) -> None:
-        self._checkpoints, self._dtype = checkpoints, dtype
+    def __init__(self, checkpoints: Checkpoints, dtype: torch.dtype, backend: str = "inductor") -> None:
+        self._checkpoints, self._dtype, self._backend = checkpoints, dtype, backend
         self._loaded: dict[tuple[str, int], Loaded] = {}
+        # Graphs belong to one method: both are kept, so that what was compiled at one batch size serves at the next.
+        self._compiled: dict[str, tuple[Method | OutsideMethod, Graphs]] = {}
 
     def load(self, stage: str, block_size: int) -> Loaded:
         """A stage's checkpoint; `UserError` where there is none and training one would take days."""
@@ -45,7 +50,19 @@ class Entrants:
             raise UserError(f"{entry.method} decodes one sequence at a time", fix="race it at batch size 1")
         loaded = self.target(entry)
         method = fit(entry.method, loaded, draft=self.draft(entry), **entry.options)
-        return Contender(entry.name, loaded.model, method, entry.threshold)
+        if not entry.compiled:
+            return Contender(entry.name, loaded.model, method, entry.threshold)
+        if reason := why_not(loaded.model, method):
+            raise UserError(f"it cannot be compiled: {reason}", fix="race it without `compiled`")
+        method, graphs = self._compiled.setdefault(entry.name, (method, Graphs(self._backend)))
+        return Contender(entry.name, loaded.model, method, entry.threshold, graphs.batch)
+
+    def compiling(self, entry: Entry) -> dict[str, Any]:
+        """What compiling a contender's steps has taken so far, as rows have it; nothing of one that is not compiled."""
+        if entry.name not in self._compiled:
+            return {}
+        _, graphs = self._compiled[entry.name]
+        return {"graphs": len(graphs), "compile_seconds": round(graphs.compile_seconds, 3)}
 
     def why_not(self, entry: Entry, batch_size: int) -> str:
         """Why an entry cannot race, empty if it can."""

@@ -7,7 +7,8 @@
       - {method: ar, stage: mars, name: ar}
       - {method: mars, stage: mars, block_size: 4, threshold: [one, 0.95, 0.9]}
 
-A list among a contender's settings stands for as many contenders; several lists for all their combinations.
+A list among a contender's settings stands for as many contenders; several lists for all their combinations. What says
+`compiled: true` decodes by compiled steps and is called so; it is held against `ar` that is compiled too.
 """
 
 from __future__ import annotations
@@ -26,9 +27,10 @@ from marsbench.methods import METHODS, Options, check_options
 from marsbench.running.plans import TrainedStage
 from marsbench.training.stages import stage
 
-BASELINES = ("ar", "hf-generate")  # contenders by these names run in every race
+COMPILED_AR = "ar, compiled"  # what compiled contenders are held against
+BASELINES = ("ar", "hf-generate", COMPILED_AR)  # contenders by these names run in every race
 DTYPES = ("float32", "bfloat16", "float16")
-_OWN = ("name", "method", "stage", "draft", "threshold", "trained_block_size")
+_OWN = ("name", "method", "stage", "draft", "threshold", "trained_block_size", "compiled")
 _SETTINGS = {field.name for field in fields(Options)} - {"mask_id", "draft", "heads"}
 
 
@@ -43,17 +45,18 @@ class Entry:
     threshold: float | None = None
     draft: str | None = None  # stage of the draft model
     trained_block_size: int = 4  # B that the checkpoint was trained with, where its training had one
-    compiled: bool = False  # whether its steps are compiled
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """What tells it from others in the keys of rows; eager steps go without saying, as they always have."""
-        return {name: value for name, value in vars(self).items() if name != "compiled" or value}
+    compiled: bool = False  # its steps as graphs, or operation by operation
 
     @property
     def shown(self) -> dict[str, Any]:
-        """The options and the threshold, as rows show them."""
-        return {**self.options, **({} if self.threshold is None else {"threshold": self.threshold})}
+        """The options, the threshold, and whether it is compiled, as rows show them."""
+        threshold = {} if self.threshold is None else {"threshold": self.threshold}
+        return {**self.options, **threshold, **({"compiled": True} if self.compiled else {})}
+
+    @property
+    def keyed(self) -> dict[str, Any]:
+        """What goes into keys. Without `compiled`, an entry has the key of the time when there were no others."""
+        return {name: value for name, value in vars(self).items() if name != "compiled" or value}
 
 
 @dataclass(frozen=True)
@@ -146,6 +149,20 @@ def _check_names(entries: list[Entry]) -> None:
         raise UserError(f"two contenders are called {twice[0]!r}", fix="give one of them another `name`")
     if "ar" not in names:
         raise UserError("no contender is called 'ar'", fix="add one: speed-ups are relative to it")
+    _check_compiled({entry.name: entry for entry in entries})
+
+
+def _check_compiled(entries: Mapping[str, Entry]) -> None:
+    """Refuse compiled contenders without a compiled `ar`, and an `ar` of either kind that is another one's."""
+    plain, compiled = entries["ar"], entries.get(COMPILED_AR)
+    if compiled is not None and compiled != replace(plain, name=COMPILED_AR, compiled=True):
+        raise UserError(f"{COMPILED_AR!r} is not 'ar', compiled", fix="give `ar` compiled: [false, true] in its place")
+    found = next((entry.name for entry in entries.values() if entry.compiled), None)
+    if found is not None and compiled is None:
+        raise UserError(
+            f"{found!r} has no compiled 'ar' to be held against",
+            fix="give `ar` compiled: [false, true], so that compiled races against compiled",
+        )
 
 
 def _entries(given: Any, number: int) -> Iterator[Entry]:
@@ -175,7 +192,13 @@ def _entry(given: dict[str, Any], varied: list[str], where: str) -> Entry:
     threshold = None if given.get("threshold") == "one" else given.get("threshold")
     if threshold is not None and not (METHODS[method].takes_threshold and isinstance(threshold, (int, float))):
         raise UserError(f"method {method!r} cannot take threshold {threshold!r}", where=where, fix="leave it out")
-    name = ", ".join([str(given.get("name", method)), *[_said(one, given[one]) for one in varied]])
+    compiled = given.get("compiled", False)
+    if not isinstance(compiled, bool):
+        raise UserError(f"compiled: {compiled} is neither true nor false", where=where, fix="write one of the two")
+    said = [_said(one, given[one]) for one in varied if one != "compiled"]
+    name = ", ".join([str(given.get("name", method)), *said])
+    if compiled and not name.endswith(_COMPILED):
+        name += _COMPILED
     return Entry(
         name=name,
         stage=given["stage"],
@@ -184,9 +207,11 @@ def _entry(given: dict[str, Any], varied: list[str], where: str) -> Entry:
         threshold=threshold,
         draft=given.get("draft"),
         trained_block_size=given.get("trained_block_size", 4),
+        compiled=compiled,
     )
 
 
+_COMPILED = ", compiled"  # how the names of compiled contenders end
 _WORDS = {"threshold": "tau", "cache_block": "B_cache", "block_size": "window", "tree_width": "tree"}
 
 

@@ -6,7 +6,8 @@ import time
 from dataclasses import fields, replace
 from typing import Any
 
-from marsbench.decoding.engine import Method
+from marsbench.decoding.engine import Batch, KindOfBatch, Method
+from marsbench.decoding.graphs import kind_of_batch
 from marsbench.decoding.outside import OutsideMethod
 from marsbench.evaluation.benchmarks import benchmark, fingerprint
 from marsbench.evaluation.harness import AnswerLog, EngineModel, Exam, cut_in_words, evaluate
@@ -52,14 +53,17 @@ class Cells:
         title = title or f"{arm.label}, {name}"
         method = self.method(arm, loaded, draft)
         companion = draft.weights if draft else None
-        key = self._key(arm, name, questions, loaded.weights, companion, _dtype_of(loaded))
+        kind, not_compiled = kind_of_batch(loaded.model, method, self._run.compiled)
+        key = self._key(arm, name, questions, loaded.weights, companion, _dtype_of(loaded), kind is not Batch)
         row, log = self._run.store.rows().get(key), self._run.workspace.answers(key)
         if isinstance(row, EvaluationRow) and row.status == "done":
             if not self._run.must_redo(key, f"{arm.label} on {name}", log):
                 return replace(row, arm=arm.name)  # another table's line may have measured it
             for file in (log, *self._run.workspace.shards(key)):
                 file.unlink(missing_ok=True)
-        row = self._measure(arm, loaded, method, self._run.exam(name, questions).shard(*self._run.shard), key, title)
+        self._run.reporter.say_once(not_compiled)
+        exam = self._run.exam(name, questions).shard(*self._run.shard)
+        row = self._measure(arm, loaded, method, exam, key, title, kind)
         if self._run.is_whole:  # one shard's answers are logged, and make a row together with the others'
             self._run.keep(row)
         return row
@@ -95,8 +99,12 @@ class Cells:
         weights: str | None,
         draft: str | None,
         dtype: str = _DTYPE,
+        compiled: bool = False,
     ) -> str:
-        """The key of everything that decides a cell's answers and scores."""
+        """The key of everything that decides a cell's answers and scores.
+
+        Compiled steps change no token, but in 16 bits they round less often, so that close calls may end otherwise.
+        """
         return content_hash(
             {
                 "stage": arm.stage,
@@ -110,13 +118,14 @@ class Cells:
                 "weights": weights,
                 "draft": draft,
                 "engine": source_hash(*SCORING),
-                **({} if dtype == _DTYPE else {"dtype": dtype}),
+                **({} if dtype == _DTYPE else {"dtype": dtype, **({"compiled": True} if compiled else {})}),
             }
         )
 
     def _measure(
-        self, arm: Arm, loaded: Loaded, method: Method | OutsideMethod, exam: Exam, key: str, title: str
-    ) -> EvaluationRow:
+        self, arm: Arm, loaded: Loaded, method: Method | OutsideMethod, exam: Exam, key: str, title: str,
+        kind: KindOfBatch,
+    ) -> EvaluationRow:  # fmt: skip
         """Answer and score; the answers of an interrupted run are taken up."""
         origin, started = provenance(seed=self._run.seed), time.perf_counter()
         workspace, scale, chosen = self._run.workspace, self._run.scale, exam.benchmark
@@ -132,6 +141,7 @@ class Cells:
                 max_new_tokens=limit,
                 batch_size=scale.batch_size,
                 prefill_positions=self._run.prefill_positions,
+                kind=kind,
                 progress=bar.update,
             )
             scored = evaluate(model)

@@ -38,6 +38,7 @@ class Run:
     data_dir: Path | None = None
     max_new_tokens: int | None = None  # of every answer; None = each benchmark's own limit
     prefill_positions: int = PREFILL_POSITIONS  # of prompts in one forward; changes no number
+    compiled: bool = False  # steps as graphs, where they can be
     reporter: Reporter = field(default_factory=Reporter)
 
     def __post_init__(self) -> None:

@@ -16,7 +16,7 @@ _EAGER = (
     Entry("mars-verified, groups", "mars", "mars-verified", {"layout": "groups", "block_size": 4}),
 )
 METHODS = tuple(entry.name for entry in _EAGER)
-REFERENCE, COMPILED_AR = "hf-generate", "ar, compiled"
+REFERENCE = "hf-generate"
 RACE = (
     Entry(REFERENCE, "mars", REFERENCE, {}),
     *_EAGER,

@@ -14,6 +14,7 @@ from marsbench.methods import Options, build_method
 from marsbench.neighbours import warning
 from marsbench.provenance import provenance
 from marsbench.racing.entrants import size_of
+from marsbench.racing.grid import COMPILED_AR
 from marsbench.racing.race import Contender, Race
 from marsbench.racing.rounds import RoundLog
 from marsbench.racing.speed_rows import speed_row

@@ -7,12 +7,13 @@ from pathlib import Path
 from statistics import median
 
 from marsbench.findings.company import company_remark
+from marsbench.racing.grid import COMPILED_AR
 from marsbench.rendering.figures import COLOURS, MARKERS, drawn_alike, error_bars, new_figure, save
 from marsbench.rendering.markdown import table
 from marsbench.rendering.sections import facts_section
 from marsbench.rows.kinds import Row, SpeedRow, StepTimeRow
 from marsbench.statistics.intervals import Estimate, median_ratio
-from marsbench.studies.compiled.contenders import COMPILED_AR, METHODS, RACE, REFERENCE
+from marsbench.studies.compiled.contenders import METHODS, RACE, REFERENCE
 
 FIGURE = "figures/compiled_speed"  # beside the page, less the extension
 

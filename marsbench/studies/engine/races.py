@@ -55,7 +55,7 @@ def race(
     rows = [
         speed_row(
             outcomes[entry.name], outcomes["ar"], key=key, contender=entry.name, stage=entry.stage,
-            method=entry.method, options=entry.shown, profile=parts, **stand.compiled(entry), **everywhere,
+            method=entry.method, options=entry.shown, profile=parts, **stand.compiling(entry), **everywhere,
         )
         for key, entry, parts in zip(keys, entries, profiles, strict=True)
     ]  # fmt: skip

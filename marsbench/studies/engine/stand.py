@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
 
 from marsbench import world
-from marsbench.decoding.graphs import Graphs
 from marsbench.keys import DECODING_THE_WORLD, content_hash, source_hash
 from marsbench.racing.entrants import Entrants
 from marsbench.racing.grid import Entry
@@ -30,8 +26,7 @@ class Stand:
     def __init__(self, run: Run, effort: Effort | None = None, backend: str = "inductor") -> None:
         self.run, self.effort = run, effort or effort_at(run.scale)
         self._checkpoints = Checkpoints(run)
-        self._entrants = Entrants(self._checkpoints, torch.float32)
-        self.graphs: defaultdict[str, Graphs] = defaultdict(partial(Graphs, backend))  # contender -> its compiled steps
+        self._entrants = Entrants(self._checkpoints, torch.float32, backend)
 
     def trainings(self) -> list[Row]:
         """The stages that the page needs, trained now if need be."""
@@ -45,15 +40,11 @@ class Stand:
 
     def contender(self, entry: Entry) -> Contender:
         """An entry ready to decode."""
-        made = self._entrants.contender(entry, batch_size=1)
-        return replace(made, kind=self.graphs[entry.name].batch) if entry.compiled else made
+        return self._entrants.contender(entry, batch_size=1)
 
-    def compiled(self, entry: Entry) -> dict[str, Any]:
+    def compiling(self, entry: Entry) -> dict[str, Any]:
         """What an entry's row says of its compiled steps."""
-        if not entry.compiled:
-            return {}
-        graphs = self.graphs[entry.name]
-        return {"graphs": len(graphs), "compile_seconds": round(graphs.compile_seconds, 3)}
+        return self._entrants.compiling(entry)
 
     def prompts(self, loaded: Loaded, count: int | None) -> list[list[int]]:
         """Prompts of all benchmarks in turn, as token ids; all the test questions if no count is given."""
@@ -68,7 +59,7 @@ class Stand:
         return content_hash(
             {
                 "kind": kind,
-                "entry": entry.identity,
+                "entry": entry.keyed,
                 "weights": self.target(entry).weights,
                 "draft": draft.weights if (draft := self._entrants.draft(entry)) else None,
                 "max_new_tokens": self.run.scale.max_new_tokens,

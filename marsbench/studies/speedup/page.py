@@ -12,22 +12,26 @@ from marsbench.findings.sweep import (
     ALLOWED_LOSS,
     SweepCells,
     accuracy_of,
+    baseline_of,
     best_mars_at,
     best_verified_at,
     first_token_ms,
     in_words,
     is_lossless,
     ms_per_forward,
+    over,
     per_token_ms,
     positions_per_forward,
     printed_points,
     printed_ratio,
     printed_speed_up,
     speed_up,
+    steps_in_words,
     tokens_per_forward_of,
     tokens_per_second,
     weights_read_per_second,
 )
+from marsbench.racing.grid import COMPILED_AR
 from marsbench.rendering.markdown import table
 from marsbench.rendering.sections import facts_section
 from marsbench.rows.kinds import Row, SweepRow
@@ -46,6 +50,9 @@ HOW_IT_IS_MEASURED = (
     "95 % interval, which covers the laps alone. A batch is decoded to its end and rows that have finished are not "
     "replaced, so a forward holds fewer rows than the batch: positions/forward of `ar`, below, says how many. Times of "
     "different races are never compared, and other pages race other prompts and checkpoints."
+)
+ALL_ELSE_IS_EAGER = (
+    "The claims, the figures, Table 5, the position law and where more load stops paying are about eager contenders."
 )
 HOW_TO_READ_LATENCY = (
     "First token: from the start of a batch to the moment the host has the prompt's first token. Per token: the time "
@@ -71,8 +78,8 @@ def render(rows: Sequence[Row], scale: str) -> str:
         _latency(sweep),
         table5(sweep),
         table6(sweep),
-        law_section(sweep),
-        knee_section(sweep),
+        law_section(sweep.eager),
+        knee_section(sweep.eager),
         _checks(sweep),
         facts_section(rows, _command(scale)),
     ]
@@ -100,19 +107,30 @@ def _caveat(scale: str) -> str:
 def _answer(sweep: SweepCells) -> str:
     """The best settings per batch size."""
     head = ["", *[f"batch {size}" for size in sweep.batch_sizes]]
-    best_mars = {size: best_mars_at(sweep, size) for size in sweep.batch_sizes}
-    best_verified = {size: best_verified_at(sweep, size) for size in sweep.batch_sizes}
     lines = [["`ar` over `hf-generate`", *[_ar_over_generate(sweep, size) for size in sweep.batch_sizes]]]
-    for title, best in (
-        (f"`mars`, at most {ALLOWED_LOSS:g} point lost", best_mars),
-        ("`mars-verified`", best_verified),
+    lines += _best_lines(sweep, compiled=False)
+    text = f"{HOW_IT_IS_MEASURED} {steps_in_words(sweep)}"
+    if sweep.has_compiled:
+        text += f" Settings are chosen among each kind apart. {ALL_ELSE_IS_EAGER}"
+        plain = [sweep.done.get((COMPILED_AR, size)) for size in sweep.batch_sizes]
+        lines.append(["compiled `ar` over `ar`", *[printed_speed_up(row) for row in plain]])
+        lines += _best_lines(sweep, compiled=True)
+    return "\n\n".join(["## The answer", text, table(head, lines)])
+
+
+def _best_lines(sweep: SweepCells, *, compiled: bool) -> list[list[str]]:
+    """The best settings of one kind, and what they are."""
+    lines, kind = [], ", compiled" if compiled else ""
+    for title, choose in (
+        (f"`mars`{kind}, at most {ALLOWED_LOSS:g} point lost", best_mars_at),
+        (f"`mars-verified`{kind}", best_verified_at),
     ):
-        found = list(best.values())
-        lines.append([f"{title}: over `ar`", *[printed_speed_up(row) for row in found]])
+        found = [choose(sweep, size, compiled=compiled) for size in sweep.batch_sizes]
+        lines.append([f"{title}: {over(compiled)}", *[printed_speed_up(row) for row in found]])
         lines.append(["setting", *[_setting(row) for row in found]])
         lines.append(["tokens/forward", *[f"{tokens_per_forward_of(row):.2f}" if row else "" for row in found]])
         lines.append(["points lost [95 %]", *[printed_points(sweep.cost(row) if row else None) for row in found]])
-    return "\n\n".join(["## The answer", HOW_IT_IS_MEASURED, table(head, lines)])
+    return lines
 
 
 def _ar_over_generate(sweep: SweepCells, batch_size: int) -> str:
@@ -132,23 +150,32 @@ def _setting(row: SweepRow | None) -> str:
 
 
 def _all(sweep: SweepCells) -> str:
-    sizes = sweep.batch_sizes
-    head = ["tokens/s over `ar`", *[f"batch {size}" for size in sizes], "tokens/forward", "accuracy", "as `ar`"]
-    lines = []
-    for name in sweep.names:
-        cells = [sweep.done.get((name, size)) for size in sizes]
-        first = next((row for row in cells if row is not None), None)
-        ratios = [
-            printed_speed_up(row) if row else _why(sweep, name, size) for row, size in zip(cells, sizes, strict=True)
-        ]
-        lines.append([name, *ratios, *_constants(sweep, first)])
+    held_against: dict[str, list[str]] = {}  # baseline -> contenders
+    for baseline, name in dict.fromkeys((baseline_of(row), row.contender) for row in sweep.rows):
+        held_against.setdefault(baseline, []).append(name)
+    tables = [_all_over(sweep, baseline == COMPILED_AR, names) for baseline, names in held_against.items()]
     text = (
         "Accuracy in %, benchmarks weighing the same; tokens/forward and accuracy at the smallest batch size, as the "
         'batch size changes tokens by rounding at most. "as `ar`" counts the prompts whose tokens equal those of `ar` '
         "on the same checkpoint. `ar`, and all contenders that name no other checkpoint, decode stage "
         f"{in_words(sweep.decoded)}."
     )
-    return "\n\n".join(["## Every contender", text, table(head, lines), _reasons(sweep)])
+    return "\n\n".join(["## Every contender", text, *tables, _reasons(sweep)])
+
+
+def _all_over(sweep: SweepCells, compiled: bool, names: Sequence[str]) -> str:
+    """The contenders that have one baseline."""
+    sizes = sweep.batch_sizes
+    head = [f"tokens/s {over(compiled)}", *[f"batch {size}" for size in sizes], "tokens/forward", "accuracy", "as `ar`"]
+    lines = []
+    for name in names:
+        cells = [sweep.done.get((name, size)) for size in sizes]
+        first = next((row for row in cells if row is not None), None)
+        ratios = [
+            printed_speed_up(row) if row else _why(sweep, name, size) for row, size in zip(cells, sizes, strict=True)
+        ]
+        lines.append([name, *ratios, *_constants(sweep, first)])
+    return table(head, lines)
 
 
 def _constants(sweep: SweepCells, row: SweepRow | None) -> list[str]:
@@ -160,7 +187,7 @@ def _constants(sweep: SweepCells, row: SweepRow | None) -> list[str]:
 
 def _as_ar(sweep: SweepCells, row: SweepRow) -> str:
     """How many prompts get the tokens that AR decoding of the same model gives."""
-    stages = {_model_of(other.stage): other.contender for other in reversed(sweep.rows) if other.method == "ar"}
+    stages = {_model_of(other.stage): other.contender for other in reversed(sweep.eager.rows) if other.method == "ar"}
     same = row.same_as.get(stages.get(_model_of(row.stage), ""))
     promise = " (promised)" if is_lossless(row) and same is not None and same < row.prompts else ""
     return "" if same is None else f"{same} of {row.prompts}{promise}"

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from marsbench.findings.in_words import signed_number
 from marsbench.findings.sweep import (
     SweepCells,
     accuracy_of,
     in_words,
+    is_compiled,
     ms_per_forward,
+    over,
     positions_per_forward,
     printed_points,
     printed_speed_up,
+    steps_in_words,
     tokens_per_forward_of,
     tokens_per_second,
 )
@@ -23,6 +26,7 @@ from marsbench.rows.kinds import SweepRow
 
 def table5(sweep: SweepCells) -> str:
     """Speed-up over AR by batch size and B_cache."""
+    sweep = sweep.eager  # without a cache, and with this one, steps have no fixed shape to be compiled
     cached = [row for row in sweep.rows if row.method == "mars-block-cache"]
     blocks = sorted({int(row.options["cache_block"]) for row in cached})
     if not blocks:
@@ -39,7 +43,8 @@ def table5(sweep: SweepCells) -> str:
         if size == sweep.batch_sizes[-1]:
             lines.append(["accuracy in %", *[f"{100 * accuracy_of(row).value:.1f}" if row else "" for row in cells]])
     text = (
-        "Tokens per second over `ar` with its KV cache, by batch size and block size of the cache, tau = .95. Without "
+        "Tokens per second over `ar` with its KV cache, by batch size and block size of the cache, tau = .95. All "
+        "contenders of this table decode eagerly, `ar` too: no step is compiled. Without "
         "a cache, a forward covers the prefix and B - 1 masks (the authors' covers the prefix and 256). Below each "
         "line, the positions that a forward covers; below them all, the accuracy, which the batch size changes by "
         "rounding at most. Where B_cache exceeds B, tokens are predicted further ahead than MARS was trained for."
@@ -76,33 +81,46 @@ TABLE6 = {  # our contender -> the paper's draft and target
 
 def table6(sweep: SweepCells) -> str:
     """Speculative decoding with AR and MARS drafts and targets."""
-    if not any(name in TABLE6 for name, _ in sweep.done):
+    if not any(_line_of(row) in TABLE6 for row in sweep.done.values()):
         return ""
     parts = [
         "## Table 6: speculative decoding",
         "Target by draft. Tokens per forward of the target say what drafting yields, time per round what it costs; a "
-        "speed-up is the one over the other. Points gained are over `ar` on the AR SFT checkpoint; they include what "
+        f"speed-up is the one over the other. {steps_in_words(sweep)} "
+        "Points gained are over `ar` on the AR SFT checkpoint; they include what "
         f"further training gives: the MARS target is {in_words(sweep.decoded)}, which goes on from AR SFT.",
     ]
-    head = [
-        "",
-        "tokens/target forward",
-        "ms/round",
-        "tokens/s over `ar`",
-        "over AR SFT by AR SFT",
-        "points gained [95 %]",
-    ]
     for size in sweep.batch_sizes:
-        known = {name: sweep.done[name, size] for name in TABLE6 if (name, size) in sweep.done}
-        parts += [f"Batch size {size}:", table(head, [_table6_line(sweep, row, known) for row in known.values()])]
+        for compiled in (False, True):
+            rows = sweep.at(size, lambda row, compiled=compiled: is_compiled(row) == compiled)  # type: ignore[misc]
+            by_line = {_line_of(row): row for row in rows}
+            known = [by_line[name] for name in TABLE6 if name in by_line]
+            if known or not compiled:
+                lines = [_table6_line(sweep, row, known[0]) for row in known]
+                parts += [f"Batch size {size}{', compiled' if compiled else ''}:", table(_head6(compiled), lines)]
     return "\n\n".join([*parts, _published6()])
 
 
-def _table6_line(sweep: SweepCells, row: SweepRow, known: Mapping[str, SweepRow]) -> list[str]:
-    first = next(iter(known.values()))
+def _head6(compiled: bool) -> list[str]:
+    return [
+        "",
+        "tokens/target forward",
+        "ms/round",
+        f"tokens/s {over(compiled)}",
+        "over AR SFT by AR SFT",
+        "points gained [95 %]",
+    ]
+
+
+def _line_of(row: SweepRow) -> str:
+    """A contender's name, whether it is compiled or not."""
+    return row.contender.removesuffix(", compiled")
+
+
+def _table6_line(sweep: SweepCells, row: SweepRow, first: SweepRow) -> list[str]:
     relative = tokens_per_second(row) / tokens_per_second(first)
     return [
-        row.contender.partition(", ")[2],
+        _line_of(row).partition(", ")[2],
         f"{tokens_per_forward_of(row):.2f}",
         f"{ms_per_forward(row) or 0:.2f}",
         printed_speed_up(row),

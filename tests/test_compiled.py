@@ -1,0 +1,332 @@
+"""Compiled steps where users meet them: commands, lm-eval, transformers, grids and the page of speed."""
+
+from __future__ import annotations
+
+import gc
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from weakref import ref
+
+import pytest
+import torch
+import yaml
+from made_up import lines_of, section
+from test_static import MASK, llama
+from test_whole_paper import sweep_row
+from transformers import PreTrainedModel
+from typer.testing import CliRunner
+
+import marsbench
+from marsbench.cli import app
+from marsbench.decoding import graphs
+from marsbench.decoding.engine import Batch, decode
+from marsbench.decoding.generation import Request
+from marsbench.decoding.graphs import Graphs, kind_of_batch
+from marsbench.errors import UserError
+from marsbench.evaluation.lm_eval_model import MarsbenchLM
+from marsbench.findings.sweep import SweepCells, best_mars_at, faster, speed_up
+from marsbench.methods import Options, build_method
+from marsbench.racing.grid import BASELINES, Entry, read_grid
+from marsbench.racing.race import Contender, Race
+from marsbench.racing.rounds import RoundLog
+from marsbench.rows.kinds import Row, SweepRow
+from marsbench.rows.store import RowStore, read_rows
+from marsbench.rows.workspace import Workspace
+from marsbench.studies.speedup.measures import decoded_by_the_sweep
+from marsbench.studies.speedup.page import render
+
+GOLDEN = Path(__file__).parent / "golden"
+NO_COMPILER = "not compiled: there is no C++ compiler"
+EAGER = "All contenders decode eagerly, `ar` too"
+Steps = list[Callable[..., Any]]
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> Steps:
+    """Steps that were compiled: torch would take seconds for each, so here they stay what they are."""
+    steps: Steps = []
+
+    def as_it_is(step: Callable[..., Any], backend: str) -> Callable[..., Any]:
+        steps.append(step)
+        return step
+
+    monkeypatch.setattr(graphs, "_compiled", as_it_is)
+    monkeypatch.setattr(graphs, "has_compiler", lambda: True)
+    return steps
+
+
+@pytest.fixture
+def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+
+
+# ---- commands -------------------------------------------------------------------------------------------------------
+
+
+def decoded(folder: Path, prompts: list[list[int]], *options: str) -> tuple[bytes, str]:
+    """The file that `marsbench decode` writes, and what it says on the way."""
+    (folder / "in.jsonl").write_text("".join(json.dumps({"prompt_ids": prompt}) + "\n" for prompt in prompts))
+    files = ["--prompt-ids", str(folder / "in.jsonl"), "--out", str(folder / "out.jsonl")]
+    ids = ["--eos-id", "2", "--pad-id", "0", "--mask-id", "3", "--max-new-tokens", "24"]
+    done = CliRunner().invoke(app, ["decode", "--model", str(GOLDEN / "mars"), *files, *ids, *options])
+    assert done.exit_code == 0, done.output
+    return (folder / "out.jsonl").read_bytes(), done.stderr
+
+
+def test_decode_compiles_and_writes_the_same(made: Steps, golden: dict[str, Any], tmp_path: Path) -> None:
+    """Guards against an option that compiles nothing, or changes a token."""
+    prompts = golden["prompts"][:4]
+    eager, _ = decoded(tmp_path, prompts, "--threshold", "0.7")
+    assert not made
+    compiled, said = decoded(tmp_path, prompts, "--threshold", "0.7", "--compile")
+    assert made and compiled == eager and "not compiled" not in said
+
+
+def test_what_cannot_be_compiled_is_decoded_eagerly(no_compiler: None, golden: dict[str, Any], tmp_path: Path) -> None:
+    """Guards against a failure, or silence, where the eager path would do."""
+    prompts = golden["prompts"][:2]
+    eager, _ = decoded(tmp_path, prompts)
+    compiled, said = decoded(tmp_path, prompts, "--compile")
+    assert compiled == eager and said.count(NO_COMPILER) == 1
+    said = decoded(tmp_path, prompts, "--compile", "--method", "block-diffusion")[1]
+    assert "not compiled: the windows of method 'block-diffusion' have no fixed shape" in said
+
+
+@pytest.fixture
+def output(micro_checkpoints: Path, tmp_path: Path) -> Path:
+    """A folder with the trained checkpoints of scale micro."""
+    shutil.copytree(micro_checkpoints, Workspace(tmp_path, "micro").runs / "checkpoints")
+    return tmp_path
+
+
+def test_compiling_makes_no_other_cell(made: Steps, output: Path) -> None:
+    """Guards against everything measured again for a flag that changes no number; in 16 bits it may change one."""
+    asked = ["eval", "--benchmark", "mini_gsm8k", "--limit", "2", "--scale", "micro", "--output", str(output)]
+    store, found = RowStore(Workspace(output, "micro").row_file), []
+    for more in ([], ["--compile", "--existing", "rerun"]):
+        assert CliRunner().invoke(app, [*asked, *more]).exit_code == 0
+        found.append({key: row for key, row in store.rows().items() if row.kind == "evaluation"})
+    eager, compiled = found
+    assert made and eager.keys() == compiled.keys() and len(eager) == 1
+    for more in ([], ["--compile"]):
+        assert CliRunner().invoke(app, [*asked, "--dtype", "bfloat16", *more]).exit_code == 0
+    assert len([row for row in store.rows().values() if row.kind == "evaluation"]) == 3
+
+
+def test_show_says_it_once(no_compiler: None, output: Path) -> None:
+    """Guards against the same line for every method."""
+    asked = ["show", "Hi?", "--max-new-tokens", "3", "--compile", "--scale", "micro", "--output", str(output)]
+    done = CliRunner().invoke(app, asked)
+    assert done.exit_code == 0 and done.stderr.count(NO_COMPILER) == 1
+
+
+# ---- lm-eval and transformers ---------------------------------------------------------------------------------------
+
+
+def test_lm_eval_is_told_in_text(
+    made: Steps, micro_checkpoints: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against "false" that is true because it is text."""
+    folder = str(next(micro_checkpoints.glob("ar_sft-*")))
+    assert MarsbenchLM(folder, method="ar", compiled="false")._kind is Batch
+    assert MarsbenchLM(folder, method="ar", compiled="true")._kind is not Batch
+    assert "not compiled" not in capsys.readouterr().err
+    monkeypatch.setattr(graphs, "has_compiler", lambda: False)
+    MarsbenchLM(folder, method="ar", compiled=True)
+    assert NO_COMPILER in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("method", ["ar", "mars", "speculative"])
+def test_generate_keeps_what_it_has_compiled(
+    method: str, made: Steps, golden: dict[str, Any], golden_models: dict[str, PreTrainedModel]
+) -> None:
+    """Guards against seconds of compiling at every call."""
+    prompt = {"input_ids": torch.tensor(golden["prompts"][:1]), "attention_mask": None}
+    options: dict[str, Any] = {"method": method, "mask_id": 3, "eos_token_id": 2, "pad_token_id": 0}
+    options |= {"draft": golden_models["ar"]} if method == "speculative" else {}
+    call = golden_models["mars"].generate
+    counts, found = [], []
+    for compiled in (False, True, True):
+        found.append(call(**prompt, max_new_tokens=9, custom_generate=marsbench.generate, compiled=compiled, **options))
+        counts.append(len(made))
+    assert counts[0] == 0 < counts[1] == counts[2]
+    assert all(torch.equal(one, found[0]) for one in found)
+    with pytest.raises(UserError, match="neither True nor False"):
+        call(**prompt, max_new_tokens=9, custom_generate=marsbench.generate, compiled="no", **options)
+
+
+def test_graphs_go_with_their_model(made: Steps) -> None:
+    """Guards against models that stay in memory for what was compiled for them."""
+    model, method = llama(0), build_method("mars", Options(mask_id=MASK))
+    kind, said = kind_of_batch(model, method, True)
+    assert not said and kind_of_batch(model, method, True)[0] == kind
+    decode(model, method, [Request([4, 5], 9, 0.3)], eos_id=-1, pad_id=0, kind=kind)
+    gone = ref(model)
+    del model, kind
+    gc.collect()
+    assert made and gone() is None
+
+
+# ---- grids and races ------------------------------------------------------------------------------------------------
+
+BOTH = [False, True]
+AR: dict[str, Any] = {"name": "ar", "method": "ar", "stage": "mars", "compiled": BOTH}
+
+
+def grid_file(folder: Path, *contenders: dict[str, Any]) -> Path:
+    grid = {"batch_sizes": [2], "prompts": 6, "repeats": 2, "positions": 0, "contenders": list(contenders)}
+    (folder / "grid.yaml").write_text(yaml.safe_dump(grid, sort_keys=False))
+    return folder / "grid.yaml"
+
+
+def test_a_grid_says_who_is_compiled(tmp_path: Path) -> None:
+    """Guards against compiled contenders that nobody can tell from the eager ones."""
+    mars = {"method": "mars", "stage": "mars", "threshold": [0.9, 0.5], "compiled": True}
+    grid = read_grid(grid_file(tmp_path, AR, mars))
+    assert [(entry.name, entry.compiled) for entry in grid.contenders] == [
+        ("ar", False), ("ar, compiled", True), ("mars, tau = 0.9, compiled", True), ("mars, tau = 0.5, compiled", True),
+    ]  # fmt: skip
+    assert grid.contenders[2].shown == {"threshold": 0.9, "compiled": True} and "ar, compiled" in BASELINES
+    assert "compiled" not in grid.contenders[0].shown
+    parts = [grid.part((number, 2)).contenders for number in (1, 2)]
+    assert all({"ar", "ar, compiled"} < {entry.name for entry in part} for part in parts)
+
+
+@pytest.mark.parametrize(
+    ("contenders", "said"),
+    [
+        ([AR | {"compiled": False}, {"method": "mars", "stage": "mars", "compiled": True}], "no compiled 'ar'"),
+        (
+            [AR | {"compiled": False}, AR | {"stage": "ar_sft", "compiled": True}],
+            "'ar, compiled' is not 'ar', compiled",
+        ),
+        ([AR | {"compiled": False}, AR | {"name": "ar, compiled", "compiled": False}], "is not 'ar', compiled"),
+        ([AR | {"compiled": True}], "no contender is called 'ar'"),
+        ([AR | {"compiled": "perhaps"}], "contender 1(.|\n)*neither true nor false|neither true nor false"),
+        ([AR, {"method": "mars", "stage": "mars", "compile": True}], "unknown setting 'compile'"),
+    ],
+)
+def test_a_grid_that_compares_unlike_with_like_is_refused(
+    contenders: list[dict[str, Any]], said: str, tmp_path: Path
+) -> None:
+    """Guards against a speed-up that is the compiler's and goes by the name of a method."""
+    with pytest.raises(UserError, match=said):
+        read_grid(grid_file(tmp_path, *contenders))
+
+
+def test_eager_contenders_keep_their_keys() -> None:
+    """Guards against every race run again for a field that is new."""
+    entry = Entry("mars", "mars_2x", "mars", {"block_size": 4}, 0.9)
+    before = {
+        "name": "mars", "stage": "mars_2x", "method": "mars", "options": {"block_size": 4}, "threshold": 0.9,
+        "draft": None, "trained_block_size": 4,
+    }  # fmt: skip
+    assert entry.keyed == before
+    assert replace(entry, compiled=True).keyed == {**before, "compiled": True}
+
+
+def test_nothing_is_compiled_in_a_lap(made: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against compiling that is counted as latency, as a lap's time, or towards the limit of one."""
+    model, ar = llama(0), build_method("ar", Options())
+    contenders = [Contender("ar", model, ar), Contender("ar, compiled", model, ar, kind=Graphs().batch)]
+    prompts = [[4] * length for length in (2, 3, 70, 5, 150, 6)]
+    race = Race(contenders, prompts, batch_size=2, max_new_tokens=5, eos_id=-1, pad_id=0, laps=2)
+    counts, timed = [], Race._timed
+
+    def counted(self: Race, *arguments: Any) -> Any:
+        counts.append(len(made))
+        return timed(self, *arguments)
+
+    monkeypatch.setattr(Race, "_timed", counted)
+    found = race.run(RoundLog())
+    assert len(made) >= 3 and set(counts) == {len(made)}
+    assert [one.status for one in found.values()] == ["done", "done"]
+    assert found["ar"].generations == found["ar, compiled"].generations
+
+
+def test_a_sweep_races_compiled_against_compiled(made: Steps, output: Path) -> None:
+    """Guards against compiled cells without their baseline, compiled anew at every size, or missing without a word."""
+    contenders = [
+        AR,
+        {"method": "mars", "stage": "mars", "threshold": 0.2, "compiled": BOTH},
+        {"method": "mars-block-cache", "stage": "mars", "compiled": True},
+    ]
+    asked = ["--scale", "micro", "--output", str(output), "--grid", str(grid_file(output, *contenders))]
+    done = CliRunner().invoke(app, ["sweep", *asked])
+    assert done.exit_code == 0, done.output
+    rows = [row for row in read_rows(Workspace(output, "micro").results("speedup")) if isinstance(row, SweepRow)]
+    cells = {row.contender: row for row in rows}
+    skipped = cells.pop("mars-block-cache, compiled")
+    assert skipped.status == "skipped" and "cannot be compiled: the windows" in skipped.reason
+    assert made and all(set(row.baselines) == {"ar", "ar, compiled"} for row in cells.values())
+    assert cells["mars, compiled"].emitted == cells["mars"].emitted
+    page = (Workspace(output, "micro").reports / "speedup.md").read_text()
+    assert "over compiled `ar`" in page and EAGER not in section(page, "The answer")
+
+
+# ---- the page -------------------------------------------------------------------------------------------------------
+
+
+def row_of(name: str, method: str, speed: float, **options: Any) -> SweepRow:
+    """A cell at batch size 4, so many times as fast as eager `ar`; compiled `ar` is twice as fast as that."""
+    made_up = sweep_row(name, method, 4, [1 / speed, 1 / speed], options=options)
+    return replace(made_up, baselines={**made_up.baselines, "ar, compiled": {"seconds": [0.5, 0.5], "emitted": 40}})
+
+
+LINE6 = "speculative, AR SFT by AR SFT"
+EAGER_ROWS = [
+    row_of("ar", "ar", 1.0),
+    row_of("mars", "mars", 1.5, threshold=0.9),
+    row_of("cache 4", "mars-block-cache", 1.2, cache_block=4),
+    row_of(LINE6, "speculative", 0.9),
+]
+COMPILED_ROWS = [
+    row_of("ar, compiled", "ar", 2.0, compiled=True),
+    row_of("mars, compiled", "mars", 5.0, threshold=0.9, compiled=True),
+    row_of(f"{LINE6}, compiled", "speculative", 2.2, compiled=True),
+]
+
+
+def ratio(row: SweepRow) -> float:
+    found = speed_up(row)
+    assert found is not None
+    return found.value
+
+
+def test_rows_are_held_against_the_ar_of_their_kind() -> None:
+    """Guards against a speed-up that is the compiler's and goes by the name of a method."""
+    sweep = SweepCells.of([*EAGER_ROWS, *COMPILED_ROWS])
+    assert [ratio(row) for row in (*EAGER_ROWS[:2], *COMPILED_ROWS)] == pytest.approx([1.0, 1.5, 2.0, 2.5, 1.1])
+    assert best_mars_at(sweep, 4) == EAGER_ROWS[1] and best_mars_at(sweep, 4, compiled=True) == COMPILED_ROWS[1]
+    assert faster(EAGER_ROWS[1], COMPILED_ROWS[1]) is None
+    assert list(sweep.eager.done) == list(SweepCells.of(EAGER_ROWS).done)
+
+
+def test_the_page_says_what_speeds_are_relative_to() -> None:
+    """Guards against two baselines under one heading, and settings of one kind chosen among the other."""
+    rows: list[Row] = [*EAGER_ROWS, *COMPILED_ROWS]
+    page = render(rows, "tiny")
+    answer = {line[0]: line[1] for line in lines_of(section(page, "The answer"))}
+    assert answer["compiled `ar` over `ar`"].startswith("2.00")
+    assert answer["`mars`, at most 1 point lost: over `ar`"].startswith("1.50")
+    assert answer["`mars`, compiled, at most 1 point lost: over compiled `ar`"].startswith("2.50")
+    heads = {line[0]: number for number, line in enumerate(lines_of(section(page, "Every contender")))}
+    assert heads["tokens/s over `ar`"] < heads["ar, compiled"] < heads["tokens/s over compiled `ar`"]
+    assert heads["tokens/s over compiled `ar`"] < heads["mars, compiled"]
+    sixth = section(page, "Table 6")
+    assert "Batch size 4, compiled:" in sixth and "tokens/s over compiled `ar`" in sixth
+    assert "1.10 [1.10, 1.10]" in sixth and EAGER not in sixth
+    assert "decode eagerly, `ar` too" in section(page, "Table 5")
+
+
+def test_a_page_of_eager_contenders_says_so() -> None:
+    """Guards against readers who cannot tell whether a baseline was compiled."""
+    page = render(list(EAGER_ROWS), "tiny")
+    assert EAGER in section(page, "The answer") and EAGER in section(page, "Table 6")
+    assert "decode eagerly, `ar` too" in section(page, "Table 5") and "compiled `ar`" not in page
+    assert "decode eagerly, `ar` too" in decoded_by_the_sweep([EAGER_ROWS])
+    assert decoded_by_the_sweep([[]]) == ""
