@@ -22,7 +22,6 @@ from marsbench.racing.step_time import step_times
 from marsbench.rows.kinds import Row, SpeedRow, StepTimeRow
 from marsbench.running.run import Run
 from marsbench.studies.compiled.contenders import (
-    COMPILED_AR,
     RACE,
     REFERENCE,
     RandomModel,

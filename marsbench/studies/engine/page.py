@@ -36,8 +36,8 @@ WHAT_WAS_TRIED = (
     "All windows aligned at the last committed token, so that layouts are worked out once per shape and logits are "
     "slices. Aligning them at the first uncached token cost a gather per use and a mask per row.",
     "The layers of Qwen2 and Llama as fewer, larger operations: queries and keys rotated together, query heads folded "
-    "into the query length instead of repeated keys, a norm in three operations. By far the largest gain for `ar`, whose "
-    "steps are bound by the number of operations; fillers are left out of all of them.",
+    "into the query length instead of repeated keys, a norm in three operations. By far the largest gain for `ar`, "
+    "whose steps are bound by the number of operations; fillers are left out of all of them.",
     "One projection for queries, keys and values and one for gate and up: three operations less per layer, and given "
     "up. Its weight is a copy, which goes stale, or the model's parameters become parts of it, which adapters, "
     "offloading and writers of checkpoints trip over. Cheaper norms and masks have won back the time.",
