@@ -105,7 +105,6 @@ def test_no_forward_over_prompts_is_wider_than_it_may_be(
     hooks = [
         models[name].get_decoder().register_forward_pre_hook(widths, with_kwargs=True) for name in ("modules", "draft")
     ]
-    monkeypatch.setattr("marsbench.decoding.decoder._is_known", lambda model: False)  # so that the draft's are seen too
     monkeypatch.setattr("marsbench.decoding.decoder._LEAN", {})
     try:
         run(models, method, prompts, 32, family="modules", threshold=0.2)
