@@ -83,8 +83,9 @@ def generate(
         mask_id: the id of `<|mask|>`; by default that of the tokenizer beside the model's weights.
         sampling_seed: seed of sampling; row i takes `sampling_seed` + i.
         prefill_positions: prompt tokens in one forward, at most; fewer take less memory.
-        compiled: run each step as one compiled graph: the same tokens, sooner after the first call of its kind. What
-            was compiled is kept as long as the model, and used again as long as the method and its options stay.
+        compiled: run each step as one compiled graph: the same tokens (in 16 bits, up to rounding), sooner after the
+            first call of its kind. What was compiled is kept as long as the model, and used again as long as the
+            method and its options stay.
         token_streamer: any streamer of transformers, for a single prompt. transformers keeps `streamer` to itself.
         model_kwargs: what transformers passes along; `attention_mask` is used.
 

@@ -317,6 +317,7 @@ def test_the_page_says_what_speeds_are_relative_to() -> None:
     heads = {line[0]: number for number, line in enumerate(lines_of(section(page, "Every contender")))}
     assert heads["tokens/s over `ar`"] < heads["ar, compiled"] < heads["tokens/s over compiled `ar`"]
     assert heads["tokens/s over compiled `ar`"] < heads["mars, compiled"]
+    assert "as compiled `ar`" in section(page, "Every contender")
     sixth = section(page, "Table 6")
     assert "Batch size 4, compiled:" in sixth and "tokens/s over compiled `ar`" in sixth
     assert "1.10 [1.10, 1.10]" in sixth and EAGER not in sixth

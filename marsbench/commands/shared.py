@@ -69,9 +69,9 @@ Compile = Annotated[
     bool,
     typer.Option(
         "--compile",
-        help="Run each step as one compiled graph: the same tokens, sooner. Compiling takes some ten seconds for each "
-        "shape that comes up (rows and lengths, in steps of up to a factor of two) and is kept on disk by torch for "
-        "the next time, so it pays on long runs.",
+        help="Run each step as one compiled graph: the same tokens (in 16 bits, up to rounding), sooner. Compiling "
+        "takes about ten seconds for each shape that comes up (rows and lengths, in steps of up to a factor of two) "
+        "and is kept on disk by torch for the next time, so it pays on long runs.",
     ),
 ]
 UntrainedMasks = Annotated[

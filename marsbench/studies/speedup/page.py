@@ -17,6 +17,7 @@ from marsbench.findings.sweep import (
     best_verified_at,
     first_token_ms,
     in_words,
+    is_compiled,
     is_lossless,
     ms_per_forward,
     over,
@@ -166,7 +167,8 @@ def _all(sweep: SweepCells) -> str:
 def _all_over(sweep: SweepCells, compiled: bool, names: Sequence[str]) -> str:
     """The contenders that have one baseline."""
     sizes = sweep.batch_sizes
-    head = [f"tokens/s {over(compiled)}", *[f"batch {size}" for size in sizes], "tokens/forward", "accuracy", "as `ar`"]
+    like = "as compiled `ar`" if compiled else "as `ar`"
+    head = [f"tokens/s {over(compiled)}", *[f"batch {size}" for size in sizes], "tokens/forward", "accuracy", like]
     lines = []
     for name in names:
         cells = [sweep.done.get((name, size)) for size in sizes]
@@ -187,7 +189,9 @@ def _constants(sweep: SweepCells, row: SweepRow | None) -> list[str]:
 
 def _as_ar(sweep: SweepCells, row: SweepRow) -> str:
     """How many prompts get the tokens that AR decoding of the same model gives."""
-    stages = {_model_of(other.stage): other.contender for other in reversed(sweep.eager.rows) if other.method == "ar"}
+    compiled = baseline_of(row) == COMPILED_AR  # in 16 bits, compiled steps round otherwise
+    alike = [other for other in reversed(sweep.rows) if other.method == "ar" and is_compiled(other) == compiled]
+    stages = {_model_of(other.stage): other.contender for other in alike}
     same = row.same_as.get(stages.get(_model_of(row.stage), ""))
     promise = " (promised)" if is_lossless(row) and same is not None and same < row.prompts else ""
     return "" if same is None else f"{same} of {row.prompts}{promise}"
