@@ -103,6 +103,11 @@ class RaggedCache:
                 first += other._rows
         self._rows = rows
 
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """Of the keys and values, None where there are none."""
+        return self._layers[0][0].dtype if self._layers else None
+
     def bytes(self) -> int:
         """Memory held, in bytes."""
         return sum(store.nbytes for layer in self._layers for store in layer)

@@ -16,8 +16,10 @@ from torch import Tensor
 from marsbench.decoding.decoder import Decoder, LeanDecoder, decoder_of
 from marsbench.decoding.engine import Batch, KindOfBatch, Method
 from marsbench.decoding.modules import device_of
+from marsbench.decoding.cache import RaggedCache
+from marsbench.decoding.rows import Most, Rows
 from marsbench.decoding.outside import OutsideMethod
-from marsbench.decoding.static import Stand, static_step
+from marsbench.decoding.static import Shape, Stand, Steps, static_step
 from marsbench.decoding.static_batch import StaticBatch
 
 _COMPILERS = ("g++", "clang++", "c++", "cl")  # what torch.compile calls for a CPU
@@ -57,10 +59,11 @@ def has_compiler() -> bool:
     return any(shutil.which(name) for name in ((named,) if named else _COMPILERS))
 
 
-class Graphs:
+class Graphs(Steps):
     """Compiled steps, one for each shape that comes up. Compiling takes seconds: keep it for all batches of a model.
 
-    A model that is no longer plain, because a hook or an adapter came, goes on operation by operation.
+    A model that is no longer plain, because a hook or an adapter came, goes on operation by operation. On CUDA, a stand
+    that a batch has left is kept for the next one, since a captured graph is of its buffers: one for each shape.
 
     Args:
         backend: of `torch.compile`.
@@ -71,6 +74,7 @@ class Graphs:
         self.compile_seconds = 0.0  # spent so far
         self._compiled: dict[Hashable, Step] = {}
         self._drafts: dict[Method, list[Decoder]] = {}  # the decoders of their draft models
+        self._spare: dict[Hashable, Stand] = {}
         self._captured: WeakKeyDictionary[Stand, _Captured] = WeakKeyDictionary()
 
     def __len__(self) -> int:
@@ -79,6 +83,17 @@ class Graphs:
     def batch(self, model: Any, method: Method, **settings: Any) -> StaticBatch:
         """A `StaticBatch` whose steps are these; `UserError` for a method without fixed shapes."""
         return StaticBatch(model, method, run=self, **settings)
+
+    def stand(self, method: Method, shape: Shape, most: Most, like: Rows, cache: RaggedCache) -> Stand:
+        """A stand with nobody on it: one that was left, or a new one."""
+        found = self._spare.pop((method, shape, cache.dtype), None)
+        return super().stand(method, shape, most, like, cache) if found is None else found
+
+    def left(self, method: Method, stand: Stand) -> None:
+        """Keep a stand that a graph was captured of."""
+        if stand in self._captured:
+            stand.clear()
+            self._spare[method, stand.shape, stand.dtype] = stand
 
     def __call__(self, decoder: Decoder, method: Method, stand: Stand, eos: Tensor) -> Tensor:
         """One step; see `static_step`."""

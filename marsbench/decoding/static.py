@@ -50,11 +50,6 @@ class FixedCache(RaggedCache):
         ]
         return cache
 
-    @property
-    def dtype(self) -> torch.dtype | None:
-        """Of the keys and values, None where there are no layers."""
-        return self._layers[0][0].dtype if self._layers else None
-
     def alias(self) -> FixedCache:
         """The same stores, to be prepared for another forward."""
         cache = FixedCache()
@@ -119,6 +114,10 @@ class Stand:
         yield
         self.rows.end.copy_(ends)
 
+    def clear(self) -> None:
+        """Nobody is there any more."""
+        self.rows.end.copy_(self.rows.length)
+
     def bytes(self) -> int:
         """Memory that the caches hold, in bytes."""
         return self.cache.bytes() + self.draft_cache.bytes()
@@ -156,3 +155,18 @@ def static_step(decoder: Decoder, method: Method, stand: Stand, eos: Tensor) -> 
             mine.copy_(torch.where(alive.unsqueeze(1) if mine.dim() == 2 else alive, after, mine))
     stand.rows.end.copy_(torch.where(ended, stand.rows.length, stand.rows.end))  # frozen: its end is not ahead of it
     return torch.cat([torch.stack([ended.long(), new, real], dim=1), tokens], dim=1)
+
+
+class Steps:
+    """Runs steps on stands, operation by operation."""
+
+    def stand(self, method: Method, shape: Shape, most: Most, like: Rows, cache: RaggedCache) -> Stand:
+        """A stand with nobody on it; the arguments are those of `Stand`, and the method that it is for."""
+        return Stand(shape, most, like, cache)
+
+    def left(self, method: Method, stand: Stand) -> None:
+        """A stand is no longer needed."""
+
+    def __call__(self, decoder: Decoder, method: Method, stand: Stand, eos: Tensor) -> Tensor:
+        """One step; see `static_step`."""
+        return static_step(decoder, method, stand, eos)

@@ -28,12 +28,8 @@ from marsbench.decoding.generation import (
 from marsbench.decoding.modules import device_of
 from marsbench.decoding.outside import OnFinished
 from marsbench.decoding.rows import Rows
-from marsbench.decoding.static import Shape, Stand, static_step
+from marsbench.decoding.static import Shape, Stand, Steps
 from marsbench.errors import UserError
-
-# What runs a step on a stand.
-Runner = Callable[[Decoder, Method, Stand, Tensor], Tensor]
-
 
 @dataclass
 class _Seat:
@@ -69,7 +65,7 @@ class StaticBatch:
     rows of a stand that are free; where it is too small, or more than twice too large, everybody moves to another.
 
     Args:
-        run: what runs a step, `Graphs` to have it compiled.
+        run: what runs its steps, `Graphs` to have them compiled.
 
     The others are those of `Batch`; the method's windows have a fixed shape (`Method.most`).
     """
@@ -85,7 +81,7 @@ class StaticBatch:
         on_tokens: OnTokens | None = None,
         meter: Meter | None = None,
         prefill_positions: int = PREFILL_POSITIONS,
-        run: Runner = static_step,
+        run: Steps | None = None,
     ) -> None:
         self.model, self.method = model, method
         self.decoder = decoder_of(model)
@@ -97,7 +93,7 @@ class StaticBatch:
         self._most = most
         self._eos_ids = as_list(eos_id)
         self._eos = torch.tensor(self._eos_ids, dtype=torch.long, device=device_of(model))
-        self._pad_id, self._run, self._meter = pad_id, run, meter
+        self._pad_id, self._run, self._meter = pad_id, run or Steps(), meter
         self._on_finished, self._on_tokens = on_finished, on_tokens
         self._prefill_positions = prefill_positions
         self._forwards = 1
@@ -191,10 +187,11 @@ class StaticBatch:
         old = self._stand
         if old is not None and _fits(old.shape, needed):
             return old
-        self._stand = stand = Stand(needed, self._most, like, cache)
+        stand = self._run.stand(self.method, needed, self._most, like, cache)
         if old is not None:
             stand.put(range(len(self._seats)), old.rows, old.cache, list(self._seats))
-        self._seats = dict(enumerate(self._seats.values()))
+            self._run.left(self.method, old)
+        self._stand, self._seats = stand, dict(enumerate(self._seats.values()))
         return stand
 
     def _needed(self, seats: Sequence[_Seat]) -> Shape:
@@ -236,7 +233,8 @@ class StaticBatch:
 
     def _freeze(self, rows: Sequence[int]) -> None:
         """Take rows out of the steps to come; without anybody left, there is no stand."""
-        if not self._seats:
+        if not self._seats and self._stand is not None:
+            self._run.left(self.method, self._stand)
             self._stand = None
             self._under_way.clear()
         elif rows and self._stand is not None:
