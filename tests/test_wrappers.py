@@ -24,7 +24,7 @@ from marsbench.decoding import linear as linear_module
 from marsbench.decoding.decoder import LeanDecoder, ModuleDecoder, decoder_of
 from marsbench.decoding.engine import Batch, decode
 from marsbench.decoding.generation import Generation, Request
-from marsbench.decoding.linear import linear, reads_with_onednn
+from marsbench.decoding.linear import is_read_slowly, linear
 from marsbench.decoding.plain import Watch
 from marsbench.methods import Options, build_method
 
@@ -410,14 +410,14 @@ LARGE = (1024, 768)
 
 @pytest.mark.skipif(not linear_module._HAS_ONEDNN, reason="torch without oneDNN")
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("shape", [(1, 768), (7, 768), (2, 3, 768)])
+@pytest.mark.parametrize("shape", [(1, 768), (2, 768), (2, 1, 768), (7, 768), (2, 3, 768)])
 def test_large_weights_are_read_by_another_kernel(bias: bool, shape: tuple[int, ...]) -> None:
     """Guards against a kernel that is faster and gives something else."""
     torch.manual_seed(0)
     weight, values = nn.Parameter(torch.randn(LARGE)), torch.randn(shape)
     added = nn.Parameter(torch.randn(LARGE[0])) if bias else None
     with torch.no_grad():
-        assert reads_with_onednn(values, weight)
+        assert is_read_slowly(values, weight)
         expected = F.linear(values, weight, added)
         torch.testing.assert_close(linear(values, weight, added), expected, rtol=1e-4, atol=1e-3)
         compiled = torch.compile(lambda one: linear(one, weight, added), fullgraph=True, backend="aot_eager")
@@ -440,9 +440,9 @@ def test_all_other_weights_are_read_as_ever() -> None:
             "none": (values[:0], weight),
         }
         for name, (some, matrix) in others.items():
-            assert not reads_with_onednn(some, matrix), name
+            assert not is_read_slowly(some, matrix), name
             assert torch.equal(linear(some, matrix, None), F.linear(some, matrix)), name
-    assert not reads_with_onednn(values, weight)  # a gradient is wanted
+    assert not is_read_slowly(values, weight)  # a gradient is wanted
     linear(values, weight, None).sum().backward()
     assert weight.grad is not None
     with FakeTensorMode(), torch.no_grad():
@@ -455,13 +455,19 @@ def test_large_models_decode_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     model = LlamaForCausalLM(LlamaConfig(**SHAPE)).eval()
     sizes: set[tuple[int, ...]] = set()
-    original = linear_module._by_onednn
 
-    def counting(values: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        sizes.add(tuple(weight.shape))
-        return original(values, weight, bias)
+    def counted(name: str) -> None:
+        original = getattr(linear_module, name)
 
-    monkeypatch.setattr(linear_module, "_by_onednn", counting)
+        def counting(values: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+            sizes.add(tuple(weight.shape))
+            found: Tensor = original(values, weight, bias)
+            return found
+
+        monkeypatch.setattr(linear_module, name, counting)
+
+    counted("_by_onednn")
+    counted("_on_the_right")
     assert ar(model) == greedy(model)
     if linear_module._HAS_ONEDNN:
         assert sizes == {(32, 32), (48, 32), (32, 48), (24, 32)}

@@ -13,12 +13,12 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from marsbench.decoding.cache import RaggedCache
 from marsbench.decoding.decoder import Decoder, LeanDecoder, decoder_of
 from marsbench.decoding.engine import Batch, KindOfBatch, Method
 from marsbench.decoding.modules import device_of
-from marsbench.decoding.cache import RaggedCache
-from marsbench.decoding.rows import Most, Rows
 from marsbench.decoding.outside import OutsideMethod
+from marsbench.decoding.rows import Most, Rows
 from marsbench.decoding.static import Shape, Stand, Steps, static_step
 from marsbench.decoding.static_batch import StaticBatch
 

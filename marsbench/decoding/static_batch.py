@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import isfinite
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from marsbench.decoding.cache import RaggedCache
-from marsbench.decoding.decoder import Decoder, decoder_of
+from marsbench.decoding.decoder import decoder_of
 from marsbench.decoding.engine import Batch, Method, News, OnTokens, tell
 from marsbench.decoding.generation import (
     PREFILL_POSITIONS,
@@ -30,6 +30,7 @@ from marsbench.decoding.outside import OnFinished
 from marsbench.decoding.rows import Rows
 from marsbench.decoding.static import Shape, Stand, Steps
 from marsbench.errors import UserError
+
 
 @dataclass
 class _Seat:
@@ -93,7 +94,8 @@ class StaticBatch:
         self._most = most
         self._eos_ids = as_list(eos_id)
         self._eos = torch.tensor(self._eos_ids, dtype=torch.long, device=device_of(model))
-        self._pad_id, self._run, self._meter = pad_id, run or Steps(), meter
+        self._pad_id, self._meter = pad_id, meter
+        self._run = Steps() if run is None else run
         self._on_finished, self._on_tokens = on_finished, on_tokens
         self._prefill_positions = prefill_positions
         self._forwards = 1
