@@ -45,7 +45,7 @@ def is_read_slowly(values: Tensor, weight: Tensor) -> bool:
 
 def _on_the_right(values: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """For one or two positions."""
-    flat = values.reshape(-1, weight.shape[1])
+    flat = values.reshape(-1, weight.shape[1]).contiguous()  # lying across, as results do, it is read slowly again
     narrow = flat if len(flat) == NARROW else torch.cat((flat, flat))
     mapped = (weight @ narrow.t()).t()[: len(flat)].view(*values.shape[:-1], -1)
     return mapped if bias is None else mapped + bias
