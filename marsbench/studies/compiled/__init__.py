@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from marsbench.rows.kinds import Row
-from marsbench.studies.compiled.page import draw, render
+from marsbench.studies.compiled.page import draw, render, tally
 from marsbench.studies.study import Study
 
 if TYPE_CHECKING:
@@ -28,4 +28,5 @@ STUDY = Study(
     measure=_measure,
     render=render,
     draw=draw,
+    tally=tally,
 )

@@ -31,7 +31,10 @@ def decoded_by_the_sweep(seeds: Sequence[Sequence[Row]]) -> str:
     stages = sorted({stage for rows in seeds for stage in SweepCells.of(rows).decoded})
     if not stages:
         return ""
-    steps = "In what is claimed of speed, all contenders decode eagerly, `ar` too: no step is compiled."
+    steps = (
+        "In what is claimed of speed, all contenders decode eagerly, `ar` too: no step is compiled; what compiling "
+        'changes is on the page "Compiled steps".'
+    )
     if stages == ["mars"]:
         return steps
     decoded = in_words(stages)
