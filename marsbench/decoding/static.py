@@ -111,8 +111,10 @@ class Stand:
         """Nobody moves meanwhile: steps compute as ever, and change nothing that counts."""
         ends = self.rows.end.clone()
         self.rows.end.copy_(self.rows.length)
-        yield
-        self.rows.end.copy_(ends)
+        try:
+            yield
+        finally:
+            self.rows.end.copy_(ends)
 
     def clear(self) -> None:
         """Nobody is there any more."""

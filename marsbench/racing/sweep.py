@@ -14,6 +14,7 @@ from marsbench.racing.entrants import size_of
 from marsbench.racing.grid import BASELINES, Grid
 from marsbench.racing.race import Outcome
 from marsbench.racing.rounds import RoundLog
+from marsbench.racing.speed_rows import step_time_row
 from marsbench.racing.step_time import step_times
 from marsbench.racing.sweep_rows import sweep_row
 from marsbench.rows.kinds import Row, StepTimeRow, SweepRow
@@ -93,21 +94,9 @@ def _step_times(course: Course) -> StepTimeRow:
     run.reporter.say_once(warning())
     with run.reporter.bar("timing forward passes by their shape") as bar:
         found = step_times(loaded.model, course.grid.positions, bar.update)
-    row = StepTimeRow(
-        key=key,
-        status="done",
-        reason="",
-        scale=run.scale.scale,
-        stage=str(loaded.stage),
-        context=found.context,
-        rows=[shape.rows for shape in found.shapes],
-        window=[shape.window for shape in found.shapes],
-        seconds=found.seconds,
-        others_cores=found.others_cores,
-        copied_per_second=found.copied_per_second,
-        weight_bytes=size_of(loaded.model),
-        checkpoint=loaded.weights,
-        provenance=origin,
-    )
+    row = step_time_row(
+        found, key=key, scale=run.scale.scale, stage=str(loaded.stage), weight_bytes=size_of(loaded.model),
+        checkpoint=loaded.weights, provenance=origin,
+    )  # fmt: skip
     run.keep(row)
     return row

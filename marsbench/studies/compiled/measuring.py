@@ -17,7 +17,7 @@ from marsbench.racing.entrants import size_of
 from marsbench.racing.grid import COMPILED_AR
 from marsbench.racing.race import Contender, Race
 from marsbench.racing.rounds import RoundLog
-from marsbench.racing.speed_rows import speed_row
+from marsbench.racing.speed_rows import speed_row, step_time_row
 from marsbench.racing.step_time import step_times
 from marsbench.rows.kinds import Row, SpeedRow, StepTimeRow
 from marsbench.running.run import Run
@@ -68,20 +68,8 @@ def _step_times(run: Run, chosen: RandomModel, model: Any) -> StepTimeRow:
     origin = provenance(seed=run.seed)
     with run.reporter.bar(f"timing the steps of {chosen.name}") as bar:
         found = step_times(model, chosen.positions, bar.update)
-    row = StepTimeRow(
-        key=key,
-        status="done",
-        reason="",
-        scale=run.scale.scale,
-        stage=chosen.name,
-        context=found.context,
-        rows=[shape.rows for shape in found.shapes],
-        window=[shape.window for shape in found.shapes],
-        seconds=found.seconds,
-        copied_per_second=found.copied_per_second,
-        others_cores=found.others_cores,
-        weight_bytes=size_of(model),
-        provenance=origin,
+    row = step_time_row(
+        found, key=key, scale=run.scale.scale, stage=chosen.name, weight_bytes=size_of(model), provenance=origin
     )
     run.keep(row)
     return row
@@ -102,7 +90,8 @@ def _race_random(run: Run, chosen: RandomModel, model: Any, batch_size: int) -> 
     kinds = {name: graphs.batch if name == COMPILED_AR else Batch for name in names}
     methods = {name: build_method(name.split(",")[0], Options()) for name in names}
     contenders = [Contender(name, model, methods[name], kind=kinds[name]) for name in names]
-    prompts = torch.randint(4, chosen.config["vocab_size"], (2 * batch_size, _PROMPT)).tolist()
+    drawn = torch.Generator().manual_seed(batch_size)  # the same prompts whatever was measured before
+    prompts = torch.randint(4, chosen.config["vocab_size"], (2 * batch_size, _PROMPT), generator=drawn).tolist()
     settings = {
         "max_new_tokens": chosen.max_new_tokens,
         "eos_id": chosen.config["vocab_size"],

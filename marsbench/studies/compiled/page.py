@@ -7,12 +7,12 @@ from pathlib import Path
 from statistics import median
 
 from marsbench.findings.company import company_remark
+from marsbench.findings.races import Race, races_of, speed_ratio
 from marsbench.racing.grid import COMPILED_AR
 from marsbench.rendering.figures import COLOURS, MARKERS, drawn_alike, error_bars, new_figure, save
 from marsbench.rendering.markdown import table
 from marsbench.rendering.sections import facts_section
 from marsbench.rows.kinds import Row, SpeedRow, StepTimeRow
-from marsbench.statistics.intervals import Estimate, median_ratio
 from marsbench.studies.compiled.contenders import METHODS, RACE, REFERENCE
 
 FIGURE = "figures/compiled_speed"  # beside the page, less the extension
@@ -47,7 +47,7 @@ MEMORY_BOUND = (
 def render(rows: Sequence[Row], scale: str) -> str:
     """The report as Markdown: a pure function of the rows of that scale."""
     rows = [row for row in rows if row.scale == scale]
-    races, bound = _races(rows, "compiled,"), _races(rows, "random weights")
+    races, bound = races_of(rows, "compiled,"), races_of(rows, "random weights")
     sections = [
         f"# Compiled steps at scale {scale}: what a step as one graph buys",
         WHAT_IT_IS,
@@ -65,24 +65,24 @@ def render(rows: Sequence[Row], scale: str) -> str:
 
 def tally(rows: Sequence[Row]) -> str:
     """What is left of MARS's gain at the smallest batch size, against a baseline as fast as its own steps."""
-    races = _races(rows, "compiled,")
+    races = races_of(rows, "compiled,")
     race = races[min(races)] if races else {}
     if not {"mars", "mars, compiled", "ar", COMPILED_AR} <= race.keys():
         return "measured"
-    eager, compiled = _ratio(race, "mars", "ar").value, _ratio(race, "mars, compiled", COMPILED_AR).value
+    eager, compiled = speed_ratio(race, "mars", "ar").value, speed_ratio(race, "mars, compiled", COMPILED_AR).value
     return f"MARS over `ar`, batch {min(races)}: {eager:.2f} eager, {compiled:.2f} compiled"
 
 
 def draw(rows: Sequence[Row], scale: str, reports_dir: Path) -> list[Path]:
     """Write the figure that the report shows, as PNG and SVG."""
-    races = _races([row for row in rows if row.scale == scale], "compiled,")
+    races = races_of([row for row in rows if row.scale == scale], "compiled,")
     with drawn_alike():
         figure = new_figure(7.5, 4.6)
         axes = figure.subplots()
         for place, name in enumerate(METHODS):
             for contender, line in ((name, ":"), (f"{name}, compiled", "-")):
                 found = {
-                    size: _ratio(race, contender, "ar")
+                    size: speed_ratio(race, contender, "ar")
                     for size, race in races.items()
                     if {contender, "ar"} <= race.keys()
                 }
@@ -98,33 +98,10 @@ def draw(rows: Sequence[Row], scale: str, reports_dir: Path) -> list[Path]:
         return save(figure, reports_dir / FIGURE)
 
 
-Race = dict[str, SpeedRow]  # contender -> its row
-
-
-def _races(rows: Sequence[Row], kind: str) -> dict[int, Race]:
-    """Batch size -> the last race of a kind at it."""
-    found: dict[int, Race] = {}
-    for row in rows:
-        if isinstance(row, SpeedRow) and row.status == "done" and row.race.startswith(kind):
-            known = found.setdefault(row.batch_size, {})
-            if any(other.race != row.race for other in known.values()):
-                known.clear()
-            known[row.contender] = row
-    return dict(sorted(found.items()))
-
-
-def _ratio(race: Race, name: str, baseline: str) -> Estimate:
-    """Tokens per second of one contender over those of another, repeat by repeat."""
-    one, other = race[name], race[baseline]
-    return median_ratio(
-        [seconds * one.emitted for seconds in other.seconds], [seconds * other.emitted for seconds in one.seconds]
-    )
-
-
 def _said(race: Race, name: str, baseline: str) -> str:
     if not {name, baseline} <= race.keys():
         return "not run"
-    found = _ratio(race, name, baseline)
+    found = speed_ratio(race, name, baseline)
     return f"{found.value:.2f} [{found.interval.low:.2f}, {found.interval.high:.2f}]"
 
 

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from marsbench.findings.company import company_remark
+from marsbench.findings.races import Race, races_of, speed_ratio
 from marsbench.rendering.figures import COLOURS, MARKERS, drawn_alike, error_bars, new_figure, save
 from marsbench.rendering.markdown import table
 from marsbench.rendering.sections import facts_section
 from marsbench.rows.kinds import ExactnessRow, Row, SpeedRow, TrainingRow
-from marsbench.statistics.intervals import Estimate, median_ratio
+from marsbench.statistics.intervals import Estimate
 
 FIGURE = "figures/engine_speed"  # beside the page, less the extension
 
@@ -55,7 +56,7 @@ WHAT_WAS_TRIED = (
 def render(rows: Sequence[Row], scale: str) -> str:
     """The report as Markdown: a pure function of the rows of that scale."""
     rows = [row for row in rows if row.scale == scale]
-    races = _races(rows)
+    races = races_of(rows)
     sections = [
         f"# The engine at scale {scale}: lossless methods, speed, and where the time goes",
         "One loop decodes by every method; what differs between the lines below is the method alone. `hf-generate` is "
@@ -75,14 +76,14 @@ def render(rows: Sequence[Row], scale: str) -> str:
 
 def draw(rows: Sequence[Row], scale: str, reports_dir: Path) -> list[Path]:
     """Write the figure that the report shows, as PNG and SVG."""
-    races = _races([row for row in rows if row.scale == scale])
+    races = races_of([row for row in rows if row.scale == scale])
     best = {_best_verified(race) for race in races.values()}
     names = [name for name in _names(races) if name in best or not name.startswith(("ar", "mars-verified"))]
     with drawn_alike():
         figure = new_figure(7.5, 4.6)
         axes = figure.subplots()
         for place, name in enumerate(names):
-            found = {size: _ratio(race, name, "ar") for size, race in races.items() if name in race}
+            found = {size: speed_ratio(race, name, "ar") for size, race in races.items() if name in race}
             axes.errorbar(
                 list(found), [ratio.value for ratio in found.values()], yerr=error_bars([*found.values()], 1.0),
                 label=name, capsize=2, color=COLOURS[place % len(COLOURS)], marker=MARKERS[place % len(MARKERS)],
@@ -97,31 +98,8 @@ def draw(rows: Sequence[Row], scale: str, reports_dir: Path) -> list[Path]:
         return save(figure, reports_dir / FIGURE)
 
 
-Race = dict[str, SpeedRow]  # contender -> its row
-
-
-def _races(rows: Sequence[Row]) -> dict[int, Race]:
-    """Batch size -> the last race at it."""
-    found: dict[int, Race] = {}
-    for row in rows:
-        if isinstance(row, SpeedRow) and row.status == "done":
-            known = found.setdefault(row.batch_size, {})
-            if any(other.race != row.race for other in known.values()):
-                known.clear()
-            known[row.contender] = row
-    return dict(sorted(found.items()))
-
-
 def _names(races: dict[int, Race]) -> list[str]:
     return list(dict.fromkeys(name for race in races.values() for name in race))
-
-
-def _ratio(race: Race, name: str, baseline: str) -> Estimate:
-    """Tokens per second of one contender over those of another, repeat by repeat."""
-    one, other = race[name], race[baseline]
-    return median_ratio(
-        [seconds * one.emitted for seconds in other.seconds], [seconds * other.emitted for seconds in one.seconds]
-    )
 
 
 def _tokens_per_forward(row: SpeedRow | ExactnessRow) -> float:
@@ -160,11 +138,13 @@ def _targets(races: dict[int, Race]) -> str:
     """The loop against `generate`, and how much of the algorithmic gain is left."""
     head = ["", *[f"batch {size}" for size in races]]
     whole = {size: race for size, race in races.items() if {"ar", "hf-generate", "mars"} <= race.keys()}
-    lines = [["`ar` over `hf-generate`", *[_scaled(_ratio(race, "ar", "hf-generate"), 1) for race in whole.values()]]]
+    lines = [
+        ["`ar` over `hf-generate`", *[_scaled(speed_ratio(race, "ar", "hf-generate"), 1) for race in whole.values()]]
+    ]
     best = {size: _best_verified(race) for size, race in whole.items()}
     for title, names in (("`mars`, tau = .95", dict.fromkeys(whole, "mars")), ("`mars-verified`, best", best)):
         pairs = [(race, names[size]) for size, race in whole.items()]
-        speeds = [(_ratio(race, name, "ar"), _tokens_per_forward(race[name])) for race, name in pairs]
+        speeds = [(speed_ratio(race, name, "ar"), _tokens_per_forward(race[name])) for race, name in pairs]
         lines.append([f"{title}: speed-up over `ar`", *[_scaled(speed, 1) for speed, _ in speeds]])
         lines.append([f"{title}: tokens/forward", *[f"{tokens:.2f}" for _, tokens in speeds]])
         lines.append([f"{title}: efficiency", *[_scaled(speed, 1 / tokens) for speed, tokens in speeds]])
@@ -175,13 +155,13 @@ def _targets(races: dict[int, Race]) -> str:
 def _best_verified(race: Race) -> str:
     """The layout and window of `mars-verified` that is fastest in a race."""
     verified = [name for name, row in race.items() if row.method == "mars-verified"]
-    return max(verified, key=lambda name: _ratio(race, name, "ar").value)
+    return max(verified, key=lambda name: speed_ratio(race, name, "ar").value)
 
 
 def _all_speeds(races: dict[int, Race]) -> str:
     head = ["tokens/s over `ar`", *[f"batch {size}" for size in races]]
     lines = [
-        [name, *[_scaled(_ratio(race, name, "ar"), 1) if name in race else "" for race in races.values()]]
+        [name, *[_scaled(speed_ratio(race, name, "ar"), 1) if name in race else "" for race in races.values()]]
         for name in _names(races)
     ]
     return "\n\n".join(["### Every contender", table(head, lines)])
