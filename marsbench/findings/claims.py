@@ -17,6 +17,7 @@ from marsbench.findings.published import published_average, published_values
 from marsbench.rows.kinds import EvaluationRow
 from marsbench.running.plans import TablePlan
 from marsbench.statistics.curves import curve_advantage, points_gap
+from marsbench.statistics.decisions import MOST_SEEDS, MOST_TIMES, Needed
 from marsbench.statistics.intervals import (
     Estimate,
     Interval,
@@ -46,10 +47,11 @@ class Finding:
     signed: bool = True  # whether the estimate is a difference
     benchmarks: tuple[str, ...] = ()  # those it is judged on
     asked: int = 0  # how many benchmarks it should be judged on
-    p: float | None = None  # McNemar's, where it has one
     verdict: Verdict = "not run"
     reason: str = ""  # why there is no estimate, where that needs a word
     seeds: int = 1  # training seeds behind it
+    p: float | None = None  # of the verdict, see `decisions.p_value`
+    needed: Needed | None = None  # what would decide it, where it is open
 
     @property
     def found(self) -> str:
@@ -85,6 +87,7 @@ class _Placed:
     """What a claim says of its place in the paper."""
 
     in_abstract: bool = False  # whether the abstract makes it too
+    check: bool = False  # whether it cannot come out otherwise unless something is broken
 
 
 @dataclass(frozen=True)
@@ -126,7 +129,6 @@ class AccuracyClaim(_Placed):
             estimate,
             benchmarks=tuple(shared),
             asked=len(columns(plan)),
-            p=difference.p_value,
             verdict=self.decide(estimate.interval),
         )
 
@@ -380,8 +382,43 @@ def _published_curve(
     return points
 
 
-def counted(verdicts: Sequence[Verdict]) -> str:
-    """How many claims are supported, and what of the others, as in "5 of 7 claims supported, 2 inconclusive"."""
+def counted(verdicts: Sequence[Verdict], checks: Sequence[Verdict] = ()) -> str:
+    """How many claims are supported, and what of the others, and how many checks hold.
+
+    As in "5 of 7 claims supported, 2 inconclusive; 3 of 3 checks hold".
+    """
     count = Counter(verdicts)
     rest = [f"{count[verdict]} {verdict}" for verdict in ("not supported", "inconclusive", "not run") if count[verdict]]
-    return ", ".join([f"{count['supported']} of {len(verdicts)} claims supported", *rest])
+    parts = [", ".join([f"{count['supported']} of {len(verdicts)} claims supported", *rest])] if verdicts else []
+    if checks:
+        parts.append(f"{Counter(checks)['supported']} of {len(checks)} checks hold")
+    return "; ".join(parts)
+
+
+def outcome(verdict: Verdict) -> str:
+    """The verdict on a check in words of its own, so that nobody takes it for a finding."""
+    return {"supported": "holds", "not supported": "fails", "inconclusive": "unclear"}.get(verdict, verdict)
+
+
+def in_need(needed: Needed | None, counts: str = "questions") -> str:
+    """What would decide an open claim, as in "9 seeds or 31,000 questions"; empty where it is decided.
+
+    Args:
+        needed: what the measured scatter says.
+        counts: what its interval is drawn from.
+    """
+    if needed is None:
+        return ""
+    if needed.at_bound:
+        return "no n would"
+    if all(needed.both):
+        return f"{needed.both[0]} seeds and {_rounded_up(needed.both[1])} {counts}"
+    ways = [f"{needed.seeds} seeds"] if needed.seeds else []
+    ways += [f"{_rounded_up(needed.questions)} {counts}"] if needed.questions else []
+    return " or ".join(ways) or f"> {MOST_SEEDS} seeds, > {MOST_TIMES:g} times the {counts}"
+
+
+def _rounded_up(count: int) -> str:
+    """A number with two digits that mean something: it is an extrapolation."""
+    step = 10 ** max(0, len(str(count)) - 2)
+    return f"{-(-count // step) * step:,}"

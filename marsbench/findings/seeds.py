@@ -8,13 +8,14 @@ from typing import Any
 
 from marsbench.findings.claims import POINTS, Finding
 from marsbench.rows.kinds import EvaluationRow, Row, StepCostRow, SweepRow, TrainingRow
-from marsbench.statistics.intervals import Estimate, Interval, Verdict, over_seeds
+from marsbench.statistics.decisions import Decide, Evidence, needed, p_value
+from marsbench.statistics.intervals import Estimate, Interval, over_seeds
 
 _MOST_POINTS = 100.0
 Judge = Callable[[Sequence[Row]], Finding]  # of rows that belong together: one seed's, or those of several pooled
 
 
-def judged(judge: Judge, decide: Callable[[Interval], Verdict], seeds: Sequence[Sequence[Row]]) -> Finding:
+def judged(judge: Judge, decide: Decide, seeds: Sequence[Sequence[Row]]) -> Finding:
     """What all training seeds say of a claim together: an entry of `seeds` holds the rows of one.
 
     A seed counts if it was measured on as much as the one that was measured on the most. With one, the interval is
@@ -25,16 +26,27 @@ def judged(judge: Judge, decide: Callable[[Interval], Verdict], seeds: Sequence[
         return judge(seeds[0]) if seeds else Finding()
     most = max(map(_extent, (finding for _, finding in alone)))
     alone = [(rows, finding) for rows, finding in alone if _extent(finding) == most]
-    if len(alone) == 1:
-        return alone[0][1]
-    together = judge(pooled([rows for rows, _ in alone]))
+    together = alone[0][1] if len(alone) == 1 else judge(pooled([rows for rows, _ in alone]))
     if together.estimate is None:
         return together
     values = [finding.estimate.value for _, finding in alone if finding.estimate is not None]
-    estimate = over_seeds(together.estimate, values)
+    return _decided(together, Evidence(together.estimate, tuple(values), decide))
+
+
+def _decided(together: Finding, evidence: Evidence) -> Finding:
+    """What the evidence says: the interval over seeds, its verdict and p, and what it would take where it is open."""
+    estimate = over_seeds(evidence.pooled, evidence.seeds)
     if together.unit == POINTS:
         estimate = _within_reach(estimate)
-    return replace(together, estimate=estimate, p=None, verdict=decide(estimate.interval), seeds=len(values))
+    verdict = evidence.decide(estimate.interval)
+    return replace(
+        together,
+        estimate=estimate,
+        verdict=verdict,
+        seeds=len(evidence.seeds),
+        p=p_value(evidence),
+        needed=needed(evidence) if verdict == "inconclusive" else None,
+    )
 
 
 def _within_reach(points: Estimate) -> Estimate:
@@ -84,7 +96,9 @@ def _sum_of_kind(first: Row, seeds: Sequence[Mapping[str, Any]]) -> Row:
     """The first row with the values of all seeds in it; an entry of `seeds` holds the fields of one."""
     if isinstance(first, EvaluationRow):
         emitted, forwards = _sums(seeds, "emitted"), _sums(seeds, "forwards")
-        return replace(first, correct=_means(seeds, "correct"), emitted=emitted, forwards=forwards)
+        return replace(
+            first, correct=_means(seeds, "correct"), emitted=emitted, forwards=forwards, others=_scores(seeds)
+        )
     if isinstance(first, SweepRow):
         emitted, forwards = _sums(seeds, "emitted"), _sums(seeds, "row_forwards")
         seconds, baselines = _sums(seeds, "seconds"), [one["baselines"] for one in seeds]
@@ -99,6 +113,17 @@ def _sum_of_kind(first: Row, seeds: Sequence[Mapping[str, Any]]) -> Row:
     if isinstance(first, StepCostRow):
         return replace(first, seconds=_joined(seeds, "seconds"), memory=_joined(seeds, "memory"))
     return first
+
+
+def _scores(seeds: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
+    """Other scores of the same answers, averaged; those with several values per question are left out."""
+    scores = [one["others"] for one in seeds]
+    flat = [name for name in scores[0] if all(name in one and not _nested(one[name]) for one in scores)]
+    return {name: _means(scores, name) for name in flat}
+
+
+def _nested(values: Sequence[Any]) -> bool:
+    return any(isinstance(value, list) for value in values)
 
 
 def _baseline(found: Sequence[Mapping[str, Any] | None]) -> dict[str, Any]:

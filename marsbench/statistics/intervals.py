@@ -12,7 +12,8 @@ Two published ideas carry all of it, and all of it is deterministic:
   this is the textbook stratified interval, and for one benchmark it returns that benchmark's own.
 
 Intervals cover the draw of questions only. `over_seeds` widens one to cover the luck of training as well, where
-several seeds were trained: a question's answer is then the share of them that were right.
+several seeds were trained: a question's answer is then the share of them that were right. `decisions.py` asks at
+which level such an interval decides, and from how many seeds or questions on.
 """
 
 from __future__ import annotations
@@ -116,7 +117,9 @@ def mean_of_benchmarks(estimates: Sequence[Estimate]) -> Estimate:
     return Estimate(value, Interval(value - below, value + above), sum(part.n for part in estimates))
 
 
-def over_seeds(pooled: Estimate, seeds: Sequence[float]) -> Estimate:
+def over_seeds(
+    pooled: Estimate, seeds: Sequence[float], *, level: float = LEVEL, count: int = 0, times: float = 1.0
+) -> Estimate:
     """What several training seeds say together, with an interval that covers the luck of training too.
 
     An answer is seen as truth + effect of the seed + effect of the question + rest (crossed random effects). The
@@ -126,22 +129,28 @@ def over_seeds(pooled: Estimate, seeds: Sequence[float]) -> Estimate:
     rather too wide than too narrow.
 
     Args:
-        pooled: the estimate from the answers of all seeds, pooled per question.
-        seeds: the same estimate from each seed's answers alone; a single one leaves `pooled` as it is.
+        pooled: the estimate from the answers of all seeds, pooled per question, with its 95 % interval.
+        seeds: the same estimate from each seed's answers alone; a single one adds nothing to `pooled`.
+        level: of the interval wanted; the part of the questions is widened by the normal law.
+        count: how many seeds with this scatter there would be; 0 = as many as there are.
+        times: how many times as many questions there would be, which narrows their part by its root.
 
     Raises:
         ValueError: if there are no seeds.
     """
-    from scipy import stats
+    from scipy import special
 
     if not seeds:
         raise ValueError("an estimate of no seeds")
-    if len(seeds) == 1:
+    if len(seeds) == 1 and (level, times) == (LEVEL, 1.0):
         return pooled
-    quantile = float(stats.t.ppf((1 + LEVEL) / 2, len(seeds) - 1))
-    training = quantile * float(np.std(seeds, ddof=1)) / sqrt(len(seeds))
-    below = hypot(pooled.value - pooled.interval.low, training)
-    above = hypot(pooled.interval.high - pooled.value, training)
+    count, training = count or len(seeds), 0.0
+    if len(seeds) > 1:
+        quantile = float(special.stdtrit(count - 1, (1 + level) / 2))
+        training = quantile * float(np.std(seeds, ddof=1)) / sqrt(count)
+    drawn = 1.0 if level == LEVEL else float(special.ndtri((1 + level) / 2)) / QUANTILE
+    below = hypot((pooled.value - pooled.interval.low) * drawn / sqrt(times), training)
+    above = hypot((pooled.interval.high - pooled.value) * drawn / sqrt(times), training)
     return Estimate(pooled.value, Interval(pooled.value - below, pooled.value + above), pooled.n)
 
 
