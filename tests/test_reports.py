@@ -28,6 +28,7 @@ from marsbench.studies.table2 import CLAIMS, PAGE, STUDY
 
 PLAN, render = PAGE.plan, PAGE.render
 Z = NormalDist().inv_cdf(0.975)
+CLAIM, CHECK, VERDICT = 9, 7, 7  # cells of a line with a claim, with a check, and the place of a claim's verdict
 QUESTIONS = 37  # per benchmark; a prime, so that no share ends in a rounding tie
 SKILL = {  # share of right answers of each arm
     "base": 0.2,
@@ -98,7 +99,8 @@ def cells_of(text: str, first: str) -> list[list[str]]:
 
 def verdicts(page: str) -> list[str]:
     text = section(page, "Claims")
-    return [line[6] for letter in "abcdef" for line in cells_of(text, letter) if len(line) == 7]
+    lines = [line for letter in "abcdef" for line in cells_of(text, letter) if len(line) in (CLAIM, CHECK)]
+    return [line[VERDICT] if len(line) == CLAIM else line[-1] for line in lines]
 
 
 def wilson(share: float, n: int) -> tuple[float, float]:
@@ -150,7 +152,10 @@ def test_claims_compare_the_arms_that_they_name() -> None:
     points = 100 * mean(mean(a) - mean(b) for a, b in pairs)
     assert line[2] == "AR SFT minus Block Diffusion (B = 4) > 0"
     assert line[3].startswith(f"+{points:.1f} [")
-    assert line[4:] == [str(6 * QUESTIONS), "< 0.001", "supported"]
+    below = points - float(line[3].split("[")[1].split(",")[0])
+    p = 2 * NormalDist().cdf(-Z * points / below)
+    assert line[4:6] == [str(6 * QUESTIONS), "1"] and line[7:] == ["supported", ""]
+    assert float(line[6].lstrip("< ")) == pytest.approx(p, rel=0.2) or (line[6] == "< 0.0001" and p < 0.0001)
 
 
 def with_mars_beating_ar_sft_on(better: int, worse: int) -> list[Row]:
@@ -181,8 +186,8 @@ def test_verdicts_follow_the_data(better: int, worse: int, matches: str, exceeds
 def test_several_tokens_per_forward_needs_an_interval_above_one() -> None:
     """Guards against a claim of speed from an arm that emits one token per forward pass."""
     rows = changed(lambda row: replace(row, emitted=row.forwards))
-    assert verdicts(render(ROWS, "tiny"))[7] == "supported"
-    assert verdicts(render(rows, "tiny"))[7] == "inconclusive"
+    assert "holds" in verdicts(render(ROWS, "tiny")) and "holds" not in verdicts(render(rows, "tiny"))
+    assert "unclear" in verdicts(render(rows, "tiny"))
 
 
 def test_missing_arm_is_not_run_everywhere() -> None:
@@ -190,7 +195,7 @@ def test_missing_arm_is_not_run_everywhere() -> None:
     page = render(changed(lambda row: None if row.arm == "mars_no_sft" else row), "tiny")
     line = cells_of(section(page, "Measured"), "MARS w/o SFT loss (B = 4)")[0]
     assert line[1:] == ["not run"] * 6 + ["n/a"] * 2
-    assert cells_of(section(page, "Claims"), "d")[0][3:] == ["n/a", "n/a", "n/a", "not run"]
+    assert cells_of(section(page, "Claims"), "d")[0][3:] == ["n/a", "n/a", "n/a", "n/a", "not run", ""]
 
 
 def failed_humaneval(row: EvaluationRow) -> EvaluationRow:
@@ -217,7 +222,7 @@ def test_arms_with_unequal_questions_are_not_compared() -> None:
     shorter = changed(lambda row: replace(row, correct=row.correct[:30]) if row.arm == "ar_sft" else row)
     line = cells_of(section(render(shorter, "tiny"), "Claims"), "a")[0]
     assert "30 answers cannot be paired" in line[3]
-    assert line[6] == "not run"
+    assert line[VERDICT] == "not run"
 
 
 def test_latest_row_of_a_cell_counts() -> None:
@@ -429,7 +434,7 @@ def test_numbers() -> None:
     assert signed_number(-0.04, 1) == "+0.0"
     assert bracketed(Interval(-0.04, 1.26), 1) == "[0.0, 1.3]"
     assert bracketed(Interval(-2.0, 1.0), 1, signed=True) == "[-2.0, +1.0]"
-    assert (p_value(0.0004), p_value(0.0416)) == ("< 0.001", "0.042")
+    assert (p_value(0.00004), p_value(0.00042), p_value(0.0416)) == ("< 0.0001", "0.00042", "0.042")
     assert plus_minus(Estimate(0.5, Interval(0.25, 0.85), 9), 1, factor=100) == "50.0 ± 30.0"
     assert plus_minus(Estimate(2.0, Interval(-float("inf"), float("inf")), 1), 2) == "2.00"
 

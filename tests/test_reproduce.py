@@ -23,6 +23,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from marsbench import world
 from marsbench.commands.shared import make_run
 from marsbench.errors import UserError
+from marsbench.findings.collection import collection_of
 from marsbench.methods import METHODS
 from marsbench.overview.pages import whole_paper, write_page
 from marsbench.presets import preset, scales
@@ -33,7 +34,7 @@ from marsbench.rows.workspace import Workspace
 from marsbench.running.plans import TablePlan
 from marsbench.running.run import Run
 from marsbench.running.tables import Table
-from marsbench.studies import plan_of, studies, study_of
+from marsbench.studies import pages, plan_of, studies, study_of
 from marsbench.training.stages import recipe
 from marsbench.training.tokenizer import build_tokenizer
 
@@ -369,7 +370,8 @@ def test_committed_reports_are_what_their_rows_say(scale: str, table: str, tmp_p
     if not committed.results(table).exists():
         assert (scale, table) not in COMMITTED, "these rows are committed"
         pytest.skip(f"no rows of scale {scale} are committed")
-    page = write_page(study_of(table), read_rows(committed.results(table)), scale, tmp_path)[0]
+    seeds = collection_of(committed, pages()).shown_with(table, 0)
+    page = write_page(study_of(table), read_rows(committed.results(table)), scale, tmp_path, seeds)[0]
     assert page.read_text() == (committed.reports / page.name).read_text(), stale(scale)
 
 

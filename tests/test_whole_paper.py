@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from made_up import PAGES, answered, lines_of, nox_sessions
+from made_up import PAGES, answered, claim_lines, lines_of, nox_sessions, section
 from scipy import stats
 from typer.testing import CliRunner
 
@@ -20,7 +20,7 @@ from marsbench import studies as registry
 from marsbench.cli import app
 from marsbench.files import write_atomically
 from marsbench.findings.cells import columns, latest_cells
-from marsbench.findings.claims import Finding
+from marsbench.findings.claims import AccuracyClaim, Finding
 from marsbench.findings.collection import collect
 from marsbench.findings.paper_claims import ABSTRACT, NOT_THE_PAPERS, PaperClaim, judge_all
 from marsbench.findings.seeds import judged, pooled
@@ -34,7 +34,10 @@ from marsbench.rows.kinds import EvaluationRow, Row, StepCostRow, SweepRow, Trai
 from marsbench.rows.store import read_rows, rows_text
 from marsbench.rows.workspace import Workspace
 from marsbench.running.run import Run
-from marsbench.studies import items, sessions, studies, study_of
+from marsbench.statistics.decisions import holm
+from marsbench.studies import items, pages, sessions, studies, study_of
+from marsbench.studies.discrepancies.effects import effect
+from marsbench.studies.discrepancies.lines import PLAN
 from marsbench.studies.study import Study
 from marsbench.studies.table2 import PAGE as TABLE2
 
@@ -123,7 +126,7 @@ def test_a_claim_over_seeds_by_hand() -> None:
     training = stats.t.ppf(0.975, 2) * stdev(values) / 3**0.5
     below = questions.estimate.value - questions.estimate.interval.low
     assert together.estimate.interval.low == pytest.approx(together.estimate.value - (below**2 + training**2) ** 0.5)
-    assert (together.seeds, together.p) == (3, None)
+    assert together.seeds == 3 and together.p is not None
     assert together.verdict == MATCHES.decide(together.estimate.interval)
 
 
@@ -154,7 +157,7 @@ def test_scatter_between_seeds_can_undo_a_verdict() -> None:
 def test_one_seed_is_judged_as_on_its_page() -> None:
     """Guards against a second kind of interval for what was trained once."""
     (rows,) = rows_of_seeds(1)
-    assert over(rows) == of_table2(rows)
+    assert over(rows) == replace(of_table2(rows), p=over(rows).p, needed=over(rows).needed)
     assert over() == Finding() and over([]) == of_table2([])
 
 
@@ -162,7 +165,7 @@ def test_an_unfinished_seed_does_not_count() -> None:
     """Guards against seeds that are compared on different benchmarks."""
     first, second = rows_of_seeds(2)
     partly = [row for row in second if isinstance(row, EvaluationRow) and row.benchmark != "mini_gpqa"]
-    assert over(first, partly) == over(partly, first) == of_table2(first)
+    assert over(first, partly) == over(partly, first) == over(first)
     assert over(partly, first).seeds == 1
 
 
@@ -348,21 +351,123 @@ def test_every_claim_is_listed_once_with_its_verdict_at_every_scale(published_ro
     text = page_of(published_rows, "claims")
     summary, *sections = text.split("\n## ")
     head, _, *lines = lines_of(summary)
-    assert head == ["#", "where", "claim", "tiny", "0.5b"]
+    assert head == ["#", "where", "claim", "tiny", "after Holm", "0.5b", "after Holm"]
     claims = paper_claims()
-    assert [line[2] for line in lines] == [one.text for one in claims] and len({*(line[2] for line in lines)}) > 60
+    place = next(number for number, line in enumerate(lines) if line[:3] == ["#", "where", "check"])
+    lines, checks = lines[:place], lines[place + 2 :]
+    assert [line[2] for line in lines] == [one.text for one in claims if not one.check] and len(lines) > 60
+    assert [line[2] for line in checks] == [one.text for one in claims if one.check] and len(checks) > 10
     assert len(claims) >= sum(len(page.claims) for page in PAGES)
     details = [line for section in sections for line in lines_of(section)[2:]]
     assert len(details) == 2 * len(claims)
     verdicts = {(line[0], line[1]): line[6] for line in details}
-    for number, *_, tiny, half in lines:
+    for number, *_, tiny, _, half, _ in lines:
         assert (tiny, half) == (verdicts[number, "tiny"], verdicts[number, "0.5b"])
+    for number, *_, tiny, half in checks:
+        assert (f"check: {tiny}", f"check: {half}") == (verdicts[number, "tiny"], verdicts[number, "0.5b"])
     (line,) = [line for line in details if line[:2] == ["3", "tiny"]]
     together = over(*rows_of_seeds(3))
     assert line[2:7] == [MATCHES.tested(TABLE2.plan), together.found, "240", "3", together.verdict]
-    assert line[9] == "[table2](table2.md)"
+    assert line[12] == "[table2](table2.md)"
     (line,) = [line for line in details if line[:2] == ["3", "0.5b"]]
-    assert (line[5], line[9]) == ("1", "[table2](0.5b/table2.md)")
+    assert (line[5], line[12]) == ("1", "[table2](0.5b/table2.md)")
+
+
+def test_pages_of_single_seeds_say_what_the_page_of_claims_says(published_rows: Path) -> None:
+    """Guards against a page of one training whose verdicts contradict those of all trainings."""
+    done = CliRunner().invoke(app, ["report", "--output", str(published_rows)])
+    assert done.exit_code == 0, done.output
+    lines = [line for line in lines_of(page_of(published_rows, "claims")) if line[-1] == "[table2](table2.md)"]
+    details = {line[2]: line for line in lines}
+    for folder in ("", "tiny/seed1/"):
+        text = (published_rows / "reports" / f"{folder}table2.md").read_text()
+        shown = claim_lines(section(text, "Claims"))
+        assert len(shown) == len(TABLE2.claims)
+        for line in shown:
+            said = details[line[2]]
+            assert line[3:6] == said[3:6], "result, questions, seeds"
+            assert line[-1] == said[6].removeprefix("check: ") if len(line) == 7 else line[7] == said[6]
+        seed = "1" if folder else "0"
+        assert f"are of training seed {seed}; verdicts, here and on the page of claims, are of seeds 0, 1, 2" in text
+
+
+def test_every_training_is_seen_by_itself(published_rows: Path) -> None:
+    """Guards against a training that failed and hides in a mean, or stands under another's number."""
+    text = page_of_table2(published_rows)
+    (line,) = [line for line in lines_of(text) if line[0] == "MARS (B = 4)" and " / " in line[1]]
+    cells = [latest_cells(rows) for rows in rows_of_seeds(3)]
+    for place, benchmark in enumerate(columns(TABLE2.plan), 1):
+        shares = [mean(of_seed["mars", benchmark].correct) for of_seed in cells]
+        assert line[place] == " / ".join(f"{100 * share:.1f}" for share in shares)
+    assert " / " not in TABLE2.render(rows_of_seeds(1)[0], "tiny")
+
+
+def page_of_table2(root: Path) -> str:
+    seeds = collect(root, "tiny", pages())[0].shown_with("table2", 0)
+    return TABLE2.render(seeds[0], "tiny", seeds)
+
+
+def test_a_line_is_the_same_line_on_every_page() -> None:
+    """Guards against rows that one page lends another and that are of something else."""
+    found: dict[str, set[str]] = {}
+    for plan in pages().values():
+        for arm in plan.arms if plan else ():
+            found.setdefault(arm.name, set()).add(
+                f"{arm.trained} {arm.draft} {arm.method} {sorted(arm.options.items())}"
+            )
+    assert {name: kinds for name, kinds in found.items() if len(kinds) > 1} == {}
+
+
+def test_a_seed_counts_wherever_its_lines_were_measured(tmp_path: Path) -> None:
+    """Guards against "differs" on a page that one training made, where other pages have more of the same lines."""
+    table3 = next(page for page in PAGES if page.plan.key == "table3")
+    for seed in range(3):
+        publish(tmp_path, [*evaluation_rows(table3, seed)], "table3", variant=f"seed{seed}" if seed else "")
+    publish(tmp_path, [*evaluation_rows(table3, 0)], "discrepancies")
+    (collection,) = collect(tmp_path, "tiny", pages())
+    seeds = collection.shown_with("discrepancies", 0)
+    pair = "mars_no_sft_b4", "mars_no_sft_released_b4"
+    found = effect(seeds, *pair)
+    told = claim("released ablation's weights cost accuracy too at B = 4")
+    assert found and found.accuracy == told.finding(collection) and found.accuracy.seeds == 3
+    assert {row.arm for row in seeds[1] if isinstance(row, EvaluationRow)} <= {arm.name for arm in PLAN.arms}
+    assert list(collection.shown_with("discrepancies", 2)) == [2, 0, 1]
+
+
+def test_checks_are_no_claims(published_rows: Path) -> None:
+    """Guards against what cannot come out otherwise counted as evidence, or as a test that others are corrected for."""
+    checks = [one.text for one in paper_claims() if one.check]
+    for words in ("adds no parameters", "several tokens per forward", "Without a cache", "lower tau emits more"):
+        assert any(words in text for text in checks), words
+    (collection, _) = collect(published_rows, "tiny", pages())
+    found = judge_all(paper_claims(), [collection])
+    tested = [one.findings["tiny"] for one in found if one.findings["tiny"].p is not None and not one.claim.check]
+    assert all(one.findings["tiny"].after_holm is None for one in found if one.claim.check)
+    assert [one.after_holm for one in tested] == holm([one.p or 0.0 for one in tested])
+    standing = sum(one.stands for one in tested)
+    said = f"{len(tested)} claims were tested, the paper's and ours, checks not counted."
+    for name in ("claims", "index"):
+        text = page_of(published_rows, name)
+        assert said in text and f"{standing} of these verdicts stand after Holm's correction" in text
+
+
+def test_what_a_small_scale_cannot_say_stands_beside_the_verdicts(published_rows: Path) -> None:
+    """Guards against verdicts on tiny models that a reader takes for the paper's."""
+    regime = "recipes without the SFT loss lose far more here than the paper's do"
+    assert regime in section(page_of_table2(published_rows), "Claims")
+    for name in ("claims", "index"):
+        assert page_of(published_rows, name).count(regime) == 1, "once, for scale tiny"
+    assert regime not in TABLE2.render([], "0.5b")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.plan.key)
+def test_only_the_papers_ablation_stands_beside_its_numbers(page: Page) -> None:
+    """Guards against the clean ablation held against a number that the authors' 1/t weights made too."""
+    ablations = [arm for arm in (*page.plan.arms, *page.plan.elsewhere) if arm.published == "mars_no_sft"]
+    assert {arm.stage for arm in ablations} <= {"mars_no_sft_released"}
+    for one in page.claims:
+        if isinstance(one, AccuracyClaim) and "mars_no_sft" in (one.second, one.second.partition("_b")[0]):
+            assert one.published(page.plan, "0.5b") is None
 
 
 def test_a_page_says_from_how_many_seeds_it_speaks(published_rows: Path) -> None:
@@ -393,11 +498,13 @@ def test_the_index_has_a_line_for_everything(published_rows: Path, monkeypatch: 
     lines = {line[0]: line[1:] for line in lines_of(tiny)[2:]}
     assert {*studies(), "claims"} == {line.page for line in index.lines()}
     assert {*[item.name for item in items()], "Claims"} == set(lines)
-    judged_claims = [claim.finding(collect(published_rows, "tiny", studies())[0]) for claim in paper_claims()[2:7]]
+    judged_claims = [claim.finding(collect(published_rows, "tiny", pages())[0]) for claim in paper_claims()[2:7]]
     supported = sum(found.verdict == "supported" for found in judged_claims)
     assert lines["Table 2"][1].startswith(f"{supported} of 5 claims supported")
     assert lines["Table 2"][2:] == ["2026-01-02", "`nox -s reproduce-table2`", "[table2.md](table2.md)"]
-    assert lines["Table 5"][1] == "8 of 8 claims supported" and lines["Table 6"][1].startswith("3 of 4")
+    assert lines["Table 5"][1] == "5 of 5 claims supported; 3 of 3 checks hold" and lines["Table 6"][1].startswith(
+        "3 of 4"
+    )
     assert lines["Table 9"][1:] == ["not run", "", "`nox -s reproduce-table9`", ""]
     assert "they are not Qwen numbers" in tiny and "they are not Qwen numbers" not in half
     assert "`nox -s reproduce-table2 -- --scale 0.5b`" in half and "(0.5b/table2.md)" in half
@@ -465,10 +572,10 @@ def test_scales_of_tests_have_pages_of_their_own(tmp_path: Path) -> None:
 def test_a_quick_sweep_stands_in_for_a_whole_one(tmp_path: Path) -> None:
     """Guards against Tables 5 and 6 called not run after a quick run, and a quick run that hides a whole one."""
     publish(tmp_path, sweep(AS_PUBLISHED), "speedup", variant="quick")
-    (found,) = collect(tmp_path, "tiny", studies())
+    (found,) = collect(tmp_path, "tiny", pages())
     assert found.links == {"speedup": "tiny/quick/speedup.md"} and found.of("speedup")
     publish(tmp_path, sweep(THE_OTHER_WAY), "speedup")
-    (found,) = collect(tmp_path, "tiny", studies())
+    (found,) = collect(tmp_path, "tiny", pages())
     assert found.links == {"speedup": "speedup.md"}
 
 

@@ -136,24 +136,18 @@ def report(
     output: Output = Path("."),
 ) -> None:
     """Render every page of a scale again from its rows in results/, the index and the page of claims too."""
-    from marsbench.overview.pages import write_page, write_whole_paper
+    from marsbench.overview.pages import write_scale, write_whole_paper
     from marsbench.presets import preset
-    from marsbench.rows.store import read_rows
     from marsbench.rows.workspace import Workspace
-    from marsbench.studies import studies
 
     preset(scale)
-    whole = Workspace(output, scale)
-    measured = [
-        (one, study) for one in whole.variants() for study in studies().values() if one.results(study.key).exists()
-    ]
-    if not measured:
+    written = 0
+    for written, page in enumerate(write_scale(output, scale), 1):  # noqa: B007
+        typer.echo(f"wrote {page}")
+    if not written:
         raise UserError(
-            "there are no rows", where=str(whole.results("table2").parent),
+            "there are no rows", where=str(Workspace(output, scale).results("table2").parent),
             fix=f"measure them: marsbench reproduce table2 --scale {scale}",
         )  # fmt: skip
-    for workspace, study in measured:
-        rows = read_rows(workspace.results(study.key))
-        typer.echo(f"wrote {write_page(study, rows, scale, workspace.reports)[0]}")
     for page in write_whole_paper(output, scale):
         typer.echo(f"wrote {page}")

@@ -17,7 +17,7 @@ from marsbench.findings.published import published_average, published_values
 from marsbench.rows.kinds import EvaluationRow
 from marsbench.running.plans import TablePlan
 from marsbench.statistics.curves import curve_advantage, points_gap
-from marsbench.statistics.decisions import MOST_SEEDS, MOST_TIMES, Needed
+from marsbench.statistics.decisions import MOST_SEEDS, MOST_TIMES, SIGNIFICANT, Needed
 from marsbench.statistics.intervals import (
     Estimate,
     Interval,
@@ -52,6 +52,7 @@ class Finding:
     seeds: int = 1  # training seeds behind it
     p: float | None = None  # of the verdict, see `decisions.p_value`
     needed: Needed | None = None  # what would decide it, where it is open
+    after_holm: float | None = None  # its p among those of all claims tested; None for checks
 
     @property
     def found(self) -> str:
@@ -61,6 +62,16 @@ class Finding:
         digits, more = _DIGITS[self.unit], int(self.unit == POINTS and _at_a_bound(self.estimate.interval))
         value = number(self.estimate.value, self.unit, signed=self.signed, more=more)
         return f"{value} {bracketed(self.estimate.interval, digits + more, signed=self.signed)} {self.unit}"
+
+    @property
+    def decided(self) -> bool:
+        """Whether the interval says yes or no."""
+        return self.verdict in ("supported", "not supported")
+
+    @property
+    def stands(self) -> bool:
+        """Whether a verdict survives Holm's correction."""
+        return self.decided and self.after_holm is not None and self.after_holm < SIGNIFICANT
 
     @property
     def questions(self) -> str:
@@ -400,6 +411,12 @@ def outcome(verdict: Verdict) -> str:
     return {"supported": "holds", "not supported": "fails", "inconclusive": "unclear"}.get(verdict, verdict)
 
 
+def fallen(finding: Finding) -> str:
+    """What to say behind a verdict that does not survive Holm's correction; empty for others."""
+    lost = finding.after_holm is not None and finding.decided and not finding.stands
+    return " (not after Holm's correction)" if lost else ""
+
+
 def in_need(needed: Needed | None, counts: str = "questions") -> str:
     """What would decide an open claim, as in "9 seeds or 31,000 questions"; empty where it is decided.
 
@@ -415,7 +432,7 @@ def in_need(needed: Needed | None, counts: str = "questions") -> str:
         return f"{needed.both[0]} seeds and {_rounded_up(needed.both[1])} {counts}"
     ways = [f"{needed.seeds} seeds"] if needed.seeds else []
     ways += [f"{_rounded_up(needed.questions)} {counts}"] if needed.questions else []
-    return " or ".join(ways) or f"> {MOST_SEEDS} seeds, > {MOST_TIMES:g} times the {counts}"
+    return " or ".join(ways) or (f"> {MOST_SEEDS} seeds" if needed.scatter else f"> {MOST_TIMES:g} times the {counts}")
 
 
 def _rounded_up(count: int) -> str:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 
-from marsbench.rows.kinds import Row
+from marsbench.findings.seeds import BySeed
+from marsbench.rows.kinds import EvaluationRow, Row
 from marsbench.rows.store import read_rows
 from marsbench.rows.workspace import Workspace
+from marsbench.running.plans import TablePlan
 
 _SHOWN_TOGETHER = ("tiny", "0.5b", "7b")
 
@@ -38,10 +40,18 @@ class Collection:
             return f"Rows of training seeds {', '.join(map(str, self.seeds))}."
         return "One training seed." if self.seeds else ""
 
+    def shown_with(self, page: str, seed: int) -> BySeed:
+        """A page's rows at all training seeds, beginning with the one whose page they are for."""
+        of_page = self.rows.get(page, {})
+        return {number: of_page[number] for number in sorted(of_page, key=lambda number: number != seed)}
 
-def collect(root: Path, scale: str, pages: Iterable[str]) -> list[Collection]:
+
+Pages = Mapping[str, TablePlan | None]  # page -> its lines that answer benchmarks
+
+
+def collect(root: Path, scale: str, pages: Pages) -> list[Collection]:
     """The rows of every scale that is shown together with this one and has any; without any, one empty collection."""
-    found = [_read(Workspace(root, name), pages) for name in _shown_with(scale)]
+    found = [collection_of(Workspace(root, name), pages) for name in _shown_with(scale)]
     return [one for one in found if one.rows] or found[:1]
 
 
@@ -55,7 +65,8 @@ def _shown_with(scale: str) -> tuple[str, ...]:
     return _SHOWN_TOGETHER if scale in _SHOWN_TOGETHER else (scale,)
 
 
-def _read(workspace: Workspace, pages: Iterable[str]) -> Collection:
+def collection_of(workspace: Workspace, pages: Pages) -> Collection:
+    """The rows of one scale, whose folders `workspace` holds at seed 0."""
     rows: dict[str, dict[int, Sequence[Row]]] = {}
     links = {}
     folder = whole_paper_folder(workspace.root, workspace.scale)
@@ -67,7 +78,36 @@ def _read(workspace: Workspace, pages: Iterable[str]) -> Collection:
             rows.setdefault(page, {})[seed] = measured
             if seed == 0:
                 links[page] = PurePath(os.path.relpath(found.reports / f"{page}.md", folder)).as_posix()
-    return Collection(workspace.scale, rows, links)
+    return Collection(workspace.scale, _completed(rows, pages), links)
+
+
+def _completed(rows: dict[str, dict[int, Sequence[Row]]], pages: Pages) -> dict[str, dict[int, Sequence[Row]]]:
+    """The rows of pages with what they lack at a training seed and another page has measured there.
+
+    A line is the same line on every page: what all seeds say of it must not depend on which page asked them.
+    """
+    seeds = sorted({seed for by_seed in rows.values() for seed in by_seed})
+    measured = {seed: _answered([by_seed.get(seed, []) for by_seed in rows.values()]) for seed in seeds}
+    found = {}
+    for page, by_seed in rows.items():
+        plan = pages[page]
+        names = {arm.name for arm in plan.arms} if plan else set()
+        found[page] = dict(by_seed)
+        for seed in seeds:
+            own = by_seed.get(seed, [])
+            known = _answered([own])
+            asked = [row for row in measured[seed].values() if row.arm in names and plan and plan.of([row.benchmark])]
+            lent = [row for row in asked if (row.arm, row.benchmark) not in known]
+            if lent:
+                found[page][seed] = [*own, *lent]
+        found[page] = dict(sorted(found[page].items()))
+    return found
+
+
+def _answered(pages: Sequence[Sequence[Row]]) -> dict[tuple[str, str], EvaluationRow]:
+    """The cells with numbers, by line and benchmark."""
+    rows = [row for rows in pages for row in rows if isinstance(row, EvaluationRow) and row.status == "done"]
+    return {(row.arm, row.benchmark): row for row in rows}
 
 
 def _with_rows(workspace: Workspace, page: str) -> Workspace | None:

@@ -32,9 +32,11 @@ def signed_number(value: float, digits: int) -> str:
     return f"{round(value, digits) + 0.0:+.{digits}f}"
 
 
-def p_value(value: float) -> str:
-    """A p value to three decimals."""
-    return "< 0.001" if value < 0.001 else f"{value:.3f}"
+def p_value(value: float | None) -> str:
+    """A p value to two digits that mean something, so that it can be corrected by hand; "n/a" where there is none."""
+    if value is None:
+        return "n/a"
+    return "< 0.0001" if value < 0.0001 else f"{value:.2g}"
 
 
 def duration(seconds: float) -> str:

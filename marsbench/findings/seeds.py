@@ -6,13 +6,26 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from marsbench.findings.claims import POINTS, Finding
+from marsbench.findings.cells import latest_cells
+from marsbench.findings.claims import POINTS, Claim, Finding
 from marsbench.rows.kinds import EvaluationRow, Row, StepCostRow, SweepRow, TrainingRow
+from marsbench.running.plans import TablePlan
 from marsbench.statistics.decisions import Decide, Evidence, needed, p_value
 from marsbench.statistics.intervals import Estimate, Interval, over_seeds
 
 _MOST_POINTS = 100.0
+BySeed = Mapping[int, Sequence[Row]]  # training seed -> the rows of a page; the seed that the page shows comes first
 Judge = Callable[[Sequence[Row]], Finding]  # of rows that belong together: one seed's, or those of several pooled
+
+
+def on_rows(claim: Claim, plan: TablePlan) -> Judge:
+    """What rows say of a claim on a table's cells."""
+    return lambda rows: claim.judge(latest_cells(rows), plan)
+
+
+def of_all_seeds(claim: Claim, plan: TablePlan, seeds: BySeed) -> Finding:
+    """What all training seeds say of a claim on a table's cells."""
+    return judged(on_rows(claim, plan), claim.decide, list(seeds.values()))
 
 
 def judged(judge: Judge, decide: Decide, seeds: Sequence[Sequence[Row]]) -> Finding:

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from marsbench.findings.claims import Finding, in_need, outcome
 from marsbench.findings.collection import Collection
-from marsbench.findings.paper_claims import ABSTRACT, Judged, tally
+from marsbench.findings.in_words import p_value
+from marsbench.findings.paper_claims import ABSTRACT, Judged, corrected, tally
 from marsbench.findings.published import PUBLISHED_SCALES
 from marsbench.overview.remarks import remarks
+from marsbench.rendering.deviations import caveat
 from marsbench.rendering.markdown import table
+from marsbench.rendering.verdicts import HOW_P_IS_DERIVED, WHAT_CHECKS_ARE, WHAT_WOULD_DECIDE
 
 HOW_TO_READ_THE_CLAIMS = (
     "Every claim of the MARS paper (arXiv 2604.07023) that is tested here, in our words, in the order of the paper. A "
     "claim is *supported* if the whole 95 % interval of its effect lies beyond the tested bound, *not supported* if it "
     "lies on the other side, *inconclusive* if it holds the bound, and *not run* where nothing was measured; so a "
-    "line that is surely worse, but not surely by the 2 points of non-inferiority, is inconclusive. Nothing is "
-    "corrected for the number of claims, and what the paper claims in two places counts twice. Claims of our own, and "
-    "what was reported elsewhere, stand last."
+    "line that is surely worse, but not surely by the 2 points of non-inferiority, is inconclusive. What the paper "
+    "claims in two places counts twice. Claims of our own, and what was reported elsewhere, stand last."
 )
 HOW_SEEDS_ARE_PUT_TOGETHER = (
     "Where a claim was measured with several training seeds, its effect is that of all of them pooled per question, "
@@ -24,55 +27,96 @@ HOW_SEEDS_ARE_PUT_TOGETHER = (
     "pooled answers and Student's interval of the mean over seeds. With one seed it covers the draw of questions (or "
     "of timed laps) alone. A fastest setting is chosen on the laps that judge it, which flatters it a little."
 )
+HOW_MANY_ARE_CORRECTED = (
+    "Of many verdicts some come about by chance: *p after Holm* multiplies the smallest p by the number of claims "
+    "tested, the next by one less, and so on, the claims of our own among them. A verdict *stands* if that is below "
+    ".05; then all that stand are right together, all but one time in 20."
+)
+
+
+Numbered = tuple[int, Judged]  # a claim with its number on the page
 
 
 def render(judged: Sequence[Judged], collections: Sequence[Collection]) -> str:
-    """The page as Markdown: a pure function of rows. Claims are numbered in their order."""
+    """The page as Markdown: a pure function of rows. Claims are numbered in their order, checks among them."""
     numbered = list(enumerate(judged, 1))
     sections = [
         "# The paper's claims and what was measured",
         f"{HOW_TO_READ_THE_CLAIMS} {HOW_SEEDS_ARE_PUT_TOGETHER}",
+        f"{HOW_P_IS_DERIVED} {HOW_MANY_ARE_CORRECTED} {WHAT_WOULD_DECIDE}",
         _summary(judged, collections),
+        *[caveat(one.scale) for one in collections],
         *[remark for one in collections for remark in remarks(one)],
-        _verdicts(numbered, collections),
+        _verdicts([(number, one) for number, one in numbered if not one.claim.check], collections),
+        WHAT_CHECKS_ARE,
+        _checks([(number, one) for number, one in numbered if one.claim.check], collections),
     ]
     for section in dict.fromkeys(one.claim.section for one in judged):
         found = [(number, one) for number, one in numbered if one.claim.section == section]
         sections += [f"## {section}", _details(found, collections)]
-    return "\n\n".join(sections) + "\n"
+    return "\n\n".join(section for section in sections if section) + "\n"
 
 
 def _summary(judged: Sequence[Judged], collections: Sequence[Collection]) -> str:
-    """A line per scale: how many of the paper's claims it supports, and from how many seeds."""
+    """A line per scale: how many of the paper's claims it supports, how many were tested, and from how many seeds."""
     papers = [one for one in judged if one.papers]
-    return "\n".join(f"- Scale {one.scale}: {tally(papers, one.scale)}. {one.seeds_in_words}" for one in collections)
+    lines = []
+    for one in collections:
+        said = [f"{tally(papers, one.scale)} (the paper's alone).", corrected(judged, one.scale), one.seeds_in_words]
+        lines.append(f"- Scale {one.scale}: {' '.join(filter(None, said))}")
+    return "\n".join(lines)
 
 
-def _verdicts(numbered: Sequence[tuple[int, Judged]], collections: Sequence[Collection]) -> str:
-    head = ["#", "where", "claim", *[one.scale for one in collections]]
+def _verdicts(numbered: Sequence[Numbered], collections: Sequence[Collection]) -> str:
+    """Each claim with its verdict at every scale, and whether that stands after Holm's correction."""
+    head = ["#", "where", "claim", *[head for one in collections for head in (one.scale, "after Holm")]]
     lines = []
     for number, one in numbered:
-        also = "; abstract" if one.claim.in_abstract and one.claim.section != ABSTRACT else ""
-        verdicts = [one.findings[collection.scale].verdict for collection in collections]
-        lines.append([str(number), one.claim.section + also, one.claim.text, *verdicts])
+        found = [one.findings[collection.scale] for collection in collections]
+        verdicts = [cell for finding in found for cell in (finding.verdict, _standing(finding))]
+        lines.append([str(number), _where(one), one.claim.text, *verdicts])
     return table(head, lines, text=range(1, len(head)))
 
 
-def _details(numbered: Sequence[tuple[int, Judged]], collections: Sequence[Collection]) -> str:
+def _standing(finding: Finding) -> str:
+    """What Holm's correction leaves of a verdict; empty where there is none."""
+    if not finding.decided:
+        return ""
+    return "stands" if finding.stands else "does not stand"
+
+
+def _checks(numbered: Sequence[Numbered], collections: Sequence[Collection]) -> str:
+    """Each check with its outcome at every scale."""
+    head = ["#", "where", "check", *[one.scale for one in collections]]
+    lines = []
+    for number, one in numbered:
+        outcomes = [outcome(one.findings[collection.scale].verdict) for collection in collections]
+        lines.append([str(number), _where(one), one.claim.text, *outcomes])
+    return table(head, lines, text=range(1, len(head)))
+
+
+def _where(judged: Judged) -> str:
+    """The section of the paper that makes a claim, and the abstract where that makes it too."""
+    claim = judged.claim
+    return claim.section + ("; abstract" if claim.in_abstract and claim.section != ABSTRACT else "")
+
+
+def _details(numbered: Sequence[Numbered], collections: Sequence[Collection]) -> str:
     """A line per claim and scale."""
     published = [f"published, {model}" for model in PUBLISHED_SCALES.values()]
-    head = ["#", "scale", "tested", "effect [95 % interval]", "n", "seeds", "verdict", *published, "page"]
+    head = ["#", "scale", "tested", "effect [95 % interval]", "n", "seeds", "verdict", "p", "p after Holm"]
+    head += ["would decide it", *published, "page"]
     lines = [
         [str(number), collection.scale, *_detail(one, collection)]
         for number, one in numbered
         for collection in collections
     ]
-    return table(head, lines, text=(1, 2, 6, 9))
+    return table(head, lines, text=(1, 2, 6, 9, 12))
 
 
 def _detail(judged: Judged, collection: Collection) -> list[str]:
     claim, finding = judged.claim, judged.findings[collection.scale]
-    measured = finding.estimate is not None
+    measured, tested = finding.estimate is not None, finding.after_holm is not None
     counted = "" if claim.counts == "questions" else f" {claim.counts}"
     link = collection.links.get(claim.page)
     return [
@@ -80,7 +124,10 @@ def _detail(judged: Judged, collection: Collection) -> list[str]:
         finding.found,
         f"{finding.questions}{counted}" if measured else "",
         str(finding.seeds) if measured else "",
-        finding.verdict,
+        f"check: {outcome(finding.verdict)}" if claim.check else finding.verdict,
+        p_value(finding.p) if tested else "",
+        p_value(finding.after_holm) if tested else "",
+        "" if claim.check else in_need(finding.needed, claim.counts),
         *[claim.published(scale) or "n/a" for scale in PUBLISHED_SCALES],
         f"[{claim.page}]({link})" if link else "",
     ]

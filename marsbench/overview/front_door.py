@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from marsbench.findings.claims import Finding
+from marsbench.findings.claims import Finding, fallen
 from marsbench.findings.collection import Collection
 from marsbench.findings.in_words import bracketed
-from marsbench.findings.paper_claims import Judged, on_sweep, tally
+from marsbench.findings.paper_claims import Judged, corrected, on_sweep, tally
 from marsbench.findings.sweep import SweepCells, speed_up
 from marsbench.overview.remarks import remarks
+from marsbench.rendering.deviations import caveat
 from marsbench.rendering.markdown import table
 from marsbench.statistics.intervals import Estimate, above
 
@@ -50,7 +51,7 @@ def front_door(judged: Sequence[Judged], collection: Collection) -> str:
     speeds = _speeds(found)
     lines = [
         f"- **Does MARS hold up?** {_verdicts(found)} At tau = .95 it emits {found[_SEVERAL].found}. In all: "
-        f"{tally([one for one in judged if one.papers], collection.scale)}.",
+        f"{tally([one for one in judged if one.papers], collection.scale)}. {corrected(judged, collection.scale)}",
         f"- **How fast, against a strong baseline?** {_fastest(speeds)} That AR decoding is itself "
         f"{_in_brief(_over_generate(collection, 1))} times as fast as transformers' `generate`.",
         f"- **What about my model?** A training step of MARS costs {found[_STEP].found} an AR step's; no parameter is "
@@ -58,14 +59,15 @@ def front_door(judged: Sequence[Judged], collection: Collection) -> str:
     ]
     notes = [*remarks(collection), collection.seeds_in_words]
     if len(collection.seeds) > 1:
-        notes.append("Numbers here are of all of them, a page's of seed 0 alone.")
+        notes.append("Numbers here, and every verdict, are of all of them; tables on the pages are of seed 0.")
     picture = f"![Speed over AR decoding by batch size]({_figures(collection)}/{PICTURE})"
-    return "\n\n".join(["\n".join(lines), _table(speeds), " ".join(filter(None, notes)), picture])
+    parts = ["\n".join(lines), caveat(collection.scale), _table(speeds), " ".join(filter(None, notes)), picture]
+    return "\n\n".join(filter(None, parts))
 
 
 def _verdicts(found: Mapping[str, Finding]) -> str:
     """What the paper claims first of all, with the verdict on each."""
-    parts = [f'"{text}" is **{found[text].verdict}** ({found[text].found})' for text in _HOLDS]
+    parts = [f'"{text}" is **{found[text].verdict}**{fallen(found[text])}: {found[text].found}' for text in _HOLDS]
     return f"{'; '.join(parts)}."
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from marsbench.findings.claims import fallen, outcome
 from marsbench.findings.collection import Collection
-from marsbench.findings.paper_claims import ABSTRACT, Judged, tally
+from marsbench.findings.paper_claims import ABSTRACT, Judged, corrected, tally
 from marsbench.overview.remarks import remarks
 from marsbench.presets import preset
-from marsbench.rendering.deviations import SMALL_SCALES
+from marsbench.rendering.deviations import caveat
 from marsbench.rendering.markdown import table
 from marsbench.studies import items, study_of
 
@@ -38,6 +39,7 @@ WORDS = {
     "[a, b]": "a 95 % interval",
     "supported": "the whole interval lies beyond the tested bound; *not supported*: on the other side; *inconclusive*: "
     "it holds the bound, even if it excludes 0",
+    "check": "what cannot come out otherwise unless something is broken; counted apart from the claims",
     "non-inferiority": 'the test behind "matches" and "level": worse by less than 2 points',
     "rows of": "the days on which the numbers were measured",
 }
@@ -77,12 +79,10 @@ def render(judged: Sequence[Judged], collections: Sequence[Collection]) -> str:
 def _scale(collection: Collection) -> str:
     """What the scale is, what its results are not, and how many models are behind them."""
     said = [f"Scale {collection.scale} is {preset(collection.scale).summary}."]
-    if collection.scale in SMALL_SCALES:
-        said.append("Its results test the mechanism; they are not Qwen numbers.")
     said.append(collection.seeds_in_words)
     if len(collection.seeds) > 1:
-        said.append("The verdicts below are of all that were measured; the page of a table shows seed 0 alone.")
-    return " ".join(filter(None, said))
+        said.append("Every verdict, here and on the pages, is of all of them; tables on the pages show seed 0.")
+    return "\n\n".join(filter(None, [" ".join(filter(None, said)), caveat(collection.scale)]))
 
 
 def _answers(judged: Sequence[Judged], collection: Collection) -> Iterator[str]:
@@ -116,7 +116,8 @@ def _bullets(judged: Sequence[Judged], scale: str) -> list[str]:
 def _bullet(judged: Judged, scale: str) -> str:
     finding = judged.findings[scale]
     measured = f" {finding.found} ({judged.claim.tested})." if finding.estimate else ""
-    return f"- {judged.claim.text}: **{finding.verdict}**.{measured}"
+    verdict = f"{outcome(finding.verdict)} (a check)" if judged.claim.check else finding.verdict
+    return f"- {judged.claim.text}: **{verdict}**{fallen(finding)}.{measured}"
 
 
 def _bullet_by_batch(subject: str, judged: Sequence[Judged], scale: str) -> str:
@@ -124,7 +125,7 @@ def _bullet_by_batch(subject: str, judged: Sequence[Judged], scale: str) -> str:
     for one in judged:
         finding, size = one.findings[scale], one.claim.text.partition(_AT_BATCH)[2]
         measured = f" {finding.found}" if finding.estimate else ""
-        parts.append(f"at batch {size} **{finding.verdict}**{measured}")
+        parts.append(f"at batch {size} **{finding.verdict}**{fallen(finding)}{measured}")
     return f"- {subject}: {', '.join(parts)}."
 
 
@@ -149,10 +150,11 @@ def _verdict(line: Line, judged: Sequence[Judged], collection: Collection) -> st
     if line.page != CLAIMS and line.page not in collection.rows:
         return "not run"
     if line.page != CLAIMS and (own := study_of(line.page).tally):
-        return own(collection.of(line.page)[0])
+        return own(collection.rows[line.page])
     of_line = [one for one in judged if line.page == CLAIMS or one.claim.item == line.key]
     counted = [one for one in of_line if one.papers] or of_line
-    return tally(counted, collection.scale) if counted else "measured"
+    said = tally(counted, collection.scale) if counted else "measured"
+    return f"{said}. {corrected(judged, collection.scale)}" if line.page == CLAIMS else said
 
 
 def _dates(line: Line, collection: Collection) -> str:

@@ -2,26 +2,72 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from marsbench.files import write_atomically
-from marsbench.findings.collection import collect, whole_paper_folder
+from marsbench.findings.collection import Collection, collect, collection_of, whole_paper_folder
 from marsbench.findings.paper_claims import judge_all
+from marsbench.findings.seeds import BySeed
 from marsbench.overview import claims_page, front_door, index
 from marsbench.rows.kinds import Row
-from marsbench.studies import studies
+from marsbench.rows.store import read_rows
+from marsbench.rows.workspace import Workspace
+from marsbench.studies import pages, studies
 from marsbench.studies.study import Study
 
 
-def write_page(study: Study, rows: Sequence[Row], scale: str, reports_dir: Path) -> list[Path]:
+def write_page(
+    study: Study, rows: Sequence[Row], scale: str, reports_dir: Path, seeds: BySeed | None = None
+) -> list[Path]:
     """Render a study's page and its figures into a folder, and return the paths, the page first.
 
     Every file is replaced in one step. Rows of other scales are left out.
+
+    Args:
+        study: whose page it is.
+        rows: that its tables and figures show.
+        scale: of the rows.
+        reports_dir: the folder.
+        seeds: the rows that its verdicts are of, these among them; None = these alone.
     """
-    page = study.render(rows, scale).encode()
+    page = study.render(rows, scale, seeds).encode()
     figures = study.draw(rows, scale, reports_dir)
     return [write_atomically(reports_dir / f"{study.key}.md", page), *figures]
+
+
+def write_study(study: Study, workspace: Workspace) -> Path:
+    """Render the page of a study that a workspace has rows of; returns where it is.
+
+    The verdicts of a training seed's page are of all seeds, so the pages of the others are rendered again with it.
+    """
+    seeds = replace(workspace, variant="").seeds()
+    if workspace not in seeds.values():
+        return write_page(study, read_rows(workspace.results(study.key)), workspace.scale, workspace.reports)[0]
+    collection = collection_of(seeds[0], pages())
+    written = {
+        one: _write_seed(study, one, seed, collection) for seed, one in seeds.items() if one.results(study.key).exists()
+    }
+    return written[workspace]
+
+
+def write_scale(root: Path, scale: str) -> Iterator[Path]:
+    """Render every page of a scale that has rows, one after another, and give each page's path."""
+    whole = Workspace(root, scale)
+    collection, seeds = collection_of(whole, pages()), {one: seed for seed, one in whole.seeds().items()}
+    for workspace, study in ((one, study) for one in whole.variants() for study in studies().values()):
+        if workspace in seeds and workspace.results(study.key).exists():
+            yield _write_seed(study, workspace, seeds[workspace], collection)
+        elif workspace.results(study.key).exists():
+            yield write_study(study, workspace)
+
+
+def _write_seed(study: Study, workspace: Workspace, seed: int, collection: Collection) -> Path:
+    """One training seed's page, with the verdicts of all seeds."""
+    rows = read_rows(workspace.results(study.key))
+    seeds = collection.shown_with(study.key, seed)
+    return write_page(study, rows, workspace.scale, workspace.reports, seeds)[0]
 
 
 def write_whole_paper(root: Path, scale: str) -> list[Path]:
@@ -37,10 +83,10 @@ def whole_paper(root: Path, scale: str) -> dict[Path, str]:
 
     README is one of them, in a folder that has one with the marks for it, where the default scale is measured.
     """
-    folder, collections = whole_paper_folder(root, scale), collect(root, scale, studies())
+    folder, collections = whole_paper_folder(root, scale), collect(root, scale, pages())
     judged = judge_all([claim for study in studies().values() for claim in study.claims], collections)
-    pages = {
+    found = {
         folder / "index.md": index.render(judged, collections),
         folder / f"{index.CLAIMS}.md": claims_page.render(judged, collections),
     }
-    return pages | front_door.readme_of(root, judged, collections)
+    return found | front_door.readme_of(root, judged, collections)

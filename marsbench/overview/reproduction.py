@@ -10,7 +10,7 @@ from rich.markup import escape
 
 from marsbench.errors import NothingMeasured, UserError
 from marsbench.files import write_atomically
-from marsbench.overview.pages import write_page, write_whole_paper
+from marsbench.overview.pages import write_study, write_whole_paper
 from marsbench.racing.grid import Grid
 from marsbench.racing.sweep import Sweep
 from marsbench.rows.kinds import Row, any_measured
@@ -103,4 +103,4 @@ def _publish(study: Study, rows: Sequence[Row], workspace: Workspace) -> Path:
             fix=f"marsbench doctor --scale {workspace.scale} says what this machine lacks",
         )
     write_atomically(workspace.results(study.key), rows_text(rows).encode())
-    return write_page(study, rows, workspace.scale, workspace.reports)[0]
+    return write_study(study, workspace)

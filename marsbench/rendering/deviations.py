@@ -25,8 +25,12 @@ SMALL_DEVIATIONS: tuple[str, ...] = (
     "The model has about a million parameters and is trained from scratch on the spot; it is not Qwen2.5.",
     "SFT conversations are generated, not taken from Dolci-Instruct-SFT.",
     "Answers end at a limit below the paper's 256 tokens.",
-    "Fine-tuning follows a short pretraining at a rate of the same order: what no loss holds in place is forgotten, so "
-    "that recipes without the SFT loss lose far more here than the paper's do.",
+)
+_CAVEAT = (
+    "**What these verdicts are about:** models of about a million parameters, trained on the spot in an embedded world "
+    "(scale {scale}). They test the mechanism; they are not Qwen numbers. Fine-tuning follows a short pretraining at a "
+    "rate of the same order: what no loss holds in place is forgotten, so recipes without the SFT loss lose far more "
+    "here than the paper's do."
 )
 NO_SFT_DEVIATION = (
     '"MARS w/o SFT loss" drops that loss and changes nothing else (`ar_weight = 0`); the authors\' released '
@@ -37,9 +41,15 @@ BOTH_ABLATIONS_DEVIATION = (
     'ablation does; "MARS w/o SFT loss" drops that loss and changes nothing else (`ar_weight = 0`).'
 )
 COMMON_DEVIATIONS: tuple[str, ...] = (
-    "This page is of one training seed: its intervals cover the draw of questions, not the luck of training.",
+    "Tables and figures of this page are of one training seed: their intervals cover the draw of questions, not the "
+    "luck of training.",
     "Tokens per forward pass are counted per answer, up to and with EOS; nothing after it counts.",
 )
+
+
+def caveat(scale: str) -> str:
+    """What a reader of verdicts must know of a small scale, to stand beside them; empty for other scales."""
+    return _CAVEAT.format(scale=scale) if scale in SMALL_SCALES else ""
 
 
 def deviations_section(rows: Sequence[Row], scale: str, own: Sequence[str]) -> str:

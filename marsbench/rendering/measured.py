@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from statistics import fmean
 
-from marsbench.findings.cells import Cells, columns, done_cells
+from marsbench.findings.cells import Cells, columns, done_cells, latest_cells
 from marsbench.findings.in_words import one_line, plus_minus
+from marsbench.findings.seeds import BySeed
 from marsbench.rendering.markdown import table
 from marsbench.rows.kinds import EvaluationRow
 from marsbench.running.plans import Arm, TablePlan
@@ -39,6 +41,30 @@ def speed_table(cells: Cells, plan: TablePlan) -> str:
         speeds = [speed_cell(cells.get((arm.name, name))) for name in columns(plan)]
         lines.append([arm.label, *speeds, averages(cells, plan, arm)[1]])
     return "Tokens per forward pass:\n\n" + table(head, lines)
+
+
+def seeds_table(seeds: BySeed, plan: TablePlan) -> str:
+    """Accuracy of every line at each training seed, so that a training that failed is seen; empty with one seed."""
+    if len(seeds) < 2:
+        return ""
+    cells = [latest_cells(seeds[seed]) for seed in sorted(seeds)]
+    lines = []
+    for arm in plan.arms:
+        done = [done_cells(of_seed, arm.name) for of_seed in cells]
+        values = [[_percent(rows.get(name)) for rows in done] for name in columns(plan)]
+        means = [_mean_percent(rows) if rows.keys() >= columns(plan).keys() else "n/a" for rows in done]
+        lines.append([arm.label, *[" / ".join(found) for found in (*values, means)]])
+    order = " / ".join(map(str, sorted(seeds)))
+    lead = f"Accuracy in % at each training seed, in the order {order}. They scatter by the luck of training."
+    return f"{lead}\n\n{table(['', *columns(plan).values(), 'Average'], lines)}"
+
+
+def _percent(row: EvaluationRow | None) -> str:
+    return "n/a" if row is None else f"{100 * fmean(row.correct):.1f}"
+
+
+def _mean_percent(rows: Mapping[str, EvaluationRow]) -> str:
+    return f"{100 * fmean(fmean(row.correct) for row in rows.values()):.1f}"
 
 
 def accuracy_cell(row: EvaluationRow | None) -> str:

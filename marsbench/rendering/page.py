@@ -8,6 +8,7 @@ from pathlib import Path
 
 from marsbench.findings.cells import Cells, latest_cells
 from marsbench.findings.claims import Claim
+from marsbench.findings.seeds import BySeed
 from marsbench.rendering.deviations import deviations_section
 from marsbench.rendering.measured import (
     HOW_TO_READ_THE_CELLS,
@@ -16,6 +17,7 @@ from marsbench.rendering.measured import (
     cut_prompts,
     other_scores,
     reasons,
+    seeds_table,
 )
 from marsbench.rendering.published import published_section
 from marsbench.rendering.sections import how_section, opening_section, training_section
@@ -42,14 +44,14 @@ class Page:
     published: Callable[[TablePlan], str] = published_section
     deviations: tuple[str, ...] = ()  # beside those of every page
 
-    def render(self, rows: Sequence[Row], scale: str) -> str:
-        """The page as Markdown."""
+    def render(self, rows: Sequence[Row], scale: str, seeds: BySeed | None = None) -> str:
+        """The page as Markdown: tables of `rows`, verdicts of all training seeds where others are given."""
         rows = [row for row in rows if row.scale == scale]
-        cells = latest_cells(rows)
+        seeds = seeds or {0: rows}
         sections = [
-            opening_section(self.plan, scale, self.opening),
-            self._measured(cells),
-            claims_section(cells, self.plan, self.claims),
+            opening_section(self.plan, scale, self.opening, seeds),
+            self._measured(latest_cells(rows), seeds),
+            claims_section(seeds, self.plan, self.claims, scale),
             self.published(self.plan),
             training_section(rows, self.plan),
             how_section(rows, self.plan, scale),
@@ -67,11 +69,12 @@ class Page:
         """The figure beside the page, less its extension."""
         return f"figures/{self.plan.key}_{self.figure}"
 
-    def _measured(self, cells: Cells) -> str:
+    def _measured(self, cells: Cells, seeds: BySeed) -> str:
         parts = [
             "## Measured",
             self.reading,
             *[make(cells, self.plan) for make in self.tables],
+            seeds_table(seeds, self.plan),
             reasons(cells, self.plan),
             other_scores(cells, self.plan),
             cut_answers(cells, self.plan),

@@ -27,7 +27,7 @@ def _table(plan: TablePlan, metric: str, digits: int) -> str:
     heads = {**columns(plan), "average": "Average"}
     lines = []
     for scale, model in PUBLISHED_SCALES.items():
-        for arm in plan.arms:
+        for arm in (*plan.arms, *plan.elsewhere):
             found = published_values(plan, arm, scale, metric)
             if found:
                 numbers = [f"{found[name]:.{digits}f}" if name in found else "" for name in heads]

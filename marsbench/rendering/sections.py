@@ -8,6 +8,7 @@ from typing import Any
 
 from marsbench.findings.cells import AR_OBJECTIVE, MARS_OBJECTIVE, latest_cells, latest_stages, latest_step_cost
 from marsbench.findings.in_words import bracketed, duration, one_line
+from marsbench.findings.seeds import BySeed
 from marsbench.paper import published
 from marsbench.rendering.deviations import SMALL_SCALES
 from marsbench.rendering.markdown import table
@@ -16,12 +17,24 @@ from marsbench.running.plans import TablePlan, TrainedStage
 from marsbench.statistics.intervals import median_ratio
 
 
-def opening_section(plan: TablePlan, scale: str, what: str) -> str:
-    """The title, what was done, and what a small scale's results are not."""
+def opening_section(plan: TablePlan, scale: str, what: str, seeds: BySeed) -> str:
+    """The title, what was done, what a small scale's results are not, and which training seeds the page is of."""
     first = plan.title.split()[0]
     words = plan.title if first.isupper() else f"{plan.title[0].lower()}{plan.title[1:]}"  # "MARS" stays as it is
-    caveat = f" Results at scale {scale} test the mechanism; they are not Qwen numbers."
-    return f"# {plan.name} at scale {scale}: {words}\n\n{what}{caveat if scale in SMALL_SCALES else ''}"
+    caveat = f"Results at scale {scale} test the mechanism; they are not Qwen numbers."
+    said = [what, caveat if scale in SMALL_SCALES else "", seeds_in_words(seeds)]
+    return f"# {plan.name} at scale {scale}: {words}\n\n{' '.join(filter(None, said))}"
+
+
+def seeds_in_words(seeds: BySeed) -> str:
+    """Which training seed a page's tables show and which verdicts are of; empty where there is one seed."""
+    if len(seeds) < 2:
+        return ""
+    shown, every = next(iter(seeds)), ", ".join(map(str, sorted(seeds)))
+    return (
+        f"Tables and figures here are of training seed {shown}; verdicts, here and on the page of claims, are of seeds "
+        f"{every} together."
+    )
 
 
 def training_section(rows: Sequence[Row], plan: TablePlan) -> str:

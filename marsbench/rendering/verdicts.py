@@ -1,43 +1,79 @@
-"""The section of a page that judges the paper's claims: what this run says, and what the paper's own numbers say."""
+"""The section of a page that judges the paper's claims: what was measured, and what the paper's own numbers say."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from marsbench.findings.cells import Cells
-from marsbench.findings.claims import POINTS, TOKENS, Claim
+from marsbench.findings.claims import POINTS, TOKENS, Claim, Finding, in_need, outcome
 from marsbench.findings.in_words import p_value
 from marsbench.findings.published import PUBLISHED_SCALES
+from marsbench.findings.seeds import BySeed, of_all_seeds
+from marsbench.rendering.deviations import caveat
 from marsbench.rendering.markdown import table
 from marsbench.running.plans import TablePlan
 
 HOW_CLAIMS_ARE_JUDGED = (
     "All lines answer the same questions, so two of them are compared question by question: the difference "
     "in points, benchmarks weighing the same, with its 95 % interval (Bonett and Price's on each benchmark, put "
-    "together by squares). A claim is *supported* if the whole interval lies above the tested bound, *not supported* "
-    "if it lies below, else *inconclusive*. p is McNemar's, exact and two-sided, for a difference of 0, with "
-    "questions weighing the same. Nothing is corrected for the number of claims. This page is of one training seed, "
-    "so a verdict here is about these checkpoints; the page of claims puts all seeds together."
+    "together by squares; of several training seeds, Student's over their values is added by squares too). A claim is "
+    "*supported* if the whole interval lies above the tested bound, *not supported* if it lies below, else "
+    "*inconclusive*. With one seed, a verdict is about these checkpoints."
+)
+HOW_P_IS_DERIVED = (
+    "p is two-sided and comes from the same interval: it is 1 minus the highest level at which the interval still "
+    "leaves the bound out, its part for the questions scaled by the normal law and its part for the seeds by Student's "
+    "t, so that p < .05 wherever there is a verdict."
+)
+WHAT_WOULD_DECIDE = (
+    "What *would decide it* takes effect and scatter as they were measured, so it is a guess: so many seeds with the "
+    'questions that there are, or so many questions with these seeds, or both; "> 50 seeds" where the effect lies too '
+    'close to the bound, "no n would" where it lies on it.'
+)
+WHAT_CHECKS_ARE = (
+    "Checks: these cannot come out otherwise, by the way that the methods are made, unless something is broken. They "
+    "are no evidence for MARS, and are counted apart."
 )
 
 
-def claims_section(cells: Cells, plan: TablePlan, claims: Sequence[Claim]) -> str:
-    """Every claim with its test and its verdict, and what the paper's own numbers say of it."""
+def claims_section(seeds: BySeed, plan: TablePlan, claims: Sequence[Claim], scale: str) -> str:
+    """Every claim with its test and its verdict over all seeds, and what the paper's own numbers say of it."""
     whose = "our own" if plan.own else f"the paper's {plan.name}"
-    head = ["", "claim", "tested", "result", "questions", "p (McNemar)", "verdict"]
-    lines = []
-    for claim in claims:
-        finding = claim.judge(cells, plan)
-        p = "n/a" if finding.p is None else p_value(finding.p)
-        row = [claim.letter, claim.text, claim.tested(plan)]
-        lines.append([*row, finding.found, finding.questions, p, finding.verdict])
+    found = [(claim, of_all_seeds(claim, plan, seeds)) for claim in claims]
+    how = dict.fromkeys(claim.how for claim in claims if claim.how)
+    corrected = "Nothing here is corrected for the number of claims; on the page of claims, it is."
     parts = [
-        f"## Claims of {whose} and what this run says",
-        " ".join([HOW_CLAIMS_ARE_JUDGED, *dict.fromkeys(claim.how for claim in claims if claim.how)]),
-        table(head, lines, text=(0, 1, 2, 6)),
+        f"## Claims of {whose} and what was measured",
+        caveat(scale),
+        " ".join([HOW_CLAIMS_ARE_JUDGED, *how, HOW_P_IS_DERIVED, WHAT_WOULD_DECIDE, corrected]),
+        _judged([(claim, finding) for claim, finding in found if not claim.check], plan),
+        _checks([(claim, finding) for claim, finding in found if claim.check], plan),
         "" if plan.own else _published_claims(plan, claims),
     ]
     return "\n\n".join(part for part in parts if part)
+
+
+def _judged(found: Sequence[tuple[Claim, Finding]], plan: TablePlan) -> str:
+    head = ["", "claim", "tested", "result", "questions", "seeds", "p", "verdict", "would decide it"]
+    lines = []
+    for claim, finding in found:
+        row = [claim.letter, claim.text, claim.tested(plan), finding.found, finding.questions, _seeds(finding)]
+        lines.append([*row, p_value(finding.p), finding.verdict, in_need(finding.needed)])
+    return table(head, lines, text=(0, 1, 2, 7, 8))
+
+
+def _checks(found: Sequence[tuple[Claim, Finding]], plan: TablePlan) -> str:
+    """Those claims that cannot come out otherwise; empty without any."""
+    head = ["", "check", "checked", "result", "questions", "seeds", "outcome"]
+    lines = []
+    for claim, finding in found:
+        row = [claim.letter, claim.text, claim.tested(plan), finding.found, finding.questions, _seeds(finding)]
+        lines.append([*row, outcome(finding.verdict)])
+    return f"{WHAT_CHECKS_ARE}\n\n{table(head, lines, text=(0, 1, 2, 6))}" if lines else ""
+
+
+def _seeds(finding: Finding) -> str:
+    """How many training seeds are behind a finding."""
+    return "n/a" if finding.estimate is None else str(finding.seeds)
 
 
 def _published_claims(plan: TablePlan, claims: Sequence[Claim]) -> str:

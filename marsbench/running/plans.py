@@ -74,6 +74,7 @@ class TablePlan:
     step_cost: bool = False  # also time a training step
     figure: bool = False
     own: str = ""  # the name of a page of our own, which the paper has no table for
+    elsewhere: tuple[Arm, ...] = ()  # the paper's lines of this table whose counterparts another page measures
 
     def __post_init__(self) -> None:
         if not self.own and not self.number.isdecimal():

@@ -51,7 +51,7 @@ def p_value(evidence: Evidence) -> float:
     for _ in range(_STEPS):
         middle = (low + high) / 2
         low, high = (low, middle) if evidence.decided(level=1 - 10**middle) else (middle, high)
-    return 10.0**high
+    return float(10.0**high)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -75,6 +75,7 @@ class Needed:
     questions: int = 0  # with the seeds that there are
     both: tuple[int, int] = (0, 0)  # seeds and questions, where neither alone would do
     at_bound: bool = False
+    scatter: bool = True  # whether more than one seed says how they scatter
 
 
 def needed(evidence: Evidence) -> Needed:
@@ -85,7 +86,7 @@ def needed(evidence: Evidence) -> Needed:
     seeds = _seeds(evidence, 1.0) if known > 1 else 0
     times = _times(evidence, known)
     if seeds or times or known == 1:
-        return Needed(seeds, ceil(times * n))
+        return Needed(seeds, ceil(times * n), scatter=known > 1)
     most = _seeds(evidence, MOST_TIMES)
     # The seeds' part shrinks with half of the seeds as well as with all; twice the fewest leaves questions room.
     count = min(2 * most, MOST_SEEDS) if most else 0

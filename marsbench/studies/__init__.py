@@ -59,6 +59,11 @@ def plans() -> dict[str, TablePlan]:
     return {item.key: item.plan for item in items() if item.plan is not None}
 
 
+def pages() -> dict[str, TablePlan | None]:
+    """Key of every page -> its lines that answer benchmarks; None for a page without such lines."""
+    return {key: study.cells for key, study in studies().items()}
+
+
 def plan_of(name: str) -> TablePlan:
     """The lines of a table by its key; a `UserError` names the tables there are, or the page that it stands on."""
     if name not in plans():

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from marsbench.findings.paper_claims import PaperClaim, on_cells
+from marsbench.findings.seeds import BySeed
 from marsbench.presets import Preset
 from marsbench.rendering.page import Page
 from marsbench.rows.kinds import Row
@@ -47,16 +48,18 @@ class Study(Item):
     """A page: what it measures, what it claims, how it is rendered.
 
     `render` and `draw` are pure functions of rows and a scale; `draw` writes figures below a folder and returns them.
+    A page shows the rows of one training seed; `render` also takes those of all seeds, which every verdict is of, or
+    None where there are no others.
     """
 
-    render: Callable[[Sequence[Row], str], str]
+    render: Callable[[Sequence[Row], str, BySeed | None], str]
     draw: Callable[[Sequence[Row], str, Path], list[Path]]
     measure: Callable[[Run], list[Row]] | None = None  # all its rows, where they are not its plan's or its grid's
     grid: Callable[[Preset, bool], Grid] | None = None  # what it races at a scale, in full or quickly
     scored: bool = True  # whether the lines of its plan answer benchmarks
     holds: tuple[Item, ...] = ()  # what else stands on its page
     claims: tuple[PaperClaim, ...] = ()  # those that its rows decide, in their place in the paper
-    tally: Callable[[Sequence[Row]], str] | None = None  # what a page of our own comes to, in the index
+    tally: Callable[[BySeed], str] | None = None  # what a page of our own comes to at all seeds, in the index
     remark: Callable[[Sequence[Sequence[Row]]], str] = lambda seeds: ""  # for pages on the whole paper; rows by seed
     in_paper: bool = True  # whether it belongs to the reproduction of the whole paper
 

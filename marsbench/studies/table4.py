@@ -50,7 +50,7 @@ def _several_tokens() -> Iterator[Claim]:
     for size in BLOCK_SIZES:
         text = f"MARS emits several tokens per forward pass (B = {size})"
         line = mars_name("mars", size, THRESHOLD)
-        yield TokensClaim("", text, line, bound=1.0, in_abstract=size == BLOCK_SIZES[0])
+        yield TokensClaim("", text, line, bound=1.0, in_abstract=size == BLOCK_SIZES[0], check=True)
 
 
 def _draw(cells: Cells, plan: TablePlan, path_stem: Path) -> list[Path]:

@@ -60,7 +60,7 @@ def _of_thresholds() -> Iterator[Claim]:
     for size in BLOCK_SIZES:
         sure, unsure = mars_name("mars", size, SURE), mars_name("mars", size, UNSURE)
         text = f"A lower tau emits more tokens per forward pass (B = {size})"
-        yield SpeedClaim("b", text, unsure, sure, in_abstract=size == BLOCK_SIZES[0])
+        yield SpeedClaim("b", text, unsure, sure, in_abstract=size == BLOCK_SIZES[0], check=True)
         yield AccuracyClaim("b", f"A lower tau costs accuracy (B = {size})", sure, unsure)
 
 

@@ -8,10 +8,11 @@ from statistics import median
 
 from marsbench.findings.company import company_remark
 from marsbench.findings.races import Race, races_of, speed_ratio
+from marsbench.findings.seeds import BySeed
 from marsbench.racing.grid import COMPILED_AR
 from marsbench.rendering.figures import COLOURS, MARKERS, drawn_alike, error_bars, new_figure, save
 from marsbench.rendering.markdown import table
-from marsbench.rendering.sections import facts_section
+from marsbench.rendering.sections import facts_section, seeds_in_words
 from marsbench.rows.kinds import Row, SpeedRow, StepTimeRow
 from marsbench.studies.compiled.contenders import METHODS, RACE, REFERENCE
 
@@ -44,13 +45,14 @@ MEMORY_BOUND = (
 )
 
 
-def render(rows: Sequence[Row], scale: str) -> str:
+def render(rows: Sequence[Row], scale: str, seeds: BySeed | None = None) -> str:
     """The report as Markdown: a pure function of the rows of that scale."""
     rows = [row for row in rows if row.scale == scale]
     races, bound = races_of(rows, "compiled,"), races_of(rows, "random weights")
     sections = [
         f"# Compiled steps at scale {scale}: what a step as one graph buys",
         WHAT_IT_IS,
+        seeds_in_words(seeds or {}),
         company_remark(row for found in (races, bound) for race in found.values() for row in race.values()),
         _tokens(races),
         _speed(races),
@@ -63,9 +65,12 @@ def render(rows: Sequence[Row], scale: str) -> str:
     return "\n\n".join(section for section in sections if section) + "\n"
 
 
-def tally(rows: Sequence[Row]) -> str:
-    """What is left of MARS's gain at the smallest batch size, against a baseline as fast as its own steps."""
-    races = races_of(rows, "compiled,")
+def tally(seeds: BySeed) -> str:
+    """What is left of MARS's gain at the smallest batch size, against a baseline as fast as its own steps.
+
+    Numbers, no verdict: those of the first seed, which the page shows.
+    """
+    races = races_of(next(iter(seeds.values())), "compiled,")
     race = races[min(races)] if races else {}
     if not {"mars", "mars, compiled", "ar", COMPILED_AR} <= race.keys():
         return "measured"

@@ -1,21 +1,15 @@
-"""Two lines compared: what one has over the other on the same questions."""
+"""Two lines compared: what one has over the other on the same questions, at all training seeds that have both."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from marsbench.findings.cells import Cells, answers_of, done_cells
-from marsbench.findings.in_words import bracketed, p_value, signed_number
+from marsbench.findings.claims import AccuracyClaim, Finding, SpeedClaim
+from marsbench.findings.in_words import p_value
+from marsbench.findings.seeds import BySeed, of_all_seeds
 from marsbench.rendering.markdown import table
 from marsbench.running.plans import Arm
-from marsbench.statistics.intervals import (
-    Interval,
-    PairedDifference,
-    mean_of_benchmarks,
-    paired_difference,
-    speed_difference,
-)
 from marsbench.studies.discrepancies.lines import PLAN
 
 DIFFERS, SAME, NOT_RUN = "differs", "no difference seen", "not run"
@@ -23,57 +17,48 @@ DIFFERS, SAME, NOT_RUN = "differs", "no difference seen", "not run"
 
 @dataclass(frozen=True)
 class Effect:
-    """What a line has over another on the same questions."""
+    """What a line has over another on the same questions: two claims that it has more, open to both sides."""
 
-    accuracy: PairedDifference
-    tokens: float  # per forward pass
-    tokens_interval: Interval
+    accuracy: Finding
+    tokens: Finding  # per forward pass
 
     @property
     def verdict(self) -> str:
         """Which of the two differ."""
-        found = {"accuracy": self.accuracy.interval, "tokens/forward": self.tokens_interval}
-        names = [name for name, interval in found.items() if not interval.low <= 0 <= interval.high]
+        found = {"accuracy": self.accuracy, "tokens/forward": self.tokens}
+        names = [name for name, finding in found.items() if finding.decided]
         return f"{' and '.join(names)} {DIFFERS if len(names) == 1 else 'differ'}" if names else SAME
 
 
-def effect(cells: Cells, first: str, second: str) -> Effect | None:
+def effect(seeds: BySeed, first: str, second: str) -> Effect | None:
     """Line `first` minus line `second`, on the benchmarks that both were measured on; None if there are none."""
-    mine, theirs = done_cells(cells, first), done_cells(cells, second)
-    shared = [name for name in mine if name in theirs]
-    if not shared:
-        return None
-    accuracy = paired_difference(
-        {name: mine[name].correct for name in shared}, {name: theirs[name].correct for name in shared}
-    )
-    tokens = mean_of_benchmarks([speed_difference(answers_of(mine[name]), answers_of(theirs[name])) for name in shared])
-    return Effect(accuracy, tokens.value, tokens.interval)
+    accuracy = of_all_seeds(AccuracyClaim("", "", first, second), PLAN, seeds)
+    tokens = of_all_seeds(SpeedClaim("", "", first, second), PLAN, seeds)
+    return None if accuracy.estimate is None or tokens.estimate is None else Effect(accuracy, tokens)
 
 
-def effects_table(cells: Cells, pairs: Sequence[tuple[str, str]]) -> str:
+def effects_table(seeds: BySeed, pairs: Sequence[tuple[str, str]]) -> str:
     """A table of differences between pairs of lines."""
-    head = ["", "accuracy, points", "p", "tokens/forward", "questions", "verdict"]
-    return table(head, [_effect_line(cells, *pair) for pair in pairs], text=(0, 5))
+    head = ["", "accuracy", "p", "tokens/forward", "questions", "seeds", "verdict"]
+    return table(head, [_effect_line(seeds, *pair) for pair in pairs], text=(0, 6))
 
 
-def _effect_line(cells: Cells, first: str, second: str) -> list[str]:
+def _effect_line(seeds: BySeed, first: str, second: str) -> list[str]:
     words = f"{arm(first).label} minus {arm(second).label}"
-    found = effect(cells, first, second)
+    found = effect(seeds, first, second)
     if found is None:
-        return [words, "", "", "", "", NOT_RUN]
+        return [words, "", "", "", "", "", NOT_RUN]
     return [
         words,
-        signed(found.accuracy.points, found.accuracy.interval, 1),
-        p_value(found.accuracy.p_value),
-        signed(found.tokens, found.tokens_interval, 2),
-        f"{found.accuracy.n:,}",
+        found.accuracy.found,
+        p_value(found.accuracy.p),
+        found.tokens.found.removesuffix(f" {found.tokens.unit}"),
+        found.accuracy.questions,
+        str(found.accuracy.seeds),
         found.verdict,
     ]
 
 
-def signed(value: float, interval: Interval, digits: int) -> str:
-    return f"{signed_number(value, digits)} {bracketed(interval, digits, signed=True)}"
-
-
 def arm(name: str) -> Arm:
+    """A line of the page."""
     return next(arm for arm in PLAN.arms if arm.name == name)

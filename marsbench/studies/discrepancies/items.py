@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from marsbench.findings.cells import Cells
-from marsbench.findings.sweep import SweepCells
+from marsbench.findings.seeds import BySeed
 from marsbench.studies.discrepancies.effects import NOT_RUN, effects_table
 from marsbench.studies.discrepancies.races import cache_blocks, load, masks
 from marsbench.studies.discrepancies.scorers import scorers, stop_rules
@@ -22,11 +21,11 @@ class Item:
     paper: str
     code: str
     pairs: tuple[tuple[str, str], ...] = ()
-    measured: Callable[[Cells, SweepCells], str] | None = None
+    measured: Callable[[BySeed], str] | None = None  # tables of the first seed's rows, verdicts of all
 
-    def section(self, cells: Cells, sweep: SweepCells) -> str:
+    def section(self, seeds: BySeed) -> str:
         """The item in full."""
-        found = self.measured(cells, sweep) if self.measured else effects_table(cells, self.pairs)
+        found = self.measured(seeds) if self.measured else effects_table(seeds, self.pairs)
         said = f"- Paper: {self.paper}\n- Released code: {self.code}"
         return "\n\n".join([f"## {self.number}: {self.title}", said, found or NOT_RUN])
 

@@ -7,10 +7,12 @@ from pathlib import Path
 
 from marsbench.findings.cells import latest_cells
 from marsbench.findings.company import company_remark
+from marsbench.findings.seeds import BySeed
 from marsbench.findings.sweep import SweepCells
-from marsbench.rendering.deviations import deviations_section
+from marsbench.rendering.deviations import caveat, deviations_section
 from marsbench.rendering.measured import accuracy_table, reasons
 from marsbench.rendering.sections import how_section, opening_section, training_section
+from marsbench.rendering.verdicts import HOW_P_IS_DERIVED
 from marsbench.rows.kinds import Row
 from marsbench.studies.discrepancies.effects import DIFFERS, SAME, effect
 from marsbench.studies.discrepancies.items import ITEMS
@@ -24,7 +26,9 @@ OPENING = (
 HOW_TO_READ = (
     "Differences are between lines that answered the same questions, benchmarks weighing the same, with their 95 % "
     f'intervals. "{DIFFERS}" means that the interval leaves 0 out, "{SAME}" that it does not: the interval says how '
-    "large a difference may have gone unseen. p is McNemar's. Nothing is corrected for the number of comparisons."
+    "large a difference may have gone unseen. A verdict is of all training seeds that have both lines, on whatever "
+    "page they were measured; with one seed the interval covers the draw of questions alone, and the verdict is about "
+    f"these two checkpoints. {HOW_P_IS_DERIVED} Nothing is corrected for the number of comparisons."
 )
 ELSEWHERE = {
     "Tokens per forward (D6): the authors' counters include tokens accepted behind EOS, and add up rows.": (
@@ -43,15 +47,17 @@ ELSEWHERE = {
 }
 
 
-def render(rows: Sequence[Row], scale: str) -> str:
-    """The page as Markdown: a pure function of the rows of that scale."""
+def render(rows: Sequence[Row], scale: str, seeds: BySeed | None = None) -> str:
+    """The page as Markdown: tables of the rows of that scale, verdicts of all training seeds where others are given."""
     rows = [row for row in rows if row.scale == scale]
+    seeds = seeds or {0: rows}
     cells, sweep = latest_cells(rows), SweepCells.of(rows)
     sections = [
-        opening_section(PLAN, scale, OPENING),
+        opening_section(PLAN, scale, OPENING, seeds),
+        caveat(scale),
         HOW_TO_READ,
         company_remark(sweep.rows),
-        *[item.section(cells, sweep) for item in ITEMS],
+        *[item.section(seeds) for item in ITEMS],
         _elsewhere(),
         "## Every line\n\n" + accuracy_table(cells, PLAN),
         reasons(cells, PLAN),
@@ -62,12 +68,11 @@ def render(rows: Sequence[Row], scale: str) -> str:
     return "\n\n".join(section for section in sections if section) + "\n"
 
 
-def tally(rows: Sequence[Row]) -> str:
-    """How many of the compared lines differ."""
-    cells = latest_cells(rows)
-    found = [measured for item in ITEMS for pair in item.pairs if (measured := effect(cells, *pair))]
-    differ = sum(one.verdict != SAME for one in found)
-    return f"{differ} of {len(found)} comparisons of lines differ"
+def tally(seeds: BySeed) -> str:
+    """How many of the compared lines differ, and how many of these comparisons are of one training seed."""
+    found = [measured for item in ITEMS for pair in item.pairs if (measured := effect(seeds, *pair))]
+    differ, alone = sum(one.verdict != SAME for one in found), sum(one.accuracy.seeds == 1 for one in found)
+    return f"{differ} of {len(found)} comparisons of lines differ ({alone} of one training seed alone)"
 
 
 def draw(rows: Sequence[Row], scale: str, reports_dir: Path) -> list[Path]:

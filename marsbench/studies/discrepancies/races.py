@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from marsbench.findings.cells import Cells
+from collections.abc import Callable
+from functools import partial
+
+from marsbench.findings.claims import TIMES, Finding
 from marsbench.findings.in_words import bracketed
+from marsbench.findings.paper_claims import found as found_in
+from marsbench.findings.seeds import BySeed, judged
 from marsbench.findings.sweep import SweepCells, positions_per_forward, speed_up, tokens_per_forward_of
 from marsbench.rendering.markdown import table
 from marsbench.rows.kinds import SweepRow
-from marsbench.statistics.intervals import median_ratio
+from marsbench.statistics.intervals import Estimate, above, median_ratio
 from marsbench.studies.discrepancies.effects import DIFFERS, NOT_RUN, SAME
 from marsbench.studies.discrepancies.lines import ALL_MASKS, BLOCKS, NO_CACHE, WINDOW
 
@@ -17,8 +22,9 @@ HOW_RACES_ARE_MEASURED = (
 )
 
 
-def cache_blocks(cells: Cells, sweep: SweepCells) -> str:
-    """What B_cache does to positions, tokens per forward and speed."""
+def cache_blocks(seeds: BySeed) -> str:
+    """What B_cache does to positions, tokens per forward and speed: numbers of the seed shown, without a verdict."""
+    sweep = _shown(seeds)
     names = [name for name in sweep.names if name == WINDOW or name.startswith(BLOCKS)]
     sizes = sorted({size for name, size in sweep.done if name in names})
     if not sizes:
@@ -45,32 +51,62 @@ def _over_ar(row: SweepRow | None) -> str:
     return f"{found.value:.2f} {bracketed(found.interval, 2)}" if found else NOT_RUN
 
 
-def masks(cells: Cells, sweep: SweepCells) -> str:
+def _shown(seeds: BySeed) -> SweepCells:
+    """The races of the training seed that the page shows."""
+    return SweepCells.of(next(iter(seeds.values()), ()))
+
+
+def _judged(measure: Callable[[SweepCells], Estimate | None], seeds: BySeed) -> Finding:
+    """A ratio of speeds over all training seeds, held against 1."""
+    decide = partial(above, bound=1.0)
+    return judged(lambda rows: found_in(measure(SweepCells.of(rows)), TIMES, decide), decide, list(seeds.values()))
+
+
+def _all_over_few(sweep: SweepCells, size: int) -> Estimate | None:
+    """The speed of all masks over that of B - 1, lap by lap."""
+    few, every = sweep.done.get((NO_CACHE, size)), sweep.done.get((ALL_MASKS, size))
+    if few is None or every is None:
+        return None
+    return median_ratio(
+        [seconds * sum(every.emitted) for seconds in few.seconds],
+        [seconds * sum(few.emitted) for seconds in every.seconds],
+    )
+
+
+def _window_over_ar(sweep: SweepCells, size: int) -> Estimate | None:
+    row = sweep.done.get((WINDOW, size))
+    return speed_up(row) if row else None
+
+
+def masks(seeds: BySeed) -> str:
     """B - 1 masks against all that may be generated."""
+    sweep = _shown(seeds)
     head = ["batch", "positions/forward, B - 1 masks", "all masks", "speed of all masks over B - 1", "verdict"]
     lines = []
     for size in sweep.batch_sizes:
         few, every = sweep.done.get((NO_CACHE, size)), sweep.done.get((ALL_MASKS, size))
         if few and every:
-            ratio = median_ratio(
-                [seconds * sum(every.emitted) for seconds in few.seconds],
-                [seconds * sum(few.emitted) for seconds in every.seconds],
-            )
-            verdict = SAME if ratio.interval.low <= 1 <= ratio.interval.high else DIFFERS
+            ratio = _judged(partial(_all_over_few, size=size), seeds)
             positions = [f"{positions_per_forward(row) or 0:.0f}" for row in (few, every)]
-            lines.append([str(size), *positions, f"{ratio.value:.2f} {bracketed(ratio.interval, 2)}", verdict])
+            lines.append([str(size), *positions, _said(ratio), DIFFERS if ratio.decided else SAME])
     return "\n\n".join([HOW_RACES_ARE_MEASURED, table(head, lines, text=(0, 4))]) if lines else ""
 
 
-def load(cells: Cells, sweep: SweepCells) -> str:
+def _said(ratio: Finding) -> str:
+    """A ratio with its interval, without its unit."""
+    return ratio.found.removesuffix(f" {TIMES}")
+
+
+def load(seeds: BySeed) -> str:
     """Speed-up over AR as load grows, and where it ends."""
+    sweep = _shown(seeds)
     rows = [row for size in sweep.batch_sizes if (row := sweep.done.get((WINDOW, size)))]
-    found = [(row.batch_size, positions_per_forward(row), speed_up(row)) for row in rows]
     lines, knee = [], None
-    for size, positions, ratio in found:
-        if ratio is not None:
-            lines.append([str(size), f"{positions or 0:.0f}", f"{ratio.value:.2f} {bracketed(ratio.interval, 2)}"])
-            knee = size if knee is None and ratio.interval.low <= 1 else knee
+    for row in rows:
+        size, ratio = row.batch_size, _judged(partial(_window_over_ar, size=row.batch_size), seeds)
+        if ratio.estimate is not None:
+            lines.append([str(size), f"{positions_per_forward(row) or 0:.0f}", _said(ratio)])
+            knee = size if knee is None and ratio.verdict != "supported" else knee
     if not lines:
         return ""
     largest = lines[-1][0]

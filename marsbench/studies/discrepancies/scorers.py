@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from marsbench.findings.cells import Cells, done_cells
+from collections.abc import Sequence
+from functools import partial
+
+from marsbench.findings.cells import done_cells, latest_cells
+from marsbench.findings.claims import POINTS, Finding
 from marsbench.findings.in_words import p_value
-from marsbench.findings.sweep import SweepCells
+from marsbench.findings.seeds import BySeed, judged
 from marsbench.rendering.markdown import table
-from marsbench.rows.kinds import EvaluationRow
-from marsbench.statistics.intervals import paired_difference
-from marsbench.studies.discrepancies.effects import DIFFERS, SAME, arm, signed
+from marsbench.rows.kinds import Row
+from marsbench.statistics.intervals import Estimate, paired_difference, superiority
+from marsbench.studies.discrepancies.effects import DIFFERS, SAME, arm
 from marsbench.studies.lines import mars_name
 
 STRICT, FLEXIBLE = "strict", "flexible"  # GSM8K's two scores
@@ -16,31 +20,35 @@ STRICT, FLEXIBLE = "strict", "flexible"  # GSM8K's two scores
 LOOKED_AT = ("base", "ar_sft", mars_name("mars", 4), mars_name("mars", 4, 0.95))
 
 
-def scorers(cells: Cells, sweep: SweepCells) -> str:
-    """GSM8K by its two scores, on the same answers."""
-    rows = {arm(name).label: done_cells(cells, name).get("gsm8k") for name in LOOKED_AT}
-    lines = [[label, *_scores(row)] for label, row in rows.items() if row is not None]
-    known = [line for line in lines if len(line) > 1]
-    head = ["GSM8K, in %", "lm-eval's filter", "last number", "last number minus filter, points", "p", "verdict"]
-    return table(head, known, text=(0, 5)) if known else ""
-
-
-def _scores(row: EvaluationRow) -> list[str]:
-    """Both scores of one line, and how they differ; nothing where one is missing."""
-    scores = {row.metric: row.correct, **row.others}
-    if STRICT not in scores or FLEXIBLE not in scores:
-        return []
-    difference = paired_difference({"gsm8k": scores[FLEXIBLE]}, {"gsm8k": scores[STRICT]})
-    shares = [f"{100 * sum(scores[name]) / len(scores[name]):.1f}" for name in (STRICT, FLEXIBLE)]
-    verdict = SAME if difference.interval.low <= 0 <= difference.interval.high else DIFFERS
-    return [*shares, signed(difference.points, difference.interval, 1), p_value(difference.p_value), verdict]
-
-
-def stop_rules(cells: Cells, sweep: SweepCells) -> str:
-    """How many tokens a stop string would have saved."""
+def scorers(seeds: BySeed) -> str:
+    """GSM8K by its two scores, on the same answers, of all training seeds."""
     lines = []
     for name in LOOKED_AT:
-        rows = [row for row in done_cells(cells, name).values() if row.past_stop]
+        found = judged(partial(_last_number_minus_filter, name=name), superiority, list(seeds.values()))
+        if found.estimate is not None:
+            verdict = DIFFERS if found.decided else SAME
+            lines.append([arm(name).label, found.found, p_value(found.p), str(found.seeds), verdict])
+    head = ["GSM8K", "last number minus lm-eval's filter", "p", "seeds", "verdict"]
+    return table(head, lines, text=(0, 4)) if lines else ""
+
+
+def _last_number_minus_filter(rows: Sequence[Row], name: str) -> Finding:
+    """How the two scores of one line differ; nothing where one is missing."""
+    row = done_cells(latest_cells(rows), name).get("gsm8k")
+    scores = {row.metric: row.correct, **row.others} if row else {}
+    if STRICT not in scores or FLEXIBLE not in scores:
+        return Finding()
+    difference = paired_difference({"gsm8k": scores[FLEXIBLE]}, {"gsm8k": scores[STRICT]})
+    estimate = Estimate(difference.points, difference.interval, difference.n)
+    return Finding(estimate, POINTS, verdict=superiority(estimate.interval))
+
+
+def stop_rules(seeds: BySeed) -> str:
+    """How many tokens a stop string would have saved, in the answers of all training seeds."""
+    lines = []
+    for name in LOOKED_AT:
+        cells = [row for rows in seeds.values() for row in done_cells(latest_cells(rows), name).values()]
+        rows = [row for row in cells if row.past_stop]
         if rows:
             emitted, past = (sum(sum(getattr(row, name)) for row in rows) for name in ("emitted", "past_stop"))
             answers = [count for row in rows for count in row.past_stop]

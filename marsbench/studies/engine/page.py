@@ -7,9 +7,10 @@ from pathlib import Path
 
 from marsbench.findings.company import company_remark
 from marsbench.findings.races import Race, races_of, speed_ratio
+from marsbench.findings.seeds import BySeed
 from marsbench.rendering.figures import COLOURS, MARKERS, drawn_alike, error_bars, new_figure, save
 from marsbench.rendering.markdown import table
-from marsbench.rendering.sections import facts_section
+from marsbench.rendering.sections import facts_section, seeds_in_words
 from marsbench.rows.kinds import ExactnessRow, Row, SpeedRow, TrainingRow
 from marsbench.statistics.intervals import Estimate
 
@@ -53,7 +54,7 @@ WHAT_WAS_TRIED = (
 )
 
 
-def render(rows: Sequence[Row], scale: str) -> str:
+def render(rows: Sequence[Row], scale: str, seeds: BySeed | None = None) -> str:
     """The report as Markdown: a pure function of the rows of that scale."""
     rows = [row for row in rows if row.scale == scale]
     races = races_of(rows)
@@ -61,6 +62,7 @@ def render(rows: Sequence[Row], scale: str) -> str:
         f"# The engine at scale {scale}: lossless methods, speed, and where the time goes",
         "One loop decodes by every method; what differs between the lines below is the method alone. `hf-generate` is "
         "the outside reference: transformers' own `generate`.",
+        seeds_in_words(seeds or {}),
         company_remark([row for race in races.values() for row in race.values()]),
         _exactness(rows),
         _targets(races),

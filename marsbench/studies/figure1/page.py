@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from marsbench.findings.in_words import one_line
+from marsbench.findings.seeds import BySeed
 from marsbench.rendering.figures import drawn_alike, save
 from marsbench.rendering.markdown import table
 from marsbench.rendering.sections import facts_section, opening_section, training_section
@@ -21,13 +22,13 @@ OPENING = (
 )
 
 
-def render(rows: Sequence[Row], scale: str) -> str:
+def render(rows: Sequence[Row], scale: str, seeds: BySeed | None = None) -> str:
     """The page as Markdown: a pure function of the rows of that scale."""
     answers = _answers(rows, scale)
     suffix = "" if scale == "tiny" else f" -- --scale {scale}"
     shown = [row for row in rows if row.scale == scale and isinstance(row, GenerationRow | TrainingRow)]
     sections = [
-        opening_section(PLAN, scale, OPENING),
+        opening_section(PLAN, scale, OPENING, seeds or {}),
         _counts(answers),
         _question(answers),
         *[_text(row) for row in answers.values() if row.status == "done"],

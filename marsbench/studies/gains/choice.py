@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from marsbench.findings.cells import BENCHMARKS, Cells, answers_of
+from marsbench.findings.cells import BENCHMARKS, Cells, answers_of, latest_cells
 from marsbench.findings.sweep import ALLOWED_LOSS
-from marsbench.rows.kinds import EvaluationRow
+from marsbench.rows.kinds import EvaluationRow, Row
 from marsbench.statistics.selection import CrossFitted, cross_fitted, fastest_within
 from marsbench.studies.gains.lines import CHOSEN, CURVE
 
@@ -21,10 +21,10 @@ class Choice(NamedTuple):
     fitted: CrossFitted
 
 
-def with_choice(cells: Cells) -> Cells:
-    """The cells, and those of the line whose thresholds were chosen on other questions, as if it had been measured."""
-    chosen = {name: found for name in BENCHMARKS if (found := choice(cells, name))}
-    return {**cells, **{(CHOSEN.name, name): _as_cell(found) for name, found in chosen.items()}}
+def with_choice(rows: Sequence[Row]) -> list[Row]:
+    """The rows, and those of the line whose thresholds were chosen on other questions, as if it had been measured."""
+    cells = latest_cells(rows)
+    return [*rows, *[_as_cell(found) for name in BENCHMARKS if (found := choice(cells, name))]]
 
 
 def choice(cells: Cells, benchmark: str) -> Choice | None:

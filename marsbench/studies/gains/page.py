@@ -12,6 +12,7 @@ from pathlib import Path
 from marsbench.findings.cells import Cells, answers_of, columns, latest_cells
 from marsbench.findings.claims import AccuracyClaim, Claim, SpeedClaim, counted
 from marsbench.findings.in_words import bracketed, plus_minus, signed_number
+from marsbench.findings.seeds import BySeed, of_all_seeds
 from marsbench.findings.sweep import ALLOWED_LOSS
 from marsbench.rendering.deviations import deviations_section
 from marsbench.rendering.figures import speed_figure
@@ -65,16 +66,16 @@ HOW_TAU_IS_CHOSEN = (
 )
 
 
-def render(rows: Sequence[Row], scale: str) -> str:
-    """The page as Markdown: a pure function of the rows of that scale."""
+def render(rows: Sequence[Row], scale: str, seeds: BySeed | None = None) -> str:
+    """The page as Markdown: tables of the rows of that scale, verdicts of all training seeds where others are given."""
     rows = [row for row in rows if row.scale == scale]
-    measured = latest_cells(rows)
-    cells = with_choice(measured)
+    seeds = seeds or {0: rows}
+    cells = latest_cells(with_choice(rows))
     sections = [
-        opening_section(PLAN, scale, OPENING),
+        opening_section(PLAN, scale, OPENING, seeds),
         _measured(cells),
         _chosen(cells),
-        claims_section(cells, PLAN, CLAIMS),
+        claims_section(_with_choices(seeds), PLAN, CLAIMS, scale),
         free_tokens.section(rows),
         training_section(rows, MEASURED),
         how_section(rows, MEASURED, scale),
@@ -88,14 +89,22 @@ def draw(rows: Sequence[Row], scale: str, reports_dir: Path) -> list[Path]:
     rows = [row for row in rows if row.scale == scale]
     shown = [CHOSEN.name, *VERIFIED, *RIVALS]
     plan = replace(PLAN, arms=tuple(arm for arm in PLAN.arms if arm.name in shown))
-    speed = speed_figure(with_choice(latest_cells(rows)), plan, reports_dir / FIGURE)
+    speed = speed_figure(latest_cells(with_choice(rows)), plan, reports_dir / FIGURE)
     return [*speed, *free_tokens.draw(rows, reports_dir)]
 
 
-def tally(rows: Sequence[Row]) -> str:
-    """How many of the page's claims the rows support."""
-    cells = with_choice(latest_cells(rows))
-    return counted([claim.judge(cells, PLAN).verdict for claim in CLAIMS])
+def tally(seeds: BySeed) -> str:
+    """How many of the page's claims all training seeds support, and how many checks hold."""
+    chosen = _with_choices(seeds)
+    claims, checks = (
+        [of_all_seeds(claim, PLAN, chosen).verdict for claim in CLAIMS if claim.check == kind] for kind in (False, True)
+    )
+    return counted(claims, checks)
+
+
+def _with_choices(seeds: BySeed) -> BySeed:
+    """Every seed's rows with the line that is worked out: each seed chooses its own thresholds."""
+    return {seed: with_choice(rows) for seed, rows in seeds.items()}
 
 
 def _measured(cells: Cells) -> str:
@@ -195,7 +204,7 @@ def _all_claims() -> Iterator[Claim]:
     for name, reference in lossless.items():
         words = f"verified MARS ({VERIFIED[name]})" if name in VERIFIED else RIVALS[name]
         text = f"{words[0].upper()}{words[1:]} is as accurate as AR decoding"
-        yield AccuracyClaim("e", text, name, reference, margin=ALLOWED_LOSS)
+        yield AccuracyClaim("e", text, name, reference, margin=ALLOWED_LOSS, check=True)
     text = "The two checkpoints are about as accurate, so that their lossless lines compare"
     yield AccuracyClaim("f", text, AR_OF_MARS, AR_SFT.name, margin=2.0)
 

@@ -69,6 +69,7 @@ def _table5() -> Iterator[PaperClaim]:
             partial(measures.without_cache, batch_size=size),
             _below_1,
             partial(measures.published_without_cache, batch_size=size),
+            check=True,
         )
 
 

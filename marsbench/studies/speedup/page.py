@@ -8,6 +8,7 @@ from statistics import median
 
 from marsbench.findings.company import company_remark
 from marsbench.findings.in_words import one_line, plus_minus
+from marsbench.findings.seeds import BySeed
 from marsbench.findings.sweep import (
     ALLOWED_LOSS,
     SweepCells,
@@ -34,7 +35,7 @@ from marsbench.findings.sweep import (
 )
 from marsbench.racing.grid import COMPILED_AR
 from marsbench.rendering.markdown import table
-from marsbench.rendering.sections import facts_section
+from marsbench.rendering.sections import facts_section, seeds_in_words
 from marsbench.rows.kinds import Row, SweepRow
 from marsbench.studies.speedup import figures
 from marsbench.studies.speedup.law import knee_section, law_section
@@ -65,13 +66,14 @@ HOW_TO_READ_LATENCY = (
 )
 
 
-def render(rows: Sequence[Row], scale: str) -> str:
+def render(rows: Sequence[Row], scale: str, seeds: BySeed | None = None) -> str:
     """The report as Markdown: a pure function of the rows of that scale."""
     rows = [row for row in rows if row.scale == scale]
     sweep = SweepCells.of(rows)
     sections = [
         f"# Speed at scale {scale}: how fast, at what accuracy, against what",
         _caveat(scale),
+        seeds_in_words(seeds or {}),
         company_remark([*sweep.rows, *([sweep.step_times] if sweep.step_times else [])]),
         _answer(sweep),
         _all(sweep),
