@@ -435,6 +435,7 @@ def test_numbers() -> None:
     assert bracketed(Interval(-0.04, 1.26), 1) == "[0.0, 1.3]"
     assert bracketed(Interval(-2.0, 1.0), 1, signed=True) == "[-2.0, +1.0]"
     assert (p_value(0.00004), p_value(0.00042), p_value(0.0416)) == ("< 0.0001", "0.00042", "0.042")
+    assert (p_value(0.0497), p_value(0.0503), p_value(None)) == ("0.0497", "0.0503", "n/a")
     assert plus_minus(Estimate(0.5, Interval(0.25, 0.85), 9), 1, factor=100) == "50.0 ± 30.0"
     assert plus_minus(Estimate(2.0, Interval(-float("inf"), float("inf")), 1), 2) == "2.00"
 

@@ -36,7 +36,10 @@ def p_value(value: float | None) -> str:
     """A p value to two digits that mean something, so that it can be corrected by hand; "n/a" where there is none."""
     if value is None:
         return "n/a"
-    return "< 0.0001" if value < 0.0001 else f"{value:.2g}"
+    text = f"{value:.2g}"
+    if text == "0.05":  # on which side of the usual bound it lies must be seen
+        return f"{value:.4f}"
+    return "< 0.0001" if value < 0.0001 else text
 
 
 def duration(seconds: float) -> str:

@@ -71,17 +71,18 @@ def render(judged: Sequence[Judged], collections: Sequence[Collection]) -> str:
     words = table(["word", "meaning"], [[*entry] for entry in WORDS.items()], text=(0, 1))
     sections = ["# The MARS paper, table by table", OPENING, words]
     for collection in collections:
-        sections += [f"## Scale {collection.scale}", _scale(collection), *_answers(judged, collection)]
+        sections += [f"## Scale {collection.scale}", _scale(judged, collection), *_answers(judged, collection)]
         sections.append(_table(judged, collection))
     return "\n\n".join(section for section in sections if section) + "\n"
 
 
-def _scale(collection: Collection) -> str:
-    """What the scale is, what its results are not, and how many models are behind them."""
+def _scale(judged: Sequence[Judged], collection: Collection) -> str:
+    """What the scale is, how many models and verdicts there are, and what these are not."""
     said = [f"Scale {collection.scale} is {preset(collection.scale).summary}."]
     said.append(collection.seeds_in_words)
     if len(collection.seeds) > 1:
         said.append("Every verdict, here and on the pages, is of all of them; tables on the pages show seed 0.")
+    said.append(corrected(judged, collection.scale))
     return "\n\n".join(filter(None, [" ".join(filter(None, said)), caveat(collection.scale)]))
 
 
@@ -153,8 +154,7 @@ def _verdict(line: Line, judged: Sequence[Judged], collection: Collection) -> st
         return own(collection.rows[line.page])
     of_line = [one for one in judged if line.page == CLAIMS or one.claim.item == line.key]
     counted = [one for one in of_line if one.papers] or of_line
-    said = tally(counted, collection.scale) if counted else "measured"
-    return f"{said}. {corrected(judged, collection.scale)}" if line.page == CLAIMS else said
+    return tally(counted, collection.scale) if counted else "measured"
 
 
 def _dates(line: Line, collection: Collection) -> str:
