@@ -34,7 +34,8 @@ _CAVEAT = (
 )
 NO_SFT_DEVIATION = (
     '"MARS w/o SFT loss" drops that loss and changes nothing else (`ar_weight = 0`); the authors\' released '
-    "ablation also switches on 1/t weights."
+    "ablation also switches on 1/t weights. So the paper's number for it has no line of this page beside it; the page "
+    "of Table 3 measures both ablations."
 )
 BOTH_ABLATIONS_DEVIATION = (
     '"MARS w/o SFT loss, as released" also weighs every sequence by 1/t for a random t, as the authors\' released '

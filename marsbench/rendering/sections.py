@@ -32,8 +32,8 @@ def seeds_in_words(seeds: BySeed) -> str:
         return ""
     shown, every = next(iter(seeds)), ", ".join(map(str, sorted(seeds)))
     return (
-        f"Tables and figures here are of training seed {shown}; verdicts, here and on the page of claims, are of seeds "
-        f"{every} together."
+        f"Tables and figures here are of training seed {shown}; a verdict, here and on the page of claims, is of all "
+        f"seeds that have what it compares, of {every}."
     )
 
 
