@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from marsbench.findings.collection import Collection
 from marsbench.findings.paper_claims import ABSTRACT, Judged, tally
 from marsbench.findings.published import PUBLISHED_SCALES
+from marsbench.overview import claims_figure
 from marsbench.overview.remarks import remarks
 from marsbench.rendering.markdown import table
 
@@ -26,15 +27,21 @@ HOW_SEEDS_ARE_PUT_TOGETHER = (
 )
 
 
+def numbers(judged: Sequence[Judged]) -> list[tuple[int, Judged]]:
+    """Claims with the numbers that the page and its figure give them: those of their order."""
+    return list(enumerate(judged, 1))
+
+
 def render(judged: Sequence[Judged], collections: Sequence[Collection]) -> str:
-    """The page as Markdown: a pure function of rows. Claims are numbered in their order."""
-    numbered = list(enumerate(judged, 1))
+    """The page as Markdown: a pure function of rows."""
+    numbered = numbers(judged)
     sections = [
         "# The paper's claims and what was measured",
         f"{HOW_TO_READ_THE_CLAIMS} {HOW_SEEDS_ARE_PUT_TOGETHER}",
         _summary(judged, collections),
         *[remark for one in collections for remark in remarks(one)],
         _verdicts(numbered, collections),
+        *claims_figure.sections(numbered, collections),
     ]
     for section in dict.fromkeys(one.claim.section for one in judged):
         found = [(number, one) for number, one in numbered if one.claim.section == section]

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from marsbench.files import write_atomically
-from marsbench.findings.collection import collect, whole_paper_folder
-from marsbench.findings.paper_claims import judge_all
-from marsbench.overview import claims_page, front_door, index
+from marsbench.findings.collection import Collection, collect, whole_paper_folder
+from marsbench.findings.paper_claims import Judged, judge_all
+from marsbench.overview import claims_figure, claims_page, front_door, index
 from marsbench.rows.kinds import Row
 from marsbench.studies import studies
 from marsbench.studies.study import Study
@@ -25,11 +25,14 @@ def write_page(study: Study, rows: Sequence[Row], scale: str, reports_dir: Path)
 
 
 def write_whole_paper(root: Path, scale: str) -> list[Path]:
-    """Render the index and the page of claims from the published rows of a scale, and return their paths.
+    """Render the index and the page of claims with its figures from the published rows of a scale; returns their paths.
 
     The paper's scales and the default one share these pages; `root` is the folder that holds results/ and reports/.
     """
-    return [write_atomically(path, text.encode()) for path, text in whole_paper(root, scale).items()]
+    collections, judged = _judged(root, scale)
+    figures = claims_figure.draw(claims_page.numbers(judged), collections, whole_paper_folder(root, scale))
+    pages = _texts(root, scale, judged, collections)
+    return [*[write_atomically(path, text.encode()) for path, text in pages.items()], *figures]
 
 
 def whole_paper(root: Path, scale: str) -> dict[Path, str]:
@@ -37,8 +40,18 @@ def whole_paper(root: Path, scale: str) -> dict[Path, str]:
 
     README is one of them, in a folder that has one with the marks for it, where the default scale is measured.
     """
-    folder, collections = whole_paper_folder(root, scale), collect(root, scale, studies())
-    judged = judge_all([claim for study in studies().values() for claim in study.claims], collections)
+    collections, judged = _judged(root, scale)
+    return _texts(root, scale, judged, collections)
+
+
+def _judged(root: Path, scale: str) -> tuple[list[Collection], list[Judged]]:
+    """The published rows of a scale and those shown with it, and what they say of every claim."""
+    collections = collect(root, scale, studies())
+    return collections, judge_all([claim for study in studies().values() for claim in study.claims], collections)
+
+
+def _texts(root: Path, scale: str, judged: Sequence[Judged], collections: Sequence[Collection]) -> dict[Path, str]:
+    folder = whole_paper_folder(root, scale)
     pages = {
         folder / "index.md": index.render(judged, collections),
         folder / f"{index.CLAIMS}.md": claims_page.render(judged, collections),
