@@ -108,7 +108,7 @@ WRONG: dict[str, tuple[list[str], str]] = {  # mistake -> (what is typed, a word
     "reproduce: no such table": (["reproduce", "table99", *HERE], "table2"),
     "reproduce: no such data folder": (["reproduce", "table2", "--data-dir", "nope", *HERE], "no such folder"),
     "reproduce: quick for no sweep": (["reproduce", "table2", "--quick", *HERE], "--quick"),
-    "reproduce: jobs for one page": (["reproduce", "table2", "--jobs", "2", *HERE], "--jobs"),
+    "reproduce: no jobs": (["reproduce", "table2", "--jobs", "0", *HERE], "--jobs"),
     "reproduce: benchmarks that a table has not": (["reproduce", "table8", "--benchmarks", "mini_bbh", *HERE], "gsm8k"),
     "reproduce: a checkpoint for no stage": (["reproduce", "table2", "--checkpoint", "marz=mars", *HERE], "ar_sft"),
     "plan: a checkpoint for no stage": (["plan", "--checkpoint", "marz=foo"], "ar_sft"),

@@ -78,7 +78,7 @@ def reproduce(
         int | None,
         typer.Option(
             min=1,
-            help="With `all`: checkpoints trained, or answering, at a time [default: one per core; one on a GPU].",
+            help="How many of the world's models train, or answer, at a time [default: one per core; one on a GPU].",
         ),
     ] = None,
     existing: ExistingPolicy = "reuse",
@@ -94,21 +94,19 @@ def reproduce(
     of Table 2.
 
     Trains what is missing, measures what is missing, then writes the rows to results/ and the page with its
-    figures to reports/. Interrupted at any moment, the same command goes on where it stopped. With --benchmarks,
-    --limit or --seed, rows and page go to folders of their own, as in reports/tiny/real-limit8-seed1/. `marsbench plan`
-    says beforehand what it will take.
+    figures to reports/. The world's models are trained, and answer, several at a time; what is timed runs alone,
+    afterwards. Interrupted at any moment, the same command goes on where it stopped. With --benchmarks, --limit or
+    --seed, rows and page go to folders of their own, as in reports/tiny/real-limit8-seed1/. `marsbench plan` says
+    beforehand what it will take.
 
-    `all` trains and answers what is missing, several checkpoints at a time, and makes every page in turn, the speed
-    sweep (Tables 5 and 6) last, then the index and the page of claims. A page that cannot be made is named, and the
-    others go on.
+    `all` makes every page in turn, the speed sweep (Tables 5 and 6) last, then the index and the page of claims. A
+    page that cannot be made is named, and the others go on.
     """
     from marsbench.studies import study_of
 
     study = study_of(what) if what != "all" else None
     if quick and study is not None and study.grid is None:
         raise UserError("--quick is the speed sweep's", fix="leave it out, or give it to marsbench sweep")
-    if jobs and what != "all":
-        raise UserError("--jobs is for the whole paper", fix="leave it out, or reproduce all")
     run = make_run(
         scale, output, existing, seed, benchmarks=benchmarks, limit=limit, shard=shard, data_dir=data_dir,
         checkpoint=checkpoint, train_all=train_all,
@@ -118,12 +116,13 @@ def reproduce(
     from marsbench.overview.reproduction import reproduce_all, reproduce_page
     from marsbench.running.side_by_side import default_jobs
 
+    jobs = jobs or default_jobs()
     if what == "all":
-        reproduce_all(run, quick=quick, jobs=jobs or default_jobs())
+        reproduce_all(run, quick=quick, jobs=jobs)
         index = whole_paper_folder(output, scale) / "index.md"
         typer.echo(f"the pages: {run.workspace.reports}\nthe index: {index}")
         return
-    page = reproduce_page(what, run, quick=quick)
+    page = reproduce_page(what, run, quick=quick, jobs=jobs)
     if page is None:
         typer.echo(f"answered part {shard}; when all parts are, the same command without --shard writes the page")
         return

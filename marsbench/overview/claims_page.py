@@ -9,6 +9,7 @@ from marsbench.findings.collection import Collection
 from marsbench.findings.in_words import p_value
 from marsbench.findings.paper_claims import ABSTRACT, Judged, corrected, tally
 from marsbench.findings.published import PUBLISHED_SCALES
+from marsbench.overview import claims_figure
 from marsbench.overview.remarks import remarks
 from marsbench.rendering.deviations import caveat
 from marsbench.rendering.markdown import table
@@ -37,9 +38,14 @@ HOW_MANY_ARE_CORRECTED = (
 Numbered = tuple[int, Judged]  # a claim with its number on the page
 
 
+def numbers(judged: Sequence[Judged]) -> list[Numbered]:
+    """Claims with the numbers that the page and its figure give them: those of their order."""
+    return list(enumerate(judged, 1))
+
+
 def render(judged: Sequence[Judged], collections: Sequence[Collection]) -> str:
     """The page as Markdown: a pure function of rows. Claims are numbered in their order, checks among them."""
-    numbered = list(enumerate(judged, 1))
+    numbered = numbers(judged)
     sections = [
         "# The paper's claims and what was measured",
         f"{HOW_TO_READ_THE_CLAIMS} {HOW_SEEDS_ARE_PUT_TOGETHER}",
@@ -50,6 +56,7 @@ def render(judged: Sequence[Judged], collections: Sequence[Collection]) -> str:
         _verdicts([(number, one) for number, one in numbered if not one.claim.check], collections),
         WHAT_CHECKS_ARE,
         _checks([(number, one) for number, one in numbered if one.claim.check], collections),
+        *claims_figure.sections(numbered, collections),
     ]
     for section in dict.fromkeys(one.claim.section for one in judged):
         found = [(number, one) for number, one in numbered if one.claim.section == section]

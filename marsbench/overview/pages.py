@@ -8,9 +8,9 @@ from pathlib import Path
 
 from marsbench.files import write_atomically
 from marsbench.findings.collection import Collection, collect, collection_of, whole_paper_folder
-from marsbench.findings.paper_claims import judge_all
+from marsbench.findings.paper_claims import Judged, judge_all
 from marsbench.findings.seeds import BySeed
-from marsbench.overview import claims_page, front_door, index
+from marsbench.overview import claims_figure, claims_page, front_door, index
 from marsbench.rows.kinds import Row
 from marsbench.rows.store import read_rows
 from marsbench.rows.workspace import Workspace
@@ -71,11 +71,14 @@ def _write_seed(study: Study, workspace: Workspace, seed: int, collection: Colle
 
 
 def write_whole_paper(root: Path, scale: str) -> list[Path]:
-    """Render the index and the page of claims from the published rows of a scale, and return their paths.
+    """Render the index and the page of claims with its figures from the published rows of a scale; returns their paths.
 
     The paper's scales and the default one share these pages; `root` is the folder that holds results/ and reports/.
     """
-    return [write_atomically(path, text.encode()) for path, text in whole_paper(root, scale).items()]
+    collections, judged = _judged(root, scale)
+    figures = claims_figure.draw(claims_page.numbers(judged), collections, whole_paper_folder(root, scale))
+    texts = _texts(root, scale, judged, collections)
+    return [*[write_atomically(path, text.encode()) for path, text in texts.items()], *figures]
 
 
 def whole_paper(root: Path, scale: str) -> dict[Path, str]:
@@ -83,8 +86,18 @@ def whole_paper(root: Path, scale: str) -> dict[Path, str]:
 
     README is one of them, in a folder that has one with the marks for it, where the default scale is measured.
     """
-    folder, collections = whole_paper_folder(root, scale), collect(root, scale, pages())
-    judged = judge_all([claim for study in studies().values() for claim in study.claims], collections)
+    collections, judged = _judged(root, scale)
+    return _texts(root, scale, judged, collections)
+
+
+def _judged(root: Path, scale: str) -> tuple[list[Collection], list[Judged]]:
+    """The published rows of a scale and those shown with it, and what they say of every claim."""
+    collections = collect(root, scale, pages())
+    return collections, judge_all([claim for study in studies().values() for claim in study.claims], collections)
+
+
+def _texts(root: Path, scale: str, judged: Sequence[Judged], collections: Sequence[Collection]) -> dict[Path, str]:
+    folder = whole_paper_folder(root, scale)
     found = {
         folder / "index.md": index.render(judged, collections),
         folder / f"{index.CLAIMS}.md": claims_page.render(judged, collections),

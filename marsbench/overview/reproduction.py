@@ -16,25 +16,27 @@ from marsbench.racing.sweep import Sweep
 from marsbench.rows.kinds import Row, any_measured
 from marsbench.rows.store import rows_text
 from marsbench.rows.workspace import Workspace
-from marsbench.running.plans import TrainedStage
 from marsbench.running.run import Run
 from marsbench.running.side_by_side import answer_side_by_side, train_side_by_side
+from marsbench.running.tables import Table
 from marsbench.studies import studies, study_of
 from marsbench.studies.study import Study
 
 
-def reproduce_page(name: str, run: Run, *, quick: bool = False) -> Path | None:
+def reproduce_page(name: str, run: Run, *, quick: bool = False, jobs: int = 1) -> Path | None:
     """Measure what a page lacks and write it, with its rows; None where only a part of the questions was answered.
 
     Args:
         name: a study's key, or that of something which stands on a study's page.
         run: where and how.
         quick: with the quick grid, where the study races one.
+        jobs: how many of the world's checkpoints to train, or to answer with, at a time; what is timed runs alone.
 
     Raises:
         UserError: if there is no page of that name.
     """
     study = study_of(name)
+    _work_side_by_side([study], run, quick=quick, jobs=jobs)
     if study.grid is not None:
         return reproduce_sweep(study, run, study.grid(run.scale, quick), "quick" if quick else "")
     rows = study.rows(run)
@@ -63,8 +65,7 @@ def reproduce_all(run: Run, *, quick: bool = False, jobs: int = 1) -> None:
         UserError: at the end, if pages could not be made; it names them, and the others are there.
     """
     wanted = whole_paper_studies()
-    train_side_by_side(run, _checkpoints(wanted, run, quick=quick), jobs)
-    answer_side_by_side(run, [study.cells for study in wanted if study.cells is not None], jobs)
+    _work_side_by_side(wanted, run, quick=quick, jobs=jobs)
     failed: dict[str, UserError] = {}
     for number, study in enumerate(wanted, 1):
         run.reporter.say(f"page {number} of {len(wanted)}: {study.key}")
@@ -83,11 +84,26 @@ def reproduce_all(run: Run, *, quick: bool = False, jobs: int = 1) -> None:
         )
 
 
-def _checkpoints(wanted: Sequence[Study], run: Run, *, quick: bool) -> list[TrainedStage]:
-    """The checkpoints behind some studies, each once."""
-    of_plans = [trained for study in wanted if study.plan is not None for trained in study.plan.stages]
-    grids = [study.grid(run.scale, quick) for study in wanted if study.grid is not None]
-    return list(dict.fromkeys([*of_plans, *[trained for grid in grids for trained in grid.checkpoints]]))
+def _work_side_by_side(wanted: Sequence[Study], run: Run, *, quick: bool, jobs: int) -> None:
+    """Train and answer what some studies lack, so many checkpoints at a time.
+
+    All of it has ended when this returns: what a study times, it times alone, when it is asked for its rows.
+    """
+    if jobs == 1:
+        return
+    ready = [study for study in wanted if not _refuses(study, run, quick=quick)]
+    train_side_by_side(run, [trained for study in ready for trained in study.trains(run.scale, quick)], jobs)
+    answer_side_by_side(run, [study.cells for study in ready if study.cells is not None], jobs)
+
+
+def _refuses(study: Study, run: Run, *, quick: bool) -> bool:
+    """Whether a study will say at once that it cannot be measured, so that nothing is trained for it in vain."""
+    try:
+        if study.grid is not None:
+            Sweep(run, study.grid(run.scale, quick))
+        return study.cells is not None and not Table(run, study.cells).can_ask
+    except UserError:
+        return True
 
 
 def _publish(study: Study, rows: Sequence[Row], workspace: Workspace) -> Path:

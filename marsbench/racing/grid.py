@@ -13,7 +13,7 @@ A list among a contender's settings stands for as many contenders; several lists
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from importlib import resources
 from itertools import product
@@ -59,6 +59,17 @@ class Entry:
         return {name: value for name, value in vars(self).items() if name != "compiled" or value}
 
 
+def checkpoints_of(entries: Iterable[Entry]) -> list[TrainedStage]:
+    """What some contenders and their draft models are, each once."""
+    found = [
+        TrainedStage.of(name, entry.trained_block_size)
+        for entry in entries
+        for name in (entry.stage, entry.draft)
+        if name
+    ]
+    return list(dict.fromkeys(found))
+
+
 @dataclass(frozen=True)
 class Grid:
     """Everything that a sweep measures."""
@@ -76,13 +87,7 @@ class Grid:
     @property
     def checkpoints(self) -> list[TrainedStage]:
         """What the contenders and their draft models are, each once."""
-        found = [
-            TrainedStage.of(name, entry.trained_block_size)
-            for entry in self.contenders
-            for name in (entry.stage, entry.draft)
-            if name
-        ]
-        return list(dict.fromkeys(found))
+        return checkpoints_of(self.contenders)
 
     def part(self, shard: tuple[int, int]) -> Grid:
         """The baselines and every nth of the other contenders, for one of several machines."""

@@ -5,14 +5,16 @@ Small models leave the other cores idle.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from pathlib import Path
+from threading import Thread
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -56,13 +58,13 @@ def train_side_by_side(run: Run, wanted: Iterable[TrainedStage], jobs: int) -> N
     """Train what is missing of some stages, and of those that they start from, so many at a time.
 
     Only the world's models are trained in this way, and only what is missing. The others, and all of it where `jobs` is
-    1, are left to whoever asks for a checkpoint.
+    1 or each stage starts from the one before, are left to whoever asks for a checkpoint, with all cores.
 
     Raises:
         UserError: a training has failed; the others are ended, and go on where they stopped the next time.
     """
     missing = _untrained(run, wanted) if _may_share(run, jobs) else {}
-    if len(missing) < 2:
+    if _in_a_row(missing):
         return
     _side_by_side(run, "training", missing, lambda one: partial(_train, trained=one), jobs)
 
@@ -145,6 +147,12 @@ def _untrained(run: Run, wanted: Iterable[TrainedStage]) -> dict[TrainedStage, T
     return dict(sorted(found.items(), key=lambda item: -stage(item[0].stage).passes))
 
 
+def _in_a_row(parents: Mapping[_Name, _Name | None]) -> bool:
+    """Whether each has to wait for another, so that no two can run at the same time."""
+    awaited = [parent if parent in parents else None for parent in parents.values()]
+    return len(set(awaited)) == len(awaited)
+
+
 def _unanswered(run: Run, plans: Iterable[TablePlan]) -> dict[TrainedStage, list[TablePlan]]:
     """Checkpoint -> tables, cut down to those of its lines that lack answers; where that is worth a process."""
     tables, questions = defaultdict(list), Counter[TrainedStage]()
@@ -198,6 +206,7 @@ class _Worker:
 def _run(work: Callable[[Run], None], settings: Mapping[str, Any], log: Path) -> None:
     """What such a process does."""
     torch.set_num_threads(1)
+    Thread(target=_end_with_parent, daemon=True).start()
     sys.stderr = log.open("w", encoding="utf-8", buffering=1)
     try:
         run = Run(**settings)
@@ -205,6 +214,14 @@ def _run(work: Callable[[Run], None], settings: Mapping[str, Any], log: Path) ->
             work(run)
     except UserError as error:
         sys.exit(str(error))
+
+
+def _end_with_parent() -> None:
+    """End when the run does that started this process, killed or not: the next run would do the same work beside it."""
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _train(run: Run, trained: TrainedStage) -> None:

@@ -42,6 +42,11 @@ class Table:
                 rows += self._lines(list(arms))
             return rows
 
+    @property
+    def can_ask(self) -> bool:
+        """Whether this machine has the questions of any of its benchmarks: for none, nothing is trained."""
+        return not all(self._why_not(name) for name in self._benchmarks)
+
     def _why_not(self, name: str) -> str:
         """Why a benchmark cannot be asked on this machine, empty if it can."""
         try:

@@ -12,7 +12,7 @@ from marsbench.findings.seeds import BySeed
 from marsbench.presets import Preset
 from marsbench.rendering.page import Page
 from marsbench.rows.kinds import Row
-from marsbench.running.plans import TablePlan
+from marsbench.running.plans import TablePlan, TrainedStage
 
 if TYPE_CHECKING:  # a study is read without loading what measures
     from marsbench.racing.grid import Grid
@@ -56,6 +56,7 @@ class Study(Item):
     draw: Callable[[Sequence[Row], str, Path], list[Path]]
     measure: Callable[[Run], list[Row]] | None = None  # all its rows, where they are not its plan's or its grid's
     grid: Callable[[Preset, bool], Grid] | None = None  # what it races at a scale, in full or quickly
+    stages: tuple[TrainedStage, ...] = ()  # what it trains that is neither its plan's nor its grid's
     scored: bool = True  # whether the lines of its plan answer benchmarks
     holds: tuple[Item, ...] = ()  # what else stands on its page
     claims: tuple[PaperClaim, ...] = ()  # those that its rows decide, in their place in the paper
@@ -67,6 +68,12 @@ class Study(Item):
     def cells(self) -> TablePlan | None:
         """The lines that answer benchmarks."""
         return self.plan if self.scored else None
+
+    def trains(self, scale: Preset, quick: bool) -> list[TrainedStage]:
+        """The checkpoints behind its page, each once; `quick` is for what races a grid."""
+        of_plan = self.plan.stages if self.plan else []
+        of_grid = self.grid(scale, quick).checkpoints if self.grid else []
+        return list(dict.fromkeys([*of_plan, *of_grid, *self.stages]))
 
     def rows(self, run: Run) -> list[Row]:
         """All rows of its page, those measured now that were missing."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from marsbench.racing.grid import checkpoints_of
 from marsbench.rows.kinds import Row
+from marsbench.studies.engine.contenders import EXACT, RACE
 from marsbench.studies.engine.page import draw, render
 from marsbench.studies.study import Study
 
@@ -26,6 +28,7 @@ STUDY = Study(
     place=3,
     in_paper=False,
     measure=_measure,
+    stages=tuple(checkpoints_of((*RACE, *EXACT))),
     render=render,
     draw=draw,
 )

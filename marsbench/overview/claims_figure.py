@@ -1,0 +1,145 @@
+"""The figure of the page of claims: measured effects with their intervals beside the published ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from textwrap import fill
+from typing import TYPE_CHECKING
+
+from marsbench.findings.claims import POINTS, TIMES, TOKENS
+from marsbench.findings.collection import Collection
+from marsbench.findings.published import PUBLISHED_SCALES
+from marsbench.overview.agreement import Comparison, Numbered, agreement, comparisons
+from marsbench.rendering.figures import drawn_alike, error_bars, new_figure, save
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+HOW_TO_READ = (
+    "Every claim with a published number, under its own number: the effect that was measured, with its 95 % interval, "
+    "beside the published ones. The vertical line is no effect: 0 for differences, 1 for ratios and for "
+    "tokens/forward; the sign of an effect is its side of that line. A measured effect is held against the published "
+    "one of the same model or, where there is none, of the smallest model that has one. Claims that rest on the same "
+    "comparison count each. The axis of points is linear up to 5 points and logarithmic beyond."
+)
+UNITS = (POINTS, TOKENS, TIMES)  # from the top of the figure
+_LINEAR_UP_TO = 5.0  # points
+_POINT_TICKS = (-50, -20, -10, -5, -2, 0, 2, 5, 10, 20, 50, 100)
+_WIDTH, _ROW, _FRAME, _LEGEND = 9.5, 0.26, 0.5, 0.4  # inches: of all; of a row; around the rows of a panel; of the key
+_LETTERS = 68  # of a label in one line
+_MEASURED_COLOUR = "#000000"
+_STYLES = {"0.5b": ("#D55E00", "D"), "7b": ("#0072B2", "^")}  # hollow markers, told apart in black and white too
+_SHIFTS = {"0.5b": 0.05, "7b": 0.26}  # below the middle of a row, in rows; what is measured stands above it
+_MEASURED_SHIFT = -0.22
+
+Panel = list[str | Comparison]  # headings, and the claims below each
+Panels = dict[tuple[str, bool], Panel]  # (unit, whether differences) -> what is drawn there
+
+
+def sections(numbered: Numbered, collections: Sequence[Collection]) -> Iterator[str]:
+    """What the page of claims says of published numbers: a sentence and the figure for each scale with rows."""
+    shown = _compared(numbered, collections)
+    if shown:
+        yield f"## Measured beside published\n\n{HOW_TO_READ}"
+    for scale, compared in shown.items():
+        caption = f"Effects measured at scale {scale} with 95 % intervals beside the published ones, claim by claim"
+        yield f"{agreement(compared, scale)}\n\n![{caption}]({_stem(scale)}.png)"
+
+
+def draw(numbered: Numbered, collections: Sequence[Collection], folder: Path) -> list[Path]:
+    """Write those figures, as PNG and SVG, and return their paths; `folder` is the page's."""
+    shown = _compared(numbered, collections)
+    return [path for scale, compared in shown.items() for path in _figure(compared, scale, folder / _stem(scale))]
+
+
+def panels(compared: Sequence[Comparison]) -> Panels:
+    """What is drawn: a panel per unit, differences apart, in each the sections of the paper in its order."""
+    found: Panels = {}
+    for one in sorted(compared, key=lambda one: (UNITS.index(one.claim.unit), one.signed)):
+        panel = found.setdefault((one.claim.unit, one.signed), [])
+        if one.claim.section not in panel:
+            panel.append(one.claim.section)
+        panel.append(one)
+    return found
+
+
+def _compared(numbered: Numbered, collections: Sequence[Collection]) -> dict[str, list[Comparison]]:
+    """Scale -> its claims with a published number, where any of them was measured."""
+    numbered = list(numbered)
+    by_scale = {one.scale: comparisons(numbered, one.scale) for one in collections}
+    return {scale: found for scale, found in by_scale.items() if any(one.measured for one in found)}
+
+
+def _stem(scale: str) -> str:
+    """A scale's figure beside the page, less its extension."""
+    return f"figures/claims_{scale}"
+
+
+def _figure(compared: Sequence[Comparison], scale: str, path_stem: Path) -> list[Path]:
+    drawn = panels(compared)
+    rows = [len(panel) for panel in drawn.values()]
+    with drawn_alike():
+        figure = new_figure(_WIDTH, _ROW * sum(rows) + _FRAME * len(rows) + _LEGEND)
+        grid = figure.subplots(len(drawn), 1, squeeze=False, height_ratios=rows)
+        for axes, ((unit, signed), panel) in zip(grid[:, 0], drawn.items(), strict=True):
+            _draw_panel(axes, panel, scale)
+            _dress(axes, panel, unit, signed=signed)
+        known = {name: one for axes in grid[:, 0] for one, name in zip(*axes.get_legend_handles_labels(), strict=True)}
+        names = sorted(known)  # what was measured comes first
+        handles = [known[name] for name in names]
+        figure.legend(handles, names, loc="outside upper center", ncols=len(names), frameon=False)
+        return save(figure, path_stem)
+
+
+def _draw_panel(axes: Axes, panel: Panel, scale: str) -> None:
+    rows = [(row, one) for row, one in enumerate(panel) if isinstance(one, Comparison)]
+    measured = [(row, one.measured) for row, one in rows if one.measured is not None]
+    axes.errorbar(
+        [estimate.value for _, estimate in measured],
+        [row + _MEASURED_SHIFT for row, _ in measured],
+        xerr=error_bars([estimate for _, estimate in measured], 1.0),
+        fmt="o", color=_MEASURED_COLOUR, markersize=4.5, elinewidth=1.2, capsize=2.0,
+        label=f"measured at scale {scale}, 95 % interval",
+    )  # fmt: skip
+    for model, name in PUBLISHED_SCALES.items():
+        colour, marker = _STYLES[model]
+        places = [(one.published[model], row + _SHIFTS[model]) for row, one in rows if model in one.published]
+        if places:
+            axes.plot(
+                *zip(*places, strict=True),
+                linestyle="none", marker=marker, color=colour, markerfacecolor="white", markersize=5.0,
+                label=f"published, {name}",
+            )  # fmt: skip
+
+
+def _dress(axes: Axes, panel: Panel, unit: str, *, signed: bool) -> None:
+    """Name the rows and the axis, set headings apart, and draw where no effect is."""
+    axes.set_ylim(len(panel) - 0.5, -0.5)
+    axes.set_yticks(range(len(panel)), [_label(one) for one in panel], fontsize=7.5, linespacing=1.0)
+    for row, (one, label) in enumerate(zip(panel, axes.get_yticklabels(), strict=True)):
+        if isinstance(one, str):
+            axes.axhspan(row - 0.5, row + 0.5, color="0.93", linewidth=0, zorder=0)
+            label.set_fontweight("bold")
+    axes.axvline(0.0 if signed else 1.0, color="0.4", linewidth=0.9, zorder=1)
+    if unit == POINTS:
+        axes.set_xscale("symlog", linthresh=_LINEAR_UP_TO)
+        low, high = axes.get_xlim()
+        axes.set_xticks([tick for tick in _POINT_TICKS if low <= tick <= high], minor=False)
+        axes.set_xticks([], minor=True)
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}".replace("-", "\N{MINUS SIGN}"))
+    beyond = f" (logarithmic beyond {_LINEAR_UP_TO:g})" if unit == POINTS else ""
+    axes.set_xlabel(f"{'difference in ' if signed else ''}{unit}{beyond}")
+    axes.tick_params(axis="y", length=0)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.grid(axis="x", color="0.88", linewidth=0.6)
+    axes.set_axisbelow(True)
+
+
+def _label(one: str | Comparison) -> str:
+    """What stands beside a row: a claim's number and words, less the comparison that some have behind a colon."""
+    if isinstance(one, str):
+        return one
+    words, _, compared = one.claim.text.partition(": ")
+    text = words if one.claim.tested.startswith(compared) else one.claim.text
+    return fill(f"{one.number}  {text}", _LETTERS)
