@@ -141,8 +141,9 @@ def report(
 
     preset(scale)
     written = 0
-    for written, page in enumerate(write_scale(output, scale), 1):  # noqa: B007
+    for page in write_scale(output, scale):
         typer.echo(f"wrote {page}")
+        written += 1
     if not written:
         raise UserError(
             "there are no rows", where=str(Workspace(output, scale).results("table2").parent),
