@@ -1,4 +1,4 @@
-"""Writing files so that nobody ever sees half of one."""
+"""Writing files so that nobody ever sees half of one, or half a line."""
 
 from __future__ import annotations
 
@@ -19,6 +19,19 @@ def write_atomically(path: Path, content: bytes) -> Path:
     finally:
         draft.unlink(missing_ok=True)
     return path
+
+
+def append_line(file: Path, line: str) -> None:
+    """Add a line to a file; it is on disk when this returns."""
+    with file.open("a", encoding="utf-8") as stream:
+        stream.write(line + "\n")
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def whole_lines(file: Path) -> list[bytes]:
+    """The lines of a file without their ends, none where there is no file; one that was cut short does not count."""
+    return file.read_bytes().split(b"\n")[:-1] if file.exists() else []
 
 
 def check_can_be_written(file: Path, option: str) -> None:

@@ -26,7 +26,7 @@ def read_objects(file: Path, columns: Sequence[str], *, unique: str | None = Non
     except OSError as error:
         raise UserError(f"the file cannot be read: {error.strerror}", where=str(file), fix="check the path") from error
     if not lines:
-        needed = ", ".join(f'"{column}": ...' for column in columns)
+        needed = ", ".join(f'"{column}": ...' for column in columns or ["..."])
         raise UserError("the file is empty", where=str(file), fix=f"give lines of {{{needed}}}")
     records = [_object(line, columns, f"{file}, line {number}") for number, line in enumerate(lines, 1)]
     if unique is not None:
@@ -41,11 +41,12 @@ def _object(line: bytes, columns: Sequence[str], where: str) -> dict[str, Any]:
         raise UserError("not UTF-8", where=where, fix="save the file as UTF-8") from error
     except json.JSONDecodeError as error:
         raise UserError(f"not a line of JSON: {error}", where=where, fix="mend or remove the line") from error
-    missing = [column for column in columns if not isinstance(record, dict) or column not in record]
+    if not isinstance(record, dict):
+        raise UserError("not a JSON object", where=where, fix='write {"...": ...}, in braces')
+    missing = [column for column in columns if column not in record]
     if missing:
         raise UserError(f"no column {', '.join(missing)}", where=where, fix=f"every line needs {', '.join(columns)}")
-    found: dict[str, Any] = record
-    return found
+    return record
 
 
 def _check_unique(file: Path, records: Sequence[Mapping[str, Any]], column: str) -> None:

@@ -22,7 +22,7 @@ FLOORS = (
     ("decoding",),
     ("methods", "lm_eval_plugin"),
     ("evaluation",),
-    ("show", "decode_file", "transformers_generate", "doctor"),
+    ("show", "decode_file", "distilling", "transformers_generate", "doctor"),
     ("__init__",),
     ("rows",),
     ("running",),

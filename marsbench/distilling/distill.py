@@ -1,0 +1,226 @@
+"""`marsbench distill`: prompts in a JSON Lines file, chat data with a model's own answers in another.
+
+Answers are logged beside the data as they come, and the data appears whole, in the order of the prompts.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from marsbench.decoding.engine import Batch, KindOfBatch, Method, context_length, decode
+from marsbench.decoding.generation import PREFILL_POSITIONS, Generation, Request, as_list
+from marsbench.decoding.outside import OutsideMethod
+from marsbench.distilling.answers import Answer, AnswerLog, Reason, alone_with
+from marsbench.distilling.chats import Chats
+from marsbench.errors import UserError
+from marsbench.files import write_atomically
+from marsbench.keys import content_hash
+from marsbench.methods.fitting import default_ids
+from marsbench.progress import Reporter
+from marsbench.training.chat_data import Message
+from marsbench.training.checkpoints import Loaded
+
+# Prompts are decoded by length within stretches of so many batches: little is wasted on padding, the time that is left
+# can be told from the time that has passed, and no more than a stretch of generations is held in memory.
+_BATCHES_AT_ONCE = 64
+
+Key = tuple[int, int]  # prompt and sample, both from 0
+
+
+@dataclass(frozen=True)
+class Asking:
+    """How prompts are answered. Batch size, threshold and what follows it change how fast, not what is answered."""
+
+    max_new_tokens: int
+    temperature: float = 0.0
+    samples: int = 1
+    seed: int = 0
+    batch_size: int = 16
+    threshold: float | None = None
+    prefill_positions: int = PREFILL_POSITIONS
+    kind: KindOfBatch = Batch
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What came of it."""
+
+    written: list[Answer]
+    left_out: Counter[Reason]
+    too_long: int  # prompts
+    room: int  # tokens that the context leaves for a prompt
+    limit: int  # tokens of an answer
+
+    def in_words(self) -> str:
+        """Counts on one line: what was written, and what was left out and why."""
+        reasons: dict[Reason, str] = {
+            "cut": f"cut at {self.limit:,} tokens (--keep-cut keeps them)",
+            "empty": "empty",
+            "lost": "that chat data cannot hold (special tokens in the midst, half characters)",
+        }
+        said = [f"{self.left_out[reason]:,} {words}" for reason, words in reasons.items() if self.left_out[reason]]
+        if self.too_long:
+            said.append(f"{self.too_long:,} prompts longer than the {self.room:,} tokens that the context leaves")
+        tokens = sum(answer.tokens for answer in self.written)
+        return f"{len(self.written):,} answers, {tokens:,} tokens; left out: {', '.join(said) or 'none'}"
+
+
+def log_beside(out: Path) -> Path:
+    """The file in which the answers of some chat data are logged."""
+    return out.with_name(f"{out.name}.answers")
+
+
+def check_is_ours(out: Path) -> None:
+    """Refuse to write over a file that is not the outcome of an earlier run."""
+    if out.exists() and not log_beside(out).exists():
+        raise UserError(
+            "there is a file of that name, and no answers beside it to go on from",
+            where=str(out),
+            fix="choose another --out, or remove the file",
+        )
+
+
+class Distiller:
+    """A checkpoint that answers prompts by a lossless method."""
+
+    def __init__(self, loaded: Loaded, method: Method | OutsideMethod, asking: Asking, reporter: Reporter) -> None:
+        """Make ready.
+
+        Raises:
+            UserError: chats are not for this checkpoint, or its context has no room for a prompt.
+        """
+        self._loaded, self._method, self._asking, self._reporter = loaded, method, asking, reporter
+        self._chats = Chats(loaded.tokenizer)
+        eos, self._pad_id = default_ids(loaded, None, None)
+        # A turn ends where the trainer will end it, and where the checkpoint's own settings of generation say so.
+        settings = getattr(loaded.model.generation_config, "eos_token_id", None)
+        self._eos_ids = sorted({eos, self._chats.end_id, *as_list([] if settings is None else settings)})
+        context = context_length(loaded.model)
+        self._room = context - asking.max_new_tokens
+        if self._room < 1:
+            raise UserError(
+                f"answers of {asking.max_new_tokens:,} tokens leave no room for a prompt in the model's context of "
+                f"{context:,}",
+                fix="lower --max-new-tokens",
+            )
+
+    def distill(
+        self, prompts: Sequence[list[Message]], source: Path, out: Path, *, limit: int | None = None,
+        keep_cut: bool = False,
+    ) -> Summary:  # fmt: skip
+        """Answer prompts and write them as chat data, in their order.
+
+        Args:
+            prompts: the turns before each answer.
+            source: the file that they are read from, one a line.
+            out: where the chat data goes; `log_beside` it are the answers that an interrupted run goes on from.
+            limit: only so many of the prompts; None = all.
+            keep_cut: write answers that were cut at the limit too.
+
+        Raises:
+            UserError: answers of another run lie there, the template refuses a prompt, or no answer is left to write.
+        """
+        asked, file = prompts[:limit], log_beside(out)
+        with alone_with(file):
+            log = AnswerLog(file, self._settings(prompts))
+            requests = self._requests(asked, source)
+            self._answer(requests, asked, log)
+            answers = [log.answers[key] for key in requests]
+            summary = self._summary(answers, len(asked) - len({prompt for prompt, _ in requests}), keep_cut)
+            if not summary.written:
+                raise UserError(
+                    f"nothing to write: {summary.in_words()}", where=str(source), fix="give other prompts or options"
+                )
+            lines = [_line(asked[answer.prompt], answer) for answer in summary.written]
+            write_atomically(out, "".join(lines).encode())
+        self._say_what_differs(summary.written, asked)
+        return summary
+
+    def _settings(self, prompts: Sequence[list[Message]]) -> dict[str, Any]:
+        """Everything that decides the answers; a lossless method does not, and neither does the batch size."""
+        return {
+            "weights": self._loaded.weights[:16],
+            "chat template": content_hash(self._chats.template),
+            "prompts": content_hash(prompts),
+            "max_new_tokens": self._asking.max_new_tokens,
+            "temperature": self._asking.temperature,
+            "seed": self._asking.seed,
+            "dtype": str(self._loaded.model.dtype).removeprefix("torch."),
+        }
+
+    def _requests(self, prompts: Sequence[list[Message]], source: Path) -> dict[Key, Request]:
+        """What to decode, for the prompts that the context has room for."""
+        asking, encoded = self._asking, self._chats.encoded(prompts, source)
+        fitting = [number for number, ids in enumerate(encoded) if len(ids) <= self._room]
+        return {
+            (number, sample): Request(
+                encoded[number],
+                asking.max_new_tokens,
+                asking.threshold,
+                temperature=asking.temperature,
+                seed=random.Random(f"{asking.seed} {number} {sample}").getrandbits(63),
+            )
+            for number, sample in product(fitting, range(asking.samples))
+        }
+
+    def _answer(self, requests: Mapping[Key, Request], prompts: Sequence[list[Message]], log: AnswerLog) -> None:
+        """Decode what has no answer yet, with a bar; every answer is logged as soon as its row is finished."""
+        todo = [key for key in requests if key not in log.answers]
+        stretch = _BATCHES_AT_ONCE * self._asking.batch_size
+        done, tokens, started = len(requests) - len(todo), 0, time.perf_counter()
+        if done:
+            self._reporter.say(f"going on after {done:,} of {len(requests):,} answers")
+
+        def finished(key: Key, generation: Generation) -> None:
+            nonlocal done, tokens
+            log.add(self._read(key, generation, prompts[key[0]]))
+            done, tokens = done + 1, tokens + generation.emitted
+            bar.update(done, len(requests), f"{tokens / (time.perf_counter() - started):,.0f} tokens/s")
+
+        with self._reporter.bar(f"answering by {self._method.name}") as bar:
+            for first in range(0, len(todo), stretch):
+                self._decode({key: requests[key] for key in todo[first : first + stretch]}, finished)
+
+    def _decode(self, requests: Mapping[Key, Request], finished: Callable[[Key, Generation], None]) -> None:
+        keys = list(requests)
+        decode(
+            self._loaded.model,
+            self._method,
+            list(requests.values()),
+            eos_id=self._eos_ids,
+            pad_id=self._pad_id,
+            batch_size=self._asking.batch_size,
+            on_finished=lambda index, generation: finished(keys[index], generation),
+            prefill_positions=self._asking.prefill_positions,
+            kind=self._asking.kind,
+        )
+
+    def _read(self, key: Key, generation: Generation, turns: list[Message]) -> Answer:
+        """A generation as the text to learn, and what the trainer will make of that."""
+        text, spelling = self._chats.text(generation.tokens), self._chats.spelling(generation.tokens, turns)
+        return Answer(*key, text, generation.emitted, generation.finish == "eos", spelling)
+
+    def _summary(self, answers: Sequence[Answer], too_long: int, keep_cut: bool) -> Summary:
+        reasons = [answer.left_out(keep_cut=keep_cut) for answer in answers]
+        written = [answer for answer, reason in zip(answers, reasons, strict=True) if reason is None]
+        left_out = Counter(reason for reason in reasons if reason is not None)
+        return Summary(written, left_out, too_long, self._room, self._asking.max_new_tokens)
+
+    def _say_what_differs(self, written: Sequence[Answer], prompts: Sequence[list[Message]]) -> None:
+        """Say of how many conversations more, or other tokens, will be learned than the model has said."""
+        if others := sum(answer.spelling == "other" for answer in written):
+            self._reporter.say(f"{others:,} answers will be learned as other tokens of the same text")
+        if earlier := sum(any(turn["role"] == "assistant" for turn in prompts[one.prompt]) for one in written):
+            self._reporter.say(f"{earlier:,} answers follow earlier answers that stay as they are, and are learned too")
+
+
+def _line(turns: list[Message], answer: Answer) -> str:
+    return json.dumps({"messages": [*turns, {"role": "assistant", "content": answer.text}]}) + "\n"

@@ -1,0 +1,423 @@
+"""`marsbench distill`: a model's own answers as chat data, whatever the batch, and however often it is interrupted."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import Result
+from filelock import FileLock
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from typer.testing import CliRunner
+
+from marsbench.cli import app
+from marsbench.decoding.engine import decode
+from marsbench.decoding.generation import Generation, Request
+from marsbench.distilling import distill as distilling
+from marsbench.distilling.answers import Answer
+from marsbench.distilling.chats import Chats
+from marsbench.distilling.prompts import read_prompts
+from marsbench.errors import UserError
+from marsbench.methods.ar import Autoregressive
+from marsbench.training.chat_data import read_chat_data
+from marsbench.training.checkpoints import load
+from marsbench.training.tokenizer import CHAT_TEMPLATE, END, MASK, PAD, START, build_tokenizer
+
+WORDS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "plus", "minus", "is", "and")
+QUESTIONS = [" ".join(WORDS[(3 * number + step) % 14] for step in range(1 + number % 5)) for number in range(24)]
+SAMPLED = ("--temperature", "1.0")  # about half of the answers come to an end
+
+
+def save_model(folder: Path, seed: int = 0) -> Path:
+    """A random checkpoint that speaks in letters of ASCII, one a token, so that whatever it says is text."""
+    letters = [chr(code) for code in range(ord("A"), ord("z") + 1) if chr(code).isalpha()]
+    vocabulary = [PAD, START, END, MASK, *letters, ".", "\u0120", "\u010a"]  # the last two: space and line break
+    core = Tokenizer(models.BPE({entry: number for number, entry in enumerate(vocabulary)}, []))
+    core.pre_tokenizer, core.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=core, pad_token=PAD, eos_token=END, mask_token=MASK, additional_special_tokens=[START]
+    )
+    tokenizer.chat_template = CHAT_TEMPLATE
+    torch.manual_seed(seed)
+    config = Qwen2Config(
+        vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=2, intermediate_size=32, num_attention_heads=2,
+        num_key_value_heads=1, max_position_embeddings=160, initializer_range=0.4, eos_token_id=tokenizer.eos_token_id,
+    )  # fmt: skip
+    spoken = Qwen2ForCausalLM(config)
+    with torch.no_grad():
+        spoken.lm_head.weight.normal_(std=0.8)
+        for token, weight in ((PAD, 0), (START, 0), (MASK, 0), (END, 1.4)):  # the last is said often, the others rarely
+            spoken.lm_head.weight[tokenizer.convert_tokens_to_ids(token)] *= weight
+    spoken.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(tmp_path_factory.mktemp("model"))
+
+
+def save(file: Path, *records: Any) -> Path:
+    file.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return file
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    return save(tmp_path / "prompts.jsonl", *[{"prompt": question} for question in QUESTIONS])
+
+
+def distill(model: Path, prompts: Path, out: Path, *options: str) -> Result:
+    asked = ["--checkpoint", str(model), "--prompts", str(prompts), "--out", str(out), "--max-new-tokens", "24"]
+    return CliRunner().invoke(app, ["distill", *asked, *options])
+
+
+def written(file: Path) -> list[list[dict[str, str]]]:
+    return [json.loads(line)["messages"] for line in file.read_text().splitlines()]
+
+
+@pytest.fixture
+def decoded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Request, Generation]]:
+    """What the engine is given, and what it gives."""
+    seen: list[tuple[Request, Generation]] = []
+
+    def noting(model: Any, method: Any, requests: Any, **how: Any) -> list[Generation]:
+        found = decode(model, method, requests, **how)
+        seen.extend(zip(requests, found, strict=True))
+        return found
+
+    monkeypatch.setattr(distilling, "decode", noting)
+    return seen
+
+
+# ---- the answers -----------------------------------------------------------------------------------------------------
+
+
+def test_answers_are_read_as_the_very_tokens_that_were_decoded(
+    model: Path, prompts: Path, tmp_path: Path, decoded: list[tuple[Request, Generation]]
+) -> None:
+    """Guards against a template applied twice, a BOS or an EOS too many, and an end that is never learned."""
+    done = distill(model, prompts, tmp_path / "chats.jsonl", *SAMPLED)
+    assert done.exit_code == 0, done.output
+    tokenizer = load(model).tokenizer
+    chat = read_chat_data(str(tmp_path / "chats.jsonl"), tokenizer, 512)
+    whole = sorted([*request.prompt_ids, *one.tokens, 2] for request, one in decoded if one.finish == "eos")
+    assert 5 < len(whole) < len(QUESTIONS) and chat.dropped == 0
+    assert sorted(map(list, chat.sequences["input_ids"])) == whole  # type: ignore[call-overload]
+    assert sorted(chat.labelled) == sorted(one.emitted for _, one in decoded if one.finish == "eos")
+
+
+def test_chat_data_can_be_trained_on(model: Path, prompts: Path, tmp_path: Path) -> None:
+    """Guards against data that only we can read."""
+    chats = tmp_path / "chats.jsonl"
+    assert distill(model, prompts, chats, *SAMPLED).exit_code == 0
+    start = ["--scale", "0.5b", "--base", str(model), "--chat-data", str(chats), "--output", str(tmp_path)]
+    done = CliRunner().invoke(app, ["train", "mars", *start, "--max-steps", "2", "--batch-size", "4"])
+    assert done.exit_code == 0, done.output
+    assert f"{len(written(chats))} conversations to learn, 0 left out" in done.output
+
+
+@pytest.mark.parametrize("sampled", [(), (*SAMPLED, "--samples", "3")], ids=["greedy", "sampled"])
+def test_the_file_is_the_same_whatever_the_batch_and_the_method(
+    sampled: tuple[str, ...], model: Path, prompts: Path, tmp_path: Path
+) -> None:
+    """Guards against answers under the wrong prompt, and against seeds that go by the place in a batch."""
+    files = []
+    for number, options in enumerate(
+        [("--batch-size", "1"), ("--batch-size", "5"), ("--method", "mars-verified", "--window", "3")]
+    ):
+        done = distill(model, prompts, tmp_path / f"{number}.jsonl", "--keep-cut", *sampled, *options)
+        assert done.exit_code == 0, done.output
+        files.append((tmp_path / f"{number}.jsonl").read_bytes())
+    assert files[0] == files[1] == files[2]
+    chats = written(tmp_path / "0.jsonl")
+    places = [QUESTIONS.index(turns[0]["content"]) for turns in chats]
+    assert places == sorted(places) and {*places} == {*range(len(QUESTIONS))}
+    if sampled:
+        assert len({turns[1]["content"] for turns in chats}) > 60, "every sample has a seed of its own"
+
+
+def test_greedy_answers_are_those_of_plain_decoding(model: Path, prompts: Path, tmp_path: Path) -> None:
+    """Guards against prompts that the model is asked in another form than in a chat."""
+    assert distill(model, prompts, tmp_path / "chats.jsonl", "--keep-cut").exit_code == 0
+    loaded = load(model)
+    turns = [{"role": "user", "content": QUESTIONS[7]}]
+    ids = loaded.tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=True)["input_ids"]
+    (one,) = decode(loaded.model, Autoregressive(), [Request(ids, 24)], eos_id=2, pad_id=0)
+    assert written(tmp_path / "chats.jsonl")[7][1]["content"] == loaded.tokenizer.decode(one.tokens)
+
+
+def test_what_is_left_out_is_counted(model: Path, tmp_path: Path, decoded: list[tuple[Request, Generation]]) -> None:
+    """Guards against targets that teach to stop midway, and against silence about them."""
+    long = {"prompt": " ".join(["one"] * 60)}
+    prompts = save(tmp_path / "prompts.jsonl", *[{"prompt": one} for one in QUESTIONS], long)
+    done = distill(model, prompts, tmp_path / "chats.jsonl", *SAMPLED, "--samples", "8")
+    cut = sum(one.finish == "length" for _, one in decoded)
+    left = len(written(tmp_path / "chats.jsonl"))
+    lost = len(decoded) - cut - left
+    assert cut and left and lost and len(decoded) == 8 * len(QUESTIONS)
+    assert f"{left} answers" in done.stdout and f"{cut} cut at 24 tokens" in done.stdout
+    assert f"{lost} that chat data cannot hold" in done.stdout and "1 prompts longer than the 136 tokens" in done.stdout
+    decoded.clear()
+    kept = distill(model, prompts, tmp_path / "chats.jsonl", *SAMPLED, "--samples", "8", "--keep-cut")
+    assert kept.exit_code == 0 and not decoded, "what was cut is in the log"
+    assert left < len(written(tmp_path / "chats.jsonl")) <= left + cut
+
+
+@pytest.mark.parametrize(
+    ("text", "ended", "spelling", "reason"),
+    [("7", True, "own", None), ("7", True, "other", None), ("7", False, "own", "cut"), (" \n", True, "own", "empty"),
+     ("7", True, "lost", "lost"), ("7", False, "lost", "cut")],
+)  # fmt: skip
+def test_every_answer_left_out_has_one_reason(text: str, ended: bool, spelling: Any, reason: str | None) -> None:
+    """Guards against answers that say nothing in the data, and against one that is counted twice."""
+    answer = Answer(0, 0, text, 3, ended, spelling)
+    assert answer.left_out(keep_cut=False) == reason
+    if reason == "cut":
+        assert answer.left_out(keep_cut=True) == ("lost" if spelling == "lost" else None)
+
+
+@pytest.mark.parametrize(
+    ("text", "spelling"),
+    [
+        ("The answer is 42.", "own"),
+        ("The ans|wer", "other"),  # two tokens for what the tokenizer writes with one
+        (f"Stop{END}and go", "lost"),
+        (f"Stop{START}", "lost"),
+    ],
+)
+def test_what_the_trainer_reads_is_told_apart(text: str, spelling: str) -> None:
+    """Guards against answers that train another text than the model wrote, such as an end in the midst of one."""
+    tokenizer = build_tokenizer(512, texts=500)
+    tokens = [token for part in text.split("|") for token in tokenizer(part).input_ids] if "<" not in text else None
+    tokens = tokens or tokenizer(text).input_ids
+    assert Chats(tokenizer).spelling(tokens, [{"role": "user", "content": "?"}]) == spelling
+
+
+def test_half_a_character_is_no_text() -> None:
+    """Guards against a replacement character learned in place of what the limit has cut in two."""
+    tokenizer = build_tokenizer(512, texts=500)
+    tokens = tokenizer("☃").input_ids
+    assert Chats(tokenizer).spelling(tokens, [{"role": "user", "content": "?"}]) == "own"
+    assert Chats(tokenizer).spelling(tokens[:-1], [{"role": "user", "content": "?"}]) == "lost"
+
+
+# ---- the prompts -----------------------------------------------------------------------------------------------------
+
+
+def test_prompts_come_in_many_forms(tmp_path: Path) -> None:
+    """Guards against somebody else's answer left in the prompt, and a column that is passed over."""
+    system, user = {"role": "system", "content": "Be brief."}, {"role": "user", "content": "One?"}
+    theirs, again = {"role": "assistant", "content": "Theirs."}, {"role": "user", "content": "Two?"}
+    file = save(
+        tmp_path / "in.jsonl", {"prompt": "One?"}, {"messages": [user, theirs]}, {"messages": [system, user]},
+        {"messages": [user, theirs, again, {"role": "assistant", "content": "4", "name": "x"}]}, {"prompt": [user]},
+    )  # fmt: skip
+    assert read_prompts(file) == [[user], [user], [system, user], [user, theirs, again], [user]]
+    file = save(tmp_path / "gsm8k.jsonl", {"question": "One?", "answer": "1"})
+    assert read_prompts(file, "question") == [[user]]
+
+
+BAD = {
+    "no column": ({"question": "One?", "answer": "1"}, "--column which one holds the prompts: question, answer"),
+    "no object": (["One?"], "not a JSON object"),
+    "no text": ({"prompt": 7}, "prompt is neither a text nor a list of turns"),
+    "nothing asked": ({"messages": [{"role": "assistant", "content": "4"}]}, "asks nothing"),
+    "only a system prompt": ({"messages": [{"role": "system", "content": "Be brief."}]}, "asks nothing"),
+    "empty": ({"prompt": " "}, "asks nothing"),
+    "no such role": ({"messages": [{"role": "human", "content": "One?"}]}, "turn 1 of messages has no role"),
+    "no content": ({"messages": [{"role": "user", "content": None}]}, "turn 1 of messages has no content"),
+}
+
+
+@pytest.mark.parametrize("mistake", BAD)
+def test_a_line_that_asks_nothing_is_named(mistake: str, model: Path, tmp_path: Path) -> None:
+    """Guards against tracebacks, and prompts that are silently passed over."""
+    line, said = BAD[mistake]
+    done = distill(model, save(tmp_path / "in.jsonl", {"prompt": "One?"}, line), tmp_path / "out.jsonl")
+    assert done.exit_code == 2, done.output
+    assert "in.jsonl, line 2" in done.stderr and said in done.stderr
+    assert [file.name for file in tmp_path.iterdir()] == ["in.jsonl"]
+
+
+def test_an_empty_file_of_prompts_is_named(model: Path, tmp_path: Path) -> None:
+    """Guards against an empty outcome that looks like a success."""
+    (tmp_path / "in.jsonl").touch()
+    done = distill(model, tmp_path / "in.jsonl", tmp_path / "out.jsonl")
+    assert done.exit_code == 2 and "the file is empty" in done.stderr
+
+
+def test_earlier_answers_are_said_to_be_learned(model: Path, tmp_path: Path) -> None:
+    """Guards against words of others learned unseen."""
+    turns = [{"role": "user", "content": "one"}, {"role": "assistant", "content": "two"}] * 2
+    prompts = save(tmp_path / "in.jsonl", {"messages": turns}, {"prompt": "one"})
+    done = distill(model, prompts, tmp_path / "out.jsonl", "--keep-cut")
+    assert done.exit_code == 0 and "1 answers follow earlier answers" in done.stderr
+    assert written(tmp_path / "out.jsonl")[0][:3] == turns[:3]
+
+
+# ---- interruptions ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def whole(model: Path, prompts: Path, tmp_path: Path) -> Iterator[Path]:
+    """Chat data that was made in one go, with its log."""
+    assert distill(model, prompts, tmp_path / "chats.jsonl", *SAMPLED).exit_code == 0
+    yield tmp_path / "chats.jsonl"
+
+
+def test_a_run_goes_on_wherever_it_was_killed(
+    whole: Path, model: Path, prompts: Path, tmp_path: Path, decoded: list[tuple[Request, Generation]]
+) -> None:
+    """Guards against answers that are lost or given twice after a kill, in the midst of a line too."""
+    log = distilling.log_beside(whole).read_bytes()
+    ends = [at + 1 for at, byte in enumerate(log) if byte == ord("\n")]
+    for size in (0, 5, ends[0] - 1, ends[0], ends[0] + 9, ends[7], ends[7] + 1, ends[20] - 1, ends[-1]):
+        out = tmp_path / f"after {size}.jsonl"
+        distilling.log_beside(out).write_bytes(log[:size])
+        decoded.clear()
+        done = distill(model, prompts, out, *SAMPLED)
+        assert done.exit_code == 0, done.output
+        assert out.read_bytes() == whole.read_bytes()
+        there = max(0, log[:size].count(b"\n") - 1)
+        assert len(decoded) == len(QUESTIONS) - there, "what is there is not decoded again"
+        lines = distilling.log_beside(out).read_text().splitlines()
+        assert len(lines) == 1 + len(QUESTIONS) and sorted(lines) == sorted(log.decode().splitlines())
+
+
+def test_an_interruption_leaves_no_chat_data_and_all_answers(
+    model: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against half a file that somebody trains on, and answers that are only kept at the end."""
+    answer = distilling.Distiller._read
+    left = 10
+
+    def interrupted(*arguments: Any) -> Any:
+        nonlocal left
+        if not left:
+            raise KeyboardInterrupt
+        left -= 1
+        return answer(*arguments)
+
+    monkeypatch.setattr(distilling.Distiller, "_read", interrupted)
+    out = tmp_path / "chats.jsonl"
+    done = distill(model, prompts, out, *SAMPLED)
+    assert done.exit_code == 130 and "the same command resumes" in done.stderr
+    assert not out.exists()
+    monkeypatch.setattr(distilling.Distiller, "_read", answer)
+    done = distill(model, prompts, out, *SAMPLED)
+    assert done.exit_code == 0 and f"going on after 10 of {len(QUESTIONS)} answers" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--max-new-tokens", "20"), "max_new_tokens 24, not 20"),
+        (("--temperature", "0.5"), "temperature 1.0, not 0.5"),
+        (("--seed", "3"), "seed 0, not 3"),
+        (("--dtype", "bfloat16"), "dtype float32, not bfloat16"),
+    ],
+)
+def test_other_settings_are_not_mixed_in(
+    options: tuple[str, ...], said: str, whole: Path, model: Path, prompts: Path
+) -> None:
+    """Guards against chat data of two minds, and against a refusal that spoils what is there."""
+    before = whole.read_bytes(), distilling.log_beside(whole).read_bytes()
+    done = distill(model, prompts, whole, *SAMPLED, *options)
+    assert done.exit_code == 2 and said in done.stderr, done.output
+    assert (whole.read_bytes(), distilling.log_beside(whole).read_bytes()) == before
+
+
+def test_other_models_and_prompts_are_not_mixed_in(whole: Path, model: Path, prompts: Path, tmp_path: Path) -> None:
+    """Guards against answers of one model that pass for another's, or answer another question."""
+    other = save_model(tmp_path / "other", seed=1)
+    done = distill(other, prompts, whole, *SAMPLED)
+    assert done.exit_code == 2 and "weights" in done.stderr and "prompts" not in done.stderr.splitlines()[0]
+    shutil.copytree(model, tmp_path / "reworded")
+    template = tmp_path / "reworded" / "chat_template.jinja"
+    template.write_text(template.read_text().replace("You are a helpful", "You a helpful"))
+    done = distill(tmp_path / "reworded", prompts, whole, *SAMPLED)
+    assert done.exit_code == 2 and "chat template" in done.stderr and "weights" not in done.stderr
+    save(prompts, *[{"prompt": one} for one in QUESTIONS[1:]])
+    done = distill(model, prompts, whole, *SAMPLED)
+    assert done.exit_code == 2 and "another run (prompts" in done.stderr
+
+
+def test_more_can_be_asked_later(
+    model: Path, prompts: Path, tmp_path: Path, decoded: list[tuple[Request, Generation]]
+) -> None:
+    """Guards against a first try that has to be thrown away."""
+    few, many = tmp_path / "few.jsonl", tmp_path / "many.jsonl"
+    assert distill(model, prompts, few, *SAMPLED, "--limit", "6", "--keep-cut").exit_code == 0
+    assert [one[0]["content"] for one in written(few)] == QUESTIONS[:6]
+    assert distill(model, prompts, few, *SAMPLED, "--samples", "2").exit_code == 0
+    assert len(decoded) == 2 * len(QUESTIONS)
+    assert distill(model, prompts, many, *SAMPLED, "--samples", "2").exit_code == 0
+    assert few.read_bytes() == many.read_bytes()
+
+
+def test_a_file_of_somebody_elses_stays(model: Path, prompts: Path, tmp_path: Path) -> None:
+    """Guards against a data set overwritten by a slip."""
+    mine = save(tmp_path / "mine.jsonl", {"messages": []})
+    done = distill(model, prompts, mine, *SAMPLED)
+    assert done.exit_code == 2 and "there is a file of that name" in done.stderr
+    assert mine.read_text() == '{"messages": []}\n'
+
+
+def test_two_commands_do_not_write_one_file(model: Path, prompts: Path, tmp_path: Path) -> None:
+    """Guards against two runs whose lines run into each other."""
+    out = tmp_path / "chats.jsonl"
+    with FileLock(f"{distilling.log_beside(out)}.lock"):
+        done = distill(model, prompts, out, *SAMPLED)
+    assert done.exit_code == 2 and "another command is writing" in done.stderr
+
+
+def test_a_broken_log_is_named(whole: Path, model: Path, prompts: Path) -> None:
+    """Guards against tracebacks over a line that an editor has changed."""
+    log = distilling.log_beside(whole)
+    lines = log.read_text().splitlines(keepends=True)
+    log.write_text("".join([*lines[:3], "{}\n", *lines[3:]]))
+    done = distill(model, prompts, whole, *SAMPLED)
+    assert done.exit_code == 2 and f"{log}, line 4" in done.stderr
+
+
+# ---- what cannot be --------------------------------------------------------------------------------------------------
+
+
+def test_nothing_left_to_write_is_said(model: Path, prompts: Path, tmp_path: Path) -> None:
+    """Guards against an empty file that the trainer would stumble over."""
+    done = distill(model, prompts, tmp_path / "chats.jsonl", "--max-new-tokens", "1", "--limit", "3")
+    assert done.exit_code == 2 and "nothing to write" in done.stderr, done.output
+    assert not (tmp_path / "chats.jsonl").exists()
+
+
+def test_a_checkpoint_without_a_chat_template_is_refused(model: Path, prompts: Path, tmp_path: Path) -> None:
+    """Guards against answers to prompts that the model was never asked in such a form."""
+    shutil.copytree(model, tmp_path / "plain")
+    (tmp_path / "plain" / "chat_template.jinja").unlink()
+    done = distill(tmp_path / "plain", prompts, tmp_path / "chats.jsonl")
+    assert done.exit_code == 2 and "no chat template" in done.stderr
+
+
+def test_answers_as_long_as_the_context_are_refused(model: Path, prompts: Path, tmp_path: Path) -> None:
+    """Guards against every prompt left out as too long, one by one."""
+    done = distill(model, prompts, tmp_path / "chats.jsonl", "--max-new-tokens", "160")
+    assert done.exit_code == 2 and "no room for a prompt" in done.stderr and "--max-new-tokens" in done.stderr
+
+
+def test_a_template_that_refuses_names_the_line(tmp_path: Path) -> None:
+    """Guards against a traceback out of a template that knows no system turn."""
+    tokenizer = build_tokenizer(512, texts=500)
+    refuses = "{% if messages[0].role == 'system' %}{{ raise_exception('no system turns') }}{% endif %}"
+    tokenizer.chat_template = refuses + CHAT_TEMPLATE
+    prompts = [[{"role": role, "content": "One?"}] for role in ("user", "system")]
+    with pytest.raises(UserError, match="no system turns") as raised:
+        Chats(tokenizer).encoded(prompts, Path("in.jsonl"))
+    assert raised.value.where == "in.jsonl, line 2"
