@@ -158,15 +158,17 @@ def test_what_is_left_out_is_counted(model: Path, tmp_path: Path, decoded: list[
     """Guards against targets that teach to stop midway, and against silence about them."""
     long = {"prompt": " ".join(["one"] * 60)}
     prompts = save(tmp_path / "prompts.jsonl", *[{"prompt": one} for one in QUESTIONS], long)
-    done = distill(model, prompts, tmp_path / "chats.jsonl", *SAMPLED, "--samples", "8")
+    done = distill(model, prompts, tmp_path / "chats.jsonl", "--temperature", "2", "--samples", "8")
     cut = sum(one.finish == "length" for _, one in decoded)
     left = len(written(tmp_path / "chats.jsonl"))
     lost = len(decoded) - cut - left
     assert cut and left and lost and len(decoded) == 8 * len(QUESTIONS)
     assert f"{left} answers" in done.stdout and f"{cut} cut at 24 tokens" in done.stdout
-    assert f"{lost} that chat data cannot hold" in done.stdout and "1 prompts longer than the 136 tokens" in done.stdout
+    assert (
+        f"{lost} that chat data cannot hold" in done.stdout and "8 to prompts longer than the 136 tokens" in done.stdout
+    )
     decoded.clear()
-    kept = distill(model, prompts, tmp_path / "chats.jsonl", *SAMPLED, "--samples", "8", "--keep-cut")
+    kept = distill(model, prompts, tmp_path / "chats.jsonl", "--temperature", "2", "--samples", "8", "--keep-cut")
     assert kept.exit_code == 0 and not decoded, "what was cut is in the log"
     assert left < len(written(tmp_path / "chats.jsonl")) <= left + cut
 
@@ -259,7 +261,7 @@ def test_earlier_answers_are_said_to_be_learned(model: Path, tmp_path: Path) -> 
     turns = [{"role": "user", "content": "one"}, {"role": "assistant", "content": "two"}] * 2
     prompts = save(tmp_path / "in.jsonl", {"messages": turns}, {"prompt": "one"})
     done = distill(model, prompts, tmp_path / "out.jsonl", "--keep-cut")
-    assert done.exit_code == 0 and "1 answers follow earlier answers" in done.stderr
+    assert done.exit_code == 0 and "with earlier answers, which stay as they are and are learned too: 1" in done.stderr
     assert written(tmp_path / "out.jsonl")[0][:3] == turns[:3]
 
 

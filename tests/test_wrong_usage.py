@@ -17,6 +17,7 @@ ROWS = str(ROOT / "results" / "tiny" / "table9.jsonl")
 SWEEP = str(ROOT / "results" / "tiny" / "speedup.jsonl")
 DECODE = ["decode", "--prompt-ids", "prompts.jsonl"]
 SCORE = ["score", "--benchmark"]
+DISTILL = ["distill", "--checkpoint", "ar_sft", "--prompts", "asked.jsonl", "--out", "chats.jsonl"]
 TUNE = ["tune", "--scale", "micro", "--output", "."]
 EVAL = ["eval", "--benchmark", "mini_gsm8k", "--limit", "2", "--scale", "micro", "--output", "."]
 HERE = ["--scale", "micro", "--output", "."]
@@ -33,6 +34,7 @@ def folder(micro_checkpoints: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
         text = (tmp_path / "mars" / name).read_text()
         (tmp_path / "maskless" / name).write_text(text.replace("<|mask|>", "<|spare|>").replace("mask_token", "spare"))
     (tmp_path / "prompts.jsonl").write_text('{"prompt_ids": [5, 6, 7]}\n')
+    (tmp_path / "asked.jsonl").write_text('{"prompt": "One?"}\n')
     (tmp_path / "broken.jsonl").write_text('{"prompt_ids": "five"}\n')
     (tmp_path / "answers.jsonl").write_text('{"doc_id": 0, "response": "4", "target": "of another benchmark"}\n')
     (tmp_path / "grid.yaml").write_text(
@@ -129,6 +131,28 @@ WRONG: dict[str, tuple[list[str], str]] = {  # mistake -> (what is typed, a word
     "tune: prompts that benchmarks cannot share": ([*TUNE, "--prompts", "7"], "multiple of 6"),
     "train: no such stage": (["train", "nothing", *HERE], "ar_sft"),
     "train: chat data in the world": (["train", "mars", "--chat-data", "prompts.jsonl", *HERE], "--scale 0.5b"),
+    "distill: no such prompts": ([*DISTILL, "--prompts", "nowhere.jsonl"], "nowhere.jsonl"),
+    "distill: token ids": ([*DISTILL, "--prompts", "prompts.jsonl"], "--column"),
+    "distill: no such column": ([*DISTILL, "--column", "question"], "question"),
+    "distill: prompts overwritten": ([*DISTILL, "--out", "asked.jsonl"], "prompts"),
+    "distill: another file overwritten": ([*DISTILL, "--out", "answers.jsonl"], "another --out"),
+    "distill: output is a folder": ([*DISTILL, "--out", "data"], "folder"),
+    "distill: a method that may write otherwise": ([*DISTILL, "--method", "mars"], "mars-verified"),
+    "distill: no such method": ([*DISTILL, "--method", "magic"], "mars-verified"),
+    "distill: samples that are all the same": ([*DISTILL, "--samples", "2"], "--temperature"),
+    "distill: a temperature below 0": ([*DISTILL, "--temperature", "-1"], "--temperature"),
+    "distill: sampling by a greedy method": (
+        [*DISTILL, "--method", "hf-generate", "--temperature", "1"],
+        "greedy",
+    ),
+    "distill: rows for a method of one": (
+        [*DISTILL, "--method", "hf-assisted", "--draft", "ar_sft", "--batch-size", "2"],
+        "batch size of 1",
+    ),
+    "distill: masks that the checkpoint never saw": ([*DISTILL, "--method", "mars-verified"], "trained with masks"),
+    "distill: no such checkpoint": ([*DISTILL, "--checkpoint", "./nowhere"], "no such checkpoint"),
+    "distill: answers as long as the context": ([*DISTILL, "--max-new-tokens", "512"], "no room"),
+    "distill: no such scale": (["distill", "--prompts", "asked.jsonl", "--out", "o.jsonl", "--scale", "huge"], "tiny"),
     "results: a folder": (["results", str(ROOT / "results" / "tiny")], "*.jsonl"),
     "results: no match to write": (["results", ROWS, "--where", "method=magic", "--out", "o.csv"], "no row"),
     "results: a field that there is not": (["results", ROWS, "--where", "colour=red"], "benchmark"),

@@ -57,12 +57,13 @@ class AnswerLog:
             self._take(_object(line, file, number), number)
         if file.exists():
             os.truncate(file, sum(len(line) + 1 for line in lines))  # an interruption may have cut the last line short
-        if not lines:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            append_line(file, json.dumps({"settings": settings}))
+        self._head = None if lines else json.dumps({"settings": settings})
 
     def add(self, answer: Answer) -> None:
         """Keep an answer; it is on disk when this returns."""
+        if self._head is not None:
+            append_line(self._file, self._head)
+            self._head = None
         append_line(self._file, json.dumps(vars(answer)))
         self.answers[answer.prompt, answer.sample] = answer
 

@@ -55,22 +55,21 @@ class Summary:
 
     written: list[Answer]
     left_out: Counter[Reason]
-    too_long: int  # prompts
+    unasked: int  # answers to prompts that are too long
     room: int  # tokens that the context leaves for a prompt
     limit: int  # tokens of an answer
 
     def in_words(self) -> str:
         """Counts on one line: what was written, and what was left out and why."""
-        reasons: dict[Reason, str] = {
-            "cut": f"cut at {self.limit:,} tokens (--keep-cut keeps them)",
-            "empty": "empty",
-            "lost": "that chat data cannot hold (special tokens in the midst, half characters)",
-        }
-        said = [f"{self.left_out[reason]:,} {words}" for reason, words in reasons.items() if self.left_out[reason]]
-        if self.too_long:
-            said.append(f"{self.too_long:,} prompts longer than the {self.room:,} tokens that the context leaves")
+        reasons = [
+            (self.left_out["cut"], f"cut at {self.limit:,} tokens (--keep-cut keeps them)"),
+            (self.left_out["empty"], "empty"),
+            (self.left_out["lost"], "that chat data cannot hold (special tokens in the midst, half characters)"),
+            (self.unasked, f"to prompts longer than the {self.room:,} tokens that the context leaves for them"),
+        ]
+        left_out = ", ".join(f"{count:,} {words}" for count, words in reasons if count)
         tokens = sum(answer.tokens for answer in self.written)
-        return f"{len(self.written):,} answers, {tokens:,} tokens; left out: {', '.join(said) or 'none'}"
+        return f"{len(self.written):,} answers with {tokens:,} tokens; left out: {left_out or 'none'}"
 
 
 def log_beside(out: Path) -> Path:
@@ -134,7 +133,7 @@ class Distiller:
             requests = self._requests(asked, source)
             self._answer(requests, asked, log)
             answers = [log.answers[key] for key in requests]
-            summary = self._summary(answers, len(asked) - len({prompt for prompt, _ in requests}), keep_cut)
+            summary = self._summary(answers, len(asked) * self._asking.samples - len(answers), keep_cut)
             if not summary.written:
                 raise UserError(
                     f"nothing to write: {summary.in_words()}", where=str(source), fix="give other prompts or options"
@@ -208,18 +207,20 @@ class Distiller:
         text, spelling = self._chats.text(generation.tokens), self._chats.spelling(generation.tokens, turns)
         return Answer(*key, text, generation.emitted, generation.finish == "eos", spelling)
 
-    def _summary(self, answers: Sequence[Answer], too_long: int, keep_cut: bool) -> Summary:
+    def _summary(self, answers: Sequence[Answer], unasked: int, keep_cut: bool) -> Summary:
         reasons = [answer.left_out(keep_cut=keep_cut) for answer in answers]
         written = [answer for answer, reason in zip(answers, reasons, strict=True) if reason is None]
         left_out = Counter(reason for reason in reasons if reason is not None)
-        return Summary(written, left_out, too_long, self._room, self._asking.max_new_tokens)
+        return Summary(written, left_out, unasked, self._room, self._asking.max_new_tokens)
 
     def _say_what_differs(self, written: Sequence[Answer], prompts: Sequence[list[Message]]) -> None:
         """Say of how many conversations more, or other tokens, will be learned than the model has said."""
         if others := sum(answer.spelling == "other" for answer in written):
-            self._reporter.say(f"{others:,} answers will be learned as other tokens of the same text")
+            self._reporter.say(f"answers to be learned as other tokens of the same text: {others:,}")
         if earlier := sum(any(turn["role"] == "assistant" for turn in prompts[one.prompt]) for one in written):
-            self._reporter.say(f"{earlier:,} answers follow earlier answers that stay as they are, and are learned too")
+            self._reporter.say(
+                f"conversations with earlier answers, which stay as they are and are learned too: {earlier:,}"
+            )
 
 
 def _line(turns: list[Message], answer: Answer) -> str:
