@@ -211,6 +211,30 @@ def test_half_a_character_is_no_text() -> None:
     assert Chats(tokenizer).spelling(tokens[:-1], [{"role": "user", "content": "?"}]) == "lost"
 
 
+def test_white_space_is_the_templates(model: Path) -> None:
+    """Guards against all answers left out where a template trims them."""
+    tokenizer = load(model).tokenizer
+    turns = [{"role": "user", "content": "?"}]
+    tokens = tokenizer("seven\n").input_ids
+    assert Chats(tokenizer).spelling(tokens, turns) == "own"
+    tokenizer.chat_template = CHAT_TEMPLATE.replace("message.content", "message.content | trim")
+    assert Chats(tokenizer).spelling(tokens, turns) == "other"
+
+
+def test_an_answer_ends_where_the_trainer_will_end_it(model: Path, prompts: Path, tmp_path: Path) -> None:
+    """Guards against answers that run past their turn, where a checkpoint names the end of documents as its EOS."""
+    base = Path(shutil.copytree(model, tmp_path / "base"))
+    for name in ("config.json", "generation_config.json", "tokenizer_config.json"):
+        told = json.loads((base / name).read_text())
+        named = {"eos_token": PAD} if "tokenizer" in name else {"eos_token_id": 0}
+        (base / name).write_text(json.dumps(told | named))
+    assert load(base).tokenizer.eos_token == PAD
+    for folder in (model, base):
+        assert distill(folder, prompts, tmp_path / f"{folder.name}.jsonl", *SAMPLED).exit_code == 0
+    told_so, found_out = (written(tmp_path / f"{folder.name}.jsonl") for folder in (model, base))
+    assert told_so and all(turns in found_out for turns in told_so)
+
+
 # ---- the prompts -----------------------------------------------------------------------------------------------------
 
 
