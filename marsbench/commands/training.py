@@ -54,9 +54,7 @@ def distill(
     samples: Annotated[int, typer.Option(min=1, help="Answers to each prompt, with a --temperature.")] = 1,
     seed: Annotated[int, typer.Option(min=0, help="Seed of sampling, from which every answer has its own.")] = 0,
     method: Annotated[str, typer.Option(help="How to decode: a lossless one of `marsbench list methods`.")] = "ar",
-    threshold: Annotated[
-        float | None, typer.Option(help="Confidence to draft a token, for mars-verified and mars-lookup.")
-    ] = None,
+    threshold: Annotated[float | None, typer.Option(help="Confidence to draft a token, for mars-verified.")] = None,
     block_size: BlockSize = 4,
     window: Window = None,
     layout: Annotated[
