@@ -74,7 +74,7 @@ def generate(
         block_size: B, or the window of methods that are free to choose one.
         metric: the confidence: probability, entropy or margin.
         cache_block: B_cache of `mars-block-cache`.
-        layout: where `mars-verified` puts its masks: groups or linear.
+        layout: where `mars-verified` and `mars-lookup` put their masks: groups or linear.
         draft: draft model of the speculative methods (transformers keeps `assistant_model` to itself).
         draft_length: K, tokens drafted per round at most.
         draft_method: how the draft model decodes: ar or mars.

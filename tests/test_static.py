@@ -37,6 +37,8 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "medusa, tree": ("medusa", {"tree_width": 3}),
     "jacobi": ("jacobi", {}),
     "prompt-lookup": ("prompt-lookup", {}),
+    "mars-lookup, groups": ("mars-lookup", {"block_size": 3, "draft_length": 2}),
+    "mars-lookup, linear": ("mars-lookup", {"layout": "linear", "block_size": 3, "draft_length": 2}),
 }
 
 

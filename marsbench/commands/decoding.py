@@ -126,14 +126,14 @@ def decode(
             "--block-size",
             "--window",
             help="B of mars, mars-no-cache, mars-speculative, block-diffusion and drafts by mars; window of "
-            "mars-verified and jacobi.",
+            "mars-verified, mars-lookup and jacobi.",
         ),
     ] = 4,
     threshold: Annotated[
         float | None,
         typer.Option(
-            help="Confidence to accept a token (mars-verified: to draft one), for mars methods and block-diffusion; "
-            "without it, mars takes one per pass."
+            help="Confidence to accept a token (mars-verified, mars-lookup: to draft one), for mars methods and "
+            "block-diffusion; without it, mars takes one per pass."
         ),
     ] = None,
     accept: Annotated[
@@ -149,7 +149,8 @@ def decode(
     draft_length: Annotated[
         int,
         typer.Option(
-            help="K: tokens drafted per round at most, by speculative, mars-speculative, hf-assisted, prompt-lookup."
+            help="K: tokens drafted per round at most, by speculative, mars-speculative, hf-assisted, prompt-lookup; "
+            "by mars-lookup, those from the text so far."
         ),
     ] = 4,
     draft_method: Annotated[

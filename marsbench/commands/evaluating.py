@@ -53,7 +53,7 @@ def eval_(
     block_size: BlockSize = 4,
     window: Window = None,
     layout: Annotated[
-        str | None, typer.Option(help="Masks of mars-verified: groups (more tokens) [default] or linear (cheaper).")
+        str | None, typer.Option(help="Masks of mars-verified, mars-lookup: groups (more tokens) [default] or linear.")
     ] = None,
     untrained_masks: UntrainedMasks = False,
     draft: Draft = None,

@@ -48,10 +48,14 @@ BlockSize = Annotated[int, typer.Option(min=2, help="B that the checkpoint was, 
 Window = Annotated[
     int | None,
     typer.Option(
-        min=1, help="Tokens that one forward pass settles at most [default: B]; free for mars-verified, jacobi."
+        min=1,
+        help="Tokens that one forward pass settles at most [default: B]; free for mars-verified, jacobi, and for "
+        "mars-lookup, which has its --draft-length more.",
     ),
 ]
-Layout = Annotated[str, typer.Option(help="Masks of mars-verified: groups (more tokens) or linear (cheaper).")]
+Layout = Annotated[
+    str, typer.Option(help="Masks of mars-verified, mars-lookup: groups (more tokens) or linear (cheaper).")
+]
 Dtype = Annotated[str, typer.Option(help="Of weights and caches: float32, bfloat16 or float16.")]
 Metric = Annotated[
     str, typer.Option(help="Confidence of mars methods and block-diffusion: probability, entropy or margin.")
@@ -125,7 +129,7 @@ def check_fits(method: str, *, window: int | None, layout: str | None) -> None:
 
     if window is not None and not METHODS[method].windowed:
         raise UserError(f"method {method!r} has no window", fix="leave --window out, or choose mars-verified or jacobi")
-    if layout is not None and method != "mars-verified":
+    if layout is not None and not METHODS[method].laid_out:
         raise UserError(f"method {method!r} has no layout", fix="leave --layout out, or choose mars-verified")
 
 

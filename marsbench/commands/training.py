@@ -58,7 +58,7 @@ def distill(
     block_size: BlockSize = 4,
     window: Window = None,
     layout: Annotated[
-        str | None, typer.Option(help="Masks of mars-verified: groups (more tokens) [default] or linear (cheaper).")
+        str | None, typer.Option(help="Masks of mars-verified, mars-lookup: groups (more tokens) [default] or linear.")
     ] = None,
     draft: Draft = None,
     batch_size: Annotated[

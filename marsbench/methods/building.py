@@ -12,6 +12,7 @@ from marsbench.methods.hugging_face import HfAssisted, HfGenerate
 from marsbench.methods.jacobi import Jacobi
 from marsbench.methods.mars import Mars
 from marsbench.methods.mars_block_cache import MarsBlockCache
+from marsbench.methods.mars_lookup import MarsLookup
 from marsbench.methods.mars_no_cache import MarsNoCache
 from marsbench.methods.mars_speculative import MarsSpeculative
 from marsbench.methods.mars_verified import MarsVerified
@@ -38,6 +39,7 @@ BUILDERS: dict[str, Callable[[Options], Method | OutsideMethod]] = {
     "mars-no-cache": lambda o: MarsNoCache(_mask(o), o.block_size, o.metric, o.appended_masks),
     "mars-block-cache": lambda o: MarsBlockCache(_mask(o), o.cache_block, o.metric),
     "mars-verified": lambda o: MarsVerified(_mask(o), o.block_size, o.metric, o.layout),
+    "mars-lookup": lambda o: MarsLookup(_mask(o), o.block_size, o.metric, o.layout, o.draft_length),
     "speculative": lambda o: Speculative(_drafter(o)),
     "mars-speculative": lambda o: MarsSpeculative(_drafter(o), _mask(o), o.block_size, o.metric),
     "medusa": lambda o: Medusa(o.heads, len(o.heads), o.tree_width),

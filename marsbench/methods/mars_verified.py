@@ -21,13 +21,13 @@ from marsbench.decoding.windows import drafts_of, group_entries, grouped_window,
 from marsbench.forward.window import Answer, Window
 
 
-class _Reading(NamedTuple):
+class Reading(NamedTuple):
     """What a forward's answer says."""
 
     accepted: Accepted
     drafts: Tensor  # [N, W - 1], the next ones
     logits: Tensor  # [N, W - 1, V], theirs
-    room: Tensor  # [N], how many of them may be used
+    room: Tensor  # [N], how many of them may be used, which may be more than there are
 
 
 @dataclass(frozen=True)
@@ -69,22 +69,27 @@ class MarsVerified:
 
     def accept(self, rows: Rows, window: Window, answer: Answer) -> Accepted:
         """The right drafts and the token after them; the next drafts are noted in `rows`."""
-        read = self._read_groups if self.layout == "groups" else self._read_line
-        accepted, rows.drafts, logits, room = read(rows, answer)
-        if rows.extent.thresholded:
-            room = torch.minimum(room, passing_run(confidence(logits, self.metric) >= rows.bar.unsqueeze(1)))
+        accepted, rows.drafts, _, room = self.read(rows, answer)
         rows.drafted = room.clamp(max=self.window - 1)
         return accepted
 
-    def _read_groups(self, rows: Rows, answer: Answer) -> _Reading:
+    def read(self, rows: Rows, answer: Answer) -> Reading:
+        """What the answer to a window of `propose` says, whoever made the drafts in it."""
+        reading = (self._read_groups if self.layout == "groups" else self._read_line)(rows, answer)
+        if not rows.extent.thresholded:
+            return reading
+        passing = passing_run(confidence(reading.logits, self.metric) >= rows.bar.unsqueeze(1))
+        return reading._replace(room=torch.minimum(reading.room, passing))
+
+    def _read_groups(self, rows: Rows, answer: Answer) -> Reading:
         """The logits of the group of masks that has seen the right drafts and no wrong one."""
         accepted = verify(rows, answer)
         logits = answer.logits(group_entries(rows, self.window - 1, accepted.advance - 1))
         place = torch.arange(self.window - 1, device=rows.length.device)
         drafts = rows.choose(logits, (rows.length + accepted.advance).unsqueeze(1) + place)
-        return _Reading(accepted, drafts, logits, room_for_drafts(rows, accepted))
+        return Reading(accepted, drafts, logits, room_for_drafts(rows, accepted))
 
-    def _read_line(self, rows: Rows, answer: Answer) -> _Reading:
+    def _read_line(self, rows: Rows, answer: Answer) -> Reading:
         """The drafts' and the masks' logits in one go; a row that had a wrong draft goes without drafts next."""
         count, first = drafts_of(rows).shape[1] + 1, last(rows)
         logits = answer.logits(slice(first, first + count + self.window - 1))
@@ -98,4 +103,4 @@ class MarsVerified:
             drafts = ids.gather(1, masks)
             logits = logits.gather(1, masks.unsqueeze(-1).expand(-1, -1, logits.shape[-1]))
         room = room_for_drafts(rows, accepted)
-        return _Reading(accepted, drafts, logits, room.masked_fill(accepted.advance <= rows.drafted, 0))
+        return Reading(accepted, drafts, logits, room.masked_fill(accepted.advance <= rows.drafted, 0))

@@ -46,23 +46,38 @@ class PromptLookup:
     def accept(self, rows: Rows, window: Window, answer: Answer) -> Accepted:
         """The right drafts and the token after them; the next draft is looked up, and measured with all the rest."""
         accepted = verify(rows, answer)
-        tokens, length = continued(rows, accepted)
-        rows.drafts, rows.drafted = self._look_up(tokens, length, rows.end)
+        rows.drafts, rows.drafted = self._look_up(*continued(rows, accepted), rows.end)
         return accepted
 
     def _look_up(self, tokens: Tensor, length: Tensor, end: Tensor) -> tuple[Tensor, Tensor]:
-        """Drafts [N, D] and how many of them there are [N], for rows of `tokens` [N, T] up to `length` [N]."""
-        limit, length = end - length - 1, length.unsqueeze(1)
-        place = torch.arange(tokens.shape[1], device=tokens.device)
-        same = place < length - 1  # [N, T]: the n tokens that end here are the row's last n
-        found = torch.zeros_like(length)
-        for n in range(self.ngram):
-            shifted = tokens.roll(n, 1) == tokens.gather(1, (length - 1 - n).clamp(min=0))
-            same = same & shifted & (place >= n)
+        drafts, known = look_up(tokens, length, self.draft_length, longest=self.ngram)
+        return drafts, torch.minimum(known, end - length - 1).clamp(min=0)
+
+
+def look_up(tokens: Tensor, length: Tensor, most: int, *, longest: int, shortest: int = 1) -> tuple[Tensor, Tensor]:
+    """What followed the latest earlier place where the last n tokens of a text stand, for the longest n found anywhere.
+
+    Args:
+        tokens: integer [N, T], the texts.
+        length: integer [N], their lengths.
+        most: D, tokens to look up.
+        longest: the first n to look for.
+        shortest: the last one.
+
+    Returns:
+        Tokens [N, D], and how many of them were found, [N].
+    """
+    length = length.unsqueeze(1)
+    place = torch.arange(tokens.shape[1], device=tokens.device)
+    same = place < length - 1  # [N, T]: the n tokens that end here are the row's last n
+    found = torch.zeros_like(length)
+    for n in range(longest):
+        shifted = tokens.roll(n, 1) == tokens.gather(1, (length - 1 - n).clamp(min=0))
+        same = same & shifted & (place >= n)
+        if n + 1 >= shortest:
             # Later places win over earlier ones, and longer matches over shorter ones.
             latest = torch.where(same, place + 1, 0).amax(1, keepdim=True)
             found = torch.where(latest > 0, latest, found)
-        offset = torch.arange(self.draft_length, device=tokens.device)
-        drafts = tokens.gather(1, (found + offset).clamp(max=tokens.shape[1] - 1))
-        known = torch.where(found > 0, length - found, 0).clamp(max=self.draft_length)
-        return drafts, torch.minimum(known.squeeze(1), limit).clamp(min=0)
+    offset = torch.arange(most, device=tokens.device)
+    drafts = tokens.gather(1, (found + offset).clamp(max=tokens.shape[1] - 1))
+    return drafts, torch.where(found > 0, length - found, 0).clamp(max=most).squeeze(1)

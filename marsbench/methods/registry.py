@@ -34,7 +34,7 @@ class Options:
     metric: Metric = "probability"  # the confidence that thresholds are compared with
     cache_block: int = 4  # B_cache, in tokens
     appended_masks: int | None = None  # of `mars-no-cache`; None = B - 1
-    layout: Layout = "groups"  # of `mars-verified`
+    layout: Layout = "groups"  # of `mars-verified` and `mars-lookup`
     draft: Any = None  # the draft model
     draft_length: int = 4  # K, tokens drafted per round at most
     draft_method: str = "ar"  # how the draft model decodes
@@ -53,7 +53,8 @@ class MethodInfo:
     lossless: bool = False  # equals AR decoding of the same checkpoint, whatever its options
     takes_threshold: bool = False
     one_row: bool = False  # runs at batch size 1 only
-    windowed: bool = False  # settles at most `Options.block_size` tokens per forward
+    windowed: bool = False  # settles at most `Options.block_size` tokens per forward, or drafts one less by masks
+    laid_out: bool = False  # has the layouts of `Options.layout`
 
     @property
     def needs_masks(self) -> bool:
@@ -90,6 +91,16 @@ METHODS: dict[str, MethodInfo] = {
         takes_threshold=True,
         lossless=True,
         windowed=True,
+        laid_out=True,
+    ),
+    "mars-lookup": MethodInfo(
+        "`mars-verified` that also drafts what followed the same n-gram",
+        "`ar`",
+        ("masks",),
+        takes_threshold=True,
+        lossless=True,
+        windowed=True,
+        laid_out=True,
     ),
     "speculative": MethodInfo(
         "a small model drafts, the model verifies",

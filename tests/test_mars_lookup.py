@@ -1,0 +1,76 @@
+"""Drafts from two sources: who goes first, what goes on behind, and that neither changes a token."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from marsbench.decoding.engine import decode
+from marsbench.decoding.generation import Request
+from marsbench.methods.ar import Autoregressive
+from marsbench.methods.mars_lookup import UNLIKELY, MarsLookup
+from marsbench.methods.prompt_lookup import look_up
+
+MASK = 3
+# 7 8 9 stand twice before the end, the second time before 20 21; 5 6 stand before 30 31 32.
+TEXT = [7, 8, 9, 10, 5, 6, 30, 31, 32, 7, 8, 9, 20, 21, 7, 8, 9]
+
+
+def joined(method: MarsLookup, guesses: list[int], sure: float, end: int = 60) -> list[int]:
+    """What is drafted behind TEXT, given what the masks guess and how sure they are."""
+    tokens = torch.zeros(1, 64, dtype=torch.long)
+    tokens[0, : len(TEXT)] = torch.tensor(TEXT)
+    one = torch.ones(1, dtype=torch.long)
+    drafts, count = method._joined(
+        tokens, len(TEXT) * one, torch.tensor([guesses]), len(guesses) * one, torch.tensor([sure]), end * one
+    )
+    return [*drafts[0, : int(count)].tolist()]
+
+
+def test_who_is_likelier_right_goes_first() -> None:
+    """Guards against good guesses of the masks thrown away, and against bad ones in front of what is looked up."""
+    method = MarsLookup(MASK, window=3, draft_length=3)
+    assert joined(method, [5, 6], UNLIKELY / 2) == [20, 21, 7]
+    assert joined(method, [5, 6], 0.9) == [5, 6, 30, 31, 32]
+    assert joined(method, [50, 51], 0.9) == [50, 51], "nothing is looked up behind words that are new"
+
+
+def test_in_a_line_only_long_matches_go_on_behind_the_masks() -> None:
+    """Guards against a match of a token or two that spoils the masks behind it, which groups of masks do not mind."""
+    method = MarsLookup(MASK, window=3, draft_length=3, layout="linear")
+    assert joined(method, [5, 6], 0.9) == [5, 6]
+    assert joined(method, [20, 21], 0.9) == [20, 21, 7, 8, 9], "9 20 21 stood there before"
+
+
+def test_drafts_end_where_the_row_does() -> None:
+    """Guards against drafts that nobody could use, forwarded at every answer's end."""
+    method = MarsLookup(MASK, window=3, draft_length=3)
+    assert joined(method, [5, 6], 0.9, end=len(TEXT) + 4) == [5, 6, 30]
+    assert joined(method, [5, 6], 0.9, end=len(TEXT) + 1) == []
+
+
+def test_only_as_long_a_match_as_asked_for_is_looked_up() -> None:
+    """Guards against a bound on matches that is off by one."""
+    tokens, length = torch.tensor([[5, 6, 7, 8, 6, 7, 0, 0]]), torch.tensor([6])
+    found = [look_up(tokens, length, 2, longest=3, shortest=shortest)[1].item() for shortest in (1, 2, 3)]
+    assert found == [2, 2, 0]
+
+
+@pytest.mark.parametrize("options", [{"window": 1}, {"window": 2, "draft_length": 1}, {"layout": "linear"}], ids=str)
+def test_no_setting_changes_a_token(options: dict[str, Any]) -> None:
+    """Guards against the smallest windows, of which one has no masks at all, and texts that go round in circles."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=40, hidden_size=16, num_hidden_layers=1, intermediate_size=24, num_attention_heads=2,
+        num_key_value_heads=1, initializer_range=0.3,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config).eval()
+    requests = [Request(TEXT, 40), Request(TEXT[:3], 25), Request(TEXT[4:], 30, temperature=1.0, seed=3)]
+    ids = {"eos_id": 2, "pad_id": 0}
+    expected = decode(model, Autoregressive(), requests, **ids)
+    found = decode(model, MarsLookup(MASK, **options), requests, **ids)
+    assert [one.tokens for one in found] == [one.tokens for one in expected]
+    assert sum(one.forwards for one in found) < sum(one.forwards for one in expected)
