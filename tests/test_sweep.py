@@ -492,7 +492,7 @@ COMMANDS: dict[str, Callable[[Path], list[str]]] = {
         "tune", "--scale", "micro", "--output", str(swept), "--batch-size", "2", "--prompts", "6", "--positions", "8",
     ],
 }  # fmt: skip
-SAYS = {"plan": "30 cells", "results": "speculative", "agree": "100.0% of", "tune": "at batch size 2"}
+SAYS = {"plan": "32 cells", "results": "speculative", "agree": "100.0% of", "tune": "at batch size 2"}
 
 
 @pytest.mark.parametrize("name", list(COMMANDS))
