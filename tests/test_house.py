@@ -29,7 +29,7 @@ FLOORS = (
     ("rows",),
     ("running",),
     ("racing",),
-    ("findings",),
+    ("findings", "serving"),
     ("rendering",),
     ("studies",),
     ("overview",),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from marsbench.commands import decoding, evaluating, looking, reproducing, sweeping, training
+from marsbench.commands import decoding, evaluating, looking, reproducing, serving, sweeping, training
 
 # In the order of a user's journey, which is the order in `marsbench --help`.
 COMMANDS: dict[str, Callable[..., None]] = {
@@ -32,4 +32,6 @@ COMMANDS: dict[str, Callable[..., None]] = {
     # What it writes.
     "show": decoding.show,
     "decode": decoding.decode,
+    # And for others to use.
+    "serve": serving.serve,
 }

@@ -161,6 +161,22 @@ class Batch:
             self._rows.bar.masked_fill_(self._rows.index == index, bar)
             self._rows.measure()
 
+    @torch.inference_mode()
+    def turn(self, knobs: Mapping[int, tuple[float | None, int]]) -> None:
+        """Change threshold and window of several requests in flight, where the method's rows have windows of their own.
+
+        Args:
+            knobs: index of a request -> its threshold, and the tokens that one forward settles at most.
+        """
+        rows, turned = self._rows, {index: knobs[index] for index in knobs.keys() & self._requests.keys()}
+        if rows is None or not turned:
+            return
+        for index, (threshold, window) in turned.items():
+            chosen = rows.index == index
+            rows.bar.masked_fill_(chosen, self.method.bar(threshold))
+            rows.window.masked_fill_(chosen, window)
+        rows.measure()
+
     def _laid_out(self, requests: Mapping[int, Request]) -> Rows:
         """Rows of their own for some requests; `UserError` for a threshold that the method cannot take."""
         bars = [self.method.bar(request.threshold) for request in requests.values()]
@@ -372,4 +388,4 @@ def commit(rows: Rows, accepted: Accepted, forward_number: int, eos: Tensor) -> 
     offset = torch.arange(count, device=at.device)
     fresh = (before.unsqueeze(1) + offset).clamp(max=spare)
     is_eos = torch.isin(rows.tokens.gather(1, fresh), eos) & (fresh < rows.length.unsqueeze(1))
-    return is_eos.any(1) | (rows.length >= rows.end)
+    return (is_eos.any(1) & ~rows.endless) | (rows.length >= rows.end)

@@ -25,7 +25,8 @@ class Request:
     `threshold` is the confidence that methods compare their guesses with (see `acceptance`); for MARS, None accepts
     exactly one token per forward, which is AR decoding. `max_new_tokens` counts an emitted EOS. `stop` holds token
     sequences that end the output, themselves included. With a `temperature` above 0, tokens are sampled; the same
-    `seed` gives the same tokens in any batch and, for lossless methods, by any method.
+    `seed` gives the same tokens in any batch and, for lossless methods, by any method. With `ignore_eos` the output
+    runs to its limit. `window` and `verified` are for `methods.mixed`, whose rows decode each in its own way.
     """
 
     prompt_ids: Sequence[int]
@@ -34,6 +35,9 @@ class Request:
     stop: Sequence[Sequence[int]] = ()
     temperature: float = 0.0
     seed: int = 0
+    ignore_eos: bool = False
+    window: int = 1  # tokens that one forward settles at most
+    verified: bool = False  # whether guesses are checked before they count
 
 
 @dataclass(frozen=True)
@@ -109,7 +113,8 @@ def end_of(
 
     `unfinished` is what to say where neither is found.
     """
-    ends: list[tuple[int, Finish]] = [(tokens.index(eos) + 1, "eos") for eos in eos_ids if eos in tokens]
+    heeded = [] if request.ignore_eos else eos_ids
+    ends: list[tuple[int, Finish]] = [(tokens.index(eos) + 1, "eos") for eos in heeded if eos in tokens]
     for stop in map(list, request.stop):
         found = (at for at in range(len(stop), len(tokens) + 1) if tokens[at - len(stop) : at] == stop)
         ends += [(at, "stop") for at in found][:1]

@@ -34,6 +34,8 @@ def check_requests(requests: Sequence[Request], model: Any, *, where: str = "req
             raise UserError("max_new_tokens must be at least 1", where=place, fix="ask for one token or more")
         if not request.temperature >= 0:
             raise UserError("temperature must be 0 or more", where=place, fix="give 0 for greedy decoding")
+        if request.window < 1:
+            raise UserError("a window must hold at least 1 token", where=place, fix="give 1 for one token per forward")
         if any(not stop for stop in request.stop):
             raise UserError("a stop sequence is empty", where=place, fix="leave it out")
         if len(request.prompt_ids) + request.max_new_tokens > context:
@@ -80,6 +82,9 @@ def laid_out(
         drafts=tokens.new_empty(len(chosen), 0),
         drafted=none,
         draft_cached=none,
+        window=torch.tensor([request.window for request in chosen]),
+        verified=torch.tensor([request.verified for request in chosen]),
+        endless=torch.tensor([request.ignore_eos for request in chosen]),
     )
     for name, values in rows.tensors().items():
         setattr(rows, name, values.to(device))

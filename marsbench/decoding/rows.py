@@ -30,6 +30,7 @@ class Extent(NamedTuple):
     draft_pending: int = 0  # `pending` of the draft model
     draft_level: bool = False  # `level` of the draft model
     room: tuple[int, int] = (0, 0)  # tokens that a row may still get: the most and the least
+    windows: tuple[int, int] = (1, 1)  # the widest and the narrowest, where a method lets rows differ
 
 
 class Most(NamedTuple):
@@ -65,6 +66,9 @@ class Rows:
     drafts: Tensor  # [N, D], guesses at the tokens after the committed ones, for methods that verify guesses
     drafted: Tensor  # [N], how many of them there are
     draft_cached: Tensor  # [N], `cached` of the draft model
+    window: Tensor  # [N], tokens that a forward settles at most, where a method lets rows differ
+    verified: Tensor  # bool [N], whether guesses are checked before they count, likewise
+    endless: Tensor  # bool [N], whether no EOS ends the row
     draft_cache: RaggedCache = field(default_factory=RaggedCache)
     prefill_positions: int = PREFILL_POSITIONS  # of a prompt in one forward, at most
     extent: Extent = _UNKNOWN
@@ -82,25 +86,27 @@ class Rows:
         if self.fixed:
             return []
         pending, draft_pending = self.length - self.cached, self.length - self.draft_cached
-        rows = torch.stack([pending, self.drafted, self.length, draft_pending, self.end - self.length])
+        room = self.end - self.length
+        rows = torch.stack([pending, self.drafted, self.length, draft_pending, room, self.window])
         most, least = rows.amax(1), rows.amin(1)
         # No threshold at all is an infinite bar, for one token per forward (+) or for all drafts (-).
         options = torch.stack([self.bar.isfinite().any(), (self.temperature > 0).any()])
         numbers = torch.cat([most, least, options.long(), *(flag.view(1) for flag in flags)]).tolist()
-        largest, smallest = numbers[:5], numbers[5:10]
+        largest, smallest = numbers[:6], numbers[6:12]
         self.extent = Extent(
             pending=largest[0],
             drafted=largest[1],
             length=largest[2],
             even=largest[:2] == smallest[:2],
-            thresholded=bool(numbers[10]),
-            sampled=bool(numbers[11]),
+            thresholded=bool(numbers[12]),
+            sampled=bool(numbers[13]),
             level=largest[0] == smallest[0],
             draft_pending=largest[3],
             draft_level=largest[3] == smallest[3],
             room=(largest[4], smallest[4]),
+            windows=(largest[5], smallest[5]),
         )
-        return numbers[12:]
+        return numbers[14:]
 
     def take(self, chosen: Tensor, columns: int) -> None:
         """Keep the rows `chosen` (indices), in that order, and so many columns of tokens, the last a spare one."""

@@ -30,10 +30,11 @@ def drafts_of(rows: Rows) -> Tensor:
     return rows.drafts[:, : rows.extent.drafted]
 
 
-def linear_window(rows: Rows, *, masks: int = 0, mask_id: int = -1) -> Window:
+def linear_window(rows: Rows, *, masks: int = 0, mask_id: int = -1, each: Tensor | None = None) -> Window:
     """The committed tokens that are not cached yet, the row's drafts, and `masks` masks; plain causal attention.
 
-    A row with fewer pending tokens than others begins with fillers, one with fewer drafts ends with them.
+    A row with fewer pending tokens than others begins with fillers, one with fewer drafts ends with them; so does one
+    with fewer masks, where `each` [N] says how many of the `masks` each row has.
     """
     drafts = drafts_of(rows)
     begin = rows.length - rows.extent.pending
@@ -47,9 +48,9 @@ def linear_window(rows: Rows, *, masks: int = 0, mask_id: int = -1) -> Window:
         place = input_ids[:, rows.extent.pending :][:, : drafts.shape[1]]
         place.copy_(torch.where(ours, drafts, place))
     real = None
-    if not rows.extent.even:
+    if not rows.extent.even or each is not None:
         real = position >= rows.cached.unsqueeze(1)
-        real &= offset < (rows.extent.pending + masks + rows.drafted).unsqueeze(1)
+        real &= offset < (rows.extent.pending + (masks if each is None else each) + rows.drafted).unsqueeze(1)
     slots = rows.extent.length - rows.extent.pending + len(offset)
     return Window(input_ids, position, begin, slots, causal(len(offset), begin.device), real)
 

@@ -1,0 +1,98 @@
+"""A checkpoint behind an API: `serve`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from marsbench.commands.shared import Checkpoint, Dtype, OwnStage, Scale, UntrainedMasks, dtype_of, make_run
+from marsbench.decoding.generation import PREFILL_POSITIONS
+from marsbench.errors import UserError
+
+METHODS = ("ar", "mars", "mars-verified")
+
+
+def serve(
+    checkpoint: Checkpoint = None,
+    scale: Scale = "tiny",
+    stage: OwnStage = "mars",
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 lets other machines in.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any that is free.")] = 8000,
+    name: Annotated[str | None, typer.Option(help="What clients call the model [default: the folder's name].")] = None,
+    api_key: Annotated[
+        str | None, typer.Option(envvar="MARSBENCH_API_KEY", help="Asked for by every route but /health.")
+    ] = None,
+    method: Annotated[
+        str | None, typer.Option(help="How to decode where a request does not say: ar, mars or mars-verified.")
+    ] = None,
+    threshold: Annotated[float, typer.Option(min=0, max=1, help="Tau of mars: the knob, to begin with.")] = 0.95,
+    draft_threshold: Annotated[
+        float, typer.Option(min=0, max=1, help="Confidence that drafts of mars-verified must have.")
+    ] = 0.5,
+    block_size: Annotated[int, typer.Option(min=1, max=16, help="Tokens that one forward settles at most.")] = 4,
+    temperature: Annotated[float, typer.Option(min=0, help="Where a request gives none; 0 is greedy.")] = 0.0,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Limit of a chat's answer that asks for none.")] = 1024,
+    max_rows: Annotated[int, typer.Option(min=1, help="Requests decoded together.")] = 16,
+    max_queue: Annotated[int, typer.Option(min=1, help="Requests that may wait; more are told 429.")] = 64,
+    kv_slots: Annotated[
+        int | None, typer.Option(min=1, help="Tokens that the KV cache may hold [default: full rows].")
+    ] = None,
+    prefill_positions: Annotated[
+        int, typer.Option(min=1, help="Prompt tokens in one forward pass at most.")
+    ] = PREFILL_POSITIONS,
+    max_body: Annotated[int, typer.Option(min=1, help="Bytes of a request's body at most.")] = 4 * 2**20,
+    read_timeout: Annotated[float, typer.Option(min=0, help="Seconds that a body may take to come.")] = 20.0,
+    stall_timeout: Annotated[float, typer.Option(min=0, help="Seconds that a reader may take nothing.")] = 60.0,
+    drain: Annotated[float, typer.Option(min=0, help="Seconds that answers in flight have at the end.")] = 30.0,
+    dtype: Dtype = "float32",
+    untrained_masks: UntrainedMasks = False,
+    output: Annotated[Path, typer.Option(help="Folder for runs/, where --scale trains its checkpoint.")] = Path("."),
+) -> None:
+    """Put a checkpoint behind an API that OpenAI's clients speak, with MARS's speed knob live.
+
+    Point any client at http://HOST:PORT/v1. Beside the usual fields a request may name its method, threshold (tau) and
+    block_size; `PUT /v1/speed` turns the default knob for everybody in flight who fixed none. docs/serving.md has the
+    rest.
+    """
+    dtype_of(dtype)
+    if method is not None and method not in METHODS:
+        raise UserError(f"method {method!r} cannot be served", fix=f"choose one of: {', '.join(METHODS)}")
+    _check_packages()
+    from marsbench.serving.answers import Defaults
+    from marsbench.serving.app import Doors
+    from marsbench.serving.desk import Limits
+    from marsbench.serving.messages import Speed
+    from marsbench.serving.process import Setup
+    from marsbench.serving.serve import serve as run
+
+    if checkpoint is None:
+        from marsbench.running.checkpoints import Checkpoints
+
+        checkpoint = str(Checkpoints(make_run(scale, output, "reuse", 0)).path(stage, 4))
+    setup = Setup(
+        checkpoint, dtype, untrained_masks, max_rows, kv_slots, prefill_positions,
+        speed=Speed(threshold, draft_threshold, block_size),
+    )  # fmt: skip
+    called = name or os.path.basename(os.path.normpath(checkpoint))
+    run(
+        setup,
+        Defaults(called, method, temperature, max_new_tokens),  # type: ignore[arg-type]
+        Limits(max_queue, drain),
+        Doors(api_key, max_body, read_timeout, stall_timeout),
+        host=host,
+        port=port,
+        say=typer.echo,
+    )
+
+
+def _check_packages() -> None:
+    """Refuse to begin without the extra that brings a server along."""
+    try:
+        import fastapi  # noqa: F401
+        import prometheus_client  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        raise UserError(f"{error.name} is not installed", fix="pip install 'marsbench[serve]'") from error

@@ -1,0 +1,83 @@
+"""Rows that decode each in its own way, in one forward: AR, the thresholded window, or verified drafts.
+
+All three are the same line: the committed tokens that are not cached yet, drafts, and masks behind them. AR has
+neither drafts nor masks, MARS has masks whose answers count where they pass, verified MARS has masks whose answers are
+the drafts that the next forward checks. So rows of all three share one forward, and a row's window may change at every
+step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from marsbench.decoding.acceptance import bar, confidence, leading_run, passing_run
+from marsbench.decoding.generation import Metric
+from marsbench.decoding.rows import Accepted, Most, Rows
+from marsbench.decoding.verification import room_for_drafts
+from marsbench.decoding.windows import drafts_of, last, linear_window, pending
+from marsbench.forward.window import Answer, Window
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """What `ar`, `mars` and `mars-verified` in its linear layout do, as each row's request says.
+
+    A row of window 1 is `ar`, whatever its threshold; a wider one is `mars`, or `mars-verified` where it is `verified`.
+    """
+
+    name: ClassVar[str] = "mixed"
+    causal_prompt: ClassVar[bool] = True
+
+    mask_id: int
+    metric: Metric = "probability"
+
+    def bar(self, threshold: float | None) -> float:
+        """The confidence that a threshold asks for; without one, none is enough."""
+        return bar(threshold, self.metric)
+
+    def most(self) -> Most | None:
+        """No bound: windows change as they like."""
+        return None
+
+    def propose(self, rows: Rows) -> Window:
+        """As many masks as each row's window wants."""
+        widest, narrowest = rows.extent.windows
+        each = rows.window - 1 if narrowest < widest else None
+        return linear_window(rows, masks=widest - 1, mask_id=self.mask_id, each=each)
+
+    def accept(self, rows: Rows, window: Window, answer: Answer) -> Accepted:
+        """Right drafts and the token after them, or what passes; the next drafts are noted in `rows`."""
+        first = last(rows)
+        logits = answer.logits(slice(first, None))  # [N, 1 + drafts + masks, V]
+        place = torch.arange(logits.shape[1], device=logits.device)
+        ids = rows.choose(logits, rows.length.unsqueeze(1) + place)
+        if logits.shape[1] == 1:  # nobody guesses
+            return Accepted.run(rows, ids, torch.ones_like(rows.length), pending(rows))
+        passes = confidence(logits, self.metric) >= rows.bar.unsqueeze(1)
+        checked = _right(rows, ids)
+        taken = leading_run(passes & (place < rows.window.unsqueeze(1)))
+        count = torch.where(rows.verified, checked + 1, taken)
+        accepted = Accepted.run(rows, ids, count, pending(rows) + torch.where(rows.verified, checked, 0))
+        self._note_drafts(rows, accepted, ids, passes)
+        return accepted
+
+    def _note_drafts(self, rows: Rows, accepted: Accepted, ids: Tensor, passes: Tensor) -> None:
+        """What verified rows' masks say, as far as it passes; nothing where they stand behind a wrong draft."""
+        most = rows.extent.windows[0] - 1
+        masks = (rows.drafted + 1).unsqueeze(1) + torch.arange(most, device=ids.device)
+        drafts, sure = ids.gather(1, masks), passes.gather(1, masks)
+        room = torch.minimum(room_for_drafts(rows, accepted), rows.window - 1)
+        usable = rows.verified & (accepted.advance > rows.drafted)
+        rows.drafts, rows.drafted = drafts, torch.where(usable, torch.minimum(room, passing_run(sure)), 0)
+
+
+def _right(rows: Rows, ids: Tensor) -> Tensor:
+    """How many of each row's drafts are what the model itself says, [N]."""
+    drafts = drafts_of(rows)
+    count = drafts.shape[1]
+    ours = torch.arange(count, device=ids.device) < rows.drafted.unsqueeze(1)
+    return passing_run((ids[:, :count] == drafts) & ours)

@@ -1,0 +1,244 @@
+"""The decoding half of the server: one batch that requests join and leave, as far as rows and cache have room.
+
+It knows nothing of HTTP or text. Whoever drives it calls `work` again and again and passes on what comes back.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, replace
+from typing import Any
+
+from marsbench.decoding.engine import Batch, check_requests, context_length
+from marsbench.decoding.generation import PREFILL_POSITIONS, Generation, Meter, Request
+from marsbench.errors import UserError
+from marsbench.methods.mixed import Mixed
+from marsbench.serving.likelihood import likelihood
+from marsbench.serving.messages import WIDEST, Ending, Job, Report, Speed, State, Wishes
+
+Knob = tuple["float | None", int]  # a threshold and a window
+
+BEHIND = 2 * WIDEST  # slots for guesses: drafts, and masks behind them
+_SLOT_STEP = 64  # the cache grows by so many slots
+
+
+@dataclass(frozen=True)
+class Room:
+    """What the engine may hold."""
+
+    rows: int = 16  # requests decoded together
+    slots: int = 65_536  # of the KV cache, over all rows; every row takes as many as the longest
+    prefill_positions: int = PREFILL_POSITIONS
+
+
+@dataclass
+class Running:
+    """A request in flight."""
+
+    job: Job
+    knob: Knob
+    slots: int
+    lowest: Knob
+    highest: Knob
+    rows: int = 0  # decoding steps that it took part in
+
+    def turn(self, knob: Knob) -> None:
+        """Another threshold and window from now on."""
+        self.knob = knob
+        (low, narrow), (high, wide) = self.lowest, self.highest
+        threshold, window = knob
+        if threshold is not None:
+            low = threshold if low is None else min(low, threshold)
+            high = threshold if high is None else max(high, threshold)
+        self.lowest, self.highest = (low, min(narrow, window)), (high, max(wide, window))
+
+
+class Engine:
+    """Jobs in, reports out; a round is either a forward over newcomers' prompts or one for everybody in flight."""
+
+    def __init__(self, model: Any, *, mask_id: int | None, eos_id: int, pad_id: int, room: Room, speed: Speed) -> None:
+        self.model, self.room, self.speed = model, room, speed
+        self._eos_id = eos_id
+        self._meter = Meter()
+        self._batch = Batch(
+            model, Mixed(-1 if mask_id is None else mask_id), eos_id=eos_id, pad_id=pad_id,
+            on_finished=self._finished, on_tokens=self._tokens, meter=self._meter,
+            prefill_positions=room.prefill_positions,
+        )  # fmt: skip
+        self._waiting: deque[Job] = deque()
+        self._running: dict[int, Running] = {}
+        self._settled = self._rows = self._guesses = 0
+        self._stepping = False  # whether the last round was a step, so that newcomers come next
+        self._report = Report(State())
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to do."""
+        return not self._waiting and not self._running and not self._report.ended
+
+    def submit(self, job: Job) -> None:
+        """Put a job at the end of the queue."""
+        self._waiting.append(job)
+
+    def cancel(self, number: int) -> None:
+        """Forget a request; what it has come to is reported as cancelled. One that is gone already is none."""
+        for job in [job for job in self._waiting if job.id == number]:
+            self._waiting.remove(job)
+            self._end(job, Ending("cancelled", 0, 0, None, (1, 1)))
+        self._batch.leave(number)
+
+    def work(self) -> Report:
+        """One round, and what it brought."""
+        newcomers = self._next_in_line() if self._stepping or not self._running else []
+        self._stepping = not newcomers
+        if newcomers:
+            self._join(newcomers)
+        elif self._running:
+            self._turn()
+            self._step()
+        report, self._report = self._report, Report(State())
+        return replace(report, state=self._state())
+
+    # ---- who may come in ----
+
+    def _next_in_line(self) -> list[Job]:
+        """Those at the head of the queue that rows, cache and one prefill have room for."""
+        found: list[Job] = []
+        longest = max((one.slots for one in self._running.values()), default=0)
+        prompt = 0
+        for job in self._waiting:
+            longest, prompt = max(longest, self._slots(job)), max(prompt, len(job.prompt_ids))
+            rows = len(self._running) + len(found) + 1
+            if rows > self.room.rows or rows * longest > self.room.slots:
+                break
+            if found and (len(found) + 1) * prompt > self.room.prefill_positions:
+                break
+            found.append(job)
+        for _ in found:
+            self._waiting.popleft()
+        return found
+
+    def _slots(self, job: Job) -> int:
+        """What a job may need of the cache: prompt, answer, and the guesses behind it."""
+        return -(-(len(job.prompt_ids) + job.max_new_tokens + BEHIND) // _SLOT_STEP) * _SLOT_STEP
+
+    def _join(self, jobs: list[Job]) -> None:
+        """Forward their prompts; one that cannot be run is told so, and keeps nobody else out."""
+        requests = {}
+        for job in jobs:
+            self._report.started.append(job.id)
+            knob = self._knob(job.wishes)
+            request = self._request(job, knob)
+            try:
+                check_requests([request] if job.max_new_tokens else [replace(request, max_new_tokens=1)], self.model)
+            except UserError as error:
+                self._fail(job, error.what)
+                continue
+            if not job.max_new_tokens:
+                self._score(job)
+                continue
+            self._running[job.id] = Running(job, knob, self._slots(job), knob, knob)
+            requests[job.id] = request
+        try:
+            self._batch.join(requests)
+        except (MemoryError, RuntimeError) as error:  # torch's own lack of memory is a RuntimeError
+            why = next(iter(str(error).splitlines()), "no memory")
+            for job in [self._running.pop(number).job for number in requests if number in self._running]:
+                self._fail(job, f"the prompt cannot be run: {why}")
+
+    def _score(self, job: Job) -> None:
+        """A job that generates nothing."""
+        found = likelihood(self.model, job.prompt_ids, job.likelihood or 0, self.room.prefill_positions)
+        self._end(job, Ending("length", 0, 1, None, (1, 1), found))
+
+    def _request(self, job: Job, knob: Knob) -> Request:
+        threshold, window = knob
+        return Request(
+            job.prompt_ids, job.max_new_tokens, threshold, temperature=job.temperature, seed=job.seed,
+            ignore_eos=job.ignore_eos, window=window, verified=job.wishes.method == "mars-verified",
+        )  # fmt: skip
+
+    def _fail(self, job: Job, why: str) -> None:
+        self._end(job, Ending("cancelled", 0, 0, None, (1, 1), failure=why))
+
+    # ---- knobs ----
+
+    def widest(self, wishes: Wishes) -> int:
+        """The widest window that a request may get."""
+        if wishes.method == "ar":
+            return 1
+        return self.speed.window if wishes.window is None else wishes.window
+
+    def _knob(self, wishes: Wishes) -> Knob:
+        """Threshold and window of a request as things are now."""
+        if wishes.method == "ar":
+            return None, 1
+        default = self.speed.threshold if wishes.method == "mars" else self.speed.draft_threshold
+        return default if wishes.threshold is None else wishes.threshold, self.widest(wishes)
+
+    def _turn(self) -> None:
+        """Bring the knobs of everybody in flight up to date."""
+        turned = {}
+        for number, one in self._running.items():
+            knob = self._knob(one.job.wishes)
+            if knob != one.knob:
+                one.turn(knob)
+                turned[number] = knob
+        self._batch.turn(turned)
+
+    # ---- a forward ----
+
+    def _step(self) -> None:
+        for one in self._running.values():
+            one.rows += 1
+            self._rows += 1
+            self._guesses += one.knob[1] - 1
+        self._batch.step()
+
+    def _tokens(self, number: int, tokens: list[int]) -> None:
+        one = self._running[number]
+        self._settled += len(tokens) if one.rows else 0
+        if tokens[-1] == self._eos_id and not one.job.ignore_eos:
+            tokens = tokens[:-1]
+        if tokens:
+            self._report.tokens.append((number, tokens))
+
+    def _finished(self, number: int, generation: Generation) -> None:
+        one = self._running.pop(number)
+        job, (low, narrow), (high, wide) = one.job, one.lowest, one.highest
+        found = None
+        if job.likelihood is not None and generation.finish != "cancelled":
+            tokens = [*job.prompt_ids, *generation.tokens]
+            found = likelihood(self.model, tokens, job.likelihood, self.room.prefill_positions)
+        thresholds = None if low is None or high is None else (low, high)
+        ending = Ending(generation.finish, generation.emitted, generation.forwards, thresholds, (narrow, wide), found)
+        self._end(job, ending)
+
+    def _end(self, job: Job, ending: Ending) -> None:
+        self._report.ended.append((job.id, ending))
+
+    def _state(self) -> State:
+        running = self._running.values()
+        taus = [one.knob[0] for one in running if one.job.wishes.method == "mars" and one.knob[0] is not None]
+        longest = max((one.slots for one in running), default=0)
+        return State(
+            running=len(running),
+            waiting=len(self._waiting),
+            slots=longest * len(running),
+            forwards=self._meter.forwards + self._meter.prompt_forwards,
+            positions=self._meter.positions + self._meter.prompt_positions,
+            settled=self._settled,
+            rows=self._rows,
+            guesses=self._guesses,
+            threshold=sum(taus) / len(taus) if taus else None,
+            window=sum(one.knob[1] for one in running) / len(running) if running else 0.0,
+        )
+
+    def check_room(self) -> None:
+        """Refuse a cache that a request of the model's whole context would never fit into."""
+        need = context_length(self.model) + BEHIND + _SLOT_STEP
+        if self.room.slots < need:
+            raise UserError(
+                f"a cache of {self.room.slots} slots cannot hold one request of the model's context",
+                fix=f"give --kv-slots {need} or more, or a shorter --context",
+            )

@@ -1,0 +1,127 @@
+"""What the two processes say to each other: jobs and knobs one way, what every forward brought the other way.
+
+Nothing heavy is imported here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+MethodName = Literal["ar", "mars", "mars-verified"]
+WIDEST = 16  # windows, at most
+Finish = Literal["eos", "stop", "length", "cancelled"]
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """How a request is to be decoded; None is whatever the server does at the time.
+
+    A request that names its `threshold` keeps it; only `min_threshold` lets a controller lower it, and never below.
+    """
+
+    method: MethodName
+    threshold: float | None = None
+    min_threshold: float | None = None
+    window: int | None = None  # the widest
+
+
+@dataclass(frozen=True)
+class Job:
+    """A request as the engine takes it."""
+
+    id: int
+    prompt_ids: Sequence[int]
+    max_new_tokens: int  # 0: only its likelihood is asked for
+    wishes: Wishes
+    temperature: float = 0.0
+    seed: int = 0
+    ignore_eos: bool = False
+    likelihood: int | None = None  # log-probabilities of its tokens, and of so many of the best at each place
+    arrived: float = 0.0  # by the server's clock
+
+
+@dataclass(frozen=True)
+class Speed:
+    """The default knobs, for requests that fix none of their own."""
+
+    threshold: float = 0.95  # confidence to accept a token, of `mars`
+    draft_threshold: float = 0.5  # confidence to draft one, of `mars-verified`
+    window: int = 4  # tokens that one forward settles at most
+
+
+@dataclass(frozen=True)
+class Cancel:
+    """A request whose client is gone, or that has come to a stop string."""
+
+    id: int
+
+
+@dataclass(frozen=True)
+class Likelihood:
+    """Log-probabilities of the model itself (AR) for a request's tokens, its prompt's first one left out."""
+
+    tokens: list[int]  # prompt and answer
+    chosen: list[float]  # for each token but the first, its log-probability
+    best: list[list[tuple[int, float]]]  # likewise, the most probable tokens and their log-probabilities
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a request ended and what it took."""
+
+    finish: Finish
+    emitted: int  # tokens, an EOS counted once
+    forwards: int
+    thresholds: tuple[float, float] | None  # the lowest and the highest that counted; None for `ar`
+    windows: tuple[int, int]
+    likelihood: Likelihood | None = None
+    failure: str = ""  # why the engine could not answer
+
+
+@dataclass(frozen=True)
+class State:
+    """The engine after a forward."""
+
+    running: int = 0
+    waiting: int = 0
+    slots: int = 0  # of the KV cache, reserved
+    forwards: int = 0  # since it started
+    positions: int = 0  # of all forwards
+    settled: int = 0  # tokens that decoding steps added, the prompts' forwards left out
+    rows: int = 0  # rows that those steps moved
+    guesses: int = 0  # masks that stood in those steps' windows
+    threshold: float | None = None  # mean over the rows of `mars`
+    window: float = 0.0  # mean over all rows
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a forward brought."""
+
+    state: State
+    started: list[int] = field(default_factory=list)
+    tokens: list[tuple[int, list[int]]] = field(default_factory=list)  # request, what it got, an EOS left out
+    ended: list[tuple[int, Ending]] = field(default_factory=list)
+    decision: Mapping[str, Any] | None = None  # of the controller, where it has made one
+
+
+@dataclass(frozen=True)
+class Ready:
+    """The engine has its checkpoint, and this is what it is."""
+
+    tokenizer: Any
+    context: int  # tokens of prompt and answer at most
+    vocabulary: int
+    methods: tuple[MethodName, ...]  # that the checkpoint can do
+    slots: int  # of the KV cache
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The engine could not start, by a mistake that the user can mend."""
+
+    what: str
+    where: str
+    fix: str

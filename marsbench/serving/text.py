@@ -1,0 +1,108 @@
+"""Tokens as text while they come: nothing is sent that later tokens could change, nor what belongs to a stop string.
+
+Whatever the portions that tokens come in, what is written is the same: the text of all tokens, up to the stop string
+that is complete first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+_UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # what a decoder makes of bytes that are no whole character yet
+Decode = Callable[[list[int]], str]
+
+
+class Detokenizer:
+    """The text of a growing row of tokens.
+
+    Tokens are decoded together with those just before them, because a token's text may depend on its neighbours; so
+    writing costs as much at the end of a long answer as at its beginning.
+    """
+
+    def __init__(self, decode: Decode) -> None:
+        self._decode = decode
+        self._ids: list[int] = []  # those that are still needed: context, and tokens that are not written out
+        self._known = 0  # how many of them are context
+        self._written = 0  # characters of their text that are out
+
+    def write(self, tokens: Sequence[int]) -> str:
+        """What these tokens add to the text; a character that is not whole yet is kept back."""
+        self._ids += tokens
+        text = self._decode(self._ids)
+        whole = text.rstrip(_UNFINISHED)
+        fresh, self._written = whole[self._written :], max(self._written, len(whole))
+        if len(whole) == len(text) and (context := self._decode(self._ids[self._known :])):  # nothing is open
+            self._ids = self._ids[self._known :]
+            self._known, self._written = len(self._ids), len(context)
+        return fresh
+
+    def close(self) -> str:
+        """What was kept back, when no more tokens come."""
+        return self._decode(self._ids)[self._written :]
+
+
+class Stops:
+    """Cuts a text at the first stop string that is complete in it, of several that end together at the longest."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops, self._held = list(stops), ""
+        self.found = False
+
+    def write(self, text: str) -> str:
+        """What of the text so far is certain to be no part of a stop string."""
+        if self.found:
+            return ""
+        self._held += text
+        ends = [(at + len(stop), at) for stop in self._stops if (at := self._held.find(stop)) >= 0]
+        if ends:
+            self.found = True
+            return self._held[: min(ends)[1]]
+        keep = self._open()
+        sent, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
+        return sent
+
+    def close(self) -> str:
+        """What was kept back, when no more text comes."""
+        return "" if self.found else self._held
+
+    def _open(self) -> int:
+        """The length of the longest ending with which a stop string may begin."""
+        longest = max((len(stop) - 1 for stop in self._stops), default=0)
+        return next(
+            (size for size in range(min(longest, len(self._held)), 0, -1)
+             if any(stop.startswith(self._held[-size:]) for stop in self._stops)),
+            0,
+        )  # fmt: skip
+
+
+class Writer:
+    """Tokens to text, cut at stop strings; `used` counts the tokens that went into it."""
+
+    def __init__(self, decode: Decode, stops: Sequence[str] = ()) -> None:
+        self._detokenizer, self._stops = Detokenizer(decode), Stops(stops)
+        self._one_by_one = bool(stops)  # which token completes a stop string can then be told
+        self.used = 0
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string has come."""
+        return self._stops.found
+
+    def write(self, tokens: Sequence[int]) -> str:
+        """What these tokens add to what may be sent."""
+        if not self._one_by_one:
+            self.used += len(tokens)
+            return self._detokenizer.write(tokens)
+        sent = ""
+        for token in tokens:
+            if self.stopped:
+                break
+            self.used += 1
+            sent += self._stops.write(self._detokenizer.write([token]))
+        return sent
+
+    def close(self) -> str:
+        """What was kept back, when no more tokens come."""
+        if not self._one_by_one:
+            return self._detokenizer.close()
+        return self._stops.write(self._detokenizer.close()) + self._stops.close()

@@ -1,0 +1,114 @@
+"""A running server for tests, and what talks to it below any client's manners."""
+
+from __future__ import annotations
+
+import json
+import queue
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import requests
+
+
+class Running:
+    """`marsbench serve` in a process of its own, on a port of its own."""
+
+    def __init__(self, checkpoint: Path, *options: str, key: str | None = None) -> None:
+        command = [sys.executable, "-m", "marsbench", "serve", "--checkpoint", str(checkpoint), "--name", "micro"]
+        self.process = subprocess.Popen(
+            [*command, "--port", "0", *options], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        self.said: list[str] = []
+        self._lines: queue.Queue[str | None] = queue.Queue()
+        threading.Thread(target=self._listen, daemon=True).start()
+        self.url = self.wait_for(r"http://\S+")
+        self.port = int(self.url.rsplit(":", 1)[1])
+        self.key = key
+
+    def _listen(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.said.append(line)
+            self._lines.put(line)
+        self._lines.put(None)
+
+    def wait_for(self, pattern: str, seconds: float = 90) -> str:
+        """The first match in what the server says from now on."""
+        until = time.monotonic() + seconds
+        while line := self._lines.get(timeout=max(0.1, until - time.monotonic())):
+            if found := re.search(pattern, line):
+                return found[0]
+        raise AssertionError(f"the server has ended: {''.join(self.said)}")
+
+    def call(self, path: str, body: Any = None, method: str | None = None, **more: Any) -> requests.Response:
+        """One request."""
+        headers = {} if self.key is None else {"Authorization": f"Bearer {self.key}"}
+        method = method or ("GET" if body is None else "POST")
+        more = {"headers": headers, "timeout": 60} | more
+        return requests.request(method, self.url + path, json=body, **more)
+
+    def complete(self, **body: Any) -> dict[str, Any]:
+        """A completion that must succeed."""
+        found = self.call("/v1/completions", body)
+        assert found.status_code == 200, found.text
+        answer: dict[str, Any] = found.json()
+        return answer
+
+    def stream(self, **body: Any) -> Iterator[dict[str, Any]]:
+        """The events of a streamed completion, but for the last."""
+        with self.call("/v1/completions", body | {"stream": True}, stream=True) as found:
+            assert found.status_code == 200, found.text
+            for line in found.iter_lines(chunk_size=1):
+                if line.startswith(b"data: {"):
+                    yield json.loads(line[6:])
+
+    def gauge(self, name: str) -> float:
+        """A metric's value."""
+        text = self.call("/metrics").text
+        (found,) = re.findall(rf"^{re.escape(name)}{{[^}}]*}} (\S+)$", text, re.M)
+        return float(found)
+
+    def is_empty(self) -> bool:
+        """Whether no request is left in it, by its own account."""
+        names = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
+        return all(self.gauge(name) == 0 for name in names)
+
+    def connect(self) -> socket.socket:
+        """A bare connection."""
+        return socket.create_connection(("127.0.0.1", self.port), timeout=30)
+
+    def send(self, body: dict[str, Any], path: str = "/v1/completions") -> socket.socket:
+        """A request whose answer nobody reads yet."""
+        data = json.dumps(body).encode()
+        own = self.connect()
+        head = f"POST {path} HTTP/1.1\nHost: x\nContent-Type: application/json\nContent-Length: {len(data)}\n"
+        head += f"Authorization: Bearer {self.key}\n\n"
+        own.sendall(head.replace("\n", "\r\n").encode() + data)
+        return own
+
+    def end(self, seconds: float = 30) -> int:
+        """Tell it to end, and see how it does."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            return self.process.wait(seconds)
+        finally:
+            self.process.kill()
+
+
+def eventually(holds: Any, seconds: float = 20) -> bool:
+    """Whether something comes to hold within a time."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        if holds():
+            return True
+        time.sleep(0.05)
+    return bool(holds())

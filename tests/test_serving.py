@@ -1,0 +1,428 @@
+"""The server as its clients see it: OpenAI's own client, lm-eval, plain sockets; and how it takes their manners."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+import requests
+import torch
+from serving_client import Running, eventually
+from transformers import AutoModelForCausalLM
+
+from marsbench.decoding.engine import decode
+from marsbench.decoding.generation import Request
+from marsbench.methods import Options, build_method
+from marsbench.training.checkpoints import Loaded, load
+
+MANY = int(os.environ.get("MARSBENCH_SOAK", "40"))  # clients that vanish
+KEY = "s3cret"
+LIMITS = ["--max-rows", "4", "--max-queue", "4", "--max-body", "5000", "--read-timeout", "0.5", "--stall-timeout", "1",
+          "--drain", "20", "--api-key", KEY]  # fmt: skip
+PROMPT = "Tom has 3 apples and buys 4 more."
+
+
+@pytest.fixture(scope="module")
+def checkpoint(micro_checkpoints: Path) -> Path:
+    return next(micro_checkpoints.glob("mars-b4-*"))
+
+
+@pytest.fixture(scope="module")
+def loaded(checkpoint: Path) -> Loaded:
+    return load(checkpoint)
+
+
+@pytest.fixture(scope="module")
+def server(checkpoint: Path) -> Iterator[Running]:
+    """A server with room for many."""
+    found = Running(checkpoint, "--max-queue", "128", "--max-rows", "24")
+    yield found
+    assert found.end() == 0, "".join(found.said)
+
+
+@pytest.fixture
+def client(server: Running) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def small(checkpoint: Path) -> Iterator[Running]:
+    """A server with narrow limits."""
+    found = Running(checkpoint, *LIMITS, key=KEY)
+    yield found
+    found.end()
+
+
+def decoded(loaded: Loaded, ids: list[int], method: str, tau: float | None, window: int, limit: int) -> list[int]:
+    """The tokens that `marsbench decode` gives."""
+    chosen = build_method(method, Options(mask_id=loaded.mask_id, block_size=window))
+    eos, pad = loaded.tokenizer.eos_token_id, loaded.tokenizer.pad_token_id
+    (found,) = decode(loaded.model, chosen, [Request(ids, limit, tau)], eos_id=eos, pad_id=pad)
+    return found.tokens
+
+
+def text_of(loaded: Loaded, tokens: list[int]) -> str:
+    return str(loaded.tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+
+# ---- OpenAI's client
+
+
+def test_openai_client_chats(client: openai.OpenAI, loaded: Loaded) -> None:
+    """Guards against a chat template that differs from the model's, and bodies that the client cannot read."""
+    messages: Any = [{"role": "user", "content": PROMPT}]
+    found = client.chat.completions.create(model="micro", messages=messages, max_tokens=20, extra_body={"method": "ar"})
+    ids = loaded.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"]
+    tokens = decoded(loaded, ids, "ar", None, 1, 20)
+    assert found.choices[0].message.content == text_of(loaded, tokens)
+    assert found.usage is not None and found.usage.prompt_tokens == len(ids)
+    assert found.usage.completion_tokens == len(tokens) + (found.choices[0].finish_reason == "stop")
+    assert [model.id for model in client.models.list()] == ["micro"]
+
+
+def test_openai_client_streams(client: openai.OpenAI) -> None:
+    """Guards against streams that differ from the whole answer, or that the client takes for broken."""
+    asked: Any = {"model": "micro", "messages": [{"role": "user", "content": PROMPT}], "max_tokens": 24}
+    extra = {"threshold": 0.1}
+    whole = client.chat.completions.create(**asked, extra_body=extra)
+    chunks = list(
+        client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True}, extra_body=extra)
+    )
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text == whole.choices[0].message.content
+    assert chunks[0].choices[0].delta.role == "assistant" and chunks[0].choices[0].delta.content
+    assert chunks[-2].choices[0].finish_reason == whole.choices[0].finish_reason
+    assert chunks[-1].choices == [] and chunks[-1].usage is not None and whole.usage is not None
+    assert chunks[-1].usage.to_dict() == whole.usage.to_dict()
+
+
+def test_openai_async_client_reads_many_streams(server: Running) -> None:
+    """Guards against answers that reach the wrong one of many clients."""
+
+    async def every() -> list[tuple[str, str]]:
+        async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
+
+            async def one(number: int) -> tuple[str, str]:
+                asked: Any = {"model": "micro", "prompt": f"{PROMPT} {number}", "max_tokens": 16}
+                stream = await client.completions.create(**asked, stream=True)
+                text = "".join([chunk.choices[0].text async for chunk in stream])
+                return text, (await client.completions.create(**asked)).choices[0].text
+
+            return await asyncio.gather(*[one(number) for number in range(20)])
+
+    assert all(streamed == whole for streamed, whole in asyncio.run(every()))
+
+
+def test_openai_client_knows_our_errors(client: openai.OpenAI) -> None:
+    """Guards against errors that the client cannot tell apart."""
+    with pytest.raises(openai.NotFoundError, match="no model 'other'"):
+        client.completions.create(model="other", prompt="a")
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(model="micro", prompt="a", max_tokens=10_000)
+    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "prompt")
+
+
+# ---- the same text as without a server
+
+WAYS = [("ar", None, 4), ("mars", 0.0, 4), ("mars", 0.2, 3), ("mars", 0.6, 6), ("mars-verified", 0.2, 5),
+        ("mars-verified", None, 4)]  # fmt: skip
+
+
+def test_64_mixed_requests_are_answered_as_each_would_be_alone(server: Running, loaded: Loaded) -> None:
+    """Guards against neighbours that change an answer: methods, thresholds, limits, stops and streams all mixed."""
+    rng = random.Random(0)
+    asked = []
+    for number in range(64):
+        method, tau, window = WAYS[number % len(WAYS)]
+        ids = loaded.tokenizer(f"{PROMPT} {'and more ' * rng.randint(0, 9)}{number}").input_ids
+        limit = rng.randint(1, 60)
+        text = text_of(loaded, decoded(loaded, ids, method, tau, window, limit))
+        stop = text[len(text) // 2 :][:3] if number % 4 == 0 and len(text) > 8 else None
+        expected = text.split(stop)[0] if stop else text
+        body = {"prompt": ids, "max_tokens": limit, "stop": stop}
+        body |= {"method": method, "threshold": tau, "block_size": window}
+        asked.append((body, expected, number % 2 == 0))
+
+    def ask(one: tuple[dict[str, Any], str, bool]) -> str:
+        body, _, streamed = one
+        if streamed:
+            return "".join(event["choices"][0]["text"] for event in server.stream(**body))
+        return str(server.complete(**body)["choices"][0]["text"])
+
+    with ThreadPoolExecutor(64) as pool:
+        assert list(pool.map(ask, asked)) == [expected for _, expected, _ in asked]
+
+
+def test_sampling_draws_what_decode_draws(server: Running, loaded: Loaded) -> None:
+    """Guards against a seed that does not fix a sampled answer, whoever else is there."""
+    ids = loaded.tokenizer(PROMPT).input_ids
+    eos, pad = loaded.tokenizer.eos_token_id, loaded.tokenizer.pad_token_id
+    request = Request(ids, 20, temperature=0.9, seed=5)
+    (expected,) = decode(loaded.model, build_method("ar", Options()), [request], eos_id=eos, pad_id=pad)
+    for method in ("ar", "mars-verified"):
+        found = server.complete(prompt=ids, max_tokens=20, temperature=0.9, seed=5, method=method)
+        assert found["choices"][0]["text"] == text_of(loaded, expected.tokens)
+
+
+# ---- the knob
+
+
+def test_the_knob_turns_a_running_request(server: Running) -> None:
+    """Guards against a speed that only newcomers get, and against one that loses tokens of those in flight."""
+    server.call("/v1/speed", {"threshold": 1.0}, "PUT")
+    try:
+        counts = []
+        for number, event in enumerate(server.stream(
+            prompt=PROMPT, max_tokens=400, method="mars", ignore_eos=True,
+            stream_options={"include_forwards": True, "include_usage": True},
+        )):  # fmt: skip
+            counts += [event["marsbench"]["tokens"]] if "marsbench" in event else []
+            if number == 5:
+                assert server.call("/v1/speed", {"threshold": 0.0}, "PUT").json()["threshold"] == 0.0
+            said = event.get("usage")
+        assert counts[:5] == [1] * 5 and counts[-2] == 4 and sum(counts) == said["completion_tokens"] == 400
+        assert said["marsbench"]["threshold"] == [0.0, 1.0]
+    finally:
+        server.call("/v1/speed", {"threshold": 0.95}, "PUT")
+
+
+def test_who_fixes_tau_keeps_it(server: Running) -> None:
+    """Guards against a knob that turns what a request has fixed."""
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(server.complete, prompt=PROMPT, max_tokens=400, threshold=0.9, ignore_eos=True)
+        for number in range(30):
+            server.call("/v1/speed", {"threshold": number % 2 / 2}, "PUT")
+        said = asked.result()["usage"]["marsbench"]
+    server.call("/v1/speed", {"threshold": 0.95}, "PUT")
+    assert said["threshold"] == [0.9, 0.9] and said["method"] == "mars" and said["block_size"] == [4, 4]
+
+
+# ---- the wire
+
+
+def test_the_wire(server: Running) -> None:
+    """Guards against framing, headers and chunks that clients stumble over."""
+    body = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 30, "stream": True}
+    found = server.call("/v1/chat/completions", body | {"stream_options": {"include_usage": True}})
+    assert found.headers["x-accel-buffering"] == "no" and found.headers["content-type"].startswith("text/event-stream")
+    raw = found.content
+    assert b"\r" not in raw and raw.isascii() and raw.endswith(b"data: [DONE]\n\n") and raw.count(b"[DONE]") == 1
+    events = [json.loads(line[6:]) for line in raw.decode().split("\n\n") if line.startswith("data: {")]
+    assert len({event["id"] for event in events}) == 1
+    assert events[0]["choices"][0]["delta"]["role"] == "assistant" and events[0]["choices"][0]["delta"]["content"]
+    assert all("role" not in event["choices"][0]["delta"] for event in events[1:-1])
+    assert events[-1]["choices"] == [] and events[-1]["usage"]["completion_tokens"] > 0
+    assert [event["choices"][0]["finish_reason"] for event in events[:-1]].count(None) == len(events) - 2
+
+
+BAD: list[tuple[Any, int, str | None]] = [
+    ({}, 400, "prompt"),
+    ({"prompt": []}, 400, "prompt"),
+    ({"prompt": ""}, 400, "prompt"),
+    ({"prompt": [[]]}, 400, "prompt"),
+    ({"prompt": [10**9]}, 400, "prompt"),
+    ({"prompt": [-1]}, 400, "prompt"),
+    ({"prompt": "\ud800"}, 400, "prompt"),
+    ({"prompt": "a", "max_tokens": -1}, 400, "max_tokens"),
+    ({"prompt": "a", "max_tokens": 0}, 400, "max_tokens"),
+    ({"prompt": "a", "max_tokens": True}, 400, "max_tokens"),
+    ({"prompt": "a", "temperature": "hot"}, 400, "temperature"),
+    ({"prompt": "a", "threshold": 1.5}, 400, "threshold"),
+    ({"prompt": "a", "threshold": 0.5, "min_threshold": 0.6}, 400, "min_threshold"),
+    ({"prompt": "a", "method": "magic"}, 400, "method"),
+    ({"prompt": "a", "method": "ar", "threshold": 0.5}, 400, "threshold"),
+    ({"prompt": "a", "block_size": 0}, 400, "block_size"),
+    ({"prompt": "a", "n": 2}, 400, "n"),
+    ({"prompt": "a", "top_p": 0.5}, 400, "top_p"),
+    ({"prompt": "a", "stop": ""}, 400, "stop"),
+    ({"prompt": ["a", "b"], "stream": True}, 400, "prompt"),
+    ({"prompt": "a", "stream": True, "logprobs": 1}, 400, "stream"),
+    ({"prompt": "a", "model": "other"}, 404, "model"),
+    ({"prompt": "a", "n": 1, "top_p": 1, "stop": None, "user": "me", "max_tokens": 1}, 200, None),
+]
+
+
+@pytest.mark.parametrize(("body", "status", "param"), BAD, ids=lambda one: repr(one)[:40])
+def test_what_cannot_be_answered_is_named(server: Running, body: Any, status: int, param: str | None) -> None:
+    """Guards against requests that are answered otherwise than asked, and errors that do not say what is wrong."""
+    found = server.call("/v1/completions", body)
+    assert found.status_code == status, found.text
+    if status != 200:
+        assert found.json()["error"]["param"] == param and found.json()["error"]["message"]
+
+
+def test_errors_of_all_kinds_have_the_envelope(server: Running) -> None:
+    """Guards against frameworks that answer in their own words."""
+    for path, method, data, status in [
+        ("/nowhere", "GET", None, 404),
+        ("/v1/completions", "GET", None, 405),
+        ("/v1/completions", "POST", b"{", 400),
+        ("/v1/completions", "POST", b"\xff\xfe", 400),
+        ("/v1/completions", "POST", b"[" * 100_000, 400),
+        ("/v1/completions", "POST", b"x" * (5 * 2**20), 413),
+        ("/v1/speed", "PUT", b'{"tau": 1}', 400),
+        ("/tokenize", "POST", b"{}", 400),
+        ("/detokenize", "POST", b'{"tokens": [99999999999999999999]}', 400),
+    ]:
+        found = requests.request(method, server.url + path, data=data, headers={"content-type": "application/json"})
+        assert (found.status_code, set(found.json())) == (status, {"error"}), (path, data)
+
+
+def test_tokens_go_there_and_back(server: Running, loaded: Loaded) -> None:
+    """Guards against token ids that differ from those that a prompt is decoded as."""
+    ids = server.call("/tokenize", {"prompt": PROMPT}).json()["tokens"]
+    assert ids == loaded.tokenizer(PROMPT).input_ids
+    assert server.call("/detokenize", {"tokens": ids}).json()["prompt"] == PROMPT
+    chat = server.call("/tokenize", {"messages": [{"role": "user", "content": "Hi"}]}).json()
+    assert server.call("/detokenize", {"tokens": chat["tokens"]}).json()["prompt"].endswith("<|im_start|>assistant\n")
+
+
+# ---- likelihoods
+
+
+def test_likelihoods_of_lm_eval_are_those_of_the_local_model(server: Running, checkpoint: Path) -> None:
+    """Guards against echoed log-probabilities that lm-eval reads as other numbers than the model's own."""
+    from lm_eval.api.instance import Instance
+    from lm_eval.models.huggingface import HFLM
+    from lm_eval.models.openai_completions import LocalCompletionsAPI
+
+    pairs = [("The sky is", " blue"), ("Tom has 3 apples and", " buys 4 more"), ("One", " two three"), ("", "Hello")]
+    asked = [Instance("loglikelihood", {}, pair, number) for number, pair in enumerate(pairs)]
+    theirs = LocalCompletionsAPI(
+        model="micro",
+        base_url=f"{server.url}/v1/completions",
+        tokenizer=str(checkpoint),
+        num_concurrent=1,
+        max_retries=1,
+    )
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    local = HFLM(pretrained=model, tokenizer=str(checkpoint), batch_size=1, device="cpu")
+    for (found, greedy), (expected, is_greedy) in zip(
+        theirs.loglikelihood(asked, disable_tqdm=True), local.loglikelihood(asked, disable_tqdm=True), strict=True
+    ):
+        assert found == pytest.approx(expected, abs=1e-3) and greedy == is_greedy
+
+
+def test_echo_scores_without_generating(server: Running) -> None:
+    """Guards against a likelihood that takes an answer nobody asked for."""
+    found = server.complete(prompt=PROMPT, max_tokens=0, echo=True, logprobs=2)
+    (choice,) = found["choices"]
+    assert choice["text"] == PROMPT and found["usage"]["completion_tokens"] == 0
+    assert "".join(choice["logprobs"]["tokens"]) == PROMPT and choice["logprobs"]["token_logprobs"][0] is None
+    answer = server.call("/v1/chat/completions", {
+        "messages": [{"role": "user", "content": PROMPT}], "max_tokens": 5, "logprobs": True, "top_logprobs": 1,
+        "method": "ar",
+    }).json()["choices"][0]  # fmt: skip
+    said = answer["logprobs"]["content"]
+    assert "".join(one["token"] for one in said) == answer["message"]["content"]
+    assert all(one["token"] == one["top_logprobs"][0]["token"] for one in said)
+
+
+# ---- clients that misbehave
+
+
+def test_clients_that_vanish_leave_nothing_behind(server: Running) -> None:
+    """Guards against rows, queue places and cache that belong to nobody: clients go away whenever they like."""
+    rng = random.Random(1)
+
+    def vanish(number: int) -> None:
+        kind = {"stream": number % 2 == 0, "max_tokens": rng.randint(50, 400), "ignore_eos": True}
+        if number % 5 == 0:
+            kind["logprobs" if not kind["stream"] else "seed"] = 1
+        own = server.send({"prompt": PROMPT * rng.randint(1, 5), **kind})
+        time.sleep(rng.random() * 0.3)
+        if number % 3 == 0:
+            own.recv(200)
+        own.close()
+
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(vanish, range(MANY)))
+    assert eventually(server.is_empty)
+    assert server.gauge("marsbench:requests_cancelled_total") >= MANY / 4
+    assert server.complete(prompt=PROMPT, max_tokens=3)["usage"]["completion_tokens"] > 0
+
+
+def test_who_goes_away_frees_the_row_within_two_forwards(server: Running) -> None:
+    """Guards against decoding for nobody: measured in the engine's own forwards."""
+    for streamed in (True, False):
+        own = server.send({"prompt": PROMPT, "max_tokens": 450, "ignore_eos": True, "stream": streamed, "method": "ar"})
+        assert eventually(lambda: server.gauge("vllm:num_requests_running") == 1)
+        own.close()
+        assert eventually(server.is_empty, 2)
+        assert server.gauge("marsbench:forwards_total") > 0
+
+
+def test_a_reader_that_stalls_holds_up_nobody(small: Running) -> None:
+    """Guards against one client's full buffer that stops the engine for all, and one that is kept for ever."""
+    body = {"prompt": PROMPT, "max_tokens": 400, "ignore_eos": True, "stream": True}
+    stalled = [small.send(body) for _ in range(3)]
+    started = time.monotonic()
+    assert small.complete(prompt=PROMPT, max_tokens=50)["usage"]["completion_tokens"] > 0
+    assert time.monotonic() - started < 20
+    assert eventually(small.is_empty)
+    for own in stalled:
+        own.close()
+
+
+def test_limits_hold(small: Running) -> None:
+    """Guards against a server that takes in more than it can hold, or lets in who has no key."""
+    assert small.call("/health").status_code == 200
+    for path in ("/v1/models", "/metrics", "/v1/speed", "/openapi.json"):
+        assert requests.get(small.url + path).status_code == 401
+        assert small.call(path, headers={"Authorization": "Bearer wrong"}).status_code == 401
+        assert requests.get(small.url + path, auth=("me", KEY)).status_code == 200
+    assert small.call("/v1/completions", {"prompt": "a" * 6000}).status_code == 413
+    with small.connect() as own:
+        own.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer s3cret\r\n"
+                    b"Content-Type: application/json\r\nContent-Length: 100\r\n\r\n{")  # fmt: skip
+        assert b" 408 " in own.recv(1000)
+    with ThreadPoolExecutor(30) as pool:
+        body = {"prompt": PROMPT, "max_tokens": 150, "ignore_eos": True}
+        found = list(pool.map(lambda _: small.call("/v1/completions", body), range(30)))
+    answered = [one for one in found if one.status_code == 200]
+    turned_away = [one for one in found if one.status_code == 429]
+    assert len(answered) + len(turned_away) == 30 and 4 <= len(answered) < 30
+    assert all(one.json()["usage"]["completion_tokens"] == 150 for one in answered)
+    assert all("Retry-After" in one.headers for one in turned_away)
+    assert small.gauge("marsbench:requests_rejected_total") == len(turned_away)
+    assert eventually(small.is_empty)
+
+
+def test_the_engine_dies_and_the_server_lives(small: Running) -> None:
+    """Guards against clients that wait for an engine which is gone, and a server that never comes back; then it ends.
+
+    Told to end, it lets nobody in and finishes what is in flight.
+    """
+    import psutil
+
+    with ThreadPoolExecutor(4) as pool:
+        body = {"prompt": PROMPT, "max_tokens": 450, "ignore_eos": True, "method": "ar"}
+        waiting = pool.submit(small.call, "/v1/completions", body)
+        stream = small.stream(**body)
+        next(stream)
+        (engine,) = [one for one in psutil.Process(small.process.pid).children() if "spawn_main" in str(one.cmdline())]
+        os.kill(engine.pid, signal.SIGKILL)
+        assert eventually(lambda: small.call("/health").status_code == 503, 1)
+        assert waiting.result(5).json()["error"]["code"] == "engine_lost"
+        assert list(stream)[-1]["error"]["code"] == "engine_lost"
+    assert eventually(lambda: small.call("/health").status_code == 200, 60)
+    assert small.gauge("marsbench:engine_restarts_total") == 1
+    stream = small.stream(**body)
+    next(stream)
+    small.process.send_signal(signal.SIGTERM)
+    small.wait_for("nobody is let in")
+    assert small.call("/v1/completions", {"prompt": "a"}).status_code == 503
+    assert small.call("/health").status_code == 503
+    assert list(stream)[-1]["choices"][0]["finish_reason"] == "length"
+    assert small.process.wait(20) == 0
