@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import resources
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
@@ -18,31 +18,39 @@ DEFAULT_BLOCK_SIZE = 4  # B where nobody says otherwise, the paper's main settin
 
 @dataclass(frozen=True)
 class Budget:
-    """How long and how hard a stage trains: for a number of steps, or for `epochs` over the data."""
+    """How long and how hard a stage trains: for a number of steps, or for `epochs` over the data.
+
+    Fields after `weight_decay` are left out of a recipe's key at their defaults: recipes without them keep theirs.
+    """
 
     batch_size: int  # sequences per step, over all processes and accumulation steps together
-    learning_rate: float  # peak; linear warm-up, then cosine to zero
+    learning_rate: float  # peak, after a linear warm-up
     steps: int | None = None
     epochs: int | None = None  # counts where `steps` is None
     adam_beta2: float = 0.999
     weight_decay: float = 0.0
+    # What follows the peak: a cosine to zero, or the peak held until a last fifth that falls linearly to zero.
+    schedule: Literal["cosine", "constant"] = "cosine"
+    sequences: int | None = None  # of the world to go over `epochs` times; None = each is met once
 
     def total_steps(self, sequences: int, passes: int) -> int:
         """Optimizer steps for data of so many sequences; a stage of two passes takes twice the steps."""
         if self.steps is not None:
             return self.steps * passes
         assert self.epochs is not None, "a budget has steps or epochs"
-        return math.ceil(self.epochs * passes * sequences / self.batch_size)
+        return math.ceil(self.epochs * passes * (self.sequences or sequences) / self.batch_size)
 
 
 @dataclass(frozen=True)
 class World:
-    """A scale whose models start from random weights and learn the embedded world."""
+    """A scale whose models learn the embedded world, from random weights or from shipped ones."""
 
     model: dict[str, Any]  # Qwen2Config keywords
     draft_model: dict[str, Any]  # the same for the draft model, about a quarter of the parameters
     vocabulary_size: int  # upper bound for the world's tokenizer
     pretraining: Budget  # the base stage
+    difficulty: str = "usual"  # of the world, as `marsbench.world` names it
+    instruct_base: bool = False  # whether bases learn from conversations too, half and half with plain text
 
 
 @dataclass(frozen=True)

@@ -101,17 +101,28 @@ class Recipe:
     source: str  # hash of the code that makes the data and the loss
     torch: str
     transformers: str
+    difficulty: str = "usual"  # of the world
+    instruct_base: bool = False  # whether the base learned from conversations too
 
     @property
     def key(self) -> str:
-        """Sixteen hexadecimal digits."""
-        return content_hash(asdict(self))
+        """Sixteen hexadecimal digits; what came later is left out where it is at its default."""
+        facts = asdict(self)
+        for kept, values in ((facts["budget"], _LATER_IN_BUDGETS), (facts, _LATER)):
+            for name, default in values.items():
+                if kept[name] == default:
+                    del kept[name]
+        return content_hash(facts)
 
     @property
     def name(self) -> str:
         """A folder name that tells a reader what it holds."""
         blocks = f"-b{self.block_size}" if self.block_size else ""
         return f"{self.stage}{blocks}-{self.key}"
+
+
+_LATER = {"difficulty": "usual", "instruct_base": False}
+_LATER_IN_BUDGETS = {"schedule": "cosine", "sequences": None}
 
 
 def recipe(scale: Preset, stage_name: str, *, block_size: int = 4, seed: int = 0) -> Recipe:
@@ -146,6 +157,8 @@ def recipe(scale: Preset, stage_name: str, *, block_size: int = 4, seed: int = 0
         source=_source_hash(chosen.objective, pretrained is not None),
         torch=metadata.version("torch"),
         transformers=metadata.version("transformers"),
+        difficulty=world.difficulty if world else "usual",
+        instruct_base=world is not None and world.instruct_base and chosen.plain_text,
     )
 
 
