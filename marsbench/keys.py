@@ -22,6 +22,9 @@ DECODING = ("decoding", "methods")
 DECODING_THE_WORLD = (*DECODING, "world")
 SCORING = (*DECODING, "evaluation", "world")
 CLASSING = (*SCORING, "studies/gains/word_classes.py")
+_TRAINING = tuple(f"training/{name}.py" for name in ("data", "objectives", "tokenizer", "trainer", "visibility"))
+TRAINING_ON_THE_WORLD, TRAINING_ON_CHATS = ("world", *_TRAINING), ("training/chat_data.py", *_TRAINING)
+MEDUSA = ("training/medusa.py",)  # joins either, where heads are trained
 
 
 class Known(NamedTuple):
@@ -35,9 +38,13 @@ class Known(NamedTuple):
 # test holds the keys of the committed rows to it.
 SAME_NUMBERS: dict[tuple[str, ...], Known] = {
     DECODING: Known("3f95da4acd01b48f", "c7844b4def492a80"),
-    DECODING_THE_WORLD: Known("c9729012dfb984cd", "06a63162efb8d61b"),
-    SCORING: Known("f6ff6e3b3f9e81fd", "694a1b97baa02a4a"),
-    CLASSING: Known("458190855c41feba", "09e664ffc46b9fbb"),
+    DECODING_THE_WORLD: Known("31ecafe787659581", "06a63162efb8d61b"),
+    SCORING: Known("0c439158167ceed4", "694a1b97baa02a4a"),
+    CLASSING: Known("ea5d44bf56f69a84", "09e664ffc46b9fbb"),
+    TRAINING_ON_THE_WORLD: Known("d89013edc402bd7a", "30dd42a99b1fa670"),
+    TRAINING_ON_CHATS: Known("d36727fb8149bda5", "9400b509116b538b"),
+    (*TRAINING_ON_THE_WORLD, *MEDUSA): Known("0a4792cd53c839b8", "fd7a60e3942063a8"),
+    (*TRAINING_ON_CHATS, *MEDUSA): Known("66e7da9a966393cb", "e05093447b03407b"),
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from marsbench.rows.kinds import EvaluationRow, Row
+from marsbench.world import modelled_on
 
 SMALL_SCALES = ("micro", "tiny")
 
@@ -56,7 +57,7 @@ def caveat(scale: str) -> str:
 def deviations_section(rows: Sequence[Row], scale: str, own: Sequence[str]) -> str:
     """All known deviations behind rows of one scale; `own` are those of this page alone."""
     benchmarks = {row.benchmark for row in rows if isinstance(row, EvaluationRow)}
-    mini = {name for name in benchmarks if name.startswith("mini_")}
+    mini = {name for name in benchmarks if modelled_on(name) != name}
     known = [
         *(MINI_DEVIATIONS if mini or not benchmarks else ()),
         *(REAL_DEVIATIONS if benchmarks - mini else ()),

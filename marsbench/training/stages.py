@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from marsbench.errors import UserError, unknown_name
-from marsbench.keys import content_hash, source_hash
+from marsbench.keys import MEDUSA, TRAINING_ON_CHATS, TRAINING_ON_THE_WORLD, content_hash, source_hash
 from marsbench.presets import Budget, Preset, Pretrained
 from marsbench.training.variants import RELEASED, MarsVariant
 
@@ -177,6 +177,5 @@ def _file_hash(file: Path) -> str | None:
 
 def _source_hash(objective: Objective, pretrained: bool) -> str:
     """Hash of the files that decide what is learned: where the data is from, and the code that the objective runs."""
-    names = ["data", "objectives", "tokenizer", "trainer", "visibility", *(["medusa"] if objective == "medusa" else [])]
-    data = "training/chat_data.py" if pretrained else "world"
-    return source_hash(data, *[f"training/{name}.py" for name in names])
+    parts = TRAINING_ON_CHATS if pretrained else TRAINING_ON_THE_WORLD
+    return source_hash(*parts, *(MEDUSA if objective == "medusa" else ()))

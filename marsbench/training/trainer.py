@@ -290,7 +290,7 @@ def _schedule(recipe: Recipe, steps: int) -> dict[str, Any]:
     warmup = max(1, round(0.03 * steps))
     if recipe.budget.schedule == "cosine":
         return {"lr_scheduler_type": "cosine", "warmup_steps": warmup}
-    # A warm-up of the same length for all: a longer training begins as a shorter one does, up to the latter's last fifth.
+    # A warm-up of one length: a longer training begins as a shorter one does, up to the latter's last fifth.
     options = {"num_decay_steps": steps // 5, "decay_type": "linear"}
     return {
         "lr_scheduler_type": "warmup_stable_decay",

@@ -15,7 +15,18 @@ from marsbench.world import bbh, gpqa, gsm8k, humaneval, ifeval, mmlu_pro
 from marsbench.world.difficulty import USUAL, Difficulty, difficulty
 from marsbench.world.language import Example, is_test
 
-__all__ = ["GENERATORS", "USUAL", "Difficulty", "Example", "Split", "corpus", "difficulty", "draw", "test_set"]
+__all__ = [
+    "GENERATORS",
+    "USUAL",
+    "Difficulty",
+    "Example",
+    "Split",
+    "corpus",
+    "difficulty",
+    "draw",
+    "modelled_on",
+    "test_set",
+]
 
 Split = Literal["train", "test"]
 GENERATORS: dict[str, Callable[[random.Random, Difficulty], Example]] = {
@@ -29,6 +40,14 @@ GENERATORS: dict[str, Callable[[random.Random, Difficulty], Example]] = {
 _FACTS = [mmlu_pro.fact, gpqa.fact]
 # How often a benchmark's problems are met in training: those that take longest to learn count for more.
 _WEIGHTS = {"mini_mmlu_pro": 1.5, "mini_gpqa": 1.3}
+
+
+_OF_THE_WORLD = ("mini_", "hard_")  # what names of its benchmarks begin with, at the two levels of difficulty
+
+
+def modelled_on(benchmark: str) -> str:
+    """The real benchmark that one of the world's has the shape of, `gsm8k` for `mini_gsm8k`; a real one is its own."""
+    return next((benchmark.removeprefix(one) for one in _OF_THE_WORLD if benchmark.startswith(one)), benchmark)
 
 
 def draw(benchmark: str, split: Split, seed: int, level: Difficulty = USUAL) -> Iterator[Example]:
