@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 PACKAGE = Path(__file__).resolve().parent
 
 # The code behind each kind of number: rooms of the package, and single files.
-DECODING = ("decoding", "methods")
+DECODING = ("forward", "decoding", "compiled", "methods")
 DECODING_THE_WORLD = (*DECODING, "world")
 SCORING = (*DECODING, "evaluation", "world")
 CLASSING = (*SCORING, "studies/gains/word_classes.py")
@@ -37,10 +37,10 @@ class Known(NamedTuple):
 # An entry is a claim: who changes it has seen that no number changes. It counts as long as the code is what it says. A
 # test holds the keys of the committed rows to it.
 SAME_NUMBERS: dict[tuple[str, ...], Known] = {
-    DECODING: Known("3f95da4acd01b48f", "c7844b4def492a80"),
-    DECODING_THE_WORLD: Known("31ecafe787659581", "06a63162efb8d61b"),
-    SCORING: Known("0c439158167ceed4", "694a1b97baa02a4a"),
-    CLASSING: Known("ea5d44bf56f69a84", "09e664ffc46b9fbb"),
+    DECODING: Known("5b914eb527414b90", "c7844b4def492a80"),
+    DECODING_THE_WORLD: Known("1fcbd9965bb07179", "06a63162efb8d61b"),
+    SCORING: Known("da6c22113184bd89", "694a1b97baa02a4a"),
+    CLASSING: Known("b84177000ae32c4c", "09e664ffc46b9fbb"),
     TRAINING_ON_THE_WORLD: Known("d89013edc402bd7a", "30dd42a99b1fa670"),
     TRAINING_ON_CHATS: Known("d36727fb8149bda5", "9400b509116b538b"),
     (*TRAINING_ON_THE_WORLD, *MEDUSA): Known("0a4792cd53c839b8", "fd7a60e3942063a8"),

@@ -19,7 +19,7 @@ _ENDED: dict[tuple[str, str], Reason] = {}  # by response and checks: the verdic
 
 
 def dataset(benchmark: str, size: int, difficulty: str = "usual", **_: Any) -> dict[str, Dataset]:
-    """The test set of a benchmark of the world; `target` is the answer, or a program's verdict, and `checks` is JSON."""
+    """The test set of a world's benchmark; `target` is the answer, or a program's verdict, and `checks` is JSON."""
     records = [
         {
             "prompt": example.prompt,
