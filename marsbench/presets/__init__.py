@@ -33,6 +33,10 @@ class Budget:
     schedule: Literal["cosine", "constant"] = "cosine"
     sequences: int | None = None  # of the world to go over `epochs` times; None = each is met once
 
+    def part(self, share: float) -> Budget:
+        """The budget with a share of its steps."""
+        return self if share == 1 or self.steps is None else replace(self, steps=round(share * self.steps))
+
     def total_steps(self, sequences: int, passes: int) -> int:
         """Optimizer steps for data of so many sequences; a stage of two passes takes twice the steps."""
         if self.steps is not None:
@@ -93,7 +97,8 @@ class Preset:
     assumptions: Assumptions
     world: World | None = None
     pretrained: Pretrained | None = None
-    # Stage, or stage-bB, -> checkpoint folder or hub name; a stage with blocks and without -bB is one for B = 4.
+    # Stage, or stage-bB, -> checkpoint folder or hub name; a stage with blocks and without -bB is one for B = 4. In the
+    # file of a scale, "./" is the folder beside it: bases of the world that are shipped.
     published: dict[str, str] = field(default_factory=dict)
     train_all: bool = False  # train the stages that have a published checkpoint too
 
@@ -115,6 +120,10 @@ class Preset:
         chosen = {stage: checkpoint for stage, _, checkpoint in entries}
         published = chosen if train_all else {**self.published, **chosen}
         return replace(self, published=published, train_all=train_all)
+
+    def ships(self, checkpoint: str) -> bool:
+        """Whether a ready checkpoint came with the package."""
+        return checkpoint.startswith(_beside("./"))
 
     @property
     def tables_train(self) -> bool:
@@ -161,6 +170,7 @@ def preset(scale: str) -> Preset:
         raise unknown_name("scale", scale, scales())
     values = yaml.safe_load(resources.files(__package__).joinpath(f"{scale}.yaml").read_text(encoding="utf-8"))
     world, pretrained = values.pop("world", None), values.pop("pretrained", None)
+    published = {stage: _beside(place) for stage, place in values.pop("published", {}).items()}
     return Preset(
         scale=scale,
         finetuning=Budget(**values.pop("finetuning")),
@@ -168,5 +178,11 @@ def preset(scale: str) -> Preset:
         assumptions=Assumptions(**values.pop("assumptions")),
         world=World(pretraining=Budget(**world.pop("pretraining")), **world) if world else None,
         pretrained=Pretrained(**pretrained) if pretrained else None,
+        published=published,
         **values,
     )
+
+
+def _beside(place: str) -> str:
+    """A checkpoint's place as a preset's file names it."""
+    return str(resources.files(__package__) / place.removeprefix("./")) if place.startswith("./") else place

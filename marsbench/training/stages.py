@@ -28,11 +28,14 @@ class Stage:
     ar_weight: float = 1.0  # weight of the AR term in the MARS loss
     variant: MarsVariant = RELEASED  # of MARS training, where paper and released code differ
     draft: bool = False  # trains the scale's small model, the draft of speculative decoding
+    share: float = 1.0  # of the budget's steps
 
 
 STAGES: dict[str, Stage] = {
     "base": Stage("next-token prediction on plain text, from random weights", None, "ar", plain_text=True),
+    "short_base": Stage("`base`, trained two thirds as long", None, "ar", plain_text=True, share=2 / 3),
     "ar_sft": Stage("AR fine-tuning on conversations", "base", "ar"),
+    "ar_sft_of_short_base": Stage("AR fine-tuning of the short base", "short_base", "ar"),
     "ar_sft_2x": Stage("AR fine-tuning, twice as long (the compute-matched control)", "base", "ar", passes=2),
     "block_diffusion": Stage("block diffusion, continued from AR SFT", "ar_sft", "block_diffusion"),
     "mars_no_sft": Stage("MARS without the AR term (clean ablation), from AR SFT", "ar_sft", "mars", ar_weight=0.0),
@@ -97,7 +100,9 @@ class Recipe:
     vocabulary_size: int | None
     pretrained: Pretrained | None  # base and chat data, None in the world
     chat_data_hash: str | None  # SHA-256 of the chat data where that is a local file
-    parent: str | None  # key of the parent's recipe; None = random weights, or the pretrained base
+    # Key of the parent's recipe; of a base that is ready in the world, the weights; None = random weights, or the
+    # pretrained base.
+    parent: str | None
     source: str  # hash of the code that makes the data and the loss
     torch: str
     transformers: str
@@ -148,12 +153,12 @@ def recipe(scale: Preset, stage_name: str, *, block_size: int = 4, seed: int = 0
         passes=chosen.passes,
         ar_weight=chosen.ar_weight,
         variant=chosen.variant,
-        budget=world.pretraining if world and chosen.plain_text else scale.finetuning,
+        budget=(world.pretraining if world and chosen.plain_text else scale.finetuning).part(chosen.share),
         model=model,
         vocabulary_size=world.vocabulary_size if world else None,
         pretrained=pretrained,
         chat_data_hash=_file_hash(Path(pretrained.chat_data)) if pretrained else None,
-        parent=recipe(scale, parents[-1], seed=seed).key if parents else None,
+        parent=recipe(scale, parents[-1], seed=seed).key if parents else _ready_weights(scale, chosen.parent),
         source=_source_hash(chosen.objective, pretrained is not None),
         torch=metadata.version("torch"),
         transformers=metadata.version("transformers"),
@@ -163,11 +168,17 @@ def recipe(scale: Preset, stage_name: str, *, block_size: int = 4, seed: int = 0
 
 
 def lineage(scale: Preset, stage_name: str) -> list[str]:
-    """The stages to train for a stage, parents first, itself last; without the base where that is pretrained."""
+    """The stages to train for a stage, parents first, itself last; without the base where there is one ready."""
     chosen = stage(stage_name)
-    if scale.pretrained and chosen.plain_text:
+    if chosen.plain_text and (scale.pretrained or scale.ready_checkpoint(stage_name, None)):
         return []
     return [*(lineage(scale, chosen.parent) if chosen.parent else []), stage_name]
+
+
+def _ready_weights(scale: Preset, parent: str | None) -> str | None:
+    """The hash of the weights that a stage of the world starts from where nothing is trained before it."""
+    ready = scale.ready_checkpoint(parent, None) if scale.world and parent else None
+    return None if ready is None else _file_hash(Path(ready) / "model.safetensors")
 
 
 def _file_hash(file: Path) -> str | None:
