@@ -35,8 +35,8 @@ _CAVEAT = (
     "here than the paper's do."
 )
 _CAVEAT_OF_MINI = (
-    "**What these verdicts are about:** models of about a million parameters, fine-tuned gently from one shipped base in "
-    "an embedded world (scale mini; the page "Regime" says how near to the paper's regime that is). They test the "
+    "**What these verdicts are about:** models of about a million parameters, fine-tuned gently from one shipped base "
+    "in an embedded world (scale mini; the page on the regime says how near to the paper's that is). They test the "
     "mechanism; they are not Qwen numbers."
 )
 NO_SFT_DEVIATION = (
