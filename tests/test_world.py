@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 from itertools import islice
 
@@ -11,10 +12,14 @@ from marsbench import world
 from marsbench.evaluation.benchmarks import benchmark, load_tasks
 from marsbench.evaluation.harness import Answer, LoggedModel, Scored, evaluate, prepare
 from marsbench.evaluation.mini_tasks import dataset
+from marsbench.world import USUAL
+from marsbench.world.difficulty import DIFFICULTIES, HARD, Difficulty
+from marsbench.world.ifeval import followed
 from marsbench.world.language import is_test, say
 
 MINI = list(world.GENERATORS)
 SIZE = 400
+LEVELS = pytest.mark.parametrize("level", DIFFICULTIES.values(), ids=list(DIFFICULTIES))
 
 
 @pytest.mark.parametrize("name", MINI)
@@ -25,12 +30,34 @@ def test_same_seed_same_examples(name: str) -> None:
     assert first != list(islice(world.draw(name, "train", 8), 50))
 
 
+def test_the_usual_world_asks_what_it_always_asked() -> None:
+    """Guards against a change for another difficulty that moves a question behind the committed rows."""
+    digest = hashlib.sha256()
+    for name in MINI:
+        for split in ("train", "test"):
+            for one in islice(world.draw(name, split, 3), 300):
+                digest.update(repr((one.prompt, one.response, one.content, dict(one.doc))).encode())
+    digest.update("".join(islice(world.corpus(5), 300)).encode())
+    assert digest.hexdigest() == "def07dbf6949db3d72c2c49ff108d54de16f6f1bb18232f5b4b1d701ce1a1eff"
+
+
 @pytest.mark.parametrize("name", MINI)
-def test_no_test_prompt_is_trained_on(name: str) -> None:
+def test_a_harder_world_asks_for_more(name: str) -> None:
+    """Guards against a difficulty that a generator forgets to look at."""
+    usual, hard = (list(islice(world.draw(name, "train", 1, level), 300)) for level in (USUAL, HARD))
+    if name == "mini_mmlu_pro":  # its answers are as long, of more countries
+        assert len({one.content.split()[1] for one in hard}) > 1.2 * len({one.content.split()[1] for one in usual})
+    else:
+        assert sum(len(one.response) for one in hard) > 1.15 * sum(len(one.response) for one in usual)
+
+
+@LEVELS
+@pytest.mark.parametrize("name", MINI)
+def test_no_test_prompt_is_trained_on(name: str, level: Difficulty) -> None:
     """Guards against train and test sharing a problem, in any wording."""
-    held_out = world.test_set(name, SIZE)
+    held_out = world.test_set(name, SIZE, level=level)
     assert len({example.prompt for example in held_out}) == SIZE
-    trained = list(islice(world.draw(name, "train", 0), 20_000))
+    trained = list(islice(world.draw(name, "train", 0, level), 20_000))
     assert not {example.prompt for example in held_out} & {example.prompt for example in trained}
     assert not {example.content for example in held_out} & {example.content for example in trained}
     assert all(is_test(example.content) for example in held_out)
@@ -65,10 +92,12 @@ def score(name: str, answers: list[str]) -> Scored:
     return evaluate(LoggedModel(exam, {number: Answer(number, text) for number, text in enumerate(answers)}))
 
 
+@LEVELS
 @pytest.mark.parametrize("name", MINI)
-def test_reference_answers_score_and_others_do_not(name: str) -> None:
+def test_reference_answers_score_and_others_do_not(name: str, level: Difficulty) -> None:
     """Guards against a scorer that refuses good answers or takes any answer."""
-    examples = world.test_set(name, SIZE)[:24]
+    examples = world.test_set(name, SIZE, level=level)[:24]
+    name = name if level is USUAL else name.replace("mini", "hard")
     assert score(name, [example.response for example in examples]).correct == [1.0] * 24
     assert sum(score(name, ["I do not know."] * 24).correct) == 0
     swapped = [example.response for example in examples[1:] + examples[:1]]
@@ -85,10 +114,26 @@ def test_gsm8k_has_a_second_scorer_that_takes_the_last_number() -> None:
     assert [one["flexible"] for one in found] == [[1.0], [1.0], [0.0]]
 
 
+@LEVELS
 @pytest.mark.parametrize("name", MINI)
-def test_task_files_ask_the_worlds_questions(name: str) -> None:
+def test_task_files_ask_the_worlds_questions(name: str, level: Difficulty) -> None:
     """Guards against a task file that asks something else, or fewer than two hundred questions."""
-    task = load_tasks(benchmark(name))[name]
+    asked = name if level is USUAL else name.replace("mini", "hard")
+    task = load_tasks(benchmark(asked))[asked]
     prompts = [task.doc_to_text(doc) for doc in task.test_docs()]
-    assert prompts == [example.prompt for example in world.test_set(name, SIZE)]
+    assert prompts == [example.prompt for example in world.test_set(name, SIZE, level=level)]
     assert dataset(name, SIZE)["test"].num_rows >= 200
+
+
+def test_contents_of_an_answer_are_checked() -> None:
+    """Guards against instructions on what is named that any list would fulfil."""
+    rules = {"count": 3, "topic": "animals", "without": "cow", "without_letter": "g", "first": "cat"}
+    assert all(followed(rules, "cat, duck, lion").values())
+    said = {"cat, cow, lion": "without", "cat, dog, lion": "without_letter", "duck, cat, lion": "first"}
+    for response, broken in said.items():
+        assert [rule for rule, kept in followed(rules, response).items() if not kept] == [broken]
+
+
+def test_a_name_says_what_a_benchmark_is_modelled_on() -> None:
+    """Guards against harder questions in a column of their own, and real ones that lose part of their name."""
+    assert [world.modelled_on(name) for name in ("mini_gsm8k", "hard_gsm8k", "gsm8k")] == ["gsm8k"] * 3

@@ -36,7 +36,14 @@ StageCheckpoints = Annotated[
     list[str] | None,
     typer.Option(help="STAGE=FOLDER_OR_HUB_NAME: use this checkpoint for a stage (mars-b8: for B = 8); repeatable."),
 ]
-TrainAll = Annotated[bool, typer.Option("--train", help="Train every stage, even where a published checkpoint exists.")]
+TrainAll = Annotated[
+    bool,
+    typer.Option(
+        "--train",
+        "--from-scratch",
+        help="Train every stage, even where a published checkpoint or a shipped base exists.",
+    ),
+]
 
 GridFile = Annotated[
     Path | None, typer.Option(help="YAML file of contenders and batch sizes; without it, the scale's own.")

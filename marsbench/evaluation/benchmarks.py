@@ -76,6 +76,7 @@ _MINI = (
     ),
     Benchmark("mini_humaneval", "HumanEval", "small Python functions, run in the sandbox", _exact_match(passed="run")),
 )  # fmt: skip
+_HARD = tuple(replace(one, name=one.name.replace("mini_", "hard_"), summary=f"{one.summary}; harder") for one in _MINI)
 _REAL = (
     Benchmark(
         "ifeval", "IFEval", "541 prompts with instructions a program can check, 0-shot",
@@ -114,9 +115,10 @@ _REAL = (
     ),
 )  # fmt: skip
 
-BENCHMARKS: dict[str, Benchmark] = {one.name: one for one in (*_MINI, *_REAL)}
+BENCHMARKS: dict[str, Benchmark] = {one.name: one for one in (*_MINI, *_HARD, *_REAL)}
 GROUPS: dict[str, tuple[str, ...]] = {
     "mini": tuple(one.name for one in _MINI),
+    "hard": tuple(one.name for one in _HARD),
     "real": tuple(one.name for one in _REAL),
 }
 
@@ -133,7 +135,7 @@ def benchmark(name: str) -> Benchmark:
 
 
 def benchmarks(names: Iterable[str]) -> list[str]:
-    """Benchmarks by name or by group (`mini`, `real`), each once."""
+    """Benchmarks by name or by group (`mini`, `hard`, `real`), each once."""
     found = [one for name in names for one in GROUPS.get(name, (name,))]
     return [benchmark(name).name for name in dict.fromkeys(found)]
 

@@ -1,4 +1,4 @@
-"""What the task files of the mini benchmarks call: the data, the instruction checker and the code runner."""
+"""What the task files of the world's benchmarks call: the data, the instruction checker and the code runner."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _FENCED = re.compile(r"```python\n(.*?)```", re.DOTALL)
 _ENDED: dict[tuple[str, str], Reason] = {}  # by response and checks: the verdicts on programs that ran to their end
 
 
-def dataset(benchmark: str, size: int, **_: Any) -> dict[str, Dataset]:
-    """The test set of a mini benchmark; `target` is the answer, or a program's verdict, and `checks` is JSON."""
+def dataset(benchmark: str, size: int, difficulty: str = "usual", **_: Any) -> dict[str, Dataset]:
+    """The test set of a world's benchmark; `target` is the answer, or a program's verdict, and `checks` is JSON."""
     records = [
         {
             "prompt": example.prompt,
             "target": str(example.doc.get("target", PASSED)),
             "checks": json.dumps(dict(example.doc)),
         }
-        for example in world.test_set(benchmark, size)
+        for example in world.test_set(benchmark, size, level=world.difficulty(difficulty))
     ]
     return {"test": Dataset.from_list(records)}
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from marsbench.rows.kinds import EvaluationRow, Row, StepCostRow, TrainingRow
 from marsbench.running.plans import TablePlan, TrainedStage
 from marsbench.statistics.intervals import Answers
+from marsbench.world import modelled_on
 
 # The six benchmarks in the paper's order, and its column heads.
 BENCHMARKS: dict[str, str] = {
@@ -30,7 +31,7 @@ def columns(plan: TablePlan) -> dict[str, str]:
 
 def latest_cells(rows: Iterable[Row]) -> Cells:
     """The last row of every cell; a mini benchmark stands in the column of the one that it is modelled on."""
-    return {(row.arm, row.benchmark.removeprefix("mini_")): row for row in rows if isinstance(row, EvaluationRow)}
+    return {(row.arm, modelled_on(row.benchmark)): row for row in rows if isinstance(row, EvaluationRow)}
 
 
 def latest_stages(rows: Iterable[Row]) -> dict[TrainedStage, TrainingRow]:

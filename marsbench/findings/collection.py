@@ -13,7 +13,7 @@ from marsbench.rows.store import read_rows
 from marsbench.rows.workspace import Workspace
 from marsbench.running.plans import TablePlan
 
-_SHOWN_TOGETHER = ("tiny", "0.5b", "7b")
+_SHOWN_TOGETHER = ("tiny", "mini", "0.5b", "7b")
 
 
 @dataclass(frozen=True)

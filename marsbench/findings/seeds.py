@@ -8,7 +8,7 @@ from typing import Any
 
 from marsbench.findings.cells import latest_cells
 from marsbench.findings.claims import POINTS, Claim, Finding
-from marsbench.rows.kinds import EvaluationRow, Row, StepCostRow, SweepRow, TrainingRow
+from marsbench.rows.kinds import EvaluationRow, Row, StepCostRow, SweepRow, TextLossRow, TrainingRow
 from marsbench.running.plans import TablePlan
 from marsbench.statistics.decisions import Decide, Evidence, needed, p_value
 from marsbench.statistics.intervals import Estimate, Interval, over_seeds
@@ -92,6 +92,8 @@ def _place(row: Row) -> Hashable:
         return row.kind, row.contender, row.batch_size
     if isinstance(row, TrainingRow):
         return row.kind, row.stage, row.block_size
+    if isinstance(row, TextLossRow):
+        return row.kind, row.stage
     return row.kind if isinstance(row, StepCostRow) else None
 
 
@@ -123,6 +125,8 @@ def _sum_of_kind(first: Row, seeds: Sequence[Mapping[str, Any]]) -> Row:
             seconds=seconds,
             baselines={name: _baseline([one.get(name) for one in baselines]) for name in first.baselines},
         )
+    if isinstance(first, TextLossRow):
+        return replace(first, nats=_sums(seeds, "nats"))
     if isinstance(first, StepCostRow):
         return replace(first, seconds=_joined(seeds, "seconds"), memory=_joined(seeds, "memory"))
     return first

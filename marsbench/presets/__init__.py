@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import resources
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
@@ -18,31 +18,43 @@ DEFAULT_BLOCK_SIZE = 4  # B where nobody says otherwise, the paper's main settin
 
 @dataclass(frozen=True)
 class Budget:
-    """How long and how hard a stage trains: for a number of steps, or for `epochs` over the data."""
+    """How long and how hard a stage trains: for a number of steps, or for `epochs` over the data.
+
+    Fields after `weight_decay` are left out of a recipe's key at their defaults: recipes without them keep theirs.
+    """
 
     batch_size: int  # sequences per step, over all processes and accumulation steps together
-    learning_rate: float  # peak; linear warm-up, then cosine to zero
+    learning_rate: float  # peak, after a linear warm-up
     steps: int | None = None
     epochs: int | None = None  # counts where `steps` is None
     adam_beta2: float = 0.999
     weight_decay: float = 0.0
+    # What follows the peak: a cosine to zero, or the peak held until a last fifth that falls linearly to zero.
+    schedule: Literal["cosine", "constant"] = "cosine"
+    sequences: int | None = None  # of the world to go over `epochs` times; None = each is met once
+
+    def part(self, share: float) -> Budget:
+        """The budget with a share of its steps."""
+        return self if share == 1 or self.steps is None else replace(self, steps=round(share * self.steps))
 
     def total_steps(self, sequences: int, passes: int) -> int:
         """Optimizer steps for data of so many sequences; a stage of two passes takes twice the steps."""
         if self.steps is not None:
             return self.steps * passes
         assert self.epochs is not None, "a budget has steps or epochs"
-        return math.ceil(self.epochs * passes * sequences / self.batch_size)
+        return math.ceil(self.epochs * passes * (self.sequences or sequences) / self.batch_size)
 
 
 @dataclass(frozen=True)
 class World:
-    """A scale whose models start from random weights and learn the embedded world."""
+    """A scale whose models learn the embedded world, from random weights or from shipped ones."""
 
     model: dict[str, Any]  # Qwen2Config keywords
     draft_model: dict[str, Any]  # the same for the draft model, about a quarter of the parameters
     vocabulary_size: int  # upper bound for the world's tokenizer
     pretraining: Budget  # the base stage
+    difficulty: str = "usual"  # of the world, as `marsbench.world` names it
+    instruct_base: bool = False  # whether bases learn from conversations too, half and half with plain text
 
 
 @dataclass(frozen=True)
@@ -85,7 +97,8 @@ class Preset:
     assumptions: Assumptions
     world: World | None = None
     pretrained: Pretrained | None = None
-    # Stage, or stage-bB, -> checkpoint folder or hub name; a stage with blocks and without -bB is one for B = 4.
+    # Stage, or stage-bB, -> checkpoint folder or hub name; a stage with blocks and without -bB is one for B = 4. In the
+    # file of a scale, "./" is the folder beside it: bases of the world that are shipped.
     published: dict[str, str] = field(default_factory=dict)
     train_all: bool = False  # train the stages that have a published checkpoint too
 
@@ -107,6 +120,10 @@ class Preset:
         chosen = {stage: checkpoint for stage, _, checkpoint in entries}
         published = chosen if train_all else {**self.published, **chosen}
         return replace(self, published=published, train_all=train_all)
+
+    def ships(self, checkpoint: str) -> bool:
+        """Whether a ready checkpoint came with the package."""
+        return checkpoint.startswith(_beside("./"))
 
     @property
     def tables_train(self) -> bool:
@@ -153,6 +170,7 @@ def preset(scale: str) -> Preset:
         raise unknown_name("scale", scale, scales())
     values = yaml.safe_load(resources.files(__package__).joinpath(f"{scale}.yaml").read_text(encoding="utf-8"))
     world, pretrained = values.pop("world", None), values.pop("pretrained", None)
+    published = {stage: _beside(place) for stage, place in values.pop("published", {}).items()}
     return Preset(
         scale=scale,
         finetuning=Budget(**values.pop("finetuning")),
@@ -160,5 +178,11 @@ def preset(scale: str) -> Preset:
         assumptions=Assumptions(**values.pop("assumptions")),
         world=World(pretraining=Budget(**world.pop("pretraining")), **world) if world else None,
         pretrained=Pretrained(**pretrained) if pretrained else None,
+        published=published,
         **values,
     )
+
+
+def _beside(place: str) -> str:
+    """A checkpoint's place as a preset's file names it."""
+    return str(resources.files(__package__) / place.removeprefix("./")) if place.startswith("./") else place

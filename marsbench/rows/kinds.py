@@ -260,6 +260,23 @@ class TokenClassRow:
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class TextLossRow:
+    """How well one stage's model predicts plain text of the world that no stage has met; an entry per text."""
+
+    kind: ClassVar[str] = "text_loss"
+
+    key: str
+    status: Status
+    reason: str
+    scale: str
+    stage: str
+    nats: list[float] = field(default_factory=list)  # negative log-likelihood of all tokens of a text but its first
+    tokens: list[int] = field(default_factory=list)  # how many tokens these are
+    checkpoint: str = ""
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+
 Row = (
     EvaluationRow
     | TrainingRow
@@ -270,6 +287,7 @@ Row = (
     | StepTimeRow
     | GenerationRow
     | TokenClassRow
+    | TextLossRow
 )
 _KINDS: dict[str, type[Row]] = {row.kind: row for row in get_args(Row)}
 

@@ -19,6 +19,7 @@ from marsbench.running.locks import alone_with
 from marsbench.running.plans import TablePlan, TrainedStage
 from marsbench.running.run import Run, explained
 from marsbench.training import checkpoints
+from marsbench.training.bases import checked_base
 from marsbench.training.checkpoints import Loaded, TrainingRecord
 from marsbench.training.stages import Recipe, lineage, recipe, stage
 
@@ -82,7 +83,7 @@ class Checkpoints:
         """Folder or hub name of a stage's checkpoint: the ready one if there is one, else ours, trained if need be."""
         ready = self._ready(stage, block_size)
         if ready is not None:
-            return ready
+            return str(checked_base(ready)) if self._scale.ships(ready) else ready
         chosen = self.recipe(stage, block_size)
         self.train(chosen)
         return str(self._workspace.checkpoint(chosen))
@@ -143,10 +144,7 @@ class Checkpoints:
     def _train_now(self, chosen: Recipe, folder: Path) -> TrainingRecord:
         from marsbench.training.trainer import train
 
-        parents = lineage(self._scale, chosen.stage)[:-1]
-        parent = recipe(self._scale, parents[-1], seed=self._run.seed) if parents else None
-        if parent is not None:
-            self.train(parent)
+        parent = self._parent(chosen)
         folder.parent.mkdir(parents=True, exist_ok=True)
         terms = " (mask + AR)" if chosen.objective == "mars" and chosen.ar_weight else ""
         title = chosen.stage if chosen.block_size is None else f"{chosen.stage}, B = {chosen.block_size}"
@@ -154,7 +152,7 @@ class Checkpoints:
             record = train(
                 chosen,
                 folder,
-                self._workspace.checkpoint(parent) if parent else None,
+                parent,
                 lambda step, steps, loss, rate: bar.update(
                     step, steps, f"loss {loss:.3f}{terms}, {rate:,.0f} tokens/s"
                 ),
@@ -162,6 +160,16 @@ class Checkpoints:
             )
         self._run.reporter.say(f"trained {title}: loss {record.loss:.3f}{terms} after {record.seconds:.0f} s")
         return record
+
+    def _parent(self, chosen: Recipe) -> Path | None:
+        """The checkpoint that a training starts from, trained if need be; None for random weights or another's base."""
+        parents, started_from = lineage(self._scale, chosen.stage)[:-1], stage(chosen.stage).parent
+        if parents:
+            parent = recipe(self._scale, parents[-1], seed=self._run.seed)
+            self.train(parent)
+            return self._workspace.checkpoint(parent)
+        ready = self._ready(started_from, None) if self._scale.world and started_from else None
+        return None if ready is None else checked_base(ready) if self._scale.ships(ready) else Path(ready)
 
 
 def _row(chosen: Recipe, record: TrainingRecord) -> TrainingRow:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from marsbench.presets import DEFAULT_BLOCK_SIZE
 from marsbench.training.stages import BLOCKWISE, stage
+from marsbench.world import modelled_on
 
 AS_RELEASED = ", as released"  # our words, beside the paper's, for what its authors' code does
 
@@ -92,7 +93,7 @@ class TablePlan:
 
     def of(self, benchmarks: Iterable[str]) -> list[str]:
         """Those of a scale's benchmarks that the table asks; a mini one stands for the one it is modelled on."""
-        return [name for name in benchmarks if not self.benchmarks or name.removeprefix("mini_") in self.benchmarks]
+        return [name for name in benchmarks if not self.benchmarks or modelled_on(name) in self.benchmarks]
 
     @property
     def stages(self) -> list[TrainedStage]:

@@ -60,7 +60,7 @@ class Run:
         if not names:
             raise UserError(
                 f"{plan.name} asks none of {', '.join(self.benchmarks)}",
-                fix=f"choose among {', '.join(plan.benchmarks)}, or their mini_ counterparts",
+                fix=f"choose among {', '.join(plan.benchmarks)}, or what the world has for them (mini_..., hard_...)",
             )
         return names
 

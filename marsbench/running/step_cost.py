@@ -20,6 +20,7 @@ from marsbench.training.data import Collator, conversations, in_batches, lengths
 from marsbench.training.memory import keep_freed_memory
 from marsbench.training.objectives import ar_loss, mars_loss
 from marsbench.training.stages import recipe
+from marsbench.world import difficulty
 
 WARM_UP, REPEATS = 5, 30
 BLOCK_SIZE = 4
@@ -60,7 +61,8 @@ def step_cost(scale: Preset, checkpoint: Path, seed: int) -> StepCost:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     loaded = checkpoints.load(checkpoint, device=device)
     model, tokenizer, size = loaded.model.train(), loaded.tokenizer, scale.finetuning.batch_size
-    sequences = conversations(tokenizer, (WARM_UP + REPEATS) * size, seed)
+    level = difficulty(scale.world.difficulty if scale.world else "usual")
+    sequences = conversations(tokenizer, (WARM_UP + REPEATS) * size, seed, level)
     order = in_batches(range(len(sequences)), lengths(sequences, noisy=True), size, seed=seed)
     data = [sequences[index] for index in order]
     collate = Collator(tokenizer.pad_token_id, tokenizer.eos_token_id, BLOCK_SIZE)

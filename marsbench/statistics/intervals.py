@@ -174,6 +174,16 @@ def tokens_per_forward(emitted: Sequence[int], forwards: Sequence[int]) -> Estim
     return _around(ratio, residuals)
 
 
+def ratio_of_totals(parts: Sequence[float], wholes: Sequence[float]) -> Estimate:
+    """The sum of one thing over the sum of another, both taken of the same items; the interval by the delta method.
+
+    Raises:
+        ValueError: if there are no items, unequally many values, or a whole below 1.
+    """
+    ratio, residuals = _ratio(parts, wholes)
+    return _around(ratio, residuals)
+
+
 def speed_difference(a: Answers, b: Answers) -> Estimate:
     """Tokens per forward pass of arm a minus those of arm b on the same questions of one benchmark.
 
@@ -186,7 +196,7 @@ def speed_difference(a: Answers, b: Answers) -> Estimate:
     return _around(first - second, above_first - above_second)
 
 
-def _ratio(emitted: Sequence[int], forwards: Sequence[int]) -> tuple[float, _Values]:
+def _ratio(emitted: Sequence[float], forwards: Sequence[float]) -> tuple[float, _Values]:
     """Total tokens over total forward passes, and what each question moves it by, times the number of questions."""
     tokens, passes = np.asarray(emitted, dtype=float), np.asarray(forwards, dtype=float)
     if len(tokens) != len(passes) or not len(tokens) or passes.min() < 1:

@@ -16,7 +16,7 @@ from marsbench import world
 from marsbench.training.objectives import IGNORED
 
 # Streams of the world are told apart by seed: the plain text never repeats the conversations word for word.
-_TEXT_SEED, _CHAT_SEED = 10_000, 20_000
+_TEXT_SEED, _CHAT_SEED, _BASE_CHAT_SEED = 10_000, 20_000, 30_000
 _LEAST_TIMESTEP = 1e-3
 
 
@@ -34,9 +34,15 @@ def chat_prompt(tokenizer: PreTrainedTokenizerBase, question: str) -> str:
     return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
 
 
-def conversations(tokenizer: PreTrainedTokenizerBase, count: int, seed: int) -> list[TrainingSequence]:
+def conversations(
+    tokenizer: PreTrainedTokenizerBase, count: int, seed: int, level: world.Difficulty = world.USUAL
+) -> list[TrainingSequence]:
     """Question and answer in the chat template; only the answer and its EOS are labelled."""
-    examples = list(islice(world.conversations(_CHAT_SEED + seed), count))
+    return _answered(tokenizer, islice(world.conversations(_CHAT_SEED + seed, level), count))
+
+
+def _answered(tokenizer: PreTrainedTokenizerBase, drawn: Iterable[world.Example]) -> list[TrainingSequence]:
+    examples = list(drawn)
     prompts = _encode(tokenizer, (chat_prompt(tokenizer, example.prompt) for example in examples))
     answers = _encode(tokenizer, (example.response + tokenizer.eos_token for example in examples))
     return [
@@ -45,10 +51,22 @@ def conversations(tokenizer: PreTrainedTokenizerBase, count: int, seed: int) -> 
     ]
 
 
-def plain_text(tokenizer: PreTrainedTokenizerBase, count: int, seed: int) -> list[TrainingSequence]:
+def plain_text(
+    tokenizer: PreTrainedTokenizerBase, count: int, seed: int, level: world.Difficulty = world.USUAL
+) -> list[TrainingSequence]:
     """Texts of the world, every token labelled."""
-    texts = (text + tokenizer.eos_token for text in islice(world.corpus(_TEXT_SEED + seed), count))
+    texts = (text + tokenizer.eos_token for text in islice(world.corpus(_TEXT_SEED + seed, level), count))
     return [{"input_ids": ids, "labels": list(ids)} for ids in _encode(tokenizer, texts)]
+
+
+def instruct_data(
+    tokenizer: PreTrainedTokenizerBase, count: int, seed: int, level: world.Difficulty = world.USUAL
+) -> list[TrainingSequence]:
+    """What an instruct base learns from: plain text and conversations in turn, none that fine-tuning will meet."""
+    texts = plain_text(tokenizer, (count + 1) // 2, seed, level)
+    chats = _answered(tokenizer, islice(world.conversations(_BASE_CHAT_SEED + seed, level), count // 2))
+    mixed = [sequence for pair in zip(texts, chats, strict=False) for sequence in pair]
+    return [*mixed, *texts[len(chats) :]]
 
 
 def _encode(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str]) -> list[list[int]]:

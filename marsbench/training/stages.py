@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from marsbench.errors import UserError, unknown_name
-from marsbench.keys import content_hash, source_hash
+from marsbench.keys import MEDUSA, TRAINING_ON_CHATS, TRAINING_ON_THE_WORLD, content_hash, source_hash
 from marsbench.presets import Budget, Preset, Pretrained
 from marsbench.training.variants import RELEASED, MarsVariant
 
@@ -28,11 +28,14 @@ class Stage:
     ar_weight: float = 1.0  # weight of the AR term in the MARS loss
     variant: MarsVariant = RELEASED  # of MARS training, where paper and released code differ
     draft: bool = False  # trains the scale's small model, the draft of speculative decoding
+    share: float = 1.0  # of the budget's steps
 
 
 STAGES: dict[str, Stage] = {
     "base": Stage("next-token prediction on plain text, from random weights", None, "ar", plain_text=True),
+    "short_base": Stage("`base`, trained two thirds as long", None, "ar", plain_text=True, share=2 / 3),
     "ar_sft": Stage("AR fine-tuning on conversations", "base", "ar"),
+    "ar_sft_of_short_base": Stage("AR fine-tuning of the short base", "short_base", "ar"),
     "ar_sft_2x": Stage("AR fine-tuning, twice as long (the compute-matched control)", "base", "ar", passes=2),
     "block_diffusion": Stage("block diffusion, continued from AR SFT", "ar_sft", "block_diffusion"),
     "mars_no_sft": Stage("MARS without the AR term (clean ablation), from AR SFT", "ar_sft", "mars", ar_weight=0.0),
@@ -97,21 +100,34 @@ class Recipe:
     vocabulary_size: int | None
     pretrained: Pretrained | None  # base and chat data, None in the world
     chat_data_hash: str | None  # SHA-256 of the chat data where that is a local file
-    parent: str | None  # key of the parent's recipe; None = random weights, or the pretrained base
+    # Key of the parent's recipe; of a base that is ready in the world, the weights; None = random weights, or the
+    # pretrained base.
+    parent: str | None
     source: str  # hash of the code that makes the data and the loss
     torch: str
     transformers: str
+    difficulty: str = "usual"  # of the world
+    instruct_base: bool = False  # whether the base learned from conversations too
 
     @property
     def key(self) -> str:
-        """Sixteen hexadecimal digits."""
-        return content_hash(asdict(self))
+        """Sixteen hexadecimal digits; what came later is left out where it is at its default."""
+        facts = asdict(self)
+        for kept, values in ((facts["budget"], _LATER_IN_BUDGETS), (facts, _LATER)):
+            for name, default in values.items():
+                if kept[name] == default:
+                    del kept[name]
+        return content_hash(facts)
 
     @property
     def name(self) -> str:
         """A folder name that tells a reader what it holds."""
         blocks = f"-b{self.block_size}" if self.block_size else ""
         return f"{self.stage}{blocks}-{self.key}"
+
+
+_LATER = {"difficulty": "usual", "instruct_base": False}
+_LATER_IN_BUDGETS = {"schedule": "cosine", "sequences": None}
 
 
 def recipe(scale: Preset, stage_name: str, *, block_size: int = 4, seed: int = 0) -> Recipe:
@@ -137,24 +153,32 @@ def recipe(scale: Preset, stage_name: str, *, block_size: int = 4, seed: int = 0
         passes=chosen.passes,
         ar_weight=chosen.ar_weight,
         variant=chosen.variant,
-        budget=world.pretraining if world and chosen.plain_text else scale.finetuning,
+        budget=(world.pretraining if world and chosen.plain_text else scale.finetuning).part(chosen.share),
         model=model,
         vocabulary_size=world.vocabulary_size if world else None,
         pretrained=pretrained,
         chat_data_hash=_file_hash(Path(pretrained.chat_data)) if pretrained else None,
-        parent=recipe(scale, parents[-1], seed=seed).key if parents else None,
+        parent=recipe(scale, parents[-1], seed=seed).key if parents else _ready_weights(scale, chosen.parent),
         source=_source_hash(chosen.objective, pretrained is not None),
         torch=metadata.version("torch"),
         transformers=metadata.version("transformers"),
+        difficulty=world.difficulty if world else "usual",
+        instruct_base=world is not None and world.instruct_base and chosen.plain_text,
     )
 
 
 def lineage(scale: Preset, stage_name: str) -> list[str]:
-    """The stages to train for a stage, parents first, itself last; without the base where that is pretrained."""
+    """The stages to train for a stage, parents first, itself last; without the base where there is one ready."""
     chosen = stage(stage_name)
-    if scale.pretrained and chosen.plain_text:
+    if chosen.plain_text and (scale.pretrained or scale.ready_checkpoint(stage_name, None)):
         return []
     return [*(lineage(scale, chosen.parent) if chosen.parent else []), stage_name]
+
+
+def _ready_weights(scale: Preset, parent: str | None) -> str | None:
+    """The hash of the weights that a stage of the world starts from where nothing is trained before it."""
+    ready = scale.ready_checkpoint(parent, None) if scale.world and parent else None
+    return None if ready is None else _file_hash(Path(ready) / "model.safetensors")
 
 
 def _file_hash(file: Path) -> str | None:
@@ -164,6 +188,5 @@ def _file_hash(file: Path) -> str | None:
 
 def _source_hash(objective: Objective, pretrained: bool) -> str:
     """Hash of the files that decide what is learned: where the data is from, and the code that the objective runs."""
-    names = ["data", "objectives", "tokenizer", "trainer", "visibility", *(["medusa"] if objective == "medusa" else [])]
-    data = "training/chat_data.py" if pretrained else "world"
-    return source_hash(data, *[f"training/{name}.py" for name in names])
+    parts = TRAINING_ON_CHATS if pretrained else TRAINING_ON_THE_WORLD
+    return source_hash(*parts, *(MEDUSA if objective == "medusa" else ()))

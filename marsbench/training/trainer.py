@@ -41,6 +41,7 @@ from marsbench.training.data import (
     TrainingData,
     conversations,
     in_batches,
+    instruct_data,
     lengths,
     plain_text,
     shuffled_passes,
@@ -51,12 +52,14 @@ from marsbench.training.memory import keep_freed_memory
 from marsbench.training.objectives import ar_loss, block_diffusion_loss, mars_loss
 from marsbench.training.stages import Recipe
 from marsbench.training.tokenizer import build_tokenizer, prepare_for_chat
+from marsbench.world import difficulty
 
 # Called as training goes on: (step, steps, loss, tokens per second).
 Progress = Callable[[int, int, float, float], None]
 _RESUMABLE = "resumable.json"  # written last into a Trainer checkpoint; one without it was cut short
 _LOG_EVERY, _FEWEST_LOGS = 25, 10  # steps per logged loss; fewer, so that a short stage has a curve too
 _SAVES = 8  # resumable states per stage
+_LONGEST_WARMUP = 300  # steps, where the rate is then constant
 _HELD_OUT, _HELD_OUT_SEED = 256, 500_000  # conversations that Medusa heads are measured on
 
 
@@ -178,7 +181,7 @@ def _start(recipe: Recipe, parent: Path | None) -> tuple[PreTrainedTokenizerBase
     if recipe.pretrained is not None:
         return _from_base(recipe.pretrained.base)
     assert recipe.model is not None and recipe.vocabulary_size is not None, "random weights are the world's"
-    tokenizer = build_tokenizer(recipe.vocabulary_size)
+    tokenizer = build_tokenizer(recipe.vocabulary_size, level=difficulty(recipe.difficulty))
     special = {
         "pad_token_id": tokenizer.pad_token_id,
         "eos_token_id": tokenizer.eos_token_id,
@@ -206,13 +209,7 @@ def _data(
     """The stage's data in training order, a whole number of batches; and how much of its source was used."""
     batch_size, noisy = recipe.budget.batch_size, recipe.block_size is not None
     if recipe.pretrained is None:
-        make = plain_text if recipe.plain_text else conversations
-        count = recipe.budget.total_steps(0, 1) * batch_size
-        sequences = make(tokenizer, count, recipe.seed)
-        drawn = list(range(count)) * recipe.passes
-        order = in_batches(drawn, lengths(sequences, noisy=noisy), batch_size, seed=recipe.seed)
-        tokens = sum(lengths(sequences, noisy=False)) * recipe.passes
-        return TrainingData(sequences, order, tokens, _weights(recipe, len(order))), {}
+        return _of_the_world(recipe, tokenizer), {}
     source = recipe.pretrained.chat_data
     chat = read_chat_data(source, tokenizer, recipe.pretrained.max_length)
     kept = len(chat.sequences)
@@ -226,6 +223,23 @@ def _data(
     return TrainingData(chat.sequences, order, tokens, _weights(recipe, len(order))), measures
 
 
+def _of_the_world(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> TrainingData:
+    """Sequences that the world makes: each met once in every pass, or so many over and over."""
+    budget, noisy = recipe.budget, recipe.block_size is not None
+    make = instruct_data if recipe.instruct_base else plain_text if recipe.plain_text else conversations
+    steps = budget.total_steps(0, recipe.passes)
+    if budget.sequences is None:
+        count = steps * budget.batch_size // recipe.passes
+        drawn = list(range(count)) * recipe.passes
+    else:
+        count = budget.sequences
+        drawn = shuffled_passes(count, steps * budget.batch_size, recipe.seed)
+    sequences = make(tokenizer, count, recipe.seed, difficulty(recipe.difficulty))
+    order = in_batches(drawn, lengths(sequences, noisy=noisy), budget.batch_size, seed=recipe.seed)
+    sizes = lengths(sequences, noisy=False)
+    return TrainingData(sequences, order, sum(sizes[index] for index in drawn), _weights(recipe, len(order)))
+
+
 def _weights(recipe: Recipe, count: int) -> list[float] | None:
     """By how much each of `count` sequences counts, in training order; None where all count the same."""
     return timestep_weights(count, recipe.seed) if recipe.variant.weighs_by_timestep else None
@@ -233,7 +247,8 @@ def _weights(recipe: Recipe, count: int) -> list[float] | None:
 
 def _held_out(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Iterator[dict[str, Tensor]]:
     """Batches of conversations that no stage has been trained on."""
-    data, size = conversations(tokenizer, _HELD_OUT, _HELD_OUT_SEED + recipe.seed), recipe.budget.batch_size
+    level, size = difficulty(recipe.difficulty), recipe.budget.batch_size
+    data = conversations(tokenizer, _HELD_OUT, _HELD_OUT_SEED + recipe.seed, level)
     collate = Collator(tokenizer.pad_token_id, tokenizer.eos_token_id)
     return (collate(data[first : first + size]) for first in range(0, len(data), size))
 
@@ -243,8 +258,7 @@ def _arguments(recipe: Recipe, steps: int, work: Path) -> TrainingArguments:
         output_dir=str(work),
         max_steps=steps,
         learning_rate=recipe.budget.learning_rate,
-        lr_scheduler_type="cosine",
-        warmup_steps=max(1, round(0.03 * steps)),
+        **_schedule(recipe, steps),
         optim="adamw_torch_fused",
         adam_beta2=recipe.budget.adam_beta2,
         weight_decay=recipe.budget.weight_decay,
@@ -269,6 +283,20 @@ def _arguments(recipe: Recipe, steps: int, work: Path) -> TrainingArguments:
     rows, accumulation = share_of_batch(recipe.budget.batch_size, arguments.world_size, limit)
     arguments.per_device_train_batch_size, arguments.gradient_accumulation_steps = rows, accumulation
     return arguments
+
+
+def _schedule(recipe: Recipe, steps: int) -> dict[str, Any]:
+    """The learning rate over the steps, as the `Trainer` takes it."""
+    warmup = max(1, round(0.03 * steps))
+    if recipe.budget.schedule == "cosine":
+        return {"lr_scheduler_type": "cosine", "warmup_steps": warmup}
+    # A warm-up of one length: a longer training begins as a shorter one does, up to the latter's last fifth.
+    options = {"num_decay_steps": steps // 5, "decay_type": "linear"}
+    return {
+        "lr_scheduler_type": "warmup_stable_decay",
+        "warmup_steps": min(warmup, _LONGEST_WARMUP),
+        "lr_scheduler_kwargs": options,
+    }
 
 
 def _recomputes(recipe: Recipe) -> bool:

@@ -1,7 +1,7 @@
 """The embedded benchmark world: six question generators with the shape of the paper's six benchmarks.
 
 `draw("mini_gsm8k", "test", seed=0)` yields examples without end; `corpus(seed)` yields the plain text on which the base
-model is pretrained. Both are deterministic by seed. Train and test never share a problem: a hash of a problem's content,
+model is pretrained. Both are deterministic by seed, at each level of difficulty. Train and test never share a problem: a hash of a problem's content,
 whatever its wording, says to which split it belongs.
 """
 
@@ -12,12 +12,24 @@ from collections.abc import Callable, Iterator
 from typing import Literal
 
 from marsbench.world import bbh, gpqa, gsm8k, humaneval, ifeval, mmlu_pro
+from marsbench.world.difficulty import USUAL, Difficulty, difficulty
 from marsbench.world.language import Example, is_test
 
-__all__ = ["GENERATORS", "Example", "Split", "corpus", "draw", "test_set"]
+__all__ = [
+    "GENERATORS",
+    "USUAL",
+    "Difficulty",
+    "Example",
+    "Split",
+    "corpus",
+    "difficulty",
+    "draw",
+    "modelled_on",
+    "test_set",
+]
 
 Split = Literal["train", "test"]
-GENERATORS: dict[str, Callable[[random.Random], Example]] = {
+GENERATORS: dict[str, Callable[[random.Random, Difficulty], Example]] = {
     "mini_ifeval": ifeval.sample,
     "mini_bbh": bbh.sample,
     "mini_mmlu_pro": mmlu_pro.sample,
@@ -30,41 +42,49 @@ _FACTS = [mmlu_pro.fact, gpqa.fact]
 _WEIGHTS = {"mini_mmlu_pro": 1.5, "mini_gpqa": 1.3}
 
 
-def draw(benchmark: str, split: Split, seed: int) -> Iterator[Example]:
+_OF_THE_WORLD = ("mini_", "hard_")  # what names of its benchmarks begin with, at the two levels of difficulty
+
+
+def modelled_on(benchmark: str) -> str:
+    """The real benchmark that one of the world's has the shape of, `gsm8k` for `mini_gsm8k`; a real one is its own."""
+    return next((benchmark.removeprefix(one) for one in _OF_THE_WORLD if benchmark.startswith(one)), benchmark)
+
+
+def draw(benchmark: str, split: Split, seed: int, level: Difficulty = USUAL) -> Iterator[Example]:
     """Examples of one benchmark and split, without end, the same for the same seed."""
     rng = random.Random(f"{benchmark} {split} {seed}")
     while True:
-        example = GENERATORS[benchmark](rng)
+        example = GENERATORS[benchmark](rng, level)
         if is_test(example.content) == (split == "test"):
             yield example
 
 
-def test_set(benchmark: str, size: int, seed: int = 0) -> list[Example]:
+def test_set(benchmark: str, size: int, seed: int = 0, level: Difficulty = USUAL) -> list[Example]:
     """The first `size` different test questions of a benchmark."""
     chosen: dict[str, Example] = {}
-    for example in draw(benchmark, "test", seed):
+    for example in draw(benchmark, "test", seed, level):
         chosen.setdefault(example.prompt, example)
         if len(chosen) == size:
             break
     return list(chosen.values())
 
 
-def conversations(seed: int) -> Iterator[Example]:
+def conversations(seed: int, level: Difficulty = USUAL) -> Iterator[Example]:
     """Training examples of all benchmarks mixed at random, without end."""
     rng = random.Random(f"conversations {seed}")
-    streams = [draw(benchmark, "train", seed) for benchmark in GENERATORS]
+    streams = [draw(benchmark, "train", seed, level) for benchmark in GENERATORS]
     weights = [_WEIGHTS.get(benchmark, 1.0) for benchmark in GENERATORS]
     while True:
         yield next(rng.choices(streams, weights)[0])
 
 
-def corpus(seed: int) -> Iterator[str]:
+def corpus(seed: int, level: Difficulty = USUAL) -> Iterator[str]:
     """The world's plain text, without end: worked problems and, between them, loose facts."""
     rng = random.Random(f"corpus {seed}")
-    examples = conversations(seed + 1)
+    examples = conversations(seed + 1, level)
     while True:
         if rng.random() < 0.12:
-            yield " ".join(rng.choice(_FACTS)(rng) for _ in range(rng.randint(4, 8)))
+            yield " ".join(rng.choice(_FACTS)(rng, level) for _ in range(rng.randint(4, 8)))
         else:
             example = next(examples)
             yield f"{example.prompt}\n{example.response}"

@@ -1,7 +1,7 @@
 """mini_bbh: three small reasoning puzzles, after three subtasks of BIG-Bench Hard.
 
-Difficulty: `boolean_expressions` with two or three operators, evaluated step by step; `navigate` with two or
-three moves on a line; `date_understanding` two to six days from a day of the week. Every answer ends with "So the answer is X."
+`boolean_expressions` are evaluated step by step; `navigate` moves on a line; `date_understanding` counts some days from a
+day of the week. How many operands, moves and days is the difficulty. Every answer ends with "So the answer is X."
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
+from marsbench.world.difficulty import Difficulty
 from marsbench.world.language import Example, say
 
 DAYS = ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"]
@@ -16,9 +17,9 @@ DAYS = ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sun
 _ANSWER = "So the answer is {answer}."
 
 
-def boolean_expressions(rng: random.Random) -> Example:
+def boolean_expressions(rng: random.Random, level: Difficulty) -> Example:
     """An expression such as `not True and False or True`, reduced by one operator a step."""
-    parts = [rng.choice(["", "not "]) + rng.choice(["True", "False"]) for _ in range(rng.choice([3, 3, 4]))]
+    parts = [rng.choice(["", "not "]) + rng.choice(["True", "False"]) for _ in range(rng.choice(level.operands))]
     expression = parts[0]
     for part in parts[1:]:
         expression += rng.choice([" and ", " or "]) + part
@@ -42,10 +43,10 @@ def _reduced(text: str) -> str:
     return " ".join([*words[: at - 1], str(result), *words[at + 2 :]])
 
 
-def navigate(rng: random.Random) -> Example:
+def navigate(rng: random.Random, level: Difficulty) -> Example:
     """Steps forward and backward on a line; does one come back to the start?"""
     place, told, steps = 0, [], []
-    count = rng.choice([2, 3, 3])
+    count = rng.choice(level.moves)
     for number in range(count):
         forward = place <= 0 or (place < 10 and rng.random() < 0.4)
         n = rng.randint(1, 9) if forward else rng.randint(1, min(place, 9))
@@ -73,9 +74,9 @@ def navigate(rng: random.Random) -> Example:
     return Example(prompt, " ".join([*steps, _ANSWER.format(answer=answer)]), f"bbh {told}", {"target": answer})
 
 
-def date_understanding(rng: random.Random) -> Example:
+def date_understanding(rng: random.Random, level: Difficulty) -> Example:
     """The day of the week some days from now or ago, counted off."""
-    today, days, ahead = rng.randrange(7), rng.randint(2, 6), rng.random() < 0.5
+    today, days, ahead = rng.randrange(7), rng.randint(*level.days), rng.random() < 0.5
     passed = [DAYS[(today + (n if ahead else -n)) % 7] for n in range(1, days + 1)]
     when = say(
         rng,
@@ -101,9 +102,9 @@ def date_understanding(rng: random.Random) -> Example:
     return Example(prompt, f"{thought} {_ANSWER.format(answer=passed[-1])}", f"bbh {prompt}", {"target": passed[-1]})
 
 
-SUBTASKS: list[Callable[[random.Random], Example]] = [boolean_expressions, navigate, date_understanding]
+SUBTASKS: list[Callable[[random.Random, Difficulty], Example]] = [boolean_expressions, navigate, date_understanding]
 
 
-def sample(rng: random.Random) -> Example:
+def sample(rng: random.Random, level: Difficulty) -> Example:
     """Draw one puzzle of one of the three subtasks."""
-    return rng.choice(SUBTASKS)(rng)
+    return rng.choice(SUBTASKS)(rng, level)

@@ -1,12 +1,16 @@
 """The invented facts that the knowledge questions ask for: countries and chemical elements.
 
-They are drawn once from a fixed seed, so that every training run and every test set speak of the same world.
+They are drawn from a fixed seed, so that every training run and every test set of a difficulty speak of the same world.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from functools import cache
+from typing import NamedTuple
+
+from marsbench.world.difficulty import Difficulty
 
 _SEED = 2604
 _ONSETS = ["b", "d", "f", "g", "k", "l", "m", "n", "p", "r", "s", "t", "v", "z"]
@@ -22,13 +26,26 @@ def _names(rng: random.Random, count: int, ending: str, capital: bool = True) ->
     return sorted(names)
 
 
-_rng = random.Random(_SEED)
 COLORS = ["red", "blue", "green", "white", "black", "pink", "brown", "gray", "gold", "teal"]
 ATTRIBUTES = ["flag", "coin", "coat"]
-COUNTRIES: dict[str, dict[str, str]] = {
-    country: {attribute: _rng.choice(COLORS) for attribute in ATTRIBUTES} for country in _names(_rng, 80, "land")
-}
-ELEMENT_MASS: dict[str, int] = {name: _rng.randint(2, 9) for name in _names(_rng, 40, "um", capital=False)}
+
+
+class Facts(NamedTuple):
+    """What there is to know."""
+
+    countries: Mapping[str, Mapping[str, str]]  # country -> attribute -> color
+    element_mass: Mapping[str, int]
+
+
+@cache
+def facts(level: Difficulty) -> Facts:
+    """The facts of the world at a difficulty: the harder, the more there are."""
+    rng = random.Random(_SEED)
+    countries = {
+        country: {attribute: rng.choice(COLORS) for attribute in ATTRIBUTES}
+        for country in _names(rng, level.countries, "land")
+    }
+    return Facts(countries, {name: rng.randint(2, 9) for name in _names(rng, level.elements, "um", capital=False)})
 
 
 def known(rng: random.Random, names: Mapping[str, object], count: int = 1) -> list[str]:

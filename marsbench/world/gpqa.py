@@ -1,7 +1,7 @@
 """mini_gpqa: two-hop science questions with four options, after GPQA.
 
-Difficulty: recall the masses of two invented elements (40 elements, met by Zipf's law, masses 2 to 9), multiply each by a count of 1 to 4,
-add the two, tell by the sum which of four kinds of matter it is, and find that kind among the options. The answer
+To be recalled are the masses of two or three invented elements (met by Zipf's law, masses 2 to 9), each multiplied by a
+count, the products added; the sum tells which of four kinds of matter it is, and that kind is found among the options. The answer
 closes with "The answer is (B)."
 """
 
@@ -9,33 +9,34 @@ from __future__ import annotations
 
 import random
 
-from marsbench.world.facts import ELEMENT_MASS, known
+from marsbench.world.difficulty import Difficulty
+from marsbench.world.facts import facts, known
 from marsbench.world.language import Example, say
 from marsbench.world.mmlu_pro import closing, search
 
 LETTERS = "ABCD"
-KINDS = ["gas", "liquid", "glass", "metal"]  # by the tens of a molecule's mass, the last for all above
+KINDS = ["gas", "liquid", "glass", "metal"]  # by a molecule's mass, the last for all above
 
 
-def kind_of(mass: int) -> str:
+def kind_of(mass: int, level: Difficulty) -> str:
     """The kind of matter that a molecule of this mass forms."""
-    return KINDS[min(mass // 10, 3)]
+    return KINDS[min(mass // level.mass_per_kind, 3)]
 
 
-def fact(rng: random.Random) -> str:
+def fact(rng: random.Random, level: Difficulty) -> str:
     """One element's mass in one of its wordings, for the plain text."""
-    (element,) = known(rng, ELEMENT_MASS)
+    masses = facts(level).element_mass
+    (element,) = known(rng, masses)
     return say(
         rng,
         "[The mass of|One atom of|We know that|Each] {e} [is|weighs|has] {m}.",
         e=element,
-        m=ELEMENT_MASS[element],
+        m=masses[element],
     )
 
 
-def _hop(rng: random.Random, element: str, count: int) -> str:
+def _hop(rng: random.Random, element: str, mass: int, count: int) -> str:
     """The part of the reasoning that turns a count of one element into a mass."""
-    mass = ELEMENT_MASS[element]
     return say(
         rng,
         "[The mass of|One atom of|We know that|Each] {e} [is|weighs|has] {m}[, so|, thus|, and|;] {n} * {m} [=|is|makes] {t}.",
@@ -46,34 +47,45 @@ def _hop(rng: random.Random, element: str, count: int) -> str:
     )
 
 
-def sample(rng: random.Random) -> Example:
+def sample(rng: random.Random, level: Difficulty) -> Example:
     """Draw one molecule and ask what kind of matter it forms."""
-    one, two = known(rng, ELEMENT_MASS, 2)
-    n, m = rng.randint(1, 4), rng.randint(1, 4)
-    a, b = n * ELEMENT_MASS[one], m * ELEMENT_MASS[two]
-    options, kind = rng.sample(KINDS, len(KINDS)), kind_of(a + b)
+    masses = facts(level).element_mass
+    elements = known(rng, masses, level.elements_per_molecule)
+    counts = [rng.randint(*level.atoms) for _ in elements]
+    parts = [count * masses[element] for count, element in zip(counts, elements, strict=True)]
+    options, kind = rng.sample(KINDS, len(KINDS)), kind_of(sum(parts), level)
     letter = LETTERS[options.index(kind)]
+    molecule = [f"{count} {element}" for count, element in zip(counts, elements, strict=True)]
     question = say(
         rng,
-        "[A molecule has|One molecule holds|Some molecule is made of|A compound contains] {n} {one} and {m} {two}. "
+        "[A molecule has|One molecule holds|Some molecule is made of|A compound contains] {atoms}. "
         "[What does it form|What kind of matter is it|As what does it occur|What is it]?",
-        n=n,
-        m=m,
-        one=one,
-        two=two,
+        atoms=_listed(molecule),
     )
     lines = [f"{mark} {option}" for mark, option in zip(LETTERS, options, strict=True)]
-    total = say(
-        rng,
-        "[Together|In total|Adding up|All in all], {a} + {b} [=|is|makes] {t}, [a|thus a|which is a|so a] {k}.",
-        a=a,
-        b=b,
-        t=a + b,
-        k=kind,
-    )
+    total = _total(rng, parts, kind)
+    hops = [_hop(rng, one, masses[one], count) for one, count in zip(elements, counts, strict=True)]
+    thoughts = [*hops, total, search(rng, options, kind), closing(rng, letter)]
     return Example(
         "\n".join([question, *lines]),
-        f"{_hop(rng, one, n)} {_hop(rng, two, m)} {total} {search(rng, options, kind)} {closing(rng, letter)}",
-        f"gpqa {n} {one} {m} {two} {options}",
+        " ".join(thoughts),
+        f"gpqa {' '.join(molecule)} {options}",
         {"target": letter},
+    )
+
+
+def _listed(things: list[str]) -> str:
+    """Things as a sentence lists them."""
+    return f"{', '.join(things[:-1])} and {things[-1]}"
+
+
+def _total(rng: random.Random, parts: list[int], kind: str) -> str:
+    """The part of the reasoning that adds up masses, one after the other, and says what they make."""
+    total, sums = parts[0], []
+    for part in parts[1:]:
+        sums.append(f"{total} + {part} [=|is|makes] {total + part}")
+        total += part
+    return say(
+        rng,
+        f"[Together|In total|Adding up|All in all], {', '.join(sums)}, [a|thus a|which is a|so a] {kind}.",
     )

@@ -1,19 +1,21 @@
 """mini_gsm8k: word problems about counting things, after GSM8K.
 
-Difficulty: two or three steps of addition, subtraction or multiplication, operands up to 6, running totals from 1 to
-40. The answer is worked out step by step and closed with "The answer is N."
+Steps of addition, subtraction or multiplication; how many there are and how large their operands is the difficulty. The
+answer is worked out step by step and closed with "The answer is N."
 """
 
 from __future__ import annotations
 
 import random
 
+from marsbench.world.difficulty import Difficulty
 from marsbench.world.language import Example, say
 
 NAMES = ["Tom", "Ann", "Ben", "Eva", "Sam", "Mia", "Leo", "Zoe", "Max", "Ida"]
 THINGS = ["apples", "pens", "coins", "books", "eggs", "cards", "shells", "stamps"]
 
-ORDER = ["First", "Then", "Finally"]
+ORDER = ["First", "Then", "Finally"]  # of up to three events
+LONG_ORDER = ["First", "Second", "Third", "Fourth", "Fifth"]
 
 _STORY = {
     "+": "{name} [buys|finds|gets|is given|picks up] {n} more[| {things}| of them].",
@@ -27,7 +29,7 @@ _THOUGHT = {
 }
 
 
-def _step(rng: random.Random, total: int) -> tuple[str, int, int]:
+def _step(rng: random.Random, total: int, largest: int) -> tuple[str, int, int]:
     """One event: (operator, operand, new total)."""
     choices = ["+", "+"]
     if total > 2:
@@ -36,18 +38,18 @@ def _step(rng: random.Random, total: int) -> tuple[str, int, int]:
         choices.append("*")
     operator = rng.choice(choices)
     if operator == "+":
-        n = rng.randint(1, 6)
+        n = rng.randint(1, largest)
         return operator, n, total + n
     if operator == "-":
-        n = rng.randint(1, min(6, total - 1))
+        n = rng.randint(1, min(largest, total - 1))
         return operator, n, total - n
     n = rng.randint(2, 3)
     return operator, n, total * n
 
 
-def sample(rng: random.Random) -> Example:
+def sample(rng: random.Random, level: Difficulty) -> Example:
     """Draw one problem with a worked answer."""
-    name, things, start = rng.choice(NAMES), rng.choice(THINGS), rng.randint(3, 15)
+    name, things, start = rng.choice(NAMES), rng.choice(THINGS), rng.randint(*level.start)
     story = [say(rng, "{name} [has|owns|starts with|begins with] {n} {things}.", name=name, n=start, things=things)]
     thoughts = [
         say(
@@ -59,8 +61,8 @@ def sample(rng: random.Random) -> Example:
         )
     ]
     content, total = f"gsm8k {name} {things} {start}", start
-    for order in ORDER[: rng.choice([2, 2, 3])]:
-        operator, n, after = _step(rng, total)
+    for order in (ORDER if max(level.events) <= len(ORDER) else LONG_ORDER)[: rng.choice(level.events)]:
+        operator, n, after = _step(rng, total, level.operand)
         words = {"name": name, "things": things, "n": n, "a": total, "b": after}
         story.append(f"{order} {say(rng, _STORY[operator], **words)}")
         thoughts.append(f"{order} {say(rng, _THOUGHT[operator], **words)}")

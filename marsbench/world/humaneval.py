@@ -1,7 +1,8 @@
 """mini_humaneval: complete a small Python function from its docstring, after HumanEval.
 
-Difficulty: one function of one argument: two to four operations in a row on a number (add, subtract, multiply, ... a
-constant of 2 to 9) or on a string, or the choice of some of a list's values and what to make of them. The program is run against seven inputs.
+One function of one argument: operations in a row on a number (add, subtract, multiply, ... a constant of 2 to 9) or on a
+string (how many is the difficulty), or the choice of some of a list's values and what to make of them. The program is run
+against seven inputs.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import random
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from marsbench.world.difficulty import Difficulty
 from marsbench.world.language import Example, say
 
 
@@ -49,30 +51,37 @@ STRING = [
     Operation("[cut to {k} letters|with only its first {k} letters]", "{v}[:{k}]", lambda v, k: v[:k]),
 ]
 FUNCTIONS = ["solve", "apply", "compute", "change", "work", "run", "build", "make"]
+# Of names in two words the first is always "do": a word is copied where the one before it has been met in the prompt.
+SECOND_WORDS = [
+    "apple", "bridge", "candle", "desert", "engine", "forest", "garden", "hammer", "island", "jacket", "kettle", "ladder",
+    "market", "needle", "orange", "pencil", "rabbit", "saddle", "tunnel", "window",
+]  # fmt: skip
 RESULTS = ["result", "value"]
 _NUMBERS = [0, 1, 4, 7, 10, 23, -5]
 _LISTS = [[], [3], [1, 2, 3, 4, 5, 6, 7, 8, 9], [9, 4, 9, 2], [-3, 12, 6], [8, 8, 1, 5], [10, 20, 5, 7]]
 _STRINGS = ["", "a", "hello", "Python", "abcdefghij", "Mars rover", "xyzzy"]
 
 
-def sample(rng: random.Random) -> Example:
+def sample(rng: random.Random, level: Difficulty) -> Example:
     """Draw one function to complete."""
-    name = rng.choice(FUNCTIONS)
-    return rng.choice([_on_number, _on_list, _on_string])(rng, name)
+    name = f"do_{rng.choice(SECOND_WORDS)}" if level.two_word_names else rng.choice(FUNCTIONS)
+    return rng.choice([_on_number, _on_list, _on_string])(rng, name, level)
 
 
-def _on_number(rng: random.Random, name: str) -> Example:
-    return _chain(rng, name, "x", NUMBER, _NUMBERS)
+def _on_number(rng: random.Random, name: str, level: Difficulty) -> Example:
+    return _chain(rng, name, "x", NUMBER, _NUMBERS, rng.choice(level.operations))
 
 
-def _on_string(rng: random.Random, name: str) -> Example:
-    return _chain(rng, name, "s", STRING, _STRINGS)
+def _on_string(rng: random.Random, name: str, level: Difficulty) -> Example:
+    return _chain(rng, name, "s", STRING, _STRINGS, rng.choice(level.operations))
 
 
-def _chain(rng: random.Random, name: str, argument: str, operations: list[Operation], inputs: list[Any]) -> Example:
-    """Two to four operations, one after the other, on a number or a string."""
+def _chain(
+    rng: random.Random, name: str, argument: str, operations: list[Operation], inputs: list[Any], count: int
+) -> Example:
+    """So many operations, one after the other, on a number or a string."""
     wording, lines, value, values = f"{argument}", [], argument, inputs
-    chosen = [(operation, rng.randint(2, 9)) for operation in rng.sample(operations, rng.choice([2, 3, 4]))]
+    chosen = [(operation, rng.randint(2, 9)) for operation in rng.sample(operations, count)]
     result = rng.choice(RESULTS)
     for number, (operation, k) in enumerate(chosen):
         wording += say(rng, "[, then|, and then|, after that|, next] " if number else " ") + say(
@@ -92,7 +101,7 @@ def _chain(rng: random.Random, name: str, argument: str, operations: list[Operat
     )
 
 
-def _on_list(rng: random.Random, name: str) -> Example:
+def _on_list(rng: random.Random, name: str, level: Difficulty) -> Example:
     """Keep some of a list's values, then reduce them."""
     keep, reduce = rng.choice(KEEP), rng.choice(REDUCE)
     k = rng.randint(2, 9)

@@ -1,8 +1,8 @@
 """mini_ifeval: instructions whose fulfilment a program can check, after IFEval.
 
-Difficulty: name two to four things of a kind, under one or two format instructions out of six (as a starred list,
-with a given first or last word, in capitals, in quotes, numbered). A
-response counts when every instruction holds.
+Name some things of a kind, under instructions on the format (as a starred list, with a given first or last word, in
+capitals, in quotes, numbered) and, where the difficulty says so, on what is named: where to begin, one thing or one
+letter that must not occur. A response counts when every instruction holds.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from marsbench.world.difficulty import Difficulty
 from marsbench.world.facts import COLORS
 from marsbench.world.language import Example, say
 
@@ -21,16 +22,16 @@ TOPICS = {
     "fruits": ["plum", "pear", "peach", "grape", "lemon", "mango", "melon", "apple", "cherry", "fig"],
     "tools": ["saw", "drill", "file", "wrench", "hammer", "rake", "axe", "shovel", "pliers", "chisel"],
 }
-NUMBERS = {2: "two", 3: "three", 4: "four"}
+NUMBERS = {2: "two", 3: "three", 4: "four", 5: "five", 6: "six"}
 OPENERS = ["Sure", "Okay", "Hello", "Yes"]
 CLOSERS = ["done", "bye"]
 
 
-def sample(rng: random.Random) -> Example:
+def sample(rng: random.Random, level: Difficulty) -> Example:
     """Draw a request, its instructions, and a response that follows them."""
-    topic, count = rng.choice(sorted(TOPICS)), rng.randint(2, 4)
+    topic, count = rng.choice(sorted(TOPICS)), rng.randint(*level.things)
     first = rng.randrange(len(TOPICS[topic]))
-    things = [TOPICS[topic][(first + n) % len(TOPICS[topic])] for n in range(count)]
+    things = TOPICS[topic][first:] + TOPICS[topic][:first]
     asks = [
         say(
             rng,
@@ -40,21 +41,41 @@ def sample(rng: random.Random) -> Example:
         )
     ]
     rules: dict[str, Any] = {"count": count, "topic": topic}
-    for rule in rng.sample(sorted(_RULES), rng.choice([1, 2])):
-        rules[rule] = _RULES[rule](rng)
+    for rule in rng.sample(level.kinds_of_rules, rng.choice(level.rules)):
+        rules[rule] = _RULES[rule](rng, things)
         asks.append(say(rng, _ASK[rule], value=rules[rule]))
+        things = [thing for thing in things if allowed(rules, thing)]
+    if level.says_which_first:
+        rules["first"] = things[0]
+        asks.append(say(rng, _ASK["first"], value=things[0]))
     prompt = " ".join(asks)
-    return Example(prompt, _written(rules, things), f"ifeval {prompt}", {"rules": rules})
+    return Example(prompt, _written(rules, things[:count]), f"ifeval {prompt}", {"rules": rules})
 
 
-_RULES: dict[str, Callable[[random.Random], Any]] = {
-    "starred": lambda rng: True,
-    "opener": lambda rng: rng.choice(OPENERS),
-    "closer": lambda rng: rng.choice(CLOSERS),
-    "capitals": lambda rng: True,
-    "quoted": lambda rng: True,
-    "numbered": lambda rng: True,
+def allowed(rules: Mapping[str, Any], thing: str) -> bool:
+    """Whether the rules on what is named let a thing be named."""
+    return thing != rules.get("without") and rules.get("without_letter", "-") not in thing
+
+
+_RULES: dict[str, Callable[[random.Random, list[str]], Any]] = {
+    "starred": lambda rng, things: True,
+    "opener": lambda rng, things: rng.choice(OPENERS),
+    "closer": lambda rng, things: rng.choice(CLOSERS),
+    "capitals": lambda rng, things: True,
+    "quoted": lambda rng, things: True,
+    "numbered": lambda rng, things: True,
+    "without": lambda rng, things: rng.choice(things[1:]),
+    "without_letter": lambda rng, things: rng.choice(_rare_letters(things)),
 }
+_MOST_HIT = 3  # things that a forbidden letter is in, so that enough are left
+
+
+def _rare_letters(things: list[str]) -> list[str]:
+    """The letters that some of the things are written with, but few."""
+    hits = {letter: sum(letter in thing for thing in things) for letter in sorted({*"".join(things)})}
+    return [letter for letter, count in hits.items() if count <= _MOST_HIT]
+
+
 _ASK = {
     "starred": "[Put each on its own line with a star|Use a starred list|Write them as a starred list|Start each line with a star].",
     "opener": "[Begin with the word {value}|Start with {value}|The first word must be {value}|Open with {value}].",
@@ -62,6 +83,9 @@ _ASK = {
     "capitals": "[Use only capital letters|Write in capitals|Everything must be in capital letters|No small letters].",
     "quoted": "[Put the answer in double quotes|Wrap it all in double quotes|Use double quotes around the answer|Quote the whole answer].",
     "numbered": "[Number them|Put a number before each|Count them as you go|Give each a number].",
+    "without": "[Leave out {value}|Do not name {value}|Without {value}|No {value}, please].",
+    "without_letter": "[None with the letter {value}|Avoid names with the letter {value}|No name may hold the letter {value}].",
+    "first": "[The first is {value}|Take {value} first|Of them, {value} comes first|Name {value} before the others].",
 }
 
 
@@ -90,6 +114,9 @@ def followed(rules: Mapping[str, Any], response: str) -> dict[str, bool]:
         "closer": lambda word: words[-1:] == [word.lower()],
         "capitals": lambda _: text == text.upper(),
         "quoted": lambda _: len(text) > 1 and text[0] == text[-1] == '"',
+        "without": lambda thing: thing not in named,
+        "without_letter": lambda letter: not any(letter in thing for thing in named),
+        "first": lambda thing: named[:1] == [thing],
         "numbered": lambda _: re.findall(r"\d+", text) == [str(n + 1) for n in range(rules["count"])],
     }
     return {rule: checks[rule](value) for rule, value in rules.items() if rule in checks}

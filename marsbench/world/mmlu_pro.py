@@ -1,7 +1,7 @@
 """mini_mmlu_pro: knowledge questions with ten options, after MMLU-Pro.
 
-Difficulty: recall one of 240 facts about invented countries (80 of them, met by Zipf's law; three emblems, ten colors) and find the
-color's letter among ten options. The answer states the fact, goes through the options one by one and closes with the
+To be recalled is one fact about invented countries (how many there are is the difficulty; met by Zipf's law; three emblems,
+ten colors), then the color's letter found among ten options. The answer states the fact, goes through the options one by one and closes with the
 letter: "The answer is (C)."
 """
 
@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import random
 
-from marsbench.world.facts import ATTRIBUTES, COLORS, COUNTRIES, known
+from marsbench.world.difficulty import Difficulty
+from marsbench.world.facts import ATTRIBUTES, COLORS, facts, known
 from marsbench.world.language import Example, say
 
 LETTERS = "ABCDEFGHIJ"
@@ -18,10 +19,11 @@ _QUESTION = "[What color is the {a} of {c}|Which color has the {a} of {c}|The {a
 FACT = "[The {a} of {c} is {v}|In {c} the {a} is {v}|People of {c} have a {a} that is {v}|For {c}, the {a} is {v}]."
 
 
-def fact(rng: random.Random) -> str:
+def fact(rng: random.Random, level: Difficulty) -> str:
     """One fact of the world in one of its wordings, for the plain text."""
-    (country,), attribute = known(rng, COUNTRIES), rng.choice(ATTRIBUTES)
-    return say(rng, FACT, c=country, a=attribute, v=COUNTRIES[country][attribute])
+    countries = facts(level).countries
+    (country,), attribute = known(rng, countries), rng.choice(ATTRIBUTES)
+    return say(rng, FACT, c=country, a=attribute, v=countries[country][attribute])
 
 
 def search(rng: random.Random, options: list[str], answer: str, *, restated: bool = False) -> str:
@@ -41,10 +43,11 @@ def closing(rng: random.Random, letter: str) -> str:
     return say(rng, "[So the|Hence the|Therefore the|The|Thus the] answer is ({l}).", l=letter)
 
 
-def sample(rng: random.Random) -> Example:
+def sample(rng: random.Random, level: Difficulty) -> Example:
     """Draw one question with its ten options."""
-    (country,), attribute = known(rng, COUNTRIES), rng.choice(ATTRIBUTES)
-    answer = COUNTRIES[country][attribute]
+    countries = facts(level).countries
+    (country,), attribute = known(rng, countries), rng.choice(ATTRIBUTES)
+    answer = countries[country][attribute]
     options = rng.sample(COLORS, len(LETTERS))
     letter = LETTERS[options.index(answer)]
     question = say(rng, _QUESTION, c=country, a=attribute)

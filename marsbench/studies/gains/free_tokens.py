@@ -17,6 +17,7 @@ from marsbench.rows.kinds import Row, TokenClassRow
 from marsbench.statistics.intervals import Estimate, share_of_tokens
 from marsbench.studies.gains.lines import MEASURED
 from marsbench.studies.gains.word_classes import CLASSES, CODE, CODE_BENCHMARK, CONTENT, DIGITS, END, SYMBOLS, TEMPLATE
+from marsbench.world import modelled_on
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -78,7 +79,7 @@ def draw(rows: Sequence[Row], reports_dir: Path) -> list[Path]:
 
 def _latest(rows: Sequence[Row]) -> dict[str, TokenClassRow]:
     """The last row of each benchmark, in the paper's order."""
-    found = {row.benchmark.removeprefix("mini_"): row for row in rows if isinstance(row, TokenClassRow)}
+    found = {modelled_on(row.benchmark): row for row in rows if isinstance(row, TokenClassRow)}
     return {name: found[name] for name in BENCHMARKS if name in found}
 
 
@@ -126,7 +127,7 @@ def _how(row: TokenClassRow, answers: dict[str, list[Answer]]) -> str:
     return (
         f"{label} on the first questions of each benchmark ({counts}). "
         f"{HOW_TO_READ_FREE_TOKENS.format(block_size=size, most=size - 1)} {HOW_TOKENS_ARE_CLASSED}"
-        f"{HOW_THE_WORLD_SPEAKS if row.benchmark.startswith('mini_') else ''}"
+        f"{HOW_THE_WORLD_SPEAKS if modelled_on(row.benchmark) != row.benchmark else ''}"
     )
 
 

@@ -23,6 +23,7 @@ from marsbench.show import token_texts
 from marsbench.studies.gains.lines import CLASSED, MEASURED
 from marsbench.studies.gains.word_classes import CLASSES, CODE_BENCHMARK, template_words, token_class
 from marsbench.training.checkpoints import Loaded
+from marsbench.world import modelled_on
 
 QUESTIONS = 100  # of each benchmark, at most
 
@@ -74,7 +75,7 @@ def _classified(run: Run, loaded: Loaded, exam: Exam) -> TokenClassRow:
     origin = provenance(seed=run.seed)
     generations = _decoded(run, loaded, exam, title)
     texts = [token_texts(generation.tokens, loaded.tokenizer) for generation in generations]
-    code, template = exam.benchmark.name.removeprefix("mini_") == CODE_BENCHMARK, template_words(texts)
+    code, template = modelled_on(exam.benchmark.name) == CODE_BENCHMARK, template_words(texts)
     row = TokenClassRow(
         key=key,
         status="done",

@@ -34,6 +34,7 @@ from marsbench.findings.sweep import (
     weights_read_per_second,
 )
 from marsbench.racing.grid import COMPILED_AR
+from marsbench.rendering.deviations import SMALL_SCALES
 from marsbench.rendering.markdown import table
 from marsbench.rendering.sections import facts_section, seeds_in_words
 from marsbench.rows.kinds import Row, SweepRow
@@ -101,7 +102,7 @@ def _command(scale: str) -> str:
 def _caveat(scale: str) -> str:
     small = "These are models of a million parameters or less; they test the mechanism and are not Qwen numbers."
     lead = "Every method runs through one loop, one cache and one clock; `hf-generate` is transformers' own `generate`."
-    return f"{lead} {small}" if scale in ("micro", "tiny") else lead
+    return f"{lead} {small}" if scale in SMALL_SCALES else lead
 
 
 # ---------------------------------------------------------------------- the answer

@@ -1,0 +1,67 @@
+"""The rows of the page: its lines on all benchmarks, and the loss of base and AR SFT on text that none has met."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from marsbench.keys import TRAINING_ON_THE_WORLD, content_hash, source_hash
+from marsbench.provenance import provenance
+from marsbench.rows.kinds import Row, TextLossRow
+from marsbench.running.checkpoints import Checkpoints
+from marsbench.running.run import Run
+from marsbench.running.tables import Table
+from marsbench.studies.regime.lines import PLAN
+from marsbench.training.checkpoints import Loaded
+from marsbench.training.data import Collator, plain_text
+from marsbench.training.objectives import IGNORED
+from marsbench.world import difficulty
+
+TEXTS = 4000
+_SEED = 700_000  # of a stream that no training draws from
+_TEXTS_AT_ONCE = 64
+
+
+def regime_rows(run: Run) -> list[Row]:
+    """The rows of the page's lines, then the text losses, where the scale has a world."""
+    rows = Table(run, PLAN).rows()
+    if run.scale.world is None or not run.is_whole:
+        return rows
+    return [*rows, *[_text_loss(run, stage) for stage in ("base", "ar_sft")]]
+
+
+def _text_loss(run: Run, stage: str) -> TextLossRow:
+    assert run.scale.world is not None, "the world's text is asked of the world's models"
+    loaded = Checkpoints(run).load(stage, None)
+    how = {"kind": TextLossRow.kind, "texts": TEXTS, "difficulty": run.scale.world.difficulty}
+    key = content_hash({**how, "weights": loaded.weights, "source": source_hash(*TRAINING_ON_THE_WORLD)})
+    title = f"{stage}, loss on held-out text"
+    known = run.existing_row(key, TextLossRow, title)
+    if known is not None:
+        return known
+    origin = provenance(seed=run.seed)
+    with run.reporter.bar(title) as bar:
+        nats, tokens = list[float](), list[int]()
+        for batch_nats, batch_tokens in _likelihoods(loaded, run.scale.world.difficulty):
+            nats += [round(value, 4) for value in batch_nats.tolist()]
+            tokens += batch_tokens.tolist()
+            bar.update(len(nats), TEXTS)
+    row = TextLossRow(key, "done", "", run.scale.scale, stage, nats, tokens, loaded.weights, origin)
+    run.keep(row)
+    run.reporter.say(f"{title}: {sum(nats) / sum(tokens):.4f} nats per token")
+    return row
+
+
+@torch.no_grad()
+def _likelihoods(loaded: Loaded, level: str) -> Iterator[tuple[Tensor, Tensor]]:
+    """Nats [N] and tokens [N] of the texts, batch by batch."""
+    texts = plain_text(loaded.tokenizer, TEXTS, _SEED, difficulty(level))
+    collate = Collator(loaded.tokenizer.pad_token_id, loaded.tokenizer.eos_token_id)
+    for first in range(0, TEXTS, _TEXTS_AT_ONCE):
+        batch = collate(texts[first : first + _TEXTS_AT_ONCE])
+        labels = batch["labels"][:, 1:].to(loaded.model.device)
+        logits = loaded.model(batch["input_ids"].to(loaded.model.device), use_cache=False).logits[:, :-1].float()
+        nll = torch.nn.functional.cross_entropy(logits.transpose(1, 2), labels, ignore_index=IGNORED, reduction="none")
+        yield nll.sum(1), (labels != IGNORED).sum(1)

@@ -1,0 +1,183 @@
+"""The page of the regime: each criterion with what was measured, and the trials behind a scale's settings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import yaml
+
+from marsbench.findings.cells import BENCHMARKS, latest_cells
+from marsbench.findings.in_words import one_line
+from marsbench.findings.published import PUBLISHED_SCALES, published_values
+from marsbench.findings.seeds import BySeed
+from marsbench.rendering.deviations import deviations_section
+from marsbench.rendering.markdown import table
+from marsbench.rendering.measured import (
+    HOW_TO_READ_THE_CELLS,
+    accuracy_table,
+    cut_answers,
+    reasons,
+    seeds_table,
+    speed_cell,
+)
+from marsbench.rendering.sections import how_section, opening_section, training_section
+from marsbench.rows.kinds import Row, TextLossRow
+from marsbench.statistics.intervals import Verdict
+from marsbench.studies.lines import mars
+from marsbench.studies.regime.criteria import (
+    CHANCE,
+    CRITERIA,
+    ENOUGH,
+    ROOM_ON_EACH,
+    above_chance,
+    on_each,
+    published_in_words,
+    room_on_enough,
+)
+from marsbench.studies.regime.lines import MARS, PLAN
+from marsbench.studies.table4 import PLAN as TABLE4
+
+OPENING = (
+    "The paper fine-tunes a well-trained instruct model gently. Whether a scale of ours does, these criteria say: by "
+    "AR training, and by masks that no training has shown, never by what MARS does."
+)
+HOW_CRITERIA_ARE_JUDGED = (
+    "A criterion is *supported* if the whole 95 % interval lies inside the bounds, *not supported* if it lies outside, "
+    "else *inconclusive*. Intervals cover questions and, with several training seeds, the luck of training, as on the "
+    "page of claims; two one-sided tests at 2.5 % each decide an equivalence. One that fails is left standing."
+)
+_OUTCOME = {"supported": "holds", "not supported": "fails"}
+TRIALS = (
+    "Single trials that came before the settings of scale mini, on seeds that no row has; by AR training alone. They "
+    "are the grounds of a choice, not measurements of the scale, and no rows of them are kept."
+)
+OF_MASKS = (
+    "Not a criterion, and measured after the settings were fixed: tokens per forward pass of MARS (B = 4, tau = .95), "
+    "beside the paper's."
+)
+
+
+def render(rows: Sequence[Row], scale: str, seeds: BySeed | None = None) -> str:
+    """The page as Markdown: tables of the rows of that scale, verdicts of all training seeds where others are given."""
+    rows = [row for row in rows if row.scale == scale]
+    seeds = seeds or {0: rows}
+    cells = latest_cells(rows)
+    sections = [
+        opening_section(PLAN, scale, OPENING, seeds),
+        _criteria(seeds),
+        _room(seeds),
+        "\n\n".join(filter(None, ["## Measured", HOW_TO_READ_THE_CELLS, accuracy_table(cells, PLAN),
+                                  seeds_table(seeds, PLAN), reasons(cells, PLAN), cut_answers(cells, PLAN)])),
+        _text_losses(seeds),
+        _of_masks(rows),
+        _trials() if scale == "mini" else "",
+        training_section(rows, PLAN),
+        how_section(rows, PLAN, scale),
+        deviations_section(rows, scale, ()),
+    ]  # fmt: skip
+    return "\n\n".join(section for section in sections if section) + "\n"
+
+
+def draw(rows: Sequence[Row], scale: str, reports_dir: Path) -> list[Path]:
+    """The page has no figure."""
+    return []
+
+
+def tally(seeds: BySeed) -> str:
+    """How many of the criteria hold, and what of the others."""
+    verdicts = _verdicts(seeds)
+    rest = [
+        f"{verdicts.count(verdict)} {word}"
+        for verdict, word in (("not supported", "not"), ("inconclusive", "inconclusive"), ("not run", "not run"))
+        if verdict in verdicts
+    ]
+    return ", ".join([f"{verdicts.count('supported')} of {len(verdicts)} criteria hold", *rest])
+
+
+def _verdicts(seeds: BySeed) -> list[Verdict]:
+    return [*[one.finding(seeds).verdict for one in CRITERIA], room_on_enough(seeds)[1], above_chance(seeds)[1]]
+
+
+def _criteria(seeds: BySeed) -> str:
+    head = ["", "criterion", "tested", "result", "questions or texts", "seeds", "outcome", "the paper"]
+    lines = []
+    for one in CRITERIA:
+        found = one.finding(seeds)
+        count = "n/a" if found.estimate is None else str(found.seeds)
+        line = [one.number, one.says, one.tested, found.found, found.questions.partition(" ")[0], count]
+        lines.append([*line, _OUTCOME.get(found.verdict, found.verdict), published_in_words(one)])
+        if one.number == "iii":
+            lines += _room_lines(seeds)
+    parts = ["## Criteria", HOW_CRITERIA_ARE_JUDGED, table(head, lines, text=(0, 1, 2, 6, 7))]
+    return "\n\n".join(parts)
+
+
+def _room_lines(seeds: BySeed) -> list[list[str]]:
+    """The two parts of the third criterion that are about single benchmarks."""
+    (enough, first), (near, second) = room_on_enough(seeds), above_chance(seeds)
+    low, high = ROOM_ON_EACH
+    return [
+        ["", "... at least four benchmarks", f"{ENOUGH} or more between {low:g} and {high:g}", enough, "", "",
+         _OUTCOME.get(first, first), ""],
+        ["", "... none at chance", "benchmarks whose interval reaches down to chance", near, "", "",
+         _OUTCOME.get(second, second), ""],
+    ]  # fmt: skip
+
+
+def _room(seeds: BySeed) -> str:
+    found = on_each(seeds)
+    lines = [
+        [BENCHMARKS[name], one.found, f"{CHANCE.get(name, 0.0):.1f}", _OUTCOME.get(one.verdict, one.verdict)]
+        for name, one in found.items()
+    ]
+    low, high = ROOM_ON_EACH
+    lead = "AR SFT on each benchmark, in %, beside an answer of the right form drawn at random:"
+    return f"{lead}\n\n{table(['', 'AR SFT', 'by chance', f'between {low:g} and {high:g}'], lines, text=(0, 3))}"
+
+
+def _text_losses(seeds: BySeed) -> str:
+    """Loss on held-out text by stage and seed; empty without any."""
+    lines = []
+    for seed, rows in sorted(seeds.items()):
+        found = {row.stage: row for row in rows if isinstance(row, TextLossRow)}
+        if found:
+            words = [_nats(found.get(stage)) for stage in ("base", "ar_sft")]
+            lines.append([str(seed), *words])
+    if not lines:
+        return ""
+    head = ["seed", "base", "AR SFT"]
+    return f"Loss on held-out text of the world, nats per token:\n\n{table(head, lines, text=())}"
+
+
+def _nats(row: TextLossRow | None) -> str:
+    if row is None:
+        return "not run"
+    return f"{sum(row.nats) / sum(row.tokens):.4f}" if row.status == "done" else one_line(row.reason)
+
+
+def _of_masks(rows: Sequence[Row]) -> str:
+    cells = latest_cells(rows)
+    own = [speed_cell(cells.get((MARS.name, name))) for name in BENCHMARKS]
+    lines = [["measured here", *own]]
+    for scale, words in PUBLISHED_SCALES.items():
+        values = published_values(TABLE4, mars("mars", 4, 0.95), scale, "tokens_per_forward")
+        lines.append([f"published, {words}", *[_two_digits(values.get(name)) for name in BENCHMARKS]])
+    return f"## MARS at tau = .95\n\n{OF_MASKS}\n\n{table(['', *BENCHMARKS.values()], lines)}"
+
+
+def _two_digits(value: float | None) -> str:
+    return "n/a" if value is None else f"{value:.2f}"
+
+
+def _trials() -> str:
+    text = (resources.files(__package__) / "trials.yaml").read_text(encoding="utf-8")
+    trials: list[dict[str, Any]] = yaml.safe_load(text)
+    lines = [
+        [one["what"], *[f"{one[name]:.1f}" for name in BENCHMARKS], f"{fmean(one[name] for name in BENCHMARKS):.1f}"]
+        for one in trials
+    ]
+    return f"## Trials\n\n{TRIALS}\n\n{table(['', *BENCHMARKS.values(), 'Average'], lines)}"

@@ -1,0 +1,68 @@
+"""How hard the world's questions are: what a generator may ask of a model, at each of two levels.
+
+`USUAL` is the world that the mini benchmarks ask about; the `hard` benchmarks have the same six shapes with more things,
+operands, steps, facts and rules. Pairs are ranges with both ends; of other tuples one entry is drawn, as often as it
+stands there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from marsbench.errors import unknown_name
+
+
+@dataclass(frozen=True)
+class Difficulty:
+    """One level; the generators say what their entries mean."""
+
+    name: str
+    # mini_ifeval
+    things: tuple[int, int]  # named in an answer
+    rules: tuple[int, ...]  # of format and content, together
+    kinds_of_rules: tuple[str, ...]
+    says_which_first: bool  # whether the request names the thing to begin with
+    # mini_bbh
+    operands: tuple[int, ...]
+    moves: tuple[int, ...]
+    days: tuple[int, int]
+    # mini_mmlu_pro and mini_gpqa
+    countries: int
+    elements: int
+    atoms: tuple[int, int]  # of one element in a molecule
+    elements_per_molecule: int
+    mass_per_kind: int  # of a molecule, from one kind of matter to the next
+    # mini_gsm8k
+    events: tuple[int, ...]
+    start: tuple[int, int]
+    operand: int  # the largest
+    # mini_humaneval
+    operations: tuple[int, ...]
+    two_word_names: bool  # functions are called `do_...`, by one of many words
+
+
+_FORMAT = ("capitals", "closer", "numbered", "opener", "quoted", "starred")
+USUAL = Difficulty(
+    "usual",
+    things=(2, 4), rules=(1, 2), kinds_of_rules=_FORMAT, says_which_first=False,
+    operands=(3, 3, 4), moves=(2, 3, 3), days=(2, 6),
+    countries=80, elements=40, atoms=(1, 4), elements_per_molecule=2, mass_per_kind=10,
+    events=(2, 2, 3), start=(3, 15), operand=6,
+    operations=(2, 3, 4), two_word_names=False,
+)  # fmt: skip
+HARD = Difficulty(
+    "hard",
+    things=(3, 6), rules=(2, 3), kinds_of_rules=(*_FORMAT, "without", "without_letter"), says_which_first=True,
+    operands=(4, 5, 6, 7), moves=(3, 4, 5), days=(3, 13),
+    countries=300, elements=120, atoms=(1, 6), elements_per_molecule=3, mass_per_kind=20,
+    events=(3, 4, 5), start=(3, 30), operand=19,
+    operations=(3, 4, 5), two_word_names=True,
+)  # fmt: skip
+DIFFICULTIES = {one.name: one for one in (USUAL, HARD)}
+
+
+def difficulty(name: str) -> Difficulty:
+    """A level by name, or a `UserError` that names those there are."""
+    if name not in DIFFICULTIES:
+        raise unknown_name("difficulty", name, list(DIFFICULTIES))
+    return DIFFICULTIES[name]
