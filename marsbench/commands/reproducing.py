@@ -95,8 +95,8 @@ def reproduce(
 
     Trains what is missing, measures what is missing, then writes the rows to results/ and the page with its
     figures to reports/. Several checkpoints are trained, and answer, at a time, each on a core or a GPU; what is
-    timed runs alone. Interrupted at any moment, the same command goes on where it stopped. With --benchmarks, --limit or
-    --seed, rows and page go to folders of their own, as in reports/tiny/real-limit8-seed1/. `marsbench plan` says
+    timed runs alone. Interrupted at any moment, the same command goes on where it stopped. With --benchmarks, --limit
+    or --seed, rows and page go to folders of their own, as in reports/tiny/real-limit8-seed1/. `marsbench plan` says
     beforehand what it will take.
 
     `all` makes every page in turn, the speed sweep (Tables 5 and 6) last, then the index and the page of claims. A
