@@ -4,27 +4,51 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 
 _LINE_EVERY_S = 20.0
+
+
+class Step(NamedTuple):
+    """How far one piece of long work is."""
+
+    title: str
+    done: int
+    total: int
+    tokens_per_second: float = 0.0  # read, or written; 0 where nobody counts them
+
+
+def unfollowed(step: Step) -> None:
+    """What a reporter does with steps that nobody follows."""
 
 
 class Bar:
     """One piece of long work."""
 
-    def __init__(self, title: str, progress: Progress | None, console: Console) -> None:
-        self._title, self._progress, self._console = title, progress, console
+    def __init__(
+        self,
+        title: str,
+        progress: Progress | None,
+        console: Console,
+        follow: Callable[[Step], None] = unfollowed,
+        *,
+        guesses: bool = True,
+    ) -> None:
+        self._title, self._progress, self._console, self._follow = title, progress, console, follow
+        self._guesses = guesses
         self._task = progress.add_task(title, total=None, note="") if progress else None
         self._printed = time.monotonic()
         # When the first update came, and what was done by then: an interrupted run's work says nothing of our speed.
         self._begun: tuple[float, int] | None = None
 
-    def update(self, done: int, total: int, note: str = "") -> None:
+    def update(self, done: int, total: int, note: str = "", tokens_per_second: float = 0.0) -> None:
         """Say how far the work is."""
+        self._follow(Step(self._title, done, total, tokens_per_second))
         if self._progress is not None and self._task is not None:
             self._progress.update(self._task, completed=done, total=total, note=note)
         else:
@@ -37,7 +61,8 @@ class Bar:
         if now - self._printed > _LINE_EVERY_S:
             self._printed = now
             since, done_before = self._begun
-            said = [f"{done}/{total}", _time_left(now - since, done - done_before, total - done), note]
+            left = _time_left(now - since, done - done_before, total - done) if self._guesses else ""
+            said = [f"{done}/{total}", left, note]
             self._console.print(f"  {self._title}: {', '.join(filter(None, said))}", highlight=False, soft_wrap=True)
 
 
@@ -61,9 +86,13 @@ def is_first_process() -> bool:
 
 
 class Reporter:
-    """Tells the user what goes on, on standard error; of several processes, only the first speaks."""
+    """Tells the user what goes on, on standard error; of several processes, only the first speaks.
 
-    def __init__(self) -> None:
+    `follow` hears of every step of its bars: a process that works for another one tells it by that how far it is.
+    """
+
+    def __init__(self, follow: Callable[[Step], None] = unfollowed) -> None:
+        self._follow = follow
         self._console = Console(stderr=True, quiet=not is_first_process())
         self._said: set[str] = set()  # what must not be said twice
 
@@ -78,18 +107,16 @@ class Reporter:
             self.say(text)
 
     @contextmanager
-    def bar(self, title: str) -> Iterator[Bar]:
-        """A bar for the time of a `with` block, gone afterwards."""
+    def bar(self, title: str, *, guesses: bool = True) -> Iterator[Bar]:
+        """A bar for the time of a `with` block, gone afterwards; `guesses`: whether it guesses how long it will take.
+
+        It takes all steps to be alike; who knows better says so in the note.
+        """
         if not self._console.is_terminal:
             self.say(title)
-            yield Bar(title, None, self._console)
+            yield Bar(title, None, self._console, self._follow, guesses=guesses)
             return
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[note]}"),
-        )
+        columns: list[ProgressColumn] = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()]
+        columns += [*([TimeRemainingColumn()] if guesses else []), TextColumn("{task.fields[note]}")]
         with Progress(*columns, console=self._console, transient=True) as progress:
-            yield Bar(title, progress, self._console)
+            yield Bar(title, progress, self._console, self._follow)

@@ -11,6 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+NODE = "MARSBENCH_NODE"  # the environment variable that names this machine in a cluster
 PACKAGES = ("marsbench", "torch", "transformers", "accelerate", "lm_eval", "evalplus", "scipy", "numpy")
 
 
@@ -26,7 +27,13 @@ def provenance(*, seed: int) -> dict[str, Any]:
         "threads": _threads(),
         "wait_policy": _wait_policy(),
         "seed": seed,
+        **({"node": node()} if node() else {}),
     }
+
+
+def node() -> str:
+    """The name of this machine among those of a cluster; empty where a run has one machine only."""
+    return os.environ.get(NODE, "")
 
 
 @cache

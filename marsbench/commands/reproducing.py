@@ -78,7 +78,7 @@ def reproduce(
         int | None,
         typer.Option(
             min=1,
-            help="How many of the world's models train, or answer, at a time [default: one per core; one on a GPU].",
+            help="Processes at a time [default: one per GPU; without GPUs, one per core for the world's models].",
         ),
     ] = None,
     existing: ExistingPolicy = "reuse",
@@ -94,19 +94,23 @@ def reproduce(
     of Table 2.
 
     Trains what is missing, measures what is missing, then writes the rows to results/ and the page with its
-    figures to reports/. The world's models are trained, and answer, several at a time; what is timed runs alone,
-    afterwards. Interrupted at any moment, the same command goes on where it stopped. With --benchmarks, --limit or
-    --seed, rows and page go to folders of their own, as in reports/tiny/real-limit8-seed1/. `marsbench plan` says
+    figures to reports/. Several checkpoints are trained, and answer, at a time, each on a core or a GPU; what is
+    timed runs alone. Interrupted at any moment, the same command goes on where it stopped. With --benchmarks, --limit
+    or --seed, rows and page go to folders of their own, as in reports/tiny/real-limit8-seed1/. `marsbench plan` says
     beforehand what it will take.
 
     `all` makes every page in turn, the speed sweep (Tables 5 and 6) last, then the index and the page of claims. A
     page that cannot be made is named, and the others go on.
     """
+    from marsbench.executors.local import import_ahead
+    from marsbench.overview import PRELOAD
     from marsbench.studies import study_of
 
     study = study_of(what) if what != "all" else None
     if quick and study is not None and study.grid is None:
         raise UserError("--quick is the speed sweep's", fix="leave it out, or give it to marsbench sweep")
+    if jobs != 1:
+        import_ahead(PRELOAD)
     run = make_run(
         scale, output, existing, seed, benchmarks=benchmarks, limit=limit, shard=shard, data_dir=data_dir,
         checkpoint=checkpoint, train_all=train_all,
@@ -114,15 +118,15 @@ def reproduce(
     from marsbench.findings.collection import whole_paper_folder
     from marsbench.overview.pages import write_whole_paper
     from marsbench.overview.reproduction import reproduce_all, reproduce_page
-    from marsbench.running.side_by_side import default_jobs
+    from marsbench.overview.work import default_jobs, local_executor
 
-    jobs = jobs or default_jobs()
+    executor = local_executor(run, jobs or default_jobs(run.scale))
     if what == "all":
-        reproduce_all(run, quick=quick, jobs=jobs)
+        reproduce_all(run, quick=quick, executor=executor)
         index = whole_paper_folder(output, scale) / "index.md"
         typer.echo(f"the pages: {run.workspace.reports}\nthe index: {index}")
         return
-    page = reproduce_page(what, run, quick=quick, jobs=jobs)
+    page = reproduce_page(what, run, quick=quick, executor=executor)
     if page is None:
         typer.echo(f"answered part {shard}; when all parts are, the same command without --shard writes the page")
         return

@@ -9,46 +9,50 @@ from pathlib import Path
 from rich.markup import escape
 
 from marsbench.errors import NothingMeasured, UserError
+from marsbench.executors.tasks import Executor
 from marsbench.files import write_atomically
 from marsbench.overview.pages import write_study, write_whole_paper
+from marsbench.overview.work import carry_out, refuses
 from marsbench.racing.grid import Grid
 from marsbench.racing.sweep import Sweep
 from marsbench.rows.kinds import Row, any_measured
 from marsbench.rows.store import rows_text
 from marsbench.rows.workspace import Workspace
 from marsbench.running.run import Run
-from marsbench.running.side_by_side import answer_side_by_side, train_side_by_side
-from marsbench.running.tables import Table
 from marsbench.studies import studies, study_of
 from marsbench.studies.study import Study
 
 
-def reproduce_page(name: str, run: Run, *, quick: bool = False, jobs: int = 1) -> Path | None:
+def reproduce_page(
+    name: str, run: Run, *, quick: bool = False, executor: Executor | None = None, gpus: int = 1
+) -> Path | None:
     """Measure what a page lacks and write it, with its rows; None where only a part of the questions was answered.
 
     Args:
         name: a study's key, or that of something which stands on a study's page.
         run: where and how.
         quick: with the quick grid, where the study races one.
-        jobs: how many of the world's checkpoints to train, or to answer with, at a time; what is timed runs alone.
+        executor: who trains, answers, races and scores; None = this process, one after the other.
+        gpus: how many GPUs an executor gives each training.
 
     Raises:
         UserError: if there is no page of that name.
     """
     study = study_of(name)
-    _work_side_by_side([study], run, quick=quick, jobs=jobs)
-    if study.grid is not None:
-        return reproduce_sweep(study, run, study.grid(run.scale, quick), "quick" if quick else "")
-    rows = study.rows(run)
-    return _publish(study, rows, run.workspace) if run.is_whole else None
+    made = _carried_out([study], run, executor, quick=quick, gpus=gpus)
+    return _write_page(study, run, made.get(study.key), quick=quick)
 
 
 def reproduce_sweep(study: Study, run: Run, grid: Grid, label: str = "") -> Path:
     """Race what a grid lacks, or a shard's part of it, and write its rows and page to folders that a label names."""
+    return _publish(study, Sweep(run, grid.part(run.shard)).rows(), _sweep_workspace(run, label))
+
+
+def _sweep_workspace(run: Run, label: str) -> Workspace:
+    """Where the rows and the page of a sweep go."""
     part, parts = run.shard
     names = [label, f"part{part}-of-{parts}" if parts > 1 else "", run.workspace.variant]
-    workspace = replace(run.workspace, variant="-".join(filter(None, names)))
-    return _publish(study, Sweep(run, grid.part(run.shard)).rows(), workspace)
+    return replace(run.workspace, variant="-".join(filter(None, names)))
 
 
 def whole_paper_studies() -> list[Study]:
@@ -56,21 +60,19 @@ def whole_paper_studies() -> list[Study]:
     return [study for study in studies().values() if study.in_paper]
 
 
-def reproduce_all(run: Run, *, quick: bool = False, jobs: int = 1) -> None:
-    """Every page of the paper in turn, then those on the whole of it; `quick` is for what races a grid.
-
-    What they lack of the world's checkpoints and answers is trained and answered before, so many at a time.
+def reproduce_all(run: Run, *, quick: bool = False, executor: Executor | None = None, gpus: int = 1) -> None:
+    """Every page of the paper in turn, then those on the whole of it; see `reproduce_page`.
 
     Raises:
         UserError: at the end, if pages could not be made; it names them, and the others are there.
     """
     wanted = whole_paper_studies()
-    _work_side_by_side(wanted, run, quick=quick, jobs=jobs)
+    made = _carried_out(wanted, run, executor, quick=quick, gpus=gpus)
     failed: dict[str, UserError] = {}
     for number, study in enumerate(wanted, 1):
         run.reporter.say(f"page {number} of {len(wanted)}: {study.key}")
         try:
-            reproduce_page(study.key, run, quick=quick)
+            _write_page(study, run, made.get(study.key), quick=quick)
         except UserError as error:
             run.reporter.say(escape(f"{study.key}: {error}"))
             failed[study.key] = error
@@ -84,26 +86,27 @@ def reproduce_all(run: Run, *, quick: bool = False, jobs: int = 1) -> None:
         )
 
 
-def _work_side_by_side(wanted: Sequence[Study], run: Run, *, quick: bool, jobs: int) -> None:
-    """Train and answer what some studies lack, so many checkpoints at a time.
-
-    All of it has ended when this returns: what a study times, it times alone, when it is asked for its rows.
-    """
-    if jobs == 1:
-        return
-    ready = [study for study in wanted if not _refuses(study, run, quick=quick)]
-    train_side_by_side(run, [trained for study in ready for trained in study.trains(run.scale, quick)], jobs)
-    answer_side_by_side(run, [study.cells for study in ready if study.cells is not None], jobs)
+def _carried_out(
+    wanted: Sequence[Study], run: Run, executor: Executor | None, *, quick: bool, gpus: int
+) -> dict[str, list[Row] | UserError]:
+    """The rows of what an executor has made; a study that refuses at once says so when its page is to be written."""
+    if executor is None:
+        return {}
+    ready = [study for study in wanted if not refuses(study, run, quick=quick)]
+    return carry_out(ready, run, executor, quick=quick, gpus=gpus) if ready else {}
 
 
-def _refuses(study: Study, run: Run, *, quick: bool) -> bool:
-    """Whether a study will say at once that it cannot be measured, so that nothing is trained for it in vain."""
-    try:
-        if study.grid is not None:
-            Sweep(run, study.grid(run.scale, quick))
-        return study.cells is not None and not Table(run, study.cells).can_ask
-    except UserError:
-        return True
+def _write_page(study: Study, run: Run, made: list[Row] | UserError | None, *, quick: bool) -> Path | None:
+    """Write a page of rows that somebody has made, or that are measured here and now (None)."""
+    if isinstance(made, UserError):
+        raise made
+    label = "quick" if quick else ""
+    if study.grid is not None:
+        if made is None:
+            return reproduce_sweep(study, run, study.grid(run.scale, quick), label)
+        return _publish(study, made, _sweep_workspace(run, label))
+    rows = study.rows(run) if made is None else made
+    return _publish(study, rows, run.workspace) if run.is_whole else None
 
 
 def _publish(study: Study, rows: Sequence[Row], workspace: Workspace) -> Path:

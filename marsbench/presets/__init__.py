@@ -71,11 +71,12 @@ class Pretrained:
 
 @dataclass(frozen=True)
 class Assumptions:
-    """What `marsbench plan` reckons with; no run ever reads it."""
+    """What `marsbench plan` reckons with; a run only chooses by it what starts first, and guesses the time left."""
 
     tokens_per_sequence: int
     tokens_per_second: float  # of decoding, all rows together
     source: str  # where the two rates come from
+    training_tokens_per_second: float | None = None  # of AR training on one core; None where the paper gives hours
     sequences: int | None = None  # in the chat data; None for the world, which makes what a budget asks for
     training_memory_gib: float | None = None  # per device; None where `Preset.memory_gib` covers training
     training_disk_gib: float | None = None

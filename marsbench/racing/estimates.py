@@ -21,8 +21,7 @@ def sweep_tables(grid: Grid, scale: Preset) -> list[Table | str]:
         own = f"our own {entry.stage}" if scale.tables_train else "none: skipped unless it is trained first"
         table.add_row(entry.name, entry.method, options or "-", ready or own, entry.draft or "-")
     names = grid.benchmarks or scale.benchmarks
-    laps, cells = grid.repeats + 1, len(grid.contenders) * len(grid.batch_sizes)
-    tokens = cells * laps * grid.prompts * (grid.max_new_tokens or scale.max_new_tokens)
+    cells, tokens = len(grid.contenders) * len(grid.batch_sizes), _tokens(grid, scale)
     rate = scale.assumptions.tokens_per_second
     return [
         f"A sweep at scale {scale.scale}",
@@ -32,3 +31,14 @@ def sweep_tables(grid: Grid, scale: Preset) -> list[Table | str]:
         f"At most {tokens:,} tokens, every answer as long as it may be: {tokens / rate / 3600:.1f} hours at "
         f"{rate:,.0f} tokens per second ({scale.assumptions.source}). An estimate, not a measurement.",
     ]
+
+
+def race_seconds(grid: Grid, scale: Preset) -> float:
+    """How long a grid's races take at most."""
+    return _tokens(grid, scale) / scale.assumptions.tokens_per_second
+
+
+def _tokens(grid: Grid, scale: Preset) -> int:
+    """What all contenders decode in all laps, if every answer is as long as it may be."""
+    laps, cells = grid.repeats + 1, len(grid.contenders) * len(grid.batch_sizes)
+    return cells * laps * grid.prompts * (grid.max_new_tokens or scale.max_new_tokens)

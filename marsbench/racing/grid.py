@@ -96,6 +96,11 @@ class Grid:
         chosen = tuple(entry for entry in self.contenders if entry.name in BASELINES or entry in mine)
         return replace(self, contenders=chosen)
 
+    def at(self, batch_size: int) -> Grid:
+        """The race at one batch size; forward passes are timed with the first."""
+        first = batch_size == self.batch_sizes[0]
+        return replace(self, batch_sizes=(batch_size,), positions=self.positions if first else 0)
+
 
 def shipped_grid(scale: str) -> Path:
     """The grid that comes with a scale."""

@@ -8,7 +8,7 @@ from filelock import FileLock
 
 from marsbench.keys import content_hash
 from marsbench.neighbours import warning
-from marsbench.provenance import provenance
+from marsbench.provenance import node, provenance
 from marsbench.racing.course import Cell, Course
 from marsbench.racing.entrants import size_of
 from marsbench.racing.grid import BASELINES, Grid
@@ -42,7 +42,9 @@ class Sweep:
         """The rows of all cells at a batch size; those that are missing are raced together, with the baselines."""
         cells = self._course.cells(batch_size)
         if self._missing(cells):
-            file = self._run.workspace.race(content_hash([cell.key for cell in cells]))
+            # The laps of one race are run on one machine: it goes on only there.
+            here = [node()] if node() else []
+            file = self._run.workspace.race(content_hash([*[cell.key for cell in cells], *here]))
             file.parent.mkdir(parents=True, exist_ok=True)
             with FileLock(f"{file}.lock"):  # of two sweeps in one folder, the second waits and finds the rows
                 self._race(cells, RoundLog(file))

@@ -63,6 +63,26 @@ class RowStore:
         return dict(self._rows)
 
 
+class BorrowedStore(RowStore):
+    """A store that somebody else writes to: rows are kept here until they are handed over, beside those in the file.
+
+    `known` are rows that may not have come to the file yet.
+    """
+
+    def __init__(self, file: Path, known: Iterable[Row] = ()) -> None:
+        super().__init__(file)
+        self._known = {row.key: row for row in known}
+        self.added: dict[str, Row] = {}
+
+    def append(self, row: Row) -> None:
+        """Keep a row for whoever writes."""
+        self.added[row.key] = row
+
+    def rows(self) -> dict[str, Row]:
+        """Key -> row, of the file and of what it is to hold."""
+        return {**super().rows(), **self._known, **self.added}
+
+
 class _Read(NamedTuple):
     """How far a file has been read."""
 

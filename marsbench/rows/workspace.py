@@ -63,9 +63,10 @@ class Workspace:
         """Held by whoever trains a checkpoint."""
         return self.runs / "locks" / f"{recipe.name}.lock"
 
-    def log(self, doing: str, stage: str, block_size: int | None) -> Path:
-        """What a process says that does something with a checkpoint beside others."""
-        return self.runs / "logs" / f"{doing}-{stage}{'' if block_size is None else f'-b{block_size}'}.log"
+    @property
+    def logs(self) -> Path:
+        """What processes say that each do a part of a run's work."""
+        return self.runs / "logs"
 
     def answers(self, key: str, shard: tuple[int, int] = (1, 1)) -> Path:
         """The logged answers of one cell, or of one shard of it."""

@@ -21,6 +21,7 @@ from marsbench.running.plans import Arm, TrainedStage
 from marsbench.running.run import Run
 from marsbench.training.checkpoints import Loaded
 
+_COUNT_EVERY_S = 2.0
 _DTYPE = "float32"  # in which everything is decoded unless somebody says otherwise
 
 
@@ -132,6 +133,7 @@ class Cells:
         limit = self._run.answer_limit(chosen.name)
         log = AnswerLog(workspace.answers(key, self._run.shard), workspace.shards(key))
         with self._run.reporter.bar(title) as bar:
+            rate = _Rate(log)
             model = EngineModel(
                 exam,
                 log,
@@ -142,7 +144,7 @@ class Cells:
                 batch_size=scale.batch_size,
                 prefill_positions=self._run.prefill_positions,
                 kind=kind,
-                progress=bar.update,
+                progress=lambda done, asked: bar.update(done, asked, tokens_per_second=rate.now()),
             )
             scored = evaluate(model)
         cuts = [answer.prompt_cut for answer in scored.answers]
@@ -175,6 +177,26 @@ class Cells:
         share, speed = sum(row.correct) / len(row.correct), sum(row.emitted) / sum(row.forwards)
         self._run.reporter.say(f"{title}: {share:.1%} of {len(row.correct)}, {speed:.2f} tokens/forward")
         return row
+
+
+class _Rate:
+    """How many tokens a second come into a log of answers, counted anew every few seconds."""
+
+    def __init__(self, log: AnswerLog) -> None:
+        self._log, self._rate = log, 0.0
+        self._counted, self._tokens = time.perf_counter(), self._emitted()
+
+    def now(self) -> float:
+        """Tokens per second, lately."""
+        passed = time.perf_counter() - self._counted
+        if passed > _COUNT_EVERY_S:
+            tokens = self._emitted()
+            self._rate = (tokens - self._tokens) / passed
+            self._counted, self._tokens = self._counted + passed, tokens
+        return self._rate
+
+    def _emitted(self) -> int:
+        return sum(answer.emitted for answer in self._log.answers.values())
 
 
 def _dtype_of(loaded: Loaded) -> str:

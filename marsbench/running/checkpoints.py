@@ -42,12 +42,16 @@ class Checkpoints:
 
     def trains(self, stage: str, block_size: int | None) -> bool:
         """Whether a table is to train a stage, or finds it trained."""
+        if self._failure(stage, block_size):
+            return False
         if self._ready(stage, block_size) is not None or self._drafts_from_afar(stage):
             return False
         return self._scale.tables_train or self.record(TrainedStage(stage, block_size)) is not None
 
     def missing(self, stage: str, block_size: int | None) -> str:
         """Why a stage has no checkpoint and what to do about it; empty where it has one or trains it."""
+        if failed := self._failure(stage, block_size):
+            return failed
         if self._ready(stage, block_size) is not None or self.trains(stage, block_size):
             return ""
         size = TrainedStage.of(stage, block_size).block_size
@@ -61,6 +65,10 @@ class Checkpoints:
             f"no checkpoint of stage {stage} is published; train it with marsbench train {stage} "
             f"--scale {self._scale.scale}{option}, or name one with --checkpoint {stage}{suffix}=..."
         )
+
+    def _failure(self, stage: str, block_size: int | None) -> str:
+        """Why another process of this run could not train a stage, empty where none has tried in vain."""
+        return self._run.failures.get(TrainedStage.of(stage, block_size).place, "")
 
     def _ready(self, stage: str, block_size: int | None) -> str | None:
         """The checkpoint that stands for a stage without training it, None where it is to be trained."""
@@ -147,14 +155,14 @@ class Checkpoints:
         parent = self._parent(chosen)
         folder.parent.mkdir(parents=True, exist_ok=True)
         terms = " (mask + AR)" if chosen.objective == "mars" and chosen.ar_weight else ""
-        title = chosen.stage if chosen.block_size is None else f"{chosen.stage}, B = {chosen.block_size}"
+        title = TrainedStage(chosen.stage, chosen.block_size).title
         with self._run.reporter.bar(f"training {title}") as bar:
             record = train(
                 chosen,
                 folder,
                 parent,
                 lambda step, steps, loss, rate: bar.update(
-                    step, steps, f"loss {loss:.3f}{terms}, {rate:,.0f} tokens/s"
+                    step, steps, f"loss {loss:.3f}{terms}, {rate:,.0f} tokens/s", rate
                 ),
                 self._run.reporter.say,
             )

@@ -18,6 +18,7 @@ from marsbench.training.stages import BLOCKWISE, Recipe, lineage, recipe
 # Questions of the benchmarks as their authors publish them (GPQA: the main set); the mini ones have 400 each.
 QUESTIONS = {"ifeval": 541, "bbh": 6511, "mmlu_pro": 12032, "gpqa": 448, "gsm8k": 1319, "humaneval": 164}
 _MINI_QUESTIONS = 400
+_TWO_STREAMS = 1.6  # what a blockwise objective takes over AR, at scale tiny
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,12 @@ class Training:
     steps: int
     tokens: int  # of the sequences seen, padding and noisy copies not counted
     gpu_hours: float | None  # None where nothing is published that it could be derived from
+    core_hours: float | None = None  # of the world's models, which train on one core
+
+    @property
+    def hours(self) -> float:
+        """On one device."""
+        return self.gpu_hours or self.core_hours or 0.0
 
 
 @dataclass(frozen=True)
@@ -49,10 +56,11 @@ def trainings(plan: TablePlan, scale: Preset) -> list[Training]:
     if scale.world:  # at the paper's scales, the smaller one's checkpoints draft
         wanted += [(arm.options["draft"], arm.block_size) for arm in plan.arms if "draft" in arm.options]
     recipes = [recipe(scale, name, block_size=size) for stage, size in wanted for name in lineage(scale, stage)]
-    return [_training(chosen, scale) for chosen in {one.key: one for one in recipes}.values()]
+    return [training(chosen, scale) for chosen in {one.key: one for one in recipes}.values()]
 
 
-def _training(chosen: Recipe, scale: Preset) -> Training:
+def training(chosen: Recipe, scale: Preset) -> Training:
+    """What training a recipe's checkpoint will take."""
     reckoned = scale.assumptions
     steps = chosen.budget.total_steps(reckoned.sequences or 0, chosen.passes)
     tokens = steps * chosen.budget.batch_size * reckoned.tokens_per_sequence
@@ -60,7 +68,12 @@ def _training(chosen: Recipe, scale: Preset) -> Training:
     like = "mars" if chosen.objective in BLOCKWISE else "ar_sft"
     hours = published("A", scale=scale.scale, method=like, metric="train_h200_hours")
     name = chosen.stage if chosen.block_size is None else f"{chosen.stage}, B = {chosen.block_size}"
-    return Training(name, steps, tokens, hours[0].value * chosen.passes if hours else None)
+    rate = reckoned.training_tokens_per_second
+    return Training(
+        name, steps, tokens,
+        hours[0].value * chosen.passes if hours else None,
+        tokens * (_TWO_STREAMS if chosen.objective in BLOCKWISE else 1) / rate / 3600 if rate else None,
+    )  # fmt: skip
 
 
 def decodings(plan: TablePlan, scale: Preset) -> list[Decoding]:
@@ -69,10 +82,15 @@ def decodings(plan: TablePlan, scale: Preset) -> list[Decoding]:
 
 
 def _decoding(plan: TablePlan, arm: Arm, benchmark: str, scale: Preset) -> Decoding:
-    questions = QUESTIONS.get(benchmark, _MINI_QUESTIONS)
-    questions = min(questions, scale.questions or questions, plan.questions or questions)
+    questions = questions_of(benchmark, scale, plan.questions)
     tokens = questions * benchmark_of(benchmark).answer_limit(scale.max_new_tokens)
     return Decoding(arm.name, benchmark, questions, tokens, tokens / scale.assumptions.tokens_per_second / 3600)
+
+
+def questions_of(benchmark: str, scale: Preset, wanted: int | None) -> int:
+    """How many questions of a benchmark are asked where a table asks for so many; None = all."""
+    questions = QUESTIONS.get(benchmark, _MINI_QUESTIONS)
+    return min(questions, scale.questions or questions, wanted or questions)
 
 
 def plan_tables(plan: TablePlan, scale: Preset) -> list[Table | str]:

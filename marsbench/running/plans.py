@@ -6,6 +6,7 @@ benchmark of the scale; one arm on one benchmark is a cell.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -27,6 +28,21 @@ class TrainedStage(NamedTuple):
     def of(cls, name: str, block_size: int | None) -> TrainedStage:
         """A stage at a block size, which is dropped where the objective has no blocks."""
         return cls(name, block_size if stage(name).objective in BLOCKWISE else None)
+
+    @property
+    def title(self) -> str:
+        """What it is called on the terminal."""
+        return self.stage if self.block_size is None else f"{self.stage}, B = {self.block_size}"
+
+    @property
+    def slug(self) -> str:
+        """What it is called in the names of files."""
+        return self.stage if self.block_size is None else f"{self.stage}-b{self.block_size}"
+
+    @property
+    def place(self) -> str:
+        """What it is called in `Run.failures`."""
+        return f"checkpoint {self.slug}"
 
 
 @dataclass(frozen=True)
@@ -61,6 +77,20 @@ class Arm:
     def draft(self) -> TrainedStage | None:
         """What trains the line's draft model, for a line that has one."""
         return TrainedStage.of(self.options["draft"], self.block_size) if "draft" in self.options else None
+
+
+class Asked(NamedTuple):
+    """A cell: a line on a benchmark, and how many of its questions at most; None = all."""
+
+    arm: Arm
+    benchmark: str
+    questions: int | None
+
+    @property
+    def place(self) -> str:
+        """What it is called in `Run.failures`: the same for all tables that share it."""
+        arm = self.arm
+        return json.dumps([arm.trained, arm.draft, arm.method, arm.options, self.benchmark, self.questions])
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ Whatever is finished is on disk, so an interrupted run goes on where it stopped.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -17,7 +17,7 @@ from marsbench.evaluation.harness import Exam, prepare
 from marsbench.presets import Preset
 from marsbench.progress import Reporter
 from marsbench.rows.kinds import Row
-from marsbench.rows.store import Existing, RowStore
+from marsbench.rows.store import BorrowedStore, Existing, RowStore
 from marsbench.rows.workspace import Workspace
 from marsbench.running.plans import TablePlan
 
@@ -40,10 +40,12 @@ class Run:
     prefill_positions: int = PREFILL_POSITIONS  # of prompts in one forward; changes no number
     compiled: bool = False  # steps as graphs, where they can be
     reporter: Reporter = field(default_factory=Reporter)
+    borrowed: BorrowedStore | None = None  # where its rows go if another process writes them
+    failures: Mapping[str, str] = field(default_factory=dict)  # what another process has failed at -> why (`places`)
 
     def __post_init__(self) -> None:
         self.workspace.check_writable()
-        self.store = RowStore(self.workspace.row_file)
+        self.store: RowStore = self.borrowed or RowStore(self.workspace.row_file)
         self._renewed: set[str] = set()  # keys made in this run, which `rerun` must not make twice
         self._exams: dict[tuple[str, int | None], Exam] = {}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import groupby
 
 from marsbench.evaluation.local_data import Unavailable
@@ -10,7 +11,7 @@ from marsbench.rows.kinds import EvaluationRow, Row
 from marsbench.rows.workspace import full_disk_explained
 from marsbench.running.cells import Cells
 from marsbench.running.checkpoints import Checkpoints
-from marsbench.running.plans import Arm, TablePlan
+from marsbench.running.plans import Arm, Asked, TablePlan
 from marsbench.running.run import Run, explained
 from marsbench.running.step_cost import step_cost_row
 from marsbench.training.checkpoints import Loaded
@@ -57,14 +58,31 @@ class Table:
 
     def _lines(self, arms: Sequence[Arm]) -> list[EvaluationRow]:
         """Lines that share their checkpoints, on every benchmark; what cannot be measured says why."""
+        places = [(arm, name) for arm in arms for name in self._benchmarks]
+        failures = [self._failure(arm, name) for arm, name in places]
+        if all(failures):
+            return [self._failed(*place, why) for place, why in zip(places, failures, strict=True)]
         reason, loaded = self._checkpoints.available(arms[0].trained)
         draft = None
         if not reason and arms[0].draft is not None:
             reason, draft = self._checkpoints.available(arms[0].draft)
-        places = [(arm, name) for arm in arms for name in self._benchmarks]
         if reason or loaded is None:
             return [self._skipped(arm, name, reason) for arm, name in places]
-        return [self._cell_or_reason(arm, loaded, name, draft) for arm, name in places]
+        return [
+            self._failed(arm, name, why) if why else self._cell_or_reason(arm, loaded, name, draft)
+            for (arm, name), why in zip(places, failures, strict=True)
+        ]
+
+    def _failure(self, arm: Arm, name: str) -> str:
+        """Why another process of this run could not measure a cell, empty where none has tried in vain."""
+        failures = self._run.failures
+        asked = Asked(arm, name, self._plan.questions)
+        known = [failures.get(one.place, "") for one in (arm.trained, arm.draft, asked) if one is not None]
+        return next(filter(None, known), "")
+
+    def _failed(self, arm: Arm, name: str, reason: str) -> EvaluationRow:
+        self._run.reporter.say(f"{self._title(arm, name)}: failed ({reason})")
+        return replace(self._cells.skipped(arm, name, reason), status="failed")
 
     def _cell_or_reason(self, arm: Arm, loaded: Loaded, name: str, draft: Loaded | None) -> EvaluationRow:
         """One arm on one benchmark, or a row that says why this machine cannot measure it."""

@@ -57,12 +57,17 @@ class Study(Item):
     measure: Callable[[Run], list[Row]] | None = None  # all its rows, where they are not its plan's or its grid's
     grid: Callable[[Preset, bool], Grid] | None = None  # what it races at a scale, in full or quickly
     stages: tuple[TrainedStage, ...] = ()  # what it trains that is neither its plan's nor its grid's
+    timed: bool = False  # whether its own `measure` times something, so that nothing may run beside it
     scored: bool = True  # whether the lines of its plan answer benchmarks
     holds: tuple[Item, ...] = ()  # what else stands on its page
     claims: tuple[PaperClaim, ...] = ()  # those that its rows decide, in their place in the paper
     tally: Callable[[BySeed], str] | None = None  # what a page of our own comes to at all seeds, in the index
     remark: Callable[[Sequence[Sequence[Row]]], str] = lambda seeds: ""  # for pages on the whole paper; rows by seed
     in_paper: bool = True  # whether it belongs to the reproduction of the whole paper
+
+    def times(self, scale: Preset) -> bool:
+        """Whether making its rows times something at a scale."""
+        return self.timed or self.grid is not None or bool(self.plan and self.plan.step_cost and scale.world)
 
     @property
     def cells(self) -> TablePlan | None:

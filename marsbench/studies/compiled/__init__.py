@@ -26,6 +26,7 @@ STUDY = Study(
     place=5,
     in_paper=False,
     measure=_measure,
+    timed=True,
     render=render,
     draw=draw,
     tally=tally,

@@ -27,6 +27,7 @@ STUDY = Study(
     place=1,
     plan=PLAN,
     measure=_measure,
+    timed=True,
     render=render,
     draw=draw,
     tally=tally,

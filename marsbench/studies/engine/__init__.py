@@ -28,6 +28,7 @@ STUDY = Study(
     place=3,
     in_paper=False,
     measure=_measure,
+    timed=True,
     stages=tuple(checkpoints_of((*RACE, *EXACT))),
     render=render,
     draw=draw,

@@ -1,0 +1,1 @@
+"""Who carries out a graph of tasks: processes on this machine, or a cluster."""

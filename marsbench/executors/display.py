@@ -1,0 +1,85 @@
+"""One display of all that goes on, wherever it does."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from threading import Event, Thread
+
+from rich.markup import escape
+
+from marsbench.executors.tasks import Ended, Task
+from marsbench.executors.worker import BEAT_S, State, log_of, read_state
+from marsbench.progress import Reporter, roughly
+
+_LOOK_S = 2.0
+_LOOK_BESIDE_RACES_S = 15.0  # so that looking is not what a race waits for
+_GONE_S = 60.0  # a task that has said nothing for so long is not running: its node is lost
+
+
+class Display:
+    """What is done, running and waiting, tokens per second of all together, and how long it may take."""
+
+    def __init__(self, reporter: Reporter, tasks: Sequence[Task], logs: Path) -> None:
+        self._reporter, self._logs = reporter, logs
+        self._tasks = {task.name: task for task in tasks}
+        self._ended: set[str] = set()
+        self._begun, self._over, self._stack = time.monotonic(), Event(), ExitStack()
+
+    def __enter__(self) -> Display:
+        title = f"{len(self._tasks)} pieces of work"
+        self._bar = self._stack.enter_context(self._reporter.bar(title, guesses=False))
+        self._thread = Thread(target=self._watch, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+        self._stack.close()
+
+    def end(self, ended: Ended) -> None:
+        """Say that a task has ended, and how."""
+        self._ended.add(ended.name)
+        task, where = self._tasks[ended.name], f" on {ended.node}" if ended.node else ""
+        if ended.error is None:
+            self._reporter.say(escape(f"done: {task.title}{where}, {roughly(ended.seconds)}"))
+        else:
+            log = log_of(self._logs, task.name)
+            self._reporter.say(escape(f"failed: {task.title}{where}: {ended.error.what} (see {log})"))
+
+    def _watch(self) -> None:
+        racing = False
+        while not self._over.wait(_LOOK_BESIDE_RACES_S if racing else _LOOK_S):
+            running = self._running()
+            racing = any(self._tasks[name].alone for name in running)
+            self._bar.update(len(self._ended), len(self._tasks), self._note(running))
+
+    def _running(self) -> dict[str, State]:
+        """The tasks that run, and how far each is."""
+        now, found = time.time(), {name: read_state(self._logs, name) for name in self._tasks.keys() - self._ended}
+        return {
+            name: state
+            for name, state in found.items()
+            if state is not None and (self._tasks[name].alone or now - state.beat < max(_GONE_S, BEAT_S))
+        }
+
+    def _note(self, running: dict[str, State]) -> str:
+        waiting = len(self._tasks) - len(self._ended) - len(running)
+        rate = sum(state.step.tokens_per_second for state in running.values() if state.step is not None)
+        said = [f"{len(running)} running", f"{waiting} waiting", f"{rate:,.0f} tokens/s" if rate else ""]
+        return ", ".join(filter(None, [*said, self._time_left(running)]))
+
+    def _time_left(self, running: dict[str, State]) -> str:
+        """How long the rest may take, if what is done says how good the estimates are; empty before anything is."""
+        done = sum(self._tasks[name].seconds for name in self._ended)
+        done += sum(self._tasks[name].seconds * _share(state) for name, state in running.items())
+        whole, passed = sum(task.seconds for task in self._tasks.values()), time.monotonic() - self._begun
+        return f"{roughly(passed * (whole - done) / done)} left" if done else ""
+
+
+def _share(state: State) -> float:
+    """The part of a task's present step that is done: of a task of several steps, a guess."""
+    return state.step.done / state.step.total if state.step is not None and state.step.total else 0.0

@@ -1,0 +1,165 @@
+"""Processes on this machine, a core or a GPU each, on the standard library's pool.
+
+Every worker is a pool of one process, so that a process that is lost takes nobody else's work with it. All are forked
+off one that has imported what is heavy, where the system can do that safely.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Generator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import forkserver, get_context
+from multiprocessing.connection import Connection
+from multiprocessing.context import BaseContext
+from pathlib import Path
+from threading import Thread
+
+from marsbench.executors.tasks import TRIES, Ended, Order, Task, lost
+from marsbench.executors.worker import log_of, perform
+
+_LOOK_S = 1.0  # how long Ctrl-C may have to wait
+
+
+class Local:
+    """So many processes at a time; what is to be alone has the machine for itself, and all its cores."""
+
+    def __init__(self, workers: int, logs: Path, *, gpus: int = 0, preload: Sequence[str] = ()) -> None:
+        """Nothing is started yet.
+
+        Args:
+            workers: how many processes.
+            logs: the folder of the tasks' logs.
+            gpus: how many GPUs the processes share, one each; 0 = a core each.
+            preload: modules that every task imports.
+        """
+        self.workers, self._logs, self._gpus = workers, logs, gpus
+        self._context = import_ahead(preload)
+
+    def run(self, tasks: Sequence[Task]) -> Generator[Ended, None, None]:
+        """See `Executor.run`."""
+        order, tries = Order(tasks), dict.fromkeys((task.name for task in tasks), 0)
+        with _Lanes(self._context, self.workers, self._gpus) as lanes:
+            while order:
+                for task in order.ready:
+                    if lanes.has_room_for(task):
+                        order.take(task)
+                        lanes.start(task, order.made(task), self._logs)
+                for task, future in lanes.ended():
+                    try:
+                        ended = future.result()
+                    except BrokenProcessPool:
+                        tries[task.name] += 1
+                        if tries[task.name] < TRIES:
+                            order.give_back(task)
+                            continue
+                        ended = lost(task, str(log_of(self._logs, task.name)))
+                    order.end(ended)
+                    yield ended
+
+
+class _Lanes:
+    """The processes, as pools of one each; they end with whoever has made them, however that ends."""
+
+    def __init__(self, context: BaseContext, workers: int, gpus: int) -> None:
+        self._context, self._gpus = context, gpus
+        self._idle = list(range(workers))
+        self._pools: dict[int, ProcessPoolExecutor] = {}
+        self._running: dict[Future[Ended], tuple[Task, int]] = {}
+
+    def __enter__(self) -> _Lanes:
+        self._ours, self._theirs = _pipe(self._context)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._running:
+            self._theirs.close()  # which ends all processes at once
+        for pool in self._pools.values():
+            pool.shutdown(cancel_futures=True)
+        self._theirs.close()
+        self._ours.close()
+
+    def has_room_for(self, task: Task) -> bool:
+        """Whether a task can start now: in an idle lane, and beside nothing if it or another is to be alone."""
+        if _takes_all(task):
+            return not self._running
+        return bool(self._idle) and not any(_takes_all(other) for other, _ in self._running.values())
+
+    def start(self, task: Task, made: Sequence[object], logs: Path) -> None:
+        """Start a task in an idle lane, or, if it is to be alone, in a process of its own."""
+        lane = _ALONE if _takes_all(task) else self._idle.pop(0)
+        if lane not in self._pools:
+            self._pools[lane] = ProcessPoolExecutor(
+                1, mp_context=self._context, initializer=_begin, initargs=(self._ours, lane, self._gpus)
+            )
+        self._running[self._pools[lane].submit(perform, task, made, logs)] = task, lane
+
+    def ended(self) -> list[tuple[Task, Future[Ended]]]:
+        """What has ended, after a while; its lanes are idle again, with a new process where the last one was lost."""
+        done, _ = wait(self._running, timeout=_LOOK_S, return_when=FIRST_COMPLETED)
+        found = []
+        for future in done:
+            task, lane = self._running.pop(future)
+            if lane == _ALONE or isinstance(future.exception(), BrokenProcessPool):
+                self._pools.pop(lane).shutdown(wait=False)
+            if lane != _ALONE:
+                self._idle.append(lane)
+            found.append((task, future))
+        return found
+
+
+_ALONE = -1  # the lane of what is to be alone
+
+
+def _takes_all(task: Task) -> bool:
+    """Whether a task gets the whole machine."""
+    return task.alone or task.gpus > 1
+
+
+def import_ahead(preload: Sequence[str]) -> BaseContext:
+    """How processes start: forked off one that has imported everything, and begins to now; on macOS each by itself.
+
+    Called before this process imports the same things, it does so beside it.
+    """
+    if sys.platform != "linux":
+        return get_context("spawn")
+    context = get_context("forkserver")
+    context.set_forkserver_preload([*preload])
+    forkserver.ensure_running()
+    return context
+
+
+def _pipe(context: BaseContext) -> tuple[Connection, Connection]:
+    """(end that processes listen at, end that is held here)."""
+    return context.Pipe(duplex=False)
+
+
+def _begin(held: Connection, lane: int, gpus: int) -> None:
+    """What a process does first: take its core or GPU, leave Ctrl-C to the driver, and listen whether that lives."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    Thread(target=_end_with_driver, args=(held,), daemon=True).start()
+    if lane == _ALONE:
+        return
+    if gpus:
+        os.environ["CUDA_VISIBLE_DEVICES"] = _visible(lane % gpus)
+    else:
+        import torch
+
+        torch.set_num_threads(1)
+
+
+def _visible(number: int) -> str:
+    """One of the GPUs that this process was given, as the environment names it."""
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return given.split(",")[number] if given else str(number)
+
+
+def _end_with_driver(held: Connection) -> None:
+    """End as soon as the driver lets go of the other end of a pipe, or is killed: the next run would do the same."""
+    try:
+        held.recv()
+    except (EOFError, OSError):
+        os._exit(1)

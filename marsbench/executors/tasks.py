@@ -1,0 +1,131 @@
+"""Tasks that depend on each other, and the one interface behind which somebody carries them out."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
+from graphlib import TopologicalSorter
+from typing import Any, Protocol
+
+from marsbench.errors import UserError
+from marsbench.progress import Reporter
+
+TRIES = 3  # of a task whose process or node was lost; one that does this every time has its own reasons
+
+
+class Work(Protocol):
+    """What a task does, in whatever process; it can be pickled."""
+
+    def __call__(self, made: Sequence[Any], reporter: Reporter) -> Any:
+        """Do it, given what the tasks before have made, in the order of `Task.after`; whatever it raises ends it."""
+        ...
+
+    def failed(self, error: UserError) -> Any:
+        """What stands for its result where it has failed, for those that come after."""
+        ...
+
+
+@dataclass(frozen=True)
+class Task:
+    """One node of the graph."""
+
+    name: str  # of its log, too
+    title: str  # what it is called on the terminal
+    work: Work
+    after: tuple[str, ...] = ()  # names of tasks; one that is not among those to do is done already
+    seconds: float = 0.0  # what it may take, roughly: what the most work waits for starts first
+    gpus: int = 1  # all of one machine; counts where there are GPUs
+    alone: bool = False  # it times something: nothing may run beside it on its machine
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A task that has been carried out."""
+
+    name: str
+    value: Any  # what it has made, or `Work.failed`
+    error: UserError | None  # why it failed for its own reasons, None where it did not
+    node: str  # where it ran
+    seconds: float  # it took
+
+
+class Executor(Protocol):
+    """Carries out tasks."""
+
+    workers: int  # how many tasks run at a time
+
+    def run(self, tasks: Sequence[Task]) -> Generator[Ended, None, None]:
+        """Carry out all tasks, each after those that it comes after, and yield them as they end.
+
+        A task that raises an error has failed; the others go on. One whose process or node was lost is done again,
+        `TRIES` times at most. Who closes the iterator early ends whatever runs.
+        """
+        ...
+
+
+class Order:
+    """Which tasks can start: those whose predecessors have ended; first what the longest way to the end begins with."""
+
+    def __init__(self, tasks: Sequence[Task]) -> None:
+        self._tasks = {task.name: task for task in tasks}
+        assert len(self._tasks) == len(tasks), "every task has a name of its own"
+        self._values: dict[str, Any] = {}
+        awaited = {task.name: self._awaited(task) for task in tasks}
+        self._way = _ways({task.name: task.seconds for task in tasks}, awaited)
+        self._sorter = TopologicalSorter(awaited)
+        self._sorter.prepare()
+        self._ready: list[Task] = []
+        self._look()
+
+    def __bool__(self) -> bool:
+        """Whether anything is left that has not ended."""
+        return self._sorter.is_active()
+
+    @property
+    def ready(self) -> list[Task]:
+        """What can start, in the order in which it should."""
+        return list(self._ready)
+
+    def take(self, task: Task) -> None:
+        """Note that a task is started."""
+        self._ready.remove(task)
+
+    def give_back(self, task: Task) -> None:
+        """Note that a task that was started is lost and must be done again."""
+        self._ready.insert(0, task)
+
+    def made(self, task: Task) -> list[Any]:
+        """What a task's predecessors have made; None for those that were done already."""
+        return [self._values.get(name) for name in task.after]
+
+    def end(self, ended: Ended) -> None:
+        """Note that a task has ended."""
+        self._values[ended.name] = ended.value
+        self._sorter.done(ended.name)
+        self._look()
+
+    def _awaited(self, task: Task) -> list[str]:
+        return [name for name in task.after if name in self._tasks]
+
+    def _look(self) -> None:
+        self._ready += [self._tasks[name] for name in self._sorter.get_ready()]
+        self._ready.sort(key=lambda task: -self._way[task.name])
+
+
+def _ways(seconds: Mapping[str, float], awaited: Mapping[str, Sequence[str]]) -> dict[str, float]:
+    """How long it is from the start of each task to the end of all that waits for it."""
+    ways = dict(seconds)
+    for name in reversed([*TopologicalSorter(awaited).static_order()]):
+        for before in awaited[name]:
+            ways[before] = max(ways[before], seconds[before] + ways[name])
+    return ways
+
+
+def lost(task: Task, where: str) -> Ended:
+    """The end of a task whose process was lost time and again."""
+    error = UserError(
+        f"{task.title}: its process was lost {TRIES} times",
+        where=where,
+        fix="there may be too little memory: see its log, and use fewer processes at a time (--jobs)",
+    )
+    return Ended(task.name, task.work.failed(error), error, "", 0.0)

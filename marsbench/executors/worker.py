@@ -1,0 +1,123 @@
+"""What a process does with one task: its log, how far it is, and its failure in words."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+from marsbench.errors import UserError
+from marsbench.executors.tasks import Ended, Task
+from marsbench.files import write_atomically
+from marsbench.progress import Reporter, Step
+
+BEAT_S = 2.0  # between two notes of how far a task is
+
+
+@dataclass(frozen=True)
+class State:
+    """How far a running task is, as its process notes it in a file beside its log."""
+
+    node: str
+    beat: float  # time of the note, in seconds since 1970
+    step: Step | None = None  # None before the first
+
+
+def log_of(logs: Path, name: str) -> Path:
+    """Where a task says what it does."""
+    return logs / f"{name}.log"
+
+
+def read_state(logs: Path, name: str) -> State | None:
+    """How far a task is; None where it is not running."""
+    try:
+        told = json.loads(_state_of(logs, name).read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # a network file system may show a file that is on its way
+        return None
+    return State(told["node"], told["beat"], Step(*told["step"]) if told["step"] else None)
+
+
+def _state_of(logs: Path, name: str) -> Path:
+    return logs / f"{name}.state"
+
+
+def perform(task: Task, made: Sequence[Any], logs: Path, node: str = "") -> Ended:
+    """Carry out a task here; what it says goes to its log, and its error, if there is one, into its end.
+
+    Args:
+        task: what to do.
+        made: what the tasks before have made.
+        logs: the folder of all logs.
+        node: the name of this machine in a cluster.
+    """
+    started, error = time.perf_counter(), None
+    log = log_of(logs, task.name)
+    with _speaking_into(log), _followed(task, logs, node) as reporter:
+        try:
+            value = task.work(made, reporter)
+        except Exception as problem:
+            error = _in_words(problem, task, log)
+            value = task.work.failed(error)
+    return Ended(task.name, value, error, node, time.perf_counter() - started)
+
+
+def _in_words(problem: Exception, task: Task, log: Path) -> UserError:
+    """A failure as an error that says where to look; the log has the traceback of what is a bug."""
+    if isinstance(problem, UserError):
+        print(problem, file=sys.stderr)
+        return problem
+    traceback.print_exception(problem)
+    said = str(problem).strip().splitlines() or [""]
+    return UserError(
+        f"{task.title} failed: {type(problem).__name__}: {said[0]}",
+        where=str(log),
+        fix="mend what the log says; the same command then goes on where it stopped",
+    )
+
+
+@contextmanager
+def _speaking_into(log: Path) -> Iterator[None]:
+    """Let this process speak into a file, behind what an earlier try has said."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    before = sys.stderr
+    with log.open("a", encoding="utf-8", buffering=1) as sys.stderr:
+        try:
+            yield
+        finally:
+            sys.stderr = before
+
+
+@contextmanager
+def _followed(task: Task, logs: Path, node: str) -> Iterator[Reporter]:
+    """A reporter whose steps are noted in a file, every few seconds; once where every disturbance would be timed."""
+    file, ended, steps = _state_of(logs, task.name), Event(), list[Step]()
+
+    def follow(step: Step) -> None:
+        steps[:] = [step]
+
+    def note() -> None:
+        state = State(node, time.time(), steps[0] if steps else None)
+        write_atomically(file, json.dumps(asdict(state)).encode())
+
+    def beat() -> None:
+        while not ended.wait(BEAT_S):
+            note()
+
+    note()
+    heart = Thread(target=beat, daemon=True)
+    if not task.alone:
+        heart.start()
+    try:
+        yield Reporter(follow)
+    finally:
+        ended.set()
+        if not task.alone:
+            heart.join()
+        file.unlink(missing_ok=True)

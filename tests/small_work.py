@@ -1,0 +1,63 @@
+"""Small pieces of work for tests of executors, in a module that processes import at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from marsbench.errors import UserError
+from marsbench.progress import Reporter
+
+
+@dataclass(frozen=True)
+class Do:
+    """A small piece of work: calls a function of a module with the task's folder."""
+
+    function: Callable[[Path, Sequence[Any]], Any]
+    folder: Path
+
+    def __call__(self, made: Sequence[Any], reporter: Reporter) -> Any:
+        return self.function(self.folder, made)
+
+    def failed(self, error: UserError) -> Any:
+        return f"failed: {error.what}"
+
+
+def nothing(folder: Path, made: Sequence[Any]) -> Any:
+    """Done at once."""
+    return made
+
+
+def stay(folder: Path, made: Sequence[Any]) -> list[str]:
+    """Whoever else is here meanwhile."""
+    mine = folder / f"here-{os.getpid()}-{time.monotonic_ns()}"
+    mine.touch()
+    time.sleep(0.3)
+    beside = [file.name for file in folder.glob("here-*") if file != mine]
+    mine.unlink()
+    return beside
+
+
+def fail(folder: Path, made: Sequence[Any]) -> Any:
+    """A bug of our own, or of a library."""
+    raise ValueError("it does not work")
+
+
+def count_and_die(folder: Path, made: Sequence[Any]) -> Any:
+    """As if there were too little memory."""
+    tries = len([*folder.glob("try*")])
+    (folder / f"try{tries}").touch()
+    if not (folder / f"enough{tries}").exists():
+        os.kill(os.getpid(), signal.SIGKILL)
+    return "alive"
+
+
+def sleep_long(folder: Path, made: Sequence[Any]) -> Any:
+    """Work that nobody waits for."""
+    (folder / "started").write_text(str(os.getpid()))
+    time.sleep(600)

@@ -1,0 +1,450 @@
+"""The graph of work and who carries it out on one machine: order, bound, failures, lost processes, the same rows."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from safetensors.torch import load_file
+from small_work import Do, count_and_die, fail, nothing, sleep_long, stay
+from typer.testing import CliRunner
+
+from marsbench.cli import app
+from marsbench.errors import UserError
+from marsbench.executors.display import Display
+from marsbench.executors.local import Local
+from marsbench.executors.tasks import TRIES, Ended, Executor, Order, Task
+from marsbench.executors.worker import log_of, perform, read_state
+from marsbench.overview import PRELOAD, reproduction
+from marsbench.overview.graph import graph_of
+from marsbench.overview.work import carry_out, local_executor, refuses
+from marsbench.paths import PACKAGE
+from marsbench.presets import preset
+from marsbench.progress import Reporter, Step
+from marsbench.rows.kinds import EvaluationRow, Row, TrainingRow
+from marsbench.rows.store import BorrowedStore, RowStore, read_rows
+from marsbench.rows.workspace import Workspace
+from marsbench.running import graph
+from marsbench.running.cells import Cells
+from marsbench.running.graph import AnsweringPiece, Nothing, PagePiece, Piece, RacePiece, TrainingPiece
+from marsbench.running.run import Run
+from marsbench.studies import studies, study_of
+from marsbench.training.stages import recipe
+
+TIMES = ("seconds", "provenance")  # of a row; what may differ from run to run
+PARENTS = {"base": None, "sft": "base", "draft": None, "mars": "sft", "medusa": "sft", "longer": "base"}
+
+
+# ---- the graph ------------------------------------------------------------------------------------------------------
+
+
+def whole(scale: str = "tiny", *, workers: int = 2, **more: Any) -> dict[str, Piece]:
+    """What the whole paper takes from nothing at a scale."""
+    chosen = more.pop("preset", preset(scale))
+    ready = [study for study in studies().values() if study.in_paper]
+    pieces = graph_of(ready, chosen, Nothing(chosen), quick=False, workers=workers, **more)
+    assert len({piece.name for piece in pieces}) == len(pieces)
+    return {piece.name: piece for piece in pieces}
+
+
+def ancestors(name: str, pieces: Mapping[str, Piece]) -> set[str]:
+    """All that a piece comes after."""
+    return {found for before in pieces[name].after for found in (before, *ancestors(before, pieces))}
+
+
+@pytest.mark.parametrize("scale", ["tiny", "0.5b", "7b"])
+def test_every_piece_comes_after_all_that_it_needs(scale: str) -> None:
+    """Guards against an answer without its checkpoint, a child before its parent, and a page before its answers."""
+    chosen = preset(scale).with_checkpoints([], train_all=scale != "tiny")
+    pieces, known = whole(preset=chosen), Nothing(chosen)
+    for piece in pieces.values():
+        before = ancestors(piece.name, pieces)
+        if isinstance(piece, TrainingPiece) and piece.trained.stage.startswith("mars"):
+            assert "training-ar_sft" in before and ("training-base" in before) == (scale == "tiny")
+        if isinstance(piece, AnsweringPiece):
+            needed = {stage for one in piece.cells for stage in (one.arm.trained, one.arm.draft) if stage is not None}
+            if scale == "tiny":
+                assert {f"training-{stage.slug}" for stage in needed - {("base", None)}} <= before
+        if isinstance(piece, PagePiece) and (plan := study_of(piece.study).cells) is not None:
+            places = {place for name in piece.after for place in of_answers(pieces[name])}
+            assert places >= {one.place for one in graph.cells([plan], known) if known.questions_left(one)}
+    assert sum(isinstance(piece, RacePiece) for piece in pieces.values()) > 2
+    assert all(piece.alone for piece in pieces.values() if isinstance(piece, RacePiece))
+    timed = {name for name, piece in pieces.items() if piece.alone and isinstance(piece, PagePiece)}
+    assert timed == ({"table2", "discrepancies"} if scale == "tiny" else {"discrepancies"})
+
+
+def of_answers(piece: Piece) -> set[str]:
+    """The places of a piece's cells."""
+    return {one.place for one in piece.cells} if isinstance(piece, AnsweringPiece) else set()
+
+
+def test_what_tables_share_is_done_once() -> None:
+    """Guards against a cell that two tables ask being answered twice, and one that nobody answers."""
+    pieces = whole()
+    places = [one.place for piece in pieces.values() if isinstance(piece, AnsweringPiece) for one in piece.cells]
+    plans = [study.cells for study in studies().values() if study.in_paper and study.cells]
+    assert len(places) == len({*places})
+    assert {*places} == {one.place for one in graph.cells(plans, Nothing(preset("tiny")))}
+
+
+def test_answers_are_shared_out_evenly() -> None:
+    """Guards against 64 GPUs that wait for the one that answers MMLU-Pro alone, and against pieces of seconds."""
+    few, many = whole("7b", workers=2), whole("7b", workers=64)
+    parts = {piece.shard[1] for piece in many.values() if isinstance(piece, AnsweringPiece)}
+    assert max(parts) > 4 and {piece.shard for piece in few.values() if isinstance(piece, AnsweringPiece)} == {(1, 1)}
+    answering = [piece.seconds for piece in many.values() if isinstance(piece, AnsweringPiece)]
+    assert max(answering) <= 2 * max(60, sum(answering) / (4 * 64))
+    assert all(
+        piece.shard == (1, 1) for piece in whole("tiny", workers=64).values() if isinstance(piece, AnsweringPiece)
+    )
+
+
+# ---- the order of tasks ---------------------------------------------------------------------------------------------
+
+
+def tasks_of(parents: Mapping[str, str | None], **more: Any) -> list[Task]:
+    """A task per name."""
+    work = Do(nothing, Path())
+    return [Task(name, name, work, (before,) if before else (), **more) for name, before in parents.items()]
+
+
+def test_parents_come_first_and_the_longest_way_does() -> None:
+    """Guards against a stage that starts from an unfinished one, and a long chain that is begun last."""
+    order = Order([replace(task, seconds=5.0 if task.name == "draft" else 3.0) for task in tasks_of(PARENTS)])
+    done = []
+    while order:
+        task = order.ready[0]
+        order.take(task)
+        assert order.made(task) == [PARENTS[task.name]] * len(task.after)
+        order.end(Ended(task.name, task.name, None, "", 0.0))
+        done.append(task.name)
+    assert done[:2] == ["base", "sft"] and sorted(done) == sorted(PARENTS)
+
+
+def test_a_predecessor_that_is_not_to_be_done_is_done() -> None:
+    """Guards against waiting for ever for a checkpoint that was there already."""
+    order = Order(tasks_of({"mars": "sft", "medusa": "sft"}))
+    assert [task.name for task in order.ready] == ["mars", "medusa"] and order.made(order.ready[0]) == [None]
+
+
+# ---- processes on this machine --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Local:
+    """Two processes, forked off one that has imported everything already: one for all tests."""
+    return Local(2, tmp_path / "logs", preload=PRELOAD)
+
+
+def test_so_many_run_at_a_time_and_races_alone(two: Local, tmp_path: Path) -> None:
+    """Guards against more processes than cores, cores that idle, and a race that is run beside something."""
+    work = Do(stay, tmp_path)
+    tasks = [Task(f"task{number}", "", work) for number in range(5)]
+    tasks += [Task(f"race{number}", "", work, alone=True) for number in range(2)]
+    beside = {ended.name: len(ended.value) for ended in two.run(tasks)}
+    assert max(beside.values()) == 1 and beside["race0"] == beside["race1"] == 0
+
+
+def test_failures_are_heard_and_not_tried_again(two: Local, tmp_path: Path) -> None:
+    """Guards against a task that fails for ever, one that takes the others with it, and a failure without a reason."""
+    tasks = [
+        Task("bad", "the bad one", Do(fail, tmp_path)),
+        Task("child", "", Do(nothing, tmp_path), ("bad",)),
+        Task("other", "", Do(nothing, tmp_path)),
+    ]
+    ended = {one.name: one for one in two.run(tasks)}
+    assert ended["other"].error is None and ended["other"].value == []
+    why = "the bad one failed: ValueError: it does not work"
+    assert ended["bad"].error is not None and ended["bad"].error.what == why
+    assert ended["child"].value == [f"failed: {why}"]
+    assert "Traceback" in log_of(tmp_path / "logs", "bad").read_text()
+
+
+def test_lost_processes_are_replaced_and_their_tasks_done_again(two: Local, tmp_path: Path) -> None:
+    """Guards against a run that ends with its first lost process, and against one that loses them for ever."""
+    once, always = tmp_path / "once", tmp_path / "always"
+    once.mkdir()
+    always.mkdir()
+    (once / "enough1").touch()
+    tasks = [Task("once", "", Do(count_and_die, once)), Task("always", "this one", Do(count_and_die, always))]
+    tasks += [Task(f"task{number}", "", Do(nothing, tmp_path)) for number in range(3)]
+    ended = {one.name: one for one in two.run(tasks)}
+    assert len(ended) == 5 and ended["once"].value == "alive"
+    assert ended["always"].error is not None and "this one: its process was lost 3 times" in str(ended["always"].error)
+    assert len([*always.glob("try*")]) == TRIES
+
+
+def wait_for(file: Path, patience: float = 60.0) -> str:
+    """What a file holds, once it holds something."""
+    until = time.monotonic() + patience
+    while not (file.exists() and file.read_text()):
+        assert time.monotonic() < until, f"{file} does not come"
+        time.sleep(0.05)
+    return file.read_text()
+
+
+def assert_ends(process: int) -> None:
+    """Soon."""
+    until = time.monotonic() + 20
+    while psutil.pid_exists(process) and psutil.Process(process).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < until, "it works on"
+        time.sleep(0.05)
+
+
+def test_who_stops_listening_ends_what_runs(two: Local, tmp_path: Path) -> None:
+    """Guards against processes that work on behind the user's back after Ctrl-C."""
+    tasks = [Task("quick", "", Do(nothing, tmp_path)), Task("long", "", Do(sleep_long, tmp_path))]
+    running = two.run(tasks)
+    assert next(running).name == "quick"
+    process = int(wait_for(tmp_path / "started"))
+    running.close()
+    assert_ends(process)
+
+
+DRIVER = """
+import sys
+from pathlib import Path
+from marsbench.executors.local import Local
+from marsbench.executors.tasks import Task
+from small_work import Do, sleep_long
+
+if __name__ == "__main__":
+    print([*Local(1, Path("logs")).run([Task("long", "", Do(sleep_long, Path(".")))])])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGINT])
+def test_processes_end_with_their_driver(by: signal.Signals, tmp_path: Path) -> None:
+    """Guards against orphans that work on beside the command that goes on where the killed one stopped."""
+    script = tmp_path / "driver.py"
+    script.write_text(DRIVER)
+    known = [str(PACKAGE.parent), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+    paths = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, known))}
+    with subprocess.Popen([sys.executable, script], cwd=tmp_path, env=paths, stderr=subprocess.DEVNULL) as driver:
+        process = int(wait_for(tmp_path / "started"))
+        driver.send_signal(by)
+    assert_ends(process)
+
+
+# ---- what a process says --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Step7:
+    """Work that says how far it is."""
+
+    logs: Path
+
+    def __call__(self, made: Sequence[Any], reporter: Reporter) -> Any:
+        with reporter.bar("counting") as bar:
+            bar.update(7, 10, "", 50.0)
+            time.sleep(2.5)
+            return read_state(self.logs, "count")
+
+    def failed(self, error: UserError) -> Any:
+        return error
+
+
+def test_a_task_says_how_far_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Guards against a display that knows nothing of what runs elsewhere, and a state that outlives its task."""
+    found = perform(Task("count", "", Step7(tmp_path)), [], tmp_path, "somewhere")
+    assert (found.value.node, found.value.step) == ("somewhere", Step("counting", 7, 10, 50.0))
+    assert read_state(tmp_path, "count") is None
+    assert "counting" in log_of(tmp_path, "count").read_text() and "counting" not in capsys.readouterr().err
+
+
+def test_the_display_puts_all_together(tmp_path: Path) -> None:
+    """Guards against tokens of one process only, tasks counted twice, and a time left that forgets what runs."""
+    display = Display(Reporter(), [Task(name, name, Do(nothing, tmp_path), seconds=10.0) for name in "abcd"], tmp_path)
+    now = time.time()
+    half = {name: display_state(now, Step("", 1, 2, 40.0)) for name in "bc"}
+    display._begun -= 100
+    assert display._note(half) == "2 running, 2 waiting, 80 tokens/s, about 5 min left"
+    display._ended.add("a")
+    assert display._note(half) == "2 running, 1 waiting, 80 tokens/s, about 2 min left"
+
+
+def display_state(beat: float, step: Step) -> Any:
+    """A state of the node "n"."""
+    from marsbench.executors.worker import State
+
+    return State("n", beat, step)
+
+
+# ---- the work of a run ----------------------------------------------------------------------------------------------
+
+
+def test_a_borrowed_store_leaves_the_file_alone(tmp_path: Path) -> None:
+    """Guards against a second writer of the rows."""
+    row = TrainingRow("key", "done", "", "micro", "base", None, 1, 1, 1, 1.0, 1.0)
+    store = BorrowedStore(tmp_path / "rows.jsonl", [replace(row, key="known")])
+    store.append(row)
+    assert not (tmp_path / "rows.jsonl").exists()
+    assert set(store.rows()) == {"key", "known"} and [*store.added] == ["key"]
+    RowStore(tmp_path / "rows.jsonl").append(replace(row, key="written"))
+    assert set(store.rows()) == {"key", "known", "written"}
+
+
+class Here:
+    """An executor that does everything at once in this process, as another one would: by `perform`."""
+
+    workers = 2
+
+    def __init__(self, logs: Path) -> None:
+        self.logs, self.done = logs, list[str]()
+
+    def run(self, tasks: Sequence[Task]) -> Any:
+        order = Order(tasks)
+        while order:
+            task = order.ready[0]
+            order.take(task)
+            ended = perform(task, order.made(task), self.logs)
+            self.done.append(task.name)
+            order.end(ended)
+            yield ended
+
+
+def run_in(folder: Path, checkpoints: Path | None, **more: Any) -> Run:
+    """A run at scale micro, with checkpoints that are there already."""
+    if checkpoints is not None:
+        shutil.copytree(checkpoints, folder / "runs" / "micro" / "checkpoints")
+    return Run(preset("micro"), Workspace(folder, "micro"), **more)
+
+
+def comparable(rows: Sequence[Row]) -> list[dict[str, object]]:
+    """Rows without what may differ from run to run."""
+    return [{name: value for name, value in vars(row).items() if name not in TIMES} for row in rows]
+
+
+def test_a_page_made_of_pieces_is_the_page(
+    tmp_path: Path, micro_checkpoints: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against rows of a page that depend on who made them, times and origins aside.
+
+    And against work that is left to the page itself, rows that a second run does not find, and a second writer.
+    """
+
+    def rows_by(executor: Executor | None, folder: Path) -> list[dict[str, object]]:
+        run = run_in(folder, micro_checkpoints, benchmarks=("mini_gsm8k",), limit=4)
+        page = reproduction.reproduce_page("table4", run, executor=executor)
+        assert page is not None and page.exists()
+        rows = read_rows(run.workspace.results("table4"))
+        assert {type(row) for row in rows} == {EvaluationRow, TrainingRow}
+        assert {row.key for row in rows} <= run.store.rows().keys()
+        assert len(run.workspace.row_file.read_text().splitlines()) == len(run.store.rows()), "a row is there twice"
+        return comparable(rows)
+
+    in_turn = rows_by(None, tmp_path / "in_turn")
+    here = Here(tmp_path / "logs")
+    assert rows_by(here, tmp_path / "pieces") == in_turn
+    trained = ["training-mars-b8", "training-mars-b16"]
+    answered = [f"answering-{name}-1" for name in ("ar_sft", "mars-b4", "mars-b8", "mars-b16")]
+    assert sorted(here.done) == sorted([*trained, *answered, "table4"])
+    monkeypatch.setattr(Cells, "_measure", None)  # nothing is left to measure, nor to start
+    again = Here(tmp_path / "logs")
+    run = Run(preset("micro"), Workspace(tmp_path / "pieces", "micro"), benchmarks=("mini_gsm8k",), limit=4)
+    reproduction.reproduce_page("table4", run, executor=again)
+    assert again.done == ["table4"]
+
+
+def test_processes_make_what_one_makes(tmp_path: Path, micro_checkpoints: Path) -> None:
+    """Guards against checkpoints of other weights, under other names or without their rows."""
+    run = run_in(tmp_path, None, benchmarks=("mini_bbh",), limit=2)
+    executor = local_executor(run, 2)
+    assert executor is not None
+    made = carry_out([study_of("table9")], run, executor)
+    rows = made["table9"]
+    assert isinstance(rows, list) and all(row.status == "done" for row in rows)
+    for stage in ("base", "ar_sft", "mars"):
+        chosen = recipe(run.scale, stage)
+        folders = run.workspace.checkpoint(chosen), micro_checkpoints / chosen.name
+        first, second = (load_file(folder / "model.safetensors") for folder in folders)
+        assert all(first[name].equal(second[name]) for name in second)
+        assert chosen.key in run.store.rows()
+
+
+def test_questions_in_parts_make_the_row_of_the_whole(
+    tmp_path: Path, micro_checkpoints: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against answers that a part of a cell loses, or gives otherwise."""
+    asked = {"benchmarks": ("mini_gsm8k",), "limit": 7}
+    expected = carry_out([study_of("table9")], run_in(tmp_path / "whole", micro_checkpoints, **asked), Here(tmp_path))
+    monkeypatch.setattr(graph, "_LEAST_S", 0.0)
+    monkeypatch.setattr(graph, "_PER_WORKER", 8)
+    here = Here(tmp_path)
+    found = carry_out([study_of("table9")], run_in(tmp_path / "parts", micro_checkpoints, **asked), here)
+    assert sum(name.startswith("answering") for name in here.done) > 4
+    one, other = found["table9"], expected["table9"]
+    assert isinstance(one, list) and isinstance(other, list) and comparable(one) == comparable(other)
+
+
+def test_a_bad_checkpoint_fails_its_cells_and_nothing_else(tmp_path: Path, micro_checkpoints: Path) -> None:
+    """Guards against lines that are quietly left out, a page lost for one of its lines, and a training for nothing."""
+    run = run_in(tmp_path, micro_checkpoints, benchmarks=("mini_gsm8k",), limit=2)
+    next((run.workspace.runs / "checkpoints").glob("mars-b4*/model.safetensors")).write_bytes(b"cut short")
+    blocked = run.workspace.checkpoint(recipe(run.scale, "mars", block_size=8))
+    blocked.with_name(f"{blocked.name}.partial").write_text("in the way")
+    here = Here(tmp_path / "logs")
+    page = reproduction.reproduce_page("table4", run, executor=here)
+    rows = [row for row in read_rows(run.workspace.results("table4")) if isinstance(row, EvaluationRow)]
+    status = {(row.stage, row.options.get("block_size")): (row.status, row.reason) for row in rows}
+    assert status["ar_sft", None][0] == "done" and status["mars", 16][0] == "done"
+    assert status["mars", 4][0] == "failed" and "cannot be loaded" in status["mars", 4][1]
+    assert status["mars", 8][0] == "failed" and "training mars, B = 8 failed" in status["mars", 8][1]
+    assert page is not None and "cannot be loaded" in page.read_text()
+
+
+def test_a_training_that_cannot_be_is_tried_once(tmp_path: Path) -> None:
+    """Guards against children that train their failed parent again, each anew."""
+    run = run_in(tmp_path, None, benchmarks=("mini_gsm8k",), limit=2)
+    base = run.workspace.checkpoint(recipe(run.scale, "base"))
+    base.parent.mkdir(parents=True)
+    base.with_name(f"{base.name}.partial").write_text("in the way")
+    here = Here(tmp_path / "logs")
+    made = carry_out([study_of("table9")], run, here)
+    assert isinstance(made["table9"], list) and {row.status for row in made["table9"]} == {"failed"}
+    assert log_of(here.logs, "training-base").read_text().count("Traceback") == 1
+    assert "training base failed" in log_of(here.logs, "training-mars-b4").read_text()
+
+
+# ---- the command ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [
+        ("table8", ["--benchmarks", "mini_bbh"]),
+        ("table9", ["--benchmarks", "gsm8k", "--data-dir", "."]),
+        ("table5", ["--benchmarks", "mini_bbh,mini_ifeval,mini_gpqa,mini_gsm8k,mini_humaneval"]),
+    ],
+)
+def test_nothing_is_trained_for_a_page_that_refuses(
+    name: str, more: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against an hour of training before a word on benchmarks that the page cannot ask."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Local, "run", None)
+    done = CliRunner().invoke(app, ["reproduce", name, "--scale", "micro", "--jobs", "2", *more])
+    assert isinstance(done.exception, SystemExit) and done.exit_code in (2, 3)
+    assert not (tmp_path / "runs" / "micro" / "checkpoints").exists()
+
+
+def test_who_makes_again_or_a_part_does_it_here(tmp_path: Path) -> None:
+    """Guards against processes that each make the same thing again, or answer a shard's questions and all others."""
+    run = run_in(tmp_path, None)
+    assert local_executor(run, 2) is not None and local_executor(run, 1) is None
+    assert local_executor(replace(run, existing="rerun"), 2) is None
+    assert local_executor(replace(run, shard=(1, 2)), 2) is None
+    assert refuses(study_of("table8"), replace(run, benchmarks=("mini_bbh",)), quick=False)
