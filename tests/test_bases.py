@@ -1,0 +1,84 @@
+"""Bases that are shipped: stages start from them, and a missing or damaged one is said in one clear line."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from marsbench import presets
+from marsbench.errors import UserError
+from marsbench.presets import Preset, preset
+from marsbench.rows.workspace import Workspace
+from marsbench.running.checkpoints import Checkpoints
+from marsbench.running.run import Run
+from marsbench.training import checkpoints
+from marsbench.training.bases import ship
+from marsbench.training.stages import lineage, recipe
+
+
+@pytest.fixture
+def shipping(tmp_path: Path, micro_checkpoints: Path, monkeypatch: pytest.MonkeyPatch) -> Preset:
+    """Scale micro with a base that is shipped with the package."""
+    (trained,) = micro_checkpoints.glob("base-*")
+    ship(trained, tmp_path / "bases" / "base")
+    monkeypatch.setattr(presets, "_beside", lambda place: str(tmp_path / "bases" / place.removeprefix("./")))
+    return replace(preset("micro"), published={"base": presets._beside("./base")})
+
+
+def of(scale: Preset, folder: Path) -> Checkpoints:
+    """The checkpoints of a run at a scale."""
+    return Checkpoints(Run(scale, Workspace(folder / "out", "micro")))
+
+
+def test_a_shipped_base_is_the_trained_one_in_bf16(shipping: Preset, micro_checkpoints: Path) -> None:
+    """Guards against a base that is shipped from elsewhere, in full width, or without its tokenizer."""
+    (trained,) = micro_checkpoints.glob("base-*")
+    folder = Path(shipping.published["base"])
+    full, half = load_file(trained / checkpoints.WEIGHTS), load_file(folder / checkpoints.WEIGHTS)
+    assert {name: tensor.bfloat16() for name, tensor in full.items()}.keys() == half.keys()
+    assert all(torch.equal(half[name], tensor.bfloat16()) for name, tensor in full.items())
+    record = checkpoints.finished(folder)
+    assert (
+        record is not None and record.recipe["stage"] == "base" and record.weights == checkpoints.weights_hash(folder)
+    )
+    assert checkpoints.load(folder).mask_id == checkpoints.load(trained).mask_id
+
+
+def test_stages_start_from_the_shipped_base(shipping: Preset, tmp_path: Path) -> None:
+    """Guards against a base trained anew although it is there, and against one key for two bases."""
+    assert lineage(shipping, "mars") == ["ar_sft", "mars"] and lineage(preset("micro"), "mars")[0] == "base"
+    assert recipe(shipping, "ar_sft").key != recipe(preset("micro"), "ar_sft").key
+    found, short = of(shipping, tmp_path), replace(shipping.finetuning, steps=1)
+    assert found.path("base", None) == shipping.published["base"]
+    folder = Path(of(replace(shipping, finetuning=short), tmp_path).path("ar_sft", None))
+    started, ended = (load_file(Path(one) / checkpoints.WEIGHTS) for one in (shipping.published["base"], folder))
+    assert all((ended[name] - tensor.float()).abs().max() < 0.02 for name, tensor in started.items()), "not its child"
+    assert not list(folder.parent.glob("base-*"))
+
+
+def test_from_scratch_trains_the_base_too(shipping: Preset) -> None:
+    """Guards against a run "from nothing" that starts from what was shipped."""
+    anew = shipping.with_checkpoints([], train_all=True)
+    assert lineage(anew, "ar_sft") == ["base", "ar_sft"] and anew.ready_checkpoint("base", None) is None
+
+
+def test_a_missing_or_damaged_base_is_one_clear_line(shipping: Preset, tmp_path: Path) -> None:
+    """Guards against a traceback from a loader, and against training from weights that are not the record's."""
+    folder = Path(shipping.published["base"])
+    weights = load_file(folder / checkpoints.WEIGHTS)
+    name = next(iter(weights))
+    save_file({**weights, name: weights[name] + 1}, folder / checkpoints.WEIGHTS, metadata={"format": "pt"})
+    for stage in ("base", "ar_sft"):
+        with pytest.raises(UserError, match="the shipped base is damaged"):
+            of(shipping, tmp_path).path(stage, None)
+    (folder / checkpoints.RECORD).write_text("{")
+    with pytest.raises(UserError, match="the shipped base cannot be read"):
+        of(shipping, tmp_path).path("base", None)
+    shutil.rmtree(folder)
+    with pytest.raises(UserError, match=r"(?s)the shipped base is missing.*--from-scratch"):
+        of(shipping, tmp_path).path("base", None)

@@ -1,0 +1,116 @@
+"""The page of the regime: each criterion decides as it says, and the loss on held-out text is what it says it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from made_up import answered, lines_of, section
+
+from marsbench.findings.cells import BENCHMARKS
+from marsbench.presets import preset
+from marsbench.rows.kinds import Row, TextLossRow, from_json, to_json
+from marsbench.rows.workspace import Workspace
+from marsbench.running.checkpoints import Checkpoints
+from marsbench.running.run import Run
+from marsbench.statistics.intervals import Verdict
+from marsbench.studies.regime import STUDY, measuring
+from marsbench.studies.regime.criteria import CRITERIA, above_chance, room_on_enough
+from marsbench.studies.regime.lines import OF_SHORT_BASE, PLAN, TWICE, UNTRAINED_MASKS
+from marsbench.studies.regime.measuring import regime_rows
+from marsbench.training.data import plain_text
+from marsbench.world import difficulty
+
+N = 2000  # questions per benchmark
+
+
+def rows(right: dict[str, int], *, tokens: int = 100, on_bbh: int | None = None, loss: float = 1.0) -> list[Row]:
+    """All lines: so many of N questions right (by line, 1,400 where it is not said), on BBH perhaps others."""
+    found: list[Row] = []
+    for arm in PLAN.arms:
+        for name in BENCHMARKS:
+            count = right.get(arm.name, 1400) if name != "bbh" or on_bbh is None else on_bbh
+            emitted = [tokens] * N if arm == UNTRAINED_MASKS else [100] * N
+            found.append(answered(arm, name, [place < count for place in range(N)], emitted, [100] * N))
+    for stage, factor in (("base", 1.0), ("ar_sft", loss)):
+        nats = [factor * (20 + place % 7) for place in range(500)]
+        found.append(TextLossRow(stage, "done", "", "tiny", stage, nats, [60] * 500))
+    return found
+
+
+def outcome(number: str, of: Sequence[Row]) -> Verdict:
+    """What a criterion says of one seed's rows."""
+    return next(one for one in CRITERIA if one.number == number).finding({0: of}).verdict
+
+
+@pytest.mark.parametrize(
+    ("number", "holding", "failing"),
+    [
+        ("i", rows({}), rows({OF_SHORT_BASE.name: 1300})),
+        ("ii", rows({}), rows({TWICE.name: 1450})),
+        ("ii", rows({}), rows({TWICE.name: 1350})),
+        ("iii", rows({}), rows({"ar_sft": 1980})),
+        ("iii", rows({}), rows({"ar_sft": 1000})),
+        ("iv", rows({}, loss=1.02), rows({}, loss=1.2)),
+        ("v", rows({}, tokens=101), rows({}, tokens=150)),
+    ],
+)
+def test_a_criterion_holds_and_fails(number: str, holding: list[Row], failing: list[Row]) -> None:
+    """Guards against a criterion that cannot fail, one that looks at one side only, and lines taken for each other."""
+    assert (outcome(number, holding), outcome(number, failing)) == ("supported", "not supported")
+
+
+def test_benchmarks_without_room_and_at_chance_are_seen() -> None:
+    """Guards against an average that hides a benchmark at its ceiling, and one that is answered by chance."""
+    assert room_on_enough({0: rows({})}) == ("6 surely, 6 possibly", "supported")
+    assert room_on_enough({0: rows({"ar_sft": 1990})})[1] == "not supported"
+    assert above_chance({0: rows({})}) == ("none", "supported")
+    assert above_chance({0: rows({}, on_bbh=762)}) == ("BBH", "inconclusive")
+    assert above_chance({0: rows({}, on_bbh=300)})[1] == "not supported"
+
+
+def test_several_seeds_that_answer_differently_are_judged_together() -> None:
+    """Guards against shares of seeds taken for answers, which are neither right nor wrong."""
+    names = ("ar_sft", TWICE.name, OF_SHORT_BASE.name)
+    seeds = {seed: rows(dict.fromkeys(names, 1400 + more)) for seed, more in enumerate((0, 20, -20))}
+    third = next(one for one in CRITERIA if one.number == "iii").finding(seeds)
+    assert third.seeds == 3 and third.estimate is not None and third.estimate.value == pytest.approx(70.0)
+    assert STUDY.tally is not None and STUDY.tally(seeds) == "7 of 7 criteria hold"
+
+
+def test_the_page_says_what_failed_and_what_was_not_run() -> None:
+    """Guards against a page that leaves out a criterion that fails, or fills in one that was not measured."""
+    text = STUDY.render(rows({TWICE.name: 1450}, loss=1.2)[:-1], "tiny", None)
+    outcomes = {line[0]: line[6] for line in lines_of(section(text, "Criteria")) if len(line) == 8}
+    assert [outcomes[number] for number in ("i", "ii", "iii", "iv", "v")] == [
+        "holds",
+        "fails",
+        "holds",
+        "not run",
+        "holds",
+    ]
+    assert "## Trials" not in text and "## Trials" in STUDY.render([], "mini", None)
+    loss = rows({})[-1]
+    assert from_json(to_json(loss)) == loss
+
+
+def test_text_loss_is_that_of_the_model(
+    tmp_path: Path, micro_checkpoints: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against padding that is counted, a shift by one, and texts of another difficulty."""
+    monkeypatch.setattr(measuring, "TEXTS", 70)
+    run = Run(preset("micro"), Workspace(micro_checkpoints.parent.parent.parent, "micro"))
+    monkeypatch.setattr(measuring, "Table", lambda *_: type("Empty", (), {"rows": staticmethod(list)}))
+    first, second = regime_rows(run)
+    assert isinstance(first, TextLossRow) and (first.stage, second.stage) == ("base", "ar_sft")
+    loaded = Checkpoints(run).load("base", None)
+    for place in (0, 69):
+        ids = plain_text(loaded.tokenizer, 70, measuring._SEED, difficulty("usual"))[place]["input_ids"]
+        with torch.no_grad():
+            logits = loaded.model(torch.tensor([ids])).logits[0, :-1]
+        nats = torch.nn.functional.cross_entropy(logits, torch.tensor(ids[1:]), reduction="sum")
+        assert first.nats[place] == pytest.approx(float(nats), rel=1e-4) and first.tokens[place] == len(ids) - 1
+    assert regime_rows(replace(run)) == [first, second], "rows that are there are not measured again"
