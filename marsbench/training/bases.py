@@ -38,7 +38,8 @@ def ship(trained: Path, target: Path) -> None:
     if record is None:
         raise UserError("this is no finished checkpoint", where=str(trained), fix="give what marsbench train printed")
     loaded = checkpoints.load(trained)
-    loaded.model.to(torch.bfloat16).save_pretrained(target)  # type: ignore[no-untyped-call]
+    torch.nn.Module.to(loaded.model, torch.bfloat16)
+    loaded.model.save_pretrained(target)
     loaded.tokenizer.save_pretrained(target)
     shipped = replace(record, weights=checkpoints.weights_hash(target))
     (target / checkpoints.RECORD).write_text(json.dumps(asdict(shipped), indent=1) + "\n", encoding="utf-8")
