@@ -38,13 +38,13 @@ class Known(NamedTuple):
 # test holds the keys of the committed rows to it.
 SAME_NUMBERS: dict[tuple[str, ...], Known] = {
     DECODING: Known("6aba8e34a66e2162", "c7844b4def492a80"),
-    DECODING_THE_WORLD: Known("77a2cb2630a7f6b0", "06a63162efb8d61b"),
-    SCORING: Known("f10e7aa2391f9a93", "694a1b97baa02a4a"),
-    CLASSING: Known("a13acbe39d114ae8", "09e664ffc46b9fbb"),
-    TRAINING_ON_THE_WORLD: Known("d89013edc402bd7a", "30dd42a99b1fa670"),
-    TRAINING_ON_CHATS: Known("d36727fb8149bda5", "9400b509116b538b"),
-    (*TRAINING_ON_THE_WORLD, *MEDUSA): Known("0a4792cd53c839b8", "fd7a60e3942063a8"),
-    (*TRAINING_ON_CHATS, *MEDUSA): Known("66e7da9a966393cb", "e05093447b03407b"),
+    DECODING_THE_WORLD: Known("9906e8dd1173b969", "06a63162efb8d61b"),
+    SCORING: Known("1ea17ad1f94b53a2", "694a1b97baa02a4a"),
+    CLASSING: Known("d5fd44f8bb40ba16", "09e664ffc46b9fbb"),
+    TRAINING_ON_THE_WORLD: Known("ee82299ca84cb254", "30dd42a99b1fa670"),
+    TRAINING_ON_CHATS: Known("4ae76d13bcae9eb9", "9400b509116b538b"),
+    (*TRAINING_ON_THE_WORLD, *MEDUSA): Known("20ed6ad7829ab43b", "fd7a60e3942063a8"),
+    (*TRAINING_ON_CHATS, *MEDUSA): Known("6a16d6a172781b1c", "e05093447b03407b"),
 }
 
 

@@ -21,7 +21,7 @@ from marsbench.studies.regime import STUDY, measuring
 from marsbench.studies.regime.criteria import CRITERIA, above_chance, room_on_enough
 from marsbench.studies.regime.lines import OF_SHORT_BASE, PLAN, TWICE, UNTRAINED_MASKS
 from marsbench.studies.regime.measuring import regime_rows
-from marsbench.training.data import plain_text
+from marsbench.training.data import solved_text
 from marsbench.world import difficulty
 
 N = 2000  # questions per benchmark
@@ -108,9 +108,11 @@ def test_text_loss_is_that_of_the_model(
     assert isinstance(first, TextLossRow) and (first.stage, second.stage) == ("base", "ar_sft")
     loaded = Checkpoints(run).load("base", None)
     for place in (0, 69):
-        ids = plain_text(loaded.tokenizer, 70, measuring._SEED, difficulty("usual"))[place]["input_ids"]
+        text = solved_text(loaded.tokenizer, 70, measuring._SEED, difficulty("usual"))[place]
+        ids, asked = text["input_ids"], max(1, sum(label == -100 for label in text["labels"]))
         with torch.no_grad():
             logits = loaded.model(torch.tensor([ids])).logits[0, :-1]
-        nats = torch.nn.functional.cross_entropy(logits, torch.tensor(ids[1:]), reduction="sum")
-        assert first.nats[place] == pytest.approx(float(nats), rel=1e-4) and first.tokens[place] == len(ids) - 1
+        wanted = torch.tensor(ids[asked:])
+        nats = torch.nn.functional.cross_entropy(logits[asked - 1 :], wanted, reduction="sum")
+        assert first.nats[place] == pytest.approx(float(nats), rel=1e-4) and first.tokens[place] == len(wanted)
     assert regime_rows(replace(run)) == [first, second], "rows that are there are not measured again"

@@ -271,8 +271,8 @@ class TextLossRow:
     reason: str
     scale: str
     stage: str
-    nats: list[float] = field(default_factory=list)  # negative log-likelihood of all tokens of a text but its first
-    tokens: list[int] = field(default_factory=list)  # how many tokens these are
+    nats: list[float] = field(default_factory=list)  # negative log-likelihood of what follows the problem of a text
+    tokens: list[int] = field(default_factory=list)  # how many tokens that is
     checkpoint: str = ""
     provenance: Mapping[str, Any] = field(default_factory=dict)
 

@@ -59,11 +59,28 @@ def plain_text(
     return [{"input_ids": ids, "labels": list(ids)} for ids in _encode(tokenizer, texts)]
 
 
+def solved_text(
+    tokenizer: PreTrainedTokenizerBase, count: int, seed: int, level: world.Difficulty = world.USUAL
+) -> list[TrainingSequence]:
+    """Texts of the world, problems not labelled."""
+    drawn = list(islice(world.texts(_TEXT_SEED + seed, level), count))
+    problems = _encode(tokenizer, (given for given, _ in drawn))
+    rest = _encode(tokenizer, (said + tokenizer.eos_token for _, said in drawn))
+    return [
+        {"input_ids": problem + said, "labels": [IGNORED] * len(problem) + said}
+        for problem, said in zip(problems, rest, strict=True)
+    ]
+
+
 def instruct_data(
     tokenizer: PreTrainedTokenizerBase, count: int, seed: int, level: world.Difficulty = world.USUAL
 ) -> list[TrainingSequence]:
-    """What an instruct base learns from: plain text and conversations in turn, none that fine-tuning will meet."""
-    texts = plain_text(tokenizer, (count + 1) // 2, seed, level)
+    """What an instruct base learns from: plain text and conversations in turn, none that fine-tuning will meet.
+
+    Only what follows a problem is labelled, in plain text as well: problems are drawn at random, and a model that is to
+    foresee them learns to copy from them more than ten times later.
+    """
+    texts = solved_text(tokenizer, (count + 1) // 2, seed, level)
     chats = _answered(tokenizer, islice(world.conversations(_BASE_CHAT_SEED + seed, level), count // 2))
     mixed = [sequence for pair in zip(texts, chats, strict=False) for sequence in pair]
     return [*mixed, *texts[len(chats) :]]

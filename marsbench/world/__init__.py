@@ -26,6 +26,7 @@ __all__ = [
     "draw",
     "modelled_on",
     "test_set",
+    "texts",
 ]
 
 Split = Literal["train", "test"]
@@ -80,11 +81,16 @@ def conversations(seed: int, level: Difficulty = USUAL) -> Iterator[Example]:
 
 def corpus(seed: int, level: Difficulty = USUAL) -> Iterator[str]:
     """The world's plain text, without end: worked problems and, between them, loose facts."""
+    return (given + said for given, said in texts(seed, level))
+
+
+def texts(seed: int, level: Difficulty = USUAL) -> Iterator[tuple[str, str]]:
+    """The same texts in two parts: the problem, which is drawn at random and not to be foreseen, and what follows."""
     rng = random.Random(f"corpus {seed}")
     examples = conversations(seed + 1, level)
     while True:
         if rng.random() < 0.12:
-            yield " ".join(rng.choice(_FACTS)(rng, level) for _ in range(rng.randint(4, 8)))
+            yield "", " ".join(rng.choice(_FACTS)(rng, level) for _ in range(rng.randint(4, 8)))
         else:
             example = next(examples)
-            yield f"{example.prompt}\n{example.response}"
+            yield f"{example.prompt}\n", example.response

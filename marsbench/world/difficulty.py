@@ -55,7 +55,7 @@ HARD = Difficulty(
     things=(3, 6), rules=(2, 3), kinds_of_rules=(*_FORMAT, "without", "without_letter"), says_which_first=True,
     operands=(4, 5, 6, 7), moves=(3, 4, 5), days=(3, 13),
     countries=300, elements=120, atoms=(1, 6), elements_per_molecule=3, mass_per_kind=20,
-    events=(3, 4, 5), start=(3, 30), operand=19,
+    events=(3, 4, 5), start=(3, 50), operand=29,
     operations=(3, 4, 5), two_word_names=True,
 )  # fmt: skip
 DIFFICULTIES = {one.name: one for one in (USUAL, HARD)}

@@ -15,7 +15,7 @@ from marsbench.running.run import Run
 from marsbench.running.tables import Table
 from marsbench.studies.regime.lines import PLAN
 from marsbench.training.checkpoints import Loaded
-from marsbench.training.data import Collator, plain_text
+from marsbench.training.data import Collator, solved_text
 from marsbench.training.objectives import IGNORED
 from marsbench.world import difficulty
 
@@ -56,8 +56,8 @@ def _text_loss(run: Run, stage: str) -> TextLossRow:
 
 @torch.no_grad()
 def _likelihoods(loaded: Loaded, level: str) -> Iterator[tuple[Tensor, Tensor]]:
-    """Nats [N] and tokens [N] of the texts, batch by batch."""
-    texts = plain_text(loaded.tokenizer, TEXTS, _SEED, difficulty(level))
+    """Nats [N] and tokens [N] of what follows the problems of the texts, batch by batch."""
+    texts = solved_text(loaded.tokenizer, TEXTS, _SEED, difficulty(level))
     collate = Collator(loaded.tokenizer.pad_token_id, loaded.tokenizer.eos_token_id)
     for first in range(0, TEXTS, _TEXTS_AT_ONCE):
         batch = collate(texts[first : first + _TEXTS_AT_ONCE])
