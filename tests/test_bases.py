@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 import torch
@@ -12,6 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from marsbench import presets
 from marsbench.errors import UserError
+from marsbench.paths import PACKAGE
 from marsbench.presets import Preset, preset
 from marsbench.rows.workspace import Workspace
 from marsbench.running.checkpoints import Checkpoints
@@ -82,3 +88,32 @@ def test_a_missing_or_damaged_base_is_one_clear_line(shipping: Preset, tmp_path:
     shutil.rmtree(folder)
     with pytest.raises(UserError, match=r"(?s)the shipped base is missing.*--from-scratch"):
         of(shipping, tmp_path).path("base", None)
+
+
+@pytest.mark.slow
+def test_a_wheel_brings_the_bases_and_decodes(tmp_path: Path) -> None:
+    """Guards against bases that lie in a checkout and in no wheel: a user's first command would train for an hour."""
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    subprocess.run(build, cwd=PACKAGE.parent, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    assert sum(one.compress_size for one in ZipFile(wheel).infolist() if "/bases/" in one.filename) < 8 * 2**20
+    install = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--target",
+        str(tmp_path / "site"),
+        str(wheel),
+    ]
+    subprocess.run(install, check=True, capture_output=True)
+    (tmp_path / "in.jsonl").write_text('{"prompt_ids": [5, 6, 7]}\n')
+    for stage in ("base", "draft_base"):
+        folder = tmp_path / "site/marsbench/presets/bases/mini" / stage
+        command = ["decode", "--model", str(folder), "--method", "ar", "--max-new-tokens", "8"]
+        command += ["--prompt-ids", str(tmp_path / "in.jsonl"), "--out", str(tmp_path / f"{stage}.jsonl")]
+        alone = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
+        subprocess.run([sys.executable, "-m", "marsbench", *command], cwd=tmp_path, env=alone, check=True)
+        assert json.loads((tmp_path / f"{stage}.jsonl").read_text())["forwards"] >= 1
