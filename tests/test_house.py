@@ -18,7 +18,7 @@ from marsbench.paths import PACKAGE
 FLOORS = (
     ("errors",),
     ("files", "hub", "json_lines", "keys", "neighbours", "paths", "progress", "provenance", "quiet"),
-    ("presets", "paper", "world", "statistics"),
+    ("presets", "paper", "world", "statistics", "fetching"),
     ("training",),
     ("forward",),
     ("decoding",),
