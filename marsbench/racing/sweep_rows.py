@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from marsbench.decoding.generation import Generation
+from marsbench.errors import UserError
 from marsbench.files import write_atomically
 from marsbench.keys import content_hash
 from marsbench.provenance import provenance
@@ -37,10 +38,18 @@ def sweep_row(course: Course, cell: Cell, found: Outcome, outcomes: Mapping[str,
         "prompt_cut": course.prompts.cuts if any(course.prompts.cuts) else [],
         "max_new_tokens": course.max_new_tokens,
         "dtype": course.grid.dtype,
-        "provenance": provenance(seed=course.run.seed),
+        "provenance": {**provenance(seed=course.run.seed), **_origin(course, cell)},
     }
     measured = _measured(course, cell, found, outcomes) if found.status == "done" else {}
     return SweepRow(**identity, **measured)
+
+
+def _origin(course: Course, cell: Cell) -> dict[str, str]:
+    """What the row says of the pretrained model behind its checkpoint, where that could be loaded."""
+    try:
+        return course.entrants.target(cell.entry).origin
+    except UserError:
+        return {}
 
 
 def _measured(course: Course, cell: Cell, found: Outcome, outcomes: Mapping[str, Outcome]) -> dict[str, Any]:

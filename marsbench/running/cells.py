@@ -170,7 +170,7 @@ class Cells:
             seconds=round(time.perf_counter() - started, 3),
             max_new_tokens=limit,
             checkpoint=loaded.weights,
-            provenance=origin,
+            provenance={**origin, **loaded.origin},
             prompt_cut=cuts,
             dtype=_dtype_of(loaded),
         )

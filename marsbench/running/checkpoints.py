@@ -196,5 +196,5 @@ def _row(chosen: Recipe, record: TrainingRecord) -> TrainingRow:
         loss=record.loss,
         checkpoint=record.weights,
         measures=record.measures,
-        provenance=record.provenance,
+        provenance={**record.provenance, **({"base": chosen.pretrained.base} if chosen.pretrained else {})},
     )

