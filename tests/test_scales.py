@@ -58,7 +58,7 @@ TALK = [
     {"role": "assistant", "content": "Four."},
 ]
 WORDS = ("One plus one is two. system user assistant",) * 10
-REAL = [scale for scale in scales() if preset(scale).pretrained]
+REAL = ["0.5b", "7b"]  # the paper's
 
 
 def base_tokenizer(texts: Sequence[str] = WORDS, vocabulary_size: int = 300) -> PreTrainedTokenizerFast:
