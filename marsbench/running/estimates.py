@@ -113,7 +113,8 @@ def _lines_table(plan: TablePlan, scale: Preset) -> Table:
             smaller = arm.options["draft"] if scale.world else f"{arm.options['draft'].removeprefix('draft_')} of 0.5b"
             options += f", draft {smaller}"
         own = f"our own {arm.stage}, trained" if scale.tables_train else "none: skipped unless it is trained first"
-        table.add_row(arm.label, arm.method, options or "-", ready or own)
+        there = "shipped with marsbench" if ready and scale.ships(ready) else ready
+        table.add_row(arm.label, arm.method, options or "-", there or own)
     return table
 
 
