@@ -171,7 +171,6 @@ def train(
     devices: `accelerate launch -m marsbench train mars --scale ...`; ready-made `--config_file`s lie in
     marsbench/presets/launch. The batch of a step stays the same, however many devices share it.
     """
-    from marsbench.training.stages import recipe
     from marsbench.training.stages import stage as stage_of
 
     stage_of(stage)
@@ -180,8 +179,9 @@ def train(
     from marsbench.running.checkpoints import Checkpoints
 
     run.scale = run.scale.adapted(base=base, chat_data=chat_data, steps=max_steps, batch_size=batch_size)
-    chosen = recipe(run.scale, stage, block_size=block_size, seed=seed)
-    Checkpoints(run).train(chosen)
+    checkpoints = Checkpoints(run)
+    chosen = checkpoints.recipe(stage, block_size)
+    checkpoints.train(chosen)
     if is_first_process():
         typer.echo(run.workspace.checkpoint(chosen))
 

@@ -11,6 +11,7 @@ import torch
 
 from marsbench.errors import UserError
 from marsbench.evaluation.local_data import Unavailable
+from marsbench.fetching.models import which
 from marsbench.methods.settings import left_out_in_words
 from marsbench.presets import DEFAULT_BLOCK_SIZE
 from marsbench.progress import is_first_process
@@ -28,7 +29,9 @@ class Checkpoints:
     """Finds, trains and loads the checkpoints of a run; holds nothing itself."""
 
     def __init__(self, run: Run) -> None:
-        self._run, self._scale, self._workspace = run, run.scale, run.workspace
+        self._run, self._workspace = run, run.workspace
+        pretrained = run.scale.pretrained  # a short name stands for one of two models: from here on, for which of them
+        self._scale = run.scale if pretrained is None else run.scale.adapted(base=which(pretrained.base))
 
     # ---- which there are ----
 

@@ -14,12 +14,12 @@ from marsbench.keys import content_hash
 from marsbench.presets import Preset
 from marsbench.provenance import provenance
 from marsbench.rows.kinds import StepCostRow
+from marsbench.running.checkpoints import Checkpoints
 from marsbench.running.run import Run
 from marsbench.training import checkpoints
 from marsbench.training.data import Collator, conversations, in_batches, lengths
 from marsbench.training.memory import keep_freed_memory
 from marsbench.training.objectives import ar_loss, mars_loss
-from marsbench.training.stages import recipe
 from marsbench.world import difficulty
 
 WARM_UP, REPEATS = 5, 30
@@ -35,7 +35,7 @@ class StepCost(NamedTuple):
 
 def step_cost_row(run: Run) -> StepCostRow:
     """The cost of a MARS step over an AR step, on the AR SFT checkpoint, which must be trained."""
-    parent = recipe(run.scale, "ar_sft", seed=run.seed)
+    parent = Checkpoints(run).recipe("ar_sft", None)
     folder = run.workspace.checkpoint(parent)
     record = checkpoints.finished(folder)
     started = str(record.provenance["started"]) if record else ""

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
 from marsbench.errors import UserError, unknown_name
-from marsbench.fetching.models import which
 from marsbench.keys import MEDUSA, TRAINING_ON_CHATS, TRAINING_ON_THE_WORLD, content_hash, source_hash
 from marsbench.presets import Budget, Preset, Pretrained
 from marsbench.training.variants import RELEASED, MarsVariant
@@ -134,8 +133,6 @@ _LATER_IN_BUDGETS = {"schedule": "cosine", "sequences": None}
 def recipe(scale: Preset, stage_name: str, *, block_size: int = 4, seed: int = 0) -> Recipe:
     """The recipe of a stage at a scale; `block_size` is dropped where the objective has no blocks."""
     chosen, world, pretrained = stage(stage_name), scale.world, scale.pretrained
-    if pretrained:  # a short name stands for one of two models
-        pretrained = replace(pretrained, base=which(pretrained.base))
     if block_size < 2:
         raise UserError(f"block size {block_size} is too small to train", fix=f"choose one of {BLOCK_SIZES}")
     if pretrained and (chosen.plain_text or chosen.draft):
