@@ -11,6 +11,7 @@ import typer
 from marsbench.commands.shared import Checkpoint, Dtype, OwnStage, Scale, UntrainedMasks, dtype_of, make_run
 from marsbench.decoding.generation import PREFILL_POSITIONS
 from marsbench.errors import UserError
+from marsbench.files import check_can_be_written
 
 METHODS = ("ar", "mars", "mars-verified")
 
@@ -47,6 +48,19 @@ def serve(
     read_timeout: Annotated[float, typer.Option(min=0, help="Seconds that a body may take to come.")] = 20.0,
     stall_timeout: Annotated[float, typer.Option(min=0, help="Seconds that a reader may take nothing.")] = 60.0,
     drain: Annotated[float, typer.Option(min=0, help="Seconds that answers in flight have at the end.")] = 30.0,
+    adapt: Annotated[
+        bool,
+        typer.Option(
+            "--adapt",
+            help="Choose windows and pruning by what pays at the moment, at no cost in accuracy, and lower tau for "
+            "requests with a min_threshold while a target below is missed.",
+        ),
+    ] = False,
+    target_ms_per_token: Annotated[float | None, typer.Option(min=0, help="Of --adapt: time per token.")] = None,
+    target_first_token_ms: Annotated[float | None, typer.Option(min=0, help="Of --adapt: wait in the queue.")] = None,
+    decision_log: Annotated[
+        Path | None, typer.Option(help="Of --adapt: JSON Lines of what was seen and chosen, to be replayed.")
+    ] = None,
     dtype: Dtype = "float32",
     untrained_masks: UntrainedMasks = False,
     output: Annotated[Path, typer.Option(help="Folder for runs/, where --scale trains its checkpoint.")] = Path("."),
@@ -60,9 +74,14 @@ def serve(
     dtype_of(dtype)
     if method is not None and method not in METHODS:
         raise UserError(f"method {method!r} cannot be served", fix=f"choose one of: {', '.join(METHODS)}")
+    if not adapt and (target_ms_per_token, target_first_token_ms, decision_log) != (None, None, None):
+        raise UserError("targets and a log of decisions go with --adapt", fix="add --adapt, or leave them out")
+    if decision_log is not None:
+        check_can_be_written(decision_log, "--decision-log")
     _check_packages()
     from marsbench.serving.answers import Defaults
     from marsbench.serving.app import Doors
+    from marsbench.serving.controller import Targets
     from marsbench.serving.desk import Limits
     from marsbench.serving.messages import Speed
     from marsbench.serving.process import Setup
@@ -72,9 +91,10 @@ def serve(
         from marsbench.running.checkpoints import Checkpoints
 
         checkpoint = str(Checkpoints(make_run(scale, output, "reuse", 0)).path(stage, 4))
+    targets = Targets(_seconds(target_ms_per_token), _seconds(target_first_token_ms)) if adapt else None
     setup = Setup(
         checkpoint, dtype, untrained_masks, max_rows, kv_slots, prefill_positions,
-        speed=Speed(threshold, draft_threshold, block_size),
+        speed=Speed(threshold, draft_threshold, block_size), adapt=targets, log=decision_log,
     )  # fmt: skip
     called = name or os.path.basename(os.path.normpath(checkpoint))
     run(
@@ -86,6 +106,10 @@ def serve(
         port=port,
         say=typer.echo,
     )
+
+
+def _seconds(milliseconds: float | None) -> float | None:
+    return None if milliseconds is None else milliseconds / 1000
 
 
 def _check_packages() -> None:

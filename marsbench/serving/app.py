@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -49,7 +50,8 @@ def build(desk: Desk, defaults: Defaults, doors: Doors) -> Gate:
     _explain_errors(app)
     _complete(app, desk, answers, doors)
     _describe(app, desk, answers)
-    _steer(app, desk)
+    _steer(app, desk, answers)
+    _show(app)
     return Gate(app, doors.key, doors.most_bytes, doors.read_s)
 
 
@@ -170,13 +172,14 @@ def _describe(app: FastAPI, desk: Desk, answers: Answers) -> None:
     made = int(time.time())
 
 
-def _steer(app: FastAPI, desk: Desk) -> None:
+def _steer(app: FastAPI, desk: Desk, answers: Answers) -> None:
     """The knob."""
 
     def described() -> dict[str, Any]:
         speed = desk.speed
         knobs = {"threshold": speed.threshold, "draft_threshold": speed.draft_threshold, "block_size": speed.window}
-        return knobs | {"state": asdict(desk.state) | {"queued": desk.queued}}
+        state = asdict(desk.state) | {"queued": desk.queued}
+        return knobs | {"methods": list(answers.ready.methods), "state": state}
 
     @app.get("/v1/speed")
     async def speed() -> Response:
@@ -191,3 +194,17 @@ def _steer(app: FastAPI, desk: Desk) -> None:
         window = given.pop("block_size", desk.speed.window)
         desk.turn(replace(desk.speed, window=window, **given))
         return Json(described())
+
+
+# The page is whole in itself, and its browser holds it to that.
+_ALONE = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:"
+
+
+def _show(app: FastAPI) -> None:
+    """The page to look at."""
+    page = (Path(__file__).parent / "page.html").read_bytes()
+
+    @app.get("/", include_in_schema=False)
+    async def look() -> Response:
+        """A chat with the knob beside it."""
+        return Response(page, media_type="text/html", headers={"Content-Security-Policy": _ALONE})

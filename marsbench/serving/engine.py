@@ -5,7 +5,9 @@ It knows nothing of HTTP or text. Whoever drives it calls `work` again and again
 
 from __future__ import annotations
 
-from collections import deque
+import time
+from collections import Counter, deque
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,6 +15,7 @@ from marsbench.decoding.engine import Batch, check_requests, context_length
 from marsbench.decoding.generation import PREFILL_POSITIONS, Generation, Meter, Request
 from marsbench.errors import UserError
 from marsbench.methods.mixed import Mixed
+from marsbench.serving.controller import Choice, Controller, Group, Seen, key_of
 from marsbench.serving.likelihood import likelihood
 from marsbench.serving.messages import WIDEST, Ending, Job, Report, Speed, State, Wishes
 
@@ -40,6 +43,7 @@ class Running:
     slots: int
     lowest: Knob
     highest: Knob
+    key: str = ""  # under which the controller remembers its guesses
     rows: int = 0  # decoding steps that it took part in
 
     def turn(self, knob: Knob) -> None:
@@ -53,11 +57,58 @@ class Running:
         self.lowest, self.highest = (low, min(narrow, window)), (high, max(wide, window))
 
 
+class Observer:
+    """Gathers what a controller decides on."""
+
+    def __init__(self, controller: Controller) -> None:
+        self._controller = controller
+        self._started = self._since = time.perf_counter()
+        self._settled: dict[str, Counter[tuple[int, int]]] = {}
+        self._tokens = self._row_steps = self._steps = 0
+        self._company: frozenset[int] = frozenset()
+
+    @property
+    def choice(self) -> Choice:
+        """What the controller has chosen."""
+        return self._controller.choice
+
+    def note(self, key: str, window: int, tokens: int) -> None:
+        """What a row's forward has settled."""
+        self._settled.setdefault(key, Counter())[window, tokens] += 1
+        self._tokens += tokens
+
+    def due(self, running: Collection[int]) -> bool:
+        """Whether to decide before this step: rows have come or gone, or enough steps have passed."""
+        company = frozenset(running)
+        due = company != self._company or self._steps >= self._controller.tuning.every
+        self._company = company
+        self._steps += 1
+        self._row_steps += len(company)
+        return due
+
+    def decide(self, groups: Sequence[Group], waiting: int, waited_s: float) -> None:
+        """Let the controller decide on what has been seen since it last did."""
+        now = time.perf_counter()
+        rows = self._row_steps / max(self._steps, 1)
+        per_token_s = (now - self._since) * rows / self._tokens if self._tokens else 0.0
+        settled = {
+            key: [(*outcome, times) for outcome, times in sorted(counts.items())]
+            for key, counts in self._settled.items()
+        }
+        self._controller.decide(Seen(now - self._started, groups, settled, waiting, waited_s, per_token_s))
+        self._since, self._settled = now, {}
+        self._tokens = self._row_steps = self._steps = 0
+
+
 class Engine:
     """Jobs in, reports out; a round is either a forward over newcomers' prompts or one for everybody in flight."""
 
-    def __init__(self, model: Any, *, mask_id: int | None, eos_id: int, pad_id: int, room: Room, speed: Speed) -> None:
+    def __init__(
+        self, model: Any, *, mask_id: int | None, eos_id: int, pad_id: int, room: Room, speed: Speed,
+        controller: Controller | None = None,
+    ) -> None:  # fmt: skip
         self.model, self.room, self.speed = model, room, speed
+        self._observer = None if controller is None else Observer(controller)
         self._eos_id = eos_id
         self._meter = Meter()
         self._batch = Batch(
@@ -67,6 +118,7 @@ class Engine:
         )  # fmt: skip
         self._waiting: deque[Job] = deque()
         self._running: dict[int, Running] = {}
+        self._came: dict[int, float] = {}  # when those came that wait
         self._settled = self._rows = self._guesses = 0
         self._stepping = False  # whether the last round was a step, so that newcomers come next
         self._report = Report(State())
@@ -79,11 +131,13 @@ class Engine:
     def submit(self, job: Job) -> None:
         """Put a job at the end of the queue."""
         self._waiting.append(job)
+        self._came[job.id] = time.perf_counter()
 
     def cancel(self, number: int) -> None:
         """Forget a request; what it has come to is reported as cancelled. One that is gone already is none."""
         for job in [job for job in self._waiting if job.id == number]:
             self._waiting.remove(job)
+            del self._came[job.id]
             self._end(job, Ending("cancelled", 0, 0, None, (1, 1)))
         self._batch.leave(number)
 
@@ -114,8 +168,9 @@ class Engine:
             if found and (len(found) + 1) * prompt > self.room.prefill_positions:
                 break
             found.append(job)
-        for _ in found:
+        for job in found:
             self._waiting.popleft()
+            del self._came[job.id]
         return found
 
     def _slots(self, job: Job) -> int:
@@ -137,7 +192,7 @@ class Engine:
             if not job.max_new_tokens:
                 self._score(job)
                 continue
-            self._running[job.id] = Running(job, knob, self._slots(job), knob, knob)
+            self._running[job.id] = Running(job, knob, self._slots(job), knob, knob, key_of(job.wishes.method, knob[0]))
             requests[job.id] = request
         try:
             self._batch.join(requests)
@@ -174,17 +229,35 @@ class Engine:
         if wishes.method == "ar":
             return None, 1
         default = self.speed.threshold if wishes.method == "mars" else self.speed.draft_threshold
-        return default if wishes.threshold is None else wishes.threshold, self.widest(wishes)
+        threshold, widest = default if wishes.threshold is None else wishes.threshold, self.widest(wishes)
+        if self._observer is None:
+            return threshold, widest
+        return self._observer.choice.knob(wishes, threshold, widest)
 
     def _turn(self) -> None:
         """Bring the knobs of everybody in flight up to date."""
+        if self._observer is not None and self._observer.due(self._running):
+            waited = time.perf_counter() - min(self._came.values(), default=time.perf_counter())
+            self._observer.decide(self._groups(), len(self._waiting), waited)
         turned = {}
         for number, one in self._running.items():
             knob = self._knob(one.job.wishes)
             if knob != one.knob:
                 one.turn(knob)
+                one.key = key_of(one.job.wishes.method, knob[0])
                 turned[number] = knob
         self._batch.turn(turned)
+
+    def _groups(self) -> list[Group]:
+        """The rows in flight, those that are alike together."""
+        alike: Counter[Group] = Counter()
+        for one in self._running.values():
+            wishes = one.job.wishes
+            base = wishes.threshold if wishes.threshold is not None else self.speed.threshold
+            threshold = base if wishes.method == "mars" else None
+            least = wishes.min_threshold if wishes.method == "mars" else None
+            alike[Group(wishes.method, threshold, least, self.widest(wishes), rows=1)] += 1
+        return [replace(group, rows=count) for group, count in alike.items()]
 
     # ---- a forward ----
 
@@ -197,7 +270,10 @@ class Engine:
 
     def _tokens(self, number: int, tokens: list[int]) -> None:
         one = self._running[number]
-        self._settled += len(tokens) if one.rows else 0
+        if one.rows:
+            self._settled += len(tokens)
+            if self._observer is not None:
+                self._observer.note(one.key, one.knob[1], len(tokens))
         if tokens[-1] == self._eos_id and not one.job.ignore_eos:
             tokens = tokens[:-1]
         if tokens:
@@ -232,6 +308,7 @@ class Engine:
             guesses=self._guesses,
             threshold=sum(taus) / len(taus) if taus else None,
             window=sum(one.knob[1] for one in running) / len(running) if running else 0.0,
+            relief=self._observer.choice.relief if self._observer is not None else 0.0,
         )
 
     def check_room(self) -> None:

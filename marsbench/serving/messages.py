@@ -5,7 +5,7 @@ Nothing heavy is imported here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -94,6 +94,7 @@ class State:
     guesses: int = 0  # masks that stood in those steps' windows
     threshold: float | None = None  # mean over the rows of `mars`
     window: float = 0.0  # mean over all rows
+    relief: float = 0.0  # by how much a controller has lowered tau where that is allowed
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,6 @@ class Report:
     started: list[int] = field(default_factory=list)
     tokens: list[tuple[int, list[int]]] = field(default_factory=list)  # request, what it got, an EOS left out
     ended: list[tuple[int, Ending]] = field(default_factory=list)
-    decision: Mapping[str, Any] | None = None  # of the controller, where it has made one
 
 
 @dataclass(frozen=True)

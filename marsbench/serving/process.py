@@ -5,9 +5,11 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 from marsbench.errors import UserError
+from marsbench.serving.controller import Controller, Targets
 from marsbench.serving.messages import Cancel, Failed, Job, MethodName, Ready, Speed
 
 
@@ -23,6 +25,8 @@ class Setup:
     prefill_positions: int | None = None
     threads: int | None = None
     speed: Speed = field(default_factory=Speed)
+    adapt: Targets | None = None  # where a controller is to turn the knobs
+    log: Path | None = None  # of its decisions
 
 
 def run(pipe: Connection, setup: Setup) -> None:
@@ -51,6 +55,7 @@ def _start(setup: Setup) -> tuple[Any, Ready]:
     from marsbench.methods.settings import load_aloud
     from marsbench.progress import Reporter
     from marsbench.quiet import quieten_libraries
+    from marsbench.serving.calibration import measured_law
     from marsbench.serving.engine import BEHIND, Engine, Room
     from marsbench.training.checkpoints import default_device
 
@@ -66,7 +71,13 @@ def _start(setup: Setup) -> tuple[Any, Ready]:
     context = context_length(loaded.model)
     slots = setup.rows * (context + BEHIND + 64) if setup.slots is None else setup.slots
     room = Room(setup.rows, slots, setup.prefill_positions or PREFILL_POSITIONS)
-    engine = Engine(loaded.model, mask_id=loaded.mask_id, eos_id=eos_id, pad_id=pad_id, room=room, speed=setup.speed)
+    controller = None
+    if setup.adapt is not None:
+        controller = Controller(measured_law(loaded.model, setup.rows), setup.adapt, setup.log)
+    engine = Engine(
+        loaded.model, mask_id=loaded.mask_id, eos_id=eos_id, pad_id=pad_id, room=room, speed=setup.speed,
+        controller=controller,
+    )  # fmt: skip
     engine.check_room()
     vocabulary = int(loaded.model.get_input_embeddings().num_embeddings)  # type: ignore[arg-type]
     return engine, Ready(loaded.tokenizer, context, vocabulary, methods, slots)

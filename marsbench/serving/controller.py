@@ -1,0 +1,326 @@
+"""What pays now: how much is drafted for everybody, and, where waiting is too long, how far tau is lowered.
+
+A decision is a function of what was seen since the last one and of a memory that such decisions alone have made: the
+same log in, the same choices out.
+
+First the lossless part. With a window of w, a row settles E(w) tokens of a forward over about E(w) + w - 1 positions:
+what it has just settled or drafted, and w - 1 masks. How often a guess counts is seen in what was settled lately, and
+what positions cost is the machine's position law, so the tokens per second of every window are known, window 1 (AR)
+among them, and the best is taken: where no window pays, decoding is AR. A draft of a verified row pays if its
+confidence exceeds what one more position costs in tokens, and is pruned otherwise.
+
+Only then tau: it is lowered by one notch at a time, for requests that allow it, while the time per token or the wait
+for the first one exceeds its target, and raised again when both are well below.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from marsbench.errors import UserError
+from marsbench.json_lines import read_objects
+from marsbench.racing.position_law import PositionLaw
+from marsbench.serving.messages import WIDEST, MethodName, Wishes
+
+
+@dataclass(frozen=True)
+class Targets:
+    """How long anybody should wait; None is as long as it takes."""
+
+    per_token_s: float | None = None
+    first_token_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """How the controller goes about it."""
+
+    every: int = 8  # forwards between decisions, unless rows come or go
+    gain: float = 1.03  # a window must be better by so much to take another's place
+    memory: float = 0.95  # what counts of the guesses seen is kept at every decision
+    prior: float = 4.0  # guesses that are taken for seen before any are
+    prior_right: float = 0.6  # how many of them counted
+    probe_every: int = 32  # decisions after which a wider window is tried, for what it would settle
+    probe_window: int = 4
+    notch: float = 0.1  # of tau
+    up_s: float = 0.2  # between two notches down in tau, at least
+    down_s: float = 1.0  # between two notches back
+    relaxed: float = 0.6  # of its target: below it tau goes back up
+
+
+@dataclass(frozen=True)
+class Group:
+    """Rows in flight that are alike."""
+
+    method: MethodName
+    threshold: float | None  # without any relief; None for `ar`
+    least: float | None  # how far it may be lowered
+    widest: int  # the widest window that they may have
+    rows: int
+
+    @property
+    def room(self) -> float:
+        """By how much tau may be lowered at most."""
+        return 0.0 if self.threshold is None or self.least is None else self.threshold - self.least
+
+    def key(self, relief: float) -> str:
+        """Under which its guesses are remembered."""
+        return key_of(self.method, lowered(self.threshold, self.least, relief))
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What there is to decide on."""
+
+    at_s: float  # since the engine started
+    groups: Sequence[Group]
+    settled: Mapping[str, Sequence[tuple[int, int, int]]]  # key of rows -> (window, tokens settled, how often)
+    waiting: int = 0
+    waited_s: float = 0.0  # by the one that waits longest
+    per_token_s: float = 0.0  # since the last decision
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What counts until the next decision."""
+
+    window: int  # the widest
+    draft_threshold: float  # confidence that drafts of `mars-verified` must have
+    relief: float  # by how much tau is lowered where that is allowed
+
+    def knob(self, wishes: Wishes, threshold: float | None, widest: int) -> tuple[float | None, int]:
+        """Threshold and window of a request whose own ones, or the server's default, these would be."""
+        window = min(self.window, widest)
+        if wishes.method == "mars-verified":
+            return threshold if wishes.threshold is not None else self.draft_threshold, window
+        return lowered(threshold, wishes.min_threshold, self.relief), window
+
+
+def lowered(threshold: float | None, least: float | None, relief: float) -> float | None:
+    """A threshold after relief: never below what the request allows, and untouched where it allows nothing."""
+    if threshold is None or least is None:
+        return threshold
+    return max(min(least, threshold), min(threshold, round(threshold - relief, 6)))
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What decisions remember."""
+
+    choice: Choice = Choice(window=4, draft_threshold=0.5, relief=0.0)
+    # Key of rows -> for each guess of a window, how often it stood behind none that failed, and how often it counted.
+    guesses: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)
+    window: int = 4  # the choice's, unless that is only a trial
+    decisions: int = 0
+    probed: int = 0  # the decision that last tried a wide window
+    turned_s: float = float("-inf")  # when relief last changed
+
+
+def decide(law: PositionLaw, targets: Targets, tuning: Tuning, memory: Memory, seen: Seen) -> Memory:
+    """The next memory, and in it the next choice."""
+    guesses = _learned(tuning, memory.guesses, seen.settled)
+    relief, turned_s = _relief(targets, tuning, memory, seen)
+    found = replace(memory, guesses=guesses, turned_s=turned_s, decisions=memory.decisions + 1)
+    if not seen.groups:
+        return replace(found, choice=replace(memory.choice, relief=relief))
+    keys = {group.key(relief) for group in seen.groups}
+    rates = {key: _rates(tuning, guesses, key) for key in sorted(keys)}
+    window = _window(law, tuning, seen.groups, rates, relief, memory.window)
+    speed, slope = _speed(law, seen.groups, rates, relief, window)
+    pruned = round(min(0.95, max(0.0, speed * slope)) * 20) / 20
+    choice = Choice(window, pruned, relief)
+    widest = min(max(group.widest for group in seen.groups), tuning.probe_window)
+    if window < widest and memory.decisions - memory.probed >= tuning.probe_every:
+        return replace(found, choice=replace(choice, window=widest), window=window, probed=memory.decisions)
+    return replace(found, choice=choice, window=window)
+
+
+Rates = Mapping[str, Sequence[float]]  # key of rows -> how often each guess of a window counts
+
+
+def expected(rates: Sequence[float], window: int) -> float:
+    """Tokens that a forward settles, given how often each guess of a window counts if all before it did."""
+    total = run = 1.0
+    for rate in rates[: window - 1]:
+        run *= rate
+        total += run
+    return total
+
+
+def key_of(method: MethodName, threshold: float | None) -> str:
+    """Under which the guesses of rows are remembered: of `mars` apart for every tau, in steps of a twentieth."""
+    return f"mars {round((threshold or 0.0) * 20) / 20:.2f}" if method == "mars" else method
+
+
+def _learned(
+    tuning: Tuning, known: Mapping[str, Sequence[tuple[float, float]]],
+    settled: Mapping[str, Sequence[tuple[int, int, int]]],
+) -> dict[str, Sequence[tuple[float, float]]]:  # fmt: skip
+    """What is known of guesses after some more."""
+    found = dict(known)
+    for key, outcomes in settled.items():
+        counts = [(made * tuning.memory, right * tuning.memory) for made, right in found.get(key, _nothing())]
+        for window, tokens, times in outcomes:
+            for place in range(min(tokens, window - 1)):
+                made, right = counts[place]
+                counts[place] = made + times, right + times * (tokens > place + 1)
+        found[key] = counts
+    return found
+
+
+def _nothing() -> list[tuple[float, float]]:
+    return [(0.0, 0.0)] * (WIDEST - 1)
+
+
+def _rates(tuning: Tuning, guesses: Mapping[str, Sequence[tuple[float, float]]], key: str) -> list[float]:
+    """How often each guess counts; one never made is taken to count as often as the guess before it.
+
+    A tau that has not been tried is taken for the nearest that has.
+    """
+    rate, rates = tuning.prior_right, []
+    for made, right in guesses.get(key) or guesses.get(_nearest(guesses, key), _nothing()):
+        rate = (right + tuning.prior * rate) / (made + tuning.prior)
+        rates.append(rate)
+    return rates
+
+
+def _nearest(guesses: Mapping[str, Any], key: str) -> str:
+    """The key of the tau that is nearest to a key's."""
+    if not key.startswith("mars "):
+        return key
+    known = sorted(one for one in guesses if one.startswith("mars "))
+    return min(known, key=lambda one: abs(float(one[5:]) - float(key[5:])), default=key)
+
+
+def _work(groups: Iterable[Group], rates: Rates, relief: float, window: int) -> tuple[float, float]:
+    """Tokens that a forward settles and positions that it has, all rows together."""
+    tokens = positions = 0.0
+    for group in groups:
+        own = min(window, group.widest)
+        each = expected(rates[group.key(relief)], own)
+        tokens += group.rows * each
+        positions += group.rows * (each + own - 1 if own > 1 else 1)
+    return tokens, positions
+
+
+def _speed(law: PositionLaw, groups: Sequence[Group], rates: Rates, relief: float, window: int) -> tuple[float, float]:
+    """Tokens per second with a window, and the seconds that one more position takes."""
+    tokens, positions = _work(groups, rates, relief, window)
+    if not positions:
+        return 0.0, 0.0
+    seconds = law.seconds_at(positions)
+    rows = sum(group.rows for group in groups)
+    slope = (law.seconds_at(positions + rows) - seconds) / rows
+    return tokens / seconds, slope
+
+
+def _window(
+    law: PositionLaw,
+    tuning: Tuning,
+    groups: Sequence[Group],
+    rates: Rates,
+    relief: float,
+    now: int,
+) -> int:
+    """The window of most tokens per second; today's unless another is better by enough."""
+    widest = max(group.widest for group in groups)
+    speeds = {window: _speed(law, groups, rates, relief, window)[0] for window in range(1, widest + 1)}
+    best = max(speeds, key=lambda window: (speeds[window], -window))
+    now = min(now, widest)
+    stays = speeds[best] <= tuning.gain * speeds[now] and speeds[now] >= speeds[1]
+    return now if stays else best
+
+
+def _relief(targets: Targets, tuning: Tuning, memory: Memory, seen: Seen) -> tuple[float, float]:
+    """By how much tau is lowered now, and since when."""
+    relief, since = memory.choice.relief, seen.at_s - memory.turned_s
+    most = max((group.room for group in seen.groups), default=0.0)
+    pressure = _pressure(targets, seen)
+    if pressure > 1 and relief < most and since >= tuning.up_s:
+        return round(min(relief + tuning.notch, most), 6), seen.at_s
+    if pressure < tuning.relaxed and relief > 0 and since >= tuning.down_s:
+        return round(max(relief - tuning.notch, 0.0), 6), seen.at_s
+    return relief, memory.turned_s
+
+
+def _pressure(targets: Targets, seen: Seen) -> float:
+    """How long anybody waits, over what the targets allow."""
+    found = [0.0]
+    if targets.per_token_s:
+        found.append(seen.per_token_s / targets.per_token_s)
+    if targets.first_token_s:
+        found.append(seen.waited_s / targets.first_token_s)
+    return max(found)
+
+
+# ---- a controller at work, and its log ----
+
+
+class Controller:
+    """Decides, and writes down on what."""
+
+    def __init__(self, law: PositionLaw, targets: Targets, log: Path | None = None) -> None:
+        self.law, self.targets, self.tuning = law, targets, Tuning()
+        self._memory = Memory()
+        self._log = log.open("a", encoding="utf-8") if log else None
+        self._write({"law": asdict(law), "targets": asdict(targets), "tuning": asdict(self.tuning)})
+
+    @property
+    def choice(self) -> Choice:
+        """What counts now."""
+        return self._memory.choice
+
+    def decide(self, seen: Seen) -> Choice:
+        """The next choice."""
+        self._memory = decide(self.law, self.targets, self.tuning, self._memory, seen)
+        if self._log is not None:
+            self._write({"seen": asdict(seen), "choice": asdict(self.choice)})
+        return self.choice
+
+    def _write(self, line: Any) -> None:
+        if self._log is not None:
+            self._log.write(json.dumps(line) + "\n")
+            self._log.flush()
+
+
+def replayed(log: Path) -> Iterator[tuple[Seen, Choice, Choice]]:
+    """What was seen at every decision of a log, what was chosen then, and what is chosen on it now.
+
+    Raises:
+        UserError: a line that is none of a log of decisions.
+    """
+    law, targets, tuning, memory = PositionLaw([1], [1.0]), Targets(), Tuning(), Memory()
+    for number, line in enumerate(read_objects(log, []), 1):
+        try:
+            if "law" in line:  # an engine has started
+                law, targets, tuning = PositionLaw(**line["law"]), Targets(**line["targets"]), Tuning(**line["tuning"])
+                memory = Memory()
+                continue
+            groups = [Group(**group) for group in line["seen"].pop("groups")]
+            seen, chosen = Seen(groups=groups, **line["seen"]), Choice(**line["choice"])
+        except (KeyError, TypeError) as error:
+            raise UserError(
+                "this is no line of a log of decisions", where=f"{log}, line {number}",
+                fix="give the file of marsbench serve --decision-log",
+            ) from error  # fmt: skip
+        memory = decide(law, targets, tuning, memory, seen)
+        yield seen, chosen, memory.choice
+
+
+def main() -> None:
+    """Decide again on a log (`python -m marsbench.serving.controller FILE`); status 1 where a choice differs."""
+    found = list(replayed(Path(sys.argv[1])))
+    differing = [seen for seen, then, now in found if then != now]
+    print(f"{len(found)} decisions, {len(differing)} of them come out otherwise")
+    for seen in differing[:5]:
+        print(f"  {seen.at_s:.3f} s after the start")
+    sys.exit(1 if differing else 0)
+
+
+if __name__ == "__main__":
+    main()
