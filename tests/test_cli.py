@@ -75,7 +75,7 @@ def test_mistakes_leave_with_2_in_a_real_process() -> None:
     result = in_new_process("-m", "marsbench", "doctor", "--scale", "70b")
     assert result.returncode == 2
     assert result.stdout == ""
-    assert result.stderr == "error: unknown scale '70b'\n  fix:   choose one of: 0.5b, 7b, micro, tiny\n"
+    assert result.stderr == "error: unknown scale '70b'\n  fix:   choose one of: 0.5b, 135m, 7b, micro, tiny\n"
 
 
 @pytest.mark.parametrize("arguments", [["docter"], ["doctor", "--scalee", "tiny"]])
