@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -23,11 +24,12 @@ from marsbench.cli import app
 from marsbench.errors import UserError
 from marsbench.executors.display import Display
 from marsbench.executors.local import Local
+from marsbench.executors.overhead import measure
 from marsbench.executors.tasks import TRIES, Ended, Executor, Order, Task
 from marsbench.executors.worker import log_of, perform, read_state
 from marsbench.overview import PRELOAD, reproduction
 from marsbench.overview.graph import graph_of
-from marsbench.overview.work import carry_out, local_executor, refuses
+from marsbench.overview.work import carry_out, executor_of, refuses
 from marsbench.paths import PACKAGE
 from marsbench.presets import preset
 from marsbench.progress import Reporter, Step
@@ -37,8 +39,12 @@ from marsbench.rows.workspace import Workspace
 from marsbench.running import graph
 from marsbench.running.cells import Cells
 from marsbench.running.graph import AnsweringPiece, Nothing, PagePiece, Piece, RacePiece, TrainingPiece
+from marsbench.running.plans import TrainedStage
 from marsbench.running.run import Run
+from marsbench.running.train_on_many import train_on_many
+from marsbench.running.work import FromRun, Train, settings_of
 from marsbench.studies import studies, study_of
+from marsbench.training import checkpoints
 from marsbench.training.stages import recipe
 
 TIMES = ("seconds", "provenance")  # of a row; what may differ from run to run
@@ -216,6 +222,7 @@ DRIVER = """
 import sys
 from pathlib import Path
 from marsbench.executors.local import Local
+from marsbench.executors.overhead import measure
 from marsbench.executors.tasks import Task
 from small_work import Do, sleep_long
 
@@ -362,7 +369,7 @@ def test_a_page_made_of_pieces_is_the_page(
 def test_processes_make_what_one_makes(tmp_path: Path, micro_checkpoints: Path) -> None:
     """Guards against checkpoints of other weights, under other names or without their rows."""
     run = run_in(tmp_path, None, benchmarks=("mini_bbh",), limit=2)
-    executor = local_executor(run, 2)
+    executor = executor_of(run, jobs=2)
     assert executor is not None
     made = carry_out([study_of("table9")], run, executor)
     rows = made["table9"]
@@ -444,7 +451,56 @@ def test_nothing_is_trained_for_a_page_that_refuses(
 def test_who_makes_again_or_a_part_does_it_here(tmp_path: Path) -> None:
     """Guards against processes that each make the same thing again, or answer a shard's questions and all others."""
     run = run_in(tmp_path, None)
-    assert local_executor(run, 2) is not None and local_executor(run, 1) is None
-    assert local_executor(replace(run, existing="rerun"), 2) is None
-    assert local_executor(replace(run, shard=(1, 2)), 2) is None
+    assert executor_of(run, jobs=2) is not None and executor_of(run, jobs=1) is None
+    assert executor_of(replace(run, existing="rerun"), jobs=2) is None
+    assert executor_of(replace(run, shard=(1, 2)), jobs=2) is None
     assert refuses(study_of("table8"), replace(run, benchmarks=("mini_bbh",)), quick=False)
+
+
+# ---- what it takes --------------------------------------------------------------------------------------------------
+
+
+def test_the_makespan_is_that_of_the_longest_way() -> None:
+    """Guards against predictions that forget what waits for what, what idles beside a race, or what starting costs."""
+    from marsbench.overview.planning import makespan
+
+    chain = [Piece(name="a", title="", seconds=10.0), Piece(name="b", title="", after=("a",), seconds=10.0)]
+    beside = [Piece(name=f"c{number}", title="", seconds=5.0) for number in range(4)]
+    assert makespan(chain, 8, 0.0) == 20.0 and makespan(chain, 8, 1.0) == 22.0
+    assert makespan([*chain, *beside], 1, 0.0) == 40.0 and makespan([*chain, *beside], 2, 0.0) == 20.0
+    races = [Piece(name=f"race{number}", title="", seconds=10.0, alone=True) for number in range(2)]
+    assert makespan([*beside, *races], 8, 0.0) == 25.0, "one node"
+    assert makespan([*beside, *races], 64, 0.0) == 10.0, "eight nodes"
+    assert makespan([Piece(name="wide", title="", seconds=10.0, gpus=8)], 1, 0.0) == 10.0
+
+
+@pytest.mark.parametrize("scale", ["tiny", "7b"])
+def test_a_plan_shows_the_work(scale: str, wide_terminal: None) -> None:
+    """Guards against a plan that leaves out what costs most, and more devices that take longer."""
+    done = CliRunner().invoke(app, ["plan", "--table", "all", "--scale", scale, "--train", "--overhead", "20"])
+    assert done.exit_code == 0, done.output
+    for line in ("training mars, B = 4 ", "answering with mars, B = 4 ", "racing Speed, 1 at once (alone)"):
+        assert f"│ {line}" in done.output
+    assert "20 s for the start of every task" in done.output
+    hours = [float(number.replace(",", "")) for number in re.findall(r"[GU|c]\S+ ([\d,.]+) hours", done.output)]
+    assert len(hours) == 3 and hours == sorted(hours, reverse=True)
+
+
+def test_overhead_is_measured(tmp_path: Path) -> None:
+    """Guards against an overhead that is nothing, or that of tasks that failed."""
+    found = measure(Local(2, tmp_path, preload=PRELOAD), ["json"], 4)
+    assert found.start > 0 and found.queue > 0 and found.of_a_process >= found.start + found.queue
+    with pytest.raises(UserError, match="ModuleNotFoundError"):
+        measure(Here(tmp_path), ["not_there"], 1)
+
+
+@pytest.mark.slow
+def test_processes_train_together(tmp_path: Path) -> None:
+    """Guards against a training on several GPUs that trains something else, twice, or writes rows of its own."""
+    run = run_in(tmp_path, None)
+    (piece,) = graph.trainings([TrainedStage("base", None)], run.scale, FromRun(run), gpus=2)
+    two = ("--multi_gpu", "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no")
+    train_on_many(Train(settings_of(run), piece), 2, run.workspace.logs, two)
+    record = checkpoints.finished(run.workspace.checkpoint(recipe(run.scale, "base")))
+    assert record is not None and record.provenance["processes"] == 2
+    assert not run.workspace.row_file.exists() and [*run.workspace.logs.iterdir()] == []

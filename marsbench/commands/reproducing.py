@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from marsbench.commands.shared import (
+    ClusterAddress,
     DataDir,
     ExistingPolicy,
+    GpusPerTraining,
     GridFile,
+    Jobs,
     Limit,
     Output,
     Quick,
@@ -19,15 +23,24 @@ from marsbench.commands.shared import (
     Shard,
     StageCheckpoints,
     TrainAll,
+    check_cluster,
     make_run,
     scale_of,
 )
 from marsbench.errors import UserError
 
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from marsbench.presets import Preset
+
+_OVERHEAD_S = 15.0  # of a task beside its work, in a process of its own, as `marsbench overhead` measures it
+
 
 def plan(
     table: Annotated[
-        str | None, typer.Option(help="Its number in the paper, or a name of `marsbench list tables` [default: 2].")
+        str | None,
+        typer.Option(help="Its number in the paper, a name of `marsbench list tables`, or all [default: 2]."),
     ] = None,
     sweep: Annotated[bool, typer.Option("--sweep", help="Not a table, but what `marsbench sweep` would do.")] = False,
     grid: GridFile = None,
@@ -35,18 +48,21 @@ def plan(
     scale: Scale = "tiny",
     train_all: TrainAll = False,
     checkpoint: StageCheckpoints = None,
+    gpus_per_training: GpusPerTraining = 1,
+    overhead: Annotated[
+        float, typer.Option(min=0, help="Seconds that every task costs beside its work: see `marsbench overhead`.")
+    ] = _OVERHEAD_S,
 ) -> None:
     """Say what reproducing a table, or a sweep, would take, without running anything or asking a hub.
 
     Lists the lines of the table with their checkpoints and data, and estimates tokens and hours of training and
-    decoding, with the assumptions behind them.
+    decoding, with the assumptions behind them. Then the graph of the work: what is trained, answered, raced and scored,
+    what waits for what, and how long that takes on several devices. `--table all` is the graph of the whole paper.
     """
     from rich.console import Console
 
     from marsbench.racing.estimates import sweep_tables
     from marsbench.racing.grid import read_grid, shipped_grid
-    from marsbench.running.estimates import plan_tables
-    from marsbench.studies import plan_of
 
     chosen = scale_of(scale, checkpoint, train_all=train_all)
     if sweep and table:
@@ -55,9 +71,47 @@ def plan(
     if sweep:
         parts = sweep_tables(read_grid(grid or shipped_grid(scale), quick=quick), chosen)
     else:
-        parts = plan_tables(plan_of(f"table{table}" if table.isdecimal() else table), chosen)
+        parts = _table_parts(f"table{table}" if table.isdecimal() else table, chosen, gpus_per_training, overhead)
     for part in parts:
         Console().print(part, highlight=False)
+
+
+def _table_parts(name: str, scale: Preset, gpus: int, overhead: float) -> list[Table | str]:
+    """What one table takes, or the whole paper, and the graph of its work."""
+    from marsbench.overview.planning import work_tables
+    from marsbench.running.estimates import plan_tables
+    from marsbench.studies import plan_of, studies, study_of
+
+    if name == "all":
+        wanted = [study for study in studies().values() if study.in_paper]
+        return [f"The whole paper at scale {scale.scale}", *work_tables(wanted, scale, gpus=gpus, overhead=overhead)]
+    parts = plan_tables(plan_of(name), scale)
+    return [*parts, *work_tables([study_of(name)], scale, gpus=gpus, overhead=overhead)]
+
+
+def overhead(
+    jobs: Jobs = None,
+    cluster: ClusterAddress = None,
+    tasks: Annotated[int, typer.Option(min=1, help="Empty tasks to measure with.")] = 64,
+    output: Output = Path("."),
+) -> None:
+    """Measure what a task costs beside its work, with processes on this machine or on a Ray cluster.
+
+    The start of all processes with their imports, then, for every task, its way through the queue and that of its
+    result. `marsbench plan --overhead` takes what comes out.
+    """
+    from marsbench.executors.overhead import RESULT_BYTES, measure
+    from marsbench.overview import PRELOAD
+    from marsbench.overview.work import executor_at
+
+    check_cluster(cluster, jobs=jobs)
+    executor = executor_at(output / "runs" / "overhead", jobs or os.cpu_count() or 1, cluster)
+    found = measure(executor, PRELOAD, tasks)
+    typer.echo(
+        f"{executor.workers} workers: {found.start:.1f} s until all have started and imported; then "
+        f"{1000 * found.queue:.1f} ms per task, {1000 * found.transfer:.1f} ms more with {RESULT_BYTES // 1024} KiB of "
+        f"results.\nmarsbench plan --overhead {found.of_a_process:.1f} reckons with a process for every task."
+    )
 
 
 def reproduce(
@@ -74,13 +128,9 @@ def reproduce(
     quick: Annotated[
         bool, typer.Option("--quick", help="With `all`, table5 and table6: the sweep's quick grid.")
     ] = False,
-    jobs: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Processes at a time [default: one per GPU; without GPUs, one per core for the world's models].",
-        ),
-    ] = None,
+    jobs: Jobs = None,
+    cluster: ClusterAddress = None,
+    gpus_per_training: GpusPerTraining = 1,
     existing: ExistingPolicy = "reuse",
     data_dir: DataDir = None,
     train_all: TrainAll = False,
@@ -99,8 +149,8 @@ def reproduce(
     or --seed, rows and page go to folders of their own, as in reports/tiny/real-limit8-seed1/. `marsbench plan` says
     beforehand what it will take.
 
-    `all` makes every page in turn, the speed sweep (Tables 5 and 6) last, then the index and the page of claims. A
-    page that cannot be made is named, and the others go on.
+    `all` makes every page, then the index and the page of claims. A page that cannot be made is named, and the others
+    go on. With --cluster, the machines of a Ray cluster do the work, on an --output folder that all of them see.
     """
     from marsbench.executors.local import import_ahead
     from marsbench.overview import PRELOAD
@@ -109,7 +159,8 @@ def reproduce(
     study = study_of(what) if what != "all" else None
     if quick and study is not None and study.grid is None:
         raise UserError("--quick is the speed sweep's", fix="leave it out, or give it to marsbench sweep")
-    if jobs != 1:
+    check_cluster(cluster, jobs=jobs, shard=shard, existing=existing != "reuse")
+    if jobs != 1 and cluster is None:
         import_ahead(PRELOAD)
     run = make_run(
         scale, output, existing, seed, benchmarks=benchmarks, limit=limit, shard=shard, data_dir=data_dir,
@@ -118,15 +169,15 @@ def reproduce(
     from marsbench.findings.collection import whole_paper_folder
     from marsbench.overview.pages import write_whole_paper
     from marsbench.overview.reproduction import reproduce_all, reproduce_page
-    from marsbench.overview.work import default_jobs, local_executor
+    from marsbench.overview.work import executor_of
 
-    executor = local_executor(run, jobs or default_jobs(run.scale))
+    executor = executor_of(run, jobs=jobs, cluster=cluster)
     if what == "all":
-        reproduce_all(run, quick=quick, executor=executor)
+        reproduce_all(run, quick=quick, executor=executor, gpus=gpus_per_training)
         index = whole_paper_folder(output, scale) / "index.md"
         typer.echo(f"the pages: {run.workspace.reports}\nthe index: {index}")
         return
-    page = reproduce_page(what, run, quick=quick, executor=executor)
+    page = reproduce_page(what, run, quick=quick, executor=executor, gpus=gpus_per_training)
     if page is None:
         typer.echo(f"answered part {shard}; when all parts are, the same command without --shard writes the page")
         return

@@ -73,6 +73,19 @@ PrefillPositions = Annotated[
         min=1, help="Prompt tokens in one forward pass at most: fewer take less memory, the answers are the same."
     ),
 ]
+Jobs = Annotated[
+    int | None,
+    typer.Option(min=1, help="Processes at a time [default: one per GPU; without GPUs, one per core for the world]."),
+]
+ClusterAddress = Annotated[
+    str | None,
+    typer.Option(
+        "--cluster", metavar="auto|ADDRESS", help="Work on a Ray cluster: the one of this machine, or at an address."
+    ),
+]
+GpusPerTraining = Annotated[
+    int, typer.Option(min=1, help="GPUs of one machine that each training of a real model gets, through accelerate.")
+]
 Draft = Annotated[
     str | None, typer.Option(help="Draft model's checkpoint folder, for speculative, mars-speculative and hf-assisted.")
 ]
@@ -198,6 +211,27 @@ def scale_of(name: str, checkpoint: list[str] | None, *, train_all: bool) -> Pre
                 "there is no such checkpoint", where=place, fix=f"check the path behind --checkpoint {named}="
             )
     return chosen
+
+
+def check_cluster(cluster: str | None, **given: object) -> None:
+    """Refuse, before anything heavy, a cluster that could not be used, and options that it would leave unheard.
+
+    Args:
+        cluster: its address, None where there is none.
+        given: what goes with no cluster, by its option; None or False where it was not given.
+    """
+    if cluster is None:
+        return
+    from importlib.util import find_spec
+
+    if find_spec("ray") is None:
+        raise UserError("--cluster needs Ray, which is not installed", fix="pip install 'marsbench[cluster]'")
+    for option, value in given.items():
+        if value:
+            raise UserError(
+                f"--{option} and --cluster do not go together",
+                fix=f"leave --{option} out: the cluster shares the work out, and makes what is missing",
+            )
 
 
 def _part(text: str | None) -> tuple[int, int]:

@@ -56,7 +56,7 @@ class Local:
                         if tries[task.name] < TRIES:
                             order.give_back(task)
                             continue
-                        ended = lost(task, str(log_of(self._logs, task.name)))
+                        ended = lost(task, TRIES, log_of(self._logs, task.name))
                     order.end(ended)
                     yield ended
 

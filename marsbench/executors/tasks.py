@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
+from pathlib import Path
 from typing import Any, Protocol
 
 from marsbench.errors import UserError
@@ -121,11 +122,24 @@ def _ways(seconds: Mapping[str, float], awaited: Mapping[str, Sequence[str]]) ->
     return ways
 
 
-def lost(task: Task, where: str) -> Ended:
+def in_order(tasks: Sequence[Task]) -> list[Task]:
+    """Tasks in the order in which one process would carry them out."""
+    order, found = Order(tasks), list[Task]()
+    while order:
+        task = order.ready[0]
+        order.take(task)
+        order.end(Ended(task.name, None, None, "", 0.0))
+        found.append(task)
+    return found
+
+
+def lost(task: Task, times: int, log: Path) -> Ended:
     """The end of a task whose process was lost time and again."""
-    error = UserError(
-        f"{task.title}: its process was lost {TRIES} times",
-        where=where,
-        fix="there may be too little memory: see its log, and use fewer processes at a time (--jobs)",
-    )
+    what = f"{task.title}: its process was lost {times} times"
+    fix = "there may be too little memory for so many at a time: see its log, and --jobs"
+    return ended_by(task, UserError(what, where=str(log), fix=fix))
+
+
+def ended_by(task: Task, error: UserError) -> Ended:
+    """The end of a task that an error ended before it could say so itself."""
     return Ended(task.name, task.work.failed(error), error, "", 0.0)

@@ -33,10 +33,10 @@ def graph_of(
         quick: whether a study that races a grid races its quick one.
         workers: among how many the answers are shared out.
         seed: of the trainings.
-        gpus: how many GPUs each training gets.
+        gpus: how many GPUs each training of a real model gets.
     """
     stages = [one for study in ready for one in study.trains(scale, quick)]
-    trained = trainings(stages, scale, known, seed=seed, gpus=gpus)
+    trained = trainings(stages, scale, known, seed=seed, gpus=gpus if scale.pretrained else 1)
     asked = cells([study.cells for study in ready if study.cells], known)
     before: list[Piece] = [*trained, *answerings(asked, trained, scale, known, workers=workers)]
     return [*before, *[page for study in ready for page in pages_of(study, scale, known, before, quick=quick)]]

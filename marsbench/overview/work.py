@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -140,12 +141,24 @@ def default_jobs(scale: Preset) -> int:
     return min(torch.get_num_threads(), _MOST) if scale.world else 1
 
 
-def local_executor(run: Run, jobs: int) -> Executor | None:
-    """Processes on this machine; None where a run is better off in this one.
+def executor_of(run: Run, *, jobs: int | None = None, cluster: str | None = None) -> Executor | None:
+    """Who carries out the work of a run; None where it is better off in this process alone.
 
     That is where one process is all, where a run answers one shard only, and where it makes again what is there: each
     process would make the same thing again.
     """
+    if cluster is not None:
+        return executor_at(run.workspace.logs, 1, cluster)
+    jobs = jobs or default_jobs(run.scale)
     if jobs == 1 or not run.is_whole or run.existing != "reuse":
         return None
-    return Local(jobs, run.workspace.logs, gpus=torch.cuda.device_count(), preload=PRELOAD)
+    return executor_at(run.workspace.logs, jobs)
+
+
+def executor_at(logs: Path, jobs: int, cluster: str | None = None) -> Executor:
+    """So many processes here, or a cluster."""
+    if cluster is None:
+        return Local(jobs, logs, gpus=torch.cuda.device_count(), preload=PRELOAD)
+    from marsbench.executors.cluster import Cluster  # it imports Ray
+
+    return Cluster(cluster, logs)

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+import torch
+
 from marsbench.errors import UserError
 from marsbench.progress import Reporter
 from marsbench.quiet import quieten_libraries
@@ -20,6 +22,7 @@ from marsbench.running.checkpoints import Checkpoints
 from marsbench.running.graph import AnsweringPiece, TrainingPiece
 from marsbench.running.plans import Asked, TablePlan, TrainedStage
 from marsbench.running.run import Run, explained
+from marsbench.running.train_on_many import is_launched, train_on_many
 from marsbench.training.checkpoints import Loaded
 
 _PATIENCE_S = 90.0  # how long a network file system may hide from one machine what another has written
@@ -82,6 +85,9 @@ class Train(RunWork):
         """Train it now, unless the one that it starts from is missing."""
         if run.failures:
             raise UserError("; ".join(dict.fromkeys(run.failures.values())), fix="mend that first")
+        processes = min(self.piece.gpus, torch.cuda.device_count())
+        if processes > 1 and not is_launched() and not FromRun(run).is_trained(self.piece.trained):
+            train_on_many(self, processes, run.workspace.logs)
         Checkpoints(run).path(*self.piece.trained)
         return Made(trained=self.piece.trained)
 

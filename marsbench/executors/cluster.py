@@ -1,0 +1,357 @@
+"""A Ray cluster: a CPU or a GPU for each task, several GPUs of one node for some, a whole node for what is timed.
+
+Ray decides where and when a task runs and does it again elsewhere where a process or a node is lost. Most tasks are
+handed over at once, with those that they come after as futures. Those that need a node, or several GPUs of one, are
+held back until they can start, so that nothing is reserved that waits.
+
+This module imports Ray, and nobody imports this module but who was asked for a cluster.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import socket
+import sys
+import time
+from collections import Counter
+from collections.abc import Generator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NamedTuple
+from uuid import uuid4
+
+import ray
+from ray.exceptions import GetTimeoutError, RayError, RayTaskError, TaskUnschedulableError
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+
+from marsbench.errors import UserError
+from marsbench.executors.tasks import Ended, Task, ended_by, in_order, lost
+from marsbench.executors.worker import log_of, perform
+from marsbench.files import append_line, write_atomically
+from marsbench.keys import files_hash
+from marsbench.provenance import NODE
+
+_LOOK_S = 1.0  # how long Ctrl-C may have to wait
+_LOSSES = 5  # of processes or nodes under one task; who loses more has its own reasons
+_ANSWER_S = 120.0  # within which every node must say that it sees the shared folder
+_SAME = ("torch", "transformers", "lm_eval")  # packages that keys of checkpoints and cells depend on
+
+
+@dataclass(frozen=True)
+class _Node:
+    """A machine of the cluster, as Ray describes it."""
+
+    id: str
+    host: str
+    cpus: int
+    gpus: int
+
+    @classmethod
+    def alive(cls) -> list[_Node]:
+        """Those that are there now."""
+        return [
+            cls(
+                one["NodeID"],
+                one["NodeManagerHostname"],
+                int(one["Resources"].get("CPU", 0)),
+                int(one["Resources"].get("GPU", 0)),
+            )
+            for one in ray.nodes()  # type: ignore[no-untyped-call]
+            if one["Alive"] and one["Resources"].get("CPU")
+        ]
+
+
+class Cluster:
+    """The nodes of a Ray cluster."""
+
+    def __init__(self, address: str, logs: Path) -> None:
+        """Connect, and make sure that all nodes see one folder and run the same code.
+
+        Args:
+            address: of the cluster; "auto" = the one of this machine.
+            logs: the folder of the tasks' logs, on storage that all nodes share.
+
+        Raises:
+            UserError: there is no such cluster, or a node of it is not fit for the work.
+        """
+        try:
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, ignore_reinit_error=True)
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            raise UserError(
+                f"there is no Ray cluster: {str(error).splitlines()[0]}",
+                where=address,
+                fix="start one: `ray start --head` here, `ray start --address=...` on the others; see docs/clusters.md",
+            ) from error
+        self._logs = logs.resolve()
+        nodes = _Node.alive()
+        _check(nodes, self._logs)
+        self.gpus = sum(node.gpus for node in nodes)
+        self.workers = self.gpus or sum(node.cpus for node in nodes)
+
+    def run(self, tasks: Sequence[Task]) -> Generator[Ended, None, None]:
+        """See `Executor.run`."""
+        flow = _Flow(tasks, self._logs, has_gpus=self.gpus > 0)
+        try:
+            while flow.is_going_on:
+                flow.submit()
+                yield from flow.ended()
+        finally:
+            flow.cancel()
+
+
+class _Flow:
+    """Tasks on their way through the cluster."""
+
+    def __init__(self, tasks: Sequence[Task], logs: Path, *, has_gpus: bool) -> None:
+        self._logs, self._has_gpus = logs, has_gpus
+        self._how = _How(logs, Path.cwd())
+        self._tasks = {task.name: task for task in tasks}
+        if self._has_gpus and (most := max(node.gpus for node in _Node.alive())) < max(task.gpus for task in tasks):
+            raise UserError(
+                f"no node of the cluster has the GPUs that a training wants: they have {most} at most",
+                fix="choose a smaller --gpus-per-training",
+            )
+        self._held = in_order(tasks)
+        self._refs: dict[str, Any] = {}  # name of a task that was handed over -> its result to be, for those after it
+        self._running: dict[Any, Task] = {}
+        self._ended: dict[str, Ended] = {}
+        self._gone: dict[str, Ended] = {}  # in place of results that will never be
+        self._told: dict[str, set[str]] = {}  # task -> which of these it was given
+        self._losses = Counter[str]()
+        self._places: dict[str, _Node] = {}  # task that has a node for itself -> the node
+        self._groups: dict[str, PlacementGroup] = {}
+
+    @property
+    def is_going_on(self) -> bool:
+        """Whether anything has not ended."""
+        return len(self._ended) < len(self._tasks)
+
+    # ---- handing over ----
+
+    def submit(self) -> None:
+        """Hand over what can be: what reserves anything once all before it has ended, the rest once that was."""
+        for task in list(self._held):
+            before = self._before(task)
+            if not self._reserves(task):
+                if all(name in self._refs for name in before):
+                    self._hand_over(task)
+            elif all(name in self._ended for name in before):
+                node = self._free_node() if task.alone else None
+                if node is not None or not task.alone:
+                    self._hand_over(task, node)
+
+    def _before(self, task: Task) -> list[str]:
+        return [name for name in task.after if name in self._tasks]
+
+    def _reserves(self, task: Task) -> bool:
+        return task.alone or (self._has_gpus and task.gpus > 1)
+
+    def _hand_over(self, task: Task, node: _Node | None = None) -> None:
+        self._held.remove(task)
+        options: dict[str, Any] = {"num_cpus": 1, "num_gpus": task.gpus if self._has_gpus else 0}
+        if node is not None:  # all of it, and no other
+            self._places[task.name] = node
+            strategy: Any = NodeAffinitySchedulingStrategy(node.id, soft=False)
+            options = {"num_cpus": node.cpus, "num_gpus": node.gpus, "scheduling_strategy": strategy, "max_retries": 0}
+        elif self._reserves(task):
+            group = placement_group([{"CPU": 1, "GPU": task.gpus}], strategy="STRICT_PACK")
+            self._groups[task.name] = group
+            strategy = PlacementGroupSchedulingStrategy(group)
+            options |= {"scheduling_strategy": strategy, "max_retries": 0}
+        else:
+            options |= {"scheduling_strategy": "SPREAD", "max_retries": _LOSSES - 1}
+        before = self._before(task)
+        made = [self._gone.get(name, self._refs.get(name)) for name in before]
+        self._told[task.name] = self._gone.keys() & {*before}
+        ref = _perform.options(name=task.name, **options).remote(task, self._how, node, before, *made)
+        self._refs[task.name] = ref
+        self._running[ref] = task
+
+    def _free_node(self) -> _Node | None:
+        """A node for what is to be alone; None while there is none.
+
+        On one machine with several nodes it waits until nothing else is under way: a race that shares its machine is
+        none.
+        """
+        nodes, taken = _Node.alive(), {node.host for node in self._places.values()}
+        hosts = Counter(node.host for node in nodes)
+        others = any(not task.alone for task in self._running.values())
+        here = socket.gethostname()
+        fit = [
+            node
+            for node in nodes
+            if node.host not in taken and not (others and hosts[node.host] > 1) and (node.gpus or not self._has_gpus)
+        ]
+        return min(fit, key=lambda node: (node.host == here, -node.gpus, node.id), default=None)
+
+    # ---- coming back ----
+
+    def ended(self) -> list[Ended]:
+        """What has ended, after a while."""
+        if not self._running:  # what is held waits for a node
+            time.sleep(_LOOK_S)
+            return []
+        done, _ = ray.wait([*self._running], num_returns=1, timeout=_LOOK_S)
+        found = [end for ref in done if (end := self._end_of(ref, self._running.pop(ref))) is not None]
+        self._ended |= {end.name: end for end in found}
+        return found
+
+    def _end_of(self, ref: Any, task: Task) -> Ended | None:
+        """How a task has ended; None where it is held, to be handed over again."""
+        self._places.pop(task.name, None)
+        if (group := self._groups.pop(task.name, None)) is not None:
+            remove_placement_group(group)
+        try:
+            end: Ended = ray.get(ref)
+        except RayError as error:
+            if self._untold(task) or self._may_be_done_again(task, error):
+                self._hold(task)
+                return None
+            log = log_of(self._logs, task.name)
+            append_line(log, str(error))
+            # What its work raises is written down where it is done: this is what came before.
+            began = not isinstance(error, RayTaskError)
+            end = lost(task, _LOSSES, log) if began else ended_by(task, _could_not_begin(task, error, log))
+            self._gone[task.name] = end
+        return end
+
+    def _may_be_done_again(self, task: Task, error: RayError) -> bool:
+        """Whether a task whose process was lost is handed over once more: Ray does that itself for most."""
+        if isinstance(error, RayTaskError) or not self._reserves(task):
+            return False
+        self._losses[task.name] += 1
+        return self._losses[task.name] < _LOSSES
+
+    def _untold(self, task: Task) -> bool:
+        """Whether a task could not begin because one before it is lost, of which it has not been told yet."""
+        before = self._before(task)
+        return any(
+            name not in self._ended or (name in self._gone and name not in self._told[task.name]) for name in before
+        )
+
+    def _hold(self, task: Task) -> None:
+        """Keep a task until it can be handed over again."""
+        del self._refs[task.name]
+        self._held.append(task)
+
+    def cancel(self) -> None:
+        """End whatever runs."""
+        for ref in self._running:
+            ray.cancel(ref, force=True)
+        for group in self._groups.values():
+            remove_placement_group(group)
+
+
+def _could_not_begin(task: Task, error: RayError, log: Path) -> UserError:
+    return UserError(
+        f"{task.title} could not begin: {str(error).strip().splitlines()[-1]}",
+        where=str(log),
+        fix="mend what the log says on all nodes",
+    )
+
+
+# ---- on the nodes ---------------------------------------------------------------------------------------------------
+
+
+class _How(NamedTuple):
+    """What all tasks of a run share."""
+
+    logs: Path
+    cwd: Path  # of the driver, from which relative paths are meant
+
+
+@ray.remote
+def _perform(task: Task, how: _How, whole: _Node | None, before: Sequence[str], *made: Ended) -> Ended:
+    """Carry out a task on a node: one that is to be alone only if it holds all of it."""
+    context = ray.get_runtime_context()
+    os.environ[NODE] = f"{socket.gethostname()}-{context.get_node_id()[:8]}"
+    held = context.get_assigned_resources()  # type: ignore[no-untyped-call]
+    if whole is not None and (held.get("CPU", 0), held.get("GPU", 0)) != (whole.cpus, whole.gpus):
+        refusal = UserError(f"{task.title}: refused beside other work", fix="give it a whole node")
+        return ended_by(task, refusal)
+    _use_cores(whole.cpus if whole is not None else 1 if not held.get("GPU") else max(1, int(held.get("CPU", 1))))
+    if how.cwd.is_dir():
+        os.chdir(how.cwd)
+    values = {name: end.value for name, end in zip(before, made, strict=True)}
+    return perform(task, [values.get(name) for name in task.after], how.logs, os.environ[NODE])
+
+
+def _use_cores(count: int) -> None:
+    """Let torch use so many cores, whether it has been imported or is yet to be."""
+    os.environ["OMP_NUM_THREADS"] = str(count)
+    if "torch" in sys.modules:
+        import torch
+
+        torch.set_num_threads(count)
+
+
+class _Look(NamedTuple):
+    """What a node sees of the shared folder, and what it would run."""
+
+    token: str
+    runs: tuple[str, ...]
+
+
+@ray.remote(num_cpus=0, max_retries=0)
+def _look(file: Path) -> _Look:
+    """Look at the token on a node."""
+    try:
+        token = file.read_text(encoding="utf-8")
+    except OSError:
+        token = ""
+    return _Look(token, _what_runs())
+
+
+def _what_runs() -> tuple[str, ...]:
+    """Versions of all that keys of checkpoints and cells depend on."""
+    found = [f"Python {platform.python_version()}", f"marsbench {files_hash('**/*.py')}"]
+    for package in _SAME:
+        with suppress(metadata.PackageNotFoundError):
+            found.append(f"{package} {metadata.version(package)}")
+    return tuple(found)
+
+
+def _check(nodes: Sequence[_Node], folder: Path) -> None:
+    """Make sure that all nodes see a folder of ours and would make the same numbers.
+
+    Raises:
+        UserError: those that do not, and what they lack.
+    """
+    token = uuid4().hex
+    file = write_atomically(folder / f"token-{token}", token.encode())
+    try:
+        looks = {
+            node.id: _look.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False)).remote(file)
+            for node in nodes
+        }
+        problems = [f"{node.host} ({node.id[:8]}): {why}" for node in nodes if (why := _unfit(looks[node.id], token))]
+    finally:
+        file.unlink(missing_ok=True)
+    if problems:
+        raise UserError(
+            f"{len(problems)} of {len(nodes)} nodes cannot work for this one: {'; '.join(problems)}",
+            where=str(folder),
+            fix="choose an --output folder that all nodes see under this name, and install the same on all; "
+            "see docs/clusters.md",
+        )
+
+
+def _unfit(looking: Any, token: str) -> str:
+    """Why a node cannot take part, empty if it can."""
+    try:
+        seen: _Look = ray.get(looking, timeout=_ANSWER_S)
+    except GetTimeoutError:
+        return f"no answer within {_ANSWER_S:g} s"
+    except TaskUnschedulableError:
+        return ""  # it has left the cluster meanwhile
+    except RayError as error:
+        return str(error).strip().splitlines()[-1]
+    if seen.token != token:
+        return "it does not see the folder"
+    other = [one for one, ours in zip(seen.runs, _what_runs(), strict=False) if one != ours]
+    return f"it has {', '.join(other)}" if other else ""

@@ -1,0 +1,74 @@
+"""One training over several GPUs of this machine: `accelerate launch` starts this module once for each.
+
+The processes share the work of every step (FSDP) and leave the checkpoint; whoever started them makes its row.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from marsbench.errors import UserError
+from marsbench.paths import PACKAGE
+from marsbench.progress import Reporter
+
+_LAUNCH = PACKAGE / "presets" / "launch" / "fsdp.yaml"
+_PR_SET_PDEATHSIG = 1  # of Linux's prctl: a signal to get when the parent dies
+
+
+def train_on_many(work: Callable[..., Any], processes: int, logs: Path, launch: Sequence[str] = ()) -> None:
+    """Have so many processes carry out a piece of training together; what they say goes to the log of this one.
+
+    Args:
+        work: the piece, as `Train`; it can be pickled.
+        processes: one for each GPU.
+        logs: a folder for the piece while it is handed over.
+        launch: options of `accelerate launch`; none = those of the shipped FSDP configuration.
+
+    Raises:
+        UserError: a process has failed.
+    """
+    logs.mkdir(parents=True, exist_ok=True)
+    options = launch or ("--config_file", str(_LAUNCH))
+    with tempfile.NamedTemporaryFile(dir=logs, suffix=".work") as file:
+        file.write(pickle.dumps(work))
+        file.flush()
+        shared = ["--num_processes", str(processes), "--main_process_port", "0"]  # any free port
+        command = [sys.executable, "-m", "accelerate.commands.launch", *options, *shared, "-m", __name__, file.name]
+        done = subprocess.run(
+            command, stderr=sys.stderr, stdout=sys.stderr, check=False,
+            preexec_fn=_end_with_parent if sys.platform == "linux" else None,
+        )  # fmt: skip
+    if done.returncode:
+        raise UserError(
+            f"a process of a training on {processes} GPUs ended with status {done.returncode}",
+            fix="mend what the log says; the same command then goes on where it stopped",
+        )
+
+
+def is_launched() -> bool:
+    """Whether this is one of the processes of a training that `accelerate launch` has started."""
+    return "LOCAL_RANK" in os.environ
+
+
+def _end_with_parent() -> None:
+    """Have Linux end a process that is about to start when the one that starts it is killed."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def main() -> None:
+    """Carry out, as one of several processes, the piece of work that a file holds."""
+    work = pickle.loads(Path(sys.argv[1]).read_bytes())
+    work([], Reporter())
+
+
+if __name__ == "__main__":
+    main()

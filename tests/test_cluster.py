@@ -1,0 +1,302 @@
+"""The cluster: three Ray nodes on this machine do what processes here do, and lose nothing when nodes or drivers die.
+
+`MARSBENCH_CLUSTER=1` runs the whole paper at scale micro three times over, with nodes and drivers killed on the way.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+import ray
+from ray.cluster_utils import Cluster as Simulated
+from small_work import Do, count_and_die, fail, nothing, sleep_long, stay, wait_for_word, who
+from test_work import Here, comparable, run_in, wait_for
+from typer.testing import CliRunner
+
+from marsbench.cli import app
+from marsbench.errors import UserError
+from marsbench.executors import cluster
+from marsbench.executors.cluster import Cluster
+from marsbench.executors.overhead import measure
+from marsbench.executors.tasks import Ended, Task
+from marsbench.executors.worker import log_of
+from marsbench.overview.work import carry_out
+from marsbench.paths import PACKAGE
+from marsbench.rows.store import parse_rows, read_rows
+from marsbench.studies import study_of
+
+MEMORY = 80 * 2**20  # bytes of a node's object store
+TIMED = {"seconds", "provenance", "first_token", "last_token", "others_cores", "copied_per_second", "baselines"}
+ON_REQUEST = pytest.mark.skipif("MARSBENCH_CLUSTER" not in os.environ, reason="takes minutes")
+
+
+@pytest.fixture(scope="module")
+def simulated() -> Iterator[Simulated]:
+    """A cluster of three nodes with a core each, all on this machine."""
+    known = [str(PACKAGE.parent), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, known)))
+        patch.setenv("RAY_raylet_start_wait_time_s", "120")
+        patch.setenv("RAY_health_check_period_ms", "500")
+        head = {"num_cpus": 1, "include_dashboard": False, "object_store_memory": MEMORY}
+        found = Simulated(initialize_head=True, head_node_args=head)
+        for _ in range(2):
+            found.add_node(num_cpus=1, object_store_memory=MEMORY, wait=False)
+        found.wait_for_nodes(120)
+        yield found
+        ray.shutdown()
+        found.shutdown()
+
+
+@pytest.fixture
+def three(simulated: Simulated, tmp_path: Path) -> Cluster:
+    """The executor on it."""
+    return Cluster(simulated.address, tmp_path / "logs")
+
+
+def ends(executor: Cluster, tasks: Sequence[Task]) -> dict[str, Ended]:
+    """How all tasks end."""
+    found = [*executor.run(tasks)]
+    assert sorted(end.name for end in found) == sorted(task.name for task in tasks)
+    return {end.name: end for end in found}
+
+
+# ---- tasks ----------------------------------------------------------------------------------------------------------
+
+
+def test_tasks_are_shared_out_and_races_run_alone(three: Cluster, tmp_path: Path) -> None:
+    """Guards against one node that does it all, two races at once on one machine, and anything beside a race."""
+    work = Do(stay, tmp_path)
+    tasks = [Task(f"task{number}", "", work) for number in range(6)]
+    tasks += [Task(f"race{number}", "", work, alone=True) for number in range(2)]
+    found = ends(three, tasks)
+    assert found["race0"].value == found["race1"].value == []
+    assert len({found[f"task{number}"].node for number in range(6)}) > 1 and all(end.node for end in found.values())
+
+
+def test_a_race_that_does_not_hold_its_node_is_refused(three: Cluster, tmp_path: Path) -> None:
+    """Guards against times that are the scheduler's."""
+    (node, *_) = cluster._Node.alive()
+    task, how = Task("race", "a race", Do(nothing, tmp_path), alone=True), cluster._How(tmp_path, tmp_path)
+    refused: Any = ray.get(cluster._perform.options(num_cpus=1).remote(task, how, replace(node, cpus=2), []))
+    assert refused.error is not None and "refused beside other work" in refused.error.what
+
+
+def test_own_failures_are_heard_and_not_tried_again(three: Cluster, tmp_path: Path) -> None:
+    """Guards against a task that fails for ever, or takes with it what comes after or beside."""
+    (tmp_path / "dies").mkdir()
+    found = ends(
+        three,
+        [
+            Task("bad", "the bad one", Do(fail, tmp_path)),
+            Task("child", "", Do(nothing, tmp_path), ("bad",)),
+            Task("dies", "this one", Do(count_and_die, tmp_path / "dies")),
+            Task("told", "", Do(nothing, tmp_path), ("dies",)),
+            Task("last", "", Do(nothing, tmp_path), ("told",)),
+            Task("other", "", Do(nothing, tmp_path)),
+        ],
+    )
+    why = "the bad one failed: ValueError: it does not work"
+    assert found["bad"].error is not None and found["bad"].error.what == why
+    assert found["child"].value == [f"failed: {why}"] and found["other"].value == []
+    assert "this one: its process was lost 5 times" in found["told"].value[0]
+    assert found["last"].value == [found["told"].value], "it is done although the one before was lost"
+    assert len([*(tmp_path / "dies").glob("try*")]) == 5
+    assert log_of(tmp_path / "logs", "bad").read_text().count("Traceback") == 1
+
+
+@pytest.mark.parametrize("alone", [pytest.param(False, marks=ON_REQUEST), True])
+def test_what_a_lost_node_did_is_done_elsewhere(alone: bool, simulated: Simulated, tmp_path: Path) -> None:
+    """Guards against a run that ends with one of its nodes, and a race that is given up with its own."""
+    nodes = [simulated.add_node(num_cpus=1, num_gpus=1, object_store_memory=MEMORY) for _ in range(2)]
+    try:
+        executor = Cluster(simulated.address, tmp_path / "logs")
+        task, child = (
+            Task("task", "", Do(wait_for_word, tmp_path), alone=alone),
+            Task("child", "", Do(nothing, tmp_path), ("task",)),
+        )
+
+        def lose() -> None:
+            where = wait_for(tmp_path / "running")
+            simulated.remove_node(
+                next(node for node in nodes if where.endswith(node.node_id[:8])), allow_graceful=False
+            )
+
+        losing = Thread(target=lose)
+        losing.start()
+        found = ends(executor, [task, child])
+        losing.join()
+        assert found["task"].error is None and found["child"].value == [found["task"].value]
+        assert found["task"].value == found["task"].node != (tmp_path / "running").read_text()
+    finally:
+        for node in simulated.worker_nodes & {*nodes}:
+            simulated.remove_node(node, allow_graceful=False)
+
+
+def test_several_gpus_are_those_of_one_node(simulated: Simulated, tmp_path: Path) -> None:
+    """Guards against a training that waits for ever, or gets GPUs of two machines."""
+    node = simulated.add_node(num_cpus=3, num_gpus=3, object_store_memory=MEMORY)
+    try:
+        with_gpus = Cluster(simulated.address, tmp_path / "logs")
+        assert with_gpus.workers == 3
+        wide = Task("wide", "", Do(who, tmp_path), ("one",), gpus=2)
+        found = ends(with_gpus, [Task("one", "", Do(who, tmp_path)), wide, Task("two", "", Do(who, tmp_path))])
+        assert len(found["one"].value.split(",")) == 1 and len(found["wide"].value.split(",")) == 2
+        with pytest.raises(UserError, match="they have 3 at most"):
+            [*with_gpus.run([replace(wide, gpus=4)])]
+    finally:
+        simulated.remove_node(node)
+
+
+def test_who_stops_listening_ends_what_runs(three: Cluster, tmp_path: Path) -> None:
+    """Guards against a cluster that works on after Ctrl-C."""
+    running = three.run([Task("quick", "", Do(nothing, tmp_path)), Task("long", "", Do(sleep_long, tmp_path))])
+    assert next(running).name == "quick"
+    process = int(wait_for(tmp_path / "started"))
+    running.close()
+    until = time.monotonic() + 30
+    while Path(f"/proc/{process}").exists():
+        assert time.monotonic() < until, "it works on"
+        time.sleep(0.1)
+
+
+# ---- nodes ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_node_that_does_not_see_the_folder_is_named(
+    three: Cluster, simulated: Simulated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against checkpoints that are trained again on every node, hours later."""
+
+    def elsewhere(path: Path, content: bytes) -> Path:
+        return path
+
+    monkeypatch.setattr(cluster, "write_atomically", elsewhere)
+    with pytest.raises(UserError, match=r"(?s)3 of 3 nodes .*it does not see the folder.*--output folder that all"):
+        Cluster(simulated.address, tmp_path / "logs")
+    monkeypatch.undo()
+    monkeypatch.setattr(cluster, "_what_runs", lambda: ("Python 2.7",))
+    with pytest.raises(UserError, match=r"it has Python 3"):
+        Cluster(simulated.address, tmp_path / "logs")
+
+
+def test_overhead_is_measured_on_a_cluster(three: Cluster) -> None:
+    """Guards against a command that knows processes only."""
+    found = measure(three, ["json"], 6)
+    assert found.start > 0 and found.queue > 0
+
+
+# ---- pages ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_page_made_by_a_cluster_is_the_page(three: Cluster, tmp_path: Path, micro_checkpoints: Path) -> None:
+    """Guards against rows that depend on where they were made, lack their node, or are written by a node."""
+    asked = {"benchmarks": ("mini_gsm8k",), "limit": 2}
+    made = []
+    for executor in (Here(tmp_path / "logs"), three):
+        run = run_in(tmp_path / type(executor).__name__, micro_checkpoints, **asked)
+        rows = carry_out([study_of("table9")], run, executor)["table9"]
+        assert isinstance(rows, list)
+        made.append(rows)
+        assert len(run.workspace.row_file.read_text().splitlines()) == len(run.store.rows())
+    here, there = made
+    assert comparable(there) == comparable(here)
+    measured = [row.provenance for row in there if row.kind == "evaluation"]
+    assert measured and all("node" in provenance for provenance in measured)
+    assert not any("node" in row.provenance for row in here)
+
+
+def whole_paper(folder: Path, *more: str) -> subprocess.Popen[bytes]:
+    """The whole paper at scale micro, made by a command of its own."""
+    known = [str(PACKAGE.parent), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, known)), "OMP_NUM_THREADS": "1"}
+    words = ["-m", "marsbench", "reproduce", "all", "--scale", "micro", "--output", str(folder), *more]
+    return subprocess.Popen([sys.executable, *words], env=environment)
+
+
+def published(folder: Path) -> dict[str, list[dict[str, object]]]:
+    """The rows of every page, without what may differ from run to run."""
+    files = sorted((folder / "results" / "micro").glob("*.jsonl"))
+    rows = {file.stem: read_rows(file) for file in files}
+    return {
+        page: [{name: value for name, value in vars(row).items() if name not in TIMED} for row in some]
+        for page, some in rows.items()
+    }
+
+
+@ON_REQUEST
+@pytest.mark.slow
+def test_the_whole_paper_survives_killed_nodes_and_drivers(simulated: Simulated, tmp_path: Path) -> None:
+    """Guards against a row that is lost, doubled or half-written, or another one than processes here would measure."""
+    here, there = tmp_path / "here", tmp_path / "there"
+    with whole_paper(here, "--jobs", "2") as local:
+        assert local.wait() == 0
+    seed = random.randrange(10**6)
+    print(f"moments of seed {seed}")
+    moments = random.Random(seed)
+    for kill_driver in (True, False):
+        with whole_paper(there, "--cluster", simulated.address) as driver:
+            for _ in range(2):
+                time.sleep(moments.uniform(15, 60))
+                simulated.remove_node(moments.choice([*simulated.worker_nodes]), allow_graceful=False)
+                simulated.add_node(num_cpus=1, object_store_memory=MEMORY)
+            if kill_driver:
+                driver.send_signal(signal.SIGKILL)
+            assert driver.wait() == (-signal.SIGKILL if kill_driver else 0)
+    assert published(there) == published(here)
+    kept = parse_rows((there / "runs" / "micro" / "rows.jsonl").read_text(), "rows")
+    assert len({row.key for row in kept}) == len(kept)
+    races = [row for row in kept if row.kind == "sweep" and row.status == "done"]
+    assert races and all("node" in row.provenance for row in races)
+
+
+# ---- without a cluster ----------------------------------------------------------------------------------------------
+
+
+def test_nothing_of_ray_is_imported_without_a_cluster() -> None:
+    """Guards against a second of imports, and an error without the extra, for who has one machine."""
+    for file in PACKAGE.rglob("*.py"):
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        everywhere = [one for one in ast.walk(tree) if isinstance(one, ast.Import | ast.ImportFrom)]
+        named = {
+            name
+            for one in everywhere
+            for name in ([one.module or ""] if isinstance(one, ast.ImportFrom) else [alias.name for alias in one.names])
+        }
+        if file.relative_to(PACKAGE).as_posix() != "executors/cluster.py":
+            assert not {name for name in named if name.partition(".")[0] == "ray"}, file
+        on_top = [one.module for one in tree.body if isinstance(one, ast.ImportFrom)]
+        assert "marsbench.executors.cluster" not in on_top, file
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ([], "pip install 'marsbench[cluster]'"),
+        (["--jobs", "2"], "--jobs and --cluster do not go together"),
+        (["--shard", "1/2"], "--shard and --cluster"),
+        (["--existing", "rerun"], "--existing and --cluster"),
+    ],
+)
+def test_a_cluster_that_cannot_be_used_is_refused_at_once(
+    more: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against a traceback where Ray is not installed, and options that are passed over without a word."""
+    if not more:
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    arguments = ["reproduce", "table2", "--scale", "micro", "--cluster", "auto", "--output", str(tmp_path), *more]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 2 and said in done.output and not (tmp_path / "runs").exists()
