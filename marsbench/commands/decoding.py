@@ -18,6 +18,7 @@ from marsbench.commands.shared import (
     Metric,
     Output,
     OwnStage,
+    Pack,
     PrefillPositions,
     Scale,
     Seed,
@@ -26,6 +27,7 @@ from marsbench.commands.shared import (
     check_decoding,
     dtype_of,
     make_run,
+    use_packing,
 )
 from marsbench.decoding.generation import PREFILL_POSITIONS
 from marsbench.errors import UserError
@@ -48,6 +50,7 @@ def show(
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Limit of the answer.")] = 96,
     untrained_masks: UntrainedMasks = False,
     compiled: Compile = False,
+    pack: Pack = True,
     image: Annotated[Path | None, typer.Option(help="Also draw it: FILE.png, .svg or .pdf.")] = None,
     scale: Scale = "tiny",
     seed: Seed = 0,
@@ -70,6 +73,7 @@ def show(
             block_size=window or block_size,
         )
     run = make_run(scale, output, "reuse", seed)
+    use_packing(pack)
     from marsbench.methods.settings import load_aloud
     from marsbench.running.checkpoints import Checkpoints
     from marsbench.show import answers, check_image, draw, sample_question
@@ -177,6 +181,7 @@ def decode(
     ] = None,
     untrained_masks: UntrainedMasks = False,
     compiled: Compile = False,
+    pack: Pack = True,
 ) -> None:
     """Continue prompts given as token ids.
 
@@ -191,6 +196,7 @@ def decode(
     from marsbench.quiet import quieten_libraries
 
     quieten_libraries()
+    use_packing(pack)
     from marsbench.compiled.graphs import kind_of_batch
     from marsbench.decode_file import check_target, decode_file, read_prompts
     from marsbench.decoding.generation import Request

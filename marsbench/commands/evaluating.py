@@ -23,6 +23,7 @@ from marsbench.commands.shared import (
     Metric,
     Output,
     OwnStage,
+    Pack,
     PrefillPositions,
     Scale,
     Seed,
@@ -33,6 +34,7 @@ from marsbench.commands.shared import (
     check_fits,
     dtype_of,
     make_run,
+    use_packing,
 )
 from marsbench.decoding.generation import PREFILL_POSITIONS
 
@@ -61,6 +63,7 @@ def eval_(
     batch_size: Annotated[int | None, typer.Option(min=1, help="Rows decoded at once [default: the scale's].")] = None,
     prefill_positions: PrefillPositions = PREFILL_POSITIONS,
     compiled: Compile = False,
+    pack: Pack = True,
     max_new_tokens: Annotated[
         int | None, typer.Option(min=1, help="Limit of every answer [default: the benchmark's].")
     ] = None,
@@ -88,6 +91,7 @@ def eval_(
     run = make_run(scale, output, existing, seed, limit=limit, shard=shard, data_dir=data_dir)
     run.scale = replace(run.scale, batch_size=batch_size or run.scale.batch_size)
     run.max_new_tokens, run.prefill_positions, run.compiled = max_new_tokens, prefill_positions, compiled
+    use_packing(pack)
     from marsbench.running.asking import ask
     from marsbench.running.plans import Arm
 

@@ -98,6 +98,13 @@ Compile = Annotated[
         "and is kept on disk by torch for the next time, so it pays on long runs.",
     ),
 ]
+Pack = Annotated[
+    bool,
+    typer.Option(
+        "--pack/--no-pack",
+        help="On a CPU, copy large weights in the order in which they are read: as much memory again, and sooner.",
+    ),
+]
 UntrainedMasks = Annotated[
     bool, typer.Option("--untrained-masks", help="Use masks even if the checkpoint never saw any.")
 ]
@@ -151,6 +158,13 @@ def check_fits(method: str, *, window: int | None, layout: str | None) -> None:
         raise UserError(f"method {method!r} has no window", fix="leave --window out, or choose mars-verified or jacobi")
     if layout is not None and not METHODS[method].laid_out:
         raise UserError(f"method {method!r} has no layout", fix="leave --layout out, or choose mars-verified")
+
+
+def use_packing(pack: bool) -> None:
+    """Have weights packed for decoding, or not, by this process and those that it starts."""
+    from marsbench.forward.packed import set_packing
+
+    set_packing(pack)
 
 
 def dtype_of(name: str) -> torch.dtype:

@@ -15,6 +15,7 @@ from marsbench.commands.shared import (
     GridFile,
     Output,
     OwnStage,
+    Pack,
     Quick,
     Scale,
     Seed,
@@ -23,6 +24,7 @@ from marsbench.commands.shared import (
     TrainAll,
     check_decoding,
     make_run,
+    use_packing,
 )
 from marsbench.errors import UserError
 
@@ -40,6 +42,7 @@ def sweep(
     data_dir: DataDir = None,
     train_all: TrainAll = False,
     checkpoint: StageCheckpoints = None,
+    pack: Pack = True,
     output: Output = Path("."),
 ) -> None:
     """Race thresholds, windows and methods at several batch sizes, and write reports/speedup.md.
@@ -60,6 +63,7 @@ def sweep(
     run = make_run(
         scale, output, existing, seed, shard=shard, data_dir=data_dir, checkpoint=checkpoint, train_all=train_all
     )
+    use_packing(pack)
     from marsbench.overview.pages import write_whole_paper
     from marsbench.overview.reproduction import reproduce_sweep
     from marsbench.studies import study_of
@@ -124,6 +128,7 @@ def tune(
     ] = None,
     prompts: Annotated[int, typer.Option(min=1, help="Prompts from all benchmarks alike.")] = 96,
     positions: Annotated[int, typer.Option(min=1, help="Time forward passes of up to so many positions.")] = 1024,
+    pack: Pack = True,
     data_dir: DataDir = None,
     scale: Scale = "tiny",
     seed: Seed = 0,
@@ -136,6 +141,7 @@ def tune(
     """
     check_decoding("mars", threshold=None, draft=None, stage=None if checkpoint else stage, block_size=block_size)
     run = make_run(scale, output, "reuse", seed, benchmarks=benchmarks, data_dir=data_dir)
+    use_packing(pack)
     from rich.console import Console
 
     from marsbench.commands.tables import advice_table

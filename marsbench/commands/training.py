@@ -16,6 +16,7 @@ from marsbench.commands.shared import (
     ExistingPolicy,
     Output,
     OwnStage,
+    Pack,
     PrefillPositions,
     Scale,
     Seed,
@@ -24,6 +25,7 @@ from marsbench.commands.shared import (
     check_fits,
     dtype_of,
     make_run,
+    use_packing,
 )
 from marsbench.decoding.generation import PREFILL_POSITIONS
 from marsbench.errors import UserError, unknown_name
@@ -67,6 +69,7 @@ def distill(
     prefill_positions: PrefillPositions = PREFILL_POSITIONS,
     dtype: Dtype = "float32",
     compiled: Compile = False,
+    pack: Pack = True,
     scale: Scale = "tiny",
     output: Output = Path("."),
 ) -> None:
@@ -101,6 +104,7 @@ def distill(
     from marsbench.compiled.graphs import kind_of_batch
     from marsbench.methods.fitting import fit
 
+    use_packing(pack)
     loaded, companion, reporter = _loaded(checkpoint, draft, scale, stage, block_size, number_type, output)
     chosen = fit(method, loaded, draft=companion, **options)
     kind, not_compiled = kind_of_batch(loaded.model, chosen, compiled)

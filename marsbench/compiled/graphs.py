@@ -100,8 +100,11 @@ class Graphs(Steps):
         if method not in self._drafts:
             self._drafts[method] = _draft_decoders(method)
         decoders = decoder, *self._drafts[method]
-        if not all(isinstance(one, LeanDecoder) and one.holds() for one in decoders):
+        lean = [one for one in decoders if isinstance(one, LeanDecoder) and one.holds()]
+        if len(lean) < len(decoders):
             return static_step(decoder, method, stand, eos)
+        for one in lean:
+            one.follow_weights()
         key = (*decoders, method, stand.shape, stand.dtype, len(eos))
         if key not in self._compiled:
             self._compiled[key] = self._made(decoder, method, stand, eos)

@@ -2,7 +2,8 @@
 
 `LeanDecoder` runs Qwen2 and Llama checkpoints with the weights of their transformers modules but fewer, larger
 operations, and leaves fillers out: a window that is wide for one row costs nothing in the others. It reads the weights
-where they lie and writes nothing to the model. Whatever else hangs on a model, or is one, runs through its own modules.
+where they lie, or packed copies that follow them, and writes nothing to the model. Whatever else hangs on a model, or
+is one, runs through its own modules.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from marsbench.forward.cache import RaggedCache
 from marsbench.forward.linear import linear
 from marsbench.forward.masks import additive_mask
 from marsbench.forward.modules import ModuleDecoder
+from marsbench.forward.packed import Packing
 from marsbench.forward.plain import Watch, is_leaf, is_plain, is_plainly_its_class
 from marsbench.forward.probe import check_by_forward
 from marsbench.forward.window import Answer, Window
@@ -89,6 +91,8 @@ class LeanDecoder:
         self._lm_head = _Head(model.get_output_embeddings())
         self._embed, self._norm, self._rotary = decoder.embed_tokens, _Norm(decoder.norm), decoder.rotary_emb
         self._layers = [_Layer(layer) for layer in decoder.layers]
+        maps = [weights for layer in self._layers for weights in layer.maps()]
+        self._packing = Packing([*maps, *self._lm_head.maps()])
         self._cos = self._sin = torch.empty(0)
         self._frequencies: Tensor | None = None
         self._turned_by: tuple[object, ...] = ()  # what the table was made for
@@ -102,9 +106,16 @@ class LeanDecoder:
         """The same in less than half of the time, but for dictionaries of a module's that were replaced as a whole."""
         return self._watch.holds()
 
+    def follow_weights(self) -> None:
+        """Bring packed copies of the weights up to date; whoever compiles a call does it before each call."""
+        self._packing.follow()
+
     def __call__(self, cache: RaggedCache, window: Window, relative: Tensor) -> Answer:
         """Run a window; see `Decoder`."""
-        if torch.compiler.is_compiling() or self.holds():
+        if torch.compiler.is_compiling():
+            return self.run(cache, window, relative)
+        if self.holds():
+            self.follow_weights()
             return self.run(cache, window, relative)
         return decoder_of(self._model())(cache, window, relative)
 
@@ -193,6 +204,10 @@ class _Layer:
         seen = self._norms[1](hidden)
         return hidden + _map(self._down, self._activation(_map(self._gate, seen)) * _map(self._up, seen))
 
+    def maps(self) -> tuple[_Weights, ...]:
+        """The parameters of its linear layers."""
+        return self._q, self._k, self._v, self._out, self._gate, self._up, self._down
+
     def _attend(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor, shape: torch.Size) -> Tensor:
         """Attention of queries [N * W, heads, size] over keys and values [N, S, key heads, size]: [N * W, H]."""
         rows, width = shape
@@ -224,6 +239,10 @@ class _Head:
             return _map(self._weights, hidden)
         logits: Tensor = self._module(hidden)
         return logits
+
+    def maps(self) -> tuple[_Weights, ...]:
+        """Its parameters, if it is a linear layer."""
+        return (self._weights,) if self._is_linear else ()
 
 
 class _Norm:

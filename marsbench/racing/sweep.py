@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from filelock import FileLock
 
+from marsbench.forward.packed import packing_in_words
 from marsbench.keys import content_hash
 from marsbench.neighbours import warning
 from marsbench.provenance import node, provenance
@@ -98,7 +99,7 @@ def _step_times(course: Course) -> StepTimeRow:
         found = step_times(loaded.model, course.grid.positions, bar.update)
     row = step_time_row(
         found, key=key, scale=run.scale.scale, stage=str(loaded.stage), weight_bytes=size_of(loaded.model),
-        checkpoint=loaded.weights, provenance={**origin, **loaded.origin},
+        checkpoint=loaded.weights, provenance={**origin, **loaded.origin, **packing_in_words()},
     )  # fmt: skip
     run.keep(row)
     return row

@@ -10,6 +10,7 @@ from typing import Any
 from marsbench.decoding.generation import Generation
 from marsbench.errors import UserError
 from marsbench.files import write_atomically
+from marsbench.forward.packed import packing_in_words
 from marsbench.keys import content_hash
 from marsbench.provenance import provenance
 from marsbench.racing.course import Cell, Course
@@ -38,7 +39,7 @@ def sweep_row(course: Course, cell: Cell, found: Outcome, outcomes: Mapping[str,
         "prompt_cut": course.prompts.cuts if any(course.prompts.cuts) else [],
         "max_new_tokens": course.max_new_tokens,
         "dtype": course.grid.dtype,
-        "provenance": {**provenance(seed=course.run.seed), **_origin(course, cell)},
+        "provenance": {**provenance(seed=course.run.seed), **_origin(course, cell), **packing_in_words()},
     }
     measured = _measured(course, cell, found, outcomes) if found.status == "done" else {}
     return SweepRow(**identity, **measured)

@@ -11,6 +11,7 @@ from marsbench.decoding.engine import Batch, KindOfBatch, Method
 from marsbench.decoding.outside import OutsideMethod
 from marsbench.evaluation.benchmarks import benchmark, fingerprint
 from marsbench.evaluation.harness import AnswerLog, EngineModel, Exam, cut_in_words, evaluate
+from marsbench.forward.packed import packing_in_words
 from marsbench.keys import SCORING, content_hash, source_hash
 from marsbench.methods import Options
 from marsbench.methods.fitting import fit
@@ -170,7 +171,7 @@ class Cells:
             seconds=round(time.perf_counter() - started, 3),
             max_new_tokens=limit,
             checkpoint=loaded.weights,
-            provenance={**origin, **loaded.origin},
+            provenance={**origin, **loaded.origin, **packing_in_words()},
             prompt_cut=cuts,
             dtype=_dtype_of(loaded),
         )

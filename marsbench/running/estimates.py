@@ -169,7 +169,11 @@ def _notes(plan: TablePlan, scale: Preset) -> list[str]:
             f"{reckoned.training_disk_gib:g} GiB of disk.",
         ]
     needs = f"Measuring needs {scale.memory_gib:g} GiB of free memory and {scale.disk_gib:g} GiB of disk."
-    return [*notes, needs]
+    packing = (
+        "On a CPU, large weights are packed for decoding, which takes as much memory again as they do: it is counted "
+        "in, and left out where there is no room, or with --no-pack."
+    )
+    return [*notes, needs, *([packing] if scale.pretrained else [])]
 
 
 def terminal_table(title: str, *heads: str) -> Table:

@@ -1,0 +1,247 @@
+"""Packed weights: never stale, gone with their model, and nothing but faster."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+
+from marsbench.compiled.graphs import Graphs
+from marsbench.decoding.engine import Batch, decode, forward
+from marsbench.decoding.generation import Request
+from marsbench.forward import linear as linear_module
+from marsbench.forward import packed
+from marsbench.forward.cache import RaggedCache
+from marsbench.forward.decoder import LeanDecoder, decoder_of
+from marsbench.forward.linear import COPIES, FEW
+from marsbench.forward.packed import packing, packing_in_words
+from marsbench.forward.window import Window
+from marsbench.methods.ar import Autoregressive
+from marsbench.methods.mars_verified import MarsVerified
+
+pytestmark = pytest.mark.skipif(not linear_module.HAS_ONEDNN, reason="torch without oneDNN")
+IDS = torch.tensor([[4, 5, 6, 7, 8]])
+LAYERS, MATRICES = 2, 7
+Change = Callable[[Any], None]
+
+
+def llama(seed: int = 0, *, tied: bool = True) -> Any:
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=48, hidden_size=32, intermediate_size=48, num_hidden_layers=LAYERS, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=128, initializer_range=0.3, tie_word_embeddings=tied,
+    )  # fmt: skip
+    return LlamaForCausalLM(config).eval()
+
+
+@pytest.fixture(autouse=True)
+def all_packed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Every matrix of a small model counts as large, and is always read from its packed copy."""
+    monkeypatch.setattr(linear_module, "LARGE", 16 * 32)
+    monkeypatch.setattr(packed, "_timed", lambda by_shape: {shape: ("packed",) * (FEW + 1) for shape in by_shape})
+    monkeypatch.setattr(packed, "_FASTEST", {})
+    with packing(True):
+        yield
+    gc.collect()
+
+
+@torch.inference_mode()
+def logits_of(model: Any) -> Tensor:
+    """Logits [1, W, V] of IDS by the engine's forward pass."""
+    decoder, width = decoder_of(model), IDS.shape[1]
+    assert isinstance(decoder, LeanDecoder)
+    visible = torch.ones(width, width, dtype=torch.bool).tril()
+    window = Window(IDS, torch.arange(width).unsqueeze(0), torch.zeros(1, dtype=torch.long), width, visible)
+    return forward(decoder, RaggedCache(), window).logits(slice(None))
+
+
+@torch.inference_mode()
+def own_logits(model: Any) -> Tensor:
+    """The same by a fresh copy of the model and its own modules."""
+    logits: Tensor = copy.deepcopy(model)(IDS, use_cache=False).logits
+    return logits
+
+
+def _trained(make: Callable[..., torch.optim.Optimizer]) -> Change:
+    def train(model: Any) -> None:
+        optimizer = make(model.parameters(), lr=0.1)
+        model(IDS, labels=IDS).loss.backward()
+        optimizer.step()
+
+    return train
+
+
+def _merged(model: Any) -> None:
+    """As adapters are merged: through `.data`, which no version counter sees."""
+    weight = model.model.layers[1].mlp.down_proj.weight
+    weight.data += torch.randn(weight.shape[0], 1) @ torch.randn(1, weight.shape[1])
+
+
+def _replaced(model: Any) -> None:
+    layer = model.model.layers[0].self_attn.q_proj
+    layer.weight = nn.Parameter(torch.randn_like(layer.weight))
+
+
+def _sharded(model: Any) -> None:
+    """As a sharding wrapper gathers: everything copied into the storage that is there."""
+    for parameter in model.parameters():
+        parameter.data.copy_(torch.randn_like(parameter) / 4)
+
+
+def _given_data(model: Any) -> None:
+    for parameter in model.parameters():
+        parameter.data = parameter.data.clone() * 1.5
+
+
+def _under_no_grad(model: Any) -> None:
+    with torch.no_grad():
+        model.model.layers[0].self_attn.k_proj.weight[1, 3] += 5.0
+
+
+CHANGES: dict[str, Change] = {
+    "SGD": _trained(torch.optim.SGD),
+    "AdamW": _trained(torch.optim.AdamW),
+    "AdamW, fused": _trained(partial(torch.optim.AdamW, fused=True)),
+    "load_state_dict": lambda model: model.load_state_dict(llama(5).state_dict()),
+    "load_state_dict, assigned": lambda model: model.load_state_dict(llama(5).state_dict(), assign=True),
+    "merged adapter": _merged,
+    "replaced weight": _replaced,
+    "sharded": _sharded,
+    "other data": _given_data,
+    "one value": _under_no_grad,
+    "bf16 and back": lambda model: model.bfloat16().float(),
+    "bf16": lambda model: model.bfloat16(),
+}
+
+
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_is_written_is_read_at_the_next_step(change: str, tied: bool) -> None:
+    """Guards against logits of weights that are no longer there."""
+    model = llama(tied=tied)
+    torch.testing.assert_close(logits_of(model), own_logits(model), atol=1e-4, rtol=1e-4)
+    before = logits_of(model)
+    assert len(COPIES) == LAYERS * MATRICES + 1
+    for _ in range(2):  # and once more, when everything has been packed again
+        CHANGES[change](model)
+        tolerance = 1e-4 if model.dtype is torch.float32 else 0.3
+        found = logits_of(model)
+        torch.testing.assert_close(found, own_logits(model), atol=tolerance, rtol=tolerance)
+    if change not in ("bf16 and back", "bf16"):
+        assert not torch.allclose(found, before, atol=1e-2)
+
+
+def test_compiled_steps_follow_too() -> None:
+    """Guards against graphs that have an old copy in them."""
+    model, graphs, method = llama(), Graphs("aot_eager"), Autoregressive()
+    for change in (None, "AdamW", "merged adapter", "replaced weight", "sharded", "other data"):
+        if change is not None:
+            CHANGES[change](model)
+        requests, ids = [Request([4, 5, 6], 12)], {"eos_id": -1, "pad_id": 0}
+        found = decode(model, method, requests, kind=graphs.batch, **ids)  # type: ignore[arg-type]
+        with packing(False):
+            expected = decode(copy.deepcopy(model), method, requests, **ids)  # type: ignore[arg-type]
+        assert found == expected, change
+    assert len(graphs) == 1, "it went on eagerly, or was compiled again"
+
+
+def test_a_change_between_two_steps_of_a_batch_counts() -> None:
+    """Guards against copies that are looked at when a batch begins, and never again."""
+    tokens: dict[bool, list[int]] = {}
+    for on in (True, False):
+        model, done = llama(), dict[int, Any]()
+        with packing(on):
+            batch = Batch(model, MarsVerified(3), eos_id=-1, pad_id=0, on_finished=done.__setitem__)
+            batch.join({0: Request([4, 5, 6], 30)})
+            for step in range(40):
+                if step == 4:
+                    _merged_alike(model)
+                batch.step()
+        tokens[on] = done[0].tokens
+    assert tokens[True] == tokens[False]
+
+
+def _merged_alike(model: Any) -> None:
+    torch.manual_seed(9)
+    _merged(model)
+
+
+def test_memory_is_back_when_the_model_is_gone() -> None:
+    """Guards against copies that outlive their model, and a second copy where two batches decode one model."""
+    gc.collect()
+    assert len(COPIES) == 0
+    model, other = llama(), llama(1, tied=False)
+    for one in (model, model, other):
+        logits_of(one)
+    assert len(COPIES) == 2 * (LAYERS * MATRICES + 1)
+    said = packing_in_words()["packing"]
+    matrices = [*model.model.layers.parameters(), *other.model.layers.parameters()]
+    assert said["bytes"] == sum(one.nbytes for one in matrices if one.dim() == 2) + 2 * 48 * 32 * 4
+    assert said["kernels"]["48 x 32, float32"]["1"] == "packed"
+    del model, one
+    gc.collect()
+    assert len(COPIES) == LAYERS * MATRICES + 1
+    del other, matrices
+    gc.collect()
+    assert len(COPIES) == 0 and packing_in_words() == {}
+
+
+def test_nothing_is_packed_that_need_not_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against memory taken where somebody has said no, where there is none, and for what is no plain weight."""
+    model = llama()
+    with packing(False):
+        plain = logits_of(model)
+        assert len(COPIES) == 0
+    assert not torch.equal(logits_of(model), torch.zeros_like(plain)) and len(COPIES) > 0
+    with packing(False):
+        torch.testing.assert_close(logits_of(model), plain, atol=0, rtol=0)
+        assert len(COPIES) == 0, "it was said in the midst"
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: type("Memory", (), {"available": 1000}))
+    torch.testing.assert_close(logits_of(llama()), plain, atol=0, rtol=0)
+    assert len(COPIES) == 0
+    with torch.inference_mode():
+        assert not packed.can_be_packed(torch.ones(64, 64)), "it has no version"
+    assert not packed.can_be_packed(torch.ones(64, 64).t()[1:]) and not packed.can_be_packed(torch.ones(4, 4))
+
+
+def test_the_fastest_kernel_is_found_on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a table that no clock stands behind, and one that has holes."""
+    monkeypatch.undo()
+    monkeypatch.setattr(linear_module, "LARGE", 16 * 32)
+    monkeypatch.setattr(packed, "_FASTEST", {})
+    slow = dict(linear_module.KERNELS)
+    waits = [0]
+
+    def waiting(values: Tensor, one: Any, bias: Tensor | None) -> Tensor:
+        waits[0] += 1
+        time.sleep(0.002)
+        return slow["packed"](values, one, bias)
+
+    monkeypatch.setitem(linear_module.KERNELS, "packed", waiting)
+    model = llama()
+    torch.testing.assert_close(logits_of(model), own_logits(model), atol=1e-4, rtol=1e-4)
+    assert waits[0] > 0
+    for kernels in packed._FASTEST.values():
+        assert len(kernels) == FEW + 1 and "packed" not in kernels
+    assert packing_in_words()["packing"]["timing_s"] > 0
+
+
+def test_golden_vectors_stay(golden: dict[str, Any], golden_models: dict[str, PreTrainedModel]) -> None:
+    """Guards against rounding of packed kernels that turns a recorded token."""
+    model, prompts = copy.deepcopy(golden_models["mars"]), golden["prompts"][:8]
+    requests = [Request(prompt, golden["max_new_tokens"]) for prompt in prompts]
+    found = {}
+    for on in (True, False):
+        with packing(on):
+            found[on] = decode(model, Autoregressive(), requests, eos_id=2, pad_id=0)
+            assert (len(COPIES) > 0) == on
+    assert found[True] == found[False]
