@@ -110,7 +110,7 @@ def test_a_wheel_brings_the_bases_and_decodes(tmp_path: Path) -> None:
     ]
     subprocess.run(install, check=True, capture_output=True)
     (tmp_path / "in.jsonl").write_text('{"prompt_ids": [5, 6, 7]}\n')
-    for stage in ("base", "draft_base"):
+    for stage in ("base", "short_base"):
         folder = tmp_path / "site/marsbench/presets/bases/mini" / stage
         command = ["decode", "--model", str(folder), "--method", "ar", "--max-new-tokens", "8"]
         command += ["--prompt-ids", str(tmp_path / "in.jsonl"), "--out", str(tmp_path / f"{stage}.jsonl")]
