@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 PACKAGE = Path(__file__).resolve().parent
 
 # The code behind each kind of number: rooms of the package, and single files.
-DECODING = ("decoding", "methods")
+DECODING = ("forward", "decoding", "compiled", "methods")
 DECODING_THE_WORLD = (*DECODING, "world")
 SCORING = (*DECODING, "evaluation", "world")
 CLASSING = (*SCORING, "studies/gains/word_classes.py")
@@ -34,10 +34,10 @@ class Known(NamedTuple):
 # An entry is a claim: who changes it has seen that no number changes. It counts as long as the code is what it says. A
 # test holds the keys of the committed rows to it.
 SAME_NUMBERS: dict[tuple[str, ...], Known] = {
-    DECODING: Known("3f95da4acd01b48f", "c7844b4def492a80"),
-    DECODING_THE_WORLD: Known("c9729012dfb984cd", "06a63162efb8d61b"),
-    SCORING: Known("f6ff6e3b3f9e81fd", "694a1b97baa02a4a"),
-    CLASSING: Known("458190855c41feba", "09e664ffc46b9fbb"),
+    DECODING: Known("5b914eb527414b90", "c7844b4def492a80"),
+    DECODING_THE_WORLD: Known("370959ae6094d98e", "06a63162efb8d61b"),
+    SCORING: Known("8ca9eeed6e3a4ecc", "694a1b97baa02a4a"),
+    CLASSING: Known("1d694df0d010516c", "09e664ffc46b9fbb"),
 }
 
 

@@ -66,7 +66,7 @@ def answers(
     reporter: Reporter,
 ) -> list[Shown]:
     """Answer one question by several methods; `reporter` hears why steps that are to be compiled cannot be."""
-    from marsbench.decoding.graphs import kind_of_batch
+    from marsbench.compiled.graphs import kind_of_batch
     from marsbench.methods import METHODS
     from marsbench.methods.fitting import fit
 

@@ -22,9 +22,9 @@ from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from marsbench import hub
+from marsbench.compiled.graphs import kind_of_batch
 from marsbench.decoding.engine import Method, OnTokens, decode
 from marsbench.decoding.generation import PREFILL_POSITIONS, Generation, Layout, Metric, Request
-from marsbench.decoding.graphs import kind_of_batch
 from marsbench.decoding.outside import OutsideMethod
 from marsbench.errors import UserError
 from marsbench.methods import METHODS, Options, build_method, check_threshold

@@ -46,10 +46,10 @@ from transformers import (
 )
 
 from marsbench.decoding import engine
-from marsbench.decoding.decoder import LeanDecoder, decoder_of
 from marsbench.decoding.engine import decode
 from marsbench.decoding.generation import Generation, Request
 from marsbench.errors import UserError
+from marsbench.forward.decoder import LeanDecoder, decoder_of
 from marsbench.methods import Options, build_method
 
 EOS, PAD, MASK = -1, 0, 3  # no token ends a sequence: all positions are compared

@@ -22,10 +22,10 @@ from typer.testing import CliRunner
 
 import marsbench
 from marsbench.cli import app
-from marsbench.decoding import graphs
+from marsbench.compiled import graphs
+from marsbench.compiled.graphs import Graphs, kind_of_batch
 from marsbench.decoding.engine import Batch, decode
 from marsbench.decoding.generation import Request
-from marsbench.decoding.graphs import Graphs, kind_of_batch
 from marsbench.errors import UserError
 from marsbench.evaluation.lm_eval_model import MarsbenchLM
 from marsbench.findings.sweep import SweepCells, best_mars_at, faster, speed_up

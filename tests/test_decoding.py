@@ -24,11 +24,11 @@ from transformers import (
 )
 
 from marsbench.decoding.acceptance import bar, confidence, leading_run
-from marsbench.decoding.decoder import LeanDecoder, ModuleDecoder, decoder_of
 from marsbench.decoding.engine import Batch, decode
 from marsbench.decoding.generation import Generation, Meter, Request
 from marsbench.decoding.sampling import choose
 from marsbench.errors import UserError
+from marsbench.forward.decoder import LeanDecoder, ModuleDecoder, decoder_of
 from marsbench.methods import METHODS, Options, build_method
 from marsbench.methods.medusa import tree_paths
 from marsbench.training.medusa import MedusaHeads

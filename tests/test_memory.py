@@ -17,9 +17,9 @@ from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from marsbench.decoding import windows
-from marsbench.decoding.cache import RaggedCache
 from marsbench.decoding.engine import Batch, decode
 from marsbench.decoding.generation import Generation, Request
+from marsbench.forward.cache import RaggedCache
 from marsbench.methods import Options, build_method
 
 EOS, PAD, MASK = 2, 0, 3

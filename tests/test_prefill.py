@@ -105,7 +105,7 @@ def test_no_forward_over_prompts_is_wider_than_it_may_be(
     hooks = [
         models[name].get_decoder().register_forward_pre_hook(widths, with_kwargs=True) for name in ("modules", "draft")
     ]
-    monkeypatch.setattr("marsbench.decoding.decoder._LEAN", {})
+    monkeypatch.setattr("marsbench.forward.decoder._LEAN", {})
     try:
         run(models, method, prompts, 32, family="modules", threshold=0.2)
     finally:
@@ -197,7 +197,7 @@ def test_the_default_is_generous() -> None:
 
 def test_models_are_what_the_tests_say(models: dict[str, PreTrainedModel]) -> None:
     """Guards against tests of one decoder twice."""
-    from marsbench.decoding.decoder import LeanDecoder, ModuleDecoder, decoder_of
+    from marsbench.forward.decoder import LeanDecoder, ModuleDecoder, decoder_of
 
     assert isinstance(decoder_of(models["lean"]), LeanDecoder)
     assert isinstance(decoder_of(models["modules"]), ModuleDecoder)

@@ -14,12 +14,12 @@ from test_host_reads import Reads
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from marsbench.decoding.decoder import Decoder, decoder_of
+from marsbench.compiled.graphs import Graphs, has_compiler, why_not
+from marsbench.compiled.static import Stand, static_step
+from marsbench.compiled.static_batch import StaticBatch
 from marsbench.decoding.engine import Batch, Method
 from marsbench.decoding.generation import Generation, Meter, Request
-from marsbench.decoding.graphs import Graphs, has_compiler, why_not
-from marsbench.decoding.static import Stand, static_step
-from marsbench.decoding.static_batch import StaticBatch
+from marsbench.forward.decoder import Decoder, decoder_of
 from marsbench.methods import METHODS, Options, build_method
 from marsbench.training.medusa import MedusaHeads
 

@@ -20,12 +20,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.utils import parametrize
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
-from marsbench.decoding import linear as linear_module
-from marsbench.decoding.decoder import LeanDecoder, ModuleDecoder, decoder_of
 from marsbench.decoding.engine import Batch, decode
 from marsbench.decoding.generation import Generation, Request
-from marsbench.decoding.linear import is_read_slowly, linear
-from marsbench.decoding.plain import Watch
+from marsbench.forward import linear as linear_module
+from marsbench.forward.decoder import LeanDecoder, ModuleDecoder, decoder_of
+from marsbench.forward.linear import is_read_slowly, linear
+from marsbench.forward.plain import Watch
 from marsbench.methods import Options, build_method
 
 PROMPT, NEW = [4, 5, 6, 7, 8], 10

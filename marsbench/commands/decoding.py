@@ -190,9 +190,9 @@ def decode(
     from marsbench.quiet import quieten_libraries
 
     quieten_libraries()
+    from marsbench.compiled.graphs import kind_of_batch
     from marsbench.decode_file import check_target, decode_file, read_prompts
     from marsbench.decoding.generation import Request
-    from marsbench.decoding.graphs import kind_of_batch
     from marsbench.methods import METHODS
     from marsbench.methods.fitting import check_accept, default_ids, fit
     from marsbench.methods.settings import load_aloud

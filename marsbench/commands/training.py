@@ -98,7 +98,7 @@ def distill(
     check_target(prompts, out)
     check_is_ours(out)
     asked = read_prompts(prompts, column)
-    from marsbench.decoding.graphs import kind_of_batch
+    from marsbench.compiled.graphs import kind_of_batch
     from marsbench.methods.fitting import fit
 
     loaded, companion, reporter = _loaded(checkpoint, draft, scale, stage, block_size, number_type, output)

@@ -1,1 +1,1 @@
-"""Decoding: the one loop, the ragged KV cache and the acceptance rules that every method shares."""
+"""Decoding: the one loop that every method shares, the rows in flight, and the acceptance rules."""

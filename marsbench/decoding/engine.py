@@ -14,8 +14,6 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from marsbench.decoding.cache import RaggedCache
-from marsbench.decoding.decoder import Decoder, decoder_of
 from marsbench.decoding.generation import (
     PREFILL_POSITIONS,
     Finish,
@@ -26,13 +24,16 @@ from marsbench.decoding.generation import (
     end_of,
     split_eos,
 )
-from marsbench.decoding.modules import device_of
 from marsbench.decoding.outside import OnFinished, OutsideMethod, decode_outside
 from marsbench.decoding.prefill import check_prefill_positions, groups_of, leading_windows
 from marsbench.decoding.reading import Newest, newest, take_out
 from marsbench.decoding.requests import check_requests, context_length, laid_out
-from marsbench.decoding.rows import Accepted, Answer, Most, Rows, Window
+from marsbench.decoding.rows import Accepted, Most, Rows
 from marsbench.errors import UserError
+from marsbench.forward.cache import RaggedCache
+from marsbench.forward.decoder import Decoder, decoder_of
+from marsbench.forward.modules import device_of
+from marsbench.forward.window import Answer, Window
 
 __all__ = ["Batch", "Method", "OnTokens", "check_requests", "commit", "context_length", "decode", "forward"]
 

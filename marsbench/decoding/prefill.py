@@ -7,9 +7,10 @@ from collections.abc import Iterator, Mapping
 import torch
 
 from marsbench.decoding.generation import Request
-from marsbench.decoding.rows import Rows, Window
+from marsbench.decoding.rows import Rows
 from marsbench.decoding.windows import causal
 from marsbench.errors import UserError
+from marsbench.forward.window import Window
 
 
 def check_prefill_positions(positions: int) -> None:

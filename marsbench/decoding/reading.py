@@ -11,8 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from marsbench.decoding.cache import RaggedCache
 from marsbench.decoding.rows import Rows
+from marsbench.forward.cache import RaggedCache
 
 
 class Newest(NamedTuple):

@@ -1,8 +1,7 @@
-"""What methods work on: the rows in flight, the window they want forwarded, the answer, and what they accept of it."""
+"""What methods work on: the rows in flight, and what a method accepts of the model's answer for them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -10,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from marsbench.decoding.cache import RaggedCache
 from marsbench.decoding.generation import PREFILL_POSITIONS
 from marsbench.decoding.sampling import choose
+from marsbench.forward.cache import RaggedCache
 
 PROMPT = -1  # `born` of a prompt token
 EMPTY = 0  # `born` of a position that holds no token yet
@@ -135,37 +134,6 @@ def _stacked(parts: list[Tensor]) -> Tensor:
         return torch.cat(parts)
     width = max(part.shape[1] for part in parts)
     return torch.cat([F.pad(part, (0, width - part.shape[1])) for part in parts])
-
-
-class Window(NamedTuple):
-    """What a method wants forwarded: W entries a row.
-
-    Entry j of a row goes into the cache slot `begin` + j of that row, and sees every slot before `begin`. Where
-    `begin` lies before the end of what is cached, the entries up to there are fillers.
-    """
-
-    input_ids: Tensor  # [N, W]
-    position: Tensor  # [N, W]
-    begin: Tensor  # [N]
-    slots: int  # the slots that the furthest row needs, its window included
-    visible: Tensor  # bool [W, W], which entries an entry sees, the same for all rows
-    real: Tensor | None = None  # bool [N, W], entries that are no fillers; None = all
-
-
-@dataclass(frozen=True)
-class Answer:
-    """The model's answer to a window. Logits are computed only for the entries that are asked for."""
-
-    hidden: Tensor  # [N, W, H], as the LM head reads it; meaningless for fillers
-    lm_head: Callable[[Tensor], Tensor]
-
-    def states(self, entries: Tensor) -> Tensor:
-        """Hidden states [N, K, H] of the window's `entries` [N, K], which differ from row to row."""
-        return self.hidden.gather(1, entries.unsqueeze(-1).expand(-1, -1, self.hidden.shape[-1]))
-
-    def logits(self, entries: slice | Tensor) -> Tensor:
-        """Logits [N, K, V] at some of the window's entries: the same ones of every row, or each row's own [N, K]."""
-        return self.lm_head(self.hidden[:, entries] if isinstance(entries, slice) else self.states(entries))
 
 
 class Accepted(NamedTuple):

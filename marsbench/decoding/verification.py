@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from marsbench.decoding.acceptance import passing_run
-from marsbench.decoding.rows import Accepted, Answer, Rows
+from marsbench.decoding.rows import Accepted, Rows
 from marsbench.decoding.windows import drafts_of, last, pending
+from marsbench.forward.window import Answer
 
 
 def verify(rows: Rows, answer: Answer) -> Accepted:

@@ -11,7 +11,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from marsbench.decoding.rows import Rows, Window
+from marsbench.decoding.rows import Rows
+from marsbench.forward.window import Window
 
 
 def pending(rows: Rows) -> Tensor:

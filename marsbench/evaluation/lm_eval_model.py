@@ -14,9 +14,9 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 from lm_eval.utils import simple_parse_args_string
 
+from marsbench.compiled.graphs import kind_of_batch
 from marsbench.decoding.engine import context_length, decode
 from marsbench.decoding.generation import PREFILL_POSITIONS, Generation, Request
-from marsbench.decoding.graphs import kind_of_batch
 from marsbench.errors import UserError, unknown_name
 from marsbench.evaluation import lm_eval_arguments as arguments
 from marsbench.evaluation.answers import cut_text

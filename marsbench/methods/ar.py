@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import ClassVar
 
 from marsbench.decoding.acceptance import no_threshold
-from marsbench.decoding.rows import Accepted, Answer, Most, Rows, Window
+from marsbench.decoding.rows import Accepted, Most, Rows
 from marsbench.decoding.verification import verify
 from marsbench.decoding.windows import linear_window
+from marsbench.forward.window import Answer, Window
 
 
 class Autoregressive:

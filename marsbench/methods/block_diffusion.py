@@ -10,7 +10,8 @@ from torch import Tensor
 
 from marsbench.decoding.acceptance import bar, confidence
 from marsbench.decoding.generation import Metric
-from marsbench.decoding.rows import EMPTY, Accepted, Answer, Most, Rows, Window
+from marsbench.decoding.rows import EMPTY, Accepted, Most, Rows
+from marsbench.forward.window import Answer, Window
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,10 @@ from typing import ClassVar
 import torch
 
 from marsbench.decoding.acceptance import no_threshold
-from marsbench.decoding.rows import Accepted, Answer, Most, Rows, Window
+from marsbench.decoding.rows import Accepted, Most, Rows
 from marsbench.decoding.verification import guesses_behind, room_for_drafts, verify
 from marsbench.decoding.windows import linear_window
+from marsbench.forward.window import Answer, Window
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,9 @@ import torch
 
 from marsbench.decoding.acceptance import bar, confidence, leading_run
 from marsbench.decoding.generation import Metric
-from marsbench.decoding.rows import Accepted, Answer, Most, Rows, Window
+from marsbench.decoding.rows import Accepted, Most, Rows
 from marsbench.decoding.windows import last, linear_window, pending
+from marsbench.forward.window import Answer, Window
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,9 @@ from typing import ClassVar
 
 import torch
 
-from marsbench.decoding.rows import Accepted, Answer, Most, Rows, Window
+from marsbench.decoding.rows import Accepted, Most, Rows
 from marsbench.decoding.windows import linear_window
+from marsbench.forward.window import Answer, Window
 from marsbench.methods.mars import Mars
 
 

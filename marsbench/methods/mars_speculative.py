@@ -10,9 +10,10 @@ import torch.nn.functional as F
 
 from marsbench.decoding.acceptance import bar, confidence, passing_run
 from marsbench.decoding.generation import Metric
-from marsbench.decoding.rows import Accepted, Answer, Most, Rows, Window
+from marsbench.decoding.rows import Accepted, Most, Rows
 from marsbench.decoding.verification import verify
 from marsbench.decoding.windows import group_entries, grouped_window
+from marsbench.forward.window import Answer, Window
 from marsbench.methods.speculative import Drafter, forget_wrong_drafts
 
 

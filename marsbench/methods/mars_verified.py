@@ -15,9 +15,10 @@ from torch import Tensor
 
 from marsbench.decoding.acceptance import bar, confidence, passing_run
 from marsbench.decoding.generation import Layout, Metric
-from marsbench.decoding.rows import Accepted, Answer, Most, Rows, Window
+from marsbench.decoding.rows import Accepted, Most, Rows
 from marsbench.decoding.verification import accept_right, room_for_drafts, verify
 from marsbench.decoding.windows import drafts_of, group_entries, grouped_window, last, linear_window
+from marsbench.forward.window import Answer, Window
 
 
 class _Reading(NamedTuple):

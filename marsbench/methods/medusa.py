@@ -12,9 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from marsbench.decoding.acceptance import no_threshold
-from marsbench.decoding.rows import Accepted, Answer, Most, Rows, Window
+from marsbench.decoding.rows import Accepted, Most, Rows
 from marsbench.decoding.verification import room_for_drafts
 from marsbench.decoding.windows import drafts_of, last, pending, tree_window
+from marsbench.forward.window import Answer, Window
 
 Path = tuple[int, ...]  # the rank of each token on the way among its head's guesses
 

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from marsbench.decoding.acceptance import no_threshold
-from marsbench.decoding.rows import Accepted, Answer, Most, Rows, Window
+from marsbench.decoding.rows import Accepted, Most, Rows
 from marsbench.decoding.verification import continued, verify
 from marsbench.decoding.windows import linear_window
+from marsbench.forward.window import Answer, Window
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,13 @@ from typing import Any, ClassVar
 import torch
 
 from marsbench.decoding.acceptance import no_threshold
-from marsbench.decoding.decoder import decoder_of
 from marsbench.decoding.engine import Method, commit, forward
 from marsbench.decoding.prefill import leading_windows
-from marsbench.decoding.rows import Accepted, Answer, Most, Rows, Window
+from marsbench.decoding.rows import Accepted, Most, Rows
 from marsbench.decoding.verification import verify
 from marsbench.decoding.windows import linear_window
+from marsbench.forward.decoder import decoder_of
+from marsbench.forward.window import Answer, Window
 
 
 @dataclass(frozen=True)

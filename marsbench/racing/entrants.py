@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
+from marsbench.compiled.graphs import Graphs, why_not
 from marsbench.decoding.engine import Method
-from marsbench.decoding.graphs import Graphs, why_not
 from marsbench.decoding.outside import OutsideMethod
 from marsbench.errors import UserError
 from marsbench.methods import METHODS

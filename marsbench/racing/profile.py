@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
-from marsbench.decoding.decoder import Decoder
 from marsbench.decoding.engine import Batch, Method
 from marsbench.decoding.generation import Request
 from marsbench.decoding.outside import OutsideMethod
 from marsbench.decoding.rows import Most
+from marsbench.forward.decoder import Decoder
 from marsbench.racing.race import Contender, synchronize
 
 

@@ -12,8 +12,9 @@ import torch
 from marsbench.decoding.acceptance import no_threshold
 from marsbench.decoding.engine import Batch, context_length
 from marsbench.decoding.generation import Request
-from marsbench.decoding.rows import Accepted, Answer, Most, Rows, Window
+from marsbench.decoding.rows import Accepted, Most, Rows
 from marsbench.decoding.windows import last, linear_window
+from marsbench.forward.window import Answer, Window
 from marsbench.neighbours import Watch, cores
 from marsbench.racing.race import synchronize
 

@@ -6,8 +6,8 @@ import time
 from dataclasses import fields, replace
 from typing import Any
 
+from marsbench.compiled.graphs import kind_of_batch
 from marsbench.decoding.engine import Batch, KindOfBatch, Method
-from marsbench.decoding.graphs import kind_of_batch
 from marsbench.decoding.outside import OutsideMethod
 from marsbench.evaluation.benchmarks import benchmark, fingerprint
 from marsbench.evaluation.harness import AnswerLog, EngineModel, Exam, cut_in_words, evaluate

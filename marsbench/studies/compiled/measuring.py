@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from marsbench.compiled.graphs import Graphs
 from marsbench.decoding.engine import Batch
-from marsbench.decoding.graphs import Graphs
 from marsbench.keys import DECODING, content_hash, source_hash
 from marsbench.methods import Options, build_method
 from marsbench.neighbours import warning

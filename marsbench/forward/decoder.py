@@ -16,13 +16,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
-from marsbench.decoding.cache import RaggedCache
-from marsbench.decoding.linear import linear
-from marsbench.decoding.masks import additive_mask
-from marsbench.decoding.modules import ModuleDecoder
-from marsbench.decoding.plain import Watch, is_leaf, is_plain, is_plainly_its_class
-from marsbench.decoding.probe import check_by_forward
-from marsbench.decoding.rows import Answer, Window
+from marsbench.forward.cache import RaggedCache
+from marsbench.forward.linear import linear
+from marsbench.forward.masks import additive_mask
+from marsbench.forward.modules import ModuleDecoder
+from marsbench.forward.plain import Watch, is_leaf, is_plain, is_plainly_its_class
+from marsbench.forward.probe import check_by_forward
+from marsbench.forward.window import Answer, Window
 
 _SILU = (nn.SiLU, type(ACT2FN["silu"]))  # what a model's activation is, if it is not strange
 _Weights = dict[str, Any]  # a module's own parameters by name, as they are at the moment

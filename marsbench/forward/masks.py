@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from marsbench.decoding.rows import Window
+from marsbench.forward.window import Window
 
 
 def additive_mask(visible: Tensor, relative: Tensor, dtype: torch.dtype, *, copies: int = 1) -> Tensor:

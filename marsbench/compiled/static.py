@@ -19,10 +19,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from marsbench.decoding.cache import RaggedCache
-from marsbench.decoding.decoder import Decoder
 from marsbench.decoding.engine import Method, advance
 from marsbench.decoding.rows import Extent, Most, Rows
+from marsbench.forward.cache import RaggedCache
+from marsbench.forward.decoder import Decoder
 
 
 class Shape(NamedTuple):

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from marsbench.decoding.cache import RaggedCache
-from marsbench.decoding.decoder import decoder_of
+from marsbench.compiled.static import Shape, Stand, Steps
 from marsbench.decoding.engine import Batch, Method, News, OnTokens, tell
 from marsbench.decoding.generation import (
     PREFILL_POSITIONS,
@@ -25,11 +24,12 @@ from marsbench.decoding.generation import (
     end_of,
     split_eos,
 )
-from marsbench.decoding.modules import device_of
 from marsbench.decoding.outside import OnFinished
 from marsbench.decoding.rows import Rows
-from marsbench.decoding.static import Shape, Stand, Steps
 from marsbench.errors import UserError
+from marsbench.forward.cache import RaggedCache
+from marsbench.forward.decoder import decoder_of
+from marsbench.forward.modules import device_of
 
 
 @dataclass

@@ -12,11 +12,10 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from marsbench.decoding.cache import RaggedCache
-from marsbench.decoding.modules import ModuleDecoder, device_of, refused
-from marsbench.decoding.rows import Window
-from marsbench.decoding.windows import causal
 from marsbench.errors import UserError
+from marsbench.forward.cache import RaggedCache
+from marsbench.forward.modules import ModuleDecoder, device_of, refused
+from marsbench.forward.window import Window
 
 _SHORTEST, _LONGEST = 16, 64  # tokens of the made-up prompt
 _LATER = 5  # of them, how many come in the second window
@@ -86,7 +85,8 @@ def _by_windows(decoder: ModuleDecoder, ids: Tensor) -> list[Tensor]:
         begin, offset = end - width, torch.arange(ends[0], device=ids.device)
         places = begin.unsqueeze(1) + offset[:width]
         cache.prepare(torch.where(places < 0, len(offset), places), len(offset))
-        window = Window(ids.gather(1, places.clamp(min=0)), places, begin, len(offset), causal(width, ids.device))
+        causal = torch.ones(width, width, dtype=torch.bool, device=ids.device).tril()
+        window = Window(ids.gather(1, places.clamp(min=0)), places, begin, len(offset), causal)
         found.append(decoder(cache, window, (offset - begin.unsqueeze(1)).clamp(-1, width)).logits(slice(None)))
     first, second = (logits.float() for logits in found)
     # The second row's first window begins with two fillers, and its second one with one.

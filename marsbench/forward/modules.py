@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from marsbench.decoding.cache import RaggedCache
-from marsbench.decoding.masks import additive_mask, sliding_mask
-from marsbench.decoding.rows import Answer, Window
 from marsbench.errors import UserError
+from marsbench.forward.cache import RaggedCache
+from marsbench.forward.masks import additive_mask, sliding_mask
+from marsbench.forward.window import Answer, Window
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _ARGUMENTS = ("position_ids", "attention_mask", "past_key_values")

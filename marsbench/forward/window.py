@@ -1,0 +1,40 @@
+"""What a forward pass is given and gives: a window of token entries, and the model's answer to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor
+
+
+class Window(NamedTuple):
+    """What a method wants forwarded: W entries a row.
+
+    Entry j of a row goes into the cache slot `begin` + j of that row, and sees every slot before `begin`. Where
+    `begin` lies before the end of what is cached, the entries up to there are fillers.
+    """
+
+    input_ids: Tensor  # [N, W]
+    position: Tensor  # [N, W]
+    begin: Tensor  # [N]
+    slots: int  # the slots that the furthest row needs, its window included
+    visible: Tensor  # bool [W, W], which entries an entry sees, the same for all rows
+    real: Tensor | None = None  # bool [N, W], entries that are no fillers; None = all
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The model's answer to a window. Logits are computed only for the entries that are asked for."""
+
+    hidden: Tensor  # [N, W, H], as the LM head reads it; meaningless for fillers
+    lm_head: Callable[[Tensor], Tensor]
+
+    def states(self, entries: Tensor) -> Tensor:
+        """Hidden states [N, K, H] of the window's `entries` [N, K], which differ from row to row."""
+        return self.hidden.gather(1, entries.unsqueeze(-1).expand(-1, -1, self.hidden.shape[-1]))
+
+    def logits(self, entries: slice | Tensor) -> Tensor:
+        """Logits [N, K, V] at some of the window's entries: the same ones of every row, or each row's own [N, K]."""
+        return self.lm_head(self.hidden[:, entries] if isinstance(entries, slice) else self.states(entries))
