@@ -277,10 +277,26 @@ def test_the_display_puts_all_together(tmp_path: Path) -> None:
     display = Display(Reporter(), [Task(name, name, Do(nothing, tmp_path), seconds=10.0) for name in "abcd"], tmp_path)
     now = time.time()
     half = {name: display_state(now, Step("", 1, 2, 40.0)) for name in "bc"}
+    perform(Task("a", "", LeavesState(tmp_path)), [], tmp_path)
+    with display:
+        assert not [*tmp_path.glob("*.state")], "what a killed run has left passes for running"
     display._begun -= 100
     assert display._note(half) == "2 running, 2 waiting, 80 tokens/s, about 5 min left"
     display._ended.add("a")
     assert display._note(half) == "2 running, 1 waiting, 80 tokens/s, about 2 min left"
+
+
+@dataclass(frozen=True)
+class LeavesState:
+    """Work that leaves a state behind, as a killed process does."""
+
+    logs: Path
+
+    def __call__(self, made: Sequence[Any], reporter: Reporter) -> Any:
+        shutil.copy(self.logs / "a.state", self.logs / "b.state")
+
+    def failed(self, error: UserError) -> Any:
+        raise error
 
 
 def display_state(beat: float, step: Step) -> Any:

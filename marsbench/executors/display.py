@@ -11,7 +11,7 @@ from threading import Event, Thread
 from rich.markup import escape
 
 from marsbench.executors.tasks import Ended, Task
-from marsbench.executors.worker import BEAT_S, State, log_of, read_state
+from marsbench.executors.worker import BEAT_S, State, forget_state, log_of, read_state
 from marsbench.progress import Reporter, roughly
 
 _LOOK_S = 2.0
@@ -29,6 +29,8 @@ class Display:
         self._begun, self._over, self._stack = time.monotonic(), Event(), ExitStack()
 
     def __enter__(self) -> Display:
+        for name in self._tasks:  # an earlier run may have been killed
+            forget_state(self._logs, name)
         title = f"{len(self._tasks)} pieces of work"
         self._bar = self._stack.enter_context(self._reporter.bar(title, guesses=False))
         self._thread = Thread(target=self._watch, daemon=True)

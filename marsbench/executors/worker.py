@@ -44,6 +44,11 @@ def read_state(logs: Path, name: str) -> State | None:
     return State(told["node"], told["beat"], Step(*told["step"]) if told["step"] else None)
 
 
+def forget_state(logs: Path, name: str) -> None:
+    """Remove what a task that was killed has left: it is not running."""
+    _state_of(logs, name).unlink(missing_ok=True)
+
+
 def _state_of(logs: Path, name: str) -> Path:
     return logs / f"{name}.state"
 
