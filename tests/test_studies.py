@@ -91,7 +91,17 @@ def test_the_registry_is_in_the_papers_order() -> None:
     keys = [item.key for item in items()]
     tables = [f"table{number}" for number in (2, 3, 4, 5, 6, 8, 9)]
     figures = [f"figure{number}" for number in (1, 3, 6)]
-    assert keys == [*tables, *figures, "appendix-a", "discrepancies", "gains", "engine", "speedup", "compiled"]
+    assert keys == [
+        *tables,
+        *figures,
+        "appendix-a",
+        "discrepancies",
+        "gains",
+        "engine",
+        "speedup",
+        "compiled",
+        "serving",
+    ]
     commands = ["sweep" if key == "speedup" else key for key in keys]
     assert [session.command[-1] for session in sessions()] == commands
     assert list(studies()) == [key for key in keys if key in studies()]
