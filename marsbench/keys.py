@@ -37,10 +37,10 @@ class Known(NamedTuple):
 # An entry is a claim: who changes it has seen that no number changes. It counts as long as the code is what it says. A
 # test holds the keys of the committed rows to it.
 SAME_NUMBERS: dict[tuple[str, ...], Known] = {
-    DECODING: Known("0230012c829ceaa5", "c7844b4def492a80"),
-    DECODING_THE_WORLD: Known("a3575e85d7850c49", "06a63162efb8d61b"),
-    SCORING: Known("a94469a58300c592", "694a1b97baa02a4a"),
-    CLASSING: Known("00ae655987e75bbd", "09e664ffc46b9fbb"),
+    DECODING: Known("f54c390a2c8415a5", "c7844b4def492a80"),
+    DECODING_THE_WORLD: Known("3a8cd7d404e91f33", "06a63162efb8d61b"),
+    SCORING: Known("166115d895156cfd", "694a1b97baa02a4a"),
+    CLASSING: Known("701d4250ea728cc9", "09e664ffc46b9fbb"),
     TRAINING_ON_THE_WORLD: Known("ee82299ca84cb254", "30dd42a99b1fa670"),
     TRAINING_ON_CHATS: Known("4ae76d13bcae9eb9", "9400b509116b538b"),
     (*TRAINING_ON_THE_WORLD, *MEDUSA): Known("20ed6ad7829ab43b", "fd7a60e3942063a8"),

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import requests
 
 
@@ -81,14 +82,24 @@ class Running:
         names = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
         return all(self.gauge(name) == 0 for name in names)
 
-    def connect(self) -> socket.socket:
-        """A bare connection."""
-        return socket.create_connection(("127.0.0.1", self.port), timeout=30)
+    def memory(self) -> int:
+        """Bytes that its processes hold."""
+        own = psutil.Process(self.process.pid)
+        return sum(int(one.memory_info().rss) for one in (own, *own.children(recursive=True)))
 
-    def send(self, body: dict[str, Any], path: str = "/v1/completions") -> socket.socket:
+    def connect(self, buffer: int | None = None) -> socket.socket:
+        """A bare connection, with so much room for what nobody has read."""
+        own = socket.socket()
+        own.settimeout(30)
+        if buffer is not None:
+            own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
+        own.connect(("127.0.0.1", self.port))
+        return own
+
+    def send(self, body: dict[str, Any], path: str = "/v1/completions", buffer: int | None = None) -> socket.socket:
         """A request whose answer nobody reads yet."""
         data = json.dumps(body).encode()
-        own = self.connect()
+        own = self.connect(buffer)
         head = f"POST {path} HTTP/1.1\nHost: x\nContent-Type: application/json\nContent-Length: {len(data)}\n"
         head += f"Authorization: Bearer {self.key}\n\n"
         own.sendall(head.replace("\n", "\r\n").encode() + data)

@@ -73,12 +73,26 @@ def test_a_window_turns_in_mid_stream(
     batch = Batch(golden_models["mars"], Mixed(MASK), eos_id=EOS, pad_id=PAD, on_finished=done.__setitem__)
     batch.join({number: request(prompt, ("mars-verified", 0.0, 4)) for number, prompt in enumerate(golden["prompts"])})
     for step in range(100):
-        batch.turn({number: (0.0, 1 + (step + number) % 6) for number in range(len(golden["prompts"]))})
+        batch.turn({number: (0.0, 1 + (step + number) % 6, True) for number in range(len(golden["prompts"]))})
         batch.step()
     assert [done[number].tokens for number in sorted(done)] == [
         alone[number, ("ar", None, 1)].tokens for number in range(len(golden["prompts"]))
     ]
     assert max(max(one.accepted) for one in done.values()) > 1
+
+
+def test_a_row_may_leave_checking_out_and_take_it_up_again(
+    golden: dict[str, Any], golden_models: dict[str, PreTrainedModel], alone: dict[tuple[int, Way], Generation]
+) -> None:
+    """Guards against drafts that count unchecked when a row is turned, and against neighbours that are turned along."""
+    prompts, done = golden["prompts"], dict[int, Generation]()
+    batch = Batch(golden_models["mars"], Mixed(MASK), eos_id=EOS, pad_id=PAD, on_finished=done.__setitem__)
+    batch.join({number: request(prompt, ("mars-verified", 0.0, 4)) for number, prompt in enumerate(prompts)})
+    for step in range(60):
+        batch.turn({number: (1.0, 4, step % 3 == 0) for number in range(0, len(prompts), 2)})
+        batch.step()
+    for number in range(len(prompts)):  # at tau 1 nothing unchecked passes, so it is `ar` all the same
+        assert done[number].tokens == alone[number, ("ar", None, 1)].tokens
 
 
 def test_who_ignores_eos_runs_to_the_limit(golden: dict[str, Any], golden_models: dict[str, PreTrainedModel]) -> None:

@@ -43,9 +43,9 @@ laws = st.lists(st.floats(1e-4, 1), min_size=5, max_size=5).map(
 @st.composite
 def groups(draw: Any) -> Group:
     method = draw(st.sampled_from(METHODS))
-    if method != "mars":
-        return Group(method, None, None, 1 if method == "ar" else draw(st.integers(1, 16)), draw(st.integers(1, 9)))
-    threshold = draw(confidences)
+    if method == "ar":
+        return Group(method, None, None, 1, draw(st.integers(1, 9)))
+    threshold = draw(confidences) if method == "mars" else 1.0
     least = draw(st.none() | st.floats(0, threshold))
     return Group(method, threshold, least, draw(st.integers(1, 16)), draw(st.integers(1, 9)))
 
@@ -82,15 +82,17 @@ def test_tau_is_lowered_only_as_far_as_a_request_allows(
     tau: float, least: float | None, widest: int, method: MethodName, choice: Choice
 ) -> None:
     """Guards against a request that fixes tau and gets another, whatever a controller may have chosen."""
-    threshold, window = choice.knob(Wishes(method, tau, least), tau, widest)
-    assert threshold is not None and threshold <= tau and 1 <= window <= widest
-    if least is None or method == "mars-verified":
-        assert threshold == tau
+    knob = choice.knob(Wishes(method, tau, least), tau, widest)
+    assert knob.threshold is not None and 1 <= knob.window <= widest
+    if least is None or choice.relief == 0:
+        assert knob.threshold == tau and knob.verified == (method == "mars-verified")
+    elif method == "mars-verified":
+        assert knob.verified or least <= knob.threshold < 1
     else:
-        assert threshold >= min(least, tau)
+        assert min(least, tau) <= knob.threshold <= tau and not knob.verified
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(laws, sights())
 def test_choices_stay_within_bounds(law: PositionLaw, seen: list[Seen]) -> None:
     """Guards against windows wider than anybody allows, and relief that nobody has asked for."""
@@ -102,11 +104,11 @@ def test_choices_stay_within_bounds(law: PositionLaw, seen: list[Seen]) -> None:
     assert all(memory.choice.relief == 0 for memory in run(law, seen, Targets()))
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(st.floats(0, 1), st.integers(1, 16), laws)
 def test_it_is_never_slower_than_ar_by_what_it_knows(right: float, rows: int, law: PositionLaw) -> None:
     """Guards against windows that cost more than they settle, at any price of positions and any acceptance."""
-    group = Group("mars-verified", None, None, 8, rows)
+    group = Group("mars-verified", 1.0, None, 8, rows)
     times = 40
     memory = Memory()
     for step in range(30):
@@ -135,7 +137,7 @@ def _settled(window: int, right: float, times: int) -> list[tuple[int, int, int]
 @pytest.mark.parametrize(("law", "window"), [(FLAT, 8), (STEEP, 1)])
 def test_the_window_is_what_the_law_says(law: PositionLaw, window: int) -> None:
     """Guards against a controller that drafts as much on a machine that positions cost dearly as on one they do not."""
-    group, memory = Group("mars-verified", None, None, 8, 4), Memory()
+    group, memory = Group("mars-verified", 1.0, None, 8, 4), Memory()
     windows = []
     for step in range(60):
         settled = {group.key(0): _settled(memory.choice.window, 0.9, 20)}
@@ -147,7 +149,7 @@ def test_the_window_is_what_the_law_says(law: PositionLaw, window: int) -> None:
 
 def test_ar_is_tried_against_now_and_then() -> None:
     """Guards against a window of 1 that nothing ever leads out of, since it shows no guesses."""
-    group, memory = Group("mars-verified", None, None, 8, 4), Memory()
+    group, memory = Group("mars-verified", 1.0, None, 8, 4), Memory()
     for step in range(40):  # guesses count for nothing
         settled = {group.key(0): _settled(memory.choice.window, 0.0, 20)}
         memory = decide(MILD, Targets(), Tuning(), memory, Seen(float(step), [group], settled))
@@ -200,7 +202,9 @@ def test_a_changed_log_is_found_out(tmp_path: Path) -> None:
     """Guards against a replay that agrees with anything."""
     log = tmp_path / "decisions.jsonl"
     controller = Controller(STEEP, TARGETS, log)
-    controller.decide(Seen(1.0, [Group("mars", 0.9, 0.1, 4, 2)], {key_of("mars", 0.9): [(4, 2, 9)]}, 1, 9.0, 0.0))
+    controller.decide(
+        Seen(1.0, [Group("mars", 0.9, 0.1, 4, 2)], {key_of("mars", 0.9, False): [(4, 2, 9)]}, 1, 9.0, 0.0)
+    )
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     lines[1]["choice"]["window"] += 1
     log.write_text("".join(json.dumps(line) + "\n" for line in lines))

@@ -13,6 +13,8 @@ from transformers import PreTrainedModel
 from marsbench.decoding.engine import decode
 from marsbench.decoding.generation import Request
 from marsbench.methods import Options, build_method
+from marsbench.racing.position_law import PositionLaw
+from marsbench.serving.controller import Controller, Targets, Tuning
 from marsbench.serving.engine import BEHIND, Engine, Room
 from marsbench.serving.likelihood import likelihood
 from marsbench.serving.messages import Ending, Job, MethodName, Speed, Wishes
@@ -193,3 +195,44 @@ def test_likelihoods_are_those_of_transformers(
     torch.testing.assert_close(torch.tensor(found.chosen), expected, atol=1e-4, rtol=1e-4)
     assert [one[0][0] for one in found.best] == sure.argmax(-1).tolist()
     assert {len(one) for one in found.best} == {2} and len(found.best) == len(tokens) - 1
+
+
+def adapting(model: PreTrainedModel, law: PositionLaw) -> Engine:
+    """An engine whose controller lowers tau at every chance."""
+    controller = Controller(law, Targets(per_token_s=1e-9))
+    controller.tuning = Tuning(every=2, up_s=0.0, probe_every=3)
+    return Engine(
+        model, mask_id=MASK, eos_id=EOS, pad_id=PAD, room=Room(rows=8), speed=Speed(0.9), controller=controller
+    )
+
+
+def test_verified_answers_are_those_of_ar_whatever_the_controller_does(
+    golden: dict[str, Any], golden_models: dict[str, PreTrainedModel]
+) -> None:
+    """Guards against windows and pruning that change a lossless answer, and tau lowered for who has not allowed it."""
+    prompts = golden["prompts"] * 2
+    for law in (PositionLaw([1, 256], [0.01, 0.011]), PositionLaw([1, 256], [0.001, 0.256])):
+        log = Log(adapting(golden_models["mars"], law))
+        for number, prompt in enumerate(prompts):
+            log.engine.submit(job(number, prompt, 24, METHODS[number % 3], threshold=None))
+            log.work()
+        log.run()
+        ar = build_method("ar", Options())
+        every = decode(golden_models["mars"], ar, [Request(prompt, 24) for prompt in prompts], eos_id=EOS, pad_id=PAD)
+        for number, expected in enumerate(every):
+            if METHODS[number % 3] == "mars":
+                assert log.ended[number].thresholds == (0.9, 0.9) and not log.ended[number].lossless
+            else:
+                assert log.tokens[number] == expected.tokens and log.ended[number].lossless
+
+
+def test_who_allows_it_is_lowered_and_told(golden: dict[str, Any], golden_models: dict[str, PreTrainedModel]) -> None:
+    """Guards against a usage that calls an answer lossless which is not, or tells pruning for tau."""
+    log = Log(adapting(golden_models["mars"], PositionLaw([1, 256], [0.01, 0.011])))
+    prompt = golden["prompts"][0]
+    log.engine.submit(job(0, prompt, 60, "mars-verified", min_threshold=0.6, ignore_eos=True))
+    log.engine.submit(job(1, prompt, 60, "mars", min_threshold=0.4, ignore_eos=True))
+    log.run()
+    verified, mars = log.ended[0], log.ended[1]
+    assert not verified.lossless and verified.thresholds is not None and verified.thresholds[0] >= 0.6
+    assert mars.thresholds is not None and 0.4 <= mars.thresholds[0] < 0.9 == mars.thresholds[1]

@@ -101,6 +101,7 @@ def test_the_registry_is_in_the_papers_order() -> None:
         "engine",
         "speedup",
         "compiled",
+        "serving",
     ]
     commands = ["sweep" if key == "speedup" else key for key in keys]
     assert [session.command[-1] for session in sessions()] == commands

@@ -162,19 +162,23 @@ class Batch:
             self._rows.measure()
 
     @torch.inference_mode()
-    def turn(self, knobs: Mapping[int, tuple[float | None, int]]) -> None:
-        """Change threshold and window of several requests in flight, where the method's rows have windows of their own.
+    def turn(self, knobs: Mapping[int, tuple[float | None, int, bool]]) -> None:
+        """Change how several requests in flight decode, where the method lets rows differ.
 
         Args:
-            knobs: index of a request -> its threshold, and the tokens that one forward settles at most.
+            knobs: index of a request -> its threshold, the tokens that one forward settles at most, and whether guesses
+                are checked before they count.
         """
         rows, turned = self._rows, {index: knobs[index] for index in knobs.keys() & self._requests.keys()}
         if rows is None or not turned:
             return
-        for index, (threshold, window) in turned.items():
+        for index, (threshold, window, verified) in turned.items():
             chosen = rows.index == index
             rows.bar.masked_fill_(chosen, self.method.bar(threshold))
             rows.window.masked_fill_(chosen, window)
+            rows.verified.masked_fill_(chosen, verified)
+            if not verified:  # nobody would check them
+                rows.drafted.masked_fill_(chosen, 0)
         rows.measure()
 
     def _laid_out(self, requests: Mapping[int, Request]) -> Rows:

@@ -277,6 +277,47 @@ class TextLossRow:
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class ServingRow:
+    """One policy of a server under one load: requests that came at times of their own, whatever became of others.
+
+    The lists have one entry per request, in the order of their intended times; times are seconds since the first
+    request was due.
+    """
+
+    kind: ClassVar[str] = "serving"
+
+    key: str
+    status: Status
+    reason: str
+    scale: str
+    stage: str
+    policy: str  # name of the policy: how requests ask to be decoded, and whether the server adapts
+    shape: str  # alone = one after the other, burst = all at once, steady = Poisson, step = Poisson, up and down
+    load: float  # requests per second over what `ar` carries; of a step, in its middle third; 0 = alone or burst
+    repeat: int
+    rows: int  # requests that the server decodes together
+    queue: int  # requests that may wait
+    seconds: float  # over which requests came
+    max_new_tokens: int
+    target_first_token: float = 0.0  # seconds within which a first token is good
+    target_per_token: float = 0.0  # seconds per token that are good
+    questions: list[int] = field(default_factory=list)  # which question each request asked
+    intended: list[float] = field(default_factory=list)  # when it was due
+    lag: list[float] = field(default_factory=list)  # by how much the load generator sent it late
+    status_codes: list[int] = field(default_factory=list)  # of HTTP; 0 = the connection failed
+    first: list[float] = field(default_factory=list)  # when its first token came; 0 where none did
+    last: list[float] = field(default_factory=list)  # when its last did
+    emitted: list[int] = field(default_factory=list)  # tokens up to EOS, an emitted EOS counted once
+    forwards: list[int] = field(default_factory=list)  # forward passes of the model that it took part in
+    lowest: list[float] = field(default_factory=list)  # the lowest tau that it was decoded with; 1 = none, lossless
+    correct: list[float] = field(default_factory=list)  # 0 or 1, of the answers that came
+    timeline: Mapping[str, list[float]] = field(default_factory=dict)  # of a step: at, running, waiting, tau, window
+    checkpoint: str = ""
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+    others_cores: list[float] = field(default_factory=list)  # what processes of others used; empty = unknown
+
+
 Row = (
     EvaluationRow
     | TrainingRow
@@ -288,6 +329,7 @@ Row = (
     | GenerationRow
     | TokenClassRow
     | TextLossRow
+    | ServingRow
 )
 _KINDS: dict[str, type[Row]] = {row.kind: row for row in get_args(Row)}
 

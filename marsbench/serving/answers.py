@@ -85,22 +85,23 @@ class Answers:
     @asynccontextmanager
     async def _submitted(self, body: ChatRequest | CompletionRequest) -> AsyncIterator[list[Stream]]:
         """A request's jobs in the engine, for the time of a `with` block; it counts as waiting before it is read."""
+        arrived = time.perf_counter()
         with ExitStack() as stack:
             with self.desk.let_in(1 if isinstance(body, ChatRequest) else len(body.prompts)):
-                jobs = await self._jobs(body)
+                jobs = await self._jobs(body, arrived)
                 streams = stack.enter_context(self.desk.submitted(jobs))
             yield streams
 
-    async def _jobs(self, body: ChatRequest | CompletionRequest) -> list[Job]:
+    async def _jobs(self, body: ChatRequest | CompletionRequest, arrived: float) -> list[Job]:
         """The one job of a conversation, or a job for each prompt."""
         if isinstance(body, ChatRequest):
             ids = await self.aside(self.chat_ids, body.messages)
             best = (body.top_logprobs or 0) if body.logprobs else None
-            return [self._job(ids, body, body.max_completion_tokens or body.max_tokens, "messages", best)]
+            return [self._job(ids, body, arrived, body.max_completion_tokens or body.max_tokens, "messages", best)]
         jobs = []
         for prompt in body.prompts:
             ids = await self.aside(self.text_ids, prompt) if isinstance(prompt, str) else prompt
-            jobs.append(self._job(ids, body, body.max_tokens, "prompt", body.logprobs))
+            jobs.append(self._job(ids, body, arrived, body.max_tokens, "prompt", body.logprobs))
         return jobs
 
     def chat_ids(self, messages: Sequence[Message]) -> list[int]:
@@ -136,14 +137,15 @@ class Answers:
             )  # fmt: skip
 
     def _job(
-        self, ids: list[int], body: ChatRequest | CompletionRequest, limit: int | None, param: str, best: int | None
-    ) -> Job:
+        self, ids: list[int], body: ChatRequest | CompletionRequest, arrived: float, limit: int | None, param: str,
+        best: int | None,
+    ) -> Job:  # fmt: skip
         limit = self._limit(ids, limit, param)
         sampled = self.defaults.temperature if body.temperature is None else body.temperature
         seed = random.getrandbits(32) if body.seed is None else body.seed
         return Job(
             self.desk.number(), ids, limit, self._wishes(body), temperature=sampled, seed=seed,
-            ignore_eos=body.ignore_eos, likelihood=best, arrived=time.perf_counter(),
+            ignore_eos=body.ignore_eos, likelihood=best, arrived=arrived,
         )  # fmt: skip
 
     def _limit(self, ids: list[int], limit: int | None, param: str) -> int:
@@ -167,6 +169,9 @@ class Answers:
         method = body.method or self.defaults.method or usual
         if method not in self.ready.methods:
             raise wrong(f"this checkpoint was not trained with masks, so it cannot do {method!r}", "method")
+        tau = body.threshold if method == "mars" and body.threshold is not None else 1.0
+        if body.min_threshold is not None and body.min_threshold > tau:
+            raise wrong("'min_threshold' is above 'threshold'", "min_threshold")
         return Wishes(method, body.threshold, body.min_threshold, body.block_size)
 
     # ---- answers ----

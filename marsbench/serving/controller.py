@@ -10,7 +10,8 @@ among them, and the best is taken: where no window pays, decoding is AR. A draft
 confidence exceeds what one more position costs in tokens, and is pruned otherwise.
 
 Only then tau: it is lowered by one notch at a time, for requests that allow it, while the time per token or the wait
-for the first one exceeds its target, and raised again when both are well below.
+for the first one exceeds its target, and raised again when both are well below. A verified row counts as one of tau 1:
+where it may be lowered, it leaves checking out.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import Any
 from marsbench.errors import UserError
 from marsbench.json_lines import read_objects
 from marsbench.racing.position_law import PositionLaw
-from marsbench.serving.messages import WIDEST, MethodName, Wishes
+from marsbench.serving.messages import WIDEST, Knob, MethodName, Wishes
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class Group:
     """Rows in flight that are alike."""
 
     method: MethodName
-    threshold: float | None  # without any relief; None for `ar`
+    threshold: float | None  # tau without any relief: None for `ar`, 1 for `mars-verified`
     least: float | None  # how far it may be lowered
     widest: int  # the widest window that they may have
     rows: int
@@ -70,7 +71,8 @@ class Group:
 
     def key(self, relief: float) -> str:
         """Under which its guesses are remembered."""
-        return key_of(self.method, lowered(self.threshold, self.least, relief))
+        tau = lowered(self.threshold, self.least, relief)
+        return key_of(self.method, tau, self.method == "mars-verified" and tau == self.threshold)
 
 
 @dataclass(frozen=True)
@@ -93,12 +95,15 @@ class Choice:
     draft_threshold: float  # confidence that drafts of `mars-verified` must have
     relief: float  # by how much tau is lowered where that is allowed
 
-    def knob(self, wishes: Wishes, threshold: float | None, widest: int) -> tuple[float | None, int]:
-        """Threshold and window of a request whose own ones, or the server's default, these would be."""
+    def knob(self, wishes: Wishes, threshold: float | None, widest: int) -> Knob:
+        """How a request decodes whose own threshold and window, or the server's default, these would be."""
         window = min(self.window, widest)
-        if wishes.method == "mars-verified":
-            return threshold if wishes.threshold is not None else self.draft_threshold, window
-        return lowered(threshold, wishes.min_threshold, self.relief), window
+        if wishes.method != "mars-verified":
+            return Knob(lowered(threshold, wishes.min_threshold, self.relief), window)
+        tau = lowered(1.0, wishes.min_threshold, self.relief)
+        if tau == 1.0:
+            return Knob(threshold if wishes.threshold is not None else self.draft_threshold, window, verified=True)
+        return Knob(tau, window)
 
 
 def lowered(threshold: float | None, least: float | None, relief: float) -> float | None:
@@ -152,9 +157,9 @@ def expected(rates: Sequence[float], window: int) -> float:
     return total
 
 
-def key_of(method: MethodName, threshold: float | None) -> str:
-    """Under which the guesses of rows are remembered: of `mars` apart for every tau, in steps of a twentieth."""
-    return f"mars {round((threshold or 0.0) * 20) / 20:.2f}" if method == "mars" else method
+def key_of(method: MethodName, threshold: float | None, verified: bool) -> str:
+    """Under which the guesses of rows are remembered: where they are not checked, apart for every twentieth of tau."""
+    return method if verified or method == "ar" else f"mars {round((threshold or 0.0) * 20) / 20:.2f}"
 
 
 def _learned(

@@ -84,6 +84,7 @@ class Desk:
 
     setup: Setup
     limits: Limits
+    name: str  # of the model, in metrics
     log: Callable[[str], None] = print
     metrics: Metrics = field(init=False)
     ready: Ready | None = None
@@ -93,7 +94,7 @@ class Desk:
 
     def __post_init__(self) -> None:
         self.speed = self.setup.speed
-        self.metrics = Metrics(self.setup.checkpoint)
+        self.metrics = Metrics(self.name)
         self.started = asyncio.Event()  # an engine is ready, or none ever will be
         self.over = asyncio.Event()  # the server should end
         self._streams: dict[int, Stream] = {}
@@ -127,11 +128,6 @@ class Desk:
         if self._process is not None:
             self._process.kill()
             self._process.join(5)
-
-    @property
-    def process_id(self) -> int:
-        """Of the engine."""
-        return int(self._process.pid)
 
     def _hear(self, pipe: Connection) -> None:
         """Read one message of the engine."""

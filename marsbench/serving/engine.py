@@ -17,9 +17,7 @@ from marsbench.errors import UserError
 from marsbench.methods.mixed import Mixed
 from marsbench.serving.controller import Choice, Controller, Group, Seen, key_of
 from marsbench.serving.likelihood import likelihood
-from marsbench.serving.messages import WIDEST, Ending, Job, Report, Speed, State, Wishes
-
-Knob = tuple["float | None", int]  # a threshold and a window
+from marsbench.serving.messages import WIDEST, Ending, Job, Knob, Report, Speed, State, Wishes
 
 BEHIND = 2 * WIDEST  # slots for guesses: drafts, and masks behind them
 _SLOT_STEP = 64  # the cache grows by so many slots
@@ -41,20 +39,29 @@ class Running:
     job: Job
     knob: Knob
     slots: int
-    lowest: Knob
-    highest: Knob
-    key: str = ""  # under which the controller remembers its guesses
     rows: int = 0  # decoding steps that it took part in
 
+    def __post_init__(self) -> None:
+        self.thresholds: tuple[float, float] | None = None
+        self.windows = (self.knob.window, self.knob.window)
+        self.lossless = True
+        self.turn(self.knob)
+
+    @property
+    def key(self) -> str:
+        """Under which a controller remembers its guesses."""
+        return key_of(self.job.wishes.method, self.knob.threshold, self.knob.verified)
+
     def turn(self, knob: Knob) -> None:
-        """Another threshold and window from now on."""
+        """Decode otherwise from now on; an answer tells its tau, or its pruning if it was checked throughout."""
         self.knob = knob
-        (low, narrow), (high, wide) = self.lowest, self.highest
-        threshold, window = knob
-        if threshold is not None:
-            low = threshold if low is None else min(low, threshold)
-            high = threshold if high is None else max(high, threshold)
-        self.lowest, self.highest = (low, min(narrow, window)), (high, max(wide, window))
+        self.windows = min(self.windows[0], knob.window), max(self.windows[1], knob.window)
+        checked = knob.verified or self.job.wishes.method == "ar"
+        if self.lossless and not checked:
+            self.lossless, self.thresholds = False, None
+        if knob.threshold is not None and (self.lossless or not checked):
+            low, high = self.thresholds or (knob.threshold, knob.threshold)
+            self.thresholds = min(low, knob.threshold), max(high, knob.threshold)
 
 
 class Observer:
@@ -192,7 +199,7 @@ class Engine:
             if not job.max_new_tokens:
                 self._score(job)
                 continue
-            self._running[job.id] = Running(job, knob, self._slots(job), knob, knob, key_of(job.wishes.method, knob[0]))
+            self._running[job.id] = Running(job, knob, self._slots(job))
             requests[job.id] = request
         try:
             self._batch.join(requests)
@@ -204,13 +211,12 @@ class Engine:
     def _score(self, job: Job) -> None:
         """A job that generates nothing."""
         found = likelihood(self.model, job.prompt_ids, job.likelihood or 0, self.room.prefill_positions)
-        self._end(job, Ending("length", 0, 1, None, (1, 1), found))
+        self._end(job, Ending("length", 0, 1, None, (1, 1), likelihood=found))
 
     def _request(self, job: Job, knob: Knob) -> Request:
-        threshold, window = knob
         return Request(
-            job.prompt_ids, job.max_new_tokens, threshold, temperature=job.temperature, seed=job.seed,
-            ignore_eos=job.ignore_eos, window=window, verified=job.wishes.method == "mars-verified",
+            job.prompt_ids, job.max_new_tokens, knob.threshold, temperature=job.temperature, seed=job.seed,
+            ignore_eos=job.ignore_eos, window=knob.window, verified=knob.verified,
         )  # fmt: skip
 
     def _fail(self, job: Job, why: str) -> None:
@@ -225,14 +231,19 @@ class Engine:
         return self.speed.window if wishes.window is None else wishes.window
 
     def _knob(self, wishes: Wishes) -> Knob:
-        """Threshold and window of a request as things are now."""
+        """How a request decodes as things are now."""
         if wishes.method == "ar":
-            return None, 1
-        default = self.speed.threshold if wishes.method == "mars" else self.speed.draft_threshold
-        threshold, widest = default if wishes.threshold is None else wishes.threshold, self.widest(wishes)
+            return Knob(None, 1)
+        threshold, widest = self._threshold(wishes), self.widest(wishes)
         if self._observer is None:
-            return threshold, widest
+            return Knob(threshold, widest, wishes.method == "mars-verified")
         return self._observer.choice.knob(wishes, threshold, widest)
+
+    def _threshold(self, wishes: Wishes) -> float:
+        """A request's own threshold, or the default of its method."""
+        if wishes.threshold is not None:
+            return wishes.threshold
+        return self.speed.draft_threshold if wishes.method == "mars-verified" else self.speed.threshold
 
     def _turn(self) -> None:
         """Bring the knobs of everybody in flight up to date."""
@@ -244,7 +255,6 @@ class Engine:
             knob = self._knob(one.job.wishes)
             if knob != one.knob:
                 one.turn(knob)
-                one.key = key_of(one.job.wishes.method, knob[0])
                 turned[number] = knob
         self._batch.turn(turned)
 
@@ -253,10 +263,9 @@ class Engine:
         alike: Counter[Group] = Counter()
         for one in self._running.values():
             wishes = one.job.wishes
-            base = wishes.threshold if wishes.threshold is not None else self.speed.threshold
-            threshold = base if wishes.method == "mars" else None
-            least = wishes.min_threshold if wishes.method == "mars" else None
-            alike[Group(wishes.method, threshold, least, self.widest(wishes), rows=1)] += 1
+            tau = {"ar": None, "mars-verified": 1.0, "mars": self._threshold(wishes)}[wishes.method]
+            least = None if tau is None else wishes.min_threshold
+            alike[Group(wishes.method, tau, least, self.widest(wishes), rows=1)] += 1
         return [replace(group, rows=count) for group, count in alike.items()]
 
     # ---- a forward ----
@@ -265,7 +274,7 @@ class Engine:
         for one in self._running.values():
             one.rows += 1
             self._rows += 1
-            self._guesses += one.knob[1] - 1
+            self._guesses += one.knob.window - 1
         self._batch.step()
 
     def _tokens(self, number: int, tokens: list[int]) -> None:
@@ -273,7 +282,7 @@ class Engine:
         if one.rows:
             self._settled += len(tokens)
             if self._observer is not None:
-                self._observer.note(one.key, one.knob[1], len(tokens))
+                self._observer.note(one.key, one.knob.window, len(tokens))
         if tokens[-1] == self._eos_id and not one.job.ignore_eos:
             tokens = tokens[:-1]
         if tokens:
@@ -281,13 +290,13 @@ class Engine:
 
     def _finished(self, number: int, generation: Generation) -> None:
         one = self._running.pop(number)
-        job, (low, narrow), (high, wide) = one.job, one.lowest, one.highest
-        found = None
+        job, found = one.job, None
         if job.likelihood is not None and generation.finish != "cancelled":
             tokens = [*job.prompt_ids, *generation.tokens]
             found = likelihood(self.model, tokens, job.likelihood, self.room.prefill_positions)
-        thresholds = None if low is None or high is None else (low, high)
-        ending = Ending(generation.finish, generation.emitted, generation.forwards, thresholds, (narrow, wide), found)
+        ending = Ending(
+            generation.finish, generation.emitted, generation.forwards, one.thresholds, one.windows, one.lossless, found
+        )
         self._end(job, ending)
 
     def _end(self, job: Job, ending: Ending) -> None:
@@ -295,7 +304,7 @@ class Engine:
 
     def _state(self) -> State:
         running = self._running.values()
-        taus = [one.knob[0] for one in running if one.job.wishes.method == "mars" and one.knob[0] is not None]
+        taus = [one.knob.threshold for one in running if one.knob.threshold is not None and not one.knob.verified]
         longest = max((one.slots for one in running), default=0)
         return State(
             running=len(running),
@@ -307,7 +316,7 @@ class Engine:
             rows=self._rows,
             guesses=self._guesses,
             threshold=sum(taus) / len(taus) if taus else None,
-            window=sum(one.knob[1] for one in running) / len(running) if running else 0.0,
+            window=sum(one.knob.window for one in running) / len(running) if running else 0.0,
             relief=self._observer.choice.relief if self._observer is not None else 0.0,
         )
 
@@ -317,5 +326,5 @@ class Engine:
         if self.room.slots < need:
             raise UserError(
                 f"a cache of {self.room.slots} slots cannot hold one request of the model's context",
-                fix=f"give --kv-slots {need} or more, or a shorter --context",
+                fix=f"give --kv-slots {need} or more",
             )

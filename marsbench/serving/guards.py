@@ -76,8 +76,8 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await until_gone(receive, self._write(send))
-        except ClientGone:
-            return
+        except (ClientGone, TimeoutError):
+            return  # an answer that is not complete: the connection is closed
 
     async def _write(self, send: Send) -> None:
         async with aclosing(self._events) as events:

@@ -7,18 +7,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 MethodName = Literal["ar", "mars", "mars-verified"]
 WIDEST = 16  # windows, at most
 Finish = Literal["eos", "stop", "length", "cancelled"]
 
 
+class Knob(NamedTuple):
+    """How a row decodes: AR is a window of 1."""
+
+    threshold: float | None
+    window: int  # tokens that one forward settles at most
+    verified: bool = False  # whether guesses are checked before they count
+
+
 @dataclass(frozen=True)
 class Wishes:
     """How a request is to be decoded; None is whatever the server does at the time.
 
-    A request that names its `threshold` keeps it; only `min_threshold` lets a controller lower it, and never below.
+    A request that names its `threshold` keeps it; only `min_threshold` lets a controller lower it, and never below. For
+    `mars-verified`, `min_threshold` lets a controller leave checking out, and accept what passes that tau or a higher.
     """
 
     method: MethodName
@@ -76,6 +85,7 @@ class Ending:
     forwards: int
     thresholds: tuple[float, float] | None  # the lowest and the highest that counted; None for `ar`
     windows: tuple[int, int]
+    lossless: bool = True  # whether its tokens are those of `ar`
     likelihood: Likelihood | None = None
     failure: str = ""  # why the engine could not answer
 

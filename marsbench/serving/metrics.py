@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 
 from marsbench.serving.messages import State
 
@@ -13,6 +13,7 @@ class Metrics:
     """The numbers of one server."""
 
     def __init__(self, model: str) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         self.slots, self._last = 1, State()  # slots of the KV cache
         labels = {"model_name": model}

@@ -50,13 +50,14 @@ def serve(
 async def _serve(
     setup: Setup, defaults: Defaults, limits: Limits, doors: Doors, own: socket.socket, say: Callable[[str], None]
 ) -> None:
-    desk = Desk(setup, limits, say)
+    desk = Desk(setup, limits, defaults.model, say)
     desk.start()
     _heed_signals(desk, say)
     try:
         await desk.started.wait()
         if desk.fatal is not None:
             raise desk.fatal
+        _check_method(desk, defaults)
         config = uvicorn.Config(
             build(desk, defaults, doors), log_level="warning", access_log=False, timeout_graceful_shutdown=5,
             lifespan="off", backlog=2048,
@@ -76,6 +77,16 @@ async def _serve(
     finally:
         desk.close()
         own.close()
+
+
+def _check_method(desk: Desk, defaults: Defaults) -> None:
+    """Refuse a default method that no request could be answered by."""
+    if desk.ready is not None and defaults.method not in (None, *desk.ready.methods):
+        raise UserError(
+            f"method {defaults.method!r} needs a checkpoint trained with masks",
+            where=desk.setup.checkpoint,
+            fix="use a MARS checkpoint, --method ar, or --untrained-masks to see what happens without",
+        )
 
 
 def _heed_signals(desk: Desk, say: Callable[[str], None]) -> None:

@@ -71,8 +71,6 @@ class _Decoding(BaseModel):
         for name, value in (self.model_extra or {}).items():
             if name in _NEUTRAL and value is not None and value not in _NEUTRAL[name]:
                 raise wrong(f"this server does not support {name!r} other than {_NEUTRAL[name][0]!r}", name)
-        if self.min_threshold is not None and self.min_threshold > (1 if self.threshold is None else self.threshold):
-            raise wrong("'min_threshold' is above 'threshold'", "min_threshold")
         if self.method == "ar" and (self.threshold is not None or self.min_threshold is not None):
             raise wrong("method 'ar' takes no threshold", "threshold")
 
@@ -186,6 +184,7 @@ def usage(prompt_tokens: int, used: int, method: MethodName, ending: Ending) -> 
             "method": method,
             "threshold": None if ending.thresholds is None else list(ending.thresholds),
             "block_size": list(ending.windows),
+            "lossless": ending.lossless,
             "forwards": ending.forwards,
             "tokens_per_forward": round(used / max(ending.forwards, 1), 4),
         }

@@ -1,0 +1,291 @@
+"""The page of serving: what every policy carries, what users wait for, and the verdict on the abstract's claim."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from marsbench.findings.seeds import BySeed
+from marsbench.rendering.markdown import table
+from marsbench.rendering.sections import facts_section, seeds_in_words
+from marsbench.rows.kinds import Row, ServingRow
+from marsbench.statistics.intervals import Estimate, above
+from marsbench.studies.serving.figures import ACCURACY, GOODPUT, LATENCY, STEP, draw_all
+from marsbench.studies.serving.findings import (
+    Cells,
+    Measure,
+    accuracy,
+    cells_of,
+    end_to_end,
+    first_token,
+    goodput,
+    lag,
+    lowest_tau,
+    over_repeats,
+    per_forward,
+    per_token,
+    quantiles,
+    ratio,
+    rejected,
+    switches,
+    tokens_per_second,
+)
+from marsbench.studies.serving.policies import (
+    AR,
+    EXACT,
+    FAST,
+    FIRST_TOKEN,
+    FIXED,
+    LOSSLESS,
+    LOSSY,
+    LOWEST,
+    PER_TOKEN,
+    POLICIES,
+)
+
+CLAIM = "Under load, lowering tau on the fly raises a server's throughput, without another model and without a restart"
+WHAT_IT_IS = (
+    "The paper's abstract ends with a claim that it does not measure: under high request load a server can raise its "
+    "throughput on the fly by lowering tau. Here `marsbench serve` answers the test questions over HTTP, in one batch "
+    "of at most {rows} requests with {queue} more in a queue; all policies ask one server, save those that adapt, "
+    "which ask one that adapts. Requests come at the times of a Poisson process, the same times and questions for "
+    "every policy, whatever became of earlier ones; every time counts from when a request was due. A load of 1 is what "
+    "`ar` carries when it never runs dry."
+)
+TARGETS = (
+    "An answer is good if its first token comes within {first:.0f} ms and the others within {each:.2f} ms each: "
+    f"{FIRST_TOKEN:.0f} and {PER_TOKEN:.0f} times what a token of `ar` takes when nobody else is there. Goodput is "
+    "good answers per second of arrivals."
+)
+THE_KNEE = (
+    "All of {burst} requests come at once, so the batch is full and nobody waits for arrivals: what is measured is "
+    "what a policy carries. A forward over more positions costs more, so beyond saturation a policy buys tokens per "
+    "forward over what its forward costs in forwards of `ar`, and no more; *cost of a forward* is what follows from "
+    "the two columns before it. Latency at low load is another matter: there a forward's positions cost little."
+)
+HOW_POLICIES_DIFFER = (
+    "`adaptive, lossless` asks for `mars-verified`: windows and pruning follow the load, its answers are those of "
+    "`ar`. `adaptive, tau may fall` asks for the same and allows the controller to leave checking out while a target "
+    f"is missed: to accept what passes tau, which it lowers notch by notch, down to {LOWEST:g}."
+)
+
+
+def render(rows: Sequence[Row], scale: str, seeds: BySeed | None = None) -> str:
+    """The report as Markdown: a pure function of the rows of that scale."""
+    rows = [row for row in rows if row.scale == scale]
+    cells = cells_of(rows)
+    some = next((one for one in reversed(list(cells.values()))), [])
+    if not some:
+        return f"# Serving at scale {scale}: nothing measured yet\n"
+    row = some[0]
+    sections = [
+        f"# Serving at scale {scale}: does lowering tau buy throughput under load?",
+        WHAT_IT_IS.format(rows=row.rows, queue=row.queue),
+        seeds_in_words(seeds or {}),
+        HOW_POLICIES_DIFFER,
+        TARGETS.format(first=1000 * row.target_first_token, each=1000 * row.target_per_token),
+        _verdict(cells),
+        _carried(cells),
+        _by_load(cells),
+        _figures(cells),
+        _steps(cells),
+        facts_section(rows, f"`nox -s serving-load{'' if scale == 'tiny' else f' -- --scale {scale}'}`"),
+    ]
+    return "\n\n".join(section for section in sections if section) + "\n"
+
+
+def draw(rows: Sequence[Row], scale: str, reports_dir: Path) -> list[Path]:
+    """Write the figures that the report shows, as PNG and SVG."""
+    return draw_all(cells_of([row for row in rows if row.scale == scale]), reports_dir)
+
+
+def tally(seeds: BySeed) -> str:
+    """What lowering tau buys where the server is full; of the first seed, which the page shows."""
+    cells = cells_of(next(iter(seeds.values())))
+    found = _ratio(cells, FAST.name, EXACT.name, "burst", 0.0, tokens_per_second)
+    if found is None:
+        return "measured"
+    return f"{FAST.name} over {EXACT.name}, full server: {_said(found)} times the tokens/s"
+
+
+# ---- the verdict
+
+
+def _ratio(
+    cells: Cells, one: str, other: str, shape: str, load: float, measure: Callable[[ServingRow], float]
+) -> Estimate | None:
+    if (one, shape, load) not in cells or (other, shape, load) not in cells:
+        return None
+    return ratio(cells[one, shape, load], cells[other, shape, load], measure)
+
+
+def _said(found: Estimate | None) -> str:
+    if found is None:
+        return "n/a"
+    if found.n < 2:
+        return f"{found.value:.2f}"
+    return f"{found.value:.2f} [{found.interval.low:.2f}, {found.interval.high:.2f}]"
+
+
+def _loads(cells: Cells) -> list[float]:
+    return sorted({load for _, shape, load in cells if shape == "steady"})
+
+
+def _verdict(cells: Cells) -> str:
+    """The abstract's claim, and what a controller makes of it."""
+    lines = [_claim(cells), *_adaptive(cells), *_saturation(cells)]
+    return "\n\n".join(["## The verdict", *filter(None, lines)])
+
+
+def _claim(cells: Cells) -> str:
+    found = _ratio(cells, FAST.name, EXACT.name, "burst", 0.0, tokens_per_second)
+    if found is None:
+        return ""
+    over_ar = _ratio(cells, FAST.name, AR.name, "burst", 0.0, tokens_per_second)
+    verdict = above(found.interval, 1.0) if found.n > 1 else "inconclusive"
+    lost = 100 * (accuracy(cells[EXACT.name, "burst", 0.0]) - accuracy(cells[FAST.name, "burst", 0.0]))
+    return (
+        f"{CLAIM}: **{verdict}**. On a full server, tau = {FAST.asks['threshold']:g} carries {_said(found)} times the "
+        f"tokens per second of tau = {EXACT.asks['threshold']:g}, and {_said(over_ar)} times those of `ar`; its "
+        f"answers are {_points(lost)}. Medians of the ratios over repeats, with their 95 % intervals."
+    )
+
+
+def _points(lost: float) -> str:
+    return f"{abs(lost):.1f} points {'less' if lost >= 0 else 'more'} often right"
+
+
+def _adaptive(cells: Cells) -> list[str]:
+    """Whether adapting is at least as good as every fixed policy, at every load."""
+    found = []
+    for policy in (LOSSLESS, LOSSY):
+        worse = []
+        for load in _loads(cells):
+            for other in FIXED:
+                each = _ratio(cells, policy.name, other.name, "steady", load, goodput)
+                if each is not None and each.interval.high < 1:
+                    worse.append(f"{other.name} at load {load:g} ({_said(each)})")
+        words = "at least as good as every fixed policy at every load, within the interval of its repeats"
+        said = f"not {words}; behind {'; '.join(worse)}" if worse else words
+        if _loads(cells):
+            found.append(f"Goodput of `{policy.name}` is {said}.")
+    return found
+
+
+def _saturation(cells: Cells) -> list[str]:
+    """What adapting buys over `ar` where `ar` saturates."""
+    said = [
+        f"`{policy.name}` {_said(found)}"
+        for policy in (LOSSLESS, LOSSY)
+        if (found := _ratio(cells, policy.name, AR.name, "steady", 1.0, goodput)) is not None
+    ]
+    return [f"Goodput over that of `ar` at the load where `ar` saturates: {', '.join(said)}."] if said else []
+
+
+# ---- tables
+
+
+def _carried(cells: Cells) -> str:
+    """What every policy carries when it never runs dry, and why."""
+    lines = []
+    burst = 0
+    for policy in POLICIES:
+        rows = cells.get((policy.name, "burst", 0.0))
+        if not rows:
+            continue
+        burst = len(rows[0].questions)
+        over = _ratio(cells, policy.name, AR.name, "burst", 0.0, tokens_per_second)
+        tokens = per_forward(rows)
+        cost = f"{tokens / over.value:.2f}" if over is not None and over.value else "n/a"
+        carried = over_repeats(rows, tokens_per_second)
+        lines.append([
+            policy.name, f"{carried.value:,.0f}", _said(over), f"{tokens:.2f}", cost, f"{100 * accuracy(rows):.1f}",
+        ])  # fmt: skip
+    if not lines:
+        return ""
+    head = ["", "tokens/s", "over `ar`", "tokens/forward", "cost of a forward, in forwards of `ar`", "right, %"]
+    return "\n\n".join(["## Where the knee is", THE_KNEE.format(burst=burst), table(head, lines)])
+
+
+def _by_load(cells: Cells) -> str:
+    """For every load, what users of each policy wait for."""
+    parts = [f"### Load {load:g}\n\n{_table(cells, load)}" for load in _loads(cells)]
+    if not parts:
+        return ""
+    text = (
+        "Times in ms at the 50th, 90th and 99th percentile, over all repeats; *tau* is the mean over answers of the "
+        "lowest they were decoded with, 1 where they are those of `ar`; *lag* is by how much the load generator was "
+        "late at the 99th percentile."
+    )
+    return "\n\n".join(["## Load by load", text, *parts])
+
+
+def _table(cells: Cells, load: float) -> str:
+    head = [
+        "",
+        "first token",
+        "per token",
+        "end to end",
+        "good/s",
+        "turned away, %",
+        "tokens/s",
+        "tau",
+        "right, %",
+        "lag",
+    ]
+    lines = []
+    for policy in POLICIES:
+        rows = cells.get((policy.name, "steady", load))
+        if not rows:
+            continue
+        good = over_repeats(rows, goodput)
+        late = quantiles(rows, lag)
+        lines.append([
+            policy.name, _ms(rows, first_token), _ms(rows, per_token, 1), _ms(rows, end_to_end), _said(good),
+            f"{100 * rejected(rows):.1f}", f"{over_repeats(rows, tokens_per_second).value:,.0f}",
+            f"{lowest_tau(rows):.2f}", f"{100 * accuracy(rows):.1f}",
+            "n/a" if late is None else f"{1000 * late[2]:.1f}",
+        ])  # fmt: skip
+    return table(head, lines)
+
+
+def _ms(rows: Sequence[ServingRow], measure: Measure, digits: int = 0) -> str:
+    found = quantiles(rows, measure)
+    return "n/a" if found is None else " / ".join(f"{1000 * one:.{digits}f}" for one in found)
+
+
+def _figures(cells: Cells) -> str:
+    if not _loads(cells):
+        return ""
+    return "\n\n".join([
+        f"![First token and end to end by load]({LATENCY}.png)",
+        f"![Good answers per second by load]({GOODPUT}.png)",
+        f"![Accuracy of the answers by load]({ACCURACY}.png)",
+    ])  # fmt: skip
+
+
+def _steps(cells: Cells) -> str:
+    """A step in load: how often knobs turned, and what came of it."""
+    lines = []
+    for policy in POLICIES:
+        for (name, shape, _), rows in cells.items():
+            if (name, shape) == (policy.name, "step"):
+                row = rows[-1]
+                lines.append([
+                    policy.name, f"{goodput(row):.1f}", _ms(rows, end_to_end), _most(row, "waiting"),
+                    f"{switches(row, 'relief')}", f"{min(row.timeline['tau'], default=1.0):.2f}",
+                ])  # fmt: skip
+    if not lines:
+        return ""
+    text = (
+        "The load goes from 0.5 to 1.5 and back, a third of the time each, in one run. *Turns of tau* are those found "
+        "by looking ten times a second: a controller lowers it by one notch at a time while a target is missed, and "
+        "raises it, more slowly, when both are well met."
+    )
+    head = ["", "good/s", "end to end, ms", "most waiting", "turns of tau", "lowest mean tau"]
+    image = f"![Requests, tau and window over time]({STEP}.png)"
+    return "\n\n".join(["## A step in load", text, table(head, lines), image])
+
+
+def _most(row: ServingRow, name: str) -> str:
+    return f"{max(row.timeline[name], default=0):g}"
