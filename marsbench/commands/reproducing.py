@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from marsbench.presets import Preset
 
-_OVERHEAD_S = 15.0  # of a task beside its work, in a process of its own, as `marsbench overhead` measures it
+_OVERHEAD_S = 15.0  # a guess at what a task costs beside its work; `marsbench overhead` measures it on a machine
 
 
 def plan(
@@ -50,7 +50,7 @@ def plan(
     checkpoint: StageCheckpoints = None,
     gpus_per_training: GpusPerTraining = 1,
     overhead: Annotated[
-        float, typer.Option(min=0, help="Seconds that every task costs beside its work: see `marsbench overhead`.")
+        float, typer.Option(min=0, help="Seconds of a task beside its work: `marsbench overhead` measures.")
     ] = _OVERHEAD_S,
 ) -> None:
     """Say what reproducing a table, or a sweep, would take, without running anything or asking a hub.
