@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from marsbench.presets import preset
+from marsbench.training import objectives
 from marsbench.training.medusa import MedusaHeads, head_accuracy, medusa_loss
 from marsbench.training.objectives import ar_loss, block_diffusion_loss, mars_loss
 from marsbench.training.stages import STAGES, Stage, recipe
@@ -198,6 +199,42 @@ def test_the_papers_alignment_is_what_decoding_asks(golden_models: dict[str, Pre
     inputs: dict[str, Any] = {"input_ids": ids, "labels": labels, "block_size": block_size, "mask_token_id": MASK}
     assert mars_loss(model, **inputs, alignment="paper").mask.item() == pytest.approx(decoding, rel=1e-5)
     assert mars_loss(model, **inputs).mask.item() != pytest.approx(decoding, rel=1e-2)
+
+
+@pytest.mark.parametrize("autocast", [False, True], ids=["fp32", "bf16"])
+def test_logits_in_chunks_teach_the_same(
+    autocast: bool, golden: dict[str, Any], golden_models: dict[str, PreTrainedModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against labels beside the wrong chunk, gradients that a chunk loses, and logits that fill the memory."""
+    recorded, model = golden["losses"][3], golden_models["mars"]
+    ids, labels = (torch.tensor(recorded[name]) for name in ("input_ids", "labels"))
+    vocabulary, hidden = model.config.vocab_size, model.config.hidden_size
+
+    def learned() -> tuple[float, list[Tensor], int]:
+        """The loss, its gradients, and the elements of the largest tensor of logits that is kept for them."""
+        largest = [0]
+
+        def keep(saved: Tensor) -> Tensor:
+            if saved.dim() == 2 and saved.shape[1] == vocabulary and len(saved) != hidden:  # not the weight
+                largest[0] = max(largest[0], saved.numel())
+            return saved
+
+        model.zero_grad()
+        with (
+            torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast),
+            torch.autograd.graph.saved_tensors_hooks(keep, lambda saved: saved),
+        ):
+            loss = mars_loss(model, ids, labels, block_size=4, mask_token_id=MASK).total
+        loss.backward()
+        return loss.item(), [p.grad.clone() for p in model.parameters() if p.grad is not None], largest[0]
+
+    at_once, gradients, most = learned()
+    monkeypatch.setattr(objectives, "MOST_LOGITS", 7 * vocabulary)
+    in_chunks, found, least = learned()
+    assert in_chunks == pytest.approx(at_once, rel=1e-5)
+    for ours, theirs in zip(found, gradients, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=2e-2 if autocast else 1e-6, rtol=1e-3)
+    assert most > 20 * vocabulary and least <= 7 * vocabulary
 
 
 def test_block_diffusion_loss_equals_the_whole_layout(golden_models: dict[str, PreTrainedModel]) -> None:

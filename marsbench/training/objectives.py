@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from transformers import LlamaForCausalLM, Qwen2ForCausalLM
 
 from marsbench.training.variants import Alignment, BlocksFrom
 from marsbench.training.visibility import (
@@ -24,6 +26,12 @@ from marsbench.training.visibility import (
 )
 
 IGNORED = -100
+# Logits that are held at once: 64 MiB in fp32, and several times that with what the loss keeps of them. The world's
+# batches stay far below.
+MOST_LOGITS = 1 << 24
+# Models whose logits are what the LM head gives, and that are not wrapped: a sharded head is not there outside of the
+# model's own call.
+_HEAD_IS_LAST = (Qwen2ForCausalLM, LlamaForCausalLM)
 
 
 @dataclass(frozen=True)
@@ -57,8 +65,8 @@ def ar_loss(model: nn.Module, input_ids: Tensor, labels: Tensor) -> Tensor:
         Scalar tensor.
     """
     row, column = _labelled(labels)
-    logits = _logits_at(model, row, column - 1, input_ids=input_ids)
-    return _mean_over_rows(_nll(logits, labels[row, column]), row, len(labels))
+    nll = _nll_at(model, row, column - 1, labels[row, column], input_ids=input_ids)
+    return _mean_over_rows(nll, row, len(labels))
 
 
 def mars_loss(
@@ -112,9 +120,8 @@ def mars_loss(
     from_clean = torch.ones_like(from_copy) if ar_weight else ~from_copy
     clean_at, noisy_at = (at[row, column - 1] for at in (streams.clean_at, streams.noisy_at))
     at = torch.cat([clean_at[from_clean], noisy_at[from_copy]])
-    logits = _logits_at(model, torch.cat([row[from_clean], row[from_copy]]), at, **_inputs(model, streams))
-    targets = labels[row, column]
-    nll = _nll(logits, torch.cat([targets[from_clean], targets[from_copy]]))
+    rows, targets = (torch.cat([one[from_clean], one[from_copy]]) for one in (row, labels[row, column]))
+    nll = _nll_at(model, rows, at, targets, **_inputs(model, streams))
     clean_nll = nll.new_zeros(len(row)).masked_scatter(from_clean, nll[: int(from_clean.sum())])
     mask_nll = clean_nll.masked_scatter(from_copy, nll[int(from_clean.sum()) :])
     mask = _mean_over_rows(mask_nll, row, len(labels), weight)
@@ -144,8 +151,8 @@ def block_diffusion_loss(
     copied = needs_noisy_copy(response, block, bidirectional=True)
     streams = _streams(input_ids, noise, enters, copied, block, bidirectional=True)
     row, column = masked.nonzero(as_tuple=True)
-    logits = _logits_at(model, row, streams.noisy_at[row, column], **_inputs(model, streams))
-    weighted = _nll(logits, labels[row, column]) / noise_level[row, 0]
+    nll = _nll_at(model, row, streams.noisy_at[row, column], labels[row, column], **_inputs(model, streams))
+    weighted = nll / noise_level[row, 0]
     tokens = response.sum(1).clamp(min=1)
     return torch.zeros(len(labels), device=labels.device).index_add(0, row, weighted).div(tokens).mean()
 
@@ -207,19 +214,38 @@ def _labelled(labels: Tensor) -> tuple[Tensor, Tensor]:
     return row, column + 1
 
 
-def _logits_at(model: nn.Module, row: Tensor, column: Tensor, **inputs: Any) -> Tensor:
-    """Logits [n, V] at the given entries only; the rest never meets the LM head.
+def _nll_at(model: nn.Module, row: Tensor, column: Tensor, targets: Tensor, **inputs: Any) -> Tensor:
+    """Negative log-likelihood [n] in fp32 of `targets` [n] at the given entries; the rest never meets the LM head.
 
     A hook in front of the LM head picks the entries, so that the call goes through the model's own `forward` and
-    distributed wrappers keep synchronising gradients.
+    distributed wrappers keep synchronising gradients. Where the logits would fill the memory, it keeps the hidden
+    states, and the logits are made of them a chunk at a time, and once more on the way back.
     """
-    head: nn.Module = getattr(model, "module", model).get_output_embeddings()  # type: ignore[operator]
-    picking = head.register_forward_pre_hook(lambda _, arguments: (arguments[0][row, column],))
+    head: Any = getattr(model, "module", model).get_output_embeddings()  # type: ignore[operator]
+    in_chunks = type(model) in _HEAD_IS_LAST and type(head) is nn.Linear
+    entries = max(1, MOST_LOGITS // head.out_features) if in_chunks else len(row)
+    chunked = len(row) > entries
+    kept: list[Tensor] = []
+
+    def pick(_: nn.Module, arguments: tuple[Tensor, ...]) -> tuple[Tensor]:
+        kept.append(arguments[0][row, column])
+        return (kept[0][:0] if chunked else kept[0],)
+
+    picking = head.register_forward_pre_hook(pick)
     try:
         logits: Tensor = model(**inputs, use_cache=False).logits
     finally:
         picking.remove()
-    return logits
+    if not chunked:
+        return _nll(logits, targets)
+    chunks = zip(torch.split(kept[0], entries), torch.split(targets, entries), strict=True)
+    return torch.cat(
+        [checkpoint(_nll_of_chunk, *chunk, head.weight, head.bias, use_reentrant=False) for chunk in chunks]
+    )
+
+
+def _nll_of_chunk(hidden: Tensor, targets: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return _nll(F.linear(hidden, weight, bias), targets)
 
 
 def _nll(logits: Tensor, targets: Tensor) -> Tensor:

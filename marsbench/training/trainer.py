@@ -263,7 +263,7 @@ def _arguments(recipe: Recipe, steps: int, work: Path) -> TrainingArguments:
         adam_beta2=recipe.budget.adam_beta2,
         weight_decay=recipe.budget.weight_decay,
         use_cpu=not torch.accelerator.is_available(),  # the Trainer refuses bf16 on a CPU that it was not asked to use
-        bf16=recipe.pretrained is not None and recipe.pretrained.bf16,
+        bf16=recipe.pretrained is not None and recipe.pretrained.bf16 and _computes_in_bf16(),
         # None where it is off: the option has a new name in newer versions, which complain about the old one.
         gradient_checkpointing=_recomputes(recipe) or None,
         ddp_find_unused_parameters=False,  # every loss uses them all
@@ -297,6 +297,13 @@ def _schedule(recipe: Recipe, steps: int) -> dict[str, Any]:
         "warmup_steps": min(warmup, _LONGEST_WARMUP),
         "lr_scheduler_kwargs": options,
     }
+
+
+def _computes_in_bf16() -> bool:
+    """Whether bf16 saves time here: on an accelerator, and on a CPU that has instructions for it."""
+    if torch.accelerator.is_available():
+        return True
+    return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())  # type: ignore[no-untyped-call]
 
 
 def _recomputes(recipe: Recipe) -> bool:
