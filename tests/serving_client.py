@@ -41,8 +41,8 @@ class Running:
             self._lines.put(line)
         self._lines.put(None)
 
-    def wait_for(self, pattern: str, seconds: float = 90) -> str:
-        """The first match in what the server says from now on."""
+    def wait_for(self, pattern: str, seconds: float = 400) -> str:
+        """The first match in what the server says from now on; loading takes long on a machine with much else to do."""
         until = time.monotonic() + seconds
         while line := self._lines.get(timeout=max(0.1, until - time.monotonic())):
             if found := re.search(pattern, line):
