@@ -219,7 +219,7 @@ def test_who_stops_listening_ends_what_runs(two: Local, tmp_path: Path) -> None:
 
 
 DRIVER = """
-import sys
+import signal
 from pathlib import Path
 from marsbench.executors.local import Local
 from marsbench.executors.overhead import measure
@@ -227,6 +227,7 @@ from marsbench.executors.tasks import Task
 from small_work import Do, sleep_long
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets what it starts behind its back ignore it
     print([*Local(1, Path("logs")).run([Task("long", "", Do(sleep_long, Path(".")))])])
 """
 
