@@ -359,7 +359,7 @@ def test_lm_eval_runs_our_model(reproduced: Path, tmp_path: Path) -> None:
 # ---- committed pages ------------------------------------------------------------------------------------------------
 
 
-COMMITTED = {("tiny", name) for name in studies()}
+COMMITTED = {("tiny", name) for name in studies()} - {("tiny", "serving")}  # which has not been measured yet
 
 
 @pytest.mark.parametrize("scale", scales())
