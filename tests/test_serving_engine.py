@@ -198,7 +198,7 @@ def test_likelihoods_are_those_of_transformers(
 
 
 def test_an_eos_has_its_likelihood_too(golden: dict[str, Any], golden_models: dict[str, PreTrainedModel]) -> None:
-    """Guards against a likelihood that misses its last token: clients cut the generated one off, be it an EOS or not."""
+    """Guards against a likelihood that misses its last token: clients cut the generated one off, an EOS or not."""
     (first,) = decode(golden_models["mars"], build_method("ar", Options()), [Request(golden["prompts"][0], 1)],
                       eos_id=-1, pad_id=PAD)  # fmt: skip
     log = Log(Engine(
