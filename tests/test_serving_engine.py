@@ -197,6 +197,20 @@ def test_likelihoods_are_those_of_transformers(
     assert {len(one) for one in found.best} == {2} and len(found.best) == len(tokens) - 1
 
 
+def test_an_eos_has_its_likelihood_too(golden: dict[str, Any], golden_models: dict[str, PreTrainedModel]) -> None:
+    """Guards against a likelihood that misses its last token: clients cut the generated one off, an EOS or not."""
+    (first,) = decode(golden_models["mars"], build_method("ar", Options()), [Request(golden["prompts"][0], 1)],
+                      eos_id=-1, pad_id=PAD)  # fmt: skip
+    log = Log(Engine(
+        golden_models["mars"], mask_id=MASK, eos_id=first.tokens[0], pad_id=PAD, room=Room(), speed=Speed()
+    ))  # fmt: skip
+    log.engine.submit(job(0, golden["prompts"][0], 1, likelihood=0))
+    log.run()
+    found = log.ended[0].likelihood
+    assert log.ended[0].finish == "eos" and found is not None
+    assert found.tokens == [*golden["prompts"][0], first.tokens[0]]
+
+
 def adapting(model: PreTrainedModel, law: PositionLaw) -> Engine:
     """An engine whose controller lowers tau at every chance."""
     controller = Controller(law, Targets(per_token_s=1e-9))

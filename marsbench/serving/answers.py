@@ -272,7 +272,10 @@ class Shape:
 def chat_choice(answer: Answer, token: Callable[[int], str]) -> Body:
     """The choice of a conversation."""
     found = answer.ending.likelihood
-    said = None if found is None else {"content": _chat_logprobs(found, len(answer.stream.job.prompt_ids), token)}
+    said = None
+    if found is not None:
+        entries = _chat_logprobs(found, len(answer.stream.job.prompt_ids), token)
+        said = {"content": entries[:-1] if answer.ending.finish == "eos" else entries}  # of the text alone
     message = {"role": "assistant", "content": answer.text}
     return {"index": 0, "message": message, "logprobs": said, "finish_reason": answer.reason}
 

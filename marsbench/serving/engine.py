@@ -292,7 +292,8 @@ class Engine:
         one = self._running.pop(number)
         job, found = one.job, None
         if job.likelihood is not None and generation.finish != "cancelled":
-            tokens = [*job.prompt_ids, *generation.tokens]
+            ended_by = [] if generation.eos_id is None else [generation.eos_id]  # emitted, so it has a probability too
+            tokens = [*job.prompt_ids, *generation.tokens, *ended_by]
             found = likelihood(self.model, tokens, job.likelihood, self.room.prefill_positions)
         ending = Ending(
             generation.finish, generation.emitted, generation.forwards, one.thresholds, one.windows, one.lossless, found

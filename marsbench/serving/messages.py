@@ -71,7 +71,7 @@ class Cancel:
 class Likelihood:
     """Log-probabilities of the model itself (AR) for a request's tokens, its prompt's first one left out."""
 
-    tokens: list[int]  # prompt and answer
+    tokens: list[int]  # prompt and answer, with the EOS that ended it
     chosen: list[float]  # for each token but the first, its log-probability
     best: list[list[tuple[int, float]]]  # likewise, the most probable tokens and their log-probabilities
 
