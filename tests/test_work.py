@@ -511,6 +511,7 @@ def test_overhead_is_measured(tmp_path: Path) -> None:
         measure(Here(tmp_path), ["not_there"], 1)
 
 
+@pytest.mark.skipif("MARSBENCH_CLUSTER" not in os.environ, reason="takes minutes on a busy machine")
 @pytest.mark.slow
 def test_processes_train_together(tmp_path: Path) -> None:
     """Guards against a training on several GPUs that trains something else, twice, or writes rows of its own."""
