@@ -36,7 +36,7 @@ def rows(right: dict[str, int], *, tokens: int = 100, on_bbh: int | None = None,
             emitted = [tokens] * N if arm == UNTRAINED_MASKS else [100] * N
             found.append(answered(arm, name, [place < count for place in range(N)], emitted, [100] * N))
     for stage, factor in (("base", 1.0), ("ar_sft", loss)):
-        nats = [factor * (20 + place % 7) for place in range(500)]
+        nats = [factor * (20 + place % 7) for place in range(499)] + [0.2 * factor]  # one that says next to nothing
         found.append(TextLossRow(stage, "done", "", "tiny", stage, nats, [60] * 500))
     return found
 

@@ -178,9 +178,9 @@ def ratio_of_totals(parts: Sequence[float], wholes: Sequence[float]) -> Estimate
     """The sum of one thing over the sum of another, both taken of the same items; the interval by the delta method.
 
     Raises:
-        ValueError: if there are no items, unequally many values, or a whole below 1.
+        ValueError: if there are no items, unequally many values, or a whole below 0.
     """
-    ratio, residuals = _ratio(parts, wholes)
+    ratio, residuals = _ratio(parts, wholes, least=0.0)
     return _around(ratio, residuals)
 
 
@@ -196,10 +196,10 @@ def speed_difference(a: Answers, b: Answers) -> Estimate:
     return _around(first - second, above_first - above_second)
 
 
-def _ratio(emitted: Sequence[float], forwards: Sequence[float]) -> tuple[float, _Values]:
+def _ratio(emitted: Sequence[float], forwards: Sequence[float], least: float = 1.0) -> tuple[float, _Values]:
     """Total tokens over total forward passes, and what each question moves it by, times the number of questions."""
     tokens, passes = np.asarray(emitted, dtype=float), np.asarray(forwards, dtype=float)
-    if len(tokens) != len(passes) or not len(tokens) or passes.min() < 1:
+    if len(tokens) != len(passes) or not len(tokens) or passes.min() < least:
         raise ValueError(f"no ratio of {len(tokens)} token counts to {len(passes)} counts of forward passes")
     ratio = float(tokens.sum() / passes.sum())
     return ratio, (tokens - ratio * passes) / passes.mean()  # they sum to zero
