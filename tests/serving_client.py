@@ -115,7 +115,7 @@ class Running:
             self.process.kill()
 
 
-def eventually(holds: Any, seconds: float = 20) -> bool:
+def eventually(holds: Any, seconds: float = 120) -> bool:
     """Whether something comes to hold within a time."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:

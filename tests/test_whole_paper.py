@@ -551,13 +551,16 @@ def test_links_of_the_index_lead_somewhere(tmp_path: Path) -> None:
 
 def test_the_index_names_sessions_that_exist(published_rows: Path) -> None:
     """Guards against a command that nobody can give."""
-    of_pages = {name for name in nox_sessions() if name.startswith("reproduce-") or name == "speedup-sweep"}
+    of_pages = {
+        name for name in nox_sessions() if name.startswith("reproduce-") or name in ("speedup-sweep", "serving-load")
+    }
     assert set(re.findall(r"`nox -s ([\w-]+)", page_of(published_rows, "index"))) == of_pages
     made = {session.name: session.command for session in sessions()}
     assert of_pages == {*made, "reproduce-all"}
     assert made.pop("speedup-sweep") == ("sweep",)
+    assert made.pop("serving-load") == ("reproduce", "serving")
     assert all(words == ("reproduce", name.removeprefix("reproduce-")) for name, words in made.items())
-    assert {words[1] for words in made.values()} == {item.key for item in items()} - {"speedup"}
+    assert {words[1] for words in made.values()} == {item.key for item in items()} - {"speedup", "serving"}
 
 
 def test_scales_of_tests_have_pages_of_their_own(tmp_path: Path) -> None:
