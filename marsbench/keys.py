@@ -37,14 +37,14 @@ class Known(NamedTuple):
 # An entry is a claim: who changes it has seen that no number changes. It counts as long as the code is what it says. A
 # test holds the keys of the committed rows to it.
 SAME_NUMBERS: dict[tuple[str, ...], Known] = {
-    DECODING: Known("f54c390a2c8415a5", "c7844b4def492a80"),
-    DECODING_THE_WORLD: Known("3a8cd7d404e91f33", "06a63162efb8d61b"),
-    SCORING: Known("166115d895156cfd", "694a1b97baa02a4a"),
-    CLASSING: Known("701d4250ea728cc9", "09e664ffc46b9fbb"),
-    TRAINING_ON_THE_WORLD: Known("77d2424dc595c292", "30dd42a99b1fa670"),
-    TRAINING_ON_CHATS: Known("49b5418dd40010f6", "9400b509116b538b"),
-    (*TRAINING_ON_THE_WORLD, *MEDUSA): Known("e511932e8f6745aa", "fd7a60e3942063a8"),
-    (*TRAINING_ON_CHATS, *MEDUSA): Known("a4a17cdc473667f5", "e05093447b03407b"),
+    DECODING: Known("6682f6aa329a0807", "c7844b4def492a80"),
+    DECODING_THE_WORLD: Known("46f9ab9ad795edc1", "06a63162efb8d61b"),
+    SCORING: Known("0e1637dffd31ca24", "694a1b97baa02a4a"),
+    CLASSING: Known("eb091af1c8b1c649", "09e664ffc46b9fbb"),
+    TRAINING_ON_THE_WORLD: Known("4d7e16108975758c", "30dd42a99b1fa670"),
+    TRAINING_ON_CHATS: Known("8a880358796eb05b", "9400b509116b538b"),
+    (*TRAINING_ON_THE_WORLD, *MEDUSA): Known("7b8aa54e573085a6", "fd7a60e3942063a8"),
+    (*TRAINING_ON_CHATS, *MEDUSA): Known("796581eb5b718911", "e05093447b03407b"),
 }
 
 

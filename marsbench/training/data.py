@@ -78,7 +78,7 @@ def instruct_data(
     """What an instruct base learns from: plain text and conversations in turn, none that fine-tuning will meet.
 
     Only what follows a problem is labelled, in plain text as well: problems are drawn at random, and a model that is to
-    foresee them learns to copy from them more than ten times later.
+    foresee them learns to copy from them much later (see the trials on the page of the regime).
     """
     texts = solved_text(tokenizer, (count + 1) // 2, seed, level)
     chats = _answered(tokenizer, islice(world.conversations(_BASE_CHAT_SEED + seed, level), count // 2))
