@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from marsbench.commands.shared import (
+    Adapter,
     BlockSize,
     Checkpoint,
     Compile,
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 def show(
     prompt: Annotated[str | None, typer.Argument(help="A user's question; by default one of mini_gsm8k.")] = None,
     checkpoint: Checkpoint = None,
+    adapter: Adapter = None,
     stage: OwnStage = "mars",
     method: Annotated[
         list[str] | None, typer.Option(help="How to decode, several times to compare; by default ar and mars.")
@@ -61,7 +63,7 @@ def show(
 
     if prompt is not None and not prompt.strip():
         raise UserError("the question is empty", fix="write one, or leave it out for one of mini_gsm8k")
-    names = method or ["ar", "mars"]
+    names, checkpoint = method or ["ar", "mars"], checkpoint or adapter
     for name in names:
         takes = name in METHODS and METHODS[name].takes_threshold
         check_decoding(
@@ -84,7 +86,7 @@ def show(
     question, device = sample_question() if prompt is None else prompt, default_device()
     companion = load_aloud(draft, run.reporter, device=device) if draft else None
     if checkpoint:
-        loaded = load_aloud(checkpoint, run.reporter, device=device)
+        loaded = load_aloud(checkpoint, run.reporter, device=device, adapter=adapter)
     else:
         loaded = Checkpoints(run).load(stage, block_size)
     found = answers(
@@ -123,6 +125,7 @@ def decode(
     model: Annotated[str, typer.Option(help="Checkpoint folder or hub name.")],
     prompt_ids: Annotated[Path, typer.Option(help='JSON Lines, one {"prompt_ids": [...]} a line.')],
     out: Annotated[Path, typer.Option(help="Where the continuations go, one line per prompt, in the same order.")],
+    adapter: Adapter = None,
     method: DecodingMethod = "mars",
     block_size: Annotated[
         int,
@@ -211,7 +214,8 @@ def decode(
     prompts = read_prompts(prompt_ids)
     how: dict[str, Any] = {"dtype": number_type, "device": default_device(), "needs_tokenizer": False}
     reporter = Reporter()
-    loaded, companion = load_aloud(model, reporter, **how), load_aloud(draft, reporter, **how) if draft else None
+    loaded = load_aloud(model, reporter, **how, adapter=adapter)
+    companion = load_aloud(draft, reporter, **how) if draft else None
     eos, pad = default_ids(loaded, eos_id, pad_id)
     chosen = fit(method, loaded, draft=companion, untrained_masks=untrained_masks, **options)
     requests = [

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from marsbench.commands.shared import (
+    Adapter,
     AskedBenchmark,
     BlockSize,
     Checkpoint,
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 def eval_(
     benchmark: Annotated[list[str], typer.Option(help="What to ask, several times for several: see `marsbench list`.")],
     checkpoint: Checkpoint = None,
+    adapter: Adapter = None,
     stage: OwnStage = "mars",
     method: DecodingMethod = "mars",
     threshold: Annotated[
@@ -83,6 +85,7 @@ def eval_(
     """
     from marsbench.evaluation.benchmarks import benchmarks
 
+    checkpoint = checkpoint or adapter
     names, own = benchmarks(benchmark), None if checkpoint else stage
     options: dict[str, Any] = {"block_size": window or block_size, "metric": metric, "layout": layout or "groups"}
     check_decoding(method, threshold=threshold, draft=draft, stage=own, untrained_masks=untrained_masks, **options)
@@ -95,11 +98,11 @@ def eval_(
     from marsbench.running.asking import ask
     from marsbench.running.plans import Arm
 
-    who = Path(checkpoint).name if checkpoint else stage
+    who = Path(adapter or checkpoint or stage).name
     options = _told(method, options, threshold)
     arm = Arm(who, f"{who} by {method}", stage, method, options, None, untrained_masks, trained_block_size=block_size)
     rows = []
-    for row in ask(run, arm, names, checkpoint=checkpoint, draft=draft, dtype=number_type):
+    for row in ask(run, arm, names, checkpoint=checkpoint, adapter=adapter, draft=draft, dtype=number_type):
         rows.append(row)
         if not as_json:
             typer.echo("\n".join(_in_words(row, run.workspace.answers(row.key, run.shard))))

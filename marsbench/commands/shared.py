@@ -31,6 +31,14 @@ DataDir = Annotated[Path | None, typer.Option(envvar="MARSBENCH_DATA", help="Loc
 Checkpoint = Annotated[
     str | None, typer.Option(help="Checkpoint folder or hub name; without it, the scale's own --stage.")
 ]
+Adapter = Annotated[
+    str | None,
+    typer.Option(
+        "--adapter",
+        metavar="DIR",
+        help="Gated adapter to act on the checkpoint's masks; without --checkpoint, on the one that it was trained on.",
+    ),
+]
 OwnStage = Annotated[str, typer.Option(help="Stage of the scale's own checkpoint, trained if missing.")]
 StageCheckpoints = Annotated[
     list[str] | None,

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from marsbench.commands.shared import (
+    Adapter,
     BlockSize,
     Checkpoint,
     DataDir,
@@ -119,6 +120,7 @@ def results(
 
 def tune(
     checkpoint: Checkpoint = None,
+    adapter: Adapter = None,
     stage: OwnStage = "mars",
     block_size: BlockSize = 4,
     batch_size: Annotated[int, typer.Option(min=1, help="Prompts decoded at once.")] = 1,
@@ -139,6 +141,7 @@ def tune(
     Times forward passes by their positions on this machine, measures how many tokens each setting accepts, predicts
     which is fastest, and races that one against AR.
     """
+    checkpoint = checkpoint or adapter
     check_decoding("mars", threshold=None, draft=None, stage=None if checkpoint else stage, block_size=block_size)
     run = make_run(scale, output, "reuse", seed, benchmarks=benchmarks, data_dir=data_dir)
     use_packing(pack)
@@ -156,7 +159,7 @@ def tune(
     for name in names:  # missing data is found out before anything is trained
         run.exam(name)
     if checkpoint:
-        loaded = load_aloud(checkpoint, run.reporter, device=default_device())
+        loaded = load_aloud(checkpoint, run.reporter, device=default_device(), adapter=adapter)
     else:
         loaded = Checkpoints(run).load(stage, block_size)
     questions = ask(names, prompts, loaded.tokenizer, data_dir)

@@ -30,6 +30,7 @@ from marsbench.decoding.reading import Newest, newest, take_out
 from marsbench.decoding.requests import check_requests, context_length, laid_out
 from marsbench.decoding.rows import Accepted, Most, Rows
 from marsbench.errors import UserError
+from marsbench.forward.adapter import parted
 from marsbench.forward.cache import RaggedCache
 from marsbench.forward.decoder import Decoder, decoder_of
 from marsbench.forward.modules import device_of
@@ -329,7 +330,9 @@ def decode(
     check_prefill_positions(prefill_positions)
     check_requests(requests, model)
     if isinstance(method, OutsideMethod):
-        return decode_outside(model, method, requests, as_list(eos_id), pad_id, batch_size, on_finished, meter)
+        return decode_outside(
+            parted(model)[0], method, requests, as_list(eos_id), pad_id, batch_size, on_finished, meter
+        )
     generations: dict[int, Generation] = {}
 
     def finished(index: int, generation: Generation) -> None:

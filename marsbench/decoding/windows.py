@@ -52,7 +52,11 @@ def linear_window(rows: Rows, *, masks: int = 0, mask_id: int = -1, each: Tensor
         real = position >= rows.cached.unsqueeze(1)
         real &= offset < (rows.extent.pending + (masks if each is None else each) + rows.drafted).unsqueeze(1)
     slots = rows.extent.length - rows.extent.pending + len(offset)
-    return Window(input_ids, position, begin, slots, causal(len(offset), begin.device), real)
+    visible = causal(len(offset), begin.device)
+    if not masks:
+        return Window(input_ids, position, begin, slots, visible, real)
+    masks_begin = rows.extent.pending + rows.drafted if drafts.shape[1] else rows.extent.pending
+    return Window(input_ids, position, begin, slots, visible, real, masks_begin)
 
 
 def tree_window(rows: Rows, depth: Tensor, ancestors: Tensor) -> Window:
@@ -92,6 +96,7 @@ def grouped_window(rows: Rows, group: int, mask_id: int) -> Window:
         line.slots + len(of_group),
         visible,
         real,
+        rows.extent.pending + rows.extent.drafted,
     )
 
 

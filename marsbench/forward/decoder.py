@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
+from marsbench.forward.adapter import Adapted, Adapter, LayerSites, MaskedEntries, Site, masks_of, parted
 from marsbench.forward.cache import RaggedCache
 from marsbench.forward.linear import linear
 from marsbench.forward.masks import additive_mask
@@ -28,6 +29,7 @@ from marsbench.forward.window import Answer, Window
 
 _SILU = (nn.SiLU, type(ACT2FN["silu"]))  # what a model's activation is, if it is not strange
 _Weights = dict[str, Any]  # a module's own parameters by name, as they are at the moment
+_Adapting = tuple[MaskedEntries, LayerSites] | None  # where an adapter acts in a window, and what it does in a layer
 
 
 class Decoder(Protocol):
@@ -51,14 +53,16 @@ def decoder_of(model: Any) -> Decoder:
     Raises:
         UserError: a model that does what this engine does not know.
     """
-    model = getattr(model, "_orig_mod", model)  # what `torch.compile` has wrapped: its parts are the same
+    if not isinstance(model, Adapted):
+        model = getattr(model, "_orig_mod", model)  # what `torch.compile` has wrapped: its parts are the same
     lean = _lean_of(model)
     if lean is not None:
         return lean
-    if is_plainly_its_class(model):
+    alone, _ = parted(model)
+    if is_plainly_its_class(alone):
         return _ModulesForNow(model)
     decoder = ModuleDecoder(model)
-    check_by_forward(model)
+    check_by_forward(alone)
     return decoder
 
 
@@ -71,7 +75,7 @@ def _lean_of(model: Any) -> LeanDecoder | None:
     if known is not None and known.is_current():
         return known
     _LEAN.pop(model, None)  # it holds on to modules that may be gone
-    lean = LeanDecoder(model) if is_plain(model) else None
+    lean = LeanDecoder(model) if is_plain(parted(model)[0]) else None
     if lean is None or not lean.is_current():
         return None
     _LEAN[model] = lean
@@ -86,13 +90,16 @@ class LeanDecoder:
     """
 
     def __init__(self, model: Any) -> None:
-        decoder = model.get_decoder()
-        self._model, self._watch = ref(model), Watch(model)
+        self._model = ref(model)
+        model, self._adapter = parted(model)
+        decoder, self._watch = model.get_decoder(), Watch(model)
         self._lm_head = _Head(model.get_output_embeddings())
         self._embed, self._norm, self._rotary = decoder.embed_tokens, _Norm(decoder.norm), decoder.rotary_emb
         self._layers = [_Layer(layer) for layer in decoder.layers]
         maps = [weights for layer in self._layers for weights in layer.maps()]
         self._packing = Packing([*maps, *self._lm_head.maps()])
+        self._sites: list[LayerSites] = []
+        self._vector = torch.empty(0)  # the adapter's, as the sites are on the device of the model and of its type
         self._cos = self._sin = torch.empty(0)
         self._frequencies: Tensor | None = None
         self._turned_by: tuple[object, ...] = ()  # what the table was made for
@@ -107,8 +114,10 @@ class LeanDecoder:
         return self._watch.holds()
 
     def follow_weights(self) -> None:
-        """Bring packed copies of the weights up to date; whoever compiles a call does it before each call."""
+        """Bring what is kept of the weights up to date; whoever compiles a call does it before each call."""
         self._packing.follow()
+        if self._adapter is not None:
+            self._follow_adapter(self._adapter, self._embed._parameters["weight"])
 
     def __call__(self, cache: RaggedCache, window: Window, relative: Tensor) -> Answer:
         """Run a window; see `Decoder`."""
@@ -128,12 +137,24 @@ class LeanDecoder:
             input_ids, position = input_ids[real], position[real]
             cache.narrow(real)
         hidden = self._embed(input_ids)
+        masks = None if self._adapter is None else masks_of(window)
+        masked = None if masks is None else MaskedEntries(masks, real, fixed=cache.fixed)
+        if masked is not None:
+            hidden = masked.shift(hidden, self._vector)
         cos, sin = self._rotation(position, relative.shape[1], hidden)
         mask = additive_mask(window.visible, relative, hidden.dtype, copies=self._layers[0].group)
         for number, layer in enumerate(self._layers):
-            hidden = layer(number, hidden, cos, sin, mask, cache, shape, real)
+            adapting = None if masked is None else (masked, self._sites[number])
+            hidden = layer(number, hidden, cos, sin, mask, cache, shape, real, adapting)
         hidden = self._norm(hidden)
         return Answer(_spread(hidden, real, rows * width).view(rows, width, -1), self._lm_head)
+
+    def _follow_adapter(self, adapter: Adapter, like: Tensor) -> None:
+        """Lay the adapter's maps out for the layers, on the device of the model's weights and in their type."""
+        if (self._vector.device, self._vector.dtype, len(self._sites)) != (like.device, like.dtype, len(self._layers)):
+            adapter = adapter.like(like)
+            self._vector = adapter.vector
+            self._sites = [layer.sites(number, adapter) for number, layer in enumerate(self._layers)]
 
     def _rotation(self, position: Tensor, most: int, like: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines [M, 1, head size] at positions [M] below `most`; the first half of the sines is negated."""
@@ -191,18 +212,48 @@ class _Layer:
         cache: RaggedCache,
         shape: torch.Size,
         real: Tensor | None,
+        adapting: _Adapting = None,
     ) -> Tensor:
         """Hidden states [M, H] of the real entries to those after the layer."""
         seen = self._norms[0](hidden)
-        turning = torch.cat([_map(self._q, seen), _map(self._k, seen)], -1).view(len(hidden), -1, self._size)
+        turning, values = torch.cat([_map(self._q, seen), _map(self._k, seen)], -1), _map(self._v, seen)
+        if adapting:
+            turning, values = adapting[0].add(adapting[1].attention, seen, turning, values)
+        turning, values = turning.view(len(hidden), -1, self._size), values.view(len(hidden), -1, self._size)
         turned = torch.addcmul(turning * cos, turning.roll(self._size // 2, -1), sin)
         queries, keys = turned.split_with_sizes([self._heads, self._kv_heads], 1)
-        values = _map(self._v, seen).view(len(hidden), -1, self._size)
         keys, values = cache.write(number, keys, values)
         found = self._attend(_spread(queries, real, shape[0] * shape[1]), keys, values, mask, shape)
-        hidden = hidden + _map(self._out, found if real is None else found[real])
-        seen = self._norms[1](hidden)
-        return hidden + _map(self._down, self._activation(_map(self._gate, seen)) * _map(self._up, seen))
+        found = found if real is None else found[real]
+        mapped = _map(self._out, found)
+        if adapting:
+            (mapped,) = adapting[0].add(adapting[1].out, found, mapped)
+        hidden = hidden + mapped
+        return hidden + self._mlp(self._norms[1](hidden), adapting)
+
+    def _mlp(self, seen: Tensor, adapting: _Adapting) -> Tensor:
+        gate, up = _map(self._gate, seen), _map(self._up, seen)
+        if adapting:
+            gate, up = adapting[0].add(adapting[1].mlp, seen, gate, up)
+        inner = self._activation(gate) * up
+        mapped = _map(self._down, inner)
+        if adapting:
+            (mapped,) = adapting[0].add(adapting[1].down, inner, mapped)
+        return mapped
+
+    def sites(self, number: int, adapter: Adapter) -> LayerSites:
+        """Where an adapter's maps join this layer's."""
+
+        def site(of: str, *layers: tuple[str, _Weights]) -> Site:
+            maps = [adapter.maps.get(f"layers.{number}.{of}.{name}_proj") for name, _ in layers]
+            return Site(maps, [len(weights["weight"]) for _, weights in layers], adapter.vector)
+
+        return LayerSites(
+            attention=site("self_attn", ("q", self._q), ("k", self._k), ("v", self._v)),
+            out=site("self_attn", ("o", self._out)),
+            mlp=site("mlp", ("gate", self._gate), ("up", self._up)),
+            down=site("mlp", ("down", self._down)),
+        )
 
     def maps(self) -> tuple[_Weights, ...]:
         """The parameters of its linear layers."""

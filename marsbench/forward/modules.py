@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import lru_cache
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from marsbench.errors import UserError
+from marsbench.forward.adapter import hooked, masks_of, parted
 from marsbench.forward.cache import RaggedCache
 from marsbench.forward.masks import additive_mask, sliding_mask
 from marsbench.forward.window import Answer, Window
@@ -33,18 +35,21 @@ class ModuleDecoder:
 
     def __init__(self, model: Any) -> None:
         self.model = model
-        refuse_unknown(model)
+        refuse_unknown(parted(model)[0])
 
     def __call__(self, cache: RaggedCache, window: Window, relative: Tensor) -> Answer:
         """Run a window; see `Decoder`."""
         decoder, head = self.model.get_decoder(), self.model.get_output_embeddings()
-        hidden: Tensor = decoder(
-            input_ids=window.input_ids,
-            position_ids=window.position.clamp(min=0),
-            attention_mask=_masks(decoder.config, window, relative, decoder.dtype),
-            past_key_values=cache,
-            use_cache=True,
-        ).last_hidden_state
+        model, adapter = parted(self.model)
+        masked = None if adapter is None else masks_of(window)
+        with nullcontext() if adapter is None or masked is None else hooked(model, adapter, masked):
+            hidden: Tensor = decoder(
+                input_ids=window.input_ids,
+                position_ids=window.position.clamp(min=0),
+                attention_mask=_masks(decoder.config, window, relative, decoder.dtype),
+                past_key_values=cache,
+                use_cache=True,
+            ).last_hidden_state
         return Answer(hidden, _with_what_follows(head, decoder.config))
 
 

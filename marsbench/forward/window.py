@@ -22,6 +22,8 @@ class Window(NamedTuple):
     slots: int  # the slots that the furthest row needs, its window included
     visible: Tensor  # bool [W, W], which entries an entry sees, the same for all rows
     real: Tensor | None = None  # bool [N, W], entries that are no fillers; None = all
+    # The entry from which on all are masks, for all rows or of each [N]; None = there are none.
+    masks_begin: int | Tensor | None = None
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from typing import Any
 from marsbench.decoding.engine import Method
 from marsbench.decoding.outside import OutsideMethod
 from marsbench.errors import UserError, unknown_name
+from marsbench.forward.adapter import Adapted
 from marsbench.methods import METHODS, Options, build_method
 from marsbench.training.checkpoints import Loaded
 
@@ -30,6 +31,11 @@ def fit(
     method = build_method(name, Options(**(given | options)))
     if METHODS[name].needs_masks and not untrained_masks:
         _check_masks(name, loaded)
+    if name == "block-diffusion" and isinstance(loaded.model, Adapted):
+        raise UserError(
+            "an adapter does not act on masks that stand among tokens, as those of block-diffusion do",
+            fix="choose another method, or a block_diffusion checkpoint",
+        )
     if draft is not None and "draft" in METHODS[name].needs:
         _check_draft(loaded, draft)
         if options.get("draft_method") == "mars":

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import resources
-from typing import Any, Literal
+from typing import Any
 
 import yaml
 
@@ -29,8 +29,9 @@ class Budget:
     epochs: int | None = None  # counts where `steps` is None
     adam_beta2: float = 0.999
     weight_decay: float = 0.0
-    # What follows the peak: a cosine to zero, or the peak held until a last fifth that falls linearly to zero.
-    schedule: Literal["cosine", "constant"] = "cosine"
+    # Steps of a cycle: a warm-up, the peak held, a last fifth that falls linearly to zero, and another cycle, until the
+    # steps are over. None = one warm-up, and a cosine to zero.
+    cycle: int | None = None
     sequences: int | None = None  # of the world to go over `epochs` times; None = each is met once
 
     def part(self, share: float) -> Budget:
@@ -43,6 +44,14 @@ class Budget:
             return self.steps * passes
         assert self.epochs is not None, "a budget has steps or epochs"
         return math.ceil(self.epochs * passes * (self.sequences or sequences) / self.batch_size)
+
+
+@dataclass(frozen=True)
+class AdapterSize:
+    """A gated adapter's size, and the peak of its learning rate: its own, since the model stays as it is."""
+
+    rank: int = 16
+    learning_rate: float = 3.0e-3
 
 
 @dataclass(frozen=True)
@@ -98,6 +107,7 @@ class Preset:
     assumptions: Assumptions
     world: World | None = None
     pretrained: Pretrained | None = None
+    adapter: AdapterSize = AdapterSize()
     # Stage, or stage-bB, -> checkpoint folder or hub name; a stage with blocks and without -bB is one for B = 4. In the
     # file of a scale, "./" is the folder beside it: bases of the world that are shipped.
     published: dict[str, str] = field(default_factory=dict)

@@ -22,6 +22,7 @@ def ask(
     benchmarks: Sequence[str],
     *,
     checkpoint: str | None = None,
+    adapter: str | None = None,
     draft: str | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Iterator[EvaluationRow]:
@@ -32,6 +33,7 @@ def ask(
         arm: how to decode.
         benchmarks: what to ask.
         checkpoint: folder or hub name; None = the scale's own of the arm's stage, trained now if need be.
+        adapter: folder of a gated adapter that is to act on the checkpoint.
         draft: the draft model's checkpoint, where the method wants one.
         dtype: of weights and caches.
 
@@ -44,7 +46,7 @@ def ask(
         device = default_device()
         companion = load_aloud(draft, run.reporter, dtype=dtype, device=device) if draft is not None else None
         if checkpoint is not None:
-            loaded = load_aloud(checkpoint, run.reporter, dtype=dtype, device=device)
+            loaded = load_aloud(checkpoint, run.reporter, dtype=dtype, device=device, adapter=adapter)
         else:
             loaded = Checkpoints(run).load(*arm.trained, dtype)
         cells = Cells(run)

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from huggingface_hub import snapshot_download
@@ -30,7 +30,9 @@ from marsbench import hub
 from marsbench.errors import UserError
 from marsbench.fetching import models as fetchable
 from marsbench.fetching.fetch import fetch
+from marsbench.forward.adapter import Adapted
 from marsbench.progress import Reporter
+from marsbench.training.gated import base_of, is_adapter, read_adapter
 from marsbench.training.medusa import MedusaHeads
 from marsbench.training.stages import BLOCKWISE, STAGES, Recipe
 
@@ -57,6 +59,7 @@ class TrainingRecord:
     loss: float  # mean over the last logging interval
     losses: list[float] = field(default_factory=list)  # mean over every logging interval, all of the same length
     measures: dict[str, float] = field(default_factory=dict)  # what else was measured, such as the accuracy of heads
+    base_weights: str | None = None  # of an adapter: SHA-256 of the weights of the model that it was trained on
 
 
 @dataclass(frozen=True)
@@ -139,14 +142,56 @@ def load(
     device: str | torch.device = "cpu",
     needs_tokenizer: bool = True,
     stage: str | None = None,
+    adapter: str | Path | None = None,
 ) -> Loaded:
     """Load a checkpoint folder (or a hub name, or a model of `fetching`); never runs code that comes with a checkpoint.
 
-    `stage` is what the checkpoint counts as where it does not say itself which stage has trained it.
+    An adapter's folder is loaded with the model that it was trained on, where that still lies where it did.
+
+    Args:
+        path: the checkpoint.
+        dtype: of its weights.
+        device: where they go.
+        needs_tokenizer: whether a checkpoint without a tokenizer is refused.
+        stage: what the checkpoint counts as where it does not say itself which stage has trained it.
+        adapter: the folder of a gated adapter that is to act on it.
 
     Raises:
-        UserError: the folder is missing, incomplete or cut short.
+        UserError: the folder is missing, incomplete or cut short, or the adapter is not for it.
     """
+    if is_adapter(Path(path)):
+        path, adapter = base_of(Path(path)), adapter or path
+    loaded = _load(path, dtype, device, needs_tokenizer, stage)
+    return loaded if adapter is None else _with_adapter(loaded, Path(adapter), str(path))
+
+
+def _with_adapter(loaded: Loaded, folder: Path, base: str) -> Loaded:
+    """A checkpoint with an adapter on it; its tokenizer knows the mask."""
+    record = finished(folder)
+    if record is None or record.base_weights is None:
+        raise UserError("this is no gated adapter", where=str(folder), fix="train one: marsbench train mars_gated")
+    if record.base_weights != loaded.weights:
+        raise UserError(
+            "the adapter was trained on other weights", where=f"{folder} on {base}",
+            fix="give the checkpoint that it was trained on; its record says which: marsbench.json",
+        )  # fmt: skip
+    if weights_hash(folder) != record.weights:
+        raise UserError(
+            "the adapter is damaged: its weights are not those of its record", where=str(folder), fix="copy it again"
+        )
+    adapted = Adapted(loaded.model, read_adapter(folder, loaded.model))
+    tokenizer = AutoTokenizer.from_pretrained(folder) if (folder / "tokenizer.json").is_file() else loaded.own_tokenizer
+    weights = hashlib.sha256(f"{loaded.weights} {record.weights}".encode()).hexdigest()
+    return replace(
+        loaded, model=cast(PreTrainedModel, adapted), own_tokenizer=tokenizer, weights=weights,
+        stage=str(record.recipe["stage"]), heads=None,
+    )  # fmt: skip
+
+
+def _load(
+    path: str | Path, dtype: torch.dtype, device: str | torch.device, needs_tokenizer: bool, stage: str | None
+) -> Loaded:
+    """A checkpoint without an adapter; see `load`."""
     folder = Path(path)
     if not (folder.is_absolute() or folder.exists() or str(path).startswith(".")):
         folder = _fetched(str(path))

@@ -65,8 +65,8 @@ def ar_loss(model: nn.Module, input_ids: Tensor, labels: Tensor) -> Tensor:
         Scalar tensor.
     """
     row, column = _labelled(labels)
-    nll = _nll_at(model, row, column - 1, labels[row, column], input_ids=input_ids)
-    return _mean_over_rows(nll, row, len(labels))
+    nll = nll_at(model, row, column - 1, labels[row, column], input_ids=input_ids)
+    return mean_over_rows(nll, row, len(labels))
 
 
 def mars_loss(
@@ -121,11 +121,11 @@ def mars_loss(
     clean_at, noisy_at = (at[row, column - 1] for at in (streams.clean_at, streams.noisy_at))
     at = torch.cat([clean_at[from_clean], noisy_at[from_copy]])
     rows, targets = (torch.cat([one[from_clean], one[from_copy]]) for one in (row, labels[row, column]))
-    nll = _nll_at(model, rows, at, targets, **_inputs(model, streams))
+    nll = nll_at(model, rows, at, targets, **_inputs(model, streams))
     clean_nll = nll.new_zeros(len(row)).masked_scatter(from_clean, nll[: int(from_clean.sum())])
     mask_nll = clean_nll.masked_scatter(from_copy, nll[int(from_clean.sum()) :])
-    mask = _mean_over_rows(mask_nll, row, len(labels), weight)
-    ar = _mean_over_rows(clean_nll, row, len(labels), weight) if ar_weight else torch.zeros_like(mask)
+    mask = mean_over_rows(mask_nll, row, len(labels), weight)
+    ar = mean_over_rows(clean_nll, row, len(labels), weight) if ar_weight else torch.zeros_like(mask)
     return MarsLoss(total=mask + ar_weight * ar, mask=mask, ar=ar)
 
 
@@ -151,7 +151,7 @@ def block_diffusion_loss(
     copied = needs_noisy_copy(response, block, bidirectional=True)
     streams = _streams(input_ids, noise, enters, copied, block, bidirectional=True)
     row, column = masked.nonzero(as_tuple=True)
-    nll = _nll_at(model, row, streams.noisy_at[row, column], labels[row, column], **_inputs(model, streams))
+    nll = nll_at(model, row, streams.noisy_at[row, column], labels[row, column], **_inputs(model, streams))
     weighted = nll / noise_level[row, 0]
     tokens = response.sum(1).clamp(min=1)
     return torch.zeros(len(labels), device=labels.device).index_add(0, row, weighted).div(tokens).mean()
@@ -214,7 +214,7 @@ def _labelled(labels: Tensor) -> tuple[Tensor, Tensor]:
     return row, column + 1
 
 
-def _nll_at(model: nn.Module, row: Tensor, column: Tensor, targets: Tensor, **inputs: Any) -> Tensor:
+def nll_at(model: nn.Module, row: Tensor, column: Tensor, targets: Tensor, **inputs: Any) -> Tensor:
     """Negative log-likelihood [n] in fp32 of `targets` [n] at the given entries; the rest never meets the LM head.
 
     A hook in front of the LM head picks the entries, so that the call goes through the model's own `forward` and
@@ -222,7 +222,7 @@ def _nll_at(model: nn.Module, row: Tensor, column: Tensor, targets: Tensor, **in
     states, and the logits are made of them a chunk at a time, and once more on the way back.
     """
     head: Any = getattr(model, "module", model).get_output_embeddings()  # type: ignore[operator]
-    in_chunks = type(model) in _HEAD_IS_LAST and type(head) is nn.Linear
+    in_chunks = type(getattr(model, "frozen", model)) in _HEAD_IS_LAST and type(head) is nn.Linear
     entries = max(1, MOST_LOGITS // head.out_features) if in_chunks else len(row)
     chunked = len(row) > entries
     kept: list[Tensor] = []
@@ -253,7 +253,7 @@ def _nll(logits: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(logits.float(), targets, reduction="none")
 
 
-def _mean_over_rows(nll: Tensor, row: Tensor, rows: int, weight: Tensor | None = None) -> Tensor:
+def mean_over_rows(nll: Tensor, row: Tensor, rows: int, weight: Tensor | None = None) -> Tensor:
     """Mean over each row's labelled tokens, then over the rows of the batch, each times its weight."""
     tokens = torch.bincount(row, minlength=rows).clamp(min=1)
     means = torch.zeros(rows, dtype=nll.dtype, device=nll.device).index_add(0, row, nll).div(tokens)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
 from marsbench.errors import UserError, unknown_name
-from marsbench.keys import MEDUSA, TRAINING_ON_CHATS, TRAINING_ON_THE_WORLD, content_hash, source_hash
+from marsbench.keys import GATED, MEDUSA, TRAINING_ON_CHATS, TRAINING_ON_THE_WORLD, content_hash, source_hash
 from marsbench.presets import Budget, Preset, Pretrained
 from marsbench.training.variants import RELEASED, MarsVariant
 
-Objective = Literal["ar", "mars", "block_diffusion", "medusa"]
+Objective = Literal["ar", "mars", "block_diffusion", "medusa", "gated"]
 
 
 @dataclass(frozen=True)
@@ -66,13 +66,29 @@ STAGES: dict[str, Stage] = {
         "mars",
         variant=MarsVariant(fills_with_eos=False),
     ),
+    "mars_gated": Stage(
+        "a gated adapter on the frozen AR SFT model: masks learn, no token changes",
+        "ar_sft",
+        "gated",
+        variant=MarsVariant(alignment="paper", blocks_from="response", fills_with_eos=False),
+    ),
+    "base_gated": Stage(
+        "a gated adapter on the frozen base itself",
+        "base",
+        "gated",
+        variant=MarsVariant(alignment="paper", blocks_from="response", fills_with_eos=False),
+    ),
     "medusa": Stage("Medusa heads on the frozen AR SFT model", "ar_sft", "medusa"),
     "draft_base": Stage("`base` of the small draft model", None, "ar", plain_text=True, draft=True),
     "draft_ar_sft": Stage("AR fine-tuning of the draft model", "draft_base", "ar", draft=True),
     "draft_mars": Stage("MARS, continued from the draft's AR SFT", "draft_ar_sft", "mars", draft=True),
 }
 BLOCK_SIZES = (4, 8, 16)
-BLOCKWISE: tuple[Objective, ...] = ("mars", "block_diffusion")  # objectives that show the model masks, block by block
+BLOCKWISE: tuple[Objective, ...] = (
+    "mars",
+    "block_diffusion",
+    "gated",
+)  # objectives that show the model masks, block by block
 
 
 def stage(name: str) -> Stage:
@@ -108,6 +124,7 @@ class Recipe:
     transformers: str
     difficulty: str = "usual"  # of the world
     instruct_base: bool = False  # whether the base learned from conversations too
+    rank: int | None = None  # of an adapter
 
     @property
     def key(self) -> str:
@@ -126,8 +143,8 @@ class Recipe:
         return f"{self.stage}{blocks}-{self.key}"
 
 
-_LATER = {"difficulty": "usual", "instruct_base": False}
-_LATER_IN_BUDGETS = {"schedule": "cosine", "sequences": None}
+_LATER = {"difficulty": "usual", "instruct_base": False, "rank": None}
+_LATER_IN_BUDGETS = {"cycle": None, "sequences": None}
 
 
 def recipe(scale: Preset, stage_name: str, *, block_size: int = 4, seed: int = 0) -> Recipe:
@@ -142,7 +159,8 @@ def recipe(scale: Preset, stage_name: str, *, block_size: int = 4, seed: int = 0
         )
     has_blocks = chosen.objective in BLOCKWISE
     model = None if world is None else world.draft_model if chosen.draft else world.model
-    parents = lineage(scale, stage_name)[:-1]
+    parents, gated = lineage(scale, stage_name)[:-1], chosen.objective == "gated"
+    budget = (world.pretraining if world and chosen.plain_text else scale.finetuning).part(chosen.share)
     return Recipe(
         scale=scale.scale,
         stage=stage_name,
@@ -153,7 +171,7 @@ def recipe(scale: Preset, stage_name: str, *, block_size: int = 4, seed: int = 0
         passes=chosen.passes,
         ar_weight=chosen.ar_weight,
         variant=chosen.variant,
-        budget=(world.pretraining if world and chosen.plain_text else scale.finetuning).part(chosen.share),
+        budget=replace(budget, learning_rate=scale.adapter.learning_rate) if gated else budget,
         model=model,
         vocabulary_size=world.vocabulary_size if world else None,
         pretrained=pretrained,
@@ -164,6 +182,7 @@ def recipe(scale: Preset, stage_name: str, *, block_size: int = 4, seed: int = 0
         transformers=metadata.version("transformers"),
         difficulty=world.difficulty if world else "usual",
         instruct_base=world is not None and world.instruct_base and chosen.plain_text,
+        rank=scale.adapter.rank if gated else None,
     )
 
 
@@ -189,4 +208,7 @@ def _file_hash(file: Path) -> str | None:
 def _source_hash(objective: Objective, pretrained: bool) -> str:
     """Hash of the files that decide what is learned: where the data is from, and the code that the objective runs."""
     parts = TRAINING_ON_CHATS if pretrained else TRAINING_ON_THE_WORLD
-    return source_hash(*parts, *(MEDUSA if objective == "medusa" else ()))
+    return source_hash(*parts, *_ALSO.get(objective, ()))
+
+
+_ALSO: dict[Objective, tuple[str, ...]] = {"medusa": MEDUSA, "gated": GATED}  # code of one objective alone

@@ -8,6 +8,7 @@ sequences, each process on its share.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
 from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -47,6 +49,7 @@ from marsbench.training.data import (
     shuffled_passes,
     timestep_weights,
 )
+from marsbench.training.gated import GatedAdapter, gated_loss
 from marsbench.training.medusa import MedusaHeads, head_accuracy, medusa_loss
 from marsbench.training.memory import keep_freed_memory
 from marsbench.training.objectives import ar_loss, block_diffusion_loss, mars_loss
@@ -58,8 +61,7 @@ from marsbench.world import difficulty
 Progress = Callable[[int, int, float, float], None]
 _RESUMABLE = "resumable.json"  # written last into a Trainer checkpoint; one without it was cut short
 _LOG_EVERY, _FEWEST_LOGS = 25, 10  # steps per logged loss; fewer, so that a short stage has a curve too
-_SAVES = 8  # resumable states per stage
-_LONGEST_WARMUP = 300  # steps, where the rate is then constant
+_SAVES = 8  # resumable states per stage, or per cycle of one
 _HELD_OUT, _HELD_OUT_SEED = 256, 500_000  # conversations that Medusa heads are measured on
 
 
@@ -79,23 +81,23 @@ def train(
     keep_freed_memory()
     set_seed(recipe.seed)
     work = folder.with_name(folder.name + ".partial")
-    tokenizer, model = _start(recipe, parent)
+    tokenizer, model, started_from = _start(recipe, parent)
     data, measures = _data(recipe, tokenizer, say)
     steps = len(data) // recipe.budget.batch_size
     arguments = _arguments(recipe, steps, work)
-    heads = MedusaHeads(model.config.hidden_size) if recipe.objective == "medusa" else None
-    if heads:
+    part = _part(recipe, model)
+    if part:
         nn.Module.to(model, arguments.device)  # the `Trainer` moves only what it trains
     meter = _Meter(steps, data.tokens, progress)
     trainer = _StageTrainer(
         loss=objective(recipe, tokenizer, model),
-        model=heads or model,
+        model=part or model,
         args=arguments,
         train_dataset=data,
         data_collator=_collator(recipe, tokenizer),
         callbacks=[meter],
+        cycle=recipe.budget.cycle,
     )
-    trainer.remove_callback(PrinterCallback)
     if arguments.process_index:
         set_seed(recipe.seed + arguments.process_index)  # other rows of a batch are masked at random by other numbers
     resume = _last_resumable(work)
@@ -103,22 +105,21 @@ def train(
         meter.seconds_before = float(json.loads((resume / _RESUMABLE).read_text(encoding="utf-8"))["seconds"])
     trainer.train(resume_from_checkpoint=str(resume) if resume else None)
     finished = work / "finished"
-    _save(trainer, finished, tokenizer, model, heads)
+    _save(trainer, finished, tokenizer, model, part, _base_seen_from(folder, recipe, parent))
     if trainer.is_world_process_zero():
-        if heads and recipe.pretrained is None:
-            measures |= head_accuracy(heads, model, _held_out(recipe, tokenizer))
         checkpoints.publish(
             finished,
             folder,
             recipe,
             provenance={**started, "processes": arguments.world_size},
-            parameters=sum(parameter.numel() for parameter in (heads or model).parameters()),
+            parameters=sum(parameter.numel() for parameter in (part or model).parameters()),
             steps=steps,
             tokens=meter.tokens,
             seconds=meter.seconds,
             loss=meter.loss,
             losses=[entry["loss"] for entry in trainer.state.log_history if "loss" in entry],
-            measures=measures,
+            measures=measures | _of_heads(part, model, recipe, tokenizer),
+            base_weights=started_from if isinstance(part, GatedAdapter) else None,
         )
         shutil.rmtree(work)
     trainer.accelerator.wait_for_everyone()
@@ -132,35 +133,59 @@ def _save(
     folder: Path,
     tokenizer: PreTrainedTokenizerBase,
     model: PreTrainedModel,
-    heads: MedusaHeads | None,
+    part: MedusaHeads | GatedAdapter | None,
+    base: str,
 ) -> None:
     """Write a checkpoint that plain transformers loads; Medusa heads lie beside the model that they belong to.
 
-    Every process takes part: where weights are sharded, each has a piece of them.
+    An adapter goes without its model, which lies where `base` says. Every process takes part: where weights are
+    sharded, each has a piece of them.
     """
     if trainer.is_world_process_zero():
         shutil.rmtree(folder, ignore_errors=True)
     trainer.accelerator.wait_for_everyone()
-    if heads is None:
+    if part is None:
         trainer.save_model(str(folder))
     if trainer.is_world_process_zero():
-        if heads:
+        if isinstance(part, MedusaHeads):
             model.save_pretrained(folder)
-            heads.save(folder)
+            part.save(folder)
+        elif part:
+            part.save(folder, base)
         tokenizer.save_pretrained(folder)
         (folder / "training_args.bin").unlink(missing_ok=True)
+
+
+def _part(recipe: Recipe, model: PreTrainedModel) -> MedusaHeads | GatedAdapter | None:
+    """What is trained beside a frozen model; None where the model itself is."""
+    if recipe.objective == "medusa":
+        return MedusaHeads(model.config.hidden_size)
+    if recipe.objective != "gated":
+        return None
+    assert recipe.rank is not None, "its stages have one"
+    return GatedAdapter(model, recipe.rank)
+
+
+def _base_seen_from(folder: Path, recipe: Recipe, parent: Path | None) -> str:
+    """Where an adapter's model lies: beside it, or under a name."""
+    if parent is not None:
+        return os.path.relpath(parent.resolve(), folder.resolve())
+    base = recipe.pretrained.base if recipe.pretrained else ""
+    return str(Path(base).resolve()) if Path(base).is_dir() else base
 
 
 def objective(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> Callable[..., Tensor]:
     """The stage's loss as a function of (what is trained, input_ids=..., labels=...), and weight=... where data has it.
 
-    `model` is what Medusa heads stand on; every other objective trains the model itself.
+    `model` is what Medusa heads and adapters stand on; every other objective trains the model itself.
     """
     if recipe.objective == "ar":
         return ar_loss
     if recipe.objective == "medusa":
         return partial(medusa_loss, backbone=model.requires_grad_(False))
     blocks = {"block_size": recipe.block_size, "mask_token_id": tokenizer.mask_token_id}
+    if recipe.objective == "gated":
+        return partial(gated_loss, model=model.requires_grad_(False), **blocks)
     if recipe.objective == "block_diffusion":
         return partial(block_diffusion_loss, **blocks)
     options = blocks | {"alignment": recipe.variant.alignment, "blocks_from": recipe.variant.blocks_from}
@@ -173,13 +198,13 @@ def _collator(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Collator:
     return Collator(tokenizer.pad_token_id, tokenizer.eos_token_id, block_size)
 
 
-def _start(recipe: Recipe, parent: Path | None) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
-    """Tokenizer and weights to start from: the parent's, the pretrained base's, or new ones."""
+def _start(recipe: Recipe, parent: Path | None) -> tuple[PreTrainedTokenizerBase, PreTrainedModel, str | None]:
+    """Tokenizer and weights to start from: the parent's, the pretrained base's, or new ones; and the weights' hash."""
     if parent is not None:
         loaded = checkpoints.load(parent)
-        return loaded.tokenizer, loaded.model.train()
+        return loaded.tokenizer, loaded.model.train(), loaded.weights
     if recipe.pretrained is not None:
-        return _from_base(recipe.pretrained.base)
+        return _from_base(recipe.pretrained.base, grows=recipe.objective != "gated")
     assert recipe.model is not None and recipe.vocabulary_size is not None, "random weights are the world's"
     tokenizer = build_tokenizer(recipe.vocabulary_size, level=difficulty(recipe.difficulty))
     special = {
@@ -188,19 +213,25 @@ def _start(recipe: Recipe, parent: Path | None) -> tuple[PreTrainedTokenizerBase
         "bos_token_id": None,
     }
     config = Qwen2Config(vocab_size=len(tokenizer), tie_word_embeddings=True, **special, **recipe.model)
-    return tokenizer, Qwen2ForCausalLM(config)
+    return tokenizer, Qwen2ForCausalLM(config), None
 
 
-def _from_base(base: str) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
+def _from_base(base: str, *, grows: bool) -> tuple[PreTrainedTokenizerBase, PreTrainedModel, str]:
     """A pretrained checkpoint made ready for chat and masks; embeddings grow only if no row is left for the mask."""
     loaded = checkpoints.load(base)
     tokenizer, model = loaded.tokenizer, loaded.model.train()
     prepare_for_chat(tokenizer)
     if len(tokenizer) > model.get_input_embeddings().num_embeddings:
+        if not grows:
+            raise UserError(
+                "this base has no row left for the mask's embedding, and an adapter leaves the base as it is",
+                where=base,
+                fix="choose another base, or train stage mars",
+            )
         model.resize_token_embeddings(len(tokenizer))
     for config in (model.config, model.generation_config):
         config.eos_token_id, config.pad_token_id = tokenizer.eos_token_id, tokenizer.pad_token_id
-    return tokenizer, model
+    return tokenizer, model, loaded.weights
 
 
 def _data(
@@ -245,6 +276,15 @@ def _weights(recipe: Recipe, count: int) -> list[float] | None:
     return timestep_weights(count, recipe.seed) if recipe.variant.weighs_by_timestep else None
 
 
+def _of_heads(
+    part: MedusaHeads | GatedAdapter | None, model: PreTrainedModel, recipe: Recipe, tokenizer: PreTrainedTokenizerBase
+) -> dict[str, float]:
+    """How good Medusa heads are, where the world makes conversations to ask them."""
+    if not isinstance(part, MedusaHeads) or recipe.pretrained is not None:
+        return {}
+    return head_accuracy(part, model, _held_out(recipe, tokenizer))
+
+
 def _held_out(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Iterator[dict[str, Tensor]]:
     """Batches of conversations that no stage has been trained on."""
     level, size = difficulty(recipe.difficulty), recipe.budget.batch_size
@@ -258,7 +298,8 @@ def _arguments(recipe: Recipe, steps: int, work: Path) -> TrainingArguments:
         output_dir=str(work),
         max_steps=steps,
         learning_rate=recipe.budget.learning_rate,
-        **_schedule(recipe, steps),
+        lr_scheduler_type="cosine",  # where there are no cycles
+        warmup_steps=max(1, round(0.03 * steps)),
         optim="adamw_torch_fused",
         adam_beta2=recipe.budget.adam_beta2,
         weight_decay=recipe.budget.weight_decay,
@@ -268,7 +309,7 @@ def _arguments(recipe: Recipe, steps: int, work: Path) -> TrainingArguments:
         gradient_checkpointing=_recomputes(recipe) or None,
         ddp_find_unused_parameters=False,  # every loss uses them all
         train_sampling_strategy="sequential",  # the data is in its order already
-        save_steps=max(1, steps // _SAVES),
+        save_steps=max(1, (recipe.budget.cycle or steps) // _SAVES),  # the end of a cycle is kept
         save_total_limit=2,
         logging_steps=max(1, min(_LOG_EVERY, steps // _FEWEST_LOGS)),
         disable_tqdm=True,
@@ -285,18 +326,10 @@ def _arguments(recipe: Recipe, steps: int, work: Path) -> TrainingArguments:
     return arguments
 
 
-def _schedule(recipe: Recipe, steps: int) -> dict[str, Any]:
-    """The learning rate over the steps, as the `Trainer` takes it."""
-    warmup = max(1, round(0.03 * steps))
-    if recipe.budget.schedule == "cosine":
-        return {"lr_scheduler_type": "cosine", "warmup_steps": warmup}
-    # A warm-up of one length: a longer training begins as a shorter one does, up to the latter's last fifth.
-    options = {"num_decay_steps": steps // 5, "decay_type": "linear"}
-    return {
-        "lr_scheduler_type": "warmup_stable_decay",
-        "warmup_steps": min(warmup, _LONGEST_WARMUP),
-        "lr_scheduler_kwargs": options,
-    }
+def rate_in_cycle(step: int, cycle: int) -> float:
+    """The learning rate at a step, over its peak: it rises for a 40th of each cycle, stays, falls for a fifth."""
+    at = step % cycle
+    return min(1.0, 40 * at / cycle, 5 * (cycle - at) / cycle)
 
 
 def _computes_in_bf16() -> bool:
@@ -308,7 +341,8 @@ def _computes_in_bf16() -> bool:
 
 def _recomputes(recipe: Recipe) -> bool:
     """Whether activations are computed twice; those of Medusa heads are few, and the model below is not trained."""
-    return recipe.pretrained is not None and recipe.pretrained.gradient_checkpointing and recipe.objective != "medusa"
+    trains_the_model = recipe.objective not in ("medusa", "gated")
+    return recipe.pretrained is not None and recipe.pretrained.gradient_checkpointing and trains_the_model
 
 
 def share_of_batch(batch_size: int, processes: int, limit: int | None = None) -> tuple[int, int]:
@@ -340,11 +374,15 @@ def _last_resumable(work: Path) -> Path | None:
 
 
 class _StageTrainer(Trainer):
-    """`Trainer` with the stage's own loss."""
+    """`Trainer` with the stage's own loss, and rate and optimizer in cycles where the stage has some."""
 
-    def __init__(self, *, loss: Callable[..., Tensor], **arguments: Any) -> None:
+    def __init__(self, *, loss: Callable[..., Tensor], cycle: int | None, **arguments: Any) -> None:
         super().__init__(**arguments)
         self._loss = loss
+        self._cycle = cycle
+        self.remove_callback(PrinterCallback)
+        if cycle:
+            self.add_callback(_Restart(cycle))
         # The losses are means already: gradient accumulation must average them, not sum them.
         self.model_accepts_loss_kwargs = False
 
@@ -356,6 +394,28 @@ class _StageTrainer(Trainer):
         num_items_in_batch: Tensor | int | None = None,
     ) -> Tensor:
         return self._loss(model, **inputs)
+
+    def create_scheduler(
+        self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None
+    ) -> torch.optim.lr_scheduler.LRScheduler:
+        chosen = optimizer or self.optimizer
+        if self._cycle is None or chosen is None:
+            return super().create_scheduler(num_training_steps, optimizer)
+        self.lr_scheduler = LambdaLR(chosen, partial(rate_in_cycle, cycle=self._cycle))
+        return self.lr_scheduler
+
+
+class _Restart(TrainerCallback):
+    """Empties the optimizer where a cycle begins: each is a training of its own, from the weights of the last."""
+
+    def __init__(self, cycle: int) -> None:
+        self._cycle = cycle
+
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
+    ) -> None:
+        if state.global_step % self._cycle == 0:
+            given["optimizer"].state.clear()
 
 
 class _Meter(TrainerCallback):

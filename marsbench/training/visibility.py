@@ -20,7 +20,7 @@ def blocks_of_sequence(length: int, block_size: int) -> Tensor:
     return torch.arange(length) // block_size
 
 
-def blocks_of_responses(response: Tensor, block_size: int) -> Tensor:
+def blocks_of_responses(response: Tensor, block_size: int, ahead: Tensor | int = 0) -> Tensor:
     """The same where the first block of every response begins with the response's first token.
 
     A prompt is a block of its own, however long; so no block holds tokens of both kinds.
@@ -28,6 +28,7 @@ def blocks_of_responses(response: Tensor, block_size: int) -> Tensor:
     Args:
         response: bool [N, L], the tokens of responses; several of them in a conversation of several turns.
         block_size: B, in tokens.
+        ahead: integer [N, 1], by how many tokens each row's first block of a response is shorter; below B.
 
     Returns:
         integer [N, L], from 0, never falling along a row.
@@ -36,7 +37,7 @@ def blocks_of_responses(response: Tensor, block_size: int) -> Tensor:
     turns = response != response.roll(1, 1)
     turns[:, 0] = True
     turn_begin = place.where(turns, 0).cummax(1).values
-    begins = turns | (response & ((place - turn_begin) % block_size == 0))
+    begins = turns | (response & ((place - turn_begin + ahead) % block_size == 0))
     return begins.cumsum(1) - 1
 
 

@@ -1,0 +1,240 @@
+"""A gated adapter in training: the model is frozen, and low-rank maps learn what masks are to say.
+
+Nothing of the model changes, so there is nothing to defend: no AR term, and a rate of its own. The clean tokens need no
+gradient. They go through the model once, as they are, and masks attend to the keys and values that they leave.
+
+An adapter is a folder as peft lays one out (its configuration, its names of weights), with the vector of the mask's
+embedding in a file beside it and a record that tells of the base.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import DynamicCache, PreTrainedModel
+
+from marsbench.errors import UserError
+from marsbench.forward.adapter import Adapter, LowRank, hooked
+from marsbench.training.objectives import IGNORED, mean_over_rows, nll_at
+from marsbench.training.visibility import additive_mask, blocks_of_responses
+
+CONFIG = "adapter_config.json"  # peft's
+_WEIGHTS, _VECTOR = "adapter_model.safetensors", "mask_vector.safetensors"  # peft's, and ours
+_PREFIX = "base_model.model."  # of peft's names
+
+
+class GatedAdapter(nn.Module):
+    """The adapter's weights, and the frozen model that they act on, which is no part of it.
+
+    A pair of maps for every linear layer of the model's decoder; it begins as nothing: what is added is zero.
+    """
+
+    def __init__(self, model: PreTrainedModel, rank: int) -> None:
+        super().__init__()
+        self._model = (model,)  # in a tuple, so that it is neither moved, saved nor trained with this
+        self.rank = rank
+        layers = linear_layers(model)
+        self._names = list(layers)
+        self.vector = nn.Parameter(torch.zeros(model.config.get_text_config().hidden_size))
+        self.downs = nn.ParameterList(torch.empty(rank, layer.in_features) for layer in layers.values())
+        self.ups = nn.ParameterList(torch.zeros(layer.out_features, rank) for layer in layers.values())
+        for down in self.downs:
+            nn.init.kaiming_uniform_(down, a=math.sqrt(5))  # as peft does
+
+    @property
+    def frozen(self) -> PreTrainedModel:
+        """The model."""
+        return self._model[0]
+
+    @property
+    def adapter(self) -> Adapter:
+        """The weights as decoding takes them."""
+        maps = zip(self._names, self.downs, self.ups, strict=True)
+        return Adapter(self.vector, {name: LowRank(down, up) for name, down, up in maps})
+
+    def get_output_embeddings(self) -> nn.Module:
+        """The model's LM head."""
+        head: nn.Module = self.frozen.get_output_embeddings()  # type: ignore[no-untyped-call]
+        return head
+
+    def forward(self, **inputs: Any) -> Any:
+        """The model's own forward pass over masks alone."""
+        with hooked(self.frozen, self.adapter, None):
+            return self.frozen(**inputs)
+
+    def save(self, folder: Path, base: str) -> None:
+        """Write an adapter's folder, without a record; `base` is where its model lies, as seen from there."""
+        folder.mkdir(parents=True, exist_ok=True)
+        inside = f"{_PREFIX}{_place_of_decoder(self.frozen)}"
+        weights = {
+            f"{inside}{name}.lora_{which}.weight": one.detach().cpu().contiguous()
+            for name, pair in self.adapter.maps.items()
+            for which, one in zip("AB", pair, strict=True)
+        }
+        save_file(weights, folder / _WEIGHTS)
+        save_file({"mask_vector": self.vector.detach().cpu()}, folder / _VECTOR)
+        config = {
+            "peft_type": "LORA",
+            "task_type": "CAUSAL_LM",
+            "base_model_name_or_path": base,
+            "r": self.rank,
+            "lora_alpha": self.rank,  # what the maps say counts as it is
+            "lora_dropout": 0.0,
+            "bias": "none",
+            "inference_mode": True,
+            "target_modules": sorted({name.rpartition(".")[2] for name in self._names}),
+        }
+        (folder / CONFIG).write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
+
+
+def linear_layers(model: PreTrainedModel) -> dict[str, nn.Linear]:
+    """The linear layers of a model's decoder by name; the LM head is none of them."""
+    decoder: nn.Module = model.get_decoder()  # type: ignore[no-untyped-call]
+    found = {name: layer for name, layer in decoder.named_modules() if isinstance(layer, nn.Linear)}
+    if not found:
+        raise UserError(
+            f"{type(model).__name__} has no plain linear layers for an adapter to act on", fix="choose another base"
+        )
+    return found
+
+
+def _place_of_decoder(model: PreTrainedModel) -> str:
+    """What names of a decoder's layers begin with in the model: "model." in Qwen2's."""
+    decoder: nn.Module = model.get_decoder()  # type: ignore[no-untyped-call]
+    name = next(name for name, module in model.named_modules() if module is decoder)
+    return f"{name}." if name else ""
+
+
+def is_adapter(folder: Path) -> bool:
+    """Whether a folder holds an adapter."""
+    return (folder / CONFIG).is_file()
+
+
+def base_of(folder: Path) -> str:
+    """Where an adapter's model lies: a folder, or a name."""
+    base = str(_config(folder).get("base_model_name_or_path") or "")
+    beside = folder / base
+    return str(beside.resolve()) if base and beside.is_dir() else base
+
+
+def read_adapter(folder: Path, model: PreTrainedModel) -> Adapter:
+    """The adapter in a folder, for a model.
+
+    Raises:
+        UserError: a file is missing or cut short, or the adapter is none that this decoder knows.
+    """
+    config = _config(folder)
+    if config.get("peft_type") != "LORA" or config.get("use_dora") or config.get("bias", "none") != "none":
+        raise UserError("this is no plain LoRA adapter", where=str(folder), fix="train one: marsbench train mars_gated")
+    scale = float(config["lora_alpha"]) / float(config["r"])
+    try:
+        weights, vector = load_file(folder / _WEIGHTS), load_file(folder / _VECTOR)["mask_vector"]
+    except (OSError, SafetensorError, KeyError) as error:
+        raise UserError(
+            f"the adapter cannot be loaded: {error}",
+            where=str(folder),
+            fix="a file may be missing or cut short, or peft made it without a gate; copy it or train it again",
+        ) from error
+    inside = f"{_PREFIX}{_place_of_decoder(model)}"
+    ends = ".lora_A.weight", ".lora_B.weight"
+    names = [name.removeprefix(inside).removesuffix(ends[0]) for name in weights if name.endswith(ends[0])]
+    try:
+        maps = {
+            name: LowRank(weights[inside + name + ends[0]], scale * weights[inside + name + ends[1]]) for name in names
+        }
+    except KeyError as error:
+        raise UserError(
+            f"the adapter does not fit the model: {error} is missing", where=str(folder),
+            fix="take the model that it was trained for",
+        ) from error  # fmt: skip
+    return Adapter(vector, maps)
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    try:
+        config: dict[str, Any] = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"the adapter's configuration cannot be read: {error}", where=str(folder / CONFIG),
+            fix="copy the adapter or train it again",
+        ) from error  # fmt: skip
+    return config
+
+
+def gated_loss(
+    adapter: nn.Module,
+    input_ids: Tensor,
+    labels: Tensor,
+    *,
+    model: PreTrainedModel,
+    block_size: int,
+    mask_token_id: int,
+) -> Tensor:
+    """The mask term of the MARS objective (paper equation 6), as the paper aligns it, for masks on a frozen model.
+
+    Blocks are counted from the start of the response, and in every sequence from a place of its own, drawn anew each
+    time. The first token of a block is the model's own to predict; each of the others is predicted by the mask before
+    it, which sees all earlier blocks, clean, and the masks of its own. As in decoding.
+
+    Args:
+        adapter: a `GatedAdapter` (or a distributed wrapper around one).
+        input_ids: integer [N, L], padded on the right.
+        labels: integer [N, L], -100 on prompt and padding.
+        model: the frozen model below the adapter.
+        block_size: B, in tokens.
+        mask_token_id: the id that stands in for response tokens.
+
+    Returns:
+        Scalar tensor.
+    """
+    response = labels != IGNORED
+    ahead = torch.randint(block_size, (len(labels), 1)).to(labels.device)
+    block = blocks_of_responses(response, block_size, ahead)
+    masked = response & (block == block.roll(-1, 1))
+    masked[:, -1] = False
+    count = masked.sum(1, keepdim=True)
+    # A stable sort moves the masks to the front of their row, in order; a shorter row ends in filler.
+    position = torch.argsort(~masked, dim=1, stable=True)[:, : int(count.max())]
+    row, column = (torch.arange(position.shape[1], device=count.device) < count).nonzero(as_tuple=True)
+    if not len(row):  # no response has two tokens in a block
+        return sum((parameter.sum() for parameter in adapter.parameters()), torch.zeros(())) * 0
+    cache = DynamicCache()
+    with torch.no_grad():
+        decoder: nn.Module = model.get_decoder()  # type: ignore[no-untyped-call]
+        decoder(input_ids=input_ids, past_key_values=cache, use_cache=True)
+    visible = _visible(block, position, count)
+    nll = nll_at(
+        adapter,
+        row,
+        column,
+        input_ids[row, position[row, column] + 1],
+        input_ids=torch.full_like(position, mask_token_id),
+        position_ids=position,
+        attention_mask=additive_mask(visible, model.dtype),
+        past_key_values=cache,
+    )
+    return mean_over_rows(nll, row, len(labels))
+
+
+def _visible(block: Tensor, position: Tensor, count: Tensor) -> Tensor:
+    """Whom masks see: bool [N, M, L + M], clean tokens first.
+
+    Args:
+        block: integer [N, L], of the clean tokens.
+        position: integer [N, M], where masks stand.
+        count: integer [N, 1], how many of a row's M are no filler.
+    """
+    own = block.gather(1, position)
+    clean = block.unsqueeze(1) < own.unsqueeze(2)
+    entry = torch.arange(position.shape[1], device=block.device)
+    in_order = (own.unsqueeze(1) == own.unsqueeze(2)) & (entry <= entry.unsqueeze(1))
+    # Nobody looks at filler but filler itself, which must see something.
+    masks = (in_order & (entry < count).unsqueeze(1)) | (entry == entry.unsqueeze(1))
+    return torch.cat([clean, masks], dim=2)

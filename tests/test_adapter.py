@@ -1,0 +1,203 @@
+"""A gated adapter changes what masks say, and no token of the model's own: in every layout, loop and architecture."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from test_architectures import EOS, KNOWN, MASK, NEW, PAD, SHAPE, prompts
+from torch import Tensor, nn
+from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+
+from marsbench.compiled.graphs import Graphs
+from marsbench.compiled.static_batch import StaticBatch
+from marsbench.decoding.engine import KindOfBatch, decode, forward
+from marsbench.decoding.generation import Generation, Request
+from marsbench.errors import UserError
+from marsbench.forward import linear as linear_module
+from marsbench.forward.adapter import Adapted, Adapter, LowRank, hooked
+from marsbench.forward.cache import RaggedCache
+from marsbench.forward.decoder import LeanDecoder, decoder_of
+from marsbench.forward.modules import ModuleDecoder
+from marsbench.forward.packed import packing
+from marsbench.forward.window import Window
+from marsbench.methods import Options, build_method
+
+RANK = 3
+DRAFTING = {
+    "groups": ("mars-verified", {}),
+    "linear": ("mars-verified", {"layout": "linear"}),
+    "wide": ("mars-verified", {"block_size": 5}),
+    "lookup": ("mars-lookup", {}),
+    "mars, one token": ("mars", {}),
+    "no cache": ("mars-no-cache", {}),
+}
+
+
+def noisy(model: PreTrainedModel, size: float = 10.0) -> Adapter:
+    """Noise of a size on every linear layer below the LM head, and on the embedding."""
+    torch.manual_seed(11)
+    decoder = model.get_decoder()
+    maps = {
+        name: LowRank(size * torch.randn(RANK, layer.in_features), size * torch.randn(layer.out_features, RANK))
+        for name, layer in decoder.named_modules()
+        if isinstance(layer, nn.Linear)
+    }
+    return Adapter(size * torch.randn(model.get_input_embeddings().embedding_dim), maps)
+
+
+@pytest.fixture
+def model() -> PreTrainedModel:
+    torch.manual_seed(0)
+    return Qwen2ForCausalLM(Qwen2Config(**SHAPE)).eval()
+
+
+def run(model: Any, method: str, kind: KindOfBatch | None = None, **options: Any) -> list[Generation]:
+    """All prompts in one batch, of mixed lengths."""
+    chosen = build_method(method, Options(**({"mask_id": MASK, "block_size": 3} | options)))
+    return decode(model, chosen, [Request(one, NEW) for one in prompts()], eos_id=EOS, pad_id=PAD, kind=kind)
+
+
+def tokens(found: list[Generation]) -> list[list[int]]:
+    return [one.tokens for one in found]
+
+
+@pytest.mark.parametrize("name", KNOWN)
+@pytest.mark.parametrize("layout", DRAFTING)
+def test_no_token_changes_in_any_architecture(name: str, layout: str) -> None:
+    """Guards against an adapter that reaches a token: noise of size 10 in it would change every answer."""
+    torch.manual_seed(0)
+    model = KNOWN[name]().eval()
+    adapted = Adapted(model, noisy(model))
+    alone = tokens(run(model, "ar"))
+    method, options = DRAFTING[layout]
+    assert tokens(run(adapted, method, **options)) == alone
+    assert tokens(run(adapted, "ar")) == alone
+
+
+@pytest.mark.parametrize("layout", ["groups", "linear", "lookup"])
+def test_no_token_changes_in_fixed_shapes(model: PreTrainedModel, layout: str) -> None:
+    """Guards against the gate of steps that cannot gather, where all entries go through the adapter."""
+    method, options = DRAFTING[layout]
+    found = run(Adapted(model, noisy(model)), method, StaticBatch, **options)
+    assert tokens(found) == tokens(run(model, "ar"))
+
+
+def test_compiled_steps_say_what_eager_ones_do(model: PreTrainedModel) -> None:
+    """Guards against a graph that was made without the adapter, or for another one."""
+    graphs = Graphs("aot_eager")
+    one, other = (Adapted(model, noisy(model, size)) for size in (0.3, 0.6))
+    for adapted in (one, other, one):
+        eager, found = run(adapted, "mars-verified"), run(adapted, "mars-verified", graphs.batch)
+        assert found == eager
+    assert tokens(run(model, "mars-verified", graphs.batch)) == tokens(run(model, "ar"))
+
+
+def test_packed_weights_change_nothing(model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against packed copies that the adapter's own small maps are taken for."""
+    monkeypatch.setattr(linear_module, "LARGE", 1)
+    with packing(True):
+        assert tokens(run(Adapted(model, noisy(model)), "mars-verified")) == tokens(run(model, "ar"))
+
+
+def states(model: Any, *, masks: bool = True, ragged: bool = True) -> tuple[Tensor, Tensor]:
+    """Hidden states of a window with two rows, [2, 6, H], and which of its entries are masks."""
+    ids = torch.tensor([[5, 6, 7, 8, MASK, MASK], [9, 10, 11, MASK, MASK, MASK]])
+    begin, width = torch.zeros(2, dtype=torch.long), 6
+    real = torch.ones(2, 6, dtype=torch.bool)
+    real[1, 5] = False
+    masks_begin = torch.tensor([4, 3])
+    position = torch.arange(width).expand(2, width)
+    window = Window(
+        ids, position, begin, width, torch.ones(6, 6, dtype=torch.bool).tril(), real if ragged else None,
+        masks_begin if masks else None,
+    )  # fmt: skip
+    with torch.inference_mode():
+        answer = forward(decoder_of(model), RaggedCache(), window)
+    return answer.hidden, (torch.arange(6) >= masks_begin.unsqueeze(1)) & real
+
+
+def test_states_of_tokens_are_equal_to_the_bit(model: PreTrainedModel) -> None:
+    """Guards against a change of rounding at tokens: by another kernel, another order, or minus zero."""
+    (plain, masked), (adapted, _) = states(model), states(Adapted(model, noisy(model)))
+    assert torch.equal(plain[~masked], adapted[~masked])
+    assert not torch.isclose(plain[masked], adapted[masked]).all(1).any(), "the adapter acts on every mask"
+
+
+def test_without_a_mask_in_the_window_an_adapter_is_idle(model: PreTrainedModel) -> None:
+    """Guards against masks told by their id: a prompt may hold the same token."""
+    for ragged in (False, True):
+        alone, adapted = (states(one, masks=False, ragged=ragged)[0] for one in (model, Adapted(model, noisy(model))))
+        assert torch.equal(alone, adapted)
+
+
+def test_lean_decoder_and_modules_agree(model: PreTrainedModel) -> None:
+    """Guards against factors that are joined in another order than layers are."""
+    adapted = Adapted(model, noisy(model, 0.2))
+    lean, masked = states(adapted)
+    assert isinstance(decoder_of(adapted), LeanDecoder)
+    ids, position = torch.tensor([[5, 6, 7, 8, MASK, MASK]]), torch.arange(6).unsqueeze(0)
+    with torch.inference_mode(), hooked(model, adapted.adapter, torch.tensor([[False] * 4 + [True] * 2])):
+        own = model.get_decoder()(input_ids=ids, position_ids=position).last_hidden_state
+    torch.testing.assert_close(lean[:1], own, rtol=1e-4, atol=1e-4)
+    assert masked[0].tolist() == [False] * 4 + [True] * 2
+
+
+def test_an_adapter_of_some_layers_only(model: PreTrainedModel) -> None:
+    """Guards against an adapter that is taken to have a map for every layer, as peft's need not."""
+    every = noisy(model, 0.3)
+    some = Adapter(
+        every.vector, {name: pair for name, pair in every.maps.items() if "k_proj" in name or "1.mlp" in name}
+    )
+    adapted = Adapted(model, some)
+    lean, _ = states(adapted)
+    assert not torch.equal(lean, states(model)[0])
+    by_modules = _by_modules(adapted)
+    torch.testing.assert_close(lean, by_modules, rtol=1e-4, atol=1e-4)
+
+
+def _by_modules(adapted: Adapted) -> Tensor:
+    """Hidden states of the same window without fillers' places left out, by the model's own modules."""
+    handle = adapted.model.get_decoder().layers[0].register_forward_hook(lambda *_: None)
+    try:
+        assert isinstance(decoder_of(adapted), ModuleDecoder)
+        found = states(adapted)[0].clone()
+        found[1, 5] = 0  # a filler
+        return found
+    finally:
+        handle.remove()
+
+
+def test_two_adapters_share_a_base(model: PreTrainedModel) -> None:
+    """Guards against an adapter that is kept with the model, where the next one finds it."""
+    weights = {name: values.clone() for name, values in model.state_dict().items()}
+    one, other = Adapted(model, noisy(model, 0.3)), Adapted(model, noisy(model, 0.6))
+    first = states(one)[0]
+    assert not torch.equal(first, states(other)[0])
+    assert torch.equal(first, states(one)[0])
+    assert all(torch.equal(values, weights[name]) for name, values in model.state_dict().items())
+
+
+def test_a_model_that_changes_runs_its_modules_with_the_adapter(model: PreTrainedModel) -> None:
+    """Guards against a hook, hung on between two steps, that ends the adapter."""
+    adapted = Adapted(model, noisy(model, 0.3))
+    before = states(adapted)[0]
+    handle = model.get_decoder().layers[0].register_forward_hook(lambda *_: None)
+    during, masked = states(adapted)
+    handle.remove()
+    torch.testing.assert_close(before[masked], during[masked], rtol=1e-4, atol=1e-4)
+    assert torch.equal(before, states(adapted)[0])
+
+
+def test_an_adapter_of_another_model_is_refused(model: PreTrainedModel) -> None:
+    """Guards against a map for a layer that is not there, left out in silence."""
+    adapter = noisy(model)
+    with pytest.raises(UserError, match="no layer"):
+        Adapted(KNOWN["gpt2"]().eval(), adapter)
+    fewer = Qwen2ForCausalLM(Qwen2Config(**{**SHAPE, "num_hidden_layers": 2}))
+    with pytest.raises(UserError, match=r"no layer layers\.2"):
+        Adapted(fewer, adapter)
+    wider = Qwen2ForCausalLM(Qwen2Config(**{**SHAPE, "intermediate_size": 64}))
+    with pytest.raises(UserError, match="another size"):
+        Adapted(wider, adapter)

@@ -1,0 +1,277 @@
+"""Gated adapters in training and on disk: what is learned, what stays as it was, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from typer.testing import CliRunner
+
+from marsbench.cli import app
+from marsbench.decoding.engine import decode
+from marsbench.decoding.generation import Generation, Request
+from marsbench.errors import UserError
+from marsbench.forward.adapter import Adapted
+from marsbench.methods.fitting import default_ids, fit
+from marsbench.presets import preset
+from marsbench.training import checkpoints, gated
+from marsbench.training.checkpoints import Loaded, load
+from marsbench.training.data import chat_prompt
+from marsbench.training.gated import CONFIG, GatedAdapter, gated_loss
+from marsbench.training.objectives import IGNORED
+from marsbench.training.stages import recipe
+from marsbench.training.trainer import train
+from marsbench.world import test_set as questions_of
+
+MASK, B = 3, 4
+MICRO = preset("micro").adapted(steps=6)
+
+
+# ---- the loss ----
+
+
+def batch(golden_models: dict[str, PreTrainedModel]) -> tuple[Tensor, Tensor]:
+    """Three sequences: two turns, a response that ends in the middle of a block, and padding."""
+    torch.manual_seed(3)
+    ids = torch.randint(4, golden_models["ar"].config.vocab_size, (3, 17))
+    labels = ids.clone()
+    for row, unlabelled in enumerate((range(5), [*range(3), *range(9, 12)], range(8))):
+        labels[row, list(unlabelled)] = IGNORED
+    labels[2, 14:] = IGNORED
+    return ids, labels
+
+
+@torch.no_grad()
+def by_decoding(adapted: Adapted, ids: Tensor, labels: Tensor, ahead: list[int]) -> Tensor:
+    """The loss mask by mask: each after the clean tokens before its block, by a forward pass of its own."""
+    from marsbench.forward.adapter import hooked
+
+    means = []
+    for row, labelled, first in zip(ids, labels != IGNORED, ahead, strict=True):
+        losses, place = [], -1
+        for at in range(len(row)):
+            begins = labelled[at] and (at == 0 or not labelled[at - 1])
+            place = (first if begins else place + 1) if labelled[at] else -1
+            if not labelled[at] or at + 1 == len(row) or not labelled[at + 1] or (place + 1) % B == 0:
+                continue
+            start = at - min(place % B, at - int(_begin(labelled, at)))
+            tokens = torch.cat([row[:start], torch.full((at - start + 1,), MASK)]).unsqueeze(0)
+            masked = torch.arange(at + 1).unsqueeze(0) >= start
+            with hooked(adapted.model, adapted.adapter, masked):
+                logits = adapted.model(input_ids=tokens).logits[0, -1]
+            losses.append(F.cross_entropy(logits, row[at + 1]))
+        means.append(torch.stack(losses).mean())
+    return torch.stack(means).mean()
+
+
+def _begin(labelled: Tensor, at: int) -> int:
+    """Where the response that holds a token begins."""
+    while at and labelled[at - 1]:
+        at -= 1
+    return at
+
+
+@pytest.mark.parametrize("ahead", [[0, 0, 0], [1, 2, 3], [3, 0, 1]])
+def test_the_loss_is_that_of_masks_as_decoding_puts_them(
+    ahead: list[int], golden_models: dict[str, PreTrainedModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against masks that see their answer, another block's masks or too little, and a shift by one."""
+    model = golden_models["ar"].requires_grad_(False)
+    torch.manual_seed(1)
+    adapter = GatedAdapter(model, 2)
+    for parameter in adapter.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    ids, labels = batch(golden_models)
+    monkeypatch.setattr(torch, "randint", lambda *_, **__: torch.tensor(ahead).unsqueeze(1))
+    loss = gated_loss(adapter, ids, labels, model=model, block_size=B, mask_token_id=MASK)
+    expected = by_decoding(Adapted(model, adapter.adapter), ids, labels, ahead)
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-4)
+
+
+def test_only_the_adapter_learns(golden_models: dict[str, PreTrainedModel]) -> None:
+    """Guards against gradients into the model, and against an adapter whose parts get none."""
+    model = golden_models["mars"].requires_grad_(False)
+    before = {name: values.clone() for name, values in model.state_dict().items()}
+    adapter = GatedAdapter(model, 2)
+    ids, labels = batch(golden_models)
+    step = torch.optim.AdamW(adapter.parameters(), lr=1e-2)
+    losses = []
+    for _ in range(30):
+        torch.manual_seed(0)
+        loss = gated_loss(adapter, ids, labels, model=model, block_size=B, mask_token_id=MASK)
+        loss.backward()
+        losses.append(loss.item())
+        step.step()
+        step.zero_grad()
+    assert losses[-1] < 0.7 * losses[0]
+    assert all(parameter.abs().max() > 1e-3 for parameter in (adapter.vector, *adapter.ups))
+    assert all(torch.equal(values, before[name]) for name, values in model.state_dict().items())
+    assert not any(name.startswith("_model") for name in adapter.state_dict())
+
+
+def test_a_response_without_masks_gives_no_loss(golden_models: dict[str, PreTrainedModel]) -> None:
+    """Guards against a mean over nothing, which is no number, and a step without gradient that fails."""
+    model = golden_models["mars"].requires_grad_(False)
+    ids = torch.tensor([[5, 6, 7]])
+    adapter = GatedAdapter(model, 2)
+    loss = gated_loss(
+        adapter, ids, torch.tensor([[IGNORED, IGNORED, 7]]), model=model, block_size=B, mask_token_id=MASK
+    )
+    loss.backward()
+    assert loss.item() == 0
+
+
+# ---- trained, written and loaded ----
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory, micro_checkpoints: Path) -> Path:
+    """An adapter of a few steps, beside the AR checkpoint of scale micro that it was trained on."""
+    parent = next(micro_checkpoints.glob("ar_sft-*"))
+    chosen = recipe(MICRO, "mars_gated")
+    folder = tmp_path_factory.mktemp("adapter") / chosen.name
+    train(chosen, folder, parent, lambda *_: None, lambda line: None)
+    return folder
+
+
+def answers(loaded: Loaded, method: str, **options: Any) -> list[Generation]:
+    eos, pad = default_ids(loaded, None, None)
+    prompts = [chat_prompt(loaded.tokenizer, one.prompt) for one in questions_of("mini_gsm8k", 6)]
+    ids = loaded.tokenizer(prompts, add_special_tokens=False).input_ids
+    chosen = fit(method, loaded, **options)
+    return decode(loaded.model, chosen, [Request(one, 24) for one in ids], eos_id=eos, pad_id=pad)
+
+
+def test_a_trained_adapter_leaves_every_answer_as_it_was(made: Path, micro_checkpoints: Path) -> None:
+    """Guards against an adapter that is loaded as part of the model, on disk or in decoding."""
+    base, adapted = load(next(micro_checkpoints.glob("ar_sft-*"))), load(made)
+    alone = [one.tokens for one in answers(base, "ar")]
+    assert [one.tokens for one in answers(adapted, "ar")] == alone
+    for layout in ("groups", "linear"):
+        assert [one.tokens for one in answers(adapted, "mars-verified", layout=layout)] == alone
+    assert adapted.knows_masks and adapted.stage == "mars_gated"
+    assert adapted.weights != base.weights
+    plain = AutoModelForCausalLM.from_pretrained(next(micro_checkpoints.glob("ar_sft-*"))).state_dict()
+    assert all(torch.equal(values, plain[name]) for name, values in adapted.model.state_dict().items())
+
+
+def test_an_adapter_is_small_and_names_what_it_is_of(made: Path, micro_checkpoints: Path) -> None:
+    """Guards against a copy of the model in the folder, and a record that does not say what the adapter belongs to."""
+    record, base = checkpoints.finished(made), checkpoints.finished(next(micro_checkpoints.glob("ar_sft-*")))
+    assert record is not None and base is not None
+    assert record.base_weights == base.weights
+    assert (record.recipe["rank"], record.recipe["block_size"], record.steps) == (16, 4, 6)
+    assert not (made / "model.safetensors").exists()
+    assert record.parameters == sum(
+        one.numel() for file in made.glob("*.safetensors") for one in load_file(file).values()
+    )
+    assert json.loads((made / CONFIG).read_text())["base_model_name_or_path"].endswith(f"ar_sft-{base.key}")
+
+
+def test_peft_reads_the_same_maps(made: Path) -> None:
+    """Guards against a folder that calls itself peft's and is not."""
+    peft = pytest.importorskip("peft")
+    loaded = load(made)
+    assert isinstance(loaded.model, Adapted)
+    wrapped = peft.PeftModel.from_pretrained(load(gated.base_of(made)).model, str(made))
+    theirs = {name: values for name, values in wrapped.state_dict().items() if "lora_" in name}
+    ours = load_file(made / "adapter_model.safetensors")
+    assert len(theirs) == len(ours) == 2 * len(loaded.model.adapter.maps)
+    for name, values in theirs.items():
+        assert torch.equal(values, ours[name.replace(".default", "")])
+
+
+def test_an_interrupted_training_goes_on(made: Path, micro_checkpoints: Path, tmp_path: Path) -> None:
+    """Guards against blocks that begin elsewhere after a resumption, and a state that holds the whole model."""
+    chosen, parent = recipe(MICRO, "mars_gated"), next(micro_checkpoints.glob("ar_sft-*"))
+    folder = tmp_path / chosen.name
+
+    def kill(step: int, *_: Any) -> None:
+        if step == 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(chosen, folder, parent, kill, lambda line: None)
+    assert not folder.exists()
+    assert list(tmp_path.glob("*.partial/checkpoint-3"))
+    train(chosen, folder, parent, lambda *_: None, lambda line: None)
+    for file in ("adapter_model.safetensors", "mask_vector.safetensors"):
+        assert (folder / file).read_bytes() == (made / file).read_bytes()
+
+
+def test_commands_take_an_adapter(made: Path, micro_checkpoints: Path, tmp_path: Path) -> None:
+    """Guards against a command that forgets the adapter, or asks for the base as well."""
+    prompts, base = tmp_path / "in.jsonl", str(next(micro_checkpoints.glob("ar_sft-*")))
+    prompts.write_text(json.dumps({"prompt_ids": [5, 6, 7, 8, 9]}) + "\n")
+    found = {}
+    for name, place in {
+        "base": ["--model", base, "--method", "ar"],
+        "alone": ["--model", str(made), "--method", "mars-verified"],
+        "both": ["--model", base, "--adapter", str(made), "--method", "mars-verified"],
+    }.items():
+        out = tmp_path / f"{name}.jsonl"
+        files = ["--prompt-ids", str(prompts), "--out", str(out), "--max-new-tokens", "12"]
+        done = CliRunner().invoke(app, ["decode", *place, *files])
+        assert done.exit_code == 0, done.output
+        found[name] = json.loads(out.read_text())
+    assert found["alone"] == found["both"]
+    assert found["alone"]["tokens"] == found["base"]["tokens"]
+
+
+# ---- refused ----
+
+
+def copied(made: Path, to: Path) -> Path:
+    to.mkdir()
+    for file in made.iterdir():
+        (to / file.name).write_bytes(file.read_bytes())
+    return to
+
+
+def test_an_adapter_of_other_weights_is_refused(made: Path, micro_checkpoints: Path) -> None:
+    """Guards against verified answers of a model that the adapter's masks know nothing of."""
+    with pytest.raises(UserError, match="trained on other weights"):
+        load(next(micro_checkpoints.glob("mars-*")), adapter=made)
+
+
+@pytest.mark.parametrize("file", ["adapter_model.safetensors", "mask_vector.safetensors"])
+def test_a_damaged_adapter_is_refused(file: str, made: Path, micro_checkpoints: Path, tmp_path: Path) -> None:
+    """Guards against a file cut short, gone or changed, found out by a traceback or not at all."""
+    base = next(micro_checkpoints.glob("ar_sft-*"))
+    cut = copied(made, tmp_path / "cut")
+    (cut / file).write_bytes((made / file).read_bytes()[:-9])
+    with pytest.raises(UserError, match="damaged"):
+        load(base, adapter=cut)
+    gone = copied(made, tmp_path / "gone")
+    (gone / file).unlink()
+    with pytest.raises(UserError, match="damaged"):
+        load(base, adapter=gone)
+    changed = copied(made, tmp_path / "changed")
+    save_file({name: values + 1 for name, values in load_file(made / file).items()}, changed / file)
+    with pytest.raises(UserError, match="damaged"):
+        load(base, adapter=changed)
+
+
+def test_what_is_no_adapter_is_refused(micro_checkpoints: Path, made: Path, tmp_path: Path) -> None:
+    """Guards against a checkpoint, or a folder that is not there, taken for an adapter."""
+    base = next(micro_checkpoints.glob("ar_sft-*"))
+    for folder in (base, tmp_path / "nowhere"):
+        with pytest.raises(UserError, match="no gated adapter"):
+            load(base, adapter=folder)
+    (tmp_path / "far" / "away").mkdir(parents=True)
+    alone = copied(made, tmp_path / "far" / "away" / "alone")
+    with pytest.raises(UserError, match=r"no such (folder|checkpoint)"):
+        load(alone)
+
+
+def test_block_diffusion_goes_without_an_adapter(made: Path) -> None:
+    """Guards against a method whose masks the gate does not know, decoded by the model alone without a word."""
+    with pytest.raises(UserError, match="stand among tokens"):
+        fit("block-diffusion", load(made))
