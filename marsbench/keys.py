@@ -40,8 +40,8 @@ class Known(NamedTuple):
 SAME_NUMBERS: dict[tuple[str, ...], Known] = {
     DECODING: Known("641a6b043ba8e321", "c7844b4def492a80"),
     DECODING_THE_WORLD: Known("918035720fd341cb", "06a63162efb8d61b"),
-    SCORING: Known("bce647ea79683ce0", "694a1b97baa02a4a"),
-    CLASSING: Known("901759fab3149660", "09e664ffc46b9fbb"),
+    SCORING: Known("f5113a1a5e4b2900", "694a1b97baa02a4a"),
+    CLASSING: Known("60221d1669736f16", "09e664ffc46b9fbb"),
     TRAINING_ON_THE_WORLD: Known("bb139e7f271a5de0", "30dd42a99b1fa670"),
     TRAINING_ON_CHATS: Known("5626b4ef144d5893", "9400b509116b538b"),
     (*TRAINING_ON_THE_WORLD, *MEDUSA): Known("7c48977995e5447c", "fd7a60e3942063a8"),

@@ -27,8 +27,10 @@ from marsbench.decoding.engine import Method, OnTokens, decode
 from marsbench.decoding.generation import PREFILL_POSITIONS, Generation, Layout, Metric, Request
 from marsbench.decoding.outside import OutsideMethod
 from marsbench.errors import UserError
+from marsbench.forward.adapter import Adapted, Adapter
 from marsbench.methods import METHODS, Options, build_method, check_threshold
 from marsbench.progress import Reporter
+from marsbench.training.gated import read_adapter
 from marsbench.training.medusa import MedusaHeads
 
 
@@ -54,6 +56,7 @@ def generate(
     sampling_seed: int = 0,
     prefill_positions: int = PREFILL_POSITIONS,
     compiled: bool = False,
+    adapter: str | Path | None = None,
     token_streamer: BaseStreamer | None = None,
     **model_kwargs: Any,
 ) -> Tensor | GenerateDecoderOnlyOutput:
@@ -86,6 +89,8 @@ def generate(
         compiled: run each step as one compiled graph: the same tokens (in 16 bits, up to rounding), sooner after the
             first call of its kind. What was compiled is kept as long as the model, and used again as long as the
             method and its options stay.
+        adapter: folder of a gated adapter that was trained on this model; its own tokenizer knows the mask. Whether the
+            weights in memory are still those it was trained on is not looked at. Not together with `compiled`.
         token_streamer: any streamer of transformers, for a single prompt. transformers keeps `streamer` to itself.
         model_kwargs: what transformers passes along; `attention_mask` is used.
 
@@ -102,7 +107,7 @@ def generate(
     if draft is not None and not hasattr(draft, "get_decoder"):
         raise UserError("the draft is no model", fix="pass AutoModelForCausalLM.from_pretrained(...)")
     options = Options(
-        mask_id=_mask_id(model) if mask_id is None else mask_id,
+        mask_id=_mask_id(model, adapter) if mask_id is None else mask_id,
         block_size=block_size,
         metric=metric,
         cache_block=cache_block,
@@ -118,7 +123,10 @@ def generate(
     check_threshold(method, threshold, metric)
     if not isinstance(compiled, bool):
         raise UserError(f"compiled={compiled!r} is neither True nor False", fix="give one of the two")
-    kind, not_compiled = kind_of_batch(model, chosen, compiled)
+    if compiled and adapter is not None:
+        raise UserError("graphs are kept with a model, not with an adapter", fix="leave compiled or adapter out")
+    running = model if adapter is None else Adapted(model, _adapter(model, Path(adapter)))
+    kind, not_compiled = kind_of_batch(running, chosen, compiled)
     _REPORTER.say_once(not_compiled)
     if not isinstance(sampling_seed, int):
         raise UserError(f"sampling seed {sampling_seed!r} is no whole number", fix="give one, as in sampling_seed=0")
@@ -128,7 +136,7 @@ def generate(
     eos_ids = _as_ids(config.eos_token_id)
     pad_id = int(config.pad_token_id if config.pad_token_id is not None else next(iter(eos_ids), 0))
     generations = decode(
-        model,
+        running,
         chosen,
         _requests(input_ids, model_kwargs.get("attention_mask"), config, threshold, sampling_seed),
         eos_id=eos_ids,
@@ -231,8 +239,20 @@ def _tokenizer_mask(name_or_path: str) -> int | None:
     return mask if mask is not None else tokenizer.get_vocab().get("<|mask|>")
 
 
-def _mask_id(model: PreTrainedModel) -> int | None:
-    return _tokenizer_mask(str(model.name_or_path)) if model.name_or_path else None
+def _mask_id(model: PreTrainedModel, adapter: str | Path | None) -> int | None:
+    place = str(adapter or model.name_or_path or "")
+    return _tokenizer_mask(place) if place else None
+
+
+_ADAPTERS: WeakKeyDictionary[PreTrainedModel, tuple[Path, Adapter]] = WeakKeyDictionary()  # of each model's latest call
+
+
+def _adapter(model: PreTrainedModel, folder: Path) -> Adapter:
+    """The adapter in a folder, read once where calls follow each other."""
+    known = _ADAPTERS.get(model)
+    if known is None or known[0] != folder:
+        known = _ADAPTERS[model] = folder, read_adapter(folder, model)
+    return known[1]
 
 
 def _heads(model: PreTrainedModel) -> MedusaHeads | None:

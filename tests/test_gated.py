@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from typer.testing import CliRunner
 
+import marsbench
 from marsbench.cli import app
 from marsbench.decoding.engine import decode
 from marsbench.decoding.generation import Generation, Request
@@ -83,7 +85,7 @@ def test_the_loss_is_that_of_masks_as_decoding_puts_them(
     ahead: list[int], golden_models: dict[str, PreTrainedModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards against masks that see their answer, another block's masks or too little, and a shift by one."""
-    model = golden_models["ar"].requires_grad_(False)
+    model = copy.deepcopy(golden_models["ar"]).requires_grad_(False)
     torch.manual_seed(1)
     adapter = GatedAdapter(model, 2)
     for parameter in adapter.parameters():
@@ -97,7 +99,7 @@ def test_the_loss_is_that_of_masks_as_decoding_puts_them(
 
 def test_only_the_adapter_learns(golden_models: dict[str, PreTrainedModel]) -> None:
     """Guards against gradients into the model, and against an adapter whose parts get none."""
-    model = golden_models["mars"].requires_grad_(False)
+    model = copy.deepcopy(golden_models["mars"]).requires_grad_(False)
     before = {name: values.clone() for name, values in model.state_dict().items()}
     adapter = GatedAdapter(model, 2)
     ids, labels = batch(golden_models)
@@ -118,7 +120,7 @@ def test_only_the_adapter_learns(golden_models: dict[str, PreTrainedModel]) -> N
 
 def test_a_response_without_masks_gives_no_loss(golden_models: dict[str, PreTrainedModel]) -> None:
     """Guards against a mean over nothing, which is no number, and a step without gradient that fails."""
-    model = golden_models["mars"].requires_grad_(False)
+    model = copy.deepcopy(golden_models["mars"]).requires_grad_(False)
     ids = torch.tensor([[5, 6, 7]])
     adapter = GatedAdapter(model, 2)
     loss = gated_loss(
@@ -223,6 +225,17 @@ def test_commands_take_an_adapter(made: Path, micro_checkpoints: Path, tmp_path:
         found[name] = json.loads(out.read_text())
     assert found["alone"] == found["both"]
     assert found["alone"]["tokens"] == found["base"]["tokens"]
+
+
+def test_transformers_generates_with_an_adapter(made: Path, micro_checkpoints: Path) -> None:
+    """Guards against `custom_generate` that leaves the adapter out, or looks for its mask in the wrong tokenizer."""
+    model = AutoModelForCausalLM.from_pretrained(next(micro_checkpoints.glob("ar_sft-*"))).eval()
+    inputs = {"input_ids": torch.tensor([[5, 6, 7, 8, 9, 10]]), "max_new_tokens": 16, "do_sample": False}
+    alone = model.generate(**inputs)
+    ours = {"custom_generate": marsbench.generate, "method": "mars-verified"}
+    assert torch.equal(model.generate(**inputs, **ours, adapter=made), alone)
+    with pytest.raises(UserError, match="graphs are kept"):
+        model.generate(**inputs, **ours, adapter=made, compiled=True)
 
 
 # ---- refused ----

@@ -359,7 +359,8 @@ def test_lm_eval_runs_our_model(reproduced: Path, tmp_path: Path) -> None:
 # ---- committed pages ------------------------------------------------------------------------------------------------
 
 
-COMMITTED = {("tiny", name) for name in studies()} - {("tiny", "serving")}  # which has not been measured yet
+# Of the others, adapters are measured at another scale, and serving nowhere yet.
+COMMITTED = {("tiny", name) for name in studies() if name not in ("adapter", "serving")}
 
 
 @pytest.mark.parametrize("scale", scales())

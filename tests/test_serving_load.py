@@ -18,7 +18,7 @@ from marsbench.running.run import Run
 from marsbench.studies.serving.findings import goodput, per_token, quantiles, rejected, requests_per_second, switches
 from marsbench.studies.serving.measuring import Cell, _times, serving_rows
 from marsbench.studies.serving.page import draw, render, tally
-from marsbench.studies.serving.policies import AR, EXACT, FAST, LOSSLESS, LOSSY, POLICIES, Effort, effort_at
+from marsbench.studies.serving.policies import AR, BARE, EXACT, FAST, LOSSLESS, LOSSY, POLICIES, Effort, effort_at
 
 EFFORT = Effort((1.0,), 2, 5.0, 12, 24, 3, 16)
 
@@ -65,7 +65,14 @@ def test_arrivals_are_poisson_and_the_same_for_all() -> None:
 
 
 def page_rows(speeds: dict[str, float]) -> list[Row]:
-    shapes = [("burst", 0.0, 3), ("steady", 0.5, 3), ("steady", 1.0, 3), ("step", 1.5, 1)]
+    shapes = [
+        ("burst", 0.0, 3),
+        ("http", 0.0, 3),
+        ("engine", 0.0, 3),
+        ("steady", 0.5, 3),
+        ("steady", 1.0, 3),
+        ("step", 1.5, 1),
+    ]
     return [
         made_up(name, shape, load, repeat, speed * (1 + 0.01 * repeat))
         for name, speed in speeds.items()
@@ -86,6 +93,9 @@ def test_the_page_judges_the_claim(tmp_path: Path) -> None:
     assert tally({0: page_rows(same | {EXACT.name: 0.5})}).startswith("mars, tau = 0.5 over mars, tau = 0.95")
     files = draw(page_rows(same), "tiny", tmp_path)
     assert len(files) == 8 and all(file.stat().st_size for file in files)
+    served = render([replace(row, last=[2 * at for at in row.last]) if row.shape == "http" else row
+                     for row in page_rows(same)], "tiny")  # fmt: skip
+    assert "0.50 [0.50, 0.50]" in served.partition("## What HTTP costs")[2].partition("##")[0]
     assert "nothing measured" in render([], "tiny")
 
 
@@ -112,6 +122,10 @@ def test_the_study_runs_and_resumes(micro_checkpoints: Path, tmp_path: Path, mon
     assert set(by_cell[FAST.name, "steady", 0].lowest) == {0.5}
     assert min(by_cell[LOSSY.name, "burst", 0].lowest) >= 0.5
     assert by_cell[LOSSLESS.name, "step", 0].timeline["at"]
+    for policy in BARE:
+        served, bare = (by_cell[policy.name, shape, 0] for shape in ("http", "engine"))
+        assert (served.questions, served.emitted, served.correct) == (bare.questions, bare.emitted, bare.correct)
+        assert served.forwards == bare.forwards
     known = len(read_rows(run.workspace.row_file))
     monkeypatch.setattr("marsbench.studies.serving.measuring._Server", None)  # nothing is left to be asked
     again = Run(preset("micro"), Workspace(tmp_path, "micro"))

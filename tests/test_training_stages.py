@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
+from transformers import TrainerControl, TrainerState, TrainingArguments
 
-from marsbench.presets import preset
+from marsbench.presets import Preset, preset
 from marsbench.running.step_cost import _memory
 from marsbench.training import checkpoints
 from marsbench.training.checkpoints import TrainingRecord
 from marsbench.training.data import Collator, TrainingData, timestep_weights
 from marsbench.training.stages import STAGES, recipe
-from marsbench.training.trainer import train
+from marsbench.training.trainer import _Restart, rate_in_cycle, train
 from marsbench.training.variants import MarsVariant
 
 MARS_STAGES = [name for name, stage in STAGES.items() if stage.objective == "mars" and not stage.draft]
@@ -124,3 +127,50 @@ def test_counting_the_memory_of_a_step_holds_none() -> None:
     for _ in range(3):
         _memory(model, lambda inputs: model(inputs).sum(), {"inputs": torch.rand(7, 3)})
     assert tensors() == before
+
+
+# ---- cycles ----
+
+
+def test_the_rate_rises_stays_and_falls_in_every_cycle() -> None:
+    """Guards against a rate that falls once, at the end of all cycles, or never comes to its peak."""
+    for begun in (0, 12_000, 24_000):
+        rates = [rate_in_cycle(begun + step, 12_000) for step in (0, 150, 300, 9_600, 10_800, 11_999)]
+        assert rates == pytest.approx([0, 0.5, 1, 1, 0.5, 1 / 2_400])
+
+
+def in_cycles(steps: int) -> Preset:
+    """Scale micro with a base of so many steps, in cycles of 200."""
+    assert MICRO.world is not None
+    return replace(
+        MICRO, world=replace(MICRO.world, pretraining=replace(MICRO.world.pretraining, steps=steps, cycle=200))
+    )
+
+
+def test_a_longer_base_begins_as_a_shorter_one(tmp_path: Path) -> None:
+    """Guards against a short base that is not the long one's first part: another rate, other data, another order."""
+    short, long = (recipe(in_cycles(steps), "base") for steps in (200, 400))
+    train(short, tmp_path / short.name, None, lambda *_: None, lambda line: None)
+
+    def stop(step: int, *_: Any) -> None:
+        if step >= 225:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(long, tmp_path / long.name, None, stop, lambda line: None)
+    state = tmp_path / f"{long.name}.partial" / "checkpoint-200"
+    ours, theirs = (load_file(folder / "model.safetensors") for folder in (tmp_path / short.name, state))
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert short.key != long.key
+
+
+def test_a_cycle_begins_with_an_empty_optimizer() -> None:
+    """Guards against moments of the last cycle's end in a cycle that is to be a training of its own."""
+    weight = torch.nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.AdamW([weight])
+    arguments, control = TrainingArguments(use_cpu=True), TrainerControl()
+    for step, moments in ((4, 1), (6, 0)):
+        weight.sum().backward()
+        optimizer.step()
+        _Restart(3).on_step_begin(arguments, TrainerState(global_step=step), control, optimizer=optimizer)
+        assert len(optimizer.state) == moments

@@ -43,6 +43,7 @@ class MarsbenchLM(LM):  # type: ignore[misc]
         method: str = "mars",
         threshold: float | None = None,
         accept: str | None = None,
+        adapter: str | None = None,
         draft: str | None = None,
         untrained_masks: bool = False,
         dtype: str = "float32",
@@ -60,6 +61,7 @@ class MarsbenchLM(LM):  # type: ignore[misc]
             method: one of `marsbench list methods`.
             threshold: confidence to accept (or draft) a token; None = one token per forward.
             accept: `one`, to say so.
+            adapter: folder of a gated adapter that is to act on the checkpoint.
             draft: the draft model's checkpoint.
             untrained_masks: use masks even if the checkpoint never saw any.
             dtype: of the weights.
@@ -90,7 +92,7 @@ class MarsbenchLM(LM):  # type: ignore[misc]
         self._rank, self._world_size = state.process_index, state.num_processes
         self._device = _device(device, state)
         how: dict[str, Any] = {"dtype": _DTYPES[dtype], "device": self._device}
-        self._loaded = load_aloud(str(pretrained), Reporter(), **how)
+        self._loaded = load_aloud(str(pretrained), Reporter(), **how, adapter=adapter)
         companion = load_aloud(draft, Reporter(), **how) if draft else None
         self._method = fit(method, self._loaded, draft=companion, untrained_masks=untrained_masks, **options)
         self._kind, not_compiled = kind_of_batch(self._loaded.model, self._method, switches["compiled"])

@@ -293,8 +293,10 @@ class ServingRow:
     scale: str
     stage: str
     policy: str  # name of the policy: how requests ask to be decoded, and whether the server adapts
-    shape: str  # alone = one after the other, burst = all at once, steady = Poisson, step = Poisson, up and down
-    load: float  # requests per second over what `ar` carries; of a step, in its middle third; 0 = alone or burst
+    # alone = one after the other, http = a few at a time, engine = the same without a server, burst = all at once,
+    # steady = Poisson, step = Poisson, up and down
+    shape: str
+    load: float  # requests per second over what `ar` carries; of a step, in its middle third; 0 = none was set
     repeat: int
     rows: int  # requests that the server decodes together
     queue: int  # requests that may wait

@@ -45,7 +45,8 @@ class Volley:
 
     url: str
     shots: Sequence[Shot]
-    one_by_one: bool = False  # wait for every answer before the next request goes out
+    one_by_one: bool = False  # wait for every answer before the next request goes out; times are then each one's own
+    at_once: int | None = None  # requests in flight at most; the others wait, which is no lag
     watch_every: float | None = None  # how often the server's state is asked for meanwhile, in seconds
 
 
@@ -97,11 +98,14 @@ async def _fire(volley: Volley) -> Outcome:
         started = time.perf_counter() + _LEAD_S
         outcome = Outcome([Heard() for _ in volley.shots], [])
         watch = asyncio.create_task(_watch(session, volley.watch_every, started, outcome.states))
+        seats = asyncio.Semaphore(volley.at_once or len(volley.shots))
         tasks = []
         for shot, heard in zip(volley.shots, outcome.heard, strict=True):
             due = started if volley.one_by_one else started + shot.at
             await asyncio.sleep(max(0.0, due - time.perf_counter()))
+            await seats.acquire()
             tasks.append(asyncio.create_task(_ask(session, shot, heard, started, wait=not volley.one_by_one)))
+            tasks[-1].add_done_callback(lambda _: seats.release())
             if volley.one_by_one:
                 await tasks[-1]
         await asyncio.gather(*tasks)

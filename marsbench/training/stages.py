@@ -29,8 +29,11 @@ class Stage:
     variant: MarsVariant = RELEASED  # of MARS training, where paper and released code differ
     draft: bool = False  # trains the scale's small model, the draft of speculative decoding
     share: float = 1.0  # of the budget's steps
+    adapters_rate: bool = False  # at the learning rate of the scale's adapter
 
 
+# Masks where decoding puts them: behind a token that the model itself predicts, from the response's first on.
+_AS_DECODED = MarsVariant(alignment="paper", blocks_from="response", fills_with_eos=False)
 STAGES: dict[str, Stage] = {
     "base": Stage("next-token prediction on plain text, from random weights", None, "ar", plain_text=True),
     "short_base": Stage("`base`, trained two thirds as long", None, "ar", plain_text=True, share=2 / 3),
@@ -47,6 +50,7 @@ STAGES: dict[str, Stage] = {
         variant=MarsVariant(weighs_by_timestep=True),
     ),
     "mars": Stage("MARS, continued from AR SFT", "ar_sft", "mars"),
+    "mars_hard": Stage("MARS at the learning rate of an adapter", "ar_sft", "mars", adapters_rate=True),
     "mars_2x": Stage("MARS, trained twice as long as `mars`", "ar_sft", "mars", passes=2),
     "mars_paper_alignment": Stage(
         "MARS whose blocks begin with a token predicted from clean ones, as in the paper's equations",
@@ -70,13 +74,15 @@ STAGES: dict[str, Stage] = {
         "a gated adapter on the frozen AR SFT model: masks learn, no token changes",
         "ar_sft",
         "gated",
-        variant=MarsVariant(alignment="paper", blocks_from="response", fills_with_eos=False),
+        variant=_AS_DECODED,
+        adapters_rate=True,
     ),
     "base_gated": Stage(
         "a gated adapter on the frozen base itself",
         "base",
         "gated",
-        variant=MarsVariant(alignment="paper", blocks_from="response", fills_with_eos=False),
+        variant=_AS_DECODED,
+        adapters_rate=True,
     ),
     "medusa": Stage("Medusa heads on the frozen AR SFT model", "ar_sft", "medusa"),
     "draft_base": Stage("`base` of the small draft model", None, "ar", plain_text=True, draft=True),
@@ -159,7 +165,7 @@ def recipe(scale: Preset, stage_name: str, *, block_size: int = 4, seed: int = 0
         )
     has_blocks = chosen.objective in BLOCKWISE
     model = None if world is None else world.draft_model if chosen.draft else world.model
-    parents, gated = lineage(scale, stage_name)[:-1], chosen.objective == "gated"
+    parents = lineage(scale, stage_name)[:-1]
     budget = (world.pretraining if world and chosen.plain_text else scale.finetuning).part(chosen.share)
     return Recipe(
         scale=scale.scale,
@@ -171,7 +177,7 @@ def recipe(scale: Preset, stage_name: str, *, block_size: int = 4, seed: int = 0
         passes=chosen.passes,
         ar_weight=chosen.ar_weight,
         variant=chosen.variant,
-        budget=replace(budget, learning_rate=scale.adapter.learning_rate) if gated else budget,
+        budget=replace(budget, learning_rate=scale.adapter.learning_rate) if chosen.adapters_rate else budget,
         model=model,
         vocabulary_size=world.vocabulary_size if world else None,
         pretrained=pretrained,
@@ -182,7 +188,7 @@ def recipe(scale: Preset, stage_name: str, *, block_size: int = 4, seed: int = 0
         transformers=metadata.version("transformers"),
         difficulty=world.difficulty if world else "usual",
         instruct_base=world is not None and world.instruct_base and chosen.plain_text,
-        rank=scale.adapter.rank if gated else None,
+        rank=scale.adapter.rank if chosen.objective == "gated" else None,
     )
 
 

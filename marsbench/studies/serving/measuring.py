@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
@@ -12,8 +13,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+from marsbench.decoding.engine import decode
+from marsbench.decoding.generation import Request
 from marsbench.errors import UserError
 from marsbench.keys import DECODING, content_hash, source_hash
+from marsbench.methods.fitting import default_ids, fit
 from marsbench.neighbours import warning
 from marsbench.provenance import provenance
 from marsbench.racing.questions import Questions, ask
@@ -24,6 +28,8 @@ from marsbench.serving.load import Generator, Heard, Outcome, Shot, Volley
 from marsbench.studies.serving.findings import per_token, requests_per_second
 from marsbench.studies.serving.policies import (
     AR,
+    AT_ONCE,
+    BARE,
     FIRST_TOKEN,
     HIGH,
     LOW,
@@ -104,6 +110,10 @@ class Bench:
                 for policy in self._in_some_order(POLICIES, "burst", repeat)
             ]
             yield from bursts
+            for repeat in range(effort.repeats):
+                for policy in BARE:  # in turn, with and without HTTP
+                    yield self._row(generator, Cell(policy, "http", 0.0, repeat), targets)
+                    yield self._row(generator, Cell(policy, "engine", 0.0, repeat), targets)
             carried = median(requests_per_second(row) for row in bursts if row.policy == AR.name)
             for repeat in range(effort.repeats):
                 for load_ in effort.loads:
@@ -127,9 +137,13 @@ class Bench:
         if known is not None:
             return known
         self.run.reporter.say(f"{what}, repeat {cell.repeat + 1}")
-        server = self._server(cell.policy.adapts, targets)
-        watch = _WATCH_S if cell.shape == "step" else None
-        outcome = generator.fire(Volley(server.url, shots, cell.shape == "alone", watch))
+        if cell.shape == "engine":
+            outcome = Outcome(self._without_http(cell.policy, [shot.body["prompt"] for shot in shots]), [])
+        else:
+            server = self._server(cell.policy.adapts, targets)
+            watch = _WATCH_S if cell.shape == "step" else None
+            at_once = AT_ONCE if cell.shape == "http" else None
+            outcome = generator.fire(Volley(server.url, shots, cell.shape == "alone", at_once, watch))
         row = ServingRow(
             key=key, status="done", reason="", scale=self.run.scale.scale, stage=STAGE, policy=cell.policy.name,
             shape=cell.shape, load=cell.load, repeat=cell.repeat, rows=ROWS, queue=QUEUE,
@@ -141,12 +155,32 @@ class Bench:
         self.run.keep(row)
         return row
 
+    def _without_http(self, policy: Policy, prompts: list[list[int]]) -> list[Heard]:
+        """What comes of prompts when nothing but the engine is asked, as many at once as of a server."""
+        loaded, limit = self.loaded, self.effort.max_new_tokens
+        eos_id, pad_id = default_ids(loaded, None, None)
+        threshold = policy.asks.get("threshold")
+        chosen = fit(policy.asks["method"], loaded, block_size=policy.asks.get("block_size", 4))
+        requests = [Request(prompt, limit, threshold) for prompt in prompts]
+        started = time.perf_counter()
+        found = decode(loaded.model, chosen, requests, eos_id=eos_id, pad_id=pad_id, batch_size=AT_ONCE)
+        seconds = time.perf_counter() - started
+        texts = loaded.tokenizer.batch_decode([one.tokens for one in found], skip_special_tokens=True)
+        return [
+            Heard(0.0, 200, seconds, seconds, text, {
+                "completion_tokens": one.emitted,
+                "marsbench": {"forwards": one.forwards, "lossless": threshold is None, "threshold": [threshold]},
+            })
+            for one, text in zip(found, texts, strict=True)
+        ]  # fmt: skip
+
     def _seconds(self, cell: Cell) -> float:
         return {"steady": 1.0, "step": 3.0}.get(cell.shape, 0.0) * self.effort.seconds
 
     def _shots(self, cell: Cell, carried: float) -> tuple[list[Shot], list[int]]:
         """The requests of a cell, the same ones at the same times for every policy, and which questions they ask."""
-        drawn = random.Random(f"{cell.shape} {cell.load} {cell.repeat}")
+        asks_alike = "http" if cell.shape == "engine" else cell.shape
+        drawn = random.Random(f"{asks_alike} {cell.load} {cell.repeat}")
         times = _times(drawn, cell, carried, self.effort)
         asked = [drawn.randrange(len(self.prompts)) for _ in times]
         limit = {"max_tokens": self.effort.max_new_tokens}
@@ -245,6 +279,8 @@ def _times(drawn: random.Random, cell: Cell, carried: float, effort: Effort) -> 
         return [0.0] * effort.burst
     if cell.shape == "alone":
         return [0.0] * effort.alone
+    if cell.shape in ("http", "engine"):
+        return [0.0] * effort.bare
     loads = [LOW, cell.load, LOW] if cell.shape == "step" else [cell.load]
     times = []
     for number, load_ in enumerate(loads):

@@ -32,6 +32,8 @@ from marsbench.studies.serving.findings import (
 )
 from marsbench.studies.serving.policies import (
     AR,
+    AT_ONCE,
+    BARE,
     EXACT,
     FAST,
     FIRST_TOKEN,
@@ -86,6 +88,7 @@ def render(rows: Sequence[Row], scale: str, seeds: BySeed | None = None) -> str:
         TARGETS.format(first=1000 * row.target_first_token, each=1000 * row.target_per_token),
         _verdict(cells),
         _carried(cells),
+        _http(cells),
         _by_load(cells),
         _figures(cells),
         _steps(cells),
@@ -205,6 +208,24 @@ def _carried(cells: Cells) -> str:
         return ""
     head = ["", "tokens/s", "over `ar`", "tokens/forward", "cost of a forward, in forwards of `ar`", "right, %"]
     return "\n\n".join(["## Where the knee is", THE_KNEE.format(burst=burst), table(head, lines)])
+
+
+def _http(cells: Cells) -> str:
+    """What is left of the engine's tokens per second behind HTTP."""
+    lines = []
+    for policy in BARE:
+        served, bare = (cells.get((policy.name, shape, 0.0)) for shape in ("http", "engine"))
+        if served and bare:
+            speeds = [f"{over_repeats(rows, tokens_per_second).value:,.0f}" for rows in (bare, served)]
+            lines.append([policy.name, *speeds, _said(ratio(served, bare, tokens_per_second))])
+    if not lines:
+        return ""
+    text = (
+        f"The same requests, {AT_ONCE} at a time, by the engine alone and over HTTP, streamed token by token, in turn. "
+        "The smaller the model, the more of a step is HTTP's: a model of a million parameters is the worst case."
+    )
+    head = ["", "engine alone, tokens/s", "over HTTP, tokens/s", "of the engine's"]
+    return "\n\n".join(["## What HTTP costs", text, table(head, lines)])
 
 
 def _by_load(cells: Cells) -> str:

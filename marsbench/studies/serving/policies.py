@@ -41,6 +41,7 @@ POLICIES = (AR, EXACT, fixed_tau(0.7), FAST, VERIFIED, LOSSLESS, LOSSY)
 FIXED = tuple(policy for policy in POLICIES if not policy.adapts)
 STEPPED = (AR, EXACT, VERIFIED, LOSSLESS, LOSSY)  # whose runs go up and down in load
 LOW, HIGH = 0.5, 1.5  # loads of a step
+BARE, AT_ONCE = (AR, EXACT, FAST), 8  # policies that the engine is also run with alone, and requests in flight then
 
 
 @dataclass(frozen=True)
@@ -54,16 +55,17 @@ class Effort:
     burst: int  # requests that come all at once
     alone: int  # requests that come one after the other
     max_new_tokens: int
+    bare: int = 64  # requests of each run with and without HTTP
 
     def minutes(self) -> float:
         """About how long it takes: arrivals, what is left in the queue then, and bursts."""
         cells = len(POLICIES) * self.repeats
         steady = cells * len(self.loads) * (self.seconds + 1.5)
-        return (steady + cells * 4 + len(STEPPED) * (3 * self.seconds + 2) + 60) / 60
+        return (steady + cells * 4 + len(STEPPED) * (3 * self.seconds + 2) + 120) / 60
 
 
 def effort_at(scale: Preset) -> Effort:
     """As much as decides the page's numbers; little at the scale of the tests."""
     if scale.scale == "micro":
-        return Effort((1.0,), repeats=1, seconds=0.3, questions=12, burst=20, alone=3, max_new_tokens=16)
+        return Effort((1.0,), repeats=1, seconds=0.3, questions=12, burst=20, alone=3, max_new_tokens=16, bare=4)
     return Effort((0.25, 0.5, 0.75, 1.0, 1.25, 1.5), 4, 5.0, 102, 160, 12, scale.max_new_tokens)
