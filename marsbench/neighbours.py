@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 BUSY_CORES = 0.1  # what others may use before it is worth a word
@@ -49,6 +50,21 @@ def read_clocks() -> Reading | None:
     ended = os.times()
     own = time.process_time() + ended.children_user + ended.children_system
     return Reading(time.perf_counter(), machine, own)
+
+
+def read_clocks_of_all() -> Reading | None:
+    """The same where what counts as our own is also what the children in flight and theirs have used."""
+    reading = read_clocks()
+    if reading is None:
+        return None
+    import psutil
+
+    spent = 0.0
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):  # it has just ended
+            times = child.cpu_times()
+            spent += times.user + times.system
+    return reading._replace(own=reading.own + spent)
 
 
 def _busy_seconds(psutil: Any) -> float:

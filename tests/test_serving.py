@@ -418,7 +418,7 @@ def test_the_engine_dies_and_the_server_lives(small: Running) -> None:
         next(stream)
         (engine,) = [one for one in psutil.Process(small.process.pid).children() if "spawn_main" in str(one.cmdline())]
         os.kill(engine.pid, signal.SIGKILL)
-        assert eventually(lambda: small.call("/health").status_code == 503, 3)
+        assert eventually(lambda: small.call("/health").status_code == 503, 1)
         assert waiting.result(30).json()["error"]["code"] == "engine_lost"
         assert list(stream)[-1]["error"]["code"] == "engine_lost"
     assert eventually(lambda: small.call("/health").status_code == 200, 400)

@@ -96,6 +96,8 @@ def test_the_page_judges_the_claim(tmp_path: Path) -> None:
     served = render([replace(row, last=[2 * at for at in row.last]) if row.shape == "http" else row
                      for row in page_rows(same)], "tiny")  # fmt: skip
     assert "0.50 [0.50, 0.50]" in served.partition("## What HTTP costs")[2].partition("##")[0]
+    busy = [replace(row, others_cores=[0.5]) for row in page_rows(same)]
+    assert "was not idle" in render(busy, "tiny") and "was not idle" not in served
     assert "nothing measured" in render([], "tiny")
 
 
@@ -116,6 +118,7 @@ def test_the_study_runs_and_resumes(micro_checkpoints: Path, tmp_path: Path, mon
     }
     for row in rows:
         assert set(row.status_codes) <= {200, 429} and 200 in row.status_codes
+        assert len(row.others_cores) == 1 and row.others_cores[0] >= 0
         assert all(row.last[number] >= row.first[number] > 0 for number, one in enumerate(row.emitted) if one > 1)
     by_cell = {(row.policy, row.shape, row.repeat): row for row in rows}
     assert len({tuple(by_cell[policy.name, "steady", 0].intended) for policy in POLICIES}) == 1

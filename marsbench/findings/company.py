@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from statistics import median
 
 from marsbench.neighbours import BUSY_CORES
-from marsbench.rows.kinds import Row, SpeedRow, StepTimeRow, SweepRow
+from marsbench.rows.kinds import Row, ServingRow, SpeedRow, StepTimeRow, SweepRow
 
 
 def company_of(row: Row) -> float | None:
@@ -15,7 +15,11 @@ def company_of(row: Row) -> float | None:
     The median, as a speed-up is a median over laps too: others in one lap of five hardly move it, and its interval
     shows them; in most laps they are part of the number.
     """
-    if not isinstance(row, SpeedRow | SweepRow | StepTimeRow) or row.status != "done" or not row.others_cores:
+    if (
+        not isinstance(row, SpeedRow | SweepRow | StepTimeRow | ServingRow)
+        or row.status != "done"
+        or not row.others_cores
+    ):
         return None
     return median(row.others_cores)
 
@@ -37,6 +41,8 @@ def company_remark(rows: Iterable[Row]) -> str:
 
 
 def _place(row: Row) -> str:
+    if isinstance(row, ServingRow):
+        return row.shape
     return f"batch {row.batch_size}" if isinstance(row, SpeedRow | SweepRow) else "forward passes"
 
 

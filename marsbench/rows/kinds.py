@@ -317,7 +317,7 @@ class ServingRow:
     timeline: Mapping[str, list[float]] = field(default_factory=dict)  # of a step: at, running, waiting, tau, window
     checkpoint: str = ""
     provenance: Mapping[str, Any] = field(default_factory=dict)
-    others_cores: list[float] = field(default_factory=list)  # what processes of others used; empty = unknown
+    others_cores: list[float] = field(default_factory=list)  # what neither server nor clients used; empty = unknown
 
 
 Row = (

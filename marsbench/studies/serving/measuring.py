@@ -18,7 +18,7 @@ from marsbench.decoding.generation import Request
 from marsbench.errors import UserError
 from marsbench.keys import DECODING, content_hash, source_hash
 from marsbench.methods.fitting import default_ids, fit
-from marsbench.neighbours import warning
+from marsbench.neighbours import Watch, cores, read_clocks_of_all, warning
 from marsbench.provenance import provenance
 from marsbench.racing.questions import Questions, ask
 from marsbench.rows.kinds import Row, ServingRow
@@ -137,13 +137,15 @@ class Bench:
         if known is not None:
             return known
         self.run.reporter.say(f"{what}, repeat {cell.repeat + 1}")
+        watch = Watch(read_clocks_of_all)
         if cell.shape == "engine":
             outcome = Outcome(self._without_http(cell.policy, [shot.body["prompt"] for shot in shots]), [])
         else:
             server = self._server(cell.policy.adapts, targets)
-            watch = _WATCH_S if cell.shape == "step" else None
+            every = _WATCH_S if cell.shape == "step" else None
             at_once = AT_ONCE if cell.shape == "http" else None
-            outcome = generator.fire(Volley(server.url, shots, cell.shape == "alone", at_once, watch))
+            outcome = generator.fire(Volley(server.url, shots, cell.shape == "alone", at_once, every))
+        others = cores([watch.used()])
         row = ServingRow(
             key=key, status="done", reason="", scale=self.run.scale.scale, stage=STAGE, policy=cell.policy.name,
             shape=cell.shape, load=cell.load, repeat=cell.repeat, rows=ROWS, queue=QUEUE,
@@ -151,6 +153,7 @@ class Bench:
             target_first_token=targets.first_token, target_per_token=targets.per_token, questions=asked,
             **self._heard(shots, outcome, asked), timeline=_timeline(outcome),
             checkpoint=self.loaded.weights, provenance=provenance(seed=self.run.seed),
+            others_cores=[] if others is None else [others],
         )  # fmt: skip
         self.run.keep(row)
         return row

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from marsbench.findings.company import company_remark
 from marsbench.findings.seeds import BySeed
 from marsbench.rendering.markdown import table
 from marsbench.rendering.sections import facts_section, seeds_in_words
@@ -86,6 +87,7 @@ def render(rows: Sequence[Row], scale: str, seeds: BySeed | None = None) -> str:
         seeds_in_words(seeds or {}),
         HOW_POLICIES_DIFFER,
         TARGETS.format(first=1000 * row.target_first_token, each=1000 * row.target_per_token),
+        company_remark(row for some in cells.values() for row in some),
         _verdict(cells),
         _carried(cells),
         _http(cells),
