@@ -35,12 +35,12 @@ DRAFTING = {
 }
 
 
-def noisy(model: PreTrainedModel, size: float = 10.0) -> Adapter:
+def noisy(model: PreTrainedModel, size: float = 10.0, rank: int = RANK) -> Adapter:
     """Noise of a size on every linear layer below the LM head, and on the embedding."""
     torch.manual_seed(11)
     decoder = model.get_decoder()
     maps = {
-        name: LowRank(size * torch.randn(RANK, layer.in_features), size * torch.randn(layer.out_features, RANK))
+        name: LowRank(size * torch.randn(rank, layer.in_features), size * torch.randn(layer.out_features, rank))
         for name, layer in decoder.named_modules()
         if isinstance(layer, nn.Linear)
     }

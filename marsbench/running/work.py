@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 import traceback
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -48,7 +49,7 @@ def settings_of(run: Run) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class RunWork:
+class RunWork(ABC):
     """A piece of a run's work; its classes say what is done."""
 
     settings: Mapping[str, Any]
@@ -66,13 +67,13 @@ class RunWork:
             done = self.do(run)
         return replace(done, rows=tuple(store.added.values()))
 
+    @abstractmethod
     def do(self, run: Run) -> Made:
         """Do it; rows that are kept are handed over."""
-        raise NotImplementedError
 
+    @abstractmethod
     def failed(self, error: UserError) -> Made:
         """What others hear of it where it has failed."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)
