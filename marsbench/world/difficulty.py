@@ -1,13 +1,13 @@
-"""How hard the world's questions are: what a generator may ask of a model, at each of two levels.
+"""How hard the world's questions are: what a generator may ask of a model, at each of its levels.
 
 `USUAL` is the world that the mini benchmarks ask about; the `hard` benchmarks have the same six shapes with more things,
-operands, steps, facts and rules. Pairs are ranges with both ends; of other tuples one entry is drawn, as often as it
+operands, steps, facts and rules. `EXAM` is the same harder world, with more steps in two shapes: only tests ask it. Pairs are ranges with both ends; of other tuples one entry is drawn, as often as it
 stands there.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from marsbench.errors import unknown_name
 
@@ -58,7 +58,9 @@ HARD = Difficulty(
     events=(3, 4, 5), start=(3, 50), operand=29,
     operations=(3, 4, 5), two_word_names=True,
 )  # fmt: skip
-DIFFICULTIES = {one.name: one for one in (USUAL, HARD)}
+# What a converged model is asked of the two shapes that it has learned to the full: one step more than it was taught.
+EXAM = replace(HARD, name="exam", events=(6,), operations=(5, 6))
+DIFFICULTIES = {one.name: one for one in (USUAL, HARD, EXAM)}
 
 
 def difficulty(name: str) -> Difficulty:

@@ -81,7 +81,7 @@ def _chain(
 ) -> Example:
     """So many operations, one after the other, on a number or a string."""
     wording, lines, value, values = f"{argument}", [], argument, inputs
-    chosen = [(operation, rng.randint(2, 9)) for operation in rng.sample(operations, count)]
+    chosen = [(operation, rng.randint(2, 9)) for operation in rng.sample(operations, min(count, len(operations)))]
     result = rng.choice(RESULTS)
     for number, (operation, k) in enumerate(chosen):
         wording += say(rng, "[, then|, and then|, after that|, next] " if number else " ") + say(
