@@ -150,6 +150,7 @@ def test_several_gpus_are_those_of_one_node(simulated: Simulated, tmp_path: Path
     """Guards against a training that waits for ever, or gets GPUs of two machines."""
     node = simulated.add_node(num_cpus=3, num_gpus=3, object_store_memory=MEMORY)
     try:
+        simulated.wait_for_nodes()
         with_gpus = Cluster(simulated.address, tmp_path / "logs")
         assert with_gpus.workers == 3
         wide = Task("wide", "", Do(who, tmp_path), ("one",), gpus=2)

@@ -98,6 +98,7 @@ def test_the_registry_is_in_the_papers_order() -> None:
         "regime",
         "discrepancies",
         "gains",
+        "adapter",
         "engine",
         "speedup",
         "compiled",

@@ -189,6 +189,7 @@ def preset(scale: str) -> Preset:
         assumptions=Assumptions(**values.pop("assumptions")),
         world=World(pretraining=Budget(**world.pop("pretraining")), **world) if world else None,
         pretrained=Pretrained(**pretrained) if pretrained else None,
+        adapter=AdapterSize(**values.pop("adapter", {})),
         published=published,
         **values,
     )
