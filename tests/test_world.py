@@ -105,7 +105,7 @@ def asked(name: str, level: Difficulty) -> str:
 def test_reference_answers_score_and_others_do_not(name: str, level: Difficulty) -> None:
     """Guards against a scorer that refuses good answers or takes any answer."""
     if level is HARD and name in OF_EXAMS:
-        return
+        pytest.skip("this level is only trained on")
     examples = world.test_set(name, SIZE, level=level)[:24]
     name = asked(name, level)
     assert score(name, [example.response for example in examples]).correct == [1.0] * 24
@@ -130,7 +130,7 @@ def test_task_files_ask_the_worlds_questions(name: str, level: Difficulty) -> No
     """Guards against a task file that asks something else, or fewer than two hundred questions."""
     task_name = asked(name, level)
     if level is HARD and name in OF_EXAMS:
-        return
+        pytest.skip("this level is only trained on")
     task = load_tasks(benchmark(task_name))[task_name]
     prompts = [task.doc_to_text(doc) for doc in task.test_docs()]
     assert prompts == [example.prompt for example in world.test_set(name, SIZE, level=level)]
