@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -177,6 +180,13 @@ def test_two_adapters_share_a_base(model: PreTrainedModel) -> None:
     assert not torch.equal(first, states(other)[0])
     assert torch.equal(first, states(one)[0])
     assert all(torch.equal(values, weights[name]) for name, values in model.state_dict().items())
+
+
+@pytest.mark.parametrize("make", [copy.copy, copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
+def test_an_adapted_model_can_be_copied(make: Callable[[Adapted], Adapted], model: PreTrainedModel) -> None:
+    """Guards against a copy that is asked for what it has not got yet, and asks itself for it."""
+    adapted = Adapted(model, noisy(model, 0.3))
+    assert torch.equal(states(adapted)[0], states(make(adapted))[0])
 
 
 def test_a_model_that_changes_runs_its_modules_with_the_adapter(model: PreTrainedModel) -> None:

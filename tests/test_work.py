@@ -42,7 +42,7 @@ from marsbench.running.graph import AnsweringPiece, Nothing, PagePiece, Piece, R
 from marsbench.running.plans import TrainedStage
 from marsbench.running.run import Run
 from marsbench.running.train_on_many import train_on_many
-from marsbench.running.work import FromRun, Train, settings_of
+from marsbench.running.work import FromRun, Made, RunWork, Train, settings_of
 from marsbench.studies import studies, study_of
 from marsbench.training import checkpoints
 from marsbench.training.stages import recipe
@@ -311,14 +311,41 @@ def display_state(beat: float, step: Step) -> Any:
 
 
 def test_a_borrowed_store_leaves_the_file_alone(tmp_path: Path) -> None:
-    """Guards against a second writer of the rows."""
+    """Guards against a second writer of the rows, and against rows that are lost with who measured them."""
     row = TrainingRow("key", "done", "", "micro", "base", None, 1, 1, 1, 1.0, 1.0)
-    store = BorrowedStore(tmp_path / "rows.jsonl", [replace(row, key="known")])
+    journal = RowStore(tmp_path / "journal.jsonl")
+    store = BorrowedStore(tmp_path / "rows.jsonl", [replace(row, key="known")], journal=journal)
     store.append(row)
+    assert BorrowedStore(tmp_path / "rows.jsonl", journal=journal).added == {"key": row}, "killed now, it is lost"
     assert not (tmp_path / "rows.jsonl").exists()
     assert set(store.rows()) == {"key", "known"} and [*store.added] == ["key"]
     RowStore(tmp_path / "rows.jsonl").append(replace(row, key="written"))
     assert set(store.rows()) == {"key", "known", "written"}
+
+
+@dataclass(frozen=True)
+class Measuring(RunWork):
+    """Work that measures a row, and dies then if it is told to."""
+
+    dies: bool
+
+    def do(self, run: Run) -> Made:
+        run.keep(TrainingRow(f"dies: {self.dies}", "done", "", "micro", "base", None, 1, 1, 1, 1.0, 1.0))
+        if self.dies:
+            raise MemoryError
+        return Made()
+
+    def failed(self, error: UserError) -> Made:
+        return Made(error=error)
+
+
+def test_rows_outlive_the_work_that_dies_after_them(tmp_path: Path) -> None:
+    """Guards against the first twenty minutes of a page measured again because the twenty-first failed."""
+    run, piece = run_in(tmp_path, None), Piece(name="page", title="a page")
+    with pytest.raises(MemoryError):
+        Measuring(settings_of(run), piece, dies=True)([], run.reporter)
+    made = Measuring(settings_of(run), piece, dies=False)([], run.reporter)
+    assert [row.key for row in made.rows] == ["dies: True", "dies: False"]
 
 
 class Here:
@@ -368,6 +395,7 @@ def test_a_page_made_of_pieces_is_the_page(
         assert {type(row) for row in rows} == {EvaluationRow, TrainingRow}
         assert {row.key for row in rows} <= run.store.rows().keys()
         assert len(run.workspace.row_file.read_text().splitlines()) == len(run.store.rows()), "a row is there twice"
+        assert not [*run.workspace.journal("table4").parent.glob("*")], "rows are written, and their journal is left"
         return comparable(rows)
 
     in_turn = rows_by(None, tmp_path / "in_turn")

@@ -4,9 +4,9 @@ Attention is causal and no token ever sees a mask, so what an adapter does to ma
 tokens: not by rounding either, since their values are not touched. Verified decoding with an adapter therefore says
 what the model says without one.
 
-The window says which entries are masks; ids are not looked at. A lean decoder gathers those entries, maps them and adds
-the result in place, with one product for maps that read the same values. In steps of fixed shape, where gathering would
-take a shape that depends on values, all entries are mapped and those of masks are kept. Models that run through their
+The window says which entries are masks; ids are not looked at. A lean decoder takes all entries into the few dimensions
+of a map, sets those of tokens to zero there and adds what they are mapped to: zero, exactly. That takes fewer
+operations than gathering masks and has the same shapes whatever the window holds. Models that run through their
 own modules get hooks for the time of a forward pass, and so do models in training.
 """
 
@@ -63,7 +63,9 @@ class Adapted:
         self.model, self.adapter = model, adapter
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["model"], name)
+        if "model" not in self.__dict__:  # a copy that is being made is asked whether it has `__setstate__`
+            raise AttributeError(name)
+        return getattr(self.model, name)
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
         """The model's own forward pass: of tokens."""
@@ -101,17 +103,14 @@ def masks_of(window: Window) -> Tensor | None:
 class Site:
     """The maps of several linear layers that read the same values, as one."""
 
-    def __init__(self, maps: Sequence[LowRank | None], sizes: Sequence[int], like: Tensor) -> None:
-        """Maps of the layers in order, None for a layer without one, and each layer's output size."""
-        given = [one for one in maps if one is not None]
-        ups = [like.new_empty(size, 0) if one is None else one.up for one, size in zip(maps, sizes, strict=True)]
-        self.down = torch.cat([one.down for one in given]) if given else None  # [R, in]
-        self.up: Tensor = torch.block_diag(*ups)  # type: ignore[no-untyped-call]  # [all outputs, R]
-
-    def change(self, values: Tensor) -> Tensor:
-        """What is added to the layers' outputs, side by side, [n, all outputs], for their input [n, in]."""
-        assert self.down is not None, "a site without maps is left out"
-        return F.linear(F.linear(values, self.down), self.up)
+    def __init__(self, outputs: Sequence[Sequence[tuple[LowRank | None, int]]], like: Tensor) -> None:
+        """Each output's layers in order: the map, None for a layer without one, and the size of what it gives."""
+        given = [one for output in outputs for one, _ in output if one is not None]
+        self.down = torch.cat([one.down for one in given]).T.contiguous() if given else None  # [in, R]
+        ups = [[like.new_empty(size, 0) if one is None else one.up for one, size in output] for output in outputs]
+        together: list[Tensor] = [torch.block_diag(*parts) for parts in ups]  # type: ignore[no-untyped-call]
+        self.ups = [up.T.contiguous() for up in together]  # [r, output] each; all r together are R
+        self.ranks = [len(up) for up in self.ups]
 
 
 class LayerSites(NamedTuple):
@@ -129,30 +128,24 @@ class MaskedEntries:
     Args:
         masked: bool [N, W]; with `real`, of whose entries only those are there.
         real: integer [M], the entries that are no fillers, or None.
-        fixed: whether nothing may have a shape that depends on values.
+        like: values of the type of hidden states.
     """
 
-    def __init__(self, masked: Tensor, real: Tensor | None, *, fixed: bool) -> None:
+    def __init__(self, masked: Tensor, real: Tensor | None, like: Tensor) -> None:
         flat = masked.flatten() if real is None else masked.flatten()[real]
-        self._fixed = fixed
-        self._at = flat.unsqueeze(1) if fixed else flat.nonzero().squeeze(1)  # where they are, or which
+        self._at = flat.unsqueeze(1).to(like.dtype)  # 1 or 0 [M, 1]
 
     def shift(self, hidden: Tensor, vector: Tensor) -> Tensor:
         """Embeddings [M, H] with a vector [H] added to those of masks."""
-        if self._fixed:
-            return torch.where(self._at, hidden + vector, hidden)
-        return hidden.index_add(0, self._at, vector.expand(len(self._at), -1))
+        return torch.addcmul(hidden, self._at, vector)
 
     def add(self, site: Site, values: Tensor, *outputs: Tensor) -> tuple[Tensor, ...]:
         """The layers' outputs [M, ...] for input [M, in], a site's change added to those of masks, in place."""
         if site.down is None:
             return outputs
-        sizes = [output.shape[1] for output in outputs]
-        if self._fixed:
-            parts = site.change(values).split_with_sizes(sizes, 1)
-            return tuple(torch.where(self._at, out + part, out) for out, part in zip(outputs, parts, strict=True))
-        parts = site.change(values.index_select(0, self._at)).split_with_sizes(sizes, 1)
-        return tuple(out.index_add_(0, self._at, part) for out, part in zip(outputs, parts, strict=True))
+        inner = torch.mm(values, site.down).mul_(self._at)  # what zeros are mapped to leaves tokens alone
+        inners = inner.split_with_sizes(site.ranks, 1) if len(outputs) > 1 else (inner,)
+        return tuple(out.addmm_(part, up) for out, part, up in zip(outputs, inners, site.ups, strict=True))
 
 
 # ---- through a model's own modules ----

@@ -138,7 +138,7 @@ class LeanDecoder:
             cache.narrow(real)
         hidden = self._embed(input_ids)
         masks = None if self._adapter is None else masks_of(window)
-        masked = None if masks is None else MaskedEntries(masks, real, fixed=cache.fixed)
+        masked = None if masks is None else MaskedEntries(masks, real, hidden)
         if masked is not None:
             hidden = masked.shift(hidden, self._vector)
         cos, sin = self._rotation(position, relative.shape[1], hidden)
@@ -244,15 +244,19 @@ class _Layer:
     def sites(self, number: int, adapter: Adapter) -> LayerSites:
         """Where an adapter's maps join this layer's."""
 
-        def site(of: str, *layers: tuple[str, _Weights]) -> Site:
-            maps = [adapter.maps.get(f"layers.{number}.{of}.{name}_proj") for name, _ in layers]
-            return Site(maps, [len(weights["weight"]) for _, weights in layers], adapter.vector)
+        def site(of: str, *outputs: dict[str, _Weights]) -> Site:
+            place = f"layers.{number}.{of}"
+            parts = [
+                [(adapter.maps.get(f"{place}.{name}_proj"), len(one["weight"])) for name, one in output.items()]
+                for output in outputs
+            ]
+            return Site(parts, adapter.vector)
 
         return LayerSites(
-            attention=site("self_attn", ("q", self._q), ("k", self._k), ("v", self._v)),
-            out=site("self_attn", ("o", self._out)),
-            mlp=site("mlp", ("gate", self._gate), ("up", self._up)),
-            down=site("mlp", ("down", self._down)),
+            attention=site("self_attn", {"q": self._q, "k": self._k}, {"v": self._v}),
+            out=site("self_attn", {"o": self._out}),
+            mlp=site("mlp", {"gate": self._gate}, {"up": self._up}),
+            down=site("mlp", {"down": self._down}),
         )
 
     def maps(self) -> tuple[_Weights, ...]:

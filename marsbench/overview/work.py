@@ -19,6 +19,7 @@ from marsbench.overview.graph import graph_of
 from marsbench.presets import Preset
 from marsbench.racing.sweep import Sweep
 from marsbench.rows.kinds import Row
+from marsbench.rows.store import RowStore
 from marsbench.running.graph import AnsweringPiece, PagePiece, Piece, RacePiece, TrainingPiece
 from marsbench.running.run import Run
 from marsbench.running.tables import Table
@@ -87,6 +88,8 @@ def carry_out(
         for ended in running:
             made[ended.name] = ended.value
             _write(ended.value.rows, run, written)
+            if ended.error is None:
+                RowStore(run.workspace.journal(ended.name)).remove()
             display.end(ended)
     return {study.key: _page(study, pieces, made) for study in wanted}
 

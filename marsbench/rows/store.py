@@ -62,20 +62,28 @@ class RowStore:
         self._read = _Read(self._read.inode, self._read.bytes + len(whole), self._read.lines + len(found))
         return dict(self._rows)
 
+    def remove(self) -> None:
+        """Remove the file, if it is there."""
+        for file in (self._file, Path(self._lock.lock_file)):
+            file.unlink(missing_ok=True)
+
 
 class BorrowedStore(RowStore):
     """A store that somebody else writes to: rows are kept here until they are handed over, beside those in the file.
 
-    `known` are rows that may not have come to the file yet.
+    `known` are rows that may not have come to the file yet. Those that are added lie in the journal, too: what was
+    killed before it could hand them over finds them there.
     """
 
-    def __init__(self, file: Path, known: Iterable[Row] = ()) -> None:
+    def __init__(self, file: Path, known: Iterable[Row] = (), *, journal: RowStore) -> None:
         super().__init__(file)
         self._known = {row.key: row for row in known}
-        self.added: dict[str, Row] = {}
+        self._journal = journal
+        self.added = journal.rows()
 
     def append(self, row: Row) -> None:
         """Keep a row for whoever writes."""
+        self._journal.append(row)
         self.added[row.key] = row
 
     def rows(self) -> dict[str, Row]:

@@ -68,6 +68,10 @@ class Workspace:
         """What processes say that each do a part of a run's work."""
         return self.runs / "logs"
 
+    def journal(self, piece: str) -> Path:
+        """The rows of a piece of work that has not ended, or not well."""
+        return self.runs / "journals" / f"{piece}.jsonl"
+
     def answers(self, key: str, shard: tuple[int, int] = (1, 1)) -> Path:
         """The logged answers of one cell, or of one shard of it."""
         part = "" if shard == (1, 1) else f".{shard[0]}-of-{shard[1]}"

@@ -16,11 +16,11 @@ from marsbench.errors import UserError
 from marsbench.progress import Reporter
 from marsbench.quiet import quieten_libraries
 from marsbench.rows.kinds import Row
-from marsbench.rows.store import BorrowedStore
+from marsbench.rows.store import BorrowedStore, RowStore
 from marsbench.rows.workspace import full_disk_explained
 from marsbench.running.cells import Cells
 from marsbench.running.checkpoints import Checkpoints
-from marsbench.running.graph import AnsweringPiece, TrainingPiece
+from marsbench.running.graph import AnsweringPiece, Piece, TrainingPiece
 from marsbench.running.plans import Asked, TablePlan, TrainedStage
 from marsbench.running.run import Run, explained
 from marsbench.running.train_on_many import is_launched, train_on_many
@@ -53,6 +53,7 @@ class RunWork(ABC):
     """A piece of a run's work; its classes say what is done."""
 
     settings: Mapping[str, Any]
+    piece: Piece
 
     def __call__(self, made: Sequence[Made | None], reporter: Reporter) -> Made:
         """Do it with a run of this process's own, which knows what the pieces before have made."""
@@ -60,7 +61,8 @@ class RunWork(ABC):
         found = [one for one in made if one is not None]
         rows = [row for one in found for row in one.rows]
         failures = {place: why for one in found for place, why in one.failures.items()}
-        store = BorrowedStore(self.settings["workspace"].row_file, rows)
+        workspace = self.settings["workspace"]
+        store = BorrowedStore(workspace.row_file, rows, journal=RowStore(workspace.journal(self.piece.name)))
         run = Run(**self.settings, reporter=reporter, borrowed=store, failures=failures)
         with full_disk_explained(run.workspace.runs):
             _await_visible([one.trained for one in found if one.trained], run)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from marsbench.findings.cells import Cells, done_cells
 from marsbench.findings.claims import AccuracyClaim, SpeedClaim, TokensClaim, counted
 from marsbench.findings.seeds import BySeed, of_all_seeds
+from marsbench.rendering.figures import drawn_alike, error_bars, new_figure, save
 from marsbench.rendering.measured import HOW_TO_READ_ACCURACY, accuracy_table, speed_table
 from marsbench.rendering.page import Page
 from marsbench.rows.kinds import EvaluationRow
 from marsbench.running.plans import Arm, TablePlan
+from marsbench.statistics.intervals import Estimate, mean_of_benchmarks, tokens_per_forward
 from marsbench.studies.lines import AR_SFT, mars, verified
 from marsbench.studies.study import Study
 
@@ -20,6 +23,11 @@ _LOSSLESS = {
     "gated_groups": ("verified, groups (W = 4)", _GROUPS.method, _GROUPS.options),
     "gated_linear": ("verified, linear (W = 5)", _LINEAR.method, _LINEAR.options),
 }
+_SIZES = {
+    "gated_groups_2x": ("AR SFT with an adapter trained twice as long", "mars_gated_2x"),
+    "wide_groups": ("AR SFT with an adapter of three times the rank", "mars_gated_wide"),
+    "wide_groups_2x": ("AR SFT with one of three times the rank trained twice as long", "mars_gated_wide_2x"),
+}
 PLAN = TablePlan(
     "adapter",
     "Masks that learn on a frozen model",
@@ -28,6 +36,11 @@ PLAN = TablePlan(
         *[
             Arm(name, f"AR SFT with an adapter, {words}", "mars_gated", method, options, trained_block_size=4)
             for name, (words, method, options) in _LOSSLESS.items()
+        ],
+        *[
+            Arm(name, f"{words}, verified, groups (W = 4)", stage, _GROUPS.method, _GROUPS.options,
+                trained_block_size=4)
+            for name, (words, stage) in _SIZES.items()
         ],
         Arm("gated_95", "AR SFT with an adapter (tau = .95)", "mars_gated", "mars", mars("mars", 4, 0.95).options),
         Arm("ar_of_mars", "MARS, AR decoding", "mars", "ar"),
@@ -46,7 +59,7 @@ def _unchanged(cells: Cells, plan: TablePlan) -> str:
     """How many answers of the lossless lines are as right and as long as those of AR SFT."""
     alone = done_cells(cells, AR_SFT.name)
     same = asked = 0
-    for name in _LOSSLESS:
+    for name in (*_LOSSLESS, *_SIZES):
         for benchmark, row in done_cells(cells, name).items():
             theirs = alone.get(benchmark)
             if theirs is not None:
@@ -62,6 +75,59 @@ def _unchanged(cells: Cells, plan: TablePlan) -> str:
 
 def _marks(row: EvaluationRow) -> Iterator[tuple[float, int]]:
     return zip(row.correct, row.emitted, strict=True)
+
+
+# ---- by rank and by tokens trained
+
+_CURVES = {  # lines of the figure: what each was trained on, in times the tokens of MARS's training
+    "adapter": {1: "gated_groups", 2: "gated_groups_2x"},
+    "adapter of three times the rank": {1: "wide_groups", 2: "wide_groups_2x"},
+    "MARS": {1: _GROUPS.name},
+    "MARS at the adapter's rate": {1: "hard_groups"},
+}
+_STYLES = (("#0072B2", "o", "-"), ("#D55E00", "s", "--"), ("#009E73", "^", ""), ("#000000", "D", ""))
+
+
+def _mean_speed(cells: Cells, arm: str) -> Estimate | None:
+    done = done_cells(cells, arm)
+    if not done:
+        return None
+    return mean_of_benchmarks([tokens_per_forward(row.emitted, row.forwards) for row in done.values()])
+
+
+def _part_of_the_best(cells: Cells, plan: TablePlan) -> str:
+    """What the adapters emit in % of MARS at their rate, all verified in groups."""
+    (_, best), *others = reversed([(words, _mean_speed(cells, points[1])) for words, points in _CURVES.items()])
+    said = [f"{words} {100 * one.value / best.value:.0f} %" for words, one in others if best is not None and one]
+    if best is None or not said:
+        return ""
+    return (
+        f"Verified in groups, after as many tokens trained, in % of the {best.value:.2f} tokens/forward of MARS at the "
+        f"adapter's rate: {', '.join(said)}."
+    )
+
+
+def _draw(cells: Cells, plan: TablePlan, path_stem: Path) -> list[Path]:
+    """Tokens per forward pass over tokens trained, a curve per rank."""
+    with drawn_alike():
+        figure = new_figure(5.2, 3.4)
+        axes = figure.subplots()
+        for (words, points), (colour, marker, line) in zip(_CURVES.items(), _STYLES, strict=True):
+            found = {times: _mean_speed(cells, name) for times, name in points.items()}
+            there = {times: one for times, one in found.items() if one is not None}
+            if not there:
+                continue
+            axes.errorbar(
+                list(there), [one.value for one in there.values()], yerr=error_bars(list(there.values()), 1.0),
+                label=words, color=colour, marker=marker, linestyle=line, markersize=4.5, linewidth=1.2,
+            )  # fmt: skip
+        axes.set_xticks([1, 2])
+        axes.set_xlabel("tokens trained, in times those of MARS")
+        axes.set_ylabel("tokens per forward pass, verified")
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(color="0.9", linewidth=0.6)
+        figure.legend(loc="outside lower center", ncols=2, frameon=False)
+        return save(figure, path_stem)
 
 
 PAGE = Page(
@@ -80,9 +146,17 @@ PAGE = Page(
         SpeedClaim("c", "MARS at the adapter's rate drafts better still", "hard_groups", "gated_groups"),
         AccuracyClaim("d", "Writing into the weights gently costs accuracy", AR_SFT.name, "ar_of_mars"),
         AccuracyClaim("e", "Writing into them at the adapter's rate costs accuracy", AR_SFT.name, "ar_of_hard"),
+        SpeedClaim("f", "Three times the rank drafts better", "wide_groups", "gated_groups"),
+        SpeedClaim("g", "Twice the training drafts better", "gated_groups_2x", "gated_groups"),
     ),
+    figure="sizes",
+    caption=(
+        "Tokens per forward pass, verified in groups, by the adapter's rank and the tokens that it was trained on, "
+        "MARS beside it, with 95 % intervals"
+    ),
+    drawing=_draw,
     reading=f"{HOW_TO_READ_ACCURACY} Verified lines emit the tokens of AR decoding of their own checkpoint.",
-    tables=(accuracy_table, _unchanged, speed_table),
+    tables=(accuracy_table, _unchanged, speed_table, _part_of_the_best),
     published=lambda plan: "",
     deviations=("The paper has no adapter: gated low-rank maps for masks are Apple's idea (arXiv 2507.11851).",),
 )

@@ -200,11 +200,10 @@ def gated_loss(
     masked = response & (block == block.roll(-1, 1))
     masked[:, -1] = False
     count = masked.sum(1, keepdim=True)
-    # A stable sort moves the masks to the front of their row, in order; a shorter row ends in filler.
-    position = torch.argsort(~masked, dim=1, stable=True)[:, : int(count.max())]
+    # A stable sort moves the masks to the front of their row, in order; a shorter row ends in filler. Where no response
+    # has two tokens in a block there is nothing but filler, and still a pass: other devices wait for this one's.
+    position = torch.argsort(~masked, dim=1, stable=True)[:, : max(int(count.max()), 1)]
     row, column = (torch.arange(position.shape[1], device=count.device) < count).nonzero(as_tuple=True)
-    if not len(row):  # no response has two tokens in a block
-        return sum((parameter.sum() for parameter in adapter.parameters()), torch.zeros(())) * 0
     cache = DynamicCache()
     with torch.no_grad():
         decoder: nn.Module = model.get_decoder()  # type: ignore[no-untyped-call]

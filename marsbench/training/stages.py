@@ -30,10 +30,18 @@ class Stage:
     draft: bool = False  # trains the scale's small model, the draft of speculative decoding
     share: float = 1.0  # of the budget's steps
     adapters_rate: bool = False  # at the learning rate of the scale's adapter
+    ranks: int = 1  # of an adapter: its rank, in times the scale's
 
 
 # Masks where decoding puts them: behind a token that the model itself predicts, from the response's first on.
 _AS_DECODED = MarsVariant(alignment="paper", blocks_from="response", fills_with_eos=False)
+
+
+def _gated(summary: str, parent: str, *, passes: int = 1, ranks: int = 1) -> Stage:
+    """The training of a gated adapter."""
+    return Stage(summary, parent, "gated", passes=passes, variant=_AS_DECODED, adapters_rate=True, ranks=ranks)
+
+
 STAGES: dict[str, Stage] = {
     "base": Stage("next-token prediction on plain text, from random weights", None, "ar", plain_text=True),
     "short_base": Stage("`base`, trained two thirds as long", None, "ar", plain_text=True, share=2 / 3),
@@ -70,20 +78,11 @@ STAGES: dict[str, Stage] = {
         "mars",
         variant=MarsVariant(fills_with_eos=False),
     ),
-    "mars_gated": Stage(
-        "a gated adapter on the frozen AR SFT model: masks learn, no token changes",
-        "ar_sft",
-        "gated",
-        variant=_AS_DECODED,
-        adapters_rate=True,
-    ),
-    "base_gated": Stage(
-        "a gated adapter on the frozen base itself",
-        "base",
-        "gated",
-        variant=_AS_DECODED,
-        adapters_rate=True,
-    ),
+    "mars_gated": _gated("a gated adapter on the frozen AR SFT model: masks learn, no token changes", "ar_sft"),
+    "mars_gated_2x": _gated("such an adapter, trained twice as long", "ar_sft", passes=2),
+    "mars_gated_wide": _gated("such an adapter of three times the rank", "ar_sft", ranks=3),
+    "mars_gated_wide_2x": _gated("one of three times the rank, trained twice as long", "ar_sft", passes=2, ranks=3),
+    "base_gated": _gated("a gated adapter on the frozen base itself", "base"),
     "medusa": Stage("Medusa heads on the frozen AR SFT model", "ar_sft", "medusa"),
     "draft_base": Stage("`base` of the small draft model", None, "ar", plain_text=True, draft=True),
     "draft_ar_sft": Stage("AR fine-tuning of the draft model", "draft_base", "ar", draft=True),
@@ -188,7 +187,7 @@ def recipe(scale: Preset, stage_name: str, *, block_size: int = 4, seed: int = 0
         transformers=metadata.version("transformers"),
         difficulty=world.difficulty if world else "usual",
         instruct_base=world is not None and world.instruct_base and chosen.plain_text,
-        rank=scale.adapter.rank if chosen.objective == "gated" else None,
+        rank=scale.adapter.rank * chosen.ranks if chosen.objective == "gated" else None,
     )
 
 
