@@ -176,6 +176,17 @@ def test_a_step_in_load_turns_tau_a_bounded_number_of_times() -> None:
     } == {0}
 
 
+def test_what_every_step_takes_makes_wide_windows_pay() -> None:
+    """Guards against a law of forwards alone, where most of a step is something else."""
+    group = Group("mars-verified", 1.0, None, 6, 8)
+    settled = {"mars-verified": [(6, 6, 50)]}
+    plain, busy = (
+        run(STEEP, [Seen(1.0, [group], settled, step_s=step_s, step_positions=16.0)])[0].choice.window
+        for step_s in (0.0, 1.0)
+    )
+    assert plain < busy == 6
+
+
 def test_waiting_near_the_target_turns_nothing() -> None:
     """Guards against a tau that flutters where the load is just what can be carried."""
     group = Group("mars", 0.9, 0.5, 4, 8)

@@ -14,8 +14,8 @@ from marsbench.decoding.engine import decode
 from marsbench.decoding.generation import Request
 from marsbench.methods import Options, build_method
 from marsbench.racing.position_law import PositionLaw
-from marsbench.serving.controller import Controller, Targets, Tuning
-from marsbench.serving.engine import BEHIND, Engine, Room
+from marsbench.serving.controller import Controller, Seen, Targets, Tuning
+from marsbench.serving.engine import BEHIND, Engine, Observer, Room
 from marsbench.serving.likelihood import likelihood
 from marsbench.serving.messages import Ending, Job, MethodName, Speed, Wishes
 
@@ -238,6 +238,26 @@ def test_verified_answers_are_those_of_ar_whatever_the_controller_does(
                 assert log.ended[number].thresholds == (0.9, 0.9) and not log.ended[number].lossless
             else:
                 assert log.tokens[number] == expected.tokens and log.ended[number].lossless
+
+
+def test_nobody_waits_while_nobody_is_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a tau that is lowered because an hour without requests counts as an hour for a token."""
+    clock = 0.0
+    monkeypatch.setattr("marsbench.serving.engine.time.perf_counter", lambda: clock)
+    controller, seen = Controller(PositionLaw([1, 256], [0.001, 0.002]), Targets(per_token_s=0.01)), list[Seen]()
+    monkeypatch.setattr(controller, "decide", seen.append)
+    observer = Observer(controller)
+    for answer in range(3):
+        clock += 3600
+        observer.joined(alone=True)
+        for _ in range(20):
+            if observer.due([answer]):
+                observer.decide([], 0, 0.0)
+            clock += 0.004
+            observer.note("ar", 1, 2)
+            observer.stepped(clock - 0.004, 5)
+    assert len(seen) == 9 and max(one.per_token_s for one in seen) == pytest.approx(0.002)
+    assert seen[-1].step_s == pytest.approx(0.004) and seen[-1].step_positions == pytest.approx(5)
 
 
 def test_who_allows_it_is_lowered_and_told(golden: dict[str, Any], golden_models: dict[str, PreTrainedModel]) -> None:

@@ -4,10 +4,11 @@ A decision is a function of what was seen since the last one and of a memory tha
 same log in, the same choices out.
 
 First the lossless part. With a window of w, a row settles E(w) tokens of a forward over about E(w) + w - 1 positions:
-what it has just settled or drafted, and w - 1 masks. How often a guess counts is seen in what was settled lately, and
-what positions cost is the machine's position law, so the tokens per second of every window are known, window 1 (AR)
-among them, and the best is taken: where no window pays, decoding is AR. A draft of a verified row pays if its
-confidence exceeds what one more position costs in tokens, and is pruned otherwise.
+what it has just settled or drafted, and w - 1 masks. How often a guess counts is seen in what was settled lately. What
+positions cost is the machine's position law, and what a step takes beside its forward (rows kept, text sent) is
+measured as it goes. So the tokens per second of every window are known, window 1 (AR) among them, and the best is
+taken: where no window pays, decoding is AR. A draft of a verified row pays if its confidence exceeds what one more
+position costs in tokens, and is pruned otherwise.
 
 Only then tau: it is lowered by one notch at a time, for requests that allow it, while the time per token or the wait
 for the first one exceeds its target, and raised again when both are well below. A verified row counts as one of tau 1:
@@ -84,7 +85,9 @@ class Seen:
     settled: Mapping[str, Sequence[tuple[int, int, int]]]  # key of rows -> (window, tokens settled, how often)
     waiting: int = 0
     waited_s: float = 0.0  # by the one that waits longest
-    per_token_s: float = 0.0  # since the last decision
+    per_token_s: float = 0.0  # of rows in flight, lately
+    step_s: float = 0.0  # of a step lately, what is done between two forwards included
+    step_positions: float = 0.0  # of those steps
 
 
 @dataclass(frozen=True)
@@ -128,6 +131,7 @@ class Memory:
 
 def decide(law: PositionLaw, targets: Targets, tuning: Tuning, memory: Memory, seen: Seen) -> Memory:
     """The next memory, and in it the next choice."""
+    law = _as_seen(law, seen)
     guesses = _learned(tuning, memory.guesses, seen.settled)
     relief, turned_s = _relief(targets, tuning, memory, seen)
     found = replace(memory, guesses=guesses, turned_s=turned_s, decisions=memory.decisions + 1)
@@ -143,6 +147,12 @@ def decide(law: PositionLaw, targets: Targets, tuning: Tuning, memory: Memory, s
     if window < widest and memory.decisions - memory.probed >= tuning.probe_every:
         return replace(found, choice=replace(choice, window=widest), window=window, probed=memory.decisions)
     return replace(found, choice=choice, window=window)
+
+
+def _as_seen(law: PositionLaw, seen: Seen) -> PositionLaw:
+    """The law with what a step lately took beyond its forward, which every step takes whatever its positions."""
+    beyond = max(0.0, seen.step_s - law.seconds_at(seen.step_positions)) if seen.step_s else 0.0
+    return PositionLaw(law.positions, [seconds + beyond for seconds in law.seconds])
 
 
 Rates = Mapping[str, Sequence[float]]  # key of rows -> how often each guess of a window counts

@@ -5,11 +5,12 @@ It knows nothing of HTTP or text. Whoever drives it calls `work` again and again
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter, deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from marsbench.decoding.engine import Batch, check_requests, context_length
 from marsbench.decoding.generation import PREFILL_POSITIONS, Generation, Meter, Request
@@ -19,6 +20,7 @@ from marsbench.serving.controller import Choice, Controller, Group, Seen, key_of
 from marsbench.serving.likelihood import likelihood
 from marsbench.serving.messages import WIDEST, Ending, Job, Knob, Report, Speed, State, Wishes
 
+_LATELY_S = 0.5  # after so long what was seen counts by a third
 BEHIND = 2 * WIDEST  # slots for guesses: drafts, and masks behind them
 _SLOT_STEP = 64  # the cache grows by so many slots
 
@@ -64,6 +66,21 @@ class Running:
             self.thresholds = min(low, knob.threshold), max(high, knob.threshold)
 
 
+class Lately(NamedTuple):
+    """Sums over what happened, in which the older counts by less and less."""
+
+    row_s: float = 0.0  # seconds that rows were in flight
+    tokens: float = 0.0  # that they settled then
+    step_s: float = 0.0  # seconds of steps, one after the other
+    steps: float = 0.0
+    positions: float = 0.0  # of those steps
+
+    def then(self, new: Lately, seconds: float) -> Lately:
+        """The sums after so many seconds, and what these brought."""
+        fade = math.exp(-seconds / _LATELY_S)
+        return Lately(*(fade * old + one for old, one in zip(self, new, strict=True)))
+
+
 class Observer:
     """Gathers what a controller decides on."""
 
@@ -71,8 +88,10 @@ class Observer:
         self._controller = controller
         self._started = self._since = time.perf_counter()
         self._settled: dict[str, Counter[tuple[int, int]]] = {}
-        self._tokens = self._row_steps = self._steps = 0
+        self._tokens = self._row_steps = self._turns = 0
         self._company: frozenset[int] = frozenset()
+        self._lately = self._new = Lately()
+        self._ended: float | None = None  # when the last step did, if nothing else came after it
 
     @property
     def choice(self) -> Choice:
@@ -84,27 +103,52 @@ class Observer:
         self._settled.setdefault(key, Counter())[window, tokens] += 1
         self._tokens += tokens
 
+    def joined(self, *, alone: bool) -> None:
+        """Newcomers' prompts were forwarded; before that nobody was in flight if they are alone, so nobody waited."""
+        self._ended = None
+        if alone:
+            self._begin(time.perf_counter())
+
+    def stepped(self, began: float, positions: int) -> None:
+        """A step has ended; what lies between two counts as part of the later one."""
+        now = time.perf_counter()
+        taken = now - (began if self._ended is None else self._ended)
+        self._ended = now
+        old = self._new
+        self._new = old._replace(step_s=old.step_s + taken, steps=old.steps + 1, positions=old.positions + positions)
+
     def due(self, running: Collection[int]) -> bool:
         """Whether to decide before this step: rows have come or gone, or enough steps have passed."""
         company = frozenset(running)
-        due = company != self._company or self._steps >= self._controller.tuning.every
+        due = company != self._company or self._turns >= self._controller.tuning.every
         self._company = company
-        self._steps += 1
+        self._turns += 1
         self._row_steps += len(company)
         return due
 
     def decide(self, groups: Sequence[Group], waiting: int, waited_s: float) -> None:
-        """Let the controller decide on what has been seen since it last did."""
+        """Let the controller decide on what has been seen since it last did, and lately."""
         now = time.perf_counter()
-        rows = self._row_steps / max(self._steps, 1)
-        per_token_s = (now - self._since) * rows / self._tokens if self._tokens else 0.0
+        row_s = (now - self._since) * self._row_steps / max(self._turns, 1)
+        found = self._lately.then(self._new._replace(row_s=row_s, tokens=self._tokens), now - self._since)
         settled = {
             key: [(*outcome, times) for outcome, times in sorted(counts.items())]
             for key, counts in self._settled.items()
         }
-        self._controller.decide(Seen(now - self._started, groups, settled, waiting, waited_s, per_token_s))
-        self._since, self._settled = now, {}
-        self._tokens = self._row_steps = self._steps = 0
+        self._controller.decide(
+            Seen(
+                now - self._started, groups, settled, waiting, waited_s,
+                per_token_s=found.row_s / found.tokens if found.tokens else 0.0,
+                step_s=found.step_s / found.steps if found.steps else 0.0,
+                step_positions=found.positions / found.steps if found.steps else 0.0,
+            )
+        )  # fmt: skip
+        self._lately, self._settled = found, {}
+        self._begin(now)
+
+    def _begin(self, now: float) -> None:
+        self._since, self._new = now, Lately()
+        self._tokens = self._row_steps = self._turns = 0
 
 
 class Engine:
@@ -186,7 +230,7 @@ class Engine:
 
     def _join(self, jobs: list[Job]) -> None:
         """Forward their prompts; one that cannot be run is told so, and keeps nobody else out."""
-        requests = {}
+        alone, requests = not self._running, {}
         for job in jobs:
             self._report.started.append(job.id)
             knob = self._knob(job.wishes)
@@ -207,6 +251,8 @@ class Engine:
             why = next(iter(str(error).splitlines()), "no memory")
             for job in [self._running.pop(number).job for number in requests if number in self._running]:
                 self._fail(job, f"the prompt cannot be run: {why}")
+        if self._observer is not None:
+            self._observer.joined(alone=alone)
 
     def _score(self, job: Job) -> None:
         """A job that generates nothing."""
@@ -271,11 +317,14 @@ class Engine:
     # ---- a forward ----
 
     def _step(self) -> None:
+        began, before = time.perf_counter(), self._meter.positions
         for one in self._running.values():
             one.rows += 1
             self._rows += 1
             self._guesses += one.knob.window - 1
         self._batch.step()
+        if self._observer is not None:
+            self._observer.stepped(began, self._meter.positions - before)
 
     def _tokens(self, number: int, tokens: list[int]) -> None:
         one = self._running[number]
