@@ -118,6 +118,19 @@ def test_own_failures_are_heard_and_not_tried_again(three: Cluster, tmp_path: Pa
     assert log_of(tmp_path / "logs", "bad").read_text().count("Traceback") == 1
 
 
+def test_word_of_a_loss_reaches_those_two_steps_behind_it(tmp_path: Path) -> None:
+    """Guards against a task that is given up because the one before it, done by now, had to be handed over twice."""
+    told = Task("told", "", Do(nothing, tmp_path), ("dies",))
+    last = Task("last", "", Do(nothing, tmp_path), ("told",))
+    flow = cluster._Flow([Task("dies", "", Do(nothing, tmp_path)), told, last], tmp_path, has_gpus=False)
+    first, second = object(), object()
+    flow._refs, flow._given = {"told": second}, {"last": [first]}
+    flow._ended = {"told": Ended("told", [], None, "", 0.0)}
+    assert flow._untold(last), "it was handed the first, of which nothing came"
+    flow._given = {"last": [second]}
+    assert not flow._untold(last), "its failure is its own"
+
+
 @pytest.mark.parametrize("alone", [pytest.param(False, marks=ON_REQUEST), True])
 def test_what_a_lost_node_did_is_done_elsewhere(alone: bool, simulated: Simulated, tmp_path: Path) -> None:
     """Guards against a run that ends with one of its nodes, and a race that is given up with its own."""

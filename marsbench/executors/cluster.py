@@ -121,7 +121,7 @@ class _Flow:
         self._running: dict[Any, Task] = {}
         self._ended: dict[str, Ended] = {}
         self._gone: dict[str, Ended] = {}  # in place of results that will never be
-        self._told: dict[str, set[str]] = {}  # task -> which of these it was given
+        self._given: dict[str, list[Any]] = {}  # task -> what it was handed of those before it: of the last two, either
         self._losses = Counter[str]()
         self._places: dict[str, _Node] = {}  # task that has a node for itself -> the node
         self._groups: dict[str, PlacementGroup] = {}
@@ -148,6 +148,10 @@ class _Flow:
     def _before(self, task: Task) -> list[str]:
         return [name for name in task.after if name in self._tasks]
 
+    def _made(self, name: str) -> Any:
+        """What those after a task are handed of it, as things stand."""
+        return self._gone.get(name, self._refs.get(name))
+
     def _reserves(self, task: Task) -> bool:
         return task.alone or (self._has_gpus and task.gpus > 1)
 
@@ -166,8 +170,7 @@ class _Flow:
         else:
             options |= {"scheduling_strategy": "SPREAD", "max_retries": _LOSSES - 1}
         before = self._before(task)
-        made = [self._gone.get(name, self._refs.get(name)) for name in before]
-        self._told[task.name] = self._gone.keys() & {*before}
+        self._given[task.name] = made = [self._made(name) for name in before]
         ref = _perform.options(name=task.name, **options).remote(task, self._how, node, before, *made)
         self._refs[task.name] = ref
         self._running[ref] = task
@@ -228,10 +231,14 @@ class _Flow:
         return self._losses[task.name] < _LOSSES
 
     def _untold(self, task: Task) -> bool:
-        """Whether a task could not begin because one before it is lost, of which it has not been told yet."""
-        before = self._before(task)
+        """Whether a task could not begin because it was handed what will never be, of a task that has other ends now.
+
+        What was lost is replaced by word of it, and a task that heard of that too late is handed over once more, so
+        those after *it* may hold a result that is none, even where its second one is there already.
+        """
         return any(
-            name not in self._ended or (name in self._gone and name not in self._told[task.name]) for name in before
+            name not in self._ended or self._made(name) is not given
+            for name, given in zip(self._before(task), self._given[task.name], strict=True)
         )
 
     def _hold(self, task: Task) -> None:
