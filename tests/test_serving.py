@@ -10,6 +10,7 @@ import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -342,8 +343,9 @@ def test_clients_that_vanish_leave_nothing_behind(server: Running) -> None:
             kind["logprobs" if not kind["stream"] else "seed"] = 1
         own = server.send({"prompt": PROMPT * rng.randint(1, 5), **kind})
         time.sleep(rng.random() * 0.3)
-        if number % 3 == 0:
-            own.recv(200)
+        with suppress(TimeoutError):  # who has waited long enough vanishes, too
+            if number % 3 == 0:
+                own.recv(200)
         own.close()
 
     list(map(vanish, range(8)))
