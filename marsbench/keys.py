@@ -41,8 +41,8 @@ class Known(NamedTuple):
 SAME_NUMBERS: dict[tuple[str, ...], Known] = {
     DECODING: Known("dde167f60fb01548", "c7844b4def492a80"),
     DECODING_THE_WORLD: Known("fa1d266643b3891a", "06a63162efb8d61b"),
-    SCORING: Known("e686dfc56fee14c8", "694a1b97baa02a4a"),
-    CLASSING: Known("451963d4d7a601d1", "09e664ffc46b9fbb"),
+    SCORING: Known("dd7122b4b0dcc8f1", "694a1b97baa02a4a"),
+    CLASSING: Known("d1b2ab63b6198dc8", "09e664ffc46b9fbb"),
     SERVING: Known("4cb0148cab8c2274", "4cb0148cab8c2274"),
     TRAINING_ON_THE_WORLD: Known("a8898fcff617fb2e", "30dd42a99b1fa670"),
     TRAINING_ON_CHATS: Known("5626b4ef144d5893", "9400b509116b538b"),

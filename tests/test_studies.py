@@ -103,6 +103,7 @@ def test_the_registry_is_in_the_papers_order() -> None:
         "speedup",
         "compiled",
         "serving",
+        "real-model",
     ]
     commands = ["sweep" if key == "speedup" else key for key in keys]
     assert [session.command[-1] for session in sessions()] == commands

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from marsbench.commands.shared import (
+    Base,
+    ChatData,
     ClusterAddress,
     DataDir,
     ExistingPolicy,
@@ -16,6 +18,7 @@ from marsbench.commands.shared import (
     GridFile,
     Jobs,
     Limit,
+    MaxSteps,
     Output,
     Quick,
     Scale,
@@ -135,6 +138,9 @@ def reproduce(
     data_dir: DataDir = None,
     train_all: TrainAll = False,
     checkpoint: StageCheckpoints = None,
+    base: Base = None,
+    chat_data: ChatData = None,
+    max_steps: MaxSteps = None,
     output: Output = Path("."),
 ) -> None:
     """Measure one of the paper's tables or figures, a page of our own, or the whole paper, and write the page.
@@ -148,6 +154,9 @@ def reproduce(
     timed runs alone. Interrupted at any moment, the same command goes on where it stopped. With --benchmarks, --limit
     or --seed, rows and page go to folders of their own, as in reports/tiny/real-limit8-seed1/. `marsbench plan` says
     beforehand what it will take.
+
+    Where models are pretrained, `--train-all` trains what a page needs: on `--chat-data`, for `--max-steps`, and from
+    a `--base` of your own, which wants an `--output` of its own too.
 
     `all` makes every page, then the index and the page of claims. A page that cannot be made is named, and the others
     go on. With --cluster, the machines of a Ray cluster do the work, on an --output folder that all of them see.
@@ -166,6 +175,12 @@ def reproduce(
         scale, output, existing, seed, benchmarks=benchmarks, limit=limit, shard=shard, data_dir=data_dir,
         checkpoint=checkpoint, train_all=train_all,
     )  # fmt: skip
+    if max_steps and run.scale.world:
+        raise UserError(
+            f"--max-steps is not for scale {scale}, whose pages are of trainings in full",
+            fix="leave it out, or choose --scale 135m, 0.5b or 7b",
+        )
+    run.scale = run.scale.adapted(base=base, chat_data=chat_data, steps=max_steps)
     from marsbench.findings.collection import whole_paper_folder
     from marsbench.overview.pages import write_whole_paper
     from marsbench.overview.reproduction import reproduce_all, reproduce_page

@@ -91,6 +91,13 @@ ClusterAddress = Annotated[
         "--cluster", metavar="auto|ADDRESS", help="Work on a Ray cluster: the one of this machine, or at an address."
     ),
 ]
+Base = Annotated[
+    str | None, typer.Option(help="Pretrained checkpoint to start from, folder or hub name (135m, 0.5b, 7b).")
+]
+ChatData = Annotated[
+    str | None, typer.Option(help="Conversations, JSON Lines file or hub data set with `messages` (135m, 0.5b, 7b).")
+]
+MaxSteps = Annotated[int | None, typer.Option(min=1, help="Steps of every stage, in place of the scale's budget.")]
 GpusPerTraining = Annotated[
     int, typer.Option(min=1, help="GPUs of one machine that each training of a real model gets, through accelerate.")
 ]

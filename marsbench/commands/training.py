@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from marsbench.commands.shared import (
+    Base,
     BlockSize,
+    ChatData,
     Checkpoint,
     Compile,
     Draft,
     Dtype,
     ExistingPolicy,
+    MaxSteps,
     Output,
     OwnStage,
     Pack,
@@ -153,15 +156,9 @@ def train(
     stage: Annotated[str, typer.Argument(help="What to train: see `marsbench list stages`.")],
     scale: Scale = "tiny",
     block_size: BlockSize = 4,
-    base: Annotated[
-        str | None, typer.Option(help="Pretrained checkpoint to start from, folder or hub name (0.5b, 7b).")
-    ] = None,
-    chat_data: Annotated[
-        str | None, typer.Option(help="Conversations, JSON Lines file or hub data set with `messages` (0.5b, 7b).")
-    ] = None,
-    max_steps: Annotated[
-        int | None, typer.Option(min=1, help="Steps of every stage, in place of the scale's budget.")
-    ] = None,
+    base: Base = None,
+    chat_data: ChatData = None,
+    max_steps: MaxSteps = None,
     batch_size: Annotated[
         int | None, typer.Option(min=1, help="Sequences per step, over all devices, in place of the scale's.")
     ] = None,

@@ -6,6 +6,7 @@ scored again without a model: both go through the same `evaluate`.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from bisect import bisect_left
@@ -89,6 +90,7 @@ class Answer:
     target: str = ""  # what the task expects
     past_stop: int = 0  # tokens behind the task's first stop string
     prompt_cut: int = 0  # tokens of the prompt that were left out, for want of room in the context
+    digest: str = ""  # of its tokens, see `digest_of`; empty in logs of before there were any
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,12 @@ class Scored:
     def correct(self) -> list[float]:
         """The first of the scores, the benchmark's accuracy."""
         return next(iter(self.scores.values()))
+
+    @property
+    def digests(self) -> list[str]:
+        """What each answer's tokens hash to; none where that is not known of all."""
+        found = [answer.digest for answer in self.answers]
+        return found if all(found) else []
 
 
 class AnswerLog:
@@ -240,7 +248,8 @@ class EngineModel(LoggedModel):
             target = str(self.exam.tasks[request.task_name].doc_to_target(request.doc))
             eos = generation.finish == "eos"
             past = past_stop(generation, decoded, request.args[1].get("until", []))
-            self._log.add(Answer(number, text, generation.emitted, generation.forwards, eos, target, past, cut))
+            digest = digest_of(generation.tokens)
+            self._log.add(Answer(number, text, generation.emitted, generation.forwards, eos, target, past, cut, digest))
             self._progress(min(len(self.answers), asked), asked)
 
         prompts = [
@@ -258,6 +267,11 @@ class EngineModel(LoggedModel):
             kind=self._kind,
             on_finished=finished,
         )
+
+
+def digest_of(tokens: Sequence[int]) -> str:
+    """Eight hexadecimal digits of SHA-256 over token ids: whether two answers are alike, without keeping either."""
+    return hashlib.sha256(json.dumps(list(tokens)).encode()).hexdigest()[:8]
 
 
 def room_for_prompt(model: Any, max_new_tokens: int) -> int:

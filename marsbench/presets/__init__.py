@@ -153,7 +153,7 @@ class Preset:
         if self.pretrained is None and (base or chat_data):
             raise UserError(
                 f"scale {self.scale} trains its own base on the embedded world, not on chat data",
-                fix="leave --base and --chat-data out, or choose --scale 0.5b or 7b",
+                fix="leave --base and --chat-data out, or choose --scale 135m, 0.5b or 7b",
             )
 
         def changed(budget: Budget) -> Budget:

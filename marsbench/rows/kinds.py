@@ -42,6 +42,7 @@ class EvaluationRow:
     provenance: Mapping[str, Any] = field(default_factory=dict)
     prompt_cut: list[int] = field(default_factory=list)  # tokens of the prompt that the context had no room for
     dtype: str = "float32"  # of weights and caches
+    digests: list[str] = field(default_factory=list)  # of each answer's tokens: alike = the very same ones; or empty
 
 
 @dataclass(frozen=True)

@@ -174,6 +174,7 @@ class Cells:
             provenance={**origin, **loaded.origin, **packing_in_words()},
             prompt_cut=cuts,
             dtype=_dtype_of(loaded),
+            digests=scored.digests,
         )
         share, speed = sum(row.correct) / len(row.correct), sum(row.emitted) / sum(row.forwards)
         self._run.reporter.say(f"{title}: {share:.1%} of {len(row.correct)}, {speed:.2f} tokens/forward")

@@ -83,6 +83,7 @@ STAGES: dict[str, Stage] = {
     "mars_gated_wide": _gated("such an adapter of three times the rank", "ar_sft", ranks=3),
     "mars_gated_wide_2x": _gated("one of three times the rank, trained twice as long", "ar_sft", passes=2, ranks=3),
     "base_gated": _gated("a gated adapter on the frozen base itself", "base"),
+    "base_mars": Stage("MARS, straight from the base", "base", "mars"),
     "medusa": Stage("Medusa heads on the frozen AR SFT model", "ar_sft", "medusa"),
     "draft_base": Stage("`base` of the small draft model", None, "ar", plain_text=True, draft=True),
     "draft_ar_sft": Stage("AR fine-tuning of the draft model", "draft_base", "ar", draft=True),

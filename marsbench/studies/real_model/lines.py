@@ -1,0 +1,91 @@
+"""The lines of the page on a real model, and who races there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from marsbench.presets import DEFAULT_BLOCK_SIZE, Preset
+from marsbench.racing.grid import Entry, Grid
+from marsbench.running.plans import Arm, TablePlan
+from marsbench.studies.lines import short
+
+BASE, ADAPTER, MARS = "base", "base_gated", "base_mars"
+_WORDS = {BASE: "Base", ADAPTER: "Base with an adapter", MARS: "MARS"}
+_LOOKUP = {"draft_length": 4}
+
+
+def _name(stage: str, method: str, options: dict[str, Any]) -> str:
+    """What a line is called in rows: "base_gated_mars-verified_groups_4"."""
+    said = [options[one] for one in ("layout", "block_size", "threshold") if one in options]
+    return "_".join(map(str, [stage, method, *said]))
+
+
+def _arm(stage: str, words: str, method: str, **options: Any) -> Arm:
+    label = f"{_WORDS[stage]}, {words}"
+    return Arm(_name(stage, method, options), label, stage, method, options, trained_block_size=DEFAULT_BLOCK_SIZE)
+
+
+def _verified(stage: str, layout: str, window: int) -> Arm:
+    words = f"verified, {layout} (W = {window})"
+    return _arm(stage, words, "mars-verified", layout=layout, block_size=window)
+
+
+def _with_lookup(stage: str, window: int) -> Arm:
+    words = f"verified, groups (W = {window}) and prompt lookup"
+    return _arm(stage, words, "mars-lookup", layout="groups", block_size=window, **_LOOKUP)
+
+
+def _at(threshold: float) -> Arm:
+    return _arm(MARS, f"tau = {short(threshold)}", "mars", block_size=DEFAULT_BLOCK_SIZE, threshold=threshold)
+
+
+AR, AR_OF_MARS = _arm(BASE, "AR decoding", "ar"), _arm(MARS, "AR decoding", "ar")
+PROMPT_LOOKUP = _arm(BASE, "prompt lookup", "prompt-lookup", **_LOOKUP)
+GROUPS, NARROW, LINEAR = (
+    _verified(ADAPTER, "groups", 4),
+    _verified(ADAPTER, "groups", 3),
+    _verified(ADAPTER, "linear", 4),
+)
+BOTH, MARS_GROUPS, MARS_BOTH = _with_lookup(ADAPTER, 3), _verified(MARS, "groups", 4), _with_lookup(MARS, 3)
+MARS_NARROW, SURE, UNSURE = _verified(MARS, "groups", 3), _at(0.95), _at(0.7)
+PLAN = TablePlan(
+    "real-model",
+    "What MARS does for a model that people use",
+    (AR, PROMPT_LOOKUP, GROUPS, NARROW, LINEAR, BOTH, AR_OF_MARS, MARS_GROUPS, MARS_NARROW, MARS_BOTH, SURE, UNSURE),
+    benchmarks=("gsm8k", "humaneval"),
+    questions=50,
+    own="Real model",
+)
+# ---- the race ----
+
+_RACED = (PROMPT_LOOKUP, NARROW, GROUPS, LINEAR, BOTH, MARS_NARROW, SURE, UNSURE)
+
+
+def grid_at(scale: Preset) -> Grid:
+    """The race: the base's `ar` and `generate` as baselines, and what is decoded with each checkpoint."""
+    baselines = [Entry(name, BASE, method, {}) for name, method in _BASELINES.items()]
+    small = scale.scale == "micro"
+    return Grid(
+        contenders=(*baselines, *map(_entry, _RACED)),
+        batch_sizes=(1, 4),
+        prompts=4 if small else 8,
+        repeats=2 if small else 3,
+        benchmarks=tuple(PLAN.of(scale.benchmarks)),
+        max_new_tokens=min(64, scale.max_new_tokens),
+        timeout_s=600,
+        positions=16 if small else 64,
+    )
+
+
+_BASELINES = {"ar": "ar", "hf-generate": "hf-generate", "ar, again": "ar"}
+
+
+def grid_names() -> list[str]:
+    """Who races."""
+    return [*_BASELINES, *[arm.label for arm in _RACED]]
+
+
+def _entry(arm: Arm) -> Entry:
+    """A line as a contender, called as in the table."""
+    options = {name: value for name, value in arm.options.items() if name != "threshold"}
+    return Entry(arm.label, arm.stage, arm.method, options, arm.options.get("threshold"))

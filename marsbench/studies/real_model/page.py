@@ -1,0 +1,240 @@
+"""The page on a real model: its answers, how many tokens a forward gives, who agrees with whom, and the clock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+
+from marsbench.findings.cells import Cells, columns, done_cells, latest_cells
+from marsbench.findings.claims import AccuracyClaim, Claim, SpeedClaim, counted
+from marsbench.findings.company import company_remark
+from marsbench.findings.seeds import BySeed, of_all_seeds
+from marsbench.findings.sweep import (
+    SweepCells,
+    is_lossless,
+    printed_ratio,
+    printed_speed_up,
+    speed_of,
+    speed_up,
+    steps_in_words,
+    tokens_per_forward_of,
+    weights_read_per_second,
+)
+from marsbench.methods import METHODS
+from marsbench.rendering.deviations import deviations_section
+from marsbench.rendering.figures import speed_figure
+from marsbench.rendering.markdown import table
+from marsbench.rendering.measured import (
+    HOW_TO_READ_ACCURACY,
+    accuracy_table,
+    cut_answers,
+    cut_prompts,
+    reasons,
+    seeds_table,
+    speed_table,
+)
+from marsbench.rendering.sections import how_section, opening_section, training_section
+from marsbench.rendering.verdicts import claims_section
+from marsbench.rows.kinds import EvaluationRow, Row, SweepRow
+from marsbench.studies.real_model.lines import (
+    AR,
+    AR_OF_MARS,
+    BOTH,
+    GROUPS,
+    MARS_GROUPS,
+    PLAN,
+    PROMPT_LOOKUP,
+    SURE,
+    grid_names,
+)
+
+FIGURE = "figures/real-model_tokens"  # beside the page, less the extension
+OPENING = (
+    "A pretrained, instruction-tuned model, as it is, with a gated adapter that acts on masks alone, and fine-tuned by "
+    "MARS, both straight from it and on its own answers to training prompts, with the same batches and steps."
+)
+HOW_LINES_DECODE = (
+    "Verified lines promise the tokens of AR decoding of their own checkpoint, those with an adapter the untouched "
+    "base's; prompt lookup drafts what followed the last tokens earlier in the text, and together with masks what the "
+    "text does not hold is left to them. Lines with tau accept what masks say while their confidence reaches tau."
+)
+HOW_AGREEMENT_IS_COUNTED = (
+    "Answers with the very tokens of AR decoding of the same checkpoint, of those asked; `base` counts those with the "
+    "tokens of the base, which nobody has trained."
+)
+HOW_THE_CLOCK_IS_READ = (
+    "All contenders of a batch size decode the same prompts in one race, batch by batch in turn, after a lap that is "
+    "watched. A number is the median over laps of the ratio of tokens per second over `ar`, AR decoding of the base in "
+    "the same loop, with its bootstrap 95 % interval. *Roofline* is the weights read per second, by forwards and "
+    "prompts' forwards, in % of what copying a large tensor moves per second on the same machine."
+)
+CLAIMS: tuple[Claim, ...] = (
+    SpeedClaim("a", "An adapter's masks draft better than the text so far", GROUPS.name, PROMPT_LOOKUP.name),
+    SpeedClaim("b", "Masks and the text so far draft better than the text alone", BOTH.name, PROMPT_LOOKUP.name),
+    SpeedClaim("c", "An adapter drafts better than MARS after the same steps", GROUPS.name, MARS_GROUPS.name),
+    AccuracyClaim(
+        "d", "MARS keeps the base's accuracy at one token per forward pass", AR_OF_MARS.name, AR.name, margin=2.0
+    ),
+    SpeedClaim("e", "Verified masks emit more than tau = .95 does", MARS_GROUPS.name, SURE.name),
+)
+
+
+def render(rows: Sequence[Row], scale: str, seeds: BySeed | None = None) -> str:
+    """The page as Markdown: a pure function of the rows of that scale."""
+    rows = [row for row in rows if row.scale == scale]
+    seeds = seeds or {0: rows}
+    cells, sweep = latest_cells(rows), SweepCells.of(rows)
+    sections = [
+        opening_section(PLAN, scale, OPENING, seeds),
+        _in_part(cells, sweep),
+        _whose_weights(rows),
+        company_remark([*sweep.rows, *([sweep.step_times] if sweep.step_times else [])]),
+        _measured(cells, seeds),
+        _clock(sweep),
+        claims_section(seeds, PLAN, CLAIMS, scale),
+        training_section(rows, PLAN),
+        how_section(rows, PLAN, scale),
+        deviations_section(rows, scale, ()),
+    ]
+    return "\n\n".join(section for section in sections if section) + "\n"
+
+
+def draw(rows: Sequence[Row], scale: str, reports_dir: Path) -> list[Path]:
+    """Write the figure that the page shows, as PNG and SVG."""
+    return speed_figure(latest_cells(row for row in rows if row.scale == scale), PLAN, reports_dir / FIGURE)
+
+
+def tally(seeds: BySeed) -> str:
+    """The verdicts, and the best lossless setting by the clock at the smallest batch size."""
+    said = counted([of_all_seeds(claim, PLAN, seeds).verdict for claim in CLAIMS], [])
+    sweep = SweepCells.of(next(iter(seeds.values())))
+    best = _best_lossless(sweep, sweep.batch_sizes[0]) if sweep.done else None
+    return said if best is None else f"{said}; fastest lossless, batch {best.batch_size}: {printed_speed_up(best)} `ar`"
+
+
+def _in_part(cells: Cells, sweep: SweepCells) -> str:
+    """What is not measured yet; empty where everything is."""
+    lines = [arm.label for arm in PLAN.arms if done_cells(cells, arm.name).keys() < columns(PLAN).keys()]
+    raced = {name for name, _ in sweep.done}
+    missing = [f"answers of {', '.join(lines)}" if lines else ""]
+    missing.append("" if raced >= {*grid_names()} else "the race" if not raced else "parts of the race")
+    named = [one for one in missing if one]
+    return f"**In part.** Not measured yet: {'; '.join(named)}." if named else ""
+
+
+def _whose_weights(rows: Sequence[Row]) -> str:
+    """Which of the packaged models the rows are of, where they are of one."""
+    bases = sorted({str(row.provenance["base"]) for row in rows if row.provenance.get("base")})
+    return f"The base: {', '.join(f'`{base}`' for base in bases)}." if bases else ""
+
+
+# ---- answers ----
+
+
+def _measured(cells: Cells, seeds: BySeed) -> str:
+    parts = [
+        "## Measured",
+        f"{HOW_TO_READ_ACCURACY} {HOW_LINES_DECODE}",
+        accuracy_table(cells, PLAN),
+        speed_table(cells, PLAN),
+        _agreement(cells),
+        f"![Tokens per forward pass per benchmark and line]({FIGURE}.png)",
+        seeds_table(seeds, PLAN),
+        reasons(cells, PLAN),
+        cut_answers(cells, PLAN),
+        cut_prompts(cells, PLAN),
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _agreement(cells: Cells) -> str:
+    """Who says what AR decoding of the same checkpoint says, and who says what the base says."""
+    base = done_cells(cells, AR.name)
+    lines, promised = [], []
+    for arm in PLAN.arms:
+        found, ar = done_cells(cells, arm.name), _OWN_AR[arm.stage]
+        if not found or arm is AR:
+            continue
+        own = [_same(found, done_cells(cells, ar.name), [name]) for name in columns(PLAN)]
+        if METHODS[arm.method].lossless and arm is not ar:
+            promised += own
+        shown = [_counted(pair) if arm is not ar else "" for pair in own]
+        lines.append([arm.label, *shown, _counted(_same(found, base, columns(PLAN)))])
+    if not promised:
+        return ""
+    same, asked = (sum(counts) for counts in zip(*promised, strict=True))
+    said = f"Of {asked:,} answers that a method promises to be those of AR decoding, {same:,} are."
+    parts = [f"{HOW_AGREEMENT_IS_COUNTED} {said}", table(["", *columns(PLAN).values(), "base"], lines)]
+    return "\n\n".join(parts)
+
+
+_OWN_AR = {arm.stage: AR_OF_MARS if arm.stage == AR_OF_MARS.stage else AR for arm in PLAN.arms}
+
+
+def _same(
+    one: Mapping[str, EvaluationRow], other: Mapping[str, EvaluationRow], names: Iterable[str]
+) -> tuple[int, int]:
+    """How many answers of two lines on some benchmarks have the same tokens, and how many are known of both."""
+    pairs = [(one[name].digests, other[name].digests) for name in names if name in one and name in other]
+    known = [(a, b) for first, second in pairs if first and second for a, b in zip(first, second, strict=True)]
+    return sum(a == b for a, b in known), len(known)
+
+
+def _counted(same_of: tuple[int, int]) -> str:
+    return "{:,} of {:,}".format(*same_of) if same_of[1] else "n/a"
+
+
+# ---- the clock ----
+
+
+def _clock(sweep: SweepCells) -> str:
+    """The race: speed-ups by batch size, tokens per forward, and how near to the memory's speed each comes."""
+    if not sweep.rows:
+        return ""
+    copied = median(sweep.step_times.copied_per_second) if sweep.step_times else None
+    head = [""]
+    for size in sweep.batch_sizes:
+        head += [f"batch {size}", "tokens/forward", "as the base's `ar`", "roofline, %"]
+    lines = [
+        [name, *[text for size in sweep.batch_sizes for text in _raced(sweep.done.get((name, size)), copied)]]
+        for name in sweep.names
+    ]
+    parts = ["## By the clock", f"{HOW_THE_CLOCK_IS_READ} {steps_in_words(sweep)}", table(head, lines), _best(sweep)]
+    return "\n\n".join(parts)
+
+
+def _raced(row: SweepRow | None, copied: float | None) -> list[str]:
+    if row is None:
+        return ["not run", "", "", ""]
+    traffic = weights_read_per_second(row)
+    return [
+        printed_speed_up(row),
+        f"{tokens_per_forward_of(row):.2f}",
+        f"{row.same_as['ar']} of {row.prompts}" if "ar" in row.same_as else "",
+        f"{100 * traffic / copied:.0f}" if traffic and copied else "n/a",
+    ]
+
+
+def _best(sweep: SweepCells) -> str:
+    """The fastest lossless contender, and the baseline against transformers' own."""
+    said = []
+    for size in sweep.batch_sizes:
+        ar, best = sweep.done.get(("ar", size)), _best_lossless(sweep, size)
+        if ar is not None and best is not None:
+            said.append(
+                f"At batch size {size}, `ar` is {printed_ratio(speed_up(ar, 'hf-generate'))} times as fast as "
+                f"`hf-generate`, and the fastest lossless line, {best.contender}, {printed_speed_up(best)} times as "
+                "fast as `ar`."
+            )
+    return " ".join(said)
+
+
+def _best_lossless(sweep: SweepCells, size: int) -> SweepRow | None:
+    """The fastest contender whose tokens are promised to be the base's; AR decoding itself left out."""
+    found = sweep.at(size, lambda row: is_lossless(row) and row.method not in ("ar", "hf-generate") and _is_bases(row))
+    return max(found, key=speed_of, default=None)
+
+
+def _is_bases(row: SweepRow) -> bool:
+    return row.stage != AR_OF_MARS.stage

@@ -1,0 +1,101 @@
+"""The page on a real model: who agrees with whom, what is missing, and that its rows are made once."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from marsbench.cli import app
+from marsbench.evaluation.harness import digest_of
+from marsbench.methods import METHODS
+from marsbench.rows.kinds import EvaluationRow, SweepRow
+from marsbench.rows.store import read_rows
+from marsbench.rows.workspace import Workspace
+from marsbench.studies.real_model.lines import AR, AR_OF_MARS, GROUPS, MARS_GROUPS, PLAN, grid_names
+from marsbench.studies.real_model.page import render
+
+
+def answers(arm: Any, digests: list[str], benchmark: str = "gsm8k") -> EvaluationRow:
+    """A cell of scale 135m whose answers are given by what their tokens hash to."""
+    many = len(digests)
+    return EvaluationRow(
+        f"{arm.name} {benchmark}", "done", "", "135m", arm.name, arm.stage, arm.method, arm.options, benchmark, "score",
+        correct=[1.0] * many, emitted=[10] * many, forwards=[5] * many, finished=[1] * many, digests=digests,
+    )  # fmt: skip
+
+
+def test_answers_are_held_against_their_own_checkpoint_and_the_base() -> None:
+    """Guards against agreement with another checkpoint's answers, and a count that takes unlike lengths for alike."""
+    rows = [
+        answers(AR, ["a", "b", "c", "d"]),
+        answers(GROUPS, ["a", "b", "c", "x"]),
+        answers(AR_OF_MARS, ["a", "m", "n", "o"]),
+        answers(MARS_GROUPS, ["a", "m", "n", "o"]),
+    ]
+    page = render(rows, "135m")
+    lines = {line.split("|")[1].strip(): line for line in page.splitlines() if line.count(" of ") and "|" in line}
+    assert [text.strip() for text in lines[GROUPS.label].split("|")[2:5]] == ["3 of 4", "n/a", "3 of 4"]
+    assert [text.strip() for text in lines[MARS_GROUPS.label].split("|")[2:5]] == ["4 of 4", "n/a", "1 of 4"]
+    assert "Of 8 answers that a method promises to be those of AR decoding, 7 are." in page
+
+
+def test_older_rows_without_digests_say_nothing_of_agreement() -> None:
+    """Guards against rows of before there were any, read as answers that all agree."""
+    page = render([answers(AR, ["a"]), replace(answers(GROUPS, ["a"]), digests=[])], "135m")
+    assert "Of 0 answers" in page and "1 of 1" not in page
+
+
+def test_what_is_missing_is_named() -> None:
+    """Guards against a page that looks whole while lines of it are not measured yet."""
+    page = render([answers(AR, ["a"]), answers(AR, ["a"], "humaneval")], "135m")
+    (said,) = [line for line in page.splitlines() if line.startswith("**In part.**")]
+    assert GROUPS.label in said and AR.label not in said and said.endswith("the race.")
+
+
+def test_a_digest_is_of_all_tokens() -> None:
+    """Guards against answers that count as alike because they begin or read alike."""
+    found = {digest_of(tokens) for tokens in ([], [1], [1, 2], [12], [2, 1])}
+    assert len(found) == 5 and all(len(one) == 8 for one in found)
+
+
+def test_budgets_of_the_world_are_not_cut_for_a_page() -> None:
+    """Guards against pages of scale tiny over checkpoints of three steps."""
+    done = CliRunner().invoke(app, ["reproduce", "table2", "--max-steps", "3"])
+    assert done.exit_code == 2 and "--max-steps is not for scale tiny" in done.stderr
+
+
+@pytest.mark.slow
+def test_the_page_is_made_and_made_once(micro_checkpoints: Path, tmp_path: Path) -> None:
+    """Guards against a study whose lines, checkpoints or race do not fit together, and rows that are made anew."""
+    shutil.copytree(micro_checkpoints, Workspace(tmp_path, "micro").runs / "checkpoints")
+    arguments = [
+        "reproduce",
+        "real-model",
+        "--scale",
+        "micro",
+        "--limit",
+        "4",
+        "--jobs",
+        "1",
+        "--output",
+        str(tmp_path),
+    ]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.output
+    workspace = Workspace(tmp_path, "micro", "limit4")
+    rows = read_rows(workspace.results("real-model"))
+    cells = {row.arm: row for row in rows if isinstance(row, EvaluationRow)}
+    assert cells.keys() == {arm.name for arm in PLAN.arms} and all(row.digests for row in cells.values())
+    for arm in PLAN.arms:
+        if METHODS[arm.method].lossless and arm.stage != AR_OF_MARS.stage:
+            assert cells[arm.name].digests == cells[AR.name].digests, arm.label
+    assert {row.contender for row in rows if isinstance(row, SweepRow) and row.status == "done"} == {*grid_names()}
+    assert "In part" not in (workspace.reports / "real-model.md").read_text()
+    before = workspace.row_file.read_bytes()
+    assert CliRunner().invoke(app, arguments).exit_code == 0
+    assert workspace.row_file.read_bytes() == before
