@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import resources
@@ -64,6 +64,11 @@ class World:
     pretraining: Budget  # the base stage
     difficulty: str = "usual"  # of the world, as `marsbench.world` names it
     instruct_base: bool = False  # whether bases learn from conversations too, half and half with plain text
+    draft_pretraining: Budget | None = None  # of the draft's base; None = as the base's
+
+    def pretraining_of(self, *, draft: bool) -> Budget:
+        """The budget of a base, or of the draft's."""
+        return (draft and self.draft_pretraining) or self.pretraining
 
 
 @dataclass(frozen=True)
@@ -163,7 +168,7 @@ class Preset:
         return replace(
             self,
             finetuning=changed(self.finetuning),
-            world=world and replace(world, pretraining=changed(world.pretraining)),
+            world=world and _with_budgets(world, changed),
             pretrained=start and replace(start, base=base or start.base, chat_data=chat_data or start.chat_data),
         )
 
@@ -187,12 +192,26 @@ def preset(scale: str) -> Preset:
         finetuning=Budget(**values.pop("finetuning")),
         benchmarks=tuple(values.pop("benchmarks")),
         assumptions=Assumptions(**values.pop("assumptions")),
-        world=World(pretraining=Budget(**world.pop("pretraining")), **world) if world else None,
+        world=_world(world) if world else None,
         pretrained=Pretrained(**pretrained) if pretrained else None,
         adapter=AdapterSize(**values.pop("adapter", {})),
         published=published,
         **values,
     )
+
+
+def _with_budgets(world: World, changed: Callable[[Budget], Budget]) -> World:
+    """The same world with other budgets of pretraining."""
+    draft = world.draft_pretraining
+    return replace(world, pretraining=changed(world.pretraining), draft_pretraining=draft and changed(draft))
+
+
+def _world(values: dict[str, Any]) -> World:
+    """What a preset's file says of its world."""
+    budgets: dict[str, Any] = {
+        name: Budget(**values.pop(name)) for name in ("pretraining", "draft_pretraining") if name in values
+    }
+    return World(**budgets, **values)
 
 
 def _beside(place: str) -> str:

@@ -166,7 +166,8 @@ def recipe(scale: Preset, stage_name: str, *, block_size: int = 4, seed: int = 0
     has_blocks = chosen.objective in BLOCKWISE
     model = None if world is None else world.draft_model if chosen.draft else world.model
     parents = lineage(scale, stage_name)[:-1]
-    budget = (world.pretraining if world and chosen.plain_text else scale.finetuning).part(chosen.share)
+    budget = world.pretraining_of(draft=chosen.draft) if world and chosen.plain_text else scale.finetuning
+    budget = budget.part(chosen.share)
     return Recipe(
         scale=scale.scale,
         stage=stage_name,
