@@ -22,7 +22,10 @@ from marsbench.training.stages import STAGES, recipe
 from marsbench.training.trainer import _Restart, rate_in_cycle, train
 from marsbench.training.variants import MarsVariant
 
-MARS_STAGES = [name for name, stage in STAGES.items() if stage.objective == "mars" and not stage.draft]
+# From one start: what differs from `mars` by its parent alone is left out.
+MARS_STAGES = [
+    name for name, stage in STAGES.items() if stage.objective == "mars" and stage.parent == "ar_sft" and not stage.draft
+]
 MICRO = preset("micro").adapted(steps=6)
 
 
