@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from marsbench.presets import Preset, preset
+from marsbench.running.training_speed import STAGES, TrainingSpeed, training_speed
 from marsbench.training import checkpoints, memory, trainer
 from marsbench.training.checkpoints import TrainingRecord
 from marsbench.training.gated import GatedAdapter, gated_loss
@@ -174,3 +175,22 @@ def test_a_resumed_training_cuts_as_it_did(scale: Preset, tmp_path: Path, monkey
     resumed = trained(scale, tmp_path / "cut")
     assert whole is not None and resumed is not None
     assert (resumed.weights, resumed.losses) == (whole.weights, whole.losses)
+
+
+# ---- how fast it is ----
+
+
+def test_the_speed_of_a_training_is_that_of_its_own_steps(scale: Preset) -> None:
+    """Guards against steps that are counted but not timed, tokens of other steps, and a peak without the training."""
+    found = training_speed(recipe(scale, STAGES[0]), steps=2)
+    assert found.stage == "ar_sft" and len(found.tokens) == len(found.seconds) == 2
+    assert all(count >= 6 * 20 for count in found.tokens) and all(took > 0 for took in found.seconds)
+    assert found.peak_bytes is None or found.peak_bytes > GIB / 8
+
+
+@pytest.mark.parametrize(("others", "said"), [(0.0, False), (1.5, True), (None, False)])
+def test_a_speed_beside_other_work_is_called_one(others: float | None, said: bool) -> None:
+    """Guards against a speed of the scheduler that passes for the machine's."""
+    words = TrainingSpeed("mars", [100, 300], [1.0, 1.0], GIB, others).in_words()
+    assert words.startswith("mars: 200 tokens/s (100 to 300 in 2 steps), 1.00 GiB at its peak")
+    assert ("no measure of the machine" in words) == said
