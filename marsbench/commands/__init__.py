@@ -28,6 +28,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "fetch": training.fetch,
     "distill": training.distill,
     "train": training.train,
+    "training-speed": training.training_speed,
     "eval": evaluating.eval_,
     "score": evaluating.score,
     "compare": evaluating.compare,

@@ -32,6 +32,7 @@ from marsbench.commands.shared import (
 )
 from marsbench.decoding.generation import PREFILL_POSITIONS
 from marsbench.errors import UserError, unknown_name
+from marsbench.presets import DEFAULT_BLOCK_SIZE
 
 if TYPE_CHECKING:
     import torch
@@ -185,6 +186,31 @@ def train(
     checkpoints.train(chosen)
     if is_first_process():
         typer.echo(run.workspace.checkpoint(chosen))
+
+
+def training_speed(
+    scale: Scale = "tiny",
+    base: Annotated[str | None, typer.Option(help="Pretrained checkpoint in place of the scale's.")] = None,
+    chat_data: Annotated[str | None, typer.Option(help="Conversations in place of the scale's (pretrained).")] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Sequences per step, in place of the scale's.")] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Steps to time, after three that are not.")] = 10,
+    seed: Seed = 0,
+    output: Output = Path("."),
+) -> None:
+    """Say how many tokens/s AR SFT, MARS and a gated adapter train at on this machine, and their peak memory.
+
+    Each trains as `marsbench train` does, in a process of its own, and is stopped after a few steps; no checkpoint is
+    kept. Where other programs keep the machine busy, the line says so: such a speed is not the machine's.
+    """
+    run = make_run(scale, output, "reuse", seed)
+    from marsbench.running.checkpoints import Checkpoints
+    from marsbench.running.training_speed import STAGES
+    from marsbench.running.training_speed import training_speed as measured
+
+    run.scale = run.scale.adapted(base=base, chat_data=chat_data, batch_size=batch_size)
+    checkpoints = Checkpoints(run)
+    for stage in STAGES:
+        typer.echo(measured(checkpoints.recipe(stage, DEFAULT_BLOCK_SIZE), steps).in_words())
 
 
 def fetch(

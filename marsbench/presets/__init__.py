@@ -80,7 +80,9 @@ class Pretrained:
     max_length: int  # tokens of a sequence; what is longer loses its end
     bf16: bool  # compute in bf16; the weights and the optimizer's state stay fp32
     gradient_checkpointing: bool  # compute activations twice instead of keeping them
-    rows_per_device: dict[str, int]  # objective -> sequences at once at most; accumulation makes up the batch
+    # Objective -> sequences at once at most, where memory does not decide; accumulation makes up the batch.
+    rows_per_device: dict[str, int]
+    memory_gib: float | None = None  # what one process of a training may take, GiB; None = what is free
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from marsbench.running.checkpoints import Checkpoints
 from marsbench.running.run import Run
 from marsbench.training import checkpoints
 from marsbench.training.data import Collator, conversations, in_batches, lengths
-from marsbench.training.memory import keep_freed_memory
+from marsbench.training.memory import bytes_kept, keep_freed_memory
 from marsbench.training.objectives import ar_loss, mars_loss
 from marsbench.world import difficulty
 
@@ -102,20 +102,8 @@ def _timed_step(
 
 def _memory(model: torch.nn.Module, loss: Callable[..., Tensor], batch: dict[str, Tensor]) -> int:
     """Bytes of a step: four times the weights, and every storage that is saved for the backward pass, once."""
-    own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-    kept: dict[int, int] = {}
-
-    def keep(saved: Tensor) -> Tensor:
-        storage = saved.untyped_storage()
-        if storage.data_ptr() not in own:
-            kept[storage.data_ptr()] = storage.nbytes()
-        return saved.detach()  # an output that its own node holds on to is never freed
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda saved: saved):
-        result = loss(**batch)  # held until the sum is done, so that no storage is freed and its place reused
     weights = sum(parameter.nbytes for parameter in model.parameters())
-    del result
-    return 4 * weights + sum(kept.values())
+    return 4 * weights + bytes_kept(lambda: loss(**batch), model.parameters())
 
 
 def _synchronize() -> None:

@@ -51,7 +51,8 @@ from marsbench.training.data import (
 )
 from marsbench.training.gated import GatedAdapter, gated_loss
 from marsbench.training.medusa import MedusaHeads, head_accuracy, medusa_loss
-from marsbench.training.memory import keep_freed_memory
+from marsbench.training.memory import at_hand, keep_freed_memory
+from marsbench.training.micro_batches import Fitting, most_entries
 from marsbench.training.objectives import ar_loss, block_diffusion_loss, mars_loss
 from marsbench.training.stages import Recipe
 from marsbench.training.tokenizer import build_tokenizer, prepare_for_chat
@@ -66,7 +67,12 @@ _HELD_OUT, _HELD_OUT_SEED = 256, 500_000  # conversations that Medusa heads are 
 
 
 def train(
-    recipe: Recipe, folder: Path, parent: Path | None, progress: Progress, say: Callable[[str], None]
+    recipe: Recipe,
+    folder: Path,
+    parent: Path | None,
+    progress: Progress,
+    say: Callable[[str], None],
+    watch: TrainerCallback | None = None,
 ) -> TrainingRecord:
     """Train a stage, or go on where an interrupted run stopped; returns the finished checkpoint's record.
 
@@ -76,6 +82,7 @@ def train(
         parent: the checkpoint to start from, None for random weights or the recipe's pretrained base.
         progress: called at every log step.
         say: called with a line on the data, once they are read.
+        watch: told of every step, as the `Trainer` tells its callbacks.
     """
     started = provenance(seed=recipe.seed)
     keep_freed_memory()
@@ -84,25 +91,26 @@ def train(
     tokenizer, model, started_from = _start(recipe, parent)
     data, measures = _data(recipe, tokenizer, say)
     steps = len(data) // recipe.budget.batch_size
-    arguments = _arguments(recipe, steps, work)
+    arguments, fitting = _arguments(recipe, steps, work)
     part = _part(recipe, model)
     if part:
         nn.Module.to(model, arguments.device)  # the `Trainer` moves only what it trains
-    meter = _Meter(steps, data.tokens, progress)
+    meter = _Meter(steps, data.tokens, progress, fitting)
     trainer = _StageTrainer(
         loss=objective(recipe, tokenizer, model),
         model=part or model,
         args=arguments,
         train_dataset=data,
         data_collator=_collator(recipe, tokenizer),
-        callbacks=[meter],
+        callbacks=[meter, *([watch] if watch else [])],
         cycle=recipe.budget.cycle,
+        fitting=fitting,
     )
     if arguments.process_index:
         set_seed(recipe.seed + arguments.process_index)  # other rows of a batch are masked at random by other numbers
     resume = _last_resumable(work)
     if resume:
-        meter.seconds_before = float(json.loads((resume / _RESUMABLE).read_text(encoding="utf-8"))["seconds"])
+        meter.go_on(json.loads((resume / _RESUMABLE).read_text(encoding="utf-8")))
     trainer.train(resume_from_checkpoint=str(resume) if resume else None)
     finished = work / "finished"
     _save(trainer, finished, tokenizer, model, part, _base_seen_from(folder, recipe, parent))
@@ -111,7 +119,7 @@ def train(
             finished,
             folder,
             recipe,
-            provenance={**started, "processes": arguments.world_size},
+            provenance={**started, "processes": arguments.world_size, **(fitting.facts() if fitting else {})},
             parameters=sum(parameter.numel() for parameter in (part or model).parameters()),
             steps=steps,
             tokens=meter.tokens,
@@ -293,7 +301,8 @@ def _held_out(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Iterator[di
     return (collate(data[first : first + size]) for first in range(0, len(data), size))
 
 
-def _arguments(recipe: Recipe, steps: int, work: Path) -> TrainingArguments:
+def _arguments(recipe: Recipe, steps: int, work: Path) -> tuple[TrainingArguments, Fitting | None]:
+    """What the `Trainer` is told; and how batches are cut where memory decides it."""
     arguments = TrainingArguments(
         output_dir=str(work),
         max_steps=steps,
@@ -320,10 +329,11 @@ def _arguments(recipe: Recipe, steps: int, work: Path) -> TrainingArguments:
         seed=recipe.seed,
     )
     arguments._n_gpu = min(arguments.n_gpu, 1)  # without `accelerate launch`, one process on one device
-    limit = recipe.pretrained.rows_per_device[recipe.objective] if recipe.pretrained else None
+    fitting = Fitting(recipe) if _cuts_by_memory(recipe, arguments) else None
+    limit = recipe.pretrained.rows_per_device[recipe.objective] if recipe.pretrained and not fitting else None
     rows, accumulation = share_of_batch(recipe.budget.batch_size, arguments.world_size, limit)
     arguments.per_device_train_batch_size, arguments.gradient_accumulation_steps = rows, accumulation
-    return arguments
+    return arguments, fitting
 
 
 def rate_in_cycle(step: int, cycle: int) -> float:
@@ -343,6 +353,17 @@ def _recomputes(recipe: Recipe) -> bool:
     """Whether activations are computed twice; those of Medusa heads are few, and the model below is not trained."""
     trains_the_model = recipe.objective not in ("medusa", "gated")
     return recipe.pretrained is not None and recipe.pretrained.gradient_checkpointing and trains_the_model
+
+
+def _cuts_by_memory(recipe: Recipe, arguments: TrainingArguments) -> bool:
+    """Whether a batch is cut by the memory at hand; else, rows per device are those of the scale's file.
+
+    Several processes must each make as many passes as the others. What is computed twice is not seen to be kept. The
+    loss of Medusa heads is no mean over rows, and the world's batches are small.
+    """
+    if recipe.pretrained is None or recipe.objective == "medusa" or _recomputes(recipe) or arguments.world_size > 1:
+        return False
+    return at_hand(arguments.device) is not None
 
 
 def share_of_batch(batch_size: int, processes: int, limit: int | None = None) -> tuple[int, int]:
@@ -374,12 +395,16 @@ def _last_resumable(work: Path) -> Path | None:
 
 
 class _StageTrainer(Trainer):
-    """`Trainer` with the stage's own loss, and rate and optimizer in cycles where the stage has some."""
+    """`Trainer` with the stage's own loss, rate and optimizer in cycles, and batches cut, where the stage has it so."""
 
-    def __init__(self, *, loss: Callable[..., Tensor], cycle: int | None, **arguments: Any) -> None:
+    def __init__(
+        self, *, loss: Callable[..., Tensor], cycle: int | None, fitting: Fitting | None, **arguments: Any
+    ) -> None:
         super().__init__(**arguments)
         self._loss = loss
         self._cycle = cycle
+        self._fitting = fitting
+        self._share = 1.0  # of the batch's rows, that are in the piece at hand
         self.remove_callback(PrinterCallback)
         if cycle:
             self.add_callback(_Restart(cycle))
@@ -393,7 +418,33 @@ class _StageTrainer(Trainer):
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Tensor:
-        return self._loss(model, **inputs)
+        loss = self._loss(model, **inputs)
+        return loss if self._share == 1 else loss * self._share
+
+    def training_step(
+        self, model: nn.Module, inputs: dict[str, Tensor], num_items_in_batch: Tensor | int | None = None
+    ) -> Tensor:
+        if self._fitting is None:
+            return super().training_step(model, inputs, num_items_in_batch)
+        rows, found = len(inputs["labels"]), list[Tensor]()
+        for piece in self._fitting.cut(self._prepare_inputs(inputs), partial(self._room, model)):
+            self._share = len(piece["labels"]) / rows
+            found.append(super().training_step(model, piece, num_items_in_batch))
+        return torch.stack(found).sum()
+
+    def _room(self, model: nn.Module, fitting: Fitting) -> int | None:
+        """How many entries have room at once."""
+        model.train()
+        frozen = getattr(model, "frozen", None)
+        weights = [*model.parameters(), *(frozen.parameters() if isinstance(frozen, nn.Module) else [])]
+
+        def loss(**batch: Tensor) -> Tensor:
+            with self.compute_loss_context_manager():  # one each, so that each makes its own bf16 copies
+                return self._loss(model, **batch)
+
+        return most_entries(
+            loss, weights, fitting.longest, noisy=fitting.noisy, device=self.args.device, limit=fitting.limit
+        )
 
     def create_scheduler(
         self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None
@@ -421,8 +472,9 @@ class _Restart(TrainerCallback):
 class _Meter(TrainerCallback):
     """Counts time and tokens across interruptions, reports progress, and marks states as complete."""
 
-    def __init__(self, steps: int, tokens: int, progress: Progress) -> None:
+    def __init__(self, steps: int, tokens: int, progress: Progress, fitting: Fitting | None) -> None:
         self.tokens = tokens
+        self._fitting = fitting
         self.loss = float("nan")
         self.seconds_before = 0.0
         self._steps = steps
@@ -434,6 +486,12 @@ class _Meter(TrainerCallback):
     def seconds(self) -> float:
         """Training time so far, the interrupted run's included."""
         return self.seconds_before + time.perf_counter() - self._started
+
+    def go_on(self, kept: dict[str, Any]) -> None:
+        """Take up what an interrupted run has left beside its state."""
+        self.seconds_before = float(kept["seconds"])
+        if self._fitting:
+            self._fitting.most = kept.get("entries_at_once")
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self._started, self._first_step = time.perf_counter(), state.global_step
@@ -447,4 +505,5 @@ class _Meter(TrainerCallback):
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         saved = Path(str(args.output_dir)) / f"checkpoint-{state.global_step}"
         if state.is_world_process_zero:
-            (saved / _RESUMABLE).write_text(json.dumps({"seconds": self.seconds}), encoding="utf-8")
+            kept = {"seconds": self.seconds, **(self._fitting.facts() if self._fitting else {})}
+            (saved / _RESUMABLE).write_text(json.dumps(kept), encoding="utf-8")

@@ -1,0 +1,103 @@
+"""How fast a scale trains here, and in how much memory: a stage's own training, stopped after a few steps.
+
+Each stage trains in a process of its own, so that its peak is nobody else's. What is trained is the scale's base with
+the scale's data; which weights it starts from changes no speed.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+import tempfile
+import time
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+from transformers import TrainerCallback
+
+from marsbench.neighbours import BUSY_CORES, read_clocks
+from marsbench.training.stages import Recipe
+from marsbench.training.trainer import train
+
+STAGES = ("ar_sft", "mars", "base_gated")
+WARM_UP = 3  # steps that are not timed: memory is new, and how much of a batch fits is measured
+
+
+class TrainingSpeed(NamedTuple):
+    """What the timed steps of a stage took."""
+
+    stage: str
+    tokens: list[int]  # of each step's sequences, padding and noisy copies not counted
+    seconds: list[float]
+    peak_bytes: int | None  # of the process, from its start on; None where the system does not tell
+    others_cores: float | None  # cores that other processes kept busy; None = unknown
+
+    def in_words(self) -> str:
+        """A line for the terminal."""
+        rates = sorted(count / took for count, took in zip(self.tokens, self.seconds, strict=True))
+        peak = "peak memory unknown" if self.peak_bytes is None else f"{self.peak_bytes / 2**30:.2f} GiB at its peak"
+        others = self.others_cores or 0.0
+        beside = f"; others kept {others:.1f} cores busy, so this is no measure of the machine"
+        return (
+            f"{self.stage}: {median(rates):,.0f} tokens/s ({rates[0]:,.0f} to {rates[-1]:,.0f} "
+            f"in {len(rates)} steps), {peak}{beside if others > BUSY_CORES else ''}"
+        )
+
+
+class _Enough(Exception):
+    """So many steps have been timed."""
+
+
+class _Stopwatch(TrainerCallback):
+    """Times steps, and ends the training when it has seen enough of them."""
+
+    def __init__(self, steps: int) -> None:
+        self.tokens, self.seconds = list[int](), list[float]()
+        self._steps, self._data, self._began = steps, list[Any](), 0.0
+        self.clocks = read_clocks()
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        self._data = given["train_dataloader"].dataset
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        if state.global_step == WARM_UP:
+            self.clocks = read_clocks()
+        self._began = time.perf_counter()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        took, size = time.perf_counter() - self._began, len(self._data) // state.max_steps
+        if state.global_step > WARM_UP:
+            met = range((state.global_step - 1) * size, state.global_step * size)
+            self.tokens.append(sum(len(self._data[place]["input_ids"]) for place in met))
+            self.seconds.append(took)
+        if len(self.seconds) == self._steps:
+            raise _Enough
+
+
+def training_speed(chosen: Recipe, steps: int) -> TrainingSpeed:
+    """Train a stage for a few steps in a process of its own; nothing is kept of it."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as alone:
+        return alone.submit(_measured, chosen, steps).result()
+
+
+def _measured(chosen: Recipe, steps: int) -> TrainingSpeed:
+    watch = _Stopwatch(steps)
+    with tempfile.TemporaryDirectory() as folder, suppress(_Enough):
+        train(chosen, Path(folder) / chosen.stage, None, lambda *_: None, lambda line: None, watch)
+    before, after, others = watch.clocks, read_clocks(), None
+    if before and after and after.wall > before.wall:
+        others = max(0.0, after.machine - before.machine - after.own + before.own) / (after.wall - before.wall)
+    return TrainingSpeed(chosen.stage, watch.tokens, watch.seconds, _peak_bytes(), others)
+
+
+def _peak_bytes() -> int | None:
+    """The most memory that this process ever held."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else most * 1024  # elsewhere it counts in KiB

@@ -1,0 +1,119 @@
+"""How many sequences of a batch go through the model at once: as many as there is memory for, by their length.
+
+A batch is cut into pieces of neighbouring rows, each no wider than its longest. The losses are means over rows, so a
+piece counts by its share of them: loss and gradient are the whole batch's, up to rounding. How much fits is measured,
+not guessed: a forward pass says how many bytes each token leaves behind for the backward pass, whatever the model, the
+attention kernel and the number type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor, nn
+
+from marsbench.training.memory import at_hand, bytes_kept, resident
+from marsbench.training.objectives import IGNORED, MOST_LOGITS
+from marsbench.training.stages import Recipe
+
+# Of the memory that is left, what is given to what the forward pass keeps; the rest is for gradients on their way
+# back, and for gaps between tensors of many sizes.
+_SHARE = 0.6
+_LOGITS_BYTES = 4 * 4 * MOST_LOGITS  # a chunk of logits in fp32, their softmax, and the gradients of both
+_MOMENTS = 3  # what the first step adds to every trained weight: a gradient and AdamW's two moments, in fp32
+
+Batch = dict[str, Tensor]
+
+
+class Fitting:
+    """How many entries of a batch go at once: measured at the first step, and kept when the training is resumed.
+
+    So an interrupted training rounds as one that is not, whatever memory is free when it goes on.
+    """
+
+    def __init__(self, recipe: Recipe) -> None:
+        assert recipe.pretrained is not None, "the world's batches are not cut"
+        self.noisy = recipe.block_size is not None
+        self.longest = recipe.pretrained.max_length
+        gib = recipe.pretrained.memory_gib
+        self.limit = None if gib is None else int(gib * 2**30)
+        self.rows = recipe.pretrained.rows_per_device[recipe.objective]
+        self.most: int | None = None
+
+    def cut(self, batch: dict[str, Tensor], measure: Callable[[Fitting], int | None]) -> list[dict[str, Tensor]]:
+        """The pieces of a batch; `measure` says once how many entries have room."""
+        if self.most is None:
+            self.most = measure(self) or self.rows * self.longest * (1 + self.noisy)
+        return pieces(batch, self.most, noisy=self.noisy)
+
+    def facts(self) -> dict[str, int]:
+        """What is kept beside a training's state, and of it."""
+        return {} if self.most is None else {"entries_at_once": self.most}
+
+
+def row_sizes(labels: Tensor, *, noisy: bool) -> Tensor:
+    """Entries that each row takes, integer [N]: up to its last label, and its noisy copies where there are some."""
+    labelled = labels != IGNORED
+    place = torch.arange(1, labels.shape[1] + 1, device=labels.device)
+    return (labelled * place).amax(1).clamp(min=1) + (labelled.sum(1) if noisy else 0)
+
+
+def pieces(batch: Batch, most: int, *, noisy: bool) -> list[Batch]:
+    """A batch in pieces of at most `most` entries, in its order; a row that has more is a piece of its own.
+
+    Labels are cut behind the last one of each piece: nothing that follows can be seen from there. What a loss draws at
+    random row by row is drawn as for the whole batch.
+    """
+    sizes, found, first = row_sizes(batch["labels"], noisy=noisy).tolist(), list[Batch](), 0
+    for end in range(1, len(sizes) + 1):
+        if end == len(sizes) or max(sizes[first : end + 1]) * (end + 1 - first) > most:
+            found.append(_rows(batch, first, end))
+            first = end
+    return found
+
+
+def _rows(batch: Batch, first: int, end: int) -> Batch:
+    width = int(row_sizes(batch["labels"][first:end], noisy=False).max())
+    return {
+        name: values[first:end, :width] if values.dim() == 2 else values[first:end] for name, values in batch.items()
+    }
+
+
+def most_entries(
+    loss: Callable[..., Tensor],
+    weights: Iterable[nn.Parameter],
+    longest: int,
+    *,
+    noisy: bool,
+    device: torch.device,
+    limit: int | None,
+) -> int | None:
+    """How many entries have room at once; None where the memory cannot be read.
+
+    Args:
+        loss: of a batch; called with small ones, its gradient is not taken and nothing is drawn from the generators.
+        weights: all that the loss reads; those that want a gradient will get one.
+        longest: tokens of the longest sequence.
+        noisy: whether labelled tokens have noisy copies.
+        device: where the model is.
+        limit: bytes that the whole process may take; None = what is free.
+    """
+    free, held, parameters = at_hand(device), resident(device), list(weights)
+    if free is None or held is None:
+        return None
+    room = free if limit is None else min(free, limit - held)
+
+    def kept(rows: int, length: int) -> int:
+        ids = torch.ones(rows, length, dtype=torch.long, device=device)
+        return bytes_kept(lambda: loss(input_ids=ids, labels=ids), parameters)
+
+    # What is kept once, as are bf16 copies of the weights, is told from what every row leaves behind.
+    short = max(2, longest // 4)
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        one, two, long = kept(1, short), kept(2, short), kept(1, longest)
+    once = max(0, 2 * one - two)
+    per_entry = max(1, long - once) / (longest * (1 + noisy))
+    trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
+    room -= once + _LOGITS_BYTES + _MOMENTS * 4 * trained
+    return max(1, int(_SHARE * room / per_entry))
