@@ -18,6 +18,7 @@ from marsbench.rows.store import read_rows
 from marsbench.rows.workspace import Workspace
 from marsbench.running.run import Run
 from marsbench.serving.load import read_answer
+from marsbench.studies.serving import STUDY
 from marsbench.studies.serving.findings import goodput, per_token, quantiles, rejected, requests_per_second, switches
 from marsbench.studies.serving.measuring import Cell, _times, serving_rows
 from marsbench.studies.serving.page import draw, render, tally
@@ -119,6 +120,11 @@ def test_the_page_judges_the_claim(tmp_path: Path) -> None:
     busy = [replace(row, others_cores=[0.5]) for row in page_rows(same)]
     assert "was not idle" in render(busy, "tiny") and "was not idle" not in served
     assert "nothing measured" in render([], "tiny")
+
+
+def test_the_study_has_the_machine_for_itself() -> None:
+    """Guards against a study taken for one that times nothing: a thread for the engine alone, all for the server's."""
+    assert STUDY.times(preset("mini"))
 
 
 def test_the_whole_study_fits_into_its_time() -> None:
