@@ -43,7 +43,7 @@ SAME_NUMBERS: dict[tuple[str, ...], Known] = {
     DECODING_THE_WORLD: Known("fa1d266643b3891a", "06a63162efb8d61b"),
     SCORING: Known("e686dfc56fee14c8", "694a1b97baa02a4a"),
     CLASSING: Known("451963d4d7a601d1", "09e664ffc46b9fbb"),
-    SERVING: Known("4cb0148cab8c2274", "4cb0148cab8c2274"),
+    SERVING: Known("b7013d015fcd35ed", "b7013d015fcd35ed"),
     TRAINING_ON_THE_WORLD: Known("a8898fcff617fb2e", "30dd42a99b1fa670"),
     TRAINING_ON_CHATS: Known("5626b4ef144d5893", "9400b509116b538b"),
     (*TRAINING_ON_THE_WORLD, *MEDUSA): Known("9378aba2435ae958", "fd7a60e3942063a8"),
