@@ -44,7 +44,7 @@ SAME_NUMBERS: dict[tuple[str, ...], Known] = {
     DECODING_THE_WORLD: Known("fa1d266643b3891a", "06a63162efb8d61b"),
     SCORING: Known("dd7122b4b0dcc8f1", "694a1b97baa02a4a"),
     CLASSING: Known("d1b2ab63b6198dc8", "09e664ffc46b9fbb"),
-    SERVING: Known("4cb0148cab8c2274", "4cb0148cab8c2274"),
+    SERVING: Known("b7013d015fcd35ed", "b7013d015fcd35ed"),
     TRAINING_ON_THE_WORLD: Known("91f9927d7e3e64db", "30dd42a99b1fa670"),
     TRAINING_ON_CHATS: Known("c3b435694cb14e55", "c3b435694cb14e55"),
     (*TRAINING_ON_THE_WORLD, *MEDUSA): Known("da9df226607e2d5b", "fd7a60e3942063a8"),

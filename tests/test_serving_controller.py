@@ -223,3 +223,30 @@ def test_a_changed_log_is_found_out(tmp_path: Path) -> None:
     log.write_text('{"something": "else"}\n')
     with pytest.raises(UserError, match="no line of a log"):
         list(replayed(log))
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.floats(0.3, 0.99), st.lists(st.floats(0, 1), min_size=5, max_size=5).map(sorted), st.sampled_from([FLAT, MILD])
+)
+def test_under_pressure_it_comes_to_the_fastest_of_what_is_allowed(
+    checked: float, passing: list[float], law: PositionLaw
+) -> None:
+    """Guards against a tau lowered for less speed: what passes a high tau is less than what checking lets pass."""
+    group, memory = Group("mars-verified", 1.0, 0.5, 4, 8), Memory()
+    counts = {group.key(0.0): checked} | {f"mars {0.9 - 0.1 * place:.2f}": rate for place, rate in enumerate(passing)}
+    for step in range(300):
+        relief = memory.choice.relief
+        settled = {group.key(relief): _settled(memory.choice.window, counts[group.key(relief)], 400)}
+        seen = Seen(0.05 * step, [group], settled, 5, 9.0, 9.0)
+        memory = decide(law, TARGETS, Tuning(), memory, seen)
+    assert memory.allowed == pytest.approx(0.5) and 0 <= memory.choice.relief <= memory.allowed
+
+    def speed(right: float) -> float:
+        each = [expected([right] * 3, window) for window in range(1, 5)]
+        return max(
+            tokens / law.seconds_at(8 * (tokens + window - 1) if window > 1 else 8)
+            for window, tokens in enumerate(each, 1)
+        )
+
+    assert speed(counts[group.key(memory.choice.relief)]) >= 0.93 * max(map(speed, counts.values()))

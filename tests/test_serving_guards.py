@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, MutableMapping
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from marsbench.serving.desk import Stream
 from marsbench.serving.errors import ApiError
-from marsbench.serving.guards import ClientGone, EventStream, until_gone
+from marsbench.serving.guards import ClientGone, EventStream, Patience, until_gone
 from marsbench.serving.messages import Ending, Job, Wishes
 
 Message = MutableMapping[str, Any]
@@ -103,3 +104,24 @@ def test_an_engine_that_is_lost_is_told() -> None:
 
     with pytest.raises(ApiError, match="gone"):
         asyncio.run(asyncio.wait_for(read(), 5))
+
+
+def test_patience_ends_with_what_takes_too_long_and_with_nothing_else() -> None:
+    """Guards against a reader that is let go because of what it did not wait for, and one that is never let go."""
+
+    async def tried() -> tuple[int, float]:
+        given_up = list[float]()
+        patience = Patience(0.2, lambda: given_up.append(time.monotonic()))
+        for _ in range(30):  # longer than its patience in all
+            with patience:
+                await asyncio.sleep(0)
+            await asyncio.sleep(0.01)
+        early, began = len(given_up), time.monotonic()
+        with patience:
+            while not given_up:
+                await asyncio.sleep(0.01)
+        patience.close()
+        return early, given_up[0] - began
+
+    early, waited = asyncio.run(tried())
+    assert early == 0 and waited >= 0.19

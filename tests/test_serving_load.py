@@ -9,12 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from marsbench.presets import preset
 from marsbench.rows.kinds import Row, ServingRow
 from marsbench.rows.store import read_rows
 from marsbench.rows.workspace import Workspace
 from marsbench.running.run import Run
+from marsbench.serving.load import read_answer
+from marsbench.studies.serving import STUDY
 from marsbench.studies.serving.findings import goodput, per_token, quantiles, rejected, requests_per_second, switches
 from marsbench.studies.serving.measuring import Cell, _times, serving_rows
 from marsbench.studies.serving.page import draw, render, tally
@@ -49,6 +53,23 @@ def test_numbers_of_a_cell() -> None:
     assert switches(row, "tau") == 1
     found = quantiles([row], per_token)
     assert found is not None and found[0] == pytest.approx(0.01)
+
+
+_ANSWER = (
+    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+    b"9\r\ndata: a\n\n\r\n9\r\ndata: b\n\n\r\n0\r\n\r\n"
+)
+
+
+@given(st.integers(0, len(_ANSWER)), st.integers(0, len(_ANSWER)))
+def test_an_answer_is_read_wherever_it_was_cut(one: int, other: int) -> None:
+    """Guards against text lost between two reads, times of other parts, and half an answer for a whole."""
+    first, second = sorted((one, other))
+    came = [(1.0, _ANSWER[:first]), (2.0, _ANSWER[first:second]), (3.0, _ANSWER[second:])]
+    status, body = read_answer([piece for piece in came if piece[1]])
+    assert status == 200 and b"".join(data for _, data in body) == b"data: a\n\ndata: b\n\n"
+    assert all(3.0 >= at >= 1.0 for at, _ in body) and [at for at, _ in body] == sorted(at for at, _ in body)
+    assert read_answer([(1.0, _ANSWER[:-3])])[0] == 0 == read_answer([])[0]
 
 
 def test_arrivals_are_poisson_and_the_same_for_all() -> None:
@@ -99,6 +120,11 @@ def test_the_page_judges_the_claim(tmp_path: Path) -> None:
     busy = [replace(row, others_cores=[0.5]) for row in page_rows(same)]
     assert "was not idle" in render(busy, "tiny") and "was not idle" not in served
     assert "nothing measured" in render([], "tiny")
+
+
+def test_the_study_has_the_machine_for_itself() -> None:
+    """Guards against a study taken for one that times nothing: a thread for the engine alone, all for the server's."""
+    assert STUDY.times(preset("mini"))
 
 
 def test_the_whole_study_fits_into_its_time() -> None:

@@ -9,7 +9,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from marsbench.serving.text import Stops, Writer
+from marsbench.serving.answers import Shape
+from marsbench.serving.text import Stops, Writer, decoding
+from marsbench.serving.wire import event
 from marsbench.training.tokenizer import build_tokenizer
 
 
@@ -83,3 +85,18 @@ def test_the_first_of_several_stops_in_one_forward_wins() -> None:
     writer = Writer(decode, ["three", "two"])
     assert writer.write(ids) == "one " and writer.stopped
     assert decode(ids[: writer.used]).endswith("two") and writer.close() == ""
+
+
+@given(IDS)
+def test_the_short_way_to_text_is_the_long_one(ids: list[int]) -> None:
+    """Guards against a server whose words differ from those of the tokenizer's own `decode`."""
+    assert decoding(tokenizer())(ids) == decode(ids)
+
+
+@given(st.booleans(), st.booleans(), st.lists(st.text(min_size=1), min_size=1, max_size=4), st.text())
+def test_parts_are_the_chunks_that_they_stand_for(chat: bool, usage: bool, texts: list[str], model: str) -> None:
+    """Guards against an event put together from pieces that is not the chunk, byte by byte."""
+    shape, plain = Shape(model, chat, usage), Shape(model, chat, usage)
+    plain.head = shape.head
+    for text in texts:
+        assert shape.part(text) == event(plain.chunk(text))

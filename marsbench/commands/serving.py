@@ -44,6 +44,9 @@ def serve(
     prefill_positions: Annotated[
         int, typer.Option(min=1, help="Prompt tokens in one forward pass at most.")
     ] = PREFILL_POSITIONS,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="CPU threads of the engine; where cores are few, leave HTTP one of them.")
+    ] = None,
     max_body: Annotated[int, typer.Option(min=1, help="Bytes of a request's body at most.")] = 4 * 2**20,
     read_timeout: Annotated[float, typer.Option(min=0, help="Seconds that a body may take to come.")] = 20.0,
     stall_timeout: Annotated[float, typer.Option(min=0, help="Seconds that a reader may take nothing.")] = 60.0,
@@ -93,7 +96,7 @@ def serve(
         checkpoint = str(Checkpoints(make_run(scale, output, "reuse", 0)).path(stage, 4))
     targets = Targets(_seconds(target_ms_per_token), _seconds(target_first_token_ms)) if adapt else None
     setup = Setup(
-        checkpoint, dtype, untrained_masks, max_rows, kv_slots, prefill_positions,
+        checkpoint, dtype, untrained_masks, max_rows, kv_slots, prefill_positions, threads,
         speed=Speed(threshold, draft_threshold, block_size), adapt=targets, log=decision_log,
     )  # fmt: skip
     called = name or os.path.basename(os.path.normpath(checkpoint))

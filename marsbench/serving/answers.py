@@ -16,11 +16,12 @@ from typing import Any, TypeVar
 from marsbench.serving.desk import Desk, Stream
 from marsbench.serving.errors import ApiError, not_ready, wrong
 from marsbench.serving.messages import Ending, Job, Likelihood, MethodName, Ready, Wishes
-from marsbench.serving.text import Writer
+from marsbench.serving.text import Writer, decoding
 from marsbench.serving.wire import (
     ChatRequest,
     CompletionRequest,
     Message,
+    dumps,
     event,
     finish_reason,
     total,
@@ -29,6 +30,7 @@ from marsbench.serving.wire import (
 
 T = TypeVar("T")
 Body = dict[str, Any]
+_MARK = "\0"  # where the text of a chunk goes
 
 
 @dataclass(frozen=True)
@@ -121,8 +123,7 @@ class Answers:
 
     def decode(self, ids: list[int]) -> str:
         """Tokens as text."""
-        found = self.ready.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        return str(found)
+        return decoding(self.ready.tokenizer)(ids)
 
     def decode_all(self, ids: list[int]) -> str:
         """Tokens as text, special ones too."""
@@ -182,7 +183,7 @@ class Answers:
             return list(await asyncio.gather(*[self._collected(stream, body.stops) for stream in streams]))
 
     async def _collected(self, stream: Stream, stops: list[str]) -> Answer:
-        writer, text = Writer(self.decode, stops), ""
+        writer, text = Writer(decoding(self.ready.tokenizer), stops), ""
         async for news in stream.read():
             if isinstance(news, Ending):
                 text += writer.close()
@@ -197,7 +198,7 @@ class Answers:
         """A stream's events, to the last."""
         asked = body.stream_options
         per_forward = asked is not None and asked.include_forwards
-        writer = Writer(self.decode, body.stops)
+        writer = Writer(decoding(self.ready.tokenizer), body.stops)
         async with self._submitted(body) as (stream,):
             try:
                 async for news in stream.read():
@@ -215,7 +216,7 @@ class Answers:
                 raise
         answer = Answer(stream, writer.close(), _used(writer, ending), ending)
         if answer.text:
-            yield event(shape.chunk(answer.text))
+            yield shape.part(answer.text)
         yield event(shape.chunk("", finish=answer.reason))
         if asked is not None and asked.include_usage:
             yield event(shape.head | {"choices": [], "usage": answer.usage})
@@ -229,9 +230,10 @@ class Answers:
                 break
             before = writer.used
             text = writer.write(tokens)
-            if text or per_forward:
-                said = {"marsbench": {"tokens": writer.used - before}} if per_forward else {}
-                found.append(event(shape.chunk(text) | said))
+            if per_forward:
+                found.append(event(shape.chunk(text) | {"marsbench": {"tokens": writer.used - before}}))
+            elif text:
+                found.append(shape.part(text))
         return found
 
 
@@ -245,6 +247,7 @@ class Shape:
 
     def __init__(self, model: str, chat: bool, with_usage: bool = False) -> None:
         self._chat, self.begun = chat, False
+        self._around: tuple[bytes, bytes] | None = None  # what stands before and behind the text of a part
         self._usage: Body = {"usage": None} if with_usage else {}
         made = int(time.time())
         kind = "chat.completion.chunk" if chat else "text_completion"
@@ -262,6 +265,16 @@ class Shape:
             choice["text"] = text
         self.begun = True
         return self.head | {"choices": [choice]} | self._usage
+
+    def part(self, text: str) -> bytes:
+        """A part with some text as an event; those behind the first differ in the text alone: the rest is made once."""
+        if not self.begun:
+            return event(self.chunk(text))
+        if self._around is None:
+            before, _, behind = event(self.chunk(_MARK)).rpartition(dumps(_MARK).encode("ascii"))
+            self._around = before, behind
+        before, behind = self._around
+        return before + dumps(text).encode("ascii") + behind
 
     def whole(self, answers: list[Answer], choices: list[Body]) -> Body:
         """An answer that was not streamed."""

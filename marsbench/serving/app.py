@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -178,7 +178,7 @@ def _steer(app: FastAPI, desk: Desk, answers: Answers) -> None:
     def described() -> dict[str, Any]:
         speed = desk.speed
         knobs = {"threshold": speed.threshold, "draft_threshold": speed.draft_threshold, "block_size": speed.window}
-        state = asdict(desk.state) | {"queued": desk.queued}
+        state = desk.state._asdict() | {"queued": desk.queued}
         return knobs | {"methods": list(answers.ready.methods), "state": state}
 
     @app.get("/v1/speed")

@@ -10,9 +10,10 @@ measured as it goes. So the tokens per second of every window are known, window 
 taken: where no window pays, decoding is AR. A draft of a verified row pays if its confidence exceeds what one more
 position costs in tokens, and is pruned otherwise.
 
-Only then tau: it is lowered by one notch at a time, for requests that allow it, while the time per token or the wait
-for the first one exceeds its target, and raised again when both are well below. A verified row counts as one of tau 1:
-where it may be lowered, it leaves checking out.
+Only then tau: it may fall by one notch at a time, for requests that allow it, while the time per token or the wait for
+the first one exceeds its target, and is raised again when both are well below. A verified row counts as one of tau 1:
+where it may be lowered, it leaves checking out. That alone need not be faster: what passes a high tau is less than what
+checking lets pass. So every notch is tried, and left again while no relief at all is known to be faster.
 """
 
 from __future__ import annotations
@@ -126,19 +127,20 @@ class Memory:
     window: int = 4  # the choice's, unless that is only a trial
     decisions: int = 0
     probed: int = 0  # the decision that last tried a wide window
-    turned_s: float = float("-inf")  # when relief last changed
+    allowed: float = 0.0  # relief that is chosen, unless none is faster
+    turned_s: float = float("-inf")  # when that last changed
 
 
 def decide(law: PositionLaw, targets: Targets, tuning: Tuning, memory: Memory, seen: Seen) -> Memory:
     """The next memory, and in it the next choice."""
     law = _as_seen(law, seen)
     guesses = _learned(tuning, memory.guesses, seen.settled)
-    relief, turned_s = _relief(targets, tuning, memory, seen)
-    found = replace(memory, guesses=guesses, turned_s=turned_s, decisions=memory.decisions + 1)
+    allowed, turned_s = _allowed(targets, tuning, memory, seen)
+    found = replace(memory, guesses=guesses, allowed=allowed, turned_s=turned_s, decisions=memory.decisions + 1)
     if not seen.groups:
-        return replace(found, choice=replace(memory.choice, relief=relief))
-    keys = {group.key(relief) for group in seen.groups}
-    rates = {key: _rates(tuning, guesses, key) for key in sorted(keys)}
+        return replace(found, choice=replace(memory.choice, relief=min(memory.choice.relief, allowed)))
+    relief = _relief(law, tuning, found, seen)
+    rates = _all_rates(tuning, guesses, seen.groups, relief)
     window = _window(law, tuning, seen.groups, rates, relief, memory.window)
     speed, slope = _speed(law, seen.groups, rates, relief, window)
     pruned = round(min(0.95, max(0.0, speed * slope)) * 20) / 20
@@ -251,9 +253,45 @@ def _window(
     return now if stays else best
 
 
-def _relief(targets: Targets, tuning: Tuning, memory: Memory, seen: Seen) -> tuple[float, float]:
-    """By how much tau is lowered now, and since when."""
-    relief, since = memory.choice.relief, seen.at_s - memory.turned_s
+def _relief(law: PositionLaw, tuning: Tuning, memory: Memory, seen: Seen) -> float:
+    """By how much tau is lowered: by all that is allowed, or not at all where that is known to be faster.
+
+    Nothing between the two is faster than both: the lower tau, the more passes. What has just been allowed is tried, as
+    is what nothing is known of; else the other takes its place where it is better by enough.
+    """
+    allowed, now = memory.allowed, memory.choice.relief
+    if memory.turned_s == seen.at_s or not all(_known(memory, seen.groups, relief) for relief in (0.0, allowed)):
+        return allowed
+    if not allowed:
+        return 0.0
+    none, all_of_it = (_best_speed(law, tuning, memory, seen.groups, relief) for relief in (0.0, allowed))
+    if now == allowed:
+        return 0.0 if none > tuning.gain * all_of_it else allowed
+    return allowed if all_of_it > tuning.gain * none else 0.0
+
+
+def _known(memory: Memory, groups: Iterable[Group], relief: float) -> bool:
+    """Whether guesses of all these rows have been seen after such a relief."""
+    return all(group.threshold is None or group.key(relief) in memory.guesses for group in groups)
+
+
+def _best_speed(law: PositionLaw, tuning: Tuning, memory: Memory, groups: Sequence[Group], relief: float) -> float:
+    """Tokens per second after a relief, with the window that suits it best."""
+    rates = _all_rates(tuning, memory.guesses, groups, relief)
+    widest = max(group.widest for group in groups)
+    return max(_speed(law, groups, rates, relief, window)[0] for window in range(1, widest + 1))
+
+
+def _all_rates(
+    tuning: Tuning, guesses: Mapping[str, Sequence[tuple[float, float]]], groups: Iterable[Group], relief: float
+) -> Rates:
+    """How often guesses count, of all these rows."""
+    return {key: _rates(tuning, guesses, key) for key in sorted({group.key(relief) for group in groups})}
+
+
+def _allowed(targets: Targets, tuning: Tuning, memory: Memory, seen: Seen) -> tuple[float, float]:
+    """By how much tau may be lowered now, and since when."""
+    relief, since = memory.allowed, seen.at_s - memory.turned_s
     most = max((group.room for group in seen.groups), default=0.0)
     pressure = _pressure(targets, seen)
     if pressure > 1 and relief < most and since >= tuning.up_s:

@@ -256,8 +256,8 @@ class Desk:
         self.state = report.state
         self.metrics.take(report.state)
         self._queued.difference_update(report.started)
+        self.metrics.tokens.inc(sum(len(tokens) for _, tokens in report.tokens))
         for number, tokens in report.tokens:
-            self.metrics.tokens.inc(len(tokens))
             stream = self._streams.get(number)
             if stream is not None:
                 self._note_times(stream, now, len(tokens))

@@ -20,6 +20,7 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 T = TypeVar("T")
+_SHORTEST_S = 0.01  # of anybody's patience
 
 
 class ClientGone(Exception):
@@ -59,6 +60,36 @@ def answer(error: ApiError) -> Json:
     return Json(error.envelope, status_code=error.status, headers=error.headers)
 
 
+class Patience:
+    """Calls off what takes too long, of many things one after the other, with one timer for all of them.
+
+    A timer for each would cost more than most of what it times.
+    """
+
+    def __init__(self, seconds: float, give_up: Callable[[], object]) -> None:
+        self._seconds, self._give_up = max(seconds, _SHORTEST_S), give_up
+        self._loop = asyncio.get_running_loop()
+        self._began: float | None = None  # when what goes on now did
+        self._timer = self._loop.call_later(self._seconds, self._look)
+
+    def __enter__(self) -> None:
+        self._began = self._loop.time()
+
+    def __exit__(self, *_: object) -> None:
+        self._began = None
+
+    def close(self) -> None:
+        """Nothing more will be waited for."""
+        self._timer.cancel()
+
+    def _look(self) -> None:
+        left = self._seconds if self._began is None else self._began + self._seconds - self._loop.time()
+        if left <= 0:
+            self._give_up()
+        else:
+            self._timer = self._loop.call_later(left, self._look)
+
+
 class EventStream(Response):
     """Server-sent events, written as they come.
 
@@ -76,17 +107,25 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await until_gone(receive, self._write(send))
-        except (ClientGone, TimeoutError):
+        except ClientGone:
             return  # an answer that is not complete: the connection is closed
 
     async def _write(self, send: Send) -> None:
+        with anyio.CancelScope() as scope:
+            patience = Patience(self._stall_s, scope.cancel)
+            try:
+                await self._write_all(send, patience)
+            finally:
+                patience.close()
+
+    async def _write_all(self, send: Send, patience: Patience) -> None:
         async with aclosing(self._events) as events:
             started = False
             async for body in events:
                 if not started:
                     await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
                     started = True
-                with anyio.fail_after(self._stall_s):
+                with patience:
                     await send({"type": "http.response.body", "body": body, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 

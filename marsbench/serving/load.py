@@ -2,6 +2,9 @@
 
 Times count from when a request was due, so that a slow server cannot hide behind a client that waits for it (an open
 loop); how late each was sent is the generator's own lag, and said beside the server's times.
+
+It shares the machine with the server that it measures, so it does little while it measures: what comes is kept with its
+time, and read as HTTP, events and JSON when all is over.
 """
 
 from __future__ import annotations
@@ -10,10 +13,12 @@ import asyncio
 import json
 import multiprocessing
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
+from urllib.parse import urlsplit
 
 _LEAD_S = 0.05  # before the first request is due
 _GIVE_UP_S = 120.0  # on one answer
@@ -90,63 +95,129 @@ def _serve(pipe: Connection) -> None:
 
 
 async def _fire(volley: Volley) -> Outcome:
-    import aiohttp
-
-    timeout = aiohttp.ClientTimeout(total=_GIVE_UP_S)
-    connector = aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(volley.url, timeout=timeout, connector=connector) as session:
-        started = time.perf_counter() + _LEAD_S
-        outcome = Outcome([Heard() for _ in volley.shots], [])
-        watch = asyncio.create_task(_watch(session, volley.watch_every, started, outcome.states))
-        seats = asyncio.Semaphore(volley.at_once or len(volley.shots))
-        tasks = []
-        for shot, heard in zip(volley.shots, outcome.heard, strict=True):
-            due = started if volley.one_by_one else started + shot.at
-            await asyncio.sleep(max(0.0, due - time.perf_counter()))
-            await seats.acquire()
-            tasks.append(asyncio.create_task(_ask(session, shot, heard, started, wait=not volley.one_by_one)))
-            tasks[-1].add_done_callback(lambda _: seats.release())
-            if volley.one_by_one:
-                await tasks[-1]
-        await asyncio.gather(*tasks)
-        watch.cancel()
-        await asyncio.gather(watch, return_exceptions=True)
-    return outcome
-
-
-async def _ask(session: Any, shot: Shot, heard: Heard, started: float, *, wait: bool) -> None:
-    """One request and its stream."""
-    import aiohttp
-
-    now = time.perf_counter() - started
-    heard.lag = now - shot.at if wait else 0.0
-    body = shot.body | {"stream": True, "stream_options": {"include_usage": True}}
-    try:
-        async with session.post("/v1/completions", json=body) as answer:
-            heard.status = answer.status
-            async for line in answer.content:
-                if answer.status == 200 and line.startswith(b"data: {"):
-                    _hear(json.loads(line[6:]), heard, time.perf_counter() - started)
-    except (aiohttp.ClientError, asyncio.TimeoutError):
-        heard.status = 0
-    if not wait:  # one after the other: the next is due as soon as this one is over
-        heard.first, heard.last = heard.first - now, heard.last - now
+    started = time.perf_counter() + _LEAD_S
+    looks: list[Exchange] = []
+    watch = asyncio.create_task(_watch(volley, looks))
+    seats = asyncio.Semaphore(volley.at_once or len(volley.shots))
+    tasks: list[asyncio.Task[Exchange]] = []
+    for shot in volley.shots:
+        due = started if volley.one_by_one else started + shot.at
+        await asyncio.sleep(max(0.0, due - time.perf_counter()))
+        await seats.acquire()
+        body = shot.body | {"stream": True, "stream_options": {"include_usage": True}}
+        tasks.append(asyncio.create_task(_exchanged(volley.url, "POST /v1/completions", body)))
+        tasks[-1].add_done_callback(lambda _: seats.release())
+        if volley.one_by_one:
+            await tasks[-1]
+    exchanges = await asyncio.gather(*tasks)
+    watch.cancel()
+    await asyncio.gather(watch, return_exceptions=True)
+    return Outcome(
+        [_heard(one, shot, one.sent if volley.one_by_one else started)
+         for one, shot in zip(exchanges, volley.shots, strict=True)],
+        [(one.sent - started, state) for one in looks if (state := _state(one))],
+    )  # fmt: skip
 
 
-def _hear(event: dict[str, Any], heard: Heard, now: float) -> None:
+async def _watch(volley: Volley, looks: list[Exchange]) -> None:
+    while volley.watch_every is not None:
+        looks.append(await _exchanged(volley.url, "GET /v1/speed"))
+        await asyncio.sleep(volley.watch_every)
+
+
+async def _exchanged(url: str, route: str, body: Any = None) -> Exchange:
+    """A request on a connection of its own, which the server closes behind its answer."""
+    address, data = urlsplit(url), b"" if body is None else json.dumps(body).encode()
+    head = f"{route} HTTP/1.1", f"Host: {address.netloc}", "Connection: close", "Content-Type: application/json"
+    request = "\r\n".join([*head, f"Content-Length: {len(data)}", "", ""]).encode() + data
+    exchange = Exchange(request)
+    with suppress(OSError, asyncio.TimeoutError):  # what has come by then tells that it is not all
+        transport, _ = await asyncio.get_running_loop().create_connection(
+            lambda: exchange, address.hostname or "", address.port or 80
+        )
+        try:
+            await asyncio.wait_for(exchange.over, _GIVE_UP_S)
+        finally:
+            transport.abort()
+    return exchange
+
+
+class Exchange(asyncio.Protocol):
+    """One request, and what comes back, with its times by `time.perf_counter`."""
+
+    def __init__(self, request: bytes) -> None:
+        self._request = request
+        self.sent = time.perf_counter()
+        self.came: list[tuple[float, bytes]] = []
+        self.over = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: Any) -> None:
+        """Send the request."""
+        transport.write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        """Keep what comes."""
+        self.came.append((time.perf_counter(), data))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """That was all."""
+        if not self.over.done():
+            self.over.set_result(None)
+
+
+def read_answer(came: Sequence[tuple[float, bytes]]) -> tuple[int, list[tuple[float, bytes]]]:
+    """Status and body of an HTTP answer, its parts with their times; a status of 0 where it is not complete."""
+    import h11
+
+    client, status, body, complete = h11.Connection(h11.CLIENT), 0, [], False
+    client.send(h11.Request(method="GET", target="/", headers=[("Host", "x")]))  # whatever it was: it has been sent
+    client.send(h11.EndOfMessage())
+    with suppress(h11.RemoteProtocolError):
+        for at, data in [*came, (0.0, b"")]:
+            client.receive_data(data)
+            while True:
+                match event := client.next_event():
+                    case h11.Response():
+                        status = event.status_code
+                    case h11.Data():
+                        body.append((at, bytes(event.data)))
+                    case h11.EndOfMessage():
+                        complete = True
+                    case _:  # it wants more, or has no more
+                        break
+    return (status if complete else 0), body
+
+
+def _lines(body: Sequence[tuple[float, bytes]]) -> Iterator[tuple[float, bytes]]:
+    """The lines of a body, each with the time at which its end came."""
+    rest = b""
+    for at, data in body:
+        *lines, rest = (rest + data).split(b"\n")
+        yield from ((at, line) for line in lines)
+
+
+def _heard(exchange: Exchange, shot: Shot, since: float) -> Heard:
+    """What came of a request; its times count from `since`."""
+    status, body = read_answer(exchange.came)
+    heard = Heard(lag=max(0.0, exchange.sent - since - shot.at), status=status)
+    for at, line in _lines(body):
+        if line.startswith(b"data: {"):
+            _take(json.loads(line[6:]), heard, at - since)
+    return heard
+
+
+def _state(look: Exchange) -> dict[str, Any]:
+    """What the server said of itself, if it did."""
+    status, body = read_answer(look.came)
+    found: dict[str, Any] = json.loads(b"".join(data for _, data in body)) if status == 200 else {}
+    return found
+
+
+def _take(event: dict[str, Any], heard: Heard, at: float) -> None:
     if "error" in event:
         heard.status = 500
         return
     heard.usage = event.get("usage") or heard.usage
     if event["choices"] and event["choices"][0]["text"]:
         heard.text += event["choices"][0]["text"]
-        heard.first, heard.last = heard.first or now, now
-
-
-async def _watch(session: Any, every: float | None, started: float, states: list[tuple[float, dict[str, Any]]]) -> None:
-    if every is None:
-        return
-    while True:
-        async with session.get("/v1/speed") as answer:
-            states.append((time.perf_counter() - started, await answer.json()))
-        await asyncio.sleep(every)
+        heard.first, heard.last = heard.first or at, at

@@ -90,8 +90,7 @@ class Ending:
     failure: str = ""  # why the engine could not answer
 
 
-@dataclass(frozen=True)
-class State:
+class State(NamedTuple):
     """The engine after a forward."""
 
     running: int = 0

@@ -57,14 +57,10 @@ class Metrics:
         self._ended.labels(model_name=self._model, finished_reason=reason).inc()
 
     def take(self, state: State) -> None:
-        """What the engine says after a forward; it counts from its own start."""
+        """What the engine says after a forward; it counts from its own start. Most gauges wait for who looks."""
         last = self._last if state.forwards >= self._last.forwards else State()
-        self.running.set(state.running)
-        self.waiting.set(state.waiting)
-        self.cache.set(state.slots / self.slots)
         self.forwards.inc(state.forwards - last.forwards)
-        self.window.set(state.window)
-        if state.threshold is not None:
+        if state.threshold is not None:  # else it stays what it was
             self.threshold.set(state.threshold)
         rows, settled = state.rows - last.rows, state.settled - last.settled
         if guesses := state.guesses - last.guesses:
@@ -78,10 +74,16 @@ class Metrics:
     def lost(self) -> None:
         """The engine is gone, and all that it held."""
         self._last = State()
-        for gauge in (self.running, self.waiting, self.cache, self.window):
-            gauge.set(0)
         self.restarts.inc()
 
     def page(self) -> bytes:
         """The exposition format."""
+        self._set_gauges()
         return generate_latest(self.registry)
+
+    def _set_gauges(self) -> None:
+        state = self._last
+        self.running.set(state.running)
+        self.waiting.set(state.waiting)
+        self.cache.set(state.slots / self.slots)
+        self.window.set(state.window)

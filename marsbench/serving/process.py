@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import selectors
 import signal
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
@@ -85,10 +86,12 @@ def _start(setup: Setup) -> tuple[Any, Ready]:
 
 def _serve(pipe: Connection, engine: Any) -> None:
     """Rounds without end; with nothing to do, it waits for the next message."""
-    while True:
-        while engine.idle or pipe.poll():
-            _hear(engine, pipe.recv())
-        pipe.send(engine.work())
+    with selectors.DefaultSelector() as letters:  # `pipe.poll` would make one of these for every round
+        letters.register(pipe, selectors.EVENT_READ)
+        while True:
+            while engine.idle or letters.select(0):
+                _hear(engine, pipe.recv())
+            pipe.send(engine.work())
 
 
 def _hear(engine: Any, message: Job | Cancel | Speed) -> None:

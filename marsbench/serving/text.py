@@ -7,9 +7,24 @@ that is complete first.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 _UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # what a decoder makes of bytes that are no whole character yet
 Decode = Callable[[list[int]], str]
+
+
+def decoding(tokenizer: Any) -> Decode:
+    """How a tokenizer of transformers makes text of tokens, special ones left out.
+
+    Where that is what the Rust library below it says, this is asked at once: a server decodes every token, and what
+    transformers does before asking takes ten times as long.
+    """
+    from transformers import PreTrainedTokenizerFast
+
+    if getattr(type(tokenizer), "_decode", None) is PreTrainedTokenizerFast._decode:
+        rust = tokenizer.backend_tokenizer
+        return lambda ids: str(rust.decode(ids, skip_special_tokens=True))
+    return lambda ids: str(tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
 
 class Detokenizer:

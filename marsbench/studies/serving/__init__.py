@@ -27,6 +27,7 @@ STUDY = Study(
     nox="serving-load",
     place=6,
     in_paper=False,
+    timed=True,
     measure=_measure,
     stages=(TrainedStage("mars", 4),),
     render=render,

@@ -13,6 +13,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+import torch
+
 from marsbench.decoding.engine import decode
 from marsbench.decoding.generation import Request
 from marsbench.errors import UserError
@@ -66,8 +68,23 @@ class Targets(NamedTuple):
 
 def serving_rows(run: Run) -> list[Row]:
     """The rows, those measured now that were missing."""
-    bench = Bench(run)
-    return list(bench.rows())
+    with _cores_left():
+        return list(Bench(run).rows())
+
+
+@contextmanager
+def _cores_left() -> Iterator[None]:
+    """Leave a core to HTTP and the load generator, where there are several.
+
+    The engine alone and the one behind HTTP get as many threads: they wait for one another, and all of them stand still
+    where one has to share its core.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(max(1, threads - 1))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 class Bench:
@@ -259,7 +276,7 @@ class _Server:
 
     def __init__(self, checkpoint: str, options: list[str]) -> None:
         command = [sys.executable, "-m", "marsbench", "serve", "--checkpoint", checkpoint, "--port", "0"]
-        limits = ["--max-rows", str(ROWS), "--max-queue", str(QUEUE)]
+        limits = ["--max-rows", str(ROWS), "--max-queue", str(QUEUE), "--threads", str(torch.get_num_threads())]
         self._process = subprocess.Popen([*command, *limits, *options], stdout=subprocess.PIPE, text=True)
         assert self._process.stdout is not None
         for line in self._process.stdout:
