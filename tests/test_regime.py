@@ -21,6 +21,7 @@ from marsbench.studies.regime import STUDY, measuring
 from marsbench.studies.regime.criteria import CRITERIA, above_chance, room_on_enough
 from marsbench.studies.regime.lines import OF_SHORT_BASE, PLAN, TWICE, UNTRAINED_MASKS
 from marsbench.studies.regime.measuring import regime_rows
+from marsbench.studies.regime.page import beside
 from marsbench.training.data import solved_text
 from marsbench.world import difficulty
 
@@ -116,3 +117,12 @@ def test_text_loss_is_that_of_the_model(
         nats = torch.nn.functional.cross_entropy(logits[asked - 1 :], wanted, reduction="sum")
         assert first.nats[place] == pytest.approx(float(nats), rel=1e-4) and first.tokens[place] == len(wanted)
     assert regime_rows(replace(run)) == [first, second], "rows that are there are not measured again"
+
+
+def test_scales_stand_beside_each_other() -> None:
+    """Guards against a criterion that is shown with another scale's numbers, or a scale without rows as measured."""
+    found = lines_of(beside({"tiny": {0: rows({TWICE.name: 1200})}, "mini": {0: rows({})}, "7b": {}}))
+    assert found[0][3:] == ["tiny", "mini", "the paper"]
+    (line,) = [one for one in found if one[0] == "ii"]
+    assert line[3].endswith("fails") and line[4].endswith("holds")
+    assert beside({"7b": {}}) == ""

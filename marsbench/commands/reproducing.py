@@ -155,7 +155,7 @@ def reproduce(
     or --seed, rows and page go to folders of their own, as in reports/tiny/real-limit8-seed1/. `marsbench plan` says
     beforehand what it will take.
 
-    Where models are pretrained, `--train-all` trains what a page needs: on `--chat-data`, for `--max-steps`, and from
+    Where models are pretrained, `--train` trains what a page needs: on `--chat-data`, for `--max-steps`, and from
     a `--base` of your own, which wants an `--output` of its own too.
 
     `all` makes every page, then the index and the page of claims. A page that cannot be made is named, and the others

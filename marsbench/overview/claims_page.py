@@ -14,6 +14,7 @@ from marsbench.overview.remarks import remarks
 from marsbench.rendering.deviations import caveat
 from marsbench.rendering.markdown import table
 from marsbench.rendering.verdicts import HOW_P_IS_DERIVED, WHAT_CHECKS_ARE, WHAT_WOULD_DECIDE
+from marsbench.studies.regime import page as regime
 
 HOW_TO_READ_THE_CLAIMS = (
     "Every claim of the MARS paper (arXiv 2604.07023) that is tested here, in our words, in the order of the paper. A "
@@ -57,6 +58,7 @@ def render(judged: Sequence[Judged], collections: Sequence[Collection]) -> str:
         WHAT_CHECKS_ARE,
         _checks([(number, one) for number, one in numbered if one.claim.check], collections),
         *claims_figure.sections(numbered, collections),
+        regime.beside({one.scale: one.rows.get("regime", {}) for one in collections}),
     ]
     for section in dict.fromkeys(one.claim.section for one in judged):
         found = [(number, one) for number, one in numbered if one.claim.section == section]

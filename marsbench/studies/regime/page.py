@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from statistics import fmean
@@ -33,6 +33,7 @@ from marsbench.studies.regime.criteria import (
     CRITERIA,
     ENOUGH,
     ROOM_ON_EACH,
+    Criterion,
     above_chance,
     on_each,
     published_in_words,
@@ -98,6 +99,26 @@ def tally(seeds: BySeed) -> str:
         if verdict in verdicts
     ]
     return ", ".join([f"{verdicts.count('supported')} of {len(verdicts)} criteria hold", *rest])
+
+
+def beside(scales: Mapping[str, BySeed]) -> str:
+    """Every criterion at several scales, for the pages on the whole paper; empty where none has rows of the regime."""
+    measured = {scale: seeds for scale, seeds in scales.items() if seeds}
+    if not measured:
+        return ""
+    lines = [
+        [one.number, one.says, one.tested, *[_with_outcome(one, seeds) for seeds in measured.values()],
+         published_in_words(one)]
+        for one in CRITERIA
+    ]  # fmt: skip
+    head = ["", "criterion", "tested", *measured, "the paper"]
+    return "\n\n".join(["## The regime, scale beside scale", f"{OPENING} {HOW_CRITERIA_ARE_JUDGED}",
+                        table(head, lines, text=range(len(head)))])  # fmt: skip
+
+
+def _with_outcome(one: Criterion, seeds: BySeed) -> str:
+    found = one.finding(seeds)
+    return f"{found.found}: {_OUTCOME.get(found.verdict, found.verdict)}"
 
 
 def _verdicts(seeds: BySeed) -> list[Verdict]:
