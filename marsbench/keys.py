@@ -39,17 +39,17 @@ class Known(NamedTuple):
 # An entry is a claim: who changes it has seen that no number changes. It counts as long as the code is what it says. A
 # test holds the keys of the committed rows to it.
 SAME_NUMBERS: dict[tuple[str, ...], Known] = {
-    DECODING: Known("dde167f60fb01548", "c7844b4def492a80"),
-    DECODING_THE_WORLD: Known("fa1d266643b3891a", "06a63162efb8d61b"),
-    SCORING: Known("e686dfc56fee14c8", "694a1b97baa02a4a"),
-    CLASSING: Known("451963d4d7a601d1", "09e664ffc46b9fbb"),
-    SERVING: Known("4cb0148cab8c2274", "4cb0148cab8c2274"),
+    DECODING: Known("9a3194a3ee64f110", "c7844b4def492a80"),
+    DECODING_THE_WORLD: Known("e6a86ffea4881382", "06a63162efb8d61b"),
+    SCORING: Known("4b75da41eae5a8dd", "694a1b97baa02a4a"),
+    CLASSING: Known("ba17f618c6ac1aab", "09e664ffc46b9fbb"),
+    SERVING: Known("4c974d6dac1ef06b", "4cb0148cab8c2274"),
     TRAINING_ON_THE_WORLD: Known("a8898fcff617fb2e", "30dd42a99b1fa670"),
     TRAINING_ON_CHATS: Known("5626b4ef144d5893", "9400b509116b538b"),
     (*TRAINING_ON_THE_WORLD, *MEDUSA): Known("9378aba2435ae958", "fd7a60e3942063a8"),
     (*TRAINING_ON_CHATS, *MEDUSA): Known("c319ed3107dc8477", "e05093447b03407b"),
-    (*TRAINING_ON_THE_WORLD, *GATED): Known("581a64a6fb995a40", "dc47e10fb4c56819"),
-    (*TRAINING_ON_CHATS, *GATED): Known("97089be3be2048af", "60f7f86224fa3a70"),
+    (*TRAINING_ON_THE_WORLD, *GATED): Known("c7d6674e341535b0", "dc47e10fb4c56819"),
+    (*TRAINING_ON_CHATS, *GATED): Known("c594cfae7d921e9c", "60f7f86224fa3a70"),
 }
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from test_architectures import EOS, KNOWN, MASK, NEW, PAD, SHAPE, prompts
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from marsbench.compiled.graphs import Graphs
@@ -145,6 +146,28 @@ def test_lean_decoder_and_modules_agree(model: PreTrainedModel) -> None:
         own = model.get_decoder()(input_ids=ids, position_ids=position).last_hidden_state
     torch.testing.assert_close(lean[:1], own, rtol=1e-4, atol=1e-4)
     assert masked[0].tolist() == [False] * 4 + [True] * 2
+
+
+class Operations(TorchDispatchMode):
+    """Counts the operations of a `with` block."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, given: Any = (), named: Any = None) -> Any:
+        self.count += 1
+        return function(*given, **(named or {}))
+
+
+def test_an_adapter_takes_few_operations(model: PreTrainedModel) -> None:
+    """Guards against small operations that creep in: at a small model's size they, not the maps, take the time."""
+    counts = []
+    for one in (model, Adapted(model, noisy(model))):
+        states(one, ragged=False)  # lays the maps out
+        with Operations() as operations:
+            states(one, ragged=False)
+        counts.append(operations.count)
+    layers, window = model.config.num_hidden_layers, 6
+    assert 0 < counts[1] - counts[0] <= 16 * layers + window
 
 
 def test_an_adapter_of_some_layers_only(model: PreTrainedModel) -> None:
