@@ -26,7 +26,7 @@ from marsbench.forward.adapter import Adapted, hooked
 from marsbench.methods.fitting import default_ids, fit
 from marsbench.presets import preset
 from marsbench.training import checkpoints, gated
-from marsbench.training.checkpoints import Loaded, load
+from marsbench.training.checkpoints import Loaded, load, with_adapter
 from marsbench.training.data import chat_prompt
 from marsbench.training.gated import CONFIG, GatedAdapter, gated_loss, read_adapter
 from marsbench.training.objectives import IGNORED
@@ -300,6 +300,20 @@ def test_transformers_generates_with_an_adapter(made: Path, micro_checkpoints: P
     assert torch.equal(model.generate(**inputs, **ours, adapter=made), alone)
     with pytest.raises(UserError, match="graphs are kept"):
         model.generate(**inputs, **ours, adapter=made, compiled=True)
+
+
+def test_adapters_share_a_loaded_model(made: Path, micro_checkpoints: Path) -> None:
+    """Guards against a model that is loaded once for each adapter, and one adapter put on another."""
+    base = load(next(micro_checkpoints.glob("ar_sft-*")))
+    one, other = with_adapter(base, made), with_adapter(base, made)
+    assert all(
+        values.data_ptr() == base.model.state_dict()[name].data_ptr()
+        for name, values in {**one.model.state_dict(), **other.model.state_dict()}.items()
+    )
+    assert answers(one, "mars-verified") == answers(load(made), "mars-verified")
+    assert [found.tokens for found in answers(base, "ar")] == [found.tokens for found in answers(other, "ar")]
+    with pytest.raises(UserError, match="already"):
+        with_adapter(one, made)
 
 
 # ---- refused ----
