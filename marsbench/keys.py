@@ -40,17 +40,17 @@ class Known(NamedTuple):
 # An entry is a claim: who changes it has seen that no number changes. It counts as long as the code is what it says. A
 # test holds the keys of the committed rows to it.
 SAME_NUMBERS: dict[tuple[str, ...], Known] = {
-    DECODING: Known("dde167f60fb01548", "c7844b4def492a80"),
-    DECODING_THE_WORLD: Known("fa1d266643b3891a", "06a63162efb8d61b"),
-    SCORING: Known("dd7122b4b0dcc8f1", "694a1b97baa02a4a"),
-    CLASSING: Known("d1b2ab63b6198dc8", "09e664ffc46b9fbb"),
-    SERVING: Known("b7013d015fcd35ed", "b7013d015fcd35ed"),
+    DECODING: Known("9a3194a3ee64f110", "c7844b4def492a80"),
+    DECODING_THE_WORLD: Known("e6a86ffea4881382", "06a63162efb8d61b"),
+    SCORING: Known("f71cea9dcf4acba2", "694a1b97baa02a4a"),
+    CLASSING: Known("14ef43cb013594fd", "09e664ffc46b9fbb"),
+    SERVING: Known("606ca83bbba393cd", "b7013d015fcd35ed"),
     TRAINING_ON_THE_WORLD: Known("91f9927d7e3e64db", "30dd42a99b1fa670"),
     TRAINING_ON_CHATS: Known("c3b435694cb14e55", "c3b435694cb14e55"),
     (*TRAINING_ON_THE_WORLD, *MEDUSA): Known("da9df226607e2d5b", "fd7a60e3942063a8"),
     (*TRAINING_ON_CHATS, *MEDUSA): Known("dbef0f5ed848a0a9", "dbef0f5ed848a0a9"),
-    (*TRAINING_ON_THE_WORLD, *GATED): Known("afb90f7aed221dce", "dc47e10fb4c56819"),
-    (*TRAINING_ON_CHATS, *GATED): Known("8acbd76c0aaae448", "8acbd76c0aaae448"),
+    (*TRAINING_ON_THE_WORLD, *GATED): Known("ebf4da6c992f49e3", "dc47e10fb4c56819"),
+    (*TRAINING_ON_CHATS, *GATED): Known("6fb1d61aaa116ac0", "8acbd76c0aaae448"),
 }
 
 

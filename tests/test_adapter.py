@@ -10,13 +10,15 @@ from typing import Any
 import pytest
 import torch
 from test_architectures import EOS, KNOWN, MASK, NEW, PAD, SHAPE, prompts
+from test_static import in_flight, llama
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
-from marsbench.compiled.graphs import Graphs
+from marsbench.compiled.graphs import Graphs, has_compiler
 from marsbench.compiled.static_batch import StaticBatch
-from marsbench.decoding.engine import KindOfBatch, decode, forward
-from marsbench.decoding.generation import Generation, Request
+from marsbench.decoding.engine import Batch, KindOfBatch, decode, forward
+from marsbench.decoding.generation import Generation, Layout, Request
 from marsbench.errors import UserError
 from marsbench.forward import linear as linear_module
 from marsbench.forward.adapter import Adapted, Adapter, LowRank, hooked
@@ -97,6 +99,26 @@ def test_compiled_steps_say_what_eager_ones_do(model: PreTrainedModel) -> None:
     assert tokens(run(model, "mars-verified", graphs.batch)) == tokens(run(model, "ar"))
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(not has_compiler(), reason="no C++ compiler")
+@pytest.mark.parametrize("layout", ["groups", "linear"])
+def test_truly_compiled_steps_say_what_the_model_says(layout: Layout) -> None:
+    """Guards against fused operations by which what is added to a token is not zero."""
+    alone, graphs = llama(0), Graphs()
+    adapted, verified = Adapted(alone, noisy(alone)), Options(mask_id=MASK, block_size=3, layout=layout)
+    compiled, eager = (in_flight(adapted, build_method("mars-verified", verified), run=one) for one in (graphs, None))
+    plain = in_flight(alone, build_method("ar", Options()))
+    for _ in range(6):
+        compiled.step()
+        eager.step()
+    for _ in range(24):
+        plain.step()
+    for place, seat in compiled._seats.items():
+        assert seat.tokens == eager._seats[place].tokens and len(seat.tokens) >= 6
+        assert seat.tokens == plain._seats[place].tokens[: len(seat.tokens)]
+    assert len(graphs) == 1
+
+
 def test_packed_weights_change_nothing(model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against packed copies that the adapter's own small maps are taken for."""
     monkeypatch.setattr(linear_module, "LARGE", 1)
@@ -147,6 +169,28 @@ def test_lean_decoder_and_modules_agree(model: PreTrainedModel) -> None:
     assert masked[0].tolist() == [False] * 4 + [True] * 2
 
 
+class Operations(TorchDispatchMode):
+    """Counts the operations of a `with` block."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, given: Any = (), named: Any = None) -> Any:
+        self.count += 1
+        return function(*given, **(named or {}))
+
+
+def test_an_adapter_takes_few_operations(model: PreTrainedModel) -> None:
+    """Guards against small operations that creep in: at a small model's size they, not the maps, take the time."""
+    counts = []
+    for one in (model, Adapted(model, noisy(model))):
+        states(one, ragged=False)  # lays the maps out
+        with Operations() as operations:
+            states(one, ragged=False)
+        counts.append(operations.count)
+    layers, window = model.config.num_hidden_layers, 6
+    assert 0 < counts[1] - counts[0] <= 16 * layers + window
+
+
 def test_an_adapter_of_some_layers_only(model: PreTrainedModel) -> None:
     """Guards against an adapter that is taken to have a map for every layer, as peft's need not."""
     every = noisy(model, 0.3)
@@ -170,6 +214,35 @@ def _by_modules(adapted: Adapted) -> Tensor:
         return found
     finally:
         handle.remove()
+
+
+def test_batches_of_several_adapters_take_turns(model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against weights copied or packed once for each adapter, and a batch that goes on with another's masks."""
+    monkeypatch.setattr(linear_module, "LARGE", 1)
+    several = [Adapted(model, noisy(model, size)) for size in (0.1, 0.3, 0.6)]
+    method, found = build_method("mars", Options(mask_id=MASK, block_size=3)), []
+
+    def batch(one: Any) -> Batch:
+        done: dict[int, Generation] = {}
+        found.append(done)
+        made = Batch(one, method, eos_id=EOS, pad_id=PAD, on_finished=done.__setitem__)
+        made.join({row: Request(prompt, NEW, threshold=0.3) for row, prompt in enumerate(prompts())})
+        return made
+
+    with packing(True):
+        for one in several:
+            running = batch(one)
+            while len(running):
+                running.step()
+        copies = len(linear_module.COPIES)
+        in_turns = [batch(one) for one in several]
+        while any(map(len, in_turns)):
+            for running in in_turns:
+                running.step()
+        assert copies == len(linear_module.COPIES) == sum(isinstance(module, nn.Linear) for module in model.modules())
+    assert found[:3] == found[3:]
+    assert found[0] != found[1] != found[2], "each has answers of its own"
+    assert all(one.get_decoder() is model.get_decoder() for one in several)
 
 
 def test_two_adapters_share_a_base(model: PreTrainedModel) -> None:

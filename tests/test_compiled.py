@@ -28,7 +28,7 @@ from marsbench.decoding.engine import Batch, decode
 from marsbench.decoding.generation import Request
 from marsbench.errors import UserError
 from marsbench.evaluation.lm_eval_model import MarsbenchLM
-from marsbench.findings.sweep import SweepCells, best_mars_at, faster, speed_up
+from marsbench.findings.sweep import SweepCells, best_mars_at, best_verified_at, faster, speed_up
 from marsbench.methods import Options, build_method
 from marsbench.racing.grid import BASELINES, Entry, read_grid
 from marsbench.racing.race import Contender, Race
@@ -36,6 +36,7 @@ from marsbench.racing.rounds import RoundLog
 from marsbench.rows.kinds import Row, SweepRow
 from marsbench.rows.store import RowStore, read_rows
 from marsbench.rows.workspace import Workspace
+from marsbench.studies.speedup.law import families
 from marsbench.studies.speedup.measures import decoded_by_the_sweep
 from marsbench.studies.speedup.page import render
 
@@ -304,6 +305,21 @@ def test_rows_are_held_against_the_ar_of_their_kind() -> None:
     assert best_mars_at(sweep, 4) == EAGER_ROWS[1] and best_mars_at(sweep, 4, compiled=True) == COMPILED_ROWS[1]
     assert faster(EAGER_ROWS[1], COMPILED_ROWS[1]) is None
     assert list(sweep.eager.done) == list(SweepCells.of(EAGER_ROWS).done)
+
+
+def test_verified_mars_and_an_adapter_are_told_apart() -> None:
+    """Guards against an adapter's speed that goes by the name of MARS."""
+    mars = row_of("mars-verified", "mars-verified", 1.5, layout="groups", block_size=3)
+    adapter = replace(row_of("adapter", "mars-verified", 1.8, layout="groups", block_size=4), stage="mars_gated")
+    sweep = SweepCells.of([*EAGER_ROWS, mars, adapter])
+    assert best_verified_at(sweep, 4) == mars and best_verified_at(sweep, 4, adapted=True) == adapter
+    assert not families(sweep), "one contender each"
+    with_it, without = (
+        {line[0] for line in lines_of(section(render([*EAGER_ROWS, mars, *more], "tiny"), "The answer"))}
+        for more in ([adapter], [])
+    )
+    assert any("with an adapter" in title for title in with_it)
+    assert not any("with an adapter" in title for title in without)
 
 
 def test_the_page_says_what_speeds_are_relative_to() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, distributed
+from torch.nn.parallel import DistributedDataParallel
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from typer.testing import CliRunner
 
@@ -20,13 +22,13 @@ from marsbench.cli import app
 from marsbench.decoding.engine import decode
 from marsbench.decoding.generation import Generation, Request
 from marsbench.errors import UserError
-from marsbench.forward.adapter import Adapted
+from marsbench.forward.adapter import Adapted, hooked
 from marsbench.methods.fitting import default_ids, fit
 from marsbench.presets import preset
 from marsbench.training import checkpoints, gated
-from marsbench.training.checkpoints import Loaded, load
+from marsbench.training.checkpoints import Loaded, load, with_adapter
 from marsbench.training.data import chat_prompt
-from marsbench.training.gated import CONFIG, GatedAdapter, gated_loss
+from marsbench.training.gated import CONFIG, GatedAdapter, gated_loss, read_adapter
 from marsbench.training.objectives import IGNORED
 from marsbench.training.stages import recipe
 from marsbench.training.trainer import train
@@ -53,8 +55,6 @@ def batch(golden_models: dict[str, PreTrainedModel]) -> tuple[Tensor, Tensor]:
 @torch.no_grad()
 def by_decoding(adapted: Adapted, ids: Tensor, labels: Tensor, ahead: list[int]) -> Tensor:
     """The loss mask by mask: each after the clean tokens before its block, by a forward pass of its own."""
-    from marsbench.forward.adapter import hooked
-
     means = []
     for row, labelled, first in zip(ids, labels != IGNORED, ahead, strict=True):
         losses, place = [], -1
@@ -134,6 +134,35 @@ def test_a_response_without_masks_gives_no_loss(golden_models: dict[str, PreTrai
     assert all(one.grad is not None and not one.grad.any() for one in adapter.parameters())
 
 
+def share_of(rank: int, golden: str, folder: str, port: int) -> None:
+    """One of two processes: the second's share of the batch has no mask."""
+    torch.set_num_threads(1)
+    store = distributed.TCPStore("127.0.0.1", port)
+    distributed.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=60))
+    model = AutoModelForCausalLM.from_pretrained(golden).eval().requires_grad_(False)
+    torch.manual_seed(0)
+    adapter = GatedAdapter(model, 2)
+    together = DistributedDataParallel(adapter)
+    labels = torch.tensor([[IGNORED, 6, 7, 8, 9, 5]]) if rank == 0 else torch.full((1, 6), IGNORED)
+    ids = torch.tensor([[5, 6, 7, 8, 9, 5]])
+    for _ in range(2):
+        gated_loss(together, ids, labels, model=model, block_size=B, mask_token_id=MASK).backward()
+    save_file({name: one.grad for name, one in adapter.named_parameters()}, f"{folder}/{rank}.safetensors")
+    distributed.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_a_process_without_masks_keeps_none_waiting(tmp_path: Path) -> None:
+    """Guards against a step that one process takes without the wrapped pass: the other waits for its gradients."""
+    golden = str(Path(__file__).parent / "golden" / "ar")
+    store = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    torch.multiprocessing.spawn(share_of, (golden, str(tmp_path), store.port), nprocs=2)
+    first, second = (load_file(tmp_path / f"{rank}.safetensors") for rank in (0, 1))
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert any(values.any() for values in first.values())
+
+
 # ---- trained, written and loaded ----
 
 
@@ -194,6 +223,37 @@ def test_peft_reads_the_same_maps(made: Path) -> None:
         assert torch.equal(values, ours[name.replace(".default", "")])
 
 
+@pytest.mark.parametrize("settings", [{}, {"lora_alpha": 6}, {"lora_alpha": 6, "use_rslora": True}], ids=str)
+def test_what_peft_writes_is_read(
+    settings: dict[str, Any], golden_models: dict[str, PreTrainedModel], tmp_path: Path
+) -> None:
+    """Guards against maps of another scale than peft's, which nobody would see: every answer stays as it was."""
+    peft = pytest.importorskip("peft")
+    model = copy.deepcopy(golden_models["ar"])
+    config = {"r": 3, "lora_alpha": 3, "target_modules": ["q_proj", "up_proj"], "init_lora_weights": False} | settings
+    torch.manual_seed(0)
+    theirs = peft.get_peft_model(copy.deepcopy(model), peft.LoraConfig(**config)).eval()
+    theirs.save_pretrained(str(tmp_path))
+    save_file({"mask_vector": torch.zeros(model.config.hidden_size)}, tmp_path / "mask_vector.safetensors")
+    ids = torch.tensor([[5, 6, 7, 8]])
+    with torch.no_grad(), hooked(model, read_adapter(tmp_path, model), None):
+        found = model(input_ids=ids).logits
+    assert not torch.allclose(found, model(input_ids=ids).logits)
+    torch.testing.assert_close(found, theirs(input_ids=ids).logits, rtol=1e-4, atol=1e-4)
+
+
+def test_more_than_peft_s_plain_maps_is_refused(
+    made: Path, golden_models: dict[str, PreTrainedModel], tmp_path: Path
+) -> None:
+    """Guards against a part of an adapter that is left out in silence."""
+    for name, value in {"use_dora": True, "alpha_pattern": {"q_proj": 9}, "modules_to_save": ["norm"]}.items():
+        folder = copied(made, tmp_path / name)
+        config = json.loads((folder / CONFIG).read_text()) | {name: value}
+        (folder / CONFIG).write_text(json.dumps(config))
+        with pytest.raises(UserError, match="no plain LoRA"):
+            read_adapter(folder, golden_models["ar"])
+
+
 def test_an_interrupted_training_goes_on(made: Path, micro_checkpoints: Path, tmp_path: Path) -> None:
     """Guards against blocks that begin elsewhere after a resumption, and a state that holds the whole model."""
     chosen, parent = recipe(MICRO, "mars_gated"), next(micro_checkpoints.glob("ar_sft-*"))
@@ -240,6 +300,20 @@ def test_transformers_generates_with_an_adapter(made: Path, micro_checkpoints: P
     assert torch.equal(model.generate(**inputs, **ours, adapter=made), alone)
     with pytest.raises(UserError, match="graphs are kept"):
         model.generate(**inputs, **ours, adapter=made, compiled=True)
+
+
+def test_adapters_share_a_loaded_model(made: Path, micro_checkpoints: Path) -> None:
+    """Guards against a model that is loaded once for each adapter, and one adapter put on another."""
+    base = load(next(micro_checkpoints.glob("ar_sft-*")))
+    one, other = with_adapter(base, made), with_adapter(base, made)
+    assert all(
+        values.data_ptr() == base.model.state_dict()[name].data_ptr()
+        for name, values in {**one.model.state_dict(), **other.model.state_dict()}.items()
+    )
+    assert answers(one, "mars-verified") == answers(load(made), "mars-verified")
+    assert [found.tokens for found in answers(base, "ar")] == [found.tokens for found in answers(other, "ar")]
+    with pytest.raises(UserError, match="already"):
+        with_adapter(one, made)
 
 
 # ---- refused ----

@@ -343,7 +343,7 @@ def test_lists_stand_for_all_their_combinations(tmp_path: Path) -> None:
     assert found.prompts == 6 and read_grid(tmp_path / "grid.yaml", quick=True).prompts == 12
 
 
-@pytest.mark.parametrize("scale", ["micro", "tiny", "135m", "0.5b", "7b"])
+@pytest.mark.parametrize("scale", ["micro", "tiny", "mini", "135m", "0.5b", "7b"])
 def test_shipped_grids_can_be_read(scale: str) -> None:
     """Guards against a grid that fails on a user's machine only."""
     for quick in (False, True):

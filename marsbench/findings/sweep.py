@@ -241,11 +241,18 @@ def best_mars_at(sweep: SweepCells, batch_size: int, *, compiled: bool = False) 
     return max(sweep.at(batch_size, allowed), key=speed_of, default=None)
 
 
-def best_verified_at(sweep: SweepCells, batch_size: int, *, compiled: bool = False) -> SweepRow | None:
-    """The fastest layout and window of `mars-verified`, among eager contenders or among compiled ones."""
+def is_adapted(row: SweepRow) -> bool:
+    """Whether an adapter answers for the masks, and the model is one that MARS has not trained."""
+    return STAGES[row.stage].objective == "gated"
+
+
+def best_verified_at(
+    sweep: SweepCells, batch_size: int, *, compiled: bool = False, adapted: bool = False
+) -> SweepRow | None:
+    """The fastest layout and window of `mars-verified`, of MARS or of an adapter, eager or compiled."""
 
     def alike(row: SweepRow) -> bool:
-        return row.method == "mars-verified" and is_compiled(row) == compiled
+        return (row.method, is_compiled(row), is_adapted(row)) == ("mars-verified", compiled, adapted)
 
     return max(sweep.at(batch_size, alike), key=speed_of, default=None)
 

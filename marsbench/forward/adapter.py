@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -93,15 +94,31 @@ def masks_of(window: Window) -> Tensor | None:
     begin, (rows, width) = window.masks_begin, window.input_ids.shape
     if begin is None or (isinstance(begin, int) and begin >= width):
         return None
-    entry = torch.arange(width, device=window.input_ids.device)
-    return (entry >= begin).expand(rows, width) if isinstance(begin, int) else entry >= begin.unsqueeze(1)
+    device = window.input_ids.device
+    if not isinstance(begin, int):
+        return torch.arange(width, device=device) >= begin.unsqueeze(1)
+    is_kept = rows * width <= _MOST_KEPT and not torch.compiler.is_compiling()
+    return (_kept_from if is_kept else _from)(begin, rows, width, device)
+
+
+def _from(begin: int, rows: int, width: int, device: torch.device) -> Tensor:
+    """The entries of every row from one on, bool [rows, width]."""
+    return (torch.arange(width, device=device) >= begin).repeat(rows, 1)
+
+
+# The shapes of decoding steps recur.
+_MOST_KEPT = 4096  # entries
+_kept_from = lru_cache(maxsize=64)(_from)
 
 
 # ---- in the lean decoder ----
 
 
 class Site:
-    """The maps of several linear layers that read the same values, as one."""
+    """The maps of several linear layers that read the same values, as one.
+
+    What it adds, it adds in place. `gate` [M, 1] is 1 at masks and 0 at tokens, where zeros are added.
+    """
 
     def __init__(self, outputs: Sequence[Sequence[tuple[LowRank | None, int]]], like: Tensor) -> None:
         """Each output's layers in order: the map, None for a layer without one, and the size of what it gives."""
@@ -111,6 +128,17 @@ class Site:
         together: list[Tensor] = [torch.block_diag(*parts) for parts in ups]  # type: ignore[no-untyped-call]
         self.ups = [up.T.contiguous() for up in together]  # [r, output] each; all r together are R
         self.ranks = [len(up) for up in self.ups]
+
+    def add(self, gate: Tensor, values: Tensor, output: Tensor) -> Tensor:
+        """The one output [M, out] for input [M, in], changed."""
+        return output if self.down is None else output.addmm_(values.mm(self.down).mul_(gate), self.ups[0])
+
+    def add_to_both(self, gate: Tensor, values: Tensor, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+        """The two outputs, changed."""
+        if self.down is None:
+            return first, second
+        inners = values.mm(self.down).mul_(gate).split_with_sizes(self.ranks, 1)
+        return first.addmm_(inners[0], self.ups[0]), second.addmm_(inners[1], self.ups[1])
 
 
 class LayerSites(NamedTuple):
@@ -122,30 +150,16 @@ class LayerSites(NamedTuple):
     down: Site
 
 
-class MaskedEntries:
-    """The entries of one window that are masks, and the adapter that acts there.
+def gate_of(masks: Tensor, real: Tensor | None, like: Tensor) -> Tensor:
+    """What the adapter's change is multiplied by, [M, 1]: 1 at masks, 0 at tokens.
 
     Args:
-        masked: bool [N, W]; with `real`, of whose entries only those are there.
+        masks: bool [N, W]; with `real`, those entries count.
         real: integer [M], the entries that are no fillers, or None.
         like: values of the type of hidden states.
     """
-
-    def __init__(self, masked: Tensor, real: Tensor | None, like: Tensor) -> None:
-        flat = masked.flatten() if real is None else masked.flatten()[real]
-        self._at = flat.unsqueeze(1).to(like.dtype)  # 1 or 0 [M, 1]
-
-    def shift(self, hidden: Tensor, vector: Tensor) -> Tensor:
-        """Embeddings [M, H] with a vector [H] added to those of masks."""
-        return torch.addcmul(hidden, self._at, vector)
-
-    def add(self, site: Site, values: Tensor, *outputs: Tensor) -> tuple[Tensor, ...]:
-        """The layers' outputs [M, ...] for input [M, in], a site's change added to those of masks, in place."""
-        if site.down is None:
-            return outputs
-        inner = torch.mm(values, site.down).mul_(self._at)  # what zeros are mapped to leaves tokens alone
-        inners = inner.split_with_sizes(site.ranks, 1) if len(outputs) > 1 else (inner,)
-        return tuple(out.addmm_(part, up) for out, part, up in zip(outputs, inners, site.ups, strict=True))
+    flat = masks.view(-1, 1)
+    return (flat if real is None else flat[real]).to(like.dtype)
 
 
 # ---- through a model's own modules ----

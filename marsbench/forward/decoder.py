@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
-from marsbench.forward.adapter import Adapted, Adapter, LayerSites, MaskedEntries, Site, masks_of, parted
+from marsbench.forward.adapter import Adapted, Adapter, LayerSites, Site, gate_of, masks_of, parted
 from marsbench.forward.cache import RaggedCache
 from marsbench.forward.linear import linear
 from marsbench.forward.masks import additive_mask
@@ -29,7 +29,7 @@ from marsbench.forward.window import Answer, Window
 
 _SILU = (nn.SiLU, type(ACT2FN["silu"]))  # what a model's activation is, if it is not strange
 _Weights = dict[str, Any]  # a module's own parameters by name, as they are at the moment
-_Adapting = tuple[MaskedEntries, LayerSites] | None  # where an adapter acts in a window, and what it does in a layer
+_Adapting = tuple[Tensor, LayerSites] | None  # an adapter's gate in a window, and what it does in a layer
 
 
 class Decoder(Protocol):
@@ -138,13 +138,13 @@ class LeanDecoder:
             cache.narrow(real)
         hidden = self._embed(input_ids)
         masks = None if self._adapter is None else masks_of(window)
-        masked = None if masks is None else MaskedEntries(masks, real, hidden)
-        if masked is not None:
-            hidden = masked.shift(hidden, self._vector)
+        gate = None if masks is None else gate_of(masks, real, hidden)
+        if gate is not None:
+            hidden = torch.addcmul(hidden, gate, self._vector)
         cos, sin = self._rotation(position, relative.shape[1], hidden)
         mask = additive_mask(window.visible, relative, hidden.dtype, copies=self._layers[0].group)
         for number, layer in enumerate(self._layers):
-            adapting = None if masked is None else (masked, self._sites[number])
+            adapting = None if gate is None else (gate, self._sites[number])
             hidden = layer(number, hidden, cos, sin, mask, cache, shape, real, adapting)
         hidden = self._norm(hidden)
         return Answer(_spread(hidden, real, rows * width).view(rows, width, -1), self._lm_head)
@@ -218,7 +218,7 @@ class _Layer:
         seen = self._norms[0](hidden)
         turning, values = torch.cat([_map(self._q, seen), _map(self._k, seen)], -1), _map(self._v, seen)
         if adapting:
-            turning, values = adapting[0].add(adapting[1].attention, seen, turning, values)
+            turning, values = adapting[1].attention.add_to_both(adapting[0], seen, turning, values)
         turning, values = turning.view(len(hidden), -1, self._size), values.view(len(hidden), -1, self._size)
         turned = torch.addcmul(turning * cos, turning.roll(self._size // 2, -1), sin)
         queries, keys = turned.split_with_sizes([self._heads, self._kv_heads], 1)
@@ -227,18 +227,18 @@ class _Layer:
         found = found if real is None else found[real]
         mapped = _map(self._out, found)
         if adapting:
-            (mapped,) = adapting[0].add(adapting[1].out, found, mapped)
+            mapped = adapting[1].out.add(adapting[0], found, mapped)
         hidden = hidden + mapped
         return hidden + self._mlp(self._norms[1](hidden), adapting)
 
     def _mlp(self, seen: Tensor, adapting: _Adapting) -> Tensor:
         gate, up = _map(self._gate, seen), _map(self._up, seen)
         if adapting:
-            gate, up = adapting[0].add(adapting[1].mlp, seen, gate, up)
+            gate, up = adapting[1].mlp.add_to_both(adapting[0], seen, gate, up)
         inner = self._activation(gate) * up
         mapped = _map(self._down, inner)
         if adapting:
-            (mapped,) = adapting[0].add(adapting[1].down, inner, mapped)
+            mapped = adapting[1].down.add(adapting[0], inner, mapped)
         return mapped
 
     def sites(self, number: int, adapter: Adapter) -> LayerSites:

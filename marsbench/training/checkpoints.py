@@ -30,7 +30,7 @@ from marsbench import hub
 from marsbench.errors import UserError
 from marsbench.fetching import models as fetchable
 from marsbench.fetching.fetch import fetch
-from marsbench.forward.adapter import Adapted
+from marsbench.forward.adapter import Adapted, parted
 from marsbench.progress import Reporter
 from marsbench.training.gated import base_of, is_adapter, read_adapter
 from marsbench.training.medusa import MedusaHeads
@@ -162,24 +162,33 @@ def load(
     if is_adapter(Path(path)):
         path, adapter = base_of(Path(path)), adapter or path
     loaded = _load(path, dtype, device, needs_tokenizer, stage)
-    return loaded if adapter is None else _with_adapter(loaded, Path(adapter), str(path))
+    return loaded if adapter is None else with_adapter(loaded, adapter)
 
 
-def _with_adapter(loaded: Loaded, folder: Path, base: str) -> Loaded:
-    """A checkpoint with an adapter on it; its tokenizer knows the mask."""
+def with_adapter(loaded: Loaded, adapter: str | Path) -> Loaded:
+    """A checkpoint with the adapter in a folder on it; its tokenizer knows the mask.
+
+    Nothing is written to the checkpoint's model, and nothing of it copied: several adapters may share it.
+
+    Raises:
+        UserError: the folder holds no gated adapter, or none for this checkpoint, or a damaged one.
+    """
+    folder, (alone, active) = Path(adapter), parted(loaded.model)
+    if active is not None:
+        raise UserError("there is an adapter on this checkpoint already", fix="give the one that it was put on")
     record = finished(folder)
     if record is None or record.base_weights is None:
         raise UserError("this is no gated adapter", where=str(folder), fix="train one: marsbench train mars_gated")
     if record.base_weights != loaded.weights:
         raise UserError(
-            "the adapter was trained on other weights", where=f"{folder} on {base}",
+            "the adapter was trained on other weights", where=str(folder),
             fix="give the checkpoint that it was trained on; its record says which: marsbench.json",
         )  # fmt: skip
     if weights_hash(folder) != record.weights:
         raise UserError(
             "the adapter is damaged: its weights are not those of its record", where=str(folder), fix="copy it again"
         )
-    adapted = Adapted(loaded.model, read_adapter(folder, loaded.model))
+    adapted = Adapted(alone, read_adapter(folder, alone))
     tokenizer = AutoTokenizer.from_pretrained(folder) if (folder / "tokenizer.json").is_file() else loaded.own_tokenizer
     weights = hashlib.sha256(f"{loaded.weights} {record.weights}".encode()).hexdigest()
     return replace(

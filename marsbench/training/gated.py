@@ -28,6 +28,7 @@ from marsbench.training.visibility import additive_mask, blocks_of_responses
 CONFIG = "adapter_config.json"  # peft's
 _WEIGHTS, _VECTOR = "adapter_model.safetensors", "mask_vector.safetensors"  # peft's, and ours
 _PREFIX = "base_model.model."  # of peft's names
+_NOT_PLAIN = ("use_dora", "rank_pattern", "alpha_pattern", "modules_to_save")  # peft's: more than maps of one scale
 
 
 class GatedAdapter(nn.Module):
@@ -131,9 +132,10 @@ def read_adapter(folder: Path, model: PreTrainedModel) -> Adapter:
         UserError: a file is missing or cut short, or the adapter is none that this decoder knows.
     """
     config = _config(folder)
-    if config.get("peft_type") != "LORA" or config.get("use_dora") or config.get("bias", "none") != "none":
+    if config.get("peft_type") != "LORA" or config.get("bias", "none") != "none" or any(map(config.get, _NOT_PLAIN)):
         raise UserError("this is no plain LoRA adapter", where=str(folder), fix="train one: marsbench train mars_gated")
-    scale = float(config["lora_alpha"]) / float(config["r"])
+    rank = float(config["r"])
+    scale = float(config["lora_alpha"]) / (math.sqrt(rank) if config.get("use_rslora") else rank)
     try:
         weights, vector = load_file(folder / _WEIGHTS), load_file(folder / _VECTOR)["mask_vector"]
     except (OSError, SafetensorError, KeyError) as error:

@@ -12,6 +12,7 @@ from marsbench.findings.sweep import (
     best_mars_at,
     best_verified_at,
     faster,
+    is_adapted,
     printed_speed_up,
     speed_of,
     speed_up,
@@ -67,15 +68,19 @@ def _spread(sweep: SweepCells) -> str:
 
 
 def families(sweep: SweepCells) -> dict[str, list[str]]:
-    """Contenders that differ in their window alone, and all windows and layouts of `mars-verified` together."""
+    """Contenders that differ in their window alone, and all windows and layouts of `mars-verified` together.
+
+    Those with an adapter are families of their own: what they accept is another model's.
+    """
     found: dict[str, list[str]] = {}
     for name in sweep.names:
         row = next(row for row in sweep.rows if row.contender == name)
         if row.method == "mars-block-cache":
             found.setdefault("mars-block-cache", []).append(name)
         if row.method == "mars-verified":
-            found.setdefault(f"mars-verified, {row.options.get('layout', 'groups')}", []).append(name)
-            found.setdefault("mars-verified, either layout", []).append(name)
+            verified = "mars-verified with an adapter" if is_adapted(row) else "mars-verified"
+            found.setdefault(f"{verified}, {row.options.get('layout', 'groups')}", []).append(name)
+            found.setdefault(f"{verified}, either layout", []).append(name)
     return {family: names for family, names in found.items() if len(names) > 1}
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -18,6 +19,7 @@ from marsbench.findings.sweep import (
     best_verified_at,
     first_token_ms,
     in_words,
+    is_adapted,
     is_compiled,
     is_lossless,
     ms_per_forward,
@@ -125,10 +127,13 @@ def _answer(sweep: SweepCells) -> str:
 def _best_lines(sweep: SweepCells, *, compiled: bool) -> list[list[str]]:
     """The best settings of one kind, and what they are."""
     lines, kind = [], ", compiled" if compiled else ""
-    for title, choose in (
-        (f"`mars`{kind}, at most {ALLOWED_LOSS:g} point lost", best_mars_at),
-        (f"`mars-verified`{kind}", best_verified_at),
-    ):
+    bests: dict[str, Callable[..., SweepRow | None]] = {
+        f"`mars`{kind}, at most {ALLOWED_LOSS:g} point lost": best_mars_at,
+        f"`mars-verified`{kind}": best_verified_at,
+    }
+    if any(is_adapted(row) and is_compiled(row) == compiled for row in sweep.rows):
+        bests[f"`mars-verified` with an adapter{kind}"] = partial(best_verified_at, adapted=True)
+    for title, choose in bests.items():
         found = [choose(sweep, size, compiled=compiled) for size in sweep.batch_sizes]
         lines.append([f"{title}: {over(compiled)}", *[printed_speed_up(row) for row in found]])
         lines.append(["setting", *[_setting(row) for row in found]])
@@ -201,8 +206,8 @@ def _as_ar(sweep: SweepCells, row: SweepRow) -> str:
 
 
 def _model_of(name: str) -> str | None:
-    """The stage whose weights a stage decodes with: Medusa's heads stand on a model that they leave as it is."""
-    return STAGES[name].parent if STAGES[name].objective == "medusa" else name
+    """The stage whose weights a stage decodes with: Medusa's heads and adapters leave the model as it is."""
+    return STAGES[name].parent if STAGES[name].objective in ("medusa", "gated") else name
 
 
 def _why(sweep: SweepCells, name: str, size: int) -> str:
