@@ -58,7 +58,7 @@ PLAN = TablePlan(
 )
 # ---- the race ----
 
-_RACED = (PROMPT_LOOKUP, NARROW, GROUPS, LINEAR, BOTH, MARS_NARROW, SURE, UNSURE)
+_RACED = (PROMPT_LOOKUP, NARROW, LINEAR, BOTH, MARS_NARROW, UNSURE)
 
 
 def grid_at(scale: Preset) -> Grid:
@@ -68,7 +68,7 @@ def grid_at(scale: Preset) -> Grid:
     return Grid(
         contenders=(*baselines, *map(_entry, _RACED)),
         batch_sizes=(1, 4),
-        prompts=4 if small else 8,
+        prompts=4,
         repeats=2 if small else 3,
         benchmarks=tuple(PLAN.of(scale.benchmarks)),
         max_new_tokens=min(64, scale.max_new_tokens),
