@@ -190,8 +190,8 @@ def train(
 
 def training_speed(
     scale: Scale = "tiny",
-    base: Annotated[str | None, typer.Option(help="Pretrained checkpoint in place of the scale's.")] = None,
-    chat_data: Annotated[str | None, typer.Option(help="Conversations in place of the scale's (pretrained).")] = None,
+    base: Base = None,
+    chat_data: ChatData = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Sequences per step, in place of the scale's.")] = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps to time, after three that are not.")] = 10,
     seed: Seed = 0,

@@ -319,6 +319,7 @@ class ServingRow:
     checkpoint: str = ""
     provenance: Mapping[str, Any] = field(default_factory=dict)
     others_cores: list[float] = field(default_factory=list)  # what neither server nor clients used; empty = unknown
+    threads: int = 0  # of the engine, with HTTP as without; 0 = not said
 
 
 Row = (

@@ -170,7 +170,7 @@ class Bench:
             target_first_token=targets.first_token, target_per_token=targets.per_token, questions=asked,
             **self._heard(shots, outcome, asked), timeline=_timeline(outcome),
             checkpoint=self.loaded.weights, provenance=provenance(seed=self.run.seed),
-            others_cores=[] if others is None else [others],
+            others_cores=[] if others is None else [others], threads=torch.get_num_threads(),
         )  # fmt: skip
         self.run.keep(row)
         return row

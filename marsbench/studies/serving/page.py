@@ -72,6 +72,11 @@ HOW_POLICIES_DIFFER = (
     f"is missed: to accept what passes tau, which it lowers notch by notch, down to {LOWEST:g}."
 )
 
+THREADS_UNKNOWN = (
+    "**Not like with like:** these rows do not say how many threads the engine behind HTTP had, and it may have had "
+    "more than the one alone, on cores that HTTP and the load generator wanted too. They are to be measured anew."
+)
+
 
 def render(rows: Sequence[Row], scale: str, seeds: BySeed | None = None) -> str:
     """The report as Markdown: a pure function of the rows of that scale."""
@@ -214,10 +219,11 @@ def _carried(cells: Cells) -> str:
 
 def _http(cells: Cells) -> str:
     """What is left of the engine's tokens per second behind HTTP."""
-    lines = []
+    lines, is_known = [], True
     for policy in BARE:
         served, bare = (cells.get((policy.name, shape, 0.0)) for shape in ("http", "engine"))
         if served and bare:
+            is_known &= all(row.threads for row in (*served, *bare))
             speeds = [f"{over_repeats(rows, tokens_per_second).value:,.0f}" for rows in (bare, served)]
             lines.append([policy.name, *speeds, _said(ratio(served, bare, tokens_per_second))])
     if not lines:
@@ -226,6 +232,8 @@ def _http(cells: Cells) -> str:
         f"The same requests, {AT_ONCE} at a time, by the engine alone and over HTTP, streamed token by token, in turn. "
         "The smaller the model, the more of a step is HTTP's: a model of a million parameters is the worst case."
     )
+    if not is_known:
+        text += f" {THREADS_UNKNOWN}"
     head = ["", "engine alone, tokens/s", "over HTTP, tokens/s", "of the engine's"]
     return "\n\n".join(["## What HTTP costs", text, table(head, lines)])
 
