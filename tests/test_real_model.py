@@ -13,10 +13,20 @@ from typer.testing import CliRunner
 from marsbench.cli import app
 from marsbench.evaluation.harness import digest_of
 from marsbench.methods import METHODS
-from marsbench.rows.kinds import EvaluationRow, SweepRow
+from marsbench.rows.kinds import EvaluationRow, SweepRow, TrainingRow
 from marsbench.rows.store import read_rows
 from marsbench.rows.workspace import Workspace
-from marsbench.studies.real_model.lines import AR, AR_OF_MARS, GROUPS, MARS_GROUPS, PLAN, grid_names
+from marsbench.studies.real_model.lines import (
+    AR,
+    AR_OF_MARS,
+    BASE,
+    GROUPS,
+    LONG_ADAPTER,
+    LONG_GROUPS,
+    MARS_GROUPS,
+    PLAN,
+    grid_names,
+)
 from marsbench.studies.real_model.page import render
 
 
@@ -48,6 +58,20 @@ def test_older_rows_without_digests_say_nothing_of_agreement() -> None:
     """Guards against rows of before there were any, read as answers that all agree."""
     page = render([answers(AR, ["a"]), replace(answers(GROUPS, ["a"]), digests=[])], "135m")
     assert "Of 0 answers" in page and "1 of 1" not in page
+
+
+def test_a_point_of_the_curve_is_a_training_with_answers() -> None:
+    """Guards against tokens of one training beside the speed of another, and points that nobody measured."""
+    trained = [
+        TrainingRow(stage, "done", "", "135m", stage, 4, parameters=1, steps=1, tokens=tokens, seconds=1.0, loss=1.0)
+        for stage, tokens in ((GROUPS.stage, 1000), (LONG_ADAPTER, 4000), (MARS_GROUPS.stage, 1000))
+    ]
+    long = replace(answers(LONG_GROUPS, ["a"]), forwards=[4])
+    page = render([*trained, answers(GROUPS, ["a"]), long], "135m")
+    curve = page.partition("## By tokens trained")[2].partition("## ")[0]
+    lines = [[text.strip() for text in line.split("|")[1:4]] for line in curve.splitlines() if "`" in line]
+    assert [line[:2] for line in lines] == [["`base_gated`", "1,000"], ["`base_gated_4x`", "4,000"]]
+    assert [line[2].partition(" ")[0] for line in lines] == ["2.00", "2.50"]
 
 
 def test_what_is_missing_is_named() -> None:
@@ -92,7 +116,7 @@ def test_the_page_is_made_and_made_once(micro_checkpoints: Path, tmp_path: Path)
     cells = {row.arm: row for row in rows if isinstance(row, EvaluationRow)}
     assert cells.keys() == {arm.name for arm in PLAN.arms} and all(row.digests for row in cells.values())
     for arm in PLAN.arms:
-        if METHODS[arm.method].lossless and arm.stage != AR_OF_MARS.stage:
+        if METHODS[arm.method].lossless and (arm.stage == BASE or "gated" in arm.stage):
             assert cells[arm.name].digests == cells[AR.name].digests, arm.label
     assert {row.contender for row in rows if isinstance(row, SweepRow) and row.status == "done"} == {*grid_names()}
     assert "In part" not in (workspace.reports / "real-model.md").read_text()

@@ -10,7 +10,14 @@ from marsbench.running.plans import Arm, TablePlan
 from marsbench.studies.lines import short
 
 BASE, ADAPTER, MARS = "base", "base_gated", "base_mars"
-_WORDS = {BASE: "Base", ADAPTER: "Base with an adapter", MARS: "MARS"}
+LONG_ADAPTER, LONG_MARS = "base_gated_4x", "base_mars_2x"
+_WORDS = {
+    BASE: "Base",
+    ADAPTER: "Base with an adapter",
+    MARS: "MARS",
+    LONG_ADAPTER: "Base with an adapter trained four times as long",
+    LONG_MARS: "MARS trained twice as long",
+}
 _LOOKUP = {"draft_length": 4}
 
 
@@ -39,7 +46,7 @@ def _at(threshold: float) -> Arm:
     return _arm(MARS, f"tau = {short(threshold)}", "mars", block_size=DEFAULT_BLOCK_SIZE, threshold=threshold)
 
 
-AR, AR_OF_MARS = _arm(BASE, "AR decoding", "ar"), _arm(MARS, "AR decoding", "ar")
+AR, AR_OF_MARS, AR_OF_LONG_MARS = (_arm(stage, "AR decoding", "ar") for stage in (BASE, MARS, LONG_MARS))
 PROMPT_LOOKUP = _arm(BASE, "prompt lookup", "prompt-lookup", **_LOOKUP)
 GROUPS, NARROW, LINEAR = (
     _verified(ADAPTER, "groups", 4),
@@ -48,17 +55,26 @@ GROUPS, NARROW, LINEAR = (
 )
 BOTH, MARS_GROUPS, MARS_BOTH = _with_lookup(ADAPTER, 3), _verified(MARS, "groups", 4), _with_lookup(MARS, 3)
 MARS_NARROW, SURE, UNSURE = _verified(MARS, "groups", 3), _at(0.95), _at(0.7)
+LONG_GROUPS, LONG_NARROW = _verified(LONG_ADAPTER, "groups", 4), _verified(LONG_ADAPTER, "groups", 3)
+LONG_BOTH, LONG_MARS_GROUPS = _with_lookup(LONG_ADAPTER, 3), _verified(LONG_MARS, "groups", 4)
 PLAN = TablePlan(
     "real-model",
     "What MARS does for a model that people use",
-    (AR, PROMPT_LOOKUP, GROUPS, NARROW, LINEAR, BOTH, AR_OF_MARS, MARS_GROUPS, MARS_NARROW, MARS_BOTH, SURE, UNSURE),
+    (
+        AR,
+        PROMPT_LOOKUP,
+        *(GROUPS, NARROW, LINEAR, BOTH),
+        *(LONG_GROUPS, LONG_NARROW, LONG_BOTH),
+        *(AR_OF_MARS, MARS_GROUPS, MARS_NARROW, MARS_BOTH, SURE, UNSURE),
+        *(AR_OF_LONG_MARS, LONG_MARS_GROUPS),
+    ),
     benchmarks=("gsm8k", "humaneval"),
     questions=50,
     own="Real model",
 )
 # ---- the race ----
 
-_RACED = (PROMPT_LOOKUP, NARROW, LINEAR, BOTH, MARS_NARROW, UNSURE)
+_RACED = (PROMPT_LOOKUP, NARROW, LINEAR, LONG_NARROW, LONG_BOTH, MARS_NARROW, UNSURE)
 
 
 def grid_at(scale: Preset) -> Grid:
