@@ -44,13 +44,13 @@ SAME_NUMBERS: dict[tuple[str, ...], Known] = {
     DECODING_THE_WORLD: Known("e6a86ffea4881382", "06a63162efb8d61b"),
     SCORING: Known("f71cea9dcf4acba2", "694a1b97baa02a4a"),
     CLASSING: Known("14ef43cb013594fd", "09e664ffc46b9fbb"),
-    SERVING: Known("606ca83bbba393cd", "b7013d015fcd35ed"),
-    TRAINING_ON_THE_WORLD: Known("91f9927d7e3e64db", "30dd42a99b1fa670"),
-    TRAINING_ON_CHATS: Known("c3b435694cb14e55", "c3b435694cb14e55"),
-    (*TRAINING_ON_THE_WORLD, *MEDUSA): Known("da9df226607e2d5b", "fd7a60e3942063a8"),
-    (*TRAINING_ON_CHATS, *MEDUSA): Known("dbef0f5ed848a0a9", "dbef0f5ed848a0a9"),
-    (*TRAINING_ON_THE_WORLD, *GATED): Known("ebf4da6c992f49e3", "dc47e10fb4c56819"),
-    (*TRAINING_ON_CHATS, *GATED): Known("6fb1d61aaa116ac0", "8acbd76c0aaae448"),
+    SERVING: Known("890ea72b5fe8789d", "b7013d015fcd35ed"),
+    TRAINING_ON_THE_WORLD: Known("1a0b812d21f12cf4", "30dd42a99b1fa670"),
+    TRAINING_ON_CHATS: Known("c85ec80999213dcf", "c3b435694cb14e55"),
+    (*TRAINING_ON_THE_WORLD, *MEDUSA): Known("1d0e2f380989268e", "fd7a60e3942063a8"),
+    (*TRAINING_ON_CHATS, *MEDUSA): Known("0ce93852a7cd0b10", "dbef0f5ed848a0a9"),
+    (*TRAINING_ON_THE_WORLD, *GATED): Known("e1b6a70be8614e59", "dc47e10fb4c56819"),
+    (*TRAINING_ON_CHATS, *GATED): Known("f59922893a8a3413", "8acbd76c0aaae448"),
 }
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import copy
 import json
+import platform
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +17,18 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from marsbench.presets import Preset, preset
-from marsbench.running.training_speed import STAGES, TrainingSpeed, training_speed
-from marsbench.training import checkpoints, memory, trainer
+from marsbench.rows.workspace import Workspace
+from marsbench.running import training_speed as training_speed_module
+from marsbench.running.run import Run
+from marsbench.running.training_speed import STAGES, TrainingSpeed, training_speed, training_speed_rows
+from marsbench.studies.real_model.page import render
+from marsbench.training import checkpoints, memory, micro_batches, trainer
 from marsbench.training.checkpoints import TrainingRecord
 from marsbench.training.gated import GatedAdapter, gated_loss
 from marsbench.training.memory import bytes_kept
 from marsbench.training.micro_batches import Batch, most_entries, pieces, row_sizes
 from marsbench.training.objectives import IGNORED, ar_loss, mars_loss
-from marsbench.training.stages import recipe
+from marsbench.training.stages import Recipe, recipe
 from marsbench.training.trainer import train
 
 MASK = 3
@@ -110,6 +117,42 @@ def test_what_fits_is_measured(golden_models: dict[str, PreTrainedModel], monkey
     assert fits(None, None) is None
 
 
+KEEPING = """
+import torch
+from marsbench.training.memory import give_back_freed_memory, keep_freed_memory, resident
+cpu = torch.device("cpu")
+keep_freed_memory()
+tensors = [torch.ones(2**20) for _ in range(100)]
+last, full = tensors[-1], resident(cpu)
+del tensors
+kept = resident(cpu)
+give_back_freed_memory()
+print(full - kept, kept - resident(cpu), float(last.sum()))
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another allocator keeps what it likes")
+def test_freed_memory_is_kept_until_it_is_given_back() -> None:
+    """Guards against a process that grows from step to step by gaps that no tensor fits in, below one that lives."""
+    done = subprocess.run([sys.executable, "-c", KEEPING], capture_output=True, text=True, check=True)
+    gone, given_back, whole = map(float, done.stdout.split())
+    assert gone < 100 * 2**20 < 300 * 2**20 < given_back and whole == 2**20
+
+
+@pytest.mark.parametrize(("held", "times"), [(6, 0), (7.5, 1)])
+def test_a_process_near_its_limit_makes_room(
+    held: float, times: int, scale: Preset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against a limit that only the first step keeps to, and memory fetched anew in every step."""
+    given: list[None] = []
+    monkeypatch.setattr(micro_batches, "resident", lambda device: int(held * GIB))
+    monkeypatch.setattr(micro_batches, "give_back_freed_memory", lambda: given.append(None))
+    fitting = micro_batches.Fitting(recipe(scale, "base_mars"))
+    fitting.limit = 8 * GIB
+    fitting.make_room(CPU)
+    assert len(given) == times
+
+
 def test_a_containers_limit_counts(tmp_path: Path) -> None:
     """Guards against the memory of a whole machine, of which a container may take a part."""
     for name, text in (
@@ -194,3 +237,23 @@ def test_a_speed_beside_other_work_is_called_one(others: float | None, said: boo
     words = TrainingSpeed("mars", [100, 300], [1.0, 1.0], GIB, others).in_words()
     assert words.startswith("mars: 200 tokens/s (100 to 300 in 2 steps), 1.00 GiB at its peak")
     assert ("no measure of the machine" in words) == said
+
+
+def test_a_speed_is_measured_once_and_on_the_page(
+    scale: Preset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against a page that times trainings at every run, or takes one stage's speed for another's."""
+    asked: list[str] = []
+
+    def timed(chosen: Recipe, steps: int) -> TrainingSpeed:
+        asked.append(chosen.stage)
+        return TrainingSpeed(chosen.stage, [100, 300, 200], [1.0, 1.0, 1.0], len(asked) * GIB, 0.0)
+
+    monkeypatch.setattr(training_speed_module, "training_speed", timed)
+    for _ in range(2):
+        rows = training_speed_rows(Run(scale, Workspace(tmp_path, scale.scale)), steps=3)
+    assert asked == [row.stage for row in rows] == [*STAGES]
+    page = render(rows, scale.scale)
+    (line,) = [line for line in page.splitlines() if line.startswith("| `mars`")]
+    assert [text.strip() for text in line.split("|")[2:6]] == ["200", "100 to 300", "2.00", "3"]
+    assert "not idle" not in page

@@ -181,10 +181,43 @@ def test_what_every_step_takes_makes_wide_windows_pay() -> None:
     group = Group("mars-verified", 1.0, None, 6, 8)
     settled = {"mars-verified": [(6, 6, 50)]}
     plain, busy = (
-        run(STEEP, [Seen(1.0, [group], settled, step_s=step_s, step_positions=16.0)])[0].choice.window
-        for step_s in (0.0, 1.0)
+        run(STEEP, [Seen(1.0, [group], settled, steps=steps)])[0].choice.window
+        for steps in ((), [(True, 1.0, 16.0, 8.0)])
     )
     assert plain < busy == 6
+
+
+@pytest.mark.parametrize("dear", [False, True])
+def test_ar_is_chosen_where_windows_cost_more_than_the_law_says(dear: bool) -> None:
+    """Guards against a law of positions that holds for large models only: windows of a small one cost work by the row.
+
+    By the law alone windows pay here. What AR takes is only known where it is tried.
+    """
+    group, memory = Group("mars-verified", 1.0, None, 4, 16), Memory()
+    windows = []
+    for step in range(400):
+        window = memory.choice.window
+        settled = _settled(window, 0.7, 20)
+        each = sum(tokens * times for _, tokens, times in settled) / sum(times for *_, times in settled)
+        positions = 16.0 if window == 1 else 16 * (each + window - 1)
+        seconds = MILD.seconds_at(positions) + (0.03 if dear and window > 1 else 0.002)
+        seen = Seen(float(step), [group], {group.key(0): settled}, steps=[(window > 1, seconds, positions, 16.0)])
+        memory = decide(MILD, Targets(), Tuning(), memory, seen)
+        windows.append(memory.window)
+    assert set(windows[100:]) == ({1} if dear else {3})
+
+
+def test_a_trial_lasts_until_it_is_seen() -> None:
+    """Guards against AR tried for a step in which rows still carry what they had drafted, and judged by that."""
+    group, memory = Group("mars-verified", 1.0, None, 4, 4), Memory(decisions=40)
+    settled = {group.key(0): _settled(4, 0.9, 20)}
+    tried = []
+    for step in range(4):
+        kind = step == 2
+        steps = [(not kind, 0.02, 4.0 if kind else 16.0, 4.0)]
+        memory = decide(FLAT, Targets(), Tuning(), memory, Seen(float(step), [group], settled, steps=steps))
+        tried.append(memory.choice.window)
+    assert tried == [1, 1, 4, 4] and memory.window == 4
 
 
 def test_waiting_near_the_target_turns_nothing() -> None:

@@ -210,6 +210,25 @@ class StepTimeRow:
 
 
 @dataclass(frozen=True)
+class TrainingSpeedRow:
+    """How fast a stage trains on this machine, and in how much memory."""
+
+    kind: ClassVar[str] = "training_speed"
+
+    key: str
+    status: Status
+    reason: str
+    scale: str
+    stage: str
+    block_size: int | None
+    tokens: list[int]  # per timed step: of its sequences, padding and noisy copies not counted
+    seconds: list[float]  # per timed step
+    peak_bytes: int | None  # of the process, from its start on; None where the system does not tell
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+    others_cores: list[float] = field(default_factory=list)  # what others used meanwhile; empty = unknown
+
+
+@dataclass(frozen=True)
 class GenerationRow:
     """One answer to one question, token by token."""
 
@@ -330,6 +349,7 @@ Row = (
     | ExactnessRow
     | SweepRow
     | StepTimeRow
+    | TrainingSpeedRow
     | GenerationRow
     | TokenClassRow
     | TextLossRow

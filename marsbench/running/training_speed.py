@@ -18,7 +18,13 @@ from typing import Any, NamedTuple
 
 from transformers import TrainerCallback
 
+from marsbench.keys import content_hash
 from marsbench.neighbours import BUSY_CORES, read_clocks
+from marsbench.presets import DEFAULT_BLOCK_SIZE
+from marsbench.provenance import provenance
+from marsbench.rows.kinds import TrainingSpeedRow
+from marsbench.running.checkpoints import Checkpoints
+from marsbench.running.run import Run
 from marsbench.training.stages import Recipe
 from marsbench.training.trainer import train
 
@@ -75,6 +81,27 @@ class _Stopwatch(TrainerCallback):
             self.seconds.append(took)
         if len(self.seconds) == self._steps:
             raise _Enough
+
+
+def training_speed_rows(run: Run, steps: int) -> list[TrainingSpeedRow]:
+    """The speed of every stage in turn, of those measured now that was missing."""
+    return [_row(run, Checkpoints(run).recipe(stage, DEFAULT_BLOCK_SIZE), steps) for stage in STAGES]
+
+
+def _row(run: Run, chosen: Recipe, steps: int) -> TrainingSpeedRow:
+    key = content_hash({"kind": "training_speed", "recipe": chosen.key, "steps": steps})
+    known = run.existing_row(key, TrainingSpeedRow, f"the speed of training {chosen.stage}")
+    if known is not None:
+        return known
+    run.reporter.say(f"timing {steps} steps of training {chosen.stage}")
+    found = training_speed(chosen, steps)
+    row = TrainingSpeedRow(
+        key=key, status="done", reason="", scale=chosen.scale, stage=chosen.stage, block_size=chosen.block_size,
+        tokens=found.tokens, seconds=found.seconds, peak_bytes=found.peak_bytes,
+        provenance=provenance(seed=run.seed), others_cores=[] if found.others_cores is None else [found.others_cores],
+    )  # fmt: skip
+    run.keep(row)
+    return row
 
 
 def training_speed(chosen: Recipe, steps: int) -> TrainingSpeed:

@@ -5,10 +5,11 @@ same log in, the same choices out.
 
 First the lossless part. With a window of w, a row settles E(w) tokens of a forward over about E(w) + w - 1 positions:
 what it has just settled or drafted, and w - 1 masks. How often a guess counts is seen in what was settled lately. What
-positions cost is the machine's position law, and what a step takes beside its forward (rows kept, text sent) is
-measured as it goes. So the tokens per second of every window are known, window 1 (AR) among them, and the best is
-taken: where no window pays, decoding is AR. A draft of a verified row pays if its confidence exceeds what one more
-position costs in tokens, and is pruned otherwise.
+positions cost is the machine's position law, and what a row takes beside its positions (drafts looked through, text
+sent) is measured as it goes, for AR and for windows apart: where the model is small, AR's rows cost far less. So the
+tokens per second of every window are known, window 1 (AR) among them, and the best is taken: where no window pays,
+decoding is AR. What is not chosen is tried now and then. A draft of a verified row pays if its confidence exceeds what
+one more position costs in tokens, and is pruned otherwise.
 
 Only then tau: it may fall by one notch at a time, for requests that allow it, while the time per token or the wait for
 the first one exceeds its target, and is raised again when both are well below. A verified row counts as one of tau 1:
@@ -48,8 +49,9 @@ class Tuning:
     memory: float = 0.95  # what counts of the guesses seen is kept at every decision
     prior: float = 4.0  # guesses that are taken for seen before any are
     prior_right: float = 0.6  # how many of them counted
-    probe_every: int = 32  # decisions after which a wider window is tried, for what it would settle
+    probe_every: int = 32  # decisions after which another window is tried: AR for its cost, a wide one for its tokens
     probe_window: int = 4
+    newest: float = 0.3  # what the latest cost of a row counts, beside those before it
     notch: float = 0.1  # of tau
     up_s: float = 0.2  # between two notches down in tau, at least
     down_s: float = 1.0  # between two notches back
@@ -87,8 +89,9 @@ class Seen:
     waiting: int = 0
     waited_s: float = 0.0  # by the one that waits longest
     per_token_s: float = 0.0  # of rows in flight, lately
-    step_s: float = 0.0  # of a step lately, what is done between two forwards included
-    step_positions: float = 0.0  # of those steps
+    # Of the steps since the last decision, those of AR and those of windows apart: whether these had windows, and the
+    # mean step's seconds, what is done before the next included, positions and rows.
+    steps: Sequence[tuple[bool, float, float, float]] = ()
 
 
 @dataclass(frozen=True)
@@ -126,35 +129,78 @@ class Memory:
     guesses: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)
     window: int = 4  # the choice's, unless that is only a trial
     decisions: int = 0
-    probed: int = 0  # the decision that last tried a wide window
+    probed: int = 0  # the decision that last tried another window
+    probe: int = 0  # which that was
+    # Whether rows had windows, or decoded by AR -> seconds that each took beyond what the law says of a step.
+    beyond: Mapping[bool, float] = field(default_factory=dict)
     allowed: float = 0.0  # relief that is chosen, unless none is faster
     turned_s: float = float("-inf")  # when that last changed
 
 
 def decide(law: PositionLaw, targets: Targets, tuning: Tuning, memory: Memory, seen: Seen) -> Memory:
     """The next memory, and in it the next choice."""
-    law = _as_seen(law, seen)
     guesses = _learned(tuning, memory.guesses, seen.settled)
     allowed, turned_s = _allowed(targets, tuning, memory, seen)
-    found = replace(memory, guesses=guesses, allowed=allowed, turned_s=turned_s, decisions=memory.decisions + 1)
+    memory = replace(memory, guesses=guesses, beyond=_beyond(law, tuning, memory, seen))
+    found = replace(memory, allowed=allowed, turned_s=turned_s, decisions=memory.decisions + 1)
     if not seen.groups:
         return replace(found, choice=replace(memory.choice, relief=min(memory.choice.relief, allowed)))
-    relief = _relief(law, tuning, found, seen)
+    cost = Cost(law, found.beyond)
+    relief = _relief(cost, tuning, found, seen)
     rates = _all_rates(tuning, guesses, seen.groups, relief)
-    window = _window(law, tuning, seen.groups, rates, relief, memory.window)
-    speed, slope = _speed(law, seen.groups, rates, relief, window)
+    window = _window(cost, tuning, seen.groups, rates, relief, memory.window)
+    speed, slope = _speed(cost, seen.groups, rates, relief, window)
     pruned = round(min(0.95, max(0.0, speed * slope)) * 20) / 20
-    choice = Choice(window, pruned, relief)
-    widest = min(max(group.widest for group in seen.groups), tuning.probe_window)
-    if window < widest and memory.decisions - memory.probed >= tuning.probe_every:
-        return replace(found, choice=replace(choice, window=widest), window=window, probed=memory.decisions)
-    return replace(found, choice=choice, window=window)
+    found = replace(found, choice=Choice(window, pruned, relief), window=window)
+    if _is_trying(memory, seen):
+        return replace(found, choice=Choice(memory.probe, pruned, relief))
+    if memory.decisions - memory.probed < tuning.probe_every:
+        return found
+    other = _to_try(tuning, memory, seen.groups, window)
+    return replace(found, choice=Choice(other, pruned, relief), probed=memory.decisions, probe=other)
 
 
-def _as_seen(law: PositionLaw, seen: Seen) -> PositionLaw:
-    """The law with what a step lately took beyond its forward, which every step takes whatever its positions."""
-    beyond = max(0.0, seen.step_s - law.seconds_at(seen.step_positions)) if seen.step_s else 0.0
-    return PositionLaw(law.positions, [seconds + beyond for seconds in law.seconds])
+def _is_trying(memory: Memory, seen: Seen) -> bool:
+    """Whether a window is tried of which no step has been seen yet: rows bring along what they had drafted before."""
+    kinds = [has_window for has_window, *_ in seen.steps]
+    return bool(kinds) and memory.choice.window != memory.window and (memory.probe > 1) not in kinds
+
+
+def _to_try(tuning: Tuning, memory: Memory, groups: Sequence[Group], window: int) -> int:
+    """Another window than the one found best: in turn AR, whose rows cost of their own, and a wide one, whose guesses
+    say how often they count; the same where there is no other.
+    """
+    widest = min(max(group.widest for group in groups), tuning.probe_window)
+    others = [other for other in (1, widest) if other < window or (other == widest and window < widest)]
+    untried = [other for other in others if other != memory.probe]
+    return next(iter(untried or others), window)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What steps take."""
+
+    law: PositionLaw
+    beyond: Mapping[bool, float] = field(default_factory=dict)
+
+    def seconds(self, positions: float, rows: int, window: int) -> float:
+        """Of a step; what windows or AR take beyond the law counts for both while only one of them is known."""
+        known = next(iter(self.beyond.values()), 0.0)
+        forward = self.law.seconds_at(positions)
+        return max(forward + rows * self.beyond.get(window > 1, max(0.0, known)), _LEAST * forward)
+
+
+_LEAST = 0.2  # of what the law says of a step: it takes no less
+
+
+def _beyond(law: PositionLaw, tuning: Tuning, memory: Memory, seen: Seen) -> Mapping[bool, float]:
+    """What a row takes beyond the law, after the steps since the last decision."""
+    found = dict(memory.beyond)
+    for has_window, seconds, positions, rows in seen.steps:
+        latest = (seconds - law.seconds_at(positions)) / rows
+        before = found.get(has_window, latest)
+        found[has_window] = before + tuning.newest * (latest - before)
+    return found
 
 
 Rates = Mapping[str, Sequence[float]]  # key of rows -> how often each guess of a window counts
@@ -225,19 +271,18 @@ def _work(groups: Iterable[Group], rates: Rates, relief: float, window: int) -> 
     return tokens, positions
 
 
-def _speed(law: PositionLaw, groups: Sequence[Group], rates: Rates, relief: float, window: int) -> tuple[float, float]:
+def _speed(cost: Cost, groups: Sequence[Group], rates: Rates, relief: float, window: int) -> tuple[float, float]:
     """Tokens per second with a window, and the seconds that one more position takes."""
     tokens, positions = _work(groups, rates, relief, window)
     if not positions:
         return 0.0, 0.0
-    seconds = law.seconds_at(positions)
     rows = sum(group.rows for group in groups)
-    slope = (law.seconds_at(positions + rows) - seconds) / rows
-    return tokens / seconds, slope
+    slope = (cost.law.seconds_at(positions + rows) - cost.law.seconds_at(positions)) / rows
+    return tokens / cost.seconds(positions, rows, window), slope
 
 
 def _window(
-    law: PositionLaw,
+    cost: Cost,
     tuning: Tuning,
     groups: Sequence[Group],
     rates: Rates,
@@ -246,14 +291,14 @@ def _window(
 ) -> int:
     """The window of most tokens per second; today's unless another is better by enough."""
     widest = max(group.widest for group in groups)
-    speeds = {window: _speed(law, groups, rates, relief, window)[0] for window in range(1, widest + 1)}
+    speeds = {window: _speed(cost, groups, rates, relief, window)[0] for window in range(1, widest + 1)}
     best = max(speeds, key=lambda window: (speeds[window], -window))
     now = min(now, widest)
     stays = speeds[best] <= tuning.gain * speeds[now] and speeds[now] >= speeds[1]
     return now if stays else best
 
 
-def _relief(law: PositionLaw, tuning: Tuning, memory: Memory, seen: Seen) -> float:
+def _relief(cost: Cost, tuning: Tuning, memory: Memory, seen: Seen) -> float:
     """By how much tau is lowered: by all that is allowed, or not at all where that is known to be faster.
 
     Nothing between the two is faster than both: the lower tau, the more passes. What has just been allowed is tried, as
@@ -264,7 +309,7 @@ def _relief(law: PositionLaw, tuning: Tuning, memory: Memory, seen: Seen) -> flo
         return allowed
     if not allowed:
         return 0.0
-    none, all_of_it = (_best_speed(law, tuning, memory, seen.groups, relief) for relief in (0.0, allowed))
+    none, all_of_it = (_best_speed(cost, tuning, memory, seen.groups, relief) for relief in (0.0, allowed))
     if now == allowed:
         return 0.0 if none > tuning.gain * all_of_it else allowed
     return allowed if all_of_it > tuning.gain * none else 0.0
@@ -275,11 +320,11 @@ def _known(memory: Memory, groups: Iterable[Group], relief: float) -> bool:
     return all(group.threshold is None or group.key(relief) in memory.guesses for group in groups)
 
 
-def _best_speed(law: PositionLaw, tuning: Tuning, memory: Memory, groups: Sequence[Group], relief: float) -> float:
+def _best_speed(cost: Cost, tuning: Tuning, memory: Memory, groups: Sequence[Group], relief: float) -> float:
     """Tokens per second after a relief, with the window that suits it best."""
     rates = _all_rates(tuning, memory.guesses, groups, relief)
     widest = max(group.widest for group in groups)
-    return max(_speed(law, groups, rates, relief, window)[0] for window in range(1, widest + 1))
+    return max(_speed(cost, groups, rates, relief, window)[0] for window in range(1, widest + 1))
 
 
 def _all_rates(

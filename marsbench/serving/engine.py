@@ -10,6 +10,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from marsbench.decoding.engine import Batch, check_requests, context_length
@@ -71,9 +72,6 @@ class Lately(NamedTuple):
 
     row_s: float = 0.0  # seconds that rows were in flight
     tokens: float = 0.0  # that they settled then
-    step_s: float = 0.0  # seconds of steps, one after the other
-    steps: float = 0.0
-    positions: float = 0.0  # of those steps
 
     def then(self, new: Lately, seconds: float) -> Lately:
         """The sums after so many seconds, and what these brought."""
@@ -90,7 +88,8 @@ class Observer:
         self._settled: dict[str, Counter[tuple[int, int]]] = {}
         self._tokens = self._row_steps = self._turns = 0
         self._company: frozenset[int] = frozenset()
-        self._lately = self._new = Lately()
+        self._lately = Lately()
+        self._steps: dict[bool, list[tuple[float, int, int]]] = {}  # by whether they had windows
         self._ended: float | None = None  # when the last step did, if nothing else came after it
 
     @property
@@ -109,13 +108,12 @@ class Observer:
         if alone:
             self._begin(time.perf_counter())
 
-    def stepped(self, began: float, positions: int) -> None:
+    def stepped(self, began: float, positions: int, rows: int) -> None:
         """A step has ended; what lies between two counts as part of the later one."""
         now = time.perf_counter()
         taken = now - (began if self._ended is None else self._ended)
         self._ended = now
-        old = self._new
-        self._new = old._replace(step_s=old.step_s + taken, steps=old.steps + 1, positions=old.positions + positions)
+        self._steps.setdefault(positions > rows, []).append((taken, positions, rows))
 
     def due(self, running: Collection[int]) -> bool:
         """Whether to decide before this step: rows have come or gone, or enough steps have passed."""
@@ -130,7 +128,7 @@ class Observer:
         """Let the controller decide on what has been seen since it last did, and lately."""
         now = time.perf_counter()
         row_s = (now - self._since) * self._row_steps / max(self._turns, 1)
-        found = self._lately.then(self._new._replace(row_s=row_s, tokens=self._tokens), now - self._since)
+        found = self._lately.then(Lately(row_s, self._tokens), now - self._since)
         settled = {
             key: [(*outcome, times) for outcome, times in sorted(counts.items())]
             for key, counts in self._settled.items()
@@ -139,15 +137,14 @@ class Observer:
             Seen(
                 now - self._started, groups, settled, waiting, waited_s,
                 per_token_s=found.row_s / found.tokens if found.tokens else 0.0,
-                step_s=found.step_s / found.steps if found.steps else 0.0,
-                step_positions=found.positions / found.steps if found.steps else 0.0,
+                steps=[(kind, *map(fmean, zip(*steps, strict=True))) for kind, steps in sorted(self._steps.items())],
             )
         )  # fmt: skip
         self._lately, self._settled = found, {}
         self._begin(now)
 
     def _begin(self, now: float) -> None:
-        self._since, self._new = now, Lately()
+        self._since, self._steps = now, {}
         self._tokens = self._row_steps = self._turns = 0
 
 
@@ -317,14 +314,14 @@ class Engine:
     # ---- a forward ----
 
     def _step(self) -> None:
-        began, before = time.perf_counter(), self._meter.positions
+        began, before, rows = time.perf_counter(), self._meter.positions, len(self._running)
         for one in self._running.values():
             one.rows += 1
             self._rows += 1
             self._guesses += one.knob.window - 1
         self._batch.step()
         if self._observer is not None:
-            self._observer.stepped(began, self._meter.positions - before)
+            self._observer.stepped(began, self._meter.positions - before, rows)
 
     def _tokens(self, number: int, tokens: list[int]) -> None:
         one = self._running[number]

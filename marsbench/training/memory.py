@@ -20,12 +20,27 @@ def keep_freed_memory() -> None:
     A training step frees and allocates some hundred tensors of megabytes. By default each of them is new memory from
     the system, a page fault for every 4 KiB.
     """
+    libc = _glibc()
+    if libc is not None:
+        libc.mallopt(_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)
+        libc.mallopt(_TRIM_THRESHOLD, 2**31 - 1)
+        libc.mallopt(_TOP_PAD, 64 * 2**20)
+
+
+def give_back_freed_memory() -> None:
+    """Give what is kept of freed memory back to the system, wherever whole pages of it lie.
+
+    Tensors of ever other sizes leave gaps that the next ones do not fit in, so what is kept grows from step to step.
+    """
+    libc = _glibc()
+    if libc is not None:
+        libc.malloc_trim(0)
+
+
+def _glibc() -> ctypes.CDLL | None:
+    """The C library, where it is glibc."""
     libc = ctypes.CDLL(None)
-    if not hasattr(libc, "mallopt") or not hasattr(libc, "gnu_get_libc_version"):
-        return
-    libc.mallopt(_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)
-    libc.mallopt(_TRIM_THRESHOLD, 2**31 - 1)
-    libc.mallopt(_TOP_PAD, 64 * 2**20)
+    return libc if hasattr(libc, "gnu_get_libc_version") else None
 
 
 def at_hand(device: torch.device) -> int | None:

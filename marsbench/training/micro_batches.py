@@ -13,13 +13,14 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor, nn
 
-from marsbench.training.memory import at_hand, bytes_kept, resident
+from marsbench.training.memory import at_hand, bytes_kept, give_back_freed_memory, resident
 from marsbench.training.objectives import IGNORED, MOST_LOGITS
 from marsbench.training.stages import Recipe
 
 # Of the memory that is left, what is given to what the forward pass keeps; the rest is for gradients on their way
 # back, and for gaps between tensors of many sizes.
 _SHARE = 0.6
+_FULL = 0.9  # of the limit: a process that holds more after a step gives back what it keeps of freed memory
 _LOGITS_BYTES = 4 * 4 * MOST_LOGITS  # a chunk of logits in fp32, their softmax, and the gradients of both
 _MOMENTS = 3  # what the first step adds to every trained weight: a gradient and AdamW's two moments, in fp32
 
@@ -46,6 +47,12 @@ class Fitting:
         if self.most is None:
             self.most = measure(self) or self.rows * self.longest * (1 + self.noisy)
         return pieces(batch, self.most, noisy=self.noisy)
+
+    def make_room(self, device: torch.device) -> None:
+        """After a step: give freed memory back where the process has come near its limit."""
+        held = resident(device) if self.limit is not None and device.type == "cpu" else None
+        if self.limit is not None and held is not None and held > _FULL * self.limit:
+            give_back_freed_memory()
 
     def facts(self) -> dict[str, int]:
         """What is kept beside a training's state, and of it."""

@@ -430,6 +430,7 @@ class _StageTrainer(Trainer):
         for piece in self._fitting.cut(self._prepare_inputs(inputs), partial(self._room, model)):
             self._share = len(piece["labels"]) / rows
             found.append(super().training_step(model, piece, num_items_in_batch))
+        self._fitting.make_room(self.args.device)
         return torch.stack(found).sum()
 
     def _room(self, model: nn.Module, fitting: Fitting) -> int | None:

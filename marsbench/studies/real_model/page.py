@@ -37,7 +37,7 @@ from marsbench.rendering.measured import (
 )
 from marsbench.rendering.sections import how_section, opening_section, training_section
 from marsbench.rendering.verdicts import claims_section
-from marsbench.rows.kinds import EvaluationRow, Row, SweepRow
+from marsbench.rows.kinds import EvaluationRow, Row, SweepRow, TrainingSpeedRow
 from marsbench.studies.real_model.lines import (
     AR,
     AR_OF_LONG_MARS,
@@ -80,6 +80,10 @@ HOW_THE_CURVE_IS_READ = (
     "Tokens per forward pass, verified in groups of four, after trainings of several lengths: each is one of its own, "
     "whose rate falls to zero at its end, so a point is what that many tokens give and not a look at a longer one."
 )
+HOW_TRAINING_IS_TIMED = (
+    "How fast each objective trains on the machine by itself, from the base, each in a process of its own that nothing "
+    "runs beside: the median over steps, the slowest and the fastest, and the most memory that the process ever held."
+)
 DEVIATIONS = (
     "Trainings are of minutes, on the model's own answers to training prompts: docs/your-own-model.md has the commands "
     "that distil, train and measure. The first questions of each benchmark are asked, and few are raced.",
@@ -105,12 +109,13 @@ def render(rows: Sequence[Row], scale: str, seeds: BySeed | None = None) -> str:
         opening_section(PLAN, scale, OPENING, seeds),
         _in_part(cells, sweep),
         _whose_weights(rows),
-        company_remark([*sweep.rows, *([sweep.step_times] if sweep.step_times else [])]),
+        company_remark([*sweep.rows, *([sweep.step_times] if sweep.step_times else []), *_training_speeds(rows)]),
         _measured(cells, seeds),
         _by_tokens_trained(cells, rows),
         _clock(sweep),
         claims_section(seeds, PLAN, CLAIMS, scale),
         training_section(rows, PLAN),
+        _training_speed(rows),
         how_section(rows, PLAN, scale),
         deviations_section(rows, scale, DEVIATIONS),
     ]
@@ -221,6 +226,23 @@ def _by_tokens_trained(cells: Cells, rows: Sequence[Row]) -> str:
         return ""
     head = ["", "tokens trained", *columns(PLAN).values()]
     return f"## By tokens trained\n\n{HOW_THE_CURVE_IS_READ}\n\n{table(head, lines)}"
+
+
+def _training_speed(rows: Sequence[Row]) -> str:
+    """How fast each objective trains, and in how much memory."""
+    lines = []
+    for row in _training_speeds(rows):
+        rates = sorted(tokens / seconds for tokens, seconds in zip(row.tokens, row.seconds, strict=True))
+        peak = "unknown" if row.peak_bytes is None else f"{row.peak_bytes / 2**30:.2f}"
+        lines.append(
+            [f"`{row.stage}`", f"{median(rates):,.0f}", f"{rates[0]:,.0f} to {rates[-1]:,.0f}", peak, str(len(rates))]
+        )
+    head = ["", "tokens/s", "of a step", "peak, GiB", "steps timed"]
+    return f"{HOW_TRAINING_IS_TIMED}\n\n{table(head, lines)}" if lines else ""
+
+
+def _training_speeds(rows: Sequence[Row]) -> list[TrainingSpeedRow]:
+    return list({row.stage: row for row in rows if isinstance(row, TrainingSpeedRow)}.values())
 
 
 # ---- the clock ----
