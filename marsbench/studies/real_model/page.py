@@ -22,6 +22,7 @@ from marsbench.findings.sweep import (
     weights_read_per_second,
 )
 from marsbench.methods import METHODS
+from marsbench.racing.position_law import position_law
 from marsbench.rendering.deviations import deviations_section
 from marsbench.rendering.figures import speed_figure
 from marsbench.rendering.markdown import table
@@ -37,7 +38,7 @@ from marsbench.rendering.measured import (
 )
 from marsbench.rendering.sections import how_section, opening_section, training_section
 from marsbench.rendering.verdicts import claims_section
-from marsbench.rows.kinds import EvaluationRow, Row, SweepRow, TrainingSpeedRow
+from marsbench.rows.kinds import EvaluationRow, Row, StepTimeRow, SweepRow, TrainingSpeedRow
 from marsbench.studies.real_model.lines import (
     AR,
     AR_OF_LONG_MARS,
@@ -260,8 +261,31 @@ def _clock(sweep: SweepCells) -> str:
         [name, *[text for size in sweep.batch_sizes for text in _raced(sweep.done.get((name, size)), copied)]]
         for name in sweep.names
     ]
-    parts = ["## By the clock", f"{HOW_THE_CLOCK_IS_READ} {steps_in_words(sweep)}", table(head, lines), _best(sweep)]
-    return "\n\n".join(parts)
+    parts = [
+        "## By the clock",
+        f"{HOW_THE_CLOCK_IS_READ} {steps_in_words(sweep)}",
+        table(head, lines),
+        _best(sweep),
+        _a_step(sweep.step_times),
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _a_step(row: StepTimeRow | None) -> str:
+    """How near a step of AR decoding comes to the memory's speed without prompts, and what more positions cost."""
+    if row is None or not row.weight_bytes:
+        return ""
+    law, copied = position_law(row), median(row.copied_per_second)
+    share = 100 * row.weight_bytes / law.seconds_at(1) / copied
+    costs = [f"{law.seconds_at(count) / law.seconds_at(1):.2f} times as long over {count}" for count in _STEPS_SHOWN]
+    return (
+        f"A step of `ar` for one row, prompts left out, takes {1e3 * law.seconds_at(1):.1f} ms: its weights are read at "
+        f"{share:.0f} % of the {copied / 1e9:.0f} GB/s that copying moves, reading and writing counted. A step takes "
+        f"{', '.join(costs)} positions."
+    )
+
+
+_STEPS_SHOWN = (4, 8, 16)  # positions
 
 
 def _raced(row: SweepRow | None, copied: float | None) -> list[str]:
