@@ -276,10 +276,11 @@ def _a_step(row: StepTimeRow | None) -> str:
     if row is None or not row.weight_bytes:
         return ""
     law, copied = position_law(row), median(row.copied_per_second)
-    share = 100 * row.weight_bytes / law.seconds_at(1) / copied
-    costs = [f"{law.seconds_at(count) / law.seconds_at(1):.2f} times as long over {count}" for count in _STEPS_SHOWN]
+    alone = law.seconds_at(1)
+    share = 100 * row.weight_bytes / alone / copied
+    costs = [f"{law.seconds_at(count) / alone:.2f} times as long over {count}" for count in _STEPS_SHOWN]
     return (
-        f"A step of `ar` for one row, prompts left out, takes {1e3 * law.seconds_at(1):.1f} ms: its weights are read at "
+        f"A step of `ar` for one row, prompts left out, takes {1e3 * alone:.1f} ms: its weights are read at "
         f"{share:.0f} % of the {copied / 1e9:.0f} GB/s that copying moves, reading and writing counted. A step takes "
         f"{', '.join(costs)} positions."
     )
