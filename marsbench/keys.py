@@ -46,11 +46,11 @@ SAME_NUMBERS: dict[tuple[str, ...], Known] = {
     CLASSING: Known("14ef43cb013594fd", "09e664ffc46b9fbb"),
     SERVING: Known("890ea72b5fe8789d", "b7013d015fcd35ed"),
     TRAINING_ON_THE_WORLD: Known("1a0b812d21f12cf4", "30dd42a99b1fa670"),
-    TRAINING_ON_CHATS: Known("c85ec80999213dcf", "c3b435694cb14e55"),
+    TRAINING_ON_CHATS: Known("9336886efcefaab9", "c3b435694cb14e55"),
     (*TRAINING_ON_THE_WORLD, *MEDUSA): Known("1d0e2f380989268e", "fd7a60e3942063a8"),
-    (*TRAINING_ON_CHATS, *MEDUSA): Known("0ce93852a7cd0b10", "dbef0f5ed848a0a9"),
+    (*TRAINING_ON_CHATS, *MEDUSA): Known("c974db05ef185293", "dbef0f5ed848a0a9"),
     (*TRAINING_ON_THE_WORLD, *GATED): Known("e1b6a70be8614e59", "dc47e10fb4c56819"),
-    (*TRAINING_ON_CHATS, *GATED): Known("f59922893a8a3413", "8acbd76c0aaae448"),
+    (*TRAINING_ON_CHATS, *GATED): Known("85ab9bf705355876", "8acbd76c0aaae448"),
 }
 
 

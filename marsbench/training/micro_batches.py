@@ -20,7 +20,7 @@ from marsbench.training.stages import Recipe
 # Of the memory that is left, what is given to what the forward pass keeps; the rest is for gradients on their way
 # back, and for gaps between tensors of many sizes.
 _SHARE = 0.6
-_FULL = 0.9  # of the limit: a process that holds more after a step gives back what it keeps of freed memory
+_FULL = 0.6  # of the limit: a process that holds more after a step gives back what it keeps of freed memory
 _LOGITS_BYTES = 4 * 4 * MOST_LOGITS  # a chunk of logits in fp32, their softmax, and the gradients of both
 _MOMENTS = 3  # what the first step adds to every trained weight: a gradient and AdamW's two moments, in fp32
 
