@@ -37,9 +37,9 @@ def _verified(stage: str, layout: str, window: int) -> Arm:
     return _arm(stage, words, "mars-verified", layout=layout, block_size=window)
 
 
-def _with_lookup(stage: str, window: int) -> Arm:
-    words = f"verified, groups (W = {window}) and prompt lookup"
-    return _arm(stage, words, "mars-lookup", layout="groups", block_size=window, **_LOOKUP)
+def _with_lookup(stage: str, window: int, layout: str = "groups") -> Arm:
+    words = f"verified, {layout} (W = {window}) and prompt lookup"
+    return _arm(stage, words, "mars-lookup", layout=layout, block_size=window, **_LOOKUP)
 
 
 def _at(threshold: float) -> Arm:
@@ -74,7 +74,8 @@ PLAN = TablePlan(
 )
 # ---- the race ----
 
-_RACED = (PROMPT_LOOKUP, NARROW, LINEAR, LONG_NARROW, LONG_BOTH, MARS_NARROW, UNSURE)
+_FEW_POSITIONS = _verified(LONG_ADAPTER, "linear", 3), _with_lookup(LONG_ADAPTER, 3, "linear")
+_RACED = (PROMPT_LOOKUP, NARROW, LINEAR, LONG_NARROW, LONG_BOTH, *_FEW_POSITIONS, MARS_NARROW, UNSURE)
 
 
 def grid_at(scale: Preset) -> Grid:
