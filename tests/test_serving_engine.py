@@ -257,7 +257,7 @@ def test_nobody_waits_while_nobody_is_in_flight(monkeypatch: pytest.MonkeyPatch)
             observer.note("ar", 1, 2)
             observer.stepped(clock - 0.004, 5, 2)
     assert len(seen) == 9 and max(one.per_token_s for one in seen) == pytest.approx(0.002)
-    assert seen[-1].steps == [(True, pytest.approx(0.004), 5, 2)]
+    assert seen[-1].steps == [(True, pytest.approx(0.004), 5)]
 
 
 def test_who_allows_it_is_lowered_and_told(golden: dict[str, Any], golden_models: dict[str, PreTrainedModel]) -> None:

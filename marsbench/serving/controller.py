@@ -5,11 +5,11 @@ same log in, the same choices out.
 
 First the lossless part. With a window of w, a row settles E(w) tokens of a forward over about E(w) + w - 1 positions:
 what it has just settled or drafted, and w - 1 masks. How often a guess counts is seen in what was settled lately. What
-positions cost is the machine's position law, and what a row takes beside its positions (drafts looked through, text
-sent) is measured as it goes, for AR and for windows apart: where the model is small, AR's rows cost far less. So the
-tokens per second of every window are known, window 1 (AR) among them, and the best is taken: where no window pays,
-decoding is AR. What is not chosen is tried now and then. A draft of a verified row pays if its confidence exceeds what
-one more position costs in tokens, and is pruned otherwise.
+positions cost is the machine's position law, measured on short contexts; what steps take beyond it, each by itself
+(rows kept, text sent) and for every position (longer contexts), is fitted to those seen lately. So the tokens per
+second of every window are known, window 1 (AR) among them, and the best is taken: where no window pays, decoding is AR.
+What is not chosen is tried now and then, which also tells the two parts of that cost apart. A draft of a verified row
+pays if its confidence exceeds what one more position costs in tokens, and is pruned otherwise.
 
 Only then tau: it may fall by one notch at a time, for requests that allow it, while the time per token or the wait for
 the first one exceeds its target, and is raised again when both are well below. A verified row counts as one of tau 1:
@@ -22,7 +22,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, astuple, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,7 @@ class Tuning:
     prior_right: float = 0.6  # how many of them counted
     probe_every: int = 32  # decisions after which another window is tried: AR for its cost, a wide one for its tokens
     probe_window: int = 4
-    newest: float = 0.3  # what the latest cost of a row counts, beside those before it
+    steps_memory: float = 0.98  # what counts of the steps seen is kept at every decision: some trials' worth
     notch: float = 0.1  # of tau
     up_s: float = 0.2  # between two notches down in tau, at least
     down_s: float = 1.0  # between two notches back
@@ -90,8 +90,8 @@ class Seen:
     waited_s: float = 0.0  # by the one that waits longest
     per_token_s: float = 0.0  # of rows in flight, lately
     # Of the steps since the last decision, those of AR and those of windows apart: whether these had windows, and the
-    # mean step's seconds, what is done before the next included, positions and rows.
-    steps: Sequence[tuple[bool, float, float, float]] = ()
+    # mean step's seconds, what is done before the next included, and positions.
+    steps: Sequence[tuple[bool, float, float]] = ()
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class Choice:
 
 def lowered(threshold: float | None, least: float | None, relief: float) -> float | None:
     """A threshold after relief: never below what the request allows, and untouched where it allows nothing."""
-    if threshold is None or least is None:
+    if threshold is None or least is None or not relief:
         return threshold
     return max(min(least, threshold), min(threshold, round(threshold - relief, 6)))
 
@@ -131,8 +131,7 @@ class Memory:
     decisions: int = 0
     probed: int = 0  # the decision that last tried another window
     probe: int = 0  # which that was
-    # Whether rows had windows, or decoded by AR -> seconds that each took beyond what the law says of a step.
-    beyond: Mapping[bool, float] = field(default_factory=dict)
+    beyond: Beyond = field(default_factory=lambda: Beyond())
     allowed: float = 0.0  # relief that is chosen, unless none is faster
     turned_s: float = float("-inf")  # when that last changed
 
@@ -141,15 +140,16 @@ def decide(law: PositionLaw, targets: Targets, tuning: Tuning, memory: Memory, s
     """The next memory, and in it the next choice."""
     guesses = _learned(tuning, memory.guesses, seen.settled)
     allowed, turned_s = _allowed(targets, tuning, memory, seen)
-    memory = replace(memory, guesses=guesses, beyond=_beyond(law, tuning, memory, seen))
+    beyond = memory.beyond.after(law, seen, tuning.steps_memory)
+    law = beyond.added_to(law)
+    memory = replace(memory, guesses=guesses, beyond=beyond)
     found = replace(memory, allowed=allowed, turned_s=turned_s, decisions=memory.decisions + 1)
     if not seen.groups:
         return replace(found, choice=replace(memory.choice, relief=min(memory.choice.relief, allowed)))
-    cost = Cost(law, found.beyond)
-    relief = _relief(cost, tuning, found, seen)
+    relief = _relief(law, tuning, found, seen)
     rates = _all_rates(tuning, guesses, seen.groups, relief)
-    window = _window(cost, tuning, seen.groups, rates, relief, memory.window)
-    speed, slope = _speed(cost, seen.groups, rates, relief, window)
+    window = _window(law, tuning, seen.groups, rates, relief, memory.window)
+    speed, slope = _speed(law, seen.groups, rates, relief, window)
     pruned = round(min(0.95, max(0.0, speed * slope)) * 20) / 20
     found = replace(found, choice=Choice(window, pruned, relief), window=window)
     if _is_trying(memory, seen):
@@ -167,7 +167,7 @@ def _is_trying(memory: Memory, seen: Seen) -> bool:
 
 
 def _to_try(tuning: Tuning, memory: Memory, groups: Sequence[Group], window: int) -> int:
-    """Another window than the one found best: in turn AR, whose rows cost of their own, and a wide one, whose guesses
+    """Another window than the one found best: in turn AR, whose steps have few positions, and a wide one, whose guesses
     say how often they count; the same where there is no other.
     """
     widest = min(max(group.widest for group in groups), tuning.probe_window)
@@ -177,30 +177,38 @@ def _to_try(tuning: Tuning, memory: Memory, groups: Sequence[Group], window: int
 
 
 @dataclass(frozen=True)
-class Cost:
-    """What steps take."""
+class Beyond:
+    """What steps took beyond the law: sums over those seen, of which the older count by less and less."""
 
-    law: PositionLaw
-    beyond: Mapping[bool, float] = field(default_factory=dict)
+    steps: float = 0.0
+    positions: float = 0.0
+    squares: float = 0.0  # of positions
+    seconds: float = 0.0  # beyond the law
+    products: float = 0.0  # of seconds and positions
 
-    def seconds(self, positions: float, rows: int, window: int) -> float:
-        """Of a step; what windows or AR take beyond the law counts for both while only one of them is known."""
-        known = next(iter(self.beyond.values()), 0.0)
-        forward = self.law.seconds_at(positions)
-        return max(forward + rows * self.beyond.get(window > 1, max(0.0, known)), _LEAST * forward)
+    def after(self, law: PositionLaw, seen: Seen, kept: float) -> Beyond:
+        """The sums after what has been seen."""
+        sums = [kept * value for value in astuple(self)]
+        for _, taken, positions in seen.steps:
+            seconds = taken - law.seconds_at(positions)
+            new = (1.0, positions, positions**2, seconds, seconds * positions)
+            sums = [old + one for old, one in zip(sums, new, strict=True)]
+        return Beyond(*sums)
 
+    def added_to(self, law: PositionLaw) -> PositionLaw:
+        """The law with a line on top, by least squares, that falls nowhere: so much a step, so much a position.
 
-_LEAST = 0.2  # of what the law says of a step: it takes no less
-
-
-def _beyond(law: PositionLaw, tuning: Tuning, memory: Memory, seen: Seen) -> Mapping[bool, float]:
-    """What a row takes beyond the law, after the steps since the last decision."""
-    found = dict(memory.beyond)
-    for has_window, seconds, positions, rows in seen.steps:
-        latest = (seconds - law.seconds_at(positions)) / rows
-        before = found.get(has_window, latest)
-        found[has_window] = before + tuning.newest * (latest - before)
-    return found
+        Steps that all had as many positions do not tell the two apart; then it is the step's.
+        """
+        if not self.steps:
+            return law
+        mean, seconds = self.positions / self.steps, self.seconds / self.steps
+        variance = self.squares / self.steps - mean**2
+        slope = max(0.0, (self.products / self.steps - mean * seconds) / (variance + 1.0))  # in doubt, a bit less
+        each = max(0.0, seconds - slope * mean)
+        return PositionLaw(
+            law.positions, [there + each + slope * at for at, there in zip(law.positions, law.seconds, strict=True)]
+        )
 
 
 Rates = Mapping[str, Sequence[float]]  # key of rows -> how often each guess of a window counts
@@ -271,18 +279,19 @@ def _work(groups: Iterable[Group], rates: Rates, relief: float, window: int) -> 
     return tokens, positions
 
 
-def _speed(cost: Cost, groups: Sequence[Group], rates: Rates, relief: float, window: int) -> tuple[float, float]:
+def _speed(law: PositionLaw, groups: Sequence[Group], rates: Rates, relief: float, window: int) -> tuple[float, float]:
     """Tokens per second with a window, and the seconds that one more position takes."""
     tokens, positions = _work(groups, rates, relief, window)
     if not positions:
         return 0.0, 0.0
+    seconds = law.seconds_at(positions)
     rows = sum(group.rows for group in groups)
-    slope = (cost.law.seconds_at(positions + rows) - cost.law.seconds_at(positions)) / rows
-    return tokens / cost.seconds(positions, rows, window), slope
+    slope = (law.seconds_at(positions + rows) - seconds) / rows
+    return tokens / seconds, slope
 
 
 def _window(
-    cost: Cost,
+    law: PositionLaw,
     tuning: Tuning,
     groups: Sequence[Group],
     rates: Rates,
@@ -291,14 +300,14 @@ def _window(
 ) -> int:
     """The window of most tokens per second; today's unless another is better by enough."""
     widest = max(group.widest for group in groups)
-    speeds = {window: _speed(cost, groups, rates, relief, window)[0] for window in range(1, widest + 1)}
+    speeds = {window: _speed(law, groups, rates, relief, window)[0] for window in range(1, widest + 1)}
     best = max(speeds, key=lambda window: (speeds[window], -window))
     now = min(now, widest)
     stays = speeds[best] <= tuning.gain * speeds[now] and speeds[now] >= speeds[1]
     return now if stays else best
 
 
-def _relief(cost: Cost, tuning: Tuning, memory: Memory, seen: Seen) -> float:
+def _relief(law: PositionLaw, tuning: Tuning, memory: Memory, seen: Seen) -> float:
     """By how much tau is lowered: by all that is allowed, or not at all where that is known to be faster.
 
     Nothing between the two is faster than both: the lower tau, the more passes. What has just been allowed is tried, as
@@ -309,7 +318,7 @@ def _relief(cost: Cost, tuning: Tuning, memory: Memory, seen: Seen) -> float:
         return allowed
     if not allowed:
         return 0.0
-    none, all_of_it = (_best_speed(cost, tuning, memory, seen.groups, relief) for relief in (0.0, allowed))
+    none, all_of_it = (_best_speed(law, tuning, memory, seen.groups, relief) for relief in (0.0, allowed))
     if now == allowed:
         return 0.0 if none > tuning.gain * all_of_it else allowed
     return allowed if all_of_it > tuning.gain * none else 0.0
@@ -320,11 +329,11 @@ def _known(memory: Memory, groups: Iterable[Group], relief: float) -> bool:
     return all(group.threshold is None or group.key(relief) in memory.guesses for group in groups)
 
 
-def _best_speed(cost: Cost, tuning: Tuning, memory: Memory, groups: Sequence[Group], relief: float) -> float:
+def _best_speed(law: PositionLaw, tuning: Tuning, memory: Memory, groups: Sequence[Group], relief: float) -> float:
     """Tokens per second after a relief, with the window that suits it best."""
     rates = _all_rates(tuning, memory.guesses, groups, relief)
     widest = max(group.widest for group in groups)
-    return max(_speed(cost, groups, rates, relief, window)[0] for window in range(1, widest + 1))
+    return max(_speed(law, groups, rates, relief, window)[0] for window in range(1, widest + 1))
 
 
 def _all_rates(

@@ -89,7 +89,7 @@ class Observer:
         self._tokens = self._row_steps = self._turns = 0
         self._company: frozenset[int] = frozenset()
         self._lately = Lately()
-        self._steps: dict[bool, list[tuple[float, int, int]]] = {}  # by whether they had windows
+        self._steps: dict[bool, list[tuple[float, int]]] = {}  # by whether they had windows
         self._ended: float | None = None  # when the last step did, if nothing else came after it
 
     @property
@@ -113,7 +113,7 @@ class Observer:
         now = time.perf_counter()
         taken = now - (began if self._ended is None else self._ended)
         self._ended = now
-        self._steps.setdefault(positions > rows, []).append((taken, positions, rows))
+        self._steps.setdefault(positions > rows, []).append((taken, positions))
 
     def due(self, running: Collection[int]) -> bool:
         """Whether to decide before this step: rows have come or gone, or enough steps have passed."""
