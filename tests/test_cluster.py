@@ -35,6 +35,7 @@ from marsbench.executors.tasks import Ended, Task
 from marsbench.executors.worker import log_of
 from marsbench.overview.work import carry_out
 from marsbench.paths import PACKAGE
+from marsbench.rows.kinds import Row
 from marsbench.rows.store import parse_rows, read_rows
 from marsbench.studies import study_of
 
@@ -242,13 +243,18 @@ def whole_paper(folder: Path, *more: str) -> subprocess.Popen[bytes]:
 
 
 def published(folder: Path) -> dict[str, list[dict[str, object]]]:
-    """The rows of every page, without what may differ from run to run."""
+    """The rows of every page, without what may differ from run to run.
+
+    That is the key of step costs too, which says when their checkpoint was trained.
+    """
     files = sorted((folder / "results" / "micro").glob("*.jsonl"))
     rows = {file.stem: read_rows(file) for file in files}
-    return {
-        page: [{name: value for name, value in vars(row).items() if name not in TIMED} for row in some]
-        for page, some in rows.items()
-    }
+
+    def same(row: Row) -> dict[str, object]:
+        timed = TIMED | {"key"} if row.kind == "step_cost" else TIMED
+        return {name: value for name, value in vars(row).items() if name not in timed}
+
+    return {page: [same(row) for row in some] for page, some in rows.items()}
 
 
 @ON_REQUEST
