@@ -137,7 +137,10 @@ class Observer:
             Seen(
                 now - self._started, groups, settled, waiting, waited_s,
                 per_token_s=found.row_s / found.tokens if found.tokens else 0.0,
-                steps=[(kind, *map(fmean, zip(*steps, strict=True))) for kind, steps in sorted(self._steps.items())],
+                steps=[
+                    (has_window, fmean(seconds for seconds, _ in steps), fmean(positions for _, positions in steps))
+                    for has_window, steps in sorted(self._steps.items())
+                ],
             )
         )  # fmt: skip
         self._lately, self._settled = found, {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from math import log2
 from pathlib import Path
 from statistics import median
 
@@ -33,6 +34,7 @@ from marsbench.rendering.measured import (
     cut_prompts,
     reasons,
     seeds_table,
+    speed,
     speed_cell,
     speed_table,
 )
@@ -40,11 +42,13 @@ from marsbench.rendering.sections import how_section, opening_section, training_
 from marsbench.rendering.verdicts import claims_section
 from marsbench.rows.kinds import EvaluationRow, Row, StepTimeRow, SweepRow, TrainingSpeedRow
 from marsbench.studies.real_model.lines import (
+    ADAPTER,
     AR,
     AR_OF_LONG_MARS,
     AR_OF_MARS,
     BOTH,
     GROUPS,
+    LONG_ADAPTER,
     LONG_GROUPS,
     LONG_MARS,
     LONG_MARS_GROUPS,
@@ -216,17 +220,31 @@ _CURVE = (GROUPS, LONG_GROUPS, MARS_GROUPS, LONG_MARS_GROUPS)
 
 def _by_tokens_trained(cells: Cells, rows: Sequence[Row]) -> str:
     """Tokens per forward pass, verified in groups of four, by the tokens that the masks were trained on."""
-    trained, lines = latest_stages(rows), []
-    for arm in _CURVE:
-        (row,) = [row for stage, row in trained.items() if stage.stage == arm.stage] or [None]
-        found = done_cells(cells, arm.name)
-        if row is not None and found:
-            speeds = [speed_cell(found.get(name)) for name in columns(PLAN)]
-            lines.append([f"`{arm.stage}`", f"{row.tokens:,}", *speeds])
+    tokens = {stage.stage: row.tokens for stage, row in latest_stages(rows).items() if row.status == "done"}
+    found = {arm.stage: done_cells(cells, arm.name) for arm in _CURVE if arm.stage in tokens}
+    lines = [
+        [f"`{stage}`", f"{tokens[stage]:,}", *[speed_cell(done.get(name)) for name in columns(PLAN)]]
+        for stage, done in found.items()
+        if done
+    ]
     if not lines:
         return ""
     head = ["", "tokens trained", *columns(PLAN).values()]
-    return f"## By tokens trained\n\n{HOW_THE_CURVE_IS_READ}\n\n{table(head, lines)}"
+    said = [_by_doubling(name, found.get(ADAPTER, {}), found.get(LONG_ADAPTER, {}), tokens) for name in columns(PLAN)]
+    gains = [one for one in said if one]
+    sentence = f"Each doubling of an adapter's tokens has added {' and '.join(gains)} tokens/forward." if gains else ""
+    parts = ["## By tokens trained", HOW_THE_CURVE_IS_READ, table(head, lines), sentence]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _by_doubling(
+    name: str, short: Mapping[str, EvaluationRow], long: Mapping[str, EvaluationRow], tokens: Mapping[str, int]
+) -> str:
+    """What twice the tokens have bought on a benchmark, on the way from the short training to the long one."""
+    if name not in short or name not in long:
+        return ""
+    gained = speed(long[name]).value - speed(short[name]).value
+    return f"{gained / log2(tokens[LONG_ADAPTER] / tokens[ADAPTER]):.2f} on {columns(PLAN)[name]}"
 
 
 def _training_speed(rows: Sequence[Row]) -> str:
