@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from marsbench.presets import Preset
 
-_OVERHEAD_S = 15.0  # a guess at what a task costs beside its work; `marsbench overhead` measures it on a machine
+_OVERHEAD_S = 5.5  # of a task beside its work, as docs/clusters.md has it; `marsbench overhead` measures a cluster
 
 
 def plan(
