@@ -44,13 +44,13 @@ SAME_NUMBERS: dict[tuple[str, ...], Known] = {
     DECODING_THE_WORLD: Known("e6a86ffea4881382", "06a63162efb8d61b"),
     SCORING: Known("f71cea9dcf4acba2", "694a1b97baa02a4a"),
     CLASSING: Known("14ef43cb013594fd", "09e664ffc46b9fbb"),
-    SERVING: Known("f236e17f2d8b0a10", "b7013d015fcd35ed"),
+    SERVING: Known("30cd761cb90d36e5", "b7013d015fcd35ed"),
     TRAINING_ON_THE_WORLD: Known("1a0b812d21f12cf4", "30dd42a99b1fa670"),
-    TRAINING_ON_CHATS: Known("9336886efcefaab9", "c3b435694cb14e55"),
+    TRAINING_ON_CHATS: Known("1b73e7d310c5d606", "c3b435694cb14e55"),
     (*TRAINING_ON_THE_WORLD, *MEDUSA): Known("1d0e2f380989268e", "fd7a60e3942063a8"),
-    (*TRAINING_ON_CHATS, *MEDUSA): Known("c974db05ef185293", "dbef0f5ed848a0a9"),
+    (*TRAINING_ON_CHATS, *MEDUSA): Known("35138ede827647d9", "dbef0f5ed848a0a9"),
     (*TRAINING_ON_THE_WORLD, *GATED): Known("e1b6a70be8614e59", "dc47e10fb4c56819"),
-    (*TRAINING_ON_CHATS, *GATED): Known("85ab9bf705355876", "8acbd76c0aaae448"),
+    (*TRAINING_ON_CHATS, *GATED): Known("a2de420917629b8f", "8acbd76c0aaae448"),
 }
 
 

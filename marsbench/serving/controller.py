@@ -121,6 +121,41 @@ def lowered(threshold: float | None, least: float | None, relief: float) -> floa
 
 
 @dataclass(frozen=True)
+class Beyond:
+    """What steps took beyond the law: sums over those seen, of which the older count by less and less."""
+
+    steps: float = 0.0
+    positions: float = 0.0
+    squares: float = 0.0  # of positions
+    seconds: float = 0.0  # beyond the law
+    products: float = 0.0  # of seconds and positions
+
+    def after(self, law: PositionLaw, seen: Seen, kept: float) -> Beyond:
+        """The sums after what has been seen."""
+        sums = [kept * value for value in astuple(self)]
+        for _, taken, positions in seen.steps:
+            seconds = taken - law.seconds_at(positions)
+            new = (1.0, positions, positions**2, seconds, seconds * positions)
+            sums = [old + one for old, one in zip(sums, new, strict=True)]
+        return Beyond(*sums)
+
+    def added_to(self, law: PositionLaw) -> PositionLaw:
+        """The law with a line on top, by least squares, that falls nowhere: so much a step, so much a position.
+
+        Steps that all had as many positions do not tell the two apart; then it is the step's.
+        """
+        if not self.steps:
+            return law
+        mean, seconds = self.positions / self.steps, self.seconds / self.steps
+        variance = self.squares / self.steps - mean**2
+        slope = max(0.0, (self.products / self.steps - mean * seconds) / (variance + 1.0))  # in doubt, a bit less
+        each = max(0.0, seconds - slope * mean)
+        return PositionLaw(
+            law.positions, [there + each + slope * at for at, there in zip(law.positions, law.seconds, strict=True)]
+        )
+
+
+@dataclass(frozen=True)
 class Memory:
     """What decisions remember."""
 
@@ -131,7 +166,7 @@ class Memory:
     decisions: int = 0
     probed: int = 0  # the decision that last tried another window
     probe: int = 0  # which that was
-    beyond: Beyond = field(default_factory=lambda: Beyond())
+    beyond: Beyond = Beyond()
     allowed: float = 0.0  # relief that is chosen, unless none is faster
     turned_s: float = float("-inf")  # when that last changed
 
@@ -171,44 +206,9 @@ def _to_try(tuning: Tuning, memory: Memory, groups: Sequence[Group], window: int
     say how often they count; the same where there is no other.
     """
     widest = min(max(group.widest for group in groups), tuning.probe_window)
-    others = [other for other in (1, widest) if other < window or (other == widest and window < widest)]
+    others = [other for other in (1, widest) if other != window]
     untried = [other for other in others if other != memory.probe]
     return next(iter(untried or others), window)
-
-
-@dataclass(frozen=True)
-class Beyond:
-    """What steps took beyond the law: sums over those seen, of which the older count by less and less."""
-
-    steps: float = 0.0
-    positions: float = 0.0
-    squares: float = 0.0  # of positions
-    seconds: float = 0.0  # beyond the law
-    products: float = 0.0  # of seconds and positions
-
-    def after(self, law: PositionLaw, seen: Seen, kept: float) -> Beyond:
-        """The sums after what has been seen."""
-        sums = [kept * value for value in astuple(self)]
-        for _, taken, positions in seen.steps:
-            seconds = taken - law.seconds_at(positions)
-            new = (1.0, positions, positions**2, seconds, seconds * positions)
-            sums = [old + one for old, one in zip(sums, new, strict=True)]
-        return Beyond(*sums)
-
-    def added_to(self, law: PositionLaw) -> PositionLaw:
-        """The law with a line on top, by least squares, that falls nowhere: so much a step, so much a position.
-
-        Steps that all had as many positions do not tell the two apart; then it is the step's.
-        """
-        if not self.steps:
-            return law
-        mean, seconds = self.positions / self.steps, self.seconds / self.steps
-        variance = self.squares / self.steps - mean**2
-        slope = max(0.0, (self.products / self.steps - mean * seconds) / (variance + 1.0))  # in doubt, a bit less
-        each = max(0.0, seconds - slope * mean)
-        return PositionLaw(
-            law.positions, [there + each + slope * at for at, there in zip(law.positions, law.seconds, strict=True)]
-        )
 
 
 Rates = Mapping[str, Sequence[float]]  # key of rows -> how often each guess of a window counts

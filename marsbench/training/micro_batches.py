@@ -50,8 +50,10 @@ class Fitting:
 
     def make_room(self, device: torch.device) -> None:
         """After a step: give freed memory back where the process has come near its limit."""
-        held = resident(device) if self.limit is not None and device.type == "cpu" else None
-        if self.limit is not None and held is not None and held > _FULL * self.limit:
+        if self.limit is None or device.type != "cpu":
+            return
+        held = resident(device)
+        if held is not None and held > _FULL * self.limit:
             give_back_freed_memory()
 
     def facts(self) -> dict[str, int]:
