@@ -44,7 +44,7 @@ SAME_NUMBERS: dict[tuple[str, ...], Known] = {
     DECODING_THE_WORLD: Known("e6a86ffea4881382", "06a63162efb8d61b"),
     SCORING: Known("f71cea9dcf4acba2", "694a1b97baa02a4a"),
     CLASSING: Known("14ef43cb013594fd", "09e664ffc46b9fbb"),
-    SERVING: Known("30cd761cb90d36e5", "b7013d015fcd35ed"),
+    SERVING: Known("8dbe8828f207dfc2", "8dbe8828f207dfc2"),
     TRAINING_ON_THE_WORLD: Known("1a0b812d21f12cf4", "30dd42a99b1fa670"),
     TRAINING_ON_CHATS: Known("1b73e7d310c5d606", "c3b435694cb14e55"),
     (*TRAINING_ON_THE_WORLD, *MEDUSA): Known("1d0e2f380989268e", "fd7a60e3942063a8"),

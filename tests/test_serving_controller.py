@@ -182,7 +182,7 @@ def test_what_every_step_takes_makes_wide_windows_pay() -> None:
     group = Group("mars-verified", 1.0, None, 6, 8)
     settled = {"mars-verified": [(6, 6, 50)]}
     plain, busy = (
-        run(STEEP, [Seen(1.0, [group], settled, steps=steps)])[0].choice.window for steps in ((), [(True, 1.0, 16.0)])
+        run(STEEP, [Seen(1.0, [group], settled, steps=steps)])[0].window for steps in ((), [(True, 1.0, 16.0)])
     )
     assert plain < busy == 6
 
@@ -208,15 +208,31 @@ def test_ar_is_chosen_where_windows_cost_more_than_the_law_says(dear: bool) -> N
 
 def test_a_trial_lasts_until_it_is_seen() -> None:
     """Guards against AR tried for a step in which rows still carry what they had drafted, and judged by that."""
-    group, memory = Group("mars-verified", 1.0, None, 4, 4), Memory(decisions=40)
+    group, memory = Group("mars-verified", 1.0, None, 4, 4), Memory()
     settled = {group.key(0): _settled(4, 0.9, 20)}
     tried = []
     for step in range(4):
         kind = step == 2
         steps = [(not kind, 0.02, 4.0 if kind else 16.0)]
-        memory = decide(FLAT, Targets(), Tuning(), memory, Seen(float(step), [group], settled, steps=steps))
+        memory = decide(FLAT, Targets(), Tuning(), memory, Seen(0.1 * step, [group], settled, steps=steps))
         tried.append(memory.choice.window)
     assert tried == [1, 1, 4, 4] and memory.window == 4
+
+
+def test_trials_take_no_more_than_their_share() -> None:
+    """Guards against trials that follow each other by decisions: rows that come and go make many of these."""
+    group, memory = Group("mars-verified", 1.0, None, 8, 8), Memory()
+    taken, at = {True: 0.0, False: 0.0}, 0.0
+    for _ in range(4000):  # a decision at every step
+        window = memory.choice.window
+        seconds = STEEP.seconds_at(8.0 if window == 1 else 8 * (2 * window - 1))
+        taken[memory.on_trial] += seconds
+        at += seconds
+        settled = {group.key(0): _settled(window, 0.2, 20)}
+        memory = decide(
+            STEEP, Targets(), Tuning(), memory, Seen(at, [group], settled, steps=[(window > 1, seconds, 8.0)])
+        )
+    assert memory.window == 1 and 0 < taken[True] <= 0.03 * at
 
 
 def test_waiting_near_the_target_turns_nothing() -> None:

@@ -214,7 +214,7 @@ def test_an_eos_has_its_likelihood_too(golden: dict[str, Any], golden_models: di
 def adapting(model: PreTrainedModel, law: PositionLaw) -> Engine:
     """An engine whose controller lowers tau at every chance."""
     controller = Controller(law, Targets(per_token_s=1e-9))
-    controller.tuning = Tuning(every=2, up_s=0.0, probe_every=3)
+    controller.tuning = Tuning(every=2, up_s=0.0, trial_share=1.0)
     return Engine(
         model, mask_id=MASK, eos_id=EOS, pad_id=PAD, room=Room(rows=8), speed=Speed(0.9), controller=controller
     )

@@ -19,7 +19,15 @@ from marsbench.rows.workspace import Workspace
 from marsbench.running.run import Run
 from marsbench.serving.load import read_answer
 from marsbench.studies.serving import STUDY
-from marsbench.studies.serving.findings import goodput, per_token, quantiles, rejected, requests_per_second, switches
+from marsbench.studies.serving.findings import (
+    answered,
+    goodput,
+    per_token,
+    quantiles,
+    rejected,
+    requests_per_second,
+    switches,
+)
 from marsbench.studies.serving.measuring import Cell, _times, serving_rows
 from marsbench.studies.serving.page import draw, render, tally
 from marsbench.studies.serving.policies import AR, BARE, EXACT, FAST, LOSSLESS, LOSSY, POLICIES, Effort, effort_at
@@ -148,7 +156,8 @@ def test_the_study_runs_and_resumes(micro_checkpoints: Path, tmp_path: Path, mon
         assert all(row.last[number] >= row.first[number] > 0 for number, one in enumerate(row.emitted) if one > 1)
     by_cell = {(row.policy, row.shape, row.repeat): row for row in rows}
     assert len({tuple(by_cell[policy.name, "steady", 0].intended) for policy in POLICIES}) == 1
-    assert set(by_cell[FAST.name, "steady", 0].lowest) == {0.5}
+    fast = by_cell[FAST.name, "steady", 0]
+    assert {fast.lowest[number] for number in answered(fast)} == {0.5}  # a slow machine turns some away
     assert min(by_cell[LOSSY.name, "burst", 0].lowest) >= 0.5
     assert by_cell[LOSSLESS.name, "step", 0].timeline["at"]
     for policy in BARE:

@@ -8,8 +8,8 @@ what it has just settled or drafted, and w - 1 masks. How often a guess counts i
 positions cost is the machine's position law, measured on short contexts; what steps take beyond it, each by itself
 (rows kept, text sent) and for every position (longer contexts), is fitted to those seen lately. So the tokens per
 second of every window are known, window 1 (AR) among them, and the best is taken: where no window pays, decoding is AR.
-What is not chosen is tried now and then, which also tells the two parts of that cost apart. A draft of a verified row
-pays if its confidence exceeds what one more position costs in tokens, and is pruned otherwise.
+What is not chosen is tried for some steps now and then, which also tells the two parts of that cost apart. A draft of a
+verified row pays if its confidence exceeds what one more position costs in tokens, and is pruned otherwise.
 
 Only then tau: it may fall by one notch at a time, for requests that allow it, while the time per token or the wait for
 the first one exceeds its target, and is raised again when both are well below. A verified row counts as one of tau 1:
@@ -49,8 +49,9 @@ class Tuning:
     memory: float = 0.95  # what counts of the guesses seen is kept at every decision
     prior: float = 4.0  # guesses that are taken for seen before any are
     prior_right: float = 0.6  # how many of them counted
-    probe_every: int = 32  # decisions after which another window is tried: AR for its cost, a wide one for its tokens
-    probe_window: int = 4
+    trial_steps: int = 3  # for which another window is tried: AR for its cost, a wide one for its tokens
+    trial_share: float = 0.03  # of the time may go to trials
+    trial_window: int = 4  # the wide one
     steps_memory: float = 0.98  # what counts of the steps seen is kept at every decision: some trials' worth
     notch: float = 0.1  # of tau
     up_s: float = 0.2  # between two notches down in tau, at least
@@ -163,12 +164,16 @@ class Memory:
     # Key of rows -> for each guess of a window, how often it stood behind none that failed, and how often it counted.
     guesses: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)
     window: int = 4  # the choice's, unless that is only a trial
-    decisions: int = 0
-    probed: int = 0  # the decision that last tried another window
-    probe: int = 0  # which that was
+    tried: int = 0  # the window of the last trial
+    next_trial_s: float = 0.0
     beyond: Beyond = Beyond()
     allowed: float = 0.0  # relief that is chosen, unless none is faster
     turned_s: float = float("-inf")  # when that last changed
+
+    @property
+    def on_trial(self) -> bool:
+        """Whether the choice is not what was found best."""
+        return self.choice.window != self.window
 
 
 def decide(law: PositionLaw, targets: Targets, tuning: Tuning, memory: Memory, seen: Seen) -> Memory:
@@ -178,7 +183,7 @@ def decide(law: PositionLaw, targets: Targets, tuning: Tuning, memory: Memory, s
     beyond = memory.beyond.after(law, seen, tuning.steps_memory)
     law = beyond.added_to(law)
     memory = replace(memory, guesses=guesses, beyond=beyond)
-    found = replace(memory, allowed=allowed, turned_s=turned_s, decisions=memory.decisions + 1)
+    found = replace(memory, allowed=allowed, turned_s=turned_s)
     if not seen.groups:
         return replace(found, choice=replace(memory.choice, relief=min(memory.choice.relief, allowed)))
     relief = _relief(law, tuning, found, seen)
@@ -188,26 +193,28 @@ def decide(law: PositionLaw, targets: Targets, tuning: Tuning, memory: Memory, s
     pruned = round(min(0.95, max(0.0, speed * slope)) * 20) / 20
     found = replace(found, choice=Choice(window, pruned, relief), window=window)
     if _is_trying(memory, seen):
-        return replace(found, choice=Choice(memory.probe, pruned, relief))
-    if memory.decisions - memory.probed < tuning.probe_every:
-        return found
+        return replace(found, choice=Choice(memory.tried, pruned, relief))
     other = _to_try(tuning, memory, seen.groups, window)
-    return replace(found, choice=Choice(other, pruned, relief), probed=memory.decisions, probe=other)
+    if other == window or seen.at_s < memory.next_trial_s:
+        return found
+    _, positions = _work(seen.groups, rates, relief, other)
+    rest = tuning.trial_steps * law.seconds_at(positions) / tuning.trial_share
+    return replace(found, choice=Choice(other, pruned, relief), tried=other, next_trial_s=seen.at_s + rest)
 
 
 def _is_trying(memory: Memory, seen: Seen) -> bool:
     """Whether a window is tried of which no step has been seen yet: rows bring along what they had drafted before."""
     kinds = [has_window for has_window, *_ in seen.steps]
-    return bool(kinds) and memory.choice.window != memory.window and (memory.probe > 1) not in kinds
+    return bool(kinds) and memory.on_trial and (memory.tried > 1) not in kinds
 
 
 def _to_try(tuning: Tuning, memory: Memory, groups: Sequence[Group], window: int) -> int:
     """Another window than the one found best: in turn AR, whose steps have few positions, and a wide one, whose guesses
     say how often they count; the same where there is no other.
     """
-    widest = min(max(group.widest for group in groups), tuning.probe_window)
+    widest = min(max(group.widest for group in groups), tuning.trial_window)
     others = [other for other in (1, widest) if other != window]
-    untried = [other for other in others if other != memory.probe]
+    untried = [other for other in others if other != memory.tried]
     return next(iter(untried or others), window)
 
 
@@ -381,6 +388,11 @@ class Controller:
     def choice(self) -> Choice:
         """What counts now."""
         return self._memory.choice
+
+    @property
+    def patience(self) -> int:
+        """Steps until the next decision, unless rows come or go before."""
+        return self.tuning.trial_steps if self._memory.on_trial else self.tuning.every
 
     def decide(self, seen: Seen) -> Choice:
         """The next choice."""

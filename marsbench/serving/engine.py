@@ -50,14 +50,10 @@ class Running:
         self.lossless = True
         self.turn(self.knob)
 
-    @property
-    def key(self) -> str:
-        """Under which a controller remembers its guesses."""
-        return key_of(self.job.wishes.method, self.knob.threshold, self.knob.verified)
-
     def turn(self, knob: Knob) -> None:
         """Decode otherwise from now on; an answer tells its tau, or its pruning if it was checked throughout."""
         self.knob = knob
+        self.key = key_of(self.job.wishes.method, knob.threshold, knob.verified)  # of what a controller remembers
         self.windows = min(self.windows[0], knob.window), max(self.windows[1], knob.window)
         checked = knob.verified or self.job.wishes.method == "ar"
         if self.lossless and not checked:
@@ -118,7 +114,7 @@ class Observer:
     def due(self, running: Collection[int]) -> bool:
         """Whether to decide before this step: rows have come or gone, or enough steps have passed."""
         company = frozenset(running)
-        due = company != self._company or self._turns >= self._controller.tuning.every
+        due = company != self._company or self._turns >= self._controller.patience
         self._company = company
         self._turns += 1
         self._row_steps += len(company)
@@ -171,6 +167,7 @@ class Engine:
         self._running: dict[int, Running] = {}
         self._came: dict[int, float] = {}  # when those came that wait
         self._settled = self._rows = self._guesses = 0
+        self._settings: tuple[Speed, Choice | None] | None = None  # that everybody in flight decodes by
         self._stepping = False  # whether the last round was a step, so that newcomers come next
         self._report = Report(State())
 
@@ -296,7 +293,10 @@ class Engine:
         if self._observer is not None and self._observer.due(self._running):
             waited = time.perf_counter() - min(self._came.values(), default=time.perf_counter())
             self._observer.decide(self._groups(), len(self._waiting), waited)
-        turned = {}
+        settings = (self.speed, None if self._observer is None else self._observer.choice)
+        if settings == self._settings:  # then nobody's has changed, and who has joined has them already
+            return
+        self._settings, turned = settings, {}
         for number, one in self._running.items():
             knob = self._knob(one.job.wishes)
             if knob != one.knob:

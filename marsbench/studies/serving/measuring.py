@@ -158,7 +158,7 @@ class Bench:
         if cell.shape == "engine":
             outcome = Outcome(self._without_http(cell.policy, [shot.body["prompt"] for shot in shots]), [])
         else:
-            server = self._server(cell.policy.adapts, targets)
+            server = self._server(generator, cell.policy.adapts, targets)
             every = _WATCH_S if cell.shape == "step" else None
             at_once = AT_ONCE if cell.shape == "http" else None
             outcome = generator.fire(Volley(server.url, shots, cell.shape == "alone", at_once, every))
@@ -203,9 +203,12 @@ class Bench:
         drawn = random.Random(f"{asks_alike} {cell.load} {cell.repeat}")
         times = _times(drawn, cell, carried, self.effort)
         asked = [drawn.randrange(len(self.prompts)) for _ in times]
-        limit = {"max_tokens": self.effort.max_new_tokens}
-        bodies = [{"prompt": self.prompts[one], **limit, **cell.policy.asks} for one in asked]
+        bodies = [self._body(cell.policy, self.prompts[one]) for one in asked]
         return [Shot(at, body) for at, body in zip(times, bodies, strict=True)], asked
+
+    def _body(self, policy: Policy, prompt: list[int]) -> dict[str, Any]:
+        """How a policy asks for the continuation of a prompt."""
+        return {"prompt": prompt, "max_tokens": self.effort.max_new_tokens, **policy.asks}
 
     def _key(self, cell: Cell, targets: Targets, times: list[float]) -> str:
         origin = provenance(seed=self.run.seed)
@@ -257,8 +260,8 @@ class Bench:
             for server in self._servers.values():
                 server.end()
 
-    def _server(self, adapts: bool, targets: Targets) -> _Server:
-        """The server of policies that adapt, or of those that do not; started when it is first needed."""
+    def _server(self, generator: Generator, adapts: bool, targets: Targets) -> _Server:
+        """The server of policies that adapt, or of those that do not; started and warmed up when it is first needed."""
         if adapts not in self._servers:
             options = []
             if adapts:
@@ -267,7 +270,11 @@ class Bench:
                 options = ["--adapt", "--decision-log", str(log)]
                 options += ["--target-ms-per-token", f"{1000 * targets.per_token:g}"]
                 options += ["--target-first-token-ms", f"{1000 * targets.first_token:g}"]
-            self._servers[adapts] = _Server(self.path, options)
+            server = self._servers[adapts] = _Server(self.path, options)
+            for policy in POLICIES:
+                if policy.adapts == adapts:
+                    shots = [Shot(0.0, self._body(policy, prompt)) for prompt in self.prompts[:ROWS]]
+                    generator.fire(Volley(server.url, shots))
         return self._servers[adapts]
 
 
