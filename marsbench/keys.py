@@ -40,11 +40,11 @@ class Known(NamedTuple):
 # An entry is a claim: who changes it has seen that no number changes. It counts as long as the code is what it says. A
 # test holds the keys of the committed rows to it.
 SAME_NUMBERS: dict[tuple[str, ...], Known] = {
-    DECODING: Known("9a3194a3ee64f110", "c7844b4def492a80"),
-    DECODING_THE_WORLD: Known("e6a86ffea4881382", "06a63162efb8d61b"),
-    SCORING: Known("f71cea9dcf4acba2", "694a1b97baa02a4a"),
-    CLASSING: Known("14ef43cb013594fd", "09e664ffc46b9fbb"),
-    SERVING: Known("8dbe8828f207dfc2", "8dbe8828f207dfc2"),
+    DECODING: Known("e4a81e90fc0fcdf5", "c7844b4def492a80"),
+    DECODING_THE_WORLD: Known("7aec19f61ca1abe5", "06a63162efb8d61b"),
+    SCORING: Known("2d41da9821a0bd19", "694a1b97baa02a4a"),
+    CLASSING: Known("ece3930281abcb40", "09e664ffc46b9fbb"),
+    SERVING: Known("e5b728a1df28bfd5", "e5b728a1df28bfd5"),
     TRAINING_ON_THE_WORLD: Known("1a0b812d21f12cf4", "30dd42a99b1fa670"),
     TRAINING_ON_CHATS: Known("1b73e7d310c5d606", "c3b435694cb14e55"),
     (*TRAINING_ON_THE_WORLD, *MEDUSA): Known("1d0e2f380989268e", "fd7a60e3942063a8"),

@@ -305,8 +305,26 @@ def test_one_token_mode_equals_ar(
 
 
 @torch.inference_mode()
+@pytest.mark.parametrize(("layout", "rows", "readings"), [("groups", 1, 1), ("linear", 1, 1), ("groups", 8, 2)])
+def test_a_forward_of_few_entries_reads_the_lm_head_once(
+    layout: str, rows: int, readings: int, random_models: dict[str, PreTrainedModel]
+) -> None:
+    """Guards against drafts and masks read one after the other: a large LM head costs as much for one as for nine."""
+    model, calls = random_models["llama"], []
+    handle = model.lm_head.register_forward_hook(lambda *_: calls.append(1))
+    method = build_method("mars-verified", Options(mask_id=MASK, block_size=3, layout=layout))
+    batch = Batch(model, method, eos_id=[], pad_id=PAD, on_finished=lambda *_: None)
+    batch.join({row: Request([5, 6, 7], 20, ignore_eos=True) for row in range(rows)})
+    calls.clear()
+    for _ in range(3):
+        batch.step()
+    handle.remove()
+    assert len(calls) == 3 * readings
+
+
+@pytest.mark.parametrize("batch_size", [1, 8])  # one row reads all logits at once, eight do not
 def test_verified_drafts_are_those_of_a_plain_forward(
-    golden: dict[str, Any], golden_models: dict[str, PreTrainedModel]
+    batch_size: int, golden: dict[str, Any], golden_models: dict[str, PreTrainedModel]
 ) -> None:
     """Guards against mask groups with wrong positions or sight: `mars-verified` redone with whole forwards."""
     model, masks = golden_models["mars"], 3
@@ -315,9 +333,8 @@ def test_verified_drafts_are_those_of_a_plain_forward(
         logits = model(input_ids=torch.tensor([prefix + [MASK] * masks])).logits[0]
         return logits[-masks:].argmax(-1).tolist()
 
-    for prompt, generation in zip(
-        golden["prompts"][:8], run(model, "mars-verified", golden["prompts"][:8]), strict=True
-    ):
+    found = run(model, "mars-verified", golden["prompts"][:8], batch_size=batch_size)
+    for prompt, generation in zip(golden["prompts"][:8], found, strict=True):
         text = generation.tokens + [EOS] * (generation.finish == "eos")
         known, drafts, accepted = 0, [], []
         while known < len(text):

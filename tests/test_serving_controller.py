@@ -153,11 +153,11 @@ def test_ar_is_tried_against_now_and_then() -> None:
     group, memory = Group("mars-verified", 1.0, None, 8, 4), Memory()
     for step in range(40):  # guesses count for nothing
         settled = {group.key(0): _settled(memory.choice.window, 0.0, 20)}
-        memory = decide(MILD, Targets(), Tuning(), memory, Seen(float(step), [group], settled))
+        memory = decide(MILD, Targets(), Tuning(), memory, Seen(float(step), [group], settled, busy_s=1.0))
     assert memory.window == 1
     for step in range(40, 400):  # and now they count
         settled = {group.key(0): _settled(memory.choice.window, 0.95, 20)}
-        memory = decide(MILD, Targets(), Tuning(), memory, Seen(float(step), [group], settled))
+        memory = decide(MILD, Targets(), Tuning(), memory, Seen(float(step), [group], settled, busy_s=1.0))
     assert memory.window >= 4
 
 
@@ -200,7 +200,7 @@ def test_ar_is_chosen_where_windows_cost_more_than_the_law_says(dear: bool) -> N
         each = sum(tokens * times for _, tokens, times in settled) / sum(times for *_, times in settled)
         positions = 16.0 if window == 1 else 16 * (each + window - 1)
         seconds = MILD.seconds_at(positions) + (0.001 * positions if dear else 0.002)
-        seen = Seen(float(step), [group], {group.key(0): settled}, steps=[(window > 1, seconds, positions)])
+        seen = Seen(float(step), [group], {group.key(0): settled}, busy_s=1.0, steps=[(window > 1, seconds, positions)])
         memory = decide(MILD, Targets(), Tuning(), memory, seen)
         windows.append(memory.window)
     assert set(windows[100:]) == ({1} if dear else {3})
@@ -214,7 +214,7 @@ def test_a_trial_lasts_until_it_is_seen() -> None:
     for step in range(4):
         kind = step == 2
         steps = [(not kind, 0.02, 4.0 if kind else 16.0)]
-        memory = decide(FLAT, Targets(), Tuning(), memory, Seen(0.1 * step, [group], settled, steps=steps))
+        memory = decide(FLAT, Targets(), Tuning(), memory, Seen(0.1 * step, [group], settled, busy_s=0.1, steps=steps))
         tried.append(memory.choice.window)
     assert tried == [1, 1, 4, 4] and memory.window == 4
 
@@ -230,9 +230,13 @@ def test_trials_take_no_more_than_their_share() -> None:
         at += seconds
         settled = {group.key(0): _settled(window, 0.2, 20)}
         memory = decide(
-            STEEP, Targets(), Tuning(), memory, Seen(at, [group], settled, steps=[(window > 1, seconds, 8.0)])
+            STEEP,
+            Targets(),
+            Tuning(),
+            memory,
+            Seen(at, [group], settled, busy_s=seconds, steps=[(window > 1, seconds, 8.0)]),
         )
-    assert memory.window == 1 and 0 < taken[True] <= 0.03 * at
+    assert memory.window == 1 and 0 < taken[True] <= 0.02 * at
 
 
 def test_waiting_near_the_target_turns_nothing() -> None:

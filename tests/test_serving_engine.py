@@ -14,7 +14,7 @@ from marsbench.decoding.engine import decode
 from marsbench.decoding.generation import Request
 from marsbench.methods import Options, build_method
 from marsbench.racing.position_law import PositionLaw
-from marsbench.serving.controller import Controller, Seen, Targets, Tuning
+from marsbench.serving.controller import Controller, Group, Seen, Targets, Tuning
 from marsbench.serving.engine import BEHIND, Engine, Observer, Room
 from marsbench.serving.likelihood import likelihood
 from marsbench.serving.messages import Ending, Job, MethodName, Speed, Wishes
@@ -251,8 +251,8 @@ def test_nobody_waits_while_nobody_is_in_flight(monkeypatch: pytest.MonkeyPatch)
         clock += 3600
         observer.joined(alone=True)
         for _ in range(20):
-            if observer.due([answer]):
-                observer.decide([], 0, 0.0)
+            if observer.due(frozenset({Group("mars", 0.9, None, 4 + answer, 1)})):
+                observer.decide(0, 0.0)
             clock += 0.004
             observer.note("ar", 1, 2)
             observer.stepped(clock - 0.004, 5, 2)

@@ -21,9 +21,13 @@ def verify(rows: Rows, answer: Answer) -> Accepted:
     `answer` is that to a `linear_window` or `grouped_window`.
     """
     count = drafts_of(rows).shape[1] + 1
-    logits = answer.logits(slice(last(rows), last(rows) + count))
-    offset = torch.arange(count, device=rows.length.device)
-    return accept_right(rows, rows.choose(logits, rows.length.unsqueeze(1) + offset))
+    return accept_right(rows, own_tokens(rows, answer.logits(slice(last(rows), last(rows) + count))))
+
+
+def own_tokens(rows: Rows, logits: Tensor) -> Tensor:
+    """What the model itself says from the last committed token on, [N, K], given its logits [N, K, V] there."""
+    offset = torch.arange(logits.shape[1], device=logits.device)
+    return rows.choose(logits, rows.length.unsqueeze(1) + offset)
 
 
 def accept_right(rows: Rows, ids: Tensor) -> Accepted:

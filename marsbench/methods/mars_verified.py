@@ -16,9 +16,13 @@ from torch import Tensor
 from marsbench.decoding.acceptance import bar, confidence, passing_run
 from marsbench.decoding.generation import Layout, Metric
 from marsbench.decoding.rows import Accepted, Most, Rows
-from marsbench.decoding.verification import accept_right, room_for_drafts, verify
+from marsbench.decoding.verification import accept_right, own_tokens, room_for_drafts, verify
 from marsbench.decoding.windows import drafts_of, group_entries, grouped_window, last, linear_window
 from marsbench.forward.window import Answer, Window
+
+# Logits that may be computed in vain, of groups of masks that turn out to stand in the wrong place, to read the LM
+# head's weights once in a forward and not twice: with few entries, reading them is what it costs.
+_SPARE = 16
 
 
 class Reading(NamedTuple):
@@ -83,9 +87,15 @@ class MarsVerified:
 
     def _read_groups(self, rows: Rows, answer: Answer) -> Reading:
         """The logits of the group of masks that has seen the right drafts and no wrong one."""
-        accepted = verify(rows, answer)
-        logits = answer.logits(group_entries(rows, self.window - 1, accepted.advance - 1))
-        place = torch.arange(self.window - 1, device=rows.length.device)
+        masks, drafted = self.window - 1, drafts_of(rows).shape[1]
+        if len(rows) * drafted * masks <= _SPARE:
+            every = answer.logits(slice(last(rows), None))
+            accepted = accept_right(rows, own_tokens(rows, every[:, : drafted + 1]))
+            logits = _at(every, group_entries(rows, masks, accepted.advance - 1) - last(rows))
+        else:
+            accepted = verify(rows, answer)
+            logits = answer.logits(group_entries(rows, masks, accepted.advance - 1))
+        place = torch.arange(masks, device=rows.length.device)
         drafts = rows.choose(logits, (rows.length + accepted.advance).unsqueeze(1) + place)
         return Reading(accepted, drafts, logits, room_for_drafts(rows, accepted))
 
@@ -93,14 +103,17 @@ class MarsVerified:
         """The drafts' and the masks' logits in one go; a row that had a wrong draft goes without drafts next."""
         count, first = drafts_of(rows).shape[1] + 1, last(rows)
         logits = answer.logits(slice(first, first + count + self.window - 1))
-        offset = torch.arange(logits.shape[1], device=logits.device)
-        ids = rows.choose(logits, rows.length.unsqueeze(1) + offset)
+        ids = own_tokens(rows, logits)
         accepted = accept_right(rows, ids[:, :count])
         if rows.extent.even:  # every row's masks stand at the same entries
             drafts, logits = ids[:, count:], logits[:, count:]
         else:
-            masks = (rows.drafted + 1).unsqueeze(1) + offset[: self.window - 1]
-            drafts = ids.gather(1, masks)
-            logits = logits.gather(1, masks.unsqueeze(-1).expand(-1, -1, logits.shape[-1]))
+            masks = (rows.drafted + 1).unsqueeze(1) + torch.arange(self.window - 1, device=ids.device)
+            drafts, logits = ids.gather(1, masks), _at(logits, masks)
         room = room_for_drafts(rows, accepted)
         return Reading(accepted, drafts, logits, room.masked_fill(accepted.advance <= rows.drafted, 0))
+
+
+def _at(logits: Tensor, entries: Tensor) -> Tensor:
+    """Of logits [N, W, V], those of some entries [N, K] of each row: [N, K, V]."""
+    return logits.gather(1, entries.unsqueeze(-1).expand(-1, -1, logits.shape[-1]))

@@ -22,7 +22,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,7 @@ class Tuning:
     prior: float = 4.0  # guesses that are taken for seen before any are
     prior_right: float = 0.6  # how many of them counted
     trial_steps: int = 3  # for which another window is tried: AR for its cost, a wide one for its tokens
-    trial_share: float = 0.03  # of the time may go to trials
+    trial_share: float = 0.02  # of the time may go to trials
     trial_window: int = 4  # the wide one
     steps_memory: float = 0.98  # what counts of the steps seen is kept at every decision: some trials' worth
     notch: float = 0.1  # of tau
@@ -90,6 +90,7 @@ class Seen:
     waiting: int = 0
     waited_s: float = 0.0  # by the one that waits longest
     per_token_s: float = 0.0  # of rows in flight, lately
+    busy_s: float = 0.0  # since the last decision, but for those in which nobody was in flight
     # Of the steps since the last decision, those of AR and those of windows apart: whether these had windows, and the
     # mean step's seconds, what is done before the next included, and positions.
     steps: Sequence[tuple[bool, float, float]] = ()
@@ -165,7 +166,7 @@ class Memory:
     guesses: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)
     window: int = 4  # the choice's, unless that is only a trial
     tried: int = 0  # the window of the last trial
-    next_trial_s: float = 0.0
+    rest_s: float = 0.0  # in which requests are in flight, until the next one
     beyond: Beyond = Beyond()
     allowed: float = 0.0  # relief that is chosen, unless none is faster
     turned_s: float = float("-inf")  # when that last changed
@@ -183,7 +184,7 @@ def decide(law: PositionLaw, targets: Targets, tuning: Tuning, memory: Memory, s
     beyond = memory.beyond.after(law, seen, tuning.steps_memory)
     law = beyond.added_to(law)
     memory = replace(memory, guesses=guesses, beyond=beyond)
-    found = replace(memory, allowed=allowed, turned_s=turned_s)
+    found = replace(memory, allowed=allowed, turned_s=turned_s, rest_s=max(0.0, memory.rest_s - seen.busy_s))
     if not seen.groups:
         return replace(found, choice=replace(memory.choice, relief=min(memory.choice.relief, allowed)))
     relief = _relief(law, tuning, found, seen)
@@ -195,11 +196,11 @@ def decide(law: PositionLaw, targets: Targets, tuning: Tuning, memory: Memory, s
     if _is_trying(memory, seen):
         return replace(found, choice=Choice(memory.tried, pruned, relief))
     other = _to_try(tuning, memory, seen.groups, window)
-    if other == window or seen.at_s < memory.next_trial_s:
+    if other == window or found.rest_s:
         return found
     _, positions = _work(seen.groups, rates, relief, other)
     rest = tuning.trial_steps * law.seconds_at(positions) / tuning.trial_share
-    return replace(found, choice=Choice(other, pruned, relief), tried=other, next_trial_s=seen.at_s + rest)
+    return replace(found, choice=Choice(other, pruned, relief), tried=other, rest_s=rest)
 
 
 def _is_trying(memory: Memory, seen: Seen) -> bool:
@@ -382,7 +383,7 @@ class Controller:
         self.law, self.targets, self.tuning = law, targets, Tuning()
         self._memory = Memory()
         self._log = log.open("a", encoding="utf-8") if log else None
-        self._write({"law": asdict(law), "targets": asdict(targets), "tuning": asdict(self.tuning)})
+        self._write({"law": law, "targets": targets, "tuning": self.tuning})
 
     @property
     def choice(self) -> Choice:
@@ -398,12 +399,12 @@ class Controller:
         """The next choice."""
         self._memory = decide(self.law, self.targets, self.tuning, self._memory, seen)
         if self._log is not None:
-            self._write({"seen": asdict(seen), "choice": asdict(self.choice)})
+            self._write({"seen": seen, "choice": self.choice})
         return self.choice
 
     def _write(self, line: Any) -> None:
         if self._log is not None:
-            self._log.write(json.dumps(line) + "\n")
+            self._log.write(json.dumps(line, default=vars) + "\n")
             self._log.flush()
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -83,7 +82,7 @@ class Observer:
         self._started = self._since = time.perf_counter()
         self._settled: dict[str, Counter[tuple[int, int]]] = {}
         self._tokens = self._row_steps = self._turns = 0
-        self._company: frozenset[int] = frozenset()
+        self._groups: frozenset[Group] = frozenset()
         self._lately = Lately()
         self._steps: dict[bool, list[tuple[float, int]]] = {}  # by whether they had windows
         self._ended: float | None = None  # when the last step did, if nothing else came after it
@@ -111,16 +110,15 @@ class Observer:
         self._ended = now
         self._steps.setdefault(positions > rows, []).append((taken, positions))
 
-    def due(self, running: Collection[int]) -> bool:
-        """Whether to decide before this step: rows have come or gone, or enough steps have passed."""
-        company = frozenset(running)
-        due = company != self._company or self._turns >= self._controller.patience
-        self._company = company
+    def due(self, groups: frozenset[Group]) -> bool:
+        """Whether to decide before this step: others are in flight than before, or enough steps have passed."""
+        due = groups != self._groups or self._turns >= self._controller.patience
+        self._groups = groups
         self._turns += 1
-        self._row_steps += len(company)
+        self._row_steps += sum(group.rows for group in groups)
         return due
 
-    def decide(self, groups: Sequence[Group], waiting: int, waited_s: float) -> None:
+    def decide(self, waiting: int, waited_s: float) -> None:
         """Let the controller decide on what has been seen since it last did, and lately."""
         now = time.perf_counter()
         row_s = (now - self._since) * self._row_steps / max(self._turns, 1)
@@ -131,8 +129,9 @@ class Observer:
         }
         self._controller.decide(
             Seen(
-                now - self._started, groups, settled, waiting, waited_s,
+                now - self._started, sorted(self._groups, key=str), settled, waiting, waited_s,
                 per_token_s=found.row_s / found.tokens if found.tokens else 0.0,
+                busy_s=now - self._since,
                 steps=[
                     (has_window, fmean(seconds for seconds, _ in steps), fmean(positions for _, positions in steps))
                     for has_window, steps in sorted(self._steps.items())
@@ -167,6 +166,8 @@ class Engine:
         self._running: dict[int, Running] = {}
         self._came: dict[int, float] = {}  # when those came that wait
         self._settled = self._rows = self._guesses = 0
+        self._company: tuple[Speed, frozenset[int]] | None = None  # whom `_alike` is of
+        self._alike: frozenset[Group] = frozenset()
         self._settings: tuple[Speed, Choice | None] | None = None  # that everybody in flight decodes by
         self._stepping = False  # whether the last round was a step, so that newcomers come next
         self._report = Report(State())
@@ -290,9 +291,9 @@ class Engine:
 
     def _turn(self) -> None:
         """Bring the knobs of everybody in flight up to date."""
-        if self._observer is not None and self._observer.due(self._running):
+        if self._observer is not None and self._observer.due(self._groups()):
             waited = time.perf_counter() - min(self._came.values(), default=time.perf_counter())
-            self._observer.decide(self._groups(), len(self._waiting), waited)
+            self._observer.decide(len(self._waiting), waited)
         settings = (self.speed, None if self._observer is None else self._observer.choice)
         if settings == self._settings:  # then nobody's has changed, and who has joined has them already
             return
@@ -304,15 +305,19 @@ class Engine:
                 turned[number] = knob
         self._batch.turn(turned)
 
-    def _groups(self) -> list[Group]:
+    def _groups(self) -> frozenset[Group]:
         """The rows in flight, those that are alike together."""
-        alike: Counter[Group] = Counter()
-        for one in self._running.values():
-            wishes = one.job.wishes
-            tau = {"ar": None, "mars-verified": 1.0, "mars": self._threshold(wishes)}[wishes.method]
-            least = None if tau is None else wishes.min_threshold
-            alike[Group(wishes.method, tau, least, self.widest(wishes), rows=1)] += 1
-        return [replace(group, rows=count) for group, count in alike.items()]
+        company = (self.speed, frozenset(self._running))
+        if company != self._company:
+            alike: Counter[Group] = Counter()
+            for one in self._running.values():
+                wishes = one.job.wishes
+                tau = {"ar": None, "mars-verified": 1.0, "mars": self._threshold(wishes)}[wishes.method]
+                least = None if tau is None else wishes.min_threshold
+                alike[Group(wishes.method, tau, least, self.widest(wishes), rows=1)] += 1
+            self._company = company
+            self._alike = frozenset(replace(group, rows=count) for group, count in alike.items())
+        return self._alike
 
     # ---- a forward ----
 
