@@ -40,17 +40,17 @@ class Known(NamedTuple):
 # An entry is a claim: who changes it has seen that no number changes. It counts as long as the code is what it says. A
 # test holds the keys of the committed rows to it.
 SAME_NUMBERS: dict[tuple[str, ...], Known] = {
-    DECODING: Known("e4a81e90fc0fcdf5", "c7844b4def492a80"),
-    DECODING_THE_WORLD: Known("7aec19f61ca1abe5", "06a63162efb8d61b"),
-    SCORING: Known("2d41da9821a0bd19", "694a1b97baa02a4a"),
-    CLASSING: Known("ece3930281abcb40", "09e664ffc46b9fbb"),
-    SERVING: Known("e5b728a1df28bfd5", "e5b728a1df28bfd5"),
+    DECODING: Known("f6e01a0e4fc9fe8b", "c7844b4def492a80"),
+    DECODING_THE_WORLD: Known("a4b35e4659c795cc", "06a63162efb8d61b"),
+    SCORING: Known("96f2f9140b9b901e", "694a1b97baa02a4a"),
+    CLASSING: Known("127c841346c4a905", "09e664ffc46b9fbb"),
+    SERVING: Known("0a5439b4eee79e42", "e5b728a1df28bfd5"),
     TRAINING_ON_THE_WORLD: Known("1a0b812d21f12cf4", "30dd42a99b1fa670"),
     TRAINING_ON_CHATS: Known("1b73e7d310c5d606", "c3b435694cb14e55"),
     (*TRAINING_ON_THE_WORLD, *MEDUSA): Known("1d0e2f380989268e", "fd7a60e3942063a8"),
     (*TRAINING_ON_CHATS, *MEDUSA): Known("35138ede827647d9", "dbef0f5ed848a0a9"),
-    (*TRAINING_ON_THE_WORLD, *GATED): Known("e1b6a70be8614e59", "dc47e10fb4c56819"),
-    (*TRAINING_ON_CHATS, *GATED): Known("a2de420917629b8f", "8acbd76c0aaae448"),
+    (*TRAINING_ON_THE_WORLD, *GATED): Known("2bb55412b427dfd1", "dc47e10fb4c56819"),
+    (*TRAINING_ON_CHATS, *GATED): Known("bb58c4445cd93957", "8acbd76c0aaae448"),
 }
 
 

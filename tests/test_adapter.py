@@ -143,8 +143,10 @@ def states(model: Any, *, masks: bool = True, ragged: bool = True) -> tuple[Tens
     return answer.hidden, (torch.arange(6) >= masks_begin.unsqueeze(1)) & real
 
 
-def test_states_of_tokens_are_equal_to_the_bit(model: PreTrainedModel) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_states_of_tokens_are_equal_to_the_bit(model: PreTrainedModel, dtype: torch.dtype) -> None:
     """Guards against a change of rounding at tokens: by another kernel, another order, or minus zero."""
+    model = model.to(dtype)
     (plain, masked), (adapted, _) = states(model), states(Adapted(model, noisy(model)))
     assert torch.equal(plain[~masked], adapted[~masked])
     assert not torch.isclose(plain[masked], adapted[masked]).all(1).any(), "the adapter acts on every mask"
@@ -191,8 +193,10 @@ def test_an_adapter_takes_few_operations(model: PreTrainedModel) -> None:
     assert 0 < counts[1] - counts[0] <= 16 * layers + window
 
 
-def test_an_adapter_of_some_layers_only(model: PreTrainedModel) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_an_adapter_of_some_layers_only(model: PreTrainedModel, dtype: torch.dtype) -> None:
     """Guards against an adapter that is taken to have a map for every layer, as peft's need not."""
+    model, close = model.to(dtype), 1e-4 if dtype is torch.float32 else 0.05
     every = noisy(model, 0.3)
     some = Adapter(
         every.vector, {name: pair for name, pair in every.maps.items() if "k_proj" in name or "1.mlp" in name}
@@ -201,7 +205,7 @@ def test_an_adapter_of_some_layers_only(model: PreTrainedModel) -> None:
     lean, _ = states(adapted)
     assert not torch.equal(lean, states(model)[0])
     by_modules = _by_modules(adapted)
-    torch.testing.assert_close(lean, by_modules, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(lean, by_modules, rtol=close, atol=close)
 
 
 def _by_modules(adapted: Adapted) -> Tensor:

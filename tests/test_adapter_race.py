@@ -49,11 +49,15 @@ def smollm2() -> Any:
     return LlamaForCausalLM(config).eval()
 
 
-@pytest.mark.parametrize(("make", "steps", "bound"), [(smollm2, 1, 1.15), (small, 5, 1.25)], ids=["135m", "tiny"])
-def test_an_adapter_costs_little(make: Callable[[], Any], steps: int, bound: float) -> None:
+@pytest.mark.parametrize(
+    ("make", "dtype", "steps", "bound"),
+    [(smollm2, torch.float32, 1, 1.15), (smollm2, torch.bfloat16, 1, 1.15), (small, torch.float32, 5, 1.25)],
+    ids=["135m", "135m, bf16", "tiny"],
+)
+def test_an_adapter_costs_little(make: Callable[[], Any], dtype: torch.dtype, steps: int, bound: float) -> None:
     """Guards against low-rank maps whose many small operations take back what the masks have won."""
     torch.manual_seed(0)
-    model = make()
+    model = make().to(dtype)
     adapted = Adapted(model, noisy(model, 0.01, RANK))
     weights = sum(parameter.nbytes for parameter in model.parameters())
     print(f"\nadapter: {adapted.adapter.bytes() / 2**20:.1f} MiB beside {weights / 2**20:.0f}")

@@ -206,6 +206,23 @@ def test_ar_is_chosen_where_windows_cost_more_than_the_law_says(dear: bool) -> N
     assert set(windows[100:]) == ({1} if dear else {3})
 
 
+@pytest.mark.parametrize("reading", [0.0, 0.006])
+def test_what_windows_take_beyond_their_positions_is_not_taken_for_a_steps(reading: float) -> None:
+    """Guards against guesses that cost more to read than they settle, hidden in a fit to all steps alike: by that, AR
+    takes as long.
+    """
+    memory, windows = Memory(), []
+    for step in range(400):
+        group, window = Group("mars-verified", 1.0, None, 2, 4 + 12 * (step % 2)), memory.choice.window
+        positions = group.rows * (1 if window == 1 else 2.6)
+        seconds = MILD.seconds_at(positions) + (reading if window > 1 else 0.0)
+        settled = {group.key(0): _settled(window, 0.6, 20)}
+        seen = Seen(0.1 * step, [group], settled, busy_s=0.1, steps=[(window > 1, seconds, positions)])
+        memory = decide(MILD, Targets(), Tuning(), memory, seen)
+        windows.append(memory.window)
+    assert set(windows[100:]) == ({1} if reading else {2})
+
+
 def test_a_trial_lasts_until_it_is_seen() -> None:
     """Guards against AR tried for a step in which rows still carry what they had drafted, and judged by that."""
     group, memory = Group("mars-verified", 1.0, None, 4, 4), Memory()

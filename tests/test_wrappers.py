@@ -470,7 +470,7 @@ def test_large_models_decode_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
         monkeypatch.setattr(linear_module, name, counting)
 
-    counted("_by_onednn")
+    counted("by_onednn")
     counted("_on_the_right")
     with packing(False):
         assert ar(model) == greedy(model)

@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from marsbench.errors import UserError
+from marsbench.forward.linear import by_onednn, packed_for_good
 from marsbench.forward.window import Window
 
 
@@ -123,22 +124,43 @@ class Site:
     def __init__(self, outputs: Sequence[Sequence[tuple[LowRank | None, int]]], like: Tensor) -> None:
         """Each output's layers in order: the map, None for a layer without one, and the size of what it gives."""
         given = [one for output in outputs for one, _ in output if one is not None]
-        self.down = torch.cat([one.down for one in given]).T.contiguous() if given else None  # [in, R]
+        self._down = _Small(torch.cat([one.down for one in given])) if given else None  # [R, in]
         ups = [[like.new_empty(size, 0) if one is None else one.up for one, size in output] for output in outputs]
         together: list[Tensor] = [torch.block_diag(*parts) for parts in ups]  # type: ignore[no-untyped-call]
-        self.ups = [up.T.contiguous() for up in together]  # [r, output] each; all r together are R
-        self.ranks = [len(up) for up in self.ups]
+        self._ups = [_Small(up) for up in together]  # [output, r] each; all r together are R
+        self._ranks = [up.shape[1] for up in together]
 
     def add(self, gate: Tensor, values: Tensor, output: Tensor) -> Tensor:
         """The one output [M, out] for input [M, in], changed."""
-        return output if self.down is None else output.addmm_(values.mm(self.down).mul_(gate), self.ups[0])
+        return output if self._down is None else self._ups[0].add(self._down(values).mul_(gate), output)
 
     def add_to_both(self, gate: Tensor, values: Tensor, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
         """The two outputs, changed."""
-        if self.down is None:
+        if self._down is None:
             return first, second
-        inners = values.mm(self.down).mul_(gate).split_with_sizes(self.ranks, 1)
-        return first.addmm_(inners[0], self.ups[0]), second.addmm_(inners[1], self.ups[1])
+        inners = self._down(values).mul_(gate).split_with_sizes(self._ranks, 1)
+        return self._ups[0].add(inners[0], first), self._ups[1].add(inners[1], second)
+
+
+class _Small:
+    """A linear map without a bias, too small to be read slowly: what it costs is the call."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self._across = weight.T.contiguous()  # [in, out]
+        # Where torch's own product of two matrices goes through oneDNN, calling that directly is faster.
+        self._packed = packed_for_good(weight) if weight.dtype is torch.bfloat16 else None
+
+    def __call__(self, values: Tensor) -> Tensor:
+        """Values [M, in] to [M, out]."""
+        if self._packed is None or torch.compiler.is_compiling():
+            return values.mm(self._across)
+        return by_onednn(values, self._packed)
+
+    def add(self, values: Tensor, output: Tensor) -> Tensor:
+        """`output` [M, out], to which it is added in place."""
+        if self._packed is None or torch.compiler.is_compiling():
+            return output.addmm_(values, self._across)
+        return output.add_(by_onednn(values, self._packed))
 
 
 class LayerSites(NamedTuple):

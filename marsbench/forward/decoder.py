@@ -216,10 +216,7 @@ class _Layer:
     ) -> Tensor:
         """Hidden states [M, H] of the real entries to those after the layer."""
         seen = self._norms[0](hidden)
-        turning, values = torch.cat([_map(self._q, seen), _map(self._k, seen)], -1), _map(self._v, seen)
-        if adapting:
-            turning, values = adapting[1].attention.add_to_both(adapting[0], seen, turning, values)
-        turning, values = turning.view(len(hidden), -1, self._size), values.view(len(hidden), -1, self._size)
+        turning, values = self._queries_keys_and_values(seen, adapting)
         turned = torch.addcmul(turning * cos, turning.roll(self._size // 2, -1), sin)
         queries, keys = turned.split_with_sizes([self._heads, self._kv_heads], 1)
         keys, values = cache.write(number, keys, values)
@@ -230,6 +227,16 @@ class _Layer:
             mapped = adapting[1].out.add(adapting[0], found, mapped)
         hidden = hidden + mapped
         return hidden + self._mlp(self._norms[1](hidden), adapting)
+
+    def _queries_keys_and_values(self, seen: Tensor, adapting: _Adapting) -> tuple[Tensor, Tensor]:
+        """Queries and keys, which rotations turn, [M, heads and key heads, size]; values [M, key heads, size]."""
+        queries, keys, values = _map(self._q, seen), _map(self._k, seen), _map(self._v, seen)
+        if not adapting:
+            turning = torch.cat([queries, keys], -1)
+        else:  # what is added to all three is added in one operation
+            every = adapting[1].attention.add(adapting[0], seen, torch.cat([queries, keys, values], -1))
+            turning, values = every.split_with_sizes([every.shape[1] - values.shape[1], values.shape[1]], -1)
+        return turning.view(len(seen), -1, self._size), values.view(len(seen), -1, self._size)
 
     def _mlp(self, seen: Tensor, adapting: _Adapting) -> Tensor:
         gate, up = _map(self._gate, seen), _map(self._up, seen)
@@ -253,7 +260,7 @@ class _Layer:
             return Site(parts, adapter.vector)
 
         return LayerSites(
-            attention=site("self_attn", {"q": self._q, "k": self._k}, {"v": self._v}),
+            attention=site("self_attn", {"q": self._q, "k": self._k, "v": self._v}),
             out=site("self_attn", {"o": self._out}),
             mlp=site("mlp", {"gate": self._gate}, {"up": self._up}),
             down=site("mlp", {"down": self._down}),

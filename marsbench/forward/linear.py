@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 LARGE = 1 << 18  # elements of a weight, from which on reading it is what takes the time
 FEW = 64  # positions, up to which it is
+PACKED_FOR = 16  # positions that oneDNN is told of when it chooses the order of a copy
 NARROW = 2  # positions, up to which they are best on the right of a weight that is not packed
 ORDINARY = (nn.Parameter, Tensor)  # a subclass has a linear map of its own
 HAS_ONEDNN: bool = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")  # type: ignore[no-untyped-call]
@@ -76,7 +77,7 @@ def _read(values: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return KERNELS[copy.kernels[positions]](values, copy, bias)
     if weight.dtype is not torch.float32:
         return F.linear(values, weight, bias)
-    return _on_the_right(values, weight, bias) if positions <= NARROW else _by_onednn(values, weight, bias)
+    return _on_the_right(values, weight, bias) if positions <= NARROW else by_onednn(values, weight, bias)
 
 
 def _on_the_right(values: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -87,17 +88,30 @@ def _on_the_right(values: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor
     return mapped if bias is None else mapped + bias
 
 
-def _by_onednn(values: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def by_onednn(values: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """By a weight as it lies, or by a packed one."""
     mapped: Tensor = torch.ops.mkldnn._linear_pointwise(values, weight, bias, "none", [], "")
     return mapped
 
 
+def reads_bf16() -> bool:
+    """Whether oneDNN multiplies bf16 on this machine."""
+    return HAS_ONEDNN and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def packed_for_good(weight: Tensor) -> Tensor | None:
+    """A bf16 weight [out, in] that nobody writes to, in the order in which oneDNN reads it; None where it cannot."""
+    if weight.device.type != "cpu" or not weight.numel() or not reads_bf16():
+        return None
+    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), PACKED_FOR)
+    return packed
+
+
 Kernel = Callable[[Tensor, Copy, Tensor | None], Tensor]
 KERNELS: dict[str, Kernel] = {
-    "packed": lambda values, copy, bias: _by_onednn(values, copy.packed, bias),
+    "packed": lambda values, copy, bias: by_onednn(values, copy.packed, bias),
     "weight first": lambda values, copy, bias: _on_the_right(values, copy.weight, bias),
-    "onednn": lambda values, copy, bias: _by_onednn(values, copy.weight, bias),
+    "onednn": lambda values, copy, bias: by_onednn(values, copy.weight, bias),
     "torch": lambda values, copy, bias: F.linear(values, copy.weight, bias),
 }
 # Inductor has a lowering of oneDNN's operation for weights that it has packed itself, and fails on others: it gets to

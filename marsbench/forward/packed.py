@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from marsbench.forward import linear as maps
-from marsbench.forward.linear import COPIES, FEW, HAS_ONEDNN, KERNELS, ORDINARY, Copy
+from marsbench.forward.linear import COPIES, FEW, HAS_ONEDNN, KERNELS, ORDINARY, PACKED_FOR, Copy, reads_bf16
 
 VARIABLE = "MARSBENCH_PACK"  # 0 = never
 _POSITIONS = (1, 2, 4, 8, 16, 32)  # that kernels are timed for; the smallest that is not less counts, else the last
@@ -31,7 +31,6 @@ _TIMED_BYTES = 24 << 20  # of the weights of a shape, or one weight: more than s
 _WIDEST_RIGHT = 4  # positions, up to which "weight first" is tried
 _PROBES = 16  # values of a weight that are compared
 _SPARE = 1.2  # free memory that packing asks for, over what it takes
-_PACKED_FOR = 16  # positions that oneDNN is told of when it chooses the order
 _Shape = tuple[tuple[int, ...], torch.dtype, int]  # of a weight: size, type, and the threads that read it
 
 
@@ -107,7 +106,7 @@ def _current(place: int, weight: Tensor) -> Copy | None:
 
 def _made(weight: Tensor) -> Copy:
     probe = _probe(weight)
-    packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), _PACKED_FOR)
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), PACKED_FOR)
     copy = Copy(weight, weight._version, weight.data_ptr(), probe, probe.clone(), packed)
     COPIES[copy.place] = copy
     return copy
@@ -123,12 +122,8 @@ def can_be_packed(weight: Any) -> bool:
         and weight.dim() == 2
         and weight.is_contiguous()
         and not weight.is_inference()  # it has no version
-        and (weight.dtype is torch.float32 or (weight.dtype is torch.bfloat16 and _has_bf16()))
+        and (weight.dtype is torch.float32 or (weight.dtype is torch.bfloat16 and reads_bf16()))
     )
-
-
-def _has_bf16() -> bool:
-    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def _probe(weight: Tensor) -> Tensor:

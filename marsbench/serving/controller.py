@@ -6,10 +6,10 @@ same log in, the same choices out.
 First the lossless part. With a window of w, a row settles E(w) tokens of a forward over about E(w) + w - 1 positions:
 what it has just settled or drafted, and w - 1 masks. How often a guess counts is seen in what was settled lately. What
 positions cost is the machine's position law, measured on short contexts; what steps take beyond it, each by itself
-(rows kept, text sent) and for every position (longer contexts), is fitted to those seen lately. So the tokens per
-second of every window are known, window 1 (AR) among them, and the best is taken: where no window pays, decoding is AR.
-What is not chosen is tried for some steps now and then, which also tells the two parts of that cost apart. A draft of a
-verified row pays if its confidence exceeds what one more position costs in tokens, and is pruned otherwise.
+(rows kept, text sent) and for every position (longer contexts), is fitted to those seen lately, of AR and of windows
+apart. So the tokens per second of every window are known, window 1 (AR) among them, and the best is taken: where no
+window pays, decoding is AR. What is not chosen is tried for some steps now and then. A draft of a verified row pays if
+its confidence exceeds what one more position costs in tokens, and is pruned otherwise.
 
 Only then tau: it may fall by one notch at a time, for requests that allow it, while the time per token or the wait for
 the first one exceeds its target, and is raised again when both are well below. A verified row counts as one of tau 1:
@@ -20,11 +20,12 @@ checking lets pass. So every notch is tried, and left again while no relief at a
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from marsbench.errors import UserError
 from marsbench.json_lines import read_objects
@@ -52,7 +53,7 @@ class Tuning:
     trial_steps: int = 3  # for which another window is tried: AR for its cost, a wide one for its tokens
     trial_share: float = 0.02  # of the time may go to trials
     trial_window: int = 4  # the wide one
-    steps_memory: float = 0.98  # what counts of the steps seen is kept at every decision: some trials' worth
+    steps_memory_s: float = 3.0  # after which what a step took counts by a third: some trials' worth
     notch: float = 0.1  # of tau
     up_s: float = 0.2  # between two notches down in tau, at least
     down_s: float = 1.0  # between two notches back
@@ -132,14 +133,14 @@ class Beyond:
     seconds: float = 0.0  # beyond the law
     products: float = 0.0  # of seconds and positions
 
-    def after(self, law: PositionLaw, seen: Seen, kept: float) -> Beyond:
-        """The sums after what has been seen."""
-        sums = [kept * value for value in astuple(self)]
-        for _, taken, positions in seen.steps:
-            seconds = taken - law.seconds_at(positions)
-            new = (1.0, positions, positions**2, seconds, seconds * positions)
-            sums = [old + one for old, one in zip(sums, new, strict=True)]
-        return Beyond(*sums)
+    def after(self, seconds: float, positions: float) -> Beyond:
+        """The sums after a step more, which took so long beyond the law."""
+        new = (1.0, positions, positions**2, seconds, seconds * positions)
+        return Beyond(*(old + one for old, one in zip(astuple(self), new, strict=True)))
+
+    def faded(self, kept: float) -> Beyond:
+        """The sums, of which so much is kept."""
+        return Beyond(*(kept * value for value in astuple(self)))
 
     def added_to(self, law: PositionLaw) -> PositionLaw:
         """The law with a line on top, by least squares, that falls nowhere: so much a step, so much a position.
@@ -158,6 +159,38 @@ class Beyond:
 
 
 @dataclass(frozen=True)
+class Costs:
+    """What steps take beyond the law: those of AR, and those with windows, whose guesses want reading too."""
+
+    ar: Beyond = Beyond()
+    windows: Beyond = Beyond()
+
+    def after(self, law: PositionLaw, tuning: Tuning, seen: Seen) -> Costs:
+        """The sums after what has been seen."""
+        kept = math.exp(-seen.busy_s / tuning.steps_memory_s)
+        found = {False: self.ar.faded(kept), True: self.windows.faded(kept)}
+        for has_window, taken, positions in seen.steps:
+            found[has_window] = found[has_window].after(taken - law.seconds_at(positions), positions)
+        return Costs(found[False], found[True])
+
+    def laws(self, law: PositionLaw) -> Laws:
+        """The laws of both kinds of steps; of one that has not been seen, the other's."""
+        ar, windows = (own if own.steps else other for own, other in ((self.ar, self.windows), (self.windows, self.ar)))
+        return Laws(ar.added_to(law), windows.added_to(law))
+
+
+class Laws(NamedTuple):
+    """What steps take by their positions."""
+
+    ar: PositionLaw
+    windows: PositionLaw
+
+    def of(self, window: int) -> PositionLaw:
+        """That of steps with a window."""
+        return self.windows if window > 1 else self.ar
+
+
+@dataclass(frozen=True)
 class Memory:
     """What decisions remember."""
 
@@ -167,7 +200,7 @@ class Memory:
     window: int = 4  # the choice's, unless that is only a trial
     tried: int = 0  # the window of the last trial
     rest_s: float = 0.0  # in which requests are in flight, until the next one
-    beyond: Beyond = Beyond()
+    costs: Costs = Costs()
     allowed: float = 0.0  # relief that is chosen, unless none is faster
     turned_s: float = float("-inf")  # when that last changed
 
@@ -181,16 +214,16 @@ def decide(law: PositionLaw, targets: Targets, tuning: Tuning, memory: Memory, s
     """The next memory, and in it the next choice."""
     guesses = _learned(tuning, memory.guesses, seen.settled)
     allowed, turned_s = _allowed(targets, tuning, memory, seen)
-    beyond = memory.beyond.after(law, seen, tuning.steps_memory)
-    law = beyond.added_to(law)
-    memory = replace(memory, guesses=guesses, beyond=beyond)
+    costs = memory.costs.after(law, tuning, seen)
+    laws = costs.laws(law)
+    memory = replace(memory, guesses=guesses, costs=costs)
     found = replace(memory, allowed=allowed, turned_s=turned_s, rest_s=max(0.0, memory.rest_s - seen.busy_s))
     if not seen.groups:
         return replace(found, choice=replace(memory.choice, relief=min(memory.choice.relief, allowed)))
-    relief = _relief(law, tuning, found, seen)
+    relief = _relief(laws, tuning, found, seen)
     rates = _all_rates(tuning, guesses, seen.groups, relief)
-    window = _window(law, tuning, seen.groups, rates, relief, memory.window)
-    speed, slope = _speed(law, seen.groups, rates, relief, window)
+    window = _window(laws, tuning, seen.groups, rates, relief, memory.window)
+    speed, slope = _speed(laws, seen.groups, rates, relief, window)
     pruned = round(min(0.95, max(0.0, speed * slope)) * 20) / 20
     found = replace(found, choice=Choice(window, pruned, relief), window=window)
     if _is_trying(memory, seen):
@@ -199,7 +232,7 @@ def decide(law: PositionLaw, targets: Targets, tuning: Tuning, memory: Memory, s
     if other == window or found.rest_s:
         return found
     _, positions = _work(seen.groups, rates, relief, other)
-    rest = tuning.trial_steps * law.seconds_at(positions) / tuning.trial_share
+    rest = tuning.trial_steps * laws.of(other).seconds_at(positions) / tuning.trial_share
     return replace(found, choice=Choice(other, pruned, relief), tried=other, rest_s=rest)
 
 
@@ -287,19 +320,19 @@ def _work(groups: Iterable[Group], rates: Rates, relief: float, window: int) -> 
     return tokens, positions
 
 
-def _speed(law: PositionLaw, groups: Sequence[Group], rates: Rates, relief: float, window: int) -> tuple[float, float]:
+def _speed(laws: Laws, groups: Sequence[Group], rates: Rates, relief: float, window: int) -> tuple[float, float]:
     """Tokens per second with a window, and the seconds that one more position takes."""
     tokens, positions = _work(groups, rates, relief, window)
     if not positions:
         return 0.0, 0.0
-    seconds = law.seconds_at(positions)
+    seconds = laws.of(window).seconds_at(positions)
     rows = sum(group.rows for group in groups)
-    slope = (law.seconds_at(positions + rows) - seconds) / rows
+    slope = (laws.of(window).seconds_at(positions + rows) - seconds) / rows
     return tokens / seconds, slope
 
 
 def _window(
-    law: PositionLaw,
+    laws: Laws,
     tuning: Tuning,
     groups: Sequence[Group],
     rates: Rates,
@@ -308,14 +341,14 @@ def _window(
 ) -> int:
     """The window of most tokens per second; today's unless another is better by enough."""
     widest = max(group.widest for group in groups)
-    speeds = {window: _speed(law, groups, rates, relief, window)[0] for window in range(1, widest + 1)}
+    speeds = {window: _speed(laws, groups, rates, relief, window)[0] for window in range(1, widest + 1)}
     best = max(speeds, key=lambda window: (speeds[window], -window))
     now = min(now, widest)
     stays = speeds[best] <= tuning.gain * speeds[now] and speeds[now] >= speeds[1]
     return now if stays else best
 
 
-def _relief(law: PositionLaw, tuning: Tuning, memory: Memory, seen: Seen) -> float:
+def _relief(laws: Laws, tuning: Tuning, memory: Memory, seen: Seen) -> float:
     """By how much tau is lowered: by all that is allowed, or not at all where that is known to be faster.
 
     Nothing between the two is faster than both: the lower tau, the more passes. What has just been allowed is tried, as
@@ -326,7 +359,7 @@ def _relief(law: PositionLaw, tuning: Tuning, memory: Memory, seen: Seen) -> flo
         return allowed
     if not allowed:
         return 0.0
-    none, all_of_it = (_best_speed(law, tuning, memory, seen.groups, relief) for relief in (0.0, allowed))
+    none, all_of_it = (_best_speed(laws, tuning, memory, seen.groups, relief) for relief in (0.0, allowed))
     if now == allowed:
         return 0.0 if none > tuning.gain * all_of_it else allowed
     return allowed if all_of_it > tuning.gain * none else 0.0
@@ -337,11 +370,11 @@ def _known(memory: Memory, groups: Iterable[Group], relief: float) -> bool:
     return all(group.threshold is None or group.key(relief) in memory.guesses for group in groups)
 
 
-def _best_speed(law: PositionLaw, tuning: Tuning, memory: Memory, groups: Sequence[Group], relief: float) -> float:
+def _best_speed(laws: Laws, tuning: Tuning, memory: Memory, groups: Sequence[Group], relief: float) -> float:
     """Tokens per second after a relief, with the window that suits it best."""
     rates = _all_rates(tuning, memory.guesses, groups, relief)
     widest = max(group.widest for group in groups)
-    return max(_speed(law, groups, rates, relief, window)[0] for window in range(1, widest + 1))
+    return max(_speed(laws, groups, rates, relief, window)[0] for window in range(1, widest + 1))
 
 
 def _all_rates(
