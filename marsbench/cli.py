@@ -24,6 +24,14 @@ MENDS = {
     errno.EISDIR: "give the path of a file",
     errno.ENOTDIR: "choose another folder: a part of this path is a file",
 }
+# Packages of the extras, by the name that they are imported under; what several bring, the one that is asked for most.
+EXTRAS = {
+    **dict.fromkeys(("evalplus", "lm_eval", "scipy"), "eval"),
+    **dict.fromkeys(("matplotlib", "pandas", "tabulate"), "report"),
+    **dict.fromkeys(("fastapi", "prometheus_client", "uvicorn"), "serve"),
+    "gguf": "real",
+    "ray": "cluster",
+}
 
 
 class MendableErrorsGroup(TyperGroup):
@@ -34,6 +42,12 @@ class MendableErrorsGroup(TyperGroup):
             return super().invoke(ctx)
         except UserError as error:
             raise _exit(f"error: {error}", error.exit_code) from error
+        except ModuleNotFoundError as error:
+            package = (error.name or "").partition(".")[0]
+            if package not in EXTRAS:
+                raise
+            missing = UserError(f"{package} is not installed", fix=f"pip install 'marsbench[{EXTRAS[package]}]'")
+            raise _exit(f"error: {missing}", 2) from error
         except OSError as error:
             if error.errno not in MENDS:
                 raise

@@ -100,6 +100,7 @@ def test_usage_errors_leave_with_2(arguments: list[str]) -> None:
             "error: No space left on device\n",
         ),
         (PermissionError(errno.EACCES, "Permission denied", "rows.jsonl"), 2, "error: Permission denied\n"),
+        (ModuleNotFoundError("no", name="lm_eval.api"), 2, "error: lm_eval is not installed\n  fix:   pip install"),
         (KeyboardInterrupt(), 130, "interrupted: the same command resumes the run\n"),
     ],
 )
@@ -114,7 +115,14 @@ def test_mendable_troubles_become_one_message(
     assert result.stdout == ""
 
 
-@pytest.mark.parametrize("bug", [ValueError("a bug"), FileNotFoundError(errno.ENOENT, "a bug")])
+@pytest.mark.parametrize(
+    "bug",
+    [
+        ValueError("a bug"),
+        ModuleNotFoundError("a bug", name="marsbench.nothing"),
+        FileNotFoundError(errno.ENOENT, "a bug"),
+    ],
+)
 def test_bugs_keep_their_traceback(monkeypatch: pytest.MonkeyPatch, bug: Exception) -> None:
     """Guards against a catch-all that dresses bugs up as mistakes of the user."""
     break_doctor(monkeypatch, bug)

@@ -22,7 +22,9 @@ def serve(
     stage: OwnStage = "mars",
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 lets other machines in.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any that is free.")] = 8000,
-    name: Annotated[str | None, typer.Option(help="What clients call the model [default: the folder's name].")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="What clients call the model [default: the folder's name, or the stage's].")
+    ] = None,
     api_key: Annotated[
         str | None, typer.Option(envvar="MARSBENCH_API_KEY", help="Asked for by every route but /health.")
     ] = None,
@@ -90,6 +92,7 @@ def serve(
     from marsbench.serving.process import Setup
     from marsbench.serving.serve import serve as run
 
+    called = name or (stage if checkpoint is None else os.path.basename(os.path.normpath(checkpoint)))
     if checkpoint is None:
         from marsbench.running.checkpoints import Checkpoints
 
@@ -99,7 +102,6 @@ def serve(
         checkpoint, dtype, untrained_masks, max_rows, kv_slots, prefill_positions, threads,
         speed=Speed(threshold, draft_threshold, block_size), adapt=targets, log=decision_log,
     )  # fmt: skip
-    called = name or os.path.basename(os.path.normpath(checkpoint))
     run(
         setup,
         Defaults(called, method, temperature, max_new_tokens),  # type: ignore[arg-type]

@@ -8,18 +8,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from marsbench.decoding.generation import PREFILL_POSITIONS
 from marsbench.errors import UserError
 from marsbench.evaluation.benchmarks import benchmark
-from marsbench.evaluation.harness import Exam, prepare
 from marsbench.presets import Preset
 from marsbench.progress import Reporter
 from marsbench.rows.kinds import Row
 from marsbench.rows.store import BorrowedStore, Existing, RowStore
 from marsbench.rows.workspace import Workspace
 from marsbench.running.plans import TablePlan
+
+if TYPE_CHECKING:  # who trains, or serves what is trained, needs none of the scoring packages
+    from marsbench.evaluation.harness import Exam
 
 _RowKind = TypeVar("_RowKind", bound=Row)
 
@@ -73,6 +75,8 @@ class Run:
 
     def exam(self, name: str, questions: int | None = None) -> Exam:
         """A benchmark's questions that this run asks, so many at most; None = all."""
+        from marsbench.evaluation.harness import prepare
+
         limit = self.questions(questions)
         if (name, limit) not in self._exams:
             self._exams[name, limit] = prepare(benchmark(name), self.data_dir).first(limit)
