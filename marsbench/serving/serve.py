@@ -44,7 +44,12 @@ def serve(
 ) -> None:
     """Serve until a signal says otherwise; `UserError` where it cannot, or can no more."""
     own = listen(host, port)
-    asyncio.run(_serve(setup, defaults, limits, doors, own, say))
+
+    def said(text: str) -> None:
+        with contextlib.suppress(OSError):  # whoever started the server and read along may be gone: that ends nothing
+            say(text)
+
+    asyncio.run(_serve(setup, defaults, limits, doors, own, said))
 
 
 async def _serve(

@@ -162,6 +162,8 @@ class Bench:
             every = _WATCH_S if cell.shape == "step" else None
             at_once = AT_ONCE if cell.shape == "http" else None
             outcome = generator.fire(Volley(server.url, shots, cell.shape == "alone", at_once, every))
+            if not any(heard.status == 200 for heard in outcome.heard):
+                raise UserError("the server answers nobody any more", where=server.url, fix="measure what is left anew")
         others = cores([watch.used()])
         row = ServingRow(
             key=key, status="done", reason="", scale=self.run.scale.scale, stage=STAGE, policy=cell.policy.name,
