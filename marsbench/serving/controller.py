@@ -45,7 +45,7 @@ class Targets:
 class Tuning:
     """How the controller goes about it."""
 
-    every: int = 8  # forwards between decisions, unless rows come or go
+    every: int = 8  # forwards between decisions, unless others are in flight than before
     gain: float = 1.03  # a window must be better by so much to take another's place
     memory: float = 0.95  # what counts of the guesses seen is kept at every decision
     prior: float = 4.0  # guesses that are taken for seen before any are
