@@ -189,7 +189,27 @@ def _saturation(cells: Cells) -> list[str]:
         for policy in (LOSSLESS, LOSSY)
         if (found := _ratio(cells, policy.name, AR.name, "steady", 1.0, goodput)) is not None
     ]
-    return [f"Goodput over that of `ar` at the load where `ar` saturates: {', '.join(said)}."] if said else []
+    if not said:
+        return []
+    return [f"Goodput over that of `ar` at the load where `ar` saturates: {', '.join(said)}.{_most_to_gain(cells)}"]
+
+
+def _most_to_gain(cells: Cells) -> str:
+    """What bounds that: a controller chooses among what the fixed policies do."""
+    found = [
+        (each.value, f"`{policy.name}`, carries {_said(each)} of `ar`'s tokens per second")
+        for policy in FIXED
+        if policy is not AR
+        and (each := _ratio(cells, policy.name, AR.name, "burst", 0.0, tokens_per_second)) is not None
+    ]
+    if not found:
+        return ""
+    value, words = max(found)
+    pays = "" if value > 1 else ": what pays there is `ar` itself, and adapting can do no more than keep up with it"
+    return (
+        f" A controller chooses among what fixed policies do; on a full server, the best of them but for `ar`, {words}"
+        f"{pays}."
+    )
 
 
 # ---- tables
