@@ -211,6 +211,26 @@ def test_an_eos_has_its_likelihood_too(golden: dict[str, Any], golden_models: di
     assert found.tokens == [*golden["prompts"][0], first.tokens[0]]
 
 
+def test_a_knob_turned_and_turned_back_reaches_who_joined_between(
+    golden: dict[str, Any], golden_models: dict[str, PreTrainedModel]
+) -> None:
+    """Guards against a newcomer who keeps a tau that counted only while its prompt was read."""
+    log = Log(engine(golden_models["mars"], rows=4))
+    usual = log.engine.speed
+    for number, speed in enumerate((usual, Speed(0.9))):
+        log.engine.submit(job(number, golden["prompts"][number], 40, "mars", threshold=None, ignore_eos=True))
+        log.engine.speed = speed
+        log.work()  # reads the prompt
+        log.engine.speed = usual
+        log.work()  # a step
+    log.run()
+    assert log.ended[1].thresholds == (0.5, 0.9)  # it was let in at .9, and is turned from the first step on
+    counted = Log(engine(golden_models["mars"], rows=4))
+    counted.engine.submit(job(1, golden["prompts"][1], 40, "mars", ignore_eos=True, threshold=0.5))
+    counted.run()
+    assert log.ended[1].forwards <= counted.ended[1].forwards + 1
+
+
 def adapting(model: PreTrainedModel, law: PositionLaw) -> Engine:
     """An engine whose controller lowers tau at every chance."""
     controller = Controller(law, Targets(per_token_s=1e-9))

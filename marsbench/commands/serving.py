@@ -118,10 +118,7 @@ def _seconds(milliseconds: float | None) -> float | None:
 
 
 def _check_packages() -> None:
-    """Refuse to begin without the extra that brings a server along."""
-    try:
-        import fastapi  # noqa: F401
-        import prometheus_client  # noqa: F401
-        import uvicorn  # noqa: F401
-    except ImportError as error:
-        raise UserError(f"{error.name} is not installed", fix="pip install 'marsbench[serve]'") from error
+    """Find out before anything is trained or loaded whether the extra that brings a server along is there."""
+    import fastapi  # noqa: F401
+    import prometheus_client  # noqa: F401
+    import uvicorn  # noqa: F401

@@ -168,7 +168,9 @@ class Engine:
         self._settled = self._rows = self._guesses = 0
         self._company: tuple[Speed, frozenset[int]] | None = None  # whom `_alike` is of
         self._alike: frozenset[Group] = frozenset()
-        self._settings: tuple[Speed, Choice | None] | None = None  # that everybody in flight decodes by
+        self._settings: tuple[Speed, Choice | None] | None = (
+            None  # that everybody in flight decodes by; None = not known
+        )
         self._stepping = False  # whether the last round was a step, so that newcomers come next
         self._report = Report(State())
 
@@ -229,6 +231,7 @@ class Engine:
     def _join(self, jobs: list[Job]) -> None:
         """Forward their prompts; one that cannot be run is told so, and keeps nobody else out."""
         alone, requests = not self._running, {}
+        self._settings = None  # theirs may be others, and be turned back before the next step
         for job in jobs:
             self._report.started.append(job.id)
             knob = self._knob(job.wishes)
@@ -295,7 +298,7 @@ class Engine:
             waited = time.perf_counter() - min(self._came.values(), default=time.perf_counter())
             self._observer.decide(len(self._waiting), waited)
         settings = (self.speed, None if self._observer is None else self._observer.choice)
-        if settings == self._settings:  # then nobody's has changed, and who has joined has them already
+        if settings == self._settings:  # nobody has joined since, and nobody's knob has changed
             return
         self._settings, turned = settings, {}
         for number, one in self._running.items():
