@@ -44,7 +44,7 @@ SAME_NUMBERS: dict[tuple[str, ...], Known] = {
     DECODING_THE_WORLD: Known("a4b35e4659c795cc", "06a63162efb8d61b"),
     SCORING: Known("96f2f9140b9b901e", "694a1b97baa02a4a"),
     CLASSING: Known("127c841346c4a905", "09e664ffc46b9fbb"),
-    SERVING: Known("e71a06ec42113171", "38b6be8a77cbd8a0"),
+    SERVING: Known("73d2ee8abcdcfe75", "38b6be8a77cbd8a0"),
     TRAINING_ON_THE_WORLD: Known("1a0b812d21f12cf4", "30dd42a99b1fa670"),
     TRAINING_ON_CHATS: Known("1b73e7d310c5d606", "c3b435694cb14e55"),
     (*TRAINING_ON_THE_WORLD, *MEDUSA): Known("1d0e2f380989268e", "fd7a60e3942063a8"),

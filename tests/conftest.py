@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from filelock import FileLock
+from hypothesis import settings
 from rich.console import Console
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
@@ -20,6 +21,10 @@ GOLDEN = Path(__file__).parent / "golden"
 
 torch.set_num_threads(1)  # two test processes on two cores, neither spinning in the other's way
 quieten_libraries()
+
+# The same generated cases in every run, so that a test that fails is about what has changed.
+settings.register_profile("repeated", derandomize=True)
+settings.load_profile("repeated")
 
 
 @pytest.fixture(scope="session")

@@ -366,8 +366,9 @@ def _relief(laws: Laws, tuning: Tuning, memory: Memory, seen: Seen) -> float:
 
 
 def _known(memory: Memory, groups: Iterable[Group], relief: float) -> bool:
-    """Whether guesses of all these rows have been seen after such a relief."""
-    return all(group.threshold is None or group.key(relief) in memory.guesses for group in groups)
+    """Whether guesses of all these rows have been seen after such a relief: decoding by AR shows none."""
+    made = {key: counts[0][0] for key, counts in memory.guesses.items()}
+    return all(group.threshold is None or made.get(group.key(relief), 0.0) >= 1 for group in groups)
 
 
 def _best_speed(laws: Laws, tuning: Tuning, memory: Memory, groups: Sequence[Group], relief: float) -> float:
