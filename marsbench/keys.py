@@ -40,17 +40,17 @@ class Known(NamedTuple):
 # An entry is a claim: who changes it has seen that no number changes. It counts as long as the code is what it says. A
 # test holds the keys of the committed rows to it.
 SAME_NUMBERS: dict[tuple[str, ...], Known] = {
-    DECODING: Known("f6e01a0e4fc9fe8b", "c7844b4def492a80"),
-    DECODING_THE_WORLD: Known("a4b35e4659c795cc", "06a63162efb8d61b"),
-    SCORING: Known("96f2f9140b9b901e", "694a1b97baa02a4a"),
-    CLASSING: Known("127c841346c4a905", "09e664ffc46b9fbb"),
-    SERVING: Known("73d2ee8abcdcfe75", "38b6be8a77cbd8a0"),
+    DECODING: Known("aa46893a814a8112", "c7844b4def492a80"),
+    DECODING_THE_WORLD: Known("6ba5af26e5dfad36", "06a63162efb8d61b"),
+    SCORING: Known("50e46d611f2ac42c", "694a1b97baa02a4a"),
+    CLASSING: Known("9d55db646a34e3f7", "09e664ffc46b9fbb"),
+    SERVING: Known("23b7823693a91b1f", "38b6be8a77cbd8a0"),
     TRAINING_ON_THE_WORLD: Known("1a0b812d21f12cf4", "30dd42a99b1fa670"),
     TRAINING_ON_CHATS: Known("1b73e7d310c5d606", "c3b435694cb14e55"),
     (*TRAINING_ON_THE_WORLD, *MEDUSA): Known("1d0e2f380989268e", "fd7a60e3942063a8"),
     (*TRAINING_ON_CHATS, *MEDUSA): Known("35138ede827647d9", "dbef0f5ed848a0a9"),
-    (*TRAINING_ON_THE_WORLD, *GATED): Known("2bb55412b427dfd1", "dc47e10fb4c56819"),
-    (*TRAINING_ON_CHATS, *GATED): Known("bb58c4445cd93957", "8acbd76c0aaae448"),
+    (*TRAINING_ON_THE_WORLD, *GATED): Known("d18672b407460710", "dc47e10fb4c56819"),
+    (*TRAINING_ON_CHATS, *GATED): Known("b5d1880498276414", "8acbd76c0aaae448"),
 }
 
 

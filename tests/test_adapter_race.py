@@ -17,6 +17,7 @@ from test_adapter import noisy
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from marsbench.forward.adapter import Adapted
+from marsbench.forward.packed import ALSO_PACKED
 from marsbench.presets import preset
 from marsbench.racing.step_time import Shape, _step
 
@@ -51,9 +52,7 @@ def smollm2() -> Any:
 
 @pytest.mark.parametrize(
     ("make", "dtype", "steps", "bound"),
-    # In bf16, 1.15 is the aim and 1.33 was measured: a step of the model takes 19 ms, not 27, and 300 small products by
-    # oneDNN take 10 to 15 microseconds each, whatever their size. Fewer of them would help, not faster ones.
-    [(smollm2, torch.float32, 1, 1.15), (smollm2, torch.bfloat16, 1, 1.45), (small, torch.float32, 5, 1.25)],
+    [(smollm2, torch.float32, 1, 1.15), (smollm2, torch.bfloat16, 1, 1.15), (small, torch.float32, 5, 1.25)],
     ids=["135m", "135m, bf16", "tiny"],
 )
 def test_an_adapter_costs_little(make: Callable[[], Any], dtype: torch.dtype, steps: int, bound: float) -> None:
@@ -77,4 +76,5 @@ def test_an_adapter_costs_little(make: Callable[[], Any], dtype: torch.dtype, st
             f"{shape.rows} x {shape.window:2}: alone {1e3 * median(seconds['alone']):.2f} ms, with the adapter "
             f"{median(ratios):.3f} times ({min(ratios):.3f} to {max(ratios):.3f})"
         )
+    print(f"copies of weights that hold the maps too: {sum(one.nbytes for one in ALSO_PACKED) / 2**20:.0f} MiB")
     assert over[Shape(1, 16)] <= bound

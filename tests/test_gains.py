@@ -28,7 +28,7 @@ from marsbench.statistics.intervals import Answers, share_of_tokens
 from marsbench.statistics.selection import cross_fitted, fastest_within
 from marsbench.studies import study_of
 from marsbench.studies.gains.free_tokens import Token, answers_of, share_free, share_together
-from marsbench.studies.gains.lines import CHOSEN, CURVE, MEASURED, PLAN
+from marsbench.studies.gains.lines import ADAPTED, CHOSEN, CURVE, MEASURED, PLAN
 from marsbench.studies.gains.measuring import gains_rows, places
 from marsbench.studies.gains.page import CLAIMS, render
 from marsbench.studies.gains.word_classes import CLASSES, template_words, token_class
@@ -201,6 +201,17 @@ def test_claims_on_the_page_can_fail() -> None:
     assert found[groups + "speculative decoding"][0].startswith("-1.50 [")
     assert found[groups + "speculative decoding"][4] == "not supported"
     assert found[groups + "MARS that may lose accuracy"][0].startswith("+0.80 [")
+
+
+def test_the_adapter_has_a_line_where_it_was_run() -> None:
+    """Guards against empty lines on pages whose rows are older than the adapter, and a stage that nobody trained."""
+    without = [row for row in ROWS if getattr(row, "stage", "") != ADAPTED.stage]
+    for rows, count in ((ROWS, 2), (without, 0)):
+        text = render(rows, "tiny")
+        assert len([line for line in lines_of(section(text, "At equal accuracy")) if line[0] == ADAPTED.label]) == count
+        assert ("mars_gated" in section(text, "Training")) == bool(count)
+        assert ("what an adapter drafts for" in text) == bool(count)
+        assert line_of(section(text, "At equal accuracy"), "MARS verified, groups (W = 4)")
 
 
 def test_free_tokens_are_counted_by_class_and_by_pair() -> None:

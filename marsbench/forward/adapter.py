@@ -4,15 +4,14 @@ Attention is causal and no token ever sees a mask, so what an adapter does to ma
 tokens: not by rounding either, since their values are not touched. Verified decoding with an adapter therefore says
 what the model says without one.
 
-The window says which entries are masks; ids are not looked at. A lean decoder takes all entries into the few dimensions
-of a map, sets those of tokens to zero there and adds what they are mapped to: zero, exactly. That takes fewer
-operations than gathering masks and has the same shapes whatever the window holds. Models that run through their
-own modules get hooks for the time of a forward pass, and so do models in training.
+The window says which entries are masks; ids are not looked at. In a lean decoder the maps lie beside its own layers
+(`sites`). Models that run through their own modules get hooks for the time of a forward pass, and so do models in
+training.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -23,7 +22,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from marsbench.errors import UserError
-from marsbench.forward.linear import by_onednn, packed_for_good
 from marsbench.forward.window import Window
 
 
@@ -113,63 +111,6 @@ _kept_from = lru_cache(maxsize=64)(_from)
 
 
 # ---- in the lean decoder ----
-
-
-class Site:
-    """The maps of several linear layers that read the same values, as one.
-
-    What it adds, it adds in place. `gate` [M, 1] is 1 at masks and 0 at tokens, where zeros are added.
-    """
-
-    def __init__(self, outputs: Sequence[Sequence[tuple[LowRank | None, int]]], like: Tensor) -> None:
-        """Each output's layers in order: the map, None for a layer without one, and the size of what it gives."""
-        given = [one for output in outputs for one, _ in output if one is not None]
-        self._down = _Small(torch.cat([one.down for one in given])) if given else None  # [R, in]
-        ups = [[like.new_empty(size, 0) if one is None else one.up for one, size in output] for output in outputs]
-        together: list[Tensor] = [torch.block_diag(*parts) for parts in ups]  # type: ignore[no-untyped-call]
-        self._ups = [_Small(up) for up in together]  # [output, r] each; all r together are R
-        self._ranks = [up.shape[1] for up in together]
-
-    def add(self, gate: Tensor, values: Tensor, output: Tensor) -> Tensor:
-        """The one output [M, out] for input [M, in], changed."""
-        return output if self._down is None else self._ups[0].add(self._down(values).mul_(gate), output)
-
-    def add_to_both(self, gate: Tensor, values: Tensor, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
-        """The two outputs, changed."""
-        if self._down is None:
-            return first, second
-        inners = self._down(values).mul_(gate).split_with_sizes(self._ranks, 1)
-        return self._ups[0].add(inners[0], first), self._ups[1].add(inners[1], second)
-
-
-class _Small:
-    """A linear map without a bias, too small to be read slowly: what it costs is the call."""
-
-    def __init__(self, weight: Tensor) -> None:
-        self._across = weight.T.contiguous()  # [in, out]
-        # Where torch's own product of two matrices goes through oneDNN, calling that directly is faster.
-        self._packed = packed_for_good(weight) if weight.dtype is torch.bfloat16 else None
-
-    def __call__(self, values: Tensor) -> Tensor:
-        """Values [M, in] to [M, out]."""
-        if self._packed is None or torch.compiler.is_compiling():
-            return values.mm(self._across)
-        return by_onednn(values, self._packed)
-
-    def add(self, values: Tensor, output: Tensor) -> Tensor:
-        """`output` [M, out], to which it is added in place."""
-        if self._packed is None or torch.compiler.is_compiling():
-            return output.addmm_(values, self._across)
-        return output.add_(by_onednn(values, self._packed))
-
-
-class LayerSites(NamedTuple):
-    """The sites of one transformer layer."""
-
-    attention: Site  # queries and keys, values
-    out: Site
-    mlp: Site  # gate, up
-    down: Site
 
 
 def gate_of(masks: Tensor, real: Tensor | None, like: Tensor) -> Tensor:

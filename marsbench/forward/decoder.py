@@ -17,18 +17,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
-from marsbench.forward.adapter import Adapted, Adapter, LayerSites, Site, gate_of, masks_of, parted
+from marsbench.forward.adapter import Adapted, Adapter, gate_of, masks_of, parted
 from marsbench.forward.cache import RaggedCache
+from marsbench.forward.joined import Weights
 from marsbench.forward.linear import linear
 from marsbench.forward.masks import additive_mask
 from marsbench.forward.modules import ModuleDecoder
 from marsbench.forward.packed import Packing
 from marsbench.forward.plain import Watch, is_leaf, is_plain, is_plainly_its_class
 from marsbench.forward.probe import check_by_forward
+from marsbench.forward.sites import LayerSites, Site
 from marsbench.forward.window import Answer, Window
 
 _SILU = (nn.SiLU, type(ACT2FN["silu"]))  # what a model's activation is, if it is not strange
-_Weights = dict[str, Any]  # a module's own parameters by name, as they are at the moment
 _Adapting = tuple[Tensor, LayerSites] | None  # an adapter's gate in a window, and what it does in a layer
 
 
@@ -97,9 +98,10 @@ class LeanDecoder:
         self._embed, self._norm, self._rotary = decoder.embed_tokens, _Norm(decoder.norm), decoder.rotary_emb
         self._layers = [_Layer(layer) for layer in decoder.layers]
         maps = [weights for layer in self._layers for weights in layer.maps()]
-        self._packing = Packing([*maps, *self._lm_head.maps()])
+        self._packing = Packing([*maps, *self._lm_head.maps()], to_join=self._adapter is not None)
         self._sites: list[LayerSites] = []
         self._vector = torch.empty(0)  # the adapter's, as the sites are on the device of the model and of its type
+        self._beside: tuple[object, ...] = ()  # what the sites were made for
         self._cos = self._sin = torch.empty(0)
         self._frequencies: Tensor | None = None
         self._turned_by: tuple[object, ...] = ()  # what the table was made for
@@ -150,11 +152,13 @@ class LeanDecoder:
         return Answer(_spread(hidden, real, rows * width).view(rows, width, -1), self._lm_head)
 
     def _follow_adapter(self, adapter: Adapter, like: Tensor) -> None:
-        """Lay the adapter's maps out for the layers, on the device of the model's weights and in their type."""
-        if (self._vector.device, self._vector.dtype, len(self._sites)) != (like.device, like.dtype, len(self._layers)):
+        """Lay the adapter's maps beside the layers, on the device of the model's weights and in their type."""
+        beside = like.device, like.dtype, self._packing.changes
+        if self._beside != beside:
             adapter = adapter.like(like)
-            self._vector = adapter.vector
+            self._vector, self._sites = adapter.vector, []  # what is replaced is given back first
             self._sites = [layer.sites(number, adapter) for number, layer in enumerate(self._layers)]
+            self._beside = beside
 
     def _rotation(self, position: Tensor, most: int, like: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines [M, 1, head size] at positions [M] below `most`; the first half of the sines is negated."""
@@ -222,42 +226,32 @@ class _Layer:
         keys, values = cache.write(number, keys, values)
         found = self._attend(_spread(queries, real, shape[0] * shape[1]), keys, values, mask, shape)
         found = found if real is None else found[real]
-        mapped = _map(self._out, found)
-        if adapting:
-            mapped = adapting[1].out.add(adapting[0], found, mapped)
-        hidden = hidden + mapped
+        hidden = hidden + (adapting[1].out(adapting[0], found)[0] if adapting else _map(self._out, found))
         return hidden + self._mlp(self._norms[1](hidden), adapting)
 
     def _queries_keys_and_values(self, seen: Tensor, adapting: _Adapting) -> tuple[Tensor, Tensor]:
         """Queries and keys, which rotations turn, [M, heads and key heads, size]; values [M, key heads, size]."""
-        queries, keys, values = _map(self._q, seen), _map(self._k, seen), _map(self._v, seen)
-        if not adapting:
-            turning = torch.cat([queries, keys], -1)
-        else:  # what is added to all three is added in one operation
-            every = adapting[1].attention.add(adapting[0], seen, torch.cat([queries, keys, values], -1))
-            turning, values = every.split_with_sizes([every.shape[1] - values.shape[1], values.shape[1]], -1)
+        if adapting:
+            every, size = adapting[1].attention(adapting[0], seen)[0], self._kv_heads * self._size
+            turning, values = every.split_with_sizes([every.shape[1] - size, size], 1)
+        else:
+            turning = torch.cat([_map(self._q, seen), _map(self._k, seen)], -1)
+            values = _map(self._v, seen)
         return turning.view(len(seen), -1, self._size), values.view(len(seen), -1, self._size)
 
     def _mlp(self, seen: Tensor, adapting: _Adapting) -> Tensor:
-        gate, up = _map(self._gate, seen), _map(self._up, seen)
         if adapting:
-            gate, up = adapting[1].mlp.add_to_both(adapting[0], seen, gate, up)
-        inner = self._activation(gate) * up
-        mapped = _map(self._down, inner)
-        if adapting:
-            mapped = adapting[1].down.add(adapting[0], inner, mapped)
-        return mapped
+            gate, up = adapting[1].mlp(adapting[0], seen)
+            return adapting[1].down(adapting[0], self._activation(gate) * up)[0]
+        return _map(self._down, self._activation(_map(self._gate, seen)) * _map(self._up, seen))
 
     def sites(self, number: int, adapter: Adapter) -> LayerSites:
         """Where an adapter's maps join this layer's."""
 
-        def site(of: str, *outputs: dict[str, _Weights]) -> Site:
-            place = f"layers.{number}.{of}"
-            parts = [
-                [(adapter.maps.get(f"{place}.{name}_proj"), len(one["weight"])) for name, one in output.items()]
-                for output in outputs
-            ]
-            return Site(parts, adapter.vector)
+        def site(of: str, *outputs: dict[str, Weights]) -> Site:
+            named = [{f"layers.{number}.{of}.{name}_proj": one for name, one in output.items()} for output in outputs]
+            layers = [[(one, adapter.maps.get(name)) for name, one in output.items()] for output in named]
+            return Site(layers, adapter.vector)
 
         return LayerSites(
             attention=site("self_attn", {"q": self._q, "k": self._k, "v": self._v}),
@@ -266,7 +260,7 @@ class _Layer:
             down=site("mlp", {"down": self._down}),
         )
 
-    def maps(self) -> tuple[_Weights, ...]:
+    def maps(self) -> tuple[Weights, ...]:
         """The parameters of its linear layers."""
         return self._q, self._k, self._v, self._out, self._gate, self._up, self._down
 
@@ -302,7 +296,7 @@ class _Head:
         logits: Tensor = self._module(hidden)
         return logits
 
-    def maps(self) -> tuple[_Weights, ...]:
+    def maps(self) -> tuple[Weights, ...]:
         """Its parameters, if it is a linear layer."""
         return (self._weights,) if self._is_linear else ()
 
@@ -327,7 +321,7 @@ class _Norm:
 _LEAN: WeakKeyDictionary[Any, LeanDecoder] = WeakKeyDictionary()
 
 
-def _map(weights: _Weights, values: Tensor) -> Tensor:
+def _map(weights: Weights, values: Tensor) -> Tensor:
     return linear(values, weights["weight"], weights["bias"])
 
 

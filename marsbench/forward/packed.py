@@ -16,7 +16,8 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
+from weakref import WeakSet
 
 import psutil
 import torch
@@ -32,6 +33,15 @@ _WIDEST_RIGHT = 4  # positions, up to which "weight first" is tried
 _PROBES = 16  # values of a weight that are compared
 _SPARE = 1.2  # free memory that packing asks for, over what it takes
 _Shape = tuple[tuple[int, ...], torch.dtype, int]  # of a weight: size, type, and the threads that read it
+
+
+class Packed(Protocol):
+    """What holds packed weights beside the copies."""
+
+    nbytes: int
+
+
+ALSO_PACKED: WeakSet[Packed] = WeakSet()  # for as long as somebody holds them
 
 
 def packing_is_on() -> bool:
@@ -60,18 +70,21 @@ class Packing:
 
     Args:
         layers: the layers' own parameters by name, as they are at the moment.
+        to_join: in bf16 pack small weights too, so that what `joined` makes of them follows them.
     """
 
-    def __init__(self, layers: Sequence[dict[str, Any]]) -> None:
-        self._layers = layers
+    def __init__(self, layers: Sequence[dict[str, Any]], *, to_join: bool = False) -> None:
+        self._layers, self._to_join = layers, to_join
         self._copies: list[Copy | None] | None = None  # of each layer, None for one that has none; None = not looked at
         self._probes: list[Tensor] = []
         self._values = torch.empty(0)  # theirs, when the weights were packed
+        self.changes = 0  # how often copies were made or given up
 
     def follow(self) -> None:
         """See to it that every copy is of its weight as it is now; called before each step."""
         if not packing_is_on():
-            self._copies = None
+            if self._copies is not None:
+                self._copies, self.changes = None, self.changes + 1
         elif self._copies is None or not self._holds(self._copies):
             self._pack()
 
@@ -84,9 +97,11 @@ class Packing:
     @torch.no_grad()
     def _pack(self) -> None:
         """Pack what has changed, and everything the first time, if there is room for it."""
-        weights = [layer["weight"] if can_be_packed(layer["weight"]) else None for layer in self._layers]
+        ours = [layer["weight"] for layer in self._layers]
+        weights = [weight if can_be_packed(weight, to_join=self._to_join) else None for weight in ours]
         every = {weight.data_ptr(): weight for weight in weights if weight is not None}
         found = {place: copy for place, weight in every.items() if (copy := _current(place, weight)) is not None}
+        self.changes += 1
         self._copies, self._probes = None, []  # what is replaced is given back before its successor is made
         missing = sum(weight.nbytes for place, weight in every.items() if place not in found)
         if missing * _SPARE < psutil.virtual_memory().available:
@@ -112,13 +127,13 @@ def _made(weight: Tensor) -> Copy:
     return copy
 
 
-def can_be_packed(weight: Any) -> bool:
-    """Whether a weight is large, plain, on the CPU and of a type that oneDNN reads there."""
+def can_be_packed(weight: Any, *, to_join: bool = False) -> bool:
+    """Whether a weight is large (or in bf16 and to be joined), plain, on the CPU, and of a type that oneDNN reads."""
     return (
         HAS_ONEDNN
         and type(weight) in ORDINARY
         and weight.device.type == "cpu"
-        and weight.numel() >= maps.LARGE
+        and (weight.numel() >= maps.LARGE or (to_join and weight.dtype is torch.bfloat16))
         and weight.dim() == 2
         and weight.is_contiguous()
         and not weight.is_inference()  # it has no version
@@ -200,5 +215,5 @@ def packing_in_words() -> dict[str, Any]:
         }
         for (size, dtype, _), names in _FASTEST.items()
     }
-    size = sum(copy.weight.nbytes for copy in COPIES.values())
+    size = sum(copy.weight.nbytes for copy in COPIES.values()) + sum(one.nbytes for one in ALSO_PACKED)
     return {"packing": {"bytes": size, "timing_s": round(_TIMING_S[0], 3), "kernels": kernels}}

@@ -14,15 +14,15 @@ from marsbench.rendering.page import Page
 from marsbench.rows.kinds import EvaluationRow
 from marsbench.running.plans import Arm, TablePlan
 from marsbench.statistics.intervals import Estimate, mean_of_benchmarks, tokens_per_forward
-from marsbench.studies.lines import AR_SFT, mars, verified
+from marsbench.studies.lines import AR_SFT, adapted, mars, verified
 from marsbench.studies.study import Study
 
 _GROUPS, _LINEAR = verified("groups", 4), verified("linear", 5, 0.5)
-_LOSSLESS = {
-    "gated_ar": ("AR decoding", "ar", {}),
-    "gated_groups": ("verified, groups (W = 4)", _GROUPS.method, _GROUPS.options),
-    "gated_linear": ("verified, linear (W = 5)", _LINEAR.method, _LINEAR.options),
-}
+_LOSSLESS = (
+    Arm("gated_ar", "AR SFT with an adapter, AR decoding", "mars_gated", "ar", {}, trained_block_size=4),
+    adapted("groups", 4),
+    adapted("linear", 5, 0.5),
+)
 _SIZES = {
     "gated_groups_2x": ("AR SFT with an adapter trained twice as long", "mars_gated_2x"),
     "wide_groups": ("AR SFT with an adapter of three times the rank", "mars_gated_wide"),
@@ -33,10 +33,7 @@ PLAN = TablePlan(
     "Masks that learn on a frozen model",
     (
         AR_SFT,
-        *[
-            Arm(name, f"AR SFT with an adapter, {words}", "mars_gated", method, options, trained_block_size=4)
-            for name, (words, method, options) in _LOSSLESS.items()
-        ],
+        *_LOSSLESS,
         *[
             Arm(name, f"{words}, verified, groups (W = 4)", stage, _GROUPS.method, _GROUPS.options,
                 trained_block_size=4)
@@ -59,7 +56,7 @@ def _unchanged(cells: Cells, plan: TablePlan) -> str:
     """How many answers of the lossless lines are as right and as long as those of AR SFT."""
     alone = done_cells(cells, AR_SFT.name)
     same = asked = 0
-    for name in (*_LOSSLESS, *_SIZES):
+    for name in (*[arm.name for arm in _LOSSLESS], *_SIZES):
         for benchmark, row in done_cells(cells, name).items():
             theirs = alone.get(benchmark)
             if theirs is not None:

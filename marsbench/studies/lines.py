@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from marsbench.presets import DEFAULT_BLOCK_SIZE
@@ -50,6 +51,12 @@ def verified(layout: str, window: int, threshold: float | None = None) -> Arm:
         f"verified_{layout}", f"MARS verified, {layout} (W = {window})", "mars", "mars-verified",
         {"layout": layout, "block_size": window, **pruned}, trained_block_size=DEFAULT_BLOCK_SIZE,
     )  # fmt: skip
+
+
+def adapted(layout: str, window: int, threshold: float | None = None) -> Arm:
+    """The same on AR SFT, whose masks an adapter answers for."""
+    label = f"AR SFT with an adapter, verified, {layout} (W = {window})"
+    return replace(verified(layout, window, threshold), name=f"gated_{layout}", label=label, stage="mars_gated")
 
 
 def speculative(target: str, draft: str) -> Arm:

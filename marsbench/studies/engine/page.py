@@ -46,6 +46,10 @@ WHAT_WAS_TRIED = (
     "Weights stored transposed: no faster for small models. Weights that do not fit into a CPU's caches are then read "
     "twice as fast for one or two positions; but they are copies, too, and oneDNN reads them as fast as they lie, and "
     "faster for more positions. It does so from half a million elements on.",
+    "An adapter's maps in bf16 as further columns of the layers' packed copies, queries, keys and values in one "
+    "product, gate and up in another: a small product by oneDNN takes ten microseconds whatever its size, and four are "
+    "left of nine in a layer. As further rows they would save as many and leave the sums. By fp32 products, which take "
+    "half as long, the conversions take back what is won.",
     "Passive waiting of threads (`OMP_WAIT_POLICY=PASSIVE`): every operation that runs on several threads then pays "
     "for waking them. Much slower on an idle machine; it helps only beside other work.",
     "In `mars-verified`'s linear layout, after a wrong draft, going on with what the model had said behind it: hardly "

@@ -29,10 +29,11 @@ from marsbench.rendering.measured import (
 from marsbench.rendering.sections import how_section, opening_section, training_section
 from marsbench.rendering.verdicts import claims_section
 from marsbench.rows.kinds import EvaluationRow, Row
+from marsbench.running.plans import TablePlan
 from marsbench.statistics.intervals import paired_difference, speed_difference, tokens_per_forward
 from marsbench.studies.gains import free_tokens
 from marsbench.studies.gains.choice import Choice, choice, with_choice
-from marsbench.studies.gains.lines import AR_OF_MARS, CHOSEN, MEASURED, PLAN
+from marsbench.studies.gains.lines import ADAPTED, AR_OF_MARS, CHOSEN, MEASURED, PLAN, shown
 from marsbench.studies.lines import AR_SFT, THRESHOLDS
 
 VERIFIED = {"verified_groups": "groups", "verified_linear": "linear"}
@@ -51,9 +52,9 @@ OPENING = (
 )
 HOW_LINES_COMPARE = (
     "Lines with tau accept tokens from the left while their confidence reaches tau, and may lose accuracy by it. All "
-    "others are lossless: they emit the very tokens of AR decoding of their own checkpoint, as [engine.md](engine.md) "
+    "others are lossless: they emit the very tokens of AR decoding of their own checkpoint, as the page of the engine "
     "checks, so their accuracy is AR decoding's by construction. Lines called MARS share one checkpoint. Medusa's "
-    "heads sit on the frozen AR SFT model, which also is the target of speculative decoding."
+    "heads sit on the frozen AR SFT model, which also is the target of speculative decoding{and_adapter}."
 )
 HOW_TAU_IS_CHOSEN = (
     f"What tau gives at equal accuracy: on each benchmark, the tau with most tokens per forward pass among those that "
@@ -71,14 +72,15 @@ def render(rows: Sequence[Row], scale: str, seeds: BySeed | None = None) -> str:
     rows = [row for row in rows if row.scale == scale]
     seeds = seeds or {0: rows}
     cells = latest_cells(with_choice(rows))
+    plan = shown(PLAN, cells)
     sections = [
-        opening_section(PLAN, scale, OPENING, seeds),
-        _measured(cells),
+        opening_section(plan, scale, OPENING, seeds),
+        _measured(cells, plan),
         _chosen(cells),
-        claims_section(_with_choices(seeds), PLAN, CLAIMS, scale),
+        claims_section(_with_choices(seeds), plan, CLAIMS, scale),
         free_tokens.section(rows),
-        training_section(rows, MEASURED),
-        how_section(rows, MEASURED, scale),
+        training_section(rows, shown(MEASURED, cells)),
+        how_section(rows, shown(MEASURED, cells), scale),
         deviations_section(rows, scale, ()),
     ]
     return "\n\n".join(section for section in sections if section) + "\n"
@@ -87,9 +89,10 @@ def render(rows: Sequence[Row], scale: str, seeds: BySeed | None = None) -> str:
 def draw(rows: Sequence[Row], scale: str, reports_dir: Path) -> list[Path]:
     """Write the figures that the page shows, as PNG and SVG."""
     rows = [row for row in rows if row.scale == scale]
-    shown = [CHOSEN.name, *VERIFIED, *RIVALS]
-    plan = replace(PLAN, arms=tuple(arm for arm in PLAN.arms if arm.name in shown))
-    speed = speed_figure(latest_cells(with_choice(rows)), plan, reports_dir / FIGURE)
+    cells = latest_cells(with_choice(rows))
+    drawn = [CHOSEN.name, *VERIFIED, *RIVALS, ADAPTED.name]
+    plan = replace(PLAN, arms=tuple(arm for arm in shown(PLAN, cells).arms if arm.name in drawn))
+    speed = speed_figure(cells, plan, reports_dir / FIGURE)
     return [*speed, *free_tokens.draw(rows, reports_dir)]
 
 
@@ -107,17 +110,18 @@ def _with_choices(seeds: BySeed) -> BySeed:
     return {seed: with_choice(rows) for seed, rows in seeds.items()}
 
 
-def _measured(cells: Cells) -> str:
+def _measured(cells: Cells, plan: TablePlan) -> str:
+    and_adapter = ", and what an adapter drafts for" if ADAPTED in plan.arms else ""
     parts = [
         "## At equal accuracy",
-        f"{HOW_TO_READ_ACCURACY} {HOW_LINES_COMPARE}",
-        accuracy_table(cells, PLAN),
-        speed_table(cells, PLAN),
+        f"{HOW_TO_READ_ACCURACY} {HOW_LINES_COMPARE.format(and_adapter=and_adapter)}",
+        accuracy_table(cells, plan),
+        speed_table(cells, plan),
         _costs(),
-        reasons(cells, PLAN),
-        other_scores(cells, PLAN),
-        cut_answers(cells, PLAN),
-        cut_prompts(cells, PLAN),
+        reasons(cells, plan),
+        other_scores(cells, plan),
+        cut_answers(cells, plan),
+        cut_prompts(cells, plan),
         f"![Tokens per forward pass per benchmark and line, with 95 % intervals]({FIGURE}.png)",
     ]
     return "\n\n".join(part for part in parts if part)
@@ -133,7 +137,7 @@ def _costs() -> str:
         f"they cover. A round of speculative decoding also costs up to {drafted} forward passes of a second, smaller "
         "model (its size stands under Training), which the other lines do without. A forward pass of verified MARS "
         f"covers up to {groups**2} positions in `groups` and {2 * linear - 1} in `linear`, of AR decoding 1. What that "
-        "comes to in tokens per second, [speedup.md](speedup.md) says."
+        "comes to in tokens per second, the page of speed says."
     )
 
 

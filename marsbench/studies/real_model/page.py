@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import log2
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 from marsbench.findings.cells import Cells, columns, done_cells, latest_cells, latest_stages
 from marsbench.findings.claims import AccuracyClaim, Claim, SpeedClaim, counted
@@ -86,6 +87,7 @@ HOW_THE_CURVE_IS_READ = (
     "Tokens per forward pass, verified in groups of four, after trainings of several lengths: each is one of its own, "
     "whose rate falls to zero at its end, so a point is what that many tokens give and not a look at a longer one."
 )
+AIM = 2.1  # tokens per forward, that the page says the price of
 HOW_TRAINING_IS_TIMED = (
     "How fast each objective trains on the machine by itself, from the base, each in a process of its own that nothing "
     "runs beside: the median over steps, the slowest and the fastest, and the most memory that the process ever held."
@@ -127,6 +129,7 @@ def render(rows: Sequence[Row], scale: str, seeds: BySeed | None = None) -> str:
         _clock(sweep),
         claims_section(seeds, PLAN, CLAIMS, scale),
         training_section(rows, PLAN),
+        _adapter_size(rows),
         _training_speed(rows),
         how_section(rows, PLAN, scale),
         deviations_section(rows, scale, DEVIATIONS),
@@ -237,21 +240,47 @@ def _by_tokens_trained(cells: Cells, rows: Sequence[Row]) -> str:
     if not lines:
         return ""
     head = ["", "tokens trained", *columns(PLAN).values()]
-    said = [_by_doubling(name, found.get(ADAPTER, {}), found.get(LONG_ADAPTER, {}), tokens) for name in columns(PLAN)]
-    gains = [one for one in said if one]
-    sentence = f"Each doubling of an adapter's tokens has added {' and '.join(gains)} tokens/forward." if gains else ""
-    parts = ["## By tokens trained", HOW_THE_CURVE_IS_READ, table(head, lines), sentence]
+    bought = {
+        title: _by_doubling(tokens, found[ADAPTER][name], found[LONG_ADAPTER][name])
+        for name, title in columns(PLAN).items()
+        if name in found.get(ADAPTER, {}) and name in found.get(LONG_ADAPTER, {})
+    }
+    parts = ["## By tokens trained", HOW_THE_CURVE_IS_READ, table(head, lines), " ".join(_in_words(bought))]
     return "\n\n".join(part for part in parts if part)
 
 
-def _by_doubling(
-    name: str, short: Mapping[str, EvaluationRow], long: Mapping[str, EvaluationRow], tokens: Mapping[str, int]
-) -> str:
-    """What twice the tokens have bought on a benchmark, on the way from the short training to the long one."""
-    if name not in short or name not in long:
+class _Bought(NamedTuple):
+    """What tokens have bought on a benchmark."""
+
+    gained: float  # tokens per forward with each doubling, on the way from the short training to the long one
+    needed: float | None  # tokens that `AIM` takes if doublings go on like that; None where it is reached, or not so
+
+
+def _by_doubling(tokens: Mapping[str, int], short: EvaluationRow, long: EvaluationRow) -> _Bought:
+    reached = speed(long).value
+    gained = (reached - speed(short).value) / log2(tokens[LONG_ADAPTER] / tokens[ADAPTER])
+    needed = tokens[LONG_ADAPTER] * 2 ** ((AIM - reached) / gained) if gained > 0 and reached < AIM else None
+    return _Bought(gained, needed)
+
+
+def _in_words(bought: Mapping[str, _Bought]) -> Iterator[str]:
+    if bought:
+        gains = [f"{one.gained:.2f} on {title}" for title, one in bought.items()]
+        yield f"Each doubling of an adapter's tokens has added {' and '.join(gains)} tokens/forward."
+    needs = [f"{one.needed / 1e6:.1f} million on {title}" for title, one in bought.items() if one.needed]
+    if needs:
+        yield f"If doublings go on like that, {AIM:g} tokens/forward takes {' and '.join(needs)}."
+
+
+def _adapter_size(rows: Sequence[Row]) -> str:
+    """What an adapter takes on the disk; it is kept in fp32."""
+    parameters = {stage.stage: row.parameters for stage, row in latest_stages(rows).items() if row.status == "done"}
+    if not parameters.keys() >= {ADAPTER, MARS}:
         return ""
-    gained = speed(long[name]).value - speed(short[name]).value
-    return f"{gained / log2(tokens[LONG_ADAPTER] / tokens[ADAPTER]):.2f} on {columns(PLAN)[name]}"
+    own, whole = parameters[ADAPTER], parameters[MARS]
+    return (
+        f"An adapter's weights, kept in fp32, take {4 * own / 2**20:.0f} MiB: {100 * own / whole:.1f} % of the model's."
+    )
 
 
 def _training_speed(rows: Sequence[Row]) -> str:
