@@ -12,8 +12,10 @@ from typer.testing import CliRunner
 
 from marsbench.cli import app
 from marsbench.evaluation.harness import digest_of
+from marsbench.findings.sweep import SweepCells
+from marsbench.forward.linear import reads_bf16
 from marsbench.methods import METHODS
-from marsbench.rows.kinds import EvaluationRow, SweepRow, TrainingRow
+from marsbench.rows.kinds import EvaluationRow, TrainingRow
 from marsbench.rows.store import read_rows
 from marsbench.rows.workspace import Workspace
 from marsbench.studies.real_model.lines import (
@@ -139,8 +141,13 @@ def test_the_page_is_made_and_made_once(micro_checkpoints: Path, tmp_path: Path)
     for arm in PLAN.arms:
         if METHODS[arm.method].lossless and (arm.stage == BASE or "gated" in arm.stage):
             assert cells[arm.name].digests == cells[AR.name].digests, arm.label
-    assert {row.contender for row in rows if isinstance(row, SweepRow) and row.status == "done"} == {*grid_names()}
-    assert "In part" not in (workspace.reports / "real-model.md").read_text()
+    races = SweepCells.by_dtype(rows)
+    assert list(races) == (["float32", "bfloat16"] if reads_bf16() else ["float32"])
+    for dtype, sweep in races.items():  # a race that held another's rows would have two of a contender
+        assert {name for name, _ in sweep.done} == {*grid_names()} and len(sweep.rows) == 2 * len(grid_names())
+        assert {row.dtype for row in sweep.rows} == {dtype} and sweep.step_times and sweep.step_times.dtype == dtype
+    page = (workspace.reports / "real-model.md").read_text()
+    assert "In part" not in page and all(f"### In {dtype}" in page for dtype in races)
     before = workspace.row_file.read_bytes()
     assert CliRunner().invoke(app, arguments).exit_code == 0
     assert workspace.row_file.read_bytes() == before

@@ -43,6 +43,13 @@ class SweepCells:
         timed = [row for row in rows if isinstance(row, StepTimeRow)]
         return cls(list(cells.values()), timed[-1] if timed else None)
 
+    @classmethod
+    def by_dtype(cls, rows: Sequence[Row]) -> dict[str, SweepCells]:
+        """The sweeps among rows by the type of weights, in the order of the rows."""
+        ours = [row for row in rows if isinstance(row, SweepRow | StepTimeRow)]
+        dtypes = dict.fromkeys(row.dtype for row in ours if isinstance(row, SweepRow))
+        return {dtype: cls.of([row for row in ours if row.dtype == dtype]) for dtype in dtypes}
+
     @cached_property
     def done(self) -> dict[tuple[str, int], SweepRow]:
         """(contender, batch size) -> its row, as far as it has numbers."""

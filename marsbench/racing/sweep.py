@@ -98,8 +98,9 @@ def _step_times(course: Course) -> StepTimeRow:
     with run.reporter.bar("timing forward passes by their shape") as bar:
         found = step_times(loaded.model, course.grid.positions, bar.update)
     row = step_time_row(
-        found, key=key, scale=run.scale.scale, stage=str(loaded.stage), weight_bytes=size_of(loaded.model),
-        checkpoint=loaded.weights, provenance={**origin, **loaded.origin, **packing_in_words()},
+        found, key=key, scale=run.scale.scale, stage=str(loaded.stage), dtype=course.grid.dtype,
+        weight_bytes=size_of(loaded.model), checkpoint=loaded.weights,
+        provenance={**origin, **loaded.origin, **packing_in_words()},
     )  # fmt: skip
     run.keep(row)
     return row

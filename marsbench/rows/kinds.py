@@ -207,6 +207,7 @@ class StepTimeRow:
     checkpoint: str = ""
     provenance: Mapping[str, Any] = field(default_factory=dict)
     others_cores: list[float] = field(default_factory=list)  # of each repeat: what others used; empty = unknown
+    dtype: str = "float32"  # of weights and caches
 
 
 @dataclass(frozen=True)

@@ -78,8 +78,8 @@ _FEW_POSITIONS = _verified(LONG_ADAPTER, "linear", 3), _with_lookup(LONG_ADAPTER
 _RACED = (PROMPT_LOOKUP, NARROW, LINEAR, LONG_NARROW, LONG_BOTH, *_FEW_POSITIONS, MARS_NARROW, UNSURE)
 
 
-def grid_at(scale: Preset) -> Grid:
-    """The race: the base's `ar` and `generate` as baselines, and what is decoded with each checkpoint."""
+def grid_at(scale: Preset, dtype: str) -> Grid:
+    """A race: the base's `ar` and `generate` as baselines, and what is decoded with each checkpoint."""
     baselines = [Entry(name, BASE, method, {}) for name, method in _BASELINES.items()]
     small = scale.scale == "micro"
     return Grid(
@@ -91,6 +91,7 @@ def grid_at(scale: Preset) -> Grid:
         max_new_tokens=min(64, scale.max_new_tokens),
         timeout_s=600,
         positions=16 if small else 64,
+        dtype=dtype,
     )
 
 

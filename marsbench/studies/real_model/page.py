@@ -78,10 +78,13 @@ HOW_AGREEMENT_IS_COUNTED = (
     "tokens of the base, which nobody has trained."
 )
 HOW_THE_CLOCK_IS_READ = (
-    "All contenders of a batch size decode the same prompts in one race, batch by batch in turn, after a lap that is "
+    "All contenders of a batch size and a type of weights decode the same prompts in one race, batch by batch in turn, "
+    "after a lap that is "
     "watched. A number is the median over laps of the ratio of tokens per second over `ar`, AR decoding of the base in "
     "the same loop, with its bootstrap 95 % interval. *Roofline* is the weights read per second, by forwards and "
-    "prompts' forwards, in % of what copying a large tensor moves per second on the same machine."
+    "prompts' forwards, in % of what copying a large tensor moves per second on the same machine. In bf16 rounding may "
+    "depend on how many positions are computed at once, and near ties of two tokens come out otherwise: a column says "
+    "how many answers are those of `ar`, token for token."
 )
 HOW_THE_CURVE_IS_READ = (
     "Tokens per forward pass, verified in groups of four, after trainings of several lengths: each is one of its own, "
@@ -118,15 +121,16 @@ def render(rows: Sequence[Row], scale: str, seeds: BySeed | None = None) -> str:
     """The page as Markdown: a pure function of the rows of that scale."""
     rows = [row for row in rows if row.scale == scale]
     seeds = seeds or {0: rows}
-    cells, sweep = latest_cells(rows), SweepCells.of(rows)
+    cells, sweeps = latest_cells(rows), SweepCells.by_dtype(rows)
+    timed = [row for row in rows if isinstance(row, SweepRow | StepTimeRow)]
     sections = [
         opening_section(PLAN, scale, OPENING, seeds),
-        _in_part(cells, sweep),
+        _in_part(cells, sweeps),
         _whose_weights(rows),
-        company_remark([*sweep.rows, *([sweep.step_times] if sweep.step_times else []), *_training_speeds(rows)]),
+        company_remark([*timed, *_training_speeds(rows)]),
         _measured(cells, seeds),
         _by_tokens_trained(cells, rows),
-        _clock(sweep),
+        _clock(sweeps),
         claims_section(seeds, PLAN, CLAIMS, scale),
         training_section(rows, PLAN),
         _adapter_size(rows),
@@ -144,16 +148,18 @@ def draw(rows: Sequence[Row], scale: str, reports_dir: Path) -> list[Path]:
 
 def tally(seeds: BySeed) -> str:
     """The verdicts, and the best lossless setting by the clock at the smallest batch size."""
-    said = counted([of_all_seeds(claim, PLAN, seeds).verdict for claim in CLAIMS], [])
-    sweep = SweepCells.of(next(iter(seeds.values())))
-    best = _best_lossless(sweep, sweep.batch_sizes[0]) if sweep.done else None
-    return said if best is None else f"{said}; fastest lossless, batch {best.batch_size}: {printed_speed_up(best)} `ar`"
+    said = [counted([of_all_seeds(claim, PLAN, seeds).verdict for claim in CLAIMS], [])]
+    for dtype, sweep in SweepCells.by_dtype(next(iter(seeds.values()))).items():
+        best = _best_lossless(sweep, sweep.batch_sizes[0]) if sweep.done else None
+        if best is not None:
+            said.append(f"fastest lossless in {dtype}, batch {best.batch_size}: {printed_speed_up(best)} `ar`")
+    return "; ".join(said)
 
 
-def _in_part(cells: Cells, sweep: SweepCells) -> str:
+def _in_part(cells: Cells, sweeps: Mapping[str, SweepCells]) -> str:
     """What is not measured yet; empty where everything is."""
     lines = [arm.label for arm in PLAN.arms if done_cells(cells, arm.name).keys() < columns(PLAN).keys()]
-    raced = {name for name, _ in sweep.done}
+    raced = {name for sweep in sweeps.values() for name, _ in sweep.done}
     missing = [f"answers of {', '.join(lines)}" if lines else ""]
     missing.append("" if raced >= {*grid_names()} else "the race" if not raced else "parts of the race")
     named = [one for one in missing if one]
@@ -303,10 +309,17 @@ def _training_speeds(rows: Sequence[Row]) -> list[TrainingSpeedRow]:
 # ---- the clock ----
 
 
-def _clock(sweep: SweepCells) -> str:
-    """The race: speed-ups by batch size, tokens per forward, and how near to the memory's speed each comes."""
-    if not sweep.rows:
+def _clock(sweeps: Mapping[str, SweepCells]) -> str:
+    """The races, one for every type of weights."""
+    if not sweeps:
         return ""
+    steps = steps_in_words(next(iter(sweeps.values())))
+    parts = ["## By the clock", f"{HOW_THE_CLOCK_IS_READ} {steps}", *[_race(*one) for one in sweeps.items()]]
+    return "\n\n".join(parts)
+
+
+def _race(dtype: str, sweep: SweepCells) -> str:
+    """Speed-ups by batch size, tokens per forward, and how near to the memory's speed each comes."""
     copied = median(sweep.step_times.copied_per_second) if sweep.step_times else None
     head = [""]
     for size in sweep.batch_sizes:
@@ -316,8 +329,7 @@ def _clock(sweep: SweepCells) -> str:
         for name in sweep.names
     ]
     parts = [
-        "## By the clock",
-        f"{HOW_THE_CLOCK_IS_READ} {steps_in_words(sweep)}",
+        f"### In {dtype}",
         table(head, lines),
         _best(sweep),
         _a_step(sweep.step_times),
