@@ -12,7 +12,6 @@ This takes as much memory as the layers' weights, beside the packed copies that 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import psutil
@@ -34,18 +33,17 @@ def beside(layers: Sequence[Weights], values: Tensor) -> Tensor:
     return mapped[0] if len(mapped) == 1 else torch.cat(mapped, 1)
 
 
-@dataclass(eq=False)
 class Joined:
     """Layers with columns for R values more."""
 
-    layers: Sequence[Weights]  # whose biases are read at every call
-    weight: Tensor  # [out, in + R], packed as they were at some moment
-    nbytes: int
-    exact: Sequence[bool] = ()  # by positions: whether tokens among them get what the layers give by themselves
+    def __init__(self, layers: Sequence[Weights], weight: Tensor, columns: int, nbytes: int) -> None:
+        """`weight` [out, in + R] is packed, of the layers as they are; their biases are read at every call."""
+        self.layers, self.weight, self.columns, self.nbytes = layers, weight, columns, nbytes
+        self.shape = *(tuple(layer["weight"].shape) for layer in layers), columns
 
     def takes(self, values: Tensor) -> bool:
-        """Whether it may be called for values [M, in]."""
-        return len(values) < len(self.exact) and self.exact[len(values)] and not torch.compiler.is_compiling()
+        """Whether it may be called for values [M, in]: tokens among them must get what the layers give alone."""
+        return not torch.compiler.is_compiling() and len(values) <= FEW and _exact(self)[len(values)]
 
     def __call__(self, values: Tensor, inner: Tensor) -> Tensor:
         """Values [M, in] and what the columns are multiplied by, [M, R], to the layers' outputs [M, out]."""
@@ -69,23 +67,24 @@ def joined(layers: Sequence[Weights], columns: Tensor) -> Joined | None:
     packed = packed_for_good(weight)
     if packed is None:
         return None
-    one = Joined(layers, packed, weight.nbytes)
-    one.exact = _exact(one, columns.shape[1])
+    one = Joined(layers, packed, columns.shape[1], weight.nbytes)
     ALSO_PACKED.add(one)
     return one
 
 
-_Shape = tuple[tuple[tuple[int, ...], ...], int, int]  # of layers: their weights' sizes, columns; threads
-_EXACT: dict[_Shape, tuple[bool, ...]] = {}
+_EXACT: dict[tuple[object, int], tuple[bool, ...]] = {}  # by shape and threads
 
 
-def _exact(one: Joined, columns: int) -> tuple[bool, ...]:
+@torch.no_grad()
+def _exact(one: Joined) -> tuple[bool, ...]:
     """By positions, from 0 to FEW: whether zeros for the columns leave what the layers give; seen once per shape."""
-    weights = [layer["weight"] for layer in one.layers]
-    shape = tuple(tuple(weight.shape) for weight in weights), columns, torch.get_num_threads()
-    if shape not in _EXACT:
-        values = torch.randn(FEW, weights[0].shape[1], generator=torch.Generator().manual_seed(0)).to(weights[0].dtype)
-        zeros = values.new_zeros(FEW, columns)
+    here = one.shape, torch.get_num_threads()
+    found = _EXACT.get(here)
+    if found is None:
+        like = one.layers[0]["weight"]
+        values = torch.randn(FEW, like.shape[1], generator=torch.Generator().manual_seed(0)).to(like.dtype)
+        zeros = values.new_zeros(FEW, one.columns)
         some = ((values[:most], zeros[:most]) for most in range(1, FEW + 1))
-        _EXACT[shape] = False, *(torch.equal(one(*given), beside(one.layers, given[0])) for given in some)
-    return _EXACT[shape]
+        found = False, *(torch.equal(one(*given), beside(one.layers, given[0])) for given in some)
+        _EXACT[here] = found
+    return found
