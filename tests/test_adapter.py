@@ -26,7 +26,7 @@ from marsbench.forward.cache import RaggedCache
 from marsbench.forward.decoder import LeanDecoder, decoder_of
 from marsbench.forward.modules import ModuleDecoder
 from marsbench.forward.packed import packing
-from marsbench.forward.window import Window
+from marsbench.forward.window import Answer, Window
 from marsbench.methods import Options, build_method
 
 RANK = 3
@@ -128,6 +128,12 @@ def test_packed_weights_change_nothing(model: PreTrainedModel, monkeypatch: pyte
 
 def states(model: Any, *, masks: bool = True, ragged: bool = True) -> tuple[Tensor, Tensor]:
     """Hidden states of a window with two rows, [2, 6, H], and which of its entries are masks."""
+    answer, masked = answers(model, masks=masks, ragged=ragged)
+    return answer.hidden, masked
+
+
+def answers(model: Any, *, masks: bool = True, ragged: bool = True) -> tuple[Answer, Tensor]:
+    """What a model answers to that window."""
     ids = torch.tensor([[5, 6, 7, 8, MASK, MASK], [9, 10, 11, MASK, MASK, MASK]])
     begin, width = torch.zeros(2, dtype=torch.long), 6
     real = torch.ones(2, 6, dtype=torch.bool)
@@ -140,7 +146,7 @@ def states(model: Any, *, masks: bool = True, ragged: bool = True) -> tuple[Tens
     )  # fmt: skip
     with torch.inference_mode():
         answer = forward(decoder_of(model), RaggedCache(), window)
-    return answer.hidden, (torch.arange(6) >= masks_begin.unsqueeze(1)) & real
+    return answer, (torch.arange(6) >= masks_begin.unsqueeze(1)) & real
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -150,6 +156,23 @@ def test_states_of_tokens_are_equal_to_the_bit(model: PreTrainedModel, dtype: to
     (plain, masked), (adapted, _) = states(model), states(Adapted(model, noisy(model)))
     assert torch.equal(plain[~masked], adapted[~masked])
     assert not torch.isclose(plain[masked], adapted[masked]).all(1).any(), "the adapter acts on every mask"
+
+
+@pytest.mark.parametrize("by", [LeanDecoder, ModuleDecoder])
+def test_the_mask_s_vector_reaches_no_logit_of_a_tied_model(by: type) -> None:
+    """Guards against a vector that is added to the embedding's weight, which as the LM head weighs the mask's id."""
+    torch.manual_seed(0)
+    model = Qwen2ForCausalLM(Qwen2Config(**SHAPE, tie_word_embeddings=True)).eval()
+    assert model.lm_head.weight is model.get_input_embeddings().weight
+    if by is ModuleDecoder:
+        model.get_decoder().layers[0].register_forward_hook(lambda *_: None)
+    adapted = Adapted(model, noisy(model))
+    assert isinstance(decoder_of(adapted), by)
+    (plain, masked), (found, _) = answers(model), answers(adapted)
+    with torch.inference_mode():
+        logits = found.logits(slice(None))
+        assert torch.equal(plain.logits(slice(None))[~masked], logits[~masked])
+        torch.testing.assert_close(logits, found.hidden @ model.lm_head.weight.T)
 
 
 def test_without_a_mask_in_the_window_an_adapter_is_idle(model: PreTrainedModel) -> None:
