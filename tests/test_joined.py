@@ -52,6 +52,12 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
+def skip_where_inexact() -> None:
+    """Kernels of some machines add up otherwise where there are more columns: there layers run by themselves."""
+    if not all(exact[11] for exact in joined_module._EXACT.values()):
+        pytest.skip("layers that are joined would not say the same of tokens on this machine")
+
+
 def by_themselves(model: Any) -> Tensor:
     """The states, of layers and maps that run one after the other."""
     with pytest.MonkeyPatch.context() as patch:
@@ -63,8 +69,9 @@ def test_tokens_get_what_they_get_without_an_adapter(model: PreTrainedModel, cal
     """Guards against zeros behind the values by which a token's sum is rounded otherwise."""
     adapted = Adapted(model, noisy(model, 0.3))
     (plain, masked), (found, _) = states(model), states(adapted)
-    assert calls == [11] * 4 * model.config.num_hidden_layers
     assert torch.equal(plain[~masked], found[~masked])
+    skip_where_inexact()
+    assert calls == [11] * 4 * model.config.num_hidden_layers
     torch.testing.assert_close(found[masked], by_themselves(adapted)[masked], rtol=0.05, atol=0.05)
     assert not torch.isclose(plain[masked], found[masked]).all(1).any()
 
@@ -88,9 +95,11 @@ def test_it_follows_what_is_written_to_a_layer(model: PreTrainedModel, calls: li
     with torch.no_grad():
         model.get_parameter(name).add_(0.5)
     after = states(adapted)[0]
-    assert calls and not torch.equal(before, after)
+    assert not torch.equal(before, after)
     assert torch.equal(after, states(Adapted(model, adapter))[0])
     torch.testing.assert_close(after, by_themselves(adapted), rtol=0.05, atol=0.05)
+    skip_where_inexact()
+    assert calls
 
 
 def test_it_goes_where_packing_is_turned_off(model: PreTrainedModel, calls: list[int]) -> None:
@@ -98,7 +107,7 @@ def test_it_goes_where_packing_is_turned_off(model: PreTrainedModel, calls: list
     adapted = Adapted(model, noisy(model, 0.3))
     states(adapted)
     alone = sum(module.weight.nbytes for module in model.modules() if isinstance(module, nn.Linear))
-    assert 1.8 * alone < packing_in_words()["packing"]["bytes"] < 2.5 * alone and calls
+    assert 1.8 * alone < packing_in_words()["packing"]["bytes"] < 2.5 * alone
     calls.clear()
     with packing(False):
         states(adapted)
@@ -110,5 +119,6 @@ def test_layers_with_and_without_a_bias_are_not_joined(model: PreTrainedModel, c
     model.model.layers[0].self_attn.k_proj.bias = None
     adapted = Adapted(model, noisy(model, 0.3))
     (plain, masked), (found, _) = states(model), states(adapted)
-    assert len(calls) == 4 * model.config.num_hidden_layers - 1
     assert torch.equal(plain[~masked], found[~masked])
+    skip_where_inexact()
+    assert len(calls) == 4 * model.config.num_hidden_layers - 1
