@@ -40,11 +40,11 @@ class Known(NamedTuple):
 # An entry is a claim: who changes it has seen that no number changes. It counts as long as the code is what it says. A
 # test holds the keys of the committed rows to it.
 SAME_NUMBERS: dict[tuple[str, ...], Known] = {
-    DECODING: Known("3a0ecc7d545ce2b6", "c7844b4def492a80"),
-    DECODING_THE_WORLD: Known("85dc349df6c0b411", "06a63162efb8d61b"),
-    SCORING: Known("bca7cab2a485f921", "694a1b97baa02a4a"),
-    CLASSING: Known("4341119f33deac79", "09e664ffc46b9fbb"),
-    SERVING: Known("d541c2871987301d", "38b6be8a77cbd8a0"),
+    DECODING: Known("0b50a2a36a93017f", "c7844b4def492a80"),
+    DECODING_THE_WORLD: Known("7d4dbcf248185d76", "06a63162efb8d61b"),
+    SCORING: Known("e42090caa7e9f659", "694a1b97baa02a4a"),
+    CLASSING: Known("6acffc5415c28fa8", "09e664ffc46b9fbb"),
+    SERVING: Known("9ee731ab8f592a06", "38b6be8a77cbd8a0"),
     TRAINING_ON_THE_WORLD: Known("1a0b812d21f12cf4", "30dd42a99b1fa670"),
     TRAINING_ON_CHATS: Known("1b73e7d310c5d606", "c3b435694cb14e55"),
     (*TRAINING_ON_THE_WORLD, *MEDUSA): Known("1d0e2f380989268e", "fd7a60e3942063a8"),

@@ -15,7 +15,7 @@ from marsbench.evaluation.harness import digest_of
 from marsbench.findings.sweep import SweepCells
 from marsbench.forward.linear import reads_bf16
 from marsbench.methods import METHODS
-from marsbench.rows.kinds import EvaluationRow, TrainingRow
+from marsbench.rows.kinds import EvaluationRow, SweepRow, TrainingRow
 from marsbench.rows.store import read_rows
 from marsbench.rows.workspace import Workspace
 from marsbench.studies.real_model.lines import (
@@ -30,6 +30,8 @@ from marsbench.studies.real_model.lines import (
     grid_names,
 )
 from marsbench.studies.real_model.page import render
+
+RESULTS = Path(__file__).parent.parent / "results"
 
 
 def answers(arm: Any, digests: list[str], benchmark: str = "gsm8k") -> EvaluationRow:
@@ -102,6 +104,17 @@ def test_what_is_missing_is_named() -> None:
     page = render([answers(AR, ["a"]), answers(AR, ["a"], "humaneval")], "135m")
     (said,) = [line for line in page.splitlines() if line.startswith("**In part.**")]
     assert GROUPS.label in said and AR.label not in said and said.endswith("the race.")
+
+
+def test_a_race_that_lacks_a_contender_is_said_to_be_in_part() -> None:
+    """Guards against what one race lacks, hidden by the other's rows of the same contenders."""
+    rows = read_rows(RESULTS / "135m" / "real-model.jsonl")
+    assert "In part" not in render(rows, "135m")
+    for dtype in ("float32", "bfloat16"):
+        fewer = [row for row in rows if not (isinstance(row, SweepRow) and (row.contender, row.dtype) == ("ar", dtype))]
+        assert "**In part.** Not measured yet: parts of the race." in render(fewer, "135m")
+    none = [row for row in rows if not isinstance(row, SweepRow)]
+    assert "**In part.** Not measured yet: the race." in render(none, "135m")
 
 
 def test_a_digest_is_of_all_tokens() -> None:

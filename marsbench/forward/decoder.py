@@ -249,8 +249,8 @@ class _Layer:
         """Where an adapter's maps join this layer's."""
 
         def site(of: str, *outputs: dict[str, Weights]) -> Site:
-            named = [{f"layers.{number}.{of}.{name}_proj": one for name, one in output.items()} for output in outputs]
-            layers = [[(one, adapter.maps.get(name)) for name, one in output.items()] for output in named]
+            place, known = f"layers.{number}.{of}", adapter.maps
+            layers = [[(one, known.get(f"{place}.{name}_proj")) for name, one in output.items()] for output in outputs]
             return Site(layers, adapter.vector)
 
         return LayerSites(

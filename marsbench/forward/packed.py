@@ -16,7 +16,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 from weakref import WeakSet
 
 import psutil
@@ -35,13 +35,8 @@ _SPARE = 1.2  # free memory that packing asks for, over what it takes
 _Shape = tuple[tuple[int, ...], torch.dtype, int]  # of a weight: size, type, and the threads that read it
 
 
-class Packed(Protocol):
-    """What holds packed weights beside the copies."""
-
-    nbytes: int
-
-
-ALSO_PACKED: WeakSet[Packed] = WeakSet()  # for as long as somebody holds them
+# What else holds packed weights and says their `nbytes`, for as long as somebody holds it.
+ALSO_PACKED: WeakSet[Any] = WeakSet()
 
 
 def packing_is_on() -> bool:

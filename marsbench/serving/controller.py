@@ -367,8 +367,8 @@ def _relief(laws: Laws, tuning: Tuning, memory: Memory, seen: Seen) -> float:
 
 def _known(memory: Memory, groups: Iterable[Group], relief: float) -> bool:
     """Whether guesses of all these rows have been seen after such a relief: decoding by AR shows none."""
-    made = {key: counts[0][0] for key, counts in memory.guesses.items()}
-    return all(group.threshold is None or made.get(group.key(relief), 0.0) >= 1 for group in groups)
+    seen = {key for key, counts in memory.guesses.items() if counts[0][0] >= 1}
+    return all(group.threshold is None or group.key(relief) in seen for group in groups)
 
 
 def _best_speed(laws: Laws, tuning: Tuning, memory: Memory, groups: Sequence[Group], relief: float) -> float:

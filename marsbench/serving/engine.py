@@ -168,9 +168,8 @@ class Engine:
         self._settled = self._rows = self._guesses = 0
         self._company: tuple[Speed, frozenset[int]] | None = None  # whom `_alike` is of
         self._alike: frozenset[Group] = frozenset()
-        self._settings: tuple[Speed, Choice | None] | None = (
-            None  # that everybody in flight decodes by; None = not known
-        )
+        # What everybody in flight decodes by; None = not known.
+        self._settings: tuple[Speed, Choice | None] | None = None
         self._stepping = False  # whether the last round was a step, so that newcomers come next
         self._report = Report(State())
 

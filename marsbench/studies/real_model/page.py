@@ -79,12 +79,11 @@ HOW_AGREEMENT_IS_COUNTED = (
 )
 HOW_THE_CLOCK_IS_READ = (
     "All contenders of a batch size and a type of weights decode the same prompts in one race, batch by batch in turn, "
-    "after a lap that is "
-    "watched. A number is the median over laps of the ratio of tokens per second over `ar`, AR decoding of the base in "
-    "the same loop, with its bootstrap 95 % interval. *Roofline* is the weights read per second, by forwards and "
-    "prompts' forwards, in % of what copying a large tensor moves per second on the same machine. In bf16 rounding may "
-    "depend on how many positions are computed at once, and near ties of two tokens come out otherwise: a column says "
-    "how many answers are those of `ar`, token for token."
+    "after a lap that is watched. A number is the median over laps of the ratio of tokens per second over `ar`, AR "
+    "decoding of the base in the same loop, with its bootstrap 95 % interval. *Roofline* is the weights read per "
+    "second, by forwards and prompts' forwards, in % of what copying a large tensor moves per second on the same "
+    "machine. In bf16 rounding may depend on how many positions are computed at once, and near ties of two tokens come "
+    "out otherwise: a column says how many answers are those of `ar`, token for token."
 )
 HOW_THE_CURVE_IS_READ = (
     "Tokens per forward pass, verified in groups of four, after trainings of several lengths: each is one of its own, "
@@ -159,9 +158,10 @@ def tally(seeds: BySeed) -> str:
 def _in_part(cells: Cells, sweeps: Mapping[str, SweepCells]) -> str:
     """What is not measured yet; empty where everything is."""
     lines = [arm.label for arm in PLAN.arms if done_cells(cells, arm.name).keys() < columns(PLAN).keys()]
-    raced = {name for sweep in sweeps.values() for name, _ in sweep.done}
+    raced = [{name for name, _ in sweep.done} for sweep in sweeps.values()]
     missing = [f"answers of {', '.join(lines)}" if lines else ""]
-    missing.append("" if raced >= {*grid_names()} else "the race" if not raced else "parts of the race")
+    is_whole = bool(raced) and all(names >= {*grid_names()} for names in raced)
+    missing.append("" if is_whole else "parts of the race" if any(raced) else "the race")
     named = [one for one in missing if one]
     return f"**In part.** Not measured yet: {'; '.join(named)}." if named else ""
 
