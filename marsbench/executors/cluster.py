@@ -9,6 +9,7 @@ This module imports Ray, and nobody imports this module but who was asked for a 
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import platform
@@ -33,7 +34,7 @@ from marsbench.errors import UserError
 from marsbench.executors.tasks import Ended, Task, ended_by, in_order, lost
 from marsbench.executors.worker import log_of, perform
 from marsbench.files import append_line, write_atomically
-from marsbench.keys import files_hash
+from marsbench.paths import PACKAGE
 from marsbench.provenance import NODE
 
 _LOOK_S = 1.0  # how long Ctrl-C may have to wait
@@ -315,8 +316,9 @@ def _look(file: Path) -> _Look:
 
 
 def _what_runs() -> tuple[str, ...]:
-    """Versions of all that keys of checkpoints and cells depend on."""
-    found = [f"Python {platform.python_version()}", f"marsbench {files_hash('**/*.py')}"]
+    """Versions of all that numbers depend on; ours is told by its source, which may be a checkout's."""
+    source = b"\0".join(file.read_bytes() for file in sorted(PACKAGE.rglob("*.py")))
+    found = [f"Python {platform.python_version()}", f"marsbench {hashlib.sha256(source).hexdigest()[:16]}"]
     for package in _SAME:
         with suppress(metadata.PackageNotFoundError):
             found.append(f"{package} {metadata.version(package)}")

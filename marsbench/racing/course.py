@@ -11,7 +11,7 @@ import torch
 
 from marsbench.evaluation.benchmarks import benchmarks
 from marsbench.evaluation.harness import room_for_prompt
-from marsbench.keys import DECODING, content_hash, source_hash
+from marsbench.keys import content_hash, versions
 from marsbench.methods.fitting import default_ids
 from marsbench.provenance import provenance
 from marsbench.racing.entrants import Entrants
@@ -90,7 +90,7 @@ class Course:
         """What can change the numbers of any cell: code, machine, questions, effort."""
         origin = provenance(seed=self.run.seed)
         return {
-            "source": source_hash(*DECODING),
+            "versions": versions("decoding", "timing"),
             "machine": [origin["hardware"], origin["threads"], origin["versions"]["torch"]],
             "dtype": self.grid.dtype,
             "repeats": self.grid.repeats,

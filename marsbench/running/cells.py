@@ -12,7 +12,7 @@ from marsbench.decoding.outside import OutsideMethod
 from marsbench.evaluation.benchmarks import benchmark, fingerprint
 from marsbench.evaluation.harness import AnswerLog, EngineModel, Exam, cut_in_words, evaluate
 from marsbench.forward.packed import packing_in_words
-from marsbench.keys import SCORING, content_hash, source_hash
+from marsbench.keys import content_hash, versions
 from marsbench.methods import Options
 from marsbench.methods.fitting import fit
 from marsbench.provenance import provenance
@@ -119,7 +119,7 @@ class Cells:
                 "batch_size": self._run.scale.batch_size,
                 "weights": weights,
                 "draft": draft,
-                "engine": source_hash(*SCORING),
+                "versions": versions("decoding", "scoring", "world"),
                 **({} if dtype == _DTYPE else {"dtype": dtype, **({"compiled": True} if compiled else {})}),
             }
         )

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from marsbench.keys import content_hash
+from marsbench.keys import content_hash, versions
 from marsbench.presets import Preset
 from marsbench.provenance import provenance
 from marsbench.rows.kinds import StepCostRow
@@ -39,7 +39,7 @@ def step_cost_row(run: Run) -> StepCostRow:
     folder = run.workspace.checkpoint(parent)
     record = checkpoints.finished(folder)
     started = str(record.provenance["started"]) if record else ""
-    key = content_hash({"kind": "step_cost", "parent": parent.key, "started": started})
+    key = content_hash({"kind": "step_cost", "parent": parent.key, "started": started, "versions": versions("timing")})
     known = run.existing_row(key, StepCostRow, "the step costs")
     if known is not None:
         return known

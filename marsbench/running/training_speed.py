@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from transformers import TrainerCallback
 
-from marsbench.keys import content_hash
+from marsbench.keys import content_hash, versions
 from marsbench.neighbours import BUSY_CORES, read_clocks
 from marsbench.presets import DEFAULT_BLOCK_SIZE
 from marsbench.provenance import provenance
@@ -89,7 +89,7 @@ def training_speed_rows(run: Run, steps: int) -> list[TrainingSpeedRow]:
 
 
 def _row(run: Run, chosen: Recipe, steps: int) -> TrainingSpeedRow:
-    key = content_hash({"kind": "training_speed", "recipe": chosen.key, "steps": steps})
+    key = content_hash({"kind": "training_speed", "recipe": chosen.key, "steps": steps, "versions": versions("timing")})
     known = run.existing_row(key, TrainingSpeedRow, f"the speed of training {chosen.stage}")
     if known is not None:
         return known

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from marsbench.errors import UserError, unknown_name
-from marsbench.keys import GATED, MEDUSA, TRAINING_ON_CHATS, TRAINING_ON_THE_WORLD, content_hash, source_hash
+from marsbench.keys import content_hash, versions
 from marsbench.presets import Budget, Preset, Pretrained
 from marsbench.training.variants import RELEASED, MarsVariant
 
@@ -127,7 +127,7 @@ class Recipe:
     # Key of the parent's recipe; of a base that is ready in the world, the weights; None = random weights, or the
     # pretrained base.
     parent: str | None
-    source: str  # hash of the code that makes the data and the loss
+    versions: dict[str, int]  # of what makes the data and the loss
     torch: str
     transformers: str
     difficulty: str = "usual"  # of the world
@@ -186,7 +186,7 @@ def recipe(scale: Preset, stage_name: str, *, block_size: int = 4, seed: int = 0
         pretrained=pretrained,
         chat_data_hash=_file_hash(Path(pretrained.chat_data)) if pretrained else None,
         parent=recipe(scale, parents[-1], seed=seed).key if parents else _ready_weights(scale, chosen.parent),
-        source=_source_hash(chosen.objective, pretrained is not None),
+        versions=versions("training", *(() if pretrained else ("world",))),
         torch=metadata.version("torch"),
         transformers=metadata.version("transformers"),
         difficulty=world.difficulty if world else "usual",
@@ -212,12 +212,3 @@ def _ready_weights(scale: Preset, parent: str | None) -> str | None:
 def _file_hash(file: Path) -> str | None:
     """SHA-256 of a file, None where there is none of that name."""
     return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else None
-
-
-def _source_hash(objective: Objective, pretrained: bool) -> str:
-    """Hash of the files that decide what is learned: where the data is from, and the code that the objective runs."""
-    parts = TRAINING_ON_CHATS if pretrained else TRAINING_ON_THE_WORLD
-    return source_hash(*parts, *_ALSO.get(objective, ()))
-
-
-_ALSO: dict[Objective, tuple[str, ...]] = {"medusa": MEDUSA, "gated": GATED}  # code of one objective alone

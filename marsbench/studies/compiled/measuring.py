@@ -9,7 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from marsbench.compiled.graphs import Graphs
 from marsbench.decoding.engine import Batch
-from marsbench.keys import DECODING, content_hash, source_hash
+from marsbench.keys import content_hash, versions
 from marsbench.methods import Options, build_method
 from marsbench.neighbours import warning
 from marsbench.provenance import provenance
@@ -56,7 +56,8 @@ def _random(chosen: RandomModel) -> Any:
 def _key(run: Run, chosen: RandomModel, more: dict[str, Any]) -> str:
     origin = provenance(seed=run.seed)
     machine = [origin["hardware"], origin["threads"], origin["versions"]["torch"]]
-    return content_hash({"model": vars(chosen), "machine": machine, "source": source_hash(*DECODING), **more})
+    work = versions("decoding", "timing")
+    return content_hash({"model": vars(chosen), "machine": machine, "versions": work, **more})
 
 
 def _step_times(run: Run, chosen: RandomModel, model: Any) -> StepTimeRow:

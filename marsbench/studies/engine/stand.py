@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from marsbench import world
-from marsbench.keys import DECODING_THE_WORLD, content_hash, source_hash
+from marsbench.keys import content_hash, versions
 from marsbench.racing.entrants import Entrants
 from marsbench.racing.grid import Entry
 from marsbench.racing.race import Contender
@@ -63,7 +63,7 @@ class Stand:
                 "weights": self.target(entry).weights,
                 "draft": draft.weights if (draft := self._entrants.draft(entry)) else None,
                 "max_new_tokens": self.run.scale.max_new_tokens,
-                "source": source_hash(*DECODING_THE_WORLD),
+                "versions": versions("decoding", "timing", "world"),
                 **more,
             }
         )

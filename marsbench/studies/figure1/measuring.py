@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from marsbench.evaluation.local_data import Unavailable
-from marsbench.keys import DECODING, content_hash, source_hash
+from marsbench.keys import content_hash, versions
 from marsbench.provenance import provenance
 from marsbench.rows.kinds import GenerationRow, Row
 from marsbench.running.cells import Cells
@@ -46,7 +46,7 @@ def _answered(run: Run, arm: Arm, loaded: Loaded, question: str) -> GenerationRo
         "question": question,
         "weights": loaded.weights,
         "max_new_tokens": run.scale.max_new_tokens,
-        "source": source_hash(*DECODING),
+        "versions": versions("decoding"),
     }
     key = content_hash(content)
     known = run.existing_row(key, GenerationRow, arm.label)

@@ -10,7 +10,7 @@ from marsbench.decoding.generation import Generation, Request
 from marsbench.evaluation.benchmarks import fingerprint
 from marsbench.evaluation.harness import Exam, cut_in_words, room_for_prompt
 from marsbench.evaluation.local_data import Unavailable
-from marsbench.keys import CLASSING, content_hash, source_hash
+from marsbench.keys import content_hash, versions
 from marsbench.methods.fitting import default_ids
 from marsbench.provenance import provenance
 from marsbench.racing.questions import prompts_of, token_ids
@@ -66,7 +66,7 @@ def _classified(run: Run, loaded: Loaded, exam: Exam) -> TokenClassRow:
         "weights": loaded.weights,
         "max_new_tokens": run.answer_limit(exam.benchmark.name),
         "batch_size": run.scale.batch_size,
-        "source": source_hash(*CLASSING),
+        "versions": versions("decoding", "scoring", "world"),
     }
     key, title = content_hash(content), f"{exam.benchmark.name}, tokens by class"
     known = run.existing_row(key, TokenClassRow, title)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from marsbench.keys import TRAINING_ON_THE_WORLD, content_hash, source_hash
+from marsbench.keys import content_hash, versions
 from marsbench.provenance import provenance
 from marsbench.rows.kinds import Row, TextLossRow
 from marsbench.running.checkpoints import Checkpoints
@@ -36,7 +36,7 @@ def _text_loss(run: Run, stage: str) -> TextLossRow:
     assert run.scale.world is not None, "the world's text is asked of the world's models"
     loaded = Checkpoints(run).load(stage, None)
     how = {"kind": TextLossRow.kind, "texts": TEXTS, "difficulty": run.scale.world.difficulty}
-    key = content_hash({**how, "weights": loaded.weights, "source": source_hash(*TRAINING_ON_THE_WORLD)})
+    key = content_hash({**how, "weights": loaded.weights, "versions": versions("training", "world")})
     title = f"{stage}, loss on held-out text"
     known = run.existing_row(key, TextLossRow, title)
     if known is not None:

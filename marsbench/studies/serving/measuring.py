@@ -18,7 +18,7 @@ import torch
 from marsbench.decoding.engine import decode
 from marsbench.decoding.generation import Request
 from marsbench.errors import UserError
-from marsbench.keys import SERVING, content_hash, source_hash
+from marsbench.keys import content_hash, versions
 from marsbench.methods.fitting import default_ids, fit
 from marsbench.neighbours import Watch, cores, read_clocks_of_all, warning
 from marsbench.provenance import provenance
@@ -219,7 +219,7 @@ class Bench:
             "kind": "serving", "policy": [cell.policy.name, cell.policy.asks, cell.policy.adapts],
             "cell": [cell.shape, cell.load, cell.repeat], "targets": targets, "times": times,
             "limits": [ROWS, QUEUE, self.effort.max_new_tokens], "questions": self.questions.fingerprint(),
-            "weights": self.loaded.weights, "machine": machine, "source": source_hash(*SERVING),
+            "weights": self.loaded.weights, "machine": machine, "versions": versions("decoding", "timing"),
         })  # fmt: skip
 
     def _heard(self, shots: list[Shot], outcome: Outcome, asked: list[int]) -> dict[str, Any]:
