@@ -189,6 +189,21 @@ def test_a_short_name_means_what_is_there(
     assert models.which(f"{NAME}-hub") == f"{NAME}-hub" and models.which("somebody/else") == "somebody/else"
 
 
+def test_the_hub_is_asked_for_one_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against weights that change under a name whose numbers are on record."""
+    asked = dict[str, Any]()
+
+    def snapshot(name: str, **more: Any) -> str:
+        asked.update(more, name=name)
+        raise OSError("far away")
+
+    monkeypatch.setenv(models.CACHE_VARIABLE, str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
+    with pytest.raises(UserError, match="far away"):
+        fetch(f"{NAME}-hub", lambda _: None)
+    assert asked["name"] == models.MODELS[NAME].hub and len(asked["revision"]) == 40
+
+
 def test_an_unknown_model_is_refused_by_name() -> None:
     """Guards against a search for weights that nobody has looked at."""
     done = CliRunner().invoke(app, ["fetch", "smollm2-9000b"])
@@ -217,6 +232,12 @@ def _another_file(world: Path, patch: pytest.MonkeyPatch) -> str:
     return "SHA-256"
 
 
+def _too_large(world: Path, patch: pytest.MonkeyPatch) -> str:
+    patch.setitem(models.MODELS, NAME, models.MODELS[NAME]._replace(disk_gib=1e-5))
+    patch.setattr(fetch_module, "_check_room", lambda *_: None)  # there would be enough for what was announced
+    return "has more than"
+
+
 def _no_room(world: Path, patch: pytest.MonkeyPatch) -> str:
     patch.setitem(models.MODELS, NAME, models.MODELS[NAME]._replace(disk_gib=1e9))
     return "GiB are free"
@@ -230,7 +251,7 @@ def _disk_that_fills(world: Path, patch: pytest.MonkeyPatch) -> str:
     return "disk is full"
 
 
-@pytest.mark.parametrize("trouble", [_no_network, _cut_short, _another_file, _no_room, _disk_that_fills])
+@pytest.mark.parametrize("trouble", [_no_network, _cut_short, _another_file, _too_large, _no_room, _disk_that_fills])
 def test_nothing_half_made_stays(trouble: Any, world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a traceback, and a folder that the next run takes for the model."""
     monkeypatch.setenv(models.CACHE_VARIABLE, str(tmp_path))

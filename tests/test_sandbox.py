@@ -15,7 +15,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ import pytest
 import torch
 
 from marsbench.errors import UserError
+from marsbench.evaluation import sandbox
 from marsbench.evaluation.sandbox import Calls, Program, Recording, Verdict, record_outputs, run_programs
 
 PASSED = Verdict(True, "passed")
@@ -642,3 +643,22 @@ def test_worker_that_cannot_start_is_the_users_to_mend(monkeypatch: pytest.Monke
     monkeypatch.setattr(sys, "executable", shutil.which("false"))
     with pytest.raises(UserError, match="did not start"):
         run_programs([RIGHT])
+
+
+def test_a_worker_that_was_killed_between_two_programs_is_nobodys_fault() -> None:
+    """Guards against a verdict "killed" on a program that never ran."""
+    with tempfile.TemporaryDirectory() as scratch, closing(sandbox._Worker(scratch, 2.0, 1024)) as worker:
+        assert worker.ask(RIGHT).reason == "passed"
+        worker._process.kill()
+        worker._process.wait()
+        assert worker.ask(RIGHT).reason == "passed"
+
+
+def test_code_that_runs_as_root_is_said(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    """Guards against root's rights for generated code that nobody has agreed to."""
+    monkeypatch.setattr(sandbox, "_accounts", lambda: [None])
+    monkeypatch.setattr(sandbox.os, "geteuid", lambda: 0)
+    sandbox._warn_of_root.cache_clear()
+    for _ in range(2):
+        assert run_programs([RIGHT])[0].passed
+    assert capfd.readouterr().err.count("generated code runs as root") == 1

