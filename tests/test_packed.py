@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from marsbench.compiled.graphs import Graphs
-from marsbench.decoding.engine import Batch, decode, forward
+from marsbench.decoding.engine import decode, forward
 from marsbench.decoding.generation import Request
 from marsbench.forward import linear as linear_module
 from marsbench.forward import packed
@@ -154,25 +154,21 @@ def test_compiled_steps_follow_too() -> None:
     assert len(graphs) == 1, "it went on eagerly, or was compiled again"
 
 
-def test_a_change_between_two_steps_of_a_batch_counts() -> None:
-    """Guards against copies that are looked at when a batch begins, and never again."""
-    tokens: dict[bool, list[int]] = {}
+def test_a_change_between_two_batches_counts() -> None:
+    """Guards against copies that are looked at when a model first decodes, and never again."""
+    tokens: dict[bool, list[list[int]]] = {}
     for on in (True, False):
-        model, done = llama(), dict[int, Any]()
+        model, found = llama(), list[list[int]]()
         with packing(on):
-            batch = Batch(model, MarsVerified(3), eos_id=-1, pad_id=0, on_finished=done.__setitem__)
-            batch.join({0: Request([4, 5, 6], 30)})
-            for step in range(40):
-                if step == 4:
-                    _merged_alike(model)
-                batch.step()
-        tokens[on] = done[0].tokens
+            for change in (None, "SGD", "merged adapter", "one value"):
+                torch.manual_seed(9)
+                if change is not None:
+                    CHANGES[change](model)
+                (answer,) = decode(model, MarsVerified(3), [Request([4, 5, 6], 30)], eos_id=-1, pad_id=0)
+                found.append(answer.tokens)
+        tokens[on] = found
     assert tokens[True] == tokens[False]
-
-
-def _merged_alike(model: Any) -> None:
-    torch.manual_seed(9)
-    _merged(model)
+    assert len({tuple(one) for one in tokens[True]}) > 2
 
 
 def test_memory_is_back_when_the_model_is_gone() -> None:
@@ -204,7 +200,7 @@ def test_nothing_is_packed_that_need_not_be(monkeypatch: pytest.MonkeyPatch) -> 
     assert not torch.equal(logits_of(model), torch.zeros_like(plain)) and len(COPIES) > 0
     with packing(False):
         torch.testing.assert_close(logits_of(model), plain, atol=0, rtol=0)
-        assert len(COPIES) == 0, "it was said in the midst"
+        assert len(COPIES) == 0, "it was said between two batches"
     monkeypatch.setattr(psutil, "virtual_memory", lambda: type("Memory", (), {"available": 1000}))
     torch.testing.assert_close(logits_of(llama()), plain, atol=0, rtol=0)
     assert len(COPIES) == 0

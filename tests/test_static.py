@@ -212,26 +212,26 @@ def test_compiled_steps_follow_the_model(given: dict[str, Any]) -> None:
     """Guards against graphs that keep the weights, or skip the hooks, of the model that they were made for."""
     model, other = llama(0), llama(5)
     method, graphs = method_of("mars", given), Graphs()
-    batch, plain = (in_flight(model, method, run=one) for one in (graphs, None))
 
-    def same(steps: int) -> None:
-        for _ in range(steps):
+    def same() -> None:
+        batch, plain = (in_flight(model, method, run=one) for one in (graphs, None))
+        for _ in range(4):
             batch.step()
             plain.step()
         assert [seat.tokens for seat in batch._seats.values()] == [seat.tokens for seat in plain._seats.values()]
 
-    same(4)
+    same()
     model.load_state_dict(other.state_dict(), assign=True)
     model.tie_weights()
-    same(4)
+    same()
     with torch.no_grad():
         model.model.norm.weight.neg_()
-    same(4)
-    hook = model.model.layers[0].register_forward_hook(lambda module, given, output: -output)
-    same(4)
-    hook.remove()
-    same(4)
+    same()
     assert len(graphs) == 1
+    hook = model.model.layers[0].register_forward_hook(lambda module, given, output: -output)
+    same()
+    hook.remove()
+    same()
 
 
 @pytest.mark.parametrize(

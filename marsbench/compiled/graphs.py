@@ -62,8 +62,8 @@ def has_compiler() -> bool:
 class Graphs(Steps):
     """Compiled steps, one for each shape that comes up. Compiling takes seconds: keep it for all batches of a model.
 
-    A model that is no longer plain, because a hook or an adapter came, goes on operation by operation. On CUDA, a stand
-    that a batch has left is kept for the next one, since a captured graph is of its buffers: one for each shape.
+    A batch whose model is no longer plain, because a hook or an adapter came, runs operation by operation. On CUDA, a
+    stand that a batch has left is kept for the next one, since a captured graph is of its buffers: one for each shape.
 
     Args:
         backend: of `torch.compile`.
@@ -82,6 +82,7 @@ class Graphs(Steps):
 
     def batch(self, model: Any, method: Method, **settings: Any) -> StaticBatch:
         """A `StaticBatch` whose steps are these; `UserError` for a method without fixed shapes."""
+        self._drafts[method] = _draft_decoders(method)
         return StaticBatch(model, method, run=self, **settings)
 
     def stand(self, method: Method, shape: Shape, most: Most, like: Rows, cache: RaggedCache) -> Stand:
@@ -100,11 +101,8 @@ class Graphs(Steps):
         if method not in self._drafts:
             self._drafts[method] = _draft_decoders(method)
         decoders = decoder, *self._drafts[method]
-        lean = [one for one in decoders if isinstance(one, LeanDecoder) and one.holds()]
-        if len(lean) < len(decoders):
+        if not all(isinstance(one, LeanDecoder) for one in decoders):
             return static_step(decoder, method, stand, eos)
-        for one in lean:
-            one.follow_weights()
         key = (*decoders, method, stand.shape, stand.dtype, len(eos))
         if key not in self._compiled:
             self._compiled[key] = self._made(decoder, method, stand, eos)

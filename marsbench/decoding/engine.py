@@ -69,6 +69,9 @@ class Method(Protocol):
 class Batch:
     """Rows in flight. `join` brings requests in, `step` moves every row forward, finished rows leave by themselves.
 
+    The model is looked at when the batch is made. Until the last row has left, nobody may write to it, hang anything on
+    it, or take anything off: what changes counts for the next batch.
+
     Callbacks come last, when all rows are in their places: they may `join` and `leave` as they like, and one that
     raises harms nobody else.
 

@@ -2,15 +2,19 @@
 
 `LeanDecoder` runs Qwen2 and Llama checkpoints with the weights of their transformers modules but fewer, larger
 operations, and leaves fillers out: a window that is wide for one row costs nothing in the others. It reads the weights
-where they lie, or packed copies that follow them, and writes nothing to the model. Whatever else hangs on a model, or
-is one, runs through its own modules.
+where they lie, or packed copies of them, and writes nothing to the model. Whatever else hangs on a model, or is one,
+runs through its own modules.
+
+A batch asks for its decoder once, when it begins: `decoder_of` looks at the model, and brings up to date what is kept
+of its weights. Until the batch has ended, nobody may hang anything on the model or write to it; steps do not look.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Protocol
-from weakref import WeakKeyDictionary, ref
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
@@ -24,7 +28,7 @@ from marsbench.forward.linear import linear
 from marsbench.forward.masks import additive_mask
 from marsbench.forward.modules import ModuleDecoder
 from marsbench.forward.packed import Packing
-from marsbench.forward.plain import Watch, is_leaf, is_plain, is_plainly_its_class
+from marsbench.forward.plain import is_leaf, is_plain, is_plainly_its_class
 from marsbench.forward.probe import check_by_forward
 from marsbench.forward.sites import LayerSites, Site
 from marsbench.forward.window import Answer, Window
@@ -49,51 +53,51 @@ class Decoder(Protocol):
 
 
 def decoder_of(model: Any) -> Decoder:
-    """The decoder of a causal language model: lean where it is plainly known, else its own modules.
+    """The decoder of a causal language model as it is now: lean where it is plainly known, else its own modules.
 
     Raises:
         UserError: a model that does what this engine does not know.
     """
-    if not isinstance(model, Adapted):
-        model = getattr(model, "_orig_mod", model)  # what `torch.compile` has wrapped: its parts are the same
-    lean = _lean_of(model)
-    if lean is not None:
-        return lean
+    model = _unwrapped(model)
     alone, _ = parted(model)
-    if is_plainly_its_class(alone):
-        return _ModulesForNow(model)
+    if is_plain(alone):
+        lean = _LEAN.get(model)
+        if lean is None or not lean.is_of(alone):
+            _LEAN[model] = lean = LeanDecoder(model)
+        lean.follow()
+        return lean
+    with suppress(TypeError):  # a wrapper that cannot be referred to weakly
+        _LEAN.pop(model, None)  # it holds on to modules that may be gone
     decoder = ModuleDecoder(model)
-    check_by_forward(alone)
+    if not is_plainly_its_class(alone):
+        check_by_forward(alone)
     return decoder
 
 
-def _lean_of(model: Any) -> LeanDecoder | None:
-    """The lean decoder of a model that is plain; kept with the model for as long as that is as it was."""
+def decoder_in_use(model: Any) -> Decoder:
+    """The decoder that `decoder_of` has given for a model, without another look at it."""
     try:
-        known = _LEAN.get(model)
-    except TypeError:  # a wrapper that cannot be referred to weakly
-        return None
-    if known is not None and known.is_current():
-        return known
-    _LEAN.pop(model, None)  # it holds on to modules that may be gone
-    lean = LeanDecoder(model) if is_plain(parted(model)[0]) else None
-    if lean is None or not lean.is_current():
-        return None
-    _LEAN[model] = lean
-    return lean
+        lean = _LEAN.get(_unwrapped(model))
+    except TypeError:
+        lean = None
+    return decoder_of(model) if lean is None else lean
+
+
+def _unwrapped(model: Any) -> Any:
+    """The model in what `torch.compile` has made of it: its parts are the same."""
+    return model if isinstance(model, Adapted) else getattr(model, "_orig_mod", model)
 
 
 class LeanDecoder:
     """Qwen2 or Llama over the real entries of a window only, with the weights that its modules have at every call.
 
     The query heads that share a key head are folded into the query length, so that keys and values are never repeated.
-    A call that finds the model changed runs what `decoder_of` then gives.
     """
 
     def __init__(self, model: Any) -> None:
-        self._model = ref(model)
         model, self._adapter = parted(model)
-        decoder, self._watch = model.get_decoder(), Watch(model)
+        self._parts = _parts(model)
+        decoder = model.get_decoder()
         self._lm_head = _Head(model.get_output_embeddings())
         self._embed, self._norm, self._rotary = decoder.embed_tokens, _Norm(decoder.norm), decoder.rotary_emb
         self._layers = [_Layer(layer) for layer in decoder.layers]
@@ -106,32 +110,25 @@ class LeanDecoder:
         self._frequencies: Tensor | None = None
         self._turned_by: tuple[object, ...] = ()  # what the table was made for
 
-    def is_current(self) -> bool:
-        """Whether the model still is as it was looked at."""
-        # Who compiles a call looks at the model before each call of what comes of it.
-        return torch.compiler.is_compiling() or self._watch.holds_altogether()
+    def is_of(self, model: Any) -> bool:
+        """Whether a plain model still has the modules that this was made of."""
+        return self._parts == _parts(model)
 
-    def holds(self) -> bool:
-        """The same in less than half of the time, but for dictionaries of a module's that were replaced as a whole."""
-        return self._watch.holds()
-
-    def follow_weights(self) -> None:
-        """Bring what is kept of the weights up to date; whoever compiles a call does it before each call."""
+    def follow(self) -> None:
+        """Bring what is kept of the weights up to date."""
+        self._lm_head.follow()
         self._packing.follow()
+        like = self._embed._parameters["weight"]
         if self._adapter is not None:
-            self._follow_adapter(self._adapter, self._embed._parameters["weight"])
+            self._follow_adapter(self._adapter, like)
+        frequencies = self._rotary._buffers["inv_freq"]
+        turned_by = (None if frequencies.is_inference() else frequencies._version, like.dtype, like.device)
+        if frequencies is not self._frequencies or turned_by != self._turned_by:
+            self._cos = self._sin = torch.empty(0)
+            self._frequencies, self._turned_by = frequencies, turned_by
 
     def __call__(self, cache: RaggedCache, window: Window, relative: Tensor) -> Answer:
         """Run a window; see `Decoder`."""
-        if torch.compiler.is_compiling():
-            return self.run(cache, window, relative)
-        if self.holds():
-            self.follow_weights()
-            return self.run(cache, window, relative)
-        return decoder_of(self._model())(cache, window, relative)
-
-    def run(self, cache: RaggedCache, window: Window, relative: Tensor) -> Answer:
-        """Run a window of a model that is known to be as it was."""
         rows, width = shape = window.input_ids.shape
         real = None if window.real is None else window.real.flatten().nonzero().squeeze(1)
         input_ids, position = window.input_ids.flatten(), window.position.flatten()
@@ -168,26 +165,12 @@ class LeanDecoder:
             cos, sin = (part * self._rotary.attention_scaling for part in (turned.cos(), turned.sin()))
             both = torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
             return both[0].to(like.dtype).unsqueeze(1), both[1].to(like.dtype).unsqueeze(1)
-        version = None if frequencies.is_inference() else frequencies._version
-        turned_by = (version, like.dtype, like.device)
-        if most > len(self._cos) or frequencies is not self._frequencies or turned_by != self._turned_by:
+        if most > len(self._cos):
             places = torch.arange(2 * most, device=position.device)
             cos, sin = self._rotary(like.new_empty(1, 1, 1), places.unsqueeze(0))
             low, high = sin[0].chunk(2, -1)
             self._cos, self._sin = cos[0].unsqueeze(1), torch.cat([-low, high], -1).unsqueeze(1)
-            self._frequencies, self._turned_by = frequencies, turned_by
         return self._cos[position], self._sin[position]
-
-
-class _ModulesForNow(ModuleDecoder):
-    """The modules of a model that runs lean as soon as nothing hangs on it any more."""
-
-    def __call__(self, cache: RaggedCache, window: Window, relative: Tensor) -> Answer:
-        """Run a window; see `Decoder`."""
-        lean = _lean_of(self.model)
-        if lean is not None:
-            return lean(cache, window, relative)
-        return super().__call__(cache, window, relative)
 
 
 class _Layer:
@@ -285,13 +268,17 @@ class _Head:
     """The LM head: called as the module it is, unless that is a plain linear layer that nothing hangs on."""
 
     def __init__(self, module: nn.Module) -> None:
-        self._module, self._own, self._weights = module, vars(module), module._parameters
+        self._module, self._weights = module, module._parameters
         self._is_linear = type(module) is nn.Linear and type(module.weight) is nn.Parameter
-        self._size = len(self._own)
+        self._is_plain = False
+
+    def follow(self) -> None:
+        """See what hangs on the module now."""
+        self._is_plain = self._is_linear and is_leaf(self._module)
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """Hidden states [..., H] to logits [..., V]."""
-        if self._is_linear and len(self._own) == self._size and is_leaf(self._module):
+        if self._is_plain:
             return _map(self._weights, hidden)
         logits: Tensor = self._module(hidden)
         return logits
@@ -318,7 +305,11 @@ class _Norm:
         return F.rms_norm(hidden, (size,), weight, self._module.variance_epsilon)
 
 
-_LEAN: WeakKeyDictionary[Any, LeanDecoder] = WeakKeyDictionary()
+_LEAN: WeakKeyDictionary[Any, LeanDecoder] = WeakKeyDictionary()  # model -> what was made of it
+
+
+def _parts(model: Any) -> list[nn.Module]:
+    return [*model.get_decoder().modules(), model.get_output_embeddings()]
 
 
 def _map(weights: Weights, values: Tensor) -> Tensor:

@@ -2,9 +2,9 @@
 
 oneDNN reorders an unpacked weight at every call, which costs as much again as reading it. So a model that begins to
 decode on a CPU has its large weights copied in that order, which takes as much memory as they do. Nothing is written to
-the model. Before every step, each copy is held to its weight: the same tensor, at the same place, at the same version,
-and with the same values in a few places, since what is written through `.data` (by adapters that are merged, and by
-sharding wrappers) leaves no other trace. A few values written that way, and no others, would not be noticed.
+the model. When a batch begins, each copy is held to its weight: the same tensor, at the same place, at the same
+version, and with the same values in a few places, since what is written through `.data` (by adapters that are merged,
+and by sharding wrappers) leaves no other trace. A few values written that way, and no others, would not be noticed.
 
 Which kernel reads a weight of a shape fastest, for how many positions, is measured here once per process.
 """
@@ -76,7 +76,7 @@ class Packing:
         self.changes = 0  # how often copies were made or given up
 
     def follow(self) -> None:
-        """See to it that every copy is of its weight as it is now; called before each step."""
+        """See to it that every copy is of its weight as it is now; called when a batch begins."""
         if not packing_is_on():
             if self._copies is not None:
                 self._copies, self.changes = None, self.changes + 1

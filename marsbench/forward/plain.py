@@ -1,13 +1,12 @@
-"""Whether a model is plainly a Qwen2 or Llama, and whether it still is what it was when it was looked at.
+"""Whether a model is plainly a Qwen2 or Llama.
 
 Whoever skips a model's modules and reads their weights must know that nothing hangs on them: no hook, no adapter, no
-quantised layer, no `forward` of an instance's own. All of that may come and go between two steps of one batch.
+quantised layer, no `forward` of an instance's own. All of that may come and go between two batches.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from operator import itemgetter
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -52,7 +51,6 @@ _KINDS: dict[type[nn.Module], Kind] = {
 _FORWARDS = [(one, one.forward) for model, kind in _KINDS.items() for one in (model, *kind, nn.Linear, nn.Embedding)]
 _GLOBAL_HOOKS = (torch_module._global_forward_hooks, torch_module._global_forward_pre_hooks)
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
-_own_dicts = itemgetter("_modules", *_HOOKS)
 
 
 def is_plain(model: Any) -> bool:
@@ -118,34 +116,3 @@ def _has_fixed_attention(decoder: Any) -> bool:
     """Whether every entry sees all before it, and is turned by its position alone."""
     kinds = getattr(decoder.config, "layer_types", None) or ["full_attention"]
     return getattr(decoder.rotary_emb, "rope_type", None) in _ROPES and set(kinds) == {"full_attention"}
-
-
-class Watch:
-    """A look at a plain model, to be told from the next one within microseconds, whatever the model's size.
-
-    Weights are not looked at: they are read where they lie when they are needed. Nor is the LM head, but for its place.
-    """
-
-    def __init__(self, model: Any) -> None:
-        every = [model, *model.get_decoder().modules()]
-        self._own = [vars(module) for module in every]
-        self._sizes = [*map(len, self._own)]  # an attribute more is a `forward`, or what else an instance was given
-        self._dicts = [*map(_own_dicts, self._own)]
-        self._children = [module._modules for module in every if module._modules]
-        self._were = [dict(children) for children in self._children]
-        childless = [module._modules for module in every if not module._modules]
-        hooks = [own[name] for own in self._own for name in _HOOKS]
-        self._empty = (*childless, *hooks, *_GLOBAL_HOOKS)
-
-    def holds(self) -> bool:
-        """Whether nothing has been hung on the model, taken off or replaced since."""
-        return (
-            self._children == self._were
-            and not any(self._empty)
-            and [*map(len, self._own)] == self._sizes
-            and all([one.forward is known for one, known in _FORWARDS])  # a list takes half of a generator's time
-        )
-
-    def holds_altogether(self) -> bool:
-        """The same, and the dictionaries that `holds` looks into are still the modules' own."""
-        return [*map(_own_dicts, self._own)] == self._dicts and self.holds()

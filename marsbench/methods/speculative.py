@@ -15,7 +15,7 @@ from marsbench.decoding.prefill import leading_windows
 from marsbench.decoding.rows import Accepted, Most, Rows
 from marsbench.decoding.verification import verify
 from marsbench.decoding.windows import linear_window
-from marsbench.forward.decoder import decoder_of
+from marsbench.forward.decoder import decoder_in_use, decoder_of
 from marsbench.forward.window import Answer, Window
 
 
@@ -41,7 +41,8 @@ class Drafter:
         """
         most, least = (min(room - 1, self.length) for room in rows.extent.room)
         lane = self._lane(rows, drafts=most)
-        decoder, never = decoder_of(self.model), lane.tokens[0, :0]
+        begins = rows.draft_cache.dtype is None
+        decoder, never = (decoder_of if begins else decoder_in_use)(self.model), lane.tokens[0, :0]
         if most:
             for window in leading_windows(lane):
                 forward(decoder, rows.draft_cache, window)
