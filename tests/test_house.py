@@ -16,7 +16,7 @@ from marsbench.paths import PACKAGE
 # The rooms of the package, and the modules beside them, from the ground floor up. What stands on one floor knows those
 # of all lower floors, and neither its neighbours nor anything above. `__init__` is what `import marsbench` gives.
 FLOORS = (
-    ("errors",),
+    ("errors", "reference"),
     ("files", "hub", "json_lines", "keys", "neighbours", "paths", "progress", "provenance", "quiet"),
     ("presets", "paper", "world", "statistics", "executors", "fetching"),
     ("forward",),
