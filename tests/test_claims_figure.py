@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from math import inf
 from pathlib import Path
@@ -14,11 +15,22 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from marsbench.findings.claims import POINTS, TIMES, TOKENS, Finding
+from marsbench.findings.claims import (
+    ABSTRACT,
+    POINTS,
+    TIMES,
+    TOKENS,
+    Claim,
+    Finding,
+    Judged,
+    Measured,
+    Section,
+    judge_all,
+)
 from marsbench.findings.collection import Collection
-from marsbench.findings.paper_claims import ABSTRACT, NOT_THE_PAPERS, Judged, PaperClaim, judge_all
 from marsbench.overview import claims_figure, claims_page
 from marsbench.overview.agreement import Comparison, agreement, comparisons
+from marsbench.statistics.decisions import Bound
 from marsbench.statistics.intervals import Estimate, Interval
 from marsbench.studies import studies
 
@@ -26,39 +38,44 @@ MEASURED = "measured at scale tiny, 95 % interval"
 TINY = Collection("tiny", {}, {})
 
 
-def claim(text: str, section: str, unit: str = POINTS, **published: str) -> PaperClaim:
+def claim(text: str, section: Section | None, unit: str = POINTS, signed: bool = True, **published: float) -> Claim:
     """A claim of which the paper says `small` of its 0.5B model and `large` of its 7B model."""
     said = {"0.5b": published.get("small"), "7b": published.get("large")}
-    return PaperClaim(
+    return Claim(
         item="table2",
         page="table2",
+        name=text,
         text=text,
-        tested="one minus other > 0",
+        compared="one minus other",
         unit=unit,
-        judge=lambda rows: Finding(),
-        decide=lambda interval: "supported",
+        signed=signed,
+        measure=lambda rows: Measured(),
+        bound=Bound(low=0.0),
         published=lambda scale: said[scale],
         section=section,
     )
 
 
+TABLE2, TABLE4, TABLE5 = (
+    Section(f"Table {number}", place) for number, place in ((2, (4, 2)), (4, (4, 4)), (5, (4, 10)))
+)
 CLAIMS = [
-    claim("ours", NOT_THE_PAPERS, small="-0.7 points"),
-    claim("faster", "Section 4.10: Table 5", TIMES, large="1.71 times"),
-    claim("better", "Section 4.2: Table 2", small="+1.7 points", large="+1.5 points"),
-    claim("shrinks", "Section 4.10: Table 5", TIMES, large="+0.37 times"),
-    claim("nothing published", "Section 4.2: Table 2"),
-    claim("slower", "Section 4.10: Table 5", TIMES, large="0.23 times"),
-    claim("in an appendix", "Appendix B: Table 8", small="+17.2 points"),
-    claim("several tokens", "Section 4.4: Table 4", TOKENS, small="1.46 tokens/forward"),
-    claim("worse: one minus other", "Section 4.2: Table 2", small="+5.9 points"),
+    claim("ours", None, small=-0.7),
+    claim("faster", TABLE5, TIMES, False, large=1.71),
+    claim("better", TABLE2, small=1.7, large=1.5),
+    claim("shrinks", TABLE5, TIMES, large=0.37),
+    claim("nothing published", TABLE2),
+    claim("slower", TABLE5, TIMES, False, large=0.23),
+    claim("in an appendix", Section("Table 8", appendix="B"), small=17.2),
+    claim("several tokens", TABLE4, TOKENS, False, small=1.46),
+    claim("worse", TABLE2, small=5.9),
     claim("nothing either", ABSTRACT),
 ]
 
 
-def judged(claims: Sequence[PaperClaim], low: float = 0.5, value: float = 1.0, high: float = 1.5) -> list[Judged]:
+def judged(claims: Sequence[Claim], low: float = 0.5, value: float = 1.0, high: float = 1.5) -> list[Judged]:
     """Claims in the order of the page, each with the same effect."""
-    finding = Finding(Estimate(value, Interval(low, high), 10))
+    finding = Finding(Measured(Estimate(value, Interval(low, high), 10)))
     return [Judged(one.claim, {"tiny": finding}) for one in judge_all(claims, [])]
 
 
@@ -96,7 +113,7 @@ def test_every_claim_with_a_published_number_is_drawn_once_in_the_order_of_the_p
                 "4  worse",
                 "Appendix B: Table 8",
                 "9  in an appendix",
-                NOT_THE_PAPERS,
+                "Not the paper's: ours, and reported elsewhere",
                 "10  ours",
             ],
         ),
@@ -129,7 +146,7 @@ def test_what_was_not_measured_shows_what_was_published(monkeypatch: pytest.Monk
     """Guards against a claim that goes missing with its rows, and an unbounded interval that spoils the axis."""
     found = judged(CLAIMS)
     found = [Judged(one.claim, {"tiny": Finding()}) if one.claim.text == "better" else one for one in found]
-    unbounded = Finding(Estimate(1.0, Interval(-inf, inf), 1))
+    unbounded = Finding(Measured(Estimate(1.0, Interval(-inf, inf), 1)))
     found = [Judged(one.claim, {"tiny": unbounded}) if one.claim.text == "faster" else one for one in found]
     panels = drawn(found, monkeypatch, tmp_path)
     assert "2  better" in rows_of(panels[0])
@@ -151,8 +168,8 @@ def test_labels_do_not_overlap(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
 
 
 def compared(published: dict[str, float], low: float, value: float, high: float, *, signed: bool = True) -> Comparison:
-    (one, *_) = CLAIMS
-    return Comparison(1, one, "tiny", Estimate(value, Interval(low, high), 10), published, signed)
+    one = replace(CLAIMS[0], signed=signed)
+    return Comparison(1, one, "tiny", Estimate(value, Interval(low, high), 10), published)
 
 
 @pytest.mark.parametrize(
@@ -202,7 +219,19 @@ def test_the_page_shows_the_figure_that_is_written(tmp_path: Path) -> None:
     (link,) = re.findall(r"!\[[^\]]{20,}\]\((\S+)\)", page)
     assert (tmp_path / "a" / link).is_file()
     assert agreement(comparisons(claims_page.numbers(found), "tiny"), "tiny") in page
-    assert re.search(r"\| +4 \| Section 4\.2: Table 2 +\| worse: one minus other ", page)
+    assert re.search(r"\| +4 \| Section 4\.2: Table 2 +\| worse ", page)
+
+
+def test_claims_that_say_the_same_are_told_apart_on_the_page_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Guards against two lines of the page that read the same, and comparisons that fill up the figure."""
+    found = judged([*CLAIMS, replace(CLAIMS[8], compared="one minus a third")])
+    page = claims_page.render(found, [TINY])
+    for compared in ("one minus other", "one minus a third"):
+        assert re.search(rf"\| +\d \| Section 4\.2: Table 2 +\| worse: {compared} +\|", page)
+    labels = rows_of(drawn(found, monkeypatch, tmp_path)[0])
+    assert labels[2:4] == ["4  worse", "5  worse"]
 
 
 def test_a_scale_without_rows_has_no_figure(tmp_path: Path) -> None:

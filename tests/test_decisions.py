@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from math import inf
 
 import pytest
@@ -10,15 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from marsbench.statistics.decisions import MOST_SEEDS, SIGNIFICANT, Evidence, Needed, holm, needed, p_value
-from marsbench.statistics.intervals import QUANTILE, Estimate, Interval, above, over_seeds, within
+from marsbench.statistics.decisions import MOST_SEEDS, SIGNIFICANT, Bound, Evidence, Needed, holm, needed, p_value
+from marsbench.statistics.intervals import QUANTILE, Estimate, Interval, over_seeds
 
-above_0 = partial(above, bound=0.0)
+ABOVE_0 = Bound(low=0.0)
 
 
 def evidence(value: float, half: float, *seeds: float, n: int = 100) -> Evidence:
     """An effect held against 0, with half of the interval that its questions give."""
-    return Evidence(Estimate(value, Interval(value - half, value + half), n), seeds or (value,), above_0)
+    return Evidence(Estimate(value, Interval(value - half, value + half), n), seeds or (value,), ABOVE_0)
 
 
 def test_holm_by_hand() -> None:
@@ -46,14 +45,14 @@ def test_p_is_students_where_only_seeds_scatter() -> None:
 def test_p_and_interval_never_disagree(value: float, half: float, seeds: list[float]) -> None:
     """Guards against a verdict with p above .05, and none with p below."""
     found = evidence(value, half, *seeds)
-    decided = above_0(over_seeds(found.pooled, seeds).interval) != "inconclusive"
+    decided = ABOVE_0.verdict(over_seeds(found.pooled, seeds).interval) != "inconclusive"
     p = p_value(found)
     assert decided == (p < SIGNIFICANT) or abs(p - SIGNIFICANT) < 1e-6
 
 
 def test_p_of_two_bounds_is_that_of_the_nearer() -> None:
     """Guards against a claim of "about twice" that is sure because one of its bounds is far."""
-    inside = Evidence(Estimate(1.6, Interval(1.5, 1.7), 9), (1.6,), partial(within, low=1.5, high=9.0))
+    inside = Evidence(Estimate(1.6, Interval(1.5, 1.7), 9), (1.6,), Bound(1.5, 9.0))
     assert p_value(inside) == pytest.approx(0.05, rel=1e-3)
 
 

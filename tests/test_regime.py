@@ -16,7 +16,7 @@ from marsbench.rows.kinds import Row, TextLossRow, from_json, to_json
 from marsbench.rows.workspace import Workspace
 from marsbench.running.checkpoints import Checkpoints
 from marsbench.running.run import Run
-from marsbench.statistics.intervals import Verdict
+from marsbench.statistics.decisions import Verdict
 from marsbench.studies.regime import STUDY, measuring
 from marsbench.studies.regime.criteria import CRITERIA, above_chance, room_on_enough
 from marsbench.studies.regime.lines import OF_SHORT_BASE, PLAN, TWICE, UNTRAINED_MASKS
@@ -44,7 +44,7 @@ def rows(right: dict[str, int], *, tokens: int = 100, on_bbh: int | None = None,
 
 def outcome(number: str, of: Sequence[Row]) -> Verdict:
     """What a criterion says of one seed's rows."""
-    return next(one for one in CRITERIA if one.number == number).finding({0: of}).verdict
+    return next(one for one in CRITERIA if one.letter == number).of(of).verdict
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_several_seeds_that_answer_differently_are_judged_together() -> None:
     """Guards against shares of seeds taken for answers, which are neither right nor wrong."""
     names = ("ar_sft", TWICE.name, OF_SHORT_BASE.name)
     seeds = {seed: rows(dict.fromkeys(names, 1400 + more)) for seed, more in enumerate((0, 20, -20))}
-    third = next(one for one in CRITERIA if one.number == "iii").finding(seeds)
+    third = next(one for one in CRITERIA if one.letter == "iii").over(seeds.values())
     assert third.seeds == 3 and third.estimate is not None and third.estimate.value == pytest.approx(70.0)
     assert STUDY.tally is not None and STUDY.tally(seeds) == "7 of 7 criteria hold"
 

@@ -11,26 +11,22 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from marsbench.statistics.curves import curve_advantage, points_gap
+from marsbench.statistics.decisions import Bound
 from marsbench.statistics.intervals import (
     QUANTILE,
     Answers,
     Estimate,
     Interval,
-    above,
     accuracy,
-    below,
     difference,
     gain_difference,
     mean_of_benchmarks,
     median_ratio,
-    non_inferiority,
     over_seeds,
     paired_difference,
     proportion_interval,
     speed_difference,
-    superiority,
     tokens_per_forward,
-    within,
 )
 
 PAIRS = st.lists(st.tuples(st.sampled_from([0.0, 1.0]), st.sampled_from([0.0, 1.0])), min_size=1, max_size=40)
@@ -112,7 +108,7 @@ def test_no_discordant_question_is_no_proof_of_equality() -> None:
     same = {"gsm8k": outcomes(2, 2)}
     found = paired_difference(same, same)
     assert found.points == 0 and found.p_value == 1
-    assert non_inferiority(found.interval, margin=2.0) == "inconclusive"
+    assert Bound.losing_less_than(2.0).verdict(found.interval) == "inconclusive"
 
 
 def test_order_of_benchmarks_does_not_matter() -> None:
@@ -188,19 +184,27 @@ def test_paired_interval_covers_the_truth() -> None:
 )
 def test_verdicts(low: float, high: float, superior: str, non_inferior: str) -> None:
     """Guards against calling missing evidence a refutation, and a small loss non-inferior by accident."""
-    assert superiority(Interval(low, high)) == superior
-    assert non_inferiority(Interval(low, high), margin=2.0) == non_inferior
+    assert Bound(low=0.0).verdict(Interval(low, high)) == superior
+    assert Bound.losing_less_than(2.0).verdict(Interval(low, high)) == non_inferior
 
 
 def test_a_limit_on_the_bound_decides_nothing() -> None:
     """Guards against >= where the claim says "greater than"."""
-    assert above(Interval(0.0, 1.0), 0.0) == above(Interval(-1.0, 0.0), 0.0) == "inconclusive"
+    found = [Bound(low=0.0).verdict(Interval(*limits)) for limits in ((0.0, 1.0), (-1.0, 0.0))]
+    assert found == ["inconclusive", "inconclusive"]
+
+
+def test_an_exact_bound_holds_for_itself_alone() -> None:
+    """Guards against "equals 1" that an interval around 1 supports, and one that nothing supports."""
+    one = Bound(1.0, 1.0, closed=True)
+    found = [one.verdict(Interval(*limits)) for limits in ((1.0, 1.0), (0.9, 1.1), (1.1, 1.1), (0.9, 0.9))]
+    assert found == ["supported", "inconclusive", "not supported", "not supported"]
 
 
 def test_negative_margin_is_refused() -> None:
     """Guards against a margin given with its sign, which would turn non-inferiority into superiority."""
     with pytest.raises(ValueError, match="negative margin"):
-        non_inferiority(Interval(-1.0, 1.0), margin=-2.0)
+        Bound.losing_less_than(-2.0)
 
 
 def test_tokens_per_forward_by_hand() -> None:
@@ -268,7 +272,7 @@ def test_gain_difference_by_hand() -> None:
 
 def test_below_mirrors_above() -> None:
     """Guards against an upper bound judged by the wrong limit."""
-    assert [below(Interval(low, low + 0.1), 1.1) for low in (0.9, 1.05, 1.2)] == [
+    assert [Bound(high=1.1).verdict(Interval(low, low + 0.1)) for low in (0.9, 1.05, 1.2)] == [
         "supported", "inconclusive", "not supported"
     ]  # fmt: skip
 
@@ -276,7 +280,7 @@ def test_below_mirrors_above() -> None:
 def test_about_needs_the_whole_interval() -> None:
     """Guards against "about twice" read off a point, and against missing evidence taken for a refutation."""
     limits = [(1.8, 2.2), (1.4, 2.2), (1.8, 2.6), (1.0, 1.4), (2.6, 3.0), (1.0, 3.0)]
-    assert [within(Interval(*one), 1.5, 2.5) for one in limits] == [
+    assert [Bound(1.5, 2.5).verdict(Interval(*one)) for one in limits] == [
         "supported", "inconclusive", "inconclusive", "not supported", "not supported", "inconclusive"
     ]  # fmt: skip
 
@@ -364,7 +368,7 @@ def test_a_single_value_has_no_spread() -> None:
     for found in (tokens_per_forward([9], [3]), median_ratio([4.0], [2.0])):
         assert isfinite(found.value)
         assert (found.interval.low, found.interval.high) == (-inf, inf)
-        assert above(found.interval, 1.0) == "inconclusive"
+        assert Bound(low=1.0).verdict(found.interval) == "inconclusive"
 
 
 def test_median_ratio_pairs_its_repeats() -> None:

@@ -11,12 +11,14 @@ from pathlib import Path
 import pytest
 
 from marsbench.errors import UserError
+from marsbench.findings.claims import ABSTRACT
 from marsbench.studies import items, plan_of, plans, sessions, studies, study_of
 
 ROOT = Path(__file__).resolve().parent.parent
 THROW_AWAY = '''"""Figure 7: a study that a test has written."""
 
-from marsbench.findings.claims import AccuracyClaim
+from marsbench.findings.between_lines import more_accurate
+from marsbench.findings.claims import Section
 from marsbench.rendering.figures import accuracy_figure
 from marsbench.rendering.page import Page
 from marsbench.running.plans import Arm, TablePlan
@@ -24,18 +26,19 @@ from marsbench.studies.lines import AR_SFT
 from marsbench.studies.study import table_study
 
 LINES = (Arm("base", "Base", "base", "ar"), AR_SFT)
+PLAN = TablePlan("7", "What a test asks", LINES, benchmarks=("gsm8k",), figure=True)
 STUDY = table_study(
     Page(
-        plan=TablePlan("7", "What a test asks", LINES, benchmarks=("gsm8k",), figure=True),
+        plan=PLAN,
         opening="Two lines that a test has made up.",
-        claims=(AccuracyClaim("a", "Fine-tuning helps the test", "ar_sft", "base"),),
+        claims=(more_accurate(PLAN, "ar_sft", "base", letter="a", name="helps", text="Fine-tuning helps the test"),),
         figure="accuracy",
         caption="Accuracy of two lines",
         drawing=accuracy_figure,
         published=lambda plan: "",
     ),
     asks="does one module suffice?",
-    section="Section 4.7: Figure 7",
+    section=Section("Figure 7", (4, 7)),
     session="Reproduce a figure that a test has written; writes reports/figure7.md.",
 )
 '''
@@ -136,4 +139,5 @@ def test_every_claim_has_its_place_in_the_paper() -> None:
     for study in studies().values():
         for claim in study.claims:
             assert claim.page == study.key
-            assert claim.section in sections or claim.section in ("Abstract",) or "Not the paper's" in claim.section
+            assert claim.section in sections or claim.section is ABSTRACT
+            assert claim.name, "pages find claims by their names"

@@ -14,7 +14,7 @@ import pytest
 from made_up import PAGES, answered, claim_lines, lines_of, section
 
 from marsbench.findings.cells import columns, latest_cells
-from marsbench.findings.claims import Finding, GainClaim, SpeedClaim, TokensClaim
+from marsbench.findings.claims import Finding, Measured
 from marsbench.findings.published import paper_label
 from marsbench.overview.pages import write_page
 from marsbench.paper import published
@@ -189,8 +189,8 @@ def test_checkpoints_of_one_stage_are_told_apart() -> None:
 
 def test_a_limit_beside_a_bound_is_printed_on_its_side() -> None:
     """Guards against "[-2.0, ...]" beside a bound of -2, which leaves the verdict to be guessed."""
-    assert Finding(Estimate(-1.0, Interval(-2.02, 0.04), 9)).found == "-1.00 [-2.02, +0.04] points"
-    assert Finding(Estimate(-1.0, Interval(-2.1, 0.1), 9)).found == "-1.0 [-2.1, +0.1] points"
+    assert Finding(Measured(Estimate(-1.0, Interval(-2.02, 0.04), 9))).found == "-1.00 [-2.02, +0.04] points"
+    assert Finding(Measured(Estimate(-1.0, Interval(-2.1, 0.1), 9))).found == "-1.0 [-2.1, +0.1] points"
 
 
 @pages
@@ -212,8 +212,8 @@ def test_a_gain_that_grows_needs_a_gain_that_grows(at_4: int, at_16: int, verdic
     lost = {4: at_4, 16: at_16}
     answers = {mars_name("mars", size): right for size in lost}
     answers |= {mars_name(name, n): [0.0] * lost[n] + right[lost[n] :] for name in ABLATIONS for n in lost}
-    claim = next(claim for claim in page.claims if isinstance(claim, GainClaim) and "B = 16" in claim.text)
-    finding = claim.judge(latest_cells(with_answers(page, answers)), page.plan)
+    claim = next(claim for claim in page.claims if claim.name == "helps-more-b16")
+    finding = claim.of(with_answers(page, answers))
     assert finding.verdict.startswith(verdict)
     assert finding.found.startswith(f"{100 * (at_16 - at_4) / QUESTIONS:+.1f} [")
 
@@ -228,11 +228,9 @@ def test_jacobi_may_gain_something(extra: int, nothing: str, less: str) -> None:
         emitted = {"jacobi": [10 + extra + number % 2 for number in range(QUESTIONS)], "ar_sft": forwards}
         return replace(row, forwards=forwards, emitted=emitted.get(row.arm, [14 + n % 3 for n in range(QUESTIONS)]))
 
-    cells = latest_cells(rows_of(page, jacobi))
-    (tokens,) = [claim for claim in page.claims if isinstance(claim, TokensClaim)]
-    (faster,) = [claim for claim in page.claims if isinstance(claim, SpeedClaim)]
-    assert tokens.judge(cells, page.plan).verdict == nothing
-    assert faster.judge(cells, page.plan).verdict.startswith(less)
+    found = {claim.name: claim.of(rows_of(page, jacobi)).verdict for claim in page.claims}
+    assert found["jacobi-slow"] == nothing
+    assert found["beats-jacobi"].startswith(less)
 
 
 def test_curves_are_compared_at_equal_speed() -> None:
@@ -249,7 +247,7 @@ def test_curves_are_compared_at_equal_speed() -> None:
         return replace(row, correct=correct[:QUESTIONS], forwards=[20] * QUESTIONS,
                        emitted=[20 + round(10 * steps)] * QUESTIONS)  # fmt: skip
 
-    finding = claim.judge(latest_cells(rows_of(page, slower_ablation)), page.plan)
+    finding = claim.of(rows_of(page, slower_ablation))
     assert abs(float(finding.found.split()[0])) < 0.5  # rounding to whole answers
     assert finding.verdict == "inconclusive"
 

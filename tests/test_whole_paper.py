@@ -20,15 +20,15 @@ from marsbench import studies as registry
 from marsbench.cli import app
 from marsbench.files import write_atomically
 from marsbench.findings.cells import columns, latest_cells
-from marsbench.findings.claims import AccuracyClaim, Finding
+from marsbench.findings.claims import ELSEWHERE, OURS, Claim, Finding, judge_all
 from marsbench.findings.collection import collect
-from marsbench.findings.paper_claims import ABSTRACT, NOT_THE_PAPERS, PaperClaim, judge_all
-from marsbench.findings.seeds import judged, pooled
+from marsbench.findings.seeds import pooled
 from marsbench.overview import index, reproduction
 from marsbench.overview.pages import whole_paper, write_whole_paper
 from marsbench.paper import published
 from marsbench.presets import preset
 from marsbench.racing.sweep import Sweep
+from marsbench.rendering.claims import heading, held_against, sentence, sentences
 from marsbench.rendering.page import Page
 from marsbench.rows.kinds import EvaluationRow, Row, StepCostRow, SweepRow, TrainingRow
 from marsbench.rows.store import read_rows, rows_text
@@ -45,7 +45,7 @@ QUESTIONS = 40
 MATCHES = TABLE2.claims[0]  # MARS is at least as accurate as AR SFT, less two points
 PROVENANCE = {"started": "2026-01-02T03:04:05+00:00", "seed": 0}
 SECTIONS = [  # where the paper makes its claims, in its order
-    ABSTRACT,
+    "Abstract",
     "Section 4.2: Table 2",
     "Section 4.3: Table 3",
     "Section 4.3: Figure 3",
@@ -56,7 +56,7 @@ SECTIONS = [  # where the paper makes its claims, in its order
     "Appendix B: Table 8",
     "Appendix C: Table 9",
     "Appendix D: Figure 6",
-    NOT_THE_PAPERS,
+    "Not the paper's: ours, and reported elsewhere",
 ]
 HELD_BY = {  # what the paper numbers without a page of its own -> the page that holds it
     "table5": "speedup",
@@ -77,11 +77,11 @@ def evaluation_rows(page: Page, seed: int = 0) -> Iterator[EvaluationRow]:
 
 
 def of_table2(rows: Sequence[Row]) -> Finding:
-    return MATCHES.judge(latest_cells(rows), TABLE2.plan)
+    return MATCHES.of(rows)
 
 
 def over(*seeds: Sequence[Row]) -> Finding:
-    return judged(of_table2, MATCHES.decide, seeds)
+    return MATCHES.over(seeds)
 
 
 def rows_of_seeds(count: int) -> list[list[Row]]:
@@ -127,7 +127,7 @@ def test_a_claim_over_seeds_by_hand() -> None:
     below = questions.estimate.value - questions.estimate.interval.low
     assert together.estimate.interval.low == pytest.approx(together.estimate.value - (below**2 + training**2) ** 0.5)
     assert together.seeds == 3 and together.p is not None
-    assert together.verdict == MATCHES.decide(together.estimate.interval)
+    assert together.verdict == MATCHES.bound.verdict(together.estimate.interval)
 
 
 def test_seeds_that_differ_a_lot_stay_within_100_points() -> None:
@@ -226,13 +226,13 @@ AS_PUBLISHED = {4: {4: 1.1, 32: 1.7}, 8: {4: 1.0, 32: 1.6}, 16: {4: 0.9, 32: 1.3
 THE_OTHER_WAY = {4: {4: 0.8, 32: 0.5}, 8: {4: 0.8, 32: 0.6}, 16: {4: 0.9, 32: 0.8}}
 
 
-def paper_claims() -> list[PaperClaim]:
+def paper_claims() -> list[Claim]:
     """Every claim, in the order in which pages show them."""
     return [one.claim for one in judge_all([claim for study in studies().values() for claim in study.claims], [])]
 
 
-def claim(words: str) -> PaperClaim:
-    (found,) = [one for one in paper_claims() if words in one.text]
+def claim(words: str) -> Claim:
+    (found,) = [one for one in paper_claims() if words in sentence(one)]
     return found
 
 
@@ -251,11 +251,11 @@ def claim(words: str) -> PaperClaim:
 )
 def test_claims_on_a_sweep(words: str, value: float, other: str) -> None:
     """Guards against the wrong cells, ratios upside down, and claims that cannot fail."""
-    found = claim(words).judge(sweep(AS_PUBLISHED))
+    found = claim(words).of(sweep(AS_PUBLISHED))
     assert found.verdict == "supported" and found.estimate
     assert found.estimate.value == pytest.approx(value, rel=0.01)
-    assert claim(words).judge(sweep(THE_OTHER_WAY, target=0.8, forwards=6)).verdict == other
-    assert claim(words).judge([]).verdict == "not run"
+    assert claim(words).of(sweep(THE_OTHER_WAY, target=0.8, forwards=6)).verdict == other
+    assert claim(words).of([]).verdict == "not run"
 
 
 def test_best_settings_lose_as_little_as_they_say() -> None:
@@ -269,11 +269,11 @@ def test_best_settings_lose_as_little_as_they_say() -> None:
         sweep_row("verified, other", "mars-verified", 8, [0.1, 0.1], correct=four),
     ]
     found = [
-        claim(words).judge(rows).estimate
+        claim(words).of(rows).estimate
         for words in ("questions raced is faster than AR at batch 4", "of AR, is faster than AR at batch 4")
     ]
     assert [one.value for one in found if one] == [1.25, 2.0]
-    assert claim("questions raced is faster than AR at batch 8").judge(rows).verdict == "not run"
+    assert claim("questions raced is faster than AR at batch 8").of(rows).verdict == "not run"
 
 
 def test_races_of_several_seeds_are_summed() -> None:
@@ -291,15 +291,14 @@ def test_races_of_several_seeds_are_summed() -> None:
 def test_a_step_costs_about_twice(ratio: float, verdict: str) -> None:
     """Guards against a bound on one side only: far more than twice is not about twice."""
     seconds = {"ar": [1.0, 1.1, 0.9], "mars": [ratio, ratio * 1.1, ratio * 0.9]}
-    assert claim("costs about twice").judge([StepCostRow("k", "done", "", "tiny", seconds)]).verdict == verdict
+    assert claim("costs about twice").of([StepCostRow("k", "done", "", "tiny", seconds)]).verdict == verdict
 
 
 def test_steps_of_several_seeds_stand_side_by_side() -> None:
     """Guards against one slow step that sets the pace of all seeds, and a value that none of them has."""
     mars = ([2.0, 2.0, 9.0], [2.0, 9.0, 2.0], [9.0, 2.0, 2.0])
     found = [StepCostRow("k", "done", "", "tiny", {"ar": [1.0] * 3, "mars": [*steps]}) for steps in mars]
-    told = claim("costs about twice")
-    together = judged(told.judge, told.decide, [[row] for row in found])
+    together = claim("costs about twice").over([[row] for row in found])
     assert together.estimate and (together.estimate.value, together.estimate.n, together.seeds) == (2.0, 9, 3)
 
 
@@ -308,18 +307,18 @@ def test_parameters_are_counted(more: int, verdict: str) -> None:
     """Guards against a MARS with a parameter more that passes for the same model."""
     sizes = {("ar_sft", None): 1000, ("mars", 4): 1000 + more}
     rows = [TrainingRow(s, "done", "", "tiny", s, b, n, 1, 1, 1.0, 1.0) for (s, b), n in sizes.items()]
-    assert claim("adds no parameters").judge(rows).verdict == verdict
+    assert claim("adds no parameters").of(rows).verdict == verdict
 
 
 def test_published_numbers_of_speed_are_the_papers() -> None:
     """Guards against a speed-up of another batch size or line beside a measured one."""
     best = max(row.value for row in published("5", batch_size=4, metric="speedup"))
-    assert claim("faster than AR with a KV cache at batch 4").published("7b") == f"{best:.2f} times"
+    assert claim("faster than AR with a KV cache at batch 4").published("7b") == best
     yields = {row.target: row.value for row in published("6", draft="ar_sft_0.5b", metric="tokens_per_target_forward")}
     gain = yields["mars_7b_b4"] - yields["ar_sft_7b"]
-    assert claim("yields more tokens per target").published("7b") == f"{gain:+.2f} tokens/forward"
+    assert claim("yields more tokens per target").published("7b") == gain
     hours = {row.method: row.value for row in published("A", scale="0.5b")}
-    assert claim("costs about twice").published("0.5b") == f"{hours['mars'] / hours['ar_sft']:.2f} times"
+    assert claim("costs about twice").published("0.5b") == hours["mars"] / hours["ar_sft"]
     assert claim("shrinks as the batch grows").published("0.5b") is None
 
 
@@ -353,10 +352,11 @@ def test_every_claim_is_listed_once_with_its_verdict_at_every_scale(published_ro
     head, _, *lines = lines_of(summary)
     assert head == ["#", "where", "claim", "tiny", "after Holm", "0.5b", "after Holm"]
     claims = paper_claims()
+    said = list(zip(claims, sentences(claims).values(), strict=True))
     place = next(number for number, line in enumerate(lines) if line[:3] == ["#", "where", "check"])
     lines, checks = lines[:place], lines[place + 2 :]
-    assert [line[2] for line in lines] == [one.text for one in claims if not one.check] and len(lines) > 60
-    assert [line[2] for line in checks] == [one.text for one in claims if one.check] and len(checks) > 10
+    assert [line[2] for line in lines] == [text for one, text in said if not one.check] and len(lines) > 60
+    assert [line[2] for line in checks] == [text for one, text in said if one.check] and len(checks) > 10
     assert len(claims) >= sum(len(page.claims) for page in PAGES)
     details = [line for section in sections for line in lines_of(section)[2:]]
     assert len(details) == 2 * len(claims)
@@ -367,7 +367,7 @@ def test_every_claim_is_listed_once_with_its_verdict_at_every_scale(published_ro
         assert (f"check: {tiny}", f"check: {half}") == (verdicts[number, "tiny"], verdicts[number, "0.5b"])
     (line,) = [line for line in details if line[:2] == ["3", "tiny"]]
     together = over(*rows_of_seeds(3))
-    assert line[2:7] == [MATCHES.tested(TABLE2.plan), together.found, "240", "3", together.verdict]
+    assert line[2:7] == [held_against(MATCHES), together.found, "240", "3", together.verdict]
     assert line[12] == "[table2](table2.md)"
     (line,) = [line for line in details if line[:2] == ["3", "0.5b"]]
     assert (line[5], line[12]) == ("1", "[table2](0.5b/table2.md)")
@@ -429,14 +429,14 @@ def test_a_seed_counts_wherever_its_lines_were_measured(tmp_path: Path) -> None:
     pair = "mars_no_sft_b4", "mars_no_sft_released_b4"
     found = effect(seeds, *pair)
     told = claim("released ablation's weights cost accuracy too at B = 4")
-    assert found and found.accuracy == told.finding(collection) and found.accuracy.seeds == 3
+    assert found and found[0] == told.over(collection.of("table3")) and found[0].seeds == 3
     assert {row.arm for row in seeds[1] if isinstance(row, EvaluationRow)} <= {arm.name for arm in PLAN.arms}
     assert list(collection.shown_with("discrepancies", 2)) == [2, 0, 1]
 
 
 def test_checks_are_no_claims(published_rows: Path) -> None:
     """Guards against what cannot come out otherwise counted as evidence, or as a test that others are corrected for."""
-    checks = [one.text for one in paper_claims() if one.check]
+    checks = [sentence(one) for one in paper_claims() if one.check]
     for words in ("adds no parameters", "several tokens per forward", "Without a cache", "lower tau emits more"):
         assert any(words in text for text in checks), words
     (collection, _) = collect(published_rows, "tiny", pages())
@@ -466,8 +466,8 @@ def test_only_the_papers_ablation_stands_beside_its_numbers(page: Page) -> None:
     ablations = [arm for arm in (*page.plan.arms, *page.plan.elsewhere) if arm.published == "mars_no_sft"]
     assert {arm.stage for arm in ablations} <= {"mars_no_sft_released"}
     for one in page.claims:
-        if isinstance(one, AccuracyClaim) and "mars_no_sft" in (one.second, one.second.partition("_b")[0]):
-            assert one.published(page.plan, "0.5b") is None
+        clean = {arm.name for arm in page.plan.arms if arm.stage == "mars_no_sft"}
+        assert clean.isdisjoint(one.lines) or one.published("0.5b") is None
 
 
 def test_a_page_says_from_how_many_seeds_it_speaks(published_rows: Path) -> None:
@@ -483,13 +483,15 @@ def test_claims_name_their_places() -> None:
     And against claims that no line of the index counts.
     """
     claims = paper_claims()
-    assert list(dict.fromkeys(one.section for one in claims)) == SECTIONS
+    assert list(dict.fromkeys(heading(one.section) for one in claims)) == SECTIONS
     assert sum(one.in_abstract for one in claims) == 10
     assert {(one.item, one.page) for one in claims} - {(line.key, line.page) for line in index.lines()} == {
         ("abstract", "table2")
     }
     for one in claims:
-        assert one.section == NOT_THE_PAPERS or not one.text.startswith(("Ours", "Reported elsewhere"))
+        assert one.papers != (one.whose in (OURS, ELSEWHERE)) and not sentence(one).startswith("Ours: Ours")
+    names = [(one.page, one.name, one.batch_size, one.compared) for one in claims]
+    assert len(set(names)) == len(names), "what pages find claims by"
 
 
 def test_the_index_has_a_line_for_everything(published_rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -498,7 +500,8 @@ def test_the_index_has_a_line_for_everything(published_rows: Path, monkeypatch: 
     lines = {line[0]: line[1:] for line in lines_of(tiny)[2:]}
     assert {*studies(), "claims"} == {line.page for line in index.lines()}
     assert {*[item.name for item in items()], "Claims"} == set(lines)
-    judged_claims = [claim.finding(collect(published_rows, "tiny", pages())[0]) for claim in paper_claims()[2:7]]
+    (tiny_rows, _) = collect(published_rows, "tiny", pages())
+    judged_claims = [claim.over(tiny_rows.of(claim.page)) for claim in paper_claims()[2:7]]
     supported = sum(found.verdict == "supported" for found in judged_claims)
     assert lines["Table 2"][1].startswith(f"{supported} of 5 claims supported")
     assert lines["Table 2"][2:] == ["2026-01-02", "`nox -s reproduce-table2`", "[table2.md](table2.md)"]

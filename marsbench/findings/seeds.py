@@ -1,76 +1,14 @@
-"""Several training seeds put together: their rows pooled, and what a claim says of all of them."""
+"""Several training seeds put together: rows that stand for all of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from marsbench.findings.cells import latest_cells
-from marsbench.findings.claims import POINTS, Claim, Finding
 from marsbench.rows.kinds import EvaluationRow, Row, StepCostRow, SweepRow, TextLossRow, TrainingRow
-from marsbench.running.plans import TablePlan
-from marsbench.statistics.decisions import Decide, Evidence, needed, p_value
-from marsbench.statistics.intervals import Estimate, Interval, over_seeds
 
-_MOST_POINTS = 100.0
 BySeed = Mapping[int, Sequence[Row]]  # training seed -> the rows of a page; the seed that the page shows comes first
-Judge = Callable[[Sequence[Row]], Finding]  # of rows that belong together: one seed's, or those of several pooled
-
-
-def on_rows(claim: Claim, plan: TablePlan) -> Judge:
-    """What rows say of a claim on a table's cells."""
-    return lambda rows: claim.judge(latest_cells(rows), plan)
-
-
-def of_all_seeds(claim: Claim, plan: TablePlan, seeds: BySeed) -> Finding:
-    """What all training seeds say of a claim on a table's cells."""
-    return judged(on_rows(claim, plan), claim.decide, list(seeds.values()))
-
-
-def judged(judge: Judge, decide: Decide, seeds: Sequence[Sequence[Row]]) -> Finding:
-    """What all training seeds say of a claim together: an entry of `seeds` holds the rows of one.
-
-    A seed counts if it was measured on as much as the one that was measured on the most. With one, the interval is
-    that of its questions alone.
-    """
-    alone = [(rows, finding) for rows in seeds if (finding := judge(rows)).estimate is not None]
-    if not alone:
-        return judge(seeds[0]) if seeds else Finding()
-    most = max(map(_extent, (finding for _, finding in alone)))
-    alone = [(rows, finding) for rows, finding in alone if _extent(finding) == most]
-    together = alone[0][1] if len(alone) == 1 else judge(pooled([rows for rows, _ in alone]))
-    if together.estimate is None:
-        return together
-    values = [finding.estimate.value for _, finding in alone if finding.estimate is not None]
-    return _decided(together, Evidence(together.estimate, tuple(values), decide))
-
-
-def _decided(together: Finding, evidence: Evidence) -> Finding:
-    """What the evidence says: the interval over seeds, its verdict and p, and what it would take where it is open."""
-    estimate = over_seeds(evidence.pooled, evidence.seeds)
-    if together.unit == POINTS:
-        estimate = _within_reach(estimate)
-    verdict = evidence.decide(estimate.interval)
-    return replace(
-        together,
-        estimate=estimate,
-        verdict=verdict,
-        seeds=len(evidence.seeds),
-        p=p_value(evidence),
-        needed=needed(evidence) if verdict == "inconclusive" else None,
-    )
-
-
-def _within_reach(points: Estimate) -> Estimate:
-    """An estimate in points whose interval ends where accuracies can differ no more, which Student's does not know."""
-    low, high = max(points.interval.low, -_MOST_POINTS), min(points.interval.high, _MOST_POINTS)
-    return replace(points, interval=Interval(low, high))
-
-
-def _extent(finding: Finding) -> tuple[int, tuple[str, ...], int]:
-    """On how much a claim was judged."""
-    return len(finding.benchmarks), finding.benchmarks, finding.estimate.n if finding.estimate else 0
 
 
 def pooled(seeds: Sequence[Sequence[Row]]) -> list[Row]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 
-from marsbench.findings.paper_claims import Judged, PaperClaim
+from marsbench.findings.claims import DIGITS, Claim, Judged
 from marsbench.findings.published import PUBLISHED_SCALES
 from marsbench.statistics.intervals import Estimate
 
@@ -18,16 +18,15 @@ class Comparison:
     """A claim that the paper has a number for: what one scale measured of it, and what was published."""
 
     number: int  # of the claim on its page
-    claim: PaperClaim
+    claim: Claim
     scale: str  # that measured
     measured: Estimate | None
     published: Mapping[str, float]  # scale of the paper -> its value, the smallest model first; never empty
-    signed: bool  # whether the effect is a difference
 
     @property
     def no_effect(self) -> float:
         """What an effect is that is none: no difference, a ratio of one, one token per forward pass."""
-        return 0.0 if self.signed else 1.0
+        return 0.0 if self.claim.signed else 1.0
 
     @property
     def nearest(self) -> float:
@@ -62,17 +61,12 @@ def comparisons(numbered: Numbered, scale: str) -> list[Comparison]:
     """Every claim with a published number, once, in the order of the page; `scale` is the one that measured."""
     found = []
     for number, one in numbered:
-        said = {name: words for name in PUBLISHED_SCALES if (words := one.claim.published(name)) is not None}
+        said = {name: value for name in PUBLISHED_SCALES if (value := one.claim.published(name)) is not None}
         if said:
-            signed = next(iter(said.values()))[0] in "+-"  # pages write differences so, and nothing else
-            values = {name: _value(words) for name, words in said.items()}
-            found.append(Comparison(number, one.claim, scale, one.findings[scale].estimate, values, signed))
+            digits = DIGITS[one.claim.unit]  # that readers see
+            values = {name: round(value, digits) + 0.0 for name, value in said.items()}
+            found.append(Comparison(number, one.claim, scale, one.findings[scale].estimate, values))
     return found
-
-
-def _value(words: str) -> float:
-    """The number in what a page says was published, as in "+1.7 points": to the digits that readers see."""
-    return float(words.split()[0])
 
 
 def agreement(compared: Sequence[Comparison], scale: str) -> str:

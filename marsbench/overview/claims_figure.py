@@ -11,6 +11,7 @@ from marsbench.findings.claims import POINTS, TIMES, TOKENS
 from marsbench.findings.collection import Collection
 from marsbench.findings.published import PUBLISHED_SCALES
 from marsbench.overview.agreement import Comparison, Numbered, agreement, comparisons
+from marsbench.rendering.claims import heading, sentence
 from marsbench.rendering.figures import drawn_alike, error_bars, new_figure, save
 
 if TYPE_CHECKING:
@@ -56,10 +57,10 @@ def draw(numbered: Numbered, collections: Sequence[Collection], folder: Path) ->
 def panels(compared: Sequence[Comparison]) -> Panels:
     """What is drawn: a panel per unit, differences apart, in each the sections of the paper in its order."""
     found: Panels = {}
-    for one in sorted(compared, key=lambda one: (UNITS.index(one.claim.unit), one.signed)):
-        panel = found.setdefault((one.claim.unit, one.signed), [])
-        if one.claim.section not in panel:
-            panel.append(one.claim.section)
+    for one in sorted(compared, key=lambda one: (UNITS.index(one.claim.unit), one.claim.signed)):
+        panel = found.setdefault((one.claim.unit, one.claim.signed), [])
+        if heading(one.claim.section) not in panel:
+            panel.append(heading(one.claim.section))
         panel.append(one)
     return found
 
@@ -137,9 +138,5 @@ def _dress(axes: Axes, panel: Panel, unit: str, *, signed: bool) -> None:
 
 
 def _label(one: str | Comparison) -> str:
-    """What stands beside a row: a claim's number and words, less the comparison that some have behind a colon."""
-    if isinstance(one, str):
-        return one
-    words, _, compared = one.claim.text.partition(": ")
-    text = words if one.claim.tested.startswith(compared) else one.claim.text
-    return fill(f"{one.number}  {text}", _LETTERS)
+    """What stands beside a row: a claim's number and words."""
+    return one if isinstance(one, str) else fill(f"{one.number}  {sentence(one.claim)}", _LETTERS)

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from marsbench.findings.claims import Finding, in_need, outcome
+from marsbench.findings.claims import ABSTRACT, Finding, Judged
 from marsbench.findings.collection import Collection
 from marsbench.findings.in_words import p_value
-from marsbench.findings.paper_claims import ABSTRACT, Judged, corrected, tally
 from marsbench.findings.published import PUBLISHED_SCALES
 from marsbench.overview import claims_figure
 from marsbench.overview.remarks import remarks
+from marsbench.rendering.claims import (
+    corrected,
+    heading,
+    held_against,
+    in_need,
+    outcome,
+    published,
+    questions,
+    sentences,
+    tally,
+)
 from marsbench.rendering.deviations import caveat
 from marsbench.rendering.markdown import table
 from marsbench.rendering.verdicts import HOW_P_IS_DERIVED, WHAT_CHECKS_ARE, WHAT_WOULD_DECIDE
@@ -46,7 +56,7 @@ def numbers(judged: Sequence[Judged]) -> list[Numbered]:
 
 def render(judged: Sequence[Judged], collections: Sequence[Collection]) -> str:
     """The page as Markdown: a pure function of rows. Claims are numbered in their order, checks among them."""
-    numbered = numbers(judged)
+    numbered, said = numbers(judged), sentences(one.claim for one in judged)
     sections = [
         "# The paper's claims and what was measured",
         f"{HOW_TO_READ_THE_CLAIMS} {HOW_SEEDS_ARE_PUT_TOGETHER}",
@@ -54,21 +64,21 @@ def render(judged: Sequence[Judged], collections: Sequence[Collection]) -> str:
         _summary(judged, collections),
         *[caveat(one.scale) for one in collections],
         *[remark for one in collections for remark in remarks(one)],
-        _verdicts([(number, one) for number, one in numbered if not one.claim.check], collections),
+        _verdicts([(number, one) for number, one in numbered if not one.claim.check], said, collections),
         WHAT_CHECKS_ARE,
-        _checks([(number, one) for number, one in numbered if one.claim.check], collections),
+        _checks([(number, one) for number, one in numbered if one.claim.check], said, collections),
         *claims_figure.sections(numbered, collections),
         regime.beside({one.scale: one.rows.get("regime", {}) for one in collections}),
     ]
     for section in dict.fromkeys(one.claim.section for one in judged):
         found = [(number, one) for number, one in numbered if one.claim.section == section]
-        sections += [f"## {section}", _details(found, collections)]
+        sections += [f"## {heading(section)}", _details(found, collections)]
     return "\n\n".join(section for section in sections if section) + "\n"
 
 
 def _summary(judged: Sequence[Judged], collections: Sequence[Collection]) -> str:
     """A line per scale: how many of the paper's claims it supports, how many were tested, and from how many seeds."""
-    papers = [one for one in judged if one.papers]
+    papers = [one for one in judged if one.claim.papers]
     lines = []
     for one in collections:
         said = [f"{tally(papers, one.scale)} (the paper's alone).", corrected(judged, one.scale), one.seeds_in_words]
@@ -76,14 +86,14 @@ def _summary(judged: Sequence[Judged], collections: Sequence[Collection]) -> str
     return "\n".join(lines)
 
 
-def _verdicts(numbered: Sequence[Numbered], collections: Sequence[Collection]) -> str:
+def _verdicts(numbered: Sequence[Numbered], said: Mapping[int, str], collections: Sequence[Collection]) -> str:
     """Each claim with its verdict at every scale, and whether that stands after Holm's correction."""
     head = ["#", "where", "claim", *[head for one in collections for head in (one.scale, "after Holm")]]
     lines = []
     for number, one in numbered:
         found = [one.findings[collection.scale] for collection in collections]
         verdicts = [cell for finding in found for cell in (finding.verdict, _standing(finding))]
-        lines.append([str(number), _where(one), one.claim.text, *verdicts])
+        lines.append([str(number), _where(one), said[number - 1], *verdicts])
     return table(head, lines, text=range(1, len(head)))
 
 
@@ -94,20 +104,20 @@ def _standing(finding: Finding) -> str:
     return "stands" if finding.stands else "does not stand"
 
 
-def _checks(numbered: Sequence[Numbered], collections: Sequence[Collection]) -> str:
+def _checks(numbered: Sequence[Numbered], said: Mapping[int, str], collections: Sequence[Collection]) -> str:
     """Each check with its outcome at every scale."""
     head = ["#", "where", "check", *[one.scale for one in collections]]
     lines = []
     for number, one in numbered:
         outcomes = [outcome(one.findings[collection.scale].verdict) for collection in collections]
-        lines.append([str(number), _where(one), one.claim.text, *outcomes])
+        lines.append([str(number), _where(one), said[number - 1], *outcomes])
     return table(head, lines, text=range(1, len(head)))
 
 
 def _where(judged: Judged) -> str:
     """The section of the paper that makes a claim, and the abstract where that makes it too."""
     claim = judged.claim
-    return claim.section + ("; abstract" if claim.in_abstract and claim.section != ABSTRACT else "")
+    return heading(claim.section) + ("; abstract" if claim.in_abstract and claim.section != ABSTRACT else "")
 
 
 def _details(numbered: Sequence[Numbered], collections: Sequence[Collection]) -> str:
@@ -125,18 +135,18 @@ def _details(numbered: Sequence[Numbered], collections: Sequence[Collection]) ->
 
 def _detail(judged: Judged, collection: Collection) -> list[str]:
     claim, finding = judged.claim, judged.findings[collection.scale]
-    measured, tested = finding.estimate is not None, finding.after_holm is not None
+    measured, corrected_for = finding.estimate is not None, finding.after_holm is not None
     counted = "" if claim.counts == "questions" else f" {claim.counts}"
     link = collection.links.get(claim.page)
     return [
-        claim.tested,
+        held_against(claim),
         finding.found,
-        f"{finding.questions}{counted}" if measured else "",
+        f"{questions(finding)}{counted}" if measured else "",
         str(finding.seeds) if measured else "",
         f"check: {outcome(finding.verdict)}" if claim.check else finding.verdict,
-        p_value(finding.p) if tested else "",
-        p_value(finding.after_holm) if tested else "",
+        p_value(finding.p) if corrected_for else "",
+        p_value(finding.after_holm) if corrected_for else "",
         "" if claim.check else in_need(finding.needed, claim.counts),
-        *[claim.published(scale) or "n/a" for scale in PUBLISHED_SCALES],
+        *[f"{said} {claim.unit}" if (said := published(claim, scale)) else "n/a" for scale in PUBLISHED_SCALES],
         f"[{claim.page}]({link})" if link else "",
     ]

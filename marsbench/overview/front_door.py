@@ -3,34 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 
-from marsbench.findings.claims import Finding, fallen
+from marsbench.findings.claims import TIMES, Claim, Finding, Judged, Measured
 from marsbench.findings.collection import Collection
 from marsbench.findings.in_words import bracketed
-from marsbench.findings.paper_claims import Judged, corrected, on_sweep, tally
 from marsbench.findings.sweep import SweepCells, speed_up
 from marsbench.overview.remarks import remarks
+from marsbench.rendering.claims import corrected, fallen, sentence, tally
 from marsbench.rendering.deviations import caveat
 from marsbench.rendering.markdown import table
-from marsbench.statistics.intervals import Estimate, above
+from marsbench.rows.kinds import Row
+from marsbench.statistics.decisions import Bound
+from marsbench.statistics.intervals import Estimate
 
 BEGIN, END = "<!-- rendered by marsbench report: begin -->", "<!-- rendered by marsbench report: end -->"
 PICTURE = "speedup_by_batch_size.png"  # the sweep's
 DEFAULT_SCALE = "tiny"
 SPEED = "speedup"  # key of the sweep's study
-# The words of the claims that the first screen is about.
-_HOLDS = (
-    "MARS at one token per forward pass matches AR SFT",
-    "MARS with B = 4 stays level with AR SFT",
-    "More AR training does not explain it",
-)
-_SEVERAL = "MARS emits several tokens per forward pass (B = 4)"
-_STEP = "A training step of MARS costs about twice one of AR SFT"
-_SPEEDS = {  # how the words of our claims on the best settings begin -> what readers call them
-    "Ours: Verified MARS, whose tokens are those of AR,": "verified MARS (the very tokens of AR)",
-    "Ours: MARS that loses at most 1 point": "MARS at its fastest tau that lost at most 1 point on the prompts raced",
+# Page and name of the claims that the first screen is about.
+_HOLDS = ("table2", "matches-ar-sft"), ("table4", "level-b4"), ("table2", "beats-more-ar")
+_SEVERAL, _STEP = ("table4", "several-tokens-b4"), ("table2", "step-costs-twice")
+_SPEEDS = {  # names of our claims on the best settings -> what readers call them
+    "best-verified": "verified MARS (the very tokens of AR)",
+    "best-mars": "MARS at its fastest tau that lost at most 1 point on the prompts raced",
 }
 
 
@@ -47,40 +43,45 @@ def readme_of(root: Path, judged: Sequence[Judged], collections: Sequence[Collec
 
 def front_door(judged: Sequence[Judged], collection: Collection) -> str:
     """The answers of one scale to what a reader asks first: a pure function of rows."""
-    found = {one.claim.text: one.findings[collection.scale] for one in judged}
-    speeds = _speeds(found)
+    found = {(one.claim.page, one.claim.name): one for one in judged}
+    scale, speeds = collection.scale, _speeds(judged, collection.scale)
     lines = [
-        f"- **Does MARS hold up?** {_verdicts(found)} At tau = .95 it emits {found[_SEVERAL].found}. In all: "
-        f"{tally([one for one in judged if one.papers], collection.scale)}. {corrected(judged, collection.scale)}",
+        f"- **Does MARS hold up?** {_verdicts([found[key] for key in _HOLDS], scale)} At tau = .95 it emits "
+        f"{found[_SEVERAL].findings[scale].found}. In all: "
+        f"{tally([one for one in judged if one.claim.papers], scale)}. {corrected(judged, scale)}",
         f"- **How fast, against a strong baseline?** {_fastest(speeds)} That AR decoding is itself "
         f"{_in_brief(_over_generate(collection, 1))} times as fast as transformers' `generate`.",
-        f"- **What about my model?** A training step of MARS costs {found[_STEP].found} an AR step's; no parameter is "
-        "added. [docs/your-own-model.md](docs/your-own-model.md) has the commands.",
+        f"- **What about my model?** A training step of MARS costs {found[_STEP].findings[scale].found} an AR step's; "
+        "no parameter is added. [docs/your-own-model.md](docs/your-own-model.md) has the commands.",
     ]
     notes = [*remarks(collection), collection.seeds_in_words]
     if len(collection.seeds) > 1:
         notes.append("Numbers here, and every verdict, are of all of them; tables on the pages are of seed 0.")
     picture = f"![Speed over AR decoding by batch size]({_figures(collection)}/{PICTURE})"
-    parts = ["\n".join(lines), caveat(collection.scale), _table(speeds), " ".join(filter(None, notes)), picture]
+    parts = ["\n".join(lines), caveat(scale), _table(speeds), " ".join(filter(None, notes)), picture]
     return "\n\n".join(filter(None, parts))
 
 
-def _verdicts(found: Mapping[str, Finding]) -> str:
+def _verdicts(judged: Sequence[Judged], scale: str) -> str:
     """What the paper claims first of all, with the verdict on each."""
-    parts = [f'"{text}" is **{found[text].verdict}**{fallen(found[text])}: {found[text].found}' for text in _HOLDS]
+    found = [(sentence(one.claim), one.findings[scale]) for one in judged]
+    parts = [f'"{text}" is **{one.verdict}**{fallen(one)}: {one.found}' for text, one in found]
     return f"{'; '.join(parts)}."
 
 
 Speeds = Mapping[str, Mapping[int, Finding]]  # what readers call a setting -> batch size -> its speed over `ar`
 
 
-def _speeds(found: Mapping[str, Finding]) -> Speeds:
+def _speeds(judged: Sequence[Judged], scale: str) -> Speeds:
     """The best settings' speeds over AR decoding, by batch size."""
-    speeds: dict[str, dict[int, Finding]] = {}
-    for begins, words in _SPEEDS.items():
-        texts = [text for text in found if text.startswith(begins)]
-        speeds[words] = {int(text.rpartition(" ")[2]): found[text] for text in texts}
-    return speeds
+    return {
+        words: {
+            one.claim.batch_size: one.findings[scale]
+            for one in judged
+            if (one.claim.page, one.claim.name) == (SPEED, name) and one.claim.batch_size is not None
+        }
+        for name, words in _SPEEDS.items()
+    }
 
 
 def _fastest(speeds: Speeds) -> str:
@@ -103,12 +104,11 @@ def _table(speeds: Speeds) -> str:
 def _over_generate(collection: Collection, batch_size: int) -> Estimate | None:
     """Tokens per second of `ar` over those of transformers' `generate`, all training seeds together."""
 
-    def measure(sweep: SweepCells) -> Estimate | None:
-        row = sweep.done.get(("ar", batch_size))
-        return speed_up(row, "hf-generate") if row else None
+    def measure(rows: Sequence[Row]) -> Measured:
+        row = SweepCells.of(rows).eager.done.get(("ar", batch_size))
+        return Measured(speed_up(row, "hf-generate") if row else None)
 
-    compared = on_sweep("`ar` over `hf-generate`", "> 1", measure, partial(above, bound=1.0), item=SPEED, page=SPEED)
-    return compared.finding(collection).estimate
+    return Claim(measure=measure, bound=Bound(low=1.0), unit=TIMES).over(collection.of(SPEED)).estimate
 
 
 def _in_brief(estimate: Estimate | None) -> str:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from marsbench.findings.claims import fallen, outcome
+from marsbench.findings.claims import ABSTRACT, Claim, Judged
 from marsbench.findings.collection import Collection
-from marsbench.findings.paper_claims import ABSTRACT, Judged, corrected, tally
 from marsbench.overview.remarks import remarks
 from marsbench.presets import preset
+from marsbench.rendering.claims import corrected, fallen, held_against, outcome, sentences, tally
 from marsbench.rendering.deviations import caveat
 from marsbench.rendering.markdown import table
 from marsbench.studies import items, study_of
 
 CLAIMS = "claims"  # the page of claims, which has no rows of its own
-_AT_BATCH = " at batch "  # how the words of a claim on one batch size end, before the number
 OPENING = (
     "MARS (arXiv 2604.07023) fine-tunes an ordinary language model so that one forward pass can yield several tokens. "
     "Mask tokens are put behind the text; the model predicts the next token and, at the masks, those after it. "
@@ -90,44 +89,46 @@ def _answers(judged: Sequence[Judged], collection: Collection) -> Iterator[str]:
     """What the abstract claims, what else did not hold, and the best settings: verdicts with their numbers."""
     of_abstract = [one for one in judged if one.claim.in_abstract]
     of_abstract.sort(key=lambda one: one.claim.section == ABSTRACT)  # what no section takes up comes last
-    failed = [one for one in judged if one.papers and one.findings[collection.scale].verdict == "not supported"]
-    ours = [one for one in judged if one.claim.item == "speedup" and not one.papers]
+    failed = [one for one in judged if one.claim.papers and one.findings[collection.scale].verdict == "not supported"]
+    ours = [one for one in judged if one.claim.item == "speedup" and not one.claim.papers]
     parts = {
         "What the paper's abstract claims, and what was measured here:": of_abstract,
         "Other claims of the paper that did not hold here:": [one for one in failed if one not in of_abstract],
         "And how much faster than AR decoding MARS and verified MARS are at their best settings:": ours,
     }
+    said = {one.claim: text for one, text in zip(judged, sentences(one.claim for one in judged).values(), strict=True)}
     for lead, found in parts.items():
         if found:
-            yield "\n".join([lead, "", *_bullets(found, collection.scale)])
+            yield "\n".join([lead, "", *_bullets(found, said, collection.scale)])
     yield from remarks(collection)
 
 
-def _bullets(judged: Sequence[Judged], scale: str) -> list[str]:
+def _bullets(judged: Sequence[Judged], said: Mapping[Claim, str], scale: str) -> list[str]:
     """A line per claim; claims that differ in their batch size alone share one."""
-    by_subject: dict[str, list[Judged]] = {}
+    alike: dict[Hashable, list[Judged]] = {}
     for one in judged:
-        by_subject.setdefault(one.claim.text.removeprefix("Ours: ").partition(_AT_BATCH)[0], []).append(one)
+        claim = one.claim
+        alike.setdefault(claim if claim.batch_size is None else (claim.page, claim.name), []).append(one)
     return [
-        _bullet(found[0], scale) if len(found) == 1 else _bullet_by_batch(subject, found, scale)
-        for subject, found in by_subject.items()
+        _bullet(found[0], said, scale) if len(found) == 1 else _bullet_by_batch(found, scale)
+        for found in alike.values()
     ]
 
 
-def _bullet(judged: Judged, scale: str) -> str:
+def _bullet(judged: Judged, said: Mapping[Claim, str], scale: str) -> str:
     finding = judged.findings[scale]
-    measured = f" {finding.found} ({judged.claim.tested})." if finding.estimate else ""
+    measured = f" {finding.found} ({held_against(judged.claim)})." if finding.estimate else ""
     verdict = f"{outcome(finding.verdict)} (a check)" if judged.claim.check else finding.verdict
-    return f"- {judged.claim.text}: **{verdict}**{fallen(finding)}.{measured}"
+    return f"- {said[judged.claim]}: **{verdict}**{fallen(finding)}.{measured}"
 
 
-def _bullet_by_batch(subject: str, judged: Sequence[Judged], scale: str) -> str:
+def _bullet_by_batch(judged: Sequence[Judged], scale: str) -> str:
     parts = []
     for one in judged:
-        finding, size = one.findings[scale], one.claim.text.partition(_AT_BATCH)[2]
+        finding, size = one.findings[scale], one.claim.batch_size
         measured = f" {finding.found}" if finding.estimate else ""
         parts.append(f"at batch {size} **{finding.verdict}**{fallen(finding)}{measured}")
-    return f"- {subject}: {', '.join(parts)}."
+    return f"- {judged[0].claim.text}: {', '.join(parts)}."
 
 
 def _table(judged: Sequence[Judged], collection: Collection) -> str:
@@ -153,7 +154,7 @@ def _verdict(line: Line, judged: Sequence[Judged], collection: Collection) -> st
     if line.page != CLAIMS and (own := study_of(line.page).tally):
         return own(collection.rows[line.page])
     of_line = [one for one in judged if line.page == CLAIMS or one.claim.item == line.key]
-    counted = [one for one in of_line if one.papers] or of_line
+    counted = [one for one in of_line if one.claim.papers] or of_line
     return tally(counted, collection.scale) if counted else "measured"
 
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from marsbench.files import write_atomically
+from marsbench.findings.claims import Judged, judge_all
 from marsbench.findings.collection import Collection, collect, collection_of, whole_paper_folder
-from marsbench.findings.paper_claims import Judged, judge_all
 from marsbench.findings.seeds import BySeed
 from marsbench.overview import claims_figure, claims_page, front_door, index
 from marsbench.rows.kinds import Row

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from marsbench.findings.claims import POINTS, TOKENS, Claim, Finding, in_need, outcome
+from marsbench.findings.claims import POINTS, TOKENS, Claim, Finding
 from marsbench.findings.in_words import p_value
 from marsbench.findings.published import PUBLISHED_SCALES
-from marsbench.findings.seeds import BySeed, of_all_seeds
+from marsbench.findings.seeds import BySeed
+from marsbench.rendering.claims import held_against, in_need, outcome, published, questions, sentence
 from marsbench.rendering.deviations import caveat
 from marsbench.rendering.markdown import table
 from marsbench.running.plans import TablePlan
@@ -38,52 +39,51 @@ WHAT_CHECKS_ARE = (
 def claims_section(seeds: BySeed, plan: TablePlan, claims: Sequence[Claim], scale: str) -> str:
     """Every claim with its test and its verdict over all seeds, and what the paper's own numbers say of it."""
     whose = "our own" if plan.own else f"the paper's {plan.name}"
-    found = [(claim, of_all_seeds(claim, plan, seeds)) for claim in claims]
+    found = [(claim, claim.over(seeds.values())) for claim in claims]
     how = dict.fromkeys(claim.how for claim in claims if claim.how)
     corrected = "Nothing here is corrected for the number of claims; on the page of claims, it is."
     parts = [
         f"## Claims of {whose} and what was measured",
         caveat(scale),
         " ".join([HOW_CLAIMS_ARE_JUDGED, *how, HOW_P_IS_DERIVED, WHAT_WOULD_DECIDE, corrected]),
-        _judged([(claim, finding) for claim, finding in found if not claim.check], plan),
-        _checks([(claim, finding) for claim, finding in found if claim.check], plan),
-        "" if plan.own else _published_claims(plan, claims),
+        _judged([(claim, finding) for claim, finding in found if not claim.check]),
+        _checks([(claim, finding) for claim, finding in found if claim.check]),
+        "" if plan.own else _published_claims(claims),
     ]
     return "\n\n".join(part for part in parts if part)
 
 
-def _judged(found: Sequence[tuple[Claim, Finding]], plan: TablePlan) -> str:
+def _judged(found: Sequence[tuple[Claim, Finding]]) -> str:
     head = ["", "claim", "tested", "result", "questions", "seeds", "p", "verdict", "would decide it"]
     lines = []
     for claim, finding in found:
-        row = [claim.letter, claim.text, claim.tested(plan), finding.found, finding.questions, _seeds(finding)]
-        lines.append([*row, p_value(finding.p), finding.verdict, in_need(finding.needed)])
+        lines.append([*_line(claim, finding), p_value(finding.p), finding.verdict, in_need(finding.needed)])
     return table(head, lines, text=(0, 1, 2, 7, 8))
 
 
-def _checks(found: Sequence[tuple[Claim, Finding]], plan: TablePlan) -> str:
+def _checks(found: Sequence[tuple[Claim, Finding]]) -> str:
     """Those claims that cannot come out otherwise; empty without any."""
     head = ["", "check", "checked", "result", "questions", "seeds", "outcome"]
     lines = []
     for claim, finding in found:
-        row = [claim.letter, claim.text, claim.tested(plan), finding.found, finding.questions, _seeds(finding)]
-        lines.append([*row, outcome(finding.verdict)])
+        lines.append([*_line(claim, finding), outcome(finding.verdict)])
     return f"{WHAT_CHECKS_ARE}\n\n{table(head, lines, text=(0, 1, 2, 6))}" if lines else ""
 
 
-def _seeds(finding: Finding) -> str:
-    """How many training seeds are behind a finding."""
-    return "n/a" if finding.estimate is None else str(finding.seeds)
+def _line(claim: Claim, finding: Finding) -> list[str]:
+    """What claims and checks show alike."""
+    seeds = "n/a" if finding.estimate is None else str(finding.seeds)
+    return [claim.letter, sentence(claim), held_against(claim), finding.found, questions(finding), seeds]
 
 
-def _published_claims(plan: TablePlan, claims: Sequence[Claim]) -> str:
+def _published_claims(claims: Sequence[Claim]) -> str:
     """The same comparisons between the paper's own averages, as far as its table allows them."""
-    of_units: dict[str, dict[tuple[str, str], list[str]]] = {}
+    of_units: dict[str, dict[tuple[str, tuple[str, ...]], list[str]]] = {}  # unit -> letter and lines -> what is shown
     for claim in claims:
-        found = [claim.published(plan, scale) for scale in PUBLISHED_SCALES]
+        found = [published(claim, scale) for scale in PUBLISHED_SCALES]
         if any(found):
-            lines = of_units.setdefault(claim.unit, {})
-            lines[claim.letter, claim.compared(plan)] = [text or "n/a" for text in found]
+            shown = [claim.letter, claim.compared, *[text or "n/a" for text in found]]
+            of_units.setdefault(claim.unit, {})[claim.letter, claim.lines] = shown
     if not of_units:
         return ""
     lead = "**Published:** what the paper's own averages say, from single runs and without intervals."
@@ -91,5 +91,5 @@ def _published_claims(plan: TablePlan, claims: Sequence[Claim]) -> str:
     parts = [lead]
     for unit, lines in of_units.items():
         head = ["", heads[unit], *PUBLISHED_SCALES.values()]
-        parts.append(table(head, [[*key, *texts] for key, texts in lines.items()], text=(0, 1)))
+        parts.append(table(head, list(lines.values()), text=(0, 1)))
     return "\n\n".join(parts)

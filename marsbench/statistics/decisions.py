@@ -1,43 +1,86 @@
-"""What a verdict is worth: its p, what is left of it among many others, and what it would take where it is open.
+"""What a verdict is, what it is worth, what is left of it among many others, and what it would take where it is open.
 
-All three ask the interval that the verdict comes from, at another level or with other numbers of seeds and questions,
-so that they cannot say anything else than it does.
+All of it asks how far the interval reaches from its value towards a bound, at its own level or another, with the seeds
+and questions that there are or others, so that a p can say nothing else than its verdict does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil, log10
+from math import ceil, inf, isfinite, log10
+from typing import Literal
 
-from marsbench.statistics.intervals import LEVEL, Estimate, Interval, Verdict, over_seeds
+from marsbench.statistics.intervals import LEVEL, Estimate, Interval, reach
 
 SIGNIFICANT = 1 - LEVEL
 MOST_SEEDS = 50  # that anyone is told to train
 MOST_TIMES = 100.0  # as many questions that anyone is told to ask
 SMALLEST_P = 1e-9  # below which nobody asks how small a p is
-_STEPS = 50  # of halving an interval
 
-Decide = Callable[[Interval], Verdict]
+Verdict = Literal["supported", "not supported", "inconclusive", "not run"]
+
+
+@dataclass(frozen=True)
+class Bound:
+    """Between which values an effect is claimed to lie, in its unit; on a side without a bound it may be anything."""
+
+    low: float = -inf
+    high: float = inf
+    closed: bool = False  # whether the bounds themselves are what is claimed
+
+    def verdict(self, interval: Interval) -> Verdict:
+        """Both "supported" and "not supported" need an interval that lies wholly on one side of every bound."""
+        inside = self.low < interval.low and interval.high < self.high
+        if inside or (self.closed and self.low <= interval.low and interval.high <= self.high):
+            return "supported"
+        return "not supported" if interval.high < self.low or self.high < interval.low else "inconclusive"
+
+    @classmethod
+    def losing_less_than(cls, margin: float) -> Bound:
+        """Non-inferiority: worse by less than a margin, in the effect's unit.
+
+        Raises:
+            ValueError: if the margin is negative.
+        """
+        if margin < 0:
+            raise ValueError(f"a negative margin: {margin}")
+        return cls(low=0.0 - margin)  # no -0.0
+
+    @property
+    def is_non_inferiority(self) -> bool:
+        """Whether a loss up to a margin is allowed."""
+        return self.low < 0 and self.high == inf
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What an interval over seeds is made of, see `over_seeds`, and the verdict that is drawn from such intervals."""
+    """What an interval over seeds is made of, see `over_seeds`, and the bound that it is held against."""
 
     pooled: Estimate  # of all seeds' answers, with the 95 % interval for the draw of questions alone
     seeds: tuple[float, ...]  # the value of each seed alone
-    decide: Decide
+    bound: Bound
+
+    @property
+    def gaps(self) -> list[tuple[float, float]]:
+        """How far each bound in question lies from the value, and the 95 % interval of the questions reaches to it."""
+        value, limits, bound = self.pooled.value, self.pooled.interval, self.bound
+        below, above = value - limits.low, limits.high - value
+        if value < bound.low:
+            return [(bound.low - value, above)]
+        if value > bound.high:
+            return [(value - bound.high, below)]
+        return [gap for gap in ((value - bound.low, below), (bound.high - value, above)) if isfinite(gap[0])]
 
     def decided(self, *, level: float = LEVEL, count: int = 0, times: float = 1.0) -> bool:
-        """Whether the interval at a level, of so many seeds and times as many questions, leaves the bound out."""
-        estimate = over_seeds(self.pooled, self.seeds, level=level, count=count, times=times)
-        return self.decide(estimate.interval) != "inconclusive"
+        """Whether the interval at a level, of so many seeds and times as many questions, leaves the bounds out."""
+        reached = [(gap, reach(side, self.seeds, level=level, count=count, times=times)) for gap, side in self.gaps]
+        return all(far < gap or (self.bound.closed and far == gap) for gap, far in reached)
 
     @property
     def at_bound(self) -> bool:
         """Whether the effect is the bound itself, so that no interval around it will leave it out."""
-        return self.decide(Interval(self.pooled.value, self.pooled.value)) == "inconclusive"
+        return not self.bound.closed and any(gap == 0 for gap, _ in self.gaps)
 
 
 def p_value(evidence: Evidence) -> float:
@@ -45,13 +88,18 @@ def p_value(evidence: Evidence) -> float:
 
     One bound and one seed make this the p of the normal law; without noise in the questions it is Student's.
     """
-    low, high = log10(SMALLEST_P), 0.0
+    from scipy import optimize
+
+    if evidence.at_bound or not all(isfinite(side) for _, side in evidence.gaps):
+        return 1.0
     if evidence.decided(level=1 - SMALLEST_P):
         return SMALLEST_P
-    for _ in range(_STEPS):
-        middle = (low + high) / 2
-        low, high = (low, middle) if evidence.decided(level=1 - 10**middle) else (middle, high)
-    return float(10.0**high)
+
+    def beyond(log_p: float) -> float:
+        """How far the interval reaches beyond the bound that is hardest to leave out."""
+        return max(reach(side, evidence.seeds, level=1 - 10**log_p) - gap for gap, side in evidence.gaps)
+
+    return float(10 ** optimize.brentq(beyond, log10(SMALLEST_P), 0.0, xtol=1e-13))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -103,8 +151,5 @@ def _times(evidence: Evidence, count: int) -> float:
     """How many times as many questions decide with so many seeds; 0 = more than anyone asks."""
     if not evidence.decided(count=count, times=MOST_TIMES):
         return 0.0
-    low, high = 1.0, MOST_TIMES
-    for _ in range(_STEPS):
-        middle = (low + high) / 2
-        low, high = (low, middle) if evidence.decided(count=count, times=middle) else (middle, high)
-    return high
+    training = reach(0.0, evidence.seeds, count=count)
+    return max(1.0, *[side**2 / (gap**2 - training**2) for gap, side in evidence.gaps])

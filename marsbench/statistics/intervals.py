@@ -21,7 +21,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import hypot, inf, sqrt
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +31,6 @@ QUANTILE = 1.959963984540054
 BOOTSTRAP_SEED = 0
 RESAMPLES = 1000
 
-Verdict = Literal["supported", "not supported", "inconclusive", "not run"]
 _Values = NDArray[np.float64]
 
 
@@ -57,6 +55,10 @@ class Estimate:
     interval: Interval
     n: int
 
+    def times(self, factor: float) -> Estimate:
+        """The same in another unit: 100 makes points of fractions."""
+        return Estimate(factor * self.value, Interval(factor * self.interval.low, factor * self.interval.high), self.n)
+
 
 @dataclass(frozen=True)
 class PairedDifference:
@@ -73,6 +75,11 @@ class PairedDifference:
     only_a: int  # questions that a alone answers correctly; of several seeds, that a does more often
     only_b: int
     p_value: float
+
+    @property
+    def estimate(self) -> Estimate:
+        """The difference in points alone."""
+        return Estimate(self.points, self.interval, self.n)
 
 
 @dataclass(frozen=True)
@@ -117,9 +124,7 @@ def mean_of_benchmarks(estimates: Sequence[Estimate]) -> Estimate:
     return Estimate(value, Interval(value - below, value + above), sum(part.n for part in estimates))
 
 
-def over_seeds(
-    pooled: Estimate, seeds: Sequence[float], *, level: float = LEVEL, count: int = 0, times: float = 1.0
-) -> Estimate:
+def over_seeds(pooled: Estimate, seeds: Sequence[float]) -> Estimate:
     """What several training seeds say together, with an interval that covers the luck of training too.
 
     An answer is seen as truth + effect of the seed + effect of the question + rest (crossed random effects). The
@@ -131,27 +136,39 @@ def over_seeds(
     Args:
         pooled: the estimate from the answers of all seeds, pooled per question, with its 95 % interval.
         seeds: the same estimate from each seed's answers alone; a single one adds nothing to `pooled`.
-        level: of the interval wanted; the part of the questions is widened by the normal law.
-        count: how many seeds with this scatter there would be; 0 = as many as there are.
-        times: how many times as many questions there would be, which narrows their part by its root.
 
     Raises:
         ValueError: if there are no seeds.
     """
-    from scipy import special
-
     if not seeds:
         raise ValueError("an estimate of no seeds")
-    if len(seeds) == 1 and (level, times) == (LEVEL, 1.0):
+    if len(seeds) == 1:
         return pooled
+    below = reach(pooled.value - pooled.interval.low, seeds)
+    above = reach(pooled.interval.high - pooled.value, seeds)
+    return Estimate(pooled.value, Interval(pooled.value - below, pooled.value + above), pooled.n)
+
+
+def reach(
+    questions: float, seeds: Sequence[float], *, level: float = LEVEL, count: int = 0, times: float = 1.0
+) -> float:
+    """How far such an interval reaches to one side of its value.
+
+    Args:
+        questions: how far the 95 % interval of the pooled answers reaches there.
+        seeds: the value of each seed alone.
+        level: of the interval wanted; the part of the questions is widened by the normal law.
+        count: how many seeds with this scatter there would be; 0 = as many as there are.
+        times: how many times as many questions there would be, which narrows their part by its root.
+    """
+    from scipy import special
+
     count, training = count or len(seeds), 0.0
     if len(seeds) > 1:
         quantile = float(special.stdtrit(count - 1, (1 + level) / 2))
         training = quantile * float(np.std(seeds, ddof=1)) / sqrt(count)
     drawn = 1.0 if level == LEVEL else float(special.ndtri((1 + level) / 2)) / QUANTILE
-    below = hypot((pooled.value - pooled.interval.low) * drawn / sqrt(times), training)
-    above = hypot((pooled.interval.high - pooled.value) * drawn / sqrt(times), training)
-    return Estimate(pooled.value, Interval(pooled.value - below, pooled.value + above), pooled.n)
+    return hypot(questions * drawn / sqrt(times), training)
 
 
 def difference(a: Estimate, b: Estimate) -> Estimate:
@@ -272,44 +289,6 @@ def median_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> 
         ).confidence_interval
         interval = Interval(float(found.low), float(found.high))
     return Estimate(float(np.median(ratios)), interval, len(ratios))
-
-
-def above(interval: Interval, bound: float) -> Verdict:
-    """The verdict on "the true value is greater than `bound`".
-
-    "supported" and "not supported" both need an interval that lies wholly on one side of the bound.
-    """
-    if interval.low > bound:
-        return "supported"
-    return "not supported" if interval.high < bound else "inconclusive"
-
-
-def below(interval: Interval, bound: float) -> Verdict:
-    """The verdict on "the true value is smaller than `bound`"."""
-    return above(Interval(-interval.high, -interval.low), -bound)
-
-
-def within(interval: Interval, low: float, high: float) -> Verdict:
-    """The verdict on "the true value lies between `low` and `high`"."""
-    if low < interval.low and interval.high < high:
-        return "supported"
-    return "not supported" if interval.high < low or high < interval.low else "inconclusive"
-
-
-def superiority(interval: Interval) -> Verdict:
-    """The verdict on "a is better than b", from the interval of a minus b; "not supported": b is better than a."""
-    return above(interval, 0.0)
-
-
-def non_inferiority(interval: Interval, margin: float) -> Verdict:
-    """The verdict on "a is worse than b by less than `margin`", in the unit of the interval of a minus b.
-
-    Raises:
-        ValueError: if the margin is negative.
-    """
-    if margin < 0:
-        raise ValueError(f"a negative margin: {margin}")
-    return above(interval, -margin)
 
 
 def share_of_tokens(part: Sequence[int], whole: Sequence[int]) -> Estimate:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
+from marsbench.findings.between_lines import emits, emits_more, more_accurate
 from marsbench.findings.cells import Cells, done_cells
-from marsbench.findings.claims import AccuracyClaim, SpeedClaim, TokensClaim, counted
-from marsbench.findings.seeds import BySeed, of_all_seeds
+from marsbench.rendering.claims import page_tally
 from marsbench.rendering.figures import drawn_alike, error_bars, new_figure, save
 from marsbench.rendering.measured import HOW_TO_READ_ACCURACY, accuracy_table, speed_table
 from marsbench.rendering.page import Page
 from marsbench.rows.kinds import EvaluationRow
 from marsbench.running.plans import Arm, TablePlan
+from marsbench.statistics.decisions import Bound
 from marsbench.statistics.intervals import Estimate, mean_of_benchmarks, tokens_per_forward
 from marsbench.studies.lines import AR_SFT, adapted, mars, verified
 from marsbench.studies.study import Study
@@ -127,6 +129,7 @@ def _draw(cells: Cells, plan: TablePlan, path_stem: Path) -> list[Path]:
         return save(figure, path_stem)
 
 
+_more_accurate, _emits_more = partial(more_accurate, PLAN), partial(emits_more, PLAN)
 PAGE = Page(
     plan=PLAN,
     opening=(
@@ -135,16 +138,25 @@ PAGE = Page(
         "and block size; the adapter has a rate of its own, and MARS is trained at it too."
     ),
     claims=(
-        TokensClaim(
-            "a", "An adapter alone emits several tokens per forward pass", "gated_groups", bound=1.0, check=True
+        emits(
+            PLAN,
+            "gated_groups",
+            Bound(low=1.0),
+            letter="a",
+            check=True,
+            text="An adapter alone emits several tokens per forward pass",
         ),
-        AccuracyClaim("a", "It changes no accuracy", "gated_groups", AR_SFT.name, margin=0.5, check=True),
-        SpeedClaim("b", "It drafts better than MARS at the gentle rate of the tables", "gated_groups", _GROUPS.name),
-        SpeedClaim("c", "MARS at the adapter's rate drafts better still", "hard_groups", "gated_groups"),
-        AccuracyClaim("d", "Writing into the weights gently costs accuracy", AR_SFT.name, "ar_of_mars"),
-        AccuracyClaim("e", "Writing into them at the adapter's rate costs accuracy", AR_SFT.name, "ar_of_hard"),
-        SpeedClaim("f", "Three times the rank drafts better", "wide_groups", "gated_groups"),
-        SpeedClaim("g", "Twice the training drafts better", "gated_groups_2x", "gated_groups"),
+        _more_accurate("gated_groups", AR_SFT.name, margin=0.5, letter="a", check=True, text="It changes no accuracy"),
+        _emits_more(
+            "gated_groups", _GROUPS.name, letter="b", text="It drafts better than MARS at the gentle rate of the tables"
+        ),
+        _emits_more("hard_groups", "gated_groups", letter="c", text="MARS at the adapter's rate drafts better still"),
+        _more_accurate(AR_SFT.name, "ar_of_mars", letter="d", text="Writing into the weights gently costs accuracy"),
+        _more_accurate(
+            AR_SFT.name, "ar_of_hard", letter="e", text="Writing into them at the adapter's rate costs accuracy"
+        ),
+        _emits_more("wide_groups", "gated_groups", letter="f", text="Three times the rank drafts better"),
+        _emits_more("gated_groups_2x", "gated_groups", letter="g", text="Twice the training drafts better"),
     ),
     figure="sizes",
     caption=(
@@ -159,14 +171,6 @@ PAGE = Page(
 )
 
 
-def _tally(seeds: BySeed) -> str:
-    claims, checks = (
-        [of_all_seeds(claim, PLAN, seeds).verdict for claim in PAGE.claims if claim.check == kind]
-        for kind in (False, True)
-    )
-    return counted(claims, checks)
-
-
 STUDY = Study(
     key="adapter",
     name="Adapter",
@@ -177,5 +181,5 @@ STUDY = Study(
     plan=PLAN,
     render=PAGE.render,
     draw=PAGE.draw,
-    tally=_tally,
+    tally=partial(page_tally, PAGE.claims),
 )

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from marsbench.findings.between_lines import lies_above
 from marsbench.findings.cells import Cells, columns
-from marsbench.findings.claims import CurveClaim
+from marsbench.findings.claims import Claim, Section
 from marsbench.rendering.curve_figures import panels_figure, speed_panel
 from marsbench.rendering.measured import HOW_TO_READ_ACCURACY, accuracy_table, speed_table
 from marsbench.rendering.page import Page
@@ -54,9 +55,10 @@ def _curve(metric: str) -> tuple[str, ...]:
     return (ONE_TOKEN, *[f"{metric}_{threshold:g}" for threshold in METRIC_THRESHOLDS[metric]])
 
 
-def _no_worse_than(metric: str) -> CurveClaim:
+def _no_worse_than(metric: str) -> Claim:
+    curves = {name: _curve(name) for name in ("probability", metric)}
     text = f"Probability, the paper's default, is no worse than {metric}"
-    return CurveClaim("a", text, _curve("probability"), _curve(metric), ("probability", metric), margin=2.0)
+    return lies_above(PLAN, curves, margin=2.0, letter="a", name=f"no-worse-than-{metric}", text=text)
 
 
 def _draw(cells: Cells, plan: TablePlan, path_stem: Path) -> list[Path]:
@@ -88,6 +90,6 @@ PAGE = Page(
 STUDY = table_study(
     PAGE,
     asks="which metric of confidence is best?",
-    section="Appendix D: Figure 6",
+    section=Section("Figure 6", appendix="D"),
     session="Reproduce the paper's Figure 6 (three metrics of confidence); writes reports/figure6.md.",
 )

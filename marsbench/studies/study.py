@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from marsbench.findings.paper_claims import PaperClaim, on_cells
+from marsbench.findings.claims import PAPERS, Claim, Section
 from marsbench.findings.seeds import BySeed
 from marsbench.presets import Preset
 from marsbench.rendering.page import Page
@@ -30,7 +30,7 @@ class Item:
     name: str  # what readers call it: "Table 2"
     asks: str  # the question that it answers
     session: str  # what `nox -l` says of its session
-    section: str = ""  # of the paper, where its claims are made; empty for pages of our own
+    section: Section | None = None  # of the paper, where its claims are made; None for pages of our own
     anchor: str = ""  # where it stands on its page
     nox: str = ""  # its session, where that is not reproduce-KEY
     command: str = ""  # what the session runs, where that is not `marsbench reproduce KEY`
@@ -60,7 +60,7 @@ class Study(Item):
     timed: bool = False  # whether its own `measure` times something, so that nothing may run beside it
     scored: bool = True  # whether the lines of its plan answer benchmarks
     holds: tuple[Item, ...] = ()  # what else stands on its page
-    claims: tuple[PaperClaim, ...] = ()  # those that its rows decide, in their place in the paper
+    claims: tuple[Claim, ...] = ()  # those that its rows decide, in their place in the paper
     tally: Callable[[BySeed], str] | None = None  # what a page of our own comes to at all seeds, in the index
     remark: Callable[[Sequence[Sequence[Row]]], str] = lambda seeds: ""  # for pages on the whole paper; rows by seed
     in_paper: bool = True  # whether it belongs to the reproduction of the whole paper
@@ -95,11 +95,10 @@ def table_study(
     *,
     asks: str,
     session: str,
-    section: str = "",
+    section: Section | None = None,
     place: int = 0,
     holds: tuple[Item, ...] = (),
-    claims: tuple[PaperClaim, ...] | None = None,
-    more_claims: tuple[PaperClaim, ...] = (),
+    more_claims: tuple[Claim, ...] = (),
 ) -> Study:
     """The study of one of the paper's tables or figures whose lines answer benchmarks.
 
@@ -110,10 +109,15 @@ def table_study(
         section: see `Item`.
         place: see `Item`.
         holds: see `Study`.
-        claims: the page's claims in the paper, where they are not all made in `section`.
         more_claims: what its rows decide besides, which the page does not show as a claim.
+
+    The paper's claims are made in `section`, and belong to the page, unless they say otherwise.
     """
-    made = tuple(on_cells(page.claims, page.plan, section)) if claims is None else claims
+    key = page.plan.key
+    claims = [
+        replace(one, page=key, item=one.item or key, section=one.section or section if one.whose == PAPERS else None)
+        for one in (*more_claims, *page.claims)
+    ]
     return Study(
         key=page.plan.key,
         name=page.plan.name,
@@ -125,5 +129,5 @@ def table_study(
         render=page.render,
         draw=page.draw,
         holds=holds,
-        claims=(*more_claims, *made),
+        claims=tuple(claims),
     )

@@ -10,16 +10,17 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Literal
 
+from marsbench.findings.between_lines import emits, more_accurate
 from marsbench.findings.cells import AR_OBJECTIVE, MARS_OBJECTIVE, latest_stages, latest_step_cost
-from marsbench.findings.claims import TIMES, AccuracyClaim, TokensClaim, number
-from marsbench.findings.paper_claims import ABSTRACT, PaperClaim, found
+from marsbench.findings.claims import ABSTRACT, ELSEWHERE, OURS, TIMES, Claim, Measured, Section
 from marsbench.paper import published
 from marsbench.rendering.deviations import NO_SFT_DEVIATION
 from marsbench.rendering.figures import accuracy_figure
 from marsbench.rendering.page import Page
 from marsbench.rows.kinds import Row
 from marsbench.running.plans import Arm, TablePlan, TrainedStage
-from marsbench.statistics.intervals import Estimate, Interval, Verdict, above, median_ratio, within
+from marsbench.statistics.decisions import Bound
+from marsbench.statistics.intervals import Estimate, Interval, median_ratio
 from marsbench.studies.lines import AR_SFT, ONE_TOKEN, mars
 from marsbench.studies.study import Item, table_study
 
@@ -52,21 +53,36 @@ PLAN = TablePlan(
     step_cost=True,
     elsewhere=(mars("mars_no_sft_released", 4),),  # the paper's ablation; Table 3 measures it
 )  # fmt: skip
+_claims = partial(more_accurate, PLAN)
+_emits = partial(emits, PLAN)
 CLAIMS = (
-    AccuracyClaim(
-        "a", "MARS at one token per forward pass matches AR SFT", "mars", "ar_sft", margin=2.0, in_abstract=True
+    _claims(
+        "mars", "ar_sft", margin=2.0, letter="a", name="matches-ar-sft", in_abstract=True,
+        text="MARS at one token per forward pass matches AR SFT",
     ),
-    AccuracyClaim("a", "MARS at one token per forward pass exceeds AR SFT", "mars", "ar_sft", in_abstract=True),
-    AccuracyClaim("b", "More AR training does not explain it", "mars", "ar_sft_2x"),
-    AccuracyClaim("c", "Block diffusion degrades the model", "ar_sft", "block_diffusion"),
-    AccuracyClaim("d", "MARS without the SFT loss is worse", "mars", "mars_no_sft"),
-    TokensClaim("e", "Reported elsewhere: it needs no training, untuned masks speed up too", "untrained_masks", 1.05),
-    AccuracyClaim(
-        "e", "Reported elsewhere: what untuned masks say is right", "untrained_masks_always", "ar_sft", margin=2.0
+    _claims(
+        "mars", "ar_sft", letter="a", name="exceeds-ar-sft", in_abstract=True,
+        text="MARS at one token per forward pass exceeds AR SFT",
     ),
-    TokensClaim("f", "Ours: MARS emits several tokens per forward pass", "mars_95", bound=1.0, check=True),
-    AccuracyClaim("f", "Ours: these cost little accuracy", "mars_95", "mars", margin=2.0),
-)
+    _claims("mars", "ar_sft_2x", letter="b", name="beats-more-ar", text="More AR training does not explain it"),
+    _claims("ar_sft", "block_diffusion", letter="c", name="diffusion", text="Block diffusion degrades the model"),
+    _claims("mars", "mars_no_sft", letter="d", name="sft-loss", text="MARS without the SFT loss is worse"),
+    _emits(
+        "untrained_masks", Bound(low=1.05), letter="e", name="untrained-fast", whose=ELSEWHERE,
+        text="it needs no training, untuned masks speed up too",
+    ),
+    _claims(
+        "untrained_masks_always", "ar_sft", margin=2.0, letter="e", name="untrained-right", whose=ELSEWHERE,
+        text="what untuned masks say is right",
+    ),
+    _emits(
+        "mars_95", Bound(low=1.0), letter="f", name="several-tokens", whose=OURS, check=True,
+        text="MARS emits several tokens per forward pass",
+    ),
+    _claims(
+        "mars_95", "mars", margin=2.0, letter="f", name="little-cost", whose=OURS, text="these cost little accuracy"
+    ),
+)  # fmt: skip
 PAGE = Page(
     plan=PLAN,
     opening=(
@@ -82,84 +98,72 @@ PAGE = Page(
 
 # ---- the model and its training: claims that its checkpoints decide ----
 
-APPENDIX_A = "Appendix A: the cost of training"
-_ABOUT_TWICE = 1.5, 2.5
+APPENDIX_A = Section("the cost of training", appendix="A")
+_ABOUT_TWICE = Bound(low=1.5, high=2.5)
 
 
-def _parameters(rows: Sequence[Row]) -> Estimate | None:
+def _parameters(rows: Sequence[Row]) -> Measured:
     """Parameters of MARS over those of AR SFT: a count, without an interval to speak of."""
     trained = latest_stages(rows)
     ours, ar = trained.get(TrainedStage("mars", 4)), trained.get(TrainedStage("ar_sft", None))
     if ours is None or ar is None or not ar.parameters:
-        return None
+        return Measured()
     ratio = ours.parameters / ar.parameters
-    return Estimate(ratio, Interval(ratio, ratio), 1)
+    return Measured(Estimate(ratio, Interval(ratio, ratio), 1))
 
 
-def _is_one(interval: Interval) -> Verdict:
-    return "supported" if interval == Interval(1.0, 1.0) else "not supported"
-
-
-def _step(rows: Sequence[Row], part: Literal["seconds", "memory"]) -> Estimate | None:
+def _step(rows: Sequence[Row], part: Literal["seconds", "memory"]) -> Measured:
     """What a MARS step takes over what an AR step takes, batch by batch."""
     row = latest_step_cost(rows)
     if row is None or row.status != "done":
-        return None
+        return Measured()
     taken: Mapping[str, Sequence[float]] = row.seconds if part == "seconds" else row.memory
-    return median_ratio(taken[MARS_OBJECTIVE], taken[AR_OBJECTIVE]) if taken else None
+    return Measured(median_ratio(taken[MARS_OBJECTIVE], taken[AR_OBJECTIVE]) if taken else None)
 
 
-def _published_hours(scale: str) -> str | None:
+def _published_hours(scale: str) -> float | None:
     """What the paper's hours of whole runs come to."""
     hours = {row.method: row.value for row in published("A", scale=scale, metric="train_h200_hours")}
-    return f"{number(hours['mars'] / hours['ar_sft'], TIMES, signed=False)} {TIMES}" if hours else None
+    return hours["mars"] / hours["ar_sft"] if hours else None
 
 
-_about_twice, _more = partial(within, low=_ABOUT_TWICE[0], high=_ABOUT_TWICE[1]), partial(above, bound=1.0)
+_of_a_step = partial(Claim, unit=TIMES, counts="batches", item="appendix-a", section=APPENDIX_A)
 TRAINING_CLAIMS = (
-    PaperClaim(
-        item="abstract",
-        page=PLAN.key,
+    Claim(
+        name="no-parameters",
         text="MARS adds no parameters",
-        tested="parameters of MARS over those of AR SFT = 1",
+        compared="parameters of MARS over those of AR SFT",
+        measure=_parameters,
+        bound=Bound(low=1.0, high=1.0, closed=True),
         unit=TIMES,
-        judge=lambda rows: found(_parameters(rows), TIMES, _is_one),
-        decide=_is_one,
         counts="checkpoint",
-        check=True,
+        item="abstract",
         section=ABSTRACT,
         in_abstract=True,
-    ),
-    PaperClaim(
-        item="appendix-a",
-        page=PLAN.key,
-        text="A training step of MARS costs about twice one of AR SFT",
-        tested=f"time of a MARS step over an AR step, from {_ABOUT_TWICE[0]:g} to {_ABOUT_TWICE[1]:g}",
-        unit=TIMES,
-        judge=lambda rows: found(_step(rows, "seconds"), TIMES, _about_twice),
-        decide=_about_twice,
-        published=_published_hours,
-        counts="batches",
-        section=APPENDIX_A,
-    ),
-    PaperClaim(
-        item="appendix-a",
-        page=PLAN.key,
-        text="Training MARS takes more memory at its peak than AR SFT",
-        tested="bytes that a MARS step must hold over those of an AR step > 1",
-        unit=TIMES,
-        judge=lambda rows: found(_step(rows, "memory"), TIMES, _more),
-        decide=_more,
-        counts="batches",
         check=True,
-        section=APPENDIX_A,
+    ),
+    _of_a_step(
+        name="step-costs-twice",
+        text="A training step of MARS costs about twice one of AR SFT",
+        compared="time of a MARS step over an AR step",
+        measure=partial(_step, part="seconds"),
+        bound=_ABOUT_TWICE,
+        published=_published_hours,
+    ),
+    _of_a_step(
+        name="step-takes-memory",
+        text="Training MARS takes more memory at its peak than AR SFT",
+        compared="bytes that a MARS step must hold over those of an AR step",
+        measure=partial(_step, part="memory"),
+        bound=Bound(low=1.0),
+        check=True,
     ),
 )
 
 STUDY = table_study(
     PAGE,
     asks="does MARS keep its accuracy at one token per forward pass?",
-    section="Section 4.2: Table 2",
+    section=Section("Table 2", (4, 2)),
     session="Reproduce the paper's Table 2 (quality of every recipe); writes reports/table2.md.",
     more_claims=TRAINING_CLAIMS,
     holds=(

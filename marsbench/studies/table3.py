@@ -6,10 +6,12 @@ The authors' ablation also weighs every sequence by 1/t, so that its gap mixes t
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
+from marsbench.findings.between_lines import gains_more, more_accurate
 from marsbench.findings.cells import Cells
-from marsbench.findings.claims import AccuracyClaim, Claim, GainClaim
+from marsbench.findings.claims import OURS, Claim, Section
 from marsbench.rendering.curve_figures import (
     Curve,
     Panel,
@@ -31,6 +33,7 @@ PLAN = TablePlan(
     "What the SFT loss does, by block size, at one token per forward pass",
     (AR_SFT, *[mars(stage, size) for size in BLOCK_SIZES for stage in MARS_STAGES]),
 )
+_more_accurate = partial(more_accurate, PLAN)
 
 
 def _claims() -> Iterator[Claim]:
@@ -38,17 +41,21 @@ def _claims() -> Iterator[Claim]:
     for size in BLOCK_SIZES:
         for ablation in ABLATIONS:
             pair = mars_name("mars", size), mars_name(ablation, size)
-            yield AccuracyClaim("a", f"The SFT loss helps at B = {size}", *pair)
+            yield _more_accurate(*pair, letter="a", name=f"helps-b{size}", text=f"The SFT loss helps at B = {size}")
     for size in larger:
         for ablation in ABLATIONS:
             gain, least = ((mars_name("mars", b), mars_name(ablation, b)) for b in (size, smallest))
-            yield GainClaim("b", f"It helps more at B = {size} than at B = {smallest}", gain, least)
+            text = f"It helps more at B = {size} than at B = {smallest}"
+            yield gains_more(PLAN, gain, least, letter="b", name=f"helps-more-b{size}", text=text)
     for size in BLOCK_SIZES:
         text = f"With it, MARS stays level with AR SFT at B = {size}"
-        yield AccuracyClaim("c", text, mars_name("mars", size), "ar_sft", margin=2.0)
+        yield _more_accurate(
+            mars_name("mars", size), "ar_sft", margin=2.0, letter="c", name=f"level-b{size}", text=text
+        )
     for size in BLOCK_SIZES:
         pair = mars_name("mars_no_sft", size), mars_name("mars_no_sft_released", size)
-        yield AccuracyClaim("d", f"Ours: the released ablation's weights cost accuracy too at B = {size}", *pair)
+        text = f"the released ablation's weights cost accuracy too at B = {size}"
+        yield _more_accurate(*pair, letter="d", name=f"weights-cost-b{size}", whose=OURS, text=text)
 
 
 def _draw(cells: Cells, plan: TablePlan, path_stem: Path) -> list[Path]:
@@ -79,6 +86,6 @@ PAGE = Page(
 STUDY = table_study(
     PAGE,
     asks="what does the SFT loss do, at larger and larger blocks?",
-    section="Section 4.3: Table 3",
+    section=Section("Table 3", (4, 3)),
     session="Reproduce the paper's Table 3 (what the SFT loss does); writes reports/table3.md.",
 )

@@ -9,18 +9,18 @@ from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
+from marsbench.findings.between_lines import emits, emits_more, more_accurate
 from marsbench.findings.cells import Cells
-from marsbench.findings.claims import AccuracyClaim, Claim, SpeedClaim, TokensClaim
-from marsbench.findings.paper_claims import on_cells
+from marsbench.findings.claims import OURS, Claim, Section
 from marsbench.rendering.curve_figures import average_figure
 from marsbench.rendering.measured import accuracy_table, speed_table
 from marsbench.rendering.page import Page
 from marsbench.running.plans import TablePlan
+from marsbench.statistics.decisions import Bound
 from marsbench.studies.lines import AR_SFT, BLOCK_SIZES, mars, mars_name
 from marsbench.studies.study import table_study
 
 THRESHOLD = 0.95
-SECTION = "Section 4.4: Table 4"
 PLAN = TablePlan(
     "4",
     "Accuracy and tokens per forward pass at tau = .95, by block size",
@@ -32,25 +32,32 @@ def _claims() -> Iterator[Claim]:
     smallest, *larger = BLOCK_SIZES
     for size, next_size in pairwise(BLOCK_SIZES):
         pair = mars_name("mars", next_size, THRESHOLD), mars_name("mars", size, THRESHOLD)
-        yield SpeedClaim("a", f"B = {next_size} emits more tokens per forward pass than B = {size}", *pair)
+        text = f"B = {next_size} emits more tokens per forward pass than B = {size}"
+        yield emits_more(PLAN, *pair, letter="a", name=f"more-tokens-b{next_size}", text=text)
     for size in larger:
         pair = mars_name("mars", smallest, THRESHOLD), mars_name("mars", size, THRESHOLD)
-        yield AccuracyClaim("b", f"B = {size} costs some accuracy", *pair)
+        text = f"B = {size} costs some accuracy"
+        yield more_accurate(PLAN, *pair, letter="b", name=f"costs-b{size}", text=text)
     for size in BLOCK_SIZES:
-        text = f"MARS with B = {size} stays level with AR SFT"
         pair = mars_name("mars", size, THRESHOLD), "ar_sft"
-        yield AccuracyClaim("c", text, *pair, margin=2.0, in_abstract=size == smallest)
+        text = f"MARS with B = {size} stays level with AR SFT"
+        yield more_accurate(
+            PLAN, *pair, margin=2.0, letter="c", name=f"level-b{size}", text=text, in_abstract=size == smallest
+        )
     for size in BLOCK_SIZES:
         pair = mars_name("mars", size, THRESHOLD), mars_name("mars", size)
-        yield AccuracyClaim("d", f"Ours: several tokens per forward pass cost little at B = {size}", *pair, margin=2.0)
+        text = f"several tokens per forward pass cost little at B = {size}"
+        yield more_accurate(PLAN, *pair, margin=2.0, letter="d", name=f"cost-little-b{size}", whose=OURS, text=text)
 
 
 def _several_tokens() -> Iterator[Claim]:
     """What the page shows without a claim: that there is more than one token per forward pass at all."""
     for size in BLOCK_SIZES:
         text = f"MARS emits several tokens per forward pass (B = {size})"
-        line = mars_name("mars", size, THRESHOLD)
-        yield TokensClaim("", text, line, bound=1.0, in_abstract=size == BLOCK_SIZES[0], check=True)
+        yield emits(
+            PLAN, mars_name("mars", size, THRESHOLD), Bound(low=1.0), name=f"several-tokens-b{size}", text=text,
+            in_abstract=size == BLOCK_SIZES[0], check=True,
+        )  # fmt: skip
 
 
 def _draw(cells: Cells, plan: TablePlan, path_stem: Path) -> list[Path]:
@@ -75,7 +82,7 @@ PAGE = Page(
 STUDY = table_study(
     PAGE,
     asks="how many tokens per forward pass, at what accuracy, by block size?",
-    section=SECTION,
+    section=Section("Table 4", (4, 4)),
     session="Reproduce the paper's Table 4 (several tokens per forward, by block size); writes reports/table4.md.",
-    more_claims=tuple(on_cells(tuple(_several_tokens()), PLAN, SECTION)),
+    more_claims=tuple(_several_tokens()),
 )

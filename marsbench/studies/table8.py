@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from marsbench.findings.between_lines import emits_more, lies_above, more_accurate
 from marsbench.findings.cells import Cells, columns
-from marsbench.findings.claims import AccuracyClaim, Claim, CurveClaim, SpeedClaim
-from marsbench.findings.paper_claims import on_cells
+from marsbench.findings.claims import Claim, Section
 from marsbench.findings.published import PUBLISHED_SCALES, paper_label, published_values
 from marsbench.rendering.curve_figures import panels_figure, speed_panel
 from marsbench.rendering.deviations import BOTH_ABLATIONS_DEVIATION
@@ -35,6 +35,7 @@ PLAN = TablePlan(
     ),
     benchmarks=("gsm8k", "humaneval"),
 )
+FIGURE3 = Section("Figure 3", (4, 3))
 SURE, UNSURE = THRESHOLDS[0], THRESHOLDS[-1]
 HOW_TO_READ_THE_GRIDS = (
     "For each block size, accuracy in % and tokens per forward pass (tok/fwd), ± half of the 95 % interval. Lines with "
@@ -47,21 +48,23 @@ def _curve(stage: str, size: int) -> tuple[str, ...]:
     return tuple(mars_name(stage, size, threshold) for threshold in (None, *THRESHOLDS))
 
 
-def _of_curves() -> Iterator[Claim]:
-    """Those of Figure 3."""
+def _claims() -> Iterator[Claim]:
+    """Those of Figure 3, then those of the table."""
     for size in BLOCK_SIZES:
         for ablation in ABLATIONS:
-            words = f"MARS (B = {size})", f"{MARS_STAGES[ablation]} (B = {size})"
+            curves = {f"{MARS_STAGES[stage]} (B = {size})": _curve(stage, size) for stage in ("mars", ablation)}
             text = f"With the SFT loss, accuracy is higher at equal speed (B = {size})"
-            yield CurveClaim("a", text, _curve("mars", size), _curve(ablation, size), words)
-
-
-def _of_thresholds() -> Iterator[Claim]:
+            yield lies_above(
+                PLAN, curves, letter="a", name=f"higher-b{size}", text=text, item="figure3", section=FIGURE3
+            )
     for size in BLOCK_SIZES:
         sure, unsure = mars_name("mars", size, SURE), mars_name("mars", size, UNSURE)
-        text = f"A lower tau emits more tokens per forward pass (B = {size})"
-        yield SpeedClaim("b", text, unsure, sure, in_abstract=size == BLOCK_SIZES[0], check=True)
-        yield AccuracyClaim("b", f"A lower tau costs accuracy (B = {size})", sure, unsure)
+        yield emits_more(
+            PLAN, unsure, sure, letter="b", name=f"low-tau-faster-b{size}", in_abstract=size == BLOCK_SIZES[0],
+            check=True, text=f"A lower tau emits more tokens per forward pass (B = {size})",
+        )  # fmt: skip
+        text = f"A lower tau costs accuracy (B = {size})"
+        yield more_accurate(PLAN, sure, unsure, letter="b", name=f"low-tau-costs-b{size}", text=text)
 
 
 Numbers = Callable[[Arm, str], tuple[str, str]]  # of a line on a benchmark: accuracy and tokens per forward pass
@@ -142,7 +145,7 @@ PAGE = Page(
         "MARS with and without the SFT loss, as in the MARS paper's Table 8 and Figure 3 (arXiv 2604.07023), decoded "
         "greedily at several thresholds and scored by one program."
     ),
-    claims=(*_of_curves(), *_of_thresholds()),
+    claims=tuple(_claims()),
     figure="pareto",
     figure_title="Figure 3",
     caption=(
@@ -156,16 +159,11 @@ PAGE = Page(
     deviations=(BOTH_ABLATIONS_DEVIATION,),
 )
 
-SECTION, FIGURE3 = "Appendix B: Table 8", "Section 4.3: Figure 3"
 STUDY = table_study(
     PAGE,
     asks="accuracy against tokens per forward pass, threshold by threshold",
-    section=SECTION,
+    section=Section("Table 8", appendix="B"),
     session="Reproduce the paper's Table 8 and Figure 3 (accuracy against speed); writes reports/table8.md.",
-    claims=(
-        *on_cells(tuple(_of_curves()), PLAN, FIGURE3, item="figure3"),
-        *on_cells(tuple(_of_thresholds()), PLAN, SECTION),
-    ),
     holds=(
         Item(
             key="figure3",

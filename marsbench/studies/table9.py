@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from marsbench.findings.between_lines import emits, emits_more, more_accurate
 from marsbench.findings.cells import Cells
-from marsbench.findings.claims import AccuracyClaim, SpeedClaim, TokensClaim
+from marsbench.findings.claims import OURS, Section
 from marsbench.rendering.curve_figures import average_figure
 from marsbench.rendering.measured import HOW_TO_READ_THE_CELLS, accuracy_table, speed_table
 from marsbench.rendering.page import Page
 from marsbench.running.plans import Arm, TablePlan
+from marsbench.statistics.decisions import Bound
 from marsbench.studies.lines import AR_SFT, mars, mars_name
 from marsbench.studies.study import table_study
 
@@ -38,12 +40,45 @@ PAGE = Page(
         "(arXiv 2604.07023), decoded greedily and scored by one program."
     ),
     claims=(
-        TokensClaim("a", "Jacobi decoding gains almost nothing", "jacobi", bound=1.1, fewer=True),
-        SpeedClaim("b", "MARS emits more tokens per forward pass than Jacobi decoding", MARS, "jacobi"),
-        AccuracyClaim("c", "MARS is about as accurate as Jacobi decoding", MARS, "jacobi", margin=2.0),
-        AccuracyClaim("c", "MARS is about as accurate as AR SFT", MARS, "ar_sft", margin=2.0),
-        AccuracyClaim(
-            "d", "Ours: Jacobi decoding says what AR decoding says", "jacobi", "ar_sft", margin=2.0, check=True
+        emits(
+            PLAN, "jacobi", Bound(high=1.1), letter="a", name="jacobi-slow", text="Jacobi decoding gains almost nothing"
+        ),
+        emits_more(
+            PLAN,
+            MARS,
+            "jacobi",
+            letter="b",
+            name="beats-jacobi",
+            text="MARS emits more tokens per forward pass than Jacobi decoding",
+        ),
+        more_accurate(
+            PLAN,
+            MARS,
+            "jacobi",
+            margin=2.0,
+            letter="c",
+            name="level-with-jacobi",
+            text="MARS is about as accurate as Jacobi decoding",
+        ),
+        more_accurate(
+            PLAN,
+            MARS,
+            "ar_sft",
+            margin=2.0,
+            letter="c",
+            name="level-with-ar-sft",
+            text="MARS is about as accurate as AR SFT",
+        ),
+        more_accurate(
+            PLAN,
+            "jacobi",
+            "ar_sft",
+            margin=2.0,
+            letter="d",
+            name="jacobi-exact",
+            whose=OURS,
+            check=True,
+            text="Jacobi decoding says what AR decoding says",
         ),
     ),
     figure="tradeoff",
@@ -60,6 +95,6 @@ PAGE = Page(
 STUDY = table_study(
     PAGE,
     asks="is it better than Jacobi decoding, which needs no training?",
-    section="Appendix C: Table 9",
+    section=Section("Table 9", appendix="C"),
     session="Reproduce the paper's Table 9 (MARS against Jacobi decoding); writes reports/table9.md.",
 )

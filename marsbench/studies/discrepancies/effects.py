@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from marsbench.findings.claims import AccuracyClaim, Finding, SpeedClaim
+from marsbench.findings.between_lines import emits_more, more_accurate
+from marsbench.findings.claims import Finding
 from marsbench.findings.in_words import p_value
-from marsbench.findings.seeds import BySeed, of_all_seeds
+from marsbench.findings.seeds import BySeed
+from marsbench.rendering.claims import questions
 from marsbench.rendering.markdown import table
 from marsbench.running.plans import Arm
 from marsbench.studies.discrepancies.lines import PLAN
@@ -15,26 +16,19 @@ from marsbench.studies.discrepancies.lines import PLAN
 DIFFERS, SAME, NOT_RUN = "differs", "no difference seen", "not run"
 
 
-@dataclass(frozen=True)
-class Effect:
-    """What a line has over another on the same questions: two claims that it has more, open to both sides."""
+def effect(seeds: BySeed, first: str, second: str) -> tuple[Finding, Finding] | None:
+    """Line `first` minus line `second`: accuracy and tokens per forward pass, on the benchmarks that both answered.
 
-    accuracy: Finding
-    tokens: Finding  # per forward pass
-
-    @property
-    def verdict(self) -> str:
-        """Which of the two differ."""
-        found = {"accuracy": self.accuracy, "tokens/forward": self.tokens}
-        names = [name for name, finding in found.items() if finding.decided]
-        return f"{' and '.join(names)} {DIFFERS if len(names) == 1 else 'differ'}" if names else SAME
+    They are two claims that it has more, open to both sides; None if there are no such benchmarks.
+    """
+    accuracy, tokens = (kind(PLAN, first, second).over(seeds.values()) for kind in (more_accurate, emits_more))
+    return None if accuracy.estimate is None or tokens.estimate is None else (accuracy, tokens)
 
 
-def effect(seeds: BySeed, first: str, second: str) -> Effect | None:
-    """Line `first` minus line `second`, on the benchmarks that both were measured on; None if there are none."""
-    accuracy = of_all_seeds(AccuracyClaim("", "", first, second), PLAN, seeds)
-    tokens = of_all_seeds(SpeedClaim("", "", first, second), PLAN, seeds)
-    return None if accuracy.estimate is None or tokens.estimate is None else Effect(accuracy, tokens)
+def verdict(accuracy: Finding, tokens: Finding) -> str:
+    """Which of the two differ."""
+    names = [name for name, one in (("accuracy", accuracy), ("tokens/forward", tokens)) if one.decided]
+    return f"{' and '.join(names)} {DIFFERS if len(names) == 1 else 'differ'}" if names else SAME
 
 
 def effects_table(seeds: BySeed, pairs: Sequence[tuple[str, str]]) -> str:
@@ -48,15 +42,9 @@ def _effect_line(seeds: BySeed, first: str, second: str) -> list[str]:
     found = effect(seeds, first, second)
     if found is None:
         return [words, "", "", "", "", "", NOT_RUN]
-    return [
-        words,
-        found.accuracy.found,
-        p_value(found.accuracy.p),
-        found.tokens.found.removesuffix(f" {found.tokens.unit}"),
-        found.accuracy.questions,
-        str(found.accuracy.seeds),
-        found.verdict,
-    ]
+    accuracy, tokens = found
+    numbers = [accuracy.found, p_value(accuracy.p), tokens.number, questions(accuracy), str(accuracy.seeds)]
+    return [words, *numbers, verdict(accuracy, tokens)]
 
 
 def arm(name: str) -> Arm:

@@ -14,7 +14,7 @@ from marsbench.rendering.measured import accuracy_table, reasons
 from marsbench.rendering.sections import how_section, opening_section, training_section
 from marsbench.rendering.verdicts import HOW_P_IS_DERIVED
 from marsbench.rows.kinds import Row
-from marsbench.studies.discrepancies.effects import DIFFERS, SAME, effect
+from marsbench.studies.discrepancies.effects import DIFFERS, SAME, effect, verdict
 from marsbench.studies.discrepancies.items import ITEMS
 from marsbench.studies.discrepancies.lines import PLAN
 
@@ -71,7 +71,7 @@ def render(rows: Sequence[Row], scale: str, seeds: BySeed | None = None) -> str:
 def tally(seeds: BySeed) -> str:
     """How many of the compared lines differ, and how many of these comparisons are of one training seed."""
     found = [measured for item in ITEMS for pair in item.pairs if (measured := effect(seeds, *pair))]
-    differ, alone = sum(one.verdict != SAME for one in found), sum(one.accuracy.seeds == 1 for one in found)
+    differ, alone = sum(verdict(*one) != SAME for one in found), sum(accuracy.seeds == 1 for accuracy, _ in found)
     return f"{differ} of {len(found)} comparisons of lines differ ({alone} of one training seed alone)"
 
 

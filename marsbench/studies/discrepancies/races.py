@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
-from marsbench.findings.claims import TIMES, Finding
+from marsbench.findings.claims import TIMES, Claim, Finding, Measured
 from marsbench.findings.in_words import bracketed
-from marsbench.findings.paper_claims import found as found_in
-from marsbench.findings.seeds import BySeed, judged
+from marsbench.findings.seeds import BySeed
 from marsbench.findings.sweep import SweepCells, positions_per_forward, speed_up, tokens_per_forward_of
 from marsbench.rendering.markdown import table
-from marsbench.rows.kinds import SweepRow
-from marsbench.statistics.intervals import Estimate, above, median_ratio
+from marsbench.rows.kinds import Row, SweepRow
+from marsbench.statistics.decisions import Bound
+from marsbench.statistics.intervals import Estimate, median_ratio
 from marsbench.studies.discrepancies.effects import DIFFERS, NOT_RUN, SAME
 from marsbench.studies.discrepancies.lines import ALL_MASKS, BLOCKS, NO_CACHE, WINDOW
 
@@ -58,8 +58,11 @@ def _shown(seeds: BySeed) -> SweepCells:
 
 def _judged(measure: Callable[[SweepCells], Estimate | None], seeds: BySeed) -> Finding:
     """A ratio of speeds over all training seeds, held against 1."""
-    decide = partial(above, bound=1.0)
-    return judged(lambda rows: found_in(measure(SweepCells.of(rows)), TIMES, decide), decide, list(seeds.values()))
+
+    def measured(rows: Sequence[Row]) -> Measured:
+        return Measured(measure(SweepCells.of(rows)))
+
+    return Claim(measure=measured, bound=Bound(low=1.0), unit=TIMES).over(seeds.values())
 
 
 def _all_over_few(sweep: SweepCells, size: int) -> Estimate | None:
@@ -88,13 +91,8 @@ def masks(seeds: BySeed) -> str:
         if few and every:
             ratio = _judged(partial(_all_over_few, size=size), seeds)
             positions = [f"{positions_per_forward(row) or 0:.0f}" for row in (few, every)]
-            lines.append([str(size), *positions, _said(ratio), DIFFERS if ratio.decided else SAME])
+            lines.append([str(size), *positions, ratio.number, DIFFERS if ratio.decided else SAME])
     return "\n\n".join([HOW_RACES_ARE_MEASURED, table(head, lines, text=(0, 4))]) if lines else ""
-
-
-def _said(ratio: Finding) -> str:
-    """A ratio with its interval, without its unit."""
-    return ratio.found.removesuffix(f" {TIMES}")
 
 
 def load(seeds: BySeed) -> str:
@@ -105,7 +103,7 @@ def load(seeds: BySeed) -> str:
     for row in rows:
         size, ratio = row.batch_size, _judged(partial(_window_over_ar, size=row.batch_size), seeds)
         if ratio.estimate is not None:
-            lines.append([str(size), f"{positions_per_forward(row) or 0:.0f}", _said(ratio)])
+            lines.append([str(size), f"{positions_per_forward(row) or 0:.0f}", ratio.number])
             knee = size if knee is None and ratio.verdict != "supported" else knee
     if not lines:
         return ""

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from functools import partial
 
 from marsbench.findings.cells import done_cells, latest_cells
-from marsbench.findings.claims import POINTS, Finding
+from marsbench.findings.claims import Claim, Measured
 from marsbench.findings.in_words import p_value
-from marsbench.findings.seeds import BySeed, judged
+from marsbench.findings.seeds import BySeed
 from marsbench.rendering.markdown import table
 from marsbench.rows.kinds import Row
-from marsbench.statistics.intervals import Estimate, paired_difference, superiority
+from marsbench.statistics.decisions import Bound
+from marsbench.statistics.intervals import paired_difference
 from marsbench.studies.discrepancies.effects import DIFFERS, SAME, arm
 from marsbench.studies.lines import mars_name
 
@@ -24,7 +25,8 @@ def scorers(seeds: BySeed) -> str:
     """GSM8K by its two scores, on the same answers, of all training seeds."""
     lines = []
     for name in LOOKED_AT:
-        found = judged(partial(_last_number_minus_filter, name=name), superiority, list(seeds.values()))
+        measure = partial(_last_number_minus_filter, name=name)
+        found = Claim(measure=measure, bound=Bound(low=0.0), signed=True).over(seeds.values())
         if found.estimate is not None:
             verdict = DIFFERS if found.decided else SAME
             lines.append([arm(name).label, found.found, p_value(found.p), str(found.seeds), verdict])
@@ -32,15 +34,13 @@ def scorers(seeds: BySeed) -> str:
     return table(head, lines, text=(0, 4)) if lines else ""
 
 
-def _last_number_minus_filter(rows: Sequence[Row], name: str) -> Finding:
+def _last_number_minus_filter(rows: Sequence[Row], name: str) -> Measured:
     """How the two scores of one line differ; nothing where one is missing."""
     row = done_cells(latest_cells(rows), name).get("gsm8k")
     scores = {row.metric: row.correct, **row.others} if row else {}
     if STRICT not in scores or FLEXIBLE not in scores:
-        return Finding()
-    difference = paired_difference({"gsm8k": scores[FLEXIBLE]}, {"gsm8k": scores[STRICT]})
-    estimate = Estimate(difference.points, difference.interval, difference.n)
-    return Finding(estimate, POINTS, verdict=superiority(estimate.interval))
+        return Measured()
+    return Measured(paired_difference({"gsm8k": scores[FLEXIBLE]}, {"gsm8k": scores[STRICT]}).estimate)
 
 
 def stop_rules(seeds: BySeed) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from marsbench.findings.claims import Section
 from marsbench.rows.kinds import Row
 from marsbench.studies.figure1.lines import PLAN
 from marsbench.studies.figure1.page import draw, render
@@ -24,7 +25,7 @@ STUDY = Study(
     name="Figure 1",
     asks="what does an answer look like, forward pass by forward pass?",
     session="Reproduce the paper's Figure 1 (an answer, forward pass by forward pass); writes reports/figure1.md.",
-    section="Section 1: Figure 1",
+    section=Section("Figure 1", (1,)),
     plan=PLAN,
     scored=False,
     measure=_measure,

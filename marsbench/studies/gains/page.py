@@ -9,11 +9,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from marsbench.findings.between_lines import emits_more, more_accurate
 from marsbench.findings.cells import Cells, answers_of, columns, latest_cells
-from marsbench.findings.claims import AccuracyClaim, Claim, SpeedClaim, counted
+from marsbench.findings.claims import Claim
 from marsbench.findings.in_words import bracketed, plus_minus, signed_number
-from marsbench.findings.seeds import BySeed, of_all_seeds
+from marsbench.findings.seeds import BySeed
 from marsbench.findings.sweep import ALLOWED_LOSS
+from marsbench.rendering.claims import page_tally
 from marsbench.rendering.deviations import deviations_section
 from marsbench.rendering.figures import speed_figure
 from marsbench.rendering.markdown import table
@@ -98,11 +100,7 @@ def draw(rows: Sequence[Row], scale: str, reports_dir: Path) -> list[Path]:
 
 def tally(seeds: BySeed) -> str:
     """How many of the page's claims all training seeds support, and how many checks hold."""
-    chosen = _with_choices(seeds)
-    claims, checks = (
-        [of_all_seeds(claim, PLAN, chosen).verdict for claim in CLAIMS if claim.check == kind] for kind in (False, True)
-    )
-    return counted(claims, checks)
+    return page_tally(CLAIMS, _with_choices(seeds))
 
 
 def _with_choices(seeds: BySeed) -> BySeed:
@@ -194,12 +192,12 @@ def _all_claims() -> Iterator[Claim]:
     for letter, (verified, layout) in zip("ab", VERIFIED.items(), strict=True):
         for rival, words in RIVALS.items():
             text = f"Verified MARS ({layout}) emits more tokens per forward pass than {words}"
-            yield SpeedClaim(letter, text, verified, rival)
+            yield emits_more(PLAN, verified, rival, letter=letter, text=text)
     for verified, layout in VERIFIED.items():
         text = f"Verified MARS ({layout}) emits more tokens per forward pass than MARS that may lose accuracy"
-        yield SpeedClaim("c", text, verified, CHOSEN.name)
+        yield emits_more(PLAN, verified, CHOSEN.name, letter="c", text=text)
     text = f"A tau chosen on other questions loses at most {ALLOWED_LOSS:g} point"
-    yield AccuracyClaim("d", text, CHOSEN.name, AR_OF_MARS, margin=ALLOWED_LOSS)
+    yield more_accurate(PLAN, CHOSEN.name, AR_OF_MARS, margin=ALLOWED_LOSS, letter="d", text=text)
     lossless = {
         **{name: AR_OF_MARS for name in VERIFIED},
         "medusa_3": AR_SFT.name,
@@ -208,9 +206,9 @@ def _all_claims() -> Iterator[Claim]:
     for name, reference in lossless.items():
         words = f"verified MARS ({VERIFIED[name]})" if name in VERIFIED else RIVALS[name]
         text = f"{words[0].upper()}{words[1:]} is as accurate as AR decoding"
-        yield AccuracyClaim("e", text, name, reference, margin=ALLOWED_LOSS, check=True)
+        yield more_accurate(PLAN, name, reference, margin=ALLOWED_LOSS, letter="e", text=text, check=True)
     text = "The two checkpoints are about as accurate, so that their lossless lines compare"
-    yield AccuracyClaim("f", text, AR_OF_MARS, AR_SFT.name, margin=2.0)
+    yield more_accurate(PLAN, AR_OF_MARS, AR_SFT.name, margin=2.0, letter="f", text=text)
 
 
 CLAIMS = tuple(_all_claims())

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from math import log2
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
+from marsbench.findings.between_lines import emits_more, more_accurate
 from marsbench.findings.cells import Cells, columns, done_cells, latest_cells, latest_stages
-from marsbench.findings.claims import AccuracyClaim, Claim, SpeedClaim, counted
 from marsbench.findings.company import company_remark
-from marsbench.findings.seeds import BySeed, of_all_seeds
+from marsbench.findings.seeds import BySeed
 from marsbench.findings.sweep import (
     SweepCells,
     is_lossless,
@@ -25,6 +26,7 @@ from marsbench.findings.sweep import (
 )
 from marsbench.methods import METHODS
 from marsbench.racing.position_law import position_law
+from marsbench.rendering.claims import page_tally
 from marsbench.rendering.deviations import deviations_section
 from marsbench.rendering.figures import speed_figure
 from marsbench.rendering.markdown import table
@@ -98,22 +100,26 @@ DEVIATIONS = (
     "Trainings are of minutes, on the model's own answers to training prompts: docs/your-own-model.md has the commands "
     "that distil, train and measure. The first questions of each benchmark are asked, and few are raced.",
 )
-CLAIMS: tuple[Claim, ...] = (
-    SpeedClaim("a", "An adapter's masks draft better than the text so far", GROUPS.name, PROMPT_LOOKUP.name),
-    SpeedClaim("b", "Masks and the text so far draft better than the text alone", BOTH.name, PROMPT_LOOKUP.name),
-    SpeedClaim("c", "An adapter drafts better than MARS after the same steps", GROUPS.name, MARS_GROUPS.name),
-    AccuracyClaim(
-        "d", "MARS keeps the base's accuracy at one token per forward pass", AR_OF_MARS.name, AR.name, margin=2.0
+_more = partial(emits_more, PLAN)
+CLAIMS = (
+    _more(GROUPS.name, PROMPT_LOOKUP.name, letter="a", text="An adapter's masks draft better than the text so far"),
+    _more(
+        BOTH.name, PROMPT_LOOKUP.name, letter="b", text="Masks and the text so far draft better than the text alone"
     ),
-    SpeedClaim("e", "Four times the training makes the adapter draft better", LONG_GROUPS.name, GROUPS.name),
-    SpeedClaim(
-        "f",
-        "So trained, masks and the text so far draft better than the text alone",
-        LONG_BOTH.name,
-        PROMPT_LOOKUP.name,
+    _more(GROUPS.name, MARS_GROUPS.name, letter="c", text="An adapter drafts better than MARS after the same steps"),
+    more_accurate(
+        PLAN, AR_OF_MARS.name, AR.name, margin=2.0, letter="d",
+        text="MARS keeps the base's accuracy at one token per forward pass",
     ),
-    SpeedClaim("g", "Verified masks emit more than tau = .95 does", MARS_GROUPS.name, SURE.name),
-)
+    _more(
+        LONG_GROUPS.name, GROUPS.name, letter="e", text="Four times the training makes the adapter draft better"
+    ),
+    _more(
+        LONG_BOTH.name, PROMPT_LOOKUP.name, letter="f",
+        text="So trained, masks and the text so far draft better than the text alone",
+    ),
+    _more(MARS_GROUPS.name, SURE.name, letter="g", text="Verified masks emit more than tau = .95 does"),
+)  # fmt: skip
 
 
 def render(rows: Sequence[Row], scale: str, seeds: BySeed | None = None) -> str:
@@ -147,7 +153,7 @@ def draw(rows: Sequence[Row], scale: str, reports_dir: Path) -> list[Path]:
 
 def tally(seeds: BySeed) -> str:
     """The verdicts, and the best lossless setting by the clock at the smallest batch size."""
-    said = [counted([of_all_seeds(claim, PLAN, seeds).verdict for claim in CLAIMS], [])]
+    said = [page_tally(CLAIMS, seeds)]
     for dtype, sweep in SweepCells.by_dtype(next(iter(seeds.values()))).items():
         best = _best_lossless(sweep, sweep.batch_sizes[0]) if sweep.done else None
         if best is not None:

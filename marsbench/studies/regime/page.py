@@ -11,9 +11,11 @@ from typing import Any
 import yaml
 
 from marsbench.findings.cells import BENCHMARKS, latest_cells
+from marsbench.findings.claims import Claim
 from marsbench.findings.in_words import one_line
 from marsbench.findings.published import PUBLISHED_SCALES, published_values
 from marsbench.findings.seeds import BySeed
+from marsbench.rendering.claims import held_against
 from marsbench.rendering.deviations import deviations_section
 from marsbench.rendering.markdown import table
 from marsbench.rendering.measured import (
@@ -26,14 +28,13 @@ from marsbench.rendering.measured import (
 )
 from marsbench.rendering.sections import how_section, opening_section, training_section
 from marsbench.rows.kinds import Row, TextLossRow
-from marsbench.statistics.intervals import Verdict
+from marsbench.statistics.decisions import Verdict
 from marsbench.studies.lines import mars
 from marsbench.studies.regime.criteria import (
     CHANCE,
     CRITERIA,
     ENOUGH,
     ROOM_ON_EACH,
-    Criterion,
     above_chance,
     on_each,
     published_in_words,
@@ -107,7 +108,7 @@ def beside(scales: Mapping[str, BySeed]) -> str:
     if not measured:
         return ""
     lines = [
-        [one.number, one.says, one.tested, *[_with_outcome(one, seeds) for seeds in measured.values()],
+        [one.letter, one.text, held_against(one), *[_with_outcome(one, seeds) for seeds in measured.values()],
          published_in_words(one)]
         for one in CRITERIA
     ]  # fmt: skip
@@ -116,24 +117,24 @@ def beside(scales: Mapping[str, BySeed]) -> str:
                         table(head, lines, text=range(len(head)))])  # fmt: skip
 
 
-def _with_outcome(one: Criterion, seeds: BySeed) -> str:
-    found = one.finding(seeds)
+def _with_outcome(one: Claim, seeds: BySeed) -> str:
+    found = one.over(seeds.values())
     return f"{found.found}: {_OUTCOME.get(found.verdict, found.verdict)}"
 
 
 def _verdicts(seeds: BySeed) -> list[Verdict]:
-    return [*[one.finding(seeds).verdict for one in CRITERIA], room_on_enough(seeds)[1], above_chance(seeds)[1]]
+    return [*[one.over(seeds.values()).verdict for one in CRITERIA], room_on_enough(seeds)[1], above_chance(seeds)[1]]
 
 
 def _criteria(seeds: BySeed) -> str:
     head = ["", "criterion", "tested", "result", "questions or texts", "seeds", "outcome", "the paper"]
     lines = []
     for one in CRITERIA:
-        found = one.finding(seeds)
-        count = "n/a" if found.estimate is None else str(found.seeds)
-        line = [one.number, one.says, one.tested, found.found, found.questions.partition(" ")[0], count]
+        found = one.over(seeds.values())
+        counts = ["n/a", "n/a"] if found.estimate is None else [f"{found.estimate.n:,}", str(found.seeds)]
+        line = [one.letter, one.text, held_against(one), found.found, *counts]
         lines.append([*line, _OUTCOME.get(found.verdict, found.verdict), published_in_words(one)])
-        if one.number == "iii":
+        if one.letter == "iii":
             lines += _room_lines(seeds)
     parts = ["## Criteria", HOW_CRITERIA_ARE_JUDGED, table(head, lines, text=(0, 1, 2, 6, 7))]
     return "\n\n".join(parts)
@@ -142,7 +143,7 @@ def _criteria(seeds: BySeed) -> str:
 def _room_lines(seeds: BySeed) -> list[list[str]]:
     """The two parts of the third criterion that are about single benchmarks."""
     (enough, first), (near, second) = room_on_enough(seeds), above_chance(seeds)
-    low, high = ROOM_ON_EACH
+    low, high = ROOM_ON_EACH.low, ROOM_ON_EACH.high
     return [
         ["", "... at least four benchmarks", f"{ENOUGH} or more between {low:g} and {high:g}", enough, "", "",
          _OUTCOME.get(first, first), ""],
@@ -157,7 +158,7 @@ def _room(seeds: BySeed) -> str:
         [BENCHMARKS[name], one.found, f"{CHANCE.get(name, 0.0):.1f}", _OUTCOME.get(one.verdict, one.verdict)]
         for name, one in found.items()
     ]
-    low, high = ROOM_ON_EACH
+    low, high = ROOM_ON_EACH.low, ROOM_ON_EACH.high
     lead = "AR SFT on each benchmark, in %, beside an answer of the right form drawn at random:"
     return f"{lead}\n\n{table(['', 'AR SFT', 'by chance', f'between {low:g} and {high:g}'], lines, text=(0, 3))}"
 

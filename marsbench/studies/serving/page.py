@@ -10,7 +10,8 @@ from marsbench.findings.seeds import BySeed
 from marsbench.rendering.markdown import table
 from marsbench.rendering.sections import facts_section, seeds_in_words
 from marsbench.rows.kinds import Row, ServingRow
-from marsbench.statistics.intervals import Estimate, above
+from marsbench.statistics.decisions import Bound
+from marsbench.statistics.intervals import Estimate
 from marsbench.studies.serving.figures import ACCURACY, GOODPUT, LATENCY, STEP, draw_all
 from marsbench.studies.serving.findings import (
     Cells,
@@ -152,7 +153,7 @@ def _claim(cells: Cells) -> str:
     if found is None:
         return ""
     over_ar = _ratio(cells, FAST.name, AR.name, "burst", 0.0, tokens_per_second)
-    verdict = above(found.interval, 1.0) if found.n > 1 else "inconclusive"
+    verdict = Bound(low=1.0).verdict(found.interval) if found.n > 1 else "inconclusive"
     lost = 100 * (accuracy(cells[EXACT.name, "burst", 0.0]) - accuracy(cells[FAST.name, "burst", 0.0]))
     return (
         f"{CLAIM}: **{verdict}**. On a full server, tau = {FAST.asks['threshold']:g} carries {_said(found)} times the "

@@ -1,0 +1,136 @@
+"""Claims in words: what each says and tests, what was found, and what many of them come to."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from math import inf
+
+from marsbench.findings.claims import ELSEWHERE, OURS, POINTS, Claim, Finding, Judged, Section, number
+from marsbench.findings.seeds import BySeed
+from marsbench.statistics.decisions import MOST_SEEDS, MOST_TIMES, Needed, Verdict
+
+_BEGINS = {OURS: "Ours: ", ELSEWHERE: "Reported elsewhere: "}  # who says it, where that is not the paper
+
+
+def heading(section: Section | None) -> str:
+    """A section of the paper, or what stands behind all of them."""
+    if section is None:
+        return "Not the paper's: ours, and reported elsewhere"
+    if section.number:
+        return f"Section {'.'.join(map(str, section.number))}: {section.title}"
+    return f"Appendix {section.appendix}: {section.title}" if section.appendix else section.title
+
+
+def sentence(claim: Claim) -> str:
+    """What is claimed, by whom, and at which batch size."""
+    at = "" if claim.batch_size is None else f" at batch {claim.batch_size}"
+    return f"{_BEGINS.get(claim.whose, '')}{claim.text}{at}"
+
+
+def sentences(claims: Iterable[Claim]) -> dict[int, str]:
+    """The same of many claims, by their places; those that say the same of several lines also say what they compare."""
+    claims = list(claims)
+    alike = Counter((claim.page, claim.name, claim.batch_size) for claim in claims)
+    return {
+        place: sentence(claim) + (f": {claim.compared}" if alike[claim.page, claim.name, claim.batch_size] > 1 else "")
+        for place, claim in enumerate(claims)
+    }
+
+
+def held_against(claim: Claim) -> str:
+    """What is measured, and the bound that it is held against."""
+    bound, at = claim.bound, "" if claim.batch_size is None else f", batch {claim.batch_size}"
+    what = f"{claim.compared}{at}"
+    if bound.low == bound.high:
+        return f"{what} = {bound.low:g}"
+    if bound.high == inf:
+        return f"{what} > {bound.low:g}{' (non-inferiority)' if bound.is_non_inferiority else ''}"
+    if bound.low == -inf:
+        return f"{what} < {bound.high:g}"
+    inside = f"{bound.low:g} < {what} < {bound.high:g}"
+    return inside if claim.unit == POINTS else f"{what}, from {bound.low:g} to {bound.high:g}"
+
+
+def published(claim: Claim, scale: str) -> str | None:
+    """The effect in the paper's own numbers, without its unit."""
+    value = claim.published(scale)
+    return None if value is None else number(value, claim.unit, signed=claim.signed)
+
+
+def questions(finding: Finding) -> str:
+    """How many observations the effect rests on; where not on all benchmarks, it says so."""
+    if finding.estimate is None:
+        return "n/a"
+    judged, asked = len(finding.measured.benchmarks), finding.measured.asked
+    return f"{finding.estimate.n:,}" + ("" if judged == asked else f" ({judged} of {asked} benchmarks)")
+
+
+def outcome(verdict: Verdict) -> str:
+    """The verdict on a check in words of its own, so that nobody takes it for a finding."""
+    return {"supported": "holds", "not supported": "fails", "inconclusive": "unclear"}.get(verdict, verdict)
+
+
+def fallen(finding: Finding) -> str:
+    """What to say behind a verdict that does not survive Holm's correction; empty for others."""
+    lost = finding.after_holm is not None and finding.decided and not finding.stands
+    return " (not after Holm's correction)" if lost else ""
+
+
+def in_need(needed: Needed | None, counts: str = "questions") -> str:
+    """What would decide an open claim, as in "9 seeds or 31,000 questions"; empty where it is decided.
+
+    Args:
+        needed: what the measured scatter says.
+        counts: what its interval is drawn from.
+    """
+    if needed is None:
+        return ""
+    if needed.at_bound:
+        return "no n would"
+    if all(needed.both):
+        return f"{needed.both[0]} seeds and {_rounded_up(needed.both[1])} {counts}"
+    ways = [f"{needed.seeds} seeds"] if needed.seeds else []
+    ways += [f"{_rounded_up(needed.questions)} {counts}"] if needed.questions else []
+    return " or ".join(ways) or (f"> {MOST_SEEDS} seeds" if needed.scatter else f"> {MOST_TIMES:g} times the {counts}")
+
+
+def _rounded_up(count: int) -> str:
+    """A number with two digits that mean something: it is an extrapolation."""
+    step = 10 ** max(0, len(str(count)) - 2)
+    return f"{-(-count // step) * step:,}"
+
+
+# ---- what many claims come to ---------------------------------------------------------------------------------------
+
+
+def tally(judged: Sequence[Judged], scale: str) -> str:
+    """How many claims one scale supports, what of the others, and how many checks hold."""
+    return _counted([(one.claim, one.findings[scale].verdict) for one in judged])
+
+
+def page_tally(claims: Sequence[Claim], seeds: BySeed) -> str:
+    """The same of the claims of one page."""
+    return _counted([(claim, claim.over(seeds.values()).verdict) for claim in claims])
+
+
+def _counted(verdicts: Sequence[tuple[Claim, Verdict]]) -> str:
+    """As in "5 of 7 claims supported, 2 inconclusive; 3 of 3 checks hold"."""
+    claims, checks = (Counter(verdict for claim, verdict in verdicts if claim.check == kind) for kind in (False, True))
+    rest = [f"{claims[one]} {one}" for one in ("not supported", "inconclusive", "not run") if claims[one]]
+    parts = [", ".join([f"{claims['supported']} of {claims.total()} claims supported", *rest])] if claims else []
+    if checks:
+        parts.append(f"{checks['supported']} of {checks.total()} checks hold")
+    return "; ".join(parts)
+
+
+def corrected(judged: Sequence[Judged], scale: str) -> str:
+    """How many claims were tested, and how many of the verdicts on them survive the correction; empty without any."""
+    tested = [finding for one in judged if (finding := one.findings[scale]).after_holm is not None]
+    if not tested:
+        return ""
+    decided, standing = sum(one.decided for one in tested), sum(one.stands for one in tested)
+    return (
+        f"{len(tested)} claims were tested, the paper's and ours, checks not counted. {decided} were decided, and "
+        f"{standing} of these verdicts stand after Holm's correction over all {len(tested)}."
+    )
