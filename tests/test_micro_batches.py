@@ -147,7 +147,7 @@ def test_a_process_near_its_limit_makes_room(
     given: list[None] = []
     monkeypatch.setattr(micro_batches, "resident", lambda device: int(held * GIB))
     monkeypatch.setattr(micro_batches, "give_back_freed_memory", lambda: given.append(None))
-    fitting = micro_batches.Fitting(recipe(scale, "base_mars"))
+    fitting = micro_batches.Fitting(recipe(scale, "base_mars"), CPU)
     fitting.limit = 8 * GIB
     fitting.make_room(CPU)
     assert len(given) == times

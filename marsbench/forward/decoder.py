@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
 from marsbench.forward.adapter import Adapted, Adapter, gate_of, masks_of, parted
+from marsbench.forward.attention import without_cudnn_attention
 from marsbench.forward.cache import RaggedCache
 from marsbench.forward.joined import Weights
 from marsbench.forward.linear import linear
@@ -58,6 +59,7 @@ def decoder_of(model: Any) -> Decoder:
     Raises:
         UserError: a model that does what this engine does not know.
     """
+    without_cudnn_attention()
     model = _unwrapped(model)
     alone, _ = parted(model)
     if is_plain(alone):

@@ -82,7 +82,7 @@ class Pretrained:
     gradient_checkpointing: bool  # compute activations twice instead of keeping them
     # Objective -> sequences at once at most, where memory does not decide; accumulation makes up the batch.
     rows_per_device: dict[str, int]
-    memory_gib: float | None = None  # what pieces of a batch are cut for, GiB; None = what is free
+    memory_gib: float | None = None  # what pieces of a batch are cut for on a CPU, GiB; None = what is free
 
 
 @dataclass(frozen=True)

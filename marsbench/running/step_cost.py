@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from marsbench.forward.attention import without_cudnn_attention
 from marsbench.keys import content_hash, versions
 from marsbench.presets import Preset
 from marsbench.provenance import provenance
@@ -58,6 +59,7 @@ def step_cost(scale: Preset, checkpoint: Path, seed: int) -> StepCost:
     pass keeps. It is counted, not read from an allocator, so that it means the same on every device.
     """
     keep_freed_memory()
+    without_cudnn_attention()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     loaded = checkpoints.load(checkpoint, device=device)
     model, tokenizer, size = loaded.model.train(), loaded.tokenizer, scale.finetuning.batch_size

@@ -7,7 +7,6 @@ the scale's data; which weights it starts from changes no speed.
 from __future__ import annotations
 
 import multiprocessing
-import sys
 import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
@@ -25,6 +24,7 @@ from marsbench.provenance import provenance
 from marsbench.rows.kinds import TrainingSpeedRow
 from marsbench.running.checkpoints import Checkpoints
 from marsbench.running.run import Run
+from marsbench.training.memory import peak
 from marsbench.training.stages import Recipe
 from marsbench.training.trainer import train
 
@@ -38,7 +38,7 @@ class TrainingSpeed(NamedTuple):
     stage: str
     tokens: list[int]  # of each step's sequences, padding and noisy copies not counted
     seconds: list[float]
-    peak_bytes: int | None  # of the process, from its start on; None where the system does not tell
+    peak_bytes: int | None  # of the process, or of its GPU, from its start on; None where the system does not tell
     others_cores: float | None  # cores that other processes kept busy; None = unknown
 
     def in_words(self) -> str:
@@ -117,14 +117,4 @@ def _measured(chosen: Recipe, steps: int) -> TrainingSpeed:
     before, after, others = watch.clocks, read_clocks(), None
     if before and after and after.wall > before.wall:
         others = max(0.0, after.machine - before.machine - after.own + before.own) / (after.wall - before.wall)
-    return TrainingSpeed(chosen.stage, watch.tokens, watch.seconds, _peak_bytes(), others)
-
-
-def _peak_bytes() -> int | None:
-    """The most memory that this process ever held."""
-    try:
-        import resource
-    except ImportError:  # Windows
-        return None
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return most if sys.platform == "darwin" else most * 1024  # elsewhere it counts in KiB
+    return TrainingSpeed(chosen.stage, watch.tokens, watch.seconds, peak(), others)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -70,6 +71,18 @@ def resident(device: torch.device) -> int | None:
         return int(psutil.Process().memory_info().rss)
     except Exception:  # as above
         return None
+
+
+def peak() -> int | None:
+    """The most bytes that this process ever held, on the GPU where there is one; None where nobody tells."""
+    if torch.cuda.is_available():
+        return int(torch.cuda.max_memory_reserved())
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else most * 1024  # elsewhere it counts in KiB
 
 
 def _left_in_container(group: Path) -> int | None:

@@ -14,14 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from marsbench.training.memory import at_hand, bytes_kept, give_back_freed_memory, resident
-from marsbench.training.objectives import IGNORED, MOST_LOGITS
+from marsbench.training.objectives import IGNORED, most_logits
 from marsbench.training.stages import Recipe
 
 # Of the memory that is left, what is given to what the forward pass keeps; the rest is for gradients on their way
 # back, and for gaps between tensors of many sizes.
 _SHARE = 0.6
 _FULL = 0.6  # of the limit: a process that holds more after a step gives back what it keeps of freed memory
-_LOGITS_BYTES = 4 * 4 * MOST_LOGITS  # a chunk of logits in fp32, their softmax, and the gradients of both
+_BYTES_PER_LOGIT = 4 * 4  # of a chunk: logits in fp32, their softmax, and the gradients of both
 _MOMENTS = 3  # what the first step adds to every trained weight: a gradient and AdamW's two moments, in fp32
 
 Batch = dict[str, Tensor]
@@ -33,12 +33,13 @@ class Fitting:
     So an interrupted training rounds as one that is not, whatever memory is free when it goes on.
     """
 
-    def __init__(self, recipe: Recipe) -> None:
+    def __init__(self, recipe: Recipe, device: torch.device) -> None:
         assert recipe.pretrained is not None, "the world's batches are not cut"
         self.noisy = recipe.block_size is not None
         self.longest = recipe.pretrained.max_length
         gib = recipe.pretrained.memory_gib
-        self.limit = None if gib is None else int(gib * 2**30)
+        # A limit in a scale's file is for a machine that others use too; a GPU's memory is the training's alone.
+        self.limit = None if gib is None or device.type != "cpu" else int(gib * 2**30)
         self.rows = recipe.pretrained.rows_per_device[recipe.objective]
         self.most: int | None = None
 
@@ -50,7 +51,7 @@ class Fitting:
 
     def make_room(self, device: torch.device) -> None:
         """After a step: give freed memory back where the process has come near its limit."""
-        if self.limit is None or device.type != "cpu":
+        if self.limit is None:
             return
         held = resident(device)
         if held is not None and held > _FULL * self.limit:
@@ -124,5 +125,5 @@ def most_entries(
     once = max(0, 2 * one - two)
     per_entry = max(1, long - once) / (longest * (1 + noisy))
     trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
-    room -= once + _LOGITS_BYTES + _MOMENTS * 4 * trained
+    room -= once + _BYTES_PER_LOGIT * most_logits(device) + _MOMENTS * 4 * trained
     return max(1, int(_SHARE * room / per_entry))

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 from transformers import LlamaForCausalLM, Qwen2ForCausalLM
 
@@ -27,9 +28,9 @@ from marsbench.training.visibility import (
 
 IGNORED = -100
 # Logits that are held at once: 64 MiB in fp32, and several times that with what the loss keeps of them. The world's
-# batches stay far below.
-MOST_LOGITS = 1 << 24
-# Models whose logits are what the LM head gives, and that are not wrapped: a sharded head is not there outside of the
+# batches stay far below. A GPU is only busy with more.
+MOST_LOGITS, MOST_LOGITS_ON_CUDA = 1 << 24, 1 << 28
+# Models whose logits are what the LM head gives, and whose head is whole: a sharded one is not there outside of the
 # model's own call.
 _HEAD_IS_LAST = (Qwen2ForCausalLM, LlamaForCausalLM)
 
@@ -200,11 +201,10 @@ def _up_to_last(marked: Tensor) -> Tensor:
 
 def _inputs(model: nn.Module, streams: _Streams) -> dict[str, Tensor]:
     """The streams as keyword arguments of a transformers model."""
-    dtype = next(model.parameters()).dtype
     return {
         "input_ids": streams.input_ids,
         "position_ids": streams.position,
-        "attention_mask": additive_mask(streams.visible, dtype),
+        "attention_mask": additive_mask(streams.visible, next(model.parameters()).dtype),
     }
 
 
@@ -221,9 +221,10 @@ def nll_at(model: nn.Module, row: Tensor, column: Tensor, targets: Tensor, **inp
     distributed wrappers keep synchronising gradients. Where the logits would fill the memory, it keeps the hidden
     states, and the logits are made of them a chunk at a time, and once more on the way back.
     """
-    head: Any = getattr(model, "module", model).get_output_embeddings()  # type: ignore[operator]
-    in_chunks = type(getattr(model, "frozen", model)) in _HEAD_IS_LAST and type(head) is nn.Linear
-    entries = max(1, MOST_LOGITS // head.out_features) if in_chunks else len(row)
+    alone: Any = model.module if isinstance(model, DistributedDataParallel) else model
+    head: Any = getattr(alone, "module", alone).get_output_embeddings()
+    in_chunks = type(getattr(alone, "frozen", alone)) in _HEAD_IS_LAST and type(head) is nn.Linear
+    entries = max(1, most_logits(row.device) // head.out_features) if in_chunks else len(row)
     chunked = len(row) > entries
     kept: list[Tensor] = []
 
@@ -242,6 +243,11 @@ def nll_at(model: nn.Module, row: Tensor, column: Tensor, targets: Tensor, **inp
     return torch.cat(
         [checkpoint(_nll_of_chunk, *chunk, head.weight, head.bias, use_reentrant=False) for chunk in chunks]
     )
+
+
+def most_logits(device: torch.device) -> int:
+    """Logits that are held at once on a device."""
+    return MOST_LOGITS_ON_CUDA if device.type == "cuda" else MOST_LOGITS
 
 
 def _nll_of_chunk(hidden: Tensor, targets: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

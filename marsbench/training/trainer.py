@@ -12,6 +12,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from transformers import (
 )
 
 from marsbench.errors import UserError
+from marsbench.forward.attention import without_cudnn_attention
 from marsbench.provenance import provenance
 from marsbench.training import checkpoints
 from marsbench.training.chat_data import read_chat_data
@@ -84,8 +86,33 @@ def train(
         say: called with a line on the data, once they are read.
         watch: told of every step, as the `Trainer` tells its callbacks.
     """
-    started = provenance(seed=recipe.seed)
     keep_freed_memory()
+    without_cudnn_attention()
+    with nullcontext() if _trains_the_model(recipe) else _whole_on_every_device():
+        return _train(recipe, folder, parent, progress, say, watch)
+
+
+@contextmanager
+def _whole_on_every_device() -> Iterator[None]:
+    """Train without FSDP, whatever the launcher says: heads and adapters are small, and have no layers to share out."""
+    launched_with = os.environ.pop("ACCELERATE_USE_FSDP", None)
+    try:
+        yield
+    finally:
+        if launched_with is not None:
+            os.environ["ACCELERATE_USE_FSDP"] = launched_with
+
+
+def _train(
+    recipe: Recipe,
+    folder: Path,
+    parent: Path | None,
+    progress: Progress,
+    say: Callable[[str], None],
+    watch: TrainerCallback | None,
+) -> TrainingRecord:
+    """See `train`."""
+    started = provenance(seed=recipe.seed)
     set_seed(recipe.seed)
     work = folder.with_name(folder.name + ".partial")
     tokenizer, model, started_from = _start(recipe, parent)
@@ -153,6 +180,8 @@ def _save(
         shutil.rmtree(folder, ignore_errors=True)
     trainer.accelerator.wait_for_everyone()
     if part is None:
+        if trainer.is_fsdp_enabled:  # its resumable states stay in pieces, the finished checkpoint is whole
+            trainer.accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")
         trainer.save_model(str(folder))
     if trainer.is_world_process_zero():
         if isinstance(part, MedusaHeads):
@@ -329,7 +358,7 @@ def _arguments(recipe: Recipe, steps: int, work: Path) -> tuple[TrainingArgument
         seed=recipe.seed,
     )
     arguments._n_gpu = min(arguments.n_gpu, 1)  # without `accelerate launch`, one process on one device
-    fitting = Fitting(recipe) if _cuts_by_memory(recipe, arguments) else None
+    fitting = Fitting(recipe, arguments.device) if _cuts_by_memory(recipe, arguments) else None
     limit = recipe.pretrained.rows_per_device[recipe.objective] if recipe.pretrained and not fitting else None
     rows, accumulation = share_of_batch(recipe.budget.batch_size, arguments.world_size, limit)
     arguments.per_device_train_batch_size, arguments.gradient_accumulation_steps = rows, accumulation
@@ -351,8 +380,12 @@ def _computes_in_bf16() -> bool:
 
 def _recomputes(recipe: Recipe) -> bool:
     """Whether activations are computed twice; those of Medusa heads are few, and the model below is not trained."""
-    trains_the_model = recipe.objective not in ("medusa", "gated")
-    return recipe.pretrained is not None and recipe.pretrained.gradient_checkpointing and trains_the_model
+    return recipe.pretrained is not None and recipe.pretrained.gradient_checkpointing and _trains_the_model(recipe)
+
+
+def _trains_the_model(recipe: Recipe) -> bool:
+    """Whether the model itself is trained, and not something small beside it."""
+    return recipe.objective not in ("medusa", "gated")
 
 
 def _cuts_by_memory(recipe: Recipe, arguments: TrainingArguments) -> bool:
@@ -418,8 +451,19 @@ class _StageTrainer(Trainer):
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Tensor:
-        loss = self._loss(model, **inputs)
+        loss = self._loss_of(model, **inputs)
         return loss if self._share == 1 else loss * self._share
+
+    def _loss_of(self, model: nn.Module, **batch: Tensor) -> Tensor:
+        """The loss of a batch, all of it in bf16 on an accelerator that is to compute in it.
+
+        accelerate sees to the model's own forward pass alone: not to chunks of logits, nor to a model below an adapter.
+        """
+        device = self.args.device.type
+        if device == "cpu" or not self.args.bf16:
+            return self._loss(model, **batch)
+        with torch.autocast(device, torch.bfloat16):
+            return self._loss(model, **batch)
 
     def training_step(
         self, model: nn.Module, inputs: dict[str, Tensor], num_items_in_batch: Tensor | int | None = None
@@ -440,8 +484,7 @@ class _StageTrainer(Trainer):
         weights = [*model.parameters(), *(frozen.parameters() if isinstance(frozen, nn.Module) else [])]
 
         def loss(**batch: Tensor) -> Tensor:
-            with self.compute_loss_context_manager():  # one each, so that each makes its own bf16 copies
-                return self._loss(model, **batch)
+            return self._loss_of(model, **batch)  # one autocast each, so that each makes its own bf16 copies
 
         return most_entries(
             loss, weights, fitting.longest, noisy=fitting.noisy, device=self.args.device, limit=fitting.limit

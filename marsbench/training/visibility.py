@@ -102,8 +102,12 @@ def mars_visibility(length: int, block_size: int) -> Tensor:
 def additive_mask(visible: Tensor, dtype: torch.dtype) -> Tensor:
     """A float attention mask [N, 1, Q, K] from bool [N, Q, K]: 0 where visible, the dtype's lowest value elsewhere.
 
-    Every query is let see at least one key in the callers, so no row of the softmax is empty.
+    Every query is let see at least one key in the callers, so no row of the softmax is empty. Under autocast the mask
+    has autocast's dtype, or every layer would cast it again.
     """
+    device = visible.device.type
+    if torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
     return (
         torch.zeros(visible.shape, dtype=dtype, device=visible.device)
         .masked_fill_(~visible, torch.finfo(dtype).min)

@@ -1,0 +1,243 @@
+"""What training does on GPUs, as far as a machine without one can show it."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import PreTrainedModel
+
+from marsbench.forward.decoder import decoder_of
+from marsbench.paths import PACKAGE
+from marsbench.presets import preset
+from marsbench.training import memory, objectives, trainer
+from marsbench.training.gated import GatedAdapter, gated_loss
+from marsbench.training.medusa import MedusaHeads, medusa_loss
+from marsbench.training.micro_batches import Fitting
+from marsbench.training.objectives import mars_loss, most_logits
+from marsbench.training.stages import recipe
+from marsbench.training.visibility import additive_mask
+
+MASK = 3
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+BLOCKS = {"block_size": 4, "mask_token_id": MASK}
+
+
+def batch() -> dict[str, Tensor]:
+    """Three sequences, the first half of each a prompt."""
+    ids = torch.randint(4, 900, (3, 20), generator=torch.Generator().manual_seed(0))
+    return {"input_ids": ids, "labels": ids.masked_fill(torch.arange(20) < 10, -100)}
+
+
+@pytest.fixture
+def with_cudnn_attention() -> Iterator[None]:
+    """As torch is when it is new."""
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    yield
+    torch.backends.cuda.enable_cudnn_sdp(False)
+
+
+@pytest.mark.usefixtures("with_cudnn_attention")
+def test_nothing_decodes_with_cudnns_attention(golden_models: dict[str, PreTrainedModel]) -> None:
+    """Guards against attention that is planned anew at every step."""
+    decoder_of(golden_models["ar"])
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+
+
+@pytest.mark.usefixtures("with_cudnn_attention")
+def test_nothing_trains_with_cudnns_attention(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against gradients that are no numbers."""
+
+    def start(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(trainer, "_start", start)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train(recipe(preset("micro"), "base"), tmp_path / "base", None, lambda *_: None, print)
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+
+
+# ---- chunks of logits ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def one_process(tmp_path: Path) -> Iterator[None]:
+    """A process group of this process alone."""
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("one_process")
+@pytest.mark.parametrize("objective", ["mars", "gated"])
+def test_logits_are_chunked_under_ddp(
+    objective: str, golden_models: dict[str, PreTrainedModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against all logits of a device's rows at once, and against gradients that a chunk keeps from DDP."""
+    model = copy.deepcopy(golden_models["mars"]).train()
+    learner: nn.Module = model
+    if objective == "gated":
+        learner = GatedAdapter(model.requires_grad_(False), 2)
+        torch.nn.init.normal_(learner.ups[0])  # type: ignore[arg-type]
+    chunks: list[int] = []
+    of_chunk = objectives._nll_of_chunk
+
+    def counted(hidden: Tensor, *rest: Any) -> Tensor:
+        chunks.append(len(hidden))
+        return of_chunk(hidden, *rest)
+
+    def learned(wrapped: nn.Module) -> tuple[float, list[Tensor]]:
+        learner.zero_grad()
+        torch.manual_seed(0)
+        if objective == "gated":
+            loss = gated_loss(wrapped, **batch(), model=model, **BLOCKS)
+        else:
+            loss = mars_loss(wrapped, **batch(), **BLOCKS).total
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss.item(), [p.grad.clone() for p in learner.parameters() if p.grad is not None]
+
+    at_once, gradients = learned(learner)
+    monkeypatch.setattr(objectives, "_nll_of_chunk", counted)
+    monkeypatch.setattr(objectives, "MOST_LOGITS", 7 * model.config.vocab_size)
+    in_chunks, found = learned(DistributedDataParallel(learner))
+    assert in_chunks == pytest.approx(at_once, rel=1e-5)
+    assert len(chunks) > 2 and max(chunks) == 7
+    for ours, theirs in zip(found, gradients, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-3)
+
+
+def test_chunks_are_large_on_a_gpu() -> None:
+    """Guards against a GPU that waits for the host between chunks, and a CPU whose memory they fill."""
+    vocabulary = 151_936  # Qwen2.5's
+    assert most_logits(CUDA) // vocabulary > 1000 > most_logits(CPU) // vocabulary
+    assert 4 * 4 * most_logits(CUDA) < 5 * 2**30
+
+
+# ---- bf16 ------------------------------------------------------------------------------------------------------------
+
+
+class Products(TorchDispatchMode):
+    """Notes the number types of linear layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dtypes: set[torch.dtype] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default):
+            self.dtypes.add(args[-1].dtype)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("objective", ["mars", "gated", "medusa"])
+def test_all_of_a_step_is_in_bf16_on_a_gpu(
+    objective: str, golden_models: dict[str, PreTrainedModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against chunks of logits, and models below adapters and heads, that run in fp32 beside a bf16 model."""
+    model, learner = golden_models["mars"], None
+    loss: Any = partial(mars_loss, **BLOCKS)
+    if objective == "gated":
+        learner, loss = GatedAdapter(model, 2), partial(gated_loss, model=model, **BLOCKS)
+    if objective == "medusa":
+        learner, loss = MedusaHeads(model.config.hidden_size), partial(medusa_loss, backbone=model)
+    monkeypatch.setattr(objectives, "MOST_LOGITS", 7 * model.config.vocab_size)
+    own = torch.autocast
+    monkeypatch.setattr(trainer.torch, "autocast", lambda device, dtype: own({"cuda": "cpu"}[device], dtype))
+
+    def products(device: torch.device, bf16: bool) -> set[torch.dtype]:
+        stage: Any = SimpleNamespace(args=SimpleNamespace(device=device, bf16=bf16), _loss=loss)
+        with Products() as noted, torch.no_grad():
+            trainer._StageTrainer._loss_of(stage, learner or model, **batch())
+        return noted.dtypes
+
+    assert products(CUDA, True) == {torch.bfloat16}
+    assert products(CUDA, False) == products(CPU, True) == {torch.float32}
+
+
+def test_a_mask_has_the_type_that_attention_computes_in() -> None:
+    """Guards against a mask of full precision that every layer casts again."""
+    visible = torch.ones(1, 2, 2, dtype=torch.bool).tril()
+    assert additive_mask(visible, torch.float32).dtype == torch.float32
+    with torch.autocast("cpu", torch.bfloat16):
+        mask = additive_mask(visible, torch.float32)
+    assert mask.dtype == torch.bfloat16
+    assert mask[0, 0].float().softmax(-1).tolist() == [[1, 0], [0.5, 0.5]]
+
+
+# ---- memory ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_limit_in_a_scales_file_is_for_a_shared_machine() -> None:
+    """Guards against a GPU of eighty gigabytes of which a tenth is used."""
+    chosen = recipe(preset("135m"), "mars")
+    assert Fitting(chosen, CPU).limit == 8 * 2**30
+    assert Fitting(chosen, CUDA).limit is None
+
+
+def test_the_peak_is_the_gpus_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a host's memory that passes for the GPU's."""
+    on_host = memory.peak()
+    assert on_host is None or on_host > 2**26
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda: 12345)
+    assert memory.peak() == 12345
+
+
+# ---- FSDP ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("stage", "sharded"), [("mars", True), ("medusa", False), ("base_gated", False)])
+def test_heads_and_adapters_are_not_sharded(
+    stage: str, sharded: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against FSDP that looks for layers in what has none, and a later stage that is not sharded either."""
+    seen: list[bool] = []
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    monkeypatch.setattr(trainer, "_train", lambda *_: seen.append("ACCELERATE_USE_FSDP" in os.environ))
+    trainer.train(recipe(preset("7b"), stage), tmp_path / stage, None, lambda *_: None, print)
+    assert seen == [sharded]
+    assert os.environ["ACCELERATE_USE_FSDP"] == "true"
+
+
+def test_a_finished_checkpoint_is_whole_though_its_states_are_in_pieces(tmp_path: Path) -> None:
+    """Guards against ninety gigabytes in one process at every state, and a last one that nothing else can load."""
+    told: list[str] = []
+    fake: Any = SimpleNamespace(
+        is_fsdp_enabled=True,
+        is_world_process_zero=lambda: False,
+        save_model=lambda folder: told.append("save"),
+        accelerator=SimpleNamespace(
+            wait_for_everyone=lambda: None,
+            state=SimpleNamespace(fsdp_plugin=SimpleNamespace(set_state_dict_type=told.append)),
+        ),
+    )
+    nothing: Any = None
+    trainer._save(fake, tmp_path, nothing, nothing, None, "")
+    assert told == ["FULL_STATE_DICT", "save"]
+    launch = yaml.safe_load((PACKAGE / "presets/launch/fsdp.yaml").read_text(encoding="utf-8"))
+    assert launch["fsdp_config"]["fsdp_state_dict_type"] == "SHARDED_STATE_DICT"
+
+
+# ---- the workflow ----------------------------------------------------------------------------------------------------
+
+
+def test_the_gpu_workflow_runs_on_a_second_night() -> None:
+    """Guards against pages nested in those of the night before, and jobs side by side in one folder."""
+    file = PACKAGE.parent / ".github/workflows/gpu.yaml"
+    job = yaml.safe_load(file.read_text(encoding="utf-8"))["jobs"]["reproduce"]
+    assert job["strategy"]["max-parallel"] == 1
+    (compare,) = (step["run"] for step in job["steps"] if "cp -r" in step.get("run", ""))
+    lines = compare.splitlines()
+    copied = next(place for place, line in enumerate(lines) if line.startswith("cp -r"))
+    assert any(line.startswith(f"rm -rf {lines[copied].split()[-1]}") for line in lines[:copied])
