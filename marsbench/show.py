@@ -19,9 +19,7 @@ if TYPE_CHECKING:  # what is only drawn again needs no model
     from matplotlib.figure import Figure
     from transformers import PreTrainedTokenizerBase
 
-    from marsbench.decoding.engine import KindOfBatch
     from marsbench.decoding.generation import Generation
-    from marsbench.progress import Reporter
     from marsbench.training.checkpoints import Loaded
 
 # Two light shades that differ in brightness too, so that neither color vision nor a gray printer matters.
@@ -52,40 +50,10 @@ def sample_question() -> str:
     return world.test_set("mini_gsm8k", 1)[0].prompt
 
 
-def answers(
-    loaded: Loaded,
-    question: str,
-    methods: list[str],
-    *,
-    threshold: float,
-    max_new_tokens: int,
-    draft: Loaded | None,
-    untrained_masks: bool,
-    block_size: int,
-    compiled: bool = False,
-    reporter: Reporter,
-) -> list[Shown]:
-    """Answer one question by several methods; `reporter` hears why steps that are to be compiled cannot be."""
-    from marsbench.compiled.graphs import kind_of_batch
-    from marsbench.methods import METHODS
-    from marsbench.methods.fitting import fit
-
-    found = []
-    for name in methods:
-        method = fit(name, loaded, draft=draft, untrained_masks=untrained_masks, block_size=block_size)
-        bar = threshold if METHODS[name].takes_threshold else None
-        kind, not_compiled = kind_of_batch(loaded.model, method, compiled)
-        reporter.say_once(not_compiled)
-        generation = answer(loaded, method, question, threshold=bar, max_new_tokens=max_new_tokens, kind=kind)
-        found.append(shown(name if bar is None else f"{name}, tau = {bar:g}", generation, loaded.tokenizer))
-    return found
-
-
 def answer(
-    loaded: Loaded, method: Any, question: str, *, threshold: float | None, max_new_tokens: int,
-    kind: KindOfBatch | None = None,
-) -> Generation:  # fmt: skip
-    """Answer one question by a method that is fitted to the checkpoint."""
+    loaded: Loaded, method: Any, question: str, *, threshold: float | None, max_new_tokens: int, **how: Any
+) -> Generation:
+    """Answer one question by a method that is fitted to the checkpoint; `how` goes to `decode`."""
     from marsbench.decoding.engine import decode
     from marsbench.decoding.generation import Request
     from marsbench.methods.fitting import default_ids
@@ -94,7 +62,7 @@ def answer(
     ids = loaded.tokenizer(chat_prompt(loaded.tokenizer, question), add_special_tokens=False).input_ids
     eos_id, pad_id = default_ids(loaded, None, None)
     request = Request(ids, max_new_tokens, threshold)
-    (generation,) = decode(loaded.model, method, [request], eos_id=eos_id, pad_id=pad_id, batch_size=1, kind=kind)
+    (generation,) = decode(loaded.model, method, [request], eos_id=eos_id, pad_id=pad_id, batch_size=1, **how)
     return generation
 
 

@@ -5,10 +5,11 @@ transformers prepares the inputs and the generation configuration as for its own
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import lru_cache
+from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -24,16 +25,29 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 from marsbench import hub
 from marsbench.compiled.graphs import kind_of_batch
 from marsbench.decoding.engine import Method, OnTokens, decode
-from marsbench.decoding.generation import PREFILL_POSITIONS, Generation, Layout, Metric, Request
+from marsbench.decoding.generation import PREFILL_POSITIONS, Generation, Request
 from marsbench.decoding.outside import OutsideMethod
 from marsbench.errors import UserError
 from marsbench.forward.adapter import Adapted, Adapter
-from marsbench.methods import METHODS, Options, build_method, check_threshold
+from marsbench.methods import METHODS, OPTIONS, Options, build_method, check_threshold
 from marsbench.progress import Reporter
 from marsbench.training.gated import read_adapter
 from marsbench.training.medusa import MedusaHeads
 
 
+def _signed(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Have a signature name every option of methods: what it does not name, transformers keeps to itself."""
+    own = list(signature(function).parameters.values())
+    named = [
+        Parameter(one.name, Parameter.KEYWORD_ONLY, default=one.default, annotation=one.type)
+        for one in fields(Options)
+        if one.name in OPTIONS
+    ]
+    function.__signature__ = Signature([*own[:-1], *named, own[-1]])  # type: ignore[attr-defined]
+    return function
+
+
+@_signed
 def generate(
     model: PreTrainedModel,
     input_ids: Tensor,
@@ -43,22 +57,14 @@ def generate(
     *,
     method: str = "mars",
     threshold: float | None = None,
-    block_size: int = 4,
-    metric: Metric = "probability",
-    cache_block: int = 4,
-    layout: Layout = "groups",
     draft: PreTrainedModel | None = None,
-    draft_length: int = 4,
-    draft_method: str = "ar",
-    draft_threshold: float = 0.95,
-    tree_width: int = 1,
     mask_id: int | None = None,
     sampling_seed: int = 0,
     prefill_positions: int = PREFILL_POSITIONS,
     compiled: bool = False,
     adapter: str | Path | None = None,
     token_streamer: BaseStreamer | None = None,
-    **model_kwargs: Any,
+    **others: Any,
 ) -> Tensor | GenerateDecoderOnlyOutput:
     """Continue prompts by any method of marsbench; see `marsbench list methods`.
 
@@ -74,15 +80,7 @@ def generate(
         generation_config: likewise.
         method: how to decode.
         threshold: confidence to accept (or to draft) a token; None accepts one token per forward with `mars`.
-        block_size: B, or the window of methods that are free to choose one.
-        metric: the confidence: probability, entropy or margin.
-        cache_block: B_cache of `mars-block-cache`.
-        layout: where `mars-verified` and `mars-lookup` put their masks: groups or linear.
         draft: draft model of the speculative methods (transformers keeps `assistant_model` to itself).
-        draft_length: K, tokens drafted per round at most.
-        draft_method: how the draft model decodes: ar or mars.
-        draft_threshold: confidence that a MARS draft's tokens must pass.
-        tree_width: guesses of the first Medusa head; 1 is a chain.
         mask_id: the id of `<|mask|>`; by default that of the tokenizer beside the model's weights.
         sampling_seed: seed of sampling; row i takes `sampling_seed` + i.
         prefill_positions: prompt tokens in one forward, at most; fewer take less memory.
@@ -92,7 +90,8 @@ def generate(
         adapter: folder of a gated adapter that was trained on this model; its own tokenizer knows the mask. Whether the
             weights in memory are still those it was trained on is not looked at. Not together with `compiled`.
         token_streamer: any streamer of transformers, for a single prompt. transformers keeps `streamer` to itself.
-        model_kwargs: what transformers passes along; `attention_mask` is used.
+        others: the method's options, as `marsbench decode --help` explains them, such as `block_size`, `layout` or
+            `draft_length`; and what transformers passes along, of which `attention_mask` is used.
 
     Returns:
         Prompts and new tokens, integer [N, P + new], padded on the right, as `generate` returns them.
@@ -108,19 +107,12 @@ def generate(
         raise UserError("the draft is no model", fix="pass AutoModelForCausalLM.from_pretrained(...)")
     options = Options(
         mask_id=_mask_id(model, adapter) if mask_id is None else mask_id,
-        block_size=block_size,
-        metric=metric,
-        cache_block=cache_block,
-        layout=layout,
         draft=draft,
-        draft_length=draft_length,
-        draft_method=draft_method,
-        draft_threshold=draft_threshold,
         heads=_heads(model) if method in METHODS and "heads" in METHODS[method].needs else None,
-        tree_width=tree_width,
+        **{name: others[name] for name in OPTIONS if name in others},
     )
     chosen = _kept_method(model, method, options) if compiled else build_method(method, options)
-    check_threshold(method, threshold, metric)
+    check_threshold(method, threshold, options.metric)
     if not isinstance(compiled, bool):
         raise UserError(f"compiled={compiled!r} is neither True nor False", fix="give one of the two")
     if compiled and adapter is not None:
@@ -131,21 +123,15 @@ def generate(
     if not isinstance(sampling_seed, int):
         raise UserError(f"sampling seed {sampling_seed!r} is no whole number", fix="give one, as in sampling_seed=0")
     if token_streamer is not None:
-        _check_streaming(input_ids, method)
+        _check_streaming(input_ids, chosen)
         token_streamer.put(input_ids.cpu())  # type: ignore[no-untyped-call]  # streamers expect the prompt first
     eos_ids = _as_ids(config.eos_token_id)
     pad_id = int(config.pad_token_id if config.pad_token_id is not None else next(iter(eos_ids), 0))
     generations = decode(
-        running,
-        chosen,
-        _requests(input_ids, model_kwargs.get("attention_mask"), config, threshold, sampling_seed),
-        eos_id=eos_ids,
-        pad_id=pad_id,
-        batch_size=len(input_ids),
+        running, chosen, _requests(input_ids, others.get("attention_mask"), config, threshold, sampling_seed),
+        eos_id=eos_ids, pad_id=pad_id, batch_size=len(input_ids), prefill_positions=prefill_positions, kind=kind,
         on_tokens=_stream(token_streamer) if token_streamer is not None else None,
-        prefill_positions=prefill_positions,
-        kind=kind,
-    )
+    )  # fmt: skip
     if token_streamer is not None:
         token_streamer.end()  # type: ignore[no-untyped-call]
     sequences = _sequences(input_ids, generations, pad_id)
@@ -198,13 +184,14 @@ def _stream(streamer: BaseStreamer) -> OnTokens:
     return put
 
 
-def _check_streaming(input_ids: Tensor, method: str) -> None:
+def _check_streaming(input_ids: Tensor, method: Method | OutsideMethod) -> None:
     """Refuse what could not be streamed."""
     if len(input_ids) > 1:
         raise UserError("only a single prompt can be streamed", fix="stream one prompt at a time")
-    if method in ("hf-generate", "hf-assisted"):
+    if isinstance(method, OutsideMethod):
         raise UserError(
-            f"method {method!r} streams nothing here", fix="call model.generate(streamer=...) without custom_generate"
+            f"method {method.name!r} streams nothing here",
+            fix="call model.generate(streamer=...) without custom_generate",
         )
 
 

@@ -49,6 +49,16 @@ def test_the_window_is_not_the_block_size_of_the_checkpoint(output: Path) -> Non
     assert (first["block_size"], first["layout"], second["block_size"]) == (5, "linear", 6)
 
 
+def test_a_line_says_the_options_that_its_method_takes(output: Path) -> None:
+    """Guards against an option that does not reach the method, and a row that tells of one that means nothing."""
+    evaluate(output, "--benchmark", "mini_gsm8k", "--method", "prompt-lookup", "--draft-length", "2", "--ngram", "1")
+    evaluate(output, "--benchmark", "mini_gsm8k", "--method", "mars-block-cache", "--cache-block", "8")
+    assert [row.options for row in rows_in(output)] == [
+        {"draft_length": 2, "ngram": 1},
+        {"cache_block": 8, "metric": "probability", "accept": "one"},
+    ]
+
+
 def test_several_benchmarks_as_one_document(output: Path) -> None:
     """Guards against a second benchmark that replaces the first, and numbers that a program cannot read."""
     settings = ["--dtype", "bfloat16", "--batch-size", "2", "--max-new-tokens", "7", "--prefill-positions", "32"]

@@ -208,7 +208,7 @@ def test_decode_is_lossless_where_it_says_so(
         ([[4, 5], []], (), "line 2"),
         ([[4, 99_999]], (), "vocabulary"),
         ([[4] * 5000], (), "context"),
-        ([[4]], ("--block-size", "0"), "block size"),
+        ([[4]], ("--block-size", "0"), "--block-size"),
         ([[4]], ("--threshold", "1.5"), "out of range"),
         ([[4]], ("--threshold", "0.5", "--accept", "one"), "contradict"),
         ([[4]], ("--accept", "two"), "way to accept"),

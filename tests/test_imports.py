@@ -8,8 +8,6 @@ import sys
 import pytest
 from scipy import stats
 
-from marsbench.methods import METHODS
-from marsbench.methods.building import BUILDERS
 from marsbench.statistics.intervals import LEVEL, QUANTILE
 
 HEAVY = ("torch", "transformers", "datasets", "lm_eval", "scipy", "matplotlib", "pandas")
@@ -35,11 +33,6 @@ def test_a_registry_is_read_without_what_is_heavy(name: str) -> None:
     program = f"import sys, {name}; print([name for name in {HEAVY} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.stdout == "[]\n", done.stderr
-
-
-def test_every_method_can_be_made() -> None:
-    """Guards against a method that is listed and cannot be made, or made and not listed."""
-    assert list(BUILDERS) == list(METHODS)
 
 
 def test_the_normal_quantile_is_scipys() -> None:

@@ -61,7 +61,7 @@ def test_text_in_portions_is_the_text(ids: list[int], cuts: list[int]) -> None:
 @given(st.lists(st.sampled_from([0, 1, 2, 33, 0xE2, 0x82, 0xAC, 0xFF]), min_size=200, max_size=400))
 @settings(deadline=None, max_examples=8)
 def test_tokens_without_a_text_cost_no_more_the_more_there_are(bytes_and_specials: list[int]) -> None:
-    """Guards against special tokens, and bytes that no character comes of, that are decoded again for each that comes."""
+    """Guards against special tokens, and bytes that no character comes of, decoded again for each that comes."""
     asked = 0
 
     def counting(ids: list[int]) -> str:

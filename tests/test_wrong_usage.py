@@ -83,6 +83,9 @@ WRONG: dict[str, tuple[list[str], str]] = {  # mistake -> (what is typed, a word
     "eval: no such data": (["eval", "--benchmark", "gsm8k", "--data-dir", "data", *HERE], "no local copy"),
     "eval: a layout for a method without": ([*EVAL, "--layout", "linear"], "no layout"),
     "eval: a window for a method without": ([*EVAL, "--method", "ar", "--window", "3"], "no window"),
+    "eval: drafts for a method without": ([*EVAL, "--draft-length", "3"], "no draft length"),
+    "show: an option that neither method has": (["show", "--tree-width", "3", *HERE], "medusa"),
+    "distill: an option that the method has not": ([*DISTILL, "--cache-block", "8"], "mars-block-cache"),
     "eval: a seed below 0": ([*EVAL, "--seed", "-1"], "--seed"),
     "eval: no prompt tokens": ([*EVAL, "--prefill-positions", "0"], "--prefill-positions"),
     "decode: no prompt tokens": (

@@ -9,63 +9,40 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from marsbench.commands.decoder import Decoding, decodes
 from marsbench.commands.shared import (
     Adapter,
     AskedBenchmark,
     BlockSize,
     Checkpoint,
-    Compile,
     DataDir,
-    DecodingMethod,
-    Draft,
-    Dtype,
     ExistingPolicy,
     Limit,
-    Metric,
     Output,
     OwnStage,
-    Pack,
-    PrefillPositions,
     Scale,
     Seed,
     Shard,
-    UntrainedMasks,
-    Window,
-    check_decoding,
-    check_fits,
     dtype_of,
     make_run,
     use_packing,
 )
-from marsbench.decoding.generation import PREFILL_POSITIONS
+from marsbench.methods import METHODS, Options
 
 if TYPE_CHECKING:
     from marsbench.evaluation.harness import Exam
     from marsbench.rows.kinds import EvaluationRow
 
 
+@decodes()
 def eval_(
+    decoding: Decoding,
     benchmark: Annotated[list[str], typer.Option(help="What to ask, several times for several: see `marsbench list`.")],
     checkpoint: Checkpoint = None,
     adapter: Adapter = None,
     stage: OwnStage = "mars",
-    method: DecodingMethod = "mars",
-    threshold: Annotated[
-        float | None, typer.Option(help="Confidence to accept a token; without it, one token per forward.")
-    ] = None,
-    metric: Metric = "probability",
     block_size: BlockSize = 4,
-    window: Window = None,
-    layout: Annotated[
-        str | None, typer.Option(help="Masks of mars-verified, mars-lookup: groups (more tokens) [default] or linear.")
-    ] = None,
-    untrained_masks: UntrainedMasks = False,
-    draft: Draft = None,
-    dtype: Dtype = "float32",
     batch_size: Annotated[int | None, typer.Option(min=1, help="Rows decoded at once [default: the scale's].")] = None,
-    prefill_positions: PrefillPositions = PREFILL_POSITIONS,
-    compiled: Compile = False,
-    pack: Pack = True,
     max_new_tokens: Annotated[
         int | None, typer.Option(min=1, help="Limit of every answer [default: the benchmark's].")
     ] = None,
@@ -86,23 +63,25 @@ def eval_(
     from marsbench.evaluation.benchmarks import benchmarks
 
     checkpoint = checkpoint or adapter
-    names, own = benchmarks(benchmark), None if checkpoint else stage
-    options: dict[str, Any] = {"block_size": window or block_size, "metric": metric, "layout": layout or "groups"}
-    check_decoding(method, threshold=threshold, draft=draft, stage=own, untrained_masks=untrained_masks, **options)
-    check_fits(method, window=window, layout=layout)
-    number_type = dtype_of(dtype)
+    names, typed, decoding = benchmarks(benchmark), decoding, decoding.at(block_size)
+    decoding.check(stage=None if checkpoint else stage)
+    typed.check_heard(decoding.method)
     run = make_run(scale, output, existing, seed, limit=limit, shard=shard, data_dir=data_dir)
     run.scale = replace(run.scale, batch_size=batch_size or run.scale.batch_size)
-    run.max_new_tokens, run.prefill_positions, run.compiled = max_new_tokens, prefill_positions, compiled
-    use_packing(pack)
+    run.max_new_tokens, run.compiled = max_new_tokens, decoding.compiled
+    run.prefill_positions = decoding.prefill_positions
+    use_packing(decoding.pack)
     from marsbench.running.asking import ask
     from marsbench.running.plans import Arm
 
-    who = Path(adapter or checkpoint or stage).name
-    options = _told(method, options, threshold)
-    arm = Arm(who, f"{who} by {method}", stage, method, options, None, untrained_masks, trained_block_size=block_size)
+    who, method = Path(adapter or checkpoint or stage).name, decoding.method
+    arm = Arm(
+        who, f"{who} by {method}", stage, method, _told(decoding), untrained_masks=decoding.untrained_masks,
+        trained_block_size=block_size,
+    )  # fmt: skip
+    from_where = {"checkpoint": checkpoint, "adapter": adapter, "draft": decoding.draft}
     rows = []
-    for row in ask(run, arm, names, checkpoint=checkpoint, adapter=adapter, draft=draft, dtype=number_type):
+    for row in ask(run, arm, names, **from_where, dtype=dtype_of(decoding.dtype)):
         rows.append(row)
         if not as_json:
             typer.echo("\n".join(_in_words(row, run.workspace.answers(row.key, run.shard))))
@@ -110,15 +89,13 @@ def eval_(
         typer.echo(json.dumps([_as_plain(row, run.workspace.answers(row.key, run.shard)) for row in rows], indent=1))
 
 
-def _told(method: str, options: dict[str, Any], threshold: float | None) -> dict[str, Any]:
-    """What the line of an evaluation says of its method: its options, and how it accepts tokens."""
-    from marsbench.methods import METHODS
-
-    verifies = METHODS[method].lossless and METHODS[method].takes_threshold  # and accepts all that it has verified
-    told = {name: value for name, value in options.items() if verifies or name != "layout"}
-    if threshold is not None:
-        return {**told, "threshold": threshold}
-    return told if verifies else {**told, "accept": "one"}
+def _told(decoding: Decoding) -> dict[str, Any]:
+    """What the line of an evaluation says of its method: the options that it takes, and how it accepts tokens."""
+    info, options = METHODS[decoding.method], Options(**decoding.options)
+    told = {name: value for name in info.options if (value := getattr(options, name)) is not None}
+    if decoding.threshold is not None:
+        return {**told, "threshold": decoding.threshold}
+    return {**told, "accept": "one"} if info.takes_threshold and not info.lossless else told
 
 
 def score(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -58,29 +58,8 @@ GridFile = Annotated[
 ]
 Quick = Annotated[bool, typer.Option("--quick", help="Fewer prompts, laps and batch sizes, as the grid says.")]
 
-DecodingMethod = Annotated[str, typer.Option(help="How to decode: see `marsbench list methods`.")]
 BlockSize = Annotated[int, typer.Option(min=2, help="B that the checkpoint was, or is to be, trained with.")]
-Window = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        help="Tokens that one forward pass settles at most [default: B]; free for mars-verified, jacobi, and for "
-        "mars-lookup, which has its --draft-length more.",
-    ),
-]
-Layout = Annotated[
-    str, typer.Option(help="Masks of mars-verified, mars-lookup: groups (more tokens) or linear (cheaper).")
-]
 Dtype = Annotated[str, typer.Option(help="Of weights and caches: float32, bfloat16 or float16.")]
-Metric = Annotated[
-    str, typer.Option(help="Confidence of mars methods and block-diffusion: probability, entropy or margin.")
-]
-PrefillPositions = Annotated[
-    int,
-    typer.Option(
-        min=1, help="Prompt tokens in one forward pass at most: fewer take less memory, the answers are the same."
-    ),
-]
 Jobs = Annotated[
     int | None,
     typer.Option(min=1, help="Processes at a time [default: one per GPU; without GPUs, one per core for the world]."),
@@ -101,18 +80,6 @@ MaxSteps = Annotated[int | None, typer.Option(min=1, help="Steps of every stage,
 GpusPerTraining = Annotated[
     int, typer.Option(min=1, help="GPUs of one machine that each training of a real model gets, through accelerate.")
 ]
-Draft = Annotated[
-    str | None, typer.Option(help="Draft model's checkpoint folder, for speculative, mars-speculative and hf-assisted.")
-]
-Compile = Annotated[
-    bool,
-    typer.Option(
-        "--compile",
-        help="Run each step as one compiled graph: the same tokens (in 16 bits, up to rounding), sooner. Compiling "
-        "takes about ten seconds for each shape that comes up (rows and lengths, in steps of up to a factor of two) "
-        "and is kept on disk by torch for the next time, so it pays on long runs.",
-    ),
-]
 Pack = Annotated[
     bool,
     typer.Option(
@@ -124,55 +91,7 @@ UntrainedMasks = Annotated[
     bool, typer.Option("--untrained-masks", help="Use masks even if the checkpoint never saw any.")
 ]
 
-
 _DTYPES = ("float32", "bfloat16", "float16")
-
-
-def check_decoding(
-    method: str, *, threshold: float | None, draft: str | None, stage: str | None, untrained_masks: bool = False,
-    **options: Any,
-) -> None:  # fmt: skip
-    """Refuse a way to decode that could not work, before any checkpoint is trained or loaded for it.
-
-    Args:
-        method: how to decode.
-        threshold: confidence to accept a token.
-        draft: the draft model's checkpoint.
-        stage: of the scale's own checkpoint; None where another one decodes, which is looked at when it is loaded.
-        untrained_masks: whether masks may be used that training never showed.
-        options: of the method.
-    """
-    from marsbench.methods import METHODS, Options, check_options, check_threshold
-    from marsbench.training.stages import BLOCKWISE
-    from marsbench.training.stages import stage as stage_of
-
-    check_options(method, Options(**options))
-    check_threshold(method, threshold, options.get("metric", "probability"))
-    needs = METHODS[method].needs
-    if "draft" in needs and draft is None:
-        raise UserError(
-            f"method {method!r} needs a draft model", fix="give one: marsbench train draft_ar_sft, --draft DIR"
-        )
-    if stage is None:
-        return
-    objective = stage_of(stage).objective
-    if "masks" in needs and objective not in BLOCKWISE and not untrained_masks:
-        raise UserError(
-            f"method {method!r} needs a checkpoint trained with masks; stage {stage!r} is trained without",
-            fix="choose --stage mars, or --untrained-masks to see what happens without",
-        )
-    if "heads" in needs and objective != "medusa":
-        raise UserError(f"method {method!r} needs Medusa heads; stage {stage!r} has none", fix="choose --stage medusa")
-
-
-def check_fits(method: str, *, window: int | None, layout: str | None) -> None:
-    """Refuse options that a method would leave unheard."""
-    from marsbench.methods import METHODS
-
-    if window is not None and not METHODS[method].windowed:
-        raise UserError(f"method {method!r} has no window", fix="leave --window out, or choose mars-verified or jacobi")
-    if layout is not None and not METHODS[method].laid_out:
-        raise UserError(f"method {method!r} has no layout", fix="leave --layout out, or choose mars-verified")
 
 
 def use_packing(pack: bool) -> None:

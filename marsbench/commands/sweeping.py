@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from marsbench.commands.decoder import check_decoding
 from marsbench.commands.shared import (
     Adapter,
     BlockSize,
@@ -23,7 +24,6 @@ from marsbench.commands.shared import (
     Shard,
     StageCheckpoints,
     TrainAll,
-    check_decoding,
     make_run,
     use_packing,
 )

@@ -3,45 +3,32 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
+from marsbench.commands.decoder import BatchSize, Decoding, decodes
 from marsbench.commands.shared import (
     Base,
     BlockSize,
     ChatData,
     Checkpoint,
-    Compile,
-    Draft,
-    Dtype,
     ExistingPolicy,
     MaxSteps,
     Output,
     OwnStage,
-    Pack,
-    PrefillPositions,
     Scale,
     Seed,
-    Window,
-    check_decoding,
-    check_fits,
-    dtype_of,
     make_run,
-    use_packing,
 )
-from marsbench.decoding.generation import PREFILL_POSITIONS
 from marsbench.errors import UserError, unknown_name
+from marsbench.methods import METHODS
 from marsbench.presets import DEFAULT_BLOCK_SIZE
 
-if TYPE_CHECKING:
-    import torch
 
-    from marsbench.progress import Reporter
-    from marsbench.training.checkpoints import Loaded
-
-
+@decodes("ar", which="How to decode: a lossless one of `marsbench list methods`.")
 def distill(
+    decoding: Decoding,
     prompts: Annotated[
         Path, typer.Option(help='JSON Lines: {"prompt": "..."} or {"messages": [...]} a line, or see --column.')
     ],
@@ -59,21 +46,8 @@ def distill(
     temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 0.0,
     samples: Annotated[int, typer.Option(min=1, help="Answers to each prompt, with a --temperature.")] = 1,
     seed: Annotated[int, typer.Option(min=0, help="Seed of sampling, from which every answer has its own.")] = 0,
-    method: Annotated[str, typer.Option(help="How to decode: a lossless one of `marsbench list methods`.")] = "ar",
-    threshold: Annotated[float | None, typer.Option(help="Confidence to draft a token, for mars-verified.")] = None,
     block_size: BlockSize = 4,
-    window: Window = None,
-    layout: Annotated[
-        str | None, typer.Option(help="Masks of mars-verified, mars-lookup: groups (more tokens) [default] or linear.")
-    ] = None,
-    draft: Draft = None,
-    batch_size: Annotated[
-        int | None, typer.Option(min=1, help="Rows decoded at once; by default 16, for hf-assisted 1.")
-    ] = None,
-    prefill_positions: PrefillPositions = PREFILL_POSITIONS,
-    dtype: Dtype = "float32",
-    compiled: Compile = False,
-    pack: Pack = True,
+    batch_size: BatchSize = None,
     scale: Scale = "tiny",
     output: Output = Path("."),
 ) -> None:
@@ -91,38 +65,37 @@ def distill(
     Answers are kept in OUT.answers as they come: an interrupted run goes on when the same command is given again, and
     may go on with another method or batch size, a larger --limit or more --samples. Other options want another --out.
     """
-    from marsbench.methods import METHODS
+    typed, decoding = decoding, decoding.at(block_size)
+    decoding.check(stage=None if checkpoint else stage)
+    typed.check_heard(decoding.method)
+    _check_distilling(decoding.method, temperature, samples)
+    from marsbench.quiet import quieten_libraries
 
-    options: dict[str, Any] = {"block_size": window or block_size, "layout": layout or "groups"}
-    check_decoding(method, threshold=threshold, draft=draft, stage=None if checkpoint else stage, **options)
-    check_fits(method, window=window, layout=layout)
-    _check_distilling(method, temperature, samples)
-    number_type = dtype_of(dtype)
+    quieten_libraries()
     from marsbench.decode_file import check_target
     from marsbench.distilling.distill import Asking, Distiller, check_is_ours
     from marsbench.distilling.prompts import read_prompts
+    from marsbench.progress import Reporter
 
     check_target(prompts, out)
     check_is_ours(out)
-    asked = read_prompts(prompts, column)
-    from marsbench.compiled.graphs import kind_of_batch
-    from marsbench.methods.fitting import fit
-
-    use_packing(pack)
-    loaded, companion, reporter = _loaded(checkpoint, draft, scale, stage, block_size, number_type, output)
-    chosen = fit(method, loaded, draft=companion, **options)
-    kind, not_compiled = kind_of_batch(loaded.model, chosen, compiled)
-    reporter.say_once(not_compiled)
-    rows = batch_size or (1 if METHODS[method].one_row else 16)
-    asking = Asking(max_new_tokens, temperature, samples, seed, rows, threshold, prefill_positions, kind)
+    asked, reporter = read_prompts(prompts, column), Reporter()
+    draft = decoding.load_draft(reporter)
+    if checkpoint:
+        loaded = decoding.load(checkpoint, reporter)
+    else:
+        loaded = decoding.load_own(make_run(scale, output, "reuse", 0), stage, block_size)
+    chosen, kind = decoding.fitted(loaded, draft, reporter)
+    asking = Asking(
+        max_new_tokens, temperature, samples, seed, decoding.rows(batch_size), decoding.threshold,
+        decoding.prefill_positions, kind,
+    )  # fmt: skip
     found = Distiller(loaded, chosen, asking, reporter).distill(asked, prompts, out, limit=limit, keep_cut=keep_cut)
     typer.echo(f"wrote {out}: {found.in_words()}")
 
 
 def _check_distilling(method: str, temperature: float, samples: int) -> None:
     """Refuse what would not be the model's own answers, and answers that would all be the same."""
-    from marsbench.methods import METHODS
-
     if not METHODS[method].lossless:
         lossless = ", ".join(name for name, info in METHODS.items() if info.lossless)
         raise UserError(f"method {method!r} may write what the model itself would not", fix=f"choose among {lossless}")
@@ -131,26 +104,6 @@ def _check_distilling(method: str, temperature: float, samples: int) -> None:
             f"{samples} greedy answers to a prompt are all the same",
             fix="give a --temperature, such as 0.7, or leave --samples out",
         )
-
-
-def _loaded(
-    checkpoint: str | None, draft: str | None, scale: str, stage: str, block_size: int, dtype: torch.dtype, output: Path
-) -> tuple[Loaded, Loaded | None, Reporter]:
-    """The checkpoint that answers, its draft model's if there is one, and who tells of it."""
-    from marsbench.quiet import quieten_libraries
-
-    quieten_libraries()
-    from marsbench.methods.settings import load_aloud
-    from marsbench.progress import Reporter
-    from marsbench.running.checkpoints import Checkpoints
-    from marsbench.training.checkpoints import default_device
-
-    reporter, how = Reporter(), {"dtype": dtype, "device": default_device()}
-    companion = load_aloud(draft, reporter, **how) if draft else None
-    if checkpoint is not None:
-        return load_aloud(checkpoint, reporter, **how), companion, reporter
-    run = make_run(scale, output, "reuse", 0)
-    return Checkpoints(run).load(stage, block_size, dtype), companion, run.reporter
 
 
 def train(

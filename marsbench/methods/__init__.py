@@ -1,23 +1,25 @@
 """The decoding methods, one file each, and what each of them needs.
 
-The registry is read without torch; only `build_method` loads it, with the methods themselves.
+The registry is read without torch; only `build_method` loads it, with the method itself.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import fields
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from marsbench.errors import UserError
 from marsbench.methods.registry import (
-    DRAFT_METHODS,
-    LAYOUTS,
     METHODS,
     NEEDS,
+    OPTIONS,
     MethodInfo,
     Need,
     Options,
     check_options,
     check_threshold,
+    explained,
 )
 
 if TYPE_CHECKING:
@@ -25,21 +27,31 @@ if TYPE_CHECKING:
     from marsbench.decoding.outside import OutsideMethod
 
 __all__ = [
-    "DRAFT_METHODS",
-    "LAYOUTS",
     "METHODS",
     "NEEDS",
+    "OPTIONS",
     "MethodInfo",
     "Need",
     "Options",
     "build_method",
     "check_options",
     "check_threshold",
+    "explained",
+    "method_class",
 ]
 
 
+def method_class(name: str) -> Any:
+    """The class of a method."""
+    module, _, made_by = METHODS[name].place.partition(":")
+    return getattr(import_module(f"{__name__}.{module}"), made_by)
+
+
 def build_method(name: str, options: Options) -> Method | OutsideMethod:
-    """A method by name; `UserError` for an unknown one, for options out of range, and for what it needs and lacks."""
+    """A method by name; `UserError` for an unknown one, for options out of range, and for what it needs and lacks.
+
+    A class is made of the options that its fields are called after, or by its own `of`.
+    """
     check_options(name, options)
     info = METHODS[name]
     wants_mask = info.needs_masks or ("draft" in info.needs and options.draft_method == "mars")
@@ -60,6 +72,9 @@ def build_method(name: str, options: Options) -> Method | OutsideMethod:
             f"method {name!r} needs Medusa heads and this checkpoint has none",
             fix="use a checkpoint of stage medusa (marsbench train medusa)",
         )
-    from marsbench.methods.building import BUILDERS
-
-    return BUILDERS[name](options)
+    chosen = method_class(name)
+    if hasattr(chosen, "of"):
+        made: Method | OutsideMethod = chosen.of(options)
+    else:
+        made = chosen(**{one.name: getattr(options, one.name) for one in fields(chosen) if one.init})
+    return made

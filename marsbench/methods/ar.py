@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar
 
 from marsbench.decoding.acceptance import no_threshold
@@ -11,6 +12,7 @@ from marsbench.decoding.windows import linear_window
 from marsbench.forward.window import Answer, Window
 
 
+@dataclass(frozen=True)
 class Autoregressive:
     """The next token, with a KV cache."""
 

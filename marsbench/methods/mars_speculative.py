@@ -14,6 +14,7 @@ from marsbench.decoding.rows import Accepted, Most, Rows
 from marsbench.decoding.verification import verify
 from marsbench.decoding.windows import group_entries, grouped_window
 from marsbench.forward.window import Answer, Window
+from marsbench.methods.registry import Options
 from marsbench.methods.speculative import Drafter, forget_wrong_drafts
 
 
@@ -31,6 +32,12 @@ class MarsSpeculative:
     mask_id: int
     block_size: int = 4
     metric: Metric = "probability"
+
+    @classmethod
+    def of(cls, options: Options) -> MarsSpeculative:
+        """Made of options."""
+        assert options.mask_id is not None, "checked by build_method"
+        return cls(Drafter.of(options), options.mask_id, options.block_size, options.metric)
 
     def bar(self, threshold: float | None) -> float:
         """The confidence that the extension needs."""

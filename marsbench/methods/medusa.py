@@ -80,11 +80,12 @@ class Medusa:
     causal_prompt: ClassVar[bool] = True
 
     heads: nn.Module  # hidden states [..., H] -> [..., heads, H]
-    count: int  # how many heads there are
     tree_width: int = 1
+    count: int = field(init=False)  # how many heads there are
     nodes: _Nodes = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "count", len(self.heads))  # type: ignore[arg-type]
         object.__setattr__(self, "nodes", _nodes(self.count, self.tree_width))
 
     def bar(self, threshold: float | None) -> float:

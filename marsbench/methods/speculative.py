@@ -17,6 +17,9 @@ from marsbench.decoding.verification import verify
 from marsbench.decoding.windows import linear_window
 from marsbench.forward.decoder import decoder_in_use, decoder_of
 from marsbench.forward.window import Answer, Window
+from marsbench.methods.ar import Autoregressive
+from marsbench.methods.mars import Mars
+from marsbench.methods.registry import Options
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,15 @@ class Drafter:
     method: Method  # how the draft decodes: `ar`, or `mars` with `threshold`
     threshold: float | None
     length: int
+
+    @classmethod
+    def of(cls, options: Options) -> Drafter:
+        """The draft model of the options, decoding as they say."""
+        if options.draft_method == "ar":
+            return cls(options.draft, Autoregressive(), None, options.draft_length)
+        assert options.mask_id is not None, "checked by build_method"
+        by_mars = Mars(options.mask_id, options.block_size)
+        return cls(options.draft, by_mars, options.draft_threshold, options.draft_length)
 
     @property
     def is_steady(self) -> bool:
@@ -91,6 +103,11 @@ class Speculative:
     causal_prompt: ClassVar[bool] = True
 
     drafter: Drafter
+
+    @classmethod
+    def of(cls, options: Options) -> Speculative:
+        """Made of options."""
+        return cls(Drafter.of(options))
 
     def bar(self, threshold: float | None) -> float:
         """Drafts are verified, whatever the draft model's confidence."""

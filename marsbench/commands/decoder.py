@@ -1,0 +1,234 @@
+"""How a command decodes: the options that all of them share, among them every option that some method has.
+
+    @decodes("mars")
+    def ask(question: str, decoding: Decoding) -> None: ...
+
+gives `ask` those options beside its own, and hands over in `decoding` what was typed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, field, replace
+from functools import wraps
+from inspect import Parameter, Signature, signature
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+
+import typer
+
+from marsbench.commands.shared import Dtype, Pack, UntrainedMasks, dtype_of, use_packing
+from marsbench.decoding.generation import PREFILL_POSITIONS
+from marsbench.errors import UserError
+from marsbench.methods import METHODS, OPTIONS, Options, check_options, check_threshold, explained
+
+if TYPE_CHECKING:
+    from marsbench.decoding.engine import KindOfBatch, Method
+    from marsbench.decoding.outside import OutsideMethod
+    from marsbench.progress import Reporter
+    from marsbench.running.run import Run
+    from marsbench.training.checkpoints import Loaded
+
+Command = Callable[..., None]
+BatchSize = Annotated[int | None, typer.Option(min=1, help="Rows decoded at once; by default 16, for hf-assisted 1.")]
+_ROWS = 16  # decoded at once where nobody says how many
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """How to decode, as it was typed."""
+
+    method: Annotated[str, typer.Option(help="How to decode: see `marsbench list methods`.")]
+    threshold: Annotated[
+        float | None,
+        typer.Option(
+            help="Confidence to accept a token (mars-verified, mars-lookup: to draft one), for mars methods and "
+            "block-diffusion; without it, mars takes one per forward pass."
+        ),
+    ] = None
+    draft: Annotated[
+        str | None,
+        typer.Option(help="Draft model's checkpoint folder, for speculative, mars-speculative and hf-assisted."),
+    ] = None
+    untrained_masks: UntrainedMasks = False
+    dtype: Dtype = "float32"
+    prefill_positions: Annotated[
+        int,
+        typer.Option(
+            min=1, help="Prompt tokens in one forward pass at most: fewer take less memory, the answers are the same."
+        ),
+    ] = PREFILL_POSITIONS
+    compiled: Annotated[
+        bool,
+        typer.Option(
+            "--compile",
+            help="Run each step as one compiled graph: the same tokens (in 16 bits, up to rounding), sooner. "
+            "Compiling takes about ten seconds for each shape that comes up (rows and lengths, in steps of up to a "
+            "factor of two) and is kept on disk by torch for the next time, so it pays on long runs.",
+        ),
+    ] = False
+    pack: Pack = True
+    options: Mapping[str, Any] = field(default_factory=dict)  # of the method, those that were typed
+
+    def check(self, *, stage: str | None) -> None:
+        """Refuse what could not work, before anything is trained or loaded for it; see `check_decoding`."""
+        check_decoding(
+            self.method, threshold=self.threshold, draft=self.draft, stage=stage, untrained_masks=self.untrained_masks,
+            **self.options,
+        )  # fmt: skip
+        dtype_of(self.dtype)
+
+    def check_heard(self, *methods: str) -> None:
+        """Refuse options that no method here would hear of."""
+        for option in self.options:
+            if not any(option in METHODS[method].options for method in methods):
+                word, whose = _word(option), [name for name, info in METHODS.items() if option in info.options]
+                raise UserError(
+                    f"method {' or '.join(map(repr, methods))} has no {word.replace('_', ' ')}",
+                    fix=f"leave --{word.replace('_', '-')} out, or choose one of: {', '.join(whose)}",
+                )
+
+    def by(self, method: str) -> Decoding:
+        """The same by another method, as far as it concerns that one."""
+        if method not in METHODS:
+            return replace(self, method=method)
+        info = METHODS[method]
+        options = {name: value for name, value in self.options.items() if name in info.options}
+        threshold = self.threshold if info.takes_threshold else None
+        return replace(self, method=method, threshold=threshold, options=options)
+
+    def at(self, block_size: int) -> Decoding:
+        """The same for a checkpoint that was trained with this B, which is the window where none was typed."""
+        return replace(self, options={"block_size": block_size, **self.options})
+
+    def rows(self, batch_size: int | None) -> int:
+        """How many to decode at once."""
+        return batch_size or (1 if METHODS[self.method].one_row else _ROWS)
+
+    def load(self, checkpoint: str, reporter: Reporter, **how: Any) -> Loaded:
+        """A checkpoint to decode with."""
+        from marsbench.methods.settings import load_aloud
+        from marsbench.training.checkpoints import default_device
+
+        use_packing(self.pack)
+        return load_aloud(checkpoint, reporter, dtype=dtype_of(self.dtype), device=default_device(), **how)
+
+    def load_draft(self, reporter: Reporter, **how: Any) -> Loaded | None:
+        """The draft model, where one was named."""
+        return self.load(self.draft, reporter, **how) if self.draft else None
+
+    def load_own(self, run: Run, stage: str, block_size: int) -> Loaded:
+        """The scale's own checkpoint of a stage, trained if it is missing."""
+        from marsbench.running.checkpoints import Checkpoints
+
+        use_packing(self.pack)
+        return Checkpoints(run).load(stage, block_size, dtype_of(self.dtype))
+
+    def fitted(
+        self, loaded: Loaded, draft: Loaded | None, reporter: Reporter
+    ) -> tuple[Method | OutsideMethod, KindOfBatch]:
+        """The method for a checkpoint, and how its steps run; where they cannot be compiled, that is said."""
+        from marsbench.compiled.graphs import kind_of_batch
+        from marsbench.methods.fitting import fit
+
+        method = fit(self.method, loaded, draft=draft, untrained_masks=self.untrained_masks, **self.options)
+        kind, not_compiled = kind_of_batch(loaded.model, method, self.compiled)
+        reporter.say_once(not_compiled)
+        return method, kind
+
+
+def decodes(
+    method: str = "mars", *, which: str = "", window: Sequence[str] = ("--window",)
+) -> Callable[[Command], Command]:
+    """Give a command the options of `Decoding` and of all methods, but for those that it has of its own.
+
+    Args:
+        method: the default.
+        which: what is said of --method in place of the usual.
+        window: what `Options.block_size` is called. Where --block-size is B of the checkpoint's training, it is
+            another option, and B where it was not typed.
+    """
+
+    def decorated(command: Command) -> Command:
+        own = {name: one for name, one in signature(command, eval_str=True).parameters.items() if name != "decoding"}
+        shared = [one for one in _shared(method, which) if one.name not in own]
+        parameters = [*own.values(), *shared, *(_of_method(name, window) for name in OPTIONS)]
+
+        @wraps(command)
+        def typed(**given: Any) -> None:
+            ours = {"method": method} | {one.name: given.pop(one.name) for one in shared}
+            options = {name: value for name in OPTIONS if (value := given.pop(_word(name))) is not None}
+            command(**given, decoding=Decoding(**ours, options=options))
+
+        typed.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+        typed.__annotations__ = {one.name: one.annotation for one in parameters}
+        return typed
+
+    return decorated
+
+
+def _shared(method: str, which: str) -> list[Parameter]:
+    """The options of `Decoding` itself, as typer takes them."""
+    found = []
+    for name, hint in get_type_hints(Decoding, include_extras=True).items():
+        if name == "options":
+            continue
+        (option,) = map(copy, hint.__metadata__)
+        option.rich_help_panel, default = "How to decode", getattr(Decoding, name, method)
+        if name == "method":
+            option.help = which or option.help
+        of_typer = Annotated[hint.__origin__, option]  # type: ignore[name-defined]
+        found.append(Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=of_typer))
+    return found
+
+
+def _of_method(name: str, window: Sequence[str]) -> Parameter:
+    """An option of methods, as typer takes it; None where it was not typed: what nobody hears can be refused."""
+    known, flags, default = OPTIONS[name], [f"--{_word(name).replace('_', '-')}"], ""
+    if name == "block_size":
+        flags, default = list(window), "" if "--block-size" in window else "B"
+    option = typer.Option(
+        *flags, min=known.least, max=known.most, help=explained(name, default), rich_help_panel="Options of methods"
+    )
+    return Parameter(_word(name), Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[known.kind | None, option])
+
+
+def _word(name: str) -> str:
+    """What an option is called on the command line, where a block size is B of the training."""
+    return "window" if name == "block_size" else name
+
+
+def check_decoding(
+    method: str, *, threshold: float | None, draft: str | None, stage: str | None, untrained_masks: bool = False,
+    **options: Any,
+) -> None:  # fmt: skip
+    """Refuse a way to decode that could not work, before any checkpoint is trained or loaded for it.
+
+    Args:
+        method: how to decode.
+        threshold: confidence to accept a token.
+        draft: the draft model's checkpoint.
+        stage: of the scale's own checkpoint; None where another one decodes, which is looked at when it is loaded.
+        untrained_masks: whether masks may be used that training never showed.
+        options: of the method.
+    """
+    from marsbench.training.stages import BLOCKWISE
+    from marsbench.training.stages import stage as stage_of
+
+    check_options(method, Options(**options))
+    check_threshold(method, threshold, options.get("metric", "probability"))
+    needs = METHODS[method].needs
+    if "draft" in needs and draft is None:
+        raise UserError(
+            f"method {method!r} needs a draft model", fix="give one: marsbench train draft_ar_sft, --draft DIR"
+        )
+    if stage is None:
+        return
+    objective = stage_of(stage).objective
+    if "masks" in needs and objective not in BLOCKWISE and not untrained_masks:
+        raise UserError(
+            f"method {method!r} needs a checkpoint trained with masks; stage {stage!r} is trained without",
+            fix="choose --stage mars, or --untrained-masks to see what happens without",
+        )
+    if "heads" in needs and objective != "medusa":
+        raise UserError(f"method {method!r} needs Medusa heads; stage {stage!r} has none", fix="choose --stage medusa")
