@@ -134,7 +134,7 @@ def over_ar(method: str, batch_size: int) -> Effect:
             row
             for row in of_seed
             if row["kind"] == "sweep" and row["method"] == method and row["batch_size"] == batch_size
-            and row["status"] == "done" and not row["options"].get("compiled")
+            and row["status"] == "done" and not row.get("compiled")
         )
         for of_seed in rows("speedup")
     ]  # fmt: skip

@@ -21,9 +21,9 @@ from marsbench.findings.company import company_of, company_remark
 from marsbench.methods import Options, build_method
 from marsbench.neighbours import Neighbour, Reading, Used, Watch, cores, in_words, look, used_between, warning
 from marsbench.provenance import provenance
-from marsbench.racing.race import Contender, Race
+from marsbench.racing.race import Entrant, Race
 from marsbench.racing.rounds import RoundLog
-from marsbench.rows.kinds import Row, SpeedRow, StepTimeRow, SweepRow, from_json, to_json
+from marsbench.rows.kinds import Row, StepTimeRow, SweepRow, from_json, to_json
 from marsbench.rows.store import read_rows
 from marsbench.studies import study_of
 
@@ -141,7 +141,7 @@ def test_a_race_keeps_what_others_used_lap_by_lap(
     used = iter([Used(9.0, 1.0), Used(9.0, 1.0), Used(0.0, 3.0), Used(1.0, 1.0), Used(0.5, 1.0), Used(0.5, 1.0)])
     monkeypatch.setattr(Watch, "used", lambda self: next(used))
     method = build_method("ar", Options())
-    contenders = [Contender(name, golden_models["ar"], method) for name in ("ar", "again")]
+    contenders = [Entrant(name, golden_models["ar"], method) for name in ("ar", "again")]
     race = Race(contenders, [[1, 2], [3]], batch_size=1, max_new_tokens=2, eos_id=-1, pad_id=0, laps=2)
     log = RoundLog(tmp_path / "race.jsonl")
     log.begin(["ar", "again"])
@@ -158,7 +158,7 @@ def test_a_race_keeps_what_others_used_lap_by_lap(
 def raced(study: str, **more: Any) -> list[Row]:
     """The committed rows of a page, those that a clock was on with more in them."""
     rows = read_rows(RESULTS / f"{study}.jsonl")
-    return [replace(row, **more) if isinstance(row, SpeedRow | SweepRow | StepTimeRow) else row for row in rows]
+    return [replace(row, **more) if isinstance(row, SweepRow | StepTimeRow) else row for row in rows]
 
 
 @pytest.mark.parametrize("study", ["speedup", "engine", "discrepancies"])

@@ -24,11 +24,12 @@ from marsbench import world
 from marsbench.commands.shared import make_run
 from marsbench.errors import UserError
 from marsbench.findings.collection import collection_of
+from marsbench.findings.sweep import SweepCells, positions_of_a_row
 from marsbench.methods import METHODS
 from marsbench.overview.pages import whole_paper, write_page
 from marsbench.presets import preset, scales
 from marsbench.quiet import quieten_libraries
-from marsbench.rows.kinds import EvaluationRow, ExactnessRow, GenerationRow, SpeedRow, TrainingRow
+from marsbench.rows.kinds import EvaluationRow, ExactnessRow, GenerationRow, TrainingRow
 from marsbench.rows.store import read_rows
 from marsbench.rows.workspace import Workspace
 from marsbench.running.plans import TablePlan
@@ -416,19 +417,18 @@ def test_every_lossless_method_equals_ar(engine_rows: list[Any]) -> None:
 
 def test_races_are_paired_and_complete(engine_rows: list[Any]) -> None:
     """Guards against contenders of different runs, prompts or repeats in one comparison."""
-    races: dict[str, list[SpeedRow]] = {}
-    for row in engine_rows:
-        if isinstance(row, SpeedRow):
-            races.setdefault(row.race, []).append(row)
-    assert [race[0].batch_size for race in races.values()] == [1, 4]
+    races = SweepCells.of(engine_rows).races
+    assert list(races) == [1, 4]
     for race in races.values():
-        assert {row.contender for row in race} >= {"hf-generate", "ar", "mars"}
-        assert len({(row.prompts_hash, len(row.seconds), row.checkpoint) for row in race}) == 1
-        for row in race:
+        rows = list(race.values())
+        assert race.keys() >= {"hf-generate", "ar", "mars"}
+        assert len({(row.prompts_hash, len(row.seconds), row.checkpoint, row.race) for row in rows}) == 1
+        for row in rows:
             assert all(seconds > 0 for seconds in row.seconds)
-            assert row.method.startswith("hf-") or row.positions >= row.row_forwards - row.prompts
+            outside = row.method.startswith("hf-")
+            assert bool(row.profile) != outside and (outside or positions_of_a_row(row) >= 1)
             if METHODS[row.method].lossless:
-                assert row.same_as_ar == row.prompts
+                assert row.same_as["ar"] == row.prompts
 
 
 def test_the_training_row_of_medusa_says_how_good_its_heads_are(engine_rows: list[Any]) -> None:

@@ -27,7 +27,7 @@ from marsbench.findings.sweep import Agreement, SweepCells, agreement, speed_up
 from marsbench.methods import METHODS, Options, build_method
 from marsbench.racing.grid import BASELINES, read_grid, shipped_grid
 from marsbench.racing.position_law import PositionLaw, Work, fastest, predicted_seconds
-from marsbench.racing.race import Contender, Race
+from marsbench.racing.race import Entrant, Race
 from marsbench.racing.rounds import RoundLog
 from marsbench.rows.kinds import SweepRow
 from marsbench.rows.store import read_rows, rows_text
@@ -270,7 +270,7 @@ class _Failing:
 
 def a_race(model: PreTrainedModel, prompts: list[list[int]], **others: Any) -> Race:
     ar = build_method("ar", Options())
-    contenders = [Contender("ar", model, ar), *[Contender(name, model, method) for name, method in others.items()]]
+    contenders = [Entrant("ar", model, ar), *[Entrant(name, model, method) for name, method in others.items()]]
     return Race(contenders, prompts, batch_size=2, max_new_tokens=5, eos_id=-1, pad_id=0, laps=2, limit_s=0.5)
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from marsbench.racing.grid import Entry
+from marsbench.racing.grid import Contender
 from marsbench.racing.tune import Setting, advice_after_race
 from marsbench.statistics.intervals import Estimate, Interval
 
-AR = Setting(Entry("ar", "", "ar", {}), 1.0, 0.0, 1.0)
+AR = Setting(Contender("ar", "", "ar", {}), 1.0, 0.0, 1.0)
 LINEAR = Setting(
-    Entry("linear", "", "mars-verified", {"layout": "linear", "block_size": 5}, 0.5),
+    Contender("linear", "", "mars-verified", {"layout": "linear", "block_size": 5}, 0.5),
     tokens_per_forward=2.0, points_lost=0.0, speed_up=1.4,
 )  # fmt: skip
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from statistics import median
 
 from marsbench.neighbours import BUSY_CORES
-from marsbench.rows.kinds import Row, ServingRow, SpeedRow, StepTimeRow, SweepRow, TrainingSpeedRow
+from marsbench.rows.kinds import Row, ServingRow, StepTimeRow, SweepRow, TrainingSpeedRow
 
 
 def company_of(row: Row) -> float | None:
@@ -16,7 +16,7 @@ def company_of(row: Row) -> float | None:
     shows them; in most laps they are part of the number.
     """
     if (
-        not isinstance(row, SpeedRow | SweepRow | StepTimeRow | ServingRow | TrainingSpeedRow)
+        not isinstance(row, SweepRow | StepTimeRow | ServingRow | TrainingSpeedRow)
         or row.status != "done"
         or not row.others_cores
     ):
@@ -45,7 +45,7 @@ def _place(row: Row) -> str:
         return row.shape
     if isinstance(row, TrainingSpeedRow):
         return "training"
-    return f"batch {row.batch_size}" if isinstance(row, SpeedRow | SweepRow) else "forward passes"
+    return f"batch {row.batch_size}" if isinstance(row, SweepRow) else "forward passes"
 
 
 def _cores(low: float, high: float) -> str:

@@ -22,11 +22,13 @@ from marsbench.statistics.intervals import (
     mean_of_benchmarks,
     median_ratio,
     paired_difference,
-    tokens_per_forward,
 )
 from marsbench.training.stages import STAGES
 
 ALLOWED_LOSS = 1.0  # points of accuracy against `ar` that a setting may lose and still count as one to use
+
+
+Race = dict[str, SweepRow]  # contender -> its row at one batch size
 
 
 @dataclass(frozen=True)
@@ -58,12 +60,12 @@ class SweepCells:
     @cached_property
     def eager(self) -> SweepCells:
         """The contenders that decode operation by operation."""
-        return SweepCells([row for row in self.rows if not is_compiled(row)], self.step_times)
+        return SweepCells([row for row in self.rows if not row.compiled], self.step_times)
 
     @property
     def has_compiled(self) -> bool:
         """Whether any contender with numbers has compiled steps."""
-        return any(map(is_compiled, self.done.values()))
+        return any(row.compiled for row in self.done.values())
 
     @property
     def names(self) -> list[str]:
@@ -85,6 +87,11 @@ class SweepCells:
         """What a step costs by its positions."""
         return position_law(self.step_times) if self.step_times else None
 
+    @property
+    def races(self) -> dict[int, Race]:
+        """Batch size -> contender -> its row, where it has numbers."""
+        return {size: {row.contender: row for row in self.at(size)} for size in self.batch_sizes if self.at(size)}
+
     def at(self, batch_size: int, wanted: Callable[[SweepRow], bool] = lambda row: True) -> list[SweepRow]:
         """The cells with numbers at a batch size."""
         return [row for (_, size), row in self.done.items() if size == batch_size and wanted(row)]
@@ -100,17 +107,12 @@ class SweepCells:
         return None if reference is None else paired_difference(by_benchmark(row), by_benchmark(reference))
 
 
-def is_compiled(row: SweepRow) -> bool:
-    """Whether a contender's steps are compiled graphs."""
-    return bool(row.options.get("compiled"))
-
-
 def baseline_of(row: SweepRow) -> str:
     """What a contender is held against: eager `ar`, or compiled `ar` where its own steps are compiled.
 
     Compiled `ar` itself is held against the eager one.
     """
-    return COMPILED_AR if is_compiled(row) and row.contender != COMPILED_AR else "ar"
+    return COMPILED_AR if row.compiled and row.contender != COMPILED_AR else "ar"
 
 
 def speed_up(row: SweepRow, baseline: str | None = None) -> Estimate | None:
@@ -121,16 +123,19 @@ def speed_up(row: SweepRow, baseline: str | None = None) -> Estimate | None:
     other = row.baselines.get(baseline or baseline_of(row))
     if other is None or row.status != "done":
         return None
-    emitted = sum(row.emitted)
     return median_ratio(
-        [seconds * emitted for seconds in other["seconds"]], [seconds * other["emitted"] for seconds in row.seconds]
+        [seconds * row.all_emitted for seconds in other["seconds"]],
+        [seconds * other["emitted"] for seconds in row.seconds],
     )
 
 
 def faster(row: SweepRow, other: SweepRow) -> Estimate | None:
+    """Tokens per second of a contender over those of another of its kind; see `speed_ratio`."""
+    return speed_ratio(row, other) if row.compiled == other.compiled else None
+
+
+def speed_ratio(row: SweepRow, other: SweepRow) -> Estimate | None:
     """Tokens per second of a contender over those of another, lap by lap, both relative to `ar` of their own race."""
-    if is_compiled(row) != is_compiled(other):
-        return None
     relative = [_lap_speeds(one) for one in (row, other)]
     return median_ratio(*relative) if all(relative) and len(relative[0]) == len(relative[1]) else None
 
@@ -141,7 +146,7 @@ def _lap_speeds(row: SweepRow) -> list[float]:
     if ar is None:
         return []
     laps = zip(ar["seconds"], row.seconds, strict=True)
-    return [theirs * sum(row.emitted) / (mine * ar["emitted"]) for theirs, mine in laps]
+    return [theirs * row.all_emitted / (mine * ar["emitted"]) for theirs, mine in laps]
 
 
 def by_benchmark(row: SweepRow) -> dict[str, list[float]]:
@@ -156,12 +161,12 @@ def accuracy_of(row: SweepRow) -> Estimate:
 
 def tokens_per_forward_of(row: SweepRow) -> float:
     """Emitted tokens over forward passes of the model, all prompts together."""
-    return tokens_per_forward(row.emitted, row.row_forwards).value
+    return row.all_emitted / row.all_row_forwards
 
 
 def tokens_per_second(row: SweepRow) -> float:
     """The median over laps."""
-    return sum(row.emitted) / median(row.seconds)
+    return row.all_emitted / median(row.seconds)
 
 
 def forwards_of(row: SweepRow) -> int:
@@ -177,6 +182,11 @@ def ms_per_forward(row: SweepRow) -> float | None:
 def positions_per_forward(row: SweepRow) -> float | None:
     """Entries of a window, over all rows of the batch."""
     return row.positions / row.forwards if row.forwards else None
+
+
+def positions_of_a_row(row: SweepRow) -> float:
+    """Mean width of a row's window: positions over the forwards that rows took part in after their prompt's."""
+    return row.positions / max(row.all_row_forwards - row.prompts, 1)
 
 
 def first_token_ms(row: SweepRow, percent: float) -> float:
@@ -242,7 +252,7 @@ def best_mars_at(sweep: SweepCells, batch_size: int, *, compiled: bool = False) 
 
     def allowed(row: SweepRow) -> bool:
         cost = sweep.cost(row)
-        alike = row.method == "mars" and is_compiled(row) == compiled
+        alike = row.method == "mars" and row.compiled == compiled
         return alike and cost is not None and cost.points <= ALLOWED_LOSS
 
     return max(sweep.at(batch_size, allowed), key=speed_of, default=None)
@@ -259,7 +269,7 @@ def best_verified_at(
     """The fastest layout and window of `mars-verified`, of MARS or of an adapter, eager or compiled."""
 
     def alike(row: SweepRow) -> bool:
-        return (row.method, is_compiled(row), is_adapted(row)) == ("mars-verified", compiled, adapted)
+        return (row.method, row.compiled, is_adapted(row)) == ("mars-verified", compiled, adapted)
 
     return max(sweep.at(batch_size, alike), key=speed_of, default=None)
 

@@ -9,63 +9,72 @@ from typing import Any, NamedTuple
 
 import torch
 
+from marsbench.decoding.outside import OutsideMethod
 from marsbench.evaluation.benchmarks import benchmarks
 from marsbench.evaluation.harness import room_for_prompt
 from marsbench.keys import content_hash, versions
 from marsbench.methods.fitting import default_ids
 from marsbench.provenance import provenance
-from marsbench.racing.entrants import Entrants
-from marsbench.racing.grid import Entry, Grid
+from marsbench.racing.entrants import Entrants, Models
+from marsbench.racing.grid import Contender, Grid
+from marsbench.racing.profile import profile
 from marsbench.racing.questions import Prompts, Questions, ask, per_benchmark
 from marsbench.racing.race import Race
 from marsbench.rows.kinds import TrainingRow
 from marsbench.running.checkpoints import Checkpoints
 from marsbench.running.run import Run
 from marsbench.training.checkpoints import Loaded
-from marsbench.training.stages import lineage
 
 
 class Cell(NamedTuple):
     """A contender at a batch size."""
 
-    entry: Entry
+    contender: Contender
     batch_size: int
     key: str
 
     @property
     def name(self) -> str:
         """The contender's name in the grid."""
-        return self.entry.name
+        return self.contender.name
 
 
 class Course:
     """One grid at one scale."""
 
-    def __init__(self, run: Run, grid: Grid) -> None:
+    def __init__(self, run: Run, grid: Grid, models: Models | None = None) -> None:
+        """Take the contenders' models from `models`, or else from the run's checkpoints, trained where need be."""
         self.run, self.grid = run, grid
         # The run's policy is for what is raced and timed: who races again does not want to train again.
-        self._checkpoints = Checkpoints(replace(run, existing="reuse"))
-        self.entrants = Entrants(self._checkpoints, getattr(torch, grid.dtype))
+        self._checkpoints = None if models else Checkpoints(replace(run, existing="reuse"))
+        chosen = models or self._checkpoints
+        assert chosen is not None
+        self.entrants = Entrants(chosen, getattr(torch, grid.dtype), grid.backend)
         self.benchmarks = benchmarks(grid.benchmarks or run.benchmarks or run.scale.benchmarks)
         self.max_new_tokens = grid.max_new_tokens or max(map(run.answer_limit, self.benchmarks))
         per_benchmark(grid.prompts, self.benchmarks)  # refuses what cannot be shared, before anything is trained
 
     def trainings(self) -> list[TrainingRow]:
-        """The stages that the grid's checkpoints come from, trained now if need be."""
-        recipes = {}
-        for trained in self.grid.checkpoints:
-            if self._checkpoints.trains(*trained):
-                for name in lineage(self.run.scale, trained.stage):
-                    chosen = self._checkpoints.recipe(name, trained.block_size)
-                    recipes[chosen.key] = chosen
-        return [self._checkpoints.train(chosen) for chosen in recipes.values()]
+        """The stages that the grid's checkpoints come from, trained now if need be; none where models were given."""
+        return self._checkpoints.trainings(self.grid.checkpoints) if self._checkpoints else []
 
     # ---- what the contenders share ----
+
+    @property
+    def plain(self) -> Contender:
+        """The contender `ar`."""
+        return next(contender for contender in self.grid.contenders if contender.name == "ar")
 
     @cached_property
     def baseline(self) -> Loaded:
         """The checkpoint of `ar`, whose tokenizer writes the prompts for all."""
-        return self.entrants.target(next(entry for entry in self.grid.contenders if entry.name == "ar"))
+        return self.entrants.target(self.plain)
+
+    @property
+    def ids(self) -> dict[str, Any]:
+        """EOS and padding."""
+        eos_id, pad_id = default_ids(self.baseline, None, None)
+        return {"eos_id": eos_id, "pad_id": pad_id}
 
     @cached_property
     def questions(self) -> Questions:
@@ -102,31 +111,45 @@ class Course:
 
     def cells(self, batch_size: int) -> list[Cell]:
         """All contenders at a batch size."""
-        return [Cell(entry, batch_size, self._key(entry, batch_size)) for entry in self.grid.contenders]
+        return [Cell(contender, batch_size, self._key(contender, batch_size)) for contender in self.grid.contenders]
 
-    def _key(self, entry: Entry, batch_size: int) -> str:
-        content = {"kind": "sweep", "entry": entry.keyed, "batch_size": batch_size, **self.entrants.weights(entry)}
-        return content_hash({**content, **self.everywhere})
+    def _key(self, contender: Contender, batch_size: int) -> str:
+        content = {
+            "kind": "sweep",
+            "entry": contender.keyed,
+            "batch_size": batch_size,
+            **self.entrants.weights(contender),
+        }
+        compiled = {"backend": self.grid.backend} if contender.compiled else {}
+        profiled = {"profiled": True} if self.grid.profiled else {}
+        return content_hash({**content, **self.everywhere, **compiled, **profiled})
 
     def why_not(self, cell: Cell) -> str:
         """Why a cell cannot be measured, empty if it can."""
-        if reason := self.entrants.why_not(cell.entry, cell.batch_size):
+        if reason := self.entrants.why_not(cell.contender, cell.batch_size):
             return reason
-        tokenizer = self.entrants.target(cell.entry).own_tokenizer
+        tokenizer = self.entrants.target(cell.contender).own_tokenizer
         if tokenizer is not None and self.questions.prompts(tokenizer, self._room) != self.prompts:
             return "its tokenizer reads the prompts otherwise than that of `ar`"
         return ""
 
-    def race(self, cells: Sequence[Cell]) -> Race:
-        """The race of some contenders at one batch size."""
-        eos_id, pad_id = default_ids(self.baseline, None, None)
+    def race(self, cells: Sequence[Cell], laps: int | None = None) -> Race:
+        """The race of some contenders at one batch size, of so many timed laps; None = as many as the grid says."""
         return Race(
-            [self.entrants.contender(cell.entry, cell.batch_size) for cell in cells],
+            [self.entrants.entrant(cell.contender, cell.batch_size) for cell in cells],
             self.prompts.ids,
             batch_size=cells[0].batch_size,
             max_new_tokens=self.max_new_tokens,
-            eos_id=eos_id,
-            pad_id=pad_id,
-            laps=self.grid.repeats,
+            laps=self.grid.repeats if laps is None else laps,
             limit_s=self.grid.timeout_s,
+            **self.ids,
+        )
+
+    def profile(self, cell: Cell) -> dict[str, float]:
+        """Where a contender's time goes, where the grid asks for it; a loop that is not ours is not looked into."""
+        entrant = self.entrants.entrant(cell.contender, cell.batch_size)
+        if not self.grid.profiled or entrant.compiled or isinstance(entrant.method, OutsideMethod):
+            return {}
+        return profile(
+            entrant, self.prompts.ids, batch_size=cell.batch_size, max_new_tokens=self.max_new_tokens, **self.ids
         )

@@ -1,8 +1,8 @@
-"""From a grid's entries to contenders: their checkpoints, loaded once, or why an entry cannot be measured."""
+"""From a grid's contenders to who can race: their checkpoints, loaded once, or why a contender cannot be measured."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -12,18 +12,27 @@ from marsbench.decoding.outside import OutsideMethod
 from marsbench.errors import UserError
 from marsbench.methods import METHODS
 from marsbench.methods.fitting import fit
-from marsbench.racing.grid import Entry
-from marsbench.racing.race import Contender
-from marsbench.running.checkpoints import Checkpoints
+from marsbench.racing.grid import Contender
+from marsbench.racing.race import Entrant
 from marsbench.running.run import explained
 from marsbench.training.checkpoints import Loaded
 
 
-class Entrants:
-    """The entries of one sweep and their models; `backend` compiles the steps of those that are compiled."""
+class Models(Protocol):
+    """Where the models of a grid's stages come from."""
 
-    def __init__(self, checkpoints: Checkpoints, dtype: torch.dtype, backend: str = "inductor") -> None:
-        self._checkpoints, self._dtype, self._backend = checkpoints, dtype, backend
+    def missing(self, stage: str, block_size: int | None) -> str:
+        """Why there is no model of a stage; empty where there is one or can be."""
+
+    def load(self, stage: str, block_size: int | None, dtype: torch.dtype) -> Loaded:
+        """The model of a stage."""
+
+
+class Entrants:
+    """The contenders of one grid and their models; `backend` compiles the steps of those that are compiled."""
+
+    def __init__(self, models: Models, dtype: torch.dtype, backend: str) -> None:
+        self._models, self._dtype, self._backend = models, dtype, backend
         self._loaded: dict[tuple[str, int], Loaded] = {}
         # Graphs belong to one method: both are kept, so that what was compiled at one batch size serves at the next.
         self._compiled: dict[str, tuple[Method | OutsideMethod, Graphs]] = {}
@@ -31,60 +40,60 @@ class Entrants:
     def load(self, stage: str, block_size: int) -> Loaded:
         """A stage's checkpoint; `UserError` where there is none and training one would take days."""
         if (stage, block_size) not in self._loaded:
-            if reason := self._checkpoints.missing(stage, block_size):
+            if reason := self._models.missing(stage, block_size):
                 raise UserError(reason)
-            self._loaded[stage, block_size] = self._checkpoints.load(stage, block_size, self._dtype)
+            self._loaded[stage, block_size] = self._models.load(stage, block_size, self._dtype)
         return self._loaded[stage, block_size]
 
-    def target(self, entry: Entry) -> Loaded:
+    def target(self, contender: Contender) -> Loaded:
         """The checkpoint that decodes."""
-        return self.load(entry.stage, entry.trained_block_size)
+        return self.load(contender.stage, contender.trained_block_size)
 
-    def draft(self, entry: Entry) -> Loaded | None:
-        """The draft model, for an entry that has one."""
-        return self.load(entry.draft, entry.trained_block_size) if entry.draft else None
+    def draft(self, contender: Contender) -> Loaded | None:
+        """The draft model, for a contender that has one."""
+        return self.load(contender.draft, contender.trained_block_size) if contender.draft else None
 
-    def contender(self, entry: Entry, batch_size: int) -> Contender:
-        """An entry ready to race; `UserError` says why it cannot."""
-        if METHODS[entry.method].one_row and batch_size > 1:
-            raise UserError(f"{entry.method} decodes one sequence at a time", fix="race it at batch size 1")
-        loaded = self.target(entry)
-        method = fit(entry.method, loaded, draft=self.draft(entry), **entry.options)
-        if not entry.compiled:
-            return Contender(entry.name, loaded.model, method, entry.threshold)
+    def entrant(self, contender: Contender, batch_size: int) -> Entrant:
+        """A contender ready to race; `UserError` says why it cannot."""
+        if METHODS[contender.method].one_row and batch_size > 1:
+            raise UserError(f"{contender.method} decodes one sequence at a time", fix="race it at batch size 1")
+        loaded = self.target(contender)
+        method = fit(contender.method, loaded, draft=self.draft(contender), **contender.options)
+        if not contender.compiled:
+            return Entrant(contender.name, loaded.model, method, contender.threshold)
         if reason := why_not(loaded.model, method):
             raise UserError(f"it cannot be compiled: {reason}", fix="race it without `compiled`")
-        method, graphs = self._compiled.setdefault(entry.name, (method, Graphs(self._backend)))
-        return Contender(entry.name, loaded.model, method, entry.threshold, graphs.batch)
+        method, graphs = self._compiled.setdefault(contender.name, (method, Graphs(self._backend)))
+        return Entrant(contender.name, loaded.model, method, contender.threshold, graphs.batch)
 
-    def compiling(self, entry: Entry) -> dict[str, Any]:
+    def compiling(self, contender: Contender) -> dict[str, Any]:
         """What compiling a contender's steps has taken so far, as rows have it; nothing of one that is not compiled."""
-        if entry.name not in self._compiled:
+        if contender.name not in self._compiled:
             return {}
-        _, graphs = self._compiled[entry.name]
+        _, graphs = self._compiled[contender.name]
         return {"graphs": len(graphs), "compile_seconds": round(graphs.compile_seconds, 3)}
 
-    def why_not(self, entry: Entry, batch_size: int) -> str:
-        """Why an entry cannot race, empty if it can."""
+    def why_not(self, contender: Contender, batch_size: int) -> str:
+        """Why a contender cannot race, empty if it can."""
         try:
-            self.contender(entry, batch_size)
+            self.entrant(contender, batch_size)
         except UserError as error:
             return explained(error)
         return ""
 
-    def weights(self, entry: Entry) -> dict[str, Any]:
-        """The hashes of an entry's weights, as far as its checkpoints are there."""
+    def weights(self, contender: Contender) -> dict[str, Any]:
+        """The hashes of a contender's weights, as far as its checkpoints are there."""
         try:
-            draft = self.draft(entry)
-            return {"target": self.target(entry).weights, "draft": draft.weights if draft else None}
+            draft = self.draft(contender)
+            return {"target": self.target(contender).weights, "draft": draft.weights if draft else None}
         except UserError:
             return {}
 
-    def weight_bytes(self, entry: Entry) -> tuple[int, int]:
+    def weight_bytes(self, contender: Contender) -> tuple[int, int]:
         """What the target model takes, and what it takes together with its heads and its draft model."""
-        loaded, draft = self.target(entry), self.draft(entry)
+        loaded, draft = self.target(contender), self.draft(contender)
         target = size_of(loaded.model)
-        heads = size_of(loaded.heads) if loaded.heads is not None and entry.method == "medusa" else 0
+        heads = size_of(loaded.heads) if loaded.heads is not None and contender.method == "medusa" else 0
         return target, target + heads + (size_of(draft.model) if draft else 0)
 
 

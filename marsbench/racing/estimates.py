@@ -15,11 +15,11 @@ def sweep_tables(grid: Grid, scale: Preset) -> list[Table | str]:
     table = terminal_table(
         "Contenders, each at every batch size", "contender", "method", "options", "checkpoint", "draft"
     )
-    for entry in grid.contenders:
-        ready = scale.ready_checkpoint(*TrainedStage.of(entry.stage, entry.trained_block_size))
-        options = ", ".join(f"{name} {value}" for name, value in entry.shown.items())
-        own = f"our own {entry.stage}" if scale.tables_train else "none: skipped unless it is trained first"
-        table.add_row(entry.name, entry.method, options or "-", ready or own, entry.draft or "-")
+    for contender in grid.contenders:
+        ready = scale.ready_checkpoint(*TrainedStage.of(contender.stage, contender.trained_block_size))
+        options = ", ".join(f"{name} {value}" for name, value in contender.shown.items())
+        own = f"our own {contender.stage}" if scale.tables_train else "none: skipped unless it is trained first"
+        table.add_row(contender.name, contender.method, options or "-", ready or own, contender.draft or "-")
     names = grid.benchmarks or scale.benchmarks
     cells, tokens = len(grid.contenders) * len(grid.batch_sizes), _tokens(grid, scale)
     rate = scale.assumptions.tokens_per_second

@@ -35,7 +35,7 @@ _SETTINGS = {field.name for field in fields(Options)} - {"mask_id", "draft", "he
 
 
 @dataclass(frozen=True)
-class Entry:
+class Contender:
     """A contender of a grid: a method on a stage's checkpoint."""
 
     name: str
@@ -49,22 +49,21 @@ class Entry:
 
     @property
     def shown(self) -> dict[str, Any]:
-        """The options, the threshold, and whether it is compiled, as rows show them."""
-        threshold = {} if self.threshold is None else {"threshold": self.threshold}
-        return {**self.options, **threshold, **({"compiled": True} if self.compiled else {})}
+        """The options and the threshold, as rows show them."""
+        return {**self.options, **({} if self.threshold is None else {"threshold": self.threshold})}
 
     @property
     def keyed(self) -> dict[str, Any]:
-        """What goes into keys. Without `compiled`, an entry has the key of the time when there were no others."""
+        """What goes into keys. Without `compiled`, an contender has the key of the time when there were no others."""
         return {name: value for name, value in vars(self).items() if name != "compiled" or value}
 
 
-def checkpoints_of(entries: Iterable[Entry]) -> list[TrainedStage]:
+def checkpoints_of(contenders: Iterable[Contender]) -> list[TrainedStage]:
     """What some contenders and their draft models are, each once."""
     found = [
-        TrainedStage.of(name, entry.trained_block_size)
-        for entry in entries
-        for name in (entry.stage, entry.draft)
+        TrainedStage.of(name, contender.trained_block_size)
+        for contender in contenders
+        for name in (contender.stage, contender.draft)
         if name
     ]
     return list(dict.fromkeys(found))
@@ -74,7 +73,7 @@ def checkpoints_of(entries: Iterable[Entry]) -> list[TrainedStage]:
 class Grid:
     """Everything that a sweep measures."""
 
-    contenders: tuple[Entry, ...]
+    contenders: tuple[Contender, ...]
     batch_sizes: tuple[int, ...]
     prompts: int
     repeats: int
@@ -83,6 +82,8 @@ class Grid:
     dtype: str = "float32"  # of weights and caches
     timeout_s: float = 900.0  # of one contender for one lap at one batch size
     positions: int = 1024  # also time forward passes of up to so many positions; 0 = none
+    profiled: bool = False  # also time the parts of every contender's steps, in a run of their own
+    backend: str = "inductor"  # of `torch.compile`, for contenders that are compiled
 
     @property
     def checkpoints(self) -> list[TrainedStage]:
@@ -91,9 +92,9 @@ class Grid:
 
     def part(self, shard: tuple[int, int]) -> Grid:
         """The baselines and every nth of the other contenders, for one of several machines."""
-        others = [entry for entry in self.contenders if entry.name not in BASELINES]
+        others = [contender for contender in self.contenders if contender.name not in BASELINES]
         mine = others[shard[0] - 1 :: shard[1]]
-        chosen = tuple(entry for entry in self.contenders if entry.name in BASELINES or entry in mine)
+        chosen = tuple(contender for contender in self.contenders if contender.name in BASELINES or contender in mine)
         return replace(self, contenders=chosen)
 
     def at(self, batch_size: int) -> Grid:
@@ -141,33 +142,35 @@ def _grid(settings: Any, quick: bool) -> Grid:
     for name in ("batch_sizes", "prompts", "repeats"):
         if name not in settings:
             raise UserError(f"the grid does not say {name}", fix=f"add a line for {name}")
-    entries = [entry for number, given in enumerate(settings["contenders"], 1) for entry in _entries(given, number)]
-    _check_names(entries)
+    contenders = [
+        contender for number, given in enumerate(settings["contenders"], 1) for contender in _contenders(given, number)
+    ]
+    _check_names(contenders)
     batch_sizes = tuple(settings["batch_sizes"])
     counts = (*batch_sizes, settings["prompts"], settings["repeats"])
     if not batch_sizes or any(type(count) is not int or count < 1 for count in counts):
         raise UserError("batch sizes, prompts and repeats are whole numbers from 1", fix="mend them")
     if settings.get("dtype", DTYPES[0]) not in DTYPES:
         raise unknown_name("dtype", str(settings["dtype"]), list(DTYPES))
-    chosen = {"contenders": tuple(entries), "batch_sizes": batch_sizes}
+    chosen = {"contenders": tuple(contenders), "batch_sizes": batch_sizes}
     return Grid(**{**settings, **chosen, "benchmarks": tuple(settings.get("benchmarks") or ())})
 
 
-def _check_names(entries: list[Entry]) -> None:
-    names = [entry.name for entry in entries]
+def _check_names(contenders: list[Contender]) -> None:
+    names = [contender.name for contender in contenders]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise UserError(f"two contenders are called {twice[0]!r}", fix="give one of them another `name`")
     if "ar" not in names:
         raise UserError("no contender is called 'ar'", fix="add one: speed-ups are relative to it")
-    _check_compiled({entry.name: entry for entry in entries})
+    _check_compiled({contender.name: contender for contender in contenders})
 
 
-def _check_compiled(entries: Mapping[str, Entry]) -> None:
+def _check_compiled(contenders: Mapping[str, Contender]) -> None:
     """Refuse compiled contenders without a compiled `ar`, and an `ar` of either kind that is another one's."""
-    plain, compiled = entries["ar"], entries.get(COMPILED_AR)
+    plain, compiled = contenders["ar"], contenders.get(COMPILED_AR)
     if compiled is not None and compiled != replace(plain, name=COMPILED_AR, compiled=True):
         raise UserError(f"{COMPILED_AR!r} is not 'ar', compiled", fix="give `ar` compiled: [false, true] in its place")
-    found = next((entry.name for entry in entries.values() if entry.compiled), None)
+    found = next((contender.name for contender in contenders.values() if contender.compiled), None)
     if found is not None and compiled is None:
         raise UserError(
             f"{found!r} has no compiled 'ar' to be held against",
@@ -175,7 +178,7 @@ def _check_compiled(entries: Mapping[str, Entry]) -> None:
         )
 
 
-def _entries(given: Any, number: int) -> Iterator[Entry]:
+def _contenders(given: Any, number: int) -> Iterator[Contender]:
     """The contenders that an item of the list stands for."""
     where = f"contender {number}"
     if not isinstance(given, dict) or "method" not in given or "stage" not in given:
@@ -183,10 +186,10 @@ def _entries(given: Any, number: int) -> Iterator[Entry]:
     lists = {name: value if isinstance(value, list) else [value] for name, value in given.items()}
     for values in product(*lists.values()):
         varied = [name for name, choices in lists.items() if len(choices) > 1]
-        yield _entry(dict(zip(lists, values, strict=True)), varied, where)
+        yield _contender(dict(zip(lists, values, strict=True)), varied, where)
 
 
-def _entry(given: dict[str, Any], varied: list[str], where: str) -> Entry:
+def _contender(given: dict[str, Any], varied: list[str], where: str) -> Contender:
     for name in given:
         if name not in _OWN and name not in _SETTINGS:
             known = ", ".join(sorted({*_SETTINGS, *_OWN}))
@@ -209,7 +212,7 @@ def _entry(given: dict[str, Any], varied: list[str], where: str) -> Entry:
     name = ", ".join([str(given.get("name", method)), *said])
     if compiled and not name.endswith(_COMPILED):
         name += _COMPILED
-    return Entry(
+    return Contender(
         name=name,
         stage=given["stage"],
         method=method,

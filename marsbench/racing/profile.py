@@ -12,7 +12,7 @@ from marsbench.decoding.generation import Request
 from marsbench.decoding.outside import OutsideMethod
 from marsbench.decoding.rows import Most
 from marsbench.forward.decoder import Decoder
-from marsbench.racing.race import Contender, synchronize
+from marsbench.racing.race import Entrant, synchronize
 
 
 class _Timed:
@@ -86,7 +86,7 @@ class _Parts:
 
 
 def profile(
-    contender: Contender, prompts: Sequence[Sequence[int]], *, batch_size: int, max_new_tokens: int, eos_id: int,
+    contender: Entrant, prompts: Sequence[Sequence[int]], *, batch_size: int, max_new_tokens: int, eos_id: int,
     pad_id: int,
 ) -> dict[str, float]:  # fmt: skip
     """Where the time of decoding goes, in seconds by part, in a run of its own.

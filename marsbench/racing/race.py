@@ -31,7 +31,7 @@ WATCHED = 0  # the number of the lap that is not timed
 
 
 @dataclass(frozen=True)
-class Contender:
+class Entrant:
     """One method on one model."""
 
     name: str
@@ -86,7 +86,7 @@ class Outcome:
 class Race:
     """Contenders, the prompts that they decode, and how."""
 
-    contenders: Sequence[Contender]
+    contenders: Sequence[Entrant]
     prompts: Sequence[Sequence[int]]
     batch_size: int
     max_new_tokens: int
@@ -137,7 +137,7 @@ class Race:
         order = [racing[place] for place in rotation(len(racing), lap * len(self.batches) + batch)]
         return {one.name: self._turn(one, lap, batch, log) for one in order}
 
-    def _turn(self, contender: Contender, lap: int, batch: int, log: RoundLog) -> Turn:
+    def _turn(self, contender: Entrant, lap: int, batch: int, log: RoundLog) -> Turn:
         watch = Stopwatch() if lap == WATCHED else None
         try:
             seconds, generations, started = self._timed(contender, self.batches[batch], watch)
@@ -155,7 +155,7 @@ class Race:
         return Turn(seconds)
 
     def _timed(
-        self, contender: Contender, batch: range, watch: Stopwatch | None
+        self, contender: Entrant, batch: range, watch: Stopwatch | None
     ) -> tuple[float, list[Generation], float]:
         """Decode a batch: seconds, generations, and when it began."""
         if watch is not None and torch.cuda.is_available():
@@ -166,7 +166,7 @@ class Race:
         synchronize()
         return time.perf_counter() - started, generations, started
 
-    def _decode(self, contender: Contender, batch: range, meter: Meter | None) -> list[Generation]:
+    def _decode(self, contender: Entrant, batch: range, meter: Meter | None) -> list[Generation]:
         return decode(
             contender.model,
             contender.method,

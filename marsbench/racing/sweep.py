@@ -11,11 +11,10 @@ from marsbench.keys import content_hash
 from marsbench.neighbours import warning
 from marsbench.provenance import node, provenance
 from marsbench.racing.course import Cell, Course
-from marsbench.racing.entrants import size_of
+from marsbench.racing.entrants import Models, size_of
 from marsbench.racing.grid import BASELINES, Grid
 from marsbench.racing.race import Outcome
 from marsbench.racing.rounds import RoundLog
-from marsbench.racing.speed_rows import step_time_row
 from marsbench.racing.step_time import step_times
 from marsbench.racing.sweep_rows import sweep_row
 from marsbench.rows.kinds import Row, StepTimeRow, SweepRow
@@ -26,8 +25,9 @@ from marsbench.running.run import Run
 class Sweep:
     """A grid's cells: those that are missing are raced, batch size by batch size."""
 
-    def __init__(self, run: Run, grid: Grid) -> None:
-        self._run, self._grid, self._course = run, grid, Course(run, grid)
+    def __init__(self, run: Run, grid: Grid, models: Models | None = None) -> None:
+        """See `Course`."""
+        self._run, self._grid, self._course = run, grid, Course(run, grid, models)
 
     def rows(self) -> list[Row]:
         """All rows, in the grid's order: trainings, what a forward costs, then the cells."""
@@ -97,10 +97,22 @@ def _step_times(course: Course) -> StepTimeRow:
     run.reporter.say_once(warning())
     with run.reporter.bar("timing forward passes by their shape") as bar:
         found = step_times(loaded.model, course.grid.positions, bar.update)
-    row = step_time_row(
-        found, key=key, scale=run.scale.scale, stage=str(loaded.stage), dtype=course.grid.dtype,
-        weight_bytes=size_of(loaded.model), checkpoint=loaded.weights,
+    row = StepTimeRow(
+        key=key,
+        status="done",
+        reason="",
+        scale=run.scale.scale,
+        stage=course.plain.stage,
+        context=found.context,
+        rows=[shape.rows for shape in found.shapes],
+        window=[shape.window for shape in found.shapes],
+        seconds=found.seconds,
+        copied_per_second=found.copied_per_second,
+        weight_bytes=size_of(loaded.model),
+        checkpoint=loaded.weights,
         provenance={**origin, **loaded.origin, **packing_in_words()},
-    )  # fmt: skip
+        others_cores=found.others_cores,
+        dtype=course.grid.dtype,
+    )
     run.keep(row)
     return row

@@ -21,17 +21,18 @@ from marsbench.rows.kinds import SweepRow
 
 def sweep_row(course: Course, cell: Cell, found: Outcome, outcomes: Mapping[str, Outcome]) -> SweepRow:
     """The row of a cell, its samples written first; `outcomes` are those of its race."""
-    entry = cell.entry
+    contender = cell.contender
     identity: dict[str, Any] = {
         "key": cell.key,
         "status": found.status,
         "reason": found.reason,
         "scale": course.run.scale.scale,
-        "contender": entry.name,
-        "stage": entry.stage,
-        "draft": entry.draft or "",
-        "method": entry.method,
-        "options": entry.shown,
+        "contender": contender.name,
+        "stage": contender.stage,
+        "draft": contender.draft or "",
+        "method": contender.method,
+        "options": contender.shown,
+        "compiled": contender.compiled,
         "batch_size": cell.batch_size,
         "benchmarks": course.questions.benchmarks,
         "prompts": len(course.prompts.ids),
@@ -48,7 +49,7 @@ def sweep_row(course: Course, cell: Cell, found: Outcome, outcomes: Mapping[str,
 def _origin(course: Course, cell: Cell) -> dict[str, str]:
     """What the row says of the pretrained model behind its checkpoint, where that could be loaded."""
     try:
-        return course.entrants.target(cell.entry).origin
+        return course.entrants.target(cell.contender).origin
     except UserError:
         return {}
 
@@ -58,7 +59,7 @@ def _measured(course: Course, cell: Cell, found: Outcome, outcomes: Mapping[str,
     tokenizer, generations = course.baseline.tokenizer, found.generations
     responses = [str(tokenizer.decode(one.tokens, skip_special_tokens=True)) for one in generations]
     correct = course.questions.score(responses)
-    target, together = course.entrants.weight_bytes(cell.entry)
+    target, together = course.entrants.weight_bytes(cell.contender)
     return {
         "seconds": [round(seconds, 6) for seconds in found.seconds],
         "baselines": _baselines(outcomes),
@@ -80,7 +81,9 @@ def _measured(course: Course, cell: Cell, found: Outcome, outcomes: Mapping[str,
         "same_as": _same_as(course, found, outcomes),
         "samples": _log_samples(course, cell.key, generations, responses, correct),
         "race": content_hash(sorted(outcomes)),
-        "checkpoint": course.entrants.target(cell.entry).weights,
+        "checkpoint": course.entrants.target(cell.contender).weights,
+        "profile": course.profile(cell),
+        **course.entrants.compiling(cell.contender),
     }
 
 
@@ -96,7 +99,7 @@ def _baselines(outcomes: Mapping[str, Outcome]) -> dict[str, dict[str, Any]]:
 def _same_as(course: Course, found: Outcome, outcomes: Mapping[str, Outcome]) -> dict[str, int]:
     """Each contender that decodes by `ar` -> prompts that it and this one give the same tokens."""
     tokens = [one.tokens for one in found.generations]
-    references = [entry.name for entry in course.grid.contenders if entry.method == "ar"]
+    references = [contender.name for contender in course.grid.contenders if contender.method == "ar"]
     return {
         name: sum(mine == theirs.tokens for mine, theirs in zip(tokens, outcomes[name].generations, strict=True))
         for name in references

@@ -10,10 +10,10 @@ from marsbench.evaluation.harness import room_for_prompt
 from marsbench.methods.fitting import default_ids, fit
 from marsbench.neighbours import warning
 from marsbench.progress import Reporter
-from marsbench.racing.grid import Entry
+from marsbench.racing.grid import Contender
 from marsbench.racing.position_law import PositionLaw, Work, law_of, predicted_speed
 from marsbench.racing.questions import Prompts, Questions
-from marsbench.racing.race import Contender, Outcome, Race
+from marsbench.racing.race import Entrant, Outcome, Race
 from marsbench.racing.rounds import RoundLog
 from marsbench.racing.step_time import step_times
 from marsbench.statistics.intervals import Estimate, median_ratio
@@ -28,7 +28,7 @@ _LAPS = 3  # of the race that checks the recommendation
 class Setting:
     """One setting and what is expected of it."""
 
-    entry: Entry
+    entry: Contender
     tokens_per_forward: float
     points_lost: float  # of accuracy against `ar`
     speed_up: float  # over `ar` at the wanted batch size, by the position law
@@ -71,21 +71,21 @@ class Advice:
         )
 
 
-def candidates(block_size: int) -> list[Entry]:
+def candidates(block_size: int) -> list[Contender]:
     """The settings to choose from, for a checkpoint trained with that block size."""
     windows = sorted({2, 3, 4, 5, block_size, block_size + 1, block_size + 2})
     return [
-        Entry("ar", "", "ar", {}),
-        *[Entry(f"mars, tau = {tau:g}", "", "mars", {"block_size": block_size}, tau) for tau in THRESHOLDS],
+        Contender("ar", "", "ar", {}),
+        *[Contender(f"mars, tau = {tau:g}", "", "mars", {"block_size": block_size}, tau) for tau in THRESHOLDS],
         *[_verified("linear", window, 0.5) for window in windows],
         *[_verified("groups", window, None) for window in windows if window <= block_size],
     ]
 
 
-def _verified(layout: str, window: int, threshold: float | None) -> Entry:
+def _verified(layout: str, window: int, threshold: float | None) -> Contender:
     said = "" if threshold is None else f", tau = {threshold:g}"
     options = {"layout": layout, "block_size": window}
-    return Entry(f"mars-verified, {layout}, window = {window}{said}", "", "mars-verified", options, threshold)
+    return Contender(f"mars-verified, {layout}, window = {window}{said}", "", "mars-verified", options, threshold)
 
 
 def tune(
@@ -146,7 +146,7 @@ def advice_after_race(settings: list[Setting], best: Setting, ratio: Estimate) -
 
 
 def _settings(
-    law: PositionLaw, entries: Sequence[Entry], found: dict[str, Outcome], course: _Course, batch_size: int
+    law: PositionLaw, entries: Sequence[Contender], found: dict[str, Outcome], course: _Course, batch_size: int
 ) -> list[Setting]:
     """What the law and the watched generations say of every setting, the fastest first."""
     ar = found["ar"]
@@ -187,7 +187,7 @@ class _Course:
         """The prompts as token ids."""
         return self.questions.prompts(self.loaded.tokenizer, self.room)
 
-    def race(self, entries: Sequence[Entry], batch_size: int, *, laps: int) -> Race:
+    def race(self, entries: Sequence[Contender], batch_size: int, *, laps: int) -> Race:
         """A race of settings; without laps, it is only watched."""
         eos_id, pad_id = default_ids(self.loaded, None, None)
         return Race(
@@ -200,9 +200,9 @@ class _Course:
             laps=laps,
         )
 
-    def _contender(self, entry: Entry) -> Contender:
+    def _contender(self, entry: Contender) -> Entrant:
         method = fit(entry.method, self.loaded, **entry.options)
-        return Contender(entry.name, self.loaded.model, method, entry.threshold)
+        return Entrant(entry.name, self.loaded.model, method, entry.threshold)
 
     def accuracy(self, outcome: Outcome) -> float:
         """The share of right answers; there are as many questions of every benchmark."""

@@ -83,40 +83,6 @@ class StepCostRow:
 
 
 @dataclass(frozen=True)
-class SpeedRow:
-    """One contender of a race: methods that decode the same prompts, batch by batch in turn."""
-
-    kind: ClassVar[str] = "speed"
-
-    key: str
-    status: Status
-    reason: str
-    scale: str
-    race: str  # what was run together; only rows of one race may be compared
-    contender: str  # name of the contender in the race
-    stage: str
-    method: str
-    options: Mapping[str, Any]  # the method's options, and `threshold`
-    batch_size: int
-    prompts: int
-    prompts_hash: str
-    max_new_tokens: int
-    seconds: list[float] = field(default_factory=list)  # of each repeat, all prompts; contenders in the same order
-    emitted: int = 0  # tokens up to EOS over all prompts, an emitted EOS counted once
-    row_forwards: int = 0  # forward passes of the model, summed over prompts
-    forwards: int = 0  # forward passes of the model over windows, a batch counted once
-    positions: int = 0  # entries in those windows, over all rows, fillers left out
-    cache_bytes: int = 0  # the most that KV caches held, a draft model's included
-    same_as_ar: int = 0  # prompts whose tokens equal those of `ar`
-    profile: Mapping[str, float] = field(default_factory=dict)  # part of a step -> seconds, in an extra run
-    graphs: int = 0  # shapes of a step that were compiled so far, at this and smaller batch sizes
-    compile_seconds: float = 0.0  # what that took, or reading it from disk
-    checkpoint: str = ""
-    provenance: Mapping[str, Any] = field(default_factory=dict)
-    others_cores: list[float] = field(default_factory=list)  # of each repeat: what others used; empty = unknown
-
-
-@dataclass(frozen=True)
 class ExactnessRow:
     """One method held against `ar` of the same checkpoint on every prompt of all benchmarks."""
 
@@ -185,6 +151,21 @@ class SweepRow:
     provenance: Mapping[str, Any] = field(default_factory=dict)
     prompt_cut: list[int] = field(default_factory=list)  # per prompt, tokens that the context had no room for; or empty
     others_cores: list[float] = field(default_factory=list)  # of each timed lap: what others used; empty = unknown
+    compiled: bool = False  # its steps as graphs, or operation by operation
+    graphs: int = 0  # shapes of a step that were compiled so far, at this and smaller batch sizes
+    compile_seconds: float = 0.0  # what that took, or reading it from disk
+    profile: Mapping[str, float] = field(default_factory=dict)  # part of a step -> seconds, in an extra run
+    totals: Mapping[str, int] = field(default_factory=dict)  # name of a list that was not kept per prompt -> its sum
+
+    @property
+    def all_emitted(self) -> int:
+        """Tokens up to EOS over all prompts."""
+        return sum(self.emitted) or self.totals.get("emitted", 0)
+
+    @property
+    def all_row_forwards(self) -> int:
+        """Forward passes of the model, summed over prompts."""
+        return sum(self.row_forwards) or self.totals.get("row_forwards", 0)
 
 
 @dataclass(frozen=True)
@@ -346,7 +327,6 @@ Row = (
     EvaluationRow
     | TrainingRow
     | StepCostRow
-    | SpeedRow
     | ExactnessRow
     | SweepRow
     | StepTimeRow

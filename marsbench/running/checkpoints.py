@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from marsbench.presets import DEFAULT_BLOCK_SIZE
 from marsbench.progress import is_first_process
 from marsbench.rows.kinds import TrainingRow
 from marsbench.running.locks import alone_with
-from marsbench.running.plans import TablePlan, TrainedStage
+from marsbench.running.plans import TrainedStage
 from marsbench.running.run import Run, explained
 from marsbench.training import checkpoints
 from marsbench.training.bases import checked_base
@@ -121,11 +121,11 @@ class Checkpoints:
 
     # ---- trained ----
 
-    def trainings(self, plan: TablePlan) -> list[TrainingRow]:
-        """The checkpoints that a table needs and is to train, trained, their parents first."""
+    def trainings(self, stages: Iterable[TrainedStage]) -> list[TrainingRow]:
+        """Of the stages that a page needs, those that are to be trained, trained, their parents first."""
         wanted = [
             self.recipe(name, trained.block_size)
-            for trained in plan.stages
+            for trained in stages
             if self.trains(*trained)
             for name in lineage(self._scale, trained.stage)
         ]

@@ -35,7 +35,7 @@ class Table:
                 for name, reason in reasons.items():
                     self._run.reporter.say(f"{name}: skipped ({reason})")
                 return [self._cells.skipped(arm, name, reasons[name]) for arm in self._plan.arms for name in reasons]
-            rows: list[Row] = [*self._checkpoints.trainings(self._plan)]
+            rows: list[Row] = [*self._checkpoints.trainings(self._plan.stages)]
             # Its batches are timed, in no shard; the paper says what the real scales cost.
             if self._plan.step_cost and self._run.scale.world and self._run.is_whole:
                 rows.append(step_cost_row(self._run))

@@ -1,76 +1,52 @@
-"""Who races on the page of compiled steps, on which checkpoints, with how much effort."""
+"""Who races on the page of compiled steps: on a trained checkpoint, and on random weights that memory bounds."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from marsbench.presets import Preset
-from marsbench.racing.grid import Entry
-from marsbench.studies.engine.contenders import Effort
+from marsbench.racing.grid import COMPILED_AR, Contender, Grid
 
-_EAGER = (
-    Entry("ar", "mars", "ar", {}),
-    Entry("mars", "mars", "mars", {"block_size": 4}, 0.95),
-    Entry("mars-verified, linear", "mars", "mars-verified", {"layout": "linear", "block_size": 4}, 0.5),
-    Entry("mars-verified, groups", "mars", "mars-verified", {"layout": "groups", "block_size": 4}),
+EAGER = (
+    Contender("ar", "mars", "ar", {}),
+    Contender("mars", "mars", "mars", {"block_size": 4}, 0.95),
+    Contender("mars-verified, linear", "mars", "mars-verified", {"layout": "linear", "block_size": 4}, 0.5),
+    Contender("mars-verified, groups", "mars", "mars-verified", {"layout": "groups", "block_size": 4}),
 )
-METHODS = tuple(entry.name for entry in _EAGER)
+COMPILED = tuple(replace(one, name=f"{one.name}, compiled", compiled=True) for one in EAGER)
 REFERENCE = "hf-generate"
-RACE = (
-    Entry(REFERENCE, "mars", REFERENCE, {}),
-    *_EAGER,
-    *[replace(entry, name=f"{entry.name}, compiled", compiled=True) for entry in _EAGER],
-)
-
-
-@dataclass(frozen=True)
-class RandomModel:
-    """A Llama of random weights: what its steps cost depends on its shape alone."""
-
-    name: str
-    config: dict[str, Any]
-    max_new_tokens: int
-    positions: int  # of the widest step that is timed
-    compiled_at: tuple[int, ...]  # batch sizes
-
-
-# The weights do not fit into a CPU's caches: a step over one token takes the time to read them.
-MEMORY_BOUND = RandomModel(
-    "random weights in the shape of SmolLM2-135M",
-    {
+# Llamas of random weights by their names: what a step costs depends on the shape alone. The weights of the first do not
+# fit into a CPU's caches: a step over one token takes the time to read them. The other is for the scale of the tests.
+MEMORY_BOUND, _SMALL = "random weights in the shape of SmolLM2-135M", "random weights, two layers"
+RANDOM: dict[str, dict[str, Any]] = {
+    MEMORY_BOUND: {
         "vocab_size": 49152, "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30,
         "num_attention_heads": 9, "num_key_value_heads": 3, "max_position_embeddings": 2048,
         "tie_word_embeddings": True,
     },
-    max_new_tokens=32,
-    positions=16,
-    compiled_at=(1, 4),
-)  # fmt: skip
-_SMALL = RandomModel(
-    "random weights, two layers",
-    {
-        "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2,
-        "num_key_value_heads": 1, "max_position_embeddings": 512, "tie_word_embeddings": True,
+    _SMALL: {
+        "vocab_size": 1024, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 512,
+        "tie_word_embeddings": True,
     },
-    max_new_tokens=4,
-    positions=1,
-    compiled_at=(),
-)  # fmt: skip
+}  # fmt: skip
 
 
-def effort_at(scale: Preset) -> Effort:
-    """As much as decides the page's numbers; little at the scale of the tests."""
-    if scale.scale == "micro":
-        return Effort(batch_sizes=(1,), repeats=2, prompts=6)
-    return Effort(batch_sizes=(1, 4, 8, 16), repeats=7, prompts=48)
+def trained_grid(scale: Preset) -> Grid:
+    """As much as decides the page's numbers; little where few questions are, and no compiler there."""
+    contenders = (Contender(REFERENCE, "mars", REFERENCE, {}), *EAGER, *COMPILED)
+    if scale.questions is not None:
+        return Grid(contenders, (1,), prompts=6, repeats=2, positions=0, backend="eager")
+    return Grid(contenders, (1, 4, 8, 16), prompts=48, repeats=7, positions=0)
 
 
-def random_model_at(scale: Preset) -> RandomModel:
-    """The model of random weights that the page times."""
-    return _SMALL if scale.scale == "micro" else MEMORY_BOUND
-
-
-def backend_at(scale: Preset) -> str:
-    """What compiles: at the scale of the tests, steps are traced and run as they were traced, without a compiler."""
-    return "eager" if scale.scale == "micro" else "inductor"
+def random_grid(scale: Preset) -> Grid:
+    """`ar`, eager and compiled, against `generate` on random weights, and what an eager step costs by its shape."""
+    small = scale.questions is not None
+    stage = _SMALL if small else MEMORY_BOUND
+    ar = Contender("ar", stage, "ar", {})
+    contenders = (Contender(REFERENCE, stage, REFERENCE, {}), ar, replace(ar, name=COMPILED_AR, compiled=True))
+    few = Grid(contenders, (1,), prompts=2, repeats=2, max_new_tokens=4, positions=1, backend="eager")
+    many = Grid(contenders, (1, 4, 8, 16), prompts=16, repeats=7, max_new_tokens=32, positions=16)
+    return replace(few if small else many, benchmarks=(scale.benchmarks[-1],))

@@ -7,14 +7,25 @@ from pathlib import Path
 from statistics import median
 
 from marsbench.findings.company import company_remark
-from marsbench.findings.races import Race, races_of, speed_ratio
 from marsbench.findings.seeds import BySeed
+from marsbench.findings.sweep import (
+    Race,
+    SweepCells,
+    is_lossless,
+    positions_of_a_row,
+    printed_ratio,
+    printed_speed_up,
+    speed_ratio,
+    speed_up,
+    tokens_per_forward_of,
+)
 from marsbench.racing.grid import COMPILED_AR
 from marsbench.rendering.figures import COLOURS, MARKERS, drawn_alike, error_bars, new_figure, save
 from marsbench.rendering.markdown import table
 from marsbench.rendering.sections import facts_section, seeds_in_words
-from marsbench.rows.kinds import Row, SpeedRow, StepTimeRow
-from marsbench.studies.compiled.contenders import METHODS, RACE, REFERENCE
+from marsbench.rows.kinds import Row, StepTimeRow, SweepRow
+from marsbench.statistics.intervals import Estimate
+from marsbench.studies.compiled.contenders import COMPILED, EAGER, RANDOM, REFERENCE
 
 FIGURE = "figures/compiled_speed"  # beside the page, less the extension
 
@@ -48,7 +59,7 @@ MEMORY_BOUND = (
 def render(rows: Sequence[Row], scale: str, seeds: BySeed | None = None) -> str:
     """The report as Markdown: a pure function of the rows of that scale."""
     rows = [row for row in rows if row.scale == scale]
-    races, bound = races_of(rows, "compiled,"), races_of(rows, "random weights")
+    races, bound = _trained(rows), _random(rows)
     sections = [
         f"# Compiled steps at scale {scale}: what a step as one graph buys",
         WHAT_IT_IS,
@@ -65,35 +76,43 @@ def render(rows: Sequence[Row], scale: str, seeds: BySeed | None = None) -> str:
     return "\n\n".join(section for section in sections if section) + "\n"
 
 
+def _trained(rows: Sequence[Row]) -> dict[int, Race]:
+    """The races on the trained checkpoint, by batch size."""
+    return SweepCells.of([row for row in rows if isinstance(row, SweepRow) and row.stage not in RANDOM]).races
+
+
+def _random(rows: Sequence[Row]) -> dict[int, Race]:
+    """The races on random weights, by batch size."""
+    return SweepCells.of([row for row in rows if isinstance(row, SweepRow) and row.stage in RANDOM]).races
+
+
 def tally(seeds: BySeed) -> str:
     """What is left of MARS's gain at the smallest batch size, against a baseline as fast as its own steps.
 
     Numbers, no verdict: those of the first seed, which the page shows.
     """
-    races = races_of(next(iter(seeds.values())), "compiled,")
+    races = _trained(next(iter(seeds.values())))
     race = races[min(races)] if races else {}
-    if not {"mars", "mars, compiled", "ar", COMPILED_AR} <= race.keys():
+    rows = [row for row in race.values() if row.method == "mars"]
+    known = [ratio.value for row in sorted(rows, key=lambda row: row.compiled) if (ratio := speed_up(row))]
+    if len(known) < 2:
         return "measured"
-    eager, compiled = speed_ratio(race, "mars", "ar").value, speed_ratio(race, "mars, compiled", COMPILED_AR).value
-    return f"MARS over `ar`, batch {min(races)}: {eager:.2f} eager, {compiled:.2f} compiled"
+    return f"MARS over `ar`, batch {min(races)}: {known[0]:.2f} eager, {known[1]:.2f} compiled"
 
 
 def draw(rows: Sequence[Row], scale: str, reports_dir: Path) -> list[Path]:
     """Write the figure that the report shows, as PNG and SVG."""
-    races = races_of([row for row in rows if row.scale == scale], "compiled,")
+    races = _trained([row for row in rows if row.scale == scale])
     with drawn_alike():
         figure = new_figure(7.5, 4.6)
         axes = figure.subplots()
-        for place, name in enumerate(METHODS):
-            for contender, line in ((name, ":"), (f"{name}, compiled", "-")):
-                found = {
-                    size: speed_ratio(race, contender, "ar")
-                    for size, race in races.items()
-                    if {contender, "ar"} <= race.keys()
-                }
+        for place, pair in enumerate(zip(EAGER, COMPILED, strict=True)):
+            for contender in pair:
+                found = {size: ratio for size, race in races.items() if (ratio := _ratio(race, contender.name, "ar"))}
                 axes.errorbar(
                     list(found), [one.value for one in found.values()], yerr=error_bars([*found.values()], 1.0),
-                    label=contender, capsize=2, color=COLOURS[place], marker=MARKERS[place], linestyle=line,
+                    label=contender.name, capsize=2, color=COLOURS[place], marker=MARKERS[place],
+                    linestyle="-" if contender.compiled else ":",
                 )  # fmt: skip
         axes.set(xlabel="batch size", ylabel="tokens per second, relative to eager ar")
         axes.set_xscale("log", base=2)
@@ -103,11 +122,12 @@ def draw(rows: Sequence[Row], scale: str, reports_dir: Path) -> list[Path]:
         return save(figure, reports_dir / FIGURE)
 
 
+def _ratio(race: Race, name: str, baseline: str) -> Estimate | None:
+    return speed_ratio(race[name], race[baseline]) if {name, baseline} <= race.keys() else None
+
+
 def _said(race: Race, name: str, baseline: str) -> str:
-    if not {name, baseline} <= race.keys():
-        return "not run"
-    found = speed_ratio(race, name, baseline)
-    return f"{found.value:.2f} [{found.interval.low:.2f}, {found.interval.high:.2f}]"
+    return printed_ratio(_ratio(race, name, baseline)) if {name, baseline} <= race.keys() else "not run"
 
 
 def _by_batch(races: dict[int, Race], pairs: dict[str, tuple[str, str]], first: str = "") -> str:
@@ -119,9 +139,9 @@ def _by_batch(races: dict[int, Race], pairs: dict[str, tuple[str, str]], first: 
 def _tokens(races: dict[int, Race]) -> str:
     """Whether compiled steps give the tokens of eager ones."""
     lines = [
-        [f"{name}, compiled", *[_same(race, name) for race in races.values()]]
-        for name in METHODS
-        if all(f"{name}, compiled" in race for race in races.values())
+        [compiled.name, *[_same(race[compiled.name], race[eager.name]) for race in races.values()]]
+        for eager, compiled in zip(EAGER, COMPILED, strict=True)
+        if all({eager.name, compiled.name} <= race.keys() for race in races.values())
     ]
     text = (
         "Prompts whose tokens are those of eager `ar`, in fp32. `mars` commits what it has not verified: its line is "
@@ -130,16 +150,16 @@ def _tokens(races: dict[int, Race]) -> str:
     return "\n\n".join(["## The same tokens", text, table(["", *[f"batch {size}" for size in races]], lines)])
 
 
-def _same(race: Race, name: str) -> str:
-    row, eager = race[f"{name}, compiled"], race[name]
-    return f"{row.same_as_ar} of {row.prompts}" + (f" ({eager.same_as_ar})" if name == "mars" else "")
+def _same(row: SweepRow, eager: SweepRow) -> str:
+    return f"{row.same_as.get('ar', 0)} of {row.prompts}" + ("" if is_lossless(row) else f" ({eager.same_as['ar']})")
 
 
 def _speed(races: dict[int, Race]) -> str:
     over_generate = {f"`{name}` over `{REFERENCE}`": (name, REFERENCE) for name in ("ar", COMPILED_AR)}
-    over_eager = {f"{name}: compiled over eager": (f"{name}, compiled", name) for name in METHODS}
-    over_ar = {f"{name}: over `ar`, both eager": (name, "ar") for name in METHODS[1:]}
-    over_ar |= {f"{name}: over `ar`, both compiled": (f"{name}, compiled", COMPILED_AR) for name in METHODS[1:]}
+    pairs = list(zip(EAGER, COMPILED, strict=True))
+    over_eager = {f"{one.name}: compiled over eager": (other.name, one.name) for one, other in pairs}
+    over_ar = {f"{one.name}: over `ar`, both eager": (one.name, "ar") for one, _ in pairs[1:]}
+    over_ar |= {f"{one.name}: over `ar`, both compiled": (other.name, COMPILED_AR) for one, other in pairs[1:]}
     return "\n\n".join(
         [
             "## Speed",
@@ -154,23 +174,21 @@ def _speed(races: dict[int, Race]) -> str:
 def _law(races: dict[int, Race]) -> str:
     """Tokens per forward, what a step costs in steps of `ar`, and what follows."""
     lines = []
-    for entry in RACE:
-        baseline = COMPILED_AR if entry.compiled else "ar"
+    for contender in (*EAGER[1:], *COMPILED[1:]):
         for size, race in races.items():
-            if entry.name not in race or entry.method in ("ar", REFERENCE):
+            row, ar = race.get(contender.name), race.get(COMPILED_AR if contender.compiled else "ar")
+            if row is None or ar is None:
                 continue
-            row, ar = race[entry.name], race[baseline]
-            steps, tokens = _ms(row) / _ms(ar), row.emitted / row.row_forwards
-            forwards = max(row.row_forwards - row.prompts, 1)
+            steps, tokens = _ms(row) / _ms(ar), tokens_per_forward_of(row)
             lines.append([
-                entry.name, str(size), f"{row.positions / forwards:.1f}", f"{tokens:.2f}", f"{steps:.2f}",
-                f"{tokens / steps:.2f}", _said(race, entry.name, baseline),
+                contender.name, str(size), f"{positions_of_a_row(row):.1f}", f"{tokens:.2f}", f"{steps:.2f}",
+                f"{tokens / steps:.2f}", printed_speed_up(row),
             ])  # fmt: skip
     head = ["", "batch", "positions of a row that count", "tokens/forward", "steps of `ar`", "expected", "measured"]
     return "\n\n".join(["## Why it falls as it does", THE_LAW, table(head, lines)])
 
 
-def _ms(row: SpeedRow) -> float:
+def _ms(row: SweepRow) -> float:
     """Milliseconds of a lap per forward of the batch; the prompts' forwards are in the time and not counted."""
     return 1000 * median(row.seconds) / row.forwards
 
@@ -199,13 +217,12 @@ def _memory_bound(rows: Sequence[Row], races: dict[int, Race]) -> str:
         return ""
     row = timed[-1]
     copied = median(row.copied_per_second)
-    shapes = list(zip(row.rows, row.window, row.seconds, strict=True))
     lines = [
         [
             f"{rows_} x {window}", f"{1000 * median(seconds):.1f}",
             f"{100 * row.weight_bytes / median(seconds) / copied:.0f} %",
         ]
-        for rows_, window, seconds in shapes
+        for rows_, window, seconds in zip(row.rows, row.window, row.seconds, strict=True)
     ]  # fmt: skip
     steps = table(["rows x positions, eager", "ms per step", "of the roofline"], lines)
     pairs = {f"`{name}` over `{REFERENCE}`": (name, REFERENCE) for name in ("ar", COMPILED_AR)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from marsbench.presets import Preset
-from marsbench.racing.grid import Entry, Grid
+from marsbench.racing.grid import Contender, Grid
 from marsbench.running.plans import Arm, TablePlan
 from marsbench.studies.lines import ABLATIONS, AR_SFT, MARS_VARIANTS, mars
 
@@ -33,20 +33,20 @@ _THRESHOLD = 0.95
 def cache_grid(scale: Preset) -> Grid:
     """AR, MARS with its sliding window, and with block-level caches whose blocks are windows too, as load grows."""
     blocks = [_entry(BLOCKS, f"{BLOCKS}, B_cache = {size}", cache_block=size) for size in CACHE_BLOCKS]
-    return _grid(scale, (Entry(AR, "mars", AR, {}), _entry(WINDOW), *blocks), (1, 4, 16, 48))
+    return _grid(scale, (Contender(AR, "mars", AR, {}), _entry(WINDOW), *blocks), (1, 4, 16, 48))
 
 
 def masks_grid(scale: Preset) -> Grid:
     """MARS without a cache, with B - 1 masks in every forward and with as many as tokens may be generated."""
     every = _entry(NO_CACHE, ALL_MASKS, appended_masks=scale.max_new_tokens)
-    return _grid(scale, (Entry(AR, "mars", AR, {}), _entry(NO_CACHE), every), (1, 16))
+    return _grid(scale, (Contender(AR, "mars", AR, {}), _entry(NO_CACHE), every), (1, 16))
 
 
-def _entry(method: str, name: str = "", **options: Any) -> Entry:
-    return Entry(name or method, "mars", method, {"block_size": 4, **options}, threshold=_THRESHOLD)
+def _entry(method: str, name: str = "", **options: Any) -> Contender:
+    return Contender(name or method, "mars", method, {"block_size": 4, **options}, threshold=_THRESHOLD)
 
 
-def _grid(scale: Preset, contenders: tuple[Entry, ...], batch_sizes: tuple[int, ...]) -> Grid:
+def _grid(scale: Preset, contenders: tuple[Contender, ...], batch_sizes: tuple[int, ...]) -> Grid:
     """A race of five laps over 48 prompts; less where the scale asks few questions anyway."""
     if scale.questions is not None:
         return Grid(contenders, tuple(size for size in batch_sizes if size < 16), prompts=12, repeats=3, positions=0)

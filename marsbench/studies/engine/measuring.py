@@ -1,19 +1,76 @@
-"""All rows of the engine's page: trainings, exactness, races."""
+"""All rows of the engine's page: trainings, every lossless method against AR on every prompt, races."""
 
 from __future__ import annotations
 
-from marsbench.rows.kinds import Row
+from collections.abc import Sequence
+from dataclasses import replace
+
+from marsbench.decoding.engine import decode
+from marsbench.decoding.generation import Generation, Request
+from marsbench.keys import content_hash, versions
+from marsbench.methods import METHODS
+from marsbench.provenance import provenance
+from marsbench.racing.course import Course
+from marsbench.racing.grid import Contender
+from marsbench.racing.sweep import Sweep
+from marsbench.rows.kinds import ExactnessRow, Row
 from marsbench.running.run import Run
-from marsbench.studies.engine.contenders import EXACT
-from marsbench.studies.engine.exactness import exactness
-from marsbench.studies.engine.races import race
-from marsbench.studies.engine.stand import Stand
+from marsbench.studies.engine.contenders import AR, EXACT, exactness_grid, race_grid
 
 
 def engine_rows(run: Run) -> list[Row]:
     """The rows, those measured now that were missing."""
-    stand = Stand(run)
-    trained = stand.trainings()
-    exact = [exactness(stand, entry) for entry in EXACT]
-    raced = [row for batch_size in stand.effort.batch_sizes for row in race(stand, batch_size)]
-    return [*trained, *exact, *raced]
+    course = Course(run, exactness_grid(run.scale))
+    trained = course.trainings()
+    exact = [_exactness(course, contender) for contender in EXACT]
+    rows: list[Row] = [*trained, *exact, *Sweep(run, race_grid(run.scale)).rows()]
+    return list({row.key: row for row in rows}.values())
+
+
+def _exactness(course: Course, contender: Contender) -> ExactnessRow:
+    """One method against AR of the same checkpoint on every prompt, token by token."""
+    run, loaded = course.run, course.entrants.target(contender)
+    key = content_hash(
+        {
+            "kind": "exactness",
+            "entry": contender.keyed,
+            "max_new_tokens": course.max_new_tokens,
+            "questions": course.questions.fingerprint(),
+            "versions": versions("decoding"),
+            **course.entrants.weights(contender),
+        }
+    )
+    known = run.existing_row(key, ExactnessRow, f"exactness of {contender.name}")
+    if known is not None:
+        return known
+    origin = provenance(seed=run.seed)
+    with run.reporter.bar(f"{contender.name} against ar"):
+        ours, theirs = (_decoded(course, one) for one in (contender, replace(AR, stage=contender.stage)))
+    row = ExactnessRow(
+        key=key,
+        status="done",
+        reason="",
+        scale=run.scale.scale,
+        stage=contender.stage,
+        method=contender.method,
+        options=contender.shown,
+        prompts=len(ours),
+        same_as_ar=sum(a.tokens == b.tokens for a, b in zip(ours, theirs, strict=True)),
+        emitted=sum(generation.emitted for generation in ours),
+        row_forwards=sum(generation.forwards for generation in ours),
+        dtype=course.grid.dtype,
+        checkpoint=loaded.weights,
+        provenance=origin,
+    )
+    run.keep(row)
+    speed = row.emitted / row.row_forwards
+    run.reporter.say(f"{contender.name}: {row.same_as_ar} of {row.prompts} as ar, {speed:.2f} tokens/forward")
+    return row
+
+
+def _decoded(course: Course, contender: Contender) -> Sequence[Generation]:
+    (size,) = course.grid.batch_sizes
+    batch_size = 1 if METHODS[contender.method].one_row else size
+    entrant = course.entrants.entrant(contender, batch_size)
+    requests = [Request(prompt, course.max_new_tokens, entrant.threshold) for prompt in course.prompts.ids]
+    return decode(entrant.model, entrant.method, requests, batch_size=batch_size, **course.ids)

@@ -6,13 +6,23 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from marsbench.findings.company import company_remark
-from marsbench.findings.races import Race, races_of, speed_ratio
 from marsbench.findings.seeds import BySeed
+from marsbench.findings.sweep import (
+    Race,
+    SweepCells,
+    positions_of_a_row,
+    printed_ratio,
+    printed_speed_up,
+    speed_of,
+    speed_ratio,
+    speed_up,
+    tokens_per_forward_of,
+)
 from marsbench.rendering.figures import COLOURS, MARKERS, drawn_alike, error_bars, new_figure, save
 from marsbench.rendering.markdown import table
 from marsbench.rendering.sections import facts_section, seeds_in_words
-from marsbench.rows.kinds import ExactnessRow, Row, SpeedRow, TrainingRow
-from marsbench.statistics.intervals import Estimate
+from marsbench.rows.kinds import ExactnessRow, Row, SweepRow, TrainingRow
+from marsbench.statistics.intervals import Estimate, Interval
 
 FIGURE = "figures/engine_speed"  # beside the page, less the extension
 
@@ -61,7 +71,7 @@ WHAT_WAS_TRIED = (
 def render(rows: Sequence[Row], scale: str, seeds: BySeed | None = None) -> str:
     """The report as Markdown: a pure function of the rows of that scale."""
     rows = [row for row in rows if row.scale == scale]
-    races = races_of(rows)
+    races = SweepCells.of(rows).races
     sections = [
         f"# The engine at scale {scale}: lossless methods, speed, and where the time goes",
         "One loop decodes by every method; what differs between the lines below is the method alone. `hf-generate` is "
@@ -82,14 +92,15 @@ def render(rows: Sequence[Row], scale: str, seeds: BySeed | None = None) -> str:
 
 def draw(rows: Sequence[Row], scale: str, reports_dir: Path) -> list[Path]:
     """Write the figure that the report shows, as PNG and SVG."""
-    races = races_of([row for row in rows if row.scale == scale])
-    best = {_best_verified(race) for race in races.values()}
-    names = [name for name in _names(races) if name in best or not name.startswith(("ar", "mars-verified"))]
+    races = SweepCells.of([row for row in rows if row.scale == scale]).races
+    best = {row.contender for race in races.values() if (row := _best_verified(race))}
+    shown = [row for race in races.values() for row in race.values() if _stands_alone(row) or row.contender in best]
+    names = list(dict.fromkeys(row.contender for row in shown))
     with drawn_alike():
         figure = new_figure(7.5, 4.6)
         axes = figure.subplots()
         for place, name in enumerate(names):
-            found = {size: speed_ratio(race, name, "ar") for size, race in races.items() if name in race}
+            found = {size: ratio for size, race in races.items() if (ratio := _over_ar(race, name))}
             axes.errorbar(
                 list(found), [ratio.value for ratio in found.values()], yerr=error_bars([*found.values()], 1.0),
                 label=name, capsize=2, color=COLOURS[place % len(COLOURS)], marker=MARKERS[place % len(MARKERS)],
@@ -104,17 +115,22 @@ def draw(rows: Sequence[Row], scale: str, reports_dir: Path) -> list[Path]:
         return save(figure, reports_dir / FIGURE)
 
 
+def _stands_alone(row: SweepRow) -> bool:
+    """Whether a contender has a line in the figure without being the best of several."""
+    return row.method not in ("ar", "mars-verified")
+
+
 def _names(races: dict[int, Race]) -> list[str]:
     return list(dict.fromkeys(name for race in races.values() for name in race))
 
 
-def _tokens_per_forward(row: SpeedRow | ExactnessRow) -> float:
-    return row.emitted / row.row_forwards
+def _over_ar(race: Race, name: str) -> Estimate | None:
+    return speed_ratio(race[name], race["ar"]) if {name, "ar"} <= race.keys() else None
 
 
-def _scaled(estimate: Estimate, factor: float) -> str:
-    low, high = estimate.interval.low * factor, estimate.interval.high * factor
-    return f"{estimate.value * factor:.2f} [{low:.2f}, {high:.2f}]"
+def _best_verified(race: Race) -> SweepRow | None:
+    """The layout and window of `mars-verified` that is fastest in a race."""
+    return max((row for row in race.values() if row.method == "mars-verified"), key=speed_of, default=None)
 
 
 def _exactness(rows: Sequence[Row]) -> str:
@@ -128,7 +144,7 @@ def _exactness(rows: Sequence[Row]) -> str:
             row.stage,
             f"{row.prompts:,}",
             f"{row.same_as_ar:,}",
-            f"{_tokens_per_forward(row):.2f}",
+            f"{row.emitted / row.row_forwards:.2f}",
         ]
         for row in found
     ]
@@ -142,32 +158,46 @@ def _exactness(rows: Sequence[Row]) -> str:
 
 def _targets(races: dict[int, Race]) -> str:
     """The loop against `generate`, and how much of the algorithmic gain is left."""
-    head = ["", *[f"batch {size}" for size in races]]
     whole = {size: race for size, race in races.items() if {"ar", "hf-generate", "mars"} <= race.keys()}
+    head = ["", *[f"batch {size}" for size in whole]]
     lines = [
-        ["`ar` over `hf-generate`", *[_scaled(speed_ratio(race, "ar", "hf-generate"), 1) for race in whole.values()]]
+        [
+            "`ar` over `hf-generate`",
+            *[printed_ratio(speed_ratio(race["ar"], race["hf-generate"])) for race in whole.values()],
+        ]
     ]
-    best = {size: _best_verified(race) for size, race in whole.items()}
-    for title, names in (("`mars`, tau = .95", dict.fromkeys(whole, "mars")), ("`mars-verified`, best", best)):
-        pairs = [(race, names[size]) for size, race in whole.items()]
-        speeds = [(speed_ratio(race, name, "ar"), _tokens_per_forward(race[name])) for race, name in pairs]
-        lines.append([f"{title}: speed-up over `ar`", *[_scaled(speed, 1) for speed, _ in speeds]])
-        lines.append([f"{title}: tokens/forward", *[f"{tokens:.2f}" for _, tokens in speeds]])
-        lines.append([f"{title}: efficiency", *[_scaled(speed, 1 / tokens) for speed, tokens in speeds]])
-    lines.append(["best layout and window", *[name.removeprefix("mars-verified, ") for name in best.values()]])
+    best = [_best_verified(race) for race in whole.values()]
+    for title, rows in (
+        ("`mars`, tau = .95", [race["mars"] for race in whole.values()]),
+        ("`mars-verified`, best", best),
+    ):
+        lines.append([f"{title}: speed-up over `ar`", *[printed_speed_up(row) for row in rows]])
+        lines.append(
+            [f"{title}: tokens/forward", *[f"{tokens_per_forward_of(row):.2f}" if row else "" for row in rows]]
+        )
+        lines.append([f"{title}: efficiency", *[_efficiency(row) if row else "" for row in rows]])
+    lines.append(["best layout and window", *[_setting(row) if row else "" for row in best]])
     return "\n\n".join(["## Speed", HOW_RATIOS_ARE_MEASURED, HOW_EFFICIENCY_READS, table(head, lines)])
 
 
-def _best_verified(race: Race) -> str:
-    """The layout and window of `mars-verified` that is fastest in a race."""
-    verified = [name for name, row in race.items() if row.method == "mars-verified"]
-    return max(verified, key=lambda name: speed_ratio(race, name, "ar").value)
+def _efficiency(row: SweepRow) -> str:
+    ratio, tokens = speed_up(row), tokens_per_forward_of(row)
+    if ratio is None:
+        return printed_ratio(None)
+    limits = Interval(ratio.interval.low / tokens, ratio.interval.high / tokens)
+    return printed_ratio(Estimate(ratio.value / tokens, limits, ratio.n))
+
+
+def _setting(row: SweepRow) -> str:
+    """The layout, window and threshold of `mars-verified`."""
+    tau = f", tau = {row.options['threshold']:g}" if "threshold" in row.options else ""
+    return f"{row.options['layout']}, window {row.options['block_size']}{tau}"
 
 
 def _all_speeds(races: dict[int, Race]) -> str:
     head = ["tokens/s over `ar`", *[f"batch {size}" for size in races]]
     lines = [
-        [name, *[_scaled(speed_ratio(race, name, "ar"), 1) if name in race else "" for race in races.values()]]
+        [name, *[printed_speed_up(race[name]) if name in race else "" for race in races.values()]]
         for name in _names(races)
     ]
     return "\n\n".join(["### Every contender", table(head, lines)])
@@ -186,13 +216,8 @@ def _costs(races: dict[int, Race]) -> str:
         of_sizes = [races[size][name] for size in sizes if name in races[size]]
         if of_sizes and all(row.forwards for row in of_sizes):
             cache = [f"{row.cache_bytes / 1024:,.0f}" for row in of_sizes]
-            lines.append([name, *[f"{_positions(row):.1f}" for row in of_sizes], *cache])
+            lines.append([name, *[f"{positions_of_a_row(row):.1f}" for row in of_sizes], *cache])
     return "\n\n".join(["### What a forward covers, and what the cache holds", text, table(head, lines)])
-
-
-def _positions(row: SpeedRow) -> float:
-    """Mean window width: positions over the forwards that rows took part in after their prompt's."""
-    return row.positions / (row.row_forwards - row.prompts)
 
 
 def _profiles(races: dict[int, Race]) -> str:
@@ -200,10 +225,10 @@ def _profiles(races: dict[int, Race]) -> str:
     parts = ["decoder", "LM head", "proposing", "accepting", "loop"]
     lines = []
     for size in [size for size in races if size in (min(races), max(races))]:
-        for name in ("ar", "mars", _best_verified(races[size])):
-            seconds = races[size][name].profile
-            whole = sum(seconds.values())
-            lines.append([f"{name}, batch {size}", *[f"{100 * seconds.get(part, 0.0) / whole:.0f}" for part in parts]])
+        for row in (races[size].get("ar"), races[size].get("mars"), _best_verified(races[size])):
+            if row is not None and row.profile:
+                shares = [f"{100 * row.profile.get(part, 0.0) / sum(row.profile.values()):.0f}" for part in parts]
+                lines.append([f"{row.contender}, batch {size}", *shares])
     text = (
         "Shares of the time in %, in a run of its own with timers switched on. The decoder and the LM head are the "
         "model's; proposing and accepting are the method's; the loop is the rest: attention masks, cache places, "

@@ -17,7 +17,7 @@ from marsbench.training.checkpoints import Loaded
 
 def figure1_rows(run: Run) -> list[Row]:
     """The trainings that the figure needs, then one answer per line."""
-    return [*Checkpoints(run).trainings(PLAN), *[_row(run, arm, sample_question()) for arm in PLAN.arms]]
+    return [*Checkpoints(run).trainings(PLAN.stages), *[_row(run, arm, sample_question()) for arm in PLAN.arms]]
 
 
 def _row(run: Run, arm: Arm, question: str) -> GenerationRow:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from marsbench.presets import DEFAULT_BLOCK_SIZE, Preset
-from marsbench.racing.grid import Entry, Grid
+from marsbench.racing.grid import Contender, Grid
 from marsbench.running.plans import Arm, TablePlan
 from marsbench.studies.lines import short
 
@@ -80,7 +80,7 @@ _RACED = (PROMPT_LOOKUP, NARROW, LINEAR, LONG_NARROW, LONG_BOTH, *_FEW_POSITIONS
 
 def grid_at(scale: Preset, dtype: str) -> Grid:
     """A race: the base's `ar` and `generate` as baselines, and what is decoded with each checkpoint."""
-    baselines = [Entry(name, BASE, method, {}) for name, method in _BASELINES.items()]
+    baselines = [Contender(name, BASE, method, {}) for name, method in _BASELINES.items()]
     small = scale.scale == "micro"
     return Grid(
         contenders=(*baselines, *map(_entry, _RACED)),
@@ -103,7 +103,7 @@ def grid_names() -> list[str]:
     return [*_BASELINES, *[arm.label for arm in _RACED]]
 
 
-def _entry(arm: Arm) -> Entry:
+def _entry(arm: Arm) -> Contender:
     """A line as a contender, called as in the table."""
     options = {name: value for name, value in arm.options.items() if name != "threshold"}
-    return Entry(arm.label, arm.stage, arm.method, options, arm.options.get("threshold"))
+    return Contender(arm.label, arm.stage, arm.method, options, arm.options.get("threshold"))

@@ -20,7 +20,6 @@ from marsbench.findings.sweep import (
     first_token_ms,
     in_words,
     is_adapted,
-    is_compiled,
     is_lossless,
     ms_per_forward,
     over,
@@ -131,7 +130,7 @@ def _best_lines(sweep: SweepCells, *, compiled: bool) -> list[list[str]]:
         f"`mars`{kind}, at most {ALLOWED_LOSS:g} point lost": best_mars_at,
         f"`mars-verified`{kind}": best_verified_at,
     }
-    if any(is_adapted(row) and is_compiled(row) == compiled for row in sweep.rows):
+    if any(is_adapted(row) and row.compiled == compiled for row in sweep.rows):
         bests[f"`mars-verified` with an adapter{kind}"] = partial(best_verified_at, adapted=True)
     for title, choose in bests.items():
         found = [choose(sweep, size, compiled=compiled) for size in sweep.batch_sizes]
@@ -198,7 +197,7 @@ def _constants(sweep: SweepCells, row: SweepRow | None) -> list[str]:
 def _as_ar(sweep: SweepCells, row: SweepRow) -> str:
     """How many prompts get the tokens that AR decoding of the same model gives."""
     compiled = baseline_of(row) == COMPILED_AR  # in 16 bits, compiled steps round otherwise
-    alike = [other for other in reversed(sweep.rows) if other.method == "ar" and is_compiled(other) == compiled]
+    alike = [other for other in reversed(sweep.rows) if other.method == "ar" and other.compiled == compiled]
     stages = {_model_of(other.stage): other.contender for other in alike}
     same = row.same_as.get(stages.get(_model_of(row.stage), ""))
     promise = " (promised)" if is_lossless(row) and same is not None and same < row.prompts else ""

@@ -9,7 +9,6 @@ from marsbench.findings.sweep import (
     SweepCells,
     accuracy_of,
     in_words,
-    is_compiled,
     ms_per_forward,
     over,
     positions_per_forward,
@@ -92,7 +91,7 @@ def table6(sweep: SweepCells) -> str:
     ]
     for size in sweep.batch_sizes:
         for compiled in (False, True):
-            rows = sweep.at(size, lambda row, compiled=compiled: is_compiled(row) == compiled)  # type: ignore[misc]
+            rows = sweep.at(size, lambda row, compiled=compiled: row.compiled == compiled)  # type: ignore[misc]
             by_line = {_line_of(row): row for row in rows}
             known = [by_line[name] for name in TABLE6 if name in by_line]
             if known or not compiled:
