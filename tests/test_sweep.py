@@ -386,6 +386,7 @@ def broken(**changes: Any) -> dict[str, Any]:
         (broken(contenders=SMALL["contenders"][:1] * 2), "two contenders are called 'ar'"),
         (broken(contenders=SMALL["contenders"][1:]), "no contender is called 'ar'"),
         (broken(dtype="int9"), "unknown dtype"),
+        (broken(backend="magic"), "unknown backend"),
     ],
 )
 def test_a_bad_grid_is_named(grid: Any, message: str, tmp_path: Path) -> None:

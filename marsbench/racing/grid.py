@@ -30,6 +30,7 @@ from marsbench.training.stages import stage
 COMPILED_AR = "ar, compiled"  # what compiled contenders are held against
 BASELINES = ("ar", "hf-generate", COMPILED_AR)  # contenders by these names run in every race
 DTYPES = ("float32", "bfloat16", "float16")
+BACKENDS = ("inductor", "aot_eager", "eager")  # the last two trace a step and run it as traced, without a compiler
 _OWN = ("name", "method", "stage", "draft", "threshold", "trained_block_size", "compiled")
 _SETTINGS = {field.name for field in fields(Options)} - {"mask_id", "draft", "heads"}
 
@@ -83,7 +84,7 @@ class Grid:
     timeout_s: float = 900.0  # of one contender for one lap at one batch size
     positions: int = 1024  # also time forward passes of up to so many positions; 0 = none
     profiled: bool = False  # also time the parts of every contender's steps, in a run of their own
-    backend: str = "inductor"  # of `torch.compile`, for contenders that are compiled
+    backend: str = BACKENDS[0]  # of `torch.compile`, for contenders that are compiled
 
     @property
     def checkpoints(self) -> list[TrainedStage]:
@@ -150,8 +151,9 @@ def _grid(settings: Any, quick: bool) -> Grid:
     counts = (*batch_sizes, settings["prompts"], settings["repeats"])
     if not batch_sizes or any(type(count) is not int or count < 1 for count in counts):
         raise UserError("batch sizes, prompts and repeats are whole numbers from 1", fix="mend them")
-    if settings.get("dtype", DTYPES[0]) not in DTYPES:
-        raise unknown_name("dtype", str(settings["dtype"]), list(DTYPES))
+    for name, choices in (("dtype", DTYPES), ("backend", BACKENDS)):
+        if settings.get(name, choices[0]) not in choices:
+            raise unknown_name(name, str(settings[name]), list(choices))
     chosen = {"contenders": tuple(contenders), "batch_sizes": batch_sizes}
     return Grid(**{**settings, **chosen, "benchmarks": tuple(settings.get("benchmarks") or ())})
 
