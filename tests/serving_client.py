@@ -100,7 +100,7 @@ class Running:
         """A request whose answer nobody reads yet."""
         data = json.dumps(body).encode()
         own = self.connect(buffer)
-        head = f"POST {path} HTTP/1.1\nHost: x\nContent-Type: application/json\nContent-Length: {len(data)}\n"
+        head = f"POST {path} HTTP/1.1\nHost: localhost\nContent-Type: application/json\nContent-Length: {len(data)}\n"
         head += f"Authorization: Bearer {self.key}\n\n"
         own.sendall(head.replace("\n", "\r\n").encode() + data)
         return own

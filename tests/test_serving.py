@@ -246,11 +246,17 @@ BAD: list[tuple[Any, int, str | None]] = [
     ({"prompt": "a", "method": "magic"}, 400, "method"),
     ({"prompt": "a", "method": "ar", "threshold": 0.5}, 400, "threshold"),
     ({"prompt": "a", "block_size": 0}, 400, "block_size"),
-    ({"prompt": "a", "n": 2}, 400, "n"),
-    ({"prompt": "a", "top_p": 0.5}, 400, "top_p"),
+    ({"prompt": "a", "n": 0}, 400, "n"),
+    ({"prompt": "a", "n": 200}, 400, "n"),
+    ({"prompt": ["a"] * 65, "n": 2}, 400, "prompt"),
+    ({"prompt": "a", "temperature": 1, "top_p": 0}, 400, "top_p"),
+    ({"prompt": "a", "tau": 0.5}, 400, "tau"),
+    ({"prompt": "a", "guided_json": {}}, 400, "guided_json"),
+    ({"prompt": "a", "stop_token_ids": [5]}, 400, "stop_token_ids"),
+    ({"prompt": "a", "tool_choice": "required"}, 400, "tool_choice"),
+    ({"prompt": "a", "temperature": 0, "top_p": 0.9, "top_k": 40, "min_p": 0.1, "max_tokens": 1}, 200, None),
+    ({"prompt": "a", "presence_penalty": 0.0, "logit_bias": None, "stop_token_ids": [], "max_tokens": 1}, 200, None),
     ({"prompt": "a", "stop": ""}, 400, "stop"),
-    ({"prompt": ["a", "b"], "stream": True}, 400, "prompt"),
-    ({"prompt": "a", "stream": True, "logprobs": 1}, 400, "stream"),
     ({"prompt": "a", "model": "other"}, 404, "model"),
     ({"prompt": "a", "n": 1, "top_p": 1, "stop": None, "user": "me", "max_tokens": 1}, 200, None),
 ]
@@ -393,7 +399,7 @@ def test_limits_hold(small: Running) -> None:
         assert requests.get(small.url + path, auth=("me", KEY)).status_code == 200
     assert small.call("/v1/completions", {"prompt": "a" * 6000}).status_code == 413
     with small.connect() as own:
-        own.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer s3cret\r\n"
+        own.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer s3cret\r\n"
                     b"Content-Type: application/json\r\nContent-Length: 100\r\n\r\n{")  # fmt: skip
         assert b" 408 " in own.recv(1000)
     with ThreadPoolExecutor(30) as pool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -12,37 +14,27 @@ from transformers import PreTrainedModel
 
 from marsbench.decoding.engine import decode
 from marsbench.decoding.generation import Request
+from marsbench.errors import UserError
 from marsbench.methods import Options, build_method
 from marsbench.racing.position_law import PositionLaw
 from marsbench.serving.controller import Controller, Group, Seen, Targets, Tuning
-from marsbench.serving.engine import BEHIND, Engine, Observer, Room
-from marsbench.serving.likelihood import likelihood
-from marsbench.serving.messages import Ending, Job, MethodName, Speed, Wishes
+from marsbench.serving.engine import BEHIND, Engine, Observer, bytes_per_slot
+from marsbench.serving.likelihood import Scorer
+from marsbench.serving.messages import Ending, Job, Likelihood, MethodName, Wishes
+from marsbench.serving.process import slots_within
+from marsbench.serving.settings import Settings
 
 EOS, PAD, MASK = 2, 0, 3
 METHODS: tuple[MethodName, ...] = ("ar", "mars", "mars-verified")
 
 
-def engine(model: PreTrainedModel, **room: Any) -> Engine:
-    return Engine(model, mask_id=MASK, eos_id=EOS, pad_id=PAD, room=Room(**room), speed=Speed(0.5))
+def engine(model: PreTrainedModel, eos_id: int = EOS, **settings: Any) -> Engine:
+    return Engine(model, Settings("", threshold=0.5, **settings), mask_id=MASK, eos_id=eos_id, pad_id=PAD)
 
 
 def job(number: int, prompt: list[int], limit: int = 12, method: MethodName = "ar", **more: Any) -> Job:
     wishes = {name: more.pop(name) for name in ("threshold", "min_threshold", "window") if name in more}
     return Job(number, prompt, limit, Wishes(method, **wishes), **more)
-
-
-def bytes_per_slot(model: PreTrainedModel) -> int:
-    """What keys and values of one token take, in fp32."""
-    config = model.config
-    return (
-        2
-        * 4
-        * config.num_hidden_layers
-        * config.num_key_value_heads
-        * config.hidden_size
-        // (config.num_attention_heads)
-    )
 
 
 class Log:
@@ -52,12 +44,15 @@ class Log:
         self.engine = of
         self.tokens: dict[int, list[int]] = {}
         self.ended: dict[int, Ending] = {}
+        self.scored: dict[int, list[Likelihood]] = {}
 
     def work(self) -> None:
         report = self.engine.work()
-        for number, tokens in report.tokens:
+        for number, tokens, likelihood in report.tokens:
             assert number not in self.ended
             self.tokens.setdefault(number, []).extend(tokens)
+            if likelihood is not None:
+                self.scored.setdefault(number, []).append(likelihood)
         for number, ending in report.ended:
             assert number not in self.ended, "told twice"
             self.ended[number] = ending
@@ -88,7 +83,7 @@ def test_room_is_never_exceeded_and_everybody_is_told(
     """Guards against rows and memory beyond the limits, and requests that wait for ever or leave something behind."""
     prompts = golden["prompts"]
     slots = rooms * -(-(max(map(len, prompts)) + 60 + BEHIND) // 64) * 64
-    log = Log(engine(golden_models["mars"], rows=rows, slots=slots))
+    log = Log(engine(golden_models["mars"], max_rows=rows, kv_slots=slots))
     for step in range(10):
         for number, (prompt, limit, method, at) in enumerate(asked):
             if at == step:
@@ -110,7 +105,7 @@ def test_a_round_is_for_newcomers_or_for_those_in_flight_in_turn(
     golden: dict[str, Any], golden_models: dict[str, PreTrainedModel]
 ) -> None:
     """Guards against newcomers without end who keep those in flight from their next token."""
-    log = Log(engine(golden_models["mars"], rows=16))
+    log = Log(engine(golden_models["mars"], max_rows=16))
     log.engine.submit(job(0, golden["prompts"][0], 30, ignore_eos=True))
     for number in range(1, 12):
         log.engine.submit(job(number, golden["prompts"][0], 30, ignore_eos=True))
@@ -155,7 +150,7 @@ def test_the_knob_is_for_those_who_fixed_none(
     for _ in range(4):
         log.work()
     before = {number: len(tokens) for number, tokens in log.tokens.items()}
-    log.engine.speed = Speed(0.0)
+    log.engine.settings = replace(log.engine.settings, threshold=0.0)
     log.work()
     assert len(log.tokens[0]) - before[0] == 4
     log.run()
@@ -167,10 +162,6 @@ def test_a_request_that_cannot_be_run_harms_nobody(
 ) -> None:
     """Guards against one request's lack of memory that ends the engine or leaves rows behind."""
     log = Log(engine(golden_models["mars"]))
-
-    def out_of_memory(*_: object) -> None:
-        raise RuntimeError("out of memory: tried to allocate\nmore")
-
     log.engine.submit(job(0, golden["prompts"][0]))
     with monkeypatch.context() as patch:
         patch.setattr("marsbench.decoding.engine.forward", out_of_memory)
@@ -188,23 +179,126 @@ def test_likelihoods_are_those_of_transformers(
 ) -> None:
     """Guards against log-probabilities that are one token off, or that change where a long prompt is cut."""
     tokens = golden["prompts"][0] + golden["prompts"][1]
-    found = likelihood(golden_models["mars"], tokens, 2, most)
+    scorer = Scorer(golden_models["mars"], 2, most)
+    parts = [scorer.read(tokens[:5]), scorer.read(tokens[5:6]), scorer.read(tokens[6:])]
+    found = Likelihood(*(list(chain.from_iterable(values)) for values in zip(*parts, strict=True)))
     with torch.inference_mode():
         sure = golden_models["mars"](torch.tensor([tokens])).logits[0, :-1].float().log_softmax(-1)
     expected = sure.gather(1, torch.tensor(tokens[1:]).unsqueeze(1)).squeeze(1)
-    torch.testing.assert_close(torch.tensor(found.chosen), expected, atol=1e-4, rtol=1e-4)
-    assert [one[0][0] for one in found.best] == sure.argmax(-1).tolist()
-    assert {len(one) for one in found.best} == {2} and len(found.best) == len(tokens) - 1
+    assert found.tokens == tokens and found.chosen[0] is None and found.best[0] == []
+    torch.testing.assert_close(torch.tensor(found.chosen[1:]), expected, atol=1e-4, rtol=1e-4)
+    assert [one[0][0] for one in found.best[1:]] == sure.argmax(-1).tolist()
+    assert {len(one) for one in found.best[1:]} == {2} and len(found.best) == len(tokens)
+
+
+def test_the_cache_fits_into_what_memory_is_free() -> None:
+    """Guards against rows that are let in by arithmetic, whatever memory there is, and a cache that fits nobody."""
+    assert slots_within(Settings("", max_rows=4), 100, 10_000) == (400, "")
+    slots, warning = slots_within(Settings("", max_rows=4), 100, 500)
+    assert slots == 200 and "room for 200 slots" in warning
+    assert slots_within(Settings("", max_rows=4), 100, 10)[0] == 100
+    assert slots_within(Settings("", kv_slots=150), 100, 10) == (150, "")
+    with pytest.raises(UserError, match="cannot hold one request"):
+        slots_within(Settings("", kv_slots=99), 100, 10_000)
+
+
+def out_of_memory(*_: object, **__: object) -> None:
+    raise RuntimeError("out of memory: tried to allocate\nmore")
+
+
+def test_lack_of_memory_in_a_step_costs_one_answer(
+    golden: dict[str, Any], golden_models: dict[str, PreTrainedModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against an engine that ends for want of memory, with all its clients, or changes their answers."""
+    prompts = golden["prompts"]
+    log = Log(engine(golden_models["mars"]))
+    for number, limit in enumerate((20, 200, 20)):
+        log.engine.submit(job(number, prompts[number], limit, "mars", ignore_eos=True))
+    for _ in range(4):
+        log.work()
+    with monkeypatch.context() as patch:
+        patch.setattr("marsbench.decoding.engine.forward", out_of_memory)
+        log.work()
+    log.run()
+    assert "out of memory" in log.ended[1].failure and not log.ended[0].failure and not log.ended[2].failure
+    for number in (0, 2):
+        alone = Log(engine(golden_models["mars"]))
+        alone.engine.submit(job(number, prompts[number], 20, "mars", ignore_eos=True))
+        alone.run()
+        assert alone.tokens[number] == log.tokens[number]
+
+
+def test_lack_of_memory_for_everything_ends_all_answers_and_nothing_else(
+    golden: dict[str, Any], golden_models: dict[str, PreTrainedModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against rows that stay in a batch whose requests have been told that they are over."""
+    log = Log(engine(golden_models["mars"]))
+    for number in range(2):
+        log.engine.submit(job(number, golden["prompts"][number], ignore_eos=True))
+    log.work()
+    with monkeypatch.context() as patch:
+        patch.setattr("marsbench.decoding.engine.forward", out_of_memory)
+        patch.setattr("marsbench.decoding.engine.Batch.leave", out_of_memory)
+        log.work()
+    assert all("out of memory" in log.ended[number].failure for number in range(2))
+    log.engine.submit(job(2, golden["prompts"][2]))
+    log.run()
+    assert log.tokens[2] and not log.ended[2].failure
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_lack_of_memory_for_log_probabilities_harms_nobody_else(
+    streamed: bool, golden: dict[str, Any], golden_models: dict[str, PreTrainedModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against a neighbour whom the batch keeps and the engine forgets, since one answer cannot be scored."""
+    log = Log(engine(golden_models["mars"]))
+    monkeypatch.setattr("marsbench.serving.likelihood.forward", out_of_memory)
+    log.engine.submit(job(0, golden["prompts"][0], 1, best=1, streamed=streamed))  # it ends with its prompt's forward
+    log.engine.submit(job(1, golden["prompts"][1], 8))
+    log.engine.submit(job(2, golden["prompts"][2], 0, best=1))
+    log.run()
+    assert "log-prob" in log.ended[0].failure and "out of memory" in log.ended[2].failure
+    assert not log.ended[1].failure and log.tokens[1]
+
+
+def test_log_probabilities_come_with_their_tokens_or_at_the_end(
+    golden: dict[str, Any], golden_models: dict[str, PreTrainedModel]
+) -> None:
+    """Guards against a stream's log-probabilities that differ from those that come at once."""
+    for echo in (False, True):
+        log = Log(engine(golden_models["mars"]))
+        for number, streamed in enumerate((False, True)):
+            log.engine.submit(
+                job(number, golden["prompts"][0], 12, "mars", threshold=0.1, best=2, streamed=streamed, echo=echo)
+            )
+        log.run()
+        whole, parts = log.ended[0].likelihood, log.scored[1]
+        assert whole is not None and log.ended[1].likelihood is None and len(parts) > 1
+        found = Likelihood(*(list(chain.from_iterable(values)) for values in zip(*parts, strict=True)))
+        assert found.tokens == whole.tokens and found.chosen == pytest.approx(whole.chosen, abs=1e-4)
+        assert len(found.best) == len(whole.best)
+
+
+def test_a_stopped_answer_is_scored_as_far_as_it_is_used(
+    golden: dict[str, Any], golden_models: dict[str, PreTrainedModel]
+) -> None:
+    """Guards against log-probabilities that vanish because a stop string is told like a client that has gone."""
+    log = Log(engine(golden_models["mars"]))
+    log.engine.submit(job(0, golden["prompts"][0], 40, best=0, ignore_eos=True))
+    for _ in range(6):
+        log.work()
+    log.engine.cancel(0, used=3)
+    log.run()
+    found = log.ended[0].likelihood
+    assert log.ended[0].finish == "stop" and found is not None and found.tokens == log.tokens[0][:3]
 
 
 def test_an_eos_has_its_likelihood_too(golden: dict[str, Any], golden_models: dict[str, PreTrainedModel]) -> None:
     """Guards against a likelihood that misses its last token: clients cut the generated one off, an EOS or not."""
     (first,) = decode(golden_models["mars"], build_method("ar", Options()), [Request(golden["prompts"][0], 1)],
                       eos_id=-1, pad_id=PAD)  # fmt: skip
-    log = Log(Engine(
-        golden_models["mars"], mask_id=MASK, eos_id=first.tokens[0], pad_id=PAD, room=Room(), speed=Speed()
-    ))  # fmt: skip
-    log.engine.submit(job(0, golden["prompts"][0], 1, likelihood=0))
+    log = Log(engine(golden_models["mars"], first.tokens[0]))
+    log.engine.submit(job(0, golden["prompts"][0], 1, best=0, echo=True))
     log.run()
     found = log.ended[0].likelihood
     assert log.ended[0].finish == "eos" and found is not None
@@ -215,17 +309,17 @@ def test_a_knob_turned_and_turned_back_reaches_who_joined_between(
     golden: dict[str, Any], golden_models: dict[str, PreTrainedModel]
 ) -> None:
     """Guards against a newcomer who keeps a tau that counted only while its prompt was read."""
-    log = Log(engine(golden_models["mars"], rows=4))
-    usual = log.engine.speed
-    for number, speed in enumerate((usual, Speed(0.9))):
+    log = Log(engine(golden_models["mars"], max_rows=4))
+    usual = log.engine.settings
+    for number, settings_ in enumerate((usual, replace(usual, threshold=0.9))):
         log.engine.submit(job(number, golden["prompts"][number], 40, "mars", threshold=None, ignore_eos=True))
-        log.engine.speed = speed
+        log.engine.settings = settings_
         log.work()  # reads the prompt
-        log.engine.speed = usual
+        log.engine.settings = usual
         log.work()  # a step
     log.run()
     assert log.ended[1].thresholds == (0.5, 0.9)  # it was let in at .9, and is turned from the first step on
-    counted = Log(engine(golden_models["mars"], rows=4))
+    counted = Log(engine(golden_models["mars"], max_rows=4))
     counted.engine.submit(job(1, golden["prompts"][1], 40, "mars", ignore_eos=True, threshold=0.5))
     counted.run()
     assert log.ended[1].forwards <= counted.ended[1].forwards + 1
@@ -236,7 +330,7 @@ def adapting(model: PreTrainedModel, law: PositionLaw) -> Engine:
     controller = Controller(law, Targets(per_token_s=1e-9))
     controller.tuning = Tuning(every=2, up_s=0.0, trial_share=1.0)
     return Engine(
-        model, mask_id=MASK, eos_id=EOS, pad_id=PAD, room=Room(rows=8), speed=Speed(0.9), controller=controller
+        model, Settings("", max_rows=8, threshold=0.9), mask_id=MASK, eos_id=EOS, pad_id=PAD, controller=controller
     )
 
 

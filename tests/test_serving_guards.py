@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, MutableMapping
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 
 from marsbench.serving.desk import Stream
 from marsbench.serving.errors import ApiError
-from marsbench.serving.guards import ClientGone, EventStream, Patience, until_gone
+from marsbench.serving.guards import ClientGone, EventStream, until_gone
 from marsbench.serving.messages import Ending, Job, Wishes
 
 Message = MutableMapping[str, Any]
@@ -41,19 +40,6 @@ async def gone() -> Message:
     return {"type": "http.disconnect"}
 
 
-def test_a_reader_that_takes_nothing_is_let_go() -> None:
-    """Guards against a stream that waits for its reader for ever, with all that it holds."""
-    events, sent = Events(), list[Message]()
-
-    async def send(message: Message) -> None:
-        sent.append(message)
-        if len(sent) > 3:
-            await asyncio.Event().wait()
-
-    asyncio.run(asyncio.wait_for(EventStream(events(), 0.05)({"type": "http"}, silent, send), 5))
-    assert len(sent) == 4 and events.closed
-
-
 def test_a_client_that_goes_away_ends_the_work() -> None:
     """Guards against work that goes on for nobody, and generators that are never closed."""
     events, worked = Events(), list[str]()
@@ -74,68 +60,52 @@ def test_a_client_that_goes_away_ends_the_work() -> None:
     assert worked == ["ended"]
 
 
+def job(number: int = 1) -> Job:
+    return Job(number, [5], 99, Wishes("ar"))
+
+
 def test_what_waits_for_a_slow_reader_comes_at_once() -> None:
     """Guards against tokens that are lost or reordered where the reader is slower than the engine."""
-
-    async def read() -> list[Any]:
-        stream = Stream(Job(1, [5], 99, Wishes("ar")))
-        found = []
-        reader = stream.read()
-        for number in range(50):
-            stream.put([number])
-        found.append(await anext(reader))
-        stream.put([50])
-        stream.end(Ending("eos", 52, 52, None, (1, 1)))
-        found += [one async for one in reader]
-        return found
-
-    first, second, ending = asyncio.run(read())
-    assert first == [[number] for number in range(50)] and second == [[50]] and ending.finish == "eos"
+    news = asyncio.Event()
+    stream = Stream(job(), news)
+    for number in range(50):
+        stream.put(([number], None))
+    assert news.is_set() and stream.take() == [([number], None) for number in range(50)]
+    stream.put(([50], None))
+    stream.end(Ending("eos", 52, 52, None, (1, 1)))
+    assert stream.take() == [([50], None)] and isinstance(stream.ending, Ending)
 
 
 def test_an_answer_that_has_ended_stays_one() -> None:
     """Guards against answers that nobody has read yet, and that become errors when the engine goes."""
-
-    async def read() -> list[Any]:
-        stream = Stream(Job(1, [5], 99, Wishes("ar")))
-        stream.put([7])
-        stream.end(Ending("eos", 2, 2, None, (1, 1)))
-        stream.end(ApiError(500, "gone"))
-        return [one async for one in stream.read()]
-
-    pieces, ending = asyncio.run(read())
-    assert pieces == [[7]] and ending.finish == "eos"
+    stream = Stream(job(), asyncio.Event())
+    stream.end(Ending("eos", 2, 2, None, (1, 1)))
+    stream.end(ApiError(500, "gone"))
+    assert isinstance(stream.ending, Ending)
 
 
-def test_an_engine_that_is_lost_is_told() -> None:
-    """Guards against a reader that waits for ever for an engine which is gone."""
+def test_a_stream_says_that_it_is_alive() -> None:
+    """Guards against proxies that cut a stream which waits, and pings before an error that has a status of its own."""
 
-    async def read() -> None:
-        stream = Stream(Job(1, [5], 99, Wishes("ar")))
-        stream.end(ApiError(500, "gone"))
-        async for _ in stream.read():
-            pass
+    async def events(*, fails: bool, after: float) -> AsyncGenerator[bytes, None]:
+        await asyncio.sleep(after)
+        if fails:
+            raise ApiError(503, "gone")
+        yield b"data: {}\n\n"
 
+    async def sent(*, fails: bool, after: float) -> list[Message]:
+        found = list[Message]()
+
+        async def send(message: Message) -> None:
+            found.append(message)
+
+        await EventStream(events(fails=fails, after=after), 0.05)({"type": "http"}, silent, send)
+        return found
+
+    alive = asyncio.run(sent(fails=False, after=0.18))
+    bodies = [one["body"] for one in alive[1:]]
+    assert alive[0]["status"] == 200 and 2 <= bodies.count(b": ping\n\n") <= 3 and bodies[-2:] == [b"data: {}\n\n", b""]
+    late = asyncio.run(sent(fails=True, after=0.08))
+    assert b"gone" in late[-2]["body"] and late[-1]["more_body"] is False
     with pytest.raises(ApiError, match="gone"):
-        asyncio.run(asyncio.wait_for(read(), 5))
-
-
-def test_patience_ends_with_what_takes_too_long_and_with_nothing_else() -> None:
-    """Guards against a reader that is let go because of what it did not wait for, and one that is never let go."""
-
-    async def tried() -> tuple[int, float]:
-        given_up = list[float]()
-        patience = Patience(0.2, lambda: given_up.append(time.monotonic()))
-        for _ in range(30):  # longer than its patience in all
-            with patience:
-                await asyncio.sleep(0)
-            await asyncio.sleep(0.01)
-        early, began = len(given_up), time.monotonic()
-        with patience:
-            while not given_up:
-                await asyncio.sleep(0.01)
-        patience.close()
-        return early, given_up[0] - began
-
-    early, waited = asyncio.run(tried())
-    assert early == 0 and waited >= 0.19
+        asyncio.run(sent(fails=True, after=0.0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +15,7 @@ from marsbench.errors import UserError
 from marsbench.files import check_can_be_written
 
 METHODS = ("ar", "mars", "mars-verified")
+KEY_VARIABLE = "MARSBENCH_API_KEY"
 
 
 def serve(
@@ -26,8 +28,23 @@ def serve(
         str | None, typer.Option(help="What clients call the model [default: the folder's name, or the stage's].")
     ] = None,
     api_key: Annotated[
-        str | None, typer.Option(envvar="MARSBENCH_API_KEY", help="Asked for by every route but /health.")
+        list[str] | None,
+        typer.Option(
+            help="Asked for by every route but /health and /ping; may be given several times, or once in "
+            "MARSBENCH_API_KEY."
+        ),
     ] = None,
+    speed_key: Annotated[str | None, typer.Option(help="The only key that turns the knobs.")] = None,
+    lock_speed: Annotated[bool, typer.Option("--lock-speed", help="Let nobody turn the knobs.")] = False,
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option(help="A name by which clients may call the server, beside localhost and addresses; * is any."),
+    ] = None,
+    cors_origin: Annotated[
+        list[str] | None, typer.Option(help="A page's origin (https://HOST) that may ask the server; * is any.")
+    ] = None,
+    root_path: Annotated[str, typer.Option(help="What a proxy puts before every path.")] = "",
+    request_log: Annotated[Path | None, typer.Option(help="JSON Lines of all requests, without their texts.")] = None,
     method: Annotated[
         str | None, typer.Option(help="How to decode where a request does not say: ar, mars or mars-verified.")
     ] = None,
@@ -50,8 +67,16 @@ def serve(
         int | None, typer.Option(min=1, help="CPU threads of the engine; where cores are few, leave HTTP one of them.")
     ] = None,
     max_body: Annotated[int, typer.Option(min=1, help="Bytes of a request's body at most.")] = 4 * 2**20,
-    read_timeout: Annotated[float, typer.Option(min=0, help="Seconds that a body may take to come.")] = 20.0,
+    max_connections: Annotated[int, typer.Option(min=1, help="Connections at once at most.")] = 1024,
+    read_timeout: Annotated[float, typer.Option(min=0, help="Seconds that head or body may take to come.")] = 20.0,
     stall_timeout: Annotated[float, typer.Option(min=0, help="Seconds that a reader may take nothing.")] = 60.0,
+    ping: Annotated[
+        float, typer.Option(min=0, help="Seconds of silence after which a stream says that it is alive; 0: never.")
+    ] = 15.0,
+    deadline: Annotated[float, typer.Option(min=0, help="Seconds that an answer may take.")] = 3600.0,
+    hang_timeout: Annotated[
+        float, typer.Option(min=0, help="Seconds without a word after which a busy engine is started anew.")
+    ] = 120.0,
     drain: Annotated[float, typer.Option(min=0, help="Seconds that answers in flight have at the end.")] = 30.0,
     adapt: Annotated[
         bool,
@@ -76,45 +101,28 @@ def serve(
     block_size; `PUT /v1/speed` turns the default knob for everybody in flight who fixed none. docs/serving.md has the
     rest.
     """
+    given = locals()
     dtype_of(dtype)
     if method is not None and method not in METHODS:
         raise UserError(f"method {method!r} cannot be served", fix=f"choose one of: {', '.join(METHODS)}")
     if not adapt and (target_ms_per_token, target_first_token_ms, decision_log) != (None, None, None):
         raise UserError("targets and a log of decisions go with --adapt", fix="add --adapt, or leave them out")
-    if decision_log is not None:
-        check_can_be_written(decision_log, "--decision-log")
+    for log, option in ((decision_log, "--decision-log"), (request_log, "--request-log")):
+        if log is not None and not log.is_relative_to("/dev"):
+            check_can_be_written(log, option)
     _check_packages()
-    from marsbench.serving.answers import Defaults
-    from marsbench.serving.app import Doors
-    from marsbench.serving.controller import Targets
-    from marsbench.serving.desk import Limits
-    from marsbench.serving.messages import Speed
-    from marsbench.serving.process import Setup
     from marsbench.serving.serve import serve as run
+    from marsbench.serving.settings import Settings
 
-    called = name or (stage if checkpoint is None else os.path.basename(os.path.normpath(checkpoint)))
+    given["name"] = name or (stage if checkpoint is None else os.path.basename(os.path.normpath(checkpoint)))
     if checkpoint is None:
         from marsbench.running.checkpoints import Checkpoints
 
-        checkpoint = str(Checkpoints(make_run(scale, output, "reuse", 0)).path(stage, 4))
-    targets = Targets(_seconds(target_ms_per_token), _seconds(target_first_token_ms)) if adapt else None
-    setup = Setup(
-        checkpoint, dtype, untrained_masks, max_rows, kv_slots, prefill_positions, threads,
-        speed=Speed(threshold, draft_threshold, block_size), adapt=targets, log=decision_log,
-    )  # fmt: skip
-    run(
-        setup,
-        Defaults(called, method, temperature, max_new_tokens),  # type: ignore[arg-type]
-        Limits(max_queue, drain),
-        Doors(api_key, max_body, read_timeout, stall_timeout),
-        host=host,
-        port=port,
-        say=typer.echo,
-    )
-
-
-def _seconds(milliseconds: float | None) -> float | None:
-    return None if milliseconds is None else milliseconds / 1000
+        given["checkpoint"] = str(Checkpoints(make_run(scale, output, "reuse", 0)).path(stage, 4))
+    given["api_key"] = api_key or [key for key in [os.environ.get(KEY_VARIABLE)] if key is not None]
+    for several in ("api_key", "allowed_host", "cors_origin"):
+        given[several] = tuple(given[several] or ())
+    run(Settings(**{one.name: given[one.name] for one in fields(Settings)}), typer.echo)
 
 
 def _check_packages() -> None:

@@ -3,73 +3,62 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import random
 import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, asynccontextmanager
-from dataclasses import dataclass
-from itertools import chain
+from contextlib import ExitStack, aclosing, asynccontextmanager
+from itertools import accumulate, chain
 from typing import Any, TypeVar
 
-from marsbench.serving.desk import Desk, Stream
+from marsbench.serving.desk import Desk, Piece, Stream, too_many
 from marsbench.serving.errors import ApiError, not_ready, wrong
 from marsbench.serving.messages import Ending, Job, Likelihood, MethodName, Ready, Wishes
-from marsbench.serving.text import Writer, decoding
-from marsbench.serving.wire import (
-    ChatRequest,
-    CompletionRequest,
-    Message,
-    dumps,
-    event,
-    finish_reason,
-    total,
-    usage,
-)
+from marsbench.serving.text import Writer, bytes_of, decoding
+from marsbench.serving.wire import ChatRequest, CompletionRequest, Message, acceptance, dumps, event, usage
 
 T = TypeVar("T")
 Body = dict[str, Any]
+AnyRequest = ChatRequest | CompletionRequest
 _MARK = "\0"  # where the text of a chunk goes
+_SMALL = 2**16  # characters or tokens that the tokenizer takes in no time
 
 
-@dataclass(frozen=True)
-class Defaults:
-    """What counts where a request says nothing."""
+class Choice:
+    """One of the answers to a request, as far as it has come."""
 
-    model: str  # the name that the server gives its checkpoint
-    method: MethodName | None = None  # None: `mars` where the checkpoint can, else `ar`
-    temperature: float = 0.0
-    max_new_tokens: int = 1024
-
-
-@dataclass(frozen=True)
-class Answer:
-    """One finished answer."""
-
-    stream: Stream
-    text: str
-    used: int  # tokens
-    ending: Ending
+    def __init__(self, index: int, stream: Stream, writer: Writer) -> None:
+        self.index, self.stream, self.writer = index, stream, writer
+        self.text = ""
+        self.scored = self.offset = 0  # tokens whose log-probabilities have been sent, and where their text ends
+        self.ending: Ending | None = None
 
     @property
-    def reason(self) -> str:
-        """What ended it, in OpenAI's word."""
-        return finish_reason(self.ending, self.stream.stopped)
+    def prompt(self) -> int:
+        """Tokens of its prompt."""
+        return len(self.stream.job.prompt_ids)
 
     @property
-    def usage(self) -> Body:
-        """What it took."""
-        job = self.stream.job
-        return usage(len(job.prompt_ids), self.used, job.wishes.method, self.ending)
+    def used(self) -> int:
+        """Tokens that it took: up to the one that completed its stop string, or all, with an EOS."""
+        return self.writer.used if self.ending is None or self.writer.stopped else self.ending.emitted
+
+    @property
+    def finish(self) -> str:
+        """OpenAI's word for what ended it."""
+        return "length" if self.ending and self.ending.finish == "length" and not self.writer.stopped else "stop"
 
 
 class Answers:
     """What the routes for completions do."""
 
-    def __init__(self, desk: Desk, defaults: Defaults) -> None:
-        self.desk, self.defaults = desk, defaults
+    def __init__(self, desk: Desk) -> None:
+        self.desk, self.settings = desk, desk.settings
         self._tokenizing = ThreadPoolExecutor(1, "tokenizer")  # one at a time, and away from the event loop
+        self._ahead = 0  # characters and tokens that it is still to take
+        self.token = functools.lru_cache(2**16)(self._token)
 
     @property
     def ready(self) -> Ready:
@@ -78,76 +67,80 @@ class Answers:
             raise not_ready("the engine is not ready")
         return self.desk.ready
 
-    async def aside(self, work: Callable[..., T], *arguments: Any) -> T:
-        """Run a tokenizer's work where it keeps nobody waiting."""
-        return await asyncio.get_running_loop().run_in_executor(self._tokenizing, work, *arguments)
+    async def aside(self, size: int, work: Callable[..., T], *arguments: Any) -> T:
+        """Run a tokenizer's work on so much where it keeps nobody waiting; `ApiError` 429 where much waits already."""
+        if size > _SMALL and self._ahead + size > self.settings.max_body:
+            raise too_many("the tokenizer has too much to do already")
+        self._ahead += size
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._tokenizing, work, *arguments)
+        finally:
+            self._ahead -= size
 
     # ---- jobs ----
 
     @asynccontextmanager
-    async def _submitted(self, body: ChatRequest | CompletionRequest) -> AsyncIterator[list[Stream]]:
+    async def _submitted(self, body: AnyRequest) -> AsyncIterator[tuple[list[Stream], asyncio.Event]]:
         """A request's jobs in the engine, for the time of a `with` block; it counts as waiting before it is read."""
         arrived = time.perf_counter()
         with ExitStack() as stack:
-            with self.desk.let_in(1 if isinstance(body, ChatRequest) else len(body.prompts)):
-                jobs = await self._jobs(body, arrived)
-                streams = stack.enter_context(self.desk.submitted(jobs))
-            yield streams
+            with self.desk.let_in((body.n or 1) * (1 if isinstance(body, ChatRequest) else len(body.prompt))):
+                jobs = [job for ids in await self.prompt_ids(body) for job in self._jobs(ids, body, arrived)]
+                found = stack.enter_context(self.desk.submitted(jobs))
+            yield found
 
-    async def _jobs(self, body: ChatRequest | CompletionRequest, arrived: float) -> list[Job]:
-        """The one job of a conversation, or a job for each prompt."""
+    async def prompt_ids(self, body: AnyRequest) -> list[list[int]]:
+        """The prompts as token ids."""
         if isinstance(body, ChatRequest):
-            ids = await self.aside(self.chat_ids, body.messages)
-            best = (body.top_logprobs or 0) if body.logprobs else None
-            return [self._job(ids, body, arrived, body.max_completion_tokens or body.max_tokens, "messages", best)]
-        jobs = []
-        for prompt in body.prompts:
-            ids = await self.aside(self.text_ids, prompt) if isinstance(prompt, str) else prompt
-            jobs.append(self._job(ids, body, arrived, body.max_tokens, "prompt", body.logprobs))
-        return jobs
+            return [await self.chat_ids(body.messages)]
+        return [await self.text_ids(one) if isinstance(one, str) else one for one in body.prompt]
 
-    def chat_ids(self, messages: Sequence[Message]) -> list[int]:
+    async def chat_ids(self, messages: Sequence[Message]) -> list[int]:
         """A conversation by the checkpoint's chat template, up to where the assistant begins."""
-        turns = [
-            {"role": "system" if turn.role == "developer" else turn.role, "content": turn.text} for turn in messages
-        ]
+        turns = [{"role": turn.role.replace("developer", "system"), "content": turn.text} for turn in messages]
+        template = functools.partial(
+            self.ready.tokenizer.apply_chat_template, add_generation_prompt=True, return_dict=True
+        )
         try:
-            found = self.ready.tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=True)
+            found = await self.aside(sum(len(turn["content"]) for turn in turns), template, turns)
+        except ApiError:
+            raise
         except Exception as error:  # whatever a template raises: it is a program that came with the checkpoint
             raise wrong(f"the chat template refuses this conversation: {error}", "messages") from error
         return list(found["input_ids"])
 
-    def text_ids(self, text: str, special: bool = True) -> list[int]:
+    async def text_ids(self, text: str, special: bool = True) -> list[int]:
         """A text's tokens."""
-        return list(self.ready.tokenizer(text, add_special_tokens=special).input_ids)
-
-    def decode(self, ids: list[int]) -> str:
-        """Tokens as text."""
-        return decoding(self.ready.tokenizer)(ids)
+        tokenize = functools.partial(self.ready.tokenizer, add_special_tokens=special)
+        return list((await self.aside(len(text), tokenize, text)).input_ids)
 
     def decode_all(self, ids: list[int]) -> str:
         """Tokens as text, special ones too."""
         return str(self.ready.tokenizer.decode(ids, clean_up_tokenization_spaces=False))
 
-    def check_model(self, name: str | None) -> None:
-        """Refuse a name that is not our checkpoint's."""
-        if name not in (None, self.defaults.model, self.desk.setup.checkpoint):
-            raise ApiError(
-                404, f"there is no model {name!r}; this server has {self.defaults.model!r}", param="model",
-                code="model_not_found",
-            )  # fmt: skip
+    def _token(self, token: int) -> tuple[str, list[int]]:
+        """How a token looks by itself, and its bytes."""
+        text = self.decode_all([token])
+        return text, list(bytes_of(self.ready.tokenizer, token, text))
 
-    def _job(
-        self, ids: list[int], body: ChatRequest | CompletionRequest, arrived: float, limit: int | None, param: str,
-        best: int | None,
-    ) -> Job:  # fmt: skip
-        limit = self._limit(ids, limit, param)
-        sampled = self.defaults.temperature if body.temperature is None else body.temperature
+    def _jobs(self, ids: list[int], body: AnyRequest, arrived: float) -> list[Job]:
+        """As many answers to a prompt as are asked for, sampled by one seed after the other."""
+        echo, chat = not isinstance(body, ChatRequest) and bool(body.echo), isinstance(body, ChatRequest)
+        limit = (body.max_completion_tokens or body.max_tokens) if isinstance(body, ChatRequest) else body.max_tokens
+        limit = self._limit(ids, limit, "messages" if chat else "prompt")
         seed = random.getrandbits(32) if body.seed is None else body.seed
-        return Job(
-            self.desk.number(), ids, limit, self._wishes(body), temperature=sampled, seed=seed,
-            ignore_eos=body.ignore_eos, likelihood=best, arrived=arrived,
-        )  # fmt: skip
+        sampled = self.settings.temperature if body.temperature is None else body.temperature
+        for name, usual in (("top_p", (None, 1.0)), ("top_k", (None, 0, -1)), ("min_p", (None, 0.0))):
+            if sampled and getattr(body, name) not in usual:
+                raise wrong(f"this server does not support {name!r} while sampling", name)
+        return [
+            Job(
+                self.desk.number(), ids, limit, self._wishes(body), temperature=sampled,
+                seed=(seed + number + 2**63) % 2**64 - 2**63, ignore_eos=body.ignore_eos, best=body.best, echo=echo,
+                streamed=bool(body.stream) and limit > 0, arrived=arrived,
+            )
+            for number in range(body.n or 1)
+        ]  # fmt: skip
 
     def _limit(self, ids: list[int], limit: int | None, param: str) -> int:
         """How many tokens may come; `ApiError` for a prompt that leaves no room, or is none."""
@@ -157,7 +150,7 @@ class Answers:
         if max(ids) >= ready.vocabulary:
             raise wrong(f"a token id lies outside the vocabulary of {ready.vocabulary}", param)
         room = ready.context - len(ids)
-        wanted = min(self.defaults.max_new_tokens, max(room, 1)) if limit is None else limit
+        wanted = min(self.settings.max_new_tokens, max(room, 1)) if limit is None else limit
         if wanted > room:
             raise wrong(
                 f"this model's context is {ready.context} tokens; the prompt has {len(ids)} and {wanted} are to follow",
@@ -165,9 +158,9 @@ class Answers:
             )  # fmt: skip
         return wanted
 
-    def _wishes(self, body: ChatRequest | CompletionRequest) -> Wishes:
+    def _wishes(self, body: AnyRequest) -> Wishes:
         usual: MethodName = "mars" if "mars" in self.ready.methods else "ar"
-        method = body.method or self.defaults.method or usual
+        method = body.method or self.settings.method or usual
         if method not in self.ready.methods:
             raise wrong(f"this checkpoint was not trained with masks, so it cannot do {method!r}", "method")
         tau = body.threshold if method == "mars" and body.threshold is not None else 1.0
@@ -177,151 +170,180 @@ class Answers:
 
     # ---- answers ----
 
-    async def collect(self, body: ChatRequest | CompletionRequest) -> list[Answer]:
-        """All answers, when they are there."""
-        async with self._submitted(body) as streams:
-            return list(await asyncio.gather(*[self._collected(stream, body.stops) for stream in streams]))
+    async def _news(self, body: AnyRequest) -> AsyncGenerator[tuple[Choice, list[Piece]], None]:
+        """What comes for each choice; the last of a choice brings nothing but its ending."""
+        decode = decoding(self.ready.tokenizer)
+        async with self._submitted(body) as (streams, news):
+            choices = [Choice(index, stream, Writer(decode, body.stops)) for index, stream in enumerate(streams)]
+            while choices:
+                await news.wait()
+                news.clear()
+                for choice in list(choices):
+                    ending = choice.stream.ending  # looked at first, so that nothing comes between it and the pieces
+                    if pieces := choice.stream.take():
+                        yield choice, pieces
+                    if isinstance(ending, ApiError):
+                        raise ending
+                    if choice.writer.stopped:
+                        self.desk.stop(choice.stream, choice.writer.used)
+                    if ending is not None:
+                        choices.remove(choice)
+                        choice.ending = ending
+                        yield choice, []
 
-    async def _collected(self, stream: Stream, stops: list[str]) -> Answer:
-        writer, text = Writer(decoding(self.ready.tokenizer), stops), ""
-        async for news in stream.read():
-            if isinstance(news, Ending):
-                text += writer.close()
-                return Answer(stream, text, _used(writer, news), news)
-            for tokens in news:
-                text += "" if writer.stopped else writer.write(tokens)
-            if writer.stopped:
-                self.desk.stop(stream)
-        raise AssertionError("a stream ends with its ending")
+    async def collect(self, body: AnyRequest, shape: Shape, entry: Body) -> bytes:
+        """The body of an answer, when all of it is there."""
+        choices = []
+        async with aclosing(self._news(body)) as news:
+            async for choice, pieces in news:
+                for tokens, _ in pieces:
+                    choice.text += choice.writer.write(tokens)
+                if choice.ending is not None:
+                    choice.text += choice.writer.close()
+                    choices.append(choice)
+        choices.sort(key=lambda choice: choice.index)
+        if body.best is None:
+            return self._whole(body, choices, shape, entry)
+        return await self.aside(0, self._whole, body, choices, shape, entry)  # a text for every token takes its time
 
-    async def events(self, body: ChatRequest | CompletionRequest, shape: Shape) -> AsyncGenerator[bytes, None]:
+    def _whole(self, body: AnyRequest, choices: list[Choice], shape: Shape, entry: Body) -> bytes:
+        found = []
+        for choice in choices:
+            scored = choice.ending.likelihood if choice.ending else None
+            said = None if scored is None else self._logprobs(body, scored, choice, 0)
+            text = self._echoed(body, choice) + choice.text
+            kind: Body = {"message": {"role": "assistant", "content": text}} if shape.chat else {"text": text}
+            found.append({"index": choice.index, **kind, "logprobs": said, "finish_reason": choice.finish})
+        return dumps(shape.head | {"object": shape.whole, "choices": found} | self._costs(choices, entry)).encode()
+
+    def _echoed(self, body: AnyRequest, choice: Choice) -> str:
+        """The prompt's text where it is to be repeated."""
+        if isinstance(body, ChatRequest) or not body.echo:
+            return ""
+        prompt = body.prompt[choice.index // (body.n or 1)]
+        return prompt if isinstance(prompt, str) else decoding(self.ready.tokenizer)(prompt)
+
+    def _logprobs(self, body: AnyRequest, found: Likelihood, choice: Choice, offset: int) -> Body:
+        """Log-probabilities as the API words them, of tokens whose text begins at a place."""
+        texts = [self.token(one) for one in found.tokens]
+        if not isinstance(body, ChatRequest):
+            of_best: list[Any] = [{self.token(one)[0]: value for one, value in place} for place in found.best]
+            if None in found.chosen[:1]:
+                of_best[0] = None
+            return {
+                "tokens": [text for text, _ in texts], "token_logprobs": found.chosen, "top_logprobs": of_best,
+                "text_offset": list(accumulate((len(text) for text, _ in texts[:-1]), initial=offset)),
+            }  # fmt: skip
+
+        def entry(token: int, value: float | None) -> Body:
+            text, own = self.token(token)
+            return {"token": text, "logprob": value, "bytes": own}
+
+        places = list(zip(found.tokens, found.chosen, found.best, strict=True))
+        if choice.ending is not None and choice.ending.finish == "eos" and not choice.writer.stopped:
+            del places[choice.used - 1 :]  # no part of the text
+        return {
+            "content": [
+                entry(one, value) | {"top_logprobs": [entry(*other) for other in best]} for one, value, best in places
+            ]
+        }
+
+    def _costs(self, choices: list[Choice], entry: Body) -> Body:
+        """The usage of all choices together, and how guesses fared in them; the log's entry gets its share."""
+        endings = [choice.ending for choice in choices if choice.ending is not None]
+        prompts = {id(choice.stream.job.prompt_ids): choice.prompt for choice in choices}  # each of them was read once
+        methods = [choice.stream.job.wishes.method for choice in choices]
+        used = [(choice.used, ending) for choice, ending in zip(choices, endings, strict=True)]
+        counted = usage(list(prompts.values()), methods, used)
+        entry |= {name: counted[name] for name in ("prompt_tokens", "completion_tokens")}
+        entry |= {"finish": [choice.finish for choice in choices]}
+        return {"usage": counted} | acceptance(endings)
+
+    async def events(self, body: AnyRequest, shape: Shape, entry: Body) -> AsyncGenerator[bytes, None]:
         """A stream's events, to the last."""
-        asked = body.stream_options
-        per_forward = asked is not None and asked.include_forwards
-        writer = Writer(decoding(self.ready.tokenizer), body.stops)
-        async with self._submitted(body) as (stream,):
-            try:
-                async for news in stream.read():
-                    if isinstance(news, Ending):
-                        ending = news
-                        break
-                    for chunk in self._chunks(writer, news, shape, per_forward):
-                        yield chunk
-                    if writer.stopped:
-                        self.desk.stop(stream)
-            except ApiError as error:
-                if shape.begun:  # else the response has a status of its own
-                    yield event(error.envelope)
-                    return
-                raise
-        answer = Answer(stream, writer.close(), _used(writer, ending), ending)
-        if answer.text:
-            yield shape.part(answer.text)
-        yield event(shape.chunk("", finish=answer.reason))
-        if asked is not None and asked.include_usage:
-            yield event(shape.head | {"choices": [], "usage": answer.usage})
+        choices = []
+        async with aclosing(self._news(body)) as news:
+            async for choice, pieces in news:
+                if choice.index not in shape.begun and (echoed := self._echoed(body, choice)):
+                    yield shape.part(choice.index, echoed)
+                for chunk in self._chunks(body, choice, pieces, shape):
+                    yield chunk
+                if choice.ending is not None:
+                    choices.append(choice)
+                    if rest := choice.writer.close():
+                        yield shape.part(choice.index, rest)
+                    found = choice.ending.likelihood  # of an echo alone: all others came with their tokens
+                    said = None if found is None else self._logprobs(body, found, choice, 0)
+                    yield event(shape.chunk(choice.index, "", finish=choice.finish, logprobs=said))
+        choices.sort(key=lambda choice: choice.index)
+        costs = self._costs(choices, entry)
+        if shape.with_usage:
+            yield event(shape.head | {"choices": []} | costs)
         yield event("[DONE]")
 
-    def _chunks(self, writer: Writer, news: list[list[int]], shape: Shape, per_forward: bool) -> list[bytes]:
-        """What has come as events: one for all of it, or one for each forward."""
+    def _chunks(self, body: AnyRequest, choice: Choice, pieces: list[Piece], shape: Shape) -> list[bytes]:
+        """What has come as events: one for all of it, or one for each forward, or for each one's log-probabilities."""
         found = []
-        for tokens in news if per_forward else [list(chain.from_iterable(news))]:
-            if writer.stopped:
+        scored = body.best is not None
+        if not (scored or body.asks_for_forwards):
+            pieces = [(list(chain.from_iterable(tokens for tokens, _ in pieces)), None)]
+        for tokens, likelihood in pieces:
+            if choice.writer.stopped:
                 break
-            before = writer.used
-            text = writer.write(tokens)
-            if per_forward:
-                found.append(event(shape.chunk(text) | {"marsbench": {"tokens": writer.used - before}}))
-            elif text:
-                found.append(shape.part(text))
+            before = choice.writer.used
+            text = choice.writer.write(tokens)
+            used = choice.writer.used - before
+            if not (scored or body.asks_for_forwards):
+                found += [shape.part(choice.index, text)] if text else []
+                continue
+            said = None if likelihood is None else self._scored(body, likelihood, used, choice)
+            chunk = shape.chunk(choice.index, text, logprobs=said)
+            found.append(event(chunk | ({"marsbench": {"tokens": used}} if body.asks_for_forwards else {})))
         return found
 
-
-def _used(writer: Writer, ending: Ending) -> int:
-    """Tokens that an answer took: up to the one that completed its stop string, or all, with an EOS."""
-    return writer.used if writer.stopped else ending.emitted
+    def _scored(self, body: AnyRequest, found: Likelihood, used: int, choice: Choice) -> Body:
+        """Log-probabilities of the latest tokens, as far as they are used; of an echoed prompt with the first."""
+        if choice.stream.job.echo and not choice.scored:
+            used += choice.prompt
+        if isinstance(body, ChatRequest) or choice.writer.stopped:  # else an EOS has its own too
+            found = found.part(0, used)
+        said = self._logprobs(body, found, choice, choice.offset)
+        choice.scored += len(found.tokens)
+        choice.offset += sum(len(self.token(one)[0]) for one in found.tokens)
+        return said
 
 
 class Shape:
     """The bodies of one kind of completion."""
 
     def __init__(self, model: str, chat: bool, with_usage: bool = False) -> None:
-        self._chat, self.begun = chat, False
-        self._around: tuple[bytes, bytes] | None = None  # what stands before and behind the text of a part
-        self._usage: Body = {"usage": None} if with_usage else {}
-        made = int(time.time())
-        kind = "chat.completion.chunk" if chat else "text_completion"
-        prefix = "chatcmpl" if chat else "cmpl"
-        self.head: Body = {"id": f"{prefix}-{uuid.uuid4().hex}", "object": kind, "created": made, "model": model}
+        self.chat, self.with_usage = chat, with_usage
+        self.begun: set[int] = set()  # the choices that have had a chunk
+        self._around: dict[int, tuple[bytes, bytes]] = {}  # choice -> what stands before and behind the text of a part
+        self.whole = "chat.completion" if chat else "text_completion"
+        kind, prefix = ("chat.completion.chunk", "chatcmpl") if chat else ("text_completion", "cmpl")
+        self.head: Body = {
+            "id": f"{prefix}-{uuid.uuid4().hex}", "object": kind, "created": int(time.time()), "model": model
+        }  # fmt: skip
 
-    def chunk(self, text: str, finish: str | None = None) -> Body:
-        """A part of a streamed answer; the first names the role."""
-        choice: Body = {"index": 0, "logprobs": None, "finish_reason": finish}
-        if self._chat:
-            choice["delta"] = ({} if self.begun else {"role": "assistant"}) | (
-                {"content": text} if text or not self.begun else {}
-            )
-        else:
+    def chunk(self, index: int, text: str, *, finish: str | None = None, logprobs: Body | None = None) -> Body:
+        """A part of a streamed answer; the first of each choice names the role."""
+        choice: Body = {"index": index, "logprobs": logprobs, "finish_reason": finish}
+        if not self.chat:
             choice["text"] = text
-        self.begun = True
-        return self.head | {"choices": [choice]} | self._usage
+        elif index in self.begun:
+            choice["delta"] = {"content": text} if text else {}
+        else:
+            choice["delta"] = {"role": "assistant", "content": text}
+        self.begun.add(index)
+        return self.head | {"choices": [choice]} | ({"usage": None} if self.with_usage else {})
 
-    def part(self, text: str) -> bytes:
+    def part(self, index: int, text: str) -> bytes:
         """A part with some text as an event; those behind the first differ in the text alone: the rest is made once."""
-        if not self.begun:
-            return event(self.chunk(text))
-        if self._around is None:
-            before, _, behind = event(self.chunk(_MARK)).rpartition(dumps(_MARK).encode("ascii"))
-            self._around = before, behind
-        before, behind = self._around
+        if index not in self.begun:
+            return event(self.chunk(index, text))
+        if index not in self._around:
+            before, _, behind = event(self.chunk(index, _MARK)).rpartition(dumps(_MARK).encode("ascii"))
+            self._around[index] = before, behind
+        before, behind = self._around[index]
         return before + dumps(text).encode("ascii") + behind
-
-    def whole(self, answers: list[Answer], choices: list[Body]) -> Body:
-        """An answer that was not streamed."""
-        kind = "chat.completion" if self._chat else "text_completion"
-        return self.head | {"object": kind, "choices": choices, "usage": total([one.usage for one in answers])}
-
-
-def chat_choice(answer: Answer, token: Callable[[int], str]) -> Body:
-    """The choice of a conversation."""
-    found = answer.ending.likelihood
-    said = None
-    if found is not None:
-        entries = _chat_logprobs(found, len(answer.stream.job.prompt_ids), token)
-        said = {"content": entries[:-1] if answer.ending.finish == "eos" else entries}  # of the text alone
-    message = {"role": "assistant", "content": answer.text}
-    return {"index": 0, "message": message, "logprobs": said, "finish_reason": answer.reason}
-
-
-def completion_choice(number: int, answer: Answer, prompt: str | None, token: Callable[[int], str]) -> Body:
-    """The choice of a prompt, which is echoed where it is given."""
-    found, start = answer.ending.likelihood, len(answer.stream.job.prompt_ids)
-    said = None if found is None else _logprobs(found, 0 if prompt is not None else start, token)
-    return {"index": number, "text": (prompt or "") + answer.text, "logprobs": said, "finish_reason": answer.reason}
-
-
-def _logprobs(found: Likelihood, first: int, token: Callable[[int], str]) -> Body:
-    """Log-probabilities of the tokens from `first` on, as `/v1/completions` words them; the very first has none."""
-    texts = [token(one) for one in found.tokens]
-    values = [None, *found.chosen]
-    best = [None, *[{token(one): value for one, value in place} for place in found.best]]
-    offsets = [sum(map(len, texts[:place])) for place in range(len(texts))]
-    return {
-        "tokens": texts[first:],
-        "token_logprobs": values[first:],
-        "top_logprobs": best[first:],
-        "text_offset": offsets[first:],
-    }
-
-
-def _chat_logprobs(found: Likelihood, first: int, token: Callable[[int], str]) -> list[Body]:
-    """The same as `/v1/chat/completions` words it."""
-
-    def entry(one: int, value: float) -> Body:
-        return {"token": token(one), "logprob": value, "bytes": list(token(one).encode())}
-
-    places = zip(found.tokens[1:], found.chosen, found.best, strict=True)
-    return [
-        entry(one, value) | {"top_logprobs": [entry(*other) for other in best]}
-        for one, value, best in list(places)[first - 1 :]
-    ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from marsbench import __version__
-from marsbench.serving.answers import Answers, Defaults, Shape, chat_choice, completion_choice
+from marsbench.serving.answers import Answers, Shape
 from marsbench.serving.desk import Desk
 from marsbench.serving.errors import ApiError, wrong
 from marsbench.serving.guards import ClientGone, EventStream, Gate, Json, answer, until_gone
@@ -26,33 +25,22 @@ from marsbench.serving.wire import (
     TokenizeRequest,
 )
 
-
-@dataclass(frozen=True)
-class Doors:
-    """How the server guards itself."""
-
-    key: str | None = None
-    most_bytes: int = 4 * 2**20  # of a body
-    read_s: float = 20.0  # that a body may take to come
-    stall_s: float = 60.0  # that a reader may take nothing
-
-
 _ERROR = {"description": "An error in OpenAI's envelope."}
 
 
-def build(desk: Desk, defaults: Defaults, doors: Doors) -> Gate:
+def build(desk: Desk, say: Callable[[str], object] = print) -> Gate:
     """The application."""
     app = FastAPI(
         title="marsbench", version=__version__, docs_url=None, redoc_url=None,
-        responses={code: _ERROR for code in (400, 401, 404, 408, 413, 422, 429, 500, 503)},
+        responses={code: _ERROR for code in (400, 401, 403, 404, 408, 413, 422, 429, 500, 503, 504)},
     )  # fmt: skip
-    answers = Answers(desk, defaults)
+    answers = Answers(desk)
     _explain_errors(app)
-    _complete(app, desk, answers, doors)
+    _complete(app, answers)
     _describe(app, desk, answers)
+    _read(app, desk, answers)
     _steer(app, desk, answers)
-    _show(app)
-    return Gate(app, doors.key, doors.most_bytes, doors.read_s)
+    return Gate(app, desk.settings, say)
 
 
 def _explain_errors(app: FastAPI) -> None:
@@ -83,117 +71,128 @@ def _explain_errors(app: FastAPI) -> None:
         return answer(ApiError(500, "the server has made a mistake; its log has the traceback"))
 
 
-def _complete(app: FastAPI, desk: Desk, answers: Answers, doors: Doors) -> None:
+def _complete(app: FastAPI, answers: Answers) -> None:
     """Chat and plain completions."""
+
+    async def answered(body: ChatRequest | CompletionRequest, request: Request) -> Response:
+        _check_model(answers, body.model)
+        body.check()
+        settings, options = answers.settings, body.stream_options
+        shape = Shape(
+            settings.name, isinstance(body, ChatRequest), options is not None and options.include_usage
+        )  # fmt: skip
+        entry = request.scope["log"]
+        if body.stream:
+            return EventStream(answers.events(body, shape, entry), settings.ping)
+        return Json(await until_gone(request.receive, answers.collect(body, shape, entry)))
 
     @app.post("/v1/chat/completions")
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         """Answer a conversation."""
-        answers.check_model(body.model)
-        body.check()
-        shape = Shape(answers.defaults.model, chat=True, with_usage=_with_usage(body))
-        if body.stream:
-            return EventStream(answers.events(body, shape), doors.stall_s)
-        found = await until_gone(request.receive, answers.collect(body))
-        return Json(shape.whole(found, [chat_choice(found[0], _token_text(answers))]))
+        return await answered(body, request)
 
     @app.post("/v1/completions")
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Continue one prompt or several, given as text or as token ids."""
-        answers.check_model(body.model)
-        body.check()
-        if body.stream and len(body.prompts) > 1:
-            raise wrong("a stream takes one prompt", "prompt")
-        shape = Shape(answers.defaults.model, chat=False, with_usage=_with_usage(body))
-        if body.stream:
-            return EventStream(answers.events(body, shape), doors.stall_s)
-        found = await until_gone(request.receive, answers.collect(body))
-        echoed = [_echo(body, prompt, answers) for prompt in body.prompts]
-        token = _token_text(answers)
-        choices = [completion_choice(number, *one, token) for number, one in enumerate(zip(found, echoed, strict=True))]
-        return Json(shape.whole(found, choices))
+        return await answered(body, request)
 
 
-def _with_usage(body: ChatRequest | CompletionRequest) -> bool:
-    return body.stream_options is not None and body.stream_options.include_usage
-
-
-def _echo(body: CompletionRequest, prompt: str | list[int], answers: Answers) -> str | None:
-    """The prompt's text where it is to be repeated."""
-    if not body.echo:
-        return None
-    return prompt if isinstance(prompt, str) else answers.decode(prompt)
-
-
-def _token_text(answers: Answers) -> Callable[[int], str]:
-    """How a token looks by itself."""
-    return lambda token: answers.decode_all([token])
+def _check_model(answers: Answers, name: str | None) -> None:
+    """Refuse a name that is not our checkpoint's."""
+    own = answers.settings.name
+    if name not in (None, own, answers.settings.checkpoint):
+        raise ApiError(404, f"there is no model {name!r}; this server has {own!r}", param="model",
+                       code="model_not_found")  # fmt: skip
 
 
 def _describe(app: FastAPI, desk: Desk, answers: Answers) -> None:
     """What there is, and how it is."""
+    name, made = desk.settings.name, int(time.time())
+    page = (Path(__file__).parent / "page.html").read_bytes()
+
+    def model() -> dict[str, Any]:
+        about = {"root": name, "max_model_len": answers.ready.context}
+        return {"id": name, "object": "model", "created": made, "owned_by": "marsbench"} | about
 
     @app.get("/v1/models")
     async def models() -> Response:
         """The one model."""
-        one = {"id": answers.defaults.model, "object": "model", "created": made, "owned_by": "marsbench"}
-        about = {"root": answers.defaults.model, "max_model_len": answers.ready.context}
-        return Json({"object": "list", "data": [one | about]})
+        return Json({"object": "list", "data": [model()]})
 
+    @app.get("/v1/models/{name:path}")
+    async def one_model(name: str) -> Response:
+        """The one model by its name."""
+        _check_model(answers, name)
+        return Json(model())
+
+    @app.get("/ping")
     @app.get("/health")
     async def health() -> Response:
         """200 where requests are taken."""
         desk.check_open()
         return Json({"status": "ok"})
 
+    @app.get("/version")
+    async def version() -> Response:
+        """The version of marsbench."""
+        return Json({"version": __version__})
+
     @app.get("/metrics")
     async def metrics() -> Response:
         """Prometheus' exposition format."""
         return Response(desk.metrics.page(), media_type="text/plain; version=0.0.4")
 
+    @app.get("/", include_in_schema=False)
+    async def look() -> Response:
+        """A chat with the knob beside it."""
+        return Response(page, media_type="text/html", headers={"Content-Security-Policy": _ALONE})
+
+
+def _read(app: FastAPI, desk: Desk, answers: Answers) -> None:
+    """What the tokenizer says."""
+
     @app.post("/tokenize")
     async def tokenize(body: TokenizeRequest) -> Response:
         """A text's token ids."""
-        if (body.prompt is None) == (body.messages is None):
-            raise wrong("give either 'prompt' or 'messages'", "prompt")
-        if body.messages is not None:
-            ids = await answers.aside(answers.chat_ids, body.messages)
-        else:
-            ids = await answers.aside(answers.text_ids, body.prompt, body.add_special_tokens)
+        body.check()
+        with desk.let_in():
+            if body.messages is not None:
+                ids = await answers.chat_ids(body.messages)
+            else:
+                ids = await answers.text_ids(body.prompt or "", body.add_special_tokens)
         return Json({"count": len(ids), "max_model_len": answers.ready.context, "tokens": ids})
 
     @app.post("/detokenize")
     async def detokenize(body: DetokenizeRequest) -> Response:
         """Token ids as text, special ones too."""
-        if body.tokens and max(body.tokens) >= answers.ready.vocabulary:
-            raise wrong(f"a token id lies outside the vocabulary of {answers.ready.vocabulary}", "tokens")
-        return Json({"prompt": await answers.aside(answers.decode_all, body.tokens)})
-
-    made = int(time.time())
+        body.check()
+        with desk.let_in():
+            if body.tokens and max(body.tokens) >= answers.ready.vocabulary:
+                raise wrong(f"a token id lies outside the vocabulary of {answers.ready.vocabulary}", "tokens")
+            return Json({"prompt": await answers.aside(len(body.tokens), answers.decode_all, body.tokens)})
 
 
 def _steer(app: FastAPI, desk: Desk, answers: Answers) -> None:
     """The knob."""
+    knobs = ("threshold", "draft_threshold", "block_size")
 
-    def described() -> dict[str, Any]:
-        speed = desk.speed
-        knobs = {"threshold": speed.threshold, "draft_threshold": speed.draft_threshold, "block_size": speed.window}
-        state = desk.state._asdict() | {"queued": desk.queued}
-        return knobs | {"methods": list(answers.ready.methods), "state": state}
+    def described() -> Response:
+        found = {name: getattr(desk.settings, name) for name in knobs} | {"methods": list(answers.ready.methods)}
+        return Json(found | {"state": desk.state._asdict() | {"queued": desk.queued}})
 
     @app.get("/v1/speed")
     async def speed() -> Response:
         """The default knobs, and how the engine is doing."""
-        return Json(described())
+        return described()
 
     @app.put("/v1/speed")
     async def set_speed(body: SpeedRequest) -> Response:
         """Turn the default knobs, for everybody who fixed none of their own, from the next forward on."""
         desk.check_open()
-        given = body.model_dump(exclude_none=True)
-        window = given.pop("block_size", desk.speed.window)
-        desk.turn(replace(desk.speed, window=window, **given))
-        return Json(described())
+        if desk.settings.adapt and body.draft_threshold is not None:
+            raise wrong("with --adapt, the server itself chooses what is drafted", "draft_threshold")
+        desk.turn(**body.model_dump(exclude_none=True))
+        return described()
 
 
 # The page is whole in itself, and its browser holds it to that.
@@ -201,13 +200,3 @@ _ALONE = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:; "
     "frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
 )
-
-
-def _show(app: FastAPI) -> None:
-    """The page to look at."""
-    page = (Path(__file__).parent / "page.html").read_bytes()
-
-    @app.get("/", include_in_schema=False)
-    async def look() -> Response:
-        """A chat with the knob beside it."""
-        return Response(page, media_type="text/html", headers={"Content-Security-Policy": _ALONE})

@@ -11,123 +11,105 @@ import multiprocessing
 import queue
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
 
 from marsbench.errors import UserError
-from marsbench.serving.errors import ApiError, engine_lost, not_ready
-from marsbench.serving.messages import Cancel, Ending, Failed, Job, Ready, Report, Speed, State
+from marsbench.serving.errors import ApiError, engine_lost, not_ready, wrong
+from marsbench.serving.messages import Cancel, Ending, Failed, Job, Likelihood, Ready, Report, State
 from marsbench.serving.metrics import Metrics
-from marsbench.serving.process import Setup, run
+from marsbench.serving.process import run
+from marsbench.serving.settings import Settings
 
-_RESTARTS, _WITHIN_S = 3, 60.0  # an engine that dies more often than this is not started again
+_DEATHS = 4  # of engines in a row, none of which has answered a request: then no other is started
+_FIRST_WAIT_S = 1.0  # before the second start; then twice as long each time
+_LOOK_S = 0.25  # how often it is looked after who waits too long
+Piece = tuple[list[int], Likelihood | None]  # the tokens of one forward, and how probable they are, where asked for
 
 
 class Stream:
     """What one request gets. Whoever reads slowly finds more at once; what waits is bounded by the request's limit."""
 
-    def __init__(self, job: Job) -> None:
-        self.job = job
-        self._pieces: list[list[int]] = []
-        self._ending: Ending | ApiError | None = None
-        self._news = asyncio.Event()
+    def __init__(self, job: Job, news: asyncio.Event) -> None:
+        self.job, self._news = job, news
+        self._pieces: list[Piece] = []
+        self.ending: Ending | ApiError | None = None  # nothing more will come
         self.stopped = False  # whether it came to a stop string, which the engine knows nothing of
         self.last: float | None = None  # `time.perf_counter()` of the latest token
 
-    def put(self, tokens: list[int]) -> None:
+    def put(self, piece: Piece) -> None:
         """The tokens of one forward."""
-        self._pieces.append(tokens)
+        self._pieces.append(piece)
         self._news.set()
 
     def end(self, ending: Ending | ApiError) -> None:
         """Nothing more will come; of several endings the first counts."""
-        self._ending = self._ending or ending
+        self.ending = self.ending or ending
         self._news.set()
 
-    @property
-    def ended(self) -> bool:
-        """Whether nothing more will come."""
-        return self._ending is not None
-
-    async def read(self) -> AsyncIterator[list[list[int]] | Ending]:
-        """What has come since the last time, a list of tokens for each forward; the ending last.
-
-        Raises:
-            ApiError: the engine could not answer, or is gone.
-        """
-        while True:
-            await self._news.wait()
-            self._news.clear()
-            pieces, self._pieces = self._pieces, []
-            if pieces:
-                yield pieces
-            if isinstance(self._ending, ApiError):
-                raise self._ending
-            if self._ending is not None and not self._pieces:
-                yield self._ending
-                return
+    def take(self) -> list[Piece]:
+        """What has come since the last time; before an ending is heeded, nothing must be left of it."""
+        pieces, self._pieces = self._pieces, []
+        return pieces
 
 
-@dataclass
-class Limits:
-    """How much is taken in."""
-
-    queue: int = 64  # requests that wait, those that are being read and tokenised included
-    drain_s: float = 30.0  # that requests in flight have to end when the server is told to
-
-
-@dataclass
 class Desk:
     """One engine process and those whom it answers."""
 
-    setup: Setup
-    limits: Limits
-    name: str  # of the model, in metrics
-    log: Callable[[str], None] = print
-    metrics: Metrics = field(init=False)
-    ready: Ready | None = None
-    state: State = field(default_factory=State)
-    draining: bool = False
-    fatal: UserError | None = None  # why no engine will be started any more
-
-    def __post_init__(self) -> None:
-        self.speed = self.setup.speed
-        self.metrics = Metrics(self.name)
+    def __init__(self, settings: Settings, say: Callable[[str], None] = print) -> None:
+        self.settings, self._say = settings, say
+        self.metrics = Metrics(settings.name)
+        self.ready: Ready | None = None
+        self.state = State()
+        self.draining = False
+        self.fatal: UserError | None = None  # why no engine will be started any more
         self.started = asyncio.Event()  # an engine is ready, or none ever will be
         self.over = asyncio.Event()  # the server should end
         self._streams: dict[int, Stream] = {}
         self._outside = 0  # requests that have been let in and have not reached the engine yet
         self._queued: set[int] = set()
         self._numbers = iter(range(1, 1 << 62))
-        self._deaths: list[float] = []
+        self._deaths = 0  # since an engine last answered
+        self._heard = time.monotonic()  # when the engine last said something, or had nothing to say
         self._process: Any = None
         self._pipe: Connection | None = None
         self._letters: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._idle = asyncio.Event()
         self._idle.set()
+        self._timers: dict[str, asyncio.TimerHandle] = {}
 
     # ---- the engine process ----
 
     def start(self) -> None:
         """Start an engine process; `started` says when it is ready."""
-        context = multiprocessing.get_context("spawn")
-        pipe, theirs = context.Pipe()
-        self._process = context.Process(target=run, args=(theirs, self.setup), daemon=True, name="marsbench engine")
-        self._process.start()
+        try:
+            context = multiprocessing.get_context("spawn")
+            pipe, theirs = context.Pipe()
+            self._process = context.Process(
+                target=run, args=(theirs, self.settings), daemon=True, name="marsbench engine"
+            )
+            self._process.start()
+        except OSError as error:  # no file or no process can be had at the moment
+            self._say(f"the engine process cannot be started: {error.strerror}")
+            self._died()
+            return
         theirs.close()
         self._pipe, self._letters = pipe, queue.SimpleQueue()
         threading.Thread(target=_post, args=(pipe, self._letters), daemon=True).start()
         asyncio.get_running_loop().add_reader(pipe.fileno(), self._hear, pipe)
+        self._look()
 
     def close(self) -> None:
         """End the engine process."""
-        if self._pipe is not None:
-            self._hang_up(self._pipe)
-        if self._process is not None:
+        for timer in self._timers.values():
+            timer.cancel()
+        if self._process is not None and self._process.pid is not None:
             self._process.kill()
             self._process.join(5)
+        if self._pipe is not None:
+            self._hang_up(self._pipe)
 
     def _hear(self, pipe: Connection) -> None:
         """Read one message of the engine."""
@@ -136,20 +118,23 @@ class Desk:
         except (EOFError, OSError):
             self._lost(pipe)
             return
+        self._heard = time.monotonic()
         match message:
             case Report():
                 self._take(message)
             case Ready():
                 self.ready = message
                 self.metrics.slots = message.slots
+                if message.warning:
+                    self._say(f"warning: {message.warning}")
                 self.started.set()
             case Failed():
                 self._give_up(UserError(message.what, where=message.where, fix=message.fix))
 
     def _hang_up(self, pipe: Connection) -> None:
+        """Who writes to the pipe closes it: else its number may be another file's by the time it is written to."""
         asyncio.get_running_loop().remove_reader(pipe.fileno())
         self._letters.put(None)
-        pipe.close()
         self._pipe = None
 
     def _lost(self, pipe: Connection) -> None:
@@ -157,27 +142,47 @@ class Desk:
         self._hang_up(pipe)
         self.ready, self.state = None, State()
         self.metrics.lost()
-        for stream in list(self._streams.values()):
+        for stream in self._streams.values():
             stream.end(engine_lost())
         self._queued.clear()
         if self.fatal or self.draining:
             self.over.set()
-            return
-        now = time.monotonic()
-        self._deaths = [*(death for death in self._deaths if now - death < _WITHIN_S), now]
-        if len(self._deaths) > _RESTARTS:
+        else:
+            self._died()
+
+    def _died(self) -> None:
+        self._deaths += 1
+        if self._deaths >= _DEATHS:
             self._give_up(UserError(
-                f"the engine process has ended {len(self._deaths)} times within a minute",
+                f"the engine process has ended {self._deaths} times without an answer in between",
                 fix="see its messages above; with less memory, give --max-rows or --kv-slots less",
             ))  # fmt: skip
             return
-        self.log("the engine process has ended; starting another")
-        self.start()
+        self._say("the engine process has ended; starting another")
+        wait = 0.0 if self._deaths == 1 else _FIRST_WAIT_S * 2 ** (self._deaths - 2)
+        self._timers["start"] = asyncio.get_running_loop().call_later(wait, self.start)
 
     def _give_up(self, why: UserError) -> None:
         self.fatal = why
         self.started.set()
         self.over.set()
+
+    def _look(self) -> None:
+        """End an engine that has work and says nothing, and requests that take too long."""
+        if timer := self._timers.get("look"):
+            timer.cancel()
+        self._timers["look"] = asyncio.get_running_loop().call_later(_LOOK_S, self._look)
+        waiting = [stream for stream in self._streams.values() if stream.ending is None]
+        if not waiting or self.ready is None:
+            self._heard = time.monotonic()
+        elif time.monotonic() - self._heard > self.settings.hang_timeout:
+            self._say(f"the engine process has said nothing for {self.settings.hang_timeout:g} seconds; it is ended")
+            self._heard = time.monotonic()
+            self._process.kill()
+        for stream in waiting:
+            if time.perf_counter() - stream.job.arrived > self.settings.deadline:
+                self._send(Cancel(stream.job.id))
+                stream.end(ApiError(504, f"no answer within {self.settings.deadline:g} seconds", code="deadline"))
 
     # ---- who may come in ----
 
@@ -194,15 +199,15 @@ class Desk:
         return self._outside + len(self._queued)
 
     @contextlib.contextmanager
-    def let_in(self, count: int) -> Iterator[None]:
+    def let_in(self, count: int = 1) -> Iterator[None]:
         """Count requests as waiting while they are read; `ApiError` 429 where the queue has no room."""
         self.check_open()
-        if self.queued + count > self.limits.queue:
+        most = self.settings.max_queue
+        if count > most:
+            raise wrong(f"{count} answers are asked for at once, of {most} at most", "prompt")
+        if self.queued + count > most:
             self.metrics.rejected.inc(count)
-            raise ApiError(
-                429, f"{self.queued} requests wait already, of {self.limits.queue} at most", code="queue_full",
-                retry_after=1,
-            )  # fmt: skip
+            raise too_many(f"{self.queued} requests wait already, of {most} at most")
         self._outside += count
         try:
             yield
@@ -210,10 +215,14 @@ class Desk:
             self._outside -= count
 
     @contextlib.contextmanager
-    def submitted(self, jobs: list[Job]) -> Iterator[list[Stream]]:
-        """Hand jobs to the engine for the time of a `with` block; whatever has not ended by then is cancelled."""
+    def submitted(self, jobs: list[Job]) -> Iterator[tuple[list[Stream], asyncio.Event]]:
+        """Hand jobs to the engine for the time of a `with` block; whatever has not ended by then is cancelled.
+
+        The event is set whenever there is something new for any of them.
+        """
         self.check_open()
-        streams = [Stream(job) for job in jobs]
+        news = asyncio.Event()
+        streams = [Stream(job, news) for job in jobs]
         for stream in streams:
             self._streams[stream.job.id] = stream
             self._queued.add(stream.job.id)
@@ -221,31 +230,30 @@ class Desk:
             self._send(stream.job)
         self._idle.clear()
         try:
-            yield streams
+            yield streams, news
         finally:
             for stream in streams:
-                if not stream.ended:
+                if stream.ending is None:
                     self.metrics.cancelled.inc()
                     self._send(Cancel(stream.job.id))
                 del self._streams[stream.job.id]
             if not self._streams:
                 self._idle.set()
 
-    def stop(self, stream: Stream) -> None:
-        """A stop string has come: no more tokens are wanted, only the ending."""
-        if not stream.stopped and not stream.ended:
+    def stop(self, stream: Stream, used: int) -> None:
+        """A stop string has come with the answer's first `used` tokens: no more are wanted, only the ending."""
+        if not stream.stopped and stream.ending is None:
             stream.stopped = True
-            self._send(Cancel(stream.job.id))
+            self._send(Cancel(stream.job.id, used))
 
     def number(self) -> int:
         """A number for a job."""
         return next(self._numbers)
 
-    def turn(self, speed: Speed) -> None:
-        """Set the default knobs, from the next forward on."""
-        self.speed = speed
-        self.setup = replace(self.setup, speed=speed)  # for an engine that takes this one's place
-        self._send(speed)
+    def turn(self, **knobs: Any) -> None:
+        """Set the default knobs, from the next forward on, and for an engine that takes this one's place."""
+        self.settings = replace(self.settings, **knobs)
+        self._send(self.settings)
 
     def _send(self, message: Any) -> None:
         self._letters.put(message)
@@ -256,16 +264,19 @@ class Desk:
         self.state = report.state
         self.metrics.take(report.state)
         self._queued.difference_update(report.started)
-        self.metrics.tokens.inc(sum(len(tokens) for _, tokens in report.tokens))
-        for number, tokens in report.tokens:
-            stream = self._streams.get(number)
-            if stream is not None:
+        for number in report.started:
+            if stream := self._streams.get(number):
+                self.metrics.queued.observe(now - stream.job.arrived)
+        self.metrics.tokens.inc(sum(len(tokens) for _, tokens, _ in report.tokens))
+        for number, tokens, likelihood in report.tokens:
+            if stream := self._streams.get(number):
                 self._note_times(stream, now, len(tokens))
-                stream.put(tokens)
+                stream.put((tokens, likelihood))
         for number, ending in report.ended:
             self._queued.discard(number)
-            stream = self._streams.get(number)
-            if stream is not None:
+            if not ending.failure and ending.finish != "cancelled":
+                self._deaths = 0
+            if stream := self._streams.get(number):
                 self._note_end(stream, ending, now)
                 stream.end(ApiError(500, ending.failure, code="engine_failure") if ending.failure else ending)
 
@@ -287,16 +298,25 @@ class Desk:
         """Let nobody in any more, and wait until all have their answers, or the time is up and they are told."""
         self.draining = True
         with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._idle.wait(), self.limits.drain_s)
-        for stream in list(self._streams.values()):
+            await asyncio.wait_for(self._idle.wait(), self.settings.drain)
+        for stream in self._streams.values():
             stream.end(ApiError(503, "the server is shutting down; this answer is not complete", code="shutting_down"))
         if self._streams:
             await asyncio.sleep(0.5)  # for those words to go out
         self.over.set()
 
 
+def too_many(why: str) -> ApiError:
+    """Nobody more can be served at the moment."""
+    return ApiError(429, why, code="queue_full", retry_after=1)
+
+
 def _post(pipe: Connection, letters: queue.SimpleQueue[Any]) -> None:
-    """Write what is to be sent to the engine, until there is nothing more or nobody to read it."""
-    with contextlib.suppress(OSError, BrokenPipeError):
-        while (letter := letters.get()) is not None:
-            pipe.send(letter)
+    """Write what is to be sent to the engine, until the event loop has no more; what nobody reads is dropped."""
+    with pipe:
+        with contextlib.suppress(OSError):
+            while (letter := letters.get()) is not None:
+                pipe.send(letter)
+            return
+        while letters.get() is not None:
+            pass

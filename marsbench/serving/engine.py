@@ -8,30 +8,24 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter, deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any, NamedTuple
 
 from marsbench.decoding.engine import Batch, check_requests, context_length
-from marsbench.decoding.generation import PREFILL_POSITIONS, Generation, Meter, Request
+from marsbench.decoding.generation import Generation, Meter, Request, as_list
 from marsbench.errors import UserError
 from marsbench.methods.mixed import Mixed
 from marsbench.serving.controller import Choice, Controller, Group, Seen, key_of
-from marsbench.serving.likelihood import likelihood
-from marsbench.serving.messages import WIDEST, Ending, Job, Knob, Report, Speed, State, Wishes
+from marsbench.serving.likelihood import Scorer
+from marsbench.serving.messages import WIDEST, Ending, Job, Knob, Likelihood, Report, State, Wishes
+from marsbench.serving.settings import Settings
 
 _LATELY_S = 0.5  # after so long what was seen counts by a third
 BEHIND = 2 * WIDEST  # slots for guesses: drafts, and masks behind them
 _SLOT_STEP = 64  # the cache grows by so many slots
-
-
-@dataclass(frozen=True)
-class Room:
-    """What the engine may hold."""
-
-    rows: int = 16  # requests decoded together
-    slots: int = 65_536  # of the KV cache, over all rows; every row takes as many as the longest
-    prefill_positions: int = PREFILL_POSITIONS
+_TROUBLE = (MemoryError, RuntimeError)  # torch's own lack of memory is a RuntimeError
 
 
 @dataclass
@@ -41,12 +35,17 @@ class Running:
     job: Job
     knob: Knob
     slots: int
-    rows: int = 0  # decoding steps that it took part in
+    scorer: Scorer | None = None  # of one whose log-probabilities are wanted as its tokens come
+    steps: int = 0  # decoding steps that it took part in
+    used: int | None = None  # tokens that are wanted of it, once that is known
+    failure: str = ""  # why it cannot be answered
 
     def __post_init__(self) -> None:
         self.thresholds: tuple[float, float] | None = None
         self.windows = (self.knob.window, self.knob.window)
         self.lossless = True
+        self.accepted: Counter[int] = Counter()  # its decoding steps by the tokens that they settled beyond the first
+        self.drafted = 0  # masks that stood in them
         self.turn(self.knob)
 
     def turn(self, knob: Knob) -> None:
@@ -150,26 +149,28 @@ class Engine:
     """Jobs in, reports out; a round is either a forward over newcomers' prompts or one for everybody in flight."""
 
     def __init__(
-        self, model: Any, *, mask_id: int | None, eos_id: int, pad_id: int, room: Room, speed: Speed,
+        self, model: Any, settings: Settings, *, mask_id: int | None, eos_id: int | Sequence[int], pad_id: int,
         controller: Controller | None = None,
     ) -> None:  # fmt: skip
-        self.model, self.room, self.speed = model, room, speed
+        self.model, self.settings = model, settings
+        self.slots = settings.kv_slots or settings.max_rows * slots_needed(model)
         self._observer = None if controller is None else Observer(controller)
-        self._eos_id = eos_id
+        self._eos_ids = as_list(eos_id)
         self._meter = Meter()
-        self._batch = Batch(
+        self._make_batch: Callable[[], Batch] = lambda: Batch(
             model, Mixed(-1 if mask_id is None else mask_id), eos_id=eos_id, pad_id=pad_id,
             on_finished=self._finished, on_tokens=self._tokens, meter=self._meter,
-            prefill_positions=room.prefill_positions,
+            prefill_positions=settings.prefill_positions,
         )  # fmt: skip
+        self._batch = self._make_batch()
         self._waiting: deque[Job] = deque()
         self._running: dict[int, Running] = {}
         self._came: dict[int, float] = {}  # when those came that wait
         self._settled = self._rows = self._guesses = 0
-        self._company: tuple[Speed, frozenset[int]] | None = None  # whom `_alike` is of
+        self._company: tuple[Settings, frozenset[int]] | None = None  # whom `_alike` is of
         self._alike: frozenset[Group] = frozenset()
         # What everybody in flight decodes by; None = not known.
-        self._settings: tuple[Speed, Choice | None] | None = None
+        self._by: tuple[Settings, Choice | None] | None = None
         self._stepping = False  # whether the last round was a step, so that newcomers come next
         self._report = Report(State())
 
@@ -183,13 +184,17 @@ class Engine:
         self._waiting.append(job)
         self._came[job.id] = time.perf_counter()
 
-    def cancel(self, number: int) -> None:
-        """Forget a request; what it has come to is reported as cancelled. One that is gone already is none."""
+    def cancel(self, number: int, used: int | None = None) -> None:
+        """End a request; what it has come to is reported as cancelled, or as stopped where its first `used` tokens are
+        all that is wanted. One that is gone already is none.
+        """
         for job in [job for job in self._waiting if job.id == number]:
             self._waiting.remove(job)
             del self._came[job.id]
             self._end(job, Ending("cancelled", 0, 0, None, (1, 1)))
-        self._batch.leave(number)
+        if number in self._running:
+            self._running[number].used = used
+            self._safely(lambda: self._batch.leave(number))
 
     def work(self) -> Report:
         """One round, and what it brought."""
@@ -213,9 +218,9 @@ class Engine:
         for job in self._waiting:
             longest, prompt = max(longest, self._slots(job)), max(prompt, len(job.prompt_ids))
             rows = len(self._running) + len(found) + 1
-            if rows > self.room.rows or rows * longest > self.room.slots:
+            if rows > self.settings.max_rows or rows * longest > self.slots:
                 break
-            if found and (len(found) + 1) * prompt > self.room.prefill_positions:
+            if found and (len(found) + 1) * prompt > self.settings.prefill_positions:
                 break
             found.append(job)
         for job in found:
@@ -230,7 +235,7 @@ class Engine:
     def _join(self, jobs: list[Job]) -> None:
         """Forward their prompts; one that cannot be run is told so, and keeps nobody else out."""
         alone, requests = not self._running, {}
-        self._settings = None  # theirs may be others, and be turned back before the next step
+        self._by = None  # theirs may be others, and be turned back before the next step
         for job in jobs:
             self._report.started.append(job.id)
             knob = self._knob(job.wishes)
@@ -241,23 +246,29 @@ class Engine:
                 self._fail(job, error.what)
                 continue
             if not job.max_new_tokens:
-                self._score(job)
+                self._score_alone(job)
                 continue
             self._running[job.id] = Running(job, knob, self._slots(job))
             requests[job.id] = request
         try:
             self._batch.join(requests)
-        except (MemoryError, RuntimeError) as error:  # torch's own lack of memory is a RuntimeError
-            why = next(iter(str(error).splitlines()), "no memory")
+        except _TROUBLE as error:  # then nobody has joined
             for job in [self._running.pop(number).job for number in requests if number in self._running]:
-                self._fail(job, f"the prompt cannot be run: {why}")
+                self._fail(job, f"the prompt cannot be run: {_first_line(error)}")
         if self._observer is not None:
             self._observer.joined(alone=alone)
 
-    def _score(self, job: Job) -> None:
+    def _score_alone(self, job: Job) -> None:
         """A job that generates nothing."""
-        found = likelihood(self.model, job.prompt_ids, job.likelihood or 0, self.room.prefill_positions)
-        self._end(job, Ending("length", 0, 1, None, (1, 1), likelihood=found))
+        try:
+            found = None if job.best is None else self._scorer(job).read(job.prompt_ids)
+        except _TROUBLE as error:
+            self._fail(job, f"the prompt cannot be run: {_first_line(error)}")
+        else:
+            self._end(job, Ending("length", 0, 1, None, (1, 1), likelihood=found))
+
+    def _scorer(self, job: Job) -> Scorer:
+        return Scorer(self.model, job.best or 0, self.settings.prefill_positions)
 
     def _request(self, job: Job, knob: Knob) -> Request:
         return Request(
@@ -274,7 +285,7 @@ class Engine:
         """The widest window that a request may get."""
         if wishes.method == "ar":
             return 1
-        return self.speed.window if wishes.window is None else wishes.window
+        return self.settings.block_size if wishes.window is None else wishes.window
 
     def _knob(self, wishes: Wishes) -> Knob:
         """How a request decodes as things are now."""
@@ -289,17 +300,17 @@ class Engine:
         """A request's own threshold, or the default of its method."""
         if wishes.threshold is not None:
             return wishes.threshold
-        return self.speed.draft_threshold if wishes.method == "mars-verified" else self.speed.threshold
+        return self.settings.draft_threshold if wishes.method == "mars-verified" else self.settings.threshold
 
     def _turn(self) -> None:
         """Bring the knobs of everybody in flight up to date."""
         if self._observer is not None and self._observer.due(self._groups()):
             waited = time.perf_counter() - min(self._came.values(), default=time.perf_counter())
             self._observer.decide(len(self._waiting), waited)
-        settings = (self.speed, None if self._observer is None else self._observer.choice)
-        if settings == self._settings:  # nobody has joined since, and nobody's knob has changed
+        by = (self.settings, None if self._observer is None else self._observer.choice)
+        if by == self._by:  # nobody has joined since, and nobody's knob has changed
             return
-        self._settings, turned = settings, {}
+        self._by, turned = by, {}
         for number, one in self._running.items():
             knob = self._knob(one.job.wishes)
             if knob != one.knob:
@@ -309,7 +320,7 @@ class Engine:
 
     def _groups(self) -> frozenset[Group]:
         """The rows in flight, those that are alike together."""
-        company = (self.speed, frozenset(self._running))
+        company = (self.settings, frozenset(self._running))
         if company != self._company:
             alike: Counter[Group] = Counter()
             for one in self._running.values():
@@ -326,34 +337,76 @@ class Engine:
     def _step(self) -> None:
         began, before, rows = time.perf_counter(), self._meter.positions, len(self._running)
         for one in self._running.values():
-            one.rows += 1
+            one.steps += 1
+            one.drafted += one.knob.window - 1
             self._rows += 1
             self._guesses += one.knob.window - 1
-        self._batch.step()
+        self._safely(self._batch.step)
+        for number in [number for number, one in self._running.items() if one.failure]:
+            self._safely(lambda number=number: self._batch.leave(number))  # type: ignore[misc]
         if self._observer is not None:
             self._observer.stepped(began, self._meter.positions - before, rows)
 
+    def _safely(self, work: Callable[[], None]) -> None:
+        """Let the batch work; where it lacks memory, the request that holds the most ends, and of these the youngest.
+
+        What was not finished is done again by the next step: only whole forwards change rows.
+        """
+        try:
+            work()
+        except _TROUBLE as error:
+            why = f"this answer cannot be gone on with: {_first_line(error)}"
+            if not self._running:
+                raise
+            number = max(self._running, key=lambda one: (self._running[one].slots, one))
+            self._running[number].failure = why
+            try:
+                self._batch.leave(number)
+            except _TROUBLE:  # not even that: all of them end
+                for one in list(self._running.values()):
+                    self._fail(one.job, why)
+                self._running.clear()
+                self._batch = self._make_batch()
+
     def _tokens(self, number: int, tokens: list[int]) -> None:
         one = self._running[number]
-        if one.rows:
+        if one.steps:
             self._settled += len(tokens)
+            one.accepted[len(tokens) - 1] += 1
             if self._observer is not None:
                 self._observer.note(one.key, one.knob.window, len(tokens))
-        if tokens[-1] == self._eos_id and not one.job.ignore_eos:
+        found = self._scored(one, tokens) if one.job.best is not None and one.job.streamed else None
+        if tokens[-1] in self._eos_ids and not one.job.ignore_eos:
             tokens = tokens[:-1]
-        if tokens:
-            self._report.tokens.append((number, tokens))
+        if tokens or found:
+            self._report.tokens.append((number, tokens, found))
+
+    def _scored(self, one: Running, tokens: list[int]) -> Likelihood | None:
+        """How probable the latest tokens are; before the first ones, the prompt is read, and told if it is echoed."""
+        prompt = list(one.job.prompt_ids) if one.scorer is None else []
+        try:
+            one.scorer = one.scorer or self._scorer(one.job)
+            found = one.scorer.read([*prompt, *tokens])
+        except _TROUBLE as error:
+            one.failure = f"its log-probabilities cannot be had: {_first_line(error)}"
+            return None
+        return found if one.job.echo else found.part(len(prompt))
 
     def _finished(self, number: int, generation: Generation) -> None:
         one = self._running.pop(number)
-        job, found = one.job, None
-        if job.likelihood is not None and generation.finish != "cancelled":
+        job, found, finish = one.job, None, generation.finish if one.used is None else "stop"
+        if job.best is not None and not job.streamed and finish != "cancelled":
             ended_by = [] if generation.eos_id is None else [generation.eos_id]  # emitted, so it has a probability too
-            tokens = [*job.prompt_ids, *generation.tokens, *ended_by]
-            found = likelihood(self.model, tokens, job.likelihood, self.room.prefill_positions)
+            answer = [*generation.tokens, *ended_by][: one.used]
+            try:
+                found = self._scorer(job).read([*job.prompt_ids, *answer]).part(0 if job.echo else len(job.prompt_ids))
+            except _TROUBLE as error:
+                one.failure = f"its log-probabilities cannot be had: {_first_line(error)}"
+        accepted = tuple(one.accepted[size] for size in range(one.windows[1] if one.steps else 0))
         ending = Ending(
-            generation.finish, generation.emitted, generation.forwards, one.thresholds, one.windows, one.lossless, found
-        )
+            finish, generation.emitted, generation.forwards, one.thresholds, one.windows, one.lossless, accepted,
+            one.drafted, found, one.failure,
+        )  # fmt: skip
         self._end(job, ending)
 
     def _end(self, job: Job, ending: Ending) -> None:
@@ -377,11 +430,19 @@ class Engine:
             relief=self._observer.choice.relief if self._observer is not None else 0.0,
         )
 
-    def check_room(self) -> None:
-        """Refuse a cache that a request of the model's whole context would never fit into."""
-        need = context_length(self.model) + BEHIND + _SLOT_STEP
-        if self.room.slots < need:
-            raise UserError(
-                f"a cache of {self.room.slots} slots cannot hold one request of the model's context",
-                fix=f"give --kv-slots {need} or more",
-            )
+
+def slots_needed(model: Any) -> int:
+    """Slots of one row that may grow as long as the model allows."""
+    return context_length(model) + BEHIND + _SLOT_STEP
+
+
+def bytes_per_slot(model: Any) -> int:
+    """Bytes that the keys and values of one token take."""
+    config = model.config
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return int(2 * config.num_hidden_layers * heads * size * model.dtype.itemsize)
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).splitlines()), "") or "no memory"

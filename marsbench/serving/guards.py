@@ -1,26 +1,35 @@
-"""What stands before every route: the key, the size of a body and the time it takes; and who is still listening."""
+"""What stands before every route: whose names and pages are ours, the key, the body; and who is still listening."""
 
 from __future__ import annotations
 
 import asyncio
 import base64
 import hmac
+import ipaddress
+import re
+import time
+import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, MutableMapping
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import anyio
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 
 from marsbench.serving.errors import ApiError
-from marsbench.serving.wire import dumps
+from marsbench.serving.logs import Log
+from marsbench.serving.settings import Settings
+from marsbench.serving.wire import dumps, event
 
 Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Headers = dict[bytes, bytes]
 T = TypeVar("T")
-_SHORTEST_S = 0.01  # of anybody's patience
+_OPEN = ("/health", "/ping")  # routes that ask for no key
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 class ClientGone(Exception):
@@ -52,7 +61,7 @@ class Json(Response):
     media_type = "application/json"
 
     def render(self, content: Any) -> bytes:
-        return dumps(content).encode("ascii")
+        return content if isinstance(content, bytes) else dumps(content).encode("ascii")
 
 
 def answer(error: ApiError) -> Json:
@@ -60,146 +69,202 @@ def answer(error: ApiError) -> Json:
     return Json(error.envelope, status_code=error.status, headers=error.headers)
 
 
-class Patience:
-    """Calls off what takes too long, of many things one after the other, with one timer for all of them.
-
-    A timer for each would cost more than most of what it times.
-    """
-
-    def __init__(self, seconds: float, give_up: Callable[[], object]) -> None:
-        self._seconds, self._give_up = max(seconds, _SHORTEST_S), give_up
-        self._loop = asyncio.get_running_loop()
-        self._began: float | None = None  # when what goes on now did
-        self._timer = self._loop.call_later(self._seconds, self._look)
-
-    def __enter__(self) -> None:
-        self._began = self._loop.time()
-
-    def __exit__(self, *_: object) -> None:
-        self._began = None
-
-    def close(self) -> None:
-        """Nothing more will be waited for."""
-        self._timer.cancel()
-
-    def _look(self) -> None:
-        left = self._seconds if self._began is None else self._began + self._seconds - self._loop.time()
-        if left <= 0:
-            self._give_up()
-        else:
-            self._timer = self._loop.call_later(left, self._look)
-
-
 class EventStream(Response):
     """Server-sent events, written as they come.
 
-    Nothing goes out before the first event: until then, an error still has a status of its own. A reader that takes
-    nothing for `stall_s` seconds is let go.
+    Nothing goes out before the first event: until then, an error still has a status of its own. After `ping_s` seconds
+    without an event a comment says that the stream is alive, whose status is then 200 too.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes, None], stall_s: float) -> None:
+    def __init__(self, events: AsyncGenerator[bytes, None], ping_s: float) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
-        self._events, self._stall_s = events, stall_s
+        self._events, self._ping_s = events, ping_s
+        self._begun, self._wrote_at, self._writing = False, time.monotonic(), asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        pings = asyncio.ensure_future(self._ping(send))
         try:
-            await until_gone(receive, self._write(send))
+            await until_gone(receive, self._write_all(send))
         except ClientGone:
             return  # an answer that is not complete: the connection is closed
+        finally:
+            pings.cancel()
 
-    async def _write(self, send: Send) -> None:
-        with anyio.CancelScope() as scope:
-            patience = Patience(self._stall_s, scope.cancel)
-            try:
-                await self._write_all(send, patience)
-            finally:
-                patience.close()
-
-    async def _write_all(self, send: Send, patience: Patience) -> None:
+    async def _write_all(self, send: Send) -> None:
         async with aclosing(self._events) as events:
-            started = False
-            async for body in events:
-                if not started:
-                    await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-                    started = True
-                with patience:
-                    await send({"type": "http.response.body", "body": body, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+            try:
+                async for body in events:
+                    await self._write(send, body)
+            except ApiError as error:
+                if not self._begun:
+                    raise
+                await self._write(send, event(error.envelope))
+        async with self._writing:  # no ping comes behind the end
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _write(self, send: Send, body: bytes) -> None:
+        async with self._writing:
+            if not self._begun:
+                await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+                self._begun = True
+            await send({"type": "http.response.body", "body": body, "more_body": True})
+        self._wrote_at = time.monotonic()
+
+    async def _ping(self, send: Send) -> None:
+        while self._ping_s:
+            await asyncio.sleep(max(0.0, self._wrote_at + self._ping_s - time.monotonic()))
+            if time.monotonic() >= self._wrote_at + self._ping_s:
+                await self._write(send, b": ping\n\n")
 
 
-@dataclass(frozen=True)
 class Gate:
-    """ASGI middleware: who has no key, or sends too much or too slowly, gets no further."""
+    """ASGI middleware: who comes by a name or a page that is not ours, has no key, or sends too much or too slowly,
+    gets no further. Every answer has its number, the client's own if it has given one.
+    """
 
-    app: Any
-    key: str | None
-    most_bytes: int
-    read_s: float
+    def __init__(self, app: Any, settings: Settings, say: Callable[[str], object] = print) -> None:
+        self._app, self._settings = app, settings
+        self._names = {"localhost", settings.host.lower(), *(name.lower() for name in settings.allowed_host)}
+        self._log = Log(settings.request_log, say)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request."""
         if scope["type"] != "http":
-            await self.app(scope, receive, send)
+            await self._app(scope, receive, send)
             return
+        headers: Headers = dict(scope["headers"])
+        number = headers.get(b"x-request-id", b"").decode("latin-1")
+        scope["id"] = number = number if re.fullmatch(r"[\w.:-]{1,128}", number, re.ASCII) else uuid.uuid4().hex
+        scope["log"] = entry = {"at": time.time(), "id": number, "route": f"{scope['method']} {scope['path']}"}
+        added = [(b"x-request-id", number.encode()), (b"x-content-type-options", b"nosniff"), *self._cors(headers)]
+        began = time.perf_counter()
+
+        async def sent(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                entry["status"] = message["status"]
+                message = {**message, "headers": [*message["headers"], *added]}
+            await send(message)
+
         try:
-            headers = {name: value for name, value in scope["headers"]}
-            if self.key is not None and scope["path"] != "/health" and not _knows(headers, self.key):
-                raise ApiError(401, "a valid API key is missing: Authorization: Bearer KEY", code="invalid_api_key")
+            await self._let_in(scope, headers, receive, sent)
+        finally:
+            self._log.write(entry | {"seconds": round(time.perf_counter() - began, 4)})
+
+    async def _let_in(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
+        prefix = self._settings.root_path.rstrip("/")
+        if prefix and scope["path"] == prefix:  # the page asks for what lies beside it
+            await RedirectResponse(f"{prefix}/")(scope, receive, send)
+            return
+        if prefix and scope["path"].startswith(f"{prefix}/"):  # else a proxy has taken it away
+            scope["path"] = scope["path"].removeprefix(prefix)
+        try:
+            self._check_name(headers)
+            if scope["method"] == "OPTIONS" and b"access-control-request-method" in headers and self._cors(headers):
+                await Response(status_code=204)(scope, receive, send)
+                return
+            self._check_key(scope, headers)
             body = await self._body(headers, receive)
         except ApiError as error:
             await answer(error)(scope, receive, send)
-            return
         except ClientGone:
             return
-        await self.app(scope, _replayed(body, receive), send)
+        else:
+            await self._app(scope, _replayed(body, receive), send)
 
-    async def _body(self, headers: dict[bytes, bytes], receive: Receive) -> bytes:
+    def _check_name(self, headers: Headers) -> None:
+        """Refuse names and pages of others: one that leads a browser here acts for whoever sits before it."""
+        given = headers.get(b"host", b"localhost").decode("latin-1").lower()
+        if "*" not in self._names and not (_is_address(given) or _host(given) in self._names):
+            raise ApiError(403, f"this server is not called {given!r}: see --allowed-host", code="foreign_host")
+        origin = headers.get(b"origin", b"").decode("latin-1").lower()
+        ours = urlsplit(origin).netloc == given or _host(urlsplit(origin).netloc) in self._settings.allowed_host
+        if origin and not ours and not self._cors(headers):
+            raise ApiError(403, f"pages of {origin} may not ask this server: see --cors-origin", code="foreign_origin")
+
+    def _cors(self, headers: Headers) -> list[tuple[bytes, bytes]]:
+        """What tells a browser that the page may read the answer."""
+        origin = headers.get(b"origin")
+        if origin is None or not {"*", origin.decode("latin-1")} & {*self._settings.cors_origin}:
+            return []
+        return [
+            (b"access-control-allow-origin", origin), (b"vary", b"Origin"), (b"access-control-max-age", b"600"),
+            (b"access-control-allow-methods", b"GET, POST, PUT"),
+            (b"access-control-allow-headers", headers.get(b"access-control-request-headers", b"*")),
+            (b"access-control-expose-headers", b"X-Request-Id, Retry-After"),
+        ]  # fmt: skip
+
+    def _check_key(self, scope: Scope, headers: Headers) -> None:
+        """Refuse who has no key: as a bearer, as OpenAI's clients have it, or as a password, as a browser does."""
+        settings, keys = self._settings, list(self._settings.api_key)
+        if (scope["method"], scope["path"]) == ("PUT", "/v1/speed"):
+            if settings.lock_speed:
+                raise ApiError(403, "the knobs of this server are locked", code="locked")
+            keys = keys if settings.speed_key is None else [settings.speed_key]
+        elif keys and settings.speed_key is not None:
+            keys.append(settings.speed_key)
+        if not keys or scope["path"] in _OPEN:
+            return
+        way, _, given = headers.get(b"authorization", b"").partition(b" ")
+        if way.lower() == b"basic":
+            try:
+                given = base64.b64decode(given, validate=True).partition(b":")[2]
+            except ValueError:
+                given = b""
+        if not any([hmac.compare_digest(given, key.encode()) for key in keys]):  # all of them: it takes as long
+            raise ApiError(401, "a valid API key is missing: Authorization: Bearer KEY", code="invalid_api_key")
+
+    async def _body(self, headers: Headers, receive: Receive) -> bytes:
         """The whole body."""
+        most, read_s = self._settings.max_body, self._settings.read_timeout
+        too_large = ApiError(413, f"the body has more than {most:,} bytes", code="body_too_large")
         announced = headers.get(b"content-length", b"0")
-        if announced.isdigit() and int(announced) > self.most_bytes:
-            raise self._too_large()
+        if announced.isdigit() and int(announced) > most:
+            raise too_large
         body = bytearray()
         try:
-            with anyio.fail_after(self.read_s):
+            with anyio.fail_after(read_s):
                 while True:
                     message = await receive()
                     if message["type"] == "http.disconnect":
                         raise ClientGone
                     body += message.get("body", b"")
-                    if len(body) > self.most_bytes:
-                        raise self._too_large()
+                    if len(body) > most:
+                        raise too_large
                     if not message.get("more_body", False):
                         return bytes(body)
         except TimeoutError as error:
-            raise ApiError(408, f"the body did not come within {self.read_s:g} seconds", code="timeout") from error
-
-    def _too_large(self) -> ApiError:
-        return ApiError(413, f"the body has more than {self.most_bytes:,} bytes", code="body_too_large")
+            raise ApiError(408, f"the body did not come within {read_s:g} seconds", code="timeout") from error
 
 
-def _knows(headers: dict[bytes, bytes], key: str) -> bool:
-    """Whether a request brings the key: as a bearer, as OpenAI's clients do, or as a password, as a browser does."""
-    way, _, given = headers.get(b"authorization", b"").partition(b" ")
-    if way.lower() == b"basic":
-        try:
-            given = base64.b64decode(given, validate=True).partition(b":")[2]
-        except ValueError:
-            return False
-    return hmac.compare_digest(given, key.encode())
+def is_loopback(host: str) -> bool:
+    """Whether nobody on another machine can reach an address."""
+    return host.lower() in _LOOPBACK or host.startswith("127.")
+
+
+def _host(netloc: str) -> str:
+    """The host of `host:port`."""
+    try:
+        return urlsplit(f"//{netloc}").hostname or ""
+    except ValueError:
+        return ""
+
+
+def _is_address(netloc: str) -> bool:
+    """Whether a host is an address: nobody can make such a name lead elsewhere."""
+    try:
+        return bool(ipaddress.ip_address(_host(netloc)))
+    except ValueError:
+        return False
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:
     """The body once more, and then whatever the client does next."""
-    read = False
+    left = [body]
 
-    async def again() -> MutableMapping[str, Any]:
-        nonlocal read
-        if read:
-            return await receive()
-        read = True
-        return {"type": "http.request", "body": body, "more_body": False}
+    async def again() -> Message:
+        return {"type": "http.request", "body": left.pop(), "more_body": False} if left else await receive()
 
     return again

@@ -47,33 +47,30 @@ class Job:
     temperature: float = 0.0
     seed: int = 0
     ignore_eos: bool = False
-    likelihood: int | None = None  # log-probabilities of its tokens, and of so many of the best at each place
+    best: int | None = None  # log-probabilities of its tokens are wanted, and of so many of the best at each place
+    echo: bool = False  # whether they are wanted for the prompt too
+    streamed: bool = False  # whether they are wanted as the tokens come
     arrived: float = 0.0  # by the server's clock
 
 
 @dataclass(frozen=True)
-class Speed:
-    """The default knobs, for requests that fix none of their own."""
-
-    threshold: float = 0.95  # confidence to accept a token, of `mars`
-    draft_threshold: float = 0.5  # confidence to draft one, of `mars-verified`
-    window: int = 4  # tokens that one forward settles at most
-
-
-@dataclass(frozen=True)
 class Cancel:
-    """A request whose client is gone, or that has come to a stop string."""
+    """A request that is to end now: its client is gone, or its first `used` tokens are all that is wanted."""
 
     id: int
+    used: int | None = None
 
 
-@dataclass(frozen=True)
-class Likelihood:
-    """Log-probabilities of the model itself (AR) for a request's tokens, its prompt's first one left out."""
+class Likelihood(NamedTuple):
+    """Log-probabilities of the model itself (AR) for some tokens in a row; a text's first token has none."""
 
-    tokens: list[int]  # prompt and answer, with the EOS that ended it
-    chosen: list[float]  # for each token but the first, its log-probability
-    best: list[list[tuple[int, float]]]  # likewise, the most probable tokens and their log-probabilities
+    tokens: list[int]
+    chosen: list[float | None]
+    best: list[list[tuple[int, float]]]  # at each place, the most probable tokens and their log-probabilities
+
+    def part(self, first: int, last: int | None = None) -> Likelihood:
+        """Those of the tokens from one place to before another."""
+        return Likelihood(self.tokens[first:last], self.chosen[first:last], self.best[first:last])
 
 
 @dataclass(frozen=True)
@@ -86,7 +83,9 @@ class Ending:
     thresholds: tuple[float, float] | None  # the lowest and the highest that counted; None for `ar`
     windows: tuple[int, int]
     lossless: bool = True  # whether its tokens are those of `ar`
-    likelihood: Likelihood | None = None
+    accepted: tuple[int, ...] = ()  # decoding steps by how many tokens they settled beyond the first
+    drafted: int = 0  # masks that stood in them
+    likelihood: Likelihood | None = None  # where it did not come with the tokens
     failure: str = ""  # why the engine could not answer
 
 
@@ -112,7 +111,8 @@ class Report:
 
     state: State
     started: list[int] = field(default_factory=list)
-    tokens: list[tuple[int, list[int]]] = field(default_factory=list)  # request, what it got, an EOS left out
+    # A request, what it got, an EOS left out, and how probable that is, where this is wanted as it comes.
+    tokens: list[tuple[int, list[int], Likelihood | None]] = field(default_factory=list)
     ended: list[tuple[int, Ending]] = field(default_factory=list)
 
 
@@ -125,6 +125,7 @@ class Ready:
     vocabulary: int
     methods: tuple[MethodName, ...]  # that the checkpoint can do
     slots: int  # of the KV cache
+    warning: str = ""
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,7 @@ class Metrics:
         self.tokens = counter("vllm:generation_tokens", "Tokens generated.")
         self.first_token = histogram("vllm:time_to_first_token_seconds", "From a request's arrival to its first token.")
         self.per_token = histogram("vllm:inter_token_latency_seconds", "Between tokens; those of one forward share it.")
+        self.queued = histogram("vllm:request_queue_time_seconds", "From a request's arrival to its prompt's forward.")
         self.whole = histogram("vllm:e2e_request_latency_seconds", "From a request's arrival to its end.")
         self.drafts = counter("vllm:spec_decode_num_drafts", "Windows with masks.")
         self.draft_tokens = counter("vllm:spec_decode_num_draft_tokens", "Masks in those windows.")

@@ -2,40 +2,27 @@
 
 from __future__ import annotations
 
+import resource
 import selectors
 import signal
-from dataclasses import dataclass, field
+from dataclasses import replace
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 from marsbench.errors import UserError
 from marsbench.serving.controller import Controller, Targets
-from marsbench.serving.messages import Cancel, Failed, Job, MethodName, Ready, Speed
+from marsbench.serving.messages import Cancel, Failed, Job, MethodName, Ready
+from marsbench.serving.settings import Settings
+
+_OF_FREE = 0.4  # of the free memory may be the cache: while a layer grows, it is there twice, and steps need some
 
 
-@dataclass(frozen=True)
-class Setup:
-    """What the engine needs to start."""
-
-    checkpoint: str
-    dtype: str = "float32"
-    untrained_masks: bool = False
-    rows: int = 16
-    slots: int | None = None  # None: as many as all rows may need
-    prefill_positions: int | None = None
-    threads: int | None = None
-    speed: Speed = field(default_factory=Speed)
-    adapt: Targets | None = None  # where a controller is to turn the knobs
-    log: Path | None = None  # of its decisions
-
-
-def run(pipe: Connection, setup: Setup) -> None:
+def run(pipe: Connection, settings: Settings) -> None:
     """Decode for whoever is at the other end, until it is gone."""
     for number in (signal.SIGINT, signal.SIGTERM):  # the other process says when to end; its terminal signals both
         signal.signal(number, signal.SIG_IGN)
     try:
-        engine, ready = _start(setup)
+        engine, ready = _start(settings)
     except UserError as error:
         pipe.send(Failed(error.what, error.where, error.fix))
         return
@@ -46,42 +33,80 @@ def run(pipe: Connection, setup: Setup) -> None:
         return  # nobody is left to decode for
 
 
-def _start(setup: Setup) -> tuple[Any, Ready]:
+def _start(settings: Settings) -> tuple[Any, Ready]:
     """Load the checkpoint; `UserError` for what could not work."""
     import torch
 
     from marsbench.decoding.engine import context_length
-    from marsbench.decoding.generation import PREFILL_POSITIONS
     from marsbench.methods.fitting import default_ids, fit
     from marsbench.methods.settings import load_aloud
     from marsbench.progress import Reporter
     from marsbench.quiet import quieten_libraries
     from marsbench.serving.calibration import measured_law
-    from marsbench.serving.engine import BEHIND, Engine, Room
+    from marsbench.serving.engine import Engine, bytes_per_slot, slots_needed
     from marsbench.training.checkpoints import default_device
 
     quieten_libraries()
-    if setup.threads:
-        torch.set_num_threads(setup.threads)
-    loaded = load_aloud(setup.checkpoint, Reporter(), dtype=getattr(torch, setup.dtype), device=default_device())
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    dtype = getattr(torch, settings.dtype)
+    loaded = load_aloud(settings.checkpoint, Reporter(), dtype=dtype, device=default_device())
     fit("ar", loaded)
     eos_id, pad_id = default_ids(loaded, None, None)
     methods: tuple[MethodName, ...] = ("ar",)
-    if loaded.mask_id is not None and (loaded.knows_masks or setup.untrained_masks):
+    if loaded.mask_id is not None and (loaded.knows_masks or settings.untrained_masks):
         methods = ("ar", "mars", "mars-verified")
-    context = context_length(loaded.model)
-    slots = setup.rows * (context + BEHIND + 64) if setup.slots is None else setup.slots
-    room = Room(setup.rows, slots, setup.prefill_positions or PREFILL_POSITIONS)
+    slots, warning = slots_within(
+        settings, slots_needed(loaded.model), _free_bytes(loaded.model.device) // bytes_per_slot(loaded.model)
+    )
+    settings = replace(settings, kv_slots=slots)
     controller = None
-    if setup.adapt is not None:
-        controller = Controller(measured_law(loaded.model, setup.rows), setup.adapt, setup.log)
-    engine = Engine(
-        loaded.model, mask_id=loaded.mask_id, eos_id=eos_id, pad_id=pad_id, room=room, speed=setup.speed,
-        controller=controller,
-    )  # fmt: skip
-    engine.check_room()
+    if settings.adapt:
+        targets = Targets(_seconds(settings.target_ms_per_token), _seconds(settings.target_first_token_ms))
+        controller = Controller(measured_law(loaded.model, settings.max_rows), targets, settings.decision_log)
+    engine = Engine(loaded.model, settings, mask_id=loaded.mask_id, eos_id=eos_id, pad_id=pad_id, controller=controller)
     vocabulary = int(loaded.model.get_input_embeddings().num_embeddings)  # type: ignore[arg-type]
-    return engine, Ready(loaded.tokenizer, context, vocabulary, methods, slots)
+    return engine, Ready(loaded.tokenizer, context_length(loaded.model), vocabulary, methods, slots, warning)
+
+
+def _seconds(milliseconds: float | None) -> float | None:
+    return None if milliseconds is None else milliseconds / 1000
+
+
+def slots_within(settings: Settings, of_one: int, free: int) -> tuple[int, str]:
+    """How many slots the cache may have, and a warning where that is less than full rows.
+
+    Args:
+        settings: with `kv_slots`, or without: then as many as all rows may need, and memory has room for.
+        of_one: slots of one row that is as long as the model allows.
+        free: slots that there is memory for.
+
+    Raises:
+        UserError: a cache that a request of the model's whole context would never fit into.
+    """
+    if settings.kv_slots is not None and settings.kv_slots < of_one:
+        raise UserError(
+            f"a cache of {settings.kv_slots} slots cannot hold one request of the model's context",
+            fix=f"give --kv-slots {of_one} or more",
+        )
+    if settings.kv_slots is not None:
+        return settings.kv_slots, ""
+    full, room = settings.max_rows * of_one, max(of_one, int(_OF_FREE * free))
+    if full <= room:
+        return full, ""
+    return room, f"memory has room for {room:,} slots of the KV cache, of {full:,} that full rows may need"
+
+
+def _free_bytes(device: Any) -> int:
+    """Memory that may still be taken on a device."""
+    import psutil
+    import torch
+
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    free = int(psutil.virtual_memory().available)
+    return free if limit == resource.RLIM_INFINITY else min(free, max(0, limit - psutil.Process().memory_info().vms))
 
 
 def _serve(pipe: Connection, engine: Any) -> None:
@@ -94,11 +119,11 @@ def _serve(pipe: Connection, engine: Any) -> None:
             pipe.send(engine.work())
 
 
-def _hear(engine: Any, message: Job | Cancel | Speed) -> None:
+def _hear(engine: Any, message: Job | Cancel | Settings) -> None:
     match message:
         case Job():
             engine.submit(message)
         case Cancel():
-            engine.cancel(message.id)
-        case Speed():
-            engine.speed = message
+            engine.cancel(message.id, message.used)
+        case Settings():
+            engine.settings = message

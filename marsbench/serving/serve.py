@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import signal
 import socket
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import uvicorn
 
 from marsbench.errors import UserError
-from marsbench.serving.answers import Defaults
-from marsbench.serving.app import Doors, build
-from marsbench.serving.desk import Desk, Limits
-from marsbench.serving.process import Setup
+from marsbench.serving.app import build
+from marsbench.serving.connection import Connection
+from marsbench.serving.desk import Desk
+from marsbench.serving.guards import is_loopback
+from marsbench.serving.settings import Settings
 
 
 class _Server(uvicorn.Server):
@@ -39,39 +42,40 @@ def listen(host: str, port: int) -> socket.socket:
     return found
 
 
-def serve(
-    setup: Setup, defaults: Defaults, limits: Limits, doors: Doors, *, host: str, port: int, say: Callable[[str], None]
-) -> None:
+def serve(settings: Settings, say: Callable[[str], None]) -> None:
     """Serve until a signal says otherwise; `UserError` where it cannot, or can no more."""
-    own = listen(host, port)
+    if any(key is not None and not key.strip() for key in (*settings.api_key, settings.speed_key)):
+        raise UserError("an API key is empty, which every request would bring", fix="give a key, or none at all")
+    own = listen(settings.host, settings.port)
 
     def said(text: str) -> None:
         with contextlib.suppress(OSError):  # whoever started the server and read along may be gone: that ends nothing
             say(text)
 
-    asyncio.run(_serve(setup, defaults, limits, doors, own, said))
+    asyncio.run(_serve(settings, own, said))
 
 
-async def _serve(
-    setup: Setup, defaults: Defaults, limits: Limits, doors: Doors, own: socket.socket, say: Callable[[str], None]
-) -> None:
-    desk = Desk(setup, limits, defaults.model, say)
+async def _serve(settings: Settings, own: socket.socket, say: Callable[[str], None]) -> None:
+    desk = Desk(settings, say)
     desk.start()
     _heed_signals(desk, say)
     try:
         await desk.started.wait()
         if desk.fatal is not None:
             raise desk.fatal
-        _check_method(desk, defaults)
+        _check_method(desk)
+        connection: Any = functools.partial(Connection, settings)
         config = uvicorn.Config(
-            build(desk, defaults, doors), log_level="warning", access_log=False, timeout_graceful_shutdown=5,
-            lifespan="off", backlog=2048,
+            build(desk, say), log_level="warning", access_log=False, timeout_graceful_shutdown=5, lifespan="off",
+            backlog=2048, http=connection, ws="none",
         )  # fmt: skip
         server = _Server(config)
         own.listen(config.backlog)  # from now on nobody is refused
         serving = asyncio.create_task(server.serve(sockets=[own]))
         shown, number = own.getsockname()[:2]
-        say(f"serving {defaults.model} on http://{f'[{shown}]' if ':' in shown else shown}:{number}")
+        if not (settings.api_key or is_loopback(settings.host)):
+            say("warning: whoever reaches this address may use the server: see --api-key")
+        say(f"serving {settings.name} on http://{f'[{shown}]' if ':' in shown else shown}:{number}")
         over = asyncio.create_task(desk.over.wait())
         await asyncio.wait({serving, over}, return_when=asyncio.FIRST_COMPLETED)
         server.should_exit = True
@@ -84,12 +88,12 @@ async def _serve(
         own.close()
 
 
-def _check_method(desk: Desk, defaults: Defaults) -> None:
+def _check_method(desk: Desk) -> None:
     """Refuse a default method that no request could be answered by."""
-    if desk.ready is not None and defaults.method not in (None, *desk.ready.methods):
+    if desk.ready is not None and desk.settings.method not in (None, *desk.ready.methods):
         raise UserError(
-            f"method {defaults.method!r} needs a checkpoint trained with masks",
-            where=desk.setup.checkpoint,
+            f"method {desk.settings.method!r} needs a checkpoint trained with masks",
+            where=desk.settings.checkpoint,
             fix="use a MARS checkpoint, --method ar, or --untrained-masks to see what happens without",
         )
 

@@ -6,6 +6,7 @@ that is complete first.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -27,6 +28,19 @@ def decoding(tokenizer: Any) -> Decode:
         rust = tokenizer.backend_tokenizer
         return lambda ids: str(rust.decode(ids, skip_special_tokens=True))
     return lambda ids: str(tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+
+def bytes_of(tokenizer: Any, token: int, text: str) -> bytes:
+    """The bytes that a token stands for, whose text by itself is known: of a part of a character, these are no text."""
+    if _UNFINISHED not in text:
+        return text.encode()
+    name = str(tokenizer.convert_ids_to_tokens(token))
+    if re.fullmatch("<0x[0-9A-F]{2}>", name):
+        return bytes([int(name[3:5], 16)])
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]  # bytes that byte-level tokenizers write as they are
+    others = [byte for byte in range(256) if byte not in plain]
+    letters = {chr(byte): byte for byte in plain} | {chr(256 + place): byte for place, byte in enumerate(others)}
+    return bytes(letters[one] for one in name) if letters.keys() >= set(name) else text.encode()
 
 
 class Detokenizer:

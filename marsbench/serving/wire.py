@@ -6,9 +6,19 @@ What this server cannot do is refused by name, unless it is asked for in the way
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    StrictBool,
+    StrictInt,
+    StrictStr,
+    WithJsonSchema,
+)
 
 from marsbench.serving.errors import wrong
 from marsbench.serving.messages import WIDEST, Ending, MethodName
@@ -21,15 +31,60 @@ def _whole(text: str) -> str:
     return text
 
 
+def _prompts(value: Any) -> list[str | list[int]]:
+    """One prompt or several, as text or as token ids. By hand: a union would note every item that is wrong."""
+    several = [value] if isinstance(value, str) else value
+    if not isinstance(several, list) or not several:
+        raise ValueError("there is no prompt")
+    if type(several[0]) is int:
+        several = [several]
+    for one in several:
+        if isinstance(one, str):
+            _whole(one)
+        elif not isinstance(one, list) or not all(type(token) is int and token >= 0 for token in one):
+            raise ValueError("a prompt is a text or a list of token ids")
+    return several
+
+
+_OF_PROMPTS = {"anyOf": [{"type": "string"}, {"type": "array"}], "description": "A text or token ids, or several."}
 Text = Annotated[StrictStr, AfterValidator(_whole)]
 _Confidence = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 _Token = Annotated[int, Field(strict=True, ge=0)]
-# Fields of OpenAI's that nothing here can honour -> the values that ask for nothing.
+_Best = Annotated[int, Field(strict=True, ge=0, le=20)]
+# Fields of others that nothing here can honour -> the values that ask for nothing; null does so always.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "n": (1,), "best_of": (1,), "top_p": (1,), "top_k": (0, -1), "min_p": (0,), "presence_penalty": (0,),
-    "frequency_penalty": (0,), "repetition_penalty": (1,), "logit_bias": ({},), "suffix": ("",), "tools": ([],),
-    "functions": ([],), "min_tokens": (0,),
+    "best_of": (1,), "presence_penalty": (0,), "frequency_penalty": (0,), "repetition_penalty": (1,),
+    "length_penalty": (1,), "logit_bias": ({},), "suffix": ("",), "min_tokens": (0,), "use_beam_search": (False,),
+    "early_stopping": (False,), "bad_words": ([],), "stop_token_ids": ([],), "include_stop_str_in_output": (False,),
+    "skip_special_tokens": (True,), "spaces_between_special_tokens": (True,), "detokenize": (True,),
+    "return_tokens_as_token_ids": (False,), "return_token_ids": (False,), "prompt_logprobs": (0,), "echo": (False,),
+    "truncate_prompt_tokens": (), "allowed_token_ids": (), "logits_processors": ([],),
+    "tools": ([],), "functions": ([],), "tool_choice": ("none", "auto"), "function_call": ("none", "auto"),
+    "response_format": ({"type": "text"},), "modalities": (["text"],), "audio": (), "reasoning_effort": (),
+    "guided_json": (), "guided_regex": (), "guided_choice": (), "guided_grammar": (), "structured_outputs": (),
+    "chat_template": (), "chat_template_kwargs": ({},), "add_generation_prompt": (True,),
+    "continue_final_message": (False,), "documents": ([],), "priority": (0,), "web_search_options": (),
 }  # fmt: skip
+# Fields that change no answer, whatever they say.
+_HARMLESS = {
+    "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
+    "parallel_tool_calls", "prediction", "request_id", "cache_salt",
+}  # fmt: skip
+
+
+class _Body(BaseModel):
+    """A body whose fields are all looked at: what is known and cannot be done, and what nobody knows, is refused."""
+
+    model_config = ConfigDict(extra="allow")
+
+    def check(self) -> None:
+        """Raise `ApiError` for what cannot be done, and for what contradicts itself."""
+        for name, value in (self.model_extra or {}).items():
+            if name not in _NEUTRAL and name not in _HARMLESS:
+                raise wrong(f"there is no field {name[:100]!r}", name[:100])
+            if name in _NEUTRAL and value is not None and value not in _NEUTRAL[name]:
+                usual = f" other than {_NEUTRAL[name][0]!r}" if _NEUTRAL[name] else ""
+                raise wrong(f"this server does not support {name!r}{usual}", name)
 
 
 class StreamOptions(BaseModel):
@@ -39,17 +94,19 @@ class StreamOptions(BaseModel):
     include_forwards: StrictBool = Field(False, description="Ours: one chunk for each forward, with its tokens.")
 
 
-class _Decoding(BaseModel):
+class _Decoding(_Body):
     """What both kinds of completion take."""
-
-    model_config = ConfigDict(extra="allow")  # to refuse by name what is known and cannot be done
 
     model: Text | None = None
     stream: StrictBool | None = False
     stream_options: StreamOptions | None = None
+    n: Annotated[int, Field(strict=True, ge=1, le=128)] | None = 1
     temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(strict=True, ge=-1, lt=2**31)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     seed: Annotated[int, Field(strict=True, ge=-(2**63), lt=2**63)] | None = None
-    stop: Text | Annotated[list[Text], Field(max_length=64)] | None = None
+    stop: Text | Annotated[list[Text], Field(max_length=64, fail_fast=True)] | None = None
     ignore_eos: StrictBool = False
     method: MethodName | None = Field(None, description="Ours: how to decode.")
     threshold: _Confidence | None = Field(None, description="Ours: tau, fixed for this request.")
@@ -66,11 +123,18 @@ class _Decoding(BaseModel):
             raise wrong("a stop string is empty", "stop")
         return found
 
+    @property
+    def asks_for_forwards(self) -> bool:
+        """Whether every forward is to have a chunk of its own."""
+        return self.stream_options is not None and self.stream_options.include_forwards
+
+    @property
+    def best(self) -> int | None:
+        """How many of the best tokens are wanted beside each, None where no log-probabilities are."""
+        raise NotImplementedError
+
     def check(self) -> None:
-        """Raise `ApiError` for what cannot be done, and for what contradicts itself."""
-        for name, value in (self.model_extra or {}).items():
-            if name in _NEUTRAL and value is not None and value not in _NEUTRAL[name]:
-                raise wrong(f"this server does not support {name!r} other than {_NEUTRAL[name][0]!r}", name)
+        super().check()
         if self.method == "ar" and (self.threshold is not None or self.min_threshold is not None):
             raise wrong("method 'ar' takes no threshold", "threshold")
 
@@ -78,26 +142,17 @@ class _Decoding(BaseModel):
 class CompletionRequest(_Decoding):
     """`POST /v1/completions`."""
 
-    prompt: Text | list[Text] | list[_Token] | list[Annotated[list[_Token], Field(min_length=1)]]
+    prompt: Annotated[Any, PlainValidator(_prompts), WithJsonSchema(_OF_PROMPTS)]
     max_tokens: Annotated[int, Field(strict=True, ge=0)] | None = 16
     echo: StrictBool | None = False
-    logprobs: Annotated[int, Field(strict=True, ge=0, le=20)] | None = None
+    logprobs: _Best | None = None
 
     @property
-    def prompts(self) -> list[str | list[int]]:
-        """One or several, as text or as token ids."""
-        if isinstance(self.prompt, str):
-            return [self.prompt]
-        if self.prompt and isinstance(self.prompt[0], int):
-            return [self.prompt]
-        return list(cast("list[str] | list[list[int]]", self.prompt))
+    def best(self) -> int | None:
+        return self.logprobs
 
     def check(self) -> None:
         super().check()
-        if not self.prompts:
-            raise wrong("there is no prompt", "prompt")
-        if self.stream and (self.logprobs is not None or self.echo):
-            raise wrong("'echo' and 'logprobs' are not available while streaming", "stream")
         if self.max_tokens == 0 and not self.echo:
             raise wrong("'max_tokens' of 0 asks for nothing; it goes with 'echo'", "max_tokens")
 
@@ -113,7 +168,7 @@ class Message(BaseModel):
     """A turn of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: Text | list[TextPart] | None = None
+    content: Text | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
 
     @property
     def text(self) -> str:
@@ -123,38 +178,47 @@ class Message(BaseModel):
         return "".join(part.text for part in self.content)
 
 
+_Messages = Annotated[list[Message], Field(min_length=1, max_length=10_000, fail_fast=True)]
+
+
 class ChatRequest(_Decoding):
     """`POST /v1/chat/completions`."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: _Messages
     max_tokens: Annotated[int, Field(strict=True, ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(strict=True, ge=1)] | None = None
     logprobs: StrictBool | None = False
-    top_logprobs: Annotated[int, Field(strict=True, ge=0, le=20)] | None = None
+    top_logprobs: _Best | None = None
+
+    @property
+    def best(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
 
     def check(self) -> None:
         super().check()
-        if self.stream and self.logprobs:
-            raise wrong("'logprobs' is not available while streaming", "stream")
         if self.top_logprobs is not None and not self.logprobs:
             raise wrong("'top_logprobs' goes with 'logprobs'", "top_logprobs")
-        wanted = (self.model_extra or {}).get("response_format")
-        if wanted not in (None, {"type": "text"}):
-            raise wrong("this server answers in plain text only", "response_format")
 
 
-class TokenizeRequest(BaseModel):
+class TokenizeRequest(_Body):
     """`POST /tokenize`: a text, or a conversation by the chat template."""
 
+    model: Text | None = None
     prompt: Text | None = None
-    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    messages: _Messages | None = None
     add_special_tokens: StrictBool = True
 
+    def check(self) -> None:
+        super().check()
+        if (self.prompt is None) == (self.messages is None):
+            raise wrong("give either 'prompt' or 'messages'", "prompt")
 
-class DetokenizeRequest(BaseModel):
+
+class DetokenizeRequest(_Body):
     """`POST /detokenize`."""
 
-    tokens: list[_Token]
+    model: Text | None = None
+    tokens: Annotated[list[_Token], Field(fail_fast=True)]
 
 
 class SpeedRequest(BaseModel):
@@ -177,10 +241,10 @@ def event(body: Any) -> bytes:
     return f"data: {body if isinstance(body, str) else dumps(body)}\n\n".encode("ascii")
 
 
-def usage(prompt_tokens: int, used: int, method: MethodName, ending: Ending) -> dict[str, Any]:
-    """Tokens in and out, and what they took."""
-    return _summed(prompt_tokens, used) | {
-        "marsbench": {
+def usage(prompts: list[int], methods: list[MethodName], endings: list[tuple[int, Ending]]) -> dict[str, Any]:
+    """Tokens in and out, and what they took: of prompts counted once, and of each answer its tokens and its ending."""
+    of_each = [
+        {
             "method": method,
             "threshold": None if ending.thresholds is None else list(ending.thresholds),
             "block_size": list(ending.windows),
@@ -188,21 +252,24 @@ def usage(prompt_tokens: int, used: int, method: MethodName, ending: Ending) -> 
             "forwards": ending.forwards,
             "tokens_per_forward": round(used / max(ending.forwards, 1), 4),
         }
-    }
+        for method, (used, ending) in zip(methods, endings, strict=True)
+    ]
+    read, written = sum(prompts), sum(used for used, _ in endings)
+    counts = {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
+    return counts | {"marsbench": of_each[0] if len(of_each) == 1 else of_each}
 
 
-def total(usages: list[dict[str, Any]]) -> dict[str, Any]:
-    """The usage of several choices together; of one, as it is."""
-    if len(usages) == 1:
-        return usages[0]
-    counted = _summed(*(sum(one[name] for one in usages) for name in ("prompt_tokens", "completion_tokens")))
-    return counted | {"marsbench": [one["marsbench"] for one in usages]}
-
-
-def _summed(prompt_tokens: int, used: int) -> dict[str, Any]:
-    return {"prompt_tokens": prompt_tokens, "completion_tokens": used, "total_tokens": prompt_tokens + used}
-
-
-def finish_reason(ending: Ending, stopped: bool) -> str:
-    """OpenAI's word for what ended an answer."""
-    return "length" if ending.finish == "length" and not stopped else "stop"
+def acceptance(endings: list[Ending]) -> dict[str, Any]:
+    """How guesses fared, under vLLM's names; nothing where none were made."""
+    most = max((len(ending.accepted) for ending in endings), default=0)
+    counts = [sum(ending.accepted[size] for ending in endings if size < len(ending.accepted)) for size in range(most)]
+    steps, drafted = sum(counts), sum(ending.drafted for ending in endings)
+    if not drafted:
+        return {}
+    accepted = sum(size * count for size, count in enumerate(counts))
+    found = {
+        "mean_acceptance_length": round(1 + accepted / steps, 4), "draft_acceptance_rate": round(accepted / drafted, 4),
+        "acceptance_histogram": counts, "num_spec_steps": steps, "num_accepted_draft_tokens": accepted,
+        "num_draft_tokens": drafted, "num_spec_tokens": most - 1,
+    }  # fmt: skip
+    return {"metrics": {"speculative_decoding": found}}

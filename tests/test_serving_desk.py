@@ -1,0 +1,176 @@
+"""The desk with engine processes that die, hang, or cannot be started."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import signal
+import time
+import types
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+import pytest
+
+from marsbench.serving import desk as desk_module
+from marsbench.serving.desk import Desk
+from marsbench.serving.errors import ApiError
+from marsbench.serving.messages import Ending, Job, Ready, Report, State, Wishes
+from marsbench.serving.settings import Settings
+
+READY = Ready(None, 100, 100, ("ar",), 100)
+
+
+def dies(pipe: Connection, _: Settings) -> None:
+    """An engine that ends as soon as it is ready."""
+    pipe.send(READY)
+
+
+def answers(pipe: Connection, _: Settings) -> None:
+    """An engine that answers a job with nothing, and dies of one without a prompt."""
+    pipe.send(READY)
+    while True:
+        job = pipe.recv()
+        if isinstance(job, Job):
+            if not job.prompt_ids:
+                return
+            pipe.send(Report(State(), [job.id], [], [(job.id, Ending("eos", 1, 1, None, (1, 1)))]))
+
+
+def hangs(pipe: Connection, _: Settings) -> None:
+    """An engine that never answers."""
+    pipe.send(READY)
+    signal.pause()
+
+
+def job(number: int, *prompt: int) -> Job:
+    return Job(number, list(prompt), 9, Wishes("ar"), arrived=time.perf_counter())
+
+
+async def until(holds: Callable[[], Any], seconds: float = 30.0) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end
+        await asyncio.sleep(0.01)
+
+
+async def answer(desk: Desk, asked: Job) -> Ending | ApiError:
+    with desk.submitted([asked]) as ((stream,), _):
+        await until(lambda: stream.ending)
+        assert stream.ending is not None
+        return stream.ending
+
+
+def tried(run: Any, monkeypatch: pytest.MonkeyPatch, work: Callable[[Desk], Any], **settings: Any) -> list[str]:
+    """What a desk says while something is tried with it."""
+    monkeypatch.setattr(desk_module, "run", run)
+    monkeypatch.setattr(desk_module, "_FIRST_WAIT_S", 0.05)
+    said = list[str]()
+
+    async def all_of_it() -> None:
+        desk = Desk(Settings("", "micro", **settings), said.append)
+        desk.start()
+        try:
+            await work(desk)
+        finally:
+            desk.close()
+
+    asyncio.run(all_of_it())
+    return said
+
+
+def test_an_engine_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a checkpoint that is loaded again and again for ever, since it takes its time to die."""
+    clock = itertools.count()
+    slow = types.SimpleNamespace(monotonic=lambda: 100.0 * next(clock), perf_counter=time.perf_counter)
+    monkeypatch.setattr(desk_module, "time", slow)  # whatever time they take
+
+    async def work(desk: Desk) -> None:
+        for _ in range(3000):
+            if desk.over.is_set():
+                break
+            await asyncio.sleep(0.01)
+        assert desk.fatal is not None and "4 times without an answer" in desk.fatal.what
+
+    assert sum("starting another" in one for one in tried(dies, monkeypatch, work)) == 3
+
+
+def test_deaths_between_answers_are_got_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a server that ends after some deaths in a year."""
+
+    async def work(desk: Desk) -> None:
+        for number in range(0, 12, 2):
+            await until(lambda: desk.ready)
+            assert isinstance(await answer(desk, job(number, 5)), Ending)
+            assert isinstance(await answer(desk, job(number + 1)), ApiError)
+            await until(lambda: desk.ready is None)
+        assert not desk.over.is_set()
+
+    tried(answers, monkeypatch, work)
+
+
+def test_an_engine_that_says_nothing_is_started_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against clients that wait for ever for an engine that was stopped, behind a health of 200."""
+
+    async def work(desk: Desk) -> None:
+        await until(lambda: desk.ready)
+        first = desk._process.pid
+        os.kill(first, signal.SIGSTOP)
+        found = await answer(desk, job(1, 5))
+        assert isinstance(found, ApiError) and found.code == "engine_lost"
+        with pytest.raises(ApiError, match="not ready"):
+            desk.check_open()
+        await until(lambda: desk.ready)
+        assert desk._process.pid != first and desk.queued == 0
+
+    assert "said nothing" in "".join(tried(hangs, monkeypatch, work, hang_timeout=0.5))
+
+
+def test_an_answer_has_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against one request that is decoded, or waits, for ever."""
+
+    async def work(desk: Desk) -> None:
+        await until(lambda: desk.ready)
+        found = await answer(desk, job(1, 5))
+        assert isinstance(found, ApiError) and found.status == 504
+
+    tried(hangs, monkeypatch, work, deadline=0.3)
+
+
+def test_an_engine_is_started_as_soon_as_it_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a death while no file can be opened, after which nobody ever starts another."""
+
+    async def work(desk: Desk) -> None:
+        await until(lambda: desk.ready)
+        context: Any = desk_module.multiprocessing.get_context("spawn")
+        with monkeypatch.context() as patch:
+
+            def refuse() -> None:
+                raise OSError(24, "Too many open files")
+
+            patch.setattr(type(context), "Pipe", lambda *_: refuse())
+            desk._process.kill()
+            await until(lambda: desk._deaths == 2)
+        await until(lambda: desk.ready)
+        assert isinstance(await answer(desk, job(1, 5)), Ending) and not desk.over.is_set()
+
+    assert "Too many open files" in "".join(tried(answers, monkeypatch, work))
+
+
+def test_the_pipe_is_closed_by_who_writes_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against letters that are written to another file, which has got the number of a closed pipe."""
+
+    async def work(desk: Desk) -> None:
+        await until(lambda: desk.ready)
+        pipe = desk._pipe
+        assert pipe is not None
+        for number in range(2000):  # more than the pipe holds
+            desk._send(job(number, *range(99)))
+        desk._hang_up(pipe)
+        assert not pipe.closed, "a thread is still writing"
+        desk._process.kill()
+        await until(lambda: pipe.closed)
+
+    tried(hangs, monkeypatch, work)
