@@ -73,6 +73,12 @@ def lint(session: nox.Session) -> None:
     session.run(python, "-m", "mypy")
 
 
+@nox.session(name="gpu-check")
+def gpu_check(session: nox.Session) -> None:
+    """Check a GPU: is it right, is it fast, what fits; writes reports/gpu.md."""
+    run_marsbench(session, "gpu-check")
+
+
 @nox.session(name="reproduce-all")
 def reproduce_all(session: nox.Session) -> None:
     """Reproduce the whole paper, every table and figure in turn; writes reports/index.md and all it leads to."""

@@ -111,7 +111,7 @@ def check_device(scale: str) -> Check:
         return Check("device", "fail", f"PyTorch cannot be loaded: {error}", "pip install --force-reinstall torch")
     if torch.cuda.is_available():
         names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-        return Check("device", "ok", f"CUDA: {', '.join(names)}")
+        return Check("device", "ok", f"CUDA: {', '.join(names)}; marsbench gpu-check says whether it is fit")
     if torch.backends.mps.is_available():
         return Check("device", "ok", "MPS (Apple silicon)")
     cores = f"CPU, {os.cpu_count()} cores"

@@ -27,6 +27,14 @@ settings.register_profile("repeated", derandomize=True)
 settings.load_profile("repeated")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that need a GPU are skipped where there is none."""
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="needs a GPU"))
+
+
 @pytest.fixture(scope="session")
 def golden() -> dict[str, Any]:
     """The vectors recorded from the authors' code."""

@@ -31,7 +31,7 @@ FLOORS = (
     ("racing",),
     ("findings", "serving"),
     ("rendering",),
-    ("studies",),
+    ("studies", "gpu_check"),
     ("overview",),
     ("commands",),
     ("cli",),

@@ -14,6 +14,7 @@ from marsbench.commands import decoding, evaluating, looking, reproducing, servi
 COMMANDS: dict[str, Callable[..., None]] = {
     # Is this machine ready, and what is there?
     "doctor": looking.doctor,
+    "gpu-check": looking.gpu_check,
     "list": looking.list_,
     # The paper's tables.
     "plan": reproducing.plan,

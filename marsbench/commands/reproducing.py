@@ -205,6 +205,7 @@ def report(
     output: Output = Path("."),
 ) -> None:
     """Render every page of a scale again from its rows in results/, the index and the page of claims too."""
+    from marsbench.gpu_check.page import write_gpu_page
     from marsbench.overview.pages import write_scale, write_whole_paper
     from marsbench.presets import preset
     from marsbench.rows.workspace import Workspace
@@ -219,5 +220,5 @@ def report(
             "there are no rows", where=str(Workspace(output, scale).results("table2").parent),
             fix=f"measure them: marsbench reproduce table2 --scale {scale}",
         )  # fmt: skip
-    for page in write_whole_paper(output, scale):
+    for page in (*write_whole_paper(output, scale), *write_gpu_page(output)):
         typer.echo(f"wrote {page}")

@@ -323,6 +323,25 @@ class ServingRow:
     threads: int = 0  # of the engine, with HTTP as without; 0 = not said
 
 
+@dataclass(frozen=True)
+class CheckRow:
+    """What one check of a GPU found there."""
+
+    kind: ClassVar[str] = "check"
+
+    key: str
+    status: Status
+    reason: str  # why a check ended before it found anything
+    scale: str  # whose shape the models have that are timed
+    check: str  # its name
+    device: str
+    quick: bool
+    holds: bool | None = None  # None where it only measures
+    facts: Mapping[str, Any] = field(default_factory=dict)  # numbers by name, units in names
+    seconds: float = 0.0  # that it took
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+
 Row = (
     EvaluationRow
     | TrainingRow
@@ -335,6 +354,7 @@ Row = (
     | TokenClassRow
     | TextLossRow
     | ServingRow
+    | CheckRow
 )
 _KINDS: dict[str, type[Row]] = {row.kind: row for row in get_args(Row)}
 

@@ -1,0 +1,154 @@
+"""What checks work with: the device, a trained model that comes with the package, models of true size at random."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from marsbench import world
+from marsbench.decoding.engine import Batch, KindOfBatch, Method, decode
+from marsbench.decoding.generation import Generation, Request
+from marsbench.decoding.outside import OutsideMethod
+from marsbench.methods import METHODS, Options, build_method
+from marsbench.paths import PACKAGE
+from marsbench.racing.race import Stopwatch
+from marsbench.training import checkpoints
+from marsbench.training.checkpoints import Loaded
+from marsbench.training.data import chat_prompt
+from marsbench.training.medusa import MedusaHeads
+
+_BASES = PACKAGE / "presets" / "bases" / "mini"
+_THRESHOLD = 0.7  # of methods that take one: some tokens are accepted together, some are not
+_SHAPES: dict[str, dict[str, Any]] = {  # of Qwen2 models, by their scale
+    "small": {
+        "vocab_size": 1024, "hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 128,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": True,
+    },
+    "0.5b": {
+        "vocab_size": 151_936, "hidden_size": 896, "num_hidden_layers": 24, "intermediate_size": 4864,
+        "num_attention_heads": 14, "num_key_value_heads": 2, "tie_word_embeddings": True,
+    },
+    "7b": {
+        "vocab_size": 152_064, "hidden_size": 3584, "num_hidden_layers": 28, "intermediate_size": 18_944,
+        "num_attention_heads": 28, "num_key_value_heads": 4, "tie_word_embeddings": False,
+    },
+}  # fmt: skip
+
+
+class Found(NamedTuple):
+    """What a check found: whether it holds, None where it only measures, and its numbers by name, units in names."""
+
+    holds: bool | None
+    facts: dict[str, Any]
+
+
+@dataclass
+class Bench:
+    """Where checks run, and with how much effort."""
+
+    device: torch.device
+    quick: bool = False
+    prompts: int = field(init=False)
+    new_tokens: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.prompts, self.new_tokens = (6, 16) if self.quick else (24, 64)
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the device is one."""
+        return self.device.type == "cuda"
+
+    @property
+    def size(self) -> str:
+        """The model that is timed: the paper's smaller one on a GPU, a stand-in on a CPU."""
+        return "0.5b" if self.on_gpu else "small"
+
+    @property
+    def half(self) -> torch.dtype:
+        """What models of true size compute in."""
+        return torch.bfloat16 if self.on_gpu else torch.float32
+
+    # ---- the trained model ----
+
+    def trained(self, device: torch.device | None = None) -> Loaded:
+        """The base of scale mini, in fp32."""
+        return checkpoints.load(_BASES / "base", device=str(device or self.device))
+
+    @cached_property
+    def requests(self) -> list[list[int]]:
+        """Questions of the world as token ids."""
+        tokenizer = self.trained(torch.device("cpu")).tokenizer
+        names = list(world.GENERATORS)
+        drawn = [world.test_set(names[one % len(names)], one + 1)[one] for one in range(self.prompts)]
+        texts = [chat_prompt(tokenizer, one.prompt) for one in drawn]
+        return [list(ids) for ids in tokenizer(texts, add_special_tokens=False).input_ids]
+
+    def method(self, name: str, loaded: Loaded) -> Method | OutsideMethod:
+        """A method with all that it may need; heads know nothing, and draft all the same."""
+        torch.manual_seed(1)
+        model = loaded.model
+        heads = MedusaHeads(model.config.hidden_size).to(model.device, model.dtype)
+        draft = checkpoints.load(_BASES / "draft_base", device=str(model.device)).model
+        return build_method(name, Options(mask_id=loaded.mask_id, draft=draft, heads=heads))
+
+    def answers(
+        self, loaded: Loaded, name: str, method: Method | OutsideMethod, kind: KindOfBatch = Batch, **ids: Any
+    ) -> list[list[int]]:
+        """The tokens of every answer."""
+        threshold = _THRESHOLD if METHODS[name].takes_threshold else None
+        requests = [Request(prompt, self.new_tokens, threshold) for prompt in self.requests]
+        settings = {"eos_id": loaded.tokenizer.eos_token_id, "pad_id": loaded.tokenizer.pad_token_id, **ids}
+        rows = 1 if METHODS[name].one_row else 8
+        return [one.tokens for one in decode(loaded.model, method, requests, batch_size=rows, kind=kind, **settings)]
+
+    # ---- models at random ----
+
+    def random_model(self, size: str, dtype: torch.dtype) -> Any:
+        """A Qwen2 model of a scale's shape, made on the device."""
+        torch.manual_seed(0)
+        usual = torch.get_default_dtype()
+        torch.set_default_dtype(dtype)
+        try:
+            with self.device:
+                model: Any = Qwen2ForCausalLM(Qwen2Config(**_SHAPES[size], max_position_embeddings=4096))
+                return model.eval()
+        finally:
+            torch.set_default_dtype(usual)
+
+    def timed(self, model: Any, method: Method, *, rows: int, kind: KindOfBatch) -> Timed:
+        """One decode, after one that met all its shapes."""
+        prompt, threshold = 16 if self.quick else 128, 0.0 if method.name == "mars" else None
+        requests = [
+            Request(
+                [5 + (7 * place + row) % 500 for place in range(prompt)], self.new_tokens, threshold, ignore_eos=True
+            )
+            for row in range(rows)
+        ]
+        for _ in range(2):
+            watch = Stopwatch()
+            done = decode(model, method, requests, eos_id=2, pad_id=0, batch_size=rows, meter=watch, kind=kind)
+        steps = [after - before for before, after in zip(watch.stamps, watch.stamps[1:], strict=False)]
+        return Timed(steps, done)
+
+    def peak_bytes(self) -> int | None:
+        """The most that the device has held since `forget_peak`; None on a CPU."""
+        return torch.cuda.max_memory_allocated(self.device) if self.on_gpu else None
+
+    def forget_peak(self) -> None:
+        """Begin to count memory anew, with what nobody holds given back."""
+        if self.on_gpu:
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(self.device)
+
+
+class Timed(NamedTuple):
+    """Seconds of every step but the first, and what came of it."""
+
+    steps: Sequence[float]
+    done: Sequence[Generation]

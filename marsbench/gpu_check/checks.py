@@ -1,0 +1,241 @@
+"""The checks. Each says in its first line what holds where it holds; its numbers become a row."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from transformers import TrainerCallback
+
+from marsbench.compiled.graphs import Graphs
+from marsbench.decoding.engine import Batch, KindOfBatch
+from marsbench.decoding.outside import OutsideMethod
+from marsbench.gpu_check.bench import Bench, Found
+from marsbench.methods import METHODS, Options, build_method
+from marsbench.presets import preset
+from marsbench.racing.race import synchronize
+from marsbench.training.objectives import mars_loss
+from marsbench.training.stages import recipe
+from marsbench.training.trainer import train
+
+_GIB = 2**30
+_SEVEN_B_GIB = 24  # of free memory, without which the 7B model is not tried
+_BLOCK_SIZE = 4
+
+# ---- what is right ----
+
+
+def methods_agree(bench: Bench) -> Found:
+    """Every method says on this device what it says on the CPU, and a lossless one what `ar` says, in fp32."""
+    here, there = bench.trained(), bench.trained(torch.device("cpu"))
+    ar, facts = bench.answers(here, "ar", bench.method("ar", here)), dict[str, Any]()
+    for name, info in METHODS.items():
+        mine, theirs = (bench.answers(one, name, bench.method(name, one)) for one in (here, there))
+        facts[name] = {"as on the CPU": _same(mine, theirs)}
+        if info.lossless:
+            facts[name]["as ar"] = _same(mine, ar)
+    return Found(all(one == len(bench.requests) for found in facts.values() for one in found.values()), facts)
+
+
+def graphs_agree(bench: Bench) -> Found:
+    """Captured steps say what eager ones say: with another EOS, other owners of freed memory, other weights too."""
+    loaded, backend = bench.trained(), "eager"
+    facts: dict[str, Any] = {}
+    for name in METHODS:
+        method = bench.method(name, loaded)
+        if isinstance(method, OutsideMethod) or method.most() is None:
+            continue
+        eager, captured = (bench.answers(loaded, name, method, kind) for kind in (Batch, Graphs(backend).batch))
+        facts[name] = _same(eager, captured)
+    method, steps = build_method("ar", Options()), Graphs(backend)
+    before = bench.answers(loaded, "ar", method, steps.batch)
+    held = [
+        torch.full((1,), token, device=bench.device) for token in range(4, 4000)
+    ]  # where the first EOS may have lain
+    facts["a second batch"] = _same(before, bench.answers(loaded, "ar", method, steps.batch))
+    other = {"eos_id": before[0][0]}
+    facts["another EOS"] = _agree(bench, loaded, steps.batch, **other)
+    weights = {name: value + 0.01 * torch.randn_like(value) for name, value in loaded.model.state_dict().items()}
+    loaded.model.load_state_dict(weights, assign=True)
+    loaded.model.tie_weights()
+    facts["other weights"] = _agree(bench, loaded, steps.batch)
+    del held
+    return Found(all(one == len(bench.requests) for one in facts.values()), facts)
+
+
+def gradients_finite(bench: Bench) -> Found:
+    """The gradients of the MARS loss are finite in bf16, at lengths at which kernels have been seen to fail."""
+    model, facts = bench.random_model("small", torch.float32).train(), dict[str, Any]()
+    for length in (64, 192, 704) if not bench.quick else (64, 96):
+        ids = torch.arange(2 * length, device=bench.device).view(2, length) % 1000 + 4
+        model.zero_grad()
+        with torch.autocast(bench.device.type, torch.bfloat16):
+            loss = mars_loss(model, ids, ids, block_size=_BLOCK_SIZE, mask_token_id=3).total
+        loss.backward()  # type: ignore[no-untyped-call]
+        gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+        facts[f"not finite, length {length}"] = sum(int((~one.isfinite()).sum()) for one in gradients)
+    return Found(bool(facts) and not any(facts.values()), facts)
+
+
+def training_resumes(bench: Bench) -> Found:
+    """A training that was interrupted ends with the losses of one that was not."""
+    steps, broken_at = (6, 4) if bench.quick else (60, 35)
+    scale = preset("micro").adapted(steps=steps)
+    chosen = recipe(scale, "base")
+    with tempfile.TemporaryDirectory() as name:
+
+        def run(place: str, *callbacks: TrainerCallback) -> list[float]:
+            return train(chosen, Path(name) / place, None, lambda *_: None, lambda _: None, *callbacks).losses
+
+        straight = run("straight")
+        try:
+            run("broken", _Break(broken_at))
+        except _Broken:
+            resumed = run("broken")
+    differ = max((abs(one - two) for one, two in zip(straight, resumed, strict=True)), default=math.inf)
+    return Found(
+        differ < 1e-4 and all(map(math.isfinite, straight)), {"losses": straight, "largest difference": differ}
+    )
+
+
+class _Broken(Exception):
+    """A training was interrupted on purpose."""
+
+
+class _Break(TrainerCallback):
+    """Interrupts a training after so many steps."""
+
+    def __init__(self, step: int) -> None:
+        self._step = step
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        if state.global_step == self._step:
+            raise _Broken
+
+
+# ---- what is fast ----
+
+
+def attention_in_place(bench: Bench) -> Found:
+    """Attention over a key length that was not met before takes no longer than over one that was."""
+    lengths, met = range(400, 410 if bench.quick else 430), dict[str, list[float]]()
+    query = torch.randn(1, 2, 7, 64, device=bench.device, dtype=bench.half)
+    for lap in ("new", "known"):
+        for length in lengths:
+            keys = torch.randn(1, length, 2, 64, device=bench.device, dtype=bench.half).transpose(1, 2)
+            mask = torch.zeros(1, 1, 1, length, device=bench.device, dtype=bench.half)
+            synchronize()
+            began = time.perf_counter()
+            F.scaled_dot_product_attention(query, keys, keys, mask)
+            synchronize()
+            met.setdefault(f"{lap} length, s", []).append(time.perf_counter() - began)
+    new, known = (median(met[f"{lap} length, s"][1:]) for lap in ("new", "known"))
+    return Found(new < 5 * known + 1e-3, {"new length, s": new, "known length, s": known})
+
+
+def steps_near_the_floor(bench: Bench) -> Found:
+    """A captured step takes less than an eager one; the floor is the time in which memory reads the weights once."""
+    model = bench.random_model(bench.size, bench.half)
+    weights = sum(parameter.nbytes for parameter in model.parameters())
+    facts: dict[str, Any] = {"weights, bytes": weights, "floor, s": weights / read_per_second(bench.device)}
+    kinds: dict[str, KindOfBatch] = {"eager": Batch, "captured": Graphs("eager").batch}
+    for rows in (1,) if bench.quick else (1, 16):
+        for name in ("ar", "mars", "mars-verified"):
+            method = build_method(name, Options(mask_id=3, block_size=_BLOCK_SIZE))
+            assert not isinstance(method, OutsideMethod)
+            for said, kind in kinds.items():
+                found = bench.timed(model, method, rows=rows, kind=kind)
+                facts[f"{name}, {rows} at once, {said}, s"] = median(found.steps)
+    faster = facts["ar, 1 at once, captured, s"] < facts["ar, 1 at once, eager, s"]
+    return Found(faster if bench.on_gpu else None, facts)  # on a CPU nothing is captured
+
+
+def read_per_second(device: torch.device, *, repeats: int = 5) -> float:
+    """Bytes that summing a large tensor reads per second, at best."""
+    source = torch.ones((1 if device.type == "cuda" else 4) * _GIB // 16, device=device)
+    best = math.inf
+    for _ in range(repeats + 1):
+        synchronize()
+        began = time.perf_counter()
+        source.sum()
+        synchronize()
+        best = min(best, time.perf_counter() - began)
+    return source.nbytes / best
+
+
+def training_step(bench: Bench) -> Found:
+    """A step of MARS training has finite losses; its time and its memory are measured."""
+    model = bench.random_model(bench.size, torch.float32).train()
+    rows, length = (2, 64) if bench.quick or not bench.on_gpu else (8, 512)
+    ids = torch.randint(4, 1000, (rows, length), device=bench.device)
+    optimizer, seconds, losses = (
+        torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True),
+        list[float](),
+        list[float](),
+    )
+    bench.forget_peak()
+    for _ in range(3 if bench.quick else 8):
+        synchronize()
+        began = time.perf_counter()
+        optimizer.zero_grad()
+        with torch.autocast(bench.device.type, torch.bfloat16):
+            loss = mars_loss(model, ids, ids, block_size=_BLOCK_SIZE, mask_token_id=3).total
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        synchronize()
+        seconds.append(time.perf_counter() - began)
+        losses.append(float(loss.detach()))
+    rate = rows * length / median(seconds[1:])
+    return Found(
+        all(map(math.isfinite, losses)), {"tokens/s": rate, "losses": losses, "peak, bytes": bench.peak_bytes()}
+    )
+
+
+# ---- what fits ----
+
+
+def decoding_fits(bench: Bench) -> Found:
+    """Models of the paper's sizes decode in the memory that is there."""
+    facts, free = dict[str, Any](), torch.cuda.mem_get_info(bench.device)[0] / _GIB if bench.on_gpu else 0.0
+    sizes = [bench.size, *(["7b"] if free >= _SEVEN_B_GIB and not bench.quick else [])]
+    for size in sizes:
+        bench.forget_peak()
+        model = bench.random_model(size, bench.half)
+        method = build_method("mars", Options(mask_id=3, block_size=_BLOCK_SIZE))
+        assert not isinstance(method, OutsideMethod)
+        found = bench.timed(model, method, rows=1 if bench.quick else 16, kind=Batch)
+        facts[size] = {
+            "weights, bytes": sum(parameter.nbytes for parameter in model.parameters()),
+            "peak, bytes": bench.peak_bytes(),
+            "step, s": median(found.steps),
+            "tokens": sum(one.emitted for one in found.done),
+        }
+        del model
+    return Found(all(one["tokens"] for one in facts.values()), facts)
+
+
+CHECKS: dict[str, Callable[[Bench], Found]] = {
+    one.__name__.replace("_", "-"): one
+    for one in (
+        methods_agree, graphs_agree, gradients_finite, training_resumes, attention_in_place, steps_near_the_floor,
+        training_step, decoding_fits,
+    )
+}  # fmt: skip
+
+
+def _same(first: list[list[int]], second: list[list[int]]) -> int:
+    """How many answers are the same, token for token."""
+    return sum(one == two for one, two in zip(first, second, strict=True))
+
+
+def _agree(bench: Bench, loaded: Any, kind: KindOfBatch, **ids: Any) -> int:
+    """How many answers of `ar` are those of eager steps."""
+    method = build_method("ar", Options())
+    return _same(bench.answers(loaded, "ar", method, kind, **ids), bench.answers(loaded, "ar", method, **ids))

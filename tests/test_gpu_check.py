@@ -1,0 +1,169 @@
+"""The checks of a GPU, tried on the CPU: each runs, and each fails where what it looks for is broken."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from torch import Tensor
+from typer.testing import CliRunner
+
+from marsbench.cli import app
+from marsbench.gpu_check import bench as benches
+from marsbench.gpu_check import checks
+from marsbench.gpu_check.bench import Bench, Timed
+from marsbench.gpu_check.page import checks_of, render
+from marsbench.gpu_check.running import run_checks
+
+CPU = torch.device("cpu")
+
+
+def found(name: str) -> bool | None:
+    """Whether a check holds on the CPU."""
+    return checks.CHECKS[name](Bench(CPU, quick=True)).holds
+
+
+@pytest.mark.slow
+def test_every_check_holds_on_the_cpu_and_makes_a_row(tmp_path: Path) -> None:
+    """Guards against a check that a GPU's first owner finds broken by itself."""
+    rows = run_checks(CPU, (), quick=True, output=tmp_path, console=Console(quiet=True))
+    assert [row.check for row in rows] == list(checks.CHECKS)
+    assert [row.reason for row in rows if row.status != "done" or row.holds is False] == []
+    assert checks_of(tmp_path) == rows
+    assert (tmp_path / "reports/gpu.md").read_text(encoding="utf-8") == render(rows)
+
+
+@pytest.mark.gpu
+def test_every_check_holds_on_a_gpu() -> None:
+    """Guards against a release that no GPU has run."""
+    rows = run_checks(torch.device("cuda"), (), quick=True, output=None, console=Console(quiet=True))
+    assert [(row.check, row.reason) for row in rows if row.status != "done" or row.holds is False] == []
+
+
+def test_answers_that_differ_from_the_cpus_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a device whose kernels say something else while the check says that it is fit."""
+    right = Bench.answers
+
+    def wrong(self: Bench, loaded: Any, name: str, *more: Any, **ids: Any) -> list[list[int]]:
+        answers = right(self, loaded, name, *more, **ids)
+        return [[*answers[0], 7], *answers[1:]] if name == "mars-verified" else answers
+
+    monkeypatch.setattr(Bench, "answers", wrong)
+    monkeypatch.setattr(checks, "METHODS", {name: checks.METHODS[name] for name in ("ar", "mars-verified")})
+    assert found("methods-agree") is False
+
+
+def test_graphs_that_keep_old_weights_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a captured graph of replaced weights, or of freed memory, that the check passes."""
+    monkeypatch.setattr(checks, "METHODS", {"ar": checks.METHODS["ar"]})
+    right, calls = checks._same, list[int]()
+
+    def stale(first: list[list[int]], second: list[list[int]]) -> int:
+        calls.append(1)
+        return right(first, second) - (len(calls) == 4)  # of the last comparison: with other weights
+
+    monkeypatch.setattr(checks, "_same", stale)
+    assert found("graphs-agree") is False
+
+
+def test_gradients_that_are_not_finite_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against attention whose backward pass gives NaN."""
+
+    class Nan(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, value: Tensor) -> Tensor:
+            return value.clone()
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+            return gradients[0] * float("nan")
+
+    right = checks.mars_loss
+
+    def broken(*given: Any, **more: Any) -> Any:
+        loss = right(*given, **more)
+        return type(loss)(Nan.apply(loss.total), loss.mask, loss.ar)
+
+    monkeypatch.setattr(checks, "mars_loss", broken)
+    assert found("gradients-finite") is False
+
+
+def test_a_training_that_resumes_elsewhere_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a resumed training that ends with other losses."""
+    right, calls = checks.train, list[int]()
+
+    def other(chosen: Any, folder: Path, *more: Any) -> Any:
+        calls.append(1)
+        return right(
+            checks.recipe(checks.preset("micro").adapted(steps=6), "base", seed=len(calls) // 3), folder, *more
+        )
+
+    monkeypatch.setattr(checks, "train", other)
+    assert found("training-resumes") is False
+
+
+def test_kernels_that_are_planned_anew_for_every_length_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against attention that takes milliseconds at every new key length."""
+    right, met = checks.F.scaled_dot_product_attention, set[int]()
+
+    def planning(query: Tensor, keys: Tensor, *more: Any) -> Tensor:
+        if keys.shape[2] not in met:
+            met.add(keys.shape[2])
+            checks.time.sleep(0.01)
+        return right(query, keys, *more)
+
+    monkeypatch.setattr(checks.F, "scaled_dot_product_attention", planning)
+    assert found("attention-in-place") is False
+
+
+def test_graphs_that_gain_nothing_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a GPU on which captured steps take as long as eager ones, unsaid."""
+    monkeypatch.setattr(Bench, "on_gpu", True)
+    monkeypatch.setattr(Bench, "size", "small")
+    monkeypatch.setattr(Bench, "half", torch.float32)
+    monkeypatch.setattr(Bench, "timed", lambda *given, **more: Timed([0.001, 0.001], []))
+    assert found("steps-near-the-floor") is False
+
+
+def test_losses_that_are_not_finite_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a training step at true size that has lost its numbers."""
+    right = checks.mars_loss
+
+    def broken(*given: Any, **more: Any) -> Any:
+        loss = right(*given, **more)
+        return type(loss)(loss.total * float("inf"), loss.mask, loss.ar)
+
+    monkeypatch.setattr(checks, "mars_loss", broken)
+    assert found("training-step") is False
+
+
+def test_a_lack_of_memory_is_a_row_and_the_others_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against one check's error that ends the command, and hides what the others would find."""
+
+    def full(*given: Any, **more: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(benches.Bench, "random_model", full)
+    names = ["decoding-fits", "attention-in-place"]
+    fits, fast = run_checks(CPU, names, quick=True, output=None, console=Console(quiet=True))
+    assert (fits.status, fast.status) == ("failed", "done")
+    assert "out of memory" in fits.reason
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_a_machine_without_a_gpu_says_so_in_one_line(tmp_path: Path) -> None:
+    """Guards against a traceback, or a page about a CPU, where there is no GPU."""
+    result = CliRunner().invoke(app, ["gpu-check", "--output", str(tmp_path)])
+    assert result.exit_code != 0
+    assert "no GPU" in str(result.output) + str(result.exception)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_unknown_check_is_refused_by_name() -> None:
+    """Guards against a name that is mistyped and checks nothing."""
+    result = CliRunner().invoke(app, ["gpu-check", "--cpu", "--only", "graphs"])
+    assert result.exit_code != 0
+    assert "graphs" in str(result.output) + str(result.exception)
