@@ -10,7 +10,9 @@ from typing import Any
 
 import nox.registry
 
-from marsbench.rows.kinds import EvaluationRow
+from marsbench.findings.seeds import BySeed
+from marsbench.rendering.page import TablePage, page_text
+from marsbench.rows.kinds import EvaluationRow, Row
 from marsbench.running.plans import Arm
 from marsbench.studies import figure6, table2, table3, table4, table8, table9
 
@@ -38,6 +40,11 @@ def answered(
         finished=[1] * len(correct),
         **more,
     )
+
+
+def render(page: TablePage, rows: Sequence[Row], scale: str, seeds: BySeed | None = None) -> str:
+    """A page on lines as Markdown."""
+    return page_text(page.sections, rows, scale, seeds)
 
 
 def section(page: str, title: str) -> str:

@@ -8,14 +8,14 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from made_up import PAGES
+from made_up import PAGES, render
 from test_claims_figure import drawn, marks, rows_of
 
 from marsbench.findings.claims import Claim, Judged, judge_all
 from marsbench.findings.collection import Collection, collect
 from marsbench.overview import claims_page, index
 from marsbench.overview.front_door import front_door
-from marsbench.rendering.page import Page
+from marsbench.rendering.page import TablePage
 from marsbench.studies import pages, studies
 from marsbench.studies.regime import criteria
 from marsbench.studies.regime import page as regime
@@ -60,9 +60,9 @@ def judged() -> list[Judged]:
 
 def test_index_and_page_of_claims_read_no_sentence() -> None:
     """Guards against claims that are found, sorted, grouped or counted by their words, and numbers read out of them."""
-    for name, render in (("index", index.render), ("claims", claims_page.render)):
+    for name, page in (("index", index), ("claims", claims_page)):
         text = (REPORTS / f"{name}.md").read_text(encoding="utf-8")
-        assert in_its_words(render(judged(), collections()), claims()) == flat(text), name
+        assert in_its_words(page.render(judged(), collections()), claims()) == flat(text), name
 
 
 def test_readme_reads_no_sentence() -> None:
@@ -87,11 +87,11 @@ def test_the_figure_reads_no_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.plan.key)
-def test_pages_of_tables_read_no_sentence(page: Page) -> None:
+def test_pages_of_tables_read_no_sentence(page: TablePage) -> None:
     """Guards against verdicts on a table's own page that follow from words."""
     other = replace(page, claims=tuple(rewritten(claim, number) for number, claim in enumerate(page.claims)))
     seeds = collections()[0].shown_with(page.plan.key, 0)
-    shown = in_its_words(other.render(seeds[0], "tiny", seeds), list(page.claims))
+    shown = in_its_words(render(other, seeds[0], "tiny", seeds), list(page.claims))
     assert shown.partition("## The paper's numbers")[0] in flat((REPORTS / f"{page.plan.key}.md").read_text())
 
 

@@ -11,9 +11,10 @@ import pytest
 from marsbench.findings.cells import BENCHMARKS
 from marsbench.presets import preset
 from marsbench.rows.kinds import EvaluationRow, Row, SweepRow
+from marsbench.studies.discrepancies import STUDY
 from marsbench.studies.discrepancies.items import ITEMS
 from marsbench.studies.discrepancies.lines import ALL_MASKS, CACHE_BLOCKS, NO_CACHE, PLAN, cache_grid, masks_grid
-from marsbench.studies.discrepancies.page import render, tally
+from marsbench.studies.discrepancies.page import tally
 from marsbench.studies.discrepancies.scorers import LOOKED_AT
 
 QUESTIONS = 20
@@ -41,7 +42,7 @@ def cell(contender: str, batch_size: int, seconds: Sequence[float], emitted: int
 
 
 def section(rows: Sequence[Row], number: str) -> str:
-    return next(part for part in render(rows, "tiny").split("\n## ") if part.startswith(f"{number}:"))
+    return next(part for part in STUDY.render(rows, "tiny").split("\n## ") if part.startswith(f"{number}:"))
 
 
 def test_differences_have_their_size_sign_and_verdict() -> None:
@@ -92,11 +93,11 @@ def test_the_knee_is_the_first_batch_size_without_a_gain(seconds: list[float], s
 
 def test_what_was_not_run_says_so() -> None:
     """Guards against an empty section, and a page that cannot be rendered before everything is there."""
-    page = render([], "tiny")
+    page = STUDY.render([], "tiny")
     assert all(section([], item.number).rstrip().endswith(("not run", "not run           |", "|")) for item in ITEMS)
     assert page.count("not run") >= len(ITEMS)
     broken = [replace(row, status="failed", reason="out of memory", correct=[]) for row in cells("mars_b4", 1, 1)]
-    assert "failed: out of memory" in render(broken, "tiny")
+    assert "failed: out of memory" in STUDY.render(broken, "tiny")
 
 
 def test_every_line_that_is_shown_is_measured() -> None:

@@ -27,10 +27,11 @@ from marsbench.show import token_texts
 from marsbench.statistics.intervals import Answers, share_of_tokens
 from marsbench.statistics.selection import cross_fitted, fastest_within
 from marsbench.studies import study_of
+from marsbench.studies.gains import STUDY
 from marsbench.studies.gains.free_tokens import Token, answers_of, share_free, share_together
 from marsbench.studies.gains.lines import ADAPTED, CHOSEN, CURVE, MEASURED, PLAN
 from marsbench.studies.gains.measuring import gains_rows, places
-from marsbench.studies.gains.page import CLAIMS, render
+from marsbench.studies.gains.page import CLAIMS
 from marsbench.studies.gains.word_classes import CLASSES, template_words, token_class
 
 # ---- choosing a threshold -------------------------------------------------------------------------------------------
@@ -179,7 +180,7 @@ def line_of(text: str, first: str) -> list[str]:
 
 def test_the_page_reports_what_the_other_half_chose() -> None:
     """Guards against the threshold of all questions on the chosen line, and a lossless line in another place."""
-    text = render(ROWS, "tiny")
+    text = STUDY.render(ROWS, "tiny")
     # A question of six is 17 points: tau = .8 fails on question 0, which is even, the lower ones on 1 and 2.
     chosen = line_of(section(text, "MARS that may lose 1 point"), "GSM8K")
     assert [value.split(" ± ")[0] for value in chosen[1:6]] == ["0.9", "1.65", "0.9", "0.8", "1.75"]
@@ -193,7 +194,7 @@ def test_the_page_reports_what_the_other_half_chose() -> None:
 
 def test_claims_on_the_page_can_fail() -> None:
     """Guards against a verdict that favours verified MARS whatever was measured, and against a renamed line."""
-    found = {line[1]: line[3:] for line in claim_lines(section(render(ROWS, "tiny"), "Claims"))}
+    found = {line[1]: line[3:] for line in claim_lines(section(STUDY.render(ROWS, "tiny"), "Claims"))}
     assert len(found) == len(CLAIMS) and all("not run" not in line for line in found.values())
     groups = "Verified MARS (groups) emits more tokens per forward pass than "
     assert found[groups + "Medusa with a tree"][0].startswith("+0.10 [")
@@ -207,7 +208,7 @@ def test_the_adapter_has_a_line_where_it_was_run() -> None:
     """Guards against empty lines on pages whose rows are older than the adapter, and a stage that nobody trained."""
     without = [row for row in ROWS if getattr(row, "stage", "") != ADAPTED.stage]
     for rows, count in ((ROWS, 2), (without, 0)):
-        text = render(rows, "tiny")
+        text = STUDY.render(rows, "tiny")
         assert len([line for line in lines_of(section(text, "At equal accuracy")) if line[0] == ADAPTED.label]) == count
         assert ("mars_gated" in section(text, "Training")) == bool(count)
         assert ("what an adapter drafts for" in text) == bool(count)
@@ -225,7 +226,7 @@ def test_free_tokens_are_counted_by_class_and_by_pair() -> None:
     together, count = share_together(answers, "digits", "symbols")
     assert together is not None and (together.value, count) == (0.5, 2)
     assert share_together(answers, "symbols", "digits") == (None, 0)
-    text = section(render(ROWS, "tiny"), "Which tokens come for free")
+    text = section(STUDY.render(ROWS, "tiny"), "Which tokens come for free")
     by_place = line_of(text.partition("All questions together")[2], "symbols")
     assert by_place[1:] == ["2", "22.2", "50.0", "50.0", "0.0", "0.0", "25.0"]
     by_class = line_of(text, "template words")

@@ -21,7 +21,7 @@ from marsbench.rows.workspace import Workspace
 from marsbench.running import training_speed as training_speed_module
 from marsbench.running.run import Run
 from marsbench.running.training_speed import STAGES, TrainingSpeed, training_speed, training_speed_rows
-from marsbench.studies.real_model.page import render
+from marsbench.studies.real_model import STUDY
 from marsbench.training import checkpoints, memory, micro_batches, trainer
 from marsbench.training.checkpoints import TrainingRecord
 from marsbench.training.gated import GatedAdapter, gated_loss
@@ -253,7 +253,7 @@ def test_a_speed_is_measured_once_and_on_the_page(
     for _ in range(2):
         rows = training_speed_rows(Run(scale, Workspace(tmp_path, scale.scale)), steps=3)
     assert asked == [row.stage for row in rows] == [*STAGES]
-    page = render(rows, scale.scale)
+    page = STUDY.render(rows, scale.scale)
     (line,) = [line for line in page.splitlines() if line.startswith("| `mars`")]
     assert [text.strip() for text in line.split("|")[2:6]] == ["200", "100 to 300", "2.00", "3"]
     assert "not idle" not in page

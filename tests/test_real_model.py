@@ -18,6 +18,7 @@ from marsbench.methods import METHODS
 from marsbench.rows.kinds import EvaluationRow, SweepRow, TrainingRow
 from marsbench.rows.store import read_rows
 from marsbench.rows.workspace import Workspace
+from marsbench.studies.real_model import STUDY
 from marsbench.studies.real_model.lines import (
     AR,
     AR_OF_MARS,
@@ -29,7 +30,6 @@ from marsbench.studies.real_model.lines import (
     PLAN,
     grid_names,
 )
-from marsbench.studies.real_model.page import render
 
 RESULTS = Path(__file__).parent.parent / "results"
 
@@ -51,7 +51,7 @@ def test_answers_are_held_against_their_own_checkpoint_and_the_base() -> None:
         answers(AR_OF_MARS, ["a", "m", "n", "o"]),
         answers(MARS_GROUPS, ["a", "m", "n", "o"]),
     ]
-    page = render(rows, "135m")
+    page = STUDY.render(rows, "135m")
     lines = {line.split("|")[1].strip(): line for line in page.splitlines() if line.count(" of ") and "|" in line}
     assert [text.strip() for text in lines[GROUPS.label].split("|")[2:5]] == ["3 of 4", "n/a", "3 of 4"]
     assert [text.strip() for text in lines[MARS_GROUPS.label].split("|")[2:5]] == ["4 of 4", "n/a", "1 of 4"]
@@ -60,7 +60,7 @@ def test_answers_are_held_against_their_own_checkpoint_and_the_base() -> None:
 
 def test_older_rows_without_digests_say_nothing_of_agreement() -> None:
     """Guards against rows of before there were any, read as answers that all agree."""
-    page = render([answers(AR, ["a"]), replace(answers(GROUPS, ["a"]), digests=[])], "135m")
+    page = STUDY.render([answers(AR, ["a"]), replace(answers(GROUPS, ["a"]), digests=[])], "135m")
     assert "Of 0 answers" in page and "1 of 1" not in page
 
 
@@ -75,7 +75,7 @@ def test_a_point_of_the_curve_is_a_training_with_answers() -> None:
         )
     ]
     long = replace(answers(LONG_GROUPS, ["a"]), forwards=[4])
-    page = render([*trained, answers(GROUPS, ["a"]), long], "135m")
+    page = STUDY.render([*trained, answers(GROUPS, ["a"]), long], "135m")
     curve = page.partition("## By tokens trained")[2].partition("## ")[0]
     lines = [[text.strip() for text in line.split("|")[1:4]] for line in curve.splitlines() if "`" in line]
     assert [line[:2] for line in lines] == [["`base_gated`", "1,000"], ["`base_gated_4x`", "4,000"]]
@@ -95,13 +95,13 @@ def test_the_price_of_more_is_read_off_the_curve(short: int, long: int, said: st
         for stage, tokens in ((GROUPS.stage, 660_000), (LONG_ADAPTER, 2_640_000))
     ]
     found = [replace(answers(arm, ["a"]), forwards=[n]) for arm, n in ((GROUPS, short), (LONG_GROUPS, long))]
-    page = render([*trained, *found], "135m")
+    page = STUDY.render([*trained, *found], "135m")
     assert page.count("If doublings go on like that") == bool(said) and said in page
 
 
 def test_what_is_missing_is_named() -> None:
     """Guards against a page that looks whole while lines of it are not measured yet."""
-    page = render([answers(AR, ["a"]), answers(AR, ["a"], "humaneval")], "135m")
+    page = STUDY.render([answers(AR, ["a"]), answers(AR, ["a"], "humaneval")], "135m")
     (said,) = [line for line in page.splitlines() if line.startswith("**In part.**")]
     assert GROUPS.label in said and AR.label not in said and said.endswith("the race.")
 
@@ -109,12 +109,12 @@ def test_what_is_missing_is_named() -> None:
 def test_a_race_that_lacks_a_contender_is_said_to_be_in_part() -> None:
     """Guards against what one race lacks, hidden by the other's rows of the same contenders."""
     rows = read_rows(RESULTS / "135m" / "real-model.jsonl")
-    assert "In part" not in render(rows, "135m")
+    assert "In part" not in STUDY.render(rows, "135m")
     for dtype in ("float32", "bfloat16"):
         fewer = [row for row in rows if not (isinstance(row, SweepRow) and (row.contender, row.dtype) == ("ar", dtype))]
-        assert "**In part.** Not measured yet: parts of the race." in render(fewer, "135m")
+        assert "**In part.** Not measured yet: parts of the race." in STUDY.render(fewer, "135m")
     none = [row for row in rows if not isinstance(row, SweepRow)]
-    assert "**In part.** Not measured yet: the race." in render(none, "135m")
+    assert "**In part.** Not measured yet: the race." in STUDY.render(none, "135m")
 
 
 def test_a_digest_is_of_all_tokens() -> None:

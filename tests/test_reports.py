@@ -26,7 +26,7 @@ from marsbench.statistics.intervals import Estimate, Interval, accuracy, mean_of
 from marsbench.studies import studies, study_of
 from marsbench.studies.table2 import CLAIMS, PAGE, STUDY
 
-PLAN, render = PAGE.plan, PAGE.render
+PLAN, render = PAGE.plan, STUDY.render
 Z = NormalDist().inv_cdf(0.975)
 CLAIM, CHECK, VERDICT = 9, 7, 7  # cells of a line with a claim, with a check, and the place of a claim's verdict
 QUESTIONS = 37  # per benchmark; a prime, so that no share ends in a rounding tie
@@ -403,7 +403,7 @@ def test_failed_drawing_leaves_the_old_page(tmp_path: Path) -> None:
         raise OSError("no space left")
 
     with pytest.raises(OSError, match="no space"):
-        write_page(replace(STUDY, draw=no_space), ROWS, "tiny", tmp_path)
+        write_page(replace(STUDY, figures=no_space), ROWS, "tiny", tmp_path)
     assert page.read_bytes() == before
 
 

@@ -29,7 +29,7 @@ from marsbench.studies.serving.findings import (
     switches,
 )
 from marsbench.studies.serving.measuring import Cell, _times, serving_rows
-from marsbench.studies.serving.page import draw, render, tally
+from marsbench.studies.serving.page import tally
 from marsbench.studies.serving.policies import AR, BARE, EXACT, FAST, LOSSLESS, LOSSY, POLICIES, Effort, effort_at
 
 EFFORT = Effort((1.0,), 2, 5.0, 12, 24, 3, 16)
@@ -113,21 +113,21 @@ def page_rows(speeds: dict[str, float]) -> list[Row]:
 def test_the_page_judges_the_claim(tmp_path: Path) -> None:
     """Guards against a verdict that its numbers do not carry, either way."""
     same = {policy.name: 1.0 for policy in POLICIES}
-    page = render(page_rows(same | {FAST.name: 4.0}), "tiny")
+    page = STUDY.render(page_rows(same | {FAST.name: 4.0}), "tiny")
     assert "without a restart: **supported**" in page
-    assert "**supported**" not in render(page_rows(same), "tiny")
+    assert "**supported**" not in STUDY.render(page_rows(same), "tiny")
     assert "at least as good as every fixed policy" in page and "not at least" not in page
-    slow = render(page_rows(same | {LOSSY.name: 0.5}), "tiny")
+    slow = STUDY.render(page_rows(same | {LOSSY.name: 0.5}), "tiny")
     assert f"Goodput of `{LOSSY.name}` is not at least" in slow and f"`{LOSSLESS.name}` is at least" in slow
     assert tally({0: page_rows(same | {EXACT.name: 0.5})}).startswith("mars, tau = 0.5 over mars, tau = 0.95")
-    files = draw(page_rows(same), "tiny", tmp_path)
+    files = STUDY.draw(page_rows(same), "tiny", tmp_path)
     assert len(files) == 8 and all(file.stat().st_size for file in files)
-    served = render([replace(row, last=[2 * at for at in row.last]) if row.shape == "http" else row
+    served = STUDY.render([replace(row, last=[2 * at for at in row.last]) if row.shape == "http" else row
                      for row in page_rows(same)], "tiny")  # fmt: skip
     assert "0.50 [0.50, 0.50]" in served.partition("## What HTTP costs")[2].partition("##")[0]
     busy = [replace(row, others_cores=[0.5]) for row in page_rows(same)]
-    assert "was not idle" in render(busy, "tiny") and "was not idle" not in served
-    assert "nothing measured" in render([], "tiny")
+    assert "was not idle" in STUDY.render(busy, "tiny") and "was not idle" not in served
+    assert "nothing measured" in STUDY.render([], "tiny")
 
 
 def test_the_study_has_the_machine_for_itself() -> None:
@@ -169,4 +169,4 @@ def test_the_study_runs_and_resumes(micro_checkpoints: Path, tmp_path: Path, mon
     again = Run(preset("micro"), Workspace(tmp_path, "micro"))
     assert [row.key for row in serving_rows(again)] == [row.key for row in rows]
     assert len(read_rows(run.workspace.row_file)) == known
-    assert "## The verdict" in render(rows, "micro")
+    assert "## The verdict" in STUDY.render(rows, "micro")

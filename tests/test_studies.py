@@ -20,7 +20,7 @@ THROW_AWAY = '''"""Figure 7: a study that a test has written."""
 from marsbench.findings.between_lines import more_accurate
 from marsbench.findings.claims import Section
 from marsbench.rendering.figures import accuracy_figure
-from marsbench.rendering.page import Page
+from marsbench.rendering.page import TablePage
 from marsbench.running.plans import Arm, TablePlan
 from marsbench.studies.lines import AR_SFT
 from marsbench.studies.study import table_study
@@ -28,7 +28,7 @@ from marsbench.studies.study import table_study
 LINES = (Arm("base", "Base", "base", "ar"), AR_SFT)
 PLAN = TablePlan("7", "What a test asks", LINES, benchmarks=("gsm8k",), figure=True)
 STUDY = table_study(
-    Page(
+    TablePage(
         plan=PLAN,
         opening="Two lines that a test has made up.",
         claims=(more_accurate(PLAN, "ar_sft", "base", letter="a", name="helps", text="Fine-tuning helps the test"),),

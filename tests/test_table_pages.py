@@ -11,19 +11,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from made_up import PAGES, answered, claim_lines, lines_of, section
+from made_up import PAGES, answered, claim_lines, lines_of, render, section
 
 from marsbench.findings.cells import columns, latest_cells
 from marsbench.findings.claims import Finding, Measured
 from marsbench.findings.published import paper_label
 from marsbench.overview.pages import write_page
 from marsbench.paper import published
-from marsbench.rendering.page import Page
+from marsbench.rendering.page import TablePage
 from marsbench.rows.kinds import EvaluationRow, GenerationRow, Row, TrainingRow
 from marsbench.running.plans import Arm, TrainedStage
 from marsbench.statistics.intervals import Estimate, Interval
 from marsbench.studies import study_of
-from marsbench.studies.figure1 import page as figure1
+from marsbench.studies.figure1 import STUDY as FIGURE1
 from marsbench.studies.lines import ABLATIONS, BLOCK_SIZES, MARS_STAGES, THRESHOLDS, mars_name
 
 QUESTIONS = 61  # per benchmark; a prime, so that no share ends in a rounding tie
@@ -34,7 +34,7 @@ MODELS = {"0.5b": "Qwen2.5 0.5B", "7b": "Qwen2.5 7B"}
 pages = pytest.mark.parametrize("page", NEW_PAGES, ids=lambda page: page.plan.key)
 
 
-def evaluation_rows(page: Page) -> Iterator[EvaluationRow]:
+def evaluation_rows(page: TablePage) -> Iterator[EvaluationRow]:
     """Answers that differ from cell to cell; a lower threshold emits more tokens."""
     generator = np.random.default_rng(len(page.plan.arms))
     for benchmark in columns(page.plan):
@@ -46,13 +46,13 @@ def evaluation_rows(page: Page) -> Iterator[EvaluationRow]:
             yield answered(arm, benchmark, correct, forwards + extra.astype(int), forwards, **more)
 
 
-def training_rows(page: Page) -> Iterator[TrainingRow]:
+def training_rows(page: TablePage) -> Iterator[TrainingRow]:
     parents = [TrainedStage("base", None), TrainedStage("ar_sft", None)]
     for stage, size in dict.fromkeys([*parents, *page.plan.stages]):
         yield TrainingRow(f"{stage}{size}", "done", "", "tiny", stage, size, 1000, 800 + (size or 0), 5000, 60.0, 0.5)
 
 
-def rows_of(page: Page, change: Callable[[EvaluationRow], EvaluationRow | None] = lambda row: row) -> list[Row]:
+def rows_of(page: TablePage, change: Callable[[EvaluationRow], EvaluationRow | None] = lambda row: row) -> list[Row]:
     changed = [change(row) for row in evaluation_rows(page)]
     return [*training_rows(page), *[row for row in changed if row is not None]]
 
@@ -74,11 +74,11 @@ def speed_of(row: EvaluationRow) -> str:
 
 
 @pages
-def test_every_cell_stands_in_its_place(page: Page) -> None:
+def test_every_cell_stands_in_its_place(page: TablePage) -> None:
     """Guards against a number in the wrong line or column, and a benchmark that the table does not ask."""
     if page.plan.key == "table8":
         pytest.skip("its layout has a test of its own")
-    text = section(page.render(rows_of(page), "tiny"), "Measured")
+    text = section(render(page, rows_of(page), "tiny"), "Measured")
     cells = latest_cells(evaluation_rows(page))
     accuracies, _, speeds = text.partition("Tokens per forward pass:")
     for arm in page.plan.arms:
@@ -94,7 +94,7 @@ def test_every_cell_stands_in_its_place(page: Page) -> None:
 def test_table_8_has_block_sizes_side_by_side() -> None:
     """Guards against a block size, threshold or stage under another's head."""
     page = BY_KEY["table8"]
-    text = section(page.render(rows_of(page), "tiny"), "Measured")
+    text = section(render(page, rows_of(page), "tiny"), "Measured")
     cells = latest_cells(evaluation_rows(page))
     head, *_ = lines_of(text)
     assert head == ["", "tau", "B = 4", "tok/fwd", "B = 8", "tok/fwd", "B = 16", "tok/fwd"]
@@ -111,13 +111,13 @@ def test_table_8_has_block_sizes_side_by_side() -> None:
 
 
 @pages
-def test_a_skipped_benchmark_leaves_an_average_that_says_so(page: Page) -> None:
+def test_a_skipped_benchmark_leaves_an_average_that_says_so(page: TablePage) -> None:
     """Guards against a skipped benchmark that takes the averages with it, or that they keep silent about."""
 
     def skipped(row: EvaluationRow) -> EvaluationRow:
         return replace(row, status="skipped", reason="no data") if row.benchmark == "mini_humaneval" else row
 
-    text = page.render(rows_of(page, skipped), "tiny")
+    text = render(page, rows_of(page, skipped), "tiny")
     asked = len(columns(page.plan))
     assert "- skipped: no data (HumanEval: every line)" in text
     assert f"({asked - 1} of {asked} benchmarks)" in section(text, "Claims")
@@ -127,7 +127,7 @@ def test_a_skipped_benchmark_leaves_an_average_that_says_so(page: Page) -> None:
 
 @pages
 @pytest.mark.parametrize("case", ["no rows", "one question", "all right", "lines of unequal length"])
-def test_nothing_undefined_is_printed_or_drawn(page: Page, case: str, tmp_path: Path) -> None:
+def test_nothing_undefined_is_printed_or_drawn(page: TablePage, case: str, tmp_path: Path) -> None:
     """Guards against NaN, infinity, None or a crash on a page or its figure, whatever is missing."""
 
     def first(row: EvaluationRow) -> EvaluationRow:
@@ -142,22 +142,22 @@ def test_nothing_undefined_is_printed_or_drawn(page: Page, case: str, tmp_path: 
         "all right": lambda: rows_of(page, lambda row: replace(row, correct=[1.0] * QUESTIONS)),
         "lines of unequal length": lambda: rows_of(page, lambda row: shorter(row) if len(row.arm) % 2 else row),
     }[case]()
-    text = page.render(rows, "tiny")
+    text = render(page, rows, "tiny")
     assert not re.search(r"\b(nan|inf|None)\b", text)
     assert len(claim_lines(section(text, "Claims"))) == len(page.claims)
     if case == "one question":  # the case that error bars cannot be drawn for
-        page.draw(rows, "tiny", tmp_path)
+        page.figures(rows, tmp_path)
 
 
 @pages
-def test_a_title_keeps_its_names(page: Page) -> None:
+def test_a_title_keeps_its_names(page: TablePage) -> None:
     """Guards against "mARS" at the head of a page."""
-    title = page.render([], "tiny").partition("\n")[0]
+    title = render(page, [], "tiny").partition("\n")[0]
     assert title.startswith(f"# {page.plan.name} at scale tiny: ") and not re.search(r"\b[a-z][A-Z]", title)
 
 
 @pages
-def test_figure_link_leads_to_the_figure(page: Page, tmp_path: Path) -> None:
+def test_figure_link_leads_to_the_figure(page: TablePage, tmp_path: Path) -> None:
     """Guards against a page with a broken image."""
     written = write_page(study_of(page.plan.key), rows_of(page), "tiny", tmp_path)
     links = re.findall(r"\]\((\S+\.png)\)", written[0].read_text(encoding="utf-8"))
@@ -167,15 +167,15 @@ def test_figure_link_leads_to_the_figure(page: Page, tmp_path: Path) -> None:
 def test_a_figure_is_drawn_the_same_twice(tmp_path: Path) -> None:
     """Guards against random identifiers in a drawing, and against one that does not follow its rows."""
     page = BY_KEY["table4"]
-    first, second = (page.draw(rows_of(page), "tiny", tmp_path / name) for name in "ab")
+    first, second = (page.figures(rows_of(page), tmp_path / name) for name in "ab")
     assert [file.read_bytes() for file in first] == [file.read_bytes() for file in second]
-    other = page.draw(rows_of(page, lambda row: replace(row, correct=[1.0] * QUESTIONS)), "tiny", tmp_path / "c")
+    other = page.figures(rows_of(page, lambda row: replace(row, correct=[1.0] * QUESTIONS)), tmp_path / "c")
     assert other[1].read_bytes() != first[1].read_bytes()
 
 
 def test_checkpoints_of_one_stage_are_told_apart() -> None:
     """Guards against block sizes that share a line, and against parents whose training is left out of the bill."""
-    text = BY_KEY["table3"].render(rows_of(BY_KEY["table3"]), "tiny")
+    text = render(BY_KEY["table3"], rows_of(BY_KEY["table3"]), "tiny")
     trained = [line[:3] for line in lines_of(section(text, "Training"))[2:]]
     of_sizes = [[stage, str(size), str(800 + size)] for size in BLOCK_SIZES for stage in MARS_STAGES]
     assert trained == [["base", "", "800"], ["ar_sft", "", "800"], *of_sizes]
@@ -194,14 +194,14 @@ def test_a_limit_beside_a_bound_is_printed_on_its_side() -> None:
 
 
 @pages
-def test_claims_name_lines_of_the_plan(page: Page) -> None:
+def test_claims_name_lines_of_the_plan(page: TablePage) -> None:
     """Guards against a renamed line, which would leave its claim "not run" for ever."""
-    found = claim_lines(section(page.render(rows_of(page), "tiny"), "Claims"))
+    found = claim_lines(section(render(page, rows_of(page), "tiny"), "Claims"))
     assert len(found) == len(page.claims)
     assert all("not run" not in line for line in found)
 
 
-def with_answers(page: Page, answers: Mapping[str, list[float]]) -> list[Row]:
+def with_answers(page: TablePage, answers: Mapping[str, list[float]]) -> list[Row]:
     return rows_of(page, lambda row: replace(row, correct=answers.get(row.arm, row.correct)))
 
 
@@ -255,7 +255,7 @@ def test_curves_are_compared_at_equal_speed() -> None:
 # ---- published numbers ----------------------------------------------------------------------------------------------
 
 
-def line_of(page: Page, scale: str, method: str, block_size: int | None, threshold: float | None) -> Arm:
+def line_of(page: TablePage, scale: str, method: str, block_size: int | None, threshold: float | None) -> Arm:
     """The first line of ours that stands for one of the paper's."""
     return next(
         arm
@@ -270,7 +270,7 @@ def line_of(page: Page, scale: str, method: str, block_size: int | None, thresho
 def test_every_published_number_is_shown_in_its_line(number: str) -> None:
     """Guards against lost lines, and against the paper's numbers under the wrong label, column or unit."""
     page = BY_KEY[f"table{number}"]
-    text = section(page.render([], "tiny"), "The paper's numbers")
+    text = section(render(page, [], "tiny"), "The paper's numbers")
     tables = text.split("**Published** too")
     heads = [*columns(page.plan), "average"]
     for row in published(number):
@@ -285,7 +285,7 @@ def test_every_published_number_is_shown_in_its_line(number: str) -> None:
 def test_every_published_number_of_table_8_is_shown() -> None:
     """Guards against the same in the grids of Table 8."""
     page = BY_KEY["table8"]
-    gsm8k, _, humaneval = section(page.render([], "tiny"), "The paper's numbers").partition("HumanEval:")
+    gsm8k, _, humaneval = section(render(page, [], "tiny"), "The paper's numbers").partition("HumanEval:")
     for row in published("8"):
         label = paper_label(next(MARS_STAGES[it] for it in MARS_STAGES if (it == "mars") == (row.method == "mars")))
         tau = "" if row.threshold == 1.0 else f"{row.threshold:g}"
@@ -302,9 +302,9 @@ def average(number: str, **filters: Any) -> float:
     return row.value
 
 
-def published_lines(page: Page) -> dict[str, list[str]]:
+def published_lines(page: TablePage) -> dict[str, list[str]]:
     """Comparison -> what the paper's numbers say of it, 0.5B and 7B."""
-    text = section(page.render([], "tiny"), "Claims").partition("**Published:**")[2]
+    text = section(render(page, [], "tiny"), "Claims").partition("**Published:**")[2]
     return {line[1]: line[2:] for line in lines_of(text)}
 
 
@@ -362,12 +362,12 @@ def test_published_curves_are_compared_at_equal_speed() -> None:
 
 
 @pages
-def test_published_numbers_stay_in_their_own_tables(page: Page) -> None:
+def test_published_numbers_stay_in_their_own_tables(page: TablePage) -> None:
     """Guards against a published number that stands where a measured one is expected."""
-    measured = section(page.render([], "tiny"), "Measured")
+    measured = section(render(page, [], "tiny"), "Measured")
     numbers = {cell for line in lines_of(measured) for cell in line if re.match(r"\d+\.\d", cell)}
     assert numbers <= {f"{threshold:g}" for threshold in THRESHOLDS}
-    judged = section(page.render([], "tiny"), "Claims").split("**Published:**")[0]
+    judged = section(render(page, [], "tiny"), "Claims").split("**Published:**")[0]
     assert {line[3] for line in claim_lines(judged)} == {"n/a"}
 
 
@@ -384,7 +384,7 @@ def answer(arm: str, settled_by: list[int], finish: str = "eos") -> GenerationRo
 def test_figure_1_tells_forward_passes_apart(tmp_path: Path) -> None:
     """Guards against text shaded with the wrong forward pass, and against an EOS that is not counted."""
     rows: list[Row] = [answer("ar", [1, 2, 3, 4, 5]), answer("mars", [1, 1, 2, 2, 2])]
-    text = figure1.render(rows, "tiny")
+    text = FIGURE1.render(rows, "tiny")
     assert "\nTom| has| 7| apples\n" in text and "\nTom has| 7 apples\n" in text
     assert [line[1:] for line in lines_of(text)[2:4]] == [["5", "5", "1.00"], ["5", "2", "2.50"]]
     assert "cut at the token limit" not in text
@@ -397,7 +397,7 @@ def test_figure_1_tells_forward_passes_apart(tmp_path: Path) -> None:
 def test_figure_1_says_what_it_lacks(tmp_path: Path) -> None:
     """Guards against a crash without answers, and against an answer cut at the limit that looks complete."""
     skipped = replace(answer("mars", [1]), status="skipped", reason="no\ncheckpoint", texts=[], settled_by=[])
-    text = figure1.render([answer("ar", [1, 2, 3, 4], "length"), skipped], "tiny")
+    text = FIGURE1.render([answer("ar", [1, 2, 3, 4], "length"), skipped], "tiny")
     assert "cut at the token limit" in text and "skipped: no checkpoint" in text
-    assert "not run" in figure1.render([], "tiny")
+    assert "not run" in FIGURE1.render([], "tiny")
     assert len(write_page(study_of("figure1"), [], "tiny", tmp_path)) == 3

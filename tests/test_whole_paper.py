@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from made_up import PAGES, answered, claim_lines, lines_of, nox_sessions, section
+from made_up import PAGES, answered, claim_lines, lines_of, nox_sessions, render, section
 from scipy import stats
 from typer.testing import CliRunner
 
@@ -29,7 +29,7 @@ from marsbench.paper import published
 from marsbench.presets import preset
 from marsbench.racing.sweep import Sweep
 from marsbench.rendering.claims import heading, held_against, sentence, sentences
-from marsbench.rendering.page import Page
+from marsbench.rendering.page import TablePage
 from marsbench.rows.kinds import EvaluationRow, Row, StepCostRow, SweepRow, TrainingRow
 from marsbench.rows.store import read_rows, rows_text
 from marsbench.rows.workspace import Workspace
@@ -66,7 +66,7 @@ HELD_BY = {  # what the paper numbers without a page of its own -> the page that
 }
 
 
-def evaluation_rows(page: Page, seed: int = 0) -> Iterator[EvaluationRow]:
+def evaluation_rows(page: TablePage, seed: int = 0) -> Iterator[EvaluationRow]:
     """Answers to the same questions, other answers for every seed."""
     generator = np.random.default_rng(seed)
     for benchmark in columns(page.plan):
@@ -399,12 +399,12 @@ def test_every_training_is_seen_by_itself(published_rows: Path) -> None:
     for place, benchmark in enumerate(columns(TABLE2.plan), 1):
         shares = [mean(of_seed["mars", benchmark].correct) for of_seed in cells]
         assert line[place] == " / ".join(f"{100 * share:.1f}" for share in shares)
-    assert " / " not in TABLE2.render(rows_of_seeds(1)[0], "tiny")
+    assert " / " not in render(TABLE2, rows_of_seeds(1)[0], "tiny")
 
 
 def page_of_table2(root: Path) -> str:
     seeds = collect(root, "tiny", pages())[0].shown_with("table2", 0)
-    return TABLE2.render(seeds[0], "tiny", seeds)
+    return render(TABLE2, seeds[0], "tiny", seeds)
 
 
 def test_a_line_is_the_same_line_on_every_page() -> None:
@@ -457,11 +457,11 @@ def test_what_a_small_scale_cannot_say_stands_beside_the_verdicts(published_rows
     assert regime in section(page_of_table2(published_rows), "Claims")
     for name in ("claims", "index"):
         assert page_of(published_rows, name).count(regime) == 1, "once, for scale tiny"
-    assert regime not in TABLE2.render([], "0.5b")
+    assert regime not in render(TABLE2, [], "0.5b")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.plan.key)
-def test_only_the_papers_ablation_stands_beside_its_numbers(page: Page) -> None:
+def test_only_the_papers_ablation_stands_beside_its_numbers(page: TablePage) -> None:
     """Guards against the clean ablation held against a number that the authors' 1/t weights made too."""
     ablations = [arm for arm in (*page.plan.arms, *page.plan.elsewhere) if arm.published == "mars_no_sft"]
     assert {arm.stage for arm in ablations} <= {"mars_no_sft_released"}

@@ -22,7 +22,7 @@ from marsbench.rendering.claims import (
     tally,
 )
 from marsbench.rendering.deviations import caveat
-from marsbench.rendering.markdown import table
+from marsbench.rendering.markdown import paragraphs, table
 from marsbench.rendering.verdicts import HOW_P_IS_DERIVED, WHAT_CHECKS_ARE, WHAT_WOULD_DECIDE
 from marsbench.studies.regime import page as regime
 
@@ -73,7 +73,7 @@ def render(judged: Sequence[Judged], collections: Sequence[Collection]) -> str:
     for section in dict.fromkeys(one.claim.section for one in judged):
         found = [(number, one) for number, one in numbered if one.claim.section == section]
         sections += [f"## {heading(section)}", _details(found, collections)]
-    return "\n\n".join(section for section in sections if section) + "\n"
+    return paragraphs(*sections) + "\n"
 
 
 def _summary(judged: Sequence[Judged], collections: Sequence[Collection]) -> str:

@@ -12,7 +12,7 @@ from marsbench.findings.sweep import SweepCells, speed_up
 from marsbench.overview.remarks import remarks
 from marsbench.rendering.claims import corrected, fallen, sentence, tally
 from marsbench.rendering.deviations import caveat
-from marsbench.rendering.markdown import table
+from marsbench.rendering.markdown import paragraphs, table
 from marsbench.rows.kinds import Row
 from marsbench.statistics.decisions import Bound
 from marsbench.statistics.intervals import Estimate
@@ -58,8 +58,7 @@ def front_door(judged: Sequence[Judged], collection: Collection) -> str:
     if len(collection.seeds) > 1:
         notes.append("Numbers here, and every verdict, are of all of them; tables on the pages are of seed 0.")
     picture = f"![Speed over AR decoding by batch size]({_figures(collection)}/{PICTURE})"
-    parts = ["\n".join(lines), caveat(scale), _table(speeds), " ".join(filter(None, notes)), picture]
-    return "\n\n".join(filter(None, parts))
+    return paragraphs("\n".join(lines), caveat(scale), _table(speeds), " ".join(filter(None, notes)), picture)
 
 
 def _verdicts(judged: Sequence[Judged], scale: str) -> str:

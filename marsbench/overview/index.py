@@ -11,7 +11,8 @@ from marsbench.overview.remarks import remarks
 from marsbench.presets import preset
 from marsbench.rendering.claims import corrected, fallen, held_against, outcome, sentences, tally
 from marsbench.rendering.deviations import caveat
-from marsbench.rendering.markdown import table
+from marsbench.rendering.markdown import paragraphs, table
+from marsbench.rendering.sections import command
 from marsbench.studies import items, study_of
 
 CLAIMS = "claims"  # the page of claims, which has no rows of its own
@@ -72,7 +73,7 @@ def render(judged: Sequence[Judged], collections: Sequence[Collection]) -> str:
     for collection in collections:
         sections += [f"## Scale {collection.scale}", _scale(judged, collection), *_answers(judged, collection)]
         sections.append(_table(judged, collection))
-    return "\n\n".join(section for section in sections if section) + "\n"
+    return paragraphs(*sections) + "\n"
 
 
 def _scale(judged: Sequence[Judged], collection: Collection) -> str:
@@ -82,7 +83,7 @@ def _scale(judged: Sequence[Judged], collection: Collection) -> str:
     if len(collection.seeds) > 1:
         said.append("Every verdict, here and on the pages, is of all of them; tables on the pages show seed 0.")
     said.append(corrected(judged, collection.scale))
-    return "\n\n".join(filter(None, [" ".join(filter(None, said)), caveat(collection.scale)]))
+    return paragraphs(" ".join(filter(None, said)), caveat(collection.scale))
 
 
 def _answers(judged: Sequence[Judged], collection: Collection) -> Iterator[str]:
@@ -136,8 +137,8 @@ def _table(judged: Sequence[Judged], collection: Collection) -> str:
     cells = []
     for line in lines():
         verdict, days = _verdict(line, judged, collection), _dates(line, collection)
-        command, link = f"`{_command(line, collection.scale)}`", _link(line, collection)
-        cells.append([line.name, line.asks, verdict, days, command, f"[{line.page}.md]({link})" if link else ""])
+        how, link = command(line.session, collection.scale), _link(line, collection)
+        cells.append([line.name, line.asks, verdict, days, how, f"[{line.page}.md]({link})" if link else ""])
     return table(head, cells, text=range(len(head)))
 
 
@@ -163,8 +164,3 @@ def _dates(line: Line, collection: Collection) -> str:
     rows = [row for of_seed in collection.of(line.page) for row in of_seed]
     days = sorted(str(row.provenance["started"])[:10] for row in rows if row.provenance.get("started"))
     return " to ".join(dict.fromkeys([days[0], days[-1]])) if days else ""
-
-
-def _command(line: Line, scale: str) -> str:
-    """The session that makes a line's page."""
-    return f"nox -s {line.session}{'' if scale == 'tiny' else f' -- --scale {scale}'}"

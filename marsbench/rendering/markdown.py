@@ -9,6 +9,11 @@ from tabulate import tabulate
 from marsbench.findings.in_words import one_line
 
 
+def paragraphs(*parts: str) -> str:
+    """Parts of a page, a blank line between them; what is empty is left out."""
+    return "\n\n".join(filter(None, parts))
+
+
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, text: Collection[int] = (0,)) -> str:
     """A Markdown table: the columns `text`, counted from 0, flush left, the others, numbers, flush right."""
     align = ["left" if column in text else "right" for column in range(len(head))]

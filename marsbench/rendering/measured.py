@@ -8,7 +8,7 @@ from statistics import fmean
 from marsbench.findings.cells import Cells, columns, done_cells, latest_cells
 from marsbench.findings.in_words import one_line, plus_minus
 from marsbench.findings.seeds import BySeed
-from marsbench.rendering.markdown import table
+from marsbench.rendering.markdown import paragraphs, table
 from marsbench.rows.kinds import EvaluationRow
 from marsbench.running.plans import Arm, TablePlan
 from marsbench.statistics.intervals import Estimate, accuracy, mean_of_benchmarks, tokens_per_forward
@@ -30,7 +30,7 @@ def accuracy_table(cells: Cells, plan: TablePlan) -> str:
     """Accuracy per line and benchmark, with the averages of accuracy and of tokens per forward pass."""
     head = ["", *columns(plan).values(), "Average", "tokens/forward"]
     lines = [_question_counts(cells, plan), *[[arm.label, *_accuracy_line(cells, plan, arm)] for arm in plan.arms]]
-    return "\n\n".join([table(head, lines), *_incomplete_note(cells, plan)])
+    return paragraphs(table(head, lines), *_incomplete_note(cells, plan))
 
 
 def speed_table(cells: Cells, plan: TablePlan) -> str:

@@ -1,8 +1,8 @@
-"""A page on one of the paper's tables: what it says of its own, and the sections that all such pages share."""
+"""How sections become a page, and the page on lines that answer benchmarks, whose sections most tables share."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +10,7 @@ from marsbench.findings.cells import Cells, latest_cells
 from marsbench.findings.claims import Claim
 from marsbench.findings.seeds import BySeed
 from marsbench.rendering.deviations import deviations_section
+from marsbench.rendering.markdown import paragraphs
 from marsbench.rendering.measured import (
     HOW_TO_READ_THE_CELLS,
     accuracy_table,
@@ -26,11 +27,26 @@ from marsbench.rows.kinds import Row
 from marsbench.running.plans import TablePlan
 
 Draw = Callable[[Cells, TablePlan, Path], list[Path]]  # writes a figure; the path lacks the extension
+# What stands on a page: of one scale's rows, the scale, and the rows of all training seeds, which verdicts are of.
+Sections = Callable[[Sequence[Row], str, BySeed], Iterable[str]]
+
+
+def page_text(sections: Sections, rows: Sequence[Row], scale: str, seeds: BySeed | None = None) -> str:
+    """A page as Markdown, a pure function of the rows of one scale; sections that are empty are left out.
+
+    Args:
+        sections: what stands on it.
+        rows: those of other scales are left out.
+        scale: that it is about.
+        seeds: the rows of all training seeds; None = these alone.
+    """
+    rows = [row for row in rows if row.scale == scale]
+    return "\n\n".join(filter(None, sections(rows, scale, seeds or {0: rows}))) + "\n"
 
 
 @dataclass(frozen=True)
-class Page:
-    """What is a page's own. `render` and `draw` are pure functions of the rows of one scale."""
+class TablePage:
+    """What a page on lines that answer benchmarks has of its own."""
 
     plan: TablePlan
     opening: str  # what was done, in a sentence
@@ -44,25 +60,20 @@ class Page:
     published: Callable[[TablePlan], str] = published_section
     deviations: tuple[str, ...] = ()  # beside those of every page
 
-    def render(self, rows: Sequence[Row], scale: str, seeds: BySeed | None = None) -> str:
-        """The page as Markdown: tables of `rows`, verdicts of all training seeds where others are given."""
-        rows = [row for row in rows if row.scale == scale]
-        seeds = seeds or {0: rows}
-        sections = [
-            opening_section(self.plan, scale, self.opening, seeds),
-            self._measured(latest_cells(rows), seeds),
-            claims_section(seeds, self.plan, self.claims, scale),
-            self.published(self.plan),
-            training_section(rows, self.plan),
-            how_section(rows, self.plan, scale),
-            deviations_section(rows, scale, self.deviations),
-        ]
-        return "\n\n".join(section for section in sections if section) + "\n"
+    def sections(self, rows: Sequence[Row], scale: str, seeds: BySeed) -> Iterator[str]:
+        """What stands on it: tables of `rows`, verdicts of all training seeds."""
+        yield opening_section(self.plan, scale, self.opening, seeds)
+        yield self._measured(latest_cells(rows), seeds)
+        yield claims_section(seeds, self.plan, self.claims, scale)
+        yield self.published(self.plan)
+        yield training_section(rows, self.plan)
+        yield how_section(rows, self.plan, scale)
+        yield deviations_section(rows, scale, self.deviations)
 
-    def draw(self, rows: Sequence[Row], scale: str, reports_dir: Path) -> list[Path]:
-        """Write the figure that the page shows, as PNG and SVG."""
-        cells = latest_cells(row for row in rows if row.scale == scale)
-        return self.drawing(cells, self.plan, reports_dir / self._figure_stem) if self.drawing else []
+    def figures(self, rows: Sequence[Row], reports_dir: Path) -> list[Path]:
+        """Write the figure that it shows, as PNG and SVG."""
+        stem = reports_dir / self._figure_stem
+        return self.drawing(latest_cells(rows), self.plan, stem) if self.drawing else []
 
     @property
     def _figure_stem(self) -> str:
@@ -83,4 +94,4 @@ class Page:
         if self.drawing:
             picture = f"![{self.caption}]({self._figure_stem}.png)"
             parts += [f"## {self.figure_title}", f"{self.caption}.", picture]
-        return "\n\n".join(part for part in parts if part)
+        return paragraphs(*parts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from marsbench.findings.cells import columns
 from marsbench.findings.published import PUBLISHED_SCALES, paper_label, published_values
 from marsbench.paper import published
-from marsbench.rendering.markdown import table
+from marsbench.rendering.markdown import paragraphs, table
 from marsbench.running.plans import TablePlan
 
 
@@ -20,7 +20,7 @@ def published_section(plan: TablePlan) -> str:
     parts = ["## The paper's numbers", lead, _table(plan, "accuracy", 1)]
     if published(plan.number, metric="tokens_per_forward"):
         parts += ["**Published** too: tokens per forward pass.", _table(plan, "tokens_per_forward", 2)]
-    return "\n\n".join(parts)
+    return paragraphs(*parts)
 
 
 def _table(plan: TablePlan, metric: str, digits: int) -> str:

@@ -11,7 +11,7 @@ from marsbench.findings.in_words import bracketed, duration, one_line
 from marsbench.findings.seeds import BySeed
 from marsbench.paper import published
 from marsbench.rendering.deviations import SMALL_SCALES
-from marsbench.rendering.markdown import table
+from marsbench.rendering.markdown import paragraphs, table
 from marsbench.rows.kinds import EvaluationRow, Row, StepCostRow, TrainingRow
 from marsbench.running.plans import TablePlan, TrainedStage
 from marsbench.statistics.intervals import median_ratio
@@ -49,8 +49,7 @@ def training_section(rows: Sequence[Row], plan: TablePlan) -> str:
         if stage in trained and trained[stage].status != "done"
     ]
     cost = _step_cost(latest_step_cost(rows)) if plan.step_cost else ""
-    parts = ["## Training", table(head, lines), "\n".join(reasons), cost]
-    return "\n\n".join(part for part in parts if part)
+    return paragraphs("## Training", table(head, lines), "\n".join(reasons), cost)
 
 
 def _stages(plan: TablePlan, trained: Mapping[TrainedStage, TrainingRow]) -> list[TrainedStage]:
@@ -113,22 +112,27 @@ def how_section(rows: Sequence[Row], plan: TablePlan, scale: str) -> str:
         *latest_stages(rows).values(),
         *[cost for cost in [latest_step_cost(rows)] if cost],
     ]
-    suffix = "" if scale == "tiny" else f" -- --scale {scale}"
-    command = f"`nox -s reproduce-{plan.key}{suffix}`"
-    facts = facts_section(shown, command, {"tokens per answer at most": _token_limits(rows)})
-    return "\n\n".join([facts, "Wall time by stage:", _wall_time(rows, plan)])
+    facts = facts_section(
+        shown, command(f"reproduce-{plan.key}", scale), {"tokens per answer at most": _token_limits(rows)}
+    )
+    return paragraphs(facts, "Wall time by stage:", _wall_time(rows, plan))
 
 
-def facts_section(rows: Sequence[Row], command: str, more: Mapping[str, str] | None = None) -> str:
+def command(session: str, scale: str) -> str:
+    """How a session makes its page at a scale."""
+    return f"`nox -s {session}{'' if scale == 'tiny' else f' -- --scale {scale}'}`"
+
+
+def facts_section(rows: Sequence[Row], how: str, more: Mapping[str, str] | None = None) -> str:
     """Command, code and machine behind rows; facts that are empty are left out."""
     facts = {
-        "command": command,
+        "command": how,
         **{name: _distinct(rows, reader) for name, reader in _FACTS.items()},
         "measured": _dates(rows),
         **(more or {}),
     }
     lines = [[name, value] for name, value in facts.items() if value]
-    return "\n\n".join(["## How this was made", table(["", ""], lines, text=(0, 1))])
+    return paragraphs("## How this was made", table(["", ""], lines, text=(0, 1)))
 
 
 def _distinct(rows: Iterable[Row], reader: Callable[[Mapping[str, Any]], str]) -> str:

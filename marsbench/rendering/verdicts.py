@@ -10,7 +10,7 @@ from marsbench.findings.published import PUBLISHED_SCALES
 from marsbench.findings.seeds import BySeed
 from marsbench.rendering.claims import held_against, in_need, outcome, published, questions, sentence
 from marsbench.rendering.deviations import caveat
-from marsbench.rendering.markdown import table
+from marsbench.rendering.markdown import paragraphs, table
 from marsbench.running.plans import TablePlan
 
 HOW_CLAIMS_ARE_JUDGED = (
@@ -42,15 +42,14 @@ def claims_section(seeds: BySeed, plan: TablePlan, claims: Sequence[Claim], scal
     found = [(claim, claim.over(seeds.values())) for claim in claims]
     how = dict.fromkeys(claim.how for claim in claims if claim.how)
     corrected = "Nothing here is corrected for the number of claims; on the page of claims, it is."
-    parts = [
+    return paragraphs(
         f"## Claims of {whose} and what was measured",
         caveat(scale),
         " ".join([HOW_CLAIMS_ARE_JUDGED, *how, HOW_P_IS_DERIVED, WHAT_WOULD_DECIDE, corrected]),
         _judged([(claim, finding) for claim, finding in found if not claim.check]),
         _checks([(claim, finding) for claim, finding in found if claim.check]),
         "" if plan.own else _published_claims(claims),
-    ]
-    return "\n\n".join(part for part in parts if part)
+    )
 
 
 def _judged(found: Sequence[tuple[Claim, Finding]]) -> str:
@@ -92,4 +91,4 @@ def _published_claims(claims: Sequence[Claim]) -> str:
     for unit, lines in of_units.items():
         head = ["", heads[unit], *PUBLISHED_SCALES.values()]
         parts.append(table(head, list(lines.values()), text=(0, 1)))
-    return "\n\n".join(parts)
+    return paragraphs(*parts)

@@ -11,7 +11,7 @@ from marsbench.findings.cells import Cells, done_cells
 from marsbench.rendering.claims import page_tally
 from marsbench.rendering.figures import drawn_alike, error_bars, new_figure, save
 from marsbench.rendering.measured import HOW_TO_READ_ACCURACY, accuracy_table, speed_table
-from marsbench.rendering.page import Page
+from marsbench.rendering.page import TablePage
 from marsbench.rows.kinds import EvaluationRow
 from marsbench.running.plans import Arm, TablePlan
 from marsbench.statistics.decisions import Bound
@@ -130,7 +130,7 @@ def _draw(cells: Cells, plan: TablePlan, path_stem: Path) -> list[Path]:
 
 
 _more_accurate, _emits_more = partial(more_accurate, PLAN), partial(emits_more, PLAN)
-PAGE = Page(
+PAGE = TablePage(
     plan=PLAN,
     opening=(
         "MARS writes into all weights, so the tuned model is another one. A gated adapter acts on masks alone: every "
@@ -179,7 +179,7 @@ STUDY = Study(
     place=3,
     in_paper=False,
     plan=PLAN,
-    render=PAGE.render,
-    draw=PAGE.draw,
+    sections=PAGE.sections,
+    figures=PAGE.figures,
     tally=partial(page_tally, PAGE.claims),
 )

@@ -12,7 +12,7 @@ from marsbench.findings.cells import Cells, columns
 from marsbench.findings.claims import Claim, Section
 from marsbench.rendering.curve_figures import panels_figure, speed_panel
 from marsbench.rendering.measured import HOW_TO_READ_ACCURACY, accuracy_table, speed_table
-from marsbench.rendering.page import Page
+from marsbench.rendering.page import TablePage
 from marsbench.running.plans import Arm, TablePlan
 from marsbench.studies.lines import AR_SFT, THRESHOLDS, mars, mars_name, short
 from marsbench.studies.study import table_study
@@ -68,7 +68,7 @@ def _draw(cells: Cells, plan: TablePlan, path_stem: Path) -> list[Path]:
     return panels_figure(panels, path_stem, across=len(panels))
 
 
-PAGE = Page(
+PAGE = TablePage(
     plan=PLAN,
     opening=(
         "MARS (B = 4) that accepts tokens by each of the MARS paper's three metrics of confidence (arXiv 2604.07023, "

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from marsbench.findings.claims import PAPERS, Claim, Section
 from marsbench.findings.seeds import BySeed
 from marsbench.presets import Preset
-from marsbench.rendering.page import Page
+from marsbench.rendering.page import Sections, TablePage, page_text
 from marsbench.rows.kinds import Row
 from marsbench.running.plans import TablePlan, TrainedStage
 
@@ -47,13 +48,11 @@ class Item:
 class Study(Item):
     """A page: what it measures, what it claims, how it is rendered.
 
-    `render` and `draw` are pure functions of rows and a scale; `draw` writes figures below a folder and returns them.
-    A page shows the rows of one training seed; `render` also takes those of all seeds, which every verdict is of, or
-    None where there are no others.
+    A page shows the rows of one training seed and scale; its verdicts are of all seeds.
     """
 
-    render: Callable[[Sequence[Row], str, BySeed | None], str]
-    draw: Callable[[Sequence[Row], str, Path], list[Path]]
+    sections: Sections  # of its page
+    figures: Callable[[Sequence[Row], Path], list[Path]] = lambda rows, folder: []  # writes them below a folder
     measure: Callable[[Run], list[Row]] | None = None  # all its rows, where they are not its plan's or its grid's
     grid: Callable[[Preset, bool], Grid] | None = None  # what it races at a scale, in full or quickly
     stages: tuple[TrainedStage, ...] = ()  # what it trains that is neither its plan's nor its grid's
@@ -64,6 +63,14 @@ class Study(Item):
     tally: Callable[[BySeed], str] | None = None  # what a page of our own comes to at all seeds, in the index
     remark: Callable[[Sequence[Sequence[Row]]], str] = lambda seeds: ""  # for pages on the whole paper; rows by seed
     in_paper: bool = True  # whether it belongs to the reproduction of the whole paper
+
+    def render(self, rows: Sequence[Row], scale: str, seeds: BySeed | None = None) -> str:
+        """Its page as Markdown, see `page_text`."""
+        return page_text(self.sections, rows, scale, seeds)
+
+    def draw(self, rows: Sequence[Row], scale: str, reports_dir: Path) -> list[Path]:
+        """Write the figures that its page shows, as PNG and SVG, below a folder, and return their paths."""
+        return self.figures([row for row in rows if row.scale == scale], reports_dir)
 
     def times(self, scale: Preset) -> bool:
         """Whether making its rows times something at a scale."""
@@ -90,8 +97,13 @@ class Study(Item):
         return Table(run, self.plan).rows()
 
 
+def measured_by(module: str, function: str) -> Callable[[Run], list[Row]]:
+    """What makes a study's rows, by its place: only who measures imports it."""
+    return lambda run: getattr(import_module(module), function)(run)
+
+
 def table_study(
-    page: Page,
+    page: TablePage,
     *,
     asks: str,
     session: str,
@@ -126,8 +138,8 @@ def table_study(
         section=section,
         place=place,
         plan=page.plan,
-        render=page.render,
-        draw=page.draw,
+        sections=page.sections,
+        figures=page.figures,
         holds=holds,
         claims=tuple(claims),
     )

@@ -16,7 +16,7 @@ from marsbench.findings.claims import ABSTRACT, ELSEWHERE, OURS, TIMES, Claim, M
 from marsbench.paper import published
 from marsbench.rendering.deviations import NO_SFT_DEVIATION
 from marsbench.rendering.figures import accuracy_figure
-from marsbench.rendering.page import Page
+from marsbench.rendering.page import TablePage
 from marsbench.rows.kinds import Row
 from marsbench.running.plans import Arm, TablePlan, TrainedStage
 from marsbench.statistics.decisions import Bound
@@ -83,7 +83,7 @@ CLAIMS = (
         "mars_95", "mars", margin=2.0, letter="f", name="little-cost", whose=OURS, text="these cost little accuracy"
     ),
 )  # fmt: skip
-PAGE = Page(
+PAGE = TablePage(
     plan=PLAN,
     opening=(
         "Every training recipe of the MARS paper's Table 2 (arXiv 2604.07023), trained, decoded greedily and "

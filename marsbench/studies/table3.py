@@ -23,7 +23,7 @@ from marsbench.rendering.curve_figures import (
 )
 from marsbench.rendering.deviations import BOTH_ABLATIONS_DEVIATION
 from marsbench.rendering.measured import HOW_TO_READ_ACCURACY
-from marsbench.rendering.page import Page
+from marsbench.rendering.page import TablePage
 from marsbench.running.plans import TablePlan
 from marsbench.studies.lines import ABLATIONS, AR_SFT, BLOCK_SIZES, MARS_STAGES, mars, mars_name
 from marsbench.studies.study import table_study
@@ -69,7 +69,7 @@ def _draw(cells: Cells, plan: TablePlan, path_stem: Path) -> list[Path]:
     return panels_figure([panel], path_stem, across=1, x_label="block size B")
 
 
-PAGE = Page(
+PAGE = TablePage(
     plan=PLAN,
     opening=(
         "MARS with and without the SFT loss, as in the MARS paper's Table 3 (arXiv 2604.07023), trained at three block "

@@ -14,7 +14,7 @@ from marsbench.findings.cells import Cells
 from marsbench.findings.claims import OURS, Claim, Section
 from marsbench.rendering.curve_figures import average_figure
 from marsbench.rendering.measured import accuracy_table, speed_table
-from marsbench.rendering.page import Page
+from marsbench.rendering.page import TablePage
 from marsbench.running.plans import TablePlan
 from marsbench.statistics.decisions import Bound
 from marsbench.studies.lines import AR_SFT, BLOCK_SIZES, mars, mars_name
@@ -66,7 +66,7 @@ def _draw(cells: Cells, plan: TablePlan, path_stem: Path) -> list[Path]:
     return average_figure(cells, plan, lines, path_stem)
 
 
-PAGE = Page(
+PAGE = TablePage(
     plan=PLAN,
     opening=(
         "MARS at three block sizes, as in the MARS paper's Table 4 (arXiv 2604.07023), decoded greedily and scored by "

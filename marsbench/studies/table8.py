@@ -14,9 +14,9 @@ from marsbench.findings.claims import Claim, Section
 from marsbench.findings.published import PUBLISHED_SCALES, paper_label, published_values
 from marsbench.rendering.curve_figures import panels_figure, speed_panel
 from marsbench.rendering.deviations import BOTH_ABLATIONS_DEVIATION
-from marsbench.rendering.markdown import table
+from marsbench.rendering.markdown import paragraphs, table
 from marsbench.rendering.measured import accuracy_cell, question_counts, speed_cell
-from marsbench.rendering.page import Page
+from marsbench.rendering.page import TablePage
 from marsbench.running.plans import Arm, TablePlan
 from marsbench.studies.lines import ABLATIONS, AR_SFT, BLOCK_SIZES, MARS_STAGES, THRESHOLDS, mars, mars_name
 from marsbench.studies.study import Item, table_study
@@ -95,7 +95,7 @@ def _measured_grids(cells: Cells, plan: TablePlan) -> str:
     for benchmark, title in columns(plan).items():
         asked = f" ({counts[benchmark]} questions)" if counts[benchmark] else ""
         parts += [f"{title}{asked}:", table(_head("", "tau"), _grid(numbers, benchmark, plan))]
-    return "\n\n".join(parts)
+    return paragraphs(*parts)
 
 
 def _published_grids(plan: TablePlan) -> str:
@@ -110,7 +110,7 @@ def _published_grids(plan: TablePlan) -> str:
         for scale, model in PUBLISHED_SCALES.items():
             lines += [[model, paper_label(label), *rest] for label, *rest in _published_grid(scale, benchmark, plan)]
         parts += [f"{title}:", table(_head("model", "", "tau"), lines, text=(0, 1))]
-    return "\n\n".join(parts)
+    return paragraphs(*parts)
 
 
 def _published_grid(scale: str, benchmark: str, plan: TablePlan) -> list[list[str]]:
@@ -139,7 +139,7 @@ def _draw(cells: Cells, plan: TablePlan, path_stem: Path) -> list[Path]:
     return panels_figure(panels, path_stem, across=len(BLOCK_SIZES))
 
 
-PAGE = Page(
+PAGE = TablePage(
     plan=PLAN,
     opening=(
         "MARS with and without the SFT loss, as in the MARS paper's Table 8 and Figure 3 (arXiv 2604.07023), decoded "

@@ -9,7 +9,7 @@ from marsbench.findings.cells import Cells
 from marsbench.findings.claims import OURS, Section
 from marsbench.rendering.curve_figures import average_figure
 from marsbench.rendering.measured import HOW_TO_READ_THE_CELLS, accuracy_table, speed_table
-from marsbench.rendering.page import Page
+from marsbench.rendering.page import TablePage
 from marsbench.running.plans import Arm, TablePlan
 from marsbench.statistics.decisions import Bound
 from marsbench.studies.lines import AR_SFT, mars, mars_name
@@ -33,7 +33,7 @@ def _draw(cells: Cells, plan: TablePlan, path_stem: Path) -> list[Path]:
     return average_figure(cells, plan, lines, path_stem)
 
 
-PAGE = Page(
+PAGE = TablePage(
     plan=PLAN,
     opening=(
         "Two ways to emit several tokens per forward pass without a second model, as in the MARS paper's Table 9 "

@@ -2,21 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from marsbench.rows.kinds import Row
-from marsbench.studies.compiled.page import draw, render, tally
-from marsbench.studies.study import Study
-
-if TYPE_CHECKING:
-    from marsbench.running.run import Run
-
-
-def _measure(run: Run) -> list[Row]:
-    from marsbench.studies.compiled.measuring import compiled_rows
-
-    return compiled_rows(run)
-
+from marsbench.studies.compiled.page import draw, sections, tally
+from marsbench.studies.study import Study, measured_by
 
 STUDY = Study(
     key="compiled",
@@ -25,9 +12,9 @@ STUDY = Study(
     session="Race compiled steps against eager ones; writes reports/compiled.md.",
     place=5,
     in_paper=False,
-    measure=_measure,
+    measure=measured_by("marsbench.studies.compiled.measuring", "compiled_rows"),
     timed=True,
-    render=render,
-    draw=draw,
+    sections=sections,
+    figures=draw,
     tally=tally,
 )

@@ -22,7 +22,7 @@ from marsbench.findings.sweep import (
 from marsbench.racing.grid import COMPILED_AR
 from marsbench.rendering.figures import COLOURS, MARKERS, drawn_alike, error_bars, new_figure, save
 from marsbench.rendering.markdown import table
-from marsbench.rendering.sections import facts_section, seeds_in_words
+from marsbench.rendering.sections import command, facts_section, seeds_in_words
 from marsbench.rows.kinds import Row, StepTimeRow, SweepRow
 from marsbench.statistics.intervals import Estimate
 from marsbench.studies.compiled.contenders import COMPILED, EAGER, RANDOM, REFERENCE
@@ -56,14 +56,13 @@ MEMORY_BOUND = (
 )
 
 
-def render(rows: Sequence[Row], scale: str, seeds: BySeed | None = None) -> str:
-    """The report as Markdown: a pure function of the rows of that scale."""
-    rows = [row for row in rows if row.scale == scale]
+def sections(rows: Sequence[Row], scale: str, seeds: BySeed) -> list[str]:
+    """What stands on the page: tables of the rows, verdicts of all training seeds."""
     races, bound = _trained(rows), _random(rows)
-    sections = [
+    return [
         f"# Compiled steps at scale {scale}: what a step as one graph buys",
         WHAT_IT_IS,
-        seeds_in_words(seeds or {}),
+        seeds_in_words(seeds),
         company_remark(row for found in (races, bound) for race in found.values() for row in race.values()),
         _tokens(races),
         _speed(races),
@@ -71,9 +70,8 @@ def render(rows: Sequence[Row], scale: str, seeds: BySeed | None = None) -> str:
         _law(races),
         _compiling(races),
         _memory_bound(rows, bound),
-        facts_section(rows, f"`nox -s reproduce-compiled{'' if scale == 'tiny' else f' -- --scale {scale}'}`"),
+        facts_section(rows, command("reproduce-compiled", scale)),
     ]
-    return "\n\n".join(section for section in sections if section) + "\n"
 
 
 def _trained(rows: Sequence[Row]) -> dict[int, Race]:
@@ -100,9 +98,9 @@ def tally(seeds: BySeed) -> str:
     return f"MARS over `ar`, batch {min(races)}: {known[0]:.2f} eager, {known[1]:.2f} compiled"
 
 
-def draw(rows: Sequence[Row], scale: str, reports_dir: Path) -> list[Path]:
+def draw(rows: Sequence[Row], reports_dir: Path) -> list[Path]:
     """Write the figure that the report shows, as PNG and SVG."""
-    races = _trained([row for row in rows if row.scale == scale])
+    races = _trained(rows)
     with drawn_alike():
         figure = new_figure(7.5, 4.6)
         axes = figure.subplots()

@@ -2,22 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from marsbench.rows.kinds import Row
 from marsbench.studies.discrepancies.lines import PLAN
-from marsbench.studies.discrepancies.page import draw, render, tally
-from marsbench.studies.study import Study
-
-if TYPE_CHECKING:
-    from marsbench.running.run import Run
-
-
-def _measure(run: Run) -> list[Row]:
-    from marsbench.studies.discrepancies.measuring import discrepancy_rows
-
-    return discrepancy_rows(run)
-
+from marsbench.studies.discrepancies.page import sections, tally
+from marsbench.studies.study import Study, measured_by
 
 STUDY = Study(
     key="discrepancies",
@@ -26,9 +13,8 @@ STUDY = Study(
     session="What difference it makes where paper and released code differ; writes reports/discrepancies.md.",
     place=1,
     plan=PLAN,
-    measure=_measure,
+    measure=measured_by("marsbench.studies.discrepancies.measuring", "discrepancy_rows"),
     timed=True,
-    render=render,
-    draw=draw,
+    sections=sections,
     tally=tally,
 )

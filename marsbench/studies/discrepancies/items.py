@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from marsbench.findings.seeds import BySeed
+from marsbench.rendering.markdown import paragraphs
 from marsbench.studies.discrepancies.effects import NOT_RUN, effects_table
 from marsbench.studies.discrepancies.races import cache_blocks, load, masks
 from marsbench.studies.discrepancies.scorers import scorers, stop_rules
@@ -27,7 +28,7 @@ class Item:
         """The item in full."""
         found = self.measured(seeds) if self.measured else effects_table(seeds, self.pairs)
         said = f"- Paper: {self.paper}\n- Released code: {self.code}"
-        return "\n\n".join([f"## {self.number}: {self.title}", said, found or NOT_RUN])
+        return paragraphs(f"## {self.number}: {self.title}", said, found or NOT_RUN)
 
 
 def _against_mars(stage: str) -> tuple[tuple[str, str], ...]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from marsbench.findings.cells import latest_cells
 from marsbench.findings.company import company_remark
 from marsbench.findings.seeds import BySeed
 from marsbench.findings.sweep import SweepCells
 from marsbench.rendering.deviations import caveat, deviations_section
+from marsbench.rendering.markdown import paragraphs
 from marsbench.rendering.measured import accuracy_table, reasons
 from marsbench.rendering.sections import how_section, opening_section, training_section
 from marsbench.rendering.verdicts import HOW_P_IS_DERIVED
@@ -47,12 +47,10 @@ ELSEWHERE = {
 }
 
 
-def render(rows: Sequence[Row], scale: str, seeds: BySeed | None = None) -> str:
-    """The page as Markdown: tables of the rows of that scale, verdicts of all training seeds where others are given."""
-    rows = [row for row in rows if row.scale == scale]
-    seeds = seeds or {0: rows}
+def sections(rows: Sequence[Row], scale: str, seeds: BySeed) -> list[str]:
+    """What stands on the page: tables of the rows, verdicts of all training seeds."""
     cells, sweep = latest_cells(rows), SweepCells.of(rows)
-    sections = [
+    return [
         opening_section(PLAN, scale, OPENING, seeds),
         caveat(scale),
         HOW_TO_READ,
@@ -65,7 +63,6 @@ def render(rows: Sequence[Row], scale: str, seeds: BySeed | None = None) -> str:
         how_section(rows, PLAN, scale),
         deviations_section(rows, scale, ()),
     ]
-    return "\n\n".join(section for section in sections if section) + "\n"
 
 
 def tally(seeds: BySeed) -> str:
@@ -75,11 +72,6 @@ def tally(seeds: BySeed) -> str:
     return f"{differ} of {len(found)} comparisons of lines differ ({alone} of one training seed alone)"
 
 
-def draw(rows: Sequence[Row], scale: str, reports_dir: Path) -> list[Path]:
-    """The page has no figure."""
-    return []
-
-
 def _elsewhere() -> str:
     lines = [f"- {what} {answer}" for what, answer in ELSEWHERE.items()]
-    return "\n\n".join(["## Settled by how things are measured here, or on other pages", "\n".join(lines)])
+    return paragraphs("## Settled by how things are measured here, or on other pages", "\n".join(lines))

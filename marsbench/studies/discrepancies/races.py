@@ -9,7 +9,7 @@ from marsbench.findings.claims import TIMES, Claim, Finding, Measured
 from marsbench.findings.in_words import bracketed
 from marsbench.findings.seeds import BySeed
 from marsbench.findings.sweep import SweepCells, positions_per_forward, speed_up, tokens_per_forward_of
-from marsbench.rendering.markdown import table
+from marsbench.rendering.markdown import paragraphs, table
 from marsbench.rows.kinds import Row, SweepRow
 from marsbench.statistics.decisions import Bound
 from marsbench.statistics.intervals import Estimate, median_ratio
@@ -43,7 +43,7 @@ def cache_blocks(seeds: BySeed) -> str:
         f"B_cache, as the paper explains it, has no place. `{BLOCKS}` does as the code does: B_cache masks at once. "
         f"{HOW_RACES_ARE_MEASURED}"
     )
-    return "\n\n".join([lead, table(head, lines)])
+    return paragraphs(lead, table(head, lines))
 
 
 def _over_ar(row: SweepRow | None) -> str:
@@ -92,7 +92,7 @@ def masks(seeds: BySeed) -> str:
             ratio = _judged(partial(_all_over_few, size=size), seeds)
             positions = [f"{positions_per_forward(row) or 0:.0f}" for row in (few, every)]
             lines.append([str(size), *positions, ratio.number, DIFFERS if ratio.decided else SAME])
-    return "\n\n".join([HOW_RACES_ARE_MEASURED, table(head, lines, text=(0, 4))]) if lines else ""
+    return paragraphs(HOW_RACES_ARE_MEASURED, table(head, lines, text=(0, 4))) if lines else ""
 
 
 def load(seeds: BySeed) -> str:
@@ -117,4 +117,4 @@ def load(seeds: BySeed) -> str:
         "A forward of MARS covers several positions for each that it settles; once a forward takes as long as its "
         "positions ask for, not as its launch, no threshold can win. The page of [speed](speedup.md) has the law."
     )
-    return "\n\n".join([table(["batch", "positions/forward", "speed over `ar`"], lines), f"{said} {why}"])
+    return paragraphs(table(["batch", "positions/forward", "speed over `ar`"], lines), f"{said} {why}")

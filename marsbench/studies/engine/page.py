@@ -20,7 +20,7 @@ from marsbench.findings.sweep import (
 )
 from marsbench.rendering.figures import COLOURS, MARKERS, drawn_alike, error_bars, new_figure, save
 from marsbench.rendering.markdown import table
-from marsbench.rendering.sections import facts_section, seeds_in_words
+from marsbench.rendering.sections import command, facts_section, seeds_in_words
 from marsbench.rows.kinds import ExactnessRow, Row, SweepRow, TrainingRow
 from marsbench.statistics.intervals import Estimate, Interval
 
@@ -68,15 +68,14 @@ WHAT_WAS_TRIED = (
 )
 
 
-def render(rows: Sequence[Row], scale: str, seeds: BySeed | None = None) -> str:
-    """The report as Markdown: a pure function of the rows of that scale."""
-    rows = [row for row in rows if row.scale == scale]
+def sections(rows: Sequence[Row], scale: str, seeds: BySeed) -> list[str]:
+    """What stands on the page: tables of the rows, verdicts of all training seeds."""
     races = SweepCells.of(rows).races
-    sections = [
+    return [
         f"# The engine at scale {scale}: lossless methods, speed, and where the time goes",
         "One loop decodes by every method; what differs between the lines below is the method alone. `hf-generate` is "
         "the outside reference: transformers' own `generate`.",
-        seeds_in_words(seeds or {}),
+        seeds_in_words(seeds),
         company_remark([row for race in races.values() for row in race.values()]),
         _exactness(rows),
         _targets(races),
@@ -85,14 +84,13 @@ def render(rows: Sequence[Row], scale: str, seeds: BySeed | None = None) -> str:
         _costs(races),
         _profiles(races),
         _heads(rows),
-        facts_section(rows, f"`nox -s reproduce-engine{'' if scale == 'tiny' else f' -- --scale {scale}'}`"),
+        facts_section(rows, command("reproduce-engine", scale)),
     ]
-    return "\n\n".join(section for section in sections if section) + "\n"
 
 
-def draw(rows: Sequence[Row], scale: str, reports_dir: Path) -> list[Path]:
+def draw(rows: Sequence[Row], reports_dir: Path) -> list[Path]:
     """Write the figure that the report shows, as PNG and SVG."""
-    races = SweepCells.of([row for row in rows if row.scale == scale]).races
+    races = SweepCells.of(rows).races
     best = {row.contender for race in races.values() if (row := _best_verified(race))}
     shown = [row for race in races.values() for row in race.values() if _stands_alone(row) or row.contender in best]
     names = list(dict.fromkeys(row.contender for row in shown))

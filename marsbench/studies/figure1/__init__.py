@@ -2,23 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from marsbench.findings.claims import Section
-from marsbench.rows.kinds import Row
 from marsbench.studies.figure1.lines import PLAN
-from marsbench.studies.figure1.page import draw, render
-from marsbench.studies.study import Study
-
-if TYPE_CHECKING:
-    from marsbench.running.run import Run
-
-
-def _measure(run: Run) -> list[Row]:
-    from marsbench.studies.figure1.measuring import figure1_rows
-
-    return figure1_rows(run)
-
+from marsbench.studies.figure1.page import draw, sections
+from marsbench.studies.study import Study, measured_by
 
 STUDY = Study(
     key="figure1",
@@ -28,7 +15,7 @@ STUDY = Study(
     section=Section("Figure 1", (1,)),
     plan=PLAN,
     scored=False,
-    measure=_measure,
-    render=render,
-    draw=draw,
+    measure=measured_by("marsbench.studies.figure1.measuring", "figure1_rows"),
+    sections=sections,
+    figures=draw,
 )

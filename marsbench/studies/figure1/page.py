@@ -8,8 +8,8 @@ from pathlib import Path
 from marsbench.findings.in_words import one_line
 from marsbench.findings.seeds import BySeed
 from marsbench.rendering.figures import drawn_alike, save
-from marsbench.rendering.markdown import table
-from marsbench.rendering.sections import facts_section, opening_section, training_section
+from marsbench.rendering.markdown import paragraphs, table
+from marsbench.rendering.sections import command, facts_section, opening_section, training_section
 from marsbench.rows.kinds import GenerationRow, Row, TrainingRow
 from marsbench.show import Shown, drawing, merged, shaded
 from marsbench.studies.figure1.lines import PLAN
@@ -22,33 +22,31 @@ OPENING = (
 )
 
 
-def render(rows: Sequence[Row], scale: str, seeds: BySeed | None = None) -> str:
-    """The page as Markdown: a pure function of the rows of that scale."""
-    answers = _answers(rows, scale)
-    suffix = "" if scale == "tiny" else f" -- --scale {scale}"
-    shown = [row for row in rows if row.scale == scale and isinstance(row, GenerationRow | TrainingRow)]
-    sections = [
-        opening_section(PLAN, scale, OPENING, seeds or {}),
+def sections(rows: Sequence[Row], scale: str, seeds: BySeed) -> list[str]:
+    """What stands on the page: tables of the rows, verdicts of all training seeds."""
+    answers = _answers(rows)
+    shown = [row for row in rows if isinstance(row, GenerationRow | TrainingRow)]
+    return [
+        opening_section(PLAN, scale, OPENING, seeds),
         _counts(answers),
         _question(answers),
         *[_text(row) for row in answers.values() if row.status == "done"],
         f"![The answers, neighbouring forward passes in different shades]({FIGURE}.png)",
         training_section(shown, PLAN),
-        facts_section(shown, f"`nox -s reproduce-{PLAN.key}{suffix}`"),
+        facts_section(shown, command(f"reproduce-{PLAN.key}", scale)),
     ]
-    return "\n\n".join(section for section in sections if section) + "\n"
 
 
-def draw(rows: Sequence[Row], scale: str, reports_dir: Path) -> list[Path]:
+def draw(rows: Sequence[Row], reports_dir: Path) -> list[Path]:
     """Write the figure that the page shows, as PNG and SVG."""
-    done = [_shown(row) for row in _answers(rows, scale).values() if row.status == "done"]
+    done = [_shown(row) for row in _answers(rows).values() if row.status == "done"]
     with drawn_alike():
         return save(drawing(done), reports_dir / FIGURE)
 
 
-def _answers(rows: Sequence[Row], scale: str) -> dict[str, GenerationRow]:
+def _answers(rows: Sequence[Row]) -> dict[str, GenerationRow]:
     """The last row of each line, in the plan's order."""
-    found = {row.arm: row for row in rows if isinstance(row, GenerationRow) and row.scale == scale}
+    found = {row.arm: row for row in rows if isinstance(row, GenerationRow)}
     return {arm.name: found[arm.name] for arm in PLAN.arms if arm.name in found}
 
 
@@ -66,13 +64,13 @@ def _counts(answers: dict[str, GenerationRow]) -> str:
 
 def _question(answers: dict[str, GenerationRow]) -> str:
     questions = dict.fromkeys(row.question for row in answers.values())
-    return "\n\n".join(["## The question", *map(_fenced, questions)]) if questions else ""
+    return paragraphs("## The question", *map(_fenced, questions)) if questions else ""
 
 
 def _text(row: GenerationRow) -> str:
     """The answer with a bar between forward passes, for those who cannot see the figure."""
     note = "A bar parts forward passes." + ("" if row.finish == "eos" else " The answer was cut at the token limit.")
-    return "\n\n".join([f"## {_label(row)}", note, _fenced(shaded(_shown(row), color=False).plain)])
+    return paragraphs(f"## {_label(row)}", note, _fenced(shaded(_shown(row), color=False).plain))
 
 
 def _shown(row: GenerationRow) -> Shown:

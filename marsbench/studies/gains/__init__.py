@@ -2,22 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from marsbench.rows.kinds import Row
 from marsbench.studies.gains.lines import MEASURED
-from marsbench.studies.gains.page import draw, render, tally
-from marsbench.studies.study import Study
-
-if TYPE_CHECKING:
-    from marsbench.running.run import Run
-
-
-def _measure(run: Run) -> list[Row]:
-    from marsbench.studies.gains.measuring import gains_rows
-
-    return gains_rows(run)
-
+from marsbench.studies.gains.page import draw, sections, tally
+from marsbench.studies.study import Study, measured_by
 
 STUDY = Study(
     key="gains",
@@ -26,8 +13,8 @@ STUDY = Study(
     session="Where the gain comes from: rivals at equal accuracy, tokens by class; writes reports/gains.md.",
     place=2,
     plan=MEASURED,
-    measure=_measure,
-    render=render,
-    draw=draw,
+    measure=measured_by("marsbench.studies.gains.measuring", "gains_rows"),
+    sections=sections,
+    figures=draw,
     tally=tally,
 )

@@ -12,7 +12,7 @@ import numpy as np
 from marsbench.findings.cells import BENCHMARKS
 from marsbench.findings.in_words import one_line, plus_minus
 from marsbench.rendering.figures import drawn_alike, new_figure, save
-from marsbench.rendering.markdown import table
+from marsbench.rendering.markdown import paragraphs, table
 from marsbench.rows.kinds import Row, TokenClassRow
 from marsbench.statistics.intervals import Estimate, share_of_tokens
 from marsbench.studies.gains.lines import MEASURED
@@ -67,7 +67,7 @@ def section(rows: Sequence[Row]) -> str:
             _by_pair(everything),
             f"![How often a token is settled together with the one before it, by the classes of both]({FIGURE}.png)",
         ]
-    return "\n\n".join(part for part in parts if part)
+    return paragraphs(*parts)
 
 
 def draw(rows: Sequence[Row], reports_dir: Path) -> list[Path]:

@@ -18,7 +18,7 @@ from marsbench.findings.sweep import ALLOWED_LOSS
 from marsbench.rendering.claims import page_tally
 from marsbench.rendering.deviations import deviations_section
 from marsbench.rendering.figures import speed_figure
-from marsbench.rendering.markdown import table
+from marsbench.rendering.markdown import paragraphs, table
 from marsbench.rendering.measured import (
     HOW_TO_READ_ACCURACY,
     accuracy_table,
@@ -69,13 +69,11 @@ HOW_TAU_IS_CHOSEN = (
 )
 
 
-def render(rows: Sequence[Row], scale: str, seeds: BySeed | None = None) -> str:
-    """The page as Markdown: tables of the rows of that scale, verdicts of all training seeds where others are given."""
-    rows = [row for row in rows if row.scale == scale]
-    seeds = seeds or {0: rows}
+def sections(rows: Sequence[Row], scale: str, seeds: BySeed) -> list[str]:
+    """What stands on the page: tables of the rows, verdicts of all training seeds."""
     cells = latest_cells(with_choice(rows))
     plan = shown(PLAN, cells)
-    sections = [
+    return [
         opening_section(plan, scale, OPENING, seeds),
         _measured(cells, plan),
         _chosen(cells),
@@ -85,12 +83,10 @@ def render(rows: Sequence[Row], scale: str, seeds: BySeed | None = None) -> str:
         how_section(rows, shown(MEASURED, cells), scale),
         deviations_section(rows, scale, ()),
     ]
-    return "\n\n".join(section for section in sections if section) + "\n"
 
 
-def draw(rows: Sequence[Row], scale: str, reports_dir: Path) -> list[Path]:
+def draw(rows: Sequence[Row], reports_dir: Path) -> list[Path]:
     """Write the figures that the page shows, as PNG and SVG."""
-    rows = [row for row in rows if row.scale == scale]
     cells = latest_cells(with_choice(rows))
     drawn = [CHOSEN.name, *VERIFIED, *RIVALS, ADAPTED.name]
     plan = replace(PLAN, arms=tuple(arm for arm in shown(PLAN, cells).arms if arm.name in drawn))
@@ -110,7 +106,7 @@ def _with_choices(seeds: BySeed) -> BySeed:
 
 def _measured(cells: Cells, plan: TablePlan) -> str:
     and_adapter = ", and what an adapter drafts for" if ADAPTED in plan.arms else ""
-    parts = [
+    return paragraphs(
         "## At equal accuracy",
         f"{HOW_TO_READ_ACCURACY} {HOW_LINES_COMPARE.format(and_adapter=and_adapter)}",
         accuracy_table(cells, plan),
@@ -121,8 +117,7 @@ def _measured(cells: Cells, plan: TablePlan) -> str:
         cut_answers(cells, plan),
         cut_prompts(cells, plan),
         f"![Tokens per forward pass per benchmark and line, with 95 % intervals]({FIGURE}.png)",
-    ]
-    return "\n\n".join(part for part in parts if part)
+    )
 
 
 def _costs() -> str:
@@ -156,7 +151,7 @@ def _chosen(cells: Cells) -> str:
         found = choice(cells, benchmark)
         lines.append([title, *(_chosen_line(cells, benchmark, found) if found else ["not run"] * (len(head) - 1))])
     title = f"## MARS that may lose {ALLOWED_LOSS:g} point of accuracy"
-    return "\n\n".join([title, HOW_TAU_IS_CHOSEN, table(head, lines)])
+    return paragraphs(title, HOW_TAU_IS_CHOSEN, table(head, lines))
 
 
 def _chosen_line(cells: Cells, benchmark: str, found: Choice) -> list[str]:

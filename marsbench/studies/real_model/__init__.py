@@ -2,22 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from marsbench.rows.kinds import Row
 from marsbench.studies.real_model.lines import PLAN
-from marsbench.studies.real_model.page import draw, render, tally
-from marsbench.studies.study import Study
-
-if TYPE_CHECKING:
-    from marsbench.running.run import Run
-
-
-def _measure(run: Run) -> list[Row]:
-    from marsbench.studies.real_model.measuring import real_model_rows
-
-    return real_model_rows(run)
-
+from marsbench.studies.real_model.page import draw, sections, tally
+from marsbench.studies.study import Study, measured_by
 
 STUDY = Study(
     key="real-model",
@@ -27,9 +14,9 @@ STUDY = Study(
     place=7,
     in_paper=False,
     plan=PLAN,
-    measure=_measure,
+    measure=measured_by("marsbench.studies.real_model.measuring", "real_model_rows"),
     timed=True,
-    render=render,
-    draw=draw,
+    sections=sections,
+    figures=draw,
     tally=tally,
 )

@@ -29,7 +29,7 @@ from marsbench.racing.position_law import position_law
 from marsbench.rendering.claims import page_tally
 from marsbench.rendering.deviations import deviations_section
 from marsbench.rendering.figures import speed_figure
-from marsbench.rendering.markdown import table
+from marsbench.rendering.markdown import paragraphs, table
 from marsbench.rendering.measured import (
     HOW_TO_READ_ACCURACY,
     accuracy_table,
@@ -122,13 +122,11 @@ CLAIMS = (
 )  # fmt: skip
 
 
-def render(rows: Sequence[Row], scale: str, seeds: BySeed | None = None) -> str:
-    """The page as Markdown: a pure function of the rows of that scale."""
-    rows = [row for row in rows if row.scale == scale]
-    seeds = seeds or {0: rows}
+def sections(rows: Sequence[Row], scale: str, seeds: BySeed) -> list[str]:
+    """What stands on the page: tables of the rows, verdicts of all training seeds."""
     cells, sweeps = latest_cells(rows), SweepCells.by_dtype(rows)
     timed = [row for row in rows if isinstance(row, SweepRow | StepTimeRow)]
-    sections = [
+    return [
         opening_section(PLAN, scale, OPENING, seeds),
         _in_part(cells, sweeps),
         _whose_weights(rows),
@@ -143,12 +141,11 @@ def render(rows: Sequence[Row], scale: str, seeds: BySeed | None = None) -> str:
         how_section(rows, PLAN, scale),
         deviations_section(rows, scale, DEVIATIONS),
     ]
-    return "\n\n".join(section for section in sections if section) + "\n"
 
 
-def draw(rows: Sequence[Row], scale: str, reports_dir: Path) -> list[Path]:
+def draw(rows: Sequence[Row], reports_dir: Path) -> list[Path]:
     """Write the figure that the page shows, as PNG and SVG."""
-    return speed_figure(latest_cells(row for row in rows if row.scale == scale), PLAN, reports_dir / FIGURE)
+    return speed_figure(latest_cells(rows), PLAN, reports_dir / FIGURE)
 
 
 def tally(seeds: BySeed) -> str:
@@ -182,7 +179,7 @@ def _whose_weights(rows: Sequence[Row]) -> str:
 
 
 def _measured(cells: Cells, seeds: BySeed) -> str:
-    parts = [
+    return paragraphs(
         "## Measured",
         f"{HOW_TO_READ_ACCURACY} {HOW_LINES_DECODE}",
         accuracy_table(cells, PLAN),
@@ -193,8 +190,7 @@ def _measured(cells: Cells, seeds: BySeed) -> str:
         reasons(cells, PLAN),
         cut_answers(cells, PLAN),
         cut_prompts(cells, PLAN),
-    ]
-    return "\n\n".join(part for part in parts if part)
+    )
 
 
 def _agreement(cells: Cells) -> str:
@@ -214,8 +210,7 @@ def _agreement(cells: Cells) -> str:
         return ""
     same, asked = (sum(counts) for counts in zip(*promised, strict=True))
     said = f"Of {asked:,} answers that a method promises to be those of AR decoding, {same:,} are."
-    parts = [f"{HOW_AGREEMENT_IS_COUNTED} {said}", table(["", *columns(PLAN).values(), "base"], lines)]
-    return "\n\n".join(parts)
+    return paragraphs(f"{HOW_AGREEMENT_IS_COUNTED} {said}", table(["", *columns(PLAN).values(), "base"], lines))
 
 
 _TUNED = {MARS: AR_OF_MARS, LONG_MARS: AR_OF_LONG_MARS}
@@ -257,8 +252,7 @@ def _by_tokens_trained(cells: Cells, rows: Sequence[Row]) -> str:
         for name, title in columns(PLAN).items()
         if name in found.get(ADAPTER, {}) and name in found.get(LONG_ADAPTER, {})
     }
-    parts = ["## By tokens trained", HOW_THE_CURVE_IS_READ, table(head, lines), " ".join(_in_words(bought))]
-    return "\n\n".join(part for part in parts if part)
+    return paragraphs("## By tokens trained", HOW_THE_CURVE_IS_READ, table(head, lines), " ".join(_in_words(bought)))
 
 
 class _Bought(NamedTuple):
@@ -320,8 +314,7 @@ def _clock(sweeps: Mapping[str, SweepCells]) -> str:
     if not sweeps:
         return ""
     steps = steps_in_words(next(iter(sweeps.values())))
-    parts = ["## By the clock", f"{HOW_THE_CLOCK_IS_READ} {steps}", *[_race(*one) for one in sweeps.items()]]
-    return "\n\n".join(parts)
+    return paragraphs("## By the clock", f"{HOW_THE_CLOCK_IS_READ} {steps}", *[_race(*one) for one in sweeps.items()])
 
 
 def _race(dtype: str, sweep: SweepCells) -> str:
@@ -334,13 +327,12 @@ def _race(dtype: str, sweep: SweepCells) -> str:
         [name, *[text for size in sweep.batch_sizes for text in _raced(sweep.done.get((name, size)), copied)]]
         for name in sweep.names
     ]
-    parts = [
+    return paragraphs(
         f"### In {dtype}",
         table(head, lines),
         _best(sweep),
         _a_step(sweep.step_times),
-    ]
-    return "\n\n".join(part for part in parts if part)
+    )
 
 
 def _a_step(row: StepTimeRow | None) -> str:

@@ -2,22 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from marsbench.rows.kinds import Row
 from marsbench.studies.regime.lines import PLAN
-from marsbench.studies.regime.page import draw, render, tally
-from marsbench.studies.study import Study
-
-if TYPE_CHECKING:
-    from marsbench.running.run import Run
-
-
-def _measure(run: Run) -> list[Row]:
-    from marsbench.studies.regime.measuring import regime_rows
-
-    return regime_rows(run)
-
+from marsbench.studies.regime.page import sections, tally
+from marsbench.studies.study import Study, measured_by
 
 STUDY = Study(
     key="regime",
@@ -27,8 +14,7 @@ STUDY = Study(
     place=0,
     in_paper=False,
     plan=PLAN,
-    measure=_measure,
-    render=render,
-    draw=draw,
+    measure=measured_by("marsbench.studies.regime.measuring", "regime_rows"),
+    sections=sections,
     tally=tally,
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from importlib import resources
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -17,7 +16,7 @@ from marsbench.findings.published import PUBLISHED_SCALES, published_values
 from marsbench.findings.seeds import BySeed
 from marsbench.rendering.claims import held_against
 from marsbench.rendering.deviations import deviations_section
-from marsbench.rendering.markdown import table
+from marsbench.rendering.markdown import paragraphs, table
 from marsbench.rendering.measured import (
     HOW_TO_READ_THE_CELLS,
     accuracy_table,
@@ -65,17 +64,15 @@ OF_MASKS = (
 )
 
 
-def render(rows: Sequence[Row], scale: str, seeds: BySeed | None = None) -> str:
-    """The page as Markdown: tables of the rows of that scale, verdicts of all training seeds where others are given."""
-    rows = [row for row in rows if row.scale == scale]
-    seeds = seeds or {0: rows}
+def sections(rows: Sequence[Row], scale: str, seeds: BySeed) -> list[str]:
+    """What stands on the page: tables of the rows, verdicts of all training seeds."""
     cells = latest_cells(rows)
-    sections = [
+    return [
         opening_section(PLAN, scale, OPENING, seeds),
         _criteria(seeds),
         _room(seeds),
-        "\n\n".join(filter(None, ["## Measured", HOW_TO_READ_THE_CELLS, accuracy_table(cells, PLAN),
-                                  seeds_table(seeds, PLAN), reasons(cells, PLAN), cut_answers(cells, PLAN)])),
+        paragraphs("## Measured", HOW_TO_READ_THE_CELLS, accuracy_table(cells, PLAN),
+                                  seeds_table(seeds, PLAN), reasons(cells, PLAN), cut_answers(cells, PLAN)),
         _text_losses(seeds),
         _of_masks(rows),
         _trials() if scale == "mini" else "",
@@ -83,12 +80,6 @@ def render(rows: Sequence[Row], scale: str, seeds: BySeed | None = None) -> str:
         how_section(rows, PLAN, scale),
         deviations_section(rows, scale, ()),
     ]  # fmt: skip
-    return "\n\n".join(section for section in sections if section) + "\n"
-
-
-def draw(rows: Sequence[Row], scale: str, reports_dir: Path) -> list[Path]:
-    """The page has no figure."""
-    return []
 
 
 def tally(seeds: BySeed) -> str:
@@ -113,8 +104,8 @@ def beside(scales: Mapping[str, BySeed]) -> str:
         for one in CRITERIA
     ]  # fmt: skip
     head = ["", "criterion", "tested", *measured, "the paper"]
-    return "\n\n".join(["## The regime, scale beside scale", f"{OPENING} {HOW_CRITERIA_ARE_JUDGED}",
-                        table(head, lines, text=range(len(head)))])  # fmt: skip
+    return paragraphs("## The regime, scale beside scale", f"{OPENING} {HOW_CRITERIA_ARE_JUDGED}",
+                        table(head, lines, text=range(len(head))))  # fmt: skip
 
 
 def _with_outcome(one: Claim, seeds: BySeed) -> str:
@@ -136,8 +127,7 @@ def _criteria(seeds: BySeed) -> str:
         lines.append([*line, _OUTCOME.get(found.verdict, found.verdict), published_in_words(one)])
         if one.letter == "iii":
             lines += _room_lines(seeds)
-    parts = ["## Criteria", HOW_CRITERIA_ARE_JUDGED, table(head, lines, text=(0, 1, 2, 6, 7))]
-    return "\n\n".join(parts)
+    return paragraphs("## Criteria", HOW_CRITERIA_ARE_JUDGED, table(head, lines, text=(0, 1, 2, 6, 7)))
 
 
 def _room_lines(seeds: BySeed) -> list[list[str]]:

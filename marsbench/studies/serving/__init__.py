@@ -2,22 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from marsbench.rows.kinds import Row
 from marsbench.running.plans import TrainedStage
-from marsbench.studies.serving.page import draw, render, tally
-from marsbench.studies.study import Study
-
-if TYPE_CHECKING:
-    from marsbench.running.run import Run
-
-
-def _measure(run: Run) -> list[Row]:
-    from marsbench.studies.serving.measuring import serving_rows
-
-    return serving_rows(run)
-
+from marsbench.studies.serving.page import draw, sections, tally
+from marsbench.studies.study import Study, measured_by
 
 STUDY = Study(
     key="serving",
@@ -28,9 +15,9 @@ STUDY = Study(
     place=6,
     in_paper=False,
     timed=True,
-    measure=_measure,
+    measure=measured_by("marsbench.studies.serving.measuring", "serving_rows"),
     stages=(TrainedStage("mars", 4),),
-    render=render,
-    draw=draw,
+    sections=sections,
+    figures=draw,
     tally=tally,
 )

@@ -8,7 +8,7 @@ from pathlib import Path
 from marsbench.findings.company import company_remark
 from marsbench.findings.seeds import BySeed
 from marsbench.rendering.markdown import table
-from marsbench.rendering.sections import facts_section, seeds_in_words
+from marsbench.rendering.sections import command, facts_section, seeds_in_words
 from marsbench.rows.kinds import Row, ServingRow
 from marsbench.statistics.decisions import Bound
 from marsbench.statistics.intervals import Estimate
@@ -79,18 +79,17 @@ THREADS_UNKNOWN = (
 )
 
 
-def render(rows: Sequence[Row], scale: str, seeds: BySeed | None = None) -> str:
-    """The report as Markdown: a pure function of the rows of that scale."""
-    rows = [row for row in rows if row.scale == scale]
+def sections(rows: Sequence[Row], scale: str, seeds: BySeed) -> list[str]:
+    """What stands on the page: tables of the rows, verdicts of all training seeds."""
     cells = cells_of(rows)
     some = next((one for one in reversed(list(cells.values()))), [])
     if not some:
-        return f"# Serving at scale {scale}: nothing measured yet\n"
+        return [f"# Serving at scale {scale}: nothing measured yet"]
     row = some[0]
-    sections = [
+    return [
         f"# Serving at scale {scale}: does lowering tau buy throughput under load?",
         WHAT_IT_IS.format(rows=row.rows, queue=row.queue),
-        seeds_in_words(seeds or {}),
+        seeds_in_words(seeds),
         HOW_POLICIES_DIFFER,
         TARGETS.format(first=1000 * row.target_first_token, each=1000 * row.target_per_token),
         company_remark(row for some in cells.values() for row in some),
@@ -100,14 +99,13 @@ def render(rows: Sequence[Row], scale: str, seeds: BySeed | None = None) -> str:
         _by_load(cells),
         _figures(cells),
         _steps(cells),
-        facts_section(rows, f"`nox -s serving-load{'' if scale == 'tiny' else f' -- --scale {scale}'}`"),
+        facts_section(rows, command("serving-load", scale)),
     ]
-    return "\n\n".join(section for section in sections if section) + "\n"
 
 
-def draw(rows: Sequence[Row], scale: str, reports_dir: Path) -> list[Path]:
+def draw(rows: Sequence[Row], reports_dir: Path) -> list[Path]:
     """Write the figures that the report shows, as PNG and SVG."""
-    return draw_all(cells_of([row for row in rows if row.scale == scale]), reports_dir)
+    return draw_all(cells_of(rows), reports_dir)
 
 
 def tally(seeds: BySeed) -> str:

@@ -7,7 +7,7 @@ from marsbench.racing.grid import Grid, read_grid, shipped_grid
 from marsbench.studies.speedup.claims import TABLE5_SECTION, TABLE6_SECTION, speed_claims
 from marsbench.studies.speedup.lines import TABLE5, TABLE6
 from marsbench.studies.speedup.measures import decoded_by_the_sweep
-from marsbench.studies.speedup.page import draw, render
+from marsbench.studies.speedup.page import draw, sections
 from marsbench.studies.study import Item, Study
 
 
@@ -25,8 +25,8 @@ STUDY = Study(
     command="sweep",
     place=4,
     grid=_grid,
-    render=render,
-    draw=draw,
+    sections=sections,
+    figures=draw,
     claims=tuple(speed_claims()),
     remark=decoded_by_the_sweep,
     holds=(

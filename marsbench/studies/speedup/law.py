@@ -18,7 +18,7 @@ from marsbench.findings.sweep import (
     speed_up,
 )
 from marsbench.racing.position_law import Work, fastest
-from marsbench.rendering.markdown import table
+from marsbench.rendering.markdown import paragraphs, table
 from marsbench.statistics.intervals import Estimate, Interval
 
 HOW_THE_LAW_WORKS = (
@@ -138,7 +138,7 @@ def knee_section(sweep: SweepCells) -> str:
         )
     head = ["", "positions/token", *[f"batch {size}" for size in sweep.batch_sizes], "pays up to"]
     lines = [_knee_line(sweep, name) for name in _window_contenders(sweep)]
-    return "\n\n".join([*parts, table(head, lines)])
+    return paragraphs(*parts, table(head, lines))
 
 
 def _window_contenders(sweep: SweepCells) -> list[str]:

@@ -36,8 +36,8 @@ from marsbench.findings.sweep import (
 )
 from marsbench.racing.grid import COMPILED_AR
 from marsbench.rendering.deviations import SMALL_SCALES
-from marsbench.rendering.markdown import table
-from marsbench.rendering.sections import facts_section, seeds_in_words
+from marsbench.rendering.markdown import paragraphs, table
+from marsbench.rendering.sections import command, facts_section, seeds_in_words
 from marsbench.rows.kinds import Row, SweepRow
 from marsbench.studies.speedup import figures
 from marsbench.studies.speedup.law import knee_section, law_section
@@ -68,14 +68,13 @@ HOW_TO_READ_LATENCY = (
 )
 
 
-def render(rows: Sequence[Row], scale: str, seeds: BySeed | None = None) -> str:
-    """The report as Markdown: a pure function of the rows of that scale."""
-    rows = [row for row in rows if row.scale == scale]
+def sections(rows: Sequence[Row], scale: str, seeds: BySeed) -> list[str]:
+    """What stands on the page: tables of the rows, verdicts of all training seeds."""
     sweep = SweepCells.of(rows)
-    sections = [
+    return [
         f"# Speed at scale {scale}: how fast, at what accuracy, against what",
         _caveat(scale),
-        seeds_in_words(seeds or {}),
+        seeds_in_words(seeds),
         company_remark([*sweep.rows, *([sweep.step_times] if sweep.step_times else [])]),
         _answer(sweep),
         _all(sweep),
@@ -86,18 +85,13 @@ def render(rows: Sequence[Row], scale: str, seeds: BySeed | None = None) -> str:
         law_section(sweep.eager),
         knee_section(sweep.eager),
         _checks(sweep),
-        facts_section(rows, _command(scale)),
+        facts_section(rows, command("speedup-sweep", scale)),
     ]
-    return "\n\n".join(section for section in sections if section) + "\n"
 
 
-def draw(rows: Sequence[Row], scale: str, reports_dir: Path) -> list[Path]:
+def draw(rows: Sequence[Row], reports_dir: Path) -> list[Path]:
     """Write the figures that the report shows, as PNG and SVG."""
-    return figures.draw(SweepCells.of([row for row in rows if row.scale == scale]), reports_dir)
-
-
-def _command(scale: str) -> str:
-    return f"`nox -s speedup-sweep{'' if scale == 'tiny' else f' -- --scale {scale}'}`"
+    return figures.draw(SweepCells.of(rows), reports_dir)
 
 
 def _caveat(scale: str) -> str:
@@ -120,7 +114,7 @@ def _answer(sweep: SweepCells) -> str:
         plain = [sweep.done.get((COMPILED_AR, size)) for size in sweep.batch_sizes]
         lines.append(["compiled `ar` over `ar`", *[printed_speed_up(row) for row in plain]])
         lines += _best_lines(sweep, compiled=True)
-    return "\n\n".join(["## The answer", text, table(head, lines)])
+    return paragraphs("## The answer", text, table(head, lines))
 
 
 def _best_lines(sweep: SweepCells, *, compiled: bool) -> list[list[str]]:
@@ -242,7 +236,7 @@ def _latency(sweep: SweepCells) -> str:
     for size in sweep.batch_sizes:
         lines = [_latency_line(row, copied) for row in sweep.at(size)]
         parts += [f"### Batch size {size}", table(head, lines)]
-    return "\n\n".join(parts)
+    return paragraphs(*parts)
 
 
 def _latency_line(row: SweepRow, copied: float | None) -> list[str]:
@@ -278,4 +272,4 @@ def _checks(sweep: SweepCells) -> str:
         return ""
     text = "`ar` raced against `ar` under another name must not differ from it: the interval must contain 1."
     head = ["batch", "`ar, again` over `ar`", "contains 1"]
-    return "\n\n".join(["## Is the clock fair?", text, table(head, lines)])
+    return paragraphs("## Is the clock fair?", text, table(head, lines))

@@ -19,7 +19,7 @@ from marsbench.findings.sweep import (
     tokens_per_second,
 )
 from marsbench.paper import Published, published
-from marsbench.rendering.markdown import table
+from marsbench.rendering.markdown import paragraphs, table
 from marsbench.rows.kinds import SweepRow
 
 
@@ -48,7 +48,7 @@ def table5(sweep: SweepCells) -> str:
         "line, the positions that a forward covers; below them all, the accuracy, which the batch size changes by "
         "rounding at most. Where B_cache exceeds B, tokens are predicted further ahead than MARS was trained for."
     )
-    return "\n\n".join(["## Table 5: the block-level cache", text, table(head, lines), _published5()])
+    return paragraphs("## Table 5: the block-level cache", text, table(head, lines), _published5())
 
 
 def _published5() -> str:
@@ -97,7 +97,7 @@ def table6(sweep: SweepCells) -> str:
             if known or not compiled:
                 lines = [_table6_line(sweep, row, known[0]) for row in known]
                 parts += [f"Batch size {size}{', compiled' if compiled else ''}:", table(_head6(compiled), lines)]
-    return "\n\n".join([*parts, _published6()])
+    return paragraphs(*parts, _published6())
 
 
 def _head6(compiled: bool) -> list[str]:
