@@ -29,7 +29,7 @@ from marsbench.racing.grid import BASELINES, read_grid, shipped_grid
 from marsbench.racing.position_law import PositionLaw, Work, fastest, predicted_seconds
 from marsbench.racing.race import Entrant, Race
 from marsbench.racing.rounds import RoundLog
-from marsbench.rows.kinds import SweepRow
+from marsbench.rows.kinds import StepTimeRow, SweepRow
 from marsbench.rows.store import read_rows, rows_text
 from marsbench.rows.workspace import Workspace
 from marsbench.statistics.intervals import Interval
@@ -502,3 +502,11 @@ def test_commands_around_the_sweep(name: str, swept: Path, wide_terminal: None) 
     done = CliRunner().invoke(app, COMMANDS[name](swept))
     assert done.exit_code == 0, done.output
     assert SAYS[name] in done.output
+
+
+def test_weights_are_held_against_reading_where_that_was_measured() -> None:
+    """Guards against a roofline of copying, which also writes: steps would look nearer to it than they are."""
+    made: dict[str, Any] = {"key": "", "status": "done", "reason": "", "scale": "", "stage": "", "context": 1}
+    before = StepTimeRow(**made, rows=[1], window=[1], seconds=[[1.0]], copied_per_second=[3.0])
+    assert before.memory == ("copying", 3.0)
+    assert replace(before, read_per_second=[5.0, 7.0, 6.0]).memory == ("reading", 6.0)

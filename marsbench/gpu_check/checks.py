@@ -21,6 +21,7 @@ from marsbench.gpu_check.bench import Bench, Found
 from marsbench.methods import METHODS, Options, build_method
 from marsbench.presets import preset
 from marsbench.racing.race import synchronize
+from marsbench.racing.step_time import read_per_second
 from marsbench.training.objectives import mars_loss
 from marsbench.training.stages import recipe
 from marsbench.training.trainer import train
@@ -155,19 +156,6 @@ def steps_near_the_floor(bench: Bench) -> Found:
                 facts[f"{name}, {rows} at once, {said}, s"] = median(found.steps)
     faster = facts["ar, 1 at once, captured, s"] < facts["ar, 1 at once, eager, s"]
     return Found(faster if bench.on_gpu else None, facts)  # on a CPU nothing is captured
-
-
-def read_per_second(device: torch.device, *, repeats: int = 5) -> float:
-    """Bytes that summing a large tensor reads per second, at best."""
-    source = torch.ones((1 if device.type == "cuda" else 4) * _GIB // 16, device=device)
-    best = math.inf
-    for _ in range(repeats + 1):
-        synchronize()
-        began = time.perf_counter()
-        source.sum()
-        synchronize()
-        best = min(best, time.perf_counter() - began)
-    return source.nbytes / best
 
 
 def training_step(bench: Bench) -> Found:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import torch
+from torch import Tensor
 
 from marsbench.decoding.acceptance import no_threshold
 from marsbench.decoding.engine import Batch, context_length
@@ -24,6 +26,7 @@ _REPEATS = 9
 _ROWS = (1, 4, 16, 64)
 _WINDOWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 _COPY_BYTES = 256 * 2**20  # far more than any cache holds
+_READ_BYTES = 2**30
 
 
 class Shape(NamedTuple):
@@ -40,12 +43,13 @@ class Shape(NamedTuple):
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Seconds per step for each shape and repeat, and bytes copied per second for each repeat."""
+    """Seconds per step for each shape and repeat, and bytes copied and read per second for each repeat."""
 
     context: int
     shapes: list[Shape]
     seconds: list[list[float]]
     copied_per_second: list[float]
+    read_per_second: list[float]
     others_cores: list[float]  # of each repeat: what other processes used; empty where it cannot be told
 
 
@@ -79,6 +83,7 @@ def step_times(model: Any, positions: int, progress: Callable[[int, int], None])
     shapes = [Shape(rows, width) for rows in _ROWS for width in _WINDOWS if rows * width <= positions and width < room]
     seconds: list[list[float]] = [[] for _ in shapes]
     copied: list[float] = []
+    read: list[float] = []
     others: list[float] = []
     for repeat in range(_REPEATS + 1):  # the first warms up
         neighbours = Watch()
@@ -89,9 +94,10 @@ def step_times(model: Any, positions: int, progress: Callable[[int, int], None])
             progress(repeat * len(shapes) + number, (_REPEATS + 1) * len(shapes))
         if repeat:
             copied.append(_copied_per_second(model.device))
+            read.append(read_per_second(model.device))
             used = cores([neighbours.used()])
             others += [] if used is None else [used]
-    return StepTimes(_CONTEXT, shapes, seconds, copied, others if len(others) == len(copied) else [])
+    return StepTimes(_CONTEXT, shapes, seconds, copied, read, others if len(others) == len(copied) else [])
 
 
 def _step(model: Any, shape: Shape) -> float:
@@ -119,3 +125,22 @@ def _copied_per_second(device: torch.device) -> float:
     target.copy_(source)
     synchronize()
     return 2 * _COPY_BYTES / (time.perf_counter() - started)
+
+
+def read_per_second(device: torch.device) -> float:
+    """Bytes that summing a large tensor, or the product of two, reads per second: the better of the two.
+
+    A step reads every weight and writes next to nothing, so that this bounds it, not copying.
+    """
+    values = torch.ones(_READ_BYTES // 4, device=device)
+    first, second = values.chunk(2)
+    best = math.inf
+    reads: tuple[Callable[[], Tensor], ...] = values.sum, lambda: torch.dot(first, second)
+    for read in reads:
+        read()
+        synchronize()
+        started = time.perf_counter()
+        read()
+        synchronize()
+        best = min(best, time.perf_counter() - started)
+    return values.nbytes / best

@@ -108,6 +108,7 @@ def _step_times(course: Course) -> StepTimeRow:
         window=[shape.window for shape in found.shapes],
         seconds=found.seconds,
         copied_per_second=found.copied_per_second,
+        read_per_second=found.read_per_second,
         weight_bytes=size_of(loaded.model),
         checkpoint=loaded.weights,
         provenance={**origin, **loaded.origin, **packing_in_words()},

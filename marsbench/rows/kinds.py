@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, ClassVar, Literal, get_args
+from statistics import median
+from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 SCHEMA = 1
 Status = Literal["done", "skipped", "failed", "timeout"]
@@ -170,7 +171,7 @@ class SweepRow:
 
 @dataclass(frozen=True)
 class StepTimeRow:
-    """What a forward pass costs on this machine by its shape, and how fast the machine copies memory."""
+    """What a forward pass costs on this machine by its shape, and how fast the machine copies and reads memory."""
 
     kind: ClassVar[str] = "step_time"
 
@@ -189,6 +190,20 @@ class StepTimeRow:
     provenance: Mapping[str, Any] = field(default_factory=dict)
     others_cores: list[float] = field(default_factory=list)  # of each repeat: what others used; empty = unknown
     dtype: str = "float32"  # of weights and caches
+    read_per_second: list[float] = field(default_factory=list)  # per repeat: bytes read, at best; empty = not measured
+
+    @property
+    def memory(self) -> Memory:
+        """What reading the weights is held against: reading, or copying where that alone was measured."""
+        found = Memory("copying", median(self.copied_per_second))
+        return Memory("reading", median(self.read_per_second)) if self.read_per_second else found
+
+
+class Memory(NamedTuple):
+    """How fast memory is."""
+
+    by: Literal["reading", "copying"]  # how it was measured
+    per_second: float  # bytes; of copying, those read and those written
 
 
 @dataclass(frozen=True)

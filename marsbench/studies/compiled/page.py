@@ -50,7 +50,7 @@ THE_LAW = (
 )
 MEMORY_BOUND = (
     "A step over one token reads every weight once and does little else, so the time to read the weights is its floor. "
-    "*Of the roofline* is the bytes of the weights over the step's time, in % of what copying a large tensor moves per "
+    "*Of the roofline* is the bytes of the weights over the step's time, in % of what {by} a large tensor moves per "
     "second on the same machine, measured between the steps. Weights are random: what a step costs depends on the "
     "shape alone."
 )
@@ -214,15 +214,16 @@ def _memory_bound(rows: Sequence[Row], races: dict[int, Race]) -> str:
     if not timed:
         return ""
     row = timed[-1]
-    copied = median(row.copied_per_second)
+    by, per_second = row.memory
     lines = [
         [
             f"{rows_} x {window}", f"{1000 * median(seconds):.1f}",
-            f"{100 * row.weight_bytes / median(seconds) / copied:.0f} %",
+            f"{100 * row.weight_bytes / median(seconds) / per_second:.0f} %",
         ]
         for rows_, window, seconds in zip(row.rows, row.window, row.seconds, strict=True)
     ]  # fmt: skip
     steps = table(["rows x positions, eager", "ms per step", "of the roofline"], lines)
     pairs = {f"`{name}` over `{REFERENCE}`": (name, REFERENCE) for name in ("ar", COMPILED_AR)}
-    said = f"{row.weight_bytes / 1e6:,.0f} MB of weights, {copied / 1e9:.1f} GB/s copied, {row.stage}."
-    return "\n\n".join(["## A model that memory bounds", said, MEMORY_BOUND, steps, _by_batch(races, pairs)])
+    moved = f"{per_second / 1e9:.1f} GB/s {'read' if by == 'reading' else 'copied'}"
+    said = f"{row.weight_bytes / 1e6:,.0f} MB of weights, {moved}, {row.stage}.\n\n{MEMORY_BOUND.format(by=by)}"
+    return "\n\n".join(["## A model that memory bounds", said, steps, _by_batch(races, pairs)])

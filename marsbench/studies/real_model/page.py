@@ -43,7 +43,7 @@ from marsbench.rendering.measured import (
 )
 from marsbench.rendering.sections import how_section, opening_section, training_section
 from marsbench.rendering.verdicts import claims_section
-from marsbench.rows.kinds import EvaluationRow, Row, StepTimeRow, SweepRow, TrainingSpeedRow
+from marsbench.rows.kinds import EvaluationRow, Memory, Row, StepTimeRow, SweepRow, TrainingSpeedRow
 from marsbench.studies.real_model.lines import (
     ADAPTER,
     AR,
@@ -83,7 +83,7 @@ HOW_THE_CLOCK_IS_READ = (
     "All contenders of a batch size and a type of weights decode the same prompts in one race, batch by batch in turn, "
     "after a lap that is watched. A number is the median over laps of the ratio of tokens per second over `ar`, AR "
     "decoding of the base in the same loop, with its bootstrap 95 % interval. *Roofline* is the weights read per "
-    "second, by forwards and prompts' forwards, in % of what copying a large tensor moves per second on the same "
+    "second, by forwards and prompts' forwards, in % of what {by} a large tensor moves per second on the same "
     "machine. In bf16 rounding may depend on how many positions are computed at once, and near ties of two tokens come "
     "out otherwise: a column says how many answers are those of `ar`, token for token."
 )
@@ -313,18 +313,19 @@ def _clock(sweeps: Mapping[str, SweepCells]) -> str:
     """The races, one for every type of weights."""
     if not sweeps:
         return ""
-    steps = steps_in_words(next(iter(sweeps.values())))
-    return paragraphs("## By the clock", f"{HOW_THE_CLOCK_IS_READ} {steps}", *[_race(*one) for one in sweeps.items()])
+    first = next(iter(sweeps.values()))
+    how = HOW_THE_CLOCK_IS_READ.format(by=first.step_times.memory.by if first.step_times else "copying")
+    return paragraphs("## By the clock", f"{how} {steps_in_words(first)}", *[_race(*one) for one in sweeps.items()])
 
 
 def _race(dtype: str, sweep: SweepCells) -> str:
     """Speed-ups by batch size, tokens per forward, and how near to the memory's speed each comes."""
-    copied = median(sweep.step_times.copied_per_second) if sweep.step_times else None
+    memory = sweep.step_times.memory if sweep.step_times else None
     head = [""]
     for size in sweep.batch_sizes:
         head += [f"batch {size}", "tokens/forward", "as the base's `ar`", "roofline, %"]
     lines = [
-        [name, *[text for size in sweep.batch_sizes for text in _raced(sweep.done.get((name, size)), copied)]]
+        [name, *[text for size in sweep.batch_sizes for text in _raced(sweep.done.get((name, size)), memory)]]
         for name in sweep.names
     ]
     return paragraphs(
@@ -339,13 +340,14 @@ def _a_step(row: StepTimeRow | None) -> str:
     """How near a step of AR decoding comes to the memory's speed without prompts, and what more positions cost."""
     if row is None or not row.weight_bytes:
         return ""
-    law, copied = position_law(row), median(row.copied_per_second)
+    law, memory = position_law(row), row.memory
     alone = law.seconds_at(1)
-    share = 100 * row.weight_bytes / alone / copied
+    share = 100 * row.weight_bytes / alone / memory.per_second
     costs = [f"{law.seconds_at(count) / alone:.2f} times as long over {count}" for count in _STEPS_SHOWN]
     return (
         f"A step of `ar` for one row, prompts left out, takes {1e3 * alone:.1f} ms: its weights are read at "
-        f"{share:.0f} % of the {copied / 1e9:.0f} GB/s that copying moves, reading and writing counted. A step takes "
+        f"{share:.0f} % of the {memory.per_second / 1e9:.0f} GB/s that {memory.by} moves"
+        f"{', reading and writing counted' if memory.by == 'copying' else ''}. A step takes "
         f"{', '.join(costs)} positions."
     )
 
@@ -353,7 +355,7 @@ def _a_step(row: StepTimeRow | None) -> str:
 _STEPS_SHOWN = (4, 8, 16)  # positions
 
 
-def _raced(row: SweepRow | None, copied: float | None) -> list[str]:
+def _raced(row: SweepRow | None, memory: Memory | None) -> list[str]:
     if row is None:
         return ["not run", "", "", ""]
     traffic = weights_read_per_second(row)
@@ -361,7 +363,7 @@ def _raced(row: SweepRow | None, copied: float | None) -> list[str]:
         printed_speed_up(row),
         f"{tokens_per_forward_of(row):.2f}",
         f"{row.same_as['ar']} of {row.prompts}" if "ar" in row.same_as else "",
-        f"{100 * traffic / copied:.0f}" if traffic and copied else "n/a",
+        f"{100 * traffic / memory.per_second:.0f}" if traffic and memory else "n/a",
     ]
 
 

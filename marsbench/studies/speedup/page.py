@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from statistics import median
 
 from marsbench.findings.company import company_remark
 from marsbench.findings.in_words import one_line, plus_minus
@@ -38,7 +37,7 @@ from marsbench.racing.grid import COMPILED_AR
 from marsbench.rendering.deviations import SMALL_SCALES
 from marsbench.rendering.markdown import paragraphs, table
 from marsbench.rendering.sections import command, facts_section, seeds_in_words
-from marsbench.rows.kinds import Row, SweepRow
+from marsbench.rows.kinds import Memory, Row, SweepRow
 from marsbench.studies.speedup import figures
 from marsbench.studies.speedup.law import knee_section, law_section
 from marsbench.studies.speedup.tables import table5, table6
@@ -63,8 +62,8 @@ HOW_TO_READ_LATENCY = (
     "from there to the last token over the tokens after the first. Percentiles are over prompts. ms/forward is a lap's "
     "time over the model's forward passes, prompts' passes and all that a method does between them included. Memory is "
     "what must be held: weights, of heads and draft models too, and the KV caches at their largest. Weight traffic is "
-    "the bytes of the model's weights times its forwards per second, in % of the speed at which this machine copies "
-    "memory (bytes read and written); models that fit into a processor's cache can exceed 100."
+    "the bytes of the model's weights times its forwards per second, in % of the speed at which this machine {moves} "
+    "memory{counted}; models that fit into a processor's cache can exceed 100."
 )
 
 
@@ -227,19 +226,22 @@ def _pictures() -> str:
 
 
 def _latency(sweep: SweepCells) -> str:
+    memory = sweep.step_times.memory if sweep.step_times else None
     head = [
         "", "tokens/s", "ms/forward", "positions/forward", "first token, ms, p50", "p99", "per token, ms, p50", "p99",
-        "memory, MiB", "weight traffic, % of copying",
+        "memory, MiB",
+        f"weight traffic, % of {memory.by if memory else 'copying'}",
     ]  # fmt: skip
-    parts = ["## Latency, work and memory", HOW_TO_READ_LATENCY]
-    copied = median(sweep.step_times.copied_per_second) if sweep.step_times else None
+    read = memory is not None and memory.by == "reading"
+    how = {"moves": "reads", "counted": ""} if read else {"moves": "copies", "counted": " (bytes read and written)"}
+    parts = ["## Latency, work and memory", HOW_TO_READ_LATENCY.format(**how)]
     for size in sweep.batch_sizes:
-        lines = [_latency_line(row, copied) for row in sweep.at(size)]
+        lines = [_latency_line(row, memory) for row in sweep.at(size)]
         parts += [f"### Batch size {size}", table(head, lines)]
     return paragraphs(*parts)
 
 
-def _latency_line(row: SweepRow, copied: float | None) -> list[str]:
+def _latency_line(row: SweepRow, memory: Memory | None) -> list[str]:
     def number(value: float | None, digits: int) -> str:
         return "n/a" if value is None else f"{value:,.{digits}f}"
 
@@ -255,7 +257,7 @@ def _latency_line(row: SweepRow, copied: float | None) -> list[str]:
         number(per_token_ms(row, 50), 2),
         number(per_token_ms(row, 99), 2),
         number(held if row.forwards or row.peak_bytes else None, 1),
-        number(100 * traffic / copied if traffic and copied else None, 0),
+        number(100 * traffic / memory.per_second if traffic and memory else None, 0),
     ]
 
 
