@@ -28,7 +28,15 @@ from marsbench.decoding.engine import Batch, decode
 from marsbench.decoding.generation import Request
 from marsbench.errors import UserError
 from marsbench.evaluation.lm_eval_model import MarsbenchLM
-from marsbench.findings.sweep import SweepCells, best_mars_at, best_verified_at, faster, speed_up
+from marsbench.findings.sweep import (
+    SweepCells,
+    best_mars_at,
+    best_verified_at,
+    faster,
+    faster_form,
+    over_faster_ar,
+    speed_up,
+)
 from marsbench.methods import Options, build_method
 from marsbench.racing.grid import BASELINES, Contender, read_grid
 from marsbench.racing.race import Entrant, Race
@@ -327,6 +335,29 @@ def test_rows_are_held_against_the_ar_of_their_kind() -> None:
     assert best_mars_at(sweep, 4) == EAGER_ROWS[1] and best_mars_at(sweep, 4, compiled=True) == COMPILED_ROWS[1]
     assert faster(EAGER_ROWS[1], COMPILED_ROWS[1]) is None
     assert list(sweep.eager.done) == list(SweepCells.of(EAGER_ROWS).done)
+
+
+def test_each_contender_is_taken_in_its_faster_form() -> None:
+    """Guards against a headline over the slower baseline, or of a contender in a form that nobody would choose."""
+    slow, again = row_of("slow, compiled", "jacobi", 0.8, compiled=True), row_of("ar, again", "ar", 1.01)
+    sweep = SweepCells.of([*EAGER_ROWS, *COMPILED_ROWS, row_of("slow", "jacobi", 1.2), slow, again])
+    forms = {
+        name: faster_form(sweep, sweep.done[name, 4]).contender for name in ("mars", "ar", "ar, compiled", "cache 4")
+    }
+    assert forms == {
+        "mars": "mars, compiled",
+        "ar": "ar, compiled",
+        "ar, compiled": "ar, compiled",
+        "cache 4": "cache 4",
+    }
+    assert faster_form(sweep, slow).contender == "slow"
+    over = [over_faster_ar(sweep, sweep.done[name, 4]) for name in ("mars", "mars, compiled", "ar", "slow", "cache 4")]
+    assert [one.value for one in over if one] == pytest.approx([2.5, 2.5, 1.0, 0.6, 0.6])
+    alone = SweepCells.of([*EAGER_ROWS[1:]])
+    assert over_faster_ar(alone, EAGER_ROWS[1]) is None, "nobody raced `ar`"
+    eager = SweepCells.of(EAGER_ROWS)
+    found = over_faster_ar(eager, EAGER_ROWS[1])
+    assert found is not None and found.value == pytest.approx(1.5)
 
 
 def test_verified_mars_and_an_adapter_are_told_apart() -> None:

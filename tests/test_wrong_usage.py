@@ -54,7 +54,7 @@ def folder(micro_checkpoints: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
         raise AssertionError("something was trained")
 
     monkeypatch.setattr("marsbench.training.trainer.train", trained)
-    monkeypatch.setattr("marsbench.racing.tune.step_times", trained)
+    monkeypatch.setattr("marsbench.racing.course.step_times", trained)
     return tmp_path
 
 

@@ -149,7 +149,7 @@ def tune(
 
     from marsbench.commands.tables import advice_table
     from marsbench.methods.settings import load_aloud
-    from marsbench.racing.questions import ask, per_benchmark
+    from marsbench.racing.questions import per_benchmark
     from marsbench.racing.tune import tune as advise
     from marsbench.running.checkpoints import Checkpoints
     from marsbench.training.checkpoints import default_device
@@ -162,16 +162,14 @@ def tune(
         loaded = load_aloud(checkpoint, run.reporter, device=default_device(), adapter=adapter)
     else:
         loaded = Checkpoints(run).load(stage, block_size)
-    questions = ask(names, prompts, loaded.tokenizer, data_dir)
     advice = advise(
+        run,
         loaded,
-        questions,
         block_size=block_size,
         batch_size=batch_size,
+        prompts=prompts,
         max_points_lost=max_loss,
-        max_new_tokens=max(map(run.answer_limit, names)),
         positions=positions,
-        reporter=run.reporter,
     )
     Console().print(advice_table(advice))
     typer.echo(advice.summary(batch_size, max_loss))

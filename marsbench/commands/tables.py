@@ -112,7 +112,7 @@ def advice_table(advice: Advice) -> Table:
     table = _table("settings", "setting", "tokens/forward", "points of accuracy lost", "expected speed over ar")
     for setting in advice.settings:
         numbers = f"{setting.tokens_per_forward:.2f}", f"{setting.points_lost:+.1f}", f"{setting.speed_up:.2f}"
-        table.add_row(setting.entry.name, *numbers)
+        table.add_row(setting.contender.name, *numbers)
     return table
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -278,6 +278,27 @@ def speed_of(row: SweepRow) -> float:
     """The speed-up over its baseline, 0 where there is none."""
     found = speed_up(row)
     return found.value if found else 0.0
+
+
+def faster_form(sweep: SweepCells, row: SweepRow) -> SweepRow:
+    """A contender in its faster form at its batch size, eager or compiled; itself where there is no other.
+
+    The forms agree in everything but how their steps run; of several others alike, the first of the grid counts, so
+    that `ar` under another name adds no third chance.
+    """
+    others = sweep.at(row.batch_size, lambda other: other.compiled != row.compiled and _what(other) == _what(row))
+    return max([row, *others[:1]], key=lambda form: ratio.value if (ratio := speed_up(form, "ar")) else 0.0)
+
+
+def _what(row: SweepRow) -> tuple[str, str, str, Mapping[str, Any], str]:
+    """What a contender is, however its steps run."""
+    return row.stage, row.draft, row.method, row.options, row.dtype
+
+
+def over_faster_ar(sweep: SweepCells, row: SweepRow) -> Estimate | None:
+    """Tokens per second of a contender over those of `ar` at its batch size, each in its faster form."""
+    ar = sweep.done.get(("ar", row.batch_size))
+    return None if ar is None else speed_ratio(faster_form(sweep, row), faster_form(sweep, ar))
 
 
 # ---- in print ----

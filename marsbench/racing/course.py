@@ -19,7 +19,8 @@ from marsbench.racing.entrants import Entrants, Models
 from marsbench.racing.grid import Contender, Grid
 from marsbench.racing.profile import profile
 from marsbench.racing.questions import Prompts, Questions, ask, per_benchmark
-from marsbench.racing.race import Race
+from marsbench.racing.race import Outcome, Race
+from marsbench.racing.step_time import StepTimes, step_times
 from marsbench.rows.kinds import TrainingRow
 from marsbench.running.checkpoints import Checkpoints
 from marsbench.running.run import Run
@@ -144,6 +145,16 @@ class Course:
             limit_s=self.grid.timeout_s,
             **self.ids,
         )
+
+    def responses(self, found: Outcome) -> list[str]:
+        """What a contender answered, as text."""
+        tokenizer: Any = self.baseline.tokenizer
+        return [str(tokenizer.decode(one.tokens, skip_special_tokens=True)) for one in found.generations]
+
+    def step_times(self) -> StepTimes:
+        """What a forward costs by its shape, on the checkpoint of `ar`."""
+        with self.run.reporter.bar("timing forward passes by their shape") as bar:
+            return step_times(self.baseline.model, self.grid.positions, bar.update)
 
     def profile(self, cell: Cell) -> dict[str, float]:
         """Where a contender's time goes, where the grid asks for it; a loop that is not ours is not looked into."""

@@ -15,7 +15,6 @@ from marsbench.racing.entrants import Models, size_of
 from marsbench.racing.grid import BASELINES, Grid
 from marsbench.racing.race import Outcome
 from marsbench.racing.rounds import RoundLog
-from marsbench.racing.step_time import step_times
 from marsbench.racing.sweep_rows import sweep_row
 from marsbench.rows.kinds import Row, StepTimeRow, SweepRow
 from marsbench.rows.workspace import full_disk_explained
@@ -95,8 +94,7 @@ def _step_times(course: Course) -> StepTimeRow:
         return known
     origin = provenance(seed=run.seed)
     run.reporter.say_once(warning())
-    with run.reporter.bar("timing forward passes by their shape") as bar:
-        found = step_times(loaded.model, course.grid.positions, bar.update)
+    found = course.step_times()
     row = StepTimeRow(
         key=key,
         status="done",

@@ -56,8 +56,7 @@ def _origin(course: Course, cell: Cell) -> dict[str, str]:
 
 def _measured(course: Course, cell: Cell, found: Outcome, outcomes: Mapping[str, Outcome]) -> dict[str, Any]:
     """What a finished cell's row says."""
-    tokenizer, generations = course.baseline.tokenizer, found.generations
-    responses = [str(tokenizer.decode(one.tokens, skip_special_tokens=True)) for one in generations]
+    generations, responses = found.generations, course.responses(found)
     correct = course.questions.score(responses)
     target, together = course.entrants.weight_bytes(cell.contender)
     return {

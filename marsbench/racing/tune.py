@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from marsbench.evaluation.harness import room_for_prompt
-from marsbench.methods.fitting import default_ids, fit
+import torch
+
 from marsbench.neighbours import warning
-from marsbench.progress import Reporter
-from marsbench.racing.grid import Contender
+from marsbench.racing.course import Course
+from marsbench.racing.grid import Contender, Grid
 from marsbench.racing.position_law import PositionLaw, Work, law_of, predicted_speed
-from marsbench.racing.questions import Prompts, Questions
-from marsbench.racing.race import Entrant, Outcome, Race
+from marsbench.racing.race import Outcome
 from marsbench.racing.rounds import RoundLog
-from marsbench.racing.step_time import step_times
+from marsbench.running.run import Run
 from marsbench.statistics.intervals import Estimate, median_ratio
 from marsbench.training.checkpoints import Loaded
 
@@ -28,7 +25,7 @@ _LAPS = 3  # of the race that checks the recommendation
 class Setting:
     """One setting and what is expected of it."""
 
-    entry: Contender
+    contender: Contender
     tokens_per_forward: float
     points_lost: float  # of accuracy against `ar`
     speed_up: float  # over `ar` at the wanted batch size, by the position law
@@ -36,7 +33,7 @@ class Setting:
     @property
     def options(self) -> str:
         """As `marsbench eval` and `marsbench decode` take them."""
-        given = {"method": self.entry.method, **self.entry.shown}
+        given = {"method": self.contender.method, **self.contender.shown}
         names = {name: {"block_size": "window"}.get(name, name) for name in given}
         return " ".join(f"--{names[name].replace('_', '-')} {value}" for name, value in given.items())
 
@@ -58,7 +55,7 @@ class Advice:
         if self.beaten is not None and self.by is not None:
             low, high = self.by.interval.low, self.by.interval.high
             return (
-                f"{condition}: --method ar\n{self.beaten.entry.name} was expected to be {self.beaten.speed_up:.2f} "
+                f"{condition}: --method ar\n{self.beaten.contender.name} was expected to be {self.beaten.speed_up:.2f} "
                 f"times as fast, and raced {self.by.value:.2f} [{low:.2f}, {high:.2f}]"
             )
         if self.measured is None:
@@ -71,15 +68,28 @@ class Advice:
         )
 
 
-def candidates(block_size: int) -> list[Contender]:
+@dataclass(frozen=True)
+class _OneModel:
+    """The checkpoint to be tuned, under whatever name."""
+
+    loaded: Loaded
+
+    def missing(self, stage: str, block_size: int | None) -> str:
+        return ""
+
+    def load(self, stage: str, block_size: int | None, dtype: torch.dtype) -> Loaded:
+        return self.loaded
+
+
+def candidates(block_size: int) -> tuple[Contender, ...]:
     """The settings to choose from, for a checkpoint trained with that block size."""
     windows = sorted({2, 3, 4, 5, block_size, block_size + 1, block_size + 2})
-    return [
+    return (
         Contender("ar", "", "ar", {}),
         *[Contender(f"mars, tau = {tau:g}", "", "mars", {"block_size": block_size}, tau) for tau in THRESHOLDS],
         *[_verified("linear", window, 0.5) for window in windows],
         *[_verified("groups", window, None) for window in windows if window <= block_size],
-    ]
+    )
 
 
 def _verified(layout: str, window: int, threshold: float | None) -> Contender:
@@ -89,48 +99,43 @@ def _verified(layout: str, window: int, threshold: float | None) -> Contender:
 
 
 def tune(
+    run: Run,
     loaded: Loaded,
-    questions: Questions,
     *,
     block_size: int,
     batch_size: int,
+    prompts: int,
     max_points_lost: float,
-    max_new_tokens: int,
     positions: int,
-    reporter: Reporter,
 ) -> Advice:
     """Recommend a setting.
 
     Args:
+        run: which benchmarks are asked, and who is told of the progress; it keeps no row.
         loaded: a MARS checkpoint.
-        questions: what accuracy and acceptance are measured on.
         block_size: B of its training.
         batch_size: the batch size to be fast at.
+        prompts: how many, from all benchmarks alike, accuracy and acceptance are measured on.
         max_points_lost: points of accuracy that may be lost against `ar`.
-        max_new_tokens: limit of every answer.
         positions: how large the forward passes are that are timed, at most.
-        reporter: told of the progress.
     """
-    course, entries = _Course(loaded, questions, max_new_tokens), candidates(block_size)
-    for said in questions.cut_in_words(course.prompts, course.room):
-        reporter.say(said)
-    watched = course.race(
-        entries, _ROWS, laps=0
-    )  # refuses a checkpoint that cannot decode so, before anything is timed
+    grid = Grid(candidates(block_size), (batch_size,), prompts, _LAPS, timeout_s=float("inf"), positions=positions)
+    course, reporter = Course(run, grid, _OneModel(loaded)), run.reporter
+    watched = course.race(course.cells(_ROWS), laps=0)  # refuses what cannot decode so, before anything is timed
     reporter.say_once(warning())
-    with reporter.bar("timing forward passes by their shape") as bar:
-        times = step_times(loaded.model, positions, bar.update)
+    times = course.step_times()
     law = law_of([shape.positions for shape in times.shapes], times.seconds)
-    with reporter.bar(f"measuring the acceptance of {len(entries)} settings") as bar:
+    with reporter.bar(f"measuring the acceptance of {len(grid.contenders)} settings") as bar:
         found = watched.run(RoundLog(), bar.update)
-    settings = _settings(law, entries, found, course, batch_size)
+    settings = _settings(law, found, course, batch_size)
     allowed = [setting for setting in settings if setting.points_lost <= max_points_lost]
     best = max(allowed, key=lambda setting: setting.speed_up)
-    if best.entry.name == "ar":
+    if best.contender == course.plain:
         return Advice(settings, best, None)
-    with reporter.bar(f"racing {best.entry.name} against ar") as bar:
-        raced = course.race([entries[0], best.entry], batch_size, laps=_LAPS).run(RoundLog(), bar.update)
-    ar, chosen = raced["ar"], raced[best.entry.name]
+    pair = [cell for cell in course.cells(batch_size) if cell.contender in (course.plain, best.contender)]
+    with reporter.bar(f"racing {best.contender.name} against ar") as bar:
+        raced = course.race(pair).run(RoundLog(), bar.update)
+    ar, chosen = raced["ar"], raced[best.contender.name]
     ratio = median_ratio(
         [seconds * chosen.emitted for seconds in ar.seconds], [seconds * ar.emitted for seconds in chosen.seconds]
     )
@@ -141,25 +146,23 @@ def advice_after_race(settings: list[Setting], best: Setting, ratio: Estimate) -
     """What to use after the setting that was expected to be fastest has raced `ar`: it, if it was faster."""
     if ratio.value > 1:
         return Advice(settings, best, ratio)
-    plain = next(setting for setting in settings if setting.entry.name == "ar")
+    plain = next(setting for setting in settings if setting.contender.name == "ar")
     return Advice(settings, plain, None, beaten=best, by=ratio)
 
 
-def _settings(
-    law: PositionLaw, entries: Sequence[Contender], found: dict[str, Outcome], course: _Course, batch_size: int
-) -> list[Setting]:
+def _settings(law: PositionLaw, found: dict[str, Outcome], course: Course, batch_size: int) -> list[Setting]:
     """What the law and the watched generations say of every setting, the fastest first."""
     ar = found["ar"]
-    slowest, right = predicted_speed(law, _work(ar), batch_size), course.accuracy(ar)
+    slowest, right = predicted_speed(law, _work(ar), batch_size), _accuracy(course, ar)
     settings = [
         Setting(
-            entry,
+            contender,
             one.emitted / one.row_forwards,
-            100 * (right - course.accuracy(one)),
+            100 * (right - _accuracy(course, one)),
             predicted_speed(law, _work(one), batch_size) / slowest,
         )
-        for entry in entries
-        if (one := found[entry.name]).status == "done"
+        for contender in course.grid.contenders
+        if (one := found[contender.name]).status == "done"
     ]
     return sorted(settings, key=lambda setting: -setting.speed_up)
 
@@ -169,44 +172,7 @@ def _work(outcome: Outcome) -> Work:
     return Work(outcome.emitted, forwards, outcome.meter.positions, outcome.meter.prompt_positions)
 
 
-@dataclass(frozen=True)
-class _Course:
-    """What all settings run on."""
-
-    loaded: Loaded
-    questions: Questions
-    max_new_tokens: int
-
-    @property
-    def room(self) -> int:
-        """Tokens that the context leaves for a prompt."""
-        return room_for_prompt(self.loaded.model, self.max_new_tokens)
-
-    @property
-    def prompts(self) -> Prompts:
-        """The prompts as token ids."""
-        return self.questions.prompts(self.loaded.tokenizer, self.room)
-
-    def race(self, entries: Sequence[Contender], batch_size: int, *, laps: int) -> Race:
-        """A race of settings; without laps, it is only watched."""
-        eos_id, pad_id = default_ids(self.loaded, None, None)
-        return Race(
-            [self._contender(entry) for entry in entries],
-            self.prompts.ids,
-            batch_size=batch_size,
-            max_new_tokens=self.max_new_tokens,
-            eos_id=eos_id,
-            pad_id=pad_id,
-            laps=laps,
-        )
-
-    def _contender(self, entry: Contender) -> Entrant:
-        method = fit(entry.method, self.loaded, **entry.options)
-        return Entrant(entry.name, self.loaded.model, method, entry.threshold)
-
-    def accuracy(self, outcome: Outcome) -> float:
-        """The share of right answers; there are as many questions of every benchmark."""
-        tokenizer: Any = self.loaded.tokenizer
-        texts = [str(tokenizer.decode(one.tokens, skip_special_tokens=True)) for one in outcome.generations]
-        correct = self.questions.score(texts)
-        return sum(correct) / len(correct)
+def _accuracy(course: Course, outcome: Outcome) -> float:
+    """The share of right answers; there are as many questions of every benchmark."""
+    correct = course.questions.score(course.responses(outcome))
+    return sum(correct) / len(correct)
