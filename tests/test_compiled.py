@@ -260,7 +260,7 @@ def test_a_sweep_races_compiled_against_compiled(made: Steps, output: Path) -> N
     """Guards against compiled cells without their baseline, compiled anew at every size, or missing without a word."""
     contenders = [
         AR,
-        {"method": "mars", "stage": "mars", "threshold": 0.2, "compiled": BOTH},
+        {"method": "mars", "stage": "mars", "threshold": [0.2, 0.5], "compiled": BOTH},
         {"method": "mars-block-cache", "stage": "mars", "compiled": True},
     ]
     asked = ["--scale", "micro", "--output", str(output), "--grid", str(grid_file(output, *contenders))]
@@ -271,7 +271,10 @@ def test_a_sweep_races_compiled_against_compiled(made: Steps, output: Path) -> N
     skipped = cells.pop("mars-block-cache, compiled")
     assert skipped.status == "skipped" and "cannot be compiled: the windows" in skipped.reason
     assert made and all(set(row.baselines) == {"ar", "ar, compiled"} for row in cells.values())
-    assert cells["mars, compiled"].emitted == cells["mars"].emitted
+    forms = [cells[f"mars, tau = {tau}, compiled"] for tau in (0.2, 0.5)]
+    assert [row.emitted for row in forms] == [cells[f"mars, tau = {tau}"].emitted for tau in (0.2, 0.5)]
+    compiled_once = cells["ar, compiled"].graphs + forms[0].graphs
+    assert forms[0].graphs == forms[1].graphs > 0 and len(made) == compiled_once, "at one threshold for both"
     page = (Workspace(output, "micro").reports / "speedup.md").read_text()
     assert "over compiled `ar`" in page and EAGER not in section(page, "The answer")
 

@@ -351,6 +351,17 @@ def test_shipped_grids_can_be_read(scale: str) -> None:
         assert {"ar", "hf-generate", "ar, again"} <= {entry.name for entry in grid.contenders}
 
 
+def test_mini_races_both_forms_of_what_may_win() -> None:
+    """Guards against a compiled contender without the eager one that it is held against, form by form."""
+    grid = read_grid(shipped_grid("mini"))
+    eager = [one for one in grid.contenders if not one.compiled]
+    compiled = [one for one in grid.contenders if one.compiled]
+    assert {one.method for one in compiled} == {"ar", "mars", "mars-verified", "prompt-lookup"}
+    for one in compiled:
+        assert replace(one, name=one.name.removesuffix(", compiled"), compiled=False) in eager
+    assert read_grid(shipped_grid("mini"), quick=True).contenders == tuple(eager), "quick compiles nothing"
+
+
 def test_the_default_grid_measures_what_it_must() -> None:
     """Guards against a contender dropped from the grid that people cite."""
     grid = read_grid(shipped_grid("tiny"))

@@ -10,6 +10,7 @@ from marsbench.compiled.graphs import Graphs, why_not
 from marsbench.decoding.engine import Method
 from marsbench.decoding.outside import OutsideMethod
 from marsbench.errors import UserError
+from marsbench.keys import content_hash
 from marsbench.methods import METHODS
 from marsbench.methods.fitting import fit
 from marsbench.racing.grid import Contender
@@ -34,7 +35,8 @@ class Entrants:
     def __init__(self, models: Models, dtype: torch.dtype, backend: str) -> None:
         self._models, self._dtype, self._backend = models, dtype, backend
         self._loaded: dict[tuple[str, int], Loaded] = {}
-        # Graphs belong to one method: both are kept, so that what was compiled at one batch size serves at the next.
+        # Graphs belong to one method: both are kept, so that what was compiled at one batch size serves at the
+        # next, and at one threshold for all.
         self._compiled: dict[str, tuple[Method | OutsideMethod, Graphs]] = {}
 
     def load(self, stage: str, block_size: int) -> Loaded:
@@ -63,14 +65,14 @@ class Entrants:
             return Entrant(contender.name, loaded.model, method, contender.threshold)
         if reason := why_not(loaded.model, method):
             raise UserError(f"it cannot be compiled: {reason}", fix="race it without `compiled`")
-        method, graphs = self._compiled.setdefault(contender.name, (method, Graphs(self._backend)))
+        method, graphs = self._compiled.setdefault(_steps_of(contender), (method, Graphs(self._backend)))
         return Entrant(contender.name, loaded.model, method, contender.threshold, graphs.batch)
 
     def compiling(self, contender: Contender) -> dict[str, Any]:
         """What compiling a contender's steps has taken so far, as rows have it; nothing of one that is not compiled."""
-        if contender.name not in self._compiled:
+        if not contender.compiled:
             return {}
-        _, graphs = self._compiled[contender.name]
+        _, graphs = self._compiled[_steps_of(contender)]
         return {"graphs": len(graphs), "compile_seconds": round(graphs.compile_seconds, 3)}
 
     def why_not(self, contender: Contender, batch_size: int) -> str:
@@ -95,6 +97,11 @@ class Entrants:
         target = size_of(loaded.model)
         heads = size_of(loaded.heads) if loaded.heads is not None and contender.method == "medusa" else 0
         return target, target + heads + (size_of(draft.model) if draft else 0)
+
+
+def _steps_of(contender: Contender) -> str:
+    """What decides a contender's steps: everything but its name and its threshold."""
+    return content_hash({**contender.keyed, "name": "", "threshold": None})
 
 
 def size_of(module: Any) -> int:

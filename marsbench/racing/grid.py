@@ -111,7 +111,8 @@ def shipped_grid(scale: str) -> Path:
 
 
 def read_grid(file: Path, *, quick: bool = False) -> Grid:
-    """A grid from its file; `quick` takes what the file says under `quick` in place of the full settings.
+    """A grid from its file; `quick` takes what the file says under `quick` in place of the full settings, and leaves
+    out who is compiled.
 
     Raises:
         UserError: the file is missing or no YAML, or a setting is unknown or out of range; it says which.
@@ -147,6 +148,8 @@ def _grid(settings: Any, quick: bool) -> Grid:
         contender for number, given in enumerate(settings["contenders"], 1) for contender in _contenders(given, number)
     ]
     _check_names(contenders)
+    if quick:  # compiling takes longer than a quick race
+        contenders = [contender for contender in contenders if not contender.compiled]
     batch_sizes = tuple(settings["batch_sizes"])
     counts = (*batch_sizes, settings["prompts"], settings["repeats"])
     if not batch_sizes or any(type(count) is not int or count < 1 for count in counts):

@@ -153,7 +153,7 @@ class SweepRow:
     prompt_cut: list[int] = field(default_factory=list)  # per prompt, tokens that the context had no room for; or empty
     others_cores: list[float] = field(default_factory=list)  # of each timed lap: what others used; empty = unknown
     compiled: bool = False  # its steps as graphs, or operation by operation
-    graphs: int = 0  # shapes of a step that were compiled so far, at this and smaller batch sizes
+    graphs: int = 0  # shapes of a step that were compiled so far, at smaller batch sizes and other thresholds too
     compile_seconds: float = 0.0  # what that took, or reading it from disk
     profile: Mapping[str, float] = field(default_factory=dict)  # part of a step -> seconds, in an extra run
     totals: Mapping[str, int] = field(default_factory=dict)  # name of a list that was not kept per prompt -> its sum
