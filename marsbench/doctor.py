@@ -26,7 +26,7 @@ from marsbench import neighbours
 from marsbench.errors import UserError
 from marsbench.files import nearest_existing
 from marsbench.paths import tasks_dir
-from marsbench.presets import preset
+from marsbench.presets import DEFAULT_SCALE, preset
 
 GIB = 2**30
 _BUSY_GPU_PERCENT = 10  # what a GPU may be busy before it is worth a word
@@ -115,9 +115,9 @@ def check_device(scale: str) -> Check:
     if torch.backends.mps.is_available():
         return Check("device", "ok", "MPS (Apple silicon)")
     cores = f"CPU, {os.cpu_count()} cores"
-    if scale in ("micro", "tiny", "mini", "135m"):
+    if not preset(scale).needs_gpu:
         return Check("device", "ok", cores)
-    return Check("device", "warn", f"{cores}: far too slow for {scale}", "use a GPU, or --scale tiny")
+    return Check("device", "warn", f"{cores}: far too slow for {scale}", f"use a GPU, or --scale {DEFAULT_SCALE}")
 
 
 def check_idle() -> Iterator[Check]:

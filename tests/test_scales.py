@@ -6,6 +6,7 @@ import json
 import math
 import os
 import resource
+import shutil
 import socket
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from typing import Any
 import datasets
 import pytest
 import torch
+import yaml
 from accelerate.commands.config.config_args import load_config_from_file
 from click.testing import Result
 from safetensors.torch import load_file, save_file
@@ -29,6 +31,7 @@ from transformers import (
 )
 from typer.testing import CliRunner
 
+from marsbench import presets
 from marsbench.cli import app
 from marsbench.errors import UserError
 from marsbench.paths import PACKAGE
@@ -447,6 +450,31 @@ def test_launch_configurations_are_ones_that_accelerate_reads(file: Path) -> Non
     assert 384 % config.num_processes == 0
     layer = getattr(config, "fsdp_config", {}).get("fsdp_transformer_layer_cls_to_wrap")
     assert layer in (None, *Qwen2ForCausalLM._no_split_modules)
+
+
+# ---- a scale of one's own --------------------------------------------------------------------------------------------
+
+
+def test_a_scale_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against code that asks for scales by name: a new one is listed, planned, checked, shown and trained."""
+    shutil.copytree(PACKAGE / "presets", tmp_path / "presets")
+    own = yaml.safe_load((PACKAGE / "presets/micro.yaml").read_text(encoding="utf-8"))
+    own |= {"summary": "half of micro", "place": 5, "caveat": "It is very small.", "grid": "micro"}
+    (tmp_path / "presets/nano.yaml").write_text(yaml.safe_dump(own), encoding="utf-8")
+    monkeypatch.setattr(presets, "_FILES", tmp_path / "presets")
+    commands = (
+        (["list", "scales"], "half of micro"),
+        (["plan", "--table", "2", "--scale", "nano"], "Estimates, not measurements"),
+        (["plan", "--sweep", "--scale", "nano"], "A sweep at scale nano"),
+        (["doctor", "--scale", "nano"], "ok"),
+    )
+    for words, said in commands:
+        result = cli.invoke(app, words)
+        assert said in result.output, (words, result.output)
+    assert presets.scales_shown_with("nano") == ["tiny", "mini", "0.5b", "7b", "nano"]
+    assert presets.scales_shown_with("micro") == ["micro"]
+    assert recipe(preset("nano"), "base").model == recipe(preset("micro"), "base").model
+    preset.cache_clear()
 
 
 # ---- what a table takes ----------------------------------------------------------------------------------------------

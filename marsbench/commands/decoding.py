@@ -11,6 +11,7 @@ import typer
 from marsbench.commands.decoder import BatchSize, Decoding, decodes
 from marsbench.commands.shared import Adapter, BlockSize, Checkpoint, Output, OwnStage, Scale, Seed, make_run
 from marsbench.errors import UserError
+from marsbench.presets import DEFAULT_SCALE
 
 if TYPE_CHECKING:
     from marsbench.show import Shown
@@ -30,7 +31,7 @@ def show(
     block_size: BlockSize = 4,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Limit of the answer.")] = 96,
     image: Annotated[Path | None, typer.Option(help="Also draw it: FILE.png, .svg or .pdf.")] = None,
-    scale: Scale = "tiny",
+    scale: Scale = DEFAULT_SCALE,
     seed: Seed = 0,
     output: Output = Path("."),
 ) -> None:

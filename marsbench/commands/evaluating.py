@@ -28,6 +28,7 @@ from marsbench.commands.shared import (
     use_packing,
 )
 from marsbench.methods import METHODS, Options
+from marsbench.presets import DEFAULT_SCALE
 
 if TYPE_CHECKING:
     from marsbench.evaluation.harness import Exam
@@ -49,7 +50,7 @@ def eval_(
     data_dir: DataDir = None,
     limit: Limit = None,
     shard: Shard = None,
-    scale: Scale = "tiny",
+    scale: Scale = DEFAULT_SCALE,
     seed: Seed = 0,
     existing: ExistingPolicy = "reuse",
     output: Output = Path("."),

@@ -8,10 +8,11 @@ from typing import Annotated
 import typer
 
 from marsbench.commands.shared import DataDir, Output, Scale
+from marsbench.presets import DEFAULT_SCALE
 
 
 def doctor(
-    scale: Scale = "tiny",
+    scale: Scale = DEFAULT_SCALE,
     data_dir: DataDir = None,
     output: Output = Path("."),
 ) -> None:

@@ -31,6 +31,7 @@ from marsbench.commands.shared import (
     scale_of,
 )
 from marsbench.errors import UserError
+from marsbench.presets import DEFAULT_SCALE, scales_with_chat_data
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -48,7 +49,7 @@ def plan(
     sweep: Annotated[bool, typer.Option("--sweep", help="Not a table, but what `marsbench sweep` would do.")] = False,
     grid: GridFile = None,
     quick: Quick = False,
-    scale: Scale = "tiny",
+    scale: Scale = DEFAULT_SCALE,
     train_all: TrainAll = False,
     checkpoint: StageCheckpoints = None,
     gpus_per_training: GpusPerTraining = 1,
@@ -121,7 +122,7 @@ def reproduce(
     what: Annotated[
         str, typer.Argument(help="A table or figure by its number, such as table2; appendix-a; a page of ours; all.")
     ],
-    scale: Scale = "tiny",
+    scale: Scale = DEFAULT_SCALE,
     seed: Seed = 0,
     benchmarks: Annotated[
         str | None, typer.Option(help="Instead of the scale's own: names, `mini` or `real`, with commas between.")
@@ -178,7 +179,7 @@ def reproduce(
     if max_steps and run.scale.world:
         raise UserError(
             f"--max-steps is not for scale {scale}, whose pages are of trainings in full",
-            fix="leave it out, or choose --scale 135m, 0.5b or 7b",
+            fix=f"leave it out, or choose a scale of {', '.join(scales_with_chat_data())}",
         )
     run.scale = run.scale.adapted(base=base, chat_data=chat_data, steps=max_steps)
     from marsbench.findings.collection import whole_paper_folder
@@ -201,7 +202,7 @@ def reproduce(
 
 
 def report(
-    scale: Scale = "tiny",
+    scale: Scale = DEFAULT_SCALE,
     output: Output = Path("."),
 ) -> None:
     """Render every page of a scale again from its rows in results/, the index and the page of claims too."""

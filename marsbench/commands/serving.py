@@ -13,6 +13,7 @@ from marsbench.commands.shared import Checkpoint, Dtype, OwnStage, Scale, Untrai
 from marsbench.decoding.generation import PREFILL_POSITIONS
 from marsbench.errors import UserError
 from marsbench.files import check_can_be_written
+from marsbench.presets import DEFAULT_SCALE
 
 METHODS = ("ar", "mars", "mars-verified")
 KEY_VARIABLE = "MARSBENCH_API_KEY"
@@ -20,7 +21,7 @@ KEY_VARIABLE = "MARSBENCH_API_KEY"
 
 def serve(
     checkpoint: Checkpoint = None,
-    scale: Scale = "tiny",
+    scale: Scale = DEFAULT_SCALE,
     stage: OwnStage = "mars",
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 lets other machines in.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any that is free.")] = 8000,

@@ -71,10 +71,10 @@ ClusterAddress = Annotated[
     ),
 ]
 Base = Annotated[
-    str | None, typer.Option(help="Pretrained checkpoint to start from, folder or hub name (135m, 0.5b, 7b).")
+    str | None, typer.Option(help="Pretrained checkpoint to start from, folder or hub name, at a scale that has one.")
 ]
 ChatData = Annotated[
-    str | None, typer.Option(help="Conversations, JSON Lines file or hub data set with `messages` (135m, 0.5b, 7b).")
+    str | None, typer.Option(help="Conversations, JSON Lines file or hub data set with `messages`, at such a scale.")
 ]
 MaxSteps = Annotated[int | None, typer.Option(min=1, help="Steps of every stage, in place of the scale's budget.")]
 GpusPerTraining = Annotated[

@@ -28,6 +28,7 @@ from marsbench.commands.shared import (
     use_packing,
 )
 from marsbench.errors import UserError
+from marsbench.presets import DEFAULT_SCALE
 
 
 def sweep(
@@ -36,7 +37,7 @@ def sweep(
     label: Annotated[
         str, typer.Option(help="Rows and page go to folders of this name, beside those of another run.")
     ] = "",
-    scale: Scale = "tiny",
+    scale: Scale = DEFAULT_SCALE,
     seed: Seed = 0,
     shard: Shard = None,
     existing: ExistingPolicy = "reuse",
@@ -132,7 +133,7 @@ def tune(
     positions: Annotated[int, typer.Option(min=1, help="Time forward passes of up to so many positions.")] = 1024,
     pack: Pack = True,
     data_dir: DataDir = None,
-    scale: Scale = "tiny",
+    scale: Scale = DEFAULT_SCALE,
     seed: Seed = 0,
     output: Output = Path("."),
 ) -> None:

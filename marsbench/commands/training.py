@@ -23,7 +23,7 @@ from marsbench.commands.shared import (
 )
 from marsbench.errors import UserError, unknown_name
 from marsbench.methods import METHODS
-from marsbench.presets import DEFAULT_BLOCK_SIZE
+from marsbench.presets import DEFAULT_BLOCK_SIZE, DEFAULT_SCALE
 
 
 @decodes("ar", which="How to decode: a lossless one of `marsbench list methods`.")
@@ -48,7 +48,7 @@ def distill(
     seed: Annotated[int, typer.Option(min=0, help="Seed of sampling, from which every answer has its own.")] = 0,
     block_size: BlockSize = 4,
     batch_size: BatchSize = None,
-    scale: Scale = "tiny",
+    scale: Scale = DEFAULT_SCALE,
     output: Output = Path("."),
 ) -> None:
     """Have a model answer prompts, and write that as chat data for `marsbench train --chat-data`.
@@ -108,7 +108,7 @@ def _check_distilling(method: str, temperature: float, samples: int) -> None:
 
 def train(
     stage: Annotated[str, typer.Argument(help="What to train: see `marsbench list stages`.")],
-    scale: Scale = "tiny",
+    scale: Scale = DEFAULT_SCALE,
     block_size: BlockSize = 4,
     base: Base = None,
     chat_data: ChatData = None,
@@ -142,7 +142,7 @@ def train(
 
 
 def training_speed(
-    scale: Scale = "tiny",
+    scale: Scale = DEFAULT_SCALE,
     base: Base = None,
     chat_data: ChatData = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Sequences per step, in place of the scale's.")] = None,

@@ -8,12 +8,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 
 from marsbench.findings.seeds import BySeed
+from marsbench.presets import scales_shown_with
 from marsbench.rows.kinds import EvaluationRow, Row
 from marsbench.rows.store import read_rows
 from marsbench.rows.workspace import Workspace
 from marsbench.running.plans import TablePlan
-
-_SHOWN_TOGETHER = ("tiny", "mini", "0.5b", "7b")
 
 
 @dataclass(frozen=True)
@@ -51,18 +50,13 @@ Pages = Mapping[str, TablePlan | None]  # page -> its lines that answer benchmar
 
 def collect(root: Path, scale: str, pages: Pages) -> list[Collection]:
     """The rows of every scale that is shown together with this one and has any; without any, one empty collection."""
-    found = [collection_of(Workspace(root, name), pages) for name in _shown_with(scale)]
+    found = [collection_of(Workspace(root, name), pages) for name in scales_shown_with(scale)]
     return [one for one in found if one.rows] or found[:1]
 
 
 def whole_paper_folder(root: Path, scale: str) -> Path:
     """Where the pages on the whole paper lie."""
-    return Workspace(root, _shown_with(scale)[0]).reports
-
-
-def _shown_with(scale: str) -> tuple[str, ...]:
-    """The scales on one page; any other scale, such as that of the tests, has pages of its own."""
-    return _SHOWN_TOGETHER if scale in _SHOWN_TOGETHER else (scale,)
+    return Workspace(root, scales_shown_with(scale)[0]).reports
 
 
 def collection_of(workspace: Workspace, pages: Pages) -> Collection:

@@ -10,6 +10,7 @@ from marsbench.findings.in_words import p_value
 from marsbench.findings.published import PUBLISHED_SCALES
 from marsbench.overview import claims_figure
 from marsbench.overview.remarks import remarks
+from marsbench.presets import preset
 from marsbench.rendering.claims import (
     corrected,
     heading,
@@ -21,7 +22,6 @@ from marsbench.rendering.claims import (
     sentences,
     tally,
 )
-from marsbench.rendering.deviations import caveat
 from marsbench.rendering.markdown import paragraphs, table
 from marsbench.rendering.verdicts import HOW_P_IS_DERIVED, WHAT_CHECKS_ARE, WHAT_WOULD_DECIDE
 from marsbench.studies.regime import page as regime
@@ -62,7 +62,7 @@ def render(judged: Sequence[Judged], collections: Sequence[Collection]) -> str:
         f"{HOW_TO_READ_THE_CLAIMS} {HOW_SEEDS_ARE_PUT_TOGETHER}",
         f"{HOW_P_IS_DERIVED} {HOW_MANY_ARE_CORRECTED} {WHAT_WOULD_DECIDE}",
         _summary(judged, collections),
-        *[caveat(one.scale) for one in collections],
+        *[preset(one.scale).caveat for one in collections],
         *[remark for one in collections for remark in remarks(one)],
         _verdicts([(number, one) for number, one in numbered if not one.claim.check], said, collections),
         WHAT_CHECKS_ARE,

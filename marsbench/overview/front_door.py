@@ -10,8 +10,8 @@ from marsbench.findings.collection import Collection
 from marsbench.findings.in_words import bracketed
 from marsbench.findings.sweep import SweepCells, speed_up
 from marsbench.overview.remarks import remarks
+from marsbench.presets import DEFAULT_SCALE, preset
 from marsbench.rendering.claims import corrected, fallen, sentence, tally
-from marsbench.rendering.deviations import caveat
 from marsbench.rendering.markdown import paragraphs, table
 from marsbench.rows.kinds import Row
 from marsbench.statistics.decisions import Bound
@@ -19,7 +19,6 @@ from marsbench.statistics.intervals import Estimate
 
 BEGIN, END = "<!-- rendered by marsbench report: begin -->", "<!-- rendered by marsbench report: end -->"
 PICTURE = "speedup_by_batch_size.png"  # the sweep's
-DEFAULT_SCALE = "tiny"
 SPEED = "speedup"  # key of the sweep's study
 # Page and name of the claims that the first screen is about.
 _HOLDS = ("table2", "matches-ar-sft"), ("table4", "level-b4"), ("table2", "beats-more-ar")
@@ -58,7 +57,7 @@ def front_door(judged: Sequence[Judged], collection: Collection) -> str:
     if len(collection.seeds) > 1:
         notes.append("Numbers here, and every verdict, are of all of them; tables on the pages are of seed 0.")
     picture = f"![Speed over AR decoding by batch size]({_figures(collection)}/{PICTURE})"
-    return paragraphs("\n".join(lines), caveat(scale), _table(speeds), " ".join(filter(None, notes)), picture)
+    return paragraphs("\n".join(lines), preset(scale).caveat, _table(speeds), " ".join(filter(None, notes)), picture)
 
 
 def _verdicts(judged: Sequence[Judged], scale: str) -> str:

@@ -10,7 +10,6 @@ from marsbench.findings.collection import Collection
 from marsbench.overview.remarks import remarks
 from marsbench.presets import preset
 from marsbench.rendering.claims import corrected, fallen, held_against, outcome, sentences, tally
-from marsbench.rendering.deviations import caveat
 from marsbench.rendering.markdown import paragraphs, table
 from marsbench.rendering.sections import command
 from marsbench.studies import items, study_of
@@ -83,7 +82,7 @@ def _scale(judged: Sequence[Judged], collection: Collection) -> str:
     if len(collection.seeds) > 1:
         said.append("Every verdict, here and on the pages, is of all of them; tables on the pages show seed 0.")
     said.append(corrected(judged, collection.scale))
-    return paragraphs(" ".join(filter(None, said)), caveat(collection.scale))
+    return paragraphs(" ".join(filter(None, said)), preset(collection.scale).caveat)
 
 
 def _answers(judged: Sequence[Judged], collection: Collection) -> Iterator[str]:

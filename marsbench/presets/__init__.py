@@ -13,7 +13,9 @@ import yaml
 
 from marsbench.errors import UserError, unknown_name
 
+DEFAULT_SCALE = "tiny"  # where nobody names one; its pages lie in reports/ itself
 DEFAULT_BLOCK_SIZE = 4  # B where nobody says otherwise, the paper's main setting
+_FILES = resources.files(__package__)
 
 
 @dataclass(frozen=True)
@@ -119,6 +121,11 @@ class Preset:
     # file of a scale, "./" is the folder beside it: bases of the world that are shipped.
     published: dict[str, str] = field(default_factory=dict)
     train_all: bool = False  # train the stages that have a published checkpoint too
+    grid: str | None = None  # the shipped grid that its sweep runs, None = the one of its own name
+    caveat: str = ""  # what readers of verdicts must know of a scale that only tests the mechanism
+    place: int | None = None  # among the scales that share one index and one page of claims; None = alone
+    needs_gpu: bool = False  # a CPU is far too slow for it
+    in_seconds: bool = False  # for tests: pages measure as little as shows that they work
 
     def ready_checkpoint(self, stage: str, block_size: int | None) -> str | None:
         """The checkpoint that stands for a stage without training it, None where it is to be trained.
@@ -160,7 +167,7 @@ class Preset:
         if self.pretrained is None and (base or chat_data):
             raise UserError(
                 f"scale {self.scale} trains its own base on the embedded world, not on chat data",
-                fix="leave --base and --chat-data out, or choose --scale 135m, 0.5b or 7b",
+                fix=f"leave --base and --chat-data out, or choose a scale of {', '.join(scales_with_chat_data())}",
             )
 
         def changed(budget: Budget) -> Budget:
@@ -177,8 +184,25 @@ class Preset:
 
 def scales() -> list[str]:
     """The names of all presets."""
-    files = resources.files(__package__).iterdir()
-    return sorted(file.name.removesuffix(".yaml") for file in files if file.name.endswith(".yaml"))
+    return sorted(file.name.removesuffix(".yaml") for file in _FILES.iterdir() if file.name.endswith(".yaml"))
+
+
+def scales_with_chat_data() -> list[str]:
+    """The scales that start from a pretrained base and learn from chat data."""
+    return [scale for scale in scales() if preset(scale).pretrained]
+
+
+def scales_shown_with(scale: str) -> list[str]:
+    """The scales that share an index and a page of claims with this one, itself among them, in their order there."""
+    placed = {one: preset(one).place for one in scales()}
+    if placed.get(scale) is None:
+        return [scale]
+    return sorted((one for one, place in placed.items() if place is not None), key=lambda one: placed[one] or 0)
+
+
+def option_for(scale: str) -> str:
+    """What chooses a scale behind the name of a nox session; empty for the default scale."""
+    return "" if scale == DEFAULT_SCALE else f" -- --scale {scale}"
 
 
 @cache
@@ -186,7 +210,7 @@ def preset(scale: str) -> Preset:
     """The preset of a scale, or a `UserError` that names the scales there are."""
     if scale not in scales():
         raise unknown_name("scale", scale, scales())
-    values = yaml.safe_load(resources.files(__package__).joinpath(f"{scale}.yaml").read_text(encoding="utf-8"))
+    values = yaml.safe_load((_FILES / f"{scale}.yaml").read_text(encoding="utf-8"))
     world, pretrained = values.pop("world", None), values.pop("pretrained", None)
     published = {stage: _beside(place) for stage, place in values.pop("published", {}).items()}
     return Preset(
@@ -218,4 +242,4 @@ def _world(values: dict[str, Any]) -> World:
 
 def _beside(place: str) -> str:
     """A checkpoint's place as a preset's file names it."""
-    return str(resources.files(__package__) / place.removeprefix("./")) if place.startswith("./") else place
+    return str(_FILES / place.removeprefix("./")) if place.startswith("./") else place

@@ -24,6 +24,7 @@ import yaml
 
 from marsbench.errors import UserError, unknown_name
 from marsbench.methods import METHODS, Options, check_options
+from marsbench.presets import preset
 from marsbench.running.plans import TrainedStage
 from marsbench.training.stages import stage
 
@@ -106,7 +107,8 @@ class Grid:
 
 def shipped_grid(scale: str) -> Path:
     """The grid that comes with a scale."""
-    with resources.as_file(resources.files("marsbench.presets") / "grids" / f"{scale}.yaml") as file:
+    name = preset(scale).grid or scale
+    with resources.as_file(resources.files("marsbench.presets") / "grids" / f"{name}.yaml") as file:
         return file
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from marsbench.presets import preset
 from marsbench.rows.kinds import EvaluationRow, Row
 from marsbench.world import modelled_on
-
-SMALL_SCALES = ("micro", "tiny", "mini")
 
 MINI_DEVIATIONS: tuple[str, ...] = (
     "An embedded world of six generated benchmarks stands in for the six real ones.",
@@ -28,17 +27,6 @@ SMALL_DEVIATIONS: tuple[str, ...] = (
     "SFT conversations are generated, not taken from Dolci-Instruct-SFT.",
     "Answers end at a limit below the paper's 256 tokens.",
 )
-_CAVEAT = (
-    "**What these verdicts are about:** models of about a million parameters, trained on the spot in an embedded world "
-    "(scale {scale}). They test the mechanism; they are not Qwen numbers. Fine-tuning follows a short pretraining at a "
-    "rate of the same order: what no loss holds in place is forgotten, so recipes without the SFT loss lose far more "
-    "here than the paper's do."
-)
-_CAVEAT_OF_MINI = (
-    "**What these verdicts are about:** models of about a million parameters, fine-tuned gently from one shipped base "
-    "in an embedded world (scale mini; the page on the regime says how near to the paper's that is). They test the "
-    "mechanism; they are not Qwen numbers."
-)
 NO_SFT_DEVIATION = (
     '"MARS w/o SFT loss" drops that loss and changes nothing else (`ar_weight = 0`); the authors\' released '
     "ablation also switches on 1/t weights. So the paper's number for it has no line of this page beside it; the page "
@@ -55,21 +43,16 @@ COMMON_DEVIATIONS: tuple[str, ...] = (
 )
 
 
-def caveat(scale: str) -> str:
-    """What a reader of verdicts must know of a small scale, to stand beside them; empty for other scales."""
-    if scale == "mini":
-        return _CAVEAT_OF_MINI
-    return _CAVEAT.format(scale=scale) if scale in SMALL_SCALES else ""
-
-
 def deviations_section(rows: Sequence[Row], scale: str, own: Sequence[str]) -> str:
     """All known deviations behind rows of one scale; `own` are those of this page alone."""
+    shown = preset(scale)
+    model = _SHIPPED if shown.ready_checkpoint("base", None) else _TRAINED_HERE
     benchmarks = {row.benchmark for row in rows if isinstance(row, EvaluationRow)}
     mini = {name for name in benchmarks if modelled_on(name) != name}
     known = [
         *(MINI_DEVIATIONS if mini or not benchmarks else ()),
         *(REAL_DEVIATIONS if benchmarks - mini else ()),
-        *((_SHIPPED if scale == "mini" else _TRAINED_HERE, *SMALL_DEVIATIONS) if scale in SMALL_SCALES else ()),
+        *((model, *SMALL_DEVIATIONS) if shown.world else ()),
         *own,
         *COMMON_DEVIATIONS,
     ]

@@ -10,7 +10,7 @@ from marsbench.findings.cells import AR_OBJECTIVE, MARS_OBJECTIVE, latest_cells,
 from marsbench.findings.in_words import bracketed, duration, one_line
 from marsbench.findings.seeds import BySeed
 from marsbench.paper import published
-from marsbench.rendering.deviations import SMALL_SCALES
+from marsbench.presets import option_for, preset
 from marsbench.rendering.markdown import paragraphs, table
 from marsbench.rows.kinds import EvaluationRow, Row, StepCostRow, TrainingRow
 from marsbench.running.plans import TablePlan, TrainedStage
@@ -22,7 +22,7 @@ def opening_section(plan: TablePlan, scale: str, what: str, seeds: BySeed) -> st
     first = plan.title.split()[0]
     words = plan.title if first.isupper() else f"{plan.title[0].lower()}{plan.title[1:]}"  # "MARS" stays as it is
     caveat = f"Results at scale {scale} test the mechanism; they are not Qwen numbers."
-    said = [what, caveat if scale in SMALL_SCALES else "", seeds_in_words(seeds)]
+    said = [what, caveat if preset(scale).world else "", seeds_in_words(seeds)]
     return f"# {plan.name} at scale {scale}: {words}\n\n{' '.join(filter(None, said))}"
 
 
@@ -120,7 +120,7 @@ def how_section(rows: Sequence[Row], plan: TablePlan, scale: str) -> str:
 
 def command(session: str, scale: str) -> str:
     """How a session makes its page at a scale."""
-    return f"`nox -s {session}{'' if scale == 'tiny' else f' -- --scale {scale}'}`"
+    return f"`nox -s {session}{option_for(scale)}`"
 
 
 def facts_section(rows: Sequence[Row], how: str, more: Mapping[str, str] | None = None) -> str:

@@ -8,8 +8,8 @@ from marsbench.findings.claims import POINTS, TOKENS, Claim, Finding
 from marsbench.findings.in_words import p_value
 from marsbench.findings.published import PUBLISHED_SCALES
 from marsbench.findings.seeds import BySeed
+from marsbench.presets import preset
 from marsbench.rendering.claims import held_against, in_need, outcome, published, questions, sentence
-from marsbench.rendering.deviations import caveat
 from marsbench.rendering.markdown import paragraphs, table
 from marsbench.running.plans import TablePlan
 
@@ -44,7 +44,7 @@ def claims_section(seeds: BySeed, plan: TablePlan, claims: Sequence[Claim], scal
     corrected = "Nothing here is corrected for the number of claims; on the page of claims, it is."
     return paragraphs(
         f"## Claims of {whose} and what was measured",
-        caveat(scale),
+        preset(scale).caveat,
         " ".join([HOW_CLAIMS_ARE_JUDGED, *how, HOW_P_IS_DERIVED, WHAT_WOULD_DECIDE, corrected]),
         _judged([(claim, finding) for claim, finding in found if not claim.check]),
         _checks([(claim, finding) for claim, finding in found if claim.check]),

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from marsbench.errors import UserError
+from marsbench.presets import DEFAULT_SCALE
 from marsbench.training.stages import Recipe
 
 _FULL = 32 * 2**20  # bytes free below which a failed write is put down to a full disk
@@ -36,7 +37,7 @@ class Workspace:
     @property
     def reports(self) -> Path:
         """The pages of this scale: `reports/` for the default scale, folders below it for the others and variants."""
-        default = self.scale == "tiny" and not self.variant
+        default = self.scale == DEFAULT_SCALE and not self.variant
         return self.root / "reports" if default else self.root / "reports" / self.scale / self.variant
 
     def results(self, report: str) -> Path:

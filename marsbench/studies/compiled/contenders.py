@@ -34,16 +34,16 @@ RANDOM: dict[str, dict[str, Any]] = {
 
 
 def trained_grid(scale: Preset) -> Grid:
-    """As much as decides the page's numbers; little where few questions are, and no compiler there."""
+    """As much as decides the page's numbers; little at a scale for tests, and no compiler there."""
     contenders = (Contender(REFERENCE, "mars", REFERENCE, {}), *EAGER, *COMPILED)
-    if scale.questions is not None:
+    if scale.in_seconds:
         return Grid(contenders, (1,), prompts=6, repeats=2, positions=0, backend="eager")
     return Grid(contenders, (1, 4, 8, 16), prompts=48, repeats=7, positions=0)
 
 
 def random_grid(scale: Preset) -> Grid:
     """`ar`, eager and compiled, against `generate` on random weights, and what an eager step costs by its shape."""
-    small = scale.questions is not None
+    small = scale.in_seconds
     stage = _SMALL if small else MEMORY_BOUND
     ar = Contender("ar", stage, "ar", {})
     contenders = (Contender(REFERENCE, stage, REFERENCE, {}), ar, replace(ar, name=COMPILED_AR, compiled=True))

@@ -48,6 +48,6 @@ def _entry(method: str, name: str = "", **options: Any) -> Contender:
 
 def _grid(scale: Preset, contenders: tuple[Contender, ...], batch_sizes: tuple[int, ...]) -> Grid:
     """A race of five laps over 48 prompts; less where the scale asks few questions anyway."""
-    if scale.questions is not None:
+    if scale.in_seconds:
         return Grid(contenders, tuple(size for size in batch_sizes if size < 16), prompts=12, repeats=3, positions=0)
     return Grid(contenders, batch_sizes, prompts=48, repeats=5, positions=0)

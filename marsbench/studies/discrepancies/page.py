@@ -8,7 +8,8 @@ from marsbench.findings.cells import latest_cells
 from marsbench.findings.company import company_remark
 from marsbench.findings.seeds import BySeed
 from marsbench.findings.sweep import SweepCells
-from marsbench.rendering.deviations import caveat, deviations_section
+from marsbench.presets import preset
+from marsbench.rendering.deviations import deviations_section
 from marsbench.rendering.markdown import paragraphs
 from marsbench.rendering.measured import accuracy_table, reasons
 from marsbench.rendering.sections import how_section, opening_section, training_section
@@ -52,7 +53,7 @@ def sections(rows: Sequence[Row], scale: str, seeds: BySeed) -> list[str]:
     cells, sweep = latest_cells(rows), SweepCells.of(rows)
     return [
         opening_section(PLAN, scale, OPENING, seeds),
-        caveat(scale),
+        preset(scale).caveat,
         HOW_TO_READ,
         company_remark(sweep.rows),
         *[item.section(seeds) for item in ITEMS],

@@ -48,7 +48,7 @@ EXACT = (
 
 def race_grid(scale: Preset) -> Grid:
     """As much as decides the page's numbers, three batches of the largest size; little where few questions are."""
-    if scale.questions is not None:
+    if scale.in_seconds:
         return Grid(RACE, (1, 4), prompts=12, repeats=2, positions=0, profiled=True)
     return Grid(RACE, (1, 4, 8, 16, 32), prompts=96, repeats=7, positions=0, profiled=True)
 

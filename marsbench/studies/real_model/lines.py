@@ -81,7 +81,7 @@ _RACED = (PROMPT_LOOKUP, NARROW, LINEAR, LONG_NARROW, LONG_BOTH, *_FEW_POSITIONS
 def grid_at(scale: Preset, dtype: str) -> Grid:
     """A race: the base's `ar` and `generate` as baselines, and what is decoded with each checkpoint."""
     baselines = [Contender(name, BASE, method, {}) for name, method in _BASELINES.items()]
-    small = scale.scale == "micro"
+    small = scale.in_seconds
     return Grid(
         contenders=(*baselines, *map(_entry, _RACED)),
         batch_sizes=(1, 4),

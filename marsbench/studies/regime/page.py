@@ -75,7 +75,7 @@ def sections(rows: Sequence[Row], scale: str, seeds: BySeed) -> list[str]:
                                   seeds_table(seeds, PLAN), reasons(cells, PLAN), cut_answers(cells, PLAN)),
         _text_losses(seeds),
         _of_masks(rows),
-        _trials() if scale == "mini" else "",
+        _trials(scale),
         training_section(rows, PLAN),
         how_section(rows, PLAN, scale),
         deviations_section(rows, scale, ()),
@@ -187,9 +187,12 @@ def _two_digits(value: float | None) -> str:
     return "n/a" if value is None else f"{value:.2f}"
 
 
-def _trials() -> str:
-    text = (resources.files(__package__) / "trials.yaml").read_text(encoding="utf-8")
-    trials: list[dict[str, Any]] = yaml.safe_load(text)
+def _trials(scale: str) -> str:
+    """What was tried before the scale was fixed, where that is written down."""
+    file = resources.files(__package__) / f"{scale}_trials.yaml"
+    trials: list[dict[str, Any]] = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else []
+    if not trials:
+        return ""
     lines = [
         [one["what"], *[f"{one[name]:.1f}" for name in BENCHMARKS], f"{fmean(one[name] for name in BENCHMARKS):.1f}"]
         for one in trials

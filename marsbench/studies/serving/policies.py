@@ -66,6 +66,6 @@ class Effort:
 
 def effort_at(scale: Preset) -> Effort:
     """As much as decides the page's numbers; little at the scale of the tests."""
-    if scale.scale == "micro":
+    if scale.in_seconds:
         return Effort((1.0,), repeats=1, seconds=0.3, questions=12, burst=20, alone=3, max_new_tokens=16, bare=4)
     return Effort((0.25, 0.5, 0.75, 1.0, 1.25, 1.5), 4, 5.0, 102, 160, 12, scale.max_new_tokens)

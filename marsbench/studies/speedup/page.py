@@ -33,8 +33,8 @@ from marsbench.findings.sweep import (
     tokens_per_second,
     weights_read_per_second,
 )
+from marsbench.presets import preset
 from marsbench.racing.grid import COMPILED_AR
-from marsbench.rendering.deviations import SMALL_SCALES
 from marsbench.rendering.markdown import paragraphs, table
 from marsbench.rendering.sections import command, facts_section, seeds_in_words
 from marsbench.rows.kinds import Memory, Row, SweepRow
@@ -96,7 +96,7 @@ def draw(rows: Sequence[Row], reports_dir: Path) -> list[Path]:
 def _caveat(scale: str) -> str:
     small = "These are models of a million parameters or less; they test the mechanism and are not Qwen numbers."
     lead = "Every method runs through one loop, one cache and one clock; `hf-generate` is transformers' own `generate`."
-    return f"{lead} {small}" if scale in SMALL_SCALES else lead
+    return f"{lead} {small}" if preset(scale).world else lead
 
 
 # ---------------------------------------------------------------------- the answer
