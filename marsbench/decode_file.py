@@ -47,7 +47,7 @@ def decode_file(
     source: Path,
     target: Path,
     *,
-    eos_id: int,
+    eos_id: Sequence[int],
     pad_id: int,
     batch_size: int,
     prefill_positions: int = PREFILL_POSITIONS,
@@ -62,7 +62,7 @@ def decode_file(
     check_target(source, target)
     check_requests(requests, model, where=f"{source}, line {{}}")
     vocabulary = model.get_input_embeddings().num_embeddings
-    for name, token in (("EOS", eos_id), ("pad", pad_id)):
+    for name, token in (*(("EOS", token) for token in eos_id), ("pad", pad_id)):
         if not 0 <= token < vocabulary:
             raise UserError(f"{name} id {token} lies outside the vocabulary of {vocabulary}", fix="give another id")
     done = 0

@@ -60,7 +60,7 @@ def answer(
     from marsbench.training.data import chat_prompt
 
     ids = loaded.tokenizer(chat_prompt(loaded.tokenizer, question), add_special_tokens=False).input_ids
-    eos_id, pad_id = default_ids(loaded, None, None)
+    eos_id, pad_id = default_ids(loaded)
     request = Request(ids, max_new_tokens, threshold)
     (generation,) = decode(loaded.model, method, [request], eos_id=eos_id, pad_id=pad_id, batch_size=1, **how)
     return generation

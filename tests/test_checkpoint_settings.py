@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import json
 import shutil
 import subprocess
 import sys
@@ -14,17 +15,24 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
+from test_serving_engine import Log, job
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from typer.testing import CliRunner
 
+from marsbench.cli import app
 from marsbench.decoding.engine import decode
 from marsbench.decoding.generation import Request
 from marsbench.methods import Options, build_method
+from marsbench.methods.fitting import default_ids
 from marsbench.methods.settings import left_out, left_out_in_words
 from marsbench.presets import preset
 from marsbench.progress import Reporter
 from marsbench.rows.workspace import Workspace
 from marsbench.running.checkpoints import Checkpoints
 from marsbench.running.run import Run
+from marsbench.serving.process import _start
+from marsbench.serving.settings import Settings
+from marsbench.training.checkpoints import load
 
 GOLDEN = Path(__file__).parent / "golden"
 EOS, PAD = 2, 0
@@ -161,3 +169,67 @@ def test_decode_says_what_it_leaves_out(tmp_path: Path) -> None:
     )
     assert result.returncode == 0, result.stderr
     assert result.stderr.count("repetition_penalty 1.1") == 1
+
+
+# ---- more than one EOS ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def two_ends(micro_checkpoints: Path, tmp_path: Path) -> tuple[Path, int, list[int]]:
+    """A checkpoint whose settings name a second EOS, that one, and what it says to a prompt up to there."""
+    folder = tmp_path / "two_ends"
+    shutil.copytree(next(micro_checkpoints.glob("ar_sft-*")), folder)
+    loaded, prompt = load(str(folder)), [5, 6, 7]
+    (one,) = decode(loaded.model, build_method("ar", Options()), [Request(prompt, 24)], eos_id=-1, pad_id=PAD)
+    second = one.tokens[6]
+    settings = json.loads((folder / "generation_config.json").read_text())
+    first = loaded.tokenizer.eos_token_id
+    (folder / "generation_config.json").write_text(json.dumps(settings | {"eos_token_id": [first, second]}))
+    return folder, second, one.tokens[: one.tokens.index(second)]
+
+
+def test_every_eos_of_a_checkpoint_counts(two_ends: tuple[Path, int, list[int]]) -> None:
+    """Guards against a list of EOS tokens that is read as none, and the tokenizer's own that is lost beside it."""
+    folder, second, _ = two_ends
+    loaded = load(str(folder))
+    first, pad = loaded.tokenizer.eos_token_id, loaded.tokenizer.pad_token_id
+    assert default_ids(loaded) == ([first, second], pad)
+    assert default_ids(loaded, 7, 8) == ([7], 8)
+    loaded.model.generation_config.eos_token_id = second
+    assert default_ids(loaded) == ([first, second], pad)
+
+
+def test_decode_ends_at_any_eos(two_ends: tuple[Path, int, list[int]], tmp_path: Path) -> None:
+    """Guards against answers that run on behind the end of a turn."""
+    folder, _, expected = two_ends
+    (tmp_path / "in.jsonl").write_text(json.dumps({"prompt_ids": [5, 6, 7]}))
+    place = ["--model", str(folder), "--prompt-ids", str(tmp_path / "in.jsonl"), "--out", str(tmp_path / "out.jsonl")]
+    done = CliRunner().invoke(app, ["decode", *place, "--method", "ar", "--max-new-tokens", "24"])
+    assert done.exit_code == 0, done.output
+    found = json.loads((tmp_path / "out.jsonl").read_text())
+    assert (found["tokens"], found["finish"]) == (expected, "eos")
+
+
+def test_eval_ends_at_any_eos(two_ends: tuple[Path, int, list[int]], tmp_path: Path) -> None:
+    """Guards against an evaluation that knows the tokenizer's EOS alone: its answers would all be cut at the limit."""
+    folder, *_ = two_ends
+    loaded = load(str(folder))
+    settings = json.loads((folder / "generation_config.json").read_text())
+    every = list(range(loaded.model.config.vocab_size))
+    (folder / "generation_config.json").write_text(json.dumps(settings | {"eos_token_id": every}))
+    asked = ["--benchmark", "mini_gsm8k", "--checkpoint", str(folder), "--method", "ar", "--limit", "3", "--json"]
+    done = CliRunner().invoke(app, ["eval", *asked, "--scale", "micro", "--output", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    (row,) = json.loads(done.stdout)
+    assert row["tokens_per_forward"] == 1 and row["cut_answers"] == 0
+    answers = [json.loads(line) for line in Path(row["answers"]).read_text().splitlines()]
+    assert [(one["emitted"], one["response"]) for one in answers] == [(1, "")] * 3
+
+
+def test_the_server_ends_at_any_eos(two_ends: tuple[Path, int, list[int]]) -> None:
+    """Guards against a stream that goes on behind an EOS, or that shows it."""
+    folder, _, expected = two_ends
+    log = Log(_start(Settings(str(folder), max_rows=1))[0])
+    log.engine.submit(job(0, [5, 6, 7], 24))
+    log.run()
+    assert (log.tokens[0], log.ended[0].finish) == (expected, "eos")

@@ -180,7 +180,7 @@ def made(tmp_path_factory: pytest.TempPathFactory, micro_checkpoints: Path) -> P
 
 
 def answers(loaded: Loaded, method: str, **options: Any) -> list[Generation]:
-    eos, pad = default_ids(loaded, None, None)
+    eos, pad = default_ids(loaded)
     prompts = [chat_prompt(loaded.tokenizer, one.prompt) for one in questions_of("mini_gsm8k", 6)]
     ids = loaded.tokenizer(prompts, add_special_tokens=False).input_ids
     chosen = fit(method, loaded, **options)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from marsbench.decoding.engine import Batch, KindOfBatch, Method, context_length, decode
-from marsbench.decoding.generation import PREFILL_POSITIONS, Generation, Request, as_list
+from marsbench.decoding.generation import PREFILL_POSITIONS, Generation, Request
 from marsbench.decoding.outside import OutsideMethod
 from marsbench.distilling.answers import Answer, AnswerLog, Reason, alone_with
 from marsbench.distilling.chats import Chats
@@ -98,10 +98,8 @@ class Distiller:
         """
         self._loaded, self._method, self._asking, self._reporter = loaded, method, asking, reporter
         self._chats = Chats(loaded.tokenizer)
-        eos, self._pad_id = default_ids(loaded, None, None)
-        # A turn ends where the trainer will end it, and where the checkpoint's own settings of generation say so.
-        settings = getattr(loaded.model.generation_config, "eos_token_id", None)
-        self._eos_ids = sorted({eos, self._chats.end_id, *as_list([] if settings is None else settings)})
+        ends, self._pad_id = default_ids(loaded)
+        self._eos_ids = sorted({*ends, self._chats.end_id})  # a turn ends where the trainer will end it, too
         context = context_length(loaded.model)
         self._room = context - asking.max_new_tokens
         if self._room < 1:

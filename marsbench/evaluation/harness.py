@@ -25,6 +25,7 @@ from marsbench.decoding.outside import OutsideMethod
 from marsbench.errors import UserError
 from marsbench.evaluation.answers import cut_text
 from marsbench.evaluation.benchmarks import Benchmark, load_tasks, question_numbers
+from marsbench.methods.fitting import default_ids
 from marsbench.training.checkpoints import Loaded
 
 # Called as answers come in: (answers so far, questions).
@@ -256,12 +257,13 @@ class EngineModel(LoggedModel):
             without_beginning(tokenizer(request.args[0], add_special_tokens=False).input_ids, self.room)
             for _, request in todo
         ]
+        eos_id, pad_id = default_ids(self._loaded)
         decode(
             self._loaded.model,
             self._method,
             [Request(prompt, self._max_new_tokens, self._threshold) for prompt, _ in prompts],
-            eos_id=tokenizer.eos_token_id,
-            pad_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id,
+            eos_id=eos_id,
+            pad_id=pad_id,
             batch_size=1 if isinstance(self._method, OutsideMethod) and self._method.one_row else self._batch_size,
             prefill_positions=self._prefill_positions,
             kind=self._kind,

@@ -23,7 +23,7 @@ from marsbench.evaluation.answers import cut_text
 from marsbench.evaluation.harness import chat_text, cut_in_words, room_for_prompt, without_beginning
 from marsbench.lm_eval_plugin import register
 from marsbench.methods import METHODS
-from marsbench.methods.fitting import fit
+from marsbench.methods.fitting import default_ids, fit
 from marsbench.methods.settings import load_aloud
 from marsbench.progress import Reporter
 
@@ -149,7 +149,7 @@ class MarsbenchLM(LM):  # type: ignore[misc]
 
     def _answers(self, requests: list[Instance]) -> list[Generation]:
         """Decode, with a bar; what is cut off prompts is said first."""
-        tokenizer = self._loaded.tokenizer
+        eos_id, pad_id = default_ids(self._loaded)
         todo, cuts = zip(*[self._request(request) for request in requests], strict=True) if requests else ((), ())
         self._say_cuts(requests, todo, cuts)
         with Reporter().bar("answering") as bar:
@@ -164,8 +164,8 @@ class MarsbenchLM(LM):  # type: ignore[misc]
                 self._loaded.model,
                 self._method,
                 todo,
-                eos_id=tokenizer.eos_token_id,
-                pad_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id,
+                eos_id=eos_id,
+                pad_id=pad_id,
                 batch_size=self._batch_size,
                 prefill_positions=self._prefill_positions,
                 kind=self._kind,

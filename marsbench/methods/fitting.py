@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from marsbench.decoding.engine import Method
+from marsbench.decoding.generation import as_list
 from marsbench.decoding.outside import OutsideMethod
 from marsbench.errors import UserError, unknown_name
 from marsbench.forward.adapter import Adapted
@@ -82,19 +83,25 @@ def check_accept(name: str, accept: str | None, threshold: float | None) -> None
         )
 
 
-def default_ids(loaded: Loaded, eos_id: int | None, pad_id: int | None) -> tuple[int, int]:
-    """EOS and padding: as given, else the tokenizer's, else the configuration's; padding may be EOS."""
-    sources = [loaded.own_tokenizer, loaded.model.generation_config, loaded.model.config]
+def default_ids(loaded: Loaded, eos_id: int | None = None, pad_id: int | None = None) -> tuple[list[int], int]:
+    """What ends a text, and padding: as given, or as the checkpoint says; padding may be an EOS.
 
-    def known(name: str) -> int | None:
-        found = (getattr(source, name, None) for source in sources)
-        return next((token for token in found if isinstance(token, int)), None)
-
-    eos = known("eos_token_id") if eos_id is None else eos_id
-    if eos is None:
+    A text ends at the tokenizer's EOS and at all those that the checkpoint's settings of generation name; the model's
+    configuration is asked where neither names any.
+    """
+    tokenizer, settings, config = loaded.own_tokenizer, loaded.model.generation_config, loaded.model.config
+    found = [eos_id] if eos_id is not None else [*_ids(tokenizer, "eos"), *_ids(settings, "eos")] or _ids(config, "eos")
+    if not found:
         raise UserError(
             "this checkpoint does not name its EOS token",
             fix="set eos_token_id in its generation_config.json; marsbench decode also takes --eos-id",
         )
-    pad = known("pad_token_id") if pad_id is None else pad_id
-    return eos, eos if pad is None else pad
+    pads = [pad_id] if pad_id is not None else []
+    pads += [token for source in (tokenizer, settings, config) for token in _ids(source, "pad")]
+    return list(dict.fromkeys(found)), [*pads, *found][0]
+
+
+def _ids(source: Any, name: str) -> list[int]:
+    """The ids that a tokenizer or a configuration names, one or a list of them."""
+    found = getattr(source, f"{name}_token_id", None)
+    return [] if found is None else as_list(found)

@@ -74,7 +74,7 @@ class Course:
     @property
     def ids(self) -> dict[str, Any]:
         """EOS and padding."""
-        eos_id, pad_id = default_ids(self.baseline, None, None)
+        eos_id, pad_id = default_ids(self.baseline)
         return {"eos_id": eos_id, "pad_id": pad_id}
 
     @cached_property

@@ -86,8 +86,8 @@ class _Parts:
 
 
 def profile(
-    contender: Entrant, prompts: Sequence[Sequence[int]], *, batch_size: int, max_new_tokens: int, eos_id: int,
-    pad_id: int,
+    contender: Entrant, prompts: Sequence[Sequence[int]], *, batch_size: int, max_new_tokens: int,
+    eos_id: int | Sequence[int], pad_id: int,
 ) -> dict[str, float]:  # fmt: skip
     """Where the time of decoding goes, in seconds by part, in a run of its own.
 

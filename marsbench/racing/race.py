@@ -90,7 +90,7 @@ class Race:
     prompts: Sequence[Sequence[int]]
     batch_size: int
     max_new_tokens: int
-    eos_id: int
+    eos_id: int | Sequence[int]
     pad_id: int
     laps: int  # timed ones
     limit_s: float = float("inf")  # who takes longer than this in the lap that is watched drops out

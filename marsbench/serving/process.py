@@ -52,7 +52,7 @@ def _start(settings: Settings) -> tuple[Any, Ready]:
     dtype = getattr(torch, settings.dtype)
     loaded = load_aloud(settings.checkpoint, Reporter(), dtype=dtype, device=default_device())
     fit("ar", loaded)
-    eos_id, pad_id = default_ids(loaded, None, None)
+    eos_id, pad_id = default_ids(loaded)
     methods: tuple[MethodName, ...] = ("ar",)
     if loaded.mask_id is not None and (loaded.knows_masks or settings.untrained_masks):
         methods = ("ar", "mars", "mars-verified")

@@ -111,7 +111,7 @@ def _decoded(run: Run, loaded: Loaded, exam: Exam, title: str) -> list[Generatio
     asked = token_ids([prompts[number] for number in exam.asked()], loaded.tokenizer, room)
     if said := cut_in_words(exam.benchmark.name, asked.cuts, room):
         run.reporter.say(said)
-    eos_id, pad_id = default_ids(loaded, None, None)
+    eos_id, pad_id = default_ids(loaded)
     with run.reporter.bar(title):
         return decode(
             loaded.model,

@@ -180,7 +180,7 @@ class Bench:
     def _without_http(self, policy: Policy, prompts: list[list[int]]) -> list[Heard]:
         """What comes of prompts when nothing but the engine is asked, as many at once as of a server."""
         loaded, limit = self.loaded, self.effort.max_new_tokens
-        eos_id, pad_id = default_ids(loaded, None, None)
+        eos_id, pad_id = default_ids(loaded)
         threshold = policy.asks.get("threshold")
         chosen = fit(policy.asks["method"], loaded, block_size=policy.asks.get("block_size", 4))
         requests = [Request(prompt, limit, threshold) for prompt in prompts]
