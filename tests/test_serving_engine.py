@@ -17,10 +17,11 @@ from marsbench.decoding.generation import Request
 from marsbench.errors import UserError
 from marsbench.methods import Options, build_method
 from marsbench.racing.position_law import PositionLaw
-from marsbench.serving.controller import Controller, Group, Seen, Targets, Tuning
-from marsbench.serving.engine import BEHIND, Engine, Observer, bytes_per_slot
+from marsbench.serving.controller import Group, Seen, Targets
+from marsbench.serving.engine import BEHIND, Engine, bytes_per_slot
 from marsbench.serving.likelihood import Scorer
 from marsbench.serving.messages import Ending, Job, Likelihood, MethodName, Wishes
+from marsbench.serving.observer import Controller
 from marsbench.serving.process import slots_within
 from marsbench.serving.settings import Settings
 
@@ -325,15 +326,22 @@ def test_a_knob_turned_and_turned_back_reaches_who_joined_between(
     assert log.ended[1].forwards <= counted.ended[1].forwards + 1
 
 
+@pytest.fixture
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A controller that turns whatever it can at every second step."""
+    for name, value in {"observer._EVERY": 2, "controller._DOWN_S": 0.0, "controller._TRIAL_SHARE": 1.0}.items():
+        monkeypatch.setattr(f"marsbench.serving.{name}", value)
+
+
 def adapting(model: PreTrainedModel, law: PositionLaw) -> Engine:
     """An engine whose controller lowers tau at every chance."""
-    controller = Controller(law, Targets(per_token_s=1e-9))
-    controller.tuning = Tuning(every=2, up_s=0.0, trial_share=1.0)
+    controller = Controller(law, Targets(per_token=1e-9))
     return Engine(
         model, Settings("", max_rows=8, threshold=0.9), mask_id=MASK, eos_id=EOS, pad_id=PAD, controller=controller
     )
 
 
+@pytest.mark.usefixtures("often")
 def test_verified_answers_are_those_of_ar_whatever_the_controller_does(
     golden: dict[str, Any], golden_models: dict[str, PreTrainedModel]
 ) -> None:
@@ -357,23 +365,24 @@ def test_verified_answers_are_those_of_ar_whatever_the_controller_does(
 def test_nobody_waits_while_nobody_is_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a tau that is lowered because an hour without requests counts as an hour for a token."""
     clock = 0.0
-    monkeypatch.setattr("marsbench.serving.engine.time.perf_counter", lambda: clock)
-    controller, seen = Controller(PositionLaw([1, 256], [0.001, 0.002]), Targets(per_token_s=0.01)), list[Seen]()
-    monkeypatch.setattr(controller, "decide", seen.append)
-    observer = Observer(controller)
-    for answer in range(3):
+    monkeypatch.setattr("marsbench.serving.observer.time.perf_counter", lambda: clock)
+    controller, seen = Controller(PositionLaw([1, 256], [0.001, 0.002]), Targets(per_token=0.01)), list[Seen]()
+    monkeypatch.setattr(controller, "_decide", seen.append)
+    for _ in range(3):
         clock += 3600
-        observer.joined(alone=True)
+        controller.wake()
+        controller.joined(alone=True)
         for _ in range(20):
-            if observer.due(frozenset({Group("mars", 0.9, None, 4 + answer, 1)})):
-                observer.decide(0, 0.0)
             clock += 0.004
-            observer.note("ar", 1, 2)
-            observer.stepped(clock - 0.004, 5, 2)
-    assert len(seen) == 9 and max(one.per_token_s for one in seen) == pytest.approx(0.002)
-    assert seen[-1].steps == [(True, pytest.approx(0.004), 5)]
+            for _ in range(2):
+                controller.note("ar", 1, 1)
+            if controller.stepped(clock - 0.004, 5, 2):
+                controller.decide([Group("mars", 0.9, None, 4, 2)], 0.0)
+    assert len(seen) == 9 and max(one.per_token_s for one in seen) == pytest.approx(0.004)
+    assert seen[-1].steps == [(True, pytest.approx(0.004), 5)] and seen[-1].busy_s == pytest.approx(0.032)
 
 
+@pytest.mark.usefixtures("often")
 def test_who_allows_it_is_lowered_and_told(golden: dict[str, Any], golden_models: dict[str, PreTrainedModel]) -> None:
     """Guards against a usage that calls an answer lossless which is not, or tells pruning for tau."""
     log = Log(adapting(golden_models["mars"], PositionLaw([1, 256], [0.01, 0.011])))

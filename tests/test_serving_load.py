@@ -17,7 +17,6 @@ from marsbench.rows.kinds import Row, ServingRow
 from marsbench.rows.store import read_rows
 from marsbench.rows.workspace import Workspace
 from marsbench.running.run import Run
-from marsbench.serving.load import read_answer
 from marsbench.studies.serving import STUDY
 from marsbench.studies.serving.findings import (
     answered,
@@ -28,6 +27,7 @@ from marsbench.studies.serving.findings import (
     requests_per_second,
     switches,
 )
+from marsbench.studies.serving.load import read_answer
 from marsbench.studies.serving.measuring import Cell, _times, serving_rows
 from marsbench.studies.serving.page import tally
 from marsbench.studies.serving.policies import AR, BARE, EXACT, FAST, LOSSLESS, LOSSY, POLICIES, Effort, effort_at

@@ -1,63 +1,52 @@
-"""What pays now: how much is drafted for everybody, and, where waiting is too long, how far tau is lowered.
+"""What pays now: which window at how many rows, and, where waiting is too long, how far tau is lowered.
 
 A decision is a function of what was seen since the last one and of a memory that such decisions alone have made: the
 same log in, the same choices out.
 
-First the lossless part. With a window of w, a row settles E(w) tokens of a forward over about E(w) + w - 1 positions:
-what it has just settled or drafted, and w - 1 masks. How often a guess counts is seen in what was settled lately. What
-positions cost is the machine's position law, measured on short contexts; what steps take beyond it, each by itself
-(rows kept, text sent) and for every position (longer contexts), is fitted to those seen lately, of AR and of windows
-apart. So the tokens per second of every window are known, window 1 (AR) among them, and the best is taken: where no
-window pays, decoding is AR. What is not chosen is tried for some steps now and then. A draft of a verified row pays if
-its confidence exceeds what one more position costs in tokens, and is pruned otherwise.
+First the lossless part, a table. With a window of w, a row settles E(w) tokens of a forward over about E(w) + w - 1
+positions: what it has just settled or drafted, and w - 1 masks. How often a guess counts is seen in what was settled
+lately. What positions cost is the machine's position law, and on top of it a line that is fitted to the latest steps,
+of AR (window 1) and of windows apart: what a step takes by itself, and longer contexts. So the tokens per second of
+every window are known for every number of rows, and the best is in the table: where no window pays, AR. What is not in
+it is tried for some steps now and then. A draft of a verified row pays if its confidence exceeds what one more position
+costs in tokens, and is pruned otherwise.
 
-Only then tau: it may fall by one notch at a time, for requests that allow it, while the time per token or the wait for
-the first one exceeds its target, and is raised again when both are well below. A verified row counts as one of tau 1:
-where it may be lowered, it leaves checking out. That alone need not be faster: what passes a high tau is less than what
-checking lets pass. So every notch is tried, and left again while no relief at all is known to be faster.
+Then tau, of requests that allow it. It may fall by a notch while the time per token or the wait for the first one
+exceeds its target, and every notch ends by itself: soon where both are well met, else after a while, whether anybody is
+there or not. A verified row counts as one of tau 1: where it may be lowered, it leaves checking out. That need not be
+faster, since what passes a high tau is less than what checking lets pass; where it is seen not to be, checking stays.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from marsbench.errors import UserError
 from marsbench.json_lines import read_objects
 from marsbench.racing.position_law import PositionLaw
 from marsbench.serving.messages import WIDEST, Knob, MethodName, Wishes
 
+FORMAT = 2  # of the log
+_GAIN = 1.03  # a window must be better by so much to take another's place
+_SEEN = 200  # guesses after which older ones are forgotten, at every place of a window
+_PRIOR, _PRIOR_RIGHT = 4.0, 0.6  # guesses that are taken for seen before any are, and how many of them counted
+_KEPT = 0.9  # of what earlier steps took counts at the next ones
+_FORGET_S = 60.0  # without anybody, after which a third of what was seen counts
+_TRIAL_WINDOW, _TRIAL_SHARE = 4, 0.04  # what is tried beside AR, and of the time may go to trials
+_NOTCH, _RELAXED = 0.1, 0.6  # of tau; of its target, below which waiting is short
+_DOWN_S, _SOON_S, _AWHILE_S = 0.2, 1.0, 10.0  # between notches of tau: down, and up where waiting is short, or is not
 
-@dataclass(frozen=True)
-class Targets:
-    """How long anybody should wait; None is as long as it takes."""
 
-    per_token_s: float | None = None
-    first_token_s: float | None = None
+class Targets(NamedTuple):
+    """How long anybody should wait, in seconds; None is as long as it takes."""
 
-
-@dataclass(frozen=True)
-class Tuning:
-    """How the controller goes about it."""
-
-    every: int = 8  # forwards between decisions, unless others are in flight than before
-    gain: float = 1.03  # a window must be better by so much to take another's place
-    memory: float = 0.95  # what counts of the guesses seen is kept at every decision
-    prior: float = 4.0  # guesses that are taken for seen before any are
-    prior_right: float = 0.6  # how many of them counted
-    trial_steps: int = 3  # for which another window is tried: AR for its cost, a wide one for its tokens
-    trial_share: float = 0.02  # of the time may go to trials
-    trial_window: int = 4  # the wide one
-    steps_memory_s: float = 3.0  # after which what a step took counts by a third: some trials' worth
-    notch: float = 0.1  # of tau
-    up_s: float = 0.2  # between two notches down in tau, at least
-    down_s: float = 1.0  # between two notches back
-    relaxed: float = 0.6  # of its target: below it tau goes back up
+    per_token: float | None = None
+    first_token: float | None = None
 
 
 @dataclass(frozen=True)
@@ -88,7 +77,6 @@ class Seen:
     at_s: float  # since the engine started
     groups: Sequence[Group]
     settled: Mapping[str, Sequence[tuple[int, int, int]]]  # key of rows -> (window, tokens settled, how often)
-    waiting: int = 0
     waited_s: float = 0.0  # by the one that waits longest
     per_token_s: float = 0.0  # of rows in flight, lately
     busy_s: float = 0.0  # since the last decision, but for those in which nobody was in flight
@@ -101,18 +89,24 @@ class Seen:
 class Choice:
     """What counts until the next decision."""
 
-    window: int  # the widest
-    draft_threshold: float  # confidence that drafts of `mars-verified` must have
-    relief: float  # by how much tau is lowered where that is allowed
+    # Up to so many rows: the widest window, and the confidence that drafts of `mars-verified` must have.
+    table: Sequence[tuple[int, int, float]] = ((1, 4, 0.5),)
+    relief: float = 0.0  # by how much tau is lowered where that is allowed
+    trial: int = 0  # the window that is tried in place of the table's, if any
 
-    def knob(self, wishes: Wishes, threshold: float | None, widest: int) -> Knob:
-        """How a request decodes whose own threshold and window, or the server's default, these would be."""
-        window = min(self.window, widest)
+    def at(self, rows: int) -> tuple[int, float]:
+        """The best window and the pruning for so many rows."""
+        return next(((window, prune) for most, window, prune in self.table if rows <= most), self.table[-1][1:])
+
+    def knob(self, wishes: Wishes, threshold: float | None, widest: int, rows: int) -> Knob:
+        """How a request among so many decodes whose own threshold and window, or the server's, these would be."""
+        window, prune = self.at(rows)
+        window = min(self.trial or window, widest)
         if wishes.method != "mars-verified":
             return Knob(lowered(threshold, wishes.min_threshold, self.relief), window)
         tau = lowered(1.0, wishes.min_threshold, self.relief)
         if tau == 1.0:
-            return Knob(threshold if wishes.threshold is not None else self.draft_threshold, window, verified=True)
+            return Knob(threshold if wishes.threshold is not None else prune, window, verified=True)
         return Knob(tau, window)
 
 
@@ -123,347 +117,213 @@ def lowered(threshold: float | None, least: float | None, relief: float) -> floa
     return max(min(least, threshold), min(threshold, round(threshold - relief, 6)))
 
 
-@dataclass(frozen=True)
-class Beyond:
-    """What steps took beyond the law: sums over those seen, of which the older count by less and less."""
-
-    steps: float = 0.0
-    positions: float = 0.0
-    squares: float = 0.0  # of positions
-    seconds: float = 0.0  # beyond the law
-    products: float = 0.0  # of seconds and positions
-
-    def after(self, seconds: float, positions: float) -> Beyond:
-        """The sums after a step more, which took so long beyond the law."""
-        new = (1.0, positions, positions**2, seconds, seconds * positions)
-        return Beyond(*(old + one for old, one in zip(astuple(self), new, strict=True)))
-
-    def faded(self, kept: float) -> Beyond:
-        """The sums, of which so much is kept."""
-        return Beyond(*(kept * value for value in astuple(self)))
-
-    def added_to(self, law: PositionLaw) -> PositionLaw:
-        """The law with a line on top, by least squares, that falls nowhere: so much a step, so much a position.
-
-        Steps that all had as many positions do not tell the two apart; then it is the step's.
-        """
-        if not self.steps:
-            return law
-        mean, seconds = self.positions / self.steps, self.seconds / self.steps
-        variance = self.squares / self.steps - mean**2
-        slope = max(0.0, (self.products / self.steps - mean * seconds) / (variance + 1.0))  # in doubt, a bit less
-        each = max(0.0, seconds - slope * mean)
-        return PositionLaw(
-            law.positions, [there + each + slope * at for at, there in zip(law.positions, law.seconds, strict=True)]
-        )
+def key_of(method: MethodName, threshold: float | None, verified: bool) -> str:
+    """Under which the guesses of rows are remembered: where they are not checked, apart for every twentieth of tau."""
+    return method if verified or method == "ar" else f"mars {round((threshold or 0.0) * 20) / 20:.2f}"
 
 
-@dataclass(frozen=True)
-class Costs:
-    """What steps take beyond the law: those of AR, and those with windows, whose guesses want reading too."""
-
-    ar: Beyond = Beyond()
-    windows: Beyond = Beyond()
-
-    def after(self, law: PositionLaw, tuning: Tuning, seen: Seen) -> Costs:
-        """The sums after what has been seen."""
-        kept = math.exp(-seen.busy_s / tuning.steps_memory_s)
-        found = {False: self.ar.faded(kept), True: self.windows.faded(kept)}
-        for has_window, taken, positions in seen.steps:
-            found[has_window] = found[has_window].after(taken - law.seconds_at(positions), positions)
-        return Costs(found[False], found[True])
-
-    def laws(self, law: PositionLaw) -> Laws:
-        """The laws of both kinds of steps; of one that has not been seen, the other's."""
-        ar, windows = (own if own.steps else other for own, other in ((self.ar, self.windows), (self.windows, self.ar)))
-        return Laws(ar.added_to(law), windows.added_to(law))
+def expected(rates: Sequence[float], window: int) -> float:
+    """Tokens that a forward settles, given how often each guess of a window counts if all before it did."""
+    return 1.0 + sum(math.prod(rates[:place]) for place in range(1, window))
 
 
-class Laws(NamedTuple):
-    """What steps take by their positions."""
-
-    ar: PositionLaw
-    windows: PositionLaw
-
-    def of(self, window: int) -> PositionLaw:
-        """That of steps with a window."""
-        return self.windows if window > 1 else self.ar
+Guesses = Mapping[str, Sequence[tuple[float, float]]]  # key of rows -> at each place of a window, made and right
+Beyond = tuple[float, float, float, float, float]  # sums over steps: of 1, x, x * x, y, x * y; x positions, y seconds
 
 
 @dataclass(frozen=True)
 class Memory:
     """What decisions remember."""
 
-    choice: Choice = Choice(window=4, draft_threshold=0.5, relief=0.0)
-    # Key of rows -> for each guess of a window, how often it stood behind none that failed, and how often it counted.
-    guesses: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)
-    window: int = 4  # the choice's, unless that is only a trial
+    choice: Choice = Choice()
+    at_s: float = 0.0  # of the last one
+    guesses: Guesses = field(default_factory=dict)
+    beyond: tuple[Beyond, Beyond] = ((0.0,) * 5, (0.0,) * 5)  # what steps took beyond the law: of AR, with windows
     tried: int = 0  # the window of the last trial
     rest_s: float = 0.0  # in which requests are in flight, until the next one
-    costs: Costs = Costs()
     allowed: float = 0.0  # relief that is chosen, unless none is faster
-    turned_s: float = float("-inf")  # when that last changed
-
-    @property
-    def on_trial(self) -> bool:
-        """Whether the choice is not what was found best."""
-        return self.choice.window != self.window
+    turned_s: float = 0.0  # when that last changed
 
 
-def decide(law: PositionLaw, targets: Targets, tuning: Tuning, memory: Memory, seen: Seen) -> Memory:
+def decide(law: PositionLaw, targets: Targets, memory: Memory, seen: Seen) -> Memory:
     """The next memory, and in it the next choice."""
-    guesses = _learned(tuning, memory.guesses, seen.settled)
-    allowed, turned_s = _allowed(targets, tuning, memory, seen)
-    costs = memory.costs.after(law, tuning, seen)
-    laws = costs.laws(law)
-    memory = replace(memory, guesses=guesses, costs=costs)
-    found = replace(memory, allowed=allowed, turned_s=turned_s, rest_s=max(0.0, memory.rest_s - seen.busy_s))
+    before, rest_s = memory.choice, memory.rest_s - seen.busy_s
+    allowed, turned_s = _allowed(targets, memory, seen)
+    found = replace(
+        memory, at_s=seen.at_s, guesses=_learned(memory, seen), beyond=_fitted(law, memory.beyond, seen),
+        allowed=allowed, turned_s=turned_s,
+        rest_s=memory.rest_s + seen.busy_s / _TRIAL_SHARE if before.trial else max(0.0, rest_s),
+    )  # fmt: skip
     if not seen.groups:
-        return replace(found, choice=replace(memory.choice, relief=min(memory.choice.relief, allowed)))
-    relief = _relief(laws, tuning, found, seen)
-    rates = _all_rates(tuning, guesses, seen.groups, relief)
-    window = _window(laws, tuning, seen.groups, rates, relief, memory.window)
-    speed, slope = _speed(laws, seen.groups, rates, relief, window)
-    pruned = round(min(0.95, max(0.0, speed * slope)) * 20) / 20
-    found = replace(found, choice=Choice(window, pruned, relief), window=window)
-    if _is_trying(memory, seen):
-        return replace(found, choice=Choice(memory.tried, pruned, relief))
-    other = _to_try(tuning, memory, seen.groups, window)
-    if other == window or found.rest_s:
-        return found
-    _, positions = _work(seen.groups, rates, relief, other)
-    rest = tuning.trial_steps * laws.of(other).seconds_at(positions) / tuning.trial_share
-    return replace(found, choice=Choice(other, pruned, relief), tried=other, rest_s=rest)
-
-
-def _is_trying(memory: Memory, seen: Seen) -> bool:
-    """Whether a window is tried of which no step has been seen yet: rows bring along what they had drafted before."""
+        return replace(found, choice=replace(before, relief=min(before.relief, allowed), trial=0))
+    speeds = Speeds(law, found, seen.groups)
+    relief = _relief(speeds, found, fresh=allowed != memory.allowed)
+    choice = Choice(speeds.table(relief, before), relief)
     kinds = [has_window for has_window, *_ in seen.steps]
-    return bool(kinds) and memory.on_trial and (memory.tried > 1) not in kinds
+    if before.trial and kinds and (before.trial > 1) not in kinds:  # rows bring along what they had drafted before
+        return replace(found, choice=replace(choice, trial=before.trial))
+    window = choice.at(speeds.rows)[0]
+    others = [other for other in (1, min(speeds.widest, _TRIAL_WINDOW)) if other != window]
+    other = next((one for one in others if one != memory.tried), *others[:1]) if others else window
+    if other == window or found.rest_s:
+        return replace(found, choice=choice)
+    return replace(found, choice=replace(choice, trial=other), tried=other)
 
 
-def _to_try(tuning: Tuning, memory: Memory, groups: Sequence[Group], window: int) -> int:
-    """Another window than the one found best: in turn AR, whose steps have few positions, and a wide one, whose guesses
-    say how often they count; the same where there is no other.
-    """
-    widest = min(max(group.widest for group in groups), tuning.trial_window)
-    others = [other for other in (1, widest) if other != window]
-    untried = [other for other in others if other != memory.tried]
-    return next(iter(untried or others), window)
-
-
-Rates = Mapping[str, Sequence[float]]  # key of rows -> how often each guess of a window counts
-
-
-def expected(rates: Sequence[float], window: int) -> float:
-    """Tokens that a forward settles, given how often each guess of a window counts if all before it did."""
-    total = run = 1.0
-    for rate in rates[: window - 1]:
-        run *= rate
-        total += run
-    return total
-
-
-def key_of(method: MethodName, threshold: float | None, verified: bool) -> str:
-    """Under which the guesses of rows are remembered: where they are not checked, apart for every twentieth of tau."""
-    return method if verified or method == "ar" else f"mars {round((threshold or 0.0) * 20) / 20:.2f}"
-
-
-def _learned(
-    tuning: Tuning, known: Mapping[str, Sequence[tuple[float, float]]],
-    settled: Mapping[str, Sequence[tuple[int, int, int]]],
-) -> dict[str, Sequence[tuple[float, float]]]:  # fmt: skip
-    """What is known of guesses after some more."""
-    found = dict(known)
-    for key, outcomes in settled.items():
-        counts = [(made * tuning.memory, right * tuning.memory) for made, right in found.get(key, _nothing())]
+def _learned(memory: Memory, seen: Seen) -> Guesses:
+    """What is known of guesses: the latest of each place, of which some are forgotten while nobody is there."""
+    kept = math.exp(-max(0.0, seen.at_s - memory.at_s - seen.busy_s) / _FORGET_S)
+    found = {key: [(kept * made, kept * right) for made, right in counts] for key, counts in memory.guesses.items()}
+    for key, outcomes in seen.settled.items():
+        counts = found.get(key, [(0.0, 0.0)] * (WIDEST - 1))
         for window, tokens, times in outcomes:
             for place in range(min(tokens, window - 1)):
-                made, right = counts[place]
-                counts[place] = made + times, right + times * (tokens > place + 1)
+                old, right = max(0.0, 1 - times / _SEEN), times * (tokens > place + 1)
+                counts[place] = old * counts[place][0] + times, old * counts[place][1] + right
         found[key] = counts
     return found
 
 
-def _nothing() -> list[tuple[float, float]]:
-    return [(0.0, 0.0)] * (WIDEST - 1)
+def _fitted(law: PositionLaw, beyond: tuple[Beyond, Beyond], seen: Seen) -> tuple[Beyond, Beyond]:
+    """The sums after the latest steps."""
+    found = list(beyond)
+    for has_window, taken, at in seen.steps:
+        over = taken - law.seconds_at(at)
+        new = (1.0, at, at * at, over, at * over)
+        found[has_window] = tuple(_KEPT * old + one for old, one in zip(found[has_window], new, strict=True))  # type: ignore[assignment]
+    return found[0], found[1]
 
 
-def _rates(tuning: Tuning, guesses: Mapping[str, Sequence[tuple[float, float]]], key: str) -> list[float]:
-    """How often each guess counts; one never made is taken to count as often as the guess before it.
+def _allowed(targets: Targets, memory: Memory, seen: Seen) -> tuple[float, float]:
+    """By how much tau may be lowered now, and since when: the one rule, with its timer."""
+    pressure = max(
+        seen.per_token_s / targets.per_token if targets.per_token else 0.0,
+        seen.waited_s / targets.first_token if targets.first_token else 0.0,
+    )
+    relief, since = memory.allowed, seen.at_s - memory.turned_s
+    most = max((group.room for group in seen.groups), default=0.0)
+    if pressure > 1:
+        if relief < most and (since >= _DOWN_S or not relief):
+            return round(min(relief + _NOTCH, most), 6), seen.at_s
+        return relief, memory.turned_s if relief < most else seen.at_s  # what is needed does not end
+    ended = int(since / (_SOON_S if pressure < _RELAXED else _AWHILE_S))
+    return (round(max(relief - ended * _NOTCH, 0.0), 6), seen.at_s) if relief and ended else (relief, memory.turned_s)
 
-    A tau that has not been tried is taken for the nearest that has.
+
+class Speeds:
+    """Tokens per second of all windows, by what is known."""
+
+    def __init__(self, law: PositionLaw, memory: Memory, groups: Sequence[Group]) -> None:
+        self._law, self._memory, self._groups = law, memory, groups
+        self.rows, self.widest = sum(group.rows for group in groups), max(group.widest for group in groups)
+        ar, windows = memory.beyond
+        self._lines = _line(ar if ar[0] else windows), _line(windows if windows[0] else ar)
+
+    def known(self, relief: float) -> bool:
+        """Whether guesses of all rows have been seen after such a relief: decoding by AR shows none."""
+        seen = {key for key, counts in self._memory.guesses.items() if counts[0][0] >= 1}
+        return all(group.threshold is None or group.key(relief) in seen for group in self._groups)
+
+    def best(self, relief: float) -> float:
+        """Those of the best window."""
+        return max(self._speed(self.rows, *one) for one in self._work(relief))
+
+    def table(self, relief: float, before: Choice) -> list[tuple[int, int, float]]:
+        """The best window for this many rows, and for powers of two; today's unless another is better by enough."""
+        work, found = self._work(relief), []
+        for rows in sorted({self.rows, *(2**power for power in range(WIDEST) if 2**power <= self._law.positions[-1])}):
+            speeds = [self._speed(rows, *one) for one in work]
+            now, best = min(before.at(rows)[0], self.widest), speeds.index(max(speeds)) + 1
+            window = now if speeds[best - 1] <= _GAIN * speeds[now - 1] and speeds[now - 1] >= speeds[0] else best
+            _, positions, kind = work[window - 1]
+            slope = (self._seconds(rows * (positions + 1), kind) - self._seconds(rows * positions, kind)) / rows
+            prune = round(min(0.95, max(0.0, speeds[window - 1] * slope)) * 20) / 20
+            found.append((rows, window, prune))
+        return found
+
+    def _work(self, relief: float) -> list[tuple[float, float, int]]:
+        """For each window, what a row settles and forwards on average, and which line its steps have."""
+        rates = [_rates(self._memory.guesses, group.key(relief)) for group in self._groups]
+        found = []
+        for window in range(1, self.widest + 1):
+            tokens = positions = 0.0
+            for group, own in zip(self._groups, rates, strict=True):
+                width, share = min(window, group.widest), group.rows / self.rows
+                each = expected(own, width)
+                tokens += share * each
+                positions += share * (each + width - 1 if width > 1 else 1)
+            found.append((tokens, positions, int(window > 1)))
+        return found
+
+    def _speed(self, rows: int, tokens: float, positions: float, kind: int) -> float:
+        return rows * tokens / self._seconds(rows * positions, kind)
+
+    def _seconds(self, positions: float, kind: int) -> float:
+        each, slope = self._lines[kind]
+        return self._law.seconds_at(positions) + each + slope * positions
+
+
+def _line(beyond: Beyond) -> tuple[float, float]:
+    """Seconds of every step, and of every position: by least squares, and none of them below 0.
+
+    Steps that all had as many positions do not tell the two apart; then it is the step's.
     """
-    rate, rates = tuning.prior_right, []
-    for made, right in guesses.get(key) or guesses.get(_nearest(guesses, key), _nothing()):
-        rate = (right + tuning.prior * rate) / (made + tuning.prior)
+    steps, positions, squares, seconds, products = beyond
+    if not steps:
+        return 0.0, 0.0
+    mean, taken = positions / steps, seconds / steps
+    slope = max(0.0, (products / steps - mean * taken) / (squares / steps - mean**2 + 1.0))  # in doubt, a bit less
+    return max(0.0, taken - slope * mean), slope
+
+
+def _rates(guesses: Guesses, key: str) -> list[float]:
+    """How often each guess counts; one never made is taken to count as often as the guess before it."""
+    rate, rates = _PRIOR_RIGHT, []
+    for made, right in guesses.get(key, [(0.0, 0.0)] * (WIDEST - 1)):
+        rate = (right + _PRIOR * rate) / (made + _PRIOR)
         rates.append(rate)
     return rates
 
 
-def _nearest(guesses: Mapping[str, Any], key: str) -> str:
-    """The key of the tau that is nearest to a key's."""
-    if not key.startswith("mars "):
-        return key
-    known = sorted(one for one in guesses if one.startswith("mars "))
-    return min(known, key=lambda one: abs(float(one[5:]) - float(key[5:])), default=key)
-
-
-def _work(groups: Iterable[Group], rates: Rates, relief: float, window: int) -> tuple[float, float]:
-    """Tokens that a forward settles and positions that it has, all rows together."""
-    tokens = positions = 0.0
-    for group in groups:
-        own = min(window, group.widest)
-        each = expected(rates[group.key(relief)], own)
-        tokens += group.rows * each
-        positions += group.rows * (each + own - 1 if own > 1 else 1)
-    return tokens, positions
-
-
-def _speed(laws: Laws, groups: Sequence[Group], rates: Rates, relief: float, window: int) -> tuple[float, float]:
-    """Tokens per second with a window, and the seconds that one more position takes."""
-    tokens, positions = _work(groups, rates, relief, window)
-    if not positions:
-        return 0.0, 0.0
-    seconds = laws.of(window).seconds_at(positions)
-    rows = sum(group.rows for group in groups)
-    slope = (laws.of(window).seconds_at(positions + rows) - seconds) / rows
-    return tokens / seconds, slope
-
-
-def _window(
-    laws: Laws,
-    tuning: Tuning,
-    groups: Sequence[Group],
-    rates: Rates,
-    relief: float,
-    now: int,
-) -> int:
-    """The window of most tokens per second; today's unless another is better by enough."""
-    widest = max(group.widest for group in groups)
-    speeds = {window: _speed(laws, groups, rates, relief, window)[0] for window in range(1, widest + 1)}
-    best = max(speeds, key=lambda window: (speeds[window], -window))
-    now = min(now, widest)
-    stays = speeds[best] <= tuning.gain * speeds[now] and speeds[now] >= speeds[1]
-    return now if stays else best
-
-
-def _relief(laws: Laws, tuning: Tuning, memory: Memory, seen: Seen) -> float:
+def _relief(speeds: Speeds, memory: Memory, *, fresh: bool) -> float:
     """By how much tau is lowered: by all that is allowed, or not at all where that is known to be faster.
 
     Nothing between the two is faster than both: the lower tau, the more passes. What has just been allowed is tried, as
     is what nothing is known of; else the other takes its place where it is better by enough.
     """
-    allowed, now = memory.allowed, memory.choice.relief
-    if memory.turned_s == seen.at_s or not all(_known(memory, seen.groups, relief) for relief in (0.0, allowed)):
+    allowed = memory.allowed
+    if not allowed or fresh or not (speeds.known(0.0) and speeds.known(allowed)):
         return allowed
-    if not allowed:
-        return 0.0
-    none, all_of_it = (_best_speed(laws, tuning, memory, seen.groups, relief) for relief in (0.0, allowed))
-    if now == allowed:
-        return 0.0 if none > tuning.gain * all_of_it else allowed
-    return allowed if all_of_it > tuning.gain * none else 0.0
-
-
-def _known(memory: Memory, groups: Iterable[Group], relief: float) -> bool:
-    """Whether guesses of all these rows have been seen after such a relief: decoding by AR shows none."""
-    seen = {key for key, counts in memory.guesses.items() if counts[0][0] >= 1}
-    return all(group.threshold is None or group.key(relief) in seen for group in groups)
-
-
-def _best_speed(laws: Laws, tuning: Tuning, memory: Memory, groups: Sequence[Group], relief: float) -> float:
-    """Tokens per second after a relief, with the window that suits it best."""
-    rates = _all_rates(tuning, memory.guesses, groups, relief)
-    widest = max(group.widest for group in groups)
-    return max(_speed(laws, groups, rates, relief, window)[0] for window in range(1, widest + 1))
-
-
-def _all_rates(
-    tuning: Tuning, guesses: Mapping[str, Sequence[tuple[float, float]]], groups: Iterable[Group], relief: float
-) -> Rates:
-    """How often guesses count, of all these rows."""
-    return {key: _rates(tuning, guesses, key) for key in sorted({group.key(relief) for group in groups})}
-
-
-def _allowed(targets: Targets, tuning: Tuning, memory: Memory, seen: Seen) -> tuple[float, float]:
-    """By how much tau may be lowered now, and since when."""
-    relief, since = memory.allowed, seen.at_s - memory.turned_s
-    most = max((group.room for group in seen.groups), default=0.0)
-    pressure = _pressure(targets, seen)
-    if pressure > 1 and relief < most and since >= tuning.up_s:
-        return round(min(relief + tuning.notch, most), 6), seen.at_s
-    if pressure < tuning.relaxed and relief > 0 and since >= tuning.down_s:
-        return round(max(relief - tuning.notch, 0.0), 6), seen.at_s
-    return relief, memory.turned_s
-
-
-def _pressure(targets: Targets, seen: Seen) -> float:
-    """How long anybody waits, over what the targets allow."""
-    found = [0.0]
-    if targets.per_token_s:
-        found.append(seen.per_token_s / targets.per_token_s)
-    if targets.first_token_s:
-        found.append(seen.waited_s / targets.first_token_s)
-    return max(found)
-
-
-# ---- a controller at work, and its log ----
-
-
-class Controller:
-    """Decides, and writes down on what."""
-
-    def __init__(self, law: PositionLaw, targets: Targets, log: Path | None = None) -> None:
-        self.law, self.targets, self.tuning = law, targets, Tuning()
-        self._memory = Memory()
-        self._log = log.open("a", encoding="utf-8") if log else None
-        self._write({"law": law, "targets": targets, "tuning": self.tuning})
-
-    @property
-    def choice(self) -> Choice:
-        """What counts now."""
-        return self._memory.choice
-
-    @property
-    def patience(self) -> int:
-        """Steps until the next decision, unless rows come or go before."""
-        return self.tuning.trial_steps if self._memory.on_trial else self.tuning.every
-
-    def decide(self, seen: Seen) -> Choice:
-        """The next choice."""
-        self._memory = decide(self.law, self.targets, self.tuning, self._memory, seen)
-        if self._log is not None:
-            self._write({"seen": seen, "choice": self.choice})
-        return self.choice
-
-    def _write(self, line: Any) -> None:
-        if self._log is not None:
-            self._log.write(json.dumps(line, default=vars) + "\n")
-            self._log.flush()
+    none, full = speeds.best(0.0), speeds.best(allowed)
+    stays = memory.choice.relief == allowed
+    return allowed if (none <= _GAIN * full if stays else full > _GAIN * none) else 0.0
 
 
 def replayed(log: Path) -> Iterator[tuple[Seen, Choice, Choice]]:
     """What was seen at every decision of a log, what was chosen then, and what is chosen on it now.
 
     Raises:
-        UserError: a line that is none of a log of decisions.
+        UserError: a line that is none of a log of decisions, or a log of an earlier controller.
     """
-    law, targets, tuning, memory = PositionLaw([1], [1.0]), Targets(), Tuning(), Memory()
+    law, targets, memory = PositionLaw([1], [1.0]), Targets(), Memory()
     for number, line in enumerate(read_objects(log, []), 1):
         try:
             if "law" in line:  # an engine has started
-                law, targets, tuning = PositionLaw(**line["law"]), Targets(**line["targets"]), Tuning(**line["tuning"])
-                memory = Memory()
+                if line.get("format") != FORMAT:
+                    raise UserError("an earlier controller wrote this, which decided otherwise", where=str(log),
+                                    fix="replay it with the version that wrote it")  # fmt: skip
+                law, targets, memory = PositionLaw(**line["law"]), Targets(*line["targets"]), Memory()
                 continue
             groups = [Group(**group) for group in line["seen"].pop("groups")]
-            seen, chosen = Seen(groups=groups, **line["seen"]), Choice(**line["choice"])
+            seen, chosen = Seen(groups=groups, **line["seen"]), line["choice"]
+            then = Choice([tuple(one) for one in chosen.pop("table")], **chosen)
         except (KeyError, TypeError) as error:
             raise UserError(
                 "this is no line of a log of decisions", where=f"{log}, line {number}",
                 fix="give the file of marsbench serve --decision-log",
             ) from error  # fmt: skip
-        memory = decide(law, targets, tuning, memory, seen)
-        yield seen, chosen, memory.choice
+        memory = decide(law, targets, memory, seen)
+        yield seen, then, replace(memory.choice, table=list(memory.choice.table))
 
 
 def main() -> None:

@@ -5,26 +5,29 @@ It knows nothing of HTTP or text. Whoever drives it calls `work` again and again
 
 from __future__ import annotations
 
-import math
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean
-from typing import Any, NamedTuple
+from statistics import median
+from typing import Any
 
 from marsbench.decoding.engine import Batch, check_requests, context_length
 from marsbench.decoding.generation import Generation, Meter, Request, as_list
 from marsbench.errors import UserError
 from marsbench.methods.mixed import Mixed
-from marsbench.serving.controller import Choice, Controller, Group, Seen, key_of
+from marsbench.racing.position_law import PositionLaw, law_of
+from marsbench.racing.race import synchronize
+from marsbench.serving.controller import Group, key_of
 from marsbench.serving.likelihood import Scorer
 from marsbench.serving.messages import WIDEST, Ending, Job, Knob, Likelihood, Report, State, Wishes
+from marsbench.serving.observer import Controller
 from marsbench.serving.settings import Settings
 
-_LATELY_S = 0.5  # after so long what was seen counts by a third
 BEHIND = 2 * WIDEST  # slots for guesses: drafts, and masks behind them
 _SLOT_STEP = 64  # the cache grows by so many slots
+_WINDOWS = (1, 2, 4, 8)  # that the position law is measured with
+_PROMPT, _STEPS, _REPEATS = 32, 6, 3
 _TROUBLE = (MemoryError, RuntimeError)  # torch's own lack of memory is a RuntimeError
 
 
@@ -61,90 +64,6 @@ class Running:
             self.thresholds = min(low, knob.threshold), max(high, knob.threshold)
 
 
-class Lately(NamedTuple):
-    """Sums over what happened, in which the older counts by less and less."""
-
-    row_s: float = 0.0  # seconds that rows were in flight
-    tokens: float = 0.0  # that they settled then
-
-    def then(self, new: Lately, seconds: float) -> Lately:
-        """The sums after so many seconds, and what these brought."""
-        fade = math.exp(-seconds / _LATELY_S)
-        return Lately(*(fade * old + one for old, one in zip(self, new, strict=True)))
-
-
-class Observer:
-    """Gathers what a controller decides on."""
-
-    def __init__(self, controller: Controller) -> None:
-        self._controller = controller
-        self._started = self._since = time.perf_counter()
-        self._settled: dict[str, Counter[tuple[int, int]]] = {}
-        self._tokens = self._row_steps = self._turns = 0
-        self._groups: frozenset[Group] = frozenset()
-        self._lately = Lately()
-        self._steps: dict[bool, list[tuple[float, int]]] = {}  # by whether they had windows
-        self._ended: float | None = None  # when the last step did, if nothing else came after it
-
-    @property
-    def choice(self) -> Choice:
-        """What the controller has chosen."""
-        return self._controller.choice
-
-    def note(self, key: str, window: int, tokens: int) -> None:
-        """What a row's forward has settled."""
-        self._settled.setdefault(key, Counter())[window, tokens] += 1
-        self._tokens += tokens
-
-    def joined(self, *, alone: bool) -> None:
-        """Newcomers' prompts were forwarded; before that nobody was in flight if they are alone, so nobody waited."""
-        self._ended = None
-        if alone:
-            self._begin(time.perf_counter())
-
-    def stepped(self, began: float, positions: int, rows: int) -> None:
-        """A step has ended; what lies between two counts as part of the later one."""
-        now = time.perf_counter()
-        taken = now - (began if self._ended is None else self._ended)
-        self._ended = now
-        self._steps.setdefault(positions > rows, []).append((taken, positions))
-
-    def due(self, groups: frozenset[Group]) -> bool:
-        """Whether to decide before this step: others are in flight than before, or enough steps have passed."""
-        due = groups != self._groups or self._turns >= self._controller.patience
-        self._groups = groups
-        self._turns += 1
-        self._row_steps += sum(group.rows for group in groups)
-        return due
-
-    def decide(self, waiting: int, waited_s: float) -> None:
-        """Let the controller decide on what has been seen since it last did, and lately."""
-        now = time.perf_counter()
-        row_s = (now - self._since) * self._row_steps / max(self._turns, 1)
-        found = self._lately.then(Lately(row_s, self._tokens), now - self._since)
-        settled = {
-            key: [(*outcome, times) for outcome, times in sorted(counts.items())]
-            for key, counts in self._settled.items()
-        }
-        self._controller.decide(
-            Seen(
-                now - self._started, sorted(self._groups, key=str), settled, waiting, waited_s,
-                per_token_s=found.row_s / found.tokens if found.tokens else 0.0,
-                busy_s=now - self._since,
-                steps=[
-                    (has_window, fmean(seconds for seconds, _ in steps), fmean(positions for _, positions in steps))
-                    for has_window, steps in sorted(self._steps.items())
-                ],
-            )
-        )  # fmt: skip
-        self._lately, self._settled = found, {}
-        self._begin(now)
-
-    def _begin(self, now: float) -> None:
-        self._since, self._steps = now, {}
-        self._tokens = self._row_steps = self._turns = 0
-
-
 class Engine:
     """Jobs in, reports out; a round is either a forward over newcomers' prompts or one for everybody in flight."""
 
@@ -154,7 +73,7 @@ class Engine:
     ) -> None:  # fmt: skip
         self.model, self.settings = model, settings
         self.slots = settings.kv_slots or settings.max_rows * slots_needed(model)
-        self._observer = None if controller is None else Observer(controller)
+        self._controller, self._to_decide = controller, True
         self._eos_ids = as_list(eos_id)
         self._meter = Meter()
         self._make_batch: Callable[[], Batch] = lambda: Batch(
@@ -167,10 +86,7 @@ class Engine:
         self._running: dict[int, Running] = {}
         self._came: dict[int, float] = {}  # when those came that wait
         self._settled = self._rows = self._guesses = 0
-        self._company: tuple[Settings, frozenset[int]] | None = None  # whom `_alike` is of
-        self._alike: frozenset[Group] = frozenset()
-        # What everybody in flight decodes by; None = not known.
-        self._by: tuple[Settings, Choice | None] | None = None
+        self._by: Any = None  # what everybody in flight decodes by; None = not known
         self._stepping = False  # whether the last round was a step, so that newcomers come next
         self._report = Report(State())
 
@@ -236,6 +152,8 @@ class Engine:
         """Forward their prompts; one that cannot be run is told so, and keeps nobody else out."""
         alone, requests = not self._running, {}
         self._by = None  # theirs may be others, and be turned back before the next step
+        if self._controller is not None and alone:
+            self._controller.wake()
         for job in jobs:
             self._report.started.append(job.id)
             knob = self._knob(job.wishes)
@@ -255,8 +173,8 @@ class Engine:
         except _TROUBLE as error:  # then nobody has joined
             for job in [self._running.pop(number).job for number in requests if number in self._running]:
                 self._fail(job, f"the prompt cannot be run: {_first_line(error)}")
-        if self._observer is not None:
-            self._observer.joined(alone=alone)
+        if self._controller is not None:
+            self._controller.joined(alone=alone)
 
     def _score_alone(self, job: Job) -> None:
         """A job that generates nothing."""
@@ -292,9 +210,9 @@ class Engine:
         if wishes.method == "ar":
             return Knob(None, 1)
         threshold, widest = self._threshold(wishes), self.widest(wishes)
-        if self._observer is None:
+        if self._controller is None:
             return Knob(threshold, widest, wishes.method == "mars-verified")
-        return self._observer.choice.knob(wishes, threshold, widest)
+        return self._controller.choice.knob(wishes, threshold, widest, max(1, len(self._running)))
 
     def _threshold(self, wishes: Wishes) -> float:
         """A request's own threshold, or the default of its method."""
@@ -304,10 +222,14 @@ class Engine:
 
     def _turn(self) -> None:
         """Bring the knobs of everybody in flight up to date."""
-        if self._observer is not None and self._observer.due(self._groups()):
-            waited = time.perf_counter() - min(self._came.values(), default=time.perf_counter())
-            self._observer.decide(len(self._waiting), waited)
-        by = (self.settings, None if self._observer is None else self._observer.choice)
+        by: Any = self.settings
+        if self._controller is not None:
+            if self._to_decide:
+                waited = time.perf_counter() - min(self._came.values(), default=time.perf_counter())
+                self._controller.decide(self._groups(), waited)
+                self._to_decide = False
+            choice = self._controller.choice
+            by = self.settings, choice.at(len(self._running)), choice.trial, choice.relief
         if by == self._by:  # nobody has joined since, and nobody's knob has changed
             return
         self._by, turned = by, {}
@@ -318,19 +240,15 @@ class Engine:
                 turned[number] = knob
         self._batch.turn(turned)
 
-    def _groups(self) -> frozenset[Group]:
+    def _groups(self) -> list[Group]:
         """The rows in flight, those that are alike together."""
-        company = (self.settings, frozenset(self._running))
-        if company != self._company:
-            alike: Counter[Group] = Counter()
-            for one in self._running.values():
-                wishes = one.job.wishes
-                tau = {"ar": None, "mars-verified": 1.0, "mars": self._threshold(wishes)}[wishes.method]
-                least = None if tau is None else wishes.min_threshold
-                alike[Group(wishes.method, tau, least, self.widest(wishes), rows=1)] += 1
-            self._company = company
-            self._alike = frozenset(replace(group, rows=count) for group, count in alike.items())
-        return self._alike
+        alike: Counter[Group] = Counter()
+        for one in self._running.values():
+            wishes = one.job.wishes
+            tau = {"ar": None, "mars-verified": 1.0, "mars": self._threshold(wishes)}[wishes.method]
+            least = None if tau is None else wishes.min_threshold
+            alike[Group(wishes.method, tau, least, self.widest(wishes), rows=1)] += 1
+        return [replace(group, rows=count) for group, count in alike.items()]
 
     # ---- a forward ----
 
@@ -344,8 +262,8 @@ class Engine:
         self._safely(self._batch.step)
         for number in [number for number, one in self._running.items() if one.failure]:
             self._safely(lambda number=number: self._batch.leave(number))  # type: ignore[misc]
-        if self._observer is not None:
-            self._observer.stepped(began, self._meter.positions - before, rows)
+        if self._controller is not None:
+            self._to_decide |= self._controller.stepped(began, self._meter.positions - before, rows)
 
     def _safely(self, work: Callable[[], None]) -> None:
         """Let the batch work; where it lacks memory, the request that holds the most ends, and of these the youngest.
@@ -373,8 +291,8 @@ class Engine:
         if one.steps:
             self._settled += len(tokens)
             one.accepted[len(tokens) - 1] += 1
-            if self._observer is not None:
-                self._observer.note(one.key, one.knob.window, len(tokens))
+            if self._controller is not None:
+                self._controller.note(one.key, one.knob.window, len(tokens))
         found = self._scored(one, tokens) if one.job.best is not None and one.job.streamed else None
         if tokens[-1] in self._eos_ids and not one.job.ignore_eos:
             tokens = tokens[:-1]
@@ -427,7 +345,7 @@ class Engine:
             guesses=self._guesses,
             threshold=sum(taus) / len(taus) if taus else None,
             window=sum(one.knob.window for one in running) / len(running) if running else 0.0,
-            relief=self._observer.choice.relief if self._observer is not None else 0.0,
+            relief=self._controller.choice.relief if self._controller is not None else 0.0,
         )
 
 
@@ -446,3 +364,32 @@ def bytes_per_slot(model: Any) -> int:
 
 def _first_line(error: BaseException) -> str:
     return next(iter(str(error).splitlines()), "") or "no memory"
+
+
+# ---- the position law of the model on this machine, for a controller ----
+
+
+def measured_law(model: Any, rows: int) -> PositionLaw:
+    """What a forward costs by its positions, from steps of up to `rows` rows and windows of up to 8; takes seconds."""
+    counts = sorted({min(2**power, rows) for power in range(rows.bit_length() + 1)})
+    shapes = [(count, window) for count in counts for window in _WINDOWS]
+    seconds: list[list[float]] = [[] for _ in shapes]
+    for _ in range(_REPEATS):  # in turn, so that a disturbance does not fall on one shape alone
+        for place, shape in enumerate(shapes):
+            seconds[place].append(_step(model, *shape))
+    return law_of([count * window for count, window in shapes], seconds)
+
+
+def _step(model: Any, rows: int, window: int) -> float:
+    """Median seconds of a step; its first two warm up."""
+    batch = Batch(model, Mixed(0), eos_id=-1, pad_id=0, on_finished=lambda *_: None)
+    request = Request([1] * _PROMPT, _STEPS + 9, threshold=1.0, window=window, ignore_eos=True)
+    batch.join(dict.fromkeys(range(rows), request))
+    found = []
+    for _ in range(_STEPS):
+        synchronize()
+        started = time.perf_counter()
+        batch.step()
+        synchronize()
+        found.append(time.perf_counter() - started)
+    return median(found[2:])

@@ -10,7 +10,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from marsbench.errors import UserError
-from marsbench.serving.controller import Controller, Targets
+from marsbench.serving.controller import Targets
 from marsbench.serving.messages import Cancel, Failed, Job, MethodName, Ready
 from marsbench.serving.settings import Settings
 
@@ -42,8 +42,8 @@ def _start(settings: Settings) -> tuple[Any, Ready]:
     from marsbench.methods.settings import load_aloud
     from marsbench.progress import Reporter
     from marsbench.quiet import quieten_libraries
-    from marsbench.serving.calibration import measured_law
-    from marsbench.serving.engine import Engine, bytes_per_slot, slots_needed
+    from marsbench.serving.engine import Engine, bytes_per_slot, measured_law, slots_needed
+    from marsbench.serving.observer import Controller
     from marsbench.training.checkpoints import default_device
 
     quieten_libraries()
@@ -63,7 +63,8 @@ def _start(settings: Settings) -> tuple[Any, Ready]:
     controller = None
     if settings.adapt:
         targets = Targets(_seconds(settings.target_ms_per_token), _seconds(settings.target_first_token_ms))
-        controller = Controller(measured_law(loaded.model, settings.max_rows), targets, settings.decision_log)
+        law = measured_law(loaded.model, settings.max_rows)
+        controller = Controller(law, targets, settings.decision_log, Reporter().say)
     engine = Engine(loaded.model, settings, mask_id=loaded.mask_id, eos_id=eos_id, pad_id=pad_id, controller=controller)
     vocabulary = int(loaded.model.get_input_embeddings().num_embeddings)  # type: ignore[arg-type]
     return engine, Ready(loaded.tokenizer, context_length(loaded.model), vocabulary, methods, slots, warning)

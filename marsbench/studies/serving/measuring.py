@@ -26,8 +26,8 @@ from marsbench.racing.questions import Questions, ask
 from marsbench.rows.kinds import Row, ServingRow
 from marsbench.running.checkpoints import Checkpoints
 from marsbench.running.run import Run
-from marsbench.serving.load import Generator, Heard, Outcome, Shot, Volley
 from marsbench.studies.serving.findings import per_token, requests_per_second
+from marsbench.studies.serving.load import Generator, Heard, Outcome, Shot, Volley
 from marsbench.studies.serving.policies import (
     AR,
     AT_ONCE,
