@@ -5,18 +5,19 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from test_architectures import EOS, KNOWN, MASK, NEW, PAD, SHAPE, prompts
-from test_static import in_flight, llama
+from test_static import in_flight, llama, tokens_of
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
+from marsbench.compiled.fixed import Steps
 from marsbench.compiled.graphs import Graphs, has_compiler
-from marsbench.compiled.static_batch import StaticBatch
 from marsbench.decoding.engine import Batch, KindOfBatch, decode, forward
 from marsbench.decoding.generation import Generation, Layout, Request
 from marsbench.errors import UserError
@@ -85,7 +86,7 @@ def test_no_token_changes_in_any_architecture(name: str, layout: str) -> None:
 def test_no_token_changes_in_fixed_shapes(model: PreTrainedModel, layout: str) -> None:
     """Guards against the gate of steps that cannot gather, where all entries go through the adapter."""
     method, options = DRAFTING[layout]
-    found = run(Adapted(model, noisy(model)), method, StaticBatch, **options)
+    found = run(Adapted(model, noisy(model)), method, partial(Batch, shapes=Steps()), **options)
     assert tokens(found) == tokens(run(model, "ar"))
 
 
@@ -106,16 +107,16 @@ def test_truly_compiled_steps_say_what_the_model_says(layout: Layout) -> None:
     """Guards against fused operations by which what is added to a token is not zero."""
     alone, graphs = llama(0), Graphs()
     adapted, verified = Adapted(alone, noisy(alone)), Options(mask_id=MASK, block_size=3, layout=layout)
-    compiled, eager = (in_flight(adapted, build_method("mars-verified", verified), run=one) for one in (graphs, None))
+    compiled, eager = (in_flight(adapted, build_method("mars-verified", verified), one) for one in (graphs, None))
     plain = in_flight(alone, build_method("ar", Options()))
     for _ in range(6):
         compiled.step()
         eager.step()
     for _ in range(24):
         plain.step()
-    for place, seat in compiled._seats.items():
-        assert seat.tokens == eager._seats[place].tokens and len(seat.tokens) >= 6
-        assert seat.tokens == plain._seats[place].tokens[: len(seat.tokens)]
+    for index, found in tokens_of(compiled).items():
+        assert found == tokens_of(eager)[index] and len(found) >= 6
+        assert found == tokens_of(plain)[index][: len(found)]
     assert len(graphs) == 1
 
 

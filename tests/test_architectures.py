@@ -45,7 +45,7 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from marsbench.decoding import engine
+from marsbench.decoding import step
 from marsbench.decoding.engine import decode
 from marsbench.decoding.generation import Generation, Request
 from marsbench.errors import UserError
@@ -152,7 +152,7 @@ def test_architectures_run_as_their_own_forward_does(name: str, monkeypatch: pyt
     torch.manual_seed(0)
     model = KNOWN[name]().eval()
     heard: list[torch.Tensor] = []
-    original = engine.forward
+    original = step.forward
 
     def listening(*arguments: Any) -> Any:
         answer = original(*arguments)
@@ -160,7 +160,7 @@ def test_architectures_run_as_their_own_forward_does(name: str, monkeypatch: pyt
         return answer
 
     with monkeypatch.context() as patch:
-        patch.setattr(engine, "forward", listening)
+        patch.setattr(step, "forward", listening)
         ar = run(model, "ar")
     theirs = [own_greedy(model, prompt) for prompt in prompts()]
     assert [one.tokens for one in ar] == [tokens for tokens, _ in theirs]

@@ -139,7 +139,7 @@ def test_who_is_refused_is_not_counted(
             raise MemoryError
 
         with monkeypatch.context() as patch:
-            patch.setattr("marsbench.decoding.engine.forward", out_of_memory)
+            patch.setattr("marsbench.decoding.step.forward", out_of_memory)
             with pytest.raises(MemoryError):
                 desk.batch.join({0: Request(prompts[0], 40, 0.7)})
     assert len(desk.batch) == 0

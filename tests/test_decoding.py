@@ -454,7 +454,7 @@ def test_a_threshold_may_change_between_steps(
     batch = Batch(golden_models["mars"], method, eos_id=EOS, pad_id=PAD, on_finished=found.__setitem__)
     batch.join({7: Request(golden["prompts"][0], 96, 0.0), 9: Request(golden["prompts"][1], 96, None)})
     batch.step()
-    batch.set_threshold(7, None)
+    batch.turn({7: (None, 1, False)})
     while len(batch):
         batch.step()
     assert found[7].accepted[:2] == [4, 4]

@@ -6,7 +6,6 @@ import ast
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
-from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -37,8 +36,6 @@ FLOORS = (
     ("cli",),
     ("__main__",),
 )
-# Old places of what outsiders import, which hand on to the new ones, wherever these are. Nothing of ours uses them.
-OLD_PLACES = {"marsbench.decoding.graphs": "marsbench.compiled.graphs"}
 MOST_FILES = 20  # of one folder
 LONGEST = 50  # lines of a function, without its signature and its docstring
 
@@ -103,20 +100,9 @@ def test_no_room_knows_one_above_or_beside_it(trees: Trees) -> None:
         f"{module} imports {other}"
         for module, tree in trees.items()
         for other in imported(tree, trees)
-        if OLD_PLACES.get(module) != other
         if room_of(other) != room_of(module) and floor_of[room_of(other)] >= floor_of[room_of(module)]
     ]
     assert upward == []
-
-
-@pytest.mark.parametrize("old", OLD_PLACES)
-def test_an_old_place_only_hands_on(old: str, trees: Trees) -> None:
-    """Guards against an import of outsiders that fails, or gives a second class, and against ours that goes there."""
-    old_module, module = import_module(old), import_module(OLD_PLACES[old])
-    assert old_module.__all__
-    assert all(getattr(old_module, name) is getattr(module, name) for name in old_module.__all__)
-    assert [node for node in trees[old].body[1:] if not isinstance(node, ast.ImportFrom | ast.Assign)] == []
-    assert [name for name, tree in trees.items() if old in imported(tree, trees)] == []
 
 
 def test_no_room_is_a_crowd() -> None:

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from marsbench.decoding import windows
 from marsbench.decoding.engine import Batch, decode
+from marsbench.decoding.fitted import Fitted
 from marsbench.decoding.generation import Generation, Request
 from marsbench.forward.cache import RaggedCache
 from marsbench.methods import Options, build_method
@@ -64,12 +65,13 @@ def prompt(length: int, seed: int = 0) -> list[int]:
 
 def cache_bytes(batch: Batch) -> int:
     """What the model's and the draft model's cache hold."""
-    return batch._cache.bytes() + (batch._rows.draft_cache.bytes() if batch._rows is not None else 0)
+    return batch._place.bytes()
 
 
 def row_bytes(batch: Batch) -> int:
     """What the rows hold, hidden ends of storages among it."""
-    tensors = batch._rows.tensors().values() if batch._rows is not None else []
+    assert isinstance(batch._place, Fitted)
+    tensors = batch._place.rows.tensors().values() if len(batch) else []
     return sum({one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in tensors}.values())
 
 
@@ -112,7 +114,7 @@ def test_a_long_visitor_takes_its_memory_along(model: PreTrainedModel) -> None:
     before = cache_bytes(batch), row_bytes(batch)
     batch.join({9: Request(prompt(1500), 3)})
     assert cache_bytes(batch) > 10 * before[0] and row_bytes(batch) > 5 * before[1]
-    while 9 in batch._requests:
+    while 9 in batch:
         batch.step()
     assert len(batch) == 4
     assert cache_bytes(batch) <= 2 * before[0] and row_bytes(batch) <= 1.1 * before[1]
@@ -142,7 +144,7 @@ def test_visitors_in_turn_have_nothing_copied(model: PreTrainedModel, monkeypatc
     monkeypatch.setattr(RaggedCache, "_resize", lambda cache, layer, rows, own=RaggedCache._resize: (
         resized.append(layer), own(cache, layer, rows)))  # fmt: skip
     for visitor in range(11, 25):
-        while visitor - 1 in batch._requests:
+        while visitor - 1 in batch:
             batch.step()
         batch.join({visitor: Request(prompt(100), 3)})
     assert resized.count(0) <= 1
@@ -156,7 +158,7 @@ def test_an_empty_batch_holds_nothing(method: str, model: PreTrainedModel, draft
     while len(batch):
         assert cache_bytes(batch) > 0
         batch.step()
-    assert (cache_bytes(batch), row_bytes(batch), batch._cache._flat_slots.numel()) == (0, 0, 0)
+    assert (cache_bytes(batch), row_bytes(batch), batch._place.cache._flat_slots.numel()) == (0, 0, 0)  # type: ignore[attr-defined]
     batch.join({0: Request(prompt(9), 1)})
     assert (cache_bytes(batch), row_bytes(batch)) == (0, 0)
 
@@ -291,13 +293,14 @@ def soak(model: PreTrainedModel, draft: PreTrainedModel, draw: random.Random, re
         while waiting or len(batch):
             arriving = [waiting.pop() for _ in range(min(len(waiting), draw.randint(0, 4), 16 - len(batch)))]
             batch.join({index: random_request(draw, method) for index in arriving})
-            if draw.random() < 0.05 and batch._requests:
-                batch.leave(draw.choice(list(batch._requests)))
-            if draw.random() < 0.1 and batch._requests and method != "speculative":
-                batch.set_threshold(draw.choice(list(batch._requests)), draw.random())
+            here = [seat.index for seat in batch._place.seats.values()]
+            if draw.random() < 0.05 and here:
+                batch.leave(draw.choice(here))
+            if draw.random() < 0.1 and here and method != "speculative":
+                batch.turn({draw.choice(here): (draw.random(), 1, False)})
             batch.step()
         assert sorted(done) == list(range(total))
-        assert (cache_bytes(batch), row_bytes(batch), len(batch._requests)) == (0, 0, 0)
+        assert (cache_bytes(batch), row_bytes(batch), len(batch)) == (0, 0, 0)
 
 
 def random_request(draw: random.Random, method: str) -> Request:

@@ -95,11 +95,11 @@ def test_room_is_never_exceeded_and_everybody_is_told(
         log.work()
         assert log.state.running <= rows and log.state.slots <= slots
         # The cache gives memory back when half of it is of no use.
-        assert log.engine._batch._cache.bytes() <= 2 * slots * bytes_per_slot(golden_models["mars"])
+        assert log.engine._batch._place.bytes() <= 2 * slots * bytes_per_slot(golden_models["mars"])
     log.run()
     assert sorted(log.ended) == list(range(len(asked)))
     assert log.engine.work().state.running == log.engine.work().state.slots == 0
-    assert log.engine._batch._cache.bytes() == 0
+    assert log.engine._batch._place.bytes() == 0
 
 
 def test_a_round_is_for_newcomers_or_for_those_in_flight_in_turn(
@@ -165,7 +165,7 @@ def test_a_request_that_cannot_be_run_harms_nobody(
     log = Log(engine(golden_models["mars"]))
     log.engine.submit(job(0, golden["prompts"][0]))
     with monkeypatch.context() as patch:
-        patch.setattr("marsbench.decoding.engine.forward", out_of_memory)
+        patch.setattr("marsbench.decoding.step.forward", out_of_memory)
         log.work()
     log.engine.submit(job(1, golden["prompts"][1]))
     log.engine.submit(job(2, [10**6]))

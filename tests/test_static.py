@@ -14,12 +14,11 @@ from test_host_reads import Reads
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from marsbench.compiled.graphs import Graphs, has_compiler, why_not
-from marsbench.compiled.static import Stand, static_step
-from marsbench.compiled.static_batch import StaticBatch
+from marsbench.compiled.fixed import Fixed, Stand, Steps, static_step
+from marsbench.compiled.graphs import Graphs, Run, has_compiler, why_not
 from marsbench.decoding.engine import Batch, Method
 from marsbench.decoding.generation import Generation, Meter, Request
-from marsbench.forward.decoder import Decoder, decoder_of
+from marsbench.forward.decoder import Decoder
 from marsbench.methods import METHODS, Options, build_method
 from marsbench.training.medusa import MedusaHeads
 
@@ -96,7 +95,7 @@ class Traffic:
             if rounds % 17 == 0 and joined:
                 self.batch.leave(self.random.randrange(joined))
             if self.thresholds and rounds % 5 == 0 and joined:
-                self.batch.set_threshold(self.random.randrange(joined), self.random.choice([None, 0.3, 0.9]))
+                self.batch.turn({self.random.randrange(joined): (self.random.choice([None, 0.3, 0.9]), 1, False)})
 
     def _request(self) -> Request:
         choose = self.random
@@ -116,7 +115,7 @@ class Traffic:
 def test_fixed_shapes_change_no_token(what: str, model: LlamaForCausalLM, given: dict[str, Any]) -> None:
     """Guards against fillers that are seen, rows that go on after their end, and seats that are mixed up."""
     found = []
-    for kind in (Batch, StaticBatch):
+    for kind in (Batch, partial(Batch, shapes=Steps())):
         traffic = Traffic(kind, model, method_of(what, given), seed=7, count=REQUESTS)
         traffic.run()
         found.append(traffic)
@@ -134,17 +133,17 @@ class Kept(Graphs):
         super().__init__()
         self.taken: list[Stand] = []
 
-    def __call__(self, decoder: Decoder, method: Method, stand: Stand, eos: torch.Tensor) -> torch.Tensor:
-        self._captured[stand] = None  # type: ignore[assignment]
+    def step_on(self, decoder: Decoder, method: Method, stand: Stand) -> Run:
+        self._recorded[stand] = (), lambda: torch.empty(0)
         self.taken.append(stand)
-        return static_step(decoder, method, stand, eos)
+        return partial(static_step, decoder, method, stand)
 
 
 @pytest.mark.parametrize("what", ["mars", "speculative"])
 def test_stands_may_be_used_again(what: str, model: LlamaForCausalLM, given: dict[str, Any]) -> None:
     """Guards against rows of an earlier batch that come back to life, or are seen."""
     method, steps, found = method_of(what, given), Kept(), []
-    for kind in (Batch, partial(StaticBatch, run=steps), partial(StaticBatch, run=steps)):
+    for kind in (Batch, partial(Batch, shapes=steps), partial(Batch, shapes=steps)):
         traffic = Traffic(kind, model, method, seed=11, count=30)
         traffic.run()
         found.append((traffic.done, traffic.told))
@@ -152,12 +151,19 @@ def test_stands_may_be_used_again(what: str, model: LlamaForCausalLM, given: dic
     assert len(set(map(id, steps.taken))) == len({stand.shape for stand in steps.taken})
 
 
-def in_flight(model: PreTrainedModel, method: Method, **options: Any) -> StaticBatch:
+def in_flight(model: PreTrainedModel, method: Method, shapes: Steps | None = None) -> Batch:
     """Three rows that have just joined, and stay for long."""
-    batch = StaticBatch(model, method, eos_id=-1, pad_id=PAD, on_finished=lambda *_: None, **options)
+    batch = Batch(
+        model, method, eos_id=-1, pad_id=PAD, on_finished=lambda *_: None, shapes=Steps() if shapes is None else shapes
+    )
     threshold = 0.3 if METHODS[method.name].takes_threshold else None
     batch.join({row: Request([4 + row, 5, 6, 4 + row, 5][row:], 300, threshold) for row in range(3)})
     return batch
+
+
+def tokens_of(batch: Batch) -> dict[int, list[int]]:
+    """What the requests in flight have come to."""
+    return {seat.index: seat.tokens for seat in batch._place.seats.values()}
 
 
 @pytest.mark.parametrize("what", SETTINGS)
@@ -180,10 +186,10 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_step_looks_at_no_value(what: str, model: LlamaForCausalLM, given: dict[str, Any], traced: None) -> None:
     """Guards against a hidden read: of a fake tensor, which has a shape and no values, any read raises."""
     batch = in_flight(model, method_of(what, given))
-    assert batch._stand is not None
+    assert isinstance(batch._place, Fixed) and batch._place.stand is not None
     with torch.inference_mode(), FakeTensorMode(allow_non_fake_inputs=True):
-        packed = static_step(decoder_of(model), batch.method, batch._stand, batch._eos)
-    assert packed.shape[0] == 4 and packed.shape[1] > 3
+        packed = static_step(batch.decoder, batch.method, batch._place.stand)
+    assert packed.shape[0] == 4 and packed.shape[1] > 2
 
 
 def test_an_eager_step_does(model: LlamaForCausalLM, given: dict[str, Any], traced: None) -> None:
@@ -198,12 +204,12 @@ def test_an_eager_step_does(model: LlamaForCausalLM, given: dict[str, Any], trac
 def test_a_step_is_one_graph(what: str, model: LlamaForCausalLM, given: dict[str, Any]) -> None:
     """Guards against graph breaks (each would raise), and against shapes that are compiled twice."""
     graphs = Graphs(backend="eager")
-    batch, plain = (in_flight(model, method_of(what, given), run=one) for one in (graphs, None))
+    batch, plain = (in_flight(model, method_of(what, given), one) for one in (graphs, None))
     for _ in range(3):
         batch.step()
         plain.step()
     assert len(graphs) == 1
-    assert [seat.tokens for seat in batch._seats.values()] == [seat.tokens for seat in plain._seats.values()]
+    assert tokens_of(batch) == tokens_of(plain)
 
 
 @pytest.mark.slow
@@ -214,11 +220,11 @@ def test_compiled_steps_follow_the_model(given: dict[str, Any]) -> None:
     method, graphs = method_of("mars", given), Graphs()
 
     def same() -> None:
-        batch, plain = (in_flight(model, method, run=one) for one in (graphs, None))
+        batch, plain = (in_flight(model, method, one) for one in (graphs, None))
         for _ in range(4):
             batch.step()
             plain.step()
-        assert [seat.tokens for seat in batch._seats.values()] == [seat.tokens for seat in plain._seats.values()]
+        assert tokens_of(batch) == tokens_of(plain)
 
     same()
     model.load_state_dict(other.state_dict(), assign=True)

@@ -1,41 +1,51 @@
-"""Steps of fixed shape as compiled graphs: `torch.compile`, and CUDA graphs where there is CUDA."""
+"""Steps of fixed shape as graphs: by `torch.compile`, and as CUDA graphs where there is CUDA."""
 
 from __future__ import annotations
 
 import os
 import shutil
+import sysconfig
 import time
 import types
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from functools import cache, partial
+from itertools import count
+from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from marsbench.compiled.static import Shape, Stand, Steps, static_step
-from marsbench.compiled.static_batch import StaticBatch
+from marsbench.compiled.fixed import Fixed, Shape, Stand, Steps, static_step
 from marsbench.decoding.engine import Batch, KindOfBatch, Method
+from marsbench.decoding.fitted import Fitted
 from marsbench.decoding.outside import OutsideMethod
-from marsbench.decoding.rows import Most, Rows
-from marsbench.forward.cache import RaggedCache
-from marsbench.forward.decoder import Decoder, LeanDecoder, decoder_of
+from marsbench.forward.decoder import Decoder, LeanDecoder, decoder_in_use, decoder_of
 from marsbench.forward.modules import device_of
+from marsbench.forward.window import recording
 
 _COMPILERS = ("g++", "clang++", "c++", "cl")  # what torch.compile calls for a CPU
-Step = Callable[[Decoder, Method, Stand, Tensor], Tensor]
+_SPARE_BYTES = 4 << 30  # of stands that nobody is on, kept for the graphs that were recorded of them
+Run = Callable[[], Tensor]
+Step = Callable[[Decoder, Method, Stand], Tensor]
 
 
-def why_not(model: Any, method: Method | OutsideMethod) -> str:
-    """Why a method cannot be compiled for a model here, empty if it can."""
+def why_not(model: Any, method: Method | OutsideMethod, backend: str | None = None) -> str:
+    """Why a method cannot be compiled for a model here, empty if it can; `backend` is that of `Graphs`."""
     if isinstance(method, OutsideMethod):
         return f"method {method.name!r} brings a loop of its own"
     if method.most() is None:
         return f"the windows of method {method.name!r} have no fixed shape"
-    if not all(isinstance(one, LeanDecoder) for one in (decoder_of(model), *_draft_decoders(method))):
+    if not all(map(_is_bare, (decoder_of(model), *(decoder_of(one) for one in _draft_models(method))))):
         return "only plain Qwen2 and Llama models are compiled"
-    if device_of(model).type == "cpu" and not has_compiler():
-        return "there is no C++ compiler"
+    device = device_of(model)
+    if (backend or default_backend(device)) == "inductor":
+        if not has_compiler():
+            return "there is no C++ compiler"
+        if records_on(device) and not Path(sysconfig.get_path("include"), "Python.h").exists():
+            return "Triton needs Python.h, of a package such as python3-dev"
     return ""
 
 
@@ -59,76 +69,129 @@ def has_compiler() -> bool:
     return any(shutil.which(name) for name in ((named,) if named else _COMPILERS))
 
 
+def default_backend(device: torch.device) -> str:
+    """What compiles steps on a device, as `torch.compile` calls it; "eager" where recording them is enough.
+
+    A CUDA graph launches a step as a whole, which is most of what compiling gains; inductor takes half a minute for
+    each shape of a large model, recording less than a second.
+    """
+    return "eager" if records_on(device) else "inductor"
+
+
+def records_on(device: torch.device) -> bool:
+    """Whether steps are recorded and launched as a whole."""
+    return device.type == "cuda"
+
+
 class Graphs(Steps):
-    """Compiled steps, one for each shape that comes up. Compiling takes seconds: keep it for all batches of a model.
+    """Steps as graphs, one for each shape that comes up. Making one takes time: keep this for all batches of a model.
 
     A batch whose model is no longer plain, because a hook or an adapter came, runs operation by operation. On CUDA, a
-    stand that a batch has left is kept for the next one, since a captured graph is of its buffers: one for each shape.
+    stand that a batch has left is kept for the next one, since a recorded graph is of its buffers, up to a limit for
+    all graphs of the process. What a graph reads beside its stand lives as long as the model: the weights. Where they
+    have moved when a batch begins, the step is recorded anew.
 
     Args:
-        backend: of `torch.compile`.
+        backend: of `torch.compile`; None = what is best on the model's device.
     """
 
-    def __init__(self, backend: str = "inductor") -> None:
+    def __init__(self, backend: str | None = None) -> None:
         self._backend = backend
         self.compile_seconds = 0.0  # spent so far
         self._compiled: dict[Hashable, Step] = {}
-        self._drafts: dict[Method, list[Decoder]] = {}  # the decoders of their draft models
-        self._spare: dict[Hashable, Stand] = {}
-        self._captured: WeakKeyDictionary[Stand, _Captured] = WeakKeyDictionary()
+        self._spare: dict[Hashable, tuple[int, Stand]] = {}  # with the number of when it was left
+        # The steps that were recorded of a stand, and where the weights lay.
+        self._recorded: WeakKeyDictionary[Stand, tuple[Hashable, Run]] = WeakKeyDictionary()
+        _ALL.add(self)
 
     def __len__(self) -> int:
-        return len(self._compiled)
+        return len(self._compiled) or len(self._recorded)
 
-    def batch(self, model: Any, method: Method, **settings: Any) -> StaticBatch:
-        """A `StaticBatch` whose steps are these; `UserError` for a method without fixed shapes."""
-        self._drafts[method] = _draft_decoders(method)
-        return StaticBatch(model, method, run=self, **settings)
+    def batch(self, model: Any, method: Method, **settings: Any) -> Batch:
+        """A `Batch` whose steps are these; `UserError` for a method without fixed shapes."""
+        return Batch(model, method, shapes=self, **settings)
 
-    def stand(self, method: Method, shape: Shape, most: Most, like: Rows, cache: RaggedCache) -> Stand:
+    def place(self, decoder: Decoder, method: Method, device: torch.device) -> Fixed:
+        """A place with nobody on it; `UserError` where the method's windows have no fixed shape."""
+        records = records_on(device)  # then it works while the host reads what it did before
+        return Fixed(self, decoder, method, lag=int(records), to_end=records)
+
+    def stand(self, decoder: Decoder, method: Method, shape: Shape, like: Stand | Fitted) -> Stand:
         """A stand with nobody on it: one that was left, or a new one."""
-        found = self._spare.pop((method, shape, cache.dtype), None)
-        return super().stand(method, shape, most, like, cache) if found is None else found
+        _, found = self._spare.pop((decoder, method, shape, like.cache.dtype), (0, None))
+        return super().stand(decoder, method, shape, like) if found is None else found
 
-    def left(self, method: Method, stand: Stand) -> None:
-        """Keep a stand that a graph was captured of."""
-        if stand in self._captured:
+    def left(self, decoder: Decoder, method: Method, stand: Stand) -> None:
+        """Keep a stand that a step was recorded of."""
+        if stand in self._recorded:
             stand.clear()
-            self._spare[method, stand.shape, stand.dtype] = stand
+            self._spare[decoder, method, stand.shape, stand.cache.dtype] = next(_NUMBERS), stand
+            _give_back(_SPARE_BYTES)
 
-    def __call__(self, decoder: Decoder, method: Method, stand: Stand, eos: Tensor) -> Tensor:
-        """One step; see `static_step`."""
-        if method not in self._drafts:
-            self._drafts[method] = _draft_decoders(method)
-        decoders = decoder, *self._drafts[method]
-        if not all(isinstance(one, LeanDecoder) for one in decoders):
-            return static_step(decoder, method, stand, eos)
-        key = (*decoders, method, stand.shape, stand.dtype, len(eos))
-        if key not in self._compiled:
-            self._compiled[key] = self._made(decoder, method, stand, eos)
-        step = self._compiled[key]
-        if eos.device.type != "cuda":
-            return step(decoder, method, stand, eos)
-        if stand not in self._captured:
-            self._captured[stand] = _Captured(step, decoder, method, stand, eos)
-        return self._captured[stand]()
+    def step_on(self, decoder: Decoder, method: Method, stand: Stand) -> Run:
+        """What moves a stand by one step; see `static_step`."""
+        decoders = decoder, *map(decoder_in_use, _draft_models(method))
+        if not all(map(_is_bare, decoders)):
+            return super().step_on(decoder, method, stand)
+        device = stand.rows.length.device
+        step: Step = static_step
+        backend = self._backend or default_backend(device)
+        if backend != "eager" or not records_on(device):  # what is recorded need not be traced before
+            key = (decoders, method, stand.shape, stand.cache.dtype)
+            if key not in self._compiled:
+                with self._timed(), stand.still():
+                    self._compiled[key] = _compiled(static_step, backend)
+                    self._compiled[key](decoder, method, stand)
+            step = self._compiled[key]
+        run = partial(step, decoder, method, stand)
+        if not records_on(device):
+            return run
+        addresses = _addresses(decoders, method)
+        if stand not in self._recorded or self._recorded[stand][0] != addresses:
+            with self._timed(), stand.still(), recording():
+                self._recorded[stand] = addresses, recorded(run)
+        return self._recorded[stand][1]
 
-    def _made(self, decoder: Decoder, method: Method, stand: Stand, eos: Tensor) -> Step:
-        """A step that has been compiled, by running it while nobody moves."""
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
         started = time.perf_counter()
-        step = _compiled(static_step, self._backend)
-        with stand.still():
-            step(decoder, method, stand, eos)
+        yield
         self.compile_seconds += time.perf_counter() - started
-        return step
 
 
 _KEPT: WeakKeyDictionary[Any, Graphs] = WeakKeyDictionary()  # model -> what was compiled for it
+_ALL: WeakSet[Graphs] = WeakSet()
+_NUMBERS = count()
 
 
-def _draft_decoders(method: Any) -> list[Decoder]:
+def _give_back(limit: int) -> None:
+    """Drop the stands that were left first, of all graphs, until the others hold no more than a limit in bytes."""
+    spare = sorted(
+        (number, stand.bytes(), graphs, key) for graphs in _ALL for key, (number, stand) in graphs._spare.items()
+    )
+    held = sum(size for _, size, _, _ in spare)
+    for _, size, graphs, key in spare:
+        if held <= limit:
+            return
+        del graphs._spare[key]
+        held -= size
+
+
+def _draft_models(method: Any) -> list[Any]:
     drafter = getattr(method, "drafter", None)
-    return [] if drafter is None else [decoder_of(drafter.model)]
+    return [] if drafter is None else [drafter.model]
+
+
+def _is_bare(decoder: Decoder) -> bool:
+    """Whether nothing hangs on a model, its LM head included."""
+    return isinstance(decoder, LeanDecoder) and decoder.is_bare
+
+
+def _addresses(decoders: tuple[Decoder, ...], method: Method) -> Hashable:
+    """Where everything lies that a step reads of models and heads."""
+    modules = [one for one in vars(method).values() if isinstance(one, nn.Module)]
+    of_heads = [one.data_ptr() for module in modules for one in (*module.parameters(), *module.buffers())]
+    return (*(one.addresses() for one in decoders if isinstance(one, LeanDecoder)), *of_heads)
 
 
 def _compiled(step: Step, backend: str) -> Step:
@@ -142,21 +205,26 @@ def _compiled(step: Step, backend: str) -> Step:
     return compiled
 
 
-class _Captured:
-    """A step on one stand as a CUDA graph, launched as a whole."""
+@cache
+def _pool() -> Any:
+    """The memory of all graphs' intermediate results: no two of them run at once."""
+    return torch.cuda.graph_pool_handle()
 
-    def __init__(self, step: Step, decoder: Decoder, method: Method, stand: Stand, eos: Tensor) -> None:
-        with stand.still():
-            side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
-                for _ in range(3):  # libraries allocate what they need
-                    step(decoder, method, stand, eos)
-            torch.cuda.current_stream().wait_stream(side)
-            self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph):
-                self._packed = step(decoder, method, stand, eos)
 
-    def __call__(self) -> Tensor:
-        self._graph.replay()
-        return self._packed
+def recorded(run: Run) -> Run:
+    """A step as a CUDA graph, launched as a whole; what it gives is overwritten by the next launch."""
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):  # libraries allocate what they need
+            run()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=_pool()):
+        given = run()
+
+    def launch() -> Tensor:
+        graph.replay()
+        return given
+
+    return launch

@@ -5,7 +5,7 @@ Nothing heavy is imported here: the registry of methods speaks of these types, a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -106,19 +106,17 @@ def as_list(eos_id: int | Sequence[int]) -> list[int]:
     return [eos_id] if isinstance(eos_id, int) else list(eos_id)
 
 
-def end_of(
-    tokens: list[int], request: Request, eos_ids: list[int], unfinished: Finish = "length"
-) -> tuple[int, Finish]:
+def end_of(tokens: list[int], request: Request, eos_ids: Collection[int]) -> tuple[int, Finish]:
     """How many of these tokens count, up to the first EOS or stop sequence with it, and what ended them.
 
-    `unfinished` is what to say where neither is found.
+    That is "length" where neither is found.
     """
     heeded = [] if request.ignore_eos else eos_ids
     ends: list[tuple[int, Finish]] = [(tokens.index(eos) + 1, "eos") for eos in heeded if eos in tokens]
     for stop in map(list, request.stop):
         found = (at for at in range(len(stop), len(tokens) + 1) if tokens[at - len(stop) : at] == stop)
         ends += [(at, "stop") for at in found][:1]
-    return min(ends, default=(len(tokens), unfinished))
+    return min(ends, default=(len(tokens), "length"))
 
 
 def split_eos(tokens: list[int], finish: Finish) -> tuple[list[int], int | None]:

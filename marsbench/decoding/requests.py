@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from marsbench.decoding.generation import Request
 from marsbench.decoding.rows import EMPTY, PROMPT, Rows
+from marsbench.decoding.seats import Seat
 from marsbench.errors import UserError
 
 
@@ -47,22 +48,12 @@ def check_requests(requests: Sequence[Request], model: Any, *, where: str = "req
             )
 
 
-def laid_out(
-    requests: Mapping[int, Request], bars: Sequence[float], *, joined: int, pad_id: int, device: torch.device
-) -> Rows:
-    """One row for each request, under its index, with nothing cached.
-
-    Args:
-        requests: index -> request, one at least.
-        bars: the confidence that each of them has to pass.
-        joined: forwards of the batch before theirs.
-        pad_id: fills the ends of rows.
-        device: where the rows lie.
-    """
-    chosen = list(requests.values())
+def laid_out(seats: Sequence[Seat], *, pad_id: int, device: torch.device) -> Rows:
+    """One row for each of some newcomers, with nothing cached; `pad_id` fills the ends of rows."""
+    chosen = [seat.request for seat in seats]
     start = torch.tensor([len(request.prompt_ids) for request in chosen])
-    end = start + torch.tensor([request.max_new_tokens for request in chosen])
-    tokens = torch.full((len(chosen), int(end.max()) + 1), pad_id)
+    end = torch.tensor([seat.end for seat in seats])
+    tokens = torch.full((len(seats), int(end.max()) + 1), pad_id)
     for row, request in enumerate(chosen):
         tokens[row, : len(request.prompt_ids)] = torch.tensor(request.prompt_ids)
     prompt = torch.arange(tokens.shape[1]) < start.unsqueeze(1)
@@ -74,17 +65,14 @@ def laid_out(
         cached=none,
         start=start,
         end=end,
-        bar=torch.tensor(bars, dtype=torch.float32),
+        bar=torch.tensor([seat.bar for seat in seats], dtype=torch.float32),
         temperature=torch.tensor([request.temperature for request in chosen], dtype=torch.float32),
         seed=torch.tensor([request.seed for request in chosen]),
-        joined=none + joined,
-        index=torch.tensor(list(requests)),
-        drafts=tokens.new_empty(len(chosen), 0),
+        drafts=tokens.new_empty(len(seats), 0),
         drafted=none,
         draft_cached=none,
         window=torch.tensor([request.window for request in chosen]),
         verified=torch.tensor([request.verified for request in chosen]),
-        endless=torch.tensor([request.ignore_eos for request in chosen]),
     )
     for name, values in rows.tensors().items():
         setattr(rows, name, values.to(device))

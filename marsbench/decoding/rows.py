@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -53,7 +54,7 @@ class Rows:
     """
 
     tokens: Tensor  # [N, T], prompt and committed tokens
-    born: Tensor  # [N, T], the forward (from 1) that committed a token; PROMPT or EMPTY
+    born: Tensor  # [N, T], PROMPT or EMPTY, or the forward (from 1) that settled a token where any order is possible
     length: Tensor  # [N], tokens committed without a gap
     cached: Tensor  # [N], leading tokens whose keys and values are in the cache
     start: Tensor  # [N], length of the prompt
@@ -61,28 +62,25 @@ class Rows:
     bar: Tensor  # fp32 [N], the confidence to pass
     temperature: Tensor  # fp32 [N], 0 = greedy
     seed: Tensor  # [N], of the sampling noise
-    joined: Tensor  # [N], forwards of the batch before the row's first
-    index: Tensor  # [N], which request the row answers
     drafts: Tensor  # [N, D], guesses at the tokens after the committed ones, for methods that verify guesses
     drafted: Tensor  # [N], how many of them there are
     draft_cached: Tensor  # [N], `cached` of the draft model
     window: Tensor  # [N], tokens that a forward settles at most, where a method lets rows differ
     verified: Tensor  # bool [N], whether guesses are checked before they count, likewise
-    endless: Tensor  # bool [N], whether no EOS ends the row
     draft_cache: RaggedCache = field(default_factory=RaggedCache)
     prefill_positions: int = PREFILL_POSITIONS  # of a prompt in one forward, at most
     extent: Extent = _UNKNOWN
     fixed: bool = False  # whether `extent` is a bound that was set once, and nothing is to be measured
 
     def __len__(self) -> int:
-        return len(self.index)
+        return len(self.length)
 
     def tensors(self) -> dict[str, Tensor]:
         """Every field that has an entry per row."""
         return {name: values for name, values in vars(self).items() if isinstance(values, Tensor)}
 
-    def measure(self, *flags: Tensor) -> list[int]:
-        """Bring `extent` up to date; `flags` (scalars) travel along, so that there is one read from the device."""
+    def measure(self, *others: Tensor) -> list[int]:
+        """Bring `extent` up to date; `others` (integers) travel along, so that there is one read from the device."""
         if self.fixed:
             return []
         pending, draft_pending = self.length - self.cached, self.length - self.draft_cached
@@ -91,7 +89,7 @@ class Rows:
         most, least = rows.amax(1), rows.amin(1)
         # No threshold at all is an infinite bar, for one token per forward (+) or for all drafts (-).
         options = torch.stack([self.bar.isfinite().any(), (self.temperature > 0).any()])
-        numbers = torch.cat([most, least, options.long(), *(flag.view(1) for flag in flags)]).tolist()
+        numbers = torch.cat([most, least, options.long(), *(other.flatten() for other in others)]).tolist()
         largest, smallest = numbers[:6], numbers[6:12]
         self.extent = Extent(
             pending=largest[0],
@@ -108,13 +106,21 @@ class Rows:
         )
         return numbers[14:]
 
+    def turn(self, knobs: Mapping[int, tuple[float, int, bool]]) -> None:
+        """Change how some rows decode: row -> the confidence to pass, its window, whether its guesses are checked."""
+        for row, (bar, window, verified) in knobs.items():
+            self.bar[row], self.window[row] = bar, window
+            if not verified:  # nobody would check what is drafted
+                self.drafted[row] *= ~self.verified[row]
+            self.verified[row] = verified
+        self.measure()
+
     def take(self, chosen: Tensor, columns: int) -> None:
         """Keep the rows `chosen` (indices), in that order, and so many columns of tokens, the last a spare one."""
         self.tokens, self.born = self.tokens[:, :columns], self.born[:, :columns]
         for name, values in self.tensors().items():
             setattr(self, name, values[chosen])
-        if len(self):
-            self.measure()
+        self.measure()
 
     def extend(self, *others: Rows) -> None:
         """Put the rows of other batches behind the own ones; the others must not be used any more."""
@@ -150,9 +156,10 @@ class Accepted(NamedTuple):
     chosen: Tensor  # bool [N, K]
     advance: Tensor  # [N], tokens by which the row's gapless beginning grows, at most K
     kept: Tensor  # [N], leading entries of the window that stay in the cache
+    in_order: bool = False  # whether they follow the committed tokens without a gap
 
     @classmethod
     def run(cls, rows: Rows, ids: Tensor, count: Tensor, kept: Tensor) -> Accepted:
         """The first `count` [N] of the candidates `ids` [N, K] that follow the committed tokens."""
         offset = torch.arange(ids.shape[1], device=ids.device)
-        return cls(ids, rows.length.unsqueeze(1) + offset, offset < count.unsqueeze(1), count, kept)
+        return cls(ids, rows.length.unsqueeze(1) + offset, offset < count.unsqueeze(1), count, kept, in_order=True)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from marsbench.decoding.rows import Rows
-from marsbench.forward.window import Window
+from marsbench.forward.window import Window, makes_a_graph
 
 
 def pending(rows: Rows) -> Tensor:
@@ -122,8 +122,8 @@ def _range(count: int, device: torch.device) -> Tensor:
 
 
 def _is_kept(width: int) -> bool:
-    """Whether what is made for a width is kept; what is compiled becomes part of its graph instead."""
-    return width <= _WIDEST_KEPT and not torch.compiler.is_compiling()
+    """Whether what is made for a width is kept; in a graph it is made anew."""
+    return width <= _WIDEST_KEPT and not makes_a_graph()
 
 
 def _causal(width: int, device: torch.device) -> Tensor:

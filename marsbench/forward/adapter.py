@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from marsbench.errors import UserError
-from marsbench.forward.window import Window
+from marsbench.forward.window import Window, makes_a_graph
 
 
 class LowRank(NamedTuple):
@@ -96,7 +96,7 @@ def masks_of(window: Window) -> Tensor | None:
     device = window.input_ids.device
     if not isinstance(begin, int):
         return torch.arange(width, device=device) >= begin.unsqueeze(1)
-    is_kept = rows * width <= _MOST_KEPT and not torch.compiler.is_compiling()
+    is_kept = rows * width <= _MOST_KEPT and not makes_a_graph()
     return (_kept_from if is_kept else _from)(begin, rows, width, device)
 
 

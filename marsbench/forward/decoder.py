@@ -32,7 +32,7 @@ from marsbench.forward.packed import Packing
 from marsbench.forward.plain import is_leaf, is_plain, is_plainly_its_class
 from marsbench.forward.probe import check_by_forward
 from marsbench.forward.sites import LayerSites, Site
-from marsbench.forward.window import Answer, Window
+from marsbench.forward.window import Answer, Window, makes_a_graph
 
 _SILU = (nn.SiLU, type(ACT2FN["silu"]))  # what a model's activation is, if it is not strange
 _Adapting = tuple[Tensor, LayerSites] | None  # an adapter's gate in a window, and what it does in a layer
@@ -108,6 +108,7 @@ class LeanDecoder:
         self._sites: list[LayerSites] = []
         self._vector = torch.empty(0)  # the adapter's, as the sites are on the device of the model and of its type
         self._beside: tuple[object, ...] = ()  # what the sites were made for
+        self._laid = 0  # how often they were made
         self._cos = self._sin = torch.empty(0)
         self._frequencies: Tensor | None = None
         self._turned_by: tuple[object, ...] = ()  # what the table was made for
@@ -115,6 +116,16 @@ class LeanDecoder:
     def is_of(self, model: Any) -> bool:
         """Whether a plain model still has the modules that this was made of."""
         return self._parts == _parts(model)
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether nothing hangs on the LM head either."""
+        return self._lm_head.is_plain
+
+    def addresses(self) -> tuple[int, ...]:
+        """Where everything lies that a step reads of the model; what it reads of an adapter is told by a number."""
+        read = [one for module in self._parts for one in (*module._parameters.values(), *module._buffers.values())]
+        return (*(one.data_ptr() for one in read if one is not None), self._laid)
 
     def follow(self) -> None:
         """Bring what is kept of the weights up to date."""
@@ -157,12 +168,12 @@ class LeanDecoder:
             adapter = adapter.like(like)
             self._vector, self._sites = adapter.vector, []  # what is replaced is given back first
             self._sites = [layer.sites(number, adapter) for number, layer in enumerate(self._layers)]
-            self._beside = beside
+            self._beside, self._laid = beside, self._laid + 1
 
     def _rotation(self, position: Tensor, most: int, like: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines [M, 1, head size] at positions [M] below `most`; the first half of the sines is negated."""
         frequencies = self._rotary._buffers["inv_freq"]
-        if torch.compiler.is_compiling():  # a table would be looked up in as many operations as it saves
+        if makes_a_graph():  # a table would be looked up in as many operations as it saves, and moves when it grows
             turned = position.unsqueeze(1) * frequencies.float()
             cos, sin = (part * self._rotary.attention_scaling for part in (turned.cos(), turned.sin()))
             both = torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
@@ -272,15 +283,15 @@ class _Head:
     def __init__(self, module: nn.Module) -> None:
         self._module, self._weights = module, module._parameters
         self._is_linear = type(module) is nn.Linear and type(module.weight) is nn.Parameter
-        self._is_plain = False
+        self.is_plain = False
 
     def follow(self) -> None:
         """See what hangs on the module now."""
-        self._is_plain = self._is_linear and is_leaf(self._module)
+        self.is_plain = self._is_linear and is_leaf(self._module)
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """Hidden states [..., H] to logits [..., V]."""
-        if self._is_plain:
+        if self.is_plain:
             return _map(self._weights, hidden)
         logits: Tensor = self._module(hidden)
         return logits

@@ -1,11 +1,14 @@
-"""Who sees whom, as what attention adds to its scores: 0, or the lowest number where a slot is hidden."""
+"""Who sees whom, as what attention adds to its scores: 0, or a very low number where a slot is hidden."""
 
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from marsbench.forward.window import Window
+
+_ALIGNED = 16  # elements of a mask's row
 
 
 def additive_mask(visible: Tensor, relative: Tensor, dtype: torch.dtype, *, copies: int = 1) -> Tensor:
@@ -17,13 +20,20 @@ def additive_mask(visible: Tensor, relative: Tensor, dtype: torch.dtype, *, copi
         dtype: of the result.
         copies: how often to repeat the entries.
     """
-    lowest = torch.finfo(dtype).min
-    if len(visible) == 1:  # of the slots, only those behind the window are hidden
-        return (relative.clamp(min=0).to(dtype) * lowest)[:, None, None]
-    table = torch.full((copies, len(visible), len(visible) + 2), lowest, dtype=dtype, device=relative.device)
+    width, slots, lowest = len(visible), relative.shape[1], lowest_of(dtype)
+    if relative.device.type != "cpu":  # whose kernels would copy a mask with rows of another length, in every layer
+        relative = F.pad(relative, (0, -slots % _ALIGNED), value=width)
+    if width == 1:  # of the slots, only those behind the window are hidden
+        return (relative.clamp(min=0).to(dtype) * lowest)[:, None, None, :slots]
+    table = torch.full((copies, width, width + 2), lowest, dtype=dtype, device=relative.device)
     table[:, :, 0] = 0
     table[:, :, 1:-1].masked_fill_(visible, 0)
-    return table.flatten(0, 1)[:, relative + 1].transpose(0, 1).unsqueeze(1)
+    return table.flatten(0, 1)[:, relative + 1].transpose(0, 1).unsqueeze(1)[..., :slots]
+
+
+def lowest_of(dtype: torch.dtype) -> float:
+    """What hides a slot: low enough that nothing is left of it, and finite when kernels scale it, as by log2(e)."""
+    return max(torch.finfo(dtype).min, -1e30)
 
 
 def sliding_mask(full: Tensor, window: Window, relative: Tensor, reach: int) -> Tensor:
@@ -37,4 +47,4 @@ def sliding_mask(full: Tensor, window: Window, relative: Tensor, reach: int) -> 
     of_entry = window.position.gather(1, relative.clamp(0, width - 1))
     position = torch.where(relative < 0, slots, of_entry)  # [N, S]
     far = position.unsqueeze(1) <= window.position.unsqueeze(2) - reach
-    return full.masked_fill(far.unsqueeze(1), torch.finfo(full.dtype).min)
+    return full.masked_fill(far.unsqueeze(1), lowest_of(full.dtype))

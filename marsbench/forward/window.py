@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 
@@ -40,3 +42,21 @@ class Answer:
     def logits(self, entries: slice | Tensor) -> Tensor:
         """Logits [N, K, V] at some of the window's entries: the same ones of every row, or each row's own [N, K]."""
         return self.lm_head(self.hidden[:, entries] if isinstance(entries, slice) else self.states(entries))
+
+
+_RECORDING = [False]
+
+
+@contextmanager
+def recording() -> Iterator[None]:
+    """Operations become part of a graph that reads memory where it lies, for the time of a `with` block."""
+    _RECORDING[0] = True
+    try:
+        yield
+    finally:
+        _RECORDING[0] = False
+
+
+def makes_a_graph() -> bool:
+    """Whether operations are recorded or compiled: then nothing may be among them that is kept for a while only."""
+    return _RECORDING[0] or torch.compiler.is_compiling()

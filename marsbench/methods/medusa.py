@@ -69,7 +69,7 @@ def _tree(nodes: _Nodes, device: torch.device) -> _Tree:
     return _Tree(depth, rank, parent, ancestors)
 
 
-_kept_tree = lru_cache(maxsize=16)(_tree)
+_kept_tree = lru_cache(maxsize=None)(_tree)  # for good: recorded steps read it where it lies
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 import torch
 
 from marsbench.decoding.acceptance import no_threshold
-from marsbench.decoding.engine import Method, commit, forward
 from marsbench.decoding.prefill import leading_windows
 from marsbench.decoding.rows import Accepted, Most, Rows
+from marsbench.decoding.step import Method, commit, forward
 from marsbench.decoding.verification import verify
 from marsbench.decoding.windows import linear_window
 from marsbench.forward.decoder import decoder_in_use, decoder_of
@@ -53,8 +53,7 @@ class Drafter:
         """
         most, least = (min(room - 1, self.length) for room in rows.extent.room)
         lane = self._lane(rows, drafts=most)
-        begins = rows.draft_cache.dtype is None
-        decoder, never = (decoder_of if begins else decoder_in_use)(self.model), lane.tokens[0, :0]
+        decoder = (decoder_of if rows.draft_cache.dtype is None else decoder_in_use)(self.model)
         if most:
             for window in leading_windows(lane):
                 forward(decoder, rows.draft_cache, window)
@@ -62,7 +61,7 @@ class Drafter:
         while unfinished:
             window = self.method.propose(lane)
             answer = forward(decoder, rows.draft_cache, window)
-            commit(lane, self.method.accept(lane, window, answer), 1, never)
+            commit(lane, self.method.accept(lane, window, answer), 1)
             # A row that has all its drafts waits for the others: it says its last token again.
             lane.cached = torch.minimum(lane.cached, lane.length - 1)
             if self.is_steady:

@@ -1,0 +1,301 @@
+"""Rows in fixed shapes: the same methods and the same step as one graph, for `torch.compile` and CUDA graphs.
+
+The eager loop fits every step to the rows: as many positions as the fullest row needs, no row that has ended. That
+takes decisions between operations, and some 150 operations whose launch costs more than their work where a model is
+small or a device is fast. Here a step has a shape of its own, a `Shape`: so many rows, so many slots, so many pending
+tokens and drafts. Whatever a row lacks of that is filled up, and fillers are written to a slot that nobody sees; a row
+that has ended is frozen. So propose, forward, accept and commit need no number from the device, and the host reads
+one small tensor a step. Joining, leaving and changing the shape stay outside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from math import isfinite
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from marsbench.decoding.fitted import Fitted
+from marsbench.decoding.rows import Extent, Most, Rows
+from marsbench.decoding.seats import New, Seat
+from marsbench.decoding.step import Method, advance, to_tell, told
+from marsbench.errors import UserError
+from marsbench.forward.cache import RaggedCache
+from marsbench.forward.decoder import Decoder
+
+
+class Shape(NamedTuple):
+    """What a step is made for; every step of one shape is the same graph."""
+
+    rows: int
+    length: int  # the most tokens that a row may come to
+    thresholded: bool  # whether any row has a confidence to pass
+    sampled: bool  # whether any row samples
+
+    def fits(self, needed: Shape) -> bool:
+        """Whether it is enough for another, and not far too much."""
+        enough = all(mine >= other for mine, other in zip(self, needed, strict=True))
+        return enough and self.rows < 2 * needed.rows and self.length <= 2 * needed.length
+
+
+class FixedCache(RaggedCache):
+    """A cache that never grows: its spare slot, which nobody sees, is the last one."""
+
+    fixed = True
+
+    @classmethod
+    def like(cls, other: RaggedCache, rows: int, slots: int) -> FixedCache:
+        """An empty cache for the model whose keys and values `other` holds."""
+        cache = cls()
+        cache._rows, cache._capacity = rows, slots + 1
+        cache._layers = [
+            (keys.new_zeros(rows, slots + 1, *keys.shape[2:]), values.new_zeros(rows, slots + 1, *values.shape[2:]))
+            for keys, values in other._layers
+        ]
+        return cache
+
+    def alias(self) -> FixedCache:
+        """The same stores, to be prepared for another forward."""
+        cache = FixedCache()
+        cache._rows, cache._capacity, cache._layers = self._rows, self._capacity, self._layers
+        return cache
+
+    def put(self, places: Tensor, other: RaggedCache, chosen: Tensor) -> None:
+        """Copy rows `chosen` [n] of another cache to `places` [n]."""
+        for mine, theirs in zip(self._layers, other._layers, strict=True):
+            for store, source in zip(mine, theirs, strict=True):
+                slots = min(store.shape[1], source.shape[1])
+                store[places, :slots] = source[chosen, :slots]
+
+
+class Stand:
+    """Rows and caches of one shape, in buffers that are written in place."""
+
+    def __init__(self, shape: Shape, most: Most, like: Rows, cache: RaggedCache) -> None:
+        """Empty rows, as wide as the shape says; `like` and `cache` tell of dtypes, layers and heads."""
+        self.shape = shape
+        narrow = {"tokens": shape.length + 1, "born": 0, "drafts": most.drafted}
+        fields: dict[str, Any] = {
+            name: values.new_zeros(shape.rows, *([narrow[name]] if name in narrow else []))
+            for name, values in like.tensors().items()
+        }
+        extent = Extent(
+            pending=most.pending,
+            drafted=most.drafted,
+            length=shape.length,
+            even=most.pending == 1 and not most.drafted,
+            thresholded=shape.thresholded,
+            sampled=shape.sampled,
+            draft_pending=most.draft_pending,
+            room=(shape.length, 1),
+        )
+        slots = shape.length + most.behind
+        self.draft_cache = FixedCache.like(like.draft_cache, shape.rows, slots)
+        self.rows = Rows(draft_cache=self.draft_cache, extent=extent, fixed=True, **fields)
+        for values in (self.rows.start, self.rows.length, self.rows.end):
+            values += 1  # an empty row is a prompt of one token that has come to its end
+        self.cache = FixedCache.like(cache, shape.rows, slots)
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """Of the cached keys and values."""
+        return self.cache.dtype
+
+    def put(self, places: Sequence[int], rows: Rows, cache: RaggedCache, chosen: Iterable[int]) -> None:
+        """Copy rows `chosen` of others, and what they have cached, to `places`."""
+        device = rows.length.device
+        at, those = (torch.tensor([*one], dtype=torch.long, device=device) for one in (places, chosen))
+        for name, values in self.rows.tensors().items():
+            new = getattr(rows, name)[those]
+            values[at] = _as_wide(new, values.shape[1]) if new.dim() == 2 else new
+        self.cache.put(at, cache, those)
+        self.draft_cache.put(at, rows.draft_cache, those)
+
+    @contextmanager
+    def still(self) -> Iterator[None]:
+        """Nobody moves meanwhile: steps compute as ever, and change nothing that counts."""
+        ends = self.rows.end.clone()
+        self.clear()
+        try:
+            yield
+        finally:
+            self.rows.end.copy_(ends)
+
+    def clear(self) -> None:
+        """Nobody is there any more."""
+        self.rows.end.copy_(self.rows.length)
+
+    def bytes(self) -> int:
+        """Memory that the caches hold, in bytes."""
+        return self.cache.bytes() + self.draft_cache.bytes()
+
+
+def _as_wide(values: Tensor, width: int) -> Tensor:
+    """[N, T] as [N, width], cut or filled up with zeros."""
+    return F.pad(values, (0, max(0, width - values.shape[1])))[:, :width]
+
+
+def static_step(decoder: Decoder, method: Method, stand: Stand) -> Tensor:
+    """One forward for every row of a stand, ended rows staying as they are; what `to_tell` says of it."""
+    rows = replace(stand.rows, draft_cache=stand.draft_cache.alias())
+    before = rows.length
+    alive = before < rows.end
+    window, accepted = advance(decoder, method, rows, stand.cache.alias(), 0)
+    new = to_tell(rows, before, window, accepted, alive)
+    for name in ("length", "cached", "drafts", "drafted", "draft_cached"):
+        mine, after = getattr(stand.rows, name), getattr(rows, name)
+        if after is not mine:
+            mine.copy_(torch.where(alive.unsqueeze(1) if mine.dim() == 2 else alive, after, mine))
+    return new
+
+
+class Steps:
+    """Runs steps on stands, operation by operation."""
+
+    def place(self, decoder: Decoder, method: Method, device: torch.device) -> Fixed:
+        """A place with nobody on it; `UserError` where the method's windows have no fixed shape."""
+        return Fixed(self, decoder, method)
+
+    def stand(self, decoder: Decoder, method: Method, shape: Shape, like: Stand | Fitted) -> Stand:
+        """A stand with nobody on it, for the model that `like` is of."""
+        most = method.most()
+        assert most is not None, "seen to by `Fixed`"
+        return Stand(shape, most, like.rows, like.cache)
+
+    def left(self, decoder: Decoder, method: Method, stand: Stand) -> None:
+        """A stand is no longer needed."""
+
+    def step_on(self, decoder: Decoder, method: Method, stand: Stand) -> Callable[[], Tensor]:
+        """What moves a stand by one step; see `static_step`."""
+        return lambda: static_step(decoder, method, stand)
+
+
+class Fixed:
+    """A stand, and who sits where. Where it is too small, or more than twice too large, everybody moves to another.
+
+    Prompts are of all lengths, so they are forwarded in shapes that are fitted to them.
+
+    Args:
+        steps: makes stands and runs their steps.
+        decoder: the model's.
+        method: with windows of a fixed shape, else this is a `UserError`.
+        lag: steps that may be under way before the first of them is read.
+        to_end: whether a stand is long enough for its requests' ends at once, else it grows with them.
+    """
+
+    def __init__(self, steps: Steps, decoder: Decoder, method: Method, *, lag: int = 0, to_end: bool = False) -> None:
+        most = method.most()
+        if most is None:
+            raise UserError(
+                f"the windows of method {method.name!r} have no fixed shape", fix="decode without --compile"
+            )
+        self.seats: dict[int, Seat] = {}
+        self.lag = lag
+        self._steps, self._decoder, self._method, self._to_end = steps, decoder, method, to_end
+        self._most_new = most.behind + 1  # tokens that a step brings a row
+        self.stand: Stand | None = None
+        self._step: Callable[[], Tensor] | None = None
+
+    def fits(self, ahead: int) -> bool:
+        """Whether the stand will do for another step although `ahead` have not been read."""
+        return self.stand is not None and self.stand.shape.fits(self._needed(self.seats.values(), ahead))
+
+    def make_room(self) -> None:
+        """Have everybody move to a stand that fits."""
+        if self.stand is not None:
+            self._move([*self.seats.values()], self.stand)
+
+    def step(self, decoder: Decoder, method: Method, number: int) -> Callable[[], list[New]]:
+        """Move every row forward by a step; see `static_step`."""
+        assert self._step is not None, "somebody is there"
+        read = _on_its_way(self._step())
+        return lambda: told(read(), number)
+
+    def take_in(self, newcomers: Sequence[Fitted]) -> None:
+        """Put rows of others where there is room."""
+        lots = [lot for lot in newcomers if lot.seats]
+        if not lots:
+            return
+        seats = [*self.seats.values(), *(seat for lot in lots for seat in lot.seats.values())]
+        if self.stand is None or not self.stand.shape.fits(self._needed(seats, 0)):
+            self._move(seats, lots[0])
+        assert self.stand is not None, "there is room now"
+        free = [row for row in range(self.stand.shape.rows) if row not in self.seats]
+        for lot in lots:
+            places, free = free[: len(lot.seats)], free[len(lot.seats) :]
+            self.stand.put(places, lot.rows, lot.cache, lot.seats)
+            self.seats |= dict(zip(places, lot.seats.values(), strict=True))
+
+    def take_out(self, gone: Sequence[int]) -> None:
+        """Take rows out of the steps to come; without anybody left, there is no stand."""
+        assert self.stand is not None, "somebody was there"
+        if self.seats:
+            at = torch.tensor(gone, device=self.stand.rows.length.device)
+            self.stand.rows.end[at] = self.stand.rows.length[at]
+        else:
+            self._leave()
+
+    def turn(self, knobs: Mapping[int, tuple[float, int, bool]]) -> None:
+        """Change how rows decode; see `Rows.turn`."""
+        if self.stand is not None:
+            self.stand.rows.turn(knobs)
+
+    def bytes(self) -> int:
+        """Memory that the caches hold, in bytes."""
+        return 0 if self.stand is None else self.stand.bytes()
+
+    def _move(self, seats: Sequence[Seat], like: Stand | Fitted) -> None:
+        """Have everybody in flight move to a stand that is large enough for `seats`."""
+        stand = self._steps.stand(self._decoder, self._method, self._needed(seats, 0), like)
+        if self.stand is not None:
+            stand.put(range(len(self.seats)), self.stand.rows, self.stand.cache, self.seats)
+            self._leave()
+        self.stand, self.seats = stand, dict(enumerate(self.seats.values()))
+        self._step = self._steps.step_on(self._decoder, self._method, stand)
+
+    def _leave(self) -> None:
+        assert self.stand is not None, "somebody was there"
+        self._steps.left(self._decoder, self._method, self.stand)
+        self.stand = self._step = None
+
+    def _needed(self, seats: Iterable[Seat], ahead: int) -> Shape:
+        """The shape of the next step of these requests."""
+        seats = [*seats]
+        if self._to_end:
+            length = max(seat.end for seat in seats)
+        else:  # so many tokens can come with that step, and with each whose tokens are not known yet
+            length = max(seat.length for seat in seats) + self._most_new * (1 + ahead)
+        return Shape(
+            rows=_bucket(len(seats), 1),
+            length=_bucket(length, 64, 96),
+            thresholded=any(isfinite(seat.bar) for seat in seats),
+            sampled=any(seat.request.temperature > 0 for seat in seats),
+        )
+
+
+def _bucket(least: int, *sizes: int) -> int:
+    """The first of `sizes`, doubled again and again, that is `least` or more."""
+    while max(sizes) < least:
+        sizes = tuple(2 * size for size in sizes)
+    return min(size for size in sizes if size >= least)
+
+
+def _on_its_way(numbers: Tensor) -> Callable[[], list[list[int]]]:
+    """Send a step's result to the host; what waits for it."""
+    if numbers.device.type != "cuda":
+        return numbers.tolist
+    copied = torch.empty_like(numbers, device="cpu", pin_memory=True).copy_(numbers, non_blocking=True)
+    arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    arrived.record()
+
+    def read() -> list[list[int]]:
+        arrived.synchronize()
+        found: list[list[int]] = copied.tolist()
+        return found
+
+    return read

@@ -1,0 +1,91 @@
+"""Rows whose steps are fitted to them: as many positions as the fullest row needs, no row that has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import torch
+
+from marsbench.decoding.rows import Rows
+from marsbench.decoding.seats import New, Seat
+from marsbench.decoding.step import Method, advance, to_tell, told
+from marsbench.forward.cache import RaggedCache
+from marsbench.forward.decoder import Decoder
+
+
+class Fitted:
+    """Rows, the seats that they belong to, and what they have cached; nothing is held where nobody is."""
+
+    lag = 0  # steps that may be under way before the first of them is read
+
+    def __init__(self, rows: Rows | None = None, seats: Iterable[Seat] = ()) -> None:
+        self._rows, self.cache = rows, RaggedCache()
+        self.seats: dict[int, Seat] = dict(enumerate(seats))  # by row
+
+    @property
+    def rows(self) -> Rows:
+        """The rows, where somebody is."""
+        assert self._rows is not None, "nobody is there"
+        return self._rows
+
+    def fits(self, ahead: int) -> bool:
+        """A step fits in any case."""
+        return True
+
+    def make_room(self) -> None:
+        """There is room in any case."""
+
+    def step(self, decoder: Decoder, method: Method, number: int) -> Callable[[], list[New]]:
+        """Move every row forward; what comes of it has been read already."""
+        rows = self.rows
+        before = rows.length
+        window, accepted = advance(decoder, method, rows, self.cache, number)
+        new = to_tell(rows, before, window, accepted)
+        numbers, width = rows.measure(new), new.shape[1]
+        of_rows = [numbers[at : at + width] for at in range(0, len(numbers), width)]
+        found = told(of_rows, number, 0 if accepted.in_order else accepted.ids.shape[1])
+        return lambda: found
+
+    def take_in(self, newcomers: Sequence[Fitted]) -> None:
+        """Put the rows of others behind the own ones; the others must not be used any more."""
+        lots = [lot for lot in (self, *newcomers) if lot.seats]
+        if not lots:
+            return
+        rows, cache = lots[0].rows, lots[0].cache
+        try:
+            if len(lots) > 1:
+                cache.extend(*(lot.cache for lot in lots[1:]))
+                rows.extend(*(lot.rows for lot in lots[1:]))
+        except BaseException:  # there was no memory for them
+            for store in (cache, rows.draft_cache):
+                store.keep(len(rows), rows.extent.length)
+            raise
+        self._rows, self.cache = rows, cache
+        self.seats = dict(enumerate(seat for lot in lots for seat in lot.seats.values()))
+
+    def take_out(self, gone: Sequence[int]) -> None:
+        """Close the gaps that rows have left, whose seats are gone, in memory too."""
+        rows, count = self.rows, len(self.seats)
+        order, movers = list(range(count)), [row for row in self.seats if row >= count]
+        holes = [row for row in gone if row < count]
+        for hole, mover in zip(holes, movers, strict=True):
+            order[hole] = mover
+        sources, targets, chosen = (
+            torch.tensor(each, dtype=torch.long, device=rows.length.device) for each in (movers, holes, order)
+        )
+        longest = max((seat.length for seat in self.seats.values()), default=0)
+        for store in (self.cache, rows.draft_cache):
+            store.move(sources, targets, count, longest)
+        self.seats = {row: self.seats[one] for row, one in enumerate(order)}
+        if self.seats:
+            rows.take(chosen, max(seat.end for seat in self.seats.values()) + 1)
+        else:
+            self._rows = None
+
+    def turn(self, knobs: Mapping[int, tuple[float, int, bool]]) -> None:
+        """Change how rows decode; see `Rows.turn`."""
+        self.rows.turn(knobs)
+
+    def bytes(self) -> int:
+        """Memory that the caches hold, in bytes."""
+        return self.cache.bytes() + (0 if self._rows is None else self._rows.draft_cache.bytes())

@@ -1,0 +1,102 @@
+"""One step of rows: propose, forward, accept, commit. Every method runs through it, in shapes of either kind."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from marsbench.decoding.rows import Accepted, Most, Rows
+from marsbench.decoding.seats import New
+from marsbench.forward.cache import RaggedCache
+from marsbench.forward.decoder import Decoder
+from marsbench.forward.window import Answer, Window
+
+
+class Method(Protocol):
+    """A decoding method: functions of the rows in flight, without a state of its own."""
+
+    name: ClassVar[str]
+    causal_prompt: ClassVar[bool]  # whether plain causal windows may cache a long prompt's beginning before `propose`
+
+    def bar(self, threshold: float | None) -> float:
+        """The confidence that a request's threshold asks for; `UserError` where the method cannot take it."""
+        ...
+
+    def most(self) -> Most | None:
+        """What its steps need at most, None where no bound can be given: then it has no static step."""
+        ...
+
+    def propose(self, rows: Rows) -> Window:
+        """Say what to forward."""
+        ...
+
+    def accept(self, rows: Rows, window: Window, answer: Answer) -> Accepted:
+        """Read the answer, say what to keep of it, and note the drafts for the next window in `rows`."""
+        ...
+
+
+def advance(decoder: Decoder, method: Method, rows: Rows, cache: RaggedCache, number: int) -> tuple[Window, Accepted]:
+    """The one step of every method, forward `number` of the batch: what was forwarded, and what was accepted."""
+    window = method.propose(rows)
+    accepted = method.accept(rows, window, forward(decoder, cache, window))
+    commit(rows, accepted, number)
+    return window, accepted
+
+
+def forward(decoder: Decoder, cache: RaggedCache, window: Window) -> Answer:
+    """One pass over a window."""
+    width, slots = window.input_ids.shape[1], window.slots
+    offset = torch.arange(max(slots, width), device=window.begin.device)
+    # A short prompt's fillers lie before its first token: they go to a slot of their own behind all others.
+    places = window.begin.unsqueeze(1) + offset[:width]
+    nowhere = places < 0
+    if cache.fixed and window.real is not None:  # leaving fillers out would take a shape that depends on values
+        nowhere, window = nowhere | ~window.real, window._replace(real=None)
+    cache.prepare(torch.where(nowhere, slots, places), slots)
+    # Relative to its row's window, a slot is -1 (before it), 0 to W - 1 (an entry), or W (behind it).
+    relative = (offset[:slots] - window.begin.unsqueeze(1)).clamp(-1, width)
+    return decoder(cache, window, relative)
+
+
+def commit(rows: Rows, accepted: Accepted, number: int) -> None:
+    """Write the accepted tokens down and move the cursors."""
+    inside = accepted.chosen & (accepted.position < rows.end.unsqueeze(1))
+    at = torch.where(inside, accepted.position, rows.tokens.shape[1] - 1)
+    rows.tokens.scatter_(1, at, accepted.ids)
+    if not accepted.in_order:
+        rows.born.scatter_(1, at, number)
+    rows.length = torch.minimum(rows.length + accepted.advance, rows.end)
+    rows.cached = rows.cached + accepted.kept
+
+
+def to_tell(rows: Rows, before: Tensor, window: Window, accepted: Accepted, alive: Tensor | None = None) -> Tensor:
+    """What the host needs to know of a step, integer [N, 2 + K], for `told`; ended rows have nothing to tell.
+
+    It is how many tokens are new, how many entries of the window were no fillers, and the tokens; behind these, [N, K],
+    the forwards that settled them, where that need not be the latest.
+
+    Args:
+        rows: the rows after the step.
+        before: integer [N], their lengths before it.
+        window: what was forwarded.
+        accepted: what was accepted.
+        alive: bool [N], rows that had not ended before; None = all.
+    """
+    offset = torch.arange(accepted.ids.shape[1], device=before.device)
+    fresh = (before.unsqueeze(1) + offset).clamp(max=rows.tokens.shape[1] - 1)
+    count = rows.length - before
+    width = window.input_ids.shape[1]
+    positions = torch.full_like(count, width) if window.real is None else window.real.sum(1)
+    if alive is not None:
+        count, positions = torch.where(alive, count, 0), positions * alive
+    born = [] if accepted.in_order else [rows.born.gather(1, fresh)]
+    return torch.cat([torch.stack([count, positions], dim=1), rows.tokens.gather(1, fresh), *born], dim=1)
+
+
+def told(numbers: list[list[int]], number: int, unordered: int = 0) -> list[New]:
+    """What `to_tell` says of forward `number`, row by row; `unordered` is K where tokens come in any order."""
+    if not unordered:
+        return [New(tokens[:count], [number] * count, positions) for count, positions, *tokens in numbers]
+    return [New(rest[:count], rest[unordered:][:count], positions) for count, positions, *rest in numbers]

@@ -1,0 +1,318 @@
+"""Steps that are recorded once and launched as a whole, as CUDA graphs are: they read memory where it lay.
+
+There need be no GPU: a stand-in records operations, holds on to nothing but its own results, and raises where a graph
+would read memory that was freed.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from test_static import EOS, MASK, PAD, SETTINGS, Traffic, llama, method_of
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+from transformers import LlamaForCausalLM
+
+from marsbench.compiled import graphs as graphs_module
+from marsbench.compiled.graphs import Graphs, Run, kind_of_batch, why_not
+from marsbench.decoding import windows
+from marsbench.decoding.engine import Batch, decode
+from marsbench.decoding.generation import Request
+from marsbench.forward import adapter, decoder
+from marsbench.forward.masks import additive_mask, lowest_of
+from marsbench.forward.packed import packing
+from marsbench.methods import Options, build_method
+from marsbench.training.medusa import MedusaHeads
+
+READS = ("_local_scalar_dense", "nonzero", "masked_select", "unique")  # what no graph can hold
+
+
+class Freed(Exception):
+    """A graph reads memory that is no longer there."""
+
+
+@dataclass(frozen=True)
+class Made:
+    """A result of an operation that was recorded."""
+
+    name: int
+
+
+class Outside:
+    """A tensor from elsewhere: where it lay, and how."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._storage = StorageWeakRef(tensor.untyped_storage())
+        self._dtype, self._lay = tensor.dtype, (tensor.storage_offset(), tensor.size(), tensor.stride())
+
+    def read(self) -> Tensor:
+        storage = torch.UntypedStorage._new_with_weak_ptr(self._storage.cdata)
+        if storage is None:
+            raise Freed
+        return torch.empty(0, dtype=self._dtype).set_(storage, *self._lay)
+
+
+class Tape(TorchDispatchMode):
+    """Operations, and what they were done to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._operations: list[tuple[Any, Any, Any]] = []
+        self._names: dict[int, Made] = {}
+        self._alive: list[Any] = []  # while it records, so that no two tensors go by one name
+
+    def __torch_dispatch__(self, function: Any, types: Any, given: Any = (), named: Any = None) -> Any:
+        is_number = function is torch.ops.aten.lift_fresh.default and not given[0].dim()  # as in `values[:] = 3`
+        waits = function is torch.ops.aten.lift_fresh.default and not is_number  # for numbers of the host
+        assert not waits and function.__name__.split(".")[0] not in READS, f"{function} waits"
+        what = (given, {}) if is_number else tree_map(self._place, (given, named or {}))
+        found = function(*given, **(named or {}))
+        self._operations.append((function, what, [self._name(one) for one in tree_leaves(found)]))
+        return found
+
+    def stop(self, given: Tensor) -> Run:
+        """End the recording, whose result is `given`; what launches it."""
+        launch = partial(self._launch, self._names[id(given)])
+        self._names, self._alive = {}, []
+        return launch
+
+    def _place(self, one: Any) -> Any:
+        self._alive.append(one)
+        return self._names.get(id(one), Outside(one)) if isinstance(one, Tensor) else one
+
+    def _name(self, one: Any) -> Any:
+        self._alive.append(one)
+        return self._names.setdefault(id(one), Made(len(self._names))) if isinstance(one, Tensor) else one
+
+    def _launch(self, given: Made) -> Tensor:
+        values: dict[Made, Tensor] = {}
+
+        def value(one: Any) -> Any:
+            return one.read() if isinstance(one, Outside) else values[one] if isinstance(one, Made) else one
+
+        for function, what, names in self._operations:
+            arguments, named = tree_map(value, what)
+            found = function(*arguments, **named)
+            values |= dict(zip(names, tree_leaves(found), strict=True))
+        return values[given]
+
+
+def taped(run: Run) -> Run:
+    """In place of `recorded`."""
+    run()
+    with Tape() as tape:
+        given = run()
+    return tape.stop(given)
+
+
+@pytest.fixture(autouse=True)
+def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The CPU passes for a device on which steps are recorded."""
+    monkeypatch.setattr(graphs_module, "records_on", lambda device: True)
+    monkeypatch.setattr(graphs_module, "recorded", taped)
+    with packing(False):
+        yield
+
+
+@pytest.fixture(scope="module")
+def given() -> dict[str, Any]:
+    torch.manual_seed(1)
+    return {"mask_id": MASK, "draft": llama(3), "heads": MedusaHeads(32, 3)}
+
+
+def answers(
+    model: Any, method: Any, kind: Any = None, eos_id: Any = -1, length: int = 12, threshold: float | None = None
+) -> Any:
+    """What three requests come to."""
+    requests = [Request([4 + row, 5, 6, 7][row:], length, threshold) for row in range(3)]
+    return decode(model, method, requests, eos_id=eos_id, pad_id=PAD, kind=kind)
+
+
+@pytest.mark.parametrize("what", SETTINGS)
+def test_recorded_steps_say_what_eager_ones_do(what: str, given: dict[str, Any]) -> None:
+    """Guards against steps that cannot be recorded, tokens that are lost while the host is a step behind, and graphs
+    that read what is kept for a while only: the shapes of windows, and a table of rotations that has grown since.
+    """
+    model, method, graphs = llama(0), method_of(what, given), Graphs()
+    found = []
+    for kind in (Batch, graphs.batch, graphs.batch):
+        traffic = Traffic(kind, model, method, seed=5, count=5)
+        traffic.run()
+        found.append((traffic.done, traffic.told, traffic.meter.forwards))
+        for kept in (windows._kept_causal, windows._kept_groups, windows._kept_range, adapter._kept_from):
+            kept.cache_clear()
+        decode(model, method_of("ar", given), [Request([5] * 300, 1)], eos_id=EOS, pad_id=PAD)
+    assert found[1] == found[0] and found[2] == found[0]
+    assert 0 < len(graphs) < 12
+
+
+def test_graphs_hold_nothing_that_is_kept_for_a_while(given: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test above can fail."""
+    for module in (windows, decoder):
+        monkeypatch.setattr(module, "makes_a_graph", lambda: False)
+    with pytest.raises(Freed):
+        test_recorded_steps_say_what_eager_ones_do("mars", given)
+
+
+def test_each_batch_has_an_eos_of_its_own(given: dict[str, Any]) -> None:
+    """Guards against a graph that reads the EOS of the batch that it was recorded for, which is gone."""
+    model, method, graphs = llama(0), method_of("mars", given), Graphs()
+    for eos_id in (EOS, [EOS, 5], [7, 9, 11], 30, -1):
+        assert answers(model, method, graphs.batch, eos_id) == answers(model, method, eos_id=eos_id)
+        gc.collect()
+
+
+def load_anew(model: LlamaForCausalLM) -> None:
+    model.load_state_dict({name: one.clone() for name, one in llama(5).state_dict().items()}, assign=True)
+    model.tie_weights()
+
+
+def move(model: LlamaForCausalLM) -> None:
+    for one in model.parameters():
+        one.data = one.data.clone() * 1.5
+
+
+def replace(model: LlamaForCausalLM) -> None:
+    layer = model.model.layers[0].self_attn.v_proj
+    layer.weight = nn.Parameter(layer.weight.detach() * -3)
+
+
+def train(model: LlamaForCausalLM) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    model(torch.tensor([[4, 5, 6]]), labels=torch.tensor([[4, 5, 6]])).loss.backward()
+    optimizer.step()
+
+
+def hook(model: LlamaForCausalLM) -> None:
+    model.model.layers[0].register_forward_hook(lambda module, given, output: -output)
+
+
+def hook_head(model: LlamaForCausalLM) -> None:
+    model.lm_head.register_forward_hook(lambda module, given, output: -output)
+
+
+CHANGES: list[Callable[[LlamaForCausalLM], None]] = [load_anew, move, replace, train, hook, hook_head]
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+@pytest.mark.parametrize("what", ["mars", "speculative"])
+def test_a_graph_follows_the_model(what: str, change: Callable[[Any], None], given: dict[str, Any]) -> None:
+    """Guards against graphs of weights that lie elsewhere by now, and of a model that nothing hung on."""
+    model, graphs = llama(0), Graphs()
+    method = method_of(what, {**given, "draft": copy.deepcopy(model)})
+    seen = [answers(model, method, graphs.batch)]
+    for _ in range(2):
+        change(model if what == "mars" else method.drafter.model)
+        gc.collect()
+        seen.append(answers(model, method, graphs.batch))
+        assert seen[-1] == answers(model, method)
+    assert what != "mars" or seen[1] != seen[0]
+
+
+def test_a_graph_of_moved_weights_would_read_freed_memory(
+    given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The test above can fail."""
+    monkeypatch.setattr(graphs_module, "_addresses", lambda *_: ())
+    with pytest.raises(Freed):
+        test_a_graph_follows_the_model("mars", load_anew, given)
+
+
+def test_heads_may_be_replaced_too(given: dict[str, Any]) -> None:
+    """Guards against a graph of Medusa heads that were loaded anew."""
+    model, graphs, heads = llama(0), Graphs(), MedusaHeads(32, 3)
+    method = build_method("medusa", Options(heads=heads))
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        heads.load_state_dict({name: torch.randn_like(one) for name, one in heads.state_dict().items()}, assign=True)
+        assert answers(model, method, graphs.batch) == answers(model, method)
+
+
+def test_models_do_not_take_each_others_graphs(given: dict[str, Any]) -> None:
+    """Guards against a stand that one model has left, and another finds with a graph of the first one's weights."""
+    graphs, method, models = Graphs(), method_of("ar", given), [llama(0), llama(5)]
+    for model in (*models, *models):
+        assert answers(model, method, graphs.batch) == answers(model, method)
+    assert len(graphs) == 2
+
+
+def test_a_request_needs_one_length(given: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a graph recorded anew, in the midst of an answer, whenever it has become twice as long."""
+    model, method, graphs = llama(0), method_of("mars", given), Graphs()
+    found = answers(model, method, graphs.batch, -1, 300, 0.3)
+    assert found == answers(model, method, None, -1, 300, 0.3)
+    assert len({stand.shape.length for stand in graphs._recorded}) == 1
+
+
+def test_stands_that_are_left_are_kept_up_to_a_limit(given: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against gigabytes for each contender that ever ran, and against recording at every batch."""
+    model, method, several = llama(0), method_of("mars", given), [Graphs() for _ in range(3)]
+    for graphs in several:
+        answers(model, method, graphs.batch)
+    sizes = [[stand.bytes() for _, stand in graphs._spare.values()] for graphs in several]
+    assert [len(one) for one in sizes] == [1, 1, 1]
+    seconds = several[2].compile_seconds
+    answers(model, method, several[2].batch)
+    assert several[2].compile_seconds == seconds, "what was kept is taken again"
+    monkeypatch.setattr(graphs_module, "_SPARE_BYTES", sum(sizes[1] + sizes[2]))
+    answers(model, method, several[1].batch)
+    assert [len(graphs._spare) for graphs in several] == [0, 1, 1], "the first to be left is the first to go"
+    monkeypatch.setattr(graphs_module, "_SPARE_BYTES", 0)
+    answers(model, method, several[1].batch)
+    assert [(len(graphs._spare), len(graphs)) for graphs in several] == [(0, 0)] * 3
+    assert answers(model, method, several[0].batch) == answers(model, method)
+
+
+def test_recording_needs_no_compiler(given: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a traceback of Triton's where it lacks a compiler or Python's headers, and against minutes of
+    compiling by default where recording is enough.
+    """
+    model, method = llama(0), method_of("ar", given)
+    monkeypatch.setattr(graphs_module, "_compiled", None)
+    monkeypatch.setattr(graphs_module, "has_compiler", lambda: False)
+    kind, reason = kind_of_batch(model, method, True)
+    assert not reason and answers(model, method, kind) == answers(model, method)
+    assert "C++ compiler" in why_not(model, method, "inductor")
+    monkeypatch.setattr(graphs_module, "has_compiler", lambda: True)
+    monkeypatch.setattr(graphs_module.sysconfig, "get_path", lambda name: "/nowhere")
+    assert "Python.h" in why_not(model, method, "inductor") and not why_not(model, method)
+
+
+def test_a_read_cannot_be_recorded() -> None:
+    """The stand-in refuses what waits for the device, and what is made of the host's numbers."""
+    values = torch.arange(3)
+    for reads in (lambda: values.sum().item(), values.nonzero, lambda: torch.tensor([1, 2])):
+        with pytest.raises(AssertionError, match="waits"), Tape():
+            reads()
+
+
+# ---- masks ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", [1, 3])
+@pytest.mark.parametrize("slots", [16, 17, 31])
+def test_a_mask_needs_no_copy_on_a_device(width: int, slots: int) -> None:
+    """Guards against rows of a length that kernels pad, copying the mask in every layer."""
+    relative = torch.zeros(2, slots, dtype=torch.long, device="meta")
+    mask = additive_mask(torch.ones(width, width, dtype=torch.bool, device="meta"), relative, torch.bfloat16, copies=2)
+    assert mask.shape == (2, 1, 1 if width == 1 else 2 * width, slots)
+    assert all(stride % 16 == 0 for stride, size in zip(mask.stride()[:-1], mask.shape, strict=False) if size > 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+def test_what_hides_a_slot_stays_finite_when_kernels_scale_it(dtype: torch.dtype) -> None:
+    """Guards against minus infinity in rows that see nothing, which become NaN; half a precision has no more room."""
+    lowest = torch.tensor(lowest_of(dtype), dtype=dtype)
+    assert lowest.isfinite() and torch.exp(lowest.float()) == 0
+    assert dtype is torch.float16 or (lowest * 1.4427).isfinite()
+    scores = torch.tensor([-50.0, 50.0], dtype=dtype)
+    assert (scores + lowest).float().softmax(0).isfinite().all()

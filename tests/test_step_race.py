@@ -1,0 +1,96 @@
+"""What a step of the loop costs, this code against another checkout of the project, in turn.
+
+It runs on request: MARSBENCH_RACE_OLD=DIR names a checkout of the code to race against; `pytest -s` shows the figures.
+It counts the processor's time on one thread, so that neighbours matter little. It takes about ten minutes;
+MARSBENCH_RACE_LAPS and MARSBENCH_RACE_SHAPES ("mini", "135m" or both) change that.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif("MARSBENCH_RACE_OLD" not in os.environ, reason="a race against another checkout is asked for"),
+]
+ROOT = Path(__file__).resolve().parent.parent
+LAPS = int(os.environ.get("MARSBENCH_RACE_LAPS", "7"))
+SHAPES: dict[str, dict[str, int]] = {
+    "mini": {"vocab_size": 1024, "hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 4, "heads": 4,
+             "kv": 2, "steps": 60},
+    "135m": {"vocab_size": 49152, "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "heads": 9,
+             "kv": 3, "steps": 12},
+}  # fmt: skip
+CASES = [("ar", 1), ("ar", 16), ("mars", 1), ("mars", 16), ("mars-verified", 4), ("jacobi", 4)]
+SLOWER = 1.03  # of the medians: what noise may come to
+
+
+def _times(shape: str, kind: str) -> dict[str, float]:
+    """Milliseconds of a step by case, with whatever package is found; run in a process of its own."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from marsbench.compiled.graphs import Graphs
+    from marsbench.decoding.engine import Batch
+    from marsbench.decoding.generation import Request
+    from marsbench.methods import Options, build_method
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    sizes = dict(SHAPES[shape])
+    steps, heads, kv = sizes.pop("steps"), sizes.pop("heads"), sizes.pop("kv")
+    model = LlamaForCausalLM(
+        LlamaConfig(**sizes, num_attention_heads=heads, num_key_value_heads=kv, max_position_embeddings=2048)
+    ).eval()
+    found: dict[str, float] = {}
+    for name, rows in CASES:
+        method: Any = build_method(name, Options(mask_id=3))
+        make = Batch if kind == "eager" else Graphs().batch
+        spent = []
+        for lap in range(4):
+            batch = make(model, method, eos_id=-1, pad_id=0, on_finished=lambda *_: None)
+            threshold = 0.5 if name.startswith("mars") else None
+            batch.join({row: Request([4 + row] * 64, 1000, threshold) for row in range(rows)})
+            for _ in range(3):
+                batch.step()
+            began = time.process_time()
+            for _ in range(steps):
+                batch.step()
+            spent += [(time.process_time() - began) / steps * 1e3] if lap else []
+        found[f"{name} x {rows}"] = min(spent)
+    return found
+
+
+@pytest.mark.parametrize("kind", ["eager", "compiled"])
+@pytest.mark.parametrize("shape", os.environ.get("MARSBENCH_RACE_SHAPES", "mini 135m").split())
+def test_a_step_costs_no_more_than_before(shape: str, kind: str) -> None:
+    """Guards against a loop that is simpler and slower."""
+    laps: dict[str, list[dict[str, float]]] = {"old": [], "new": []}
+    places = {"old": os.environ["MARSBENCH_RACE_OLD"], "new": str(ROOT)}
+    for lap in range(LAPS):
+        for name in sorted(places, reverse=bool(lap % 2)):
+            done = subprocess.run(
+                [sys.executable, __file__, shape, kind], capture_output=True, text=True, check=True, cwd=places[name],
+                env={**os.environ, "PYTHONPATH": places[name], "OMP_NUM_THREADS": "1"},
+            )  # fmt: skip
+            laps[name].append(json.loads(done.stdout.splitlines()[-1]))
+    ratios = {}
+    for case in laps["old"][0]:
+        old, new = (sorted(lap[case] for lap in laps[name]) for name in ("old", "new"))
+        ratios[case] = median(new) / median(old)
+        print(f"{shape}, {kind}, {case}: {median(old):.3f} -> {median(new):.3f} ms ({ratios[case]:.3f}); "
+              f"old {old[0]:.3f} to {old[-1]:.3f}, new {new[0]:.3f} to {new[-1]:.3f}")  # fmt: skip
+    assert {case: ratio for case, ratio in ratios.items() if ratio > SLOWER} == {}
+
+
+if __name__ == "__main__":
+    print(json.dumps(_times(*sys.argv[1:])))
