@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from pathlib import Path
+from uuid import uuid4
 
 from marsbench.errors import UserError
 
@@ -12,26 +13,16 @@ from marsbench.errors import UserError
 def write_atomically(path: Path, content: bytes) -> Path:
     """Write a file in one step, its folder too if need be; an interruption leaves the old file as it was."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    draft = path.with_name(f".{path.name}.{uuid4().hex[:8]}.tmp")  # two machines may have processes of one number
     try:
-        draft.write_bytes(content)
+        with draft.open("xb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())  # or a power cut may leave the name without its content
         draft.replace(path)
     finally:
         draft.unlink(missing_ok=True)
     return path
-
-
-def append_line(file: Path, line: str) -> None:
-    """Add a line to a file; it is on disk when this returns."""
-    with file.open("a", encoding="utf-8") as stream:
-        stream.write(line + "\n")
-        stream.flush()
-        os.fsync(stream.fileno())
-
-
-def whole_lines(file: Path) -> list[bytes]:
-    """The lines of a file without their ends, none where there is no file; one that was cut short does not count."""
-    return file.read_bytes().split(b"\n")[:-1] if file.exists() else []
 
 
 def check_can_be_written(file: Path, option: str) -> None:

@@ -1,13 +1,101 @@
-"""Reading JSON Lines that a user gives us: every line checked, every mistake named with its file and line."""
+"""JSON Lines: logs of our own that survive a kill, and files of users, every mistake named with its file and line."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, Generic, TypeVar
 
 from marsbench.errors import UserError
+
+_LOOK_BACK = 1 << 16  # bytes
+
+_Record = TypeVar("_Record")
+
+
+class Log(Generic[_Record]):
+    """A file that only grows: a line is on disk when `append` returns, and one that a kill cut short never counts.
+
+    One process appends at a time; others may read meanwhile.
+    """
+
+    def __init__(self, file: Path, parse: Callable[[dict[str, Any]], _Record], *, what: str, mend: str) -> None:
+        """Nothing is read yet, and the file need not exist.
+
+        Args:
+            file: where the lines are.
+            parse: what a line's object stands for; raises ValueError, TypeError or KeyError for one that is none.
+            what: a line is, for errors: "a row".
+            mend: what to do about a line that is none.
+        """
+        self.file, self._parse, self._what, self._mend = file, parse, what, mend
+        self._inode, self._bytes, self._records = -1, 0, list[_Record]()
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Add a line; one that was cut short is removed."""
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        with self.file.open("a+b") as stream:
+            stream.truncate(_end_of_whole_lines(stream))
+            stream.write(json.dumps(record).encode() + b"\n")
+            stream.flush()
+            os.fsync(stream.fileno())
+
+    def records(self) -> list[_Record]:
+        """What all whole lines stand for; only those that are new since the last call are read.
+
+        Raises:
+            UserError: a line that is none, with file and line.
+        """
+        if not self.file.exists():
+            return []
+        with self.file.open("rb") as stream:
+            stat = os.fstat(stream.fileno())
+            if stat.st_ino != self._inode or stat.st_size < self._bytes:  # another file than before
+                self._inode, self._bytes, self._records = stat.st_ino, 0, []
+            stream.seek(self._bytes)
+            fresh = stream.read()
+        whole = fresh[: fresh.rfind(b"\n") + 1]
+        self._records += self._read(whole.decode(), first=len(self._records) + 1)
+        self._bytes += len(whole)
+        return list(self._records)
+
+    def _read(self, text: str, first: int) -> list[_Record]:
+        return parse_lines(text, str(self.file), self._parse, what=self._what, mend=self._mend, first=first)
+
+
+def parse_lines(
+    text: str, where: str, parse: Callable[[dict[str, Any]], _Record], *, what: str, mend: str, first: int = 1
+) -> list[_Record]:
+    """What the lines of a text stand for; see `Log`. `where` and `first`, the number of the first line, are for errors.
+
+    Raises:
+        UserError: a line that is none, with its number.
+    """
+    found = []
+    for number, line in enumerate(text.splitlines(), first):
+        try:
+            record = json.loads(line)
+            if not isinstance(record, dict):
+                raise TypeError("no JSON object")
+            found.append(parse(record))
+        except (ValueError, TypeError, KeyError) as error:
+            raise UserError(f"not {what}: {error}", where=f"{where}, line {number}", fix=mend) from error
+    return found
+
+
+def _end_of_whole_lines(stream: BinaryIO) -> int:
+    """Where the last whole line of a file ends; looks back from its end, not through all of it."""
+    end = stream.seek(0, os.SEEK_END)
+    while end:
+        start = max(0, end - _LOOK_BACK)
+        stream.seek(start)
+        newline = stream.read(end - start).rfind(b"\n")
+        if newline >= 0:
+            return start + newline + 1
+        end = start
+    return 0
 
 
 def read_objects(file: Path, columns: Sequence[str], *, unique: str | None = None) -> list[dict[str, Any]]:

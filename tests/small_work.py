@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from marsbench.errors import UserError
 from marsbench.progress import Reporter
 
@@ -77,3 +79,13 @@ def wait_for_word(folder: Path, made: Sequence[Any]) -> str:
         return here
     time.sleep(600)
     return here
+
+
+def its_number(folder: Path, made: Sequence[Any]) -> int:
+    """The number of this process."""
+    return os.getpid()
+
+
+def is_there(folder: Path, made: Sequence[Any]) -> bool:
+    """Whether the process of the task before is there yet."""
+    return psutil.pid_exists(made[0]) and psutil.Process(made[0]).status() != psutil.STATUS_ZOMBIE

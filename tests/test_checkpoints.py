@@ -56,7 +56,7 @@ def test_who_comes_second_waits_and_uses_what_the_first_has_trained(
     second.start()
     while not heard.lines and second.is_alive():
         time.sleep(0.01)
-    assert heard.lines == [f"another command is training {chosen.name}: waiting for it"]
+    assert heard.lines == [f"another command is training {chosen.name} (an unknown process): waiting for it"]
     if existing == "reuse":
         shutil.copytree(micro_checkpoints / chosen.name, folder)
     first.release()

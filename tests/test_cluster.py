@@ -160,6 +160,27 @@ def test_what_a_lost_node_did_is_done_elsewhere(alone: bool, simulated: Simulate
             simulated.remove_node(node, allow_graceful=False)
 
 
+@pytest.mark.parametrize("task", [Task("race", "a race", Do(nothing, Path()), alone=True),
+                                  Task("wide", "a training", Do(nothing, Path()), gpus=2)])  # fmt: skip
+def test_what_no_node_can_run_any_more_is_given_up(
+    task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, three: Cluster
+) -> None:
+    """Guards against a command that waits for ever, and without a word, for a node that is lost."""
+    child = Task("child", "", Do(nothing, tmp_path), (task.name,))
+    there = [cluster._Node("id", "elsewhere", 8, 2)]
+    monkeypatch.setattr(cluster._Node, "alive", lambda: there)
+    flow = cluster._Flow([task, child], tmp_path, has_gpus=True)
+    if not task.alone:
+        flow.submit()
+    there.clear()
+    assert flow.ended() == [], "it may come back"
+    monkeypatch.setattr(cluster, "_PATIENCE_S", 0.0)
+    (lost,) = flow.ended()
+    assert lost.name == task.name and "lost every node that could run it" in str(lost.error)
+    flow.cancel()
+    assert task not in flow._running.values() and not flow._groups and flow._made(task.name) is lost
+
+
 def test_several_gpus_are_those_of_one_node(simulated: Simulated, tmp_path: Path) -> None:
     """Guards against a training that waits for ever, or gets GPUs of two machines."""
     node = simulated.add_node(num_cpus=3, num_gpus=3, object_store_memory=MEMORY)

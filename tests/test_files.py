@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from marsbench.errors import UserError
-from marsbench.files import check_can_be_written
-from marsbench.json_lines import read_objects
+from marsbench.files import check_can_be_written, write_atomically
+from marsbench.json_lines import Log, read_objects
 
 
 def everything_below(folder: Path) -> list[Path]:
@@ -65,3 +65,52 @@ def test_a_folder_is_no_json_lines(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot be read") as raised:
         read_objects(tmp_path, ["doc_id"])
     assert raised.value.where == str(tmp_path)
+
+
+def test_a_file_has_its_content_before_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a name without content after a power cut, and processes of one number that share a draft."""
+    steps, drafts, replace, fsync = list[str](), set[Path](), Path.replace, os.fsync
+
+    def watched(draft: Path, target: Path) -> Path:
+        drafts.add(draft)
+        steps.append("named")
+        return replace(draft, target)
+
+    def synced(number: int) -> None:
+        steps.append("on disk")
+        fsync(number)
+
+    monkeypatch.setattr(Path, "replace", watched)
+    monkeypatch.setattr(os, "fsync", synced)
+    for content in (b"one", b"two"):
+        write_atomically(tmp_path / "file", content)
+        assert (tmp_path / "file").read_bytes() == content
+    assert steps == ["on disk", "named"] * 2 and len(drafts) == 2
+    assert [*tmp_path.iterdir()] == [tmp_path / "file"]
+
+
+def test_a_log_outlives_a_kill(tmp_path: Path) -> None:
+    """Guards against a cut line that is read, or glued to the next one, and against lines that are read twice."""
+    read = list[int]()
+
+    def parse(record: dict[str, int]) -> int:
+        read.append(record["n"])
+        return record["n"]
+
+    def log() -> Log[int]:
+        return Log(tmp_path / "new" / "log.jsonl", parse, what="a number", mend="remove it")
+
+    first = log()
+    assert first.records() == []
+    first.append({"n": 1})
+    with first.file.open("a") as stream:
+        stream.write('{"n": 2')
+    assert first.records() == first.records() == [1] and read == [1]
+    log().append({"n": 3})
+    assert first.records() == [1, 3] and read == [1, 3]
+    first.file.write_text('{"n": 4}\n')
+    assert first.records() == [4], "another file than before"
+    first.file.write_text('{"n": 4}\n{"m": 5}\n')
+    with pytest.raises(UserError, match="not a number") as raised:
+        first.records()
+    assert raised.value.where == f"{first.file}, line 2" and raised.value.fix == "remove it"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -27,21 +28,36 @@ PROGRAMS = {  # what the script calls -> what stands for it here
     "srun": 'case "$*" in *hostname*) echo 10.0.0.1 fe80::1;; esac',
     "python": "cat > /dev/null",
     "sleep": "",
-    "marsbench": 'exit "${FAILS:-0}"',
+    "marsbench": '[ -z "${STAYS:-}" ] || { trap "/bin/sleep 1; echo ended >&2; exit 5" TERM; touch "$STAYS"; '
+    'while :; do /bin/sleep 0.1; done; }; echo "$RAY_AUTH_MODE ${#RAY_AUTH_TOKEN}" >&2; exit "${FAILS:-0}"',
 }
+
+
+def wait_for(file: Path) -> None:
+    """Until a file is there."""
+    until = time.monotonic() + 30
+    while not file.exists():
+        assert time.monotonic() < until, f"{file} does not come"
+        time.sleep(0.05)
 
 
 def submit(folder: Path, *words: str, **more: str) -> tuple[subprocess.CompletedProcess[str], list[str]]:
     """Run the script as SLURM would, on two nodes; and what it has called."""
-    programs, log = folder / "bin", folder / "log"
+    log = folder / "log"
+    environment = allocation(folder, **more)
+    done = subprocess.run(["bash", str(SLURM), *words], env=environment, capture_output=True, text=True, check=False)
+    return done, log.read_text().splitlines() if log.exists() else []
+
+
+def allocation(folder: Path, **more: str) -> dict[str, str]:
+    """The environment of an allocation of two nodes, whose programs only write down that they were called."""
+    programs = folder / "bin"
     programs.mkdir()
     for name, does in PROGRAMS.items():
         program = programs / name
-        program.write_text(f'#!/bin/bash\necho "{name} $*" >> "{log}"\n{does}\n')
+        program.write_text(f'#!/bin/bash\necho "{name} $*" >> "{folder / "log"}"\n{does}\n')
         program.chmod(0o755)
-    environment = {**ON_TWO_NODES, **more, "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}
-    done = subprocess.run(["bash", str(SLURM), *words], env=environment, capture_output=True, text=True, check=False)
-    return done, log.read_text().splitlines() if log.exists() else []
+    return {**ON_TWO_NODES, **more, "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
@@ -64,6 +80,28 @@ def test_the_slurm_script_asks_for_a_command(tmp_path: Path) -> None:
     """Guards against an allocation that is held for nothing."""
     done, called = submit(tmp_path)
     assert done.returncode == 2 and "which marsbench command?" in done.stderr and not called
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
+def test_the_slurm_script_waits_for_a_command_that_is_told_to_end(tmp_path: Path) -> None:
+    """Guards against an allocation that is given back while the command still writes down what it has."""
+    begun = tmp_path / "begun"
+    script = ["bash", str(SLURM), "reproduce", "all"]
+    environment = allocation(tmp_path, STAYS=str(begun))
+    with subprocess.Popen(script, env=environment, stderr=subprocess.PIPE, text=True) as running:
+        wait_for(begun)
+        running.terminate()
+        assert running.wait() == 5 and running.stderr is not None and "ended" in running.stderr.read()
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
+@pytest.mark.parametrize(("given", "length"), [({}, 64), ({"RAY_AUTH_TOKEN": "mine"}, 4)])
+def test_the_clusters_ask_for_a_token(given: dict[str, str], length: int, tmp_path: Path) -> None:
+    """Guards against a cluster that runs the code of whoever reaches its ports."""
+    done, _ = submit(tmp_path, "reproduce", "all", **given)
+    assert f"token {length}" in done.stderr
+    cluster = yaml.safe_load(KUBERNETES.read_text(encoding="utf-8"))["spec"]["rayClusterSpec"]
+    assert cluster["authOptions"] == {"mode": "token"} and cluster["rayVersion"] >= "2.52"
 
 
 def test_what_the_slurm_script_asks_slurm_for() -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 from safetensors.torch import load_file
-from small_work import Do, count_and_die, fail, nothing, sleep_long, stay
+from small_work import Do, count_and_die, fail, is_there, its_number, nothing, sleep_long, stay
 from typer.testing import CliRunner
 
 from marsbench.cli import app
@@ -189,6 +189,24 @@ def test_lost_processes_are_replaced_and_their_tasks_done_again(two: Local, tmp_
     assert len(ended) == 5 and ended["once"].value == "alive"
     assert ended["always"].error is not None and "this one: its process was lost 3 times" in str(ended["always"].error)
     assert len([*always.glob("try*")]) == TRIES
+
+
+def test_who_idles_gives_back_its_gpu_for_a_race(tmp_path: Path) -> None:
+    """Guards against a race that runs short of the memory which processes keep on a GPU that they do not use."""
+    before = Task("before", "", Do(its_number, tmp_path))
+    race = Task("race", "", Do(is_there, tmp_path), ("before",), alone=True)
+    alive = {ended.name: ended.value for ended in Local(2, tmp_path / "logs", gpus=2).run([before, race])}
+    assert alive["race"] is False
+
+
+def test_a_log_that_cannot_be_written_fails_its_task_alone(two: Local, tmp_path: Path) -> None:
+    """Guards against a command that ends in a traceback because one of its logs does."""
+    log_of(tmp_path / "logs", "bad").mkdir(parents=True)
+    ended = {
+        one.name: one for one in two.run([Task(name, name, Do(nothing, tmp_path), ()) for name in ("bad", "other")])
+    }
+    assert ended["other"].error is None
+    assert ended["bad"].error is not None and "bad cannot write its log: Is a directory" in str(ended["bad"].error)
 
 
 def wait_for(file: Path, patience: float = 60.0) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,6 +24,7 @@ from marsbench.decoding.outside import OutsideMethod
 from marsbench.errors import UserError
 from marsbench.evaluation.answers import cut_text
 from marsbench.evaluation.benchmarks import Benchmark, load_tasks, question_numbers
+from marsbench.json_lines import Log
 from marsbench.methods.fitting import default_ids
 from marsbench.training.checkpoints import Loaded
 
@@ -121,34 +121,17 @@ class AnswerLog:
 
     def __init__(self, file: Path, others: Iterable[Path] = ()) -> None:
         """Open a log, with the answers in it and in `others`, which are only read."""
-        self._file = file
-        self.answers: dict[int, Answer] = {}
-        file.parent.mkdir(parents=True, exist_ok=True)
-        for other in others:
-            self._read(other)
-        if file.exists():
-            whole = self._read(file)
-            with file.open("r+b") as stream:
-                stream.truncate(whole)  # an interruption may have cut the last line short
+        logs = [
+            Log(one, lambda record: Answer(**record), what="an answer", mend="remove the line; it is answered again")
+            for one in (*others, file)
+        ]
+        self._log = logs[-1]
+        self.answers = {answer.doc_id: answer for log in logs for answer in log.records()}
 
     def add(self, answer: Answer) -> None:
         """Keep an answer; it is on disk when this returns."""
         self.answers[answer.doc_id] = answer
-        with self._file.open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps(vars(answer)) + "\n")
-            stream.flush()
-            os.fsync(stream.fileno())
-
-    def _read(self, file: Path) -> int:
-        """Take up a file's answers; returns how many bytes hold whole lines."""
-        whole = 0
-        for line in file.read_bytes().splitlines(keepends=True):
-            if not line.endswith(b"\n"):
-                break
-            answer = Answer(**json.loads(line))
-            self.answers[answer.doc_id] = answer
-            whole += len(line)
-        return whole
+        self._log.append(vars(answer))
 
 
 class LoggedModel(LM):  # type: ignore[misc]

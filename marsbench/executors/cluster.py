@@ -33,12 +33,13 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 from marsbench.errors import UserError
 from marsbench.executors.tasks import Ended, Task, ended_by, in_order, lost
 from marsbench.executors.worker import log_of, perform
-from marsbench.files import append_line, write_atomically
+from marsbench.files import write_atomically
 from marsbench.paths import PACKAGE
 from marsbench.provenance import NODE
 
 _LOOK_S = 1.0  # how long Ctrl-C may have to wait
 _LOSSES = 5  # of processes or nodes under one task; who loses more has its own reasons
+_PATIENCE_S = 600.0  # with a cluster that has lost all nodes on which a task could run
 _ANSWER_S = 120.0  # within which every node must say that it sees the shared folder
 _SAME = ("torch", "transformers", "lm_eval")  # packages that keys of checkpoints and cells depend on
 
@@ -126,6 +127,7 @@ class _Flow:
         self._losses = Counter[str]()
         self._places: dict[str, _Node] = {}  # task that has a node for itself -> the node
         self._groups: dict[str, PlacementGroup] = {}
+        self._stranded: dict[str, float] = {}  # task that no node could run -> since when
 
     @property
     def is_going_on(self) -> bool:
@@ -197,13 +199,43 @@ class _Flow:
 
     def ended(self) -> list[Ended]:
         """What has ended, after a while."""
-        if not self._running:  # what is held waits for a node
+        if self._running:
+            done, _ = ray.wait([*self._running], num_returns=1, timeout=_LOOK_S)
+        else:  # what is held waits for a node
+            done = []
             time.sleep(_LOOK_S)
-            return []
-        done, _ = ray.wait([*self._running], num_returns=1, timeout=_LOOK_S)
         found = [end for ref in done if (end := self._end_of(ref, self._running.pop(ref))) is not None]
+        found += self._given_up()
         self._ended |= {end.name: end for end in found}
         return found
+
+    def _given_up(self) -> list[Ended]:
+        """The ends of tasks that no node has been able to run for a while: those that could are lost."""
+        waiting = [one for one in self._held if self._reserves(one) and set(self._before(one)) <= self._ended.keys()]
+        waiting += [one for one in self._running.values() if one.name in self._groups]
+        if not waiting:
+            return []
+        most, now, found = max((node.gpus for node in _Node.alive()), default=-1), time.monotonic(), list[Ended]()
+        for task in waiting:
+            if most >= (task.gpus if self._has_gpus else 0):
+                self._stranded.pop(task.name, None)
+            elif now - self._stranded.setdefault(task.name, now) >= _PATIENCE_S:
+                found.append(self._strand(task))
+        return found
+
+    def _strand(self, task: Task) -> Ended:
+        """Give up a task that is held, or waits for GPUs that are no more."""
+        if task in self._held:
+            self._held.remove(task)
+        else:
+            ref = self._refs[task.name]
+            del self._running[ref]
+            ray.cancel(ref, force=True)
+            remove_placement_group(self._groups.pop(task.name))
+        what = f"{task.title}: the cluster has lost every node that could run it"
+        end = ended_by(task, UserError(what, fix="give it a node like that, and type the same command again"))
+        self._gone[task.name] = end
+        return end
 
     def _end_of(self, ref: Any, task: Task) -> Ended | None:
         """How a task has ended; None where it is held, to be handed over again."""
@@ -217,7 +249,8 @@ class _Flow:
                 self._hold(task)
                 return None
             log = log_of(self._logs, task.name)
-            append_line(log, str(error))
+            with log.open("a", encoding="utf-8") as stream:
+                stream.write(f"{error}\n")
             # What its work raises is written down where it is done: this is what came before.
             began = not isinstance(error, RayTaskError)
             end = lost(task, _LOSSES, log) if began else ended_by(task, _could_not_begin(task, error, log))

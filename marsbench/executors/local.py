@@ -91,6 +91,9 @@ class _Lanes:
     def start(self, task: Task, made: Sequence[object], logs: Path) -> None:
         """Start a task in an idle lane, or, if it is to be alone, in a process of its own."""
         lane = _ALONE if _takes_all(task) else self._idle.pop(0)
+        if lane == _ALONE and self._gpus:  # who idles meanwhile would keep the memory of its GPU
+            for idle in [*self._pools]:
+                self._pools.pop(idle).shutdown()
         if lane not in self._pools:
             self._pools[lane] = ProcessPoolExecutor(
                 1, mp_context=self._context, initializer=_begin, initargs=(self._ours, lane, self._gpus)

@@ -9,13 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from filelock import FileLock
-
 from marsbench import hub
 from marsbench.errors import UserError
 from marsbench.fetching.models import CACHE_VARIABLE, RECORD, Model, cache_folder, described, is_there, which
 from marsbench.fetching.package import unpacked
 from marsbench.files import nearest_existing
+from marsbench.locks import locked
 
 GIB = 2**30
 _NEEDED = ("*.json", "*.safetensors", "*.txt")
@@ -39,7 +38,7 @@ def fetch(name: str, say: Say) -> Path:
         return place
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(place.with_name(f"{name}.lock")):  # who waited here finds it finished
+        with locked(place.with_name(f"{name}.lock"), say=say):  # who waited here finds it finished
             if not is_there(name):
                 _make(name, model, source, place, say)
     except OSError as error:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from marsbench.decoding.generation import Generation, Meter
+from marsbench.json_lines import Log
 from marsbench.neighbours import Used, cores
 from marsbench.rows.kinds import Status
 
@@ -43,24 +42,20 @@ class RoundLog:
 
     def __init__(self, file: Path | None = None) -> None:
         """Take up the rounds of a file; without one, they are kept in memory."""
-        self._file = file
+        mend = "remove the file; the race is run anew"
+        self._log = Log(file, self._read, what="a round of a race", mend=mend) if file is not None else None
         self.contenders: list[str] = []  # who started, as far as a file says
         self.rounds: dict[tuple[int, int], Round] = {}  # (lap, batch) -> round
         self.others: dict[tuple[int, int], Used | None] = {}  # (lap, batch) -> what other processes used meanwhile
         self.dropped_out: set[str] = set()  # who has failed or taken too long
-        if file is not None and file.exists():
-            whole = 0
-            for line in file.read_bytes().splitlines(keepends=True):
-                if line.endswith(b"\n"):
-                    self._read(json.loads(line))
-                    whole += len(line)
-            os.truncate(file, whole)  # an interruption may have cut the last line short
+        if self._log is not None:
+            self._log.records()
 
     def begin(self, contenders: Sequence[str]) -> None:
         """Start a race anew with these contenders."""
         self.contenders, self.rounds, self.others, self.dropped_out = list(contenders), {}, {}, set()
-        if self._file is not None:
-            self._file.unlink(missing_ok=True)
+        if self._log is not None:
+            self._log.file.unlink(missing_ok=True)
         self._write({"contenders": self.contenders})
 
     def add(self, lap: int, batch: int, turns: Round, others: Used | None = None) -> None:
@@ -70,12 +65,8 @@ class RoundLog:
         self._write({"lap": lap, "batch": batch, "turns": found, "others": others})
 
     def _write(self, record: Mapping[str, Any]) -> None:
-        if self._file is None:
-            return
-        with self._file.open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps(record) + "\n")
-            stream.flush()
-            os.fsync(stream.fileno())
+        if self._log is not None:
+            self._log.append(record)
 
     def _read(self, record: Mapping[str, Any]) -> None:
         """Take up what a line of the file holds."""

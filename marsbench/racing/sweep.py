@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from filelock import FileLock
-
 from marsbench.forward.packed import packing_in_words
 from marsbench.keys import content_hash
+from marsbench.locks import locked
 from marsbench.neighbours import warning
 from marsbench.provenance import node, provenance
 from marsbench.racing.course import Cell, Course
@@ -45,8 +44,9 @@ class Sweep:
             # The laps of one race are run on one machine: it goes on only there.
             here = [node()] if node() else []
             file = self._run.workspace.race(content_hash([*[cell.key for cell in cells], *here]))
-            file.parent.mkdir(parents=True, exist_ok=True)
-            with FileLock(f"{file}.lock"):  # of two sweeps in one folder, the second waits and finds the rows
+            with locked(
+                file.with_suffix(".jsonl.lock"), say=self._run.reporter.say
+            ):  # of two sweeps in one folder, the second waits and finds the rows
                 self._race(cells, RoundLog(file))
                 file.unlink(missing_ok=True)  # its rows are kept; who failed may try again
         rows = self._run.store.rows()

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import BinaryIO, Literal, NamedTuple, get_args
-
-from filelock import FileLock
+from typing import Literal, get_args
 
 from marsbench.errors import UserError, unknown_name
+from marsbench.json_lines import Log, parse_lines
+from marsbench.locks import locked
 from marsbench.rows.kinds import Row, from_json, to_json
 
-_LOOK_BACK = 1 << 16  # bytes
+_PATIENCE_S = 600.0  # with another writer, who holds the lock for a moment at a time
+_MEND = "remove the line; its cell is measured again"
 
 Existing = Literal["reuse", "rerun", "fail"]  # what to do about a result that is there already
 
@@ -31,40 +31,21 @@ class RowStore:
     """A file of rows. The last row of a key is the one that counts."""
 
     def __init__(self, file: Path) -> None:
-        self._file = file
-        self._lock = FileLock(str(file) + ".lock")
-        self._rows: dict[str, Row] = {}
-        self._read = _Read()
+        self._log = Log(file, from_json, what="a row", mend=_MEND)
+        self._lock = file.with_name(f"{file.name}.lock")
 
     def append(self, row: Row) -> None:
-        """Add a row; it is on disk when this returns. A line that an interruption cut short is removed."""
-        self._file.parent.mkdir(parents=True, exist_ok=True)
-        line = json.dumps(to_json(row)) + "\n"
-        with self._lock, self._file.open("a+b") as stream:
-            stream.truncate(_end_of_whole_lines(stream))
-            stream.write(line.encode())
-            stream.flush()
-            os.fsync(stream.fileno())
+        """Add a row; it is on disk when this returns."""
+        with locked(self._lock, patience_s=_PATIENCE_S):
+            self._log.append(to_json(row))
 
     def rows(self) -> dict[str, Row]:
-        """Key -> row. An unfinished last line is passed over, and only what is new since the last call is read."""
-        if not self._file.exists():
-            return {}
-        with self._file.open("rb") as stream:
-            stat = os.fstat(stream.fileno())
-            if stat.st_ino != self._read.inode or stat.st_size < self._read.bytes:  # another file than before
-                self._rows, self._read = {}, _Read(stat.st_ino)
-            stream.seek(self._read.bytes)
-            fresh = stream.read()
-        whole = fresh[: fresh.rfind(b"\n") + 1]
-        found = parse_rows(whole.decode(), str(self._file), first_line=self._read.lines + 1)
-        self._rows |= {row.key: row for row in found}
-        self._read = _Read(self._read.inode, self._read.bytes + len(whole), self._read.lines + len(found))
-        return dict(self._rows)
+        """Key -> row; an unfinished last line is passed over."""
+        return {row.key: row for row in self._log.records()}
 
     def remove(self) -> None:
         """Remove the file, if it is there."""
-        for file in (self._file, Path(self._lock.lock_file)):
+        for file in (self._log.file, self._lock):
             file.unlink(missing_ok=True)
 
 
@@ -91,40 +72,9 @@ class BorrowedStore(RowStore):
         return {**super().rows(), **self._known, **self.added}
 
 
-class _Read(NamedTuple):
-    """How far a file has been read."""
-
-    inode: int = -1
-    bytes: int = 0
-    lines: int = 0
-
-
-def _end_of_whole_lines(stream: BinaryIO) -> int:
-    """Where the last whole line of a file ends; looks back from its end, not through all of it."""
-    end = stream.seek(0, os.SEEK_END)
-    while end:
-        start = max(0, end - _LOOK_BACK)
-        stream.seek(start)
-        newline = stream.read(end - start).rfind(b"\n")
-        if newline >= 0:
-            return start + newline + 1
-        end = start
-    return 0
-
-
-def parse_rows(text: str, where: str, *, first_line: int = 1) -> list[Row]:
+def parse_rows(text: str, where: str) -> list[Row]:
     """The rows of a JSON Lines text; a line that is none is a `UserError` with its number."""
-    rows = []
-    for number, line in enumerate(text.splitlines(), first_line):
-        try:
-            rows.append(from_json(json.loads(line)))
-        except (ValueError, TypeError) as error:
-            raise UserError(
-                f"not a row: {error}",
-                where=f"{where}, line {number}",
-                fix="remove the line; its cell is measured again",
-            ) from error
-    return rows
+    return parse_lines(text, where, from_json, what="a row", mend=_MEND)
 
 
 def read_rows(file: Path) -> list[Row]:

@@ -10,9 +10,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from marsbench.errors import UserError
+from marsbench.locks import locked
 from marsbench.presets import DEFAULT_SCALE
 from marsbench.training.stages import Recipe
 
+_PATIENCE_S = 600.0  # with a writer of rows, who holds the lock for a moment at a time
 _FULL = 32 * 2**20  # bytes free below which a failed write is put down to a full disk
 
 
@@ -97,6 +99,8 @@ class Workspace:
             with tempfile.TemporaryFile(dir=self.runs) as probe:
                 probe.write(b"\0" * 4096)
                 probe.flush()
+            with locked(self.row_file.with_suffix(".jsonl.lock"), patience_s=_PATIENCE_S):
+                pass  # locks work here
         except OSError as error:
             raise UserError(
                 f"the output folder cannot be written to: {error.strerror}",

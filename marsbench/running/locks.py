@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
-from filelock import FileLock, Timeout
 
+from marsbench.locks import locked
 from marsbench.progress import is_first_process
 from marsbench.running.run import Run
 from marsbench.training.stages import Recipe
@@ -20,21 +20,13 @@ def alone_with(chosen: Recipe, run: Run) -> Iterator[bool]:
 
     Of the processes of one distributed training, the first holds the lock for all.
     """
-    file, waited = run.workspace.lock(chosen), False
-    file.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(file)
-    if is_first_process():
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            waited = True
-            run.reporter.say(f"another command is training {chosen.name}: waiting for it")
-            lock.acquire()
-    _wait_for_all_processes()
-    try:
+
+    def say(holder: str) -> None:
+        run.reporter.say(f"another command is training {chosen.name} ({holder}): waiting for it")
+
+    with locked(run.workspace.lock(chosen), say=say) if is_first_process() else nullcontext(False) as waited:
+        _wait_for_all_processes()
         yield waited
-    finally:
-        lock.release()
 
 
 def _wait_for_all_processes() -> None:

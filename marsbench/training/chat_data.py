@@ -17,12 +17,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from marsbench.errors import UserError
 from marsbench.json_lines import read_objects
+from marsbench.locks import locked
 from marsbench.training.data import TrainingSequence
 from marsbench.training.objectives import IGNORED
 
@@ -51,7 +51,7 @@ def read_chat_data(source: str, tokenizer: PreTrainedTokenizerBase, max_length: 
     table = _from_file(Path(source)) if local else _from_hub(source)
     key = _content_key(table, tokenizer, max_length)
     # A hub data set is tokenised once and kept; whichever process comes first does it, and the others wait for it.
-    with nullcontext() if local else FileLock(f"{table.cache_files[0]['filename']}.{key}.lock"):
+    with nullcontext() if local else locked(Path(f"{table.cache_files[0]['filename']}.{key}.lock")):
         rows = table.map(
             partial(_encoded, tokenizer=tokenizer, max_length=max_length, source=source, strict=local),
             with_indices=True,

@@ -1,0 +1,83 @@
+"""Locks on files: one holder at a time, among the processes of all machines that share a folder."""
+
+from __future__ import annotations
+
+import math
+import os
+import socket
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
+
+from marsbench.errors import UserError
+
+_LOST_S = 3600.0  # of waiting, where a lock stays when the machine of its holder is lost
+
+
+class LockedError(UserError):
+    """Somebody else holds a lock for longer than we want to wait."""
+
+
+@contextmanager
+def locked(file: Path, *, patience_s: float = math.inf, say: Callable[[str], None] | None = None) -> Iterator[bool]:
+    """Hold a lock for the time of a `with` block; gives whether somebody else held it first.
+
+    The system frees the locks of whoever dies. Where a file system has no such locks, a file that exists stands for
+    one, and it stays there if its holder's machine is lost: nobody waits longer than an hour for it.
+
+    Args:
+        file: of the lock; its folder is made.
+        patience_s: how long to wait.
+        say: is told whom we wait for, once.
+
+    Raises:
+        LockedError: somebody still holds it; says who.
+        UserError: the file system can lock nothing.
+    """
+    file.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(file)
+    waited = _acquire(lock, 0.0)
+    if waited:
+        if say is not None:
+            say(_holder(file))
+        bound = min(patience_s, _LOST_S) if isinstance(lock, SoftFileLock) else patience_s
+        if _acquire(lock, bound):
+            raise LockedError(
+                f"another process holds this lock: {_holder(file)}", where=str(file),
+                fix="wait for it; if that process is gone, remove the file",
+            )  # fmt: skip
+    if not isinstance(lock, SoftFileLock):  # whose file says it already
+        with suppress(OSError):
+            file.write_text(f"{os.getpid()}\n{socket.gethostname()}\n")
+    try:
+        yield waited
+    finally:
+        lock.release()
+
+
+def _acquire(lock: BaseFileLock, patience_s: float) -> bool:
+    """Try to get a lock; gives whether somebody else still holds it."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that a file stands for a lock, where the file system has none
+            lock.acquire(timeout=patience_s if patience_s < math.inf else -1)
+    except Timeout:
+        return True
+    except (OSError, NotImplementedError) as error:
+        raise UserError(
+            f"files cannot be locked here: {error}", where=lock.lock_file,
+            fix="choose a folder on another file system, or have this one mounted with locks",
+        ) from error  # fmt: skip
+    return False
+
+
+def _holder(file: Path) -> str:
+    """Who holds a lock, as far as its file says."""
+    try:
+        process, host = file.read_text().split()[:2]
+    except (OSError, ValueError):
+        return "an unknown process"
+    return f"process {process} on {host}"
