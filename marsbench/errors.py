@@ -18,6 +18,11 @@ class UserError(Exception):
         parts = [what, f"  where: {where}" if where else "", f"  fix:   {fix}" if fix else ""]
         super().__init__("\n".join(part for part in parts if part))
 
+    @property
+    def reason(self) -> str:
+        """The same on one line, as the reason of a cell without numbers."""
+        return f"{self.what}{f' ({self.where})' if self.where else ''}{f'; {self.fix}' if self.fix else ''}"
+
 
 class NothingMeasured(UserError):
     """A run that could not measure anything: it leaves no rows and no page behind."""

@@ -1,4 +1,4 @@
-"""Small pieces of work for tests of executors, in a module that processes import at once."""
+"""Small tasks for tests of executors, in a module that processes import at once."""
 
 from __future__ import annotations
 
@@ -13,21 +13,29 @@ from typing import Any
 import psutil
 
 from marsbench.errors import UserError
+from marsbench.executors.tasks import Task
 from marsbench.progress import Reporter
 
 
-@dataclass(frozen=True)
-class Do:
-    """A small piece of work: calls a function of a module with the task's folder."""
+@dataclass(frozen=True, kw_only=True)
+class Do(Task):
+    """A small task: calls a function of a module with its folder."""
 
     function: Callable[[Path, Sequence[Any]], Any]
     folder: Path
 
-    def __call__(self, made: Sequence[Any], reporter: Reporter) -> Any:
+    def run(self, made: Sequence[Any], reporter: Reporter) -> Any:
         return self.function(self.folder, made)
 
     def failed(self, error: UserError) -> Any:
         return f"failed: {error.what}"
+
+
+def do(
+    name: str, function: Callable[[Path, Sequence[Any]], Any], folder: Path, *after: str, title: str = "", **more: Any
+) -> Do:
+    """Such a task."""
+    return Do(name=name, title=title, after=after, function=function, folder=folder, **more)
 
 
 def nothing(folder: Path, made: Sequence[Any]) -> Any:

@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 import ray
 from ray.cluster_utils import Cluster as Simulated
-from small_work import Do, count_and_die, fail, nothing, sleep_long, stay, wait_for_word, who
+from small_work import count_and_die, do, fail, nothing, sleep_long, stay, wait_for_word, who
 from test_work import Here, comparable, run_in, wait_for
 from typer.testing import CliRunner
 
@@ -80,9 +80,8 @@ def ends(executor: Cluster, tasks: Sequence[Task]) -> dict[str, Ended]:
 
 def test_tasks_are_shared_out_and_races_run_alone(three: Cluster, tmp_path: Path) -> None:
     """Guards against one node that does it all, two races at once on one machine, and anything beside a race."""
-    work = Do(stay, tmp_path)
-    tasks = [Task(f"task{number}", "", work) for number in range(6)]
-    tasks += [Task(f"race{number}", "", work, alone=True) for number in range(2)]
+    tasks = [do(f"task{number}", stay, tmp_path) for number in range(6)]
+    tasks += [do(f"race{number}", stay, tmp_path, alone=True) for number in range(2)]
     found = ends(three, tasks)
     assert found["race0"].value == found["race1"].value == []
     assert len({found[f"task{number}"].node for number in range(6)}) > 1 and all(end.node for end in found.values())
@@ -91,7 +90,7 @@ def test_tasks_are_shared_out_and_races_run_alone(three: Cluster, tmp_path: Path
 def test_a_race_that_does_not_hold_its_node_is_refused(three: Cluster, tmp_path: Path) -> None:
     """Guards against times that are the scheduler's."""
     (node, *_) = cluster._Node.alive()
-    task, how = Task("race", "a race", Do(nothing, tmp_path), alone=True), cluster._How(tmp_path, tmp_path)
+    task, how = do("race", nothing, tmp_path, title="a race", alone=True), cluster._How(tmp_path, tmp_path)
     refused: Any = ray.get(cluster._perform.options(num_cpus=1).remote(task, how, replace(node, cpus=2), []))
     assert refused.error is not None and "refused beside other work" in refused.error.what
 
@@ -102,12 +101,12 @@ def test_own_failures_are_heard_and_not_tried_again(three: Cluster, tmp_path: Pa
     found = ends(
         three,
         [
-            Task("bad", "the bad one", Do(fail, tmp_path)),
-            Task("child", "", Do(nothing, tmp_path), ("bad",)),
-            Task("dies", "this one", Do(count_and_die, tmp_path / "dies")),
-            Task("told", "", Do(nothing, tmp_path), ("dies",)),
-            Task("last", "", Do(nothing, tmp_path), ("told",)),
-            Task("other", "", Do(nothing, tmp_path)),
+            do("bad", fail, tmp_path, title="the bad one"),
+            do("child", nothing, tmp_path, "bad"),
+            do("dies", count_and_die, tmp_path / "dies", title="this one"),
+            do("told", nothing, tmp_path, "dies"),
+            do("last", nothing, tmp_path, "told"),
+            do("other", nothing, tmp_path),
         ],
     )
     why = "the bad one failed: ValueError: it does not work"
@@ -121,9 +120,9 @@ def test_own_failures_are_heard_and_not_tried_again(three: Cluster, tmp_path: Pa
 
 def test_word_of_a_loss_reaches_those_two_steps_behind_it(tmp_path: Path) -> None:
     """Guards against a task that is given up because the one before it, done by now, had to be handed over twice."""
-    told = Task("told", "", Do(nothing, tmp_path), ("dies",))
-    last = Task("last", "", Do(nothing, tmp_path), ("told",))
-    flow = cluster._Flow([Task("dies", "", Do(nothing, tmp_path)), told, last], tmp_path, has_gpus=False)
+    told = do("told", nothing, tmp_path, "dies")
+    last = do("last", nothing, tmp_path, "told")
+    flow = cluster._Flow([do("dies", nothing, tmp_path), told, last], tmp_path, has_gpus=False)
     first, second = object(), object()
     flow._refs, flow._given = {"told": second}, {"last": [first]}
     flow._ended = {"told": Ended("told", [], None, "", 0.0)}
@@ -139,8 +138,8 @@ def test_what_a_lost_node_did_is_done_elsewhere(alone: bool, simulated: Simulate
     try:
         executor = Cluster(simulated.address, tmp_path / "logs")
         task, child = (
-            Task("task", "", Do(wait_for_word, tmp_path), alone=alone),
-            Task("child", "", Do(nothing, tmp_path), ("task",)),
+            do("task", wait_for_word, tmp_path, alone=alone),
+            do("child", nothing, tmp_path, "task"),
         )
 
         def lose() -> None:
@@ -160,13 +159,13 @@ def test_what_a_lost_node_did_is_done_elsewhere(alone: bool, simulated: Simulate
             simulated.remove_node(node, allow_graceful=False)
 
 
-@pytest.mark.parametrize("task", [Task("race", "a race", Do(nothing, Path()), alone=True),
-                                  Task("wide", "a training", Do(nothing, Path()), gpus=2)])  # fmt: skip
+@pytest.mark.parametrize("task", [do("race", nothing, Path(), title="a race", alone=True),
+                                  do("wide", nothing, Path(), title="a training", gpus=2)])  # fmt: skip
 def test_what_no_node_can_run_any_more_is_given_up(
     task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, three: Cluster
 ) -> None:
     """Guards against a command that waits for ever, and without a word, for a node that is lost."""
-    child = Task("child", "", Do(nothing, tmp_path), (task.name,))
+    child = do("child", nothing, tmp_path, task.name)
     there = [cluster._Node("id", "elsewhere", 8, 2)]
     monkeypatch.setattr(cluster._Node, "alive", lambda: there)
     flow = cluster._Flow([task, child], tmp_path, has_gpus=True)
@@ -188,8 +187,8 @@ def test_several_gpus_are_those_of_one_node(simulated: Simulated, tmp_path: Path
         simulated.wait_for_nodes()
         with_gpus = Cluster(simulated.address, tmp_path / "logs")
         assert with_gpus.workers == 3
-        wide = Task("wide", "", Do(who, tmp_path), ("one",), gpus=2)
-        found = ends(with_gpus, [Task("one", "", Do(who, tmp_path)), wide, Task("two", "", Do(who, tmp_path))])
+        wide = do("wide", who, tmp_path, "one", gpus=2)
+        found = ends(with_gpus, [do("one", who, tmp_path), wide, do("two", who, tmp_path)])
         assert len(found["one"].value.split(",")) == 1 and len(found["wide"].value.split(",")) == 2
         with pytest.raises(UserError, match="they have 3 at most"):
             [*with_gpus.run([replace(wide, gpus=4)])]
@@ -199,7 +198,7 @@ def test_several_gpus_are_those_of_one_node(simulated: Simulated, tmp_path: Path
 
 def test_who_stops_listening_ends_what_runs(three: Cluster, tmp_path: Path) -> None:
     """Guards against a cluster that works on after Ctrl-C."""
-    running = three.run([Task("quick", "", Do(nothing, tmp_path)), Task("long", "", Do(sleep_long, tmp_path))])
+    running = three.run([do("quick", nothing, tmp_path), do("long", sleep_long, tmp_path)])
     assert next(running).name == "quick"
     process = int(wait_for(tmp_path / "started"))
     running.close()

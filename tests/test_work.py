@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 from safetensors.torch import load_file
-from small_work import Do, count_and_die, fail, is_there, its_number, nothing, sleep_long, stay
+from small_work import count_and_die, do, fail, is_there, its_number, nothing, sleep_long, stay
 from typer.testing import CliRunner
 
 from marsbench.cli import app
@@ -28,8 +28,7 @@ from marsbench.executors.overhead import measure
 from marsbench.executors.tasks import TRIES, Ended, Executor, Order, Task
 from marsbench.executors.worker import log_of, perform, read_state
 from marsbench.overview import PRELOAD, reproduction
-from marsbench.overview.graph import graph_of
-from marsbench.overview.work import carry_out, executor_of, refuses
+from marsbench.overview.work import FromRun, Race, Score, carry_out, executor_of, refuses, tasks_of
 from marsbench.paths import PACKAGE
 from marsbench.presets import preset
 from marsbench.progress import Reporter, Step
@@ -38,11 +37,10 @@ from marsbench.rows.store import BorrowedStore, RowStore, read_rows
 from marsbench.rows.workspace import Workspace
 from marsbench.running import graph
 from marsbench.running.cells import Cells
-from marsbench.running.graph import AnsweringPiece, Nothing, PagePiece, Piece, RacePiece, TrainingPiece
+from marsbench.running.graph import Answer, Made, Nothing, RunTask, Train, settings_of
 from marsbench.running.plans import TrainedStage
 from marsbench.running.run import Run
 from marsbench.running.train_on_many import train_on_many
-from marsbench.running.work import FromRun, Made, RunWork, Train, settings_of
 from marsbench.studies import studies, study_of
 from marsbench.training import checkpoints
 from marsbench.training.stages import recipe
@@ -54,16 +52,16 @@ PARENTS = {"base": None, "sft": "base", "draft": None, "mars": "sft", "medusa": 
 # ---- the graph ------------------------------------------------------------------------------------------------------
 
 
-def whole(scale: str = "tiny", *, workers: int = 2, **more: Any) -> dict[str, Piece]:
+def whole(scale: str = "tiny", *, workers: int = 2, **more: Any) -> dict[str, RunTask]:
     """What the whole paper takes from nothing at a scale."""
     chosen = more.pop("preset", preset(scale))
     ready = [study for study in studies().values() if study.in_paper]
-    pieces = graph_of(ready, chosen, Nothing(chosen), quick=False, workers=workers, **more)
-    assert len({piece.name for piece in pieces}) == len(pieces)
-    return {piece.name: piece for piece in pieces}
+    tasks = tasks_of(ready, chosen, Nothing(chosen), workers=workers, **more)
+    assert len({task.name for task in tasks}) == len(tasks)
+    return {task.name: task for task in tasks}
 
 
-def ancestors(name: str, pieces: Mapping[str, Piece]) -> set[str]:
+def ancestors(name: str, pieces: Mapping[str, RunTask]) -> set[str]:
     """All that a piece comes after."""
     return {found for before in pieces[name].after for found in (before, *ancestors(before, pieces))}
 
@@ -75,59 +73,56 @@ def test_every_piece_comes_after_all_that_it_needs(scale: str) -> None:
     pieces, known = whole(preset=chosen), Nothing(chosen)
     for piece in pieces.values():
         before = ancestors(piece.name, pieces)
-        if isinstance(piece, TrainingPiece) and piece.trained.stage.startswith("mars"):
+        if isinstance(piece, Train) and piece.trained.stage.startswith("mars"):
             assert "training-ar_sft" in before and ("training-base" in before) == (scale == "tiny")
-        if isinstance(piece, AnsweringPiece):
+        if isinstance(piece, Answer):
             needed = {stage for one in piece.cells for stage in (one.arm.trained, one.arm.draft) if stage is not None}
             if scale == "tiny":
                 assert {f"training-{stage.slug}" for stage in needed - {("base", None)}} <= before
-        if isinstance(piece, PagePiece) and (plan := study_of(piece.study).cells) is not None:
+        if isinstance(piece, Score) and (plan := study_of(piece.study).cells) is not None:
             places = {place for name in piece.after for place in of_answers(pieces[name])}
-            assert places >= {one.place for one in graph.cells([plan], known) if known.questions_left(one)}
-    assert sum(isinstance(piece, RacePiece) for piece in pieces.values()) > 2
-    assert all(piece.alone for piece in pieces.values() if isinstance(piece, RacePiece))
-    timed = {name for name, piece in pieces.items() if piece.alone and isinstance(piece, PagePiece)}
+            assert places >= {one.place for one in graph.cells_of([plan], known) if known.questions_left(one)}
+    assert sum(isinstance(piece, Race) for piece in pieces.values()) > 2
+    assert all(piece.alone for piece in pieces.values() if isinstance(piece, Race))
+    timed = {name for name, piece in pieces.items() if piece.alone and isinstance(piece, Score)}
     assert timed == ({"table2", "discrepancies"} if scale == "tiny" else {"discrepancies"})
 
 
-def of_answers(piece: Piece) -> set[str]:
+def of_answers(piece: RunTask) -> set[str]:
     """The places of a piece's cells."""
-    return {one.place for one in piece.cells} if isinstance(piece, AnsweringPiece) else set()
+    return {one.place for one in piece.cells} if isinstance(piece, Answer) else set()
 
 
 def test_what_tables_share_is_done_once() -> None:
     """Guards against a cell that two tables ask being answered twice, and one that nobody answers."""
     pieces = whole()
-    places = [one.place for piece in pieces.values() if isinstance(piece, AnsweringPiece) for one in piece.cells]
+    places = [one.place for piece in pieces.values() if isinstance(piece, Answer) for one in piece.cells]
     plans = [study.cells for study in studies().values() if study.in_paper and study.cells]
     assert len(places) == len({*places})
-    assert {*places} == {one.place for one in graph.cells(plans, Nothing(preset("tiny")))}
+    assert {*places} == {one.place for one in graph.cells_of(plans, Nothing(preset("tiny")))}
 
 
 def test_answers_are_shared_out_evenly() -> None:
     """Guards against 64 GPUs that wait for the one that answers MMLU-Pro alone, and against pieces of seconds."""
     few, many = whole("7b", workers=2), whole("7b", workers=64)
-    parts = {piece.shard[1] for piece in many.values() if isinstance(piece, AnsweringPiece)}
-    assert max(parts) > 4 and {piece.shard for piece in few.values() if isinstance(piece, AnsweringPiece)} == {(1, 1)}
-    answering = [piece.seconds for piece in many.values() if isinstance(piece, AnsweringPiece)]
+    parts = {piece.shard[1] for piece in many.values() if isinstance(piece, Answer)}
+    assert max(parts) > 4 and {piece.shard for piece in few.values() if isinstance(piece, Answer)} == {(1, 1)}
+    answering = [piece.seconds for piece in many.values() if isinstance(piece, Answer)]
     assert max(answering) <= 2 * max(60, sum(answering) / (4 * 64))
-    assert all(
-        piece.shard == (1, 1) for piece in whole("tiny", workers=64).values() if isinstance(piece, AnsweringPiece)
-    )
+    assert all(piece.shard == (1, 1) for piece in whole("tiny", workers=64).values() if isinstance(piece, Answer))
 
 
 # ---- the order of tasks ---------------------------------------------------------------------------------------------
 
 
-def tasks_of(parents: Mapping[str, str | None], **more: Any) -> list[Task]:
+def children(parents: Mapping[str, str | None], **more: Any) -> list[Task]:
     """A task per name."""
-    work = Do(nothing, Path())
-    return [Task(name, name, work, (before,) if before else (), **more) for name, before in parents.items()]
+    return [do(name, nothing, Path(), *([before] if before else []), **more) for name, before in parents.items()]
 
 
 def test_parents_come_first_and_the_longest_way_does() -> None:
     """Guards against a stage that starts from an unfinished one, and a long chain that is begun last."""
-    order = Order([replace(task, seconds=5.0 if task.name == "draft" else 3.0) for task in tasks_of(PARENTS)])
+    order = Order([replace(task, seconds=5.0 if task.name == "draft" else 3.0) for task in children(PARENTS)])
     done = []
     while order:
         task = order.ready[0]
@@ -140,7 +135,7 @@ def test_parents_come_first_and_the_longest_way_does() -> None:
 
 def test_a_predecessor_that_is_not_to_be_done_is_done() -> None:
     """Guards against waiting for ever for a checkpoint that was there already."""
-    order = Order(tasks_of({"mars": "sft", "medusa": "sft"}))
+    order = Order(children({"mars": "sft", "medusa": "sft"}))
     assert [task.name for task in order.ready] == ["mars", "medusa"] and order.made(order.ready[0]) == [None]
 
 
@@ -155,9 +150,8 @@ def two(tmp_path: Path) -> Local:
 
 def test_so_many_run_at_a_time_and_races_alone(two: Local, tmp_path: Path) -> None:
     """Guards against more processes than cores, cores that idle, and a race that is run beside something."""
-    work = Do(stay, tmp_path)
-    tasks = [Task(f"task{number}", "", work) for number in range(5)]
-    tasks += [Task(f"race{number}", "", work, alone=True) for number in range(2)]
+    tasks = [do(f"task{number}", stay, tmp_path) for number in range(5)]
+    tasks += [do(f"race{number}", stay, tmp_path, alone=True) for number in range(2)]
     beside = {ended.name: len(ended.value) for ended in two.run(tasks)}
     assert max(beside.values()) == 1 and beside["race0"] == beside["race1"] == 0
 
@@ -165,9 +159,9 @@ def test_so_many_run_at_a_time_and_races_alone(two: Local, tmp_path: Path) -> No
 def test_failures_are_heard_and_not_tried_again(two: Local, tmp_path: Path) -> None:
     """Guards against a task that fails for ever, one that takes the others with it, and a failure without a reason."""
     tasks = [
-        Task("bad", "the bad one", Do(fail, tmp_path)),
-        Task("child", "", Do(nothing, tmp_path), ("bad",)),
-        Task("other", "", Do(nothing, tmp_path)),
+        do("bad", fail, tmp_path, title="the bad one"),
+        do("child", nothing, tmp_path, "bad"),
+        do("other", nothing, tmp_path),
     ]
     ended = {one.name: one for one in two.run(tasks)}
     assert ended["other"].error is None and ended["other"].value == []
@@ -183,8 +177,8 @@ def test_lost_processes_are_replaced_and_their_tasks_done_again(two: Local, tmp_
     once.mkdir()
     always.mkdir()
     (once / "enough1").touch()
-    tasks = [Task("once", "", Do(count_and_die, once)), Task("always", "this one", Do(count_and_die, always))]
-    tasks += [Task(f"task{number}", "", Do(nothing, tmp_path)) for number in range(3)]
+    tasks = [do("once", count_and_die, once), do("always", count_and_die, always, title="this one")]
+    tasks += [do(f"task{number}", nothing, tmp_path) for number in range(3)]
     ended = {one.name: one for one in two.run(tasks)}
     assert len(ended) == 5 and ended["once"].value == "alive"
     assert ended["always"].error is not None and "this one: its process was lost 3 times" in str(ended["always"].error)
@@ -193,8 +187,8 @@ def test_lost_processes_are_replaced_and_their_tasks_done_again(two: Local, tmp_
 
 def test_who_idles_gives_back_its_gpu_for_a_race(tmp_path: Path) -> None:
     """Guards against a race that runs short of the memory which processes keep on a GPU that they do not use."""
-    before = Task("before", "", Do(its_number, tmp_path))
-    race = Task("race", "", Do(is_there, tmp_path), ("before",), alone=True)
+    before = do("before", its_number, tmp_path)
+    race = do("race", is_there, tmp_path, "before", alone=True)
     alive = {ended.name: ended.value for ended in Local(2, tmp_path / "logs", gpus=2).run([before, race])}
     assert alive["race"] is False
 
@@ -202,9 +196,7 @@ def test_who_idles_gives_back_its_gpu_for_a_race(tmp_path: Path) -> None:
 def test_a_log_that_cannot_be_written_fails_its_task_alone(two: Local, tmp_path: Path) -> None:
     """Guards against a command that ends in a traceback because one of its logs does."""
     log_of(tmp_path / "logs", "bad").mkdir(parents=True)
-    ended = {
-        one.name: one for one in two.run([Task(name, name, Do(nothing, tmp_path), ()) for name in ("bad", "other")])
-    }
+    ended = {one.name: one for one in two.run([do(name, nothing, tmp_path, title=name) for name in ("bad", "other")])}
     assert ended["other"].error is None
     assert ended["bad"].error is not None and "bad cannot write its log: Is a directory" in str(ended["bad"].error)
 
@@ -228,7 +220,7 @@ def assert_ends(process: int) -> None:
 
 def test_who_stops_listening_ends_what_runs(two: Local, tmp_path: Path) -> None:
     """Guards against processes that work on behind the user's back after Ctrl-C."""
-    tasks = [Task("quick", "", Do(nothing, tmp_path)), Task("long", "", Do(sleep_long, tmp_path))]
+    tasks = [do("quick", nothing, tmp_path), do("long", sleep_long, tmp_path)]
     running = two.run(tasks)
     assert next(running).name == "quick"
     process = int(wait_for(tmp_path / "started"))
@@ -241,12 +233,11 @@ import signal
 from pathlib import Path
 from marsbench.executors.local import Local
 from marsbench.executors.overhead import measure
-from marsbench.executors.tasks import Task
-from small_work import Do, sleep_long
+from small_work import do, sleep_long
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets what it starts behind its back ignore it
-    print([*Local(1, Path("logs")).run([Task("long", "", Do(sleep_long, Path(".")))])])
+    print([*Local(1, Path("logs")).run([do("long", sleep_long, Path("."))])])
 """
 
 
@@ -267,13 +258,13 @@ def test_processes_end_with_their_driver(by: signal.Signals, tmp_path: Path) -> 
 # ---- what a process says --------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Step7:
+@dataclass(frozen=True, kw_only=True)
+class Step7(Task):
     """Work that says how far it is."""
 
     logs: Path
 
-    def __call__(self, made: Sequence[Any], reporter: Reporter) -> Any:
+    def run(self, made: Sequence[Any], reporter: Reporter) -> Any:
         with reporter.bar("counting") as bar:
             bar.update(7, 10, "", 50.0)
             time.sleep(2.5)
@@ -285,7 +276,7 @@ class Step7:
 
 def test_a_task_says_how_far_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Guards against a display that knows nothing of what runs elsewhere, and a state that outlives its task."""
-    found = perform(Task("count", "", Step7(tmp_path)), [], tmp_path, "somewhere")
+    found = perform(Step7(name="count", title="", logs=tmp_path), [], tmp_path, "somewhere")
     assert (found.value.node, found.value.step) == ("somewhere", Step("counting", 7, 10, 50.0))
     assert read_state(tmp_path, "count") is None
     assert "counting" in log_of(tmp_path, "count").read_text() and "counting" not in capsys.readouterr().err
@@ -293,10 +284,10 @@ def test_a_task_says_how_far_it_is(tmp_path: Path, capsys: pytest.CaptureFixture
 
 def test_the_display_puts_all_together(tmp_path: Path) -> None:
     """Guards against tokens of one process only, tasks counted twice, and a time left that forgets what runs."""
-    display = Display(Reporter(), [Task(name, name, Do(nothing, tmp_path), seconds=10.0) for name in "abcd"], tmp_path)
+    display = Display(Reporter(), [do(name, nothing, tmp_path, seconds=10.0) for name in "abcd"], tmp_path)
     now = time.time()
     half = {name: display_state(now, Step("", 1, 2, 40.0)) for name in "bc"}
-    perform(Task("a", "", LeavesState(tmp_path)), [], tmp_path)
+    perform(LeavesState(name="a", title="", logs=tmp_path), [], tmp_path)
     with display:
         assert not [*tmp_path.glob("*.state")], "what a killed run has left passes for running"
     display._begun -= 100
@@ -305,13 +296,13 @@ def test_the_display_puts_all_together(tmp_path: Path) -> None:
     assert display._note(half) == "2 running, 1 waiting, 80 tokens/s, about 2 min left"
 
 
-@dataclass(frozen=True)
-class LeavesState:
+@dataclass(frozen=True, kw_only=True)
+class LeavesState(Task):
     """Work that leaves a state behind, as a killed process does."""
 
     logs: Path
 
-    def __call__(self, made: Sequence[Any], reporter: Reporter) -> Any:
+    def run(self, made: Sequence[Any], reporter: Reporter) -> Any:
         shutil.copy(self.logs / "a.state", self.logs / "b.state")
 
     def failed(self, error: UserError) -> Any:
@@ -341,8 +332,8 @@ def test_a_borrowed_store_leaves_the_file_alone(tmp_path: Path) -> None:
     assert set(store.rows()) == {"key", "known", "written"}
 
 
-@dataclass(frozen=True)
-class Measuring(RunWork):
+@dataclass(frozen=True, kw_only=True)
+class Measuring(RunTask):
     """Work that measures a row, and dies then if it is told to."""
 
     dies: bool
@@ -353,16 +344,14 @@ class Measuring(RunWork):
             raise MemoryError
         return Made()
 
-    def failed(self, error: UserError) -> Made:
-        return Made(error=error)
-
 
 def test_rows_outlive_the_work_that_dies_after_them(tmp_path: Path) -> None:
     """Guards against the first twenty minutes of a page measured again because the twenty-first failed."""
-    run, piece = run_in(tmp_path, None), Piece(name="page", title="a page")
+    run = run_in(tmp_path, None)
+    task = Measuring(name="page", title="a page", settings=settings_of(run), dies=True)
     with pytest.raises(MemoryError):
-        Measuring(settings_of(run), piece, dies=True)([], run.reporter)
-    made = Measuring(settings_of(run), piece, dies=False)([], run.reporter)
+        task.run([], run.reporter)
+    made = replace(task, dies=False).run([], run.reporter)
     assert [row.key for row in made.rows] == ["dies: True", "dies: False"]
 
 
@@ -460,6 +449,31 @@ def test_questions_in_parts_make_the_row_of_the_whole(
     assert isinstance(one, list) and isinstance(other, list) and comparable(one) == comparable(other)
 
 
+def test_shards_by_processes_make_the_row_of_the_whole(tmp_path: Path, micro_checkpoints: Path) -> None:
+    """Guards against a shard that answers all questions, or scores a part of them, and parts that are no whole."""
+    asked = {"benchmarks": ("mini_gsm8k",), "limit": 5}
+    expected = carry_out([study_of("table9")], run_in(tmp_path / "whole", micro_checkpoints, **asked), Here(tmp_path))
+    run = run_in(tmp_path / "parts", micro_checkpoints, **asked)
+    for part in ((1, 2), (2, 2), (1, 1)):
+        here = Here(tmp_path)
+        page = reproduction.reproduce_page("table9", replace(run, shard=part), executor=here)
+        assert (page is None) == (part != (1, 1)) == ("table9" not in here.done)
+        assert part == (1, 1) or not [*run.workspace.results("table9").parent.glob("*")]
+    found = read_rows(run.workspace.results("table9"))
+    whole = expected["table9"]
+    assert isinstance(whole, list) and comparable(found) == comparable(whole)
+
+
+def test_a_page_of_known_rows_loads_nothing(
+    tmp_path: Path, micro_checkpoints: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against a page that loads every checkpoint again, only to find that all is answered."""
+    run = run_in(tmp_path, micro_checkpoints, benchmarks=("mini_gsm8k",), limit=2)
+    first = study_of("table9").rows(run)
+    monkeypatch.setattr(checkpoints, "load", None)
+    assert study_of("table9").rows(run) == first
+
+
 def test_a_bad_checkpoint_fails_its_cells_and_nothing_else(tmp_path: Path, micro_checkpoints: Path) -> None:
     """Guards against lines that are quietly left out, a page lost for one of its lines, and a training for nothing."""
     run = run_in(tmp_path, micro_checkpoints, benchmarks=("mini_gsm8k",), limit=2)
@@ -511,12 +525,11 @@ def test_nothing_is_trained_for_a_page_that_refuses(
     assert not (tmp_path / "runs" / "micro" / "checkpoints").exists()
 
 
-def test_who_makes_again_or_a_part_does_it_here(tmp_path: Path) -> None:
-    """Guards against processes that each make the same thing again, or answer a shard's questions and all others."""
+def test_who_makes_again_does_it_here(tmp_path: Path) -> None:
+    """Guards against processes that each make the same thing again."""
     run = run_in(tmp_path, None)
     assert executor_of(run, jobs=2) is not None and executor_of(run, jobs=1) is None
     assert executor_of(replace(run, existing="rerun"), jobs=2) is None
-    assert executor_of(replace(run, shard=(1, 2)), jobs=2) is None
     assert refuses(study_of("table8"), replace(run, benchmarks=("mini_bbh",)), quick=False)
 
 
@@ -527,14 +540,17 @@ def test_the_makespan_is_that_of_the_longest_way() -> None:
     """Guards against predictions that forget what waits for what, what idles beside a race, or what starting costs."""
     from marsbench.overview.planning import makespan
 
-    chain = [Piece(name="a", title="", seconds=10.0), Piece(name="b", title="", after=("a",), seconds=10.0)]
-    beside = [Piece(name=f"c{number}", title="", seconds=5.0) for number in range(4)]
+    def task(name: str, *after: str, **more: Any) -> Task:
+        return do(name, nothing, Path(), *after, **more)
+
+    chain = [task("a", seconds=10.0), task("b", "a", seconds=10.0)]
+    beside = [task(f"c{number}", seconds=5.0) for number in range(4)]
     assert makespan(chain, 8, 0.0) == 20.0 and makespan(chain, 8, 1.0) == 22.0
     assert makespan([*chain, *beside], 1, 0.0) == 40.0 and makespan([*chain, *beside], 2, 0.0) == 20.0
-    races = [Piece(name=f"race{number}", title="", seconds=10.0, alone=True) for number in range(2)]
+    races = [task(f"race{number}", seconds=10.0, alone=True) for number in range(2)]
     assert makespan([*beside, *races], 8, 0.0) == 25.0, "one node"
     assert makespan([*beside, *races], 64, 0.0) == 10.0, "eight nodes"
-    assert makespan([Piece(name="wide", title="", seconds=10.0, gpus=8)], 1, 0.0) == 10.0
+    assert makespan([task("wide", seconds=10.0, gpus=8)], 1, 0.0) == 10.0
 
 
 @pytest.mark.parametrize("scale", ["tiny", "7b"])
@@ -562,9 +578,9 @@ def test_overhead_is_measured(tmp_path: Path) -> None:
 def test_processes_train_together(tmp_path: Path) -> None:
     """Guards against a training on several GPUs that trains something else, twice, or writes rows of its own."""
     run = run_in(tmp_path, None)
-    (piece,) = graph.trainings([TrainedStage("base", None)], run.scale, FromRun(run), gpus=2)
+    (task,) = graph.trainings([TrainedStage("base", None)], run.scale, FromRun(run), settings_of(run), gpus=2)
     two = ("--multi_gpu", "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no")
-    train_on_many(Train(settings_of(run), piece), 2, run.workspace.logs, two)
+    train_on_many(task, 2, run.workspace.logs, two)
     record = checkpoints.finished(run.workspace.checkpoint(recipe(run.scale, "base")))
     assert record is not None and record.provenance["processes"] == 2
     assert not run.workspace.row_file.exists() and [*run.workspace.logs.iterdir()] == []

@@ -28,14 +28,14 @@ class Overhead(NamedTuple):
         return self.start + self.queue + self.transfer
 
 
-@dataclass(frozen=True)
-class _Touch:
+@dataclass(frozen=True, kw_only=True)
+class _Touch(Task):
     """Imports some modules and gives back so many bytes: no work at all."""
 
     modules: tuple[str, ...] = ()
     size: int = 0
 
-    def __call__(self, made: Sequence[Any], reporter: Reporter) -> bytes:
+    def run(self, made: Sequence[Any], reporter: Reporter) -> bytes:
         for module in self.modules:
             import_module(module)
         return bytes(self.size)
@@ -50,10 +50,18 @@ def measure(executor: Executor, modules: Sequence[str], count: int) -> Overhead:
     Raises:
         UserError: a task failed, so that its time means nothing.
     """
-    starts = [Task(f"start-{number}", "starting", _Touch((*modules,))) for number in range(executor.workers)]
-    empty = [Task(f"empty-{number}", "queueing", _Touch(), names(starts)) for number in range(count)]
-    full = _Touch(size=RESULT_BYTES)
-    heavy = [Task(f"heavy-{number}", "handing over", full, names(empty)) for number in range(count)]
+
+    def tasks(name: str, many: int, before: Sequence[Task], size: int = 0) -> list[_Touch]:
+        after = tuple(task.name for task in before)
+        touched = () if before else (*modules,)
+        return [
+            _Touch(name=f"{name}-{number}", title=name, after=after, modules=touched, size=size)
+            for number in range(many)
+        ]
+
+    starts = tasks("start", executor.workers, ())
+    empty = tasks("empty", count, starts)
+    heavy = tasks("heavy", count, empty, RESULT_BYTES)
     last, before = {}, time.perf_counter()
     for ended in executor.run([*starts, *empty, *heavy]):
         if ended.error is not None:
@@ -62,8 +70,3 @@ def measure(executor: Executor, modules: Sequence[str], count: int) -> Overhead:
     queue = (last["empty"] - last["start"]) * executor.workers / count
     with_result = (last["heavy"] - last["empty"]) * executor.workers / count
     return Overhead(last["start"] - before, queue, max(with_result - queue, 0.0))
-
-
-def names(tasks: Sequence[Task]) -> tuple[str, ...]:
-    """What they are called."""
-    return tuple(task.name for task in tasks)

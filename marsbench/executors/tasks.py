@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
@@ -14,29 +15,24 @@ from marsbench.progress import Reporter
 TRIES = 3  # of a task whose process or node was lost; one that does this every time has its own reasons
 
 
-class Work(Protocol):
-    """What a task does, in whatever process; it can be pickled."""
-
-    def __call__(self, made: Sequence[Any], reporter: Reporter) -> Any:
-        """Do it, given what the tasks before have made, in the order of `Task.after`; whatever it raises ends it."""
-        ...
-
-    def failed(self, error: UserError) -> Any:
-        """What stands for its result where it has failed, for those that come after."""
-        ...
-
-
-@dataclass(frozen=True)
-class Task:
-    """One node of the graph."""
+@dataclass(frozen=True, kw_only=True)
+class Task(ABC):
+    """One node of the graph: what it comes after, what it costs, and what it does in any process."""
 
     name: str  # of its log, too
     title: str  # what it is called on the terminal
-    work: Work
     after: tuple[str, ...] = ()  # names of tasks; one that is not among those to do is done already
     seconds: float = 0.0  # what it may take, roughly: what the most work waits for starts first
     gpus: int = 1  # all of one machine; counts where there are GPUs
     alone: bool = False  # it times something: nothing may run beside it on its machine
+
+    @abstractmethod
+    def run(self, made: Sequence[Any], reporter: Reporter) -> Any:
+        """Do it, given what the tasks before have made, in the order of `after`; whatever it raises ends it."""
+
+    @abstractmethod
+    def failed(self, error: UserError) -> Any:
+        """What stands for its result where it has failed, for those that come after."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +40,7 @@ class Ended:
     """A task that has been carried out."""
 
     name: str
-    value: Any  # what it has made, or `Work.failed`
+    value: Any  # what it has made, or `Task.failed`
     error: UserError | None  # why it failed for its own reasons, None where it did not
     node: str  # where it ran
     seconds: float  # it took
@@ -142,4 +138,4 @@ def lost(task: Task, times: int, log: Path) -> Ended:
 
 def ended_by(task: Task, error: UserError) -> Ended:
     """The end of a task that an error ended before it could say so itself."""
-    return Ended(task.name, task.work.failed(error), error, "", 0.0)
+    return Ended(task.name, task.failed(error), error, "", 0.0)

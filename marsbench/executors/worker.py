@@ -67,14 +67,14 @@ def perform(task: Task, made: Sequence[Any], logs: Path, node: str = "") -> Ende
     try:
         with _speaking_into(log), _followed(task, logs, node) as reporter:
             try:
-                value = task.work(made, reporter)
+                value = task.run(made, reporter)
             except Exception as problem:
                 error = _in_words(problem, task, log)
-                value = task.work.failed(error)
+                value = task.failed(error)
     except OSError as problem:  # of the log, or of what lies beside it
         fix = "free space, or mend its permissions; the same command then goes on where it stopped"
         error = UserError(f"{task.title} cannot write its log: {problem.strerror or problem}", where=str(log), fix=fix)
-        value = task.work.failed(error)
+        value = task.failed(error)
     return Ended(task.name, value, error, node, time.perf_counter() - started)
 
 

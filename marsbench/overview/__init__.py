@@ -1,4 +1,9 @@
 """What is about all studies together: the whole paper reproduced, the index, the page of claims, README's numbers."""
 
 # What every process that works for a run imports: between them, all that takes seconds.
-PRELOAD = ("marsbench.overview.work", "marsbench.training.trainer")
+PRELOAD = (
+    "marsbench.overview.work",
+    "marsbench.racing.sweep",
+    "marsbench.running.tables",
+    "marsbench.training.trainer",
+)

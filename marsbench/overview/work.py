@@ -1,4 +1,7 @@
-"""The graph of work handed to an executor, and what comes back: rows, which are written here and nowhere else."""
+"""The work behind some studies as one list of tasks, and what comes back: rows, which are written here alone.
+
+A plan, one shard, processes of this machine and a cluster all read that list.
+"""
 
 from __future__ import annotations
 
@@ -6,61 +9,147 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from marsbench.errors import UserError
 from marsbench.executors.display import Display
-from marsbench.executors.local import Local
-from marsbench.executors.tasks import Executor, Task, Work
+from marsbench.executors.tasks import Executor
 from marsbench.overview import PRELOAD
-from marsbench.overview.graph import graph_of
 from marsbench.presets import Preset
-from marsbench.racing.sweep import Sweep
+from marsbench.racing.estimates import race_s
 from marsbench.rows.kinds import Row
 from marsbench.rows.store import RowStore
-from marsbench.running.graph import AnsweringPiece, PagePiece, Piece, RacePiece, TrainingPiece
-from marsbench.running.run import Run
-from marsbench.running.tables import Table
-from marsbench.running.work import Answer, FromRun, Made, RunWork, Train, settings_of
+from marsbench.running.graph import Known, Made, RunTask, after, answers, cells_of, settings_of, trainings
 from marsbench.studies import study_of
 from marsbench.studies.study import Study
 
+if TYPE_CHECKING:
+    from marsbench.running.plans import Asked, TablePlan, TrainedStage
+    from marsbench.running.run import Run
+
 _MOST = 4  # processes by default: each holds about a gibibyte
+_SCORING_S = 5.0  # of putting the answers of a page together and scoring them
 
 
-@dataclass(frozen=True)
-class MakePage(RunWork):
-    """Measures the rows of a page that are still missing."""
+@dataclass(frozen=True, kw_only=True)
+class PageTask(RunTask):
+    """A task that makes rows of one page."""
 
-    piece: PagePiece
+    study: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score(PageTask):
+    """Puts the answers of a page together and scores them, and measures whatever the page alone does."""
 
     def do(self, run: Run) -> Made:
         """All rows of the page."""
-        return Made(page=tuple(study_of(self.piece.study).rows(run)))
-
-    def failed(self, error: UserError) -> Made:
-        """The page is not made."""
-        return Made(error=error)
+        return Made(page=tuple(study_of(self.study).rows(run)))
 
 
-@dataclass(frozen=True)
-class RunRace(RunWork):
+@dataclass(frozen=True, kw_only=True)
+class Race(PageTask):
     """Runs one race of a page."""
 
-    piece: RacePiece
+    batch_size: int
     quick: bool
 
     def do(self, run: Run) -> Made:
         """The rows of all contenders at one batch size."""
-        grid = study_of(self.piece.study).grid
-        assert grid is not None, "who races has a grid"
-        return Made(page=tuple(Sweep(run, grid(run.scale, self.quick).at(self.piece.batch_size)).rows()))
+        from marsbench.racing.sweep import Sweep
 
-    def failed(self, error: UserError) -> Made:
-        """The page is not made."""
-        return Made(error=error)
+        grid = study_of(self.study).grid
+        assert grid is not None, "who races has a grid"
+        return Made(page=tuple(Sweep(run, grid(run.scale, self.quick).part(run.shard).at(self.batch_size)).rows()))
+
+
+def tasks_of(
+    wanted: Sequence[Study], scale: Preset, known: Known, settings: Mapping[str, Any] | None = None, *,
+    workers: int, quick: bool = False, gpus: int = 1, shard: tuple[int, int] = (1, 1),
+) -> list[RunTask]:  # fmt: skip
+    """All that some studies lack, each task behind those that it comes after.
+
+    Args:
+        wanted: the studies.
+        scale: of the run.
+        known: what is there already.
+        settings: of the run, for its processes; None where it is only planned.
+        workers: among how many the answers are shared out.
+        quick: whether a study that races a grid races its quick one.
+        gpus: how many GPUs each training of a real model gets.
+        shard: (i, n) = the ith of n parts of all questions and contenders; only the whole is scored.
+    """
+    given = settings or {}
+    stages = [one for study in wanted for one in study.trains(scale, quick)]
+    trained = trainings(stages, scale, known, given, gpus=gpus if scale.pretrained else 1)
+    asked = cells_of([study.cells for study in wanted if study.cells], known)
+    found: list[RunTask] = [*trained, *answers(asked, trained, scale, known, given, workers=workers, shard=shard)]
+    pages = [study for study in wanted if study.grid is not None or shard == (1, 1)]
+    return [*found, *[task for study in pages for task in _tasks_of_page(study, scale, known, given, found, quick)]]
+
+
+def _tasks_of_page(
+    study: Study, scale: Preset, known: Known, settings: Mapping[str, Any], before: Sequence[RunTask], quick: bool
+) -> list[PageTask]:
+    """What makes the rows of a page: one race per batch size, or all in one."""
+    cells = cells_of([study.cells] if study.cells else [], known)
+    first = after([*study.trains(scale, quick), *cells], before)
+    if study.grid is not None:
+        grid = study.grid(scale, quick)
+        return [
+            Race(
+                name=f"{study.key}-batch{size}",
+                title=f"racing {study.name}, {size} at once",
+                after=first,
+                seconds=race_s(grid.at(size), scale),
+                alone=True,
+                settings=settings,
+                study=study.key,
+                batch_size=size,
+                quick=quick,
+            )
+            for size in grid.batch_sizes
+        ]
+    timed = study.times(scale)
+    title = f"timing and scoring {study.name}" if timed else f"scoring {study.name}"
+    return [
+        Score(
+            name=study.key,
+            title=title,
+            after=first,
+            seconds=_SCORING_S,
+            alone=timed,
+            settings=settings,
+            study=study.key,
+        )
+    ]
+
+
+class FromRun:
+    """What a run finds on disk."""
+
+    def __init__(self, run: Run) -> None:
+        from marsbench.running.cells import Cells
+        from marsbench.running.checkpoints import Checkpoints
+
+        self._run, self._cells, self._checkpoints = run, Cells(run), Checkpoints(run)
+
+    def is_trained(self, trained: TrainedStage) -> bool:
+        """Whether a checkpoint of our own is there."""
+        return self._checkpoints.record(trained) is not None
+
+    def asked(self, plan: TablePlan) -> list[str]:
+        """The benchmarks that a table asks in this run."""
+        return self._run.asked(plan)
+
+    def questions_left(self, asked: Asked) -> int:
+        """How many questions of a cell have no answers yet; none where it cannot be asked, as its page will say."""
+        try:
+            if self._checkpoints.missing(*asked.arm.trained) or self._cells.known(asked):
+                return 0
+            return len(self._run.exam(asked.benchmark, asked.questions).asked())
+        except UserError:
+            return 0
 
 
 def carry_out(
@@ -76,14 +165,13 @@ def carry_out(
         gpus: how many GPUs each training gets.
 
     Returns:
-        Key of each study -> all rows of its page, or why there are none.
+        Key of each study -> all rows of its page, or why there are none. A shard scores no answers.
     """
-    pieces = graph_of(
-        wanted, run.scale, FromRun(run), quick=quick, workers=executor.workers, seed=run.seed, gpus=gpus
+    tasks = tasks_of(
+        wanted, run.scale, FromRun(run), settings_of(run),
+        workers=executor.workers, quick=quick, gpus=gpus, shard=run.shard,
     )  # fmt: skip
-    settings, written = settings_of(run), set[str]()
-    tasks = [_task(piece, settings, quick) for piece in pieces]
-    made: dict[str, Made] = {}
+    written, made = set[str](), dict[str, Made]()
     with closing(executor.run(tasks)) as running, Display(run.reporter, tasks, run.workspace.logs) as display:
         for ended in running:
             made[ended.name] = ended.value
@@ -91,22 +179,11 @@ def carry_out(
             if ended.error is None:
                 RowStore(run.workspace.journal(ended.name)).remove()
             display.end(ended)
-    return {study.key: _page(study, pieces, made) for study in wanted}
-
-
-def _task(piece: Piece, settings: Mapping[str, Any], quick: bool) -> Task:
-    """A piece of work as an executor takes it."""
-    work: Work
-    if isinstance(piece, TrainingPiece):
-        work = Train(settings, piece)
-    elif isinstance(piece, AnsweringPiece):
-        work = Answer(settings, piece)
-    elif isinstance(piece, RacePiece):
-        work = RunRace(settings, piece, quick)
-    else:
-        assert isinstance(piece, PagePiece)
-        work = MakePage(settings, piece)
-    return Task(piece.name, piece.title, work, piece.after, piece.seconds, piece.gpus, piece.alone)
+    parts: dict[str, list[Made]] = {study.key: [] for study in wanted}
+    for task in tasks:
+        if isinstance(task, PageTask):
+            parts[task.study].append(made[task.name])
+    return {key: _page(some) for key, some in parts.items()}
 
 
 def _write(rows: Sequence[Row], run: Run, written: set[str]) -> None:
@@ -117,18 +194,22 @@ def _write(rows: Sequence[Row], run: Run, written: set[str]) -> None:
         written.add(row.key)
 
 
-def _page(study: Study, pieces: Sequence[Piece], made: Mapping[str, Made]) -> list[Row] | UserError:
+def _page(parts: Sequence[Made]) -> list[Row] | UserError:
     """The rows of a page, from all that made some of them, or the first reason why there are none."""
-    parts = [made[one.name] for one in pieces if isinstance(one, PagePiece | RacePiece) and one.study == study.key]
     for part in parts:
         if part.error is not None:
             return part.error
+    if len(parts) == 1:
+        return [*parts[0].page]
     # Each race names the trainings and the timed steps that all of them need.
-    return list({row.key: row for part in parts for row in part.page}.values()) if study.grid else [*parts[0].page]
+    return list({row.key: row for part in parts for row in part.page}.values())
 
 
 def refuses(study: Study, run: Run, *, quick: bool) -> bool:
     """Whether a study will say at once that it cannot be measured, so that nothing is trained for it in vain."""
+    from marsbench.racing.sweep import Sweep
+    from marsbench.running.tables import Table
+
     try:
         if study.grid is not None:
             Sweep(run, study.grid(run.scale, quick))
@@ -139,6 +220,8 @@ def refuses(study: Study, run: Run, *, quick: bool) -> bool:
 
 def default_jobs(scale: Preset) -> int:
     """How many processes to work at a time: one per GPU, or one per core where the world's small models are asked."""
+    import torch
+
     if torch.cuda.is_available():
         return torch.cuda.device_count()
     return min(torch.get_num_threads(), _MOST) if scale.world else 1
@@ -147,13 +230,12 @@ def default_jobs(scale: Preset) -> int:
 def executor_of(run: Run, *, jobs: int | None = None, cluster: str | None = None) -> Executor | None:
     """Who carries out the work of a run; None where it is better off in this process alone.
 
-    That is where one process is all, where a run answers one shard only, and where it makes again what is there: each
-    process would make the same thing again.
+    That is where one process is all, and where it makes again what is there: each process would make it again.
     """
     if cluster is not None:
         return executor_at(run.workspace.logs, 1, cluster)
     jobs = jobs or default_jobs(run.scale)
-    if jobs == 1 or not run.is_whole or run.existing != "reuse":
+    if jobs == 1 or run.existing != "reuse":
         return None
     return executor_at(run.workspace.logs, jobs)
 
@@ -161,6 +243,10 @@ def executor_of(run: Run, *, jobs: int | None = None, cluster: str | None = None
 def executor_at(logs: Path, jobs: int, cluster: str | None = None) -> Executor:
     """So many processes here, or a cluster."""
     if cluster is None:
+        import torch
+
+        from marsbench.executors.local import Local
+
         return Local(jobs, logs, gpus=torch.cuda.device_count(), preload=PRELOAD)
     from marsbench.executors.cluster import Cluster  # it imports Ray
 

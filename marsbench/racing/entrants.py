@@ -15,7 +15,6 @@ from marsbench.methods import METHODS
 from marsbench.methods.fitting import fit
 from marsbench.racing.grid import Contender
 from marsbench.racing.race import Entrant
-from marsbench.running.run import explained
 from marsbench.training.checkpoints import Loaded
 
 
@@ -80,7 +79,7 @@ class Entrants:
         try:
             self.entrant(contender, batch_size)
         except UserError as error:
-            return explained(error)
+            return error.reason
         return ""
 
     def weights(self, contender: Contender) -> dict[str, Any]:

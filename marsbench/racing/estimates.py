@@ -6,7 +6,7 @@ from rich.table import Table
 
 from marsbench.presets import Preset
 from marsbench.racing.grid import Grid
-from marsbench.running.estimates import terminal_table
+from marsbench.running.estimates import decoding_s, terminal_table
 from marsbench.running.plans import TrainedStage
 
 
@@ -22,20 +22,20 @@ def sweep_tables(grid: Grid, scale: Preset) -> list[Table | str]:
         table.add_row(contender.name, contender.method, options or "-", ready or own, contender.draft or "-")
     names = grid.benchmarks or scale.benchmarks
     cells, tokens = len(grid.contenders) * len(grid.batch_sizes), _tokens(grid, scale)
-    rate = scale.assumptions.tokens_per_second
     return [
         f"A sweep at scale {scale.scale}",
         table,
         f"{cells} cells: {len(grid.contenders)} contenders at batch sizes {', '.join(map(str, grid.batch_sizes))}.",
         f"{grid.prompts} prompts of {', '.join(names)}; one lap that is watched and {grid.repeats} that are timed.",
-        f"At most {tokens:,} tokens, every answer as long as it may be: {tokens / rate / 3600:.1f} hours at "
-        f"{rate:,.0f} tokens per second ({scale.assumptions.source}). An estimate, not a measurement.",
+        f"At most {tokens:,} tokens, every answer as long as it may be: {race_s(grid, scale) / 3600:.1f} hours at "
+        f"{scale.assumptions.tokens_per_second:,.0f} tokens per second ({scale.assumptions.source}). An estimate, not "
+        "a measurement.",
     ]
 
 
-def race_seconds(grid: Grid, scale: Preset) -> float:
-    """How long a grid's races take at most."""
-    return _tokens(grid, scale) / scale.assumptions.tokens_per_second
+def race_s(grid: Grid, scale: Preset) -> float:
+    """How many seconds a grid's races take at most."""
+    return decoding_s(_tokens(grid, scale), scale)
 
 
 def _tokens(grid: Grid, scale: Preset) -> int:

@@ -18,7 +18,7 @@ from marsbench.methods.fitting import fit
 from marsbench.provenance import provenance
 from marsbench.rows.kinds import EvaluationRow
 from marsbench.running.checkpoints import Checkpoints
-from marsbench.running.plans import Arm, TrainedStage
+from marsbench.running.plans import Arm, Asked
 from marsbench.running.run import Run
 from marsbench.training.checkpoints import Loaded
 
@@ -70,11 +70,16 @@ class Cells:
             self._run.keep(row)
         return row
 
-    def is_measured(self, arm: Arm, name: str, questions: int | None) -> bool:
-        """Whether there is a row of an arm on a benchmark, decoded from the scale's own checkpoints of today."""
-        weights, draft = (self._own_weights(trained) for trained in (arm.trained, arm.draft))
-        row = self._run.store.rows().get(self._key(arm, name, questions, weights, draft))
-        return row is not None and row.status == "done"
+    def known(self, asked: Asked) -> EvaluationRow | None:
+        """The row of a cell that may be taken as it is, decoded from the run's own checkpoints of today."""
+        if self._run.existing != "reuse":
+            return None
+        arm, name, questions = asked
+        weights = [record.weights for one in arm.needs if (record := self._checkpoints.own(one)) is not None]
+        if len(weights) < len(arm.needs):
+            return None
+        row = self._run.store.rows().get(self._key(arm, name, questions, weights[0], weights[1] if arm.draft else None))
+        return replace(row, arm=arm.name) if isinstance(row, EvaluationRow) and row.status == "done" else None
 
     def method(self, arm: Arm, loaded: Loaded, draft: Loaded | None = None) -> Method | OutsideMethod:
         """An arm's method, with its options, fitted to its checkpoint."""
@@ -87,11 +92,6 @@ class Cells:
         key = content_hash({"skipped": [arm.name, name, scale, reason]})
         identity = arm.name, arm.stage, arm.method, arm.options, name, benchmark(name).headline
         return EvaluationRow(key, "skipped", reason, scale, *identity, provenance=origin)
-
-    def _own_weights(self, trained: TrainedStage | None) -> str | None:
-        """The hash of the weights of a stage's own checkpoint, None where there is none."""
-        record = self._checkpoints.record(trained) if trained else None
-        return record.weights if record else None
 
     def _key(
         self,

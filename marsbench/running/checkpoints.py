@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,12 +18,14 @@ from marsbench.presets import DEFAULT_BLOCK_SIZE
 from marsbench.progress import is_first_process
 from marsbench.rows.kinds import TrainingRow
 from marsbench.running.locks import alone_with
-from marsbench.running.plans import TrainedStage
-from marsbench.running.run import Run, explained
+from marsbench.running.plans import Arm, TrainedStage, parents_first
+from marsbench.running.run import Run
 from marsbench.training import checkpoints
 from marsbench.training.bases import checked_base
 from marsbench.training.checkpoints import Loaded, TrainingRecord
-from marsbench.training.stages import Recipe, lineage, recipe, stage
+from marsbench.training.stages import Recipe, recipe, stage
+
+_PATIENCE_S = 90.0  # how long a network file system may hide from one machine what another has written
 
 
 class Checkpoints:
@@ -42,6 +45,10 @@ class Checkpoints:
     def record(self, trained: TrainedStage) -> TrainingRecord | None:
         """What a stage's own checkpoint says about itself, None where it is not there or not finished."""
         return checkpoints.finished(self._workspace.checkpoint(self.recipe(*trained)))
+
+    def own(self, trained: TrainedStage) -> TrainingRecord | None:
+        """The same, None where another checkpoint stands for it, too."""
+        return None if self._ready(*trained) or self._drafts_from_afar(trained.stage) else self.record(trained)
 
     def trains(self, stage: str, block_size: int | None) -> bool:
         """Whether a table is to train a stage, or finds it trained."""
@@ -99,6 +106,14 @@ class Checkpoints:
         self.train(chosen)
         return str(self._workspace.checkpoint(chosen))
 
+    def available_for(self, arm: Arm) -> tuple[str, Loaded | None, Loaded | None]:
+        """(why there are none, the checkpoint of a line, that of its draft model), both on the device."""
+        reason, loaded = self.available(arm.trained)
+        draft = None
+        if not reason and arm.draft is not None:
+            reason, draft = self.available(arm.draft)
+        return (reason, None, None) if reason else ("", loaded, draft)
+
     def available(self, trained: TrainedStage) -> tuple[str, Loaded | None]:
         """The checkpoint of a table's lines, or their draft model's, on the device, or why there is none."""
         if reason := self.missing(*trained):
@@ -107,7 +122,7 @@ class Checkpoints:
             with self.others_may_fail(trained):
                 return "", self.load(*trained)
         except Unavailable as error:
-            return explained(error), None
+            return error.reason, None
 
     @contextmanager
     def others_may_fail(self, trained: TrainedStage) -> Iterator[None]:
@@ -121,15 +136,30 @@ class Checkpoints:
 
     # ---- trained ----
 
-    def trainings(self, stages: Iterable[TrainedStage]) -> list[TrainingRow]:
-        """Of the stages that a page needs, those that are to be trained, trained, their parents first."""
-        wanted = [
-            self.recipe(name, trained.block_size)
-            for trained in stages
-            if self.trains(*trained)
-            for name in lineage(self._scale, trained.stage)
-        ]
-        return [self.train(chosen) for chosen in {one.key: one for one in wanted}.values()]
+    def trainings(self, wanted: Iterable[TrainedStage]) -> list[TrainingRow]:
+        """Those of some checkpoints that this run is to train, trained, their parents first."""
+        ours = [one for one in wanted if self.trains(*one)]
+        return [self.train(self.recipe(*one)) for one in parents_first(ours, self._scale)]
+
+    def await_visible(self, wanted: Iterable[TrainedStage]) -> None:
+        """Wait until this machine sees checkpoints that others have trained: a network file system takes a while.
+
+        Raises:
+            UserError: they do not come; better than to train them a second time.
+        """
+        patience = time.monotonic() + _PATIENCE_S
+        for one in wanted:
+            folder = self._workspace.checkpoint(self.recipe(*one))
+            while self.record(one) is None:
+                if time.monotonic() > patience:
+                    raise UserError(
+                        f"the checkpoint of {one.title} is not to be seen from here",
+                        where=str(folder),
+                        fix="check that all machines share the output folder, and see the log of its training",
+                    )
+                if folder.parent.exists():
+                    list(folder.parent.iterdir())  # has a network file system look again
+                time.sleep(1.0)
 
     def train(self, chosen: Recipe) -> TrainingRow:
         """The row of a recipe's finished checkpoint, trained now if need be (its parent's too)."""
@@ -174,11 +204,10 @@ class Checkpoints:
 
     def _parent(self, chosen: Recipe) -> Path | None:
         """The checkpoint that a training starts from, trained if need be; None for random weights or another's base."""
-        parents, started_from = lineage(self._scale, chosen.stage)[:-1], stage(chosen.stage).parent
-        if parents:
-            parent = recipe(self._scale, parents[-1], seed=self._run.seed)
-            self.train(parent)
-            return self._workspace.checkpoint(parent)
+        this, started_from = TrainedStage(chosen.stage, chosen.block_size), stage(chosen.stage).parent
+        if parent := parents_first([this], self._scale)[this]:
+            self.train(self.recipe(*parent))
+            return self._workspace.checkpoint(self.recipe(*parent))
         ready = self._ready(started_from, None) if self._scale.world and started_from else None
         return None if ready is None else checked_base(ready) if self._scale.ships(ready) else Path(ready)
 

@@ -11,9 +11,9 @@ from rich.table import Table
 
 from marsbench.evaluation.benchmarks import benchmark as benchmark_of
 from marsbench.paper import published
-from marsbench.presets import Preset
-from marsbench.running.plans import Arm, TablePlan
-from marsbench.training.stages import BLOCKWISE, Recipe, lineage, recipe
+from marsbench.presets import DEFAULT_BLOCK_SIZE, Preset
+from marsbench.running.plans import Arm, TablePlan, TrainedStage, is_ours, parents_first
+from marsbench.training.stages import BLOCKWISE, recipe
 
 # Questions of the benchmarks as their authors publish them (GPQA: the main set); the mini ones have 400 each.
 QUESTIONS = {"ifeval": 541, "bbh": 6511, "mmlu_pro": 12032, "gpqa": 448, "gsm8k": 1319, "humaneval": 164}
@@ -50,27 +50,22 @@ class Decoding:
 
 def trainings(plan: TablePlan, scale: Preset) -> list[Training]:
     """The stages to train for a table, parents first."""
-    if not scale.tables_train:
-        return []
-    wanted = [(arm.stage, arm.block_size) for arm in plan.arms if scale.ready_checkpoint(*arm.trained) is None]
-    if scale.world:  # at the paper's scales, the smaller one's checkpoints draft
-        wanted += [(arm.options["draft"], arm.block_size) for arm in plan.arms if "draft" in arm.options]
-    recipes = [recipe(scale, name, block_size=size) for stage, size in wanted for name in lineage(scale, stage)]
-    return [training(chosen, scale) for chosen in {one.key: one for one in recipes}.values()]
+    ours = [one for one in plan.stages if is_ours(one, scale)]
+    return [training(one, scale) for one in parents_first(ours, scale)]
 
 
-def training(chosen: Recipe, scale: Preset) -> Training:
-    """What training a recipe's checkpoint will take."""
+def training(trained: TrainedStage, scale: Preset) -> Training:
+    """What training a checkpoint will take."""
     reckoned = scale.assumptions
+    chosen = recipe(scale, trained.stage, block_size=trained.block_size or DEFAULT_BLOCK_SIZE)
     steps = chosen.budget.total_steps(reckoned.sequences or 0, chosen.passes)
     tokens = steps * chosen.budget.batch_size * reckoned.tokens_per_sequence
     # The paper gives hours for AR SFT and for MARS; block diffusion has two streams as MARS has.
     like = "mars" if chosen.objective in BLOCKWISE else "ar_sft"
     hours = published("A", scale=scale.scale, method=like, metric="train_h200_hours")
-    name = chosen.stage if chosen.block_size is None else f"{chosen.stage}, B = {chosen.block_size}"
     rate = reckoned.training_tokens_per_second
     return Training(
-        name, steps, tokens,
+        trained.title, steps, tokens,
         hours[0].value * chosen.passes if hours else None,
         tokens * (_TWO_STREAMS if chosen.objective in BLOCKWISE else 1) / rate / 3600 if rate else None,
     )  # fmt: skip
@@ -84,7 +79,12 @@ def decodings(plan: TablePlan, scale: Preset) -> list[Decoding]:
 def _decoding(plan: TablePlan, arm: Arm, benchmark: str, scale: Preset) -> Decoding:
     questions = questions_of(benchmark, scale, plan.questions)
     tokens = questions * benchmark_of(benchmark).answer_limit(scale.max_new_tokens)
-    return Decoding(arm.name, benchmark, questions, tokens, tokens / scale.assumptions.tokens_per_second / 3600)
+    return Decoding(arm.name, benchmark, questions, tokens, decoding_s(tokens, scale) / 3600)
+
+
+def decoding_s(tokens: int, scale: Preset) -> float:
+    """How many seconds one device takes to decode so many tokens."""
+    return tokens / scale.assumptions.tokens_per_second
 
 
 def questions_of(benchmark: str, scale: Preset, wanted: int | None) -> int:

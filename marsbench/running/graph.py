@@ -1,66 +1,181 @@
-"""What a run has yet to do, as a graph: trainings, answers, races, scoring; what each comes after, and what it costs.
+"""The work of a run as tasks: checkpoints to train, cells to answer; what each comes after, what it costs and does.
 
-Pure arithmetic over presets and plans: what is there already, somebody else says (`Known`). Nothing is read or run.
+Which there are is arithmetic over presets and plans: what is there already, somebody else says (`Known`). What does
+the work is imported where it is done, so that a plan of it needs no model.
 """
 
 from __future__ import annotations
 
 import math
+import sys
+import traceback
+from abc import abstractmethod
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, Protocol
 
+from marsbench.errors import UserError
 from marsbench.evaluation.benchmarks import benchmark as benchmark_of
-from marsbench.presets import DEFAULT_BLOCK_SIZE, Preset
-from marsbench.running.estimates import questions_of, training
-from marsbench.running.plans import Arm, Asked, TablePlan, TrainedStage
-from marsbench.training.stages import lineage, recipe, stage
+from marsbench.executors.tasks import Task
+from marsbench.presets import Preset
+from marsbench.progress import Reporter
+from marsbench.quiet import quieten_libraries
+from marsbench.rows.kinds import Row
+from marsbench.rows.store import BorrowedStore, RowStore
+from marsbench.rows.workspace import full_disk_explained
+from marsbench.running.estimates import decoding_s, questions_of, training
+from marsbench.running.plans import Asked, TablePlan, TrainedStage, is_ours, parents_first
 
-_LEAST_S = 60.0  # of answering; less is not worth a piece of its own
-_PER_WORKER = 4  # pieces of answering for each worker, so that none has to wait long for the last one
+if TYPE_CHECKING:
+    from marsbench.running.run import Run
+    from marsbench.training.checkpoints import Loaded
+
+_LEAST_S = 60.0  # of answering; less is not worth a task of its own
+_PER_WORKER = 4  # tasks of answering for each worker, so that none has to wait long for the last one
+_PLANNED: Mapping[str, Any] = {}  # in place of a run's settings
+_OF_EACH = ("reporter", "borrowed", "failures")  # what every process has of its own, of a run
+
+
+# ---- the kinds of tasks ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Made:
+    """What a task hands over."""
+
+    rows: tuple[Row, ...] = ()  # measured now, for the store
+    failures: Mapping[str, str] = field(default_factory=dict)  # what it could not make -> why (`Run.failures`)
+    page: tuple[Row, ...] = ()  # all rows of a page, or of one of its races
+    trained: TrainedStage | None = None  # the checkpoint that is there now
+    error: UserError | None = None  # why there is nothing
+
+
+def settings_of(run: Run) -> dict[str, Any]:
+    """What another process needs to know of a run, wherever it works."""
+    settings = {one.name: getattr(run, one.name) for one in fields(run) if one.name not in _OF_EACH}
+    data_dir = run.data_dir.resolve() if run.data_dir else None
+    return {**settings, "workspace": replace(run.workspace, root=run.workspace.root.resolve()), "data_dir": data_dir}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Piece:
-    """A piece of a run's work."""
+class RunTask(Task):
+    """A task of a run; its classes are the kinds of work."""
 
-    name: str
-    title: str  # on the terminal
-    after: tuple[str, ...] = ()  # names of pieces
-    seconds: float = 0.0  # on one device, roughly
-    gpus: int = 1
-    alone: bool = False  # it times something
+    settings: Mapping[str, Any] = field(default_factory=dict, repr=False)  # of the run; none where it is only planned
+
+    @property
+    def listed(self) -> str:
+        """What a plan lists it under, together with others."""
+        return f"{self.title} (alone)" if self.alone else self.title
+
+    @property
+    def makes(self) -> frozenset[str]:
+        """The places of the checkpoints and answers that it makes (`TrainedStage.place`, `Asked.place`)."""
+        return frozenset()
+
+    def run(self, made: Sequence[Made | None], reporter: Reporter) -> Made:
+        """Do it with a run of this process's own, which knows what the tasks before have made."""
+        from marsbench.running.checkpoints import Checkpoints
+        from marsbench.running.run import Run
+
+        quieten_libraries()
+        found = [one for one in made if one is not None]
+        rows = [row for one in found for row in one.rows]
+        failures = {place: why for one in found for place, why in one.failures.items()}
+        workspace = self.settings["workspace"]
+        store = BorrowedStore(workspace.row_file, rows, journal=RowStore(workspace.journal(self.name)))
+        run = Run(**self.settings, reporter=reporter, borrowed=store, failures=failures)
+        with full_disk_explained(run.workspace.runs):
+            Checkpoints(run).await_visible([one.trained for one in found if one.trained])
+            done = self.do(run)
+        return replace(done, rows=tuple(store.added.values()))
+
+    @abstractmethod
+    def do(self, run: Run) -> Made:
+        """Do it; rows that are kept are handed over."""
+
+    def failed(self, error: UserError) -> Made:
+        """What others hear of it where it has failed: nothing that needs what it makes can be measured."""
+        return Made(failures=dict.fromkeys(self.makes, error.reason), error=error)
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingPiece(Piece):
-    """A checkpoint to train."""
+class Train(RunTask):
+    """Trains a checkpoint."""
 
     trained: TrainedStage
 
+    @property
+    def makes(self) -> frozenset[str]:
+        """The checkpoint."""
+        return frozenset([self.trained.place])
+
+    def do(self, run: Run) -> Made:
+        """Train it now, unless the one that it starts from is missing."""
+        import torch
+
+        from marsbench.running.checkpoints import Checkpoints
+        from marsbench.running.train_on_many import is_launched, train_on_many
+
+        if run.failures:
+            raise UserError("; ".join(dict.fromkeys(run.failures.values())), fix="mend that first")
+        processes, checkpoints = min(self.gpus, torch.cuda.device_count()), Checkpoints(run)
+        if processes > 1 and not is_launched() and checkpoints.record(self.trained) is None:
+            train_on_many(self, processes, run.workspace.logs)
+        checkpoints.path(*self.trained)
+        return Made(trained=self.trained)
+
+    def failed(self, error: UserError) -> Made:
+        """A cell that lacks its checkpoint says what has failed, too."""
+        return Made(failures={self.trained.place: f"{self.title} failed: {error.reason}"}, error=error)
+
 
 @dataclass(frozen=True, kw_only=True)
-class AnsweringPiece(Piece):
-    """Cells of one checkpoint to answer, or one part of the questions of one cell."""
+class Answer(RunTask):
+    """Answers cells of one checkpoint, or one part of the questions of some."""
 
     cells: tuple[Asked, ...]
     shard: tuple[int, int] = (1, 1)
 
+    @property
+    def listed(self) -> str:
+        """Together with the others of its checkpoint."""
+        return f"answering with {self.cells[0].arm.trained.title}"
 
-@dataclass(frozen=True, kw_only=True)
-class PagePiece(Piece):
-    """The rows of a page: parts of cells put together and scored, and whatever the page alone measures."""
+    @property
+    def makes(self) -> frozenset[str]:
+        """The answers of its cells."""
+        return frozenset(one.place for one in self.cells)
 
-    study: str
+    def do(self, run: Run) -> Made:
+        """Answer cell by cell; one that fails does not keep the others from being answered."""
+        from marsbench.running.checkpoints import Checkpoints
+
+        part, first = replace(run, shard=self.shard), self.cells[0].arm
+        _, loaded, draft = Checkpoints(run).available_for(first)
+        if loaded is None:  # the page says so
+            return Made()
+        failures = {asked.place: why for asked in self.cells if (why := _why_not(part, asked, loaded, draft))}
+        return Made(failures=failures)
 
 
-@dataclass(frozen=True, kw_only=True)
-class RacePiece(Piece):
-    """One race of a page."""
+def _why_not(run: Run, asked: Asked, loaded: Loaded, draft: Loaded | None) -> str:
+    """Answer a cell; returns why that was not possible, empty where it was."""
+    from marsbench.running.cells import Cells
 
-    study: str
-    batch_size: int
+    try:
+        Cells(run).cell(asked.arm, loaded, asked.benchmark, draft, questions=asked.questions)
+    except UserError as error:
+        run.reporter.say(str(error))
+        return error.reason
+    except Exception as error:
+        traceback.print_exc(file=sys.stderr)
+        return f"{type(error).__name__}: {str(error).strip()}"
+    return ""
+
+
+# ---- which there are ------------------------------------------------------------------------------------------------
 
 
 class Known(Protocol):
@@ -95,48 +210,42 @@ class Nothing:
 
     def questions_left(self, asked: Asked) -> int:
         """All of them; none where there will be no checkpoint."""
-        needed = [stage for stage in (asked.arm.trained, asked.arm.draft) if stage is not None]
-        if all(is_ours(one, self._scale) or self._scale.ready_checkpoint(*one) for one in needed):
+        if all(is_ours(one, self._scale) or self._scale.ready_checkpoint(*one) for one in asked.arm.needs):
             return questions_of(asked.benchmark, self._scale, asked.questions)
         return 0
 
 
 def trainings(
-    wanted: Iterable[TrainedStage], scale: Preset, known: Known, *, seed: int = 0, gpus: int = 1
-) -> list[TrainingPiece]:
+    wanted: Iterable[TrainedStage],
+    scale: Preset,
+    known: Known,
+    settings: Mapping[str, Any] = _PLANNED,
+    *,
+    gpus: int = 1,
+) -> list[Train]:
     """What is to be trained for some checkpoints, parents first, each after the one that it starts from."""
-    found: dict[TrainedStage, TrainingPiece] = {}
-    for one in wanted:
-        parent = None
-        for name in lineage(scale, one.stage) if is_ours(one, scale) else ():
-            trained = TrainedStage.of(name, one.block_size)
-            if trained not in found and not known.is_trained(trained):
-                found[trained] = _training(trained, found.get(parent) if parent else None, scale, seed, gpus)
-            parent = trained
+    found: dict[TrainedStage, Train] = {}
+    for trained, parent in parents_first([one for one in wanted if is_ours(one, scale)], scale).items():
+        if not known.is_trained(trained):
+            found[trained] = Train(
+                name=f"training-{trained.slug}",
+                title=f"training {trained.title}",
+                after=after([parent], found.values()) if parent else (),
+                seconds=training(trained, scale).hours * 3600 / gpus,
+                gpus=gpus,
+                settings=settings,
+                trained=trained,
+            )
     return list(found.values())
 
 
-def is_ours(trained: TrainedStage, scale: Preset) -> bool:
-    """Whether a run trains a checkpoint that it lacks: not where one is published, or where it would take days."""
-    from_afar = scale.pretrained is not None and stage(trained.stage).draft
-    return scale.tables_train and not from_afar and scale.ready_checkpoint(*trained) is None
+def after(wanted: Iterable[TrainedStage | Asked], tasks: Iterable[RunTask]) -> tuple[str, ...]:
+    """The names of those tasks that make some checkpoints and answers."""
+    places = {one.place for one in wanted}
+    return tuple(task.name for task in tasks if places & task.makes)
 
 
-def _training(
-    trained: TrainedStage, parent: TrainingPiece | None, scale: Preset, seed: int, gpus: int
-) -> TrainingPiece:
-    chosen = recipe(scale, trained.stage, block_size=trained.block_size or DEFAULT_BLOCK_SIZE, seed=seed)
-    return TrainingPiece(
-        name=f"training-{trained.slug}",
-        title=f"training {trained.title}",
-        after=(parent.name,) if parent else (),
-        seconds=training(chosen, scale).hours * 3600 / gpus,
-        gpus=gpus,
-        trained=trained,
-    )
-
-
-def cells(plans: Iterable[TablePlan], known: Known) -> list[Asked]:
+def cells_of(plans: Iterable[TablePlan], known: Known) -> list[Asked]:
     """The cells of some tables, each once."""
     all_of_them = [
         Asked(arm, name, plan.questions) for plan in plans for arm in plan.arms for name in known.asked(plan)
@@ -144,54 +253,43 @@ def cells(plans: Iterable[TablePlan], known: Known) -> list[Asked]:
     return list({one.place: one for one in all_of_them}.values())
 
 
-def answerings(
-    wanted: Iterable[Asked], trained: Sequence[TrainingPiece], scale: Preset, known: Known, *, workers: int
-) -> list[AnsweringPiece]:
-    """What is to be answered: pieces of about the same size, each of one checkpoint, after what trains that.
+def answers(
+    wanted: Iterable[Asked], trained: Sequence[Train], scale: Preset, known: Known,
+    settings: Mapping[str, Any] = _PLANNED, *, workers: int, shard: tuple[int, int] = (1, 1),
+) -> list[Answer]:  # fmt: skip
+    """What is to be answered: tasks of about the same size, each of one checkpoint, after what trains that.
 
-    Several small cells make a piece; a cell that is larger than a piece should be is answered in parts.
+    Several small cells make a task; a cell that is larger than a task should be is answered in parts, unless but one
+    shard of all questions is to be answered.
     """
-    seconds, left = dict[str, float](), list[Asked]()
+    seconds, groups = dict[str, float](), defaultdict[Any, list[Asked]](list)
     for one in wanted:
         if questions := known.questions_left(one):
-            seconds[one.place] = questions * _seconds_per_question(one, scale)
-            left.append(one)
+            tokens = questions * benchmark_of(one.benchmark).answer_limit(scale.max_new_tokens)
+            seconds[one.place] = decoding_s(tokens, scale) / shard[1]
+            groups[one.arm.trained, one.arm.draft].append(one)
     size = max(_LEAST_S, sum(seconds.values()) / (_PER_WORKER * workers))
-    numbers, found = Counter[TrainedStage](), list[AnsweringPiece]()
-    for group in _by_checkpoints(left):
-        for some, parts in _in_pieces(group, seconds, size):
-            first, whole = some[0].arm, sum(seconds[one.place] for one in some)
-            for part in range(1, parts + 1):
-                numbers[first.trained] += 1
-                number = numbers[first.trained]
-                found.append(
-                    AnsweringPiece(
-                        name=f"answering-{first.trained.slug}-{number}",
-                        title=f"answering with {first.trained.title}, piece {number}",
-                        after=_needed(first, trained),
-                        seconds=whole / parts,
-                        cells=tuple(some),
-                        shard=(part, parts),
-                    )
+    numbers, found = Counter[TrainedStage](), list[Answer]()
+    for some, parts in (piece for group in groups.values() for piece in _in_pieces(group, seconds, size)):
+        arm, whole = some[0].arm, sum(seconds[one.place] for one in some)
+        shards = [(number, parts) for number in range(1, parts + 1)] if shard == (1, 1) else [shard]
+        for part in shards:
+            numbers[arm.trained] += 1
+            found.append(
+                Answer(
+                    name=f"answering-{arm.trained.slug}-{numbers[arm.trained]}",
+                    title=f"answering with {arm.trained.title}, piece {numbers[arm.trained]}",
+                    after=after(arm.needs, trained),
+                    seconds=whole / len(shards),
+                    settings=settings,
+                    cells=tuple(some),
+                    shard=part,
                 )
+            )
     return found
 
 
-def _seconds_per_question(asked: Asked, scale: Preset) -> float:
-    """Of an answer that is as long as it may be."""
-    tokens = benchmark_of(asked.benchmark).answer_limit(scale.max_new_tokens)
-    return tokens / scale.assumptions.tokens_per_second
-
-
-def _by_checkpoints(wanted: Iterable[Asked]) -> list[list[Asked]]:
-    """Cells that share their checkpoint, and that of their draft model."""
-    groups = defaultdict(list)
-    for one in wanted:
-        groups[one.arm.trained, one.arm.draft].append(one)
-    return list(groups.values())
-
-
-def _in_pieces(group: Sequence[Asked], seconds: dict[str, float], size: float) -> list[tuple[list[Asked], int]]:
+def _in_pieces(group: Sequence[Asked], seconds: Mapping[str, float], size: float) -> list[tuple[list[Asked], int]]:
     """Cells that share their checkpoints, in pieces of about a size -> in how many parts each is answered."""
     found, filling, filled = list[tuple[list[Asked], int]](), list[Asked](), 0.0
     for one in group:
@@ -204,19 +302,3 @@ def _in_pieces(group: Sequence[Asked], seconds: dict[str, float], size: float) -
             found.append((filling, 1))
             filling, filled = [], 0.0
     return [*found, *([(filling, 1)] if filling else [])]
-
-
-def _needed(arm: Arm, trained: Iterable[TrainingPiece]) -> tuple[str, ...]:
-    """The trainings that a line comes after."""
-    return tuple(piece.name for piece in trained if piece.trained in (arm.trained, arm.draft))
-
-
-def page_after(stages: Iterable[TrainedStage], wanted: Iterable[Asked], pieces: Iterable[Piece]) -> tuple[str, ...]:
-    """What a page comes after: the trainings of its checkpoints, and the answers of its cells."""
-    stages, places = set(stages), {one.place for one in wanted}
-    return tuple(
-        piece.name
-        for piece in pieces
-        if (isinstance(piece, TrainingPiece) and piece.trained in stages)
-        or (isinstance(piece, AnsweringPiece) and any(one.place in places for one in piece.cells))
-    )

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from marsbench.presets import DEFAULT_BLOCK_SIZE
-from marsbench.training.stages import BLOCKWISE, stage
+from marsbench.presets import DEFAULT_BLOCK_SIZE, Preset
+from marsbench.training.stages import BLOCKWISE, lineage, stage
 from marsbench.world import modelled_on
 
 AS_RELEASED = ", as released"  # our words, beside the paper's, for what its authors' code does
@@ -45,6 +45,24 @@ class TrainedStage(NamedTuple):
         return f"checkpoint {self.slug}"
 
 
+def parents_first(wanted: Iterable[TrainedStage], scale: Preset) -> dict[TrainedStage, TrainedStage | None]:
+    """What is trained for some checkpoints: each -> the one that it starts from, which stands before it."""
+    found: dict[TrainedStage, TrainedStage | None] = {}
+    for one in wanted:
+        parent = None
+        for name in lineage(scale, one.stage):
+            trained = TrainedStage.of(name, one.block_size)
+            found.setdefault(trained, parent)
+            parent = trained
+    return found
+
+
+def is_ours(trained: TrainedStage, scale: Preset) -> bool:
+    """Whether a run trains a checkpoint that it lacks: not where one is published, or where it would take days."""
+    from_afar = scale.pretrained is not None and stage(trained.stage).draft
+    return scale.tables_train and not from_afar and scale.ready_checkpoint(*trained) is None
+
+
 @dataclass(frozen=True)
 class Arm:
     """One line of a table.
@@ -72,6 +90,11 @@ class Arm:
     def trained(self) -> TrainedStage:
         """What trains the line's checkpoint; lines with the same answer share it."""
         return TrainedStage.of(self.stage, self.block_size)
+
+    @property
+    def needs(self) -> list[TrainedStage]:
+        """The checkpoints that it decodes with: its own, then that of its draft model."""
+        return [self.trained, *([self.draft] if self.draft else [])]
 
     @property
     def draft(self) -> TrainedStage | None:
@@ -128,5 +151,5 @@ class TablePlan:
     @property
     def stages(self) -> list[TrainedStage]:
         """The checkpoints that the arms need, each once, in order; those of draft models come last."""
-        drafts = [arm.draft for arm in self.arms if arm.draft is not None]
-        return list(dict.fromkeys([*[arm.trained for arm in self.arms], *drafts]))
+        found = [arm.needs for arm in self.arms]
+        return list(dict.fromkeys([*[own for own, *_ in found], *[draft for _, *drafts in found for draft in drafts]]))

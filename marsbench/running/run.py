@@ -111,8 +111,3 @@ class Run:
         """Add a row that has just been measured."""
         self.renewed(row.key)
         self.store.append(row)
-
-
-def explained(error: UserError) -> str:
-    """An error as the reason of a cell without numbers."""
-    return f"{error.what}{f' ({error.where})' if error.where else ''}; {error.fix}"

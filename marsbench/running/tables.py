@@ -12,7 +12,7 @@ from marsbench.rows.workspace import full_disk_explained
 from marsbench.running.cells import Cells
 from marsbench.running.checkpoints import Checkpoints
 from marsbench.running.plans import Arm, Asked, TablePlan
-from marsbench.running.run import Run, explained
+from marsbench.running.run import Run
 from marsbench.running.step_cost import step_cost_row
 from marsbench.training.checkpoints import Loaded
 
@@ -53,20 +53,21 @@ class Table:
         try:
             self._run.exam(name, self._plan.questions)
         except Unavailable as error:
-            return explained(error)
+            return error.reason
         return ""
 
     def _lines(self, arms: Sequence[Arm]) -> list[EvaluationRow]:
         """Lines that share their checkpoints, on every benchmark; what cannot be measured says why."""
         places = [(arm, name) for arm in arms for name in self._benchmarks]
+        known = [self._cells.known(Asked(arm, name, self._plan.questions)) for arm, name in places]
+        measured = [row for row in known if row is not None]
+        if len(measured) == len(places):  # nothing is to be loaded
+            return measured
         failures = [self._failure(arm, name) for arm, name in places]
         if all(failures):
             return [self._failed(*place, why) for place, why in zip(places, failures, strict=True)]
-        reason, loaded = self._checkpoints.available(arms[0].trained)
-        draft = None
-        if not reason and arms[0].draft is not None:
-            reason, draft = self._checkpoints.available(arms[0].draft)
-        if reason or loaded is None:
+        reason, loaded, draft = self._checkpoints.available_for(arms[0])
+        if loaded is None:
             return [self._skipped(arm, name, reason) for arm, name in places]
         return [
             self._failed(arm, name, why) if why else self._cell_or_reason(arm, loaded, name, draft)
@@ -77,8 +78,8 @@ class Table:
         """Why another process of this run could not measure a cell, empty where none has tried in vain."""
         failures = self._run.failures
         asked = Asked(arm, name, self._plan.questions)
-        known = [failures.get(one.place, "") for one in (arm.trained, arm.draft, asked) if one is not None]
-        return next(filter(None, known), "")
+        places = [*[one.place for one in arm.needs], asked.place]
+        return next(filter(None, (failures.get(place, "") for place in places)), "")
 
     def _failed(self, arm: Arm, name: str, reason: str) -> EvaluationRow:
         self._run.reporter.say(f"{self._title(arm, name)}: failed ({reason})")
@@ -90,7 +91,7 @@ class Table:
             title, questions = self._title(arm, name), self._plan.questions
             return self._cells.cell(arm, loaded, name, draft, questions=questions, title=title)
         except Unavailable as error:
-            return self._skipped(arm, name, explained(error))
+            return self._skipped(arm, name, error.reason)
 
     def _skipped(self, arm: Arm, name: str, reason: str) -> EvaluationRow:
         self._run.reporter.say(f"{self._title(arm, name)}: skipped ({reason})")

@@ -12,11 +12,11 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from marsbench.errors import UserError
+from marsbench.executors.tasks import Task
 from marsbench.paths import PACKAGE
 from marsbench.progress import Reporter
 
@@ -24,13 +24,13 @@ _LAUNCH = PACKAGE / "presets" / "launch" / "fsdp.yaml"
 _PR_SET_PDEATHSIG = 1  # of Linux's prctl: a signal to get when the parent dies
 
 
-def train_on_many(work: Callable[..., Any], processes: int, logs: Path, launch: Sequence[str] = ()) -> None:
-    """Have so many processes carry out a piece of training together; what they say goes to the log of this one.
+def train_on_many(task: Task, processes: int, logs: Path, launch: Sequence[str] = ()) -> None:
+    """Have so many processes carry out a training together; what they say goes to the log of this one.
 
     Args:
-        work: the piece, as `Train`; it can be pickled.
+        task: the training.
         processes: one for each GPU.
-        logs: a folder for the piece while it is handed over.
+        logs: a folder for the task while it is handed over.
         launch: options of `accelerate launch`; none = those of the shipped FSDP configuration.
 
     Raises:
@@ -38,8 +38,8 @@ def train_on_many(work: Callable[..., Any], processes: int, logs: Path, launch: 
     """
     logs.mkdir(parents=True, exist_ok=True)
     options = launch or ("--config_file", str(_LAUNCH))
-    with tempfile.NamedTemporaryFile(dir=logs, suffix=".work") as file:
-        file.write(pickle.dumps(work))
+    with tempfile.NamedTemporaryFile(dir=logs, suffix=".task") as file:
+        file.write(pickle.dumps(task))
         file.flush()
         shared = ["--num_processes", str(processes), "--main_process_port", "0"]  # any free port
         command = [sys.executable, "-m", "accelerate.commands.launch", *options, *shared, "-m", __name__, file.name]
@@ -65,9 +65,9 @@ def _end_with_parent() -> None:
 
 
 def main() -> None:
-    """Carry out, as one of several processes, the piece of work that a file holds."""
-    work = pickle.loads(Path(sys.argv[1]).read_bytes())
-    work([], Reporter())
+    """Carry out, as one of several processes, the task that a file holds."""
+    task: Task = pickle.loads(Path(sys.argv[1]).read_bytes())
+    task.run([], Reporter())
 
 
 if __name__ == "__main__":

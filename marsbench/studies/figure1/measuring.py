@@ -9,7 +9,7 @@ from marsbench.rows.kinds import GenerationRow, Row
 from marsbench.running.cells import Cells
 from marsbench.running.checkpoints import Checkpoints
 from marsbench.running.plans import Arm
-from marsbench.running.run import Run, explained
+from marsbench.running.run import Run
 from marsbench.show import answer, sample_question, token_texts
 from marsbench.studies.figure1.lines import PLAN
 from marsbench.training.checkpoints import Loaded
@@ -28,7 +28,7 @@ def _row(run: Run, arm: Arm, question: str) -> GenerationRow:
     try:
         return _answered(run, arm, loaded, question)
     except Unavailable as error:
-        return _skipped(run, arm, question, explained(error))
+        return _skipped(run, arm, question, error.reason)
 
 
 def _skipped(run: Run, arm: Arm, question: str, reason: str) -> GenerationRow:

@@ -17,7 +17,7 @@ from marsbench.racing.questions import prompts_of, token_ids
 from marsbench.rows.kinds import Row, TokenClassRow
 from marsbench.running.cells import Cells
 from marsbench.running.checkpoints import Checkpoints
-from marsbench.running.run import Run, explained
+from marsbench.running.run import Run
 from marsbench.running.tables import Table
 from marsbench.show import token_texts
 from marsbench.studies.gains.lines import CLASSED, MEASURED
@@ -45,7 +45,7 @@ def _row(run: Run, loaded: Loaded, name: str) -> TokenClassRow:
     try:
         return _classified(run, loaded, run.exam(name, QUESTIONS))
     except Unavailable as error:
-        return _skipped(run, name, explained(error))
+        return _skipped(run, name, error.reason)
 
 
 def _skipped(run: Run, name: str, reason: str) -> TokenClassRow:
