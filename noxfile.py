@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import nox
@@ -17,7 +18,7 @@ nox.options.default_venv_backend = "none"
 
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT))
-from marsbench.studies import sessions  # noqa: E402  needs nothing but the standard library
+from marsbench.sessions import SESSIONS  # noqa: E402  needs nothing but the standard library
 
 VENV = ROOT / ".venv"
 PYTHON = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
@@ -85,18 +86,24 @@ def reproduce_all(session: nox.Session) -> None:
     run_marsbench(session, "reproduce", "all")
 
 
-def page_session(name: str, command: tuple[str, ...], words: str) -> None:
-    """Make the session of one page."""
+@nox.session
+def reproduce(session: nox.Session) -> None:
+    """Reproduce any page by its name: `nox -s reproduce -- table2`; `marsbench list tables` names them."""
+    run_marsbench(session, "reproduce")
 
-    def reproduce(session: nox.Session) -> None:
+
+def page_session(command: tuple[str, ...], words: str) -> Callable[[nox.Session], None]:
+    """The session of one page."""
+
+    def make_page(session: nox.Session) -> None:
         run_marsbench(session, *command)
 
-    reproduce.__doc__ = words
-    nox.session(reproduce, name=name)
+    make_page.__doc__ = words
+    return make_page
 
 
-for page in sessions():  # of marsbench/studies/, a session for each
-    page_session(page.name, page.command, page.words)
+for name, page in SESSIONS.items():
+    nox.session(page_session(page.command, page.words), name=name)
 
 
 @nox.session

@@ -21,6 +21,7 @@ from marsbench.cli import app
 from marsbench.evaluation.benchmarks import benchmarks
 from marsbench.methods import METHODS
 from marsbench.presets import preset
+from marsbench.studies import items
 from marsbench.training.stages import stage
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -30,7 +31,11 @@ LOCAL = re.compile(r"/reports/(micro|[^/]+/[^/]*seed\d+)/")  # pages that are no
 PAGES = [*GUIDES, *(page for page in sorted((ROOT / "reports").rglob("*.md")) if not LOCAL.search(page.as_posix()))]
 FENCE = re.compile(r"^(?P<indent> *)(?P<fence>`{3,}|~{3,}) *(?P<language>[\w-]*)[^`]*$")
 LINK = re.compile(r"!?\[(?:[^\[\]]|\[[^\]]*\]\([^)]*\))*\]\(\s*<?([^)\s>]+)>?(?:\s+\"[^\"]*\")?\s*\)")
-SESSION_COMMANDS = {"speedup-sweep": ["sweep"], "report": ["report"]}  # besides reproduce-NAME
+SESSION_COMMANDS = {
+    "speedup-sweep": ["sweep"],
+    "report": ["report"],
+    "reproduce": ["reproduce"],
+}  # besides reproduce-NAME
 
 
 class Block(NamedTuple):
@@ -262,8 +267,8 @@ def check_names(values: dict[str, Any]) -> None:
     list(map(preset, given("scale")))
     list(map(stage, given("stage")))
     benchmarks([*given("benchmark"), *given("benchmarks")])
-    pages = [f"reproduce-{page}" for page in given("what") if values["command"] == "reproduce"]
-    unknown = [*(set(pages) - nox_sessions()), *(set(given("method")) - METHODS.keys())]
+    pages = [page for page in given("what") if values["command"] == "reproduce"]
+    unknown = [*(set(pages) - {"all", *[item.key for item in items()]}), *(set(given("method")) - METHODS.keys())]
     assert not unknown, unknown
 
 

@@ -16,7 +16,19 @@ from marsbench.paths import PACKAGE
 # of all lower floors, and neither its neighbours nor anything above. `__init__` is what `import marsbench` gives.
 FLOORS = (
     ("errors", "reference"),
-    ("files", "hub", "json_lines", "keys", "locks", "neighbours", "paths", "progress", "provenance", "quiet"),
+    (
+        "files",
+        "hub",
+        "json_lines",
+        "keys",
+        "locks",
+        "neighbours",
+        "paths",
+        "progress",
+        "provenance",
+        "quiet",
+        "sessions",
+    ),
     ("presets", "paper", "world", "statistics", "executors", "fetching"),
     ("forward",),
     ("training",),

@@ -12,7 +12,8 @@ import pytest
 
 from marsbench.errors import UserError
 from marsbench.findings.claims import ABSTRACT
-from marsbench.studies import items, plan_of, plans, sessions, studies, study_of
+from marsbench.sessions import SESSIONS
+from marsbench.studies import items, plan_of, plans, studies, study_of
 
 ROOT = Path(__file__).resolve().parent.parent
 THROW_AWAY = '''"""Figure 7: a study that a test has written."""
@@ -39,7 +40,6 @@ STUDY = table_study(
     ),
     asks="does one module suffice?",
     section=Section("Figure 7", (4, 7)),
-    session="Reproduce a figure that a test has written; writes reports/figure7.md.",
 )
 '''
 COMMANDS = """
@@ -72,7 +72,7 @@ def test_a_study_is_one_module(micro_checkpoints: Path, tmp_path: Path) -> None:
         )
         return done.stdout
 
-    assert "reproduce-figure7 -> Reproduce a figure that a test has written" in run("-m", "nox", "-l")
+    assert "reproduce -> Reproduce any page by its name" in run("-m", "nox", "-l")
     micro = "--scale micro"
     said = run(
         "-c", COMMANDS, "list tables", f"plan --table figure7 {micro}", f"reproduce figure7 {micro}", f"report {micro}"
@@ -84,6 +84,7 @@ def test_a_study_is_one_module(micro_checkpoints: Path, tmp_path: Path) -> None:
     pages = {name: (here / "reports" / "micro" / f"{name}.md").read_text() for name in ("figure7", "index", "claims")}
     assert "Two lines that a test has made up." in pages["figure7"]
     assert "does one module suffice?" in pages["index"]
+    assert "`nox -s reproduce -- figure7 --scale micro`" in pages["index"]
     places = [pages["index"].index(f"| {name} ") for name in ("Figure 6", "Figure 7", "Appendix A")]
     assert places == sorted(places)
     assert "## Section 4.7: Figure 7" in pages["claims"] and "Fine-tuning helps the test" in pages["claims"]
@@ -108,18 +109,17 @@ def test_the_registry_is_in_the_papers_order() -> None:
         "serving",
         "real-model",
     ]
-    commands = ["sweep" if key == "speedup" else key for key in keys]
-    assert [session.command[-1] for session in sessions()] == commands
+    assert [session.makes for session in SESSIONS.values()] == keys, "each has a session that README can show"
     assert list(studies()) == [key for key in keys if key in studies()]
 
 
 def test_every_study_is_called_as_its_module_and_says_what_it_is() -> None:
     """Guards against a session that makes another page than its name says, and lines of the index without words."""
     for key, study in studies().items():
-        assert study.key == key and study.asks and study.session and study.name
+        assert study.key == key and study.asks and study.name
         assert study.plan is not None or study.grid is not None or study.measure is not None
     for item in items():
-        assert [one.words for one in sessions() if one.name == item.nox_session] == [item.session]
+        assert SESSIONS[item.session].makes == item.key and SESSIONS[item.session].words
 
 
 def test_what_stands_on_another_page_is_found_there() -> None:

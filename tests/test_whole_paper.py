@@ -34,8 +34,9 @@ from marsbench.rows.kinds import EvaluationRow, Row, StepCostRow, SweepRow, Trai
 from marsbench.rows.store import read_rows, rows_text
 from marsbench.rows.workspace import Workspace
 from marsbench.running.run import Run
+from marsbench.sessions import SESSIONS
 from marsbench.statistics.decisions import holm
-from marsbench.studies import items, pages, sessions, studies, study_of
+from marsbench.studies import items, pages, studies, study_of
 from marsbench.studies.discrepancies.effects import effect
 from marsbench.studies.discrepancies.lines import PLAN
 from marsbench.studies.study import Study
@@ -514,7 +515,7 @@ def test_the_index_has_a_line_for_everything(published_rows: Path, monkeypatch: 
     new = replace(study_of("gains"), key="something", name="Something", asks="what?", place=99)
     more = {**studies(), "something": new}
     monkeypatch.setattr(registry, "studies", lambda: more)
-    assert index.lines()[-1] == index.Line("something", "Something", "what?", "something", "", "reproduce-something")
+    assert index.lines()[-1] == index.Line("something", "Something", "what?", "something", "", "reproduce -- something")
 
 
 def test_the_index_says_what_did_not_hold(tmp_path: Path) -> None:
@@ -558,7 +559,7 @@ def test_the_index_names_sessions_that_exist(published_rows: Path) -> None:
         name for name in nox_sessions() if name.startswith("reproduce-") or name in ("speedup-sweep", "serving-load")
     }
     assert set(re.findall(r"`nox -s ([\w-]+)", page_of(published_rows, "index"))) == of_pages
-    made = {session.name: session.command for session in sessions()}
+    made = {name: session.command for name, session in SESSIONS.items()}
     assert of_pages == {*made, "reproduce-all"}
     assert made.pop("speedup-sweep") == ("sweep",)
     assert made.pop("serving-load") == ("reproduce", "serving")

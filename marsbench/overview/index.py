@@ -58,7 +58,7 @@ class Line(NamedTuple):
 def lines() -> list[Line]:
     """A line for everything that can be reproduced, in the paper's order; the page of claims stands before our own."""
     found = [
-        Line(item.key, item.name, item.asks, study_of(item.key).key, item.anchor, item.nox_session) for item in items()
+        Line(item.key, item.name, item.asks, study_of(item.key).key, item.anchor, item.session) for item in items()
     ]
     ours = next((place for place, item in enumerate(items()) if not item.section), len(found))
     claims = Line(CLAIMS, "Claims", "every claim of the paper with its test and verdict", CLAIMS, "", "reproduce-all")

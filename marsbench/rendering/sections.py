@@ -14,6 +14,7 @@ from marsbench.presets import option_for, preset
 from marsbench.rendering.markdown import paragraphs, table
 from marsbench.rows.kinds import EvaluationRow, Row, StepCostRow, TrainingRow
 from marsbench.running.plans import TablePlan, TrainedStage
+from marsbench.sessions import session_of
 from marsbench.statistics.intervals import median_ratio
 
 
@@ -113,14 +114,15 @@ def how_section(rows: Sequence[Row], plan: TablePlan, scale: str) -> str:
         *[cost for cost in [latest_step_cost(rows)] if cost],
     ]
     facts = facts_section(
-        shown, command(f"reproduce-{plan.key}", scale), {"tokens per answer at most": _token_limits(rows)}
+        shown, command(session_of(plan.key), scale), {"tokens per answer at most": _token_limits(rows)}
     )
     return paragraphs(facts, "Wall time by stage:", _wall_time(rows, plan))
 
 
 def command(session: str, scale: str) -> str:
     """How a session makes its page at a scale."""
-    return f"`nox -s {session}{option_for(scale)}`"
+    option = option_for(scale)
+    return f"`nox -s {session}{option.replace(' -- ', ' ') if ' -- ' in session else option}`"
 
 
 def facts_section(rows: Sequence[Row], how: str, more: Mapping[str, str] | None = None) -> str:

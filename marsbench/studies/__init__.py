@@ -1,19 +1,15 @@
 """Studies: one module, or folder, per page of results, with everything about it. This registry finds them.
 
-A study's module assigns a `Study` to `STUDY`. Commands, nox sessions, the index and the page of claims all go through
-the functions below, in the order of the paper, so a new study is known everywhere once its module is there.
-
-Only the standard library is imported here: nox reads its sessions in an environment without anything that studies need.
+A study's module assigns a `Study` to `STUDY`. Commands, the index and the page of claims all go through the functions
+below, in the order of the paper, so a new study is known everywhere once its module is there.
 """
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pkgutil import iter_modules
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from marsbench.running.plans import TablePlan
@@ -22,18 +18,11 @@ if TYPE_CHECKING:
 _KINDS = ("table", "figure", "appendix")  # of what the paper numbers, in the order in which they are listed
 
 
-class Session(NamedTuple):
-    """A nox session that makes a page."""
-
-    name: str
-    command: tuple[str, ...]  # of marsbench, with what stands after `--` behind it
-    words: str  # what `nox -l` says of it
-
-
 @cache
 def studies() -> dict[str, Study]:
     """Key -> study, in the order of the paper, our own pages last."""
-    found: list[Study] = [import_module(f"{__name__}.{name}").STUDY for name in _declarations()]
+    modules = [import_module(f"{__name__}.{found.name}") for found in iter_modules(__path__)]
+    found: list[Study] = [module.STUDY for module in modules if hasattr(module, "STUDY")]
     found.sort(key=lambda study: _place(study.key, study.place))
     return {study.key: study for study in found}
 
@@ -76,42 +65,6 @@ def plan_of(name: str) -> TablePlan:
                 raise UserError(f"{item.name} has no lines of its own", fix=f"marsbench plan {way} plans its page")
         raise unknown_name("table", name, list(plans()))
     return plans()[name]
-
-
-def sessions() -> list[Session]:
-    """The nox sessions of all pages, in the order of the paper, read from the studies' text without importing them."""
-    found = []
-    for module, declared in _declarations().items():
-        for call in ast.walk(declared):
-            if isinstance(call, ast.Call) and (said := _literals(call)).get("session"):
-                key = str(said.get("key", module))
-                command = str(said.get("command", f"reproduce {key}"))
-                name = str(said.get("nox", f"reproduce-{key}"))
-                session = Session(name, tuple(command.split()), str(said["session"]))
-                found.append((_place(key, said.get("place", 0)), session))
-    return [session for _, session in sorted(found)]
-
-
-def _declarations() -> dict[str, ast.expr]:
-    """Module -> what it assigns to `STUDY`, for all modules here that do."""
-    found = {}
-    for file in _modules():
-        for statement in ast.parse(file.read_text(encoding="utf-8")).body:
-            if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "STUDY":
-                found[file.parent.name if file.name == "__init__.py" else file.stem] = statement.value
-    return found
-
-
-def _modules() -> Iterator[Path]:
-    """The files of all modules and folders beside this one."""
-    for folder in map(Path, __path__):
-        yield from sorted(file for file in folder.glob("*.py") if file.name != "__init__.py")
-        yield from sorted(folder.glob("*/__init__.py"))
-
-
-def _literals(call: ast.Call) -> dict[str, Any]:
-    """The arguments of a call that are plain strings or numbers, by name."""
-    return {one.arg: one.value.value for one in call.keywords if one.arg and isinstance(one.value, ast.Constant)}
 
 
 def _place(key: str, place: int) -> tuple[int, int, int, str]:

@@ -175,7 +175,6 @@ STUDY = Study(
     key="adapter",
     name="Adapter",
     asks="what does writing into the weights cost and buy, beside an adapter that changes no token?",
-    session="A gated adapter beside MARS: accuracy and tokens per forward pass; writes reports/adapter.md.",
     place=3,
     in_paper=False,
     plan=PLAN,

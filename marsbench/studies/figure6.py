@@ -91,5 +91,4 @@ STUDY = table_study(
     PAGE,
     asks="which metric of confidence is best?",
     section=Section("Figure 6", appendix="D"),
-    session="Reproduce the paper's Figure 6 (three metrics of confidence); writes reports/figure6.md.",
 )

@@ -14,6 +14,7 @@ from marsbench.presets import Preset
 from marsbench.rendering.page import Sections, TablePage, page_text
 from marsbench.rows.kinds import Row
 from marsbench.running.plans import TablePlan, TrainedStage
+from marsbench.sessions import session_of
 
 if TYPE_CHECKING:  # a study is read without loading what measures
     from marsbench.racing.grid import Grid
@@ -22,26 +23,20 @@ if TYPE_CHECKING:  # a study is read without loading what measures
 
 @dataclass(frozen=True, kw_only=True)
 class Item:
-    """Something with a line in the index and a name to reproduce it by: a table, a figure, an appendix, or our page.
-
-    `key`, `session`, `nox`, `command` and `place` are plain literals: nox reads them without importing the module.
-    """
+    """Something with a line in the index and a name to reproduce it by: a table, a figure, an appendix, or our page."""
 
     key: str  # what commands and files call it: "table2"
     name: str  # what readers call it: "Table 2"
     asks: str  # the question that it answers
-    session: str  # what `nox -l` says of its session
     section: Section | None = None  # of the paper, where its claims are made; None for pages of our own
     anchor: str = ""  # where it stands on its page
-    nox: str = ""  # its session, where that is not reproduce-KEY
-    command: str = ""  # what the session runs, where that is not `marsbench reproduce KEY`
     place: int = 0  # among pages of our own
     plan: TablePlan | None = None  # its lines, where it is made of lines
 
     @property
-    def nox_session(self) -> str:
-        """The nox session that makes it."""
-        return self.nox or f"reproduce-{self.key}"
+    def session(self) -> str:
+        """What stands behind `nox -s` to make it."""
+        return session_of(self.key)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,9 +101,7 @@ def table_study(
     page: TablePage,
     *,
     asks: str,
-    session: str,
     section: Section | None = None,
-    place: int = 0,
     holds: tuple[Item, ...] = (),
     more_claims: tuple[Claim, ...] = (),
 ) -> Study:
@@ -117,9 +110,7 @@ def table_study(
     Args:
         page: its plan, its claims and how it is rendered.
         asks: see `Item`, like the next ones.
-        session: see `Item`.
         section: see `Item`.
-        place: see `Item`.
         holds: see `Study`.
         more_claims: what its rows decide besides, which the page does not show as a claim.
 
@@ -134,9 +125,7 @@ def table_study(
         key=page.plan.key,
         name=page.plan.name,
         asks=asks,
-        session=session,
         section=section,
-        place=place,
         plan=page.plan,
         sections=page.sections,
         figures=page.figures,

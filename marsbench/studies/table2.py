@@ -164,7 +164,6 @@ STUDY = table_study(
     PAGE,
     asks="does MARS keep its accuracy at one token per forward pass?",
     section=Section("Table 2", (4, 2)),
-    session="Reproduce the paper's Table 2 (quality of every recipe); writes reports/table2.md.",
     more_claims=TRAINING_CLAIMS,
     holds=(
         Item(
@@ -173,7 +172,6 @@ STUDY = table_study(
             asks="what does training cost?",
             anchor="#training",
             section=APPENDIX_A,
-            session="Reproduce the paper's Appendix A (the cost of training); writes reports/table2.md.",
         ),
     ),
 )

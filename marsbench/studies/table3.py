@@ -87,5 +87,4 @@ STUDY = table_study(
     PAGE,
     asks="what does the SFT loss do, at larger and larger blocks?",
     section=Section("Table 3", (4, 3)),
-    session="Reproduce the paper's Table 3 (what the SFT loss does); writes reports/table3.md.",
 )

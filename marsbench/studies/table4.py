@@ -83,6 +83,5 @@ STUDY = table_study(
     PAGE,
     asks="how many tokens per forward pass, at what accuracy, by block size?",
     section=Section("Table 4", (4, 4)),
-    session="Reproduce the paper's Table 4 (several tokens per forward, by block size); writes reports/table4.md.",
     more_claims=tuple(_several_tokens()),
 )

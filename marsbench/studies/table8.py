@@ -163,7 +163,6 @@ STUDY = table_study(
     PAGE,
     asks="accuracy against tokens per forward pass, threshold by threshold",
     section=Section("Table 8", appendix="B"),
-    session="Reproduce the paper's Table 8 and Figure 3 (accuracy against speed); writes reports/table8.md.",
     holds=(
         Item(
             key="figure3",
@@ -171,7 +170,6 @@ STUDY = table_study(
             asks="is MARS with the SFT loss more accurate at equal speed?",
             anchor="#figure-3",
             section=FIGURE3,
-            session="Reproduce the paper's Figure 3 (accuracy against speed): Table 8's; writes reports/table8.md.",
         ),
     ),
 )

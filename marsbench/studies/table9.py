@@ -96,5 +96,4 @@ STUDY = table_study(
     PAGE,
     asks="is it better than Jacobi decoding, which needs no training?",
     section=Section("Table 9", appendix="C"),
-    session="Reproduce the paper's Table 9 (MARS against Jacobi decoding); writes reports/table9.md.",
 )

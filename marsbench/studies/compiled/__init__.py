@@ -9,7 +9,6 @@ STUDY = Study(
     key="compiled",
     name="Compiled steps",
     asks="what does a step as one graph buy, and how near to the memory's speed is it?",
-    session="Race compiled steps against eager ones; writes reports/compiled.md.",
     place=5,
     in_paper=False,
     measure=measured_by("marsbench.studies.compiled.measuring", "compiled_rows"),

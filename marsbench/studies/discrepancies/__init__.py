@@ -10,7 +10,6 @@ STUDY = Study(
     key="discrepancies",
     name="Discrepancies",
     asks="where paper and released code differ: does it matter?",
-    session="What difference it makes where paper and released code differ; writes reports/discrepancies.md.",
     place=1,
     plan=PLAN,
     measure=measured_by("marsbench.studies.discrepancies.measuring", "discrepancy_rows"),

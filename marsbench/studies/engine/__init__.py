@@ -11,7 +11,6 @@ STUDY = Study(
     key="engine",
     name="Engine",
     asks="are the lossless methods exact, and what does each cost?",
-    session="Race the decoding methods and check the lossless ones against AR; writes reports/engine.md.",
     place=3,
     in_paper=False,
     measure=measured_by("marsbench.studies.engine.measuring", "engine_rows"),

@@ -11,7 +11,6 @@ STUDY = Study(
     key="figure1",
     name="Figure 1",
     asks="what does an answer look like, forward pass by forward pass?",
-    session="Reproduce the paper's Figure 1 (an answer, forward pass by forward pass); writes reports/figure1.md.",
     section=Section("Figure 1", (1,)),
     plan=PLAN,
     scored=False,

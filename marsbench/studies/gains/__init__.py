@@ -10,7 +10,6 @@ STUDY = Study(
     key="gains",
     name="Gains",
     asks="where does the gain come from, and what is left of it at equal accuracy?",
-    session="Where the gain comes from: rivals at equal accuracy, tokens by class; writes reports/gains.md.",
     place=2,
     plan=MEASURED,
     measure=measured_by("marsbench.studies.gains.measuring", "gains_rows"),

@@ -10,7 +10,6 @@ STUDY = Study(
     key="real-model",
     name="Real model",
     asks="what does MARS do for a model that people use, on hardware that everybody has?",
-    session="A real model's answers and speed, with and without an adapter; writes reports/real-model.md.",
     place=7,
     in_paper=False,
     plan=PLAN,

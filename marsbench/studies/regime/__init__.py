@@ -10,7 +10,6 @@ STUDY = Study(
     key="regime",
     name="Regime",
     asks="is fine-tuning at this scale as gentle, and its base as well trained, as in the paper?",
-    session="Is a scale in the paper's regime? Criteria by AR training alone; writes reports/regime.md.",
     place=0,
     in_paper=False,
     plan=PLAN,
