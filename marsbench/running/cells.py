@@ -72,9 +72,9 @@ class Cells:
 
     def known(self, asked: Asked) -> EvaluationRow | None:
         """The row of a cell that may be taken as it is, decoded from the run's own checkpoints of today."""
-        if self._run.existing != "reuse":
-            return None
         arm, name, questions = asked
+        if self._run.existing != "reuse" or self._run.cannot_ask(name, questions):
+            return None
         weights = [record.weights for one in arm.needs if (record := self._checkpoints.own(one)) is not None]
         if len(weights) < len(arm.needs):
             return None

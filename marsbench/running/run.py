@@ -82,6 +82,16 @@ class Run:
             self._exams[name, limit] = prepare(benchmark(name), self.data_dir).first(limit)
         return self._exams[name, limit]
 
+    def cannot_ask(self, name: str, questions: int | None = None) -> str:
+        """Why a benchmark cannot be asked on this machine, empty where it can."""
+        from marsbench.evaluation.local_data import Unavailable
+
+        try:
+            self.exam(name, questions)
+        except Unavailable as error:
+            return error.reason
+        return ""
+
     def answer_limit(self, name: str) -> int:
         """How many tokens an answer to a benchmark may have in this run."""
         return self.max_new_tokens or benchmark(name).answer_limit(self.scale.max_new_tokens)

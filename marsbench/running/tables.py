@@ -30,7 +30,7 @@ class Table:
     def rows(self) -> list[Row]:
         """All rows in the table's order: trainings, the cost of a step, then the cells."""
         with full_disk_explained(self._run.workspace.runs):
-            reasons = {name: self._why_not(name) for name in self._benchmarks}
+            reasons = {name: self._run.cannot_ask(name, self._plan.questions) for name in self._benchmarks}
             if all(reasons.values()):  # nothing is trained for questions that cannot be asked
                 for name, reason in reasons.items():
                     self._run.reporter.say(f"{name}: skipped ({reason})")
@@ -46,15 +46,7 @@ class Table:
     @property
     def can_ask(self) -> bool:
         """Whether this machine has the questions of any of its benchmarks: for none, nothing is trained."""
-        return not all(self._why_not(name) for name in self._benchmarks)
-
-    def _why_not(self, name: str) -> str:
-        """Why a benchmark cannot be asked on this machine, empty if it can."""
-        try:
-            self._run.exam(name, self._plan.questions)
-        except Unavailable as error:
-            return error.reason
-        return ""
+        return not all(self._run.cannot_ask(name, self._plan.questions) for name in self._benchmarks)
 
     def _lines(self, arms: Sequence[Arm]) -> list[EvaluationRow]:
         """Lines that share their checkpoints, on every benchmark; what cannot be measured says why."""
