@@ -18,7 +18,7 @@ nox.options.default_venv_backend = "none"
 
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT))
-from marsbench.sessions import SESSIONS  # noqa: E402  needs nothing but the standard library
+from marsbench.rendering.sessions import SESSIONS  # noqa: E402  needs nothing but the standard library
 
 VENV = ROOT / ".venv"
 PYTHON = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")

@@ -27,7 +27,6 @@ FLOORS = (
         "progress",
         "provenance",
         "quiet",
-        "sessions",
     ),
     ("presets", "paper", "world", "statistics", "executors", "fetching"),
     ("forward",),

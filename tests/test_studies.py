@@ -12,7 +12,7 @@ import pytest
 
 from marsbench.errors import UserError
 from marsbench.findings.claims import ABSTRACT
-from marsbench.sessions import SESSIONS
+from marsbench.rendering.sessions import SESSIONS
 from marsbench.studies import items, plan_of, plans, studies, study_of
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -30,11 +30,11 @@ from marsbench.presets import preset
 from marsbench.racing.sweep import Sweep
 from marsbench.rendering.claims import heading, held_against, sentence, sentences
 from marsbench.rendering.page import TablePage
+from marsbench.rendering.sessions import SESSIONS
 from marsbench.rows.kinds import EvaluationRow, Row, StepCostRow, SweepRow, TrainingRow
 from marsbench.rows.store import read_rows, rows_text
 from marsbench.rows.workspace import Workspace
 from marsbench.running.run import Run
-from marsbench.sessions import SESSIONS
 from marsbench.statistics.decisions import holm
 from marsbench.studies import items, pages, studies, study_of
 from marsbench.studies.discrepancies.effects import effect

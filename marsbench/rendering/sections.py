@@ -12,9 +12,9 @@ from marsbench.findings.seeds import BySeed
 from marsbench.paper import published
 from marsbench.presets import option_for, preset
 from marsbench.rendering.markdown import paragraphs, table
+from marsbench.rendering.sessions import session_of
 from marsbench.rows.kinds import EvaluationRow, Row, StepCostRow, TrainingRow
 from marsbench.running.plans import TablePlan, TrainedStage
-from marsbench.sessions import session_of
 from marsbench.statistics.intervals import median_ratio
 
 
