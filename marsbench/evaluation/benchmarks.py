@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from marsbench import hub
+from marsbench import hub, world
 from marsbench.errors import unknown_name
 from marsbench.evaluation import local_data
 from marsbench.paths import tasks_dir
+from marsbench.world.difficulty import HARD
 
 
 class Score(NamedTuple):
@@ -63,20 +64,17 @@ def _exact_match(**filters: str) -> dict[str, Score]:
 
 
 _PAPER_LIMIT = 256  # new tokens of an answer, in all of the paper's evaluations
-_EXACT = _exact_match(strict="strict-match")
 _IFEVAL = {"strict": Score("prompt_level_strict_acc", "none")}
-_MINI = (
-    Benchmark("mini_ifeval", "IFEval", "format instructions a program can check", _IFEVAL),
-    Benchmark("mini_bbh", "BBH", "three small reasoning puzzles, step by step", _EXACT),
-    Benchmark("mini_mmlu_pro", "MMLU-Pro", "invented facts, ten options", _EXACT),
-    Benchmark("mini_gpqa", "GPQA", "two-hop questions with arithmetic, four options", _EXACT),
-    Benchmark(
-        "mini_gsm8k", "GSM8K", "word problems of two or three steps",
-        _exact_match(strict="strict-match", flexible="flexible-extract"),
-    ),
-    Benchmark("mini_humaneval", "HumanEval", "small Python functions, run in the sandbox", _exact_match(passed="run")),
-)  # fmt: skip
-_HARD = tuple(replace(one, name=one.name.replace("mini_", "hard_"), summary=f"{one.summary}; harder") for one in _MINI)
+_MINI = tuple(
+    Benchmark(name, one.stands_for, one.summary, {score: Score(*found) for score, found in one.scores.items()})
+    for name, one in world.GENERATORS.items()
+)
+_TAUGHT_HARDER = {name for name, _ in HARD.taught}
+_HARD = tuple(
+    replace(one, name=one.name.replace("mini_", "hard_"), summary=f"{one.summary}; harder")
+    for one in _MINI
+    if one.name in _TAUGHT_HARDER
+)
 _REAL = (
     Benchmark(
         "ifeval", "IFEval", "541 prompts with instructions a program can check, 0-shot",

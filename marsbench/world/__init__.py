@@ -8,8 +8,8 @@ whatever its wording, says to which split it belongs.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
-from typing import Literal
+from collections.abc import Callable, Iterator, Mapping
+from typing import Literal, NamedTuple
 
 from marsbench.world import bbh, gpqa, gsm8k, humaneval, ifeval, mmlu_pro
 from marsbench.world.difficulty import USUAL, Difficulty, difficulty
@@ -30,17 +30,35 @@ __all__ = [
 ]
 
 Split = Literal["train", "test"]
-GENERATORS: dict[str, Callable[[random.Random, Difficulty], Example]] = {
-    "mini_ifeval": ifeval.sample,
-    "mini_bbh": bbh.sample,
-    "mini_mmlu_pro": mmlu_pro.sample,
-    "mini_gpqa": gpqa.sample,
-    "mini_gsm8k": gsm8k.sample,
-    "mini_humaneval": humaneval.sample,
-}
+EXACT = {"strict": ("exact_match", "strict-match")}
+
+
+class Generator(NamedTuple):
+    """A mini benchmark: how its questions are drawn, and what it is called and scored by."""
+
+    sample: Callable[[random.Random, Difficulty], Example]
+    stands_for: str  # the real benchmark, as the paper calls it
+    summary: str
+    scores: Mapping[str, tuple[str, str]] = EXACT  # name -> metric and filter of its task, the accuracy first
+
+
+GENERATORS: dict[str, Generator] = {
+    "mini_ifeval": Generator(
+        ifeval.sample, "IFEval", "format instructions a program can check",
+        {"strict": ("prompt_level_strict_acc", "none")},
+    ),
+    "mini_bbh": Generator(bbh.sample, "BBH", "three small reasoning puzzles, step by step"),
+    "mini_mmlu_pro": Generator(mmlu_pro.sample, "MMLU-Pro", "invented facts, ten options"),
+    "mini_gpqa": Generator(gpqa.sample, "GPQA", "two-hop questions with arithmetic, four options"),
+    "mini_gsm8k": Generator(
+        gsm8k.sample, "GSM8K", "word problems of two or three steps",
+        EXACT | {"flexible": ("exact_match", "flexible-extract")},
+    ),
+    "mini_humaneval": Generator(
+        humaneval.sample, "HumanEval", "small Python functions, run in the sandbox", {"passed": ("exact_match", "run")}
+    ),
+}  # fmt: skip
 _FACTS = [mmlu_pro.fact, gpqa.fact]
-# How often a benchmark's problems are met in training: those that take longest to learn count for more.
-_WEIGHTS = {"mini_mmlu_pro": 1.5, "mini_gpqa": 1.3}
 
 
 _OF_THE_WORLD = ("mini_", "hard_")  # what names of its benchmarks begin with, at the two levels of difficulty
@@ -55,7 +73,7 @@ def draw(benchmark: str, split: Split, seed: int, level: Difficulty = USUAL) -> 
     """Examples of one benchmark and split, without end, the same for the same seed."""
     rng = random.Random(f"{benchmark} {split} {seed}")
     while True:
-        example = GENERATORS[benchmark](rng, level)
+        example = GENERATORS[benchmark].sample(rng, level)
         if is_test(example.content) == (split == "test"):
             yield example
 
@@ -71,10 +89,10 @@ def test_set(benchmark: str, size: int, seed: int = 0, level: Difficulty = USUAL
 
 
 def conversations(seed: int, level: Difficulty = USUAL) -> Iterator[Example]:
-    """Training examples of all benchmarks mixed at random, without end."""
+    """Training examples of the benchmarks that a level is taught by, mixed at random, without end."""
     rng = random.Random(f"conversations {seed}")
-    streams = [draw(benchmark, "train", seed, level) for benchmark in GENERATORS]
-    weights = [_WEIGHTS.get(benchmark, 1.0) for benchmark in GENERATORS]
+    streams = [draw(benchmark, "train", seed, level) for benchmark, _ in level.taught]
+    weights = [weight for _, weight in level.taught]
     while True:
         yield next(rng.choices(streams, weights)[0])
 

@@ -11,6 +11,13 @@ from dataclasses import dataclass, replace
 
 from marsbench.errors import unknown_name
 
+# What the models of a world learn from, and how often: problems that take longest to learn count for more. Each level
+# names its own, in this order: another benchmark must not change what an existing world says.
+_SIX = (
+    ("mini_ifeval", 1.0), ("mini_bbh", 1.0), ("mini_mmlu_pro", 1.5), ("mini_gpqa", 1.3), ("mini_gsm8k", 1.0),
+    ("mini_humaneval", 1.0),
+)  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Difficulty:
@@ -39,6 +46,7 @@ class Difficulty:
     # mini_humaneval
     operations: tuple[int, ...]
     two_word_names: bool  # functions are called `do_...`, by one of many words
+    taught: tuple[tuple[str, float], ...] = _SIX  # benchmarks that training draws from, and their weights
 
 
 _FORMAT = ("capitals", "closer", "numbered", "opener", "quoted", "starred")
