@@ -34,8 +34,9 @@ def cells(arm: str, right: int, tokens: int, **more: Any) -> list[EvaluationRow]
 
 def cell(contender: str, batch_size: int, seconds: Sequence[float], emitted: int = 100) -> SweepRow:
     """A contender that emits so many tokens in so many seconds, `ar` beside it 100 tokens in one."""
+    method = contender.partition(",")[0]
     return SweepRow(
-        f"{contender}/{batch_size}", "done", "", "tiny", contender, "mars", "", "mars", {}, batch_size, ["mini_bbh"], 1,
+        f"{contender}/{batch_size}", "done", "", "tiny", contender, "mars", "", method, {}, batch_size, ["mini_bbh"], 1,
         "", 96, seconds=list(seconds), emitted=[emitted], row_forwards=[50], forwards=50, positions=200,
         baselines={"ar": {"seconds": [1.0] * len(seconds), "emitted": 100}}, correct=[1.0],
     )  # fmt: skip

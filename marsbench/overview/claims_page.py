@@ -9,7 +9,7 @@ from marsbench.findings.collection import Collection
 from marsbench.findings.in_words import p_value
 from marsbench.findings.published import PUBLISHED_SCALES
 from marsbench.overview import claims_figure
-from marsbench.overview.remarks import remarks
+from marsbench.overview.index import remarks
 from marsbench.presets import preset
 from marsbench.rendering.claims import (
     corrected,

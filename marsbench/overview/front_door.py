@@ -9,7 +9,7 @@ from marsbench.findings.claims import TIMES, Claim, Finding, Judged, Measured
 from marsbench.findings.collection import Collection
 from marsbench.findings.in_words import bracketed
 from marsbench.findings.sweep import SweepCells, speed_up
-from marsbench.overview.remarks import remarks
+from marsbench.overview.index import remarks
 from marsbench.presets import DEFAULT_SCALE, preset
 from marsbench.rendering.claims import corrected, fallen, sentence, tally
 from marsbench.rendering.markdown import paragraphs, table

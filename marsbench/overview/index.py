@@ -7,12 +7,11 @@ from typing import NamedTuple
 
 from marsbench.findings.claims import ABSTRACT, Claim, Judged
 from marsbench.findings.collection import Collection
-from marsbench.overview.remarks import remarks
 from marsbench.presets import preset
 from marsbench.rendering.claims import corrected, fallen, held_against, outcome, sentences, tally
 from marsbench.rendering.markdown import paragraphs, table
 from marsbench.rendering.sections import command
-from marsbench.studies import items, study_of
+from marsbench.studies import items, studies, study_of
 
 CLAIMS = "claims"  # the page of claims, which has no rows of its own
 OPENING = (
@@ -101,6 +100,12 @@ def _answers(judged: Sequence[Judged], collection: Collection) -> Iterator[str]:
         if found:
             yield "\n".join([lead, "", *_bullets(found, said, collection.scale)])
     yield from remarks(collection)
+
+
+def remarks(collection: Collection) -> list[str]:
+    """What studies have to say of one scale's rows on the pages about the whole paper."""
+    found = [study.remark(collection.of(study.key)) for study in studies().values()]
+    return [remark for remark in found if remark]
 
 
 def _bullets(judged: Sequence[Judged], said: Mapping[Claim, str], scale: str) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -59,23 +60,15 @@ def new_figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def accuracy_figure(cells: Cells, plan: TablePlan, path_stem: Path) -> list[Path]:
-    """Draw accuracy per benchmark and arm, and the mean over benchmarks, with 95 % intervals.
+def figure_of(quantity: Quantity, cells: Cells, plan: TablePlan, path_stem: Path) -> list[Path]:
+    """Draw a quantity per benchmark and arm, and the mean over benchmarks, with 95 % intervals.
 
     Args:
+        quantity: `ACCURACY` or `SPEED`.
         cells: of one scale; arms and benchmarks without a `done` row are left blank.
         plan: whose arms and benchmarks to draw.
         path_stem: the files to write, less `.png` and `.svg`.
     """
-    return _figure(ACCURACY, cells, plan, path_stem)
-
-
-def speed_figure(cells: Cells, plan: TablePlan, path_stem: Path) -> list[Path]:
-    """Draw tokens per forward pass alike."""
-    return _figure(SPEED, cells, plan, path_stem)
-
-
-def _figure(quantity: Quantity, cells: Cells, plan: TablePlan, path_stem: Path) -> list[Path]:
     benchmarks = columns(plan)
     with drawn_alike():
         figure = new_figure(10.5, 4.8)
@@ -111,6 +104,9 @@ def _draw_arm(
         elinewidth=1.2,
         label=name,
     )
+
+
+accuracy_figure, speed_figure = partial(figure_of, ACCURACY), partial(figure_of, SPEED)
 
 
 def error_bars(estimates: Sequence[Estimate], factor: float) -> list[list[float]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 
 from marsbench.findings.cells import Cells, columns, done_cells, latest_cells
@@ -160,34 +160,23 @@ def _other(row: EvaluationRow | None, score: str) -> str:
     return plus_minus(accuracy(parts), 1, factor=100)
 
 
-def cut_answers(cells: Cells, plan: TablePlan) -> str:
-    """The share of answers without an end, for the arms that have any."""
+def what_was_cut(cells: Cells, plan: TablePlan) -> str:
+    """Answers without an end, and prompts that lost their beginnings, for the arms that have any of them."""
+    answers = _shares(cells, plan, lambda row: [not whole for whole in row.finished])
+    prompts = _shares(cells, plan, lambda row: [bool(count) for count in row.prompt_cut])
+    why = "Prompts whose beginnings were cut, as the context has no room for them beside the answer, in %:"
+    return paragraphs(
+        f"Answers cut at the token limit, in %:\n\n{answers}" if answers else "",
+        f"{why}\n\n{prompts}" if prompts else "",
+    )
+
+
+def _shares(cells: Cells, plan: TablePlan, cut: Callable[[EvaluationRow], list[bool]]) -> str:
+    """In % of questions, per arm and benchmark; arms without any are left out."""
     lines = []
     for arm in plan.arms:
-        done = done_cells(cells, arm.name)
-        if any(0 in row.finished for row in done.values()):
-            lines.append([arm.label, *[_cut_share(done.get(name)) for name in columns(plan)]])
-    if not lines:
-        return ""
-    return "Answers cut at the token limit, in %:\n\n" + table(["", *columns(plan).values()], lines)
-
-
-def cut_prompts(cells: Cells, plan: TablePlan) -> str:
-    """The share of prompts that lost their beginnings, for the arms that have any."""
-    lines = []
-    for arm in plan.arms:
-        done = done_cells(cells, arm.name)
-        if any(any(row.prompt_cut) for row in done.values()):
-            lines.append([arm.label, *[_lost_share(done.get(name)) for name in columns(plan)]])
-    if not lines:
-        return ""
-    lead = "Prompts whose beginnings were cut, as the context has no room for them beside the answer, in %:"
-    return f"{lead}\n\n{table(['', *columns(plan).values()], lines)}"
-
-
-def _lost_share(row: EvaluationRow | None) -> str:
-    return f"{100 * sum(map(bool, row.prompt_cut)) / len(row.prompt_cut):.1f}" if row and row.prompt_cut else ""
-
-
-def _cut_share(row: EvaluationRow | None) -> str:
-    return f"{100 * row.finished.count(0) / len(row.finished):.1f}" if row else ""
+        found = {name: cut(row) for name, row in done_cells(cells, arm.name).items()}
+        if any(map(any, found.values())):
+            shares = [found.get(name) or [] for name in columns(plan)]
+            lines.append([arm.label, *[f"{100 * sum(share) / len(share):.1f}" if share else "" for share in shares]])
+    return table(["", *columns(plan).values()], lines) if lines else ""

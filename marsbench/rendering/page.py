@@ -6,21 +6,21 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from marsbench.findings.cells import Cells, latest_cells
+from marsbench.findings.cells import Cells, columns, latest_cells
 from marsbench.findings.claims import Claim
+from marsbench.findings.published import PUBLISHED_SCALES, paper_label, published_values
 from marsbench.findings.seeds import BySeed
+from marsbench.paper import published
 from marsbench.rendering.deviations import deviations_section
-from marsbench.rendering.markdown import paragraphs
+from marsbench.rendering.markdown import paragraphs, table
 from marsbench.rendering.measured import (
     HOW_TO_READ_THE_CELLS,
     accuracy_table,
-    cut_answers,
-    cut_prompts,
     other_scores,
     reasons,
     seeds_table,
+    what_was_cut,
 )
-from marsbench.rendering.published import published_section
 from marsbench.rendering.sections import how_section, opening_section, training_section
 from marsbench.rendering.verdicts import claims_section
 from marsbench.rows.kinds import Row
@@ -42,6 +42,32 @@ def page_text(sections: Sections, rows: Sequence[Row], scale: str, seeds: BySeed
     """
     rows = [row for row in rows if row.scale == scale]
     return "\n\n".join(filter(None, sections(rows, scale, seeds or {0: rows}))) + "\n"
+
+
+def published_section(plan: TablePlan) -> str:
+    """The paper's table: accuracy, and tokens per forward pass where it has them; nothing for a page of our own."""
+    if plan.own:
+        return ""
+    lead = (
+        f"**Published** by the authors (arXiv 2604.07023, {plan.name}), accuracy in %; nothing in this table was "
+        "measured here."
+    )
+    parts = ["## The paper's numbers", lead, _published_table(plan, "accuracy", 1)]
+    if published(plan.number, metric="tokens_per_forward"):
+        parts += ["**Published** too: tokens per forward pass.", _published_table(plan, "tokens_per_forward", 2)]
+    return paragraphs(*parts)
+
+
+def _published_table(plan: TablePlan, metric: str, digits: int) -> str:
+    heads = {**columns(plan), "average": "Average"}
+    lines = []
+    for scale, model in PUBLISHED_SCALES.items():
+        for arm in (*plan.arms, *plan.elsewhere):
+            found = published_values(plan, arm, scale, metric)
+            if found:
+                numbers = [f"{found[name]:.{digits}f}" if name in found else "" for name in heads]
+                lines.append([model, paper_label(arm.label), *numbers])
+    return table(["model", "", *heads.values()], lines, text=(0, 1))
 
 
 @dataclass(frozen=True)
@@ -88,8 +114,7 @@ class TablePage:
             seeds_table(seeds, self.plan),
             reasons(cells, self.plan),
             other_scores(cells, self.plan),
-            cut_answers(cells, self.plan),
-            cut_prompts(cells, self.plan),
+            what_was_cut(cells, self.plan),
         ]
         if self.drawing:
             picture = f"![{self.caption}]({self._figure_stem}.png)"

@@ -25,7 +25,7 @@ HOW_RACES_ARE_MEASURED = (
 def cache_blocks(seeds: BySeed) -> str:
     """What B_cache does to positions, tokens per forward and speed: numbers of the seed shown, without a verdict."""
     sweep = _shown(seeds)
-    names = [name for name in sweep.names if name == WINDOW or name.startswith(BLOCKS)]
+    names = list(dict.fromkeys(row.contender for row in sweep.rows if row.method in (WINDOW, BLOCKS)))
     sizes = sorted({size for name, size in sweep.done if name in names})
     if not sizes:
         return ""

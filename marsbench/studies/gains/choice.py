@@ -1,4 +1,9 @@
-"""The line that is worked out: what thresholds give where they lose little, chosen on other questions."""
+"""The line that is worked out: what thresholds give where they lose little, chosen on other questions.
+
+The fastest of several settings looks faster, and less costly, on the questions that it was chosen on than on others:
+some of what made it win is luck. So the even questions choose for the odd ones and the odd ones for the even ones
+(cross-fitting), and every answer that counts comes from a setting that this very question had no say in.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +14,61 @@ from typing import NamedTuple
 from marsbench.findings.cells import BENCHMARKS, Cells, answers_of, latest_cells
 from marsbench.findings.sweep import ALLOWED_LOSS
 from marsbench.rows.kinds import EvaluationRow, Row
-from marsbench.statistics.selection import CrossFitted, cross_fitted, fastest_within
+from marsbench.statistics.intervals import Answers, tokens_per_forward
 from marsbench.studies.gains.lines import CHOSEN, CURVE
+
+Questions = Sequence[int]  # their places in the benchmark
+
+
+class CrossFitted(NamedTuple):
+    """The answers of the settings that were chosen on other questions, in the benchmark's order."""
+
+    answers: Answers
+    by_even: int  # place of the setting that the even questions chose; the odd ones are answered by it
+    by_odd: int  # the reverse
+
+
+def cross_fitted(settings: Sequence[Answers], allowed_loss: float) -> CrossFitted:
+    """Answer every question with the fastest setting, among those that lose little on the other half of the questions.
+
+    Args:
+        settings: of one benchmark; the first is the reference that accuracy is lost against.
+        allowed_loss: in percentage points.
+
+    Raises:
+        ValueError: if there are fewer than two questions, or settings with unequally many answers.
+    """
+    counts = {len(values) for one in settings for values in (one.correct, one.emitted, one.forwards)}
+    if len(counts) != 1 or min(counts) < 2:
+        raise ValueError(f"nothing to choose from {len(settings)} settings with {sorted(counts)} answers")
+    (n,) = counts
+    by_even, by_odd = (fastest_within(settings, allowed_loss, range(first, n, 2)) for first in (0, 1))
+    used = [settings[by_even if place % 2 else by_odd] for place in range(n)]
+    answers = Answers(
+        [one.correct[place] for place, one in enumerate(used)],
+        [one.emitted[place] for place, one in enumerate(used)],
+        [one.forwards[place] for place, one in enumerate(used)],
+    )
+    return CrossFitted(answers, by_even, by_odd)
+
+
+def fastest_within(settings: Sequence[Answers], allowed_loss: float, questions: Questions) -> int:
+    """The place of the setting with most tokens per forward pass among those that lose little on some questions.
+
+    Args:
+        settings: of one benchmark; the first is the reference, which loses nothing, so there always is an answer.
+        allowed_loss: percentage points of accuracy that a setting may lose against it.
+        questions: places of those that count.
+    """
+    right = [sum(one.correct[place] for place in questions) for one in settings]
+    allowed = [place for place, count in enumerate(right) if 100 * (right[0] - count) <= allowed_loss * len(questions)]
+    speeds = {place: _speed(settings[place], questions) for place in allowed}
+    return max(speeds, key=speeds.__getitem__)
+
+
+def _speed(answers: Answers, questions: Questions) -> float:
+    emitted, forwards = ([counts[place] for place in questions] for counts in (answers.emitted, answers.forwards))
+    return tokens_per_forward(emitted, forwards).value
 
 
 class Choice(NamedTuple):

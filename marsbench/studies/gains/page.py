@@ -22,11 +22,10 @@ from marsbench.rendering.markdown import paragraphs, table
 from marsbench.rendering.measured import (
     HOW_TO_READ_ACCURACY,
     accuracy_table,
-    cut_answers,
-    cut_prompts,
     other_scores,
     reasons,
     speed_table,
+    what_was_cut,
 )
 from marsbench.rendering.sections import how_section, opening_section, training_section
 from marsbench.rendering.verdicts import claims_section
@@ -114,8 +113,7 @@ def _measured(cells: Cells, plan: TablePlan) -> str:
         _costs(),
         reasons(cells, plan),
         other_scores(cells, plan),
-        cut_answers(cells, plan),
-        cut_prompts(cells, plan),
+        what_was_cut(cells, plan),
         f"![Tokens per forward pass per benchmark and line, with 95 % intervals]({FIGURE}.png)",
     )
 

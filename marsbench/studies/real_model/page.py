@@ -33,13 +33,12 @@ from marsbench.rendering.markdown import paragraphs, table
 from marsbench.rendering.measured import (
     HOW_TO_READ_ACCURACY,
     accuracy_table,
-    cut_answers,
-    cut_prompts,
     reasons,
     seeds_table,
     speed,
     speed_cell,
     speed_table,
+    what_was_cut,
 )
 from marsbench.rendering.sections import how_section, opening_section, training_section
 from marsbench.rendering.verdicts import claims_section
@@ -188,8 +187,7 @@ def _measured(cells: Cells, seeds: BySeed) -> str:
         f"![Tokens per forward pass per benchmark and line]({FIGURE}.png)",
         seeds_table(seeds, PLAN),
         reasons(cells, PLAN),
-        cut_answers(cells, PLAN),
-        cut_prompts(cells, PLAN),
+        what_was_cut(cells, PLAN),
     )
 
 

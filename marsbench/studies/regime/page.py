@@ -20,10 +20,10 @@ from marsbench.rendering.markdown import paragraphs, table
 from marsbench.rendering.measured import (
     HOW_TO_READ_THE_CELLS,
     accuracy_table,
-    cut_answers,
     reasons,
     seeds_table,
     speed_cell,
+    what_was_cut,
 )
 from marsbench.rendering.sections import how_section, opening_section, training_section
 from marsbench.rows.kinds import Row, TextLossRow
@@ -72,7 +72,7 @@ def sections(rows: Sequence[Row], scale: str, seeds: BySeed) -> list[str]:
         _criteria(seeds),
         _room(seeds),
         paragraphs("## Measured", HOW_TO_READ_THE_CELLS, accuracy_table(cells, PLAN),
-                                  seeds_table(seeds, PLAN), reasons(cells, PLAN), cut_answers(cells, PLAN)),
+                                  seeds_table(seeds, PLAN), reasons(cells, PLAN), what_was_cut(cells, PLAN)),
         _text_losses(seeds),
         _of_masks(rows),
         _trials(scale),

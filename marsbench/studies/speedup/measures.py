@@ -5,7 +5,7 @@ Each is a number with its interval, or None where the sweep has not measured it;
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from marsbench.findings.sweep import (
     SweepCells,
@@ -20,10 +20,9 @@ from marsbench.paper import published
 from marsbench.rows.kinds import Row, SweepRow
 from marsbench.statistics.intervals import Answers, Estimate, difference, paired_difference, speed_difference
 from marsbench.studies.lines import BATCH_SIZES
-from marsbench.studies.speedup.tables import TABLE6
+from marsbench.studies.speedup.tables import AR_BY_AR, MARS_BY_AR, MARS_BY_MARS, Pairing
 
 SMALL_BATCH, LARGE_BATCH = BATCH_SIZES[0], BATCH_SIZES[-1]
-AR_BY_AR, MARS_BY_AR, MARS_BY_MARS = TABLE6  # target by draft
 
 
 def decoded_by_the_sweep(seeds: Sequence[Sequence[Row]]) -> str:
@@ -139,19 +138,15 @@ def speculative_accuracy(sweep: SweepCells) -> Estimate | None:
     return Estimate(found.points, found.interval, found.n)
 
 
-def published_speculative(scale: str, metric: str, first: str, second: str) -> tuple[float, float] | None:
+def published_speculative(scale: str, metric: str, first: Pairing, second: Pairing) -> tuple[float, float] | None:
     """What the paper's Table 6 says of two of its lines."""
-    found: Mapping[str, float] = {
-        name: row.value
-        for name, (draft, target) in TABLE6.items()
-        for row in published("6", scale=scale, metric=metric, draft=draft, target=target)
-    }
-    return (found[first], found[second]) if found else None
+    found = [published("6", scale=scale, metric=metric, draft=one.draft, target=one.target) for one in (first, second)]
+    return (found[0][0].value, found[1][0].value) if all(found) else None
 
 
-def _speculative(sweep: SweepCells, contender: str) -> SweepRow | None:
+def _speculative(sweep: SweepCells, line: Pairing) -> SweepRow | None:
     """A line of Table 6 at the smallest batch size; the paper's is 1."""
-    return sweep.done.get((contender, min(sweep.batch_sizes, default=0)))
+    return line.row(sweep, min(sweep.batch_sizes, default=0))
 
 
 def _answers(row: SweepRow) -> Answers:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from marsbench.findings.in_words import signed_number
 from marsbench.findings.sweep import (
@@ -71,16 +72,35 @@ def _value(rows: Sequence[Published]) -> str:
 
 
 AR_SFT = "ar, AR SFT"  # `ar` on the checkpoint that MARS goes on from
-TABLE6 = {  # our contender -> the paper's draft and target
-    "speculative, AR SFT by AR SFT": ("ar_sft_0.5b", "ar_sft_7b"),
-    "speculative, MARS by AR SFT": ("ar_sft_0.5b", "mars_7b_b4"),
-    "speculative, MARS by MARS": ("mars_0.5b_b4", "mars_7b_b4"),
-}
+
+
+class Pairing(NamedTuple):
+    """A line of Table 6: a target by a draft."""
+
+    words: str
+    draft: str  # the paper's name of it
+    target: str
+
+    def row(self, sweep: SweepCells, batch_size: int, *, compiled: bool = False) -> SweepRow | None:
+        """Its cell at a batch size."""
+        name = f"speculative, {self.words}"
+        return sweep.done.get((f"{name}, compiled" if compiled else name, batch_size))
+
+
+AR_BY_AR = Pairing("AR SFT by AR SFT", "ar_sft_0.5b", "ar_sft_7b")
+MARS_BY_AR = Pairing("MARS by AR SFT", "ar_sft_0.5b", "mars_7b_b4")
+MARS_BY_MARS = Pairing("MARS by MARS", "mars_0.5b_b4", "mars_7b_b4")
+TABLE6 = (AR_BY_AR, MARS_BY_AR, MARS_BY_MARS)
 
 
 def table6(sweep: SweepCells) -> str:
     """Speculative decoding with AR and MARS drafts and targets."""
-    if not any(_line_of(row) in TABLE6 for row in sweep.done.values()):
+    cells = {
+        (size, compiled): [(line, row) for line in TABLE6 if (row := line.row(sweep, size, compiled=compiled))]
+        for size in sweep.batch_sizes
+        for compiled in (False, True)
+    }
+    if not any(cells.values()):
         return ""
     parts = [
         "## Table 6: speculative decoding",
@@ -89,14 +109,10 @@ def table6(sweep: SweepCells) -> str:
         "Points gained are over `ar` on the AR SFT checkpoint; they include what "
         f"further training gives: the MARS target is {in_words(sweep.decoded)}, which goes on from AR SFT.",
     ]
-    for size in sweep.batch_sizes:
-        for compiled in (False, True):
-            rows = sweep.at(size, lambda row, compiled=compiled: row.compiled == compiled)  # type: ignore[misc]
-            by_line = {_line_of(row): row for row in rows}
-            known = [by_line[name] for name in TABLE6 if name in by_line]
-            if known or not compiled:
-                lines = [_table6_line(sweep, row, known[0]) for row in known]
-                parts += [f"Batch size {size}{', compiled' if compiled else ''}:", table(_head6(compiled), lines)]
+    for (size, compiled), known in cells.items():
+        if known or not compiled:
+            lines = [_table6_line(sweep, line, row, known[0][1]) for line, row in known]
+            parts += [f"Batch size {size}{', compiled' if compiled else ''}:", table(_head6(compiled), lines)]
     return paragraphs(*parts, _published6())
 
 
@@ -111,15 +127,10 @@ def _head6(compiled: bool) -> list[str]:
     ]
 
 
-def _line_of(row: SweepRow) -> str:
-    """A contender's name, whether it is compiled or not."""
-    return row.contender.removesuffix(", compiled")
-
-
-def _table6_line(sweep: SweepCells, row: SweepRow, first: SweepRow) -> list[str]:
+def _table6_line(sweep: SweepCells, line: Pairing, row: SweepRow, first: SweepRow) -> list[str]:
     relative = tokens_per_second(row) / tokens_per_second(first)
     return [
-        _line_of(row).partition(", ")[2],
+        line.words,
         f"{tokens_per_forward_of(row):.2f}",
         f"{ms_per_forward(row) or 0:.2f}",
         printed_speed_up(row),
@@ -131,11 +142,11 @@ def _table6_line(sweep: SweepCells, row: SweepRow, first: SweepRow) -> list[str]
 def _published6() -> str:
     head = ["", "tokens/target forward", "ms/round (derived)", "tokens/s", "over AR SFT by AR SFT", "points gained"]
     lines = []
-    for name, (draft, target) in TABLE6.items():
-        found = {row.metric: row.value for row in published("6", draft=draft, target=target)}
+    for line in TABLE6:
+        found = {row.metric: row.value for row in published("6", draft=line.draft, target=line.target)}
         tokens, speed = found["tokens_per_target_forward"], found["tokens_per_second"]
         numbers = [f"{tokens:g}", f"{1000 * tokens / speed:.0f}", f"{speed:g}", f"{found['speedup']:g}"]
-        lines.append([name.partition(", ")[2], *numbers, signed_number(found["accuracy_delta"], 1)])
+        lines.append([line.words, *numbers, signed_number(found["accuracy_delta"], 1)])
     lead = (
         "**Published** (arXiv 2604.07023, Table 6): Qwen2.5 7B with 0.5B drafts, 256 questions of GSM8K, batch size 1; "
         "nothing in it was measured here. The time per round is tokens per target forward over tokens per second."
