@@ -62,7 +62,7 @@ def test_nothing_trains_with_cudnns_attention(tmp_path: Path, monkeypatch: pytes
     def start(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(trainer, "_start", start)
+    monkeypatch.setattr(trainer, "weights_of", start)
     with pytest.raises(KeyboardInterrupt):
         trainer.train(recipe(preset("micro"), "base"), tmp_path / "base", None, lambda *_: None, print)
     assert not torch.backends.cuda.cudnn_sdp_enabled()
@@ -222,8 +222,8 @@ def test_a_finished_checkpoint_is_whole_though_its_states_are_in_pieces(tmp_path
             state=SimpleNamespace(fsdp_plugin=SimpleNamespace(set_state_dict_type=told.append)),
         ),
     )
-    nothing: Any = None
-    trainer._save(fake, tmp_path, nothing, nothing, None, "")
+    learner: Any = SimpleNamespace(freezes_model=False)
+    trainer._save(fake, tmp_path, learner, learner, "")
     assert told == ["FULL_STATE_DICT", "save"]
     launch = yaml.safe_load((PACKAGE / "presets/launch/fsdp.yaml").read_text(encoding="utf-8"))
     assert launch["fsdp_config"]["fsdp_state_dict_type"] == "SHARDED_STATE_DICT"

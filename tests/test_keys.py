@@ -31,8 +31,9 @@ SAME_VERSIONS = {name: metadata.version(name) for name in ("torch", "transformer
 # The code behind each kind of work, as patterns of files of the package.
 CODE: dict[Work, tuple[str, ...]] = {
     "training": (
-        *(f"training/{name}.py" for name in ("chat_data", "data", "gated", "medusa", "micro_batches", "objectives")),
-        *(f"training/{name}.py" for name in ("tokenizer", "trainer", "visibility")),
+        *(f"training/{name}.py" for name in ("arguments", "chat_data", "data", "gated", "learners", "medusa")),
+        *(f"training/{name}.py" for name in ("micro_batches", "objectives", "starting", "tokenizer", "trainer")),
+        "training/visibility.py",
         "forward/adapter.py",
     ),
     "decoding": ("forward/*.py", "decoding/*.py", "compiled/*.py", "methods/*.py"),

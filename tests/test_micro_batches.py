@@ -22,7 +22,7 @@ from marsbench.running import training_speed as training_speed_module
 from marsbench.running.run import Run
 from marsbench.running.training_speed import STAGES, TrainingSpeed, training_speed, training_speed_rows
 from marsbench.studies.real_model import STUDY
-from marsbench.training import checkpoints, memory, micro_batches, trainer
+from marsbench.training import arguments, checkpoints, memory, micro_batches, trainer
 from marsbench.training.checkpoints import TrainingRecord
 from marsbench.training.gated import GatedAdapter, gated_loss
 from marsbench.training.memory import bytes_kept
@@ -198,7 +198,7 @@ def test_a_training_in_pieces_learns_the_same(scale: Preset, tmp_path: Path, mon
     records = {}
     for most in (10_000, 150, None):
         monkeypatch.setattr(trainer, "most_entries", lambda *_, most=most, **__: most)
-        monkeypatch.setattr(trainer, "at_hand", lambda _, most=most: most)
+        monkeypatch.setattr(arguments, "at_hand", lambda _, most=most: most)
         found = trained(scale, tmp_path / str(most))
         assert found is not None and found.steps == 8
         assert found.provenance.get("entries_at_once") == most

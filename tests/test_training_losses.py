@@ -14,10 +14,10 @@ from transformers import PreTrainedModel
 
 from marsbench.presets import preset
 from marsbench.training import objectives
+from marsbench.training.learners import LEARNERS
 from marsbench.training.medusa import MedusaHeads, head_accuracy, medusa_loss
 from marsbench.training.objectives import ar_loss, block_diffusion_loss, mars_loss
 from marsbench.training.stages import STAGES, Stage, recipe
-from marsbench.training.trainer import objective
 from marsbench.training.variants import BlocksFrom
 from marsbench.training.visibility import blocks_of_responses, blocks_of_sequence, mars_visibility, needs_noisy_copy
 
@@ -173,7 +173,8 @@ def test_every_mars_stage_learns_what_its_definition_says(
     if chosen.variant.weighs_by_timestep:
         weight = batch["weight"] = torch.tensor([1.5, 0.25, 9.0])
     tokenizer: Any = SimpleNamespace(mask_token_id=MASK)
-    loss = objective(recipe(preset("micro"), stage, block_size=block_size), tokenizer, model)(model, **batch)
+    learner = LEARNERS["mars"](recipe(preset("micro"), stage, block_size=block_size), tokenizer, model)
+    loss = learner.loss(model, **batch)
     each = [defined_loss(model, *row, chosen, block_size) for row in zip(ids, labels, strict=True)]
     expected = (weight * torch.stack(each)).mean()
     assert loss.item() == pytest.approx(expected.item(), rel=1e-5)

@@ -16,10 +16,11 @@ from transformers import TrainerControl, TrainerState, TrainingArguments
 from marsbench.presets import Preset, preset
 from marsbench.running.step_cost import _memory
 from marsbench.training import checkpoints
+from marsbench.training.arguments import rate_in_cycle
 from marsbench.training.checkpoints import TrainingRecord
 from marsbench.training.data import Collator, TrainingData, timestep_weights
 from marsbench.training.stages import STAGES, recipe
-from marsbench.training.trainer import _Restart, rate_in_cycle, train
+from marsbench.training.trainer import _Restart, train
 from marsbench.training.variants import MarsVariant
 
 # From one start: what differs from `mars` by its parent alone is left out.

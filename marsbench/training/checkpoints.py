@@ -279,9 +279,7 @@ def _check_folder(folder: Path, needs_tokenizer: bool) -> None:
     """Refuse a folder in which a model cannot be, with a clearer word than the loader's."""
     if not folder.is_dir():
         raise UserError(
-            "there is no such checkpoint",
-            where=str(folder),
-            fix="check the path, or train it: marsbench train",
+            "there is no such checkpoint", where=str(folder), fix="check the path, or train it: marsbench train"
         )
     for name in ("config.json", *(["tokenizer.json"] if needs_tokenizer else [])):
         if not (folder / name).is_file():

@@ -21,11 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import (
-    PreTrainedModel,
     PreTrainedTokenizerBase,
     PrinterCallback,
-    Qwen2Config,
-    Qwen2ForCausalLM,
     Trainer,
     TrainerCallback,
     TrainerControl,
@@ -34,38 +31,20 @@ from transformers import (
     set_seed,
 )
 
-from marsbench.errors import UserError
 from marsbench.forward.attention import without_cudnn_attention
 from marsbench.provenance import provenance
 from marsbench.training import checkpoints
-from marsbench.training.chat_data import read_chat_data
+from marsbench.training.arguments import arguments_of, rate_in_cycle
 from marsbench.training.checkpoints import TrainingRecord
-from marsbench.training.data import (
-    Collator,
-    TrainingData,
-    conversations,
-    in_batches,
-    instruct_data,
-    lengths,
-    plain_text,
-    shuffled_passes,
-    timestep_weights,
-)
-from marsbench.training.gated import GatedAdapter, gated_loss
-from marsbench.training.medusa import MedusaHeads, head_accuracy, medusa_loss
-from marsbench.training.memory import at_hand, keep_freed_memory
+from marsbench.training.learners import LEARNERS, Learner
+from marsbench.training.memory import keep_freed_memory
 from marsbench.training.micro_batches import Fitting, most_entries
-from marsbench.training.objectives import ar_loss, block_diffusion_loss, mars_loss
 from marsbench.training.stages import Recipe
-from marsbench.training.tokenizer import build_tokenizer, prepare_for_chat
-from marsbench.world import difficulty
+from marsbench.training.starting import collator_of, data_of, held_out, weights_of
 
 # Called as training goes on: (step, steps, loss, tokens per second).
 Progress = Callable[[int, int, float, float], None]
 _RESUMABLE = "resumable.json"  # written last into a Trainer checkpoint; one without it was cut short
-_LOG_EVERY, _FEWEST_LOGS = 25, 10  # steps per logged loss; fewer, so that a short stage has a curve too
-_SAVES = 8  # resumable states per stage, or per cycle of one
-_HELD_OUT, _HELD_OUT_SEED = 256, 500_000  # conversations that Medusa heads are measured on
 
 
 def train(
@@ -88,7 +67,7 @@ def train(
     """
     keep_freed_memory()
     without_cudnn_attention()
-    with nullcontext() if _trains_the_model(recipe) else _whole_on_every_device():
+    with _whole_on_every_device() if LEARNERS[recipe.objective].freezes_model else nullcontext():
         return _train(recipe, folder, parent, progress, say, watch)
 
 
@@ -115,20 +94,19 @@ def _train(
     started = provenance(seed=recipe.seed)
     set_seed(recipe.seed)
     work = folder.with_name(folder.name + ".partial")
-    tokenizer, model, started_from = _start(recipe, parent)
-    data, measures = _data(recipe, tokenizer, say)
+    tokenizer, model, started_from = weights_of(recipe, parent)
+    data, measures = data_of(recipe, tokenizer, say)
     steps = len(data) // recipe.budget.batch_size
-    arguments, fitting = _arguments(recipe, steps, work)
-    part = _part(recipe, model)
-    if part:
-        nn.Module.to(model, arguments.device)  # the `Trainer` moves only what it trains
+    arguments, fitting = arguments_of(recipe, steps, work)
+    learner = LEARNERS[recipe.objective](recipe, tokenizer, model)
+    nn.Module.to(model, arguments.device)  # the `Trainer` moves only what it trains
     meter = _Meter(steps, data.tokens, progress, fitting)
     trainer = _StageTrainer(
-        loss=objective(recipe, tokenizer, model),
-        model=part or model,
+        loss=learner.loss,
+        model=learner.trained,
         args=arguments,
         train_dataset=data,
-        data_collator=_collator(recipe, tokenizer),
+        data_collator=collator_of(recipe, tokenizer),
         callbacks=[meter, *([watch] if watch else [])],
         cycle=recipe.budget.cycle,
         fitting=fitting,
@@ -140,21 +118,21 @@ def _train(
         meter.go_on(json.loads((resume / _RESUMABLE).read_text(encoding="utf-8")))
     trainer.train(resume_from_checkpoint=str(resume) if resume else None)
     finished = work / "finished"
-    _save(trainer, finished, tokenizer, model, part, _base_seen_from(folder, recipe, parent))
+    _save(trainer, finished, tokenizer, learner, _base_seen_from(folder, recipe, parent))
     if trainer.is_world_process_zero():
         checkpoints.publish(
             finished,
             folder,
             recipe,
             provenance={**started, "processes": arguments.world_size, **(fitting.facts() if fitting else {})},
-            parameters=sum(parameter.numel() for parameter in (part or model).parameters()),
+            parameters=sum(parameter.numel() for parameter in learner.trained.parameters()),
             steps=steps,
             tokens=meter.tokens,
             seconds=meter.seconds,
             loss=meter.loss,
             losses=[entry["loss"] for entry in trainer.state.log_history if "loss" in entry],
-            measures=measures | _of_heads(part, model, recipe, tokenizer),
-            base_weights=started_from if isinstance(part, GatedAdapter) else None,
+            measures=measures | learner.measures(held_out(recipe, tokenizer)),
+            base_weights=None if learner.saves_model else started_from,
         )
         shutil.rmtree(work)
     trainer.accelerator.wait_for_everyone()
@@ -163,44 +141,22 @@ def _train(
     return record
 
 
-def _save(
-    trainer: Trainer,
-    folder: Path,
-    tokenizer: PreTrainedTokenizerBase,
-    model: PreTrainedModel,
-    part: MedusaHeads | GatedAdapter | None,
-    base: str,
-) -> None:
-    """Write a checkpoint that plain transformers loads; Medusa heads lie beside the model that they belong to.
+def _save(trainer: Trainer, folder: Path, tokenizer: PreTrainedTokenizerBase, learner: Learner, base: str) -> None:
+    """Write a checkpoint that plain transformers loads, or an adapter without its model, which lies where `base` says.
 
-    An adapter goes without its model, which lies where `base` says. Every process takes part: where weights are
-    sharded, each has a piece of them.
+    Every process takes part: where weights are sharded, each has a piece of them.
     """
     if trainer.is_world_process_zero():
         shutil.rmtree(folder, ignore_errors=True)
     trainer.accelerator.wait_for_everyone()
-    if part is None:
+    if not learner.freezes_model:
         if trainer.is_fsdp_enabled:  # its resumable states stay in pieces, the finished checkpoint is whole
             trainer.accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")
         trainer.save_model(str(folder))
     if trainer.is_world_process_zero():
-        if isinstance(part, MedusaHeads):
-            model.save_pretrained(folder)
-            part.save(folder)
-        elif part:
-            part.save(folder, base)
+        learner.save(folder, base)
         tokenizer.save_pretrained(folder)
         (folder / "training_args.bin").unlink(missing_ok=True)
-
-
-def _part(recipe: Recipe, model: PreTrainedModel) -> MedusaHeads | GatedAdapter | None:
-    """What is trained beside a frozen model; None where the model itself is."""
-    if recipe.objective == "medusa":
-        return MedusaHeads(model.config.hidden_size)
-    if recipe.objective != "gated":
-        return None
-    assert recipe.rank is not None, "its stages have one"
-    return GatedAdapter(model, recipe.rank)
 
 
 def _base_seen_from(folder: Path, recipe: Recipe, parent: Path | None) -> str:
@@ -209,213 +165,6 @@ def _base_seen_from(folder: Path, recipe: Recipe, parent: Path | None) -> str:
         return os.path.relpath(parent.resolve(), folder.resolve())
     base = recipe.pretrained.base if recipe.pretrained else ""
     return str(Path(base).resolve()) if Path(base).is_dir() else base
-
-
-def objective(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> Callable[..., Tensor]:
-    """The stage's loss as a function of (what is trained, input_ids=..., labels=...), and weight=... where data has it.
-
-    `model` is what Medusa heads and adapters stand on; every other objective trains the model itself.
-    """
-    if recipe.objective == "ar":
-        return ar_loss
-    if recipe.objective == "medusa":
-        return partial(medusa_loss, backbone=model.requires_grad_(False))
-    blocks = {"block_size": recipe.block_size, "mask_token_id": tokenizer.mask_token_id}
-    if recipe.objective == "gated":
-        return partial(gated_loss, model=model.requires_grad_(False), **blocks)
-    if recipe.objective == "block_diffusion":
-        return partial(block_diffusion_loss, **blocks)
-    options = blocks | {"alignment": recipe.variant.alignment, "blocks_from": recipe.variant.blocks_from}
-    return lambda model, **batch: mars_loss(model, **batch, **options, ar_weight=recipe.ar_weight).total
-
-
-def _collator(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Collator:
-    """What makes batches of the stage's data."""
-    block_size = recipe.block_size if recipe.variant.fills_with_eos else None
-    return Collator(tokenizer.pad_token_id, tokenizer.eos_token_id, block_size)
-
-
-def _start(recipe: Recipe, parent: Path | None) -> tuple[PreTrainedTokenizerBase, PreTrainedModel, str | None]:
-    """Tokenizer and weights to start from: the parent's, the pretrained base's, or new ones; and the weights' hash."""
-    if parent is not None:
-        loaded = checkpoints.load(parent)
-        return loaded.tokenizer, loaded.model.train(), loaded.weights
-    if recipe.pretrained is not None:
-        return _from_base(recipe.pretrained.base, grows=recipe.objective != "gated")
-    assert recipe.model is not None and recipe.vocabulary_size is not None, "random weights are the world's"
-    tokenizer = build_tokenizer(recipe.vocabulary_size, level=difficulty(recipe.difficulty))
-    special = {
-        "pad_token_id": tokenizer.pad_token_id,
-        "eos_token_id": tokenizer.eos_token_id,
-        "bos_token_id": None,
-    }
-    config = Qwen2Config(vocab_size=len(tokenizer), tie_word_embeddings=True, **special, **recipe.model)
-    return tokenizer, Qwen2ForCausalLM(config), None
-
-
-def _from_base(base: str, *, grows: bool) -> tuple[PreTrainedTokenizerBase, PreTrainedModel, str]:
-    """A pretrained checkpoint made ready for chat and masks; embeddings grow only if no row is left for the mask."""
-    loaded = checkpoints.load(base)
-    tokenizer, model = loaded.tokenizer, loaded.model.train()
-    prepare_for_chat(tokenizer)
-    if len(tokenizer) > model.get_input_embeddings().num_embeddings:
-        if not grows:
-            raise UserError(
-                "this base has no row left for the mask's embedding, and an adapter leaves the base as it is",
-                where=base,
-                fix="choose another base, or train stage mars",
-            )
-        model.resize_token_embeddings(len(tokenizer))
-    for config in (model.config, model.generation_config):
-        config.eos_token_id, config.pad_token_id = tokenizer.eos_token_id, tokenizer.pad_token_id
-    return tokenizer, model, loaded.weights
-
-
-def _data(
-    recipe: Recipe, tokenizer: PreTrainedTokenizerBase, say: Callable[[str], None]
-) -> tuple[TrainingData, dict[str, float]]:
-    """The stage's data in training order, a whole number of batches; and how much of its source was used."""
-    batch_size, noisy = recipe.budget.batch_size, recipe.block_size is not None
-    if recipe.pretrained is None:
-        return _of_the_world(recipe, tokenizer), {}
-    source = recipe.pretrained.chat_data
-    chat = read_chat_data(source, tokenizer, recipe.pretrained.max_length)
-    kept = len(chat.sequences)
-    say(f"{source}: {kept:,} conversations to learn, {chat.dropped:,} left out")
-    # The last batch of the last pass is filled up with the beginning of one more.
-    drawn = shuffled_passes(kept, recipe.budget.total_steps(kept, recipe.passes) * batch_size, recipe.seed)
-    sizes = [a + b for a, b in zip(chat.lengths, chat.labelled, strict=True)] if noisy else chat.lengths
-    order = in_batches(drawn, sizes, batch_size, seed=recipe.seed)
-    tokens = sum(chat.lengths[index] for index in order)
-    measures: dict[str, float] = {"conversations": kept, "conversations_left_out": chat.dropped}
-    return TrainingData(chat.sequences, order, tokens, _weights(recipe, len(order))), measures
-
-
-def _of_the_world(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> TrainingData:
-    """Sequences that the world makes: each met once in every pass, or so many over and over."""
-    budget, noisy = recipe.budget, recipe.block_size is not None
-    make = instruct_data if recipe.instruct_base else plain_text if recipe.plain_text else conversations
-    steps = budget.total_steps(0, recipe.passes)
-    if budget.sequences is None:
-        count = steps * budget.batch_size // recipe.passes
-        drawn = list(range(count)) * recipe.passes
-    else:
-        count = budget.sequences
-        drawn = shuffled_passes(count, steps * budget.batch_size, recipe.seed)
-    sequences = make(tokenizer, count, recipe.seed, difficulty(recipe.difficulty))
-    order = in_batches(drawn, lengths(sequences, noisy=noisy), budget.batch_size, seed=recipe.seed)
-    sizes = lengths(sequences, noisy=False)
-    return TrainingData(sequences, order, sum(sizes[index] for index in drawn), _weights(recipe, len(order)))
-
-
-def _weights(recipe: Recipe, count: int) -> list[float] | None:
-    """By how much each of `count` sequences counts, in training order; None where all count the same."""
-    return timestep_weights(count, recipe.seed) if recipe.variant.weighs_by_timestep else None
-
-
-def _of_heads(
-    part: MedusaHeads | GatedAdapter | None, model: PreTrainedModel, recipe: Recipe, tokenizer: PreTrainedTokenizerBase
-) -> dict[str, float]:
-    """How good Medusa heads are, where the world makes conversations to ask them."""
-    if not isinstance(part, MedusaHeads) or recipe.pretrained is not None:
-        return {}
-    return head_accuracy(part, model, _held_out(recipe, tokenizer))
-
-
-def _held_out(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Iterator[dict[str, Tensor]]:
-    """Batches of conversations that no stage has been trained on."""
-    level, size = difficulty(recipe.difficulty), recipe.budget.batch_size
-    data = conversations(tokenizer, _HELD_OUT, _HELD_OUT_SEED + recipe.seed, level)
-    collate = Collator(tokenizer.pad_token_id, tokenizer.eos_token_id)
-    return (collate(data[first : first + size]) for first in range(0, len(data), size))
-
-
-def _arguments(recipe: Recipe, steps: int, work: Path) -> tuple[TrainingArguments, Fitting | None]:
-    """What the `Trainer` is told; and how batches are cut where memory decides it."""
-    arguments = TrainingArguments(
-        output_dir=str(work),
-        max_steps=steps,
-        learning_rate=recipe.budget.learning_rate,
-        lr_scheduler_type="cosine",  # where there are no cycles
-        warmup_steps=max(1, round(0.03 * steps)),
-        optim="adamw_torch_fused",
-        adam_beta2=recipe.budget.adam_beta2,
-        weight_decay=recipe.budget.weight_decay,
-        use_cpu=not torch.accelerator.is_available(),  # the Trainer refuses bf16 on a CPU that it was not asked to use
-        bf16=recipe.pretrained is not None and recipe.pretrained.bf16 and _computes_in_bf16(),
-        # None where it is off: the option has a new name in newer versions, which complain about the old one.
-        gradient_checkpointing=_recomputes(recipe) or None,
-        ddp_find_unused_parameters=False,  # every loss uses them all
-        train_sampling_strategy="sequential",  # the data is in its order already
-        save_steps=max(1, (recipe.budget.cycle or steps) // _SAVES),  # the end of a cycle is kept
-        save_total_limit=2,
-        logging_steps=max(1, min(_LOG_EVERY, steps // _FEWEST_LOGS)),
-        disable_tqdm=True,
-        report_to="none",
-        log_level="error",
-        remove_unused_columns=False,
-        dataloader_pin_memory=torch.cuda.is_available(),
-        seed=recipe.seed,
-    )
-    arguments._n_gpu = min(arguments.n_gpu, 1)  # without `accelerate launch`, one process on one device
-    fitting = Fitting(recipe, arguments.device) if _cuts_by_memory(recipe, arguments) else None
-    limit = recipe.pretrained.rows_per_device[recipe.objective] if recipe.pretrained and not fitting else None
-    rows, accumulation = share_of_batch(recipe.budget.batch_size, arguments.world_size, limit)
-    arguments.per_device_train_batch_size, arguments.gradient_accumulation_steps = rows, accumulation
-    return arguments, fitting
-
-
-def rate_in_cycle(step: int, cycle: int) -> float:
-    """The learning rate at a step, over its peak: it rises for a 40th of each cycle, stays, falls for a fifth."""
-    at = step % cycle
-    return min(1.0, 40 * at / cycle, 5 * (cycle - at) / cycle)
-
-
-def _computes_in_bf16() -> bool:
-    """Whether bf16 saves time here: on an accelerator, and on a CPU that has instructions for it."""
-    if torch.accelerator.is_available():
-        return True
-    return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())  # type: ignore[no-untyped-call]
-
-
-def _recomputes(recipe: Recipe) -> bool:
-    """Whether activations are computed twice; those of Medusa heads are few, and the model below is not trained."""
-    return recipe.pretrained is not None and recipe.pretrained.gradient_checkpointing and _trains_the_model(recipe)
-
-
-def _trains_the_model(recipe: Recipe) -> bool:
-    """Whether the model itself is trained, and not something small beside it."""
-    return recipe.objective not in ("medusa", "gated")
-
-
-def _cuts_by_memory(recipe: Recipe, arguments: TrainingArguments) -> bool:
-    """Whether a batch is cut by the memory at hand; else, rows per device are those of the scale's file.
-
-    Several processes must each make as many passes as the others. What is computed twice is not seen to be kept. The
-    loss of Medusa heads is no mean over rows, and the world's batches are small.
-    """
-    if recipe.pretrained is None or recipe.objective == "medusa" or _recomputes(recipe) or arguments.world_size > 1:
-        return False
-    return at_hand(arguments.device) is not None
-
-
-def share_of_batch(batch_size: int, processes: int, limit: int | None = None) -> tuple[int, int]:
-    """Rows per device and accumulation steps, such that rows x accumulation x processes is the batch size exactly.
-
-    Takes as many rows as fit below `limit`. All shares are equal, so the mean of the processes' mean losses is the mean
-    over the batch.
-
-    Raises:
-        UserError: the processes cannot share the batch equally.
-    """
-    if batch_size % processes:
-        raise UserError(
-            f"{processes} processes cannot share a batch of {batch_size} sequences equally",
-            fix="choose a number of processes that divides it, or another --batch-size",
-        )
-    share = batch_size // processes
-    rows = max(rows for rows in range(1, min(share, limit or share) + 1) if share % rows == 0)
-    return rows, share // rows
 
 
 def _last_resumable(work: Path) -> Path | None:

@@ -28,10 +28,7 @@ def fact(rng: random.Random, level: Difficulty) -> str:
     masses = facts(level).element_mass
     (element,) = known(rng, masses)
     return say(
-        rng,
-        "[The mass of|One atom of|We know that|Each] {e} [is|weighs|has] {m}.",
-        e=element,
-        m=masses[element],
+        rng, "[The mass of|One atom of|We know that|Each] {e} [is|weighs|has] {m}.", e=element, m=masses[element]
     )
 
 
@@ -67,10 +64,7 @@ def sample(rng: random.Random, level: Difficulty) -> Example:
     hops = [_hop(rng, one, masses[one], count) for one, count in zip(elements, counts, strict=True)]
     thoughts = [*hops, total, search(rng, options, kind), closing(rng, letter)]
     return Example(
-        "\n".join([question, *lines]),
-        " ".join(thoughts),
-        f"gpqa {' '.join(molecule)} {options}",
-        {"target": letter},
+        "\n".join([question, *lines]), " ".join(thoughts), f"gpqa {' '.join(molecule)} {options}", {"target": letter}
     )
 
 
@@ -85,7 +79,4 @@ def _total(rng: random.Random, parts: list[int], kind: str) -> str:
     for part in parts[1:]:
         sums.append(f"{total} + {part} [=|is|makes] {total + part}")
         total += part
-    return say(
-        rng,
-        f"[Together|In total|Adding up|All in all], {', '.join(sums)}, [a|thus a|which is a|so a] {kind}.",
-    )
+    return say(rng, f"[Together|In total|Adding up|All in all], {', '.join(sums)}, [a|thus a|which is a|so a] {kind}.")

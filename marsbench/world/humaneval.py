@@ -106,9 +106,7 @@ def _on_list(rng: random.Random, name: str, level: Difficulty) -> Example:
     keep, reduce = rng.choice(KEEP), rng.choice(REDUCE)
     k = rng.randint(2, 9)
     wording = say(
-        rng,
-        f"[Return|Give back|Compute] {reduce.wording} [the values|the numbers|those] in xs {keep.wording}.",
-        k=k,
+        rng, f"[Return|Give back|Compute] {reduce.wording} [the values|the numbers|those] in xs {keep.wording}.", k=k
     )
     kept = f"[v for v in xs if {keep.code.format(k=k)}]"
     if rng.random() < 0.5:

@@ -1,0 +1,105 @@
+"""The objectives as a training meets them: what each of them trains, by which loss, and how it is saved."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from marsbench.training.gated import GatedAdapter, gated_loss
+from marsbench.training.medusa import MedusaHeads, head_accuracy, medusa_loss
+from marsbench.training.objectives import ar_loss, block_diffusion_loss, mars_loss
+from marsbench.training.stages import Objective, Recipe
+
+
+class Learner:
+    """AR: the model itself learns the next token, and the `Trainer` saves it. Subclasses say what they do otherwise."""
+
+    freezes_model: ClassVar[bool] = False  # something small is trained beside the model, which stays as it is
+    saves_model: ClassVar[bool] = True  # the checkpoint holds the model; else the model lies elsewhere
+    is_mean_over_rows: ClassVar[bool] = True  # of the loss: a batch may go through in pieces
+
+    def __init__(self, recipe: Recipe, tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> None:
+        self.model = model
+        self.trained: nn.Module = model
+        self._recipe = recipe
+        self._blocks: dict[str, Any] = {"block_size": recipe.block_size, "mask_token_id": tokenizer.mask_token_id}
+
+    def loss(self, trained: nn.Module, **batch: Any) -> Tensor:
+        """The loss of a batch: `input_ids`, `labels`, and `weight` where the data has it.
+
+        `trained` is what this learner trains, or a distributed wrapper around it.
+        """
+        return ar_loss(trained, **batch)
+
+    def save(self, folder: Path, base: str) -> None:
+        """Write what the `Trainer` does not; `base` is where the model lies, as seen from the checkpoint."""
+
+    def measures(self, batches: Iterable[dict[str, Tensor]]) -> dict[str, float]:
+        """How good it is on batches that it has not seen, where that is no matter of the loss."""
+        return {}
+
+
+class _Mars(Learner):
+    def loss(self, trained: nn.Module, **batch: Any) -> Tensor:
+        chosen = self._recipe.variant
+        return mars_loss(
+            trained, **batch, **self._blocks, ar_weight=self._recipe.ar_weight, alignment=chosen.alignment,
+            blocks_from=chosen.blocks_from,
+        ).total  # fmt: skip
+
+
+class _BlockDiffusion(Learner):
+    def loss(self, trained: nn.Module, **batch: Any) -> Tensor:
+        return block_diffusion_loss(trained, **batch, **self._blocks)
+
+
+class _Medusa(Learner):
+    """Heads on a frozen model, saved beside it."""
+
+    freezes_model = True
+    is_mean_over_rows = False
+
+    def __init__(self, recipe: Recipe, tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> None:
+        super().__init__(recipe, tokenizer, model.requires_grad_(False))
+        self.trained = self._heads = MedusaHeads(model.config.hidden_size)
+
+    def loss(self, trained: nn.Module, **batch: Any) -> Tensor:
+        return medusa_loss(trained, **batch, backbone=self.model)
+
+    def save(self, folder: Path, base: str) -> None:
+        self.model.save_pretrained(folder)
+        self._heads.save(folder)
+
+    def measures(self, batches: Iterable[dict[str, Tensor]]) -> dict[str, float]:
+        return head_accuracy(self._heads, self.model, batches)
+
+
+class _Gated(Learner):
+    """An adapter on a frozen model, saved without it."""
+
+    freezes_model = True
+    saves_model = False
+
+    def __init__(self, recipe: Recipe, tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> None:
+        super().__init__(recipe, tokenizer, model.requires_grad_(False))
+        assert recipe.rank is not None, "its stages have one"
+        self.trained = self._adapter = GatedAdapter(model, recipe.rank)
+
+    def loss(self, trained: nn.Module, **batch: Any) -> Tensor:
+        return gated_loss(trained, **batch, model=self.model, **self._blocks)
+
+    def save(self, folder: Path, base: str) -> None:
+        self._adapter.save(folder, base)
+
+
+LEARNERS: dict[Objective, type[Learner]] = {
+    "ar": Learner,
+    "mars": _Mars,
+    "block_diffusion": _BlockDiffusion,
+    "medusa": _Medusa,
+    "gated": _Gated,
+}

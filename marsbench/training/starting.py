@@ -1,0 +1,119 @@
+"""What a stage starts from: tokenizer and weights, and its data in the order to train in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
+
+from marsbench.errors import UserError
+from marsbench.training import checkpoints
+from marsbench.training.chat_data import read_chat_data
+from marsbench.training.data import (
+    Collator,
+    TrainingData,
+    conversations,
+    in_batches,
+    instruct_data,
+    lengths,
+    plain_text,
+    shuffled_passes,
+    timestep_weights,
+)
+from marsbench.training.learners import LEARNERS
+from marsbench.training.stages import Recipe
+from marsbench.training.tokenizer import build_tokenizer, prepare_for_chat
+from marsbench.world import difficulty
+
+_HELD_OUT, _HELD_OUT_SEED = 256, 500_000  # conversations that no stage is trained on
+
+
+def weights_of(recipe: Recipe, parent: Path | None) -> tuple[PreTrainedTokenizerBase, PreTrainedModel, str | None]:
+    """Tokenizer and weights: the parent's, the pretrained base's, or new ones; and the hash of the first two."""
+    if parent is not None:
+        loaded = checkpoints.load(parent)
+        return loaded.tokenizer, loaded.model.train(), loaded.weights
+    if recipe.pretrained is not None:
+        return _from_base(recipe.pretrained.base, grows=LEARNERS[recipe.objective].saves_model)
+    assert recipe.model is not None and recipe.vocabulary_size is not None, "random weights are the world's"
+    tokenizer = build_tokenizer(recipe.vocabulary_size, level=difficulty(recipe.difficulty))
+    special = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
+    config = Qwen2Config(vocab_size=len(tokenizer), tie_word_embeddings=True, **special, **recipe.model)
+    return tokenizer, Qwen2ForCausalLM(config), None
+
+
+def _from_base(base: str, *, grows: bool) -> tuple[PreTrainedTokenizerBase, PreTrainedModel, str]:
+    """A pretrained checkpoint made ready for chat and masks; embeddings grow only if no row is left for the mask."""
+    loaded = checkpoints.load(base)
+    tokenizer, model = loaded.tokenizer, loaded.model.train()
+    prepare_for_chat(tokenizer)
+    if len(tokenizer) > model.get_input_embeddings().num_embeddings:
+        if not grows:
+            raise UserError(
+                "this base has no row left for the mask's embedding, and an adapter leaves the base as it is",
+                where=base,
+                fix="choose another base, or train stage mars",
+            )
+        model.resize_token_embeddings(len(tokenizer))
+    for config in (model.config, model.generation_config):
+        config.eos_token_id, config.pad_token_id = tokenizer.eos_token_id, tokenizer.pad_token_id
+    return tokenizer, model, loaded.weights
+
+
+def data_of(
+    recipe: Recipe, tokenizer: PreTrainedTokenizerBase, say: Callable[[str], None]
+) -> tuple[TrainingData, dict[str, float]]:
+    """The stage's data in training order, a whole number of batches; and how much of its source was used."""
+    batch_size, noisy = recipe.budget.batch_size, recipe.block_size is not None
+    if recipe.pretrained is None:
+        return _of_the_world(recipe, tokenizer), {}
+    source = recipe.pretrained.chat_data
+    chat = read_chat_data(source, tokenizer, recipe.pretrained.max_length)
+    kept = len(chat.sequences)
+    say(f"{source}: {kept:,} conversations to learn, {chat.dropped:,} left out")
+    # The last batch of the last pass is filled up with the beginning of one more.
+    drawn = shuffled_passes(kept, recipe.budget.total_steps(kept, recipe.passes) * batch_size, recipe.seed)
+    sizes = [a + b for a, b in zip(chat.lengths, chat.labelled, strict=True)] if noisy else chat.lengths
+    order = in_batches(drawn, sizes, batch_size, seed=recipe.seed)
+    tokens = sum(chat.lengths[index] for index in order)
+    measures: dict[str, float] = {"conversations": kept, "conversations_left_out": chat.dropped}
+    return TrainingData(chat.sequences, order, tokens, _weights(recipe, len(order))), measures
+
+
+def _of_the_world(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> TrainingData:
+    """Sequences that the world makes: each met once in every pass, or so many over and over."""
+    budget, noisy = recipe.budget, recipe.block_size is not None
+    make = instruct_data if recipe.instruct_base else plain_text if recipe.plain_text else conversations
+    steps = budget.total_steps(0, recipe.passes)
+    if budget.sequences is None:
+        count = steps * budget.batch_size // recipe.passes
+        drawn = list(range(count)) * recipe.passes
+    else:
+        count = budget.sequences
+        drawn = shuffled_passes(count, steps * budget.batch_size, recipe.seed)
+    sequences = make(tokenizer, count, recipe.seed, difficulty(recipe.difficulty))
+    order = in_batches(drawn, lengths(sequences, noisy=noisy), budget.batch_size, seed=recipe.seed)
+    sizes = lengths(sequences, noisy=False)
+    return TrainingData(sequences, order, sum(sizes[index] for index in drawn), _weights(recipe, len(order)))
+
+
+def _weights(recipe: Recipe, count: int) -> list[float] | None:
+    """By how much each of `count` sequences counts, in training order; None where all count the same."""
+    return timestep_weights(count, recipe.seed) if recipe.variant.weighs_by_timestep else None
+
+
+def held_out(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Iterator[dict[str, Tensor]]:
+    """Batches of conversations that no stage has been trained on, where the world makes them."""
+    level, size = difficulty(recipe.difficulty), recipe.budget.batch_size
+    count = 0 if recipe.pretrained else _HELD_OUT
+    data = conversations(tokenizer, count, _HELD_OUT_SEED + recipe.seed, level)
+    collate = Collator(tokenizer.pad_token_id, tokenizer.eos_token_id)
+    yield from (collate(data[first : first + size]) for first in range(0, len(data), size))
+
+
+def collator_of(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Collator:
+    """What makes batches of the stage's data."""
+    block_size = recipe.block_size if recipe.variant.fills_with_eos else None
+    return Collator(tokenizer.pad_token_id, tokenizer.eos_token_id, block_size)
