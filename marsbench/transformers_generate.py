@@ -31,7 +31,7 @@ from marsbench.errors import UserError
 from marsbench.forward.adapter import Adapted, Adapter
 from marsbench.methods import METHODS, OPTIONS, Options, build_method, check_threshold
 from marsbench.progress import Reporter
-from marsbench.training.gated import read_adapter
+from marsbench.training.adapter_files import read_adapter
 from marsbench.training.medusa import MedusaHeads
 
 

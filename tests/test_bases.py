@@ -22,7 +22,7 @@ from marsbench.presets import Preset, preset
 from marsbench.rows.workspace import Workspace
 from marsbench.running.checkpoints import Checkpoints
 from marsbench.running.run import Run
-from marsbench.training import checkpoints
+from marsbench.training import checkpoints, records
 from marsbench.training.bases import ship
 from marsbench.training.stages import lineage, recipe
 
@@ -45,13 +45,11 @@ def test_a_shipped_base_is_the_trained_one_in_bf16(shipping: Preset, micro_check
     """Guards against a base that is shipped from elsewhere, in full width, or without its tokenizer."""
     (trained,) = micro_checkpoints.glob("base-*")
     folder = Path(shipping.published["base"])
-    full, half = load_file(trained / checkpoints.WEIGHTS), load_file(folder / checkpoints.WEIGHTS)
+    full, half = load_file(trained / records.WEIGHTS), load_file(folder / records.WEIGHTS)
     assert {name: tensor.bfloat16() for name, tensor in full.items()}.keys() == half.keys()
     assert all(torch.equal(half[name], tensor.bfloat16()) for name, tensor in full.items())
-    record = checkpoints.finished(folder)
-    assert (
-        record is not None and record.recipe["stage"] == "base" and record.weights == checkpoints.weights_hash(folder)
-    )
+    record = records.finished(folder)
+    assert record is not None and record.recipe["stage"] == "base" and record.weights == records.weights_hash(folder)
     assert checkpoints.load(folder).mask_id == checkpoints.load(trained).mask_id
 
 
@@ -62,7 +60,7 @@ def test_stages_start_from_the_shipped_base(shipping: Preset, tmp_path: Path) ->
     found, short = of(shipping, tmp_path), replace(shipping.finetuning, steps=1)
     assert found.path("base", None) == shipping.published["base"]
     folder = Path(of(replace(shipping, finetuning=short), tmp_path).path("ar_sft", None))
-    started, ended = (load_file(Path(one) / checkpoints.WEIGHTS) for one in (shipping.published["base"], folder))
+    started, ended = (load_file(Path(one) / records.WEIGHTS) for one in (shipping.published["base"], folder))
     assert all((ended[name] - tensor.float()).abs().max() < 0.02 for name, tensor in started.items()), "not its child"
     assert not list(folder.parent.glob("base-*"))
 
@@ -76,13 +74,13 @@ def test_from_scratch_trains_the_base_too(shipping: Preset) -> None:
 def test_a_missing_or_damaged_base_is_one_clear_line(shipping: Preset, tmp_path: Path) -> None:
     """Guards against a traceback from a loader, and against training from weights that are not the record's."""
     folder = Path(shipping.published["base"])
-    weights = load_file(folder / checkpoints.WEIGHTS)
+    weights = load_file(folder / records.WEIGHTS)
     name = next(iter(weights))
-    save_file({**weights, name: weights[name] + 1}, folder / checkpoints.WEIGHTS, metadata={"format": "pt"})
+    save_file({**weights, name: weights[name] + 1}, folder / records.WEIGHTS, metadata={"format": "pt"})
     for stage in ("base", "ar_sft"):
         with pytest.raises(UserError, match="the shipped base is damaged"):
             of(shipping, tmp_path).path(stage, None)
-    (folder / checkpoints.RECORD).write_text("{")
+    (folder / records.RECORD).write_text("{")
     with pytest.raises(UserError, match="the shipped base cannot be read"):
         of(shipping, tmp_path).path("base", None)
     shutil.rmtree(folder)

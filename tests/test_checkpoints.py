@@ -16,7 +16,7 @@ from marsbench.rows.kinds import TrainingRow
 from marsbench.rows.workspace import Workspace
 from marsbench.running.checkpoints import Checkpoints
 from marsbench.running.run import Run
-from marsbench.training.checkpoints import finished
+from marsbench.training.records import finished
 
 
 class Heard(Reporter):

@@ -27,10 +27,11 @@ from marsbench.errors import UserError
 from marsbench.forward.adapter import Adapted, hooked
 from marsbench.methods.fitting import default_ids, fit
 from marsbench.presets import preset
-from marsbench.training import checkpoints, gated
+from marsbench.training import records
+from marsbench.training.adapter_files import CONFIG, base_of, read_adapter
 from marsbench.training.checkpoints import Loaded, load, with_adapter
 from marsbench.training.data import chat_prompt
-from marsbench.training.gated import CONFIG, GatedAdapter, gated_loss, read_adapter
+from marsbench.training.gated import GatedAdapter, gated_loss
 from marsbench.training.objectives import IGNORED
 from marsbench.training.stages import recipe
 from marsbench.training.trainer import train
@@ -202,7 +203,7 @@ def test_a_trained_adapter_leaves_every_answer_as_it_was(made: Path, micro_check
 
 def test_an_adapter_is_small_and_names_what_it_is_of(made: Path, micro_checkpoints: Path) -> None:
     """Guards against a copy of the model in the folder, and a record that does not say what the adapter belongs to."""
-    record, base = checkpoints.finished(made), checkpoints.finished(next(micro_checkpoints.glob("ar_sft-*")))
+    record, base = records.finished(made), records.finished(next(micro_checkpoints.glob("ar_sft-*")))
     assert record is not None and base is not None
     assert record.base_weights == base.weights
     assert (record.recipe["rank"], record.recipe["block_size"], record.steps) == (16, 4, 6)
@@ -218,7 +219,7 @@ def test_peft_reads_the_same_maps(made: Path) -> None:
     peft = pytest.importorskip("peft")
     loaded = load(made)
     assert isinstance(loaded.model, Adapted)
-    wrapped = peft.PeftModel.from_pretrained(load(gated.base_of(made)).model, str(made))
+    wrapped = peft.PeftModel.from_pretrained(load(base_of(made)).model, str(made))
     theirs = {name: values for name, values in wrapped.state_dict().items() if "lora_" in name}
     ours = load_file(made / "adapter_model.safetensors")
     assert len(theirs) == len(ours) == 2 * len(loaded.model.adapter.maps)

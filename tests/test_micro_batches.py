@@ -22,12 +22,12 @@ from marsbench.running import training_speed as training_speed_module
 from marsbench.running.run import Run
 from marsbench.running.training_speed import STAGES, TrainingSpeed, training_speed, training_speed_rows
 from marsbench.studies.real_model import STUDY
-from marsbench.training import arguments, checkpoints, memory, micro_batches, trainer
-from marsbench.training.checkpoints import TrainingRecord
+from marsbench.training import arguments, memory, micro_batches, records, trainer
 from marsbench.training.gated import GatedAdapter, gated_loss
 from marsbench.training.memory import bytes_kept
 from marsbench.training.micro_batches import Batch, most_entries, pieces, row_sizes
 from marsbench.training.objectives import IGNORED, ar_loss, mars_loss
+from marsbench.training.records import TrainingRecord
 from marsbench.training.stages import Recipe, recipe
 from marsbench.training.trainer import train
 
@@ -190,7 +190,7 @@ def trained(scale: Preset, folder: Path, until: int | None = None) -> TrainingRe
         train(chosen, folder / chosen.name, None, stop, lambda line: None)
     except KeyboardInterrupt:
         return None
-    return checkpoints.finished(folder / chosen.name)
+    return records.finished(folder / chosen.name)
 
 
 def test_a_training_in_pieces_learns_the_same(scale: Preset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

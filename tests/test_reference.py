@@ -23,7 +23,7 @@ from marsbench.paths import PACKAGE
 from marsbench.reference import Answer, Metric, Model
 from marsbench.training.data import Collator
 from marsbench.training.objectives import ar_loss, mars_loss
-from marsbench.training.variants import Alignment, BlocksFrom
+from marsbench.training.stages import Alignment, BlocksFrom
 from marsbench.training.visibility import blocks_of_responses
 
 MASK, EOS, PAD = 3, 2, 0

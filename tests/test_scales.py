@@ -45,7 +45,7 @@ from marsbench.running.run import Run
 from marsbench.running.tables import Table
 from marsbench.studies import plan_of, plans
 from marsbench.studies.lines import BLOCK_SIZES, MARS_STAGES
-from marsbench.training import checkpoints
+from marsbench.training import checkpoints, records
 from marsbench.training.arguments import share_of_batch
 from marsbench.training.chat_data import read_chat_data, segments
 from marsbench.training.data import in_batches, shuffled_passes
@@ -280,7 +280,7 @@ def test_training_from_a_pretrained_base(spare_rows: int, grown: int, tmp_path: 
     assert tokenizer.eos_token == "<|im_end|>" and model.generation_config.eos_token_id == tokenizer.eos_token_id
     assert model.dtype == torch.float32
     assert not torch.equal(model.model.norm.weight, before.model.norm.weight)
-    record = checkpoints.finished(folder)
+    record = records.finished(folder)
     assert record is not None and record.steps == 2
     assert len(record.losses) == 2 and all(math.isfinite(loss) for loss in record.losses)
     assert record.recipe["pretrained"]["base"] == str(base)
@@ -392,7 +392,7 @@ def test_accumulation_makes_up_the_batch(base: Path, tmp_path: Path, monkeypatch
         monkeypatch.setattr("marsbench.training.arguments.share_of_batch", lambda *_, share=share: share)
         result = train("ar_sft", base, data, tmp_path / str(share))
         assert result.exit_code == 0, result.output
-        record = checkpoints.finished(Path(result.stdout.strip()))
+        record = records.finished(Path(result.stdout.strip()))
         assert record is not None and record.steps == 2
         curves.append(record.losses)
     assert curves[0] == pytest.approx(curves[1], rel=1e-3)
@@ -415,7 +415,7 @@ def losses(output: Path, processes: int, *launcher: str) -> dict[str, list[float
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.splitlines()) == 1, "one process speaks for all"
-    found = [checkpoints.finished(folder) for folder in output.glob("runs/micro/checkpoints/*")]
+    found = [records.finished(folder) for folder in output.glob("runs/micro/checkpoints/*")]
     records = [record for record in found if record]
     assert {record.provenance["processes"] for record in records} == {processes}
     return {record.recipe["stage"]: record.losses for record in records}

@@ -17,8 +17,7 @@ from marsbench.training import objectives
 from marsbench.training.learners import LEARNERS
 from marsbench.training.medusa import MedusaHeads, head_accuracy, medusa_loss
 from marsbench.training.objectives import ar_loss, block_diffusion_loss, mars_loss
-from marsbench.training.stages import STAGES, Stage, recipe
-from marsbench.training.variants import BlocksFrom
+from marsbench.training.stages import STAGES, BlocksFrom, Stage, recipe
 from marsbench.training.visibility import blocks_of_responses, blocks_of_sequence, mars_visibility, needs_noisy_copy
 
 MASK = 3

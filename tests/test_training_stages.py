@@ -15,13 +15,12 @@ from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from marsbench.presets import Preset, preset
 from marsbench.running.step_cost import _memory
-from marsbench.training import checkpoints
+from marsbench.training import records
 from marsbench.training.arguments import rate_in_cycle
-from marsbench.training.checkpoints import TrainingRecord
 from marsbench.training.data import Collator, TrainingData, timestep_weights
-from marsbench.training.stages import STAGES, recipe
+from marsbench.training.records import TrainingRecord
+from marsbench.training.stages import STAGES, MarsVariant, recipe
 from marsbench.training.trainer import _Restart, train
-from marsbench.training.variants import MarsVariant
 
 # From one start: what differs from `mars` by its parent alone is left out.
 MARS_STAGES = [
@@ -44,7 +43,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def record(folder: Path) -> TrainingRecord:
-    found = checkpoints.finished(folder)
+    found = records.finished(folder)
     assert found is not None
     return found
 

@@ -42,7 +42,7 @@ from marsbench.running.plans import TrainedStage
 from marsbench.running.run import Run
 from marsbench.running.train_on_many import train_on_many
 from marsbench.studies import studies, study_of
-from marsbench.training import checkpoints
+from marsbench.training import checkpoints, records
 from marsbench.training.stages import recipe
 
 TIMES = ("seconds", "provenance")  # of a row; what may differ from run to run
@@ -581,6 +581,6 @@ def test_processes_train_together(tmp_path: Path) -> None:
     (task,) = graph.trainings([TrainedStage("base", None)], run.scale, FromRun(run), settings_of(run), gpus=2)
     two = ("--multi_gpu", "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no")
     train_on_many(task, 2, run.workspace.logs, two)
-    record = checkpoints.finished(run.workspace.checkpoint(recipe(run.scale, "base")))
+    record = records.finished(run.workspace.checkpoint(recipe(run.scale, "base")))
     assert record is not None and record.provenance["processes"] == 2
     assert not run.workspace.row_file.exists() and [*run.workspace.logs.iterdir()] == []

@@ -20,9 +20,10 @@ from marsbench.rows.kinds import TrainingRow
 from marsbench.running.locks import alone_with
 from marsbench.running.plans import Arm, TrainedStage, parents_first
 from marsbench.running.run import Run
-from marsbench.training import checkpoints
+from marsbench.training import checkpoints, records
 from marsbench.training.bases import checked_base
-from marsbench.training.checkpoints import Loaded, TrainingRecord
+from marsbench.training.checkpoints import Loaded
+from marsbench.training.records import TrainingRecord
 from marsbench.training.stages import Recipe, recipe, stage
 
 _PATIENCE_S = 90.0  # how long a network file system may hide from one machine what another has written
@@ -44,7 +45,7 @@ class Checkpoints:
 
     def record(self, trained: TrainedStage) -> TrainingRecord | None:
         """What a stage's own checkpoint says about itself, None where it is not there or not finished."""
-        return checkpoints.finished(self._workspace.checkpoint(self.recipe(*trained)))
+        return records.finished(self._workspace.checkpoint(self.recipe(*trained)))
 
     def own(self, trained: TrainedStage) -> TrainingRecord | None:
         """The same, None where another checkpoint stands for it, too."""
@@ -164,11 +165,11 @@ class Checkpoints:
     def train(self, chosen: Recipe) -> TrainingRow:
         """The row of a recipe's finished checkpoint, trained now if need be (its parent's too)."""
         folder = self._workspace.checkpoint(chosen)
-        record = checkpoints.finished(folder)
+        record = records.finished(folder)
         redo = record is not None and self._run.must_redo(chosen.key, f"checkpoint {chosen.name}", folder)
         if record is None or redo:
             with alone_with(chosen, self._run) as waited:
-                record = checkpoints.finished(folder)
+                record = records.finished(folder)
                 if record is not None and redo and not waited:  # who waited finds it as new as can be
                     shutil.rmtree(folder, ignore_errors=True)  # another process of this training may be about it too
                     record = None

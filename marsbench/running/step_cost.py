@@ -17,7 +17,7 @@ from marsbench.provenance import provenance
 from marsbench.rows.kinds import StepCostRow
 from marsbench.running.checkpoints import Checkpoints
 from marsbench.running.run import Run
-from marsbench.training import checkpoints
+from marsbench.training import checkpoints, records
 from marsbench.training.data import Collator, conversations, in_batches, lengths
 from marsbench.training.memory import bytes_kept, keep_freed_memory
 from marsbench.training.objectives import ar_loss, mars_loss
@@ -38,7 +38,7 @@ def step_cost_row(run: Run) -> StepCostRow:
     """The cost of a MARS step over an AR step, on the AR SFT checkpoint, which must be trained."""
     parent = Checkpoints(run).recipe("ar_sft", None)
     folder = run.workspace.checkpoint(parent)
-    record = checkpoints.finished(folder)
+    record = records.finished(folder)
     started = str(record.provenance["started"]) if record else ""
     key = content_hash({"kind": "step_cost", "parent": parent.key, "started": started, "versions": versions("timing")})
     known = run.existing_row(key, StepCostRow, "the step costs")

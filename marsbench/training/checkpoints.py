@@ -1,15 +1,10 @@
-"""Checkpoints on disk: where they lie, what they say about themselves, how they are loaded.
-
-A finished checkpoint is a folder that plain `AutoModelForCausalLM` and `AutoTokenizer` load, with one more file,
-`marsbench.json`: its recipe, provenance, the hash of its weights and what its training cost. It appears whole or not
-at all.
-"""
+"""Loading a checkpoint: a folder, a name on the hub, a model of `fetching`, or an adapter with the model below it."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -32,34 +27,15 @@ from marsbench.fetching import models as fetchable
 from marsbench.fetching.fetch import fetch
 from marsbench.forward.adapter import Adapted, parted
 from marsbench.progress import Reporter
-from marsbench.training.gated import base_of, is_adapter, read_adapter
+from marsbench.training.adapter_files import base_of, is_adapter, read_adapter
 from marsbench.training.medusa import MedusaHeads
-from marsbench.training.stages import BLOCKWISE, STAGES, Recipe
+from marsbench.training.records import TrainingRecord, finished, weights_hash
+from marsbench.training.stages import BLOCKWISE, STAGES
 
-RECORD = "marsbench.json"
-WEIGHTS = "model.safetensors"
 _NEEDED = ("*.json", "*.safetensors", "*.txt", "*.jinja", "*.model")  # files of a hub checkpoint that are loaded
 # A config with these fields describes a Qwen2 model, whatever it calls itself.
 _QWEN2_FIELDS = {"hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers", "num_key_value_heads"}
 _QWEN2_FIELDS |= {"rms_norm_eps", "vocab_size"}
-
-
-@dataclass(frozen=True)
-class TrainingRecord:
-    """What a finished checkpoint says about itself."""
-
-    key: str
-    recipe: dict[str, Any]
-    provenance: dict[str, Any]
-    weights: str  # SHA-256 of the weights file
-    parameters: int
-    steps: int
-    tokens: int  # of the sequences seen, padding and noisy copies not counted
-    seconds: float  # wall time of training, interruptions not counted
-    loss: float  # mean over the last logging interval
-    losses: list[float] = field(default_factory=list)  # mean over every logging interval, all of the same length
-    measures: dict[str, float] = field(default_factory=dict)  # what else was measured, such as the accuracy of heads
-    base_weights: str | None = None  # of an adapter: SHA-256 of the weights of the model that it was trained on
 
 
 @dataclass(frozen=True)
@@ -103,31 +79,6 @@ class Loaded:
     def knows_masks(self) -> bool:
         """Whether its training showed it masks; True where it does not say how it was trained."""
         return self.stage is None or STAGES[self.stage].objective in BLOCKWISE
-
-
-def finished(folder: Path) -> TrainingRecord | None:
-    """The record of a finished checkpoint, None where there is none."""
-    try:
-        return TrainingRecord(**json.loads((folder / RECORD).read_text(encoding="utf-8")))
-    except FileNotFoundError:
-        return None
-
-
-def publish(folder: Path, target: Path, recipe: Recipe, **facts: Any) -> None:
-    """Write the record into a folder that holds model and tokenizer, and move it to its place in one step."""
-    record = TrainingRecord(key=recipe.key, recipe=asdict(recipe), weights=weights_hash(folder), **facts)
-    (folder / RECORD).write_text(json.dumps(asdict(record), indent=1) + "\n", encoding="utf-8")
-    folder.rename(target)
-
-
-def weights_hash(folder: Path) -> str:
-    """SHA-256 over all weights files of a checkpoint."""
-    digest = hashlib.sha256()
-    for file in sorted(folder.glob("*.safetensors")):
-        with file.open("rb") as stream:
-            while chunk := stream.read(1 << 20):
-                digest.update(chunk)
-    return digest.hexdigest()
 
 
 def default_device() -> str:

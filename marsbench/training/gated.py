@@ -2,21 +2,14 @@
 
 Nothing of the model changes, so there is nothing to defend: no AR term, and a rate of its own. The clean tokens need no
 gradient. They go through the model once, as they are, and masks attend to the keys and values that they leave.
-
-An adapter is a folder as peft lays one out (its configuration, its names of weights), with the vector of the mask's
-embedding in a file beside it and a record that tells of the base.
 """
 
 from __future__ import annotations
 
-import json
 import math
-from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
@@ -24,11 +17,6 @@ from marsbench.errors import UserError
 from marsbench.forward.adapter import Adapter, LowRank, hooked
 from marsbench.training.objectives import IGNORED, mean_over_rows, nll_at
 from marsbench.training.visibility import additive_mask, blocks_of_responses
-
-CONFIG = "adapter_config.json"  # peft's
-_WEIGHTS, _VECTOR = "adapter_model.safetensors", "mask_vector.safetensors"  # peft's, and ours
-_PREFIX = "base_model.model."  # of peft's names
-_NOT_PLAIN = ("use_dora", "rank_pattern", "alpha_pattern", "modules_to_save")  # peft's: more than maps of one scale
 
 
 class GatedAdapter(nn.Module):
@@ -40,7 +28,6 @@ class GatedAdapter(nn.Module):
     def __init__(self, model: PreTrainedModel, rank: int) -> None:
         super().__init__()
         self._model = (model,)  # in a tuple, so that it is neither moved, saved nor trained with this
-        self.rank = rank
         layers = linear_layers(model)
         self._names = list(layers)
         self.vector = nn.Parameter(torch.zeros(model.config.get_text_config().hidden_size))
@@ -70,30 +57,6 @@ class GatedAdapter(nn.Module):
         with hooked(self.frozen, self.adapter, None):
             return self.frozen(**inputs)
 
-    def save(self, folder: Path, base: str) -> None:
-        """Write an adapter's folder, without a record; `base` is where its model lies, as seen from there."""
-        folder.mkdir(parents=True, exist_ok=True)
-        inside = f"{_PREFIX}{_place_of_decoder(self.frozen)}"
-        weights = {
-            f"{inside}{name}.lora_{which}.weight": one.detach().cpu().contiguous()
-            for name, pair in self.adapter.maps.items()
-            for which, one in zip("AB", pair, strict=True)
-        }
-        save_file(weights, folder / _WEIGHTS)
-        save_file({"mask_vector": self.vector.detach().cpu()}, folder / _VECTOR)
-        config = {
-            "peft_type": "LORA",
-            "task_type": "CAUSAL_LM",
-            "base_model_name_or_path": base,
-            "r": self.rank,
-            "lora_alpha": self.rank,  # what the maps say counts as it is
-            "lora_dropout": 0.0,
-            "bias": "none",
-            "inference_mode": True,
-            "target_modules": sorted({name.rpartition(".")[2] for name in self._names}),
-        }
-        (folder / CONFIG).write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
-
 
 def linear_layers(model: PreTrainedModel) -> dict[str, nn.Linear]:
     """The linear layers of a model's decoder by name; the LM head is none of them."""
@@ -104,70 +67,6 @@ def linear_layers(model: PreTrainedModel) -> dict[str, nn.Linear]:
             f"{type(model).__name__} has no plain linear layers for an adapter to act on", fix="choose another base"
         )
     return found
-
-
-def _place_of_decoder(model: PreTrainedModel) -> str:
-    """What names of a decoder's layers begin with in the model: "model." in Qwen2's."""
-    decoder: nn.Module = model.get_decoder()  # type: ignore[no-untyped-call]
-    name = next(name for name, module in model.named_modules() if module is decoder)
-    return f"{name}." if name else ""
-
-
-def is_adapter(folder: Path) -> bool:
-    """Whether a folder holds an adapter."""
-    return (folder / CONFIG).is_file()
-
-
-def base_of(folder: Path) -> str:
-    """Where an adapter's model lies: a folder, or a name."""
-    base = str(_config(folder).get("base_model_name_or_path") or "")
-    beside = folder / base
-    return str(beside.resolve()) if base and beside.is_dir() else base
-
-
-def read_adapter(folder: Path, model: PreTrainedModel) -> Adapter:
-    """The adapter in a folder, for a model.
-
-    Raises:
-        UserError: a file is missing or cut short, or the adapter is none that this decoder knows.
-    """
-    config = _config(folder)
-    if config.get("peft_type") != "LORA" or config.get("bias", "none") != "none" or any(map(config.get, _NOT_PLAIN)):
-        raise UserError("this is no plain LoRA adapter", where=str(folder), fix="train one: marsbench train mars_gated")
-    rank = float(config["r"])
-    scale = float(config["lora_alpha"]) / (math.sqrt(rank) if config.get("use_rslora") else rank)
-    try:
-        weights, vector = load_file(folder / _WEIGHTS), load_file(folder / _VECTOR)["mask_vector"]
-    except (OSError, SafetensorError, KeyError) as error:
-        raise UserError(
-            f"the adapter cannot be loaded: {error}",
-            where=str(folder),
-            fix="a file may be missing or cut short, or peft made it without a gate; copy it or train it again",
-        ) from error
-    inside = f"{_PREFIX}{_place_of_decoder(model)}"
-    ends = ".lora_A.weight", ".lora_B.weight"
-    names = [name.removeprefix(inside).removesuffix(ends[0]) for name in weights if name.endswith(ends[0])]
-    try:
-        maps = {
-            name: LowRank(weights[inside + name + ends[0]], scale * weights[inside + name + ends[1]]) for name in names
-        }
-    except KeyError as error:
-        raise UserError(
-            f"the adapter does not fit the model: {error} is missing", where=str(folder),
-            fix="take the model that it was trained for",
-        ) from error  # fmt: skip
-    return Adapter(vector, maps)
-
-
-def _config(folder: Path) -> dict[str, Any]:
-    try:
-        config: dict[str, Any] = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"the adapter's configuration cannot be read: {error}", where=str(folder / CONFIG),
-            fix="copy the adapter or train it again",
-        ) from error  # fmt: skip
-    return config
 
 
 def gated_loss(

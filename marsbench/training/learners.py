@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from marsbench.training.adapter_files import write_adapter
 from marsbench.training.gated import GatedAdapter, gated_loss
 from marsbench.training.medusa import MedusaHeads, head_accuracy, medusa_loss
 from marsbench.training.objectives import ar_loss, block_diffusion_loss, mars_loss
@@ -93,7 +94,7 @@ class _Gated(Learner):
         return gated_loss(trained, **batch, model=self.model, **self._blocks)
 
     def save(self, folder: Path, base: str) -> None:
-        self._adapter.save(folder, base)
+        write_adapter(self._adapter.adapter, self.model, folder, base)
 
 
 LEARNERS: dict[Objective, type[Learner]] = {

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 from transformers import LlamaForCausalLM, Qwen2ForCausalLM
 
-from marsbench.training.variants import Alignment, BlocksFrom
+from marsbench.training.stages import Alignment, BlocksFrom
 from marsbench.training.visibility import (
     additive_mask,
     blocks_of_responses,

@@ -33,12 +33,12 @@ from transformers import (
 
 from marsbench.forward.attention import without_cudnn_attention
 from marsbench.provenance import provenance
-from marsbench.training import checkpoints
+from marsbench.training import records
 from marsbench.training.arguments import arguments_of, rate_in_cycle
-from marsbench.training.checkpoints import TrainingRecord
 from marsbench.training.learners import LEARNERS, Learner
 from marsbench.training.memory import keep_freed_memory
 from marsbench.training.micro_batches import Fitting, most_entries
+from marsbench.training.records import TrainingRecord
 from marsbench.training.stages import Recipe
 from marsbench.training.starting import collator_of, data_of, held_out, weights_of
 
@@ -120,7 +120,7 @@ def _train(
     finished = work / "finished"
     _save(trainer, finished, tokenizer, learner, _base_seen_from(folder, recipe, parent))
     if trainer.is_world_process_zero():
-        checkpoints.publish(
+        records.publish(
             finished,
             folder,
             recipe,
@@ -136,7 +136,7 @@ def _train(
         )
         shutil.rmtree(work)
     trainer.accelerator.wait_for_everyone()
-    record = checkpoints.finished(folder)
+    record = records.finished(folder)
     assert record is not None, "the first process has just published it"
     return record
 

@@ -1,0 +1,61 @@
+"""What a finished checkpoint says about itself.
+
+It is a folder that plain `AutoModelForCausalLM` and `AutoTokenizer` load, with one more file, `marsbench.json`: its
+recipe, provenance, the hash of its weights and what its training cost. It appears whole or not at all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from marsbench.training.stages import Recipe
+
+RECORD = "marsbench.json"
+WEIGHTS = "model.safetensors"
+
+
+@dataclass(frozen=True)
+class TrainingRecord:
+    """What a finished checkpoint says about itself."""
+
+    key: str
+    recipe: dict[str, Any]
+    provenance: dict[str, Any]
+    weights: str  # SHA-256 of the weights file
+    parameters: int
+    steps: int
+    tokens: int  # of the sequences seen, padding and noisy copies not counted
+    seconds: float  # wall time of training, interruptions not counted
+    loss: float  # mean over the last logging interval
+    losses: list[float] = field(default_factory=list)  # mean over every logging interval, all of the same length
+    measures: dict[str, float] = field(default_factory=dict)  # what else was measured, such as the accuracy of heads
+    base_weights: str | None = None  # of an adapter: SHA-256 of the weights of the model that it was trained on
+
+
+def finished(folder: Path) -> TrainingRecord | None:
+    """The record of a finished checkpoint, None where there is none."""
+    try:
+        return TrainingRecord(**json.loads((folder / RECORD).read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return None
+
+
+def publish(folder: Path, target: Path, recipe: Recipe, **facts: Any) -> None:
+    """Write the record into a folder that holds model and tokenizer, and move it to its place in one step."""
+    record = TrainingRecord(key=recipe.key, recipe=asdict(recipe), weights=weights_hash(folder), **facts)
+    (folder / RECORD).write_text(json.dumps(asdict(record), indent=1) + "\n", encoding="utf-8")
+    folder.rename(target)
+
+
+def weights_hash(folder: Path) -> str:
+    """SHA-256 over all weights files of a checkpoint."""
+    digest = hashlib.sha256()
+    for file in sorted(folder.glob("*.safetensors")):
+        with file.open("rb") as stream:
+            while chunk := stream.read(1 << 20):
+                digest.update(chunk)
+    return digest.hexdigest()
