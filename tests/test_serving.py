@@ -176,6 +176,10 @@ def test_sampling_draws_what_decode_draws(server: Running, loaded: Loaded) -> No
     for method in ("ar", "mars-verified"):
         found = server.complete(prompt=ids, max_tokens=20, temperature=0.9, seed=5, method=method)
         assert found["choices"][0]["text"] == text_of(loaded, expected.tokens)
+        one = server.complete(prompt=ids, max_tokens=20, temperature=0.9, seed=5, method=method, top_k=1)
+        assert one["choices"] == server.complete(prompt=ids, max_tokens=20, method=method)["choices"]
+        cut = server.complete(prompt=ids, max_tokens=20, temperature=0.9, seed=5, method=method, top_p=0.5, min_p=0.1)
+        assert cut["choices"] != found["choices"]
 
 
 # ---- the knob

@@ -218,7 +218,7 @@ def test_lack_of_memory_in_a_step_costs_one_answer(
     for _ in range(4):
         log.work()
     with monkeypatch.context() as patch:
-        patch.setattr("marsbench.decoding.engine.forward", out_of_memory)
+        patch.setattr("marsbench.decoding.step.forward", out_of_memory)
         log.work()
     log.run()
     assert "out of memory" in log.ended[1].failure and not log.ended[0].failure and not log.ended[2].failure
@@ -238,7 +238,7 @@ def test_lack_of_memory_for_everything_ends_all_answers_and_nothing_else(
         log.engine.submit(job(number, golden["prompts"][number], ignore_eos=True))
     log.work()
     with monkeypatch.context() as patch:
-        patch.setattr("marsbench.decoding.engine.forward", out_of_memory)
+        patch.setattr("marsbench.decoding.step.forward", out_of_memory)
         patch.setattr("marsbench.decoding.engine.Batch.leave", out_of_memory)
         log.work()
     assert all("out of memory" in log.ended[number].failure for number in range(2))

@@ -36,6 +36,7 @@ class Shape(NamedTuple):
     length: int  # the most tokens that a row may come to
     thresholded: bool  # whether any row has a confidence to pass
     sampled: bool  # whether any row samples
+    cut: bool = False  # whether any row samples from a part of the tokens only
 
     def fits(self, needed: Shape) -> bool:
         """Whether it is enough for another, and not far too much."""
@@ -91,6 +92,7 @@ class Stand:
             even=most.pending == 1 and not most.drafted,
             thresholded=shape.thresholded,
             sampled=shape.sampled,
+            cut=shape.cut,
             draft_pending=most.draft_pending,
             room=(shape.length, 1),
         )
@@ -275,6 +277,7 @@ class Fixed:
             length=_bucket(length, 64, 96),
             thresholded=any(isfinite(seat.bar) for seat in seats),
             sampled=any(seat.request.temperature > 0 for seat in seats),
+            cut=any(seat.request.is_cut for seat in seats),
         )
 
 

@@ -35,9 +35,17 @@ class Request:
     stop: Sequence[Sequence[int]] = ()
     temperature: float = 0.0
     seed: int = 0
+    top_k: int = 0  # what is sampled is one of so many of the most probable tokens; 0 or less: of all
+    top_p: float = 1.0  # ... and of the fewest of these that together are so probable
+    min_p: float = 0.0  # ... that are so probable at least, as a part of the most probable one
     ignore_eos: bool = False
     window: int = 1  # tokens that one forward settles at most
     verified: bool = False  # whether guesses are checked before they count
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether it samples from a part of the tokens only."""
+        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,10 @@ def check_requests(requests: Sequence[Request], model: Any, *, where: str = "req
             )
         if request.max_new_tokens < 1:
             raise UserError("max_new_tokens must be at least 1", where=place, fix="ask for one token or more")
+        if not (0 < request.top_p <= 1 and 0 <= request.min_p <= 1):
+            raise UserError(
+                "top_p must be above 0, and neither it nor min_p above 1", where=place, fix="leave them out"
+            )
         if not request.temperature >= 0:
             raise UserError("temperature must be 0 or more", where=place, fix="give 0 for greedy decoding")
         if request.window < 1:
@@ -68,6 +72,7 @@ def laid_out(seats: Sequence[Seat], *, pad_id: int, device: torch.device) -> Row
         bar=torch.tensor([seat.bar for seat in seats], dtype=torch.float32),
         temperature=torch.tensor([request.temperature for request in chosen], dtype=torch.float32),
         seed=torch.tensor([request.seed for request in chosen]),
+        cut=torch.tensor([[request.top_k, request.top_p, request.min_p] for request in chosen], dtype=torch.float32),
         drafts=tokens.new_empty(len(seats), 0),
         drafted=none,
         draft_cached=none,

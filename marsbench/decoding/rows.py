@@ -31,6 +31,7 @@ class Extent(NamedTuple):
     draft_pending: int = 0  # `pending` of the draft model
     draft_level: bool = False  # `level` of the draft model
     room: tuple[int, int] = (0, 0)  # tokens that a row may still get: the most and the least
+    cut: bool = False  # whether any row samples from a part of the tokens only
     windows: tuple[int, int] = (1, 1)  # the widest and the narrowest, where a method lets rows differ
 
 
@@ -62,6 +63,7 @@ class Rows:
     bar: Tensor  # fp32 [N], the confidence to pass
     temperature: Tensor  # fp32 [N], 0 = greedy
     seed: Tensor  # [N], of the sampling noise
+    cut: Tensor  # fp32 [N, 3], top_k, top_p and min_p of what may be sampled
     drafts: Tensor  # [N, D], guesses at the tokens after the committed ones, for methods that verify guesses
     drafted: Tensor  # [N], how many of them there are
     draft_cached: Tensor  # [N], `cached` of the draft model
@@ -88,7 +90,8 @@ class Rows:
         rows = torch.stack([pending, self.drafted, self.length, draft_pending, room, self.window])
         most, least = rows.amax(1), rows.amin(1)
         # No threshold at all is an infinite bar, for one token per forward (+) or for all drafts (-).
-        options = torch.stack([self.bar.isfinite().any(), (self.temperature > 0).any()])
+        cut = (self.cut[:, 0] > 0) | (self.cut[:, 1] < 1) | (self.cut[:, 2] > 0)
+        options = torch.stack([self.bar.isfinite().any(), (self.temperature > 0).any(), cut.any()])
         numbers = torch.cat([most, least, options.long(), *(other.flatten() for other in others)]).tolist()
         largest, smallest = numbers[:6], numbers[6:12]
         self.extent = Extent(
@@ -98,13 +101,14 @@ class Rows:
             even=largest[:2] == smallest[:2],
             thresholded=bool(numbers[12]),
             sampled=bool(numbers[13]),
+            cut=bool(numbers[14]),
             level=largest[0] == smallest[0],
             draft_pending=largest[3],
             draft_level=largest[3] == smallest[3],
             room=(largest[4], smallest[4]),
             windows=(largest[5], smallest[5]),
         )
-        return numbers[14:]
+        return numbers[15:]
 
     def turn(self, knobs: Mapping[int, tuple[float, int, bool]]) -> None:
         """Change how some rows decode: row -> the confidence to pass, its window, whether its guesses are checked."""
@@ -137,7 +141,7 @@ class Rows:
         """The token at each position [N, K], greedy or sampled as the row wants, from logits [N, K, V]."""
         if not self.extent.sampled:
             return logits.max(-1).indices  # the first of equals, like argmax, and several times as fast on a CPU
-        return choose(logits, position, self.temperature, self.seed)
+        return choose(logits, position, self.temperature, self.seed, self.cut if self.extent.cut else None)
 
 
 def _stacked(parts: list[Tensor]) -> Tensor:

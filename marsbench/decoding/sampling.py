@@ -4,7 +4,8 @@ Sampling adds Gumbel noise to the scaled logits and takes the top one, which dra
 function of a request's seed, the position and the token alone. So every method that verifies drafts against "what the
 model itself would say here" emits the same tokens as AR decoding with that seed, and what it does is the standard
 rejection rule: a draft d is kept with probability p(d), and a rejected one is replaced by a draw from p without d
-(arXiv 2211.17192, for drafts that are one token, not a distribution).
+(arXiv 2211.17192, for drafts that are one token, not a distribution). p is what top-k, top-p and min-p leave of the
+softmax, so all of this holds for them too.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 
-def choose(logits: Tensor, position: Tensor, temperature: Tensor, seed: Tensor) -> Tensor:
+def choose(logits: Tensor, position: Tensor, temperature: Tensor, seed: Tensor, cut: Tensor | None = None) -> Tensor:
     """The token at every position.
 
     Args:
@@ -21,13 +22,37 @@ def choose(logits: Tensor, position: Tensor, temperature: Tensor, seed: Tensor) 
         position: integer [N, K], where the tokens will stand.
         temperature: fp32 [N], 0 for the top token.
         seed: integer [N].
+        cut: fp32 [N, 3], of `cut_off`, or None where nothing is.
 
     Returns:
         integer [N, K].
     """
     scaled = logits.float() / temperature.clamp(min=1e-6).view(-1, 1, 1)
+    if cut is not None:
+        scaled = cut_off(scaled, *cut.unbind(-1))
     sampled = (scaled + _gumbel(seed, position, logits.shape[-1])).argmax(-1)
     return torch.where(temperature.unsqueeze(1) > 0, sampled, logits.argmax(-1))
+
+
+def cut_off(logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
+    """Logits of what may be sampled, -inf elsewhere; the top token always may.
+
+    Args:
+        logits: fp32 [N, K, V], divided by the temperature.
+        top_k: fp32 [N], of how many of the most probable tokens one is taken; 0 or less: of all.
+        top_p: fp32 [N], of the fewest of the most probable tokens that together reach this probability, of those that
+            are left; 1: of all.
+        min_p: fp32 [N], of those that are at least so probable as a part of the top one; 0: of all.
+    """
+    ranked, order = torch.sort(logits, dim=-1, descending=True, stable=True)
+    place = torch.arange(logits.shape[-1], device=logits.device)
+    most = torch.where(top_k > 0, top_k, logits.shape[-1]).view(-1, 1, 1)
+    ranked = ranked.masked_fill(place >= most, -torch.inf)
+    probability = ranked.softmax(-1)
+    before = probability.cumsum(-1) - probability  # of all that are more probable
+    whole, least = top_p.view(-1, 1, 1), min_p.view(-1, 1, 1)
+    out = (place > 0) & (((before >= whole) & (whole < 1)) | (probability < least * probability[..., :1]))
+    return torch.empty_like(logits).scatter_(-1, order, ranked.masked_fill(out, -torch.inf))
 
 
 def _gumbel(seed: Tensor, position: Tensor, vocabulary: int) -> Tensor:

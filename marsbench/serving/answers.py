@@ -130,12 +130,10 @@ class Answers:
         limit = self._limit(ids, limit, "messages" if chat else "prompt")
         seed = random.getrandbits(32) if body.seed is None else body.seed
         sampled = self.settings.temperature if body.temperature is None else body.temperature
-        for name, usual in (("top_p", (None, 1.0)), ("top_k", (None, 0, -1)), ("min_p", (None, 0.0))):
-            if sampled and getattr(body, name) not in usual:
-                raise wrong(f"this server does not support {name!r} while sampling", name)
+        cut = max(0, body.top_k or 0), 1.0 if body.top_p is None else body.top_p, body.min_p or 0.0
         return [
             Job(
-                self.desk.number(), ids, limit, self._wishes(body), temperature=sampled,
+                self.desk.number(), ids, limit, self._wishes(body), temperature=sampled, cut=cut,
                 seed=(seed + number + 2**63) % 2**64 - 2**63, ignore_eos=body.ignore_eos, best=body.best, echo=echo,
                 streamed=bool(body.stream) and limit > 0, arrived=arrived,
             )

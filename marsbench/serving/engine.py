@@ -191,7 +191,8 @@ class Engine:
     def _request(self, job: Job, knob: Knob) -> Request:
         return Request(
             job.prompt_ids, job.max_new_tokens, knob.threshold, temperature=job.temperature, seed=job.seed,
-            ignore_eos=job.ignore_eos, window=knob.window, verified=knob.verified,
+            ignore_eos=job.ignore_eos, window=knob.window, verified=knob.verified, top_k=job.cut[0], top_p=job.cut[1],
+            min_p=job.cut[2],
         )  # fmt: skip
 
     def _fail(self, job: Job, why: str) -> None:

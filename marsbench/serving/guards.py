@@ -29,7 +29,6 @@ Send = Callable[[Message], Awaitable[None]]
 Headers = dict[bytes, bytes]
 T = TypeVar("T")
 _OPEN = ("/health", "/ping")  # routes that ask for no key
-_LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 class ClientGone(Exception):
@@ -239,9 +238,10 @@ class Gate:
             raise ApiError(408, f"the body did not come within {read_s:g} seconds", code="timeout") from error
 
 
-def is_loopback(host: str) -> bool:
-    """Whether nobody on another machine can reach an address."""
-    return host.lower() in _LOOPBACK or host.startswith("127.")
+def is_open_to_all(settings: Settings) -> bool:
+    """Whether whoever reaches the server from another machine may use it."""
+    host = settings.host.lower()
+    return not (settings.api_key or host in ("localhost", "::1") or host.startswith("127."))
 
 
 def _host(netloc: str) -> str:

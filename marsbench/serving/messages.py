@@ -46,6 +46,7 @@ class Job:
     wishes: Wishes
     temperature: float = 0.0
     seed: int = 0
+    cut: tuple[int, float, float] = (0, 1.0, 0.0)  # top_k, top_p and min_p
     ignore_eos: bool = False
     best: int | None = None  # log-probabilities of its tokens are wanted, and of so many of the best at each place
     echo: bool = False  # whether they are wanted for the prompt too

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import gc
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ from marsbench.errors import UserError
 from marsbench.serving.app import build
 from marsbench.serving.connection import Connection
 from marsbench.serving.desk import Desk
-from marsbench.serving.guards import is_loopback
+from marsbench.serving.guards import is_open_to_all
 from marsbench.serving.settings import Settings
 
 
@@ -70,10 +71,11 @@ async def _serve(settings: Settings, own: socket.socket, say: Callable[[str], No
             backlog=2048, http=connection, ws="none",
         )  # fmt: skip
         server = _Server(config)
+        gc.freeze()  # what is there to stay need not be looked through whenever a large body is read
         own.listen(config.backlog)  # from now on nobody is refused
         serving = asyncio.create_task(server.serve(sockets=[own]))
         shown, number = own.getsockname()[:2]
-        if not (settings.api_key or is_loopback(settings.host)):
+        if is_open_to_all(settings):
             say("warning: whoever reaches this address may use the server: see --api-key")
         say(f"serving {settings.name} on http://{f'[{shown}]' if ':' in shown else shown}:{number}")
         over = asyncio.create_task(desk.over.wait())

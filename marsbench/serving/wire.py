@@ -41,8 +41,8 @@ def _prompts(value: Any) -> list[str | list[int]]:
     for one in several:
         if isinstance(one, str):
             _whole(one)
-        elif not isinstance(one, list) or not all(type(token) is int and token >= 0 for token in one):
-            raise ValueError("a prompt is a text or a list of token ids")
+        elif not (isinstance(one, list) and one and all(type(token) is int and token >= 0 for token in one)):
+            raise ValueError("a prompt is a text, or token ids, one at least")
     return several
 
 
