@@ -88,7 +88,7 @@ def drawn(claims: Sequence[Judged], monkeypatch: pytest.MonkeyPatch, tmp_path: P
         return [path_stem]
 
     monkeypatch.setattr(claims_figure, "save", save)
-    assert claims_figure.draw(claims_page.numbers(claims), [TINY], tmp_path) == [tmp_path / "figures" / "claims_tiny"]
+    assert claims_figure.draw(claims, [TINY], tmp_path) == [tmp_path / "figures" / "claims_tiny"]
     return figures[0].axes
 
 
@@ -193,19 +193,19 @@ def test_agreement_by_hand(one: Comparison, same: bool, opposed: bool, held: boo
 
 def test_a_scale_is_held_against_its_own_model() -> None:
     """Guards against numbers of Qwen2.5 7B that are compared with the paper's of 0.5B."""
-    (found,) = comparisons([(1, Judged(CLAIMS[2], {"7b": Finding()}))], "7b")
+    (found,) = comparisons([Judged(CLAIMS[2], {"7b": Finding()})], "7b")
     assert found.nearest == 1.5 and not (found.same_sign or found.surely_opposed or found.holds_published)
 
 
 def test_the_sentence_counts_what_is_drawn() -> None:
     """Guards against counts of other claims than the figure's, and missing measurements that pass for disagreement."""
-    found = comparisons(claims_page.numbers(judged(CLAIMS, 0.5, 1.2, 2.0)), "tiny")
+    found = comparisons(judged(CLAIMS, 0.5, 1.2, 2.0), "tiny")
     assert agreement(found, "tiny") == (
         "Scale tiny: of 8 claims with a published number, all were measured; in 6 of them the sign agrees, in 1 the "
         "whole interval has the other sign, and in 3 the interval holds the published value."
     )
     missing = [Judged(one.claim, {"tiny": Finding()}) for one in judged(CLAIMS[:3])]
-    sentence = agreement(comparisons(claims_page.numbers(missing), "tiny"), "tiny")
+    sentence = agreement(comparisons(missing, "tiny"), "tiny")
     assert "of 3 claims with a published number, 0 were measured; in 0 of them" in sentence
 
 
@@ -213,12 +213,12 @@ def test_the_page_shows_the_figure_that_is_written(tmp_path: Path) -> None:
     """Guards against a broken image, numbers that are not the page's, and bytes that differ from run to run."""
     found = judged(CLAIMS)
     page = claims_page.render(found, [TINY])
-    first, again = (claims_figure.draw(claims_page.numbers(found), [TINY], tmp_path / name) for name in ("a", "b"))
+    first, again = (claims_figure.draw(found, [TINY], tmp_path / name) for name in ("a", "b"))
     assert [path.name for path in first] == ["claims_tiny.png", "claims_tiny.svg"]
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in again]
     (link,) = re.findall(r"!\[[^\]]{20,}\]\((\S+)\)", page)
     assert (tmp_path / "a" / link).is_file()
-    assert agreement(comparisons(claims_page.numbers(found), "tiny"), "tiny") in page
+    assert agreement(comparisons(found, "tiny"), "tiny") in page
     assert re.search(r"\| +4 \| Section 4\.2: Table 2 +\| worse ", page)
 
 
@@ -237,5 +237,5 @@ def test_claims_that_say_the_same_are_told_apart_on_the_page_alone(
 def test_a_scale_without_rows_has_no_figure(tmp_path: Path) -> None:
     """Guards against a picture of published numbers alone, and a heading with nothing below it."""
     found = [Judged(one.claim, {"tiny": Finding()}) for one in judged(CLAIMS)]
-    assert claims_figure.draw(claims_page.numbers(found), [TINY], tmp_path) == []
+    assert claims_figure.draw(found, [TINY], tmp_path) == []
     assert "published one" not in claims_page.render(found, [TINY]) and not any(tmp_path.iterdir())

@@ -353,7 +353,7 @@ def test_every_claim_is_listed_once_with_its_verdict_at_every_scale(published_ro
     head, _, *lines = lines_of(summary)
     assert head == ["#", "where", "claim", "tiny", "after Holm", "0.5b", "after Holm"]
     claims = paper_claims()
-    said = list(zip(claims, sentences(claims).values(), strict=True))
+    said = sentences(claims).items()
     place = next(number for number, line in enumerate(lines) if line[:3] == ["#", "where", "check"])
     lines, checks = lines[:place], lines[place + 2 :]
     assert [line[2] for line in lines] == [text for one, text in said if not one.check] and len(lines) > 60

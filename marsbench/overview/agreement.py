@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 
 from marsbench.findings.claims import DIGITS, Claim, Judged
 from marsbench.findings.published import PUBLISHED_SCALES
 from marsbench.statistics.intervals import Estimate
-
-Numbered = Iterable[tuple[int, Judged]]  # claims with the numbers that the page of claims gives them
 
 
 @dataclass(frozen=True)
@@ -57,10 +55,10 @@ class Comparison:
         return (value > self.no_effect) - (value < self.no_effect)
 
 
-def comparisons(numbered: Numbered, scale: str) -> list[Comparison]:
+def comparisons(judged: Sequence[Judged], scale: str) -> list[Comparison]:
     """Every claim with a published number, once, in the order of the page; `scale` is the one that measured."""
     found = []
-    for number, one in numbered:
+    for number, one in enumerate(judged, 1):
         said = {name: value for name in PUBLISHED_SCALES if (value := one.claim.published(name)) is not None}
         if said:
             digits = DIGITS[one.claim.unit]  # that readers see

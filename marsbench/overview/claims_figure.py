@@ -7,10 +7,10 @@ from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING
 
-from marsbench.findings.claims import POINTS, TIMES, TOKENS
+from marsbench.findings.claims import POINTS, TIMES, TOKENS, Judged
 from marsbench.findings.collection import Collection
 from marsbench.findings.published import PUBLISHED_SCALES
-from marsbench.overview.agreement import Comparison, Numbered, agreement, comparisons
+from marsbench.overview.agreement import Comparison, agreement, comparisons
 from marsbench.rendering.claims import heading, sentence
 from marsbench.rendering.figures import drawn_alike, error_bars, new_figure, save
 
@@ -38,9 +38,9 @@ Panel = list[str | Comparison]  # headings, and the claims below each
 Panels = dict[tuple[str, bool], Panel]  # (unit, whether differences) -> what is drawn there
 
 
-def sections(numbered: Numbered, collections: Sequence[Collection]) -> Iterator[str]:
+def sections(judged: Sequence[Judged], collections: Sequence[Collection]) -> Iterator[str]:
     """What the page of claims says of published numbers: a sentence and the figure for each scale with rows."""
-    shown = _compared(numbered, collections)
+    shown = _compared(judged, collections)
     if shown:
         yield f"## Measured beside published\n\n{HOW_TO_READ}"
     for scale, compared in shown.items():
@@ -48,9 +48,9 @@ def sections(numbered: Numbered, collections: Sequence[Collection]) -> Iterator[
         yield f"{agreement(compared, scale)}\n\n![{caption}]({_stem(scale)}.png)"
 
 
-def draw(numbered: Numbered, collections: Sequence[Collection], folder: Path) -> list[Path]:
+def draw(judged: Sequence[Judged], collections: Sequence[Collection], folder: Path) -> list[Path]:
     """Write those figures, as PNG and SVG, and return their paths; `folder` is the page's."""
-    shown = _compared(numbered, collections)
+    shown = _compared(judged, collections)
     return [path for scale, compared in shown.items() for path in _figure(compared, scale, folder / _stem(scale))]
 
 
@@ -65,10 +65,9 @@ def panels(compared: Sequence[Comparison]) -> Panels:
     return found
 
 
-def _compared(numbered: Numbered, collections: Sequence[Collection]) -> dict[str, list[Comparison]]:
+def _compared(judged: Sequence[Judged], collections: Sequence[Collection]) -> dict[str, list[Comparison]]:
     """Scale -> its claims with a published number, where any of them was measured."""
-    numbered = list(numbered)
-    by_scale = {one.scale: comparisons(numbered, one.scale) for one in collections}
+    by_scale = {one.scale: comparisons(judged, one.scale) for one in collections}
     return {scale: found for scale, found in by_scale.items() if any(one.measured for one in found)}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from marsbench.findings.claims import ABSTRACT, Finding, Judged
+from marsbench.findings.claims import ABSTRACT, Claim, Finding, Judged
 from marsbench.findings.collection import Collection
 from marsbench.findings.in_words import p_value
 from marsbench.findings.published import PUBLISHED_SCALES
@@ -46,17 +46,12 @@ HOW_MANY_ARE_CORRECTED = (
 )
 
 
-Numbered = tuple[int, Judged]  # a claim with its number on the page
-
-
-def numbers(judged: Sequence[Judged]) -> list[Numbered]:
-    """Claims with the numbers that the page and its figure give them: those of their order."""
-    return list(enumerate(judged, 1))
+Numbered = tuple[int, Judged]  # a claim with its number on the page, its place among all of them
 
 
 def render(judged: Sequence[Judged], collections: Sequence[Collection]) -> str:
     """The page as Markdown: a pure function of rows. Claims are numbered in their order, checks among them."""
-    numbered, said = numbers(judged), sentences(one.claim for one in judged)
+    numbered, said = list(enumerate(judged, 1)), sentences([one.claim for one in judged])
     sections = [
         "# The paper's claims and what was measured",
         f"{HOW_TO_READ_THE_CLAIMS} {HOW_SEEDS_ARE_PUT_TOGETHER}",
@@ -67,7 +62,7 @@ def render(judged: Sequence[Judged], collections: Sequence[Collection]) -> str:
         _verdicts([(number, one) for number, one in numbered if not one.claim.check], said, collections),
         WHAT_CHECKS_ARE,
         _checks([(number, one) for number, one in numbered if one.claim.check], said, collections),
-        *claims_figure.sections(numbered, collections),
+        *claims_figure.sections(judged, collections),
         regime.beside({one.scale: one.rows.get("regime", {}) for one in collections}),
     ]
     for section in dict.fromkeys(one.claim.section for one in judged):
@@ -86,14 +81,14 @@ def _summary(judged: Sequence[Judged], collections: Sequence[Collection]) -> str
     return "\n".join(lines)
 
 
-def _verdicts(numbered: Sequence[Numbered], said: Mapping[int, str], collections: Sequence[Collection]) -> str:
+def _verdicts(numbered: Sequence[Numbered], said: Mapping[Claim, str], collections: Sequence[Collection]) -> str:
     """Each claim with its verdict at every scale, and whether that stands after Holm's correction."""
     head = ["#", "where", "claim", *[head for one in collections for head in (one.scale, "after Holm")]]
     lines = []
     for number, one in numbered:
         found = [one.findings[collection.scale] for collection in collections]
         verdicts = [cell for finding in found for cell in (finding.verdict, _standing(finding))]
-        lines.append([str(number), _where(one), said[number - 1], *verdicts])
+        lines.append([str(number), _where(one), said[one.claim], *verdicts])
     return table(head, lines, text=range(1, len(head)))
 
 
@@ -104,13 +99,13 @@ def _standing(finding: Finding) -> str:
     return "stands" if finding.stands else "does not stand"
 
 
-def _checks(numbered: Sequence[Numbered], said: Mapping[int, str], collections: Sequence[Collection]) -> str:
+def _checks(numbered: Sequence[Numbered], said: Mapping[Claim, str], collections: Sequence[Collection]) -> str:
     """Each check with its outcome at every scale."""
     head = ["#", "where", "check", *[one.scale for one in collections]]
     lines = []
     for number, one in numbered:
         outcomes = [outcome(one.findings[collection.scale].verdict) for collection in collections]
-        lines.append([str(number), _where(one), said[number - 1], *outcomes])
+        lines.append([str(number), _where(one), said[one.claim], *outcomes])
     return table(head, lines, text=range(1, len(head)))
 
 

@@ -95,7 +95,7 @@ def _answers(judged: Sequence[Judged], collection: Collection) -> Iterator[str]:
         "Other claims of the paper that did not hold here:": [one for one in failed if one not in of_abstract],
         "And how much faster than AR decoding MARS and verified MARS are at their best settings:": ours,
     }
-    said = {one.claim: text for one, text in zip(judged, sentences(one.claim for one in judged).values(), strict=True)}
+    said = sentences([one.claim for one in judged])
     for lead, found in parts.items():
         if found:
             yield "\n".join([lead, "", *_bullets(found, said, collection.scale)])

@@ -76,7 +76,7 @@ def write_whole_paper(root: Path, scale: str) -> list[Path]:
     The paper's scales and the default one share these pages; `root` is the folder that holds results/ and reports/.
     """
     collections, judged = _judged(root, scale)
-    figures = claims_figure.draw(claims_page.numbers(judged), collections, whole_paper_folder(root, scale))
+    figures = claims_figure.draw(judged, collections, whole_paper_folder(root, scale))
     texts = _texts(root, scale, judged, collections)
     return [*[write_atomically(path, text.encode()) for path, text in texts.items()], *figures]
 

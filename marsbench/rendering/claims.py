@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from math import inf
 
 from marsbench.findings.claims import ELSEWHERE, OURS, POINTS, Claim, Finding, Judged, Section, number
@@ -28,14 +28,11 @@ def sentence(claim: Claim) -> str:
     return f"{_BEGINS.get(claim.whose, '')}{claim.text}{at}"
 
 
-def sentences(claims: Iterable[Claim]) -> dict[int, str]:
-    """The same of many claims, by their places; those that say the same of several lines also say what they compare."""
-    claims = list(claims)
+def sentences(claims: Sequence[Claim]) -> dict[Claim, str]:
+    """The same of many claims; those that say the same of several lines also say what they compare."""
     alike = Counter((claim.page, claim.name, claim.batch_size) for claim in claims)
-    return {
-        place: sentence(claim) + (f": {claim.compared}" if alike[claim.page, claim.name, claim.batch_size] > 1 else "")
-        for place, claim in enumerate(claims)
-    }
+    several = {one for one in claims if alike[one.page, one.name, one.batch_size] > 1}
+    return {claim: sentence(claim) + (f": {claim.compared}" if claim in several else "") for claim in claims}
 
 
 def held_against(claim: Claim) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from marsbench.statistics.intervals import BOOTSTRAP_SEED, LEVEL, RESAMPLES, Answers, Estimate, Interval
+from marsbench.statistics.intervals import Answers, Estimate, percentiles, resamples
 
 POSITIONS = 51  # at which two curves are compared, evenly over the tokens per forward pass that both reach
 
@@ -38,10 +38,9 @@ def curve_advantage(a: Sequence[Answers], b: Sequence[Answers]) -> Estimate:
     value = float(_gap(_points(a, np.ones((n, 1))), _points(b, np.ones((n, 1))))[0])
     # Two more questions, one that only a gets right and one that only b does, as in every paired interval of ours:
     # without them, questions that separate no two points would prove the curves equal.
-    draws = np.random.default_rng(BOOTSTRAP_SEED).multinomial(n + 2, np.full(n + 2, 1 / (n + 2)), RESAMPLES).T
+    draws = resamples(n + 2).T
     gaps = _gap(_points(a, draws, extra=(1.0, 0.0)), _points(b, draws, extra=(0.0, 1.0)))
-    low, high = np.quantile(gaps, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return Estimate(value, Interval(float(low), float(high)), n)
+    return Estimate(value, percentiles(gaps), n)
 
 
 def points_gap(a: Sequence[tuple[float, float]], b: Sequence[tuple[float, float]]) -> float:

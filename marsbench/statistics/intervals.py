@@ -309,10 +309,19 @@ def share_of_tokens(part: Sequence[int], whole: Sequence[int]) -> Estimate:
         raise ValueError("a share of no tokens")
     n, usual = len(counts), float(counts[:, 1].mean())
     more = np.vstack([counts, (usual, usual), (0.0, usual)])
-    draws = np.random.default_rng(BOOTSTRAP_SEED).multinomial(n + 2, np.full(n + 2, 1 / (n + 2)), RESAMPLES)
-    kinds, wholes = (draws @ more).T
-    low, high = np.quantile(kinds / wholes, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return Estimate(float(counts[:, 0].sum() / counts[:, 1].sum()), Interval(float(low), float(high)), n)
+    kinds, wholes = (resamples(n + 2) @ more).T
+    return Estimate(float(counts[:, 0].sum() / counts[:, 1].sum()), percentiles(kinds / wholes), n)
+
+
+def resamples(n: int) -> NDArray[np.int64]:
+    """How often each of n items is drawn in every resample of a bootstrap, with a fixed seed: [resamples, n]."""
+    return np.random.default_rng(BOOTSTRAP_SEED).multinomial(n, np.full(n, 1 / n), RESAMPLES)
+
+
+def percentiles(values: _Values) -> Interval:
+    """The percentile interval of what resamples come to."""
+    low, high = np.quantile(values, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return Interval(float(low), float(high))
 
 
 def _zeros_and_ones(correct: Sequence[float]) -> _Values:

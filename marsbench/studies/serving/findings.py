@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Sequence
+from math import inf
 from statistics import mean
 
 import numpy as np
 
 from marsbench.rows.kinds import Row, ServingRow
-from marsbench.statistics.intervals import Estimate, Interval, median_ratio
+from marsbench.statistics.intervals import Estimate, Interval, median_ratio, reach
 
 Cells = dict[tuple[str, str, float], list[ServingRow]]  # (policy, shape, load) -> its repeats
 Measure = Callable[[ServingRow], list[float]]  # a number for every request that was answered
@@ -118,13 +119,9 @@ def _mean(values: Iterable[float]) -> float:
 
 def over_repeats(rows: Sequence[ServingRow], measure: Callable[[ServingRow], float]) -> Estimate:
     """The mean of a number over repeats, with Student's 95 % interval."""
-    from scipy import stats
-
-    values = np.asarray([measure(row) for row in rows], dtype=float)
-    value = float(values.mean())
-    if len(values) < 2:
-        return Estimate(value, Interval(float("-inf"), float("inf")), len(values))
-    half = float(stats.t.ppf(0.975, len(values) - 1) * values.std(ddof=1) / np.sqrt(len(values)))
+    values = [measure(row) for row in rows]
+    value = float(np.mean(values))
+    half = reach(0.0, values) if len(values) > 1 else inf
     return Estimate(value, Interval(value - half, value + half), len(values))
 
 
