@@ -25,8 +25,8 @@ from marsbench.forward import linear as linear_module
 from marsbench.forward.adapter import Adapted, Adapter, LowRank, hooked
 from marsbench.forward.cache import RaggedCache
 from marsbench.forward.decoder import LeanDecoder, decoder_of
+from marsbench.forward.linear import packing
 from marsbench.forward.modules import ModuleDecoder
-from marsbench.forward.packed import packing
 from marsbench.forward.window import Answer, Window
 from marsbench.methods import Options, build_method
 

@@ -28,8 +28,8 @@ from marsbench.decoding import windows
 from marsbench.decoding.engine import Batch, decode
 from marsbench.decoding.generation import Request
 from marsbench.forward import adapter, decoder
+from marsbench.forward.linear import packing
 from marsbench.forward.masks import additive_mask, lowest_of
-from marsbench.forward.packed import packing
 from marsbench.methods import Options, build_method
 from marsbench.training.medusa import MedusaHeads
 

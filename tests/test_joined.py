@@ -12,11 +12,9 @@ from test_architectures import SHAPE
 from torch import Tensor, nn
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
-from marsbench.forward import joined as joined_module
 from marsbench.forward import linear as linear_module
 from marsbench.forward.adapter import Adapted
-from marsbench.forward.joined import Joined
-from marsbench.forward.packed import ALSO_PACKED, packing, packing_in_words, reads_bf16
+from marsbench.forward.linear import JOINED, Joined, packing, packing_in_words, reads_bf16
 
 pytestmark = pytest.mark.skipif(not reads_bf16(), reason="oneDNN multiplies no bf16 here")
 
@@ -26,7 +24,7 @@ def packed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     """Weights are packed for their size, or only to be joined; nothing is known of shapes yet."""
     if request.param == "large weights":
         monkeypatch.setattr(linear_module, "LARGE", 1)
-    monkeypatch.setattr(joined_module, "_EXACT", {})
+    monkeypatch.setattr(linear_module, "_EXACT", {})
     with packing(True):
         yield
 
@@ -54,7 +52,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def skip_where_inexact() -> None:
     """Kernels of some machines add up otherwise where there are more columns: there layers run by themselves."""
-    if not all(exact[11] for exact in joined_module._EXACT.values()):
+    if not all(exact[11] for exact in linear_module._EXACT.values()):
         pytest.skip("layers that are joined would not say the same of tokens on this machine")
 
 
@@ -80,8 +78,8 @@ def test_layers_that_would_say_something_else_run_by_themselves(
     model: PreTrainedModel, calls: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards against a machine whose kernels add up in another order where there are more columns."""
-    exactly = joined_module.by_onednn
-    monkeypatch.setattr(joined_module, "by_onednn", lambda *given: 1.01 * exactly(*given))
+    as_one = Joined.__call__
+    monkeypatch.setattr(Joined, "__call__", lambda *given: 1.01 * as_one(*given))
     (plain, masked), (found, _) = states(model), states(Adapted(model, noisy(model, 0.3)))
     assert not calls and torch.equal(plain[~masked], found[~masked])
 
@@ -111,7 +109,7 @@ def test_it_goes_where_packing_is_turned_off(model: PreTrainedModel, calls: list
     calls.clear()
     with packing(False):
         states(adapted)
-    assert not calls and not list(ALSO_PACKED)
+    assert not calls and not list(JOINED)
 
 
 def test_layers_with_and_without_a_bias_are_not_joined(model: PreTrainedModel, calls: list[int]) -> None:

@@ -19,11 +19,9 @@ from marsbench.compiled.graphs import Graphs
 from marsbench.decoding.engine import decode, forward
 from marsbench.decoding.generation import Request
 from marsbench.forward import linear as linear_module
-from marsbench.forward import packed
 from marsbench.forward.cache import RaggedCache
 from marsbench.forward.decoder import LeanDecoder, decoder_of
-from marsbench.forward.linear import COPIES, FEW
-from marsbench.forward.packed import packing, packing_in_words
+from marsbench.forward.linear import COPIES, FEW, packing, packing_in_words
 from marsbench.forward.window import Window
 from marsbench.methods.ar import Autoregressive
 from marsbench.methods.mars_verified import MarsVerified
@@ -47,8 +45,10 @@ def llama(seed: int = 0, *, tied: bool = True) -> Any:
 def all_packed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Every matrix of a small model counts as large, and is always read from its packed copy."""
     monkeypatch.setattr(linear_module, "LARGE", 16 * 32)
-    monkeypatch.setattr(packed, "_timed", lambda by_shape: {shape: ("packed",) * (FEW + 1) for shape in by_shape})
-    monkeypatch.setattr(packed, "_FASTEST", {})
+    monkeypatch.setattr(
+        linear_module, "_timed", lambda by_shape: {shape: ("packed",) * (FEW + 1) for shape in by_shape}
+    )
+    monkeypatch.setattr(linear_module, "_FASTEST", {})
     with packing(True):
         yield
     gc.collect()
@@ -205,15 +205,17 @@ def test_nothing_is_packed_that_need_not_be(monkeypatch: pytest.MonkeyPatch) -> 
     torch.testing.assert_close(logits_of(llama()), plain, atol=0, rtol=0)
     assert len(COPIES) == 0
     with torch.inference_mode():
-        assert not packed.can_be_packed(torch.ones(64, 64)), "it has no version"
-    assert not packed.can_be_packed(torch.ones(64, 64).t()[1:]) and not packed.can_be_packed(torch.ones(4, 4))
+        assert not linear_module.can_be_packed(torch.ones(64, 64)), "it has no version"
+    assert not linear_module.can_be_packed(torch.ones(64, 64).t()[1:]) and not linear_module.can_be_packed(
+        torch.ones(4, 4)
+    )
 
 
 def test_the_fastest_kernel_is_found_on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a table that no clock stands behind, and one that has holes."""
     monkeypatch.undo()
     monkeypatch.setattr(linear_module, "LARGE", 16 * 32)
-    monkeypatch.setattr(packed, "_FASTEST", {})
+    monkeypatch.setattr(linear_module, "_FASTEST", {})
     slow = dict(linear_module.KERNELS)
     waits = [0]
 
@@ -226,7 +228,7 @@ def test_the_fastest_kernel_is_found_on_this_machine(monkeypatch: pytest.MonkeyP
     model = llama()
     torch.testing.assert_close(logits_of(model), own_logits(model), atol=1e-4, rtol=1e-4)
     assert waits[0] > 0
-    for kernels in packed._FASTEST.values():
+    for kernels in linear_module._FASTEST.values():
         assert len(kernels) == FEW + 1 and "packed" not in kernels
     assert packing_in_words()["packing"]["timing_s"] > 0
 

@@ -18,7 +18,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from marsbench.decoding.engine import decode
 from marsbench.decoding.generation import Request
-from marsbench.forward.packed import packing, packing_in_words
+from marsbench.forward.linear import packing, packing_in_words
 from marsbench.methods.ar import Autoregressive
 from marsbench.methods.hugging_face import HfGenerate
 from marsbench.racing.step_time import Shape, _copied_per_second, _step

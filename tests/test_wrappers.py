@@ -23,10 +23,8 @@ from marsbench.decoding.engine import Batch, decode
 from marsbench.decoding.generation import Generation, Request
 from marsbench.forward import decoder as decoder_module
 from marsbench.forward import linear as linear_module
-from marsbench.forward import packed
 from marsbench.forward.decoder import LeanDecoder, ModuleDecoder, decoder_of
-from marsbench.forward.linear import is_read_slowly, linear
-from marsbench.forward.packed import packing
+from marsbench.forward.linear import is_read_slowly, linear, packing
 from marsbench.methods import Options, build_method
 
 PROMPT, NEW = [4, 5, 6, 7, 8], 10
@@ -197,7 +195,7 @@ def test_a_model_is_looked_at_when_a_batch_begins(
     batch.join({0: Request(PROMPT, NEW)})
     for name in ("is_plain", "_parts"):
         monkeypatch.setattr(decoder_module, name, None)
-    monkeypatch.setattr(packed, "packing_is_on", None)
+    monkeypatch.setattr(linear_module, "packing_is_on", None)
     while len(batch):
         batch.step()
     with pytest.raises(TypeError):

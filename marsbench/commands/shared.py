@@ -96,7 +96,7 @@ _DTYPES = ("float32", "bfloat16", "float16")
 
 def use_packing(pack: bool) -> None:
     """Have weights packed for decoding, or not, by this process and those that it starts."""
-    from marsbench.forward.packed import set_packing
+    from marsbench.forward.linear import set_packing
 
     set_packing(pack)
 

@@ -5,7 +5,7 @@ tokens: not by rounding either, since their values are not touched. Verified dec
 what the model says without one.
 
 The window says which entries are masks; ids are not looked at. In a lean decoder the maps lie beside its own layers
-(`sites`). Models that run through their own modules get hooks for the time of a forward pass, and so do models in
+(`linear.Site`). Models that run through their own modules get hooks for the time of a forward pass, and so do models in
 training.
 """
 

@@ -24,14 +24,11 @@ from transformers.activations import ACT2FN
 from marsbench.forward.adapter import Adapted, Adapter, gate_of, masks_of, parted
 from marsbench.forward.attention import without_cudnn_attention
 from marsbench.forward.cache import RaggedCache
-from marsbench.forward.joined import Weights
-from marsbench.forward.linear import linear
+from marsbench.forward.linear import LayerSites, Packing, Site, Weights, linear
 from marsbench.forward.masks import additive_mask
 from marsbench.forward.modules import ModuleDecoder
-from marsbench.forward.packed import Packing
 from marsbench.forward.plain import is_leaf, is_plain, is_plainly_its_class
 from marsbench.forward.probe import check_by_forward
-from marsbench.forward.sites import LayerSites, Site
 from marsbench.forward.window import Answer, Window, makes_a_graph
 
 _SILU = (nn.SiLU, type(ACT2FN["silu"]))  # what a model's activation is, if it is not strange

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from marsbench.forward.packed import packing_in_words
+from marsbench.forward.linear import packing_in_words
 from marsbench.keys import content_hash
 from marsbench.locks import locked
 from marsbench.neighbours import warning

@@ -10,7 +10,7 @@ from typing import Any
 from marsbench.decoding.generation import Generation
 from marsbench.errors import UserError
 from marsbench.files import write_atomically
-from marsbench.forward.packed import packing_in_words
+from marsbench.forward.linear import packing_in_words
 from marsbench.keys import content_hash
 from marsbench.provenance import provenance
 from marsbench.racing.course import Cell, Course

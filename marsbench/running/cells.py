@@ -11,7 +11,7 @@ from marsbench.decoding.engine import Batch, KindOfBatch, Method
 from marsbench.decoding.outside import OutsideMethod
 from marsbench.evaluation.benchmarks import benchmark, fingerprint
 from marsbench.evaluation.harness import AnswerLog, EngineModel, Exam, cut_in_words, evaluate
-from marsbench.forward.packed import packing_in_words
+from marsbench.forward.linear import packing_in_words
 from marsbench.keys import content_hash, versions
 from marsbench.methods import Options
 from marsbench.methods.fitting import fit
