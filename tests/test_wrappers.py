@@ -356,6 +356,14 @@ def test_offloaded_weights_are_fetched(model: PreTrainedModel) -> None:
     assert ar(model) == before
 
 
+def test_a_model_on_one_device_runs_lean_however_it_came_there(model: PreTrainedModel) -> None:
+    """Guards against `device_map="cuda"`, by which most load their models, that makes decoding slow."""
+    model.hf_device_map = {"": "cpu"}
+    assert isinstance(decoder_of(model), LeanDecoder) and ar(model) == greedy(model)
+    model.hf_device_map = {"model": "cpu", "lm_head": "disk"}
+    assert isinstance(decoder_of(model), ModuleDecoder)
+
+
 def test_a_model_may_move_and_change_its_type_between_two_decodings(model: PreTrainedModel) -> None:
     """Guards against rotary tables, or anything else that was worked out once, of the old type."""
     before = ar(model)

@@ -59,7 +59,8 @@ def is_plain(model: Any) -> bool:
     Its LM head may be anything: it can be called.
     """
     kind = _KINDS.get(type(model))
-    if kind is None or hasattr(model, "hf_device_map") or not runs_its_class(model):
+    devices = {*getattr(model, "hf_device_map", {}).values()}  # one, as of `device_map="cuda"`, is like any other
+    if kind is None or len(devices) > 1 or not runs_its_class(model):
         return False
     decoder, head = model.get_decoder(), model.get_output_embeddings()
     if decoder is not model._modules.get("model") or head is None or head is not model._modules.get("lm_head"):
