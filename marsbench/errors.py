@@ -30,6 +30,6 @@ class NothingMeasured(UserError):
     exit_code = 3
 
 
-def unknown_name(kind: str, name: str, known: list[str], *, where: str = "") -> UserError:
+def unknown_name(kind: str, name: str, known: list[str]) -> UserError:
     """The error for a name that no registry holds, with the names that it does hold."""
-    return UserError(f"unknown {kind} {name!r}", where=where, fix=f"choose one of: {', '.join(known)}")
+    return UserError(f"unknown {kind} {name!r}", fix=f"choose one of: {', '.join(known)}")

@@ -20,7 +20,7 @@ from marsbench.cli import app
 from marsbench.decoding.engine import decode
 from marsbench.decoding.generation import Generation, Request
 from marsbench.distilling import distill as distilling
-from marsbench.distilling.answers import Answer
+from marsbench.distilling.answers import Response
 from marsbench.distilling.chats import Chats
 from marsbench.distilling.prompts import read_prompts
 from marsbench.errors import UserError
@@ -180,7 +180,7 @@ def test_what_is_left_out_is_counted(model: Path, tmp_path: Path, decoded: list[
 )  # fmt: skip
 def test_every_answer_left_out_has_one_reason(text: str, ended: bool, spelling: Any, reason: str | None) -> None:
     """Guards against answers that say nothing in the data, and against one that is counted twice."""
-    answer = Answer(0, 0, text, 3, ended, spelling)
+    answer = Response(0, 0, text, 3, ended, spelling)
     assert answer.left_out(keep_cut=False) == reason
     if reason == "cut":
         assert answer.left_out(keep_cut=True) == ("lost" if spelling == "lost" else None)

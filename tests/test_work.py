@@ -28,7 +28,7 @@ from marsbench.executors.overhead import measure
 from marsbench.executors.tasks import TRIES, Ended, Executor, Order, Task
 from marsbench.executors.worker import log_of, perform, read_state
 from marsbench.overview import PRELOAD, reproduction
-from marsbench.overview.work import FromRun, Race, Score, carry_out, executor_of, refuses, tasks_of
+from marsbench.overview.work import FromRun, RaceTask, ScoreTask, carry_out, executor_of, refuses, tasks_of
 from marsbench.paths import PACKAGE
 from marsbench.presets import preset
 from marsbench.progress import Reporter, Step
@@ -37,7 +37,7 @@ from marsbench.rows.store import BorrowedStore, RowStore, read_rows
 from marsbench.rows.workspace import Workspace
 from marsbench.running import graph
 from marsbench.running.cells import Cells
-from marsbench.running.graph import Answer, Made, Nothing, RunTask, Train, settings_of
+from marsbench.running.graph import AnswerTask, Known, Made, RunTask, TrainTask, settings_of
 from marsbench.running.plans import TrainedStage
 from marsbench.running.run import Run
 from marsbench.running.train_on_many import train_on_many
@@ -56,60 +56,60 @@ def whole(scale: str = "tiny", *, workers: int = 2, **more: Any) -> dict[str, Ru
     """What the whole paper takes from nothing at a scale."""
     chosen = more.pop("preset", preset(scale))
     ready = [study for study in studies().values() if study.in_paper]
-    tasks = tasks_of(ready, chosen, Nothing(chosen), workers=workers, **more)
+    tasks = tasks_of(ready, chosen, Known(chosen), workers=workers, **more)
     assert len({task.name for task in tasks}) == len(tasks)
     return {task.name: task for task in tasks}
 
 
-def ancestors(name: str, pieces: Mapping[str, RunTask]) -> set[str]:
-    """All that a piece comes after."""
-    return {found for before in pieces[name].after for found in (before, *ancestors(before, pieces))}
+def ancestors(name: str, tasks: Mapping[str, RunTask]) -> set[str]:
+    """All that a task comes after."""
+    return {found for before in tasks[name].after for found in (before, *ancestors(before, tasks))}
 
 
 @pytest.mark.parametrize("scale", ["tiny", "0.5b", "7b"])
 def test_every_piece_comes_after_all_that_it_needs(scale: str) -> None:
     """Guards against an answer without its checkpoint, a child before its parent, and a page before its answers."""
     chosen = preset(scale).with_checkpoints([], train_all=scale != "tiny")
-    pieces, known = whole(preset=chosen), Nothing(chosen)
-    for piece in pieces.values():
-        before = ancestors(piece.name, pieces)
-        if isinstance(piece, Train) and piece.trained.stage.startswith("mars"):
+    tasks, known = whole(preset=chosen), Known(chosen)
+    for task in tasks.values():
+        before = ancestors(task.name, tasks)
+        if isinstance(task, TrainTask) and task.trained.stage.startswith("mars"):
             assert "training-ar_sft" in before and ("training-base" in before) == (scale == "tiny")
-        if isinstance(piece, Answer):
-            needed = {stage for one in piece.cells for stage in (one.arm.trained, one.arm.draft) if stage is not None}
+        if isinstance(task, AnswerTask):
+            needed = {stage for one in task.cells for stage in (one.arm.trained, one.arm.draft) if stage is not None}
             if scale == "tiny":
                 assert {f"training-{stage.slug}" for stage in needed - {("base", None)}} <= before
-        if isinstance(piece, Score) and (plan := study_of(piece.study).cells) is not None:
-            places = {place for name in piece.after for place in of_answers(pieces[name])}
+        if isinstance(task, ScoreTask) and (plan := study_of(task.study).cells) is not None:
+            places = {place for name in task.after for place in of_answers(tasks[name])}
             assert places >= {one.place for one in graph.cells_of([plan], known) if known.questions_left(one)}
-    assert sum(isinstance(piece, Race) for piece in pieces.values()) > 2
-    assert all(piece.alone for piece in pieces.values() if isinstance(piece, Race))
-    timed = {name for name, piece in pieces.items() if piece.alone and isinstance(piece, Score)}
+    assert sum(isinstance(task, RaceTask) for task in tasks.values()) > 2
+    assert all(task.alone for task in tasks.values() if isinstance(task, RaceTask))
+    timed = {name for name, task in tasks.items() if task.alone and isinstance(task, ScoreTask)}
     assert timed == ({"table2", "discrepancies"} if scale == "tiny" else {"discrepancies"})
 
 
-def of_answers(piece: RunTask) -> set[str]:
-    """The places of a piece's cells."""
-    return {one.place for one in piece.cells} if isinstance(piece, Answer) else set()
+def of_answers(task: RunTask) -> set[str]:
+    """The places of a task's cells."""
+    return {one.place for one in task.cells} if isinstance(task, AnswerTask) else set()
 
 
 def test_what_tables_share_is_done_once() -> None:
     """Guards against a cell that two tables ask being answered twice, and one that nobody answers."""
-    pieces = whole()
-    places = [one.place for piece in pieces.values() if isinstance(piece, Answer) for one in piece.cells]
+    tasks = whole()
+    places = [one.place for task in tasks.values() if isinstance(task, AnswerTask) for one in task.cells]
     plans = [study.cells for study in studies().values() if study.in_paper and study.cells]
     assert len(places) == len({*places})
-    assert {*places} == {one.place for one in graph.cells_of(plans, Nothing(preset("tiny")))}
+    assert {*places} == {one.place for one in graph.cells_of(plans, Known(preset("tiny")))}
 
 
 def test_answers_are_shared_out_evenly() -> None:
-    """Guards against 64 GPUs that wait for the one that answers MMLU-Pro alone, and against pieces of seconds."""
+    """Guards against 64 GPUs that wait for the one that answers MMLU-Pro alone, and against tasks of seconds."""
     few, many = whole("7b", workers=2), whole("7b", workers=64)
-    parts = {piece.shard[1] for piece in many.values() if isinstance(piece, Answer)}
-    assert max(parts) > 4 and {piece.shard for piece in few.values() if isinstance(piece, Answer)} == {(1, 1)}
-    answering = [piece.seconds for piece in many.values() if isinstance(piece, Answer)]
+    parts = {task.shard[1] for task in many.values() if isinstance(task, AnswerTask)}
+    assert max(parts) > 4 and {task.shard for task in few.values() if isinstance(task, AnswerTask)} == {(1, 1)}
+    answering = [task.seconds for task in many.values() if isinstance(task, AnswerTask)]
     assert max(answering) <= 2 * max(60, sum(answering) / (4 * 64))
-    assert all(piece.shard == (1, 1) for piece in whole("tiny", workers=64).values() if isinstance(piece, Answer))
+    assert all(task.shard == (1, 1) for task in whole("tiny", workers=64).values() if isinstance(task, AnswerTask))
 
 
 # ---- the order of tasks ---------------------------------------------------------------------------------------------

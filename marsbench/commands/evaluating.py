@@ -72,7 +72,7 @@ def eval_(
     run.max_new_tokens, run.compiled = max_new_tokens, decoding.compiled
     run.prefill_positions = decoding.prefill_positions
     use_packing(decoding.pack)
-    from marsbench.running.asking import ask
+    from marsbench.running.cells import ask
     from marsbench.running.plans import Arm
 
     who, method = Path(adapter or checkpoint or stage).name, decoding.method

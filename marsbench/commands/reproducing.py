@@ -75,22 +75,20 @@ def plan(
     if sweep:
         parts = sweep_tables(read_grid(grid or shipped_grid(scale), quick=quick), chosen)
     else:
-        parts = _table_parts(f"table{table}" if table.isdecimal() else table, chosen, gpus_per_training, overhead)
+        parts = _parts(f"table{table}" if table.isdecimal() else table, chosen, gpus_per_training, overhead)
     for part in parts:
         Console().print(part, highlight=False)
 
 
-def _table_parts(name: str, scale: Preset, gpus: int, overhead: float) -> list[Table | str]:
+def _parts(name: str, scale: Preset, gpus: int, overhead: float) -> list[Table | str]:
     """What one table takes, or the whole paper, and the graph of its work."""
     from marsbench.overview.planning import work_tables
     from marsbench.running.estimates import plan_tables
-    from marsbench.studies import plan_of, studies, study_of
+    from marsbench.studies import plan_of, studies_of_paper, study_of
 
-    if name == "all":
-        wanted = [study for study in studies().values() if study.in_paper]
-        return [f"The whole paper at scale {scale.scale}", *work_tables(wanted, scale, gpus=gpus, overhead=overhead)]
-    parts = plan_tables(plan_of(name), scale)
-    return [*parts, *work_tables([study_of(name)], scale, gpus=gpus, overhead=overhead)]
+    wanted = studies_of_paper() if name == "all" else [study_of(name)]
+    head = [f"The whole paper at scale {scale.scale}"] if name == "all" else plan_tables(plan_of(name), scale)
+    return [*head, *work_tables(wanted, scale, gpus=gpus, overhead=overhead)]
 
 
 def overhead(
@@ -146,9 +144,8 @@ def reproduce(
 ) -> None:
     """Measure one of the paper's tables or figures, a page of our own, or the whole paper, and write the page.
 
-    The paper's are table2 to table6, table8, table9, figure1, figure3, figure6 and appendix-a; ours are discrepancies,
-    gains and engine. Tables 5 and 6 are the speed sweep's, Figure 3 stands on the page of Table 8, Appendix A on that
-    of Table 2.
+    `marsbench list tables` names them all, the paper's first. Tables 5 and 6 are the speed sweep's, Figure 3 stands on
+    the page of Table 8, Appendix A on that of Table 2.
 
     Trains what is missing, measures what is missing, then writes the rows to results/ and the page with its
     figures to reports/. Several checkpoints are trained, and answer, at a time, each on a core or a GPU; what is

@@ -17,7 +17,7 @@ Reason = Literal["cut", "empty", "lost"]  # why an answer is left out
 
 
 @dataclass(frozen=True)
-class Answer:
+class Response:
     """One answer to one prompt."""
 
     prompt: int  # which one, from 0
@@ -36,7 +36,7 @@ class Answer:
         return "lost" if self.spelling == "lost" else None
 
 
-class AnswerLog:
+class ResponseLog:
     """Every answer, on disk as soon as it is there, behind a first line that says how all of them came about."""
 
     def __init__(self, file: Path, settings: Mapping[str, Any]) -> None:
@@ -46,18 +46,18 @@ class AnswerLog:
             UserError: it holds answers that came about otherwise, or lines that are none.
         """
         self._log = Log(
-            file, lambda record: record if "settings" in record else Answer(**record),
+            file, lambda record: record if "settings" in record else Response(**record),
             what="a line that distill has written",
             mend="remove the line, and its prompt is answered again; without line 1, remove the file",
         )  # fmt: skip
-        lines: list[Answer | dict[str, Any]] = self._log.records()
+        lines: list[Response | dict[str, Any]] = self._log.records()
         self._head = None if lines else {"settings": settings}
         if lines:
             self._check(lines[0]["settings"] if isinstance(lines[0], dict) else {}, settings)
         # By prompt and sample.
-        self.answers = {(one.prompt, one.sample): one for one in lines if isinstance(one, Answer)}
+        self.answers = {(one.prompt, one.sample): one for one in lines if isinstance(one, Response)}
 
-    def add(self, answer: Answer) -> None:
+    def add(self, answer: Response) -> None:
         """Keep an answer; it is on disk when this returns."""
         if self._head is not None:
             self._log.append(self._head)

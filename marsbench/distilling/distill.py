@@ -18,7 +18,7 @@ from typing import Any
 from marsbench.decoding.engine import Batch, KindOfBatch, Method, context_length, decode
 from marsbench.decoding.generation import PREFILL_POSITIONS, Generation, Request
 from marsbench.decoding.outside import OutsideMethod
-from marsbench.distilling.answers import Answer, AnswerLog, Reason, alone_with
+from marsbench.distilling.answers import Reason, Response, ResponseLog, alone_with
 from marsbench.distilling.chats import Chats
 from marsbench.errors import UserError
 from marsbench.files import write_atomically
@@ -53,7 +53,7 @@ class Asking:
 class Summary:
     """What came of it."""
 
-    written: list[Answer]
+    written: list[Response]
     left_out: Counter[Reason]
     unasked: int  # answers to prompts that are too long
     room: int  # tokens that the context leaves for a prompt
@@ -127,7 +127,7 @@ class Distiller:
         """
         asked, file = prompts[:limit], log_beside(out)
         with alone_with(file):
-            log = AnswerLog(file, self._settings(prompts))
+            log = ResponseLog(file, self._settings(prompts))
             requests = self._requests(asked, source)
             self._answer(requests, asked, log)
             answers = [log.answers[key] for key in requests]
@@ -168,7 +168,7 @@ class Distiller:
             for number, sample in product(fitting, range(asking.samples))
         }
 
-    def _answer(self, requests: Mapping[Key, Request], prompts: Sequence[list[Message]], log: AnswerLog) -> None:
+    def _answer(self, requests: Mapping[Key, Request], prompts: Sequence[list[Message]], log: ResponseLog) -> None:
         """Decode what has no answer yet, with a bar; every answer is logged as soon as its row is finished."""
         todo = [key for key in requests if key not in log.answers]
         stretch = _BATCHES_AT_ONCE * self._asking.batch_size
@@ -200,18 +200,18 @@ class Distiller:
             kind=self._asking.kind,
         )
 
-    def _read(self, key: Key, generation: Generation, turns: list[Message]) -> Answer:
+    def _read(self, key: Key, generation: Generation, turns: list[Message]) -> Response:
         """A generation as the text to learn, and what the trainer will make of that."""
         text, spelling = self._chats.text(generation.tokens), self._chats.spelling(generation.tokens, turns)
-        return Answer(*key, text, generation.emitted, generation.finish == "eos", spelling)
+        return Response(*key, text, generation.emitted, generation.finish == "eos", spelling)
 
-    def _summary(self, answers: Sequence[Answer], unasked: int, keep_cut: bool) -> Summary:
+    def _summary(self, answers: Sequence[Response], unasked: int, keep_cut: bool) -> Summary:
         reasons = [answer.left_out(keep_cut=keep_cut) for answer in answers]
         written = [answer for answer, reason in zip(answers, reasons, strict=True) if reason is None]
         left_out = Counter(reason for reason in reasons if reason is not None)
         return Summary(written, left_out, unasked, self._room, self._asking.max_new_tokens)
 
-    def _say_what_differs(self, written: Sequence[Answer], prompts: Sequence[list[Message]]) -> None:
+    def _say_what_differs(self, written: Sequence[Response], prompts: Sequence[list[Message]]) -> None:
         """Say of how many conversations more, or other tokens, will be learned than the model has said."""
         if others := sum(answer.spelling == "other" for answer in written):
             self._reporter.say(f"answers to be learned as other tokens of the same text: {others:,}")
@@ -221,5 +221,5 @@ class Distiller:
             )
 
 
-def _line(turns: list[Message], answer: Answer) -> str:
+def _line(turns: list[Message], answer: Response) -> str:
     return json.dumps({"messages": [*turns, {"role": "assistant", "content": answer.text}]}) + "\n"

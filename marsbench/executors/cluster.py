@@ -246,7 +246,8 @@ class _Flow:
             end: Ended = ray.get(ref)
         except RayError as error:
             if self._untold(task) or self._may_be_done_again(task, error):
-                self._hold(task)
+                del self._refs[task.name]
+                self._held.append(task)
                 return None
             log = log_of(self._logs, task.name)
             with log.open("a", encoding="utf-8") as stream:
@@ -265,20 +266,15 @@ class _Flow:
         return self._losses[task.name] < _LOSSES
 
     def _untold(self, task: Task) -> bool:
-        """Whether a task could not begin because it was handed what will never be, of a task that has other ends now.
+        """Whether a task could not begin because it was handed a result that never came, and there is another by now.
 
-        What was lost is replaced by word of it, and a task that heard of that too late is handed over once more, so
-        those after *it* may hold a result that is none, even where its second one is there already.
+        A lost result is replaced by its failure. A task that was handed the lost one is handed over once more, and so
+        are those after it: they may hold a result of its first try, even where that of the second is there already.
         """
         return any(
             name not in self._ended or self._made(name) is not given
             for name, given in zip(self._before(task), self._given[task.name], strict=True)
         )
-
-    def _hold(self, task: Task) -> None:
-        """Keep a task until it can be handed over again."""
-        del self._refs[task.name]
-        self._held.append(task)
 
     def cancel(self) -> None:
         """End whatever runs."""

@@ -71,7 +71,7 @@ class _Lanes:
         self._running: dict[Future[Ended], tuple[Task, int]] = {}
 
     def __enter__(self) -> _Lanes:
-        self._ours, self._theirs = _pipe(self._context)
+        self._ours, self._theirs = self._context.Pipe(duplex=False)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -135,11 +135,6 @@ def import_ahead(preload: Sequence[str]) -> BaseContext:
     return context
 
 
-def _pipe(context: BaseContext) -> tuple[Connection, Connection]:
-    """(end that processes listen at, end that is held here)."""
-    return context.Pipe(duplex=False)
-
-
 def _begin(held: Connection, lane: int, gpus: int) -> None:
     """What a process does first: take its core or GPU, leave Ctrl-C to the driver, and listen whether that lives."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -147,17 +142,12 @@ def _begin(held: Connection, lane: int, gpus: int) -> None:
     if lane == _ALONE:
         return
     if gpus:
-        os.environ["CUDA_VISIBLE_DEVICES"] = _visible(lane % gpus)
+        given = os.environ.get("CUDA_VISIBLE_DEVICES")  # of those that this process was given, one
+        os.environ["CUDA_VISIBLE_DEVICES"] = given.split(",")[lane % gpus] if given else str(lane % gpus)
     else:
         import torch
 
         torch.set_num_threads(1)
-
-
-def _visible(number: int) -> str:
-    """One of the GPUs that this process was given, as the environment names it."""
-    given = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return given.split(",")[number] if given else str(number)
 
 
 def _end_with_driver(held: Connection) -> None:

@@ -15,7 +15,7 @@ from marsbench.executors.tasks import Ended, Order, Task
 from marsbench.overview.work import tasks_of
 from marsbench.presets import Preset
 from marsbench.running.estimates import terminal_table
-from marsbench.running.graph import Nothing, RunTask
+from marsbench.running.graph import Known, RunTask
 from marsbench.studies.study import Study
 
 _WORKERS = {"one core": 1, "2 cores": 2, "8 cores": 8}, {"one GPU": 1, "8 GPUs": 8, "64 GPUs": 64}
@@ -34,7 +34,7 @@ def work_tables(studies: Sequence[Study], scale: Preset, *, gpus: int = 1, overh
     devices = _WORKERS[scale.pretrained is not None]
 
     def tasks(workers: int) -> list[RunTask]:
-        return tasks_of(studies, scale, Nothing(scale), workers=workers, gpus=min(gpus, workers))
+        return tasks_of(studies, scale, Known(scale), workers=workers, gpus=min(gpus, workers))
 
     hours = {name: makespan(tasks(count), count, overhead) / 3600 for name, count in devices.items()}
     said = ", ".join(f"{name} {_in_hours(took)}" for name, took in hours.items())

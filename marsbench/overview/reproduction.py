@@ -12,14 +12,14 @@ from marsbench.errors import NothingMeasured, UserError
 from marsbench.executors.tasks import Executor
 from marsbench.files import write_atomically
 from marsbench.overview.pages import write_study, write_whole_paper
-from marsbench.overview.work import carry_out, refuses
+from marsbench.overview.work import carry_out
 from marsbench.racing.grid import Grid
 from marsbench.racing.sweep import Sweep
 from marsbench.rows.kinds import Row, any_measured
 from marsbench.rows.store import rows_text
 from marsbench.rows.workspace import Workspace
 from marsbench.running.run import Run
-from marsbench.studies import studies, study_of
+from marsbench.studies import studies_of_paper, study_of
 from marsbench.studies.study import Study
 
 
@@ -39,7 +39,7 @@ def reproduce_page(
         UserError: if there is no page of that name.
     """
     study = study_of(name)
-    made = _carried_out([study], run, executor, quick=quick, gpus=gpus)
+    made = carry_out([study], run, executor, quick=quick, gpus=gpus)
     return _write_page(study, run, made.get(study.key), quick=quick)
 
 
@@ -55,19 +55,14 @@ def _sweep_workspace(run: Run, label: str) -> Workspace:
     return replace(run.workspace, variant="-".join(filter(None, names)))
 
 
-def whole_paper_studies() -> list[Study]:
-    """What reproducing the whole paper makes, in turn."""
-    return [study for study in studies().values() if study.in_paper]
-
-
 def reproduce_all(run: Run, *, quick: bool = False, executor: Executor | None = None, gpus: int = 1) -> None:
     """Every page of the paper in turn, then those on the whole of it; see `reproduce_page`.
 
     Raises:
         UserError: at the end, if pages could not be made; it names them, and the others are there.
     """
-    wanted = whole_paper_studies()
-    made = _carried_out(wanted, run, executor, quick=quick, gpus=gpus)
+    wanted = studies_of_paper()
+    made = carry_out(wanted, run, executor, quick=quick, gpus=gpus)
     failed: dict[str, UserError] = {}
     for number, study in enumerate(wanted, 1):
         run.reporter.say(f"page {number} of {len(wanted)}: {study.key}")
@@ -84,16 +79,6 @@ def reproduce_all(run: Run, *, quick: bool = False, executor: Executor | None = 
             f"{len(failed)} of {len(wanted)} pages could not be made: {', '.join(failed)}",
             fix="do what the messages above say; the same command then makes what is missing",
         )
-
-
-def _carried_out(
-    wanted: Sequence[Study], run: Run, executor: Executor | None, *, quick: bool, gpus: int
-) -> dict[str, list[Row] | UserError]:
-    """The rows of what an executor has made; a study that refuses at once says so when its page is to be written."""
-    if executor is None:
-        return {}
-    ready = [study for study in wanted if not refuses(study, run, quick=quick)]
-    return carry_out(ready, run, executor, quick=quick, gpus=gpus) if ready else {}
 
 
 def _write_page(study: Study, run: Run, made: list[Row] | UserError | None, *, quick: bool) -> Path | None:

@@ -39,7 +39,7 @@ class PageTask(RunTask):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Score(PageTask):
+class ScoreTask(PageTask):
     """Puts the answers of a page together and scores them, and measures whatever the page alone does."""
 
     def do(self, run: Run) -> Made:
@@ -48,7 +48,7 @@ class Score(PageTask):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Race(PageTask):
+class RaceTask(PageTask):
     """Runs one race of a page."""
 
     batch_size: int
@@ -97,7 +97,7 @@ def _tasks_of_page(
     if study.grid is not None:
         grid = study.grid(scale, quick)
         return [
-            Race(
+            RaceTask(
                 name=f"{study.key}-batch{size}",
                 title=f"racing {study.name}, {size} at once",
                 after=first,
@@ -113,7 +113,7 @@ def _tasks_of_page(
     timed = study.times(scale)
     title = f"timing and scoring {study.name}" if timed else f"scoring {study.name}"
     return [
-        Score(
+        ScoreTask(
             name=study.key,
             title=title,
             after=first,
@@ -125,25 +125,24 @@ def _tasks_of_page(
     ]
 
 
-class FromRun:
+class FromRun(Known):
     """What a run finds on disk."""
 
     def __init__(self, run: Run) -> None:
         from marsbench.running.cells import Cells
         from marsbench.running.checkpoints import Checkpoints
 
+        super().__init__(run.scale)
         self._run, self._cells, self._checkpoints = run, Cells(run), Checkpoints(run)
 
     def is_trained(self, trained: TrainedStage) -> bool:
-        """Whether a checkpoint of our own is there."""
         return self._checkpoints.record(trained) is not None
 
     def asked(self, plan: TablePlan) -> list[str]:
-        """The benchmarks that a table asks in this run."""
         return self._run.asked(plan)
 
     def questions_left(self, asked: Asked) -> int:
-        """How many questions of a cell have no answers yet; none where it cannot be asked, as its page will say."""
+        """See `Known`; none where it cannot be asked, as its page will say."""
         try:
             if self._checkpoints.missing(*asked.arm.trained) or self._cells.known(asked):
                 return 0
@@ -153,20 +152,24 @@ class FromRun:
 
 
 def carry_out(
-    wanted: Sequence[Study], run: Run, executor: Executor, *, quick: bool = False, gpus: int = 1
+    wanted: Sequence[Study], run: Run, executor: Executor | None, *, quick: bool = False, gpus: int = 1
 ) -> dict[str, list[Row] | UserError]:
     """Do all that some studies lack, and write its rows as they come.
 
     Args:
-        wanted: the studies, none that refuses.
+        wanted: the studies.
         run: whose rows they are.
-        executor: who does it.
+        executor: who does it; None = nobody, each page is to be measured when it is written.
         quick: whether a study that races a grid races its quick one.
         gpus: how many GPUs each training gets.
 
     Returns:
-        Key of each study -> all rows of its page, or why there are none. A shard scores no answers.
+        Key of each study -> all rows of its page, or why there are none; without those that refuse at once, and will
+        say so when their page is to be written. A shard scores no answers.
     """
+    wanted = [study for study in wanted if executor is not None and not refuses(study, run, quick=quick)]
+    if executor is None or not wanted:
+        return {}
     tasks = tasks_of(
         wanted, run.scale, FromRun(run), settings_of(run),
         workers=executor.workers, quick=quick, gpus=gpus, shard=run.shard,

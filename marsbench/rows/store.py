@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 
 from marsbench.errors import UserError, unknown_name
 from marsbench.json_lines import Log, parse_lines
@@ -20,11 +20,9 @@ Existing = Literal["reuse", "rerun", "fail"]  # what to do about a result that i
 
 def existing_policy(name: str) -> Existing:
     """The policy of that name, or a `UserError`."""
-    for policy in get_args(Existing):
-        if name == policy:
-            found: Existing = policy
-            return found
-    raise unknown_name("policy for existing results", name, list(get_args(Existing)))
+    if name not in get_args(Existing):
+        raise unknown_name("policy for existing results", name, list(get_args(Existing)))
+    return cast("Existing", name)
 
 
 class RowStore:

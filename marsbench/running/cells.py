@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 from typing import Any
+
+import torch
 
 from marsbench.compiled.graphs import kind_of_batch
 from marsbench.decoding.engine import Batch, KindOfBatch, Method
@@ -15,12 +18,14 @@ from marsbench.forward.linear import packing_in_words
 from marsbench.keys import content_hash, versions
 from marsbench.methods import Options
 from marsbench.methods.fitting import fit
+from marsbench.methods.settings import load_aloud
 from marsbench.provenance import provenance
 from marsbench.rows.kinds import EvaluationRow
+from marsbench.rows.workspace import full_disk_explained
 from marsbench.running.checkpoints import Checkpoints
 from marsbench.running.plans import Arm, Asked
 from marsbench.running.run import Run
-from marsbench.training.checkpoints import Loaded
+from marsbench.training.checkpoints import Loaded, default_device
 
 _COUNT_EVERY_S = 2.0
 _DTYPE = "float32"  # in which everything is decoded unless somebody says otherwise
@@ -209,3 +214,41 @@ def method_options(arm: Arm) -> dict[str, Any]:
     """Those of an arm's options that are the method's; the others go with every request, or name the draft's stage."""
     names = {option.name for option in fields(Options)} - {"draft"}
     return {name: value for name, value in arm.options.items() if name in names}
+
+
+def ask(
+    run: Run,
+    arm: Arm,
+    benchmarks: Sequence[str],
+    *,
+    checkpoint: str | None = None,
+    adapter: str | None = None,
+    draft: str | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> Iterator[EvaluationRow]:
+    """The rows of one checkpoint on some benchmarks, whoever trained it, as they come.
+
+    Args:
+        run: where and how many questions.
+        arm: how to decode.
+        benchmarks: what to ask.
+        checkpoint: folder or hub name; None = the scale's own of the arm's stage, trained now if need be.
+        adapter: folder of a gated adapter that is to act on the checkpoint.
+        draft: the draft model's checkpoint, where the method wants one.
+        dtype: of weights and caches.
+
+    Raises:
+        UserError: questions or checkpoints are missing; found out before anything is trained.
+    """
+    for name in benchmarks:
+        run.exam(name)
+    with full_disk_explained(run.workspace.runs):
+        device = default_device()
+        companion = load_aloud(draft, run.reporter, dtype=dtype, device=device) if draft is not None else None
+        if checkpoint is not None:
+            loaded = load_aloud(checkpoint, run.reporter, dtype=dtype, device=device, adapter=adapter)
+        else:
+            loaded = Checkpoints(run).load(*arm.trained, dtype)
+        cells = Cells(run)
+        for name in benchmarks:
+            yield cells.cell(arm, loaded, name, companion)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import torch
@@ -13,12 +14,12 @@ import torch
 from marsbench.errors import UserError
 from marsbench.evaluation.local_data import Unavailable
 from marsbench.fetching.models import which
+from marsbench.locks import locked
 from marsbench.methods.settings import left_out_in_words
 from marsbench.presets import DEFAULT_BLOCK_SIZE
 from marsbench.progress import is_first_process
 from marsbench.rows.kinds import TrainingRow
-from marsbench.running.locks import alone_with
-from marsbench.running.plans import Arm, TrainedStage, parents_first
+from marsbench.running.plans import Arm, TrainedStage, is_ours, parents_first
 from marsbench.running.run import Run
 from marsbench.training import checkpoints, records
 from marsbench.training.bases import checked_base
@@ -53,19 +54,17 @@ class Checkpoints:
 
     def trains(self, stage: str, block_size: int | None) -> bool:
         """Whether a table is to train a stage, or finds it trained."""
-        if self._failure(stage, block_size):
-            return False
-        if self._ready(stage, block_size) is not None or self._drafts_from_afar(stage):
-            return False
-        return self._scale.tables_train or self.record(TrainedStage(stage, block_size)) is not None
+        trained = TrainedStage.of(stage, block_size)
+        return not self._failure(trained) and (is_ours(trained, self._scale) or self.own(trained) is not None)
 
     def missing(self, stage: str, block_size: int | None) -> str:
         """Why a stage has no checkpoint and what to do about it; empty where it has one or trains it."""
-        if failed := self._failure(stage, block_size):
+        trained = TrainedStage.of(stage, block_size)
+        if failed := self._failure(trained):
             return failed
-        if self._ready(stage, block_size) is not None or self.trains(stage, block_size):
+        if self._ready(*trained) is not None or self.trains(*trained):
             return ""
-        size = TrainedStage.of(stage, block_size).block_size
+        size = trained.block_size
         option, suffix = ("", "") if size is None else (f" --block-size {size}", f"-b{size}")
         if self._drafts_from_afar(stage):
             return (
@@ -77,9 +76,9 @@ class Checkpoints:
             f"--scale {self._scale.scale}{option}, or name one with --checkpoint {stage}{suffix}=..."
         )
 
-    def _failure(self, stage: str, block_size: int | None) -> str:
+    def _failure(self, trained: TrainedStage) -> str:
         """Why another process of this run could not train a stage, empty where none has tried in vain."""
-        return self._run.failures.get(TrainedStage.of(stage, block_size).place, "")
+        return self._run.failures.get(trained.place, "")
 
     def _ready(self, stage: str, block_size: int | None) -> str | None:
         """The checkpoint that stands for a stage without training it, None where it is to be trained."""
@@ -168,7 +167,7 @@ class Checkpoints:
         record = records.finished(folder)
         redo = record is not None and self._run.must_redo(chosen.key, f"checkpoint {chosen.name}", folder)
         if record is None or redo:
-            with alone_with(chosen, self._run) as waited:
+            with _alone_with(chosen, self._run) as waited:
                 record = records.finished(folder)
                 if record is not None and redo and not waited:  # who waited finds it as new as can be
                     shutil.rmtree(folder, ignore_errors=True)  # another process of this training may be about it too
@@ -231,3 +230,21 @@ def _row(chosen: Recipe, record: TrainingRecord) -> TrainingRow:
         measures=record.measures,
         provenance={**record.provenance, **({"base": chosen.pretrained.base} if chosen.pretrained else {})},
     )
+
+
+@contextmanager
+def _alone_with(chosen: Recipe, run: Run) -> Iterator[bool]:
+    """Keeps other commands from training the same checkpoint meanwhile; gives whether it had to wait for one.
+
+    Of the processes of one distributed training, the first holds the lock for all.
+    """
+
+    def say(holder: str) -> None:
+        run.reporter.say(f"another command is training {chosen.name} ({holder}): waiting for it")
+
+    with locked(run.workspace.lock(chosen), say=say) if is_first_process() else nullcontext(False) as waited:
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:  # processes of one distributed training
+            from accelerate import PartialState
+
+            PartialState(cpu=not torch.accelerator.is_available()).wait_for_everyone()
+        yield waited

@@ -12,7 +12,7 @@ from rich.table import Table
 from marsbench.evaluation.benchmarks import benchmark as benchmark_of
 from marsbench.paper import published
 from marsbench.presets import DEFAULT_BLOCK_SIZE, Preset
-from marsbench.running.plans import Arm, TablePlan, TrainedStage, is_ours, parents_first
+from marsbench.running.plans import TablePlan, TrainedStage, is_ours, parents_first
 from marsbench.training.stages import BLOCKWISE, recipe
 
 # Questions of the benchmarks as their authors publish them (GPQA: the main set); the mini ones have 400 each.
@@ -37,17 +37,6 @@ class Training:
         return self.gpu_hours or self.core_hours or 0.0
 
 
-@dataclass(frozen=True)
-class Decoding:
-    """What one line on one benchmark will take at most."""
-
-    arm: str
-    benchmark: str
-    questions: int
-    tokens: int
-    hours: float
-
-
 def trainings(plan: TablePlan, scale: Preset) -> list[Training]:
     """The stages to train for a table, parents first."""
     ours = [one for one in plan.stages if is_ours(one, scale)]
@@ -69,17 +58,6 @@ def training(trained: TrainedStage, scale: Preset) -> Training:
         hours[0].value * chosen.passes if hours else None,
         tokens * (_TWO_STREAMS if chosen.objective in BLOCKWISE else 1) / rate / 3600 if rate else None,
     )  # fmt: skip
-
-
-def decodings(plan: TablePlan, scale: Preset) -> list[Decoding]:
-    """The cells of a table, with every answer taken to be as long as it may be."""
-    return [_decoding(plan, arm, name, scale) for arm in plan.arms for name in plan.of(scale.benchmarks)]
-
-
-def _decoding(plan: TablePlan, arm: Arm, benchmark: str, scale: Preset) -> Decoding:
-    questions = questions_of(benchmark, scale, plan.questions)
-    tokens = questions * benchmark_of(benchmark).answer_limit(scale.max_new_tokens)
-    return Decoding(arm.name, benchmark, questions, tokens, decoding_s(tokens, scale) / 3600)
 
 
 def decoding_s(tokens: int, scale: Preset) -> float:
@@ -134,20 +112,20 @@ def _training_table(plan: TablePlan, scale: Preset) -> Table | str:
 
 
 def _decoding_table(plan: TablePlan, scale: Preset) -> Table:
-    """One row per benchmark: all lines cost the same at most."""
-    cells = decodings(plan, scale)
-    benchmarks = plan.of(scale.benchmarks)
-    title = f"Decoding {len(cells)} cells ({len(plan.arms)} lines x {len(benchmarks)} benchmarks), at most"
+    """A row per benchmark, with every answer as long as it may be: all lines cost the same."""
+    lines, benchmarks = len(plan.arms), plan.of(scale.benchmarks)
+    title = f"Decoding {lines * len(benchmarks)} cells ({lines} lines x {len(benchmarks)} benchmarks), at most"
     table = terminal_table(
         title, "benchmark", "questions", "tokens of one line", "hours of one line", "hours of all lines"
     )
+    whole = 0
     for name in benchmarks:
-        of_it = [cell for cell in cells if cell.benchmark == name]
-        total = sum(cell.hours for cell in of_it)
-        first = of_it[0]
-        table.add_row(name, f"{first.questions:,}", f"{first.tokens:,}", f"{first.hours:.2f}", f"{total:.1f}")
-    whole = sum(cell.hours for cell in cells)
-    table.add_row("together", "", f"{sum(cell.tokens for cell in cells):,} in all lines", "", f"{whole:.1f}")
+        questions = questions_of(name, scale, plan.questions)
+        tokens = questions * benchmark_of(name).answer_limit(scale.max_new_tokens)
+        hours = decoding_s(tokens, scale) / 3600
+        whole += lines * tokens
+        table.add_row(name, f"{questions:,}", f"{tokens:,}", f"{hours:.2f}", f"{lines * hours:.1f}")
+    table.add_row("together", "", f"{whole:,} in all lines", "", f"{decoding_s(whole, scale) / 3600:.1f}")
     return table
 
 

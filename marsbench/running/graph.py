@@ -13,7 +13,7 @@ from abc import abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from marsbench.errors import UserError
 from marsbench.evaluation.benchmarks import benchmark as benchmark_of
@@ -101,7 +101,7 @@ class RunTask(Task):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Train(RunTask):
+class TrainTask(RunTask):
     """Trains a checkpoint."""
 
     trained: TrainedStage
@@ -132,7 +132,7 @@ class Train(RunTask):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer(RunTask):
+class AnswerTask(RunTask):
     """Answers cells of one checkpoint, or one part of the questions of some."""
 
     cells: tuple[Asked, ...]
@@ -178,38 +178,22 @@ def _why_not(run: Run, asked: Asked, loaded: Loaded, draft: Loaded | None) -> st
 # ---- which there are ------------------------------------------------------------------------------------------------
 
 
-class Known(Protocol):
-    """What is there already, and what can be had."""
-
-    def is_trained(self, trained: TrainedStage) -> bool:
-        """Whether a checkpoint of our own is there."""
-        ...
-
-    def asked(self, plan: TablePlan) -> list[str]:
-        """The benchmarks that a table asks."""
-        ...
-
-    def questions_left(self, asked: Asked) -> int:
-        """How many questions of a cell have no answers yet."""
-        ...
-
-
-class Nothing:
-    """Nothing is there: the whole of what a scale takes."""
+class Known:
+    """What is there already, and what can be had: here nothing is, so that all of a scale's work is to be done."""
 
     def __init__(self, scale: Preset) -> None:
         self._scale = scale
 
     def is_trained(self, trained: TrainedStage) -> bool:
-        """It is not."""
+        """Whether a checkpoint of our own is there."""
         return False
 
     def asked(self, plan: TablePlan) -> list[str]:
-        """Those of the scale's benchmarks that a table asks."""
+        """The benchmarks that a table asks."""
         return plan.of(self._scale.benchmarks)
 
     def questions_left(self, asked: Asked) -> int:
-        """All of them; none where there will be no checkpoint."""
+        """How many questions of a cell have no answers yet; none where there will be no checkpoint."""
         if all(is_ours(one, self._scale) or self._scale.ready_checkpoint(*one) for one in asked.arm.needs):
             return questions_of(asked.benchmark, self._scale, asked.questions)
         return 0
@@ -222,12 +206,12 @@ def trainings(
     settings: Mapping[str, Any] = _PLANNED,
     *,
     gpus: int = 1,
-) -> list[Train]:
+) -> list[TrainTask]:
     """What is to be trained for some checkpoints, parents first, each after the one that it starts from."""
-    found: dict[TrainedStage, Train] = {}
+    found: dict[TrainedStage, TrainTask] = {}
     for trained, parent in parents_first([one for one in wanted if is_ours(one, scale)], scale).items():
         if not known.is_trained(trained):
-            found[trained] = Train(
+            found[trained] = TrainTask(
                 name=f"training-{trained.slug}",
                 title=f"training {trained.title}",
                 after=after([parent], found.values()) if parent else (),
@@ -254,9 +238,9 @@ def cells_of(plans: Iterable[TablePlan], known: Known) -> list[Asked]:
 
 
 def answers(
-    wanted: Iterable[Asked], trained: Sequence[Train], scale: Preset, known: Known,
+    wanted: Iterable[Asked], trained: Sequence[TrainTask], scale: Preset, known: Known,
     settings: Mapping[str, Any] = _PLANNED, *, workers: int, shard: tuple[int, int] = (1, 1),
-) -> list[Answer]:  # fmt: skip
+) -> list[AnswerTask]:  # fmt: skip
     """What is to be answered: tasks of about the same size, each of one checkpoint, after what trains that.
 
     Several small cells make a task; a cell that is larger than a task should be is answered in parts, unless but one
@@ -269,14 +253,14 @@ def answers(
             seconds[one.place] = decoding_s(tokens, scale) / shard[1]
             groups[one.arm.trained, one.arm.draft].append(one)
     size = max(_LEAST_S, sum(seconds.values()) / (_PER_WORKER * workers))
-    numbers, found = Counter[TrainedStage](), list[Answer]()
+    numbers, found = Counter[TrainedStage](), list[AnswerTask]()
     for some, parts in (piece for group in groups.values() for piece in _in_pieces(group, seconds, size)):
         arm, whole = some[0].arm, sum(seconds[one.place] for one in some)
         shards = [(number, parts) for number in range(1, parts + 1)] if shard == (1, 1) else [shard]
         for part in shards:
             numbers[arm.trained] += 1
             found.append(
-                Answer(
+                AnswerTask(
                     name=f"answering-{arm.trained.slug}-{numbers[arm.trained]}",
                     title=f"answering with {arm.trained.title}, piece {numbers[arm.trained]}",
                     after=after(arm.needs, trained),

@@ -52,8 +52,7 @@ class Table:
         """Lines that share their checkpoints, on every benchmark; what cannot be measured says why."""
         places = [(arm, name) for arm in arms for name in self._benchmarks]
         known = [self._cells.known(Asked(arm, name, self._plan.questions)) for arm, name in places]
-        measured = [row for row in known if row is not None]
-        if len(measured) == len(places):  # nothing is to be loaded
+        if len(measured := [row for row in known if row is not None]) == len(places):  # nothing is to be loaded
             return measured
         failures = [self._failure(arm, name) for arm, name in places]
         if all(failures):

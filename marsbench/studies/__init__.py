@@ -27,6 +27,11 @@ def studies() -> dict[str, Study]:
     return {study.key: study for study in found}
 
 
+def studies_of_paper() -> list[Study]:
+    """What reproducing the whole paper makes, in turn."""
+    return [study for study in studies().values() if study.in_paper]
+
+
 def items() -> list[Item]:
     """Everything that can be reproduced by its name, in the order of the paper: studies, and what their pages hold."""
     found: list[Item] = [item for study in studies().values() for item in (study, *study.holds)]
