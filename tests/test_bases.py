@@ -26,6 +26,8 @@ from marsbench.training import checkpoints, records
 from marsbench.training.bases import ship
 from marsbench.training.stages import lineage, recipe
 
+WEIGHTS = "model.safetensors"
+
 
 @pytest.fixture
 def shipping(tmp_path: Path, micro_checkpoints: Path, monkeypatch: pytest.MonkeyPatch) -> Preset:
@@ -45,7 +47,7 @@ def test_a_shipped_base_is_the_trained_one_in_bf16(shipping: Preset, micro_check
     """Guards against a base that is shipped from elsewhere, in full width, or without its tokenizer."""
     (trained,) = micro_checkpoints.glob("base-*")
     folder = Path(shipping.published["base"])
-    full, half = load_file(trained / records.WEIGHTS), load_file(folder / records.WEIGHTS)
+    full, half = load_file(trained / WEIGHTS), load_file(folder / WEIGHTS)
     assert {name: tensor.bfloat16() for name, tensor in full.items()}.keys() == half.keys()
     assert all(torch.equal(half[name], tensor.bfloat16()) for name, tensor in full.items())
     record = records.finished(folder)
@@ -60,7 +62,7 @@ def test_stages_start_from_the_shipped_base(shipping: Preset, tmp_path: Path) ->
     found, short = of(shipping, tmp_path), replace(shipping.finetuning, steps=1)
     assert found.path("base", None) == shipping.published["base"]
     folder = Path(of(replace(shipping, finetuning=short), tmp_path).path("ar_sft", None))
-    started, ended = (load_file(Path(one) / records.WEIGHTS) for one in (shipping.published["base"], folder))
+    started, ended = (load_file(Path(one) / WEIGHTS) for one in (shipping.published["base"], folder))
     assert all((ended[name] - tensor.float()).abs().max() < 0.02 for name, tensor in started.items()), "not its child"
     assert not list(folder.parent.glob("base-*"))
 
@@ -74,9 +76,9 @@ def test_from_scratch_trains_the_base_too(shipping: Preset) -> None:
 def test_a_missing_or_damaged_base_is_one_clear_line(shipping: Preset, tmp_path: Path) -> None:
     """Guards against a traceback from a loader, and against training from weights that are not the record's."""
     folder = Path(shipping.published["base"])
-    weights = load_file(folder / records.WEIGHTS)
+    weights = load_file(folder / WEIGHTS)
     name = next(iter(weights))
-    save_file({**weights, name: weights[name] + 1}, folder / records.WEIGHTS, metadata={"format": "pt"})
+    save_file({**weights, name: weights[name] + 1}, folder / WEIGHTS, metadata={"format": "pt"})
     for stage in ("base", "ar_sft"):
         with pytest.raises(UserError, match="the shipped base is damaged"):
             of(shipping, tmp_path).path(stage, None)

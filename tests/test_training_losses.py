@@ -18,19 +18,21 @@ from marsbench.training.learners import LEARNERS
 from marsbench.training.medusa import MedusaHeads, head_accuracy, medusa_loss
 from marsbench.training.objectives import ar_loss, block_diffusion_loss, mars_loss
 from marsbench.training.stages import STAGES, BlocksFrom, Stage, recipe
-from marsbench.training.visibility import blocks_of_responses, blocks_of_sequence, mars_visibility, needs_noisy_copy
+from marsbench.training.visibility import blocks_of_responses, blocks_of_sequence, needs_noisy_copy, stream_visibility
 
 MASK = 3
 MARS_STAGES = {name: stage for name, stage in STAGES.items() if stage.objective == "mars"}
 
 
-def test_mars_visibility_equals_the_golden_masks(golden: dict[str, Any]) -> None:
+def test_visibility_between_whole_streams_equals_the_golden_masks(golden: dict[str, Any]) -> None:
     """Guards against a query that sees its own answer, or misses the clean prefix."""
     for entry in golden["attention_masks"]:
         length = entry["length"]
         noisy_first = torch.tensor([[cell == "1" for cell in row] for row in entry["rows"]])
         clean_first = noisy_first.roll((length, length), (0, 1))
-        assert torch.equal(mars_visibility(length, entry["block_size"]), clean_first)
+        position, noisy = torch.arange(length).repeat(2), torch.arange(2 * length) >= length
+        block = blocks_of_sequence(length, entry["block_size"]).repeat(2)
+        assert torch.equal(stream_visibility(position, block, noisy, torch.zeros_like(noisy)), clean_first)
 
 
 @pytest.mark.parametrize("entry", range(12))

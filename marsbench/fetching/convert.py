@@ -56,7 +56,9 @@ def from_gguf(file: Path, target: Path, mask_over: str) -> None:
         raise UserError(
             f"the weights cannot be read: {str(error).splitlines()[0]}", where=file.name, fix="fetch them again"
         ) from error
-    plain = type(model)(_plain_config(model.config))
+    # Without what says that the weights were quantised: they are no longer, and could not be saved.
+    described = {name: value for name, value in model.config.to_dict().items() if name != "quantization_config"}
+    plain = type(model)(type(model.config).from_dict(described))
     plain.load_state_dict(model.state_dict(), assign=True)
     plain.tie_weights()
     plain.generation_config.update(eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
@@ -73,13 +75,6 @@ def with_mask(source: Path, target: Path, mask_over: str) -> None:
     core = _renamed(tokenizer.backend_tokenizer, mask_over)
     named = {name: str(getattr(tokenizer, name)) for name in _IDS if getattr(tokenizer, name) is not None}
     _fast(core, named, tokenizer.chat_template).save_pretrained(target)
-
-
-def _plain_config(config: Any) -> Any:
-    """A configuration without what says that the weights were quantised: they are no longer, and could not be saved."""
-    described = config.to_dict()
-    described.pop("quantization_config", None)
-    return type(config).from_dict(described)
 
 
 def _tokenizer(file: Path, mask_over: str) -> PreTrainedTokenizerFast:

@@ -68,7 +68,8 @@ def which(name: str) -> str:
     for source in SOURCES:
         if is_there(f"{name}-{source}"):
             return f"{name}-{source}"
-    return f"{name}-gguf" if hub.out_of_reach() or _is_offline() else f"{name}-hub"
+    told_offline = any(os.environ.get(one, "").lower() in ("1", "true", "yes", "on") for one in hub.VARIABLES)
+    return f"{name}-gguf" if hub.out_of_reach() or told_offline else f"{name}-hub"
 
 
 def is_there(name: str) -> bool:
@@ -89,8 +90,3 @@ def _parted(name: str) -> tuple[str, str]:
         return name, ""
     model, _, source = name.rpartition("-")
     return (model, source) if source in SOURCES else (name, "")
-
-
-def _is_offline() -> bool:
-    """Whether the user has told the hub's libraries to work without it."""
-    return any(os.environ.get(name, "").lower() in ("1", "true", "yes", "on") for name in hub.VARIABLES)

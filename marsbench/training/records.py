@@ -15,7 +15,6 @@ from typing import Any
 from marsbench.training.stages import Recipe
 
 RECORD = "marsbench.json"
-WEIGHTS = "model.safetensors"
 
 
 @dataclass(frozen=True)

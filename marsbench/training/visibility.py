@@ -5,8 +5,8 @@ masks in place of response tokens. Both carry the same position ids. Blocks of B
 sequence, as the authors' code does (`blocks_of_sequence`), or over each response by itself, as the paper describes them
 (`blocks_of_responses`).
 
-The two streams may be given whole (`mars_visibility`), or the noisy one may be cut down to the tokens that need it
-(`needs_noisy_copy`). A token without a noisy copy looks the same in both streams, so its clean copy stands in for it.
+The noisy stream may be cut down to the tokens that need it (`needs_noisy_copy`): a token that looks the same in both
+streams has its clean copy stand in for it.
 """
 
 from __future__ import annotations
@@ -86,17 +86,6 @@ def needs_noisy_copy(response: Tensor, block: Tensor, *, bidirectional: bool = F
         beyond = torch.iinfo(block.dtype).max
         copied |= block.where(response, beyond).flip(1).cummin(1).values.flip(1) == block
     return copied
-
-
-def mars_visibility(length: int, block_size: int) -> Tensor:
-    """The whole MARS pattern for one sequence (paper section 3.2).
-
-    Returns:
-        bool [2L, 2L], True = may attend, clean stream first.
-    """
-    position, block = torch.arange(length).repeat(2), blocks_of_sequence(length, block_size).repeat(2)
-    noisy = torch.arange(2 * length) >= length
-    return stream_visibility(position, block, noisy, torch.zeros_like(noisy))
 
 
 def additive_mask(visible: Tensor, dtype: torch.dtype) -> Tensor:
