@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from marsbench.racing.grid import Contender
-from marsbench.racing.tune import Setting, advice_after_race
+from marsbench.racing.tune import Advice, Setting
 from marsbench.statistics.intervals import Estimate, Interval
 
 AR = Setting(Contender("ar", "", "ar", {}), 1.0, 0.0, 1.0)
@@ -18,7 +18,7 @@ LINEAR = Setting(
 @pytest.mark.parametrize("raced", [1.3, 0.9])
 def test_nothing_is_recommended_that_raced_slower_than_ar(raced: float) -> None:
     """Guards against advice that the tool has itself just disproved."""
-    advice = advice_after_race([LINEAR, AR], LINEAR, Estimate(raced, Interval(raced - 0.1, raced + 0.1), 3))
+    advice = Advice([LINEAR, AR], LINEAR, Estimate(raced, Interval(raced - 0.1, raced + 0.1), 3))
     said = advice.summary(4, 1.0)
     if raced > 1:
         assert advice.recommended is LINEAR

@@ -10,12 +10,13 @@ from typing import Any, NamedTuple
 import torch
 
 from marsbench.decoding.outside import OutsideMethod
+from marsbench.errors import UserError
 from marsbench.evaluation.benchmarks import benchmarks
 from marsbench.evaluation.harness import room_for_prompt
 from marsbench.keys import content_hash, versions
 from marsbench.methods.fitting import default_ids
 from marsbench.provenance import provenance
-from marsbench.racing.entrants import Entrants, Models
+from marsbench.racing.entrants import Entrants, Load
 from marsbench.racing.grid import Contender, Grid
 from marsbench.racing.profile import profile
 from marsbench.racing.questions import Prompts, Questions, ask, per_benchmark
@@ -43,21 +44,26 @@ class Cell(NamedTuple):
 class Course:
     """One grid at one scale."""
 
-    def __init__(self, run: Run, grid: Grid, models: Models | None = None) -> None:
-        """Take the contenders' models from `models`, or else from the run's checkpoints, trained where need be."""
+    def __init__(self, run: Run, grid: Grid, load: Load | None = None) -> None:
+        """Take the contenders' models from `load`, or else from the run's checkpoints, trained where need be."""
         self.run, self.grid = run, grid
         # The run's policy is for what is raced and timed: who races again does not want to train again.
-        self._checkpoints = None if models else Checkpoints(replace(run, existing="reuse"))
-        chosen = models or self._checkpoints
-        assert chosen is not None
-        self.entrants = Entrants(chosen, getattr(torch, grid.dtype), grid.backend)
+        self._checkpoints = Checkpoints(replace(run, existing="reuse"))
+        self._trains = load is None
+        self.entrants = Entrants(load or self._checkpoint, getattr(torch, grid.dtype), grid.backend)
         self.benchmarks = benchmarks(grid.benchmarks or run.benchmarks or run.scale.benchmarks)
         self.max_new_tokens = grid.max_new_tokens or max(map(run.answer_limit, self.benchmarks))
         per_benchmark(grid.prompts, self.benchmarks)  # refuses what cannot be shared, before anything is trained
 
     def trainings(self) -> list[TrainingRow]:
         """The stages that the grid's checkpoints come from, trained now if need be; none where models were given."""
-        return self._checkpoints.trainings(self.grid.checkpoints) if self._checkpoints else []
+        return self._checkpoints.trainings(self.grid.checkpoints) if self._trains else []
+
+    def _checkpoint(self, stage: str, block_size: int, dtype: torch.dtype) -> Loaded:
+        """A stage's checkpoint; `UserError` where there is none and training one would take days."""
+        if reason := self._checkpoints.missing(stage, block_size):
+            raise UserError(reason)
+        return self._checkpoints.load(stage, block_size, dtype)
 
     # ---- what the contenders share ----
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -17,42 +18,31 @@ from marsbench.racing.grid import Contender
 from marsbench.racing.race import Entrant
 from marsbench.training.checkpoints import Loaded
 
-
-class Models(Protocol):
-    """Where the models of a grid's stages come from."""
-
-    def missing(self, stage: str, block_size: int | None) -> str:
-        """Why there is no model of a stage; empty where there is one or can be."""
-
-    def load(self, stage: str, block_size: int | None, dtype: torch.dtype) -> Loaded:
-        """The model of a stage."""
+Load = Callable[[str, int, torch.dtype], Loaded]  # stage, block size -> its model; `UserError` where there is none
 
 
 class Entrants:
     """The contenders of one grid and their models; `backend` compiles the steps of those that are compiled."""
 
-    def __init__(self, models: Models, dtype: torch.dtype, backend: str) -> None:
-        self._models, self._dtype, self._backend = models, dtype, backend
+    def __init__(self, load: Load, dtype: torch.dtype, backend: str) -> None:
+        self._load, self._dtype, self._backend = load, dtype, backend
         self._loaded: dict[tuple[str, int], Loaded] = {}
         # Graphs belong to one method: both are kept, so that what was compiled at one batch size serves at the
         # next, and at one threshold for all.
         self._compiled: dict[str, tuple[Method | OutsideMethod, Graphs]] = {}
 
-    def load(self, stage: str, block_size: int) -> Loaded:
-        """A stage's checkpoint; `UserError` where there is none and training one would take days."""
+    def _model(self, stage: str, block_size: int) -> Loaded:
         if (stage, block_size) not in self._loaded:
-            if reason := self._models.missing(stage, block_size):
-                raise UserError(reason)
-            self._loaded[stage, block_size] = self._models.load(stage, block_size, self._dtype)
+            self._loaded[stage, block_size] = self._load(stage, block_size, self._dtype)
         return self._loaded[stage, block_size]
 
     def target(self, contender: Contender) -> Loaded:
         """The checkpoint that decodes."""
-        return self.load(contender.stage, contender.trained_block_size)
+        return self._model(contender.stage, contender.trained_block_size)
 
     def draft(self, contender: Contender) -> Loaded | None:
         """The draft model, for a contender that has one."""
-        return self.load(contender.draft, contender.trained_block_size) if contender.draft else None
+        return self._model(contender.draft, contender.trained_block_size) if contender.draft else None
 
     def entrant(self, contender: Contender, batch_size: int) -> Entrant:
         """A contender ready to race; `UserError` says why it cannot."""

@@ -217,8 +217,8 @@ def _contender(given: dict[str, Any], varied: list[str], where: str) -> Contende
         raise UserError(f"compiled: {compiled} is neither true nor false", where=where, fix="write one of the two")
     said = [_said(one, given[one]) for one in varied if one != "compiled"]
     name = ", ".join([str(given.get("name", method)), *said])
-    if compiled and not name.endswith(_COMPILED):
-        name += _COMPILED
+    if not name.endswith(called("", compiled)):  # a user may have written the ending
+        name = called(name, compiled)
     return Contender(
         name=name,
         stage=given["stage"],
@@ -231,7 +231,11 @@ def _contender(given: dict[str, Any], varied: list[str], where: str) -> Contende
     )
 
 
-_COMPILED = ", compiled"  # how the names of compiled contenders end
+def called(name: str, compiled: bool) -> str:
+    """The name of a contender's eager or compiled form."""
+    return f"{name}, compiled" if compiled else name
+
+
 _WORDS = {"threshold": "tau", "cache_block": "B_cache", "block_size": "window", "tree_width": "tree"}
 
 

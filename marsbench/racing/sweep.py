@@ -10,7 +10,7 @@ from marsbench.locks import locked
 from marsbench.neighbours import warning
 from marsbench.provenance import node, provenance
 from marsbench.racing.course import Cell, Course
-from marsbench.racing.entrants import Models, size_of
+from marsbench.racing.entrants import Load, size_of
 from marsbench.racing.grid import BASELINES, Grid
 from marsbench.racing.race import Outcome
 from marsbench.racing.rounds import RoundLog
@@ -23,9 +23,9 @@ from marsbench.running.run import Run
 class Sweep:
     """A grid's cells: those that are missing are raced, batch size by batch size."""
 
-    def __init__(self, run: Run, grid: Grid, models: Models | None = None) -> None:
+    def __init__(self, run: Run, grid: Grid, load: Load | None = None) -> None:
         """See `Course`."""
-        self._run, self._grid, self._course = run, grid, Course(run, grid, models)
+        self._run, self._grid, self._course = run, grid, Course(run, grid, load)
 
     def rows(self) -> list[Row]:
         """All rows, in the grid's order: trainings, what a forward costs, then the cells."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
 from marsbench.neighbours import warning
 from marsbench.racing.course import Course
 from marsbench.racing.grid import Contender, Grid
@@ -40,45 +38,35 @@ class Setting:
 
 @dataclass(frozen=True)
 class Advice:
-    """The settings, the fastest expected first, the one to use, and what a race says of it."""
+    """The settings, the fastest expected first, the one expected to be the best, and what a race says of it."""
 
     settings: list[Setting]
-    recommended: Setting
-    measured: Estimate | None  # its speed-up over `ar`; None where `ar` itself is recommended
-    beaten: Setting | None = None  # what was expected to be faster than `ar` and raced no faster
-    by: Estimate | None = None  # its speed-up over `ar` in that race
+    expected: Setting
+    raced: Estimate | None  # its speed-up over `ar`; None where it is `ar` itself
+
+    @property
+    def recommended(self) -> Setting:
+        """What was expected to be the best, unless it raced no faster than `ar`: then that."""
+        if self.raced is None or self.raced.value > 1:
+            return self.expected
+        return next(setting for setting in self.settings if setting.contender.name == "ar")
 
     def summary(self, batch_size: int, max_points_lost: float) -> str:
         """The recommendation in words, with the options to type."""
         points = "1 point" if max_points_lost == 1 else f"{max_points_lost:g} points"
-        best, condition = self.recommended, f"at batch size {batch_size}, losing at most {points}"
-        if self.beaten is not None and self.by is not None:
-            low, high = self.by.interval.low, self.by.interval.high
-            return (
-                f"{condition}: --method ar\n{self.beaten.contender.name} was expected to be {self.beaten.speed_up:.2f} "
-                f"times as fast, and raced {self.by.value:.2f} [{low:.2f}, {high:.2f}]"
-            )
-        if self.measured is None:
+        best, condition = self.expected, f"at batch size {batch_size}, losing at most {points}"
+        if self.raced is None:
             return f"{condition}: --method ar\nnothing is expected to be faster"
-        low, high = self.measured.interval.low, self.measured.interval.high
+        raced = f"{self.raced.value:.2f} [{self.raced.interval.low:.2f}, {self.raced.interval.high:.2f}]"
+        if self.recommended is not best:
+            return (
+                f"{condition}: --method ar\n{best.contender.name} was expected to be {best.speed_up:.2f} times as "
+                f"fast, and raced {raced}"
+            )
         return (
-            f"{condition}: {best.options}\n"
-            f"expected {best.speed_up:.2f} times ar, raced {self.measured.value:.2f} [{low:.2f}, {high:.2f}]; "
+            f"{condition}: {best.options}\nexpected {best.speed_up:.2f} times ar, raced {raced}; "
             f"{best.tokens_per_forward:.2f} tokens/forward, {best.points_lost:+.1f} points lost on these questions"
         )
-
-
-@dataclass(frozen=True)
-class _OneModel:
-    """The checkpoint to be tuned, under whatever name."""
-
-    loaded: Loaded
-
-    def missing(self, stage: str, block_size: int | None) -> str:
-        return ""
-
-    def load(self, stage: str, block_size: int | None, dtype: torch.dtype) -> Loaded:
-        return self.loaded
 
 
 def candidates(block_size: int) -> tuple[Contender, ...]:
@@ -120,7 +108,7 @@ def tune(
         positions: how large the forward passes are that are timed, at most.
     """
     grid = Grid(candidates(block_size), (batch_size,), prompts, _LAPS, timeout_s=float("inf"), positions=positions)
-    course, reporter = Course(run, grid, _OneModel(loaded)), run.reporter
+    course, reporter = Course(run, grid, lambda *_: loaded), run.reporter
     watched = course.race(course.cells(_ROWS), laps=0)  # refuses what cannot decode so, before anything is timed
     reporter.say_once(warning())
     times = course.step_times()
@@ -139,15 +127,7 @@ def tune(
     ratio = median_ratio(
         [seconds * chosen.emitted for seconds in ar.seconds], [seconds * ar.emitted for seconds in chosen.seconds]
     )
-    return advice_after_race(settings, best, ratio)
-
-
-def advice_after_race(settings: list[Setting], best: Setting, ratio: Estimate) -> Advice:
-    """What to use after the setting that was expected to be fastest has raced `ar`: it, if it was faster."""
-    if ratio.value > 1:
-        return Advice(settings, best, ratio)
-    plain = next(setting for setting in settings if setting.contender.name == "ar")
-    return Advice(settings, plain, None, beaten=best, by=ratio)
+    return Advice(settings, best, ratio)
 
 
 def _settings(law: PositionLaw, found: dict[str, Outcome], course: Course, batch_size: int) -> list[Setting]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from marsbench.presets import Preset
-from marsbench.racing.grid import COMPILED_AR, Contender, Grid
+from marsbench.racing.grid import COMPILED_AR, Contender, Grid, called
 
 EAGER = (
     Contender("ar", "mars", "ar", {}),
@@ -14,7 +14,7 @@ EAGER = (
     Contender("mars-verified, linear", "mars", "mars-verified", {"layout": "linear", "block_size": 4}, 0.5),
     Contender("mars-verified, groups", "mars", "mars-verified", {"layout": "groups", "block_size": 4}),
 )
-COMPILED = tuple(replace(one, name=f"{one.name}, compiled", compiled=True) for one in EAGER)
+COMPILED = tuple(replace(one, name=called(one.name, True), compiled=True) for one in EAGER)
 REFERENCE = "hf-generate"
 # Llamas of random weights by their names: what a step costs depends on the shape alone. The weights of the first do not
 # fit into a CPU's caches: a step over one token takes the time to read them. The other is for the scale of the tests.

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from marsbench.keys import content_hash
 from marsbench.racing.course import Course
@@ -21,22 +20,14 @@ def compiled_rows(run: Run) -> list[Row]:
     """The rows, those measured now that were missing."""
     trained = trained_grid(run.scale)
     raced = Sweep(run, trained).rows()
-    models = _RandomModels(Course(run, trained).baseline.tokenizer)
-    return [*raced, *Sweep(run, random_grid(run.scale), models).rows()]
+    tokenizer = Course(
+        run, trained
+    ).baseline.tokenizer  # the questions come to random weights in the world's own tokens
 
-
-@dataclass(frozen=True)
-class _RandomModels:
-    """Random weights under the names of their shapes; the questions come to them in the world's own tokens."""
-
-    tokenizer: PreTrainedTokenizerBase
-
-    def missing(self, stage: str, block_size: int | None) -> str:
-        """There is one of every shape."""
-        return ""
-
-    def load(self, stage: str, block_size: int | None, dtype: torch.dtype) -> Loaded:
+    def random_weights(stage: str, block_size: int, dtype: torch.dtype) -> Loaded:
         """The model of a shape, the same whenever it is made."""
         torch.manual_seed(0)
         model: Any = LlamaForCausalLM(LlamaConfig(**RANDOM[stage]))
-        return Loaded(model.to(dtype).eval(), self.tokenizer, content_hash(RANDOM[stage]), None)
+        return Loaded(model.to(dtype).eval(), tokenizer, content_hash(RANDOM[stage]), None)
+
+    return [*raced, *Sweep(run, random_grid(run.scale), random_weights).rows()]
