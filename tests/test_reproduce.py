@@ -17,12 +17,14 @@ from typing import Any
 
 import pytest
 import yaml
+from made_up import answered
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from marsbench import world
 from marsbench.commands.shared import make_run
 from marsbench.errors import UserError
+from marsbench.files import write_atomically
 from marsbench.findings.collection import collection_of
 from marsbench.findings.sweep import SweepCells, positions_of_a_row
 from marsbench.methods import METHODS
@@ -30,12 +32,13 @@ from marsbench.overview.pages import whole_paper, write_page
 from marsbench.presets import preset, scales
 from marsbench.quiet import quieten_libraries
 from marsbench.rows.kinds import EvaluationRow, ExactnessRow, GenerationRow, TrainingRow
-from marsbench.rows.store import read_rows
+from marsbench.rows.store import read_rows, rows_text
 from marsbench.rows.workspace import Workspace
 from marsbench.running.plans import TablePlan
 from marsbench.running.run import Run
 from marsbench.running.tables import Table
 from marsbench.studies import pages, plan_of, studies, study_of
+from marsbench.studies.lines import AR_SFT
 from marsbench.training.stages import recipe
 from marsbench.training.tokenizer import build_tokenizer
 
@@ -361,7 +364,7 @@ def test_lm_eval_runs_our_model(reproduced: Path, tmp_path: Path) -> None:
 
 
 # The others are measured at another scale.
-COMMITTED = {("tiny", name) for name in studies() if name not in ("adapter", "serving", "real-model")}
+COMMITTED = {("tiny", name) for name in studies() if name not in ("adapter", "lengths", "serving", "real-model")}
 
 
 @pytest.mark.parametrize("scale", scales())
@@ -436,3 +439,18 @@ def test_the_training_row_of_medusa_says_how_good_its_heads_are(engine_rows: lis
     (medusa,) = [row for row in engine_rows if isinstance(row, TrainingRow) and row.stage == "medusa"]
     assert set(medusa.measures) == {"head_1_accuracy", "head_2_accuracy", "head_3_accuracy"}
     assert all(0 < share < 1 for share in medusa.measures.values())
+
+
+def test_a_line_lends_answers_to_the_same_questions_alone(tmp_path: Path) -> None:
+    """Guards against a page whose verdicts are of other questions, which another page has asked of the same lines."""
+    line, whole = AR_SFT, Workspace(tmp_path, "tiny")
+    asked = {
+        ("table2", ""): [answered(line, "gsm8k", [1, 1], [5, 5], [5, 5])],
+        ("lengths", ""): [replace(answered(line, "gsm8k", [0, 0], [5, 5], [5, 5]), benchmark="within_gsm8k")],
+        ("table9", ""): [answered(line, "bbh", [1, 0], [5, 5], [5, 5])],
+    }
+    for (page, variant), rows in asked.items():
+        write_atomically(replace(whole, variant=variant).results(page), rows_text(rows).encode())
+    found = collection_of(whole, pages())
+    assert [row.benchmark for row in found.of("table2")[0] if isinstance(row, EvaluationRow)] == ["mini_gsm8k"]
+    assert [row.benchmark for row in found.of("lengths")[0] if isinstance(row, EvaluationRow)] == ["within_gsm8k"]

@@ -102,6 +102,7 @@ def test_the_registry_is_in_the_papers_order() -> None:
         "regime",
         "discrepancies",
         "gains",
+        "lengths",
         "adapter",
         "engine",
         "speedup",

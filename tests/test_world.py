@@ -148,4 +148,4 @@ def test_contents_of_an_answer_are_checked() -> None:
 
 def test_a_name_says_what_a_benchmark_is_modelled_on() -> None:
     """Guards against harder questions in a column of their own, and real ones that lose part of their name."""
-    assert [world.modelled_on(name) for name in ("mini_gsm8k", "hard_gsm8k", "gsm8k")] == ["gsm8k"] * 3
+    assert [world.modelled_on(name) for name in ("mini_gsm8k", "hard_gsm8k", "within_gsm8k", "gsm8k")] == ["gsm8k"] * 4

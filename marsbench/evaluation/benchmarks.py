@@ -75,6 +75,14 @@ _HARD = tuple(
     for one in _MINI
     if one.name in _TAUGHT_HARDER
 )
+# Where `hard` ones ask one step more than training shows, the same shapes with as many steps as it shows.
+_WITHIN = tuple(
+    replace(
+        one, name=one.name.replace("mini_", "within_"), summary=f"{one.summary}; harder, no longer than in training"
+    )
+    for one in _MINI
+    if one.name in ("mini_gsm8k", "mini_humaneval")
+)
 _REAL = (
     Benchmark(
         "ifeval", "IFEval", "541 prompts with instructions a program can check, 0-shot",
@@ -113,10 +121,11 @@ _REAL = (
     ),
 )  # fmt: skip
 
-BENCHMARKS: dict[str, Benchmark] = {one.name: one for one in (*_MINI, *_HARD, *_REAL)}
+BENCHMARKS: dict[str, Benchmark] = {one.name: one for one in (*_MINI, *_HARD, *_WITHIN, *_REAL)}
 GROUPS: dict[str, tuple[str, ...]] = {
     "mini": tuple(one.name for one in _MINI),
     "hard": tuple(one.name for one in _HARD),
+    "within": tuple(one.name for one in _WITHIN),
     "real": tuple(one.name for one in _REAL),
 }
 
@@ -133,7 +142,7 @@ def benchmark(name: str) -> Benchmark:
 
 
 def benchmarks(names: Iterable[str]) -> list[str]:
-    """Benchmarks by name or by group (`mini`, `hard`, `real`), each once."""
+    """Benchmarks by name or by group (`mini`, `hard`, `within`, `real`), each once."""
     found = [one for name in names for one in GROUPS.get(name, (name,))]
     return [benchmark(name).name for name in dict.fromkeys(found)]
 

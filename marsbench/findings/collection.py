@@ -86,11 +86,12 @@ def _completed(rows: dict[str, dict[int, Sequence[Row]]], pages: Pages) -> dict[
     for page, by_seed in rows.items():
         plan = pages[page]
         names = {arm.name for arm in plan.arms} if plan else set()
+        asks = {name for own in by_seed.values() for _, name in _answered([own])}
         found[page] = dict(by_seed)
         for seed in seeds:
             own = by_seed.get(seed, [])
             known = _answered([own])
-            asked = [row for row in measured[seed].values() if row.arm in names and plan and plan.of([row.benchmark])]
+            asked = [row for row in measured[seed].values() if row.arm in names and row.benchmark in asks]
             lent = [row for row in asked if (row.arm, row.benchmark) not in known]
             if lent:
                 found[page][seed] = [*own, *lent]

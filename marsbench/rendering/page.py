@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from marsbench.findings.cells import Cells, columns, latest_cells
@@ -88,33 +88,42 @@ class TablePage:
 
     def sections(self, rows: Sequence[Row], scale: str, seeds: BySeed) -> Iterator[str]:
         """What stands on it: tables of `rows`, verdicts of all training seeds."""
-        yield opening_section(self.plan, scale, self.opening, seeds)
-        yield self._measured(latest_cells(rows), seeds)
-        yield claims_section(seeds, self.plan, self.claims, scale)
-        yield self.published(self.plan)
-        yield training_section(rows, self.plan)
-        yield how_section(rows, self.plan, scale)
+        cells = latest_cells(rows)
+        plan = self._shown(cells)
+        yield opening_section(plan, scale, self.opening, seeds)
+        yield self._measured(cells, plan, seeds)
+        left_out = {arm.name for arm in self.plan.arms} - {arm.name for arm in plan.arms}
+        claims = [claim for claim in self.claims if not left_out & {*claim.lines}]
+        yield claims_section(seeds, plan, claims, scale)
+        yield self.published(plan)
+        yield training_section(rows, plan)
+        yield how_section(rows, plan, scale)
         yield deviations_section(rows, scale, self.deviations)
 
     def figures(self, rows: Sequence[Row], reports_dir: Path) -> list[Path]:
         """Write the figure that it shows, as PNG and SVG."""
-        stem = reports_dir / self._figure_stem
-        return self.drawing(latest_cells(rows), self.plan, stem) if self.drawing else []
+        cells, stem = latest_cells(rows), reports_dir / self._figure_stem
+        return self.drawing(cells, self._shown(cells), stem) if self.drawing else []
+
+    def _shown(self, cells: Cells) -> TablePlan:
+        """The plan without those of its optional lines that have no rows."""
+        run = {name for name, _ in cells}
+        return replace(self.plan, arms=tuple(arm for arm in self.plan.arms if not arm.optional or arm.name in run))
 
     @property
     def _figure_stem(self) -> str:
         """The figure beside the page, less its extension."""
         return f"figures/{self.plan.key}_{self.figure}"
 
-    def _measured(self, cells: Cells, seeds: BySeed) -> str:
+    def _measured(self, cells: Cells, plan: TablePlan, seeds: BySeed) -> str:
         parts = [
             "## Measured",
             self.reading,
-            *[make(cells, self.plan) for make in self.tables],
-            seeds_table(seeds, self.plan),
-            reasons(cells, self.plan),
-            other_scores(cells, self.plan),
-            what_was_cut(cells, self.plan),
+            *[make(cells, plan) for make in self.tables],
+            seeds_table(seeds, plan),
+            reasons(cells, plan),
+            other_scores(cells, plan),
+            what_was_cut(cells, plan),
         ]
         if self.drawing:
             picture = f"![{self.caption}]({self._figure_stem}.png)"

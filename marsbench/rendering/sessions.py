@@ -38,6 +38,7 @@ SESSIONS = {
         "discrepancies", "What difference it makes where paper and released code differ."
     ),
     "reproduce-gains": Session("gains", "Where the gain comes from: rivals at equal accuracy, tokens by class."),
+    "reproduce-lengths": Session("lengths", "Questions no longer than those of training, asked of Table 2's lines."),
     "reproduce-adapter": Session("adapter", "A gated adapter beside MARS: accuracy and tokens per forward pass."),
     "reproduce-engine": Session("engine", "Race the decoding methods, and check the lossless ones against AR."),
     "speedup-sweep": Session("speedup", "Race thresholds, windows and methods at several batch sizes.", sweeps=True),

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from marsbench.presets import DEFAULT_BLOCK_SIZE, Preset
 from marsbench.training.stages import BLOCKWISE, lineage, stage
-from marsbench.world import modelled_on
+from marsbench.world import modelled_on, within_training
 
 AS_RELEASED = ", as released"  # our words, beside the paper's, for what its authors' code does
 
@@ -79,6 +79,7 @@ class Arm:
     options: dict[str, Any] = field(default_factory=dict)
     published: str | None = None
     untrained_masks: bool = False  # decode with masks although the checkpoint has never seen any
+    optional: bool = False  # a line that pages leave out where it has no rows
     trained_block_size: int | None = None  # B of the checkpoint; None = the block size that it is decoded with
 
     @property
@@ -124,6 +125,7 @@ class TablePlan:
     title: str
     arms: tuple[Arm, ...]
     benchmarks: tuple[str, ...] = ()  # as the paper calls them; none = all six
+    within_training: bool = False  # asks no more steps than training shows, where the world has such a benchmark
     questions: int | None = None  # of each benchmark; None = all
     step_cost: bool = False  # also time a training step
     figure: bool = False
@@ -146,7 +148,8 @@ class TablePlan:
 
     def of(self, benchmarks: Iterable[str]) -> list[str]:
         """Those of a scale's benchmarks that the table asks; a mini one stands for the one it is modelled on."""
-        return [name for name in benchmarks if not self.benchmarks or modelled_on(name) in self.benchmarks]
+        asked = [name for name in benchmarks if not self.benchmarks or modelled_on(name) in self.benchmarks]
+        return [within_training(name) for name in asked] if self.within_training else asked
 
     @property
     def stages(self) -> list[TrainedStage]:

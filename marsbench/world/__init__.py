@@ -27,6 +27,7 @@ __all__ = [
     "modelled_on",
     "test_set",
     "texts",
+    "within_training",
 ]
 
 Split = Literal["train", "test"]
@@ -61,12 +62,18 @@ GENERATORS: dict[str, Generator] = {
 _FACTS = [mmlu_pro.fact, gpqa.fact]
 
 
-_OF_THE_WORLD = ("mini_", "hard_")  # what names of its benchmarks begin with, at the two levels of difficulty
+# What names of its benchmarks begin with: the usual ones, the harder ones, those of these that stay within training.
+_OF_THE_WORLD = ("mini_", "hard_", "within_")
 
 
 def modelled_on(benchmark: str) -> str:
     """The real benchmark that one of the world's has the shape of, `gsm8k` for `mini_gsm8k`; a real one is its own."""
     return next((benchmark.removeprefix(one) for one in _OF_THE_WORLD if benchmark.startswith(one)), benchmark)
+
+
+def within_training(benchmark: str) -> str:
+    """What asks the same without a step more than training shows; the benchmark itself where none does."""
+    return {"hard_gsm8k": "within_gsm8k", "hard_humaneval": "within_humaneval"}.get(benchmark, benchmark)
 
 
 def draw(benchmark: str, split: Split, seed: int, level: Difficulty = USUAL) -> Iterator[Example]:
