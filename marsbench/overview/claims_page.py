@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 
 from marsbench.findings.claims import ABSTRACT, Claim, Finding, Judged
 from marsbench.findings.collection import Collection
@@ -59,9 +60,9 @@ def render(judged: Sequence[Judged], collections: Sequence[Collection]) -> str:
         _summary(judged, collections),
         *[preset(one.scale).caveat for one in collections],
         *[remark for one in collections for remark in remarks(one)],
-        _verdicts([(number, one) for number, one in numbered if not one.claim.check], said, collections),
+        _listed(judged, said, collections, checks=False),
         WHAT_CHECKS_ARE,
-        _checks([(number, one) for number, one in numbered if one.claim.check], said, collections),
+        _listed(judged, said, collections, checks=True),
         *claims_figure.sections(judged, collections),
         regime.beside({one.scale: one.rows.get("regime", {}) for one in collections}),
     ]
@@ -81,14 +82,18 @@ def _summary(judged: Sequence[Judged], collections: Sequence[Collection]) -> str
     return "\n".join(lines)
 
 
-def _verdicts(numbered: Sequence[Numbered], said: Mapping[Claim, str], collections: Sequence[Collection]) -> str:
-    """Each claim with its verdict at every scale, and whether that stands after Holm's correction."""
-    head = ["#", "where", "claim", *[head for one in collections for head in (one.scale, "after Holm")]]
+def _listed(
+    judged: Sequence[Judged], said: Mapping[Claim, str], collections: Sequence[Collection], *, checks: bool
+) -> str:
+    """Each claim with its verdict at every scale, and whether that stands after Holm's correction; or each check."""
+    heads = [[one.scale] if checks else [one.scale, "after Holm"] for one in collections]
+    head = ["#", "where", "check" if checks else "claim", *chain(*heads)]
     lines = []
-    for number, one in numbered:
-        found = [one.findings[collection.scale] for collection in collections]
-        verdicts = [cell for finding in found for cell in (finding.verdict, _standing(finding))]
-        lines.append([str(number), _where(one), said[one.claim], *verdicts])
+    for number, one in enumerate(judged, 1):
+        if one.claim.check == checks:
+            found = [one.findings[collection.scale] for collection in collections]
+            cells = [[outcome(each.verdict)] if checks else [each.verdict, _standing(each)] for each in found]
+            lines.append([str(number), _where(one), said[one.claim], *chain(*cells)])
     return table(head, lines, text=range(1, len(head)))
 
 
@@ -97,16 +102,6 @@ def _standing(finding: Finding) -> str:
     if not finding.decided:
         return ""
     return "stands" if finding.stands else "does not stand"
-
-
-def _checks(numbered: Sequence[Numbered], said: Mapping[Claim, str], collections: Sequence[Collection]) -> str:
-    """Each check with its outcome at every scale."""
-    head = ["#", "where", "check", *[one.scale for one in collections]]
-    lines = []
-    for number, one in numbered:
-        outcomes = [outcome(one.findings[collection.scale].verdict) for collection in collections]
-        lines.append([str(number), _where(one), said[one.claim], *outcomes])
-    return table(head, lines, text=range(1, len(head)))
 
 
 def _where(judged: Judged) -> str:

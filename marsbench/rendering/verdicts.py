@@ -54,18 +54,17 @@ def claims_section(seeds: BySeed, plan: TablePlan, claims: Sequence[Claim], scal
 
 def _judged(found: Sequence[tuple[Claim, Finding]]) -> str:
     head = ["", "claim", "tested", "result", "questions", "seeds", "p", "verdict", "would decide it"]
-    lines = []
-    for claim, finding in found:
-        lines.append([*_line(claim, finding), p_value(finding.p), finding.verdict, in_need(finding.needed)])
+    lines = [
+        [*_line(claim, finding), p_value(finding.p), finding.verdict, in_need(finding.needed)]
+        for claim, finding in found
+    ]
     return table(head, lines, text=(0, 1, 2, 7, 8))
 
 
 def _checks(found: Sequence[tuple[Claim, Finding]]) -> str:
     """Those claims that cannot come out otherwise; empty without any."""
     head = ["", "check", "checked", "result", "questions", "seeds", "outcome"]
-    lines = []
-    for claim, finding in found:
-        lines.append([*_line(claim, finding), outcome(finding.verdict)])
+    lines = [[*_line(claim, finding), outcome(finding.verdict)] for claim, finding in found]
     return f"{WHAT_CHECKS_ARE}\n\n{table(head, lines, text=(0, 1, 2, 6))}" if lines else ""
 
 
