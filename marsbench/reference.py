@@ -1,7 +1,7 @@
 """MARS in one file: how it trains and how it decodes, plain and slow, to be read from top to bottom.
 
-MARS (Jin, Wang, Luo, Sun, arXiv 2604.07023; sections and equations below are the paper's) adds no layer, no head and no
-parameter to a causal language model, only one token, `[MASK]`. It is a second fine-tuning and a rule for decoding.
+MARS (Jin, Wang, Luo, Sun, arXiv 2604.07023; sections and equations below are the paper's) adds no layer and no head to
+a causal language model, only one token, `[MASK]`. It is a second fine-tuning and a rule for decoding.
 
 - *Training*: a sequence enters the model twice, as it is (the clean stream) and with masks for its response (the noisy
   stream). The clean stream learns the next token, as ever. The noisy stream learns several tokens ahead: a mask sees
