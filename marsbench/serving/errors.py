@@ -19,22 +19,15 @@ class ApiError(Exception):
     @property
     def envelope(self) -> dict[str, Any]:
         """The body."""
-        return {"error": {"message": self.message, "type": kind(self.status), "param": self.param, "code": self.code}}
+        kinds = {401: "authentication_error", 429: "rate_limit_error"}
+        kind = kinds.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
     @property
     def headers(self) -> dict[str, str]:
         """What goes with it."""
         found = {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
         return found | ({"WWW-Authenticate": 'Basic realm="marsbench"'} if self.status == 401 else {})
-
-
-def kind(status: int) -> str:
-    """What OpenAI calls errors of a status."""
-    if status == 429:
-        return "rate_limit_error"
-    if status == 401:
-        return "authentication_error"
-    return "invalid_request_error" if status < 500 else "server_error"
 
 
 def wrong(message: str, param: str | None = None, code: str | None = None) -> ApiError:
