@@ -58,7 +58,7 @@ class Stutter:
         rows.drafted = room_for_drafts(rows, accepted).clamp(max=self.times)
         return accepted
 '''
-OPTION = """    times: int = field(default=2, metadata=_about("How often the last token is drafted.", least=1))
+OPTION = """    times: Annotated[int, Option("How often the last token is drafted.", least=1)] = 2
 
 """
 ENTRY = """    "stutter": MethodInfo("stutter:Stutter", "drafts what was said", "`ar`", ("times",), lossless=True),

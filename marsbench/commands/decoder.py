@@ -12,12 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import wraps
-from inspect import Parameter, Signature, signature
+from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from marsbench.commands.shared import Dtype, Pack, UntrainedMasks, dtype_of, use_packing
+from marsbench.commands.shared import Dtype, Pack, UntrainedMasks, dtype_of, option_of, typed_as, use_packing
 from marsbench.decoding.generation import PREFILL_POSITIONS
 from marsbench.errors import UserError
 from marsbench.methods import METHODS, OPTIONS, Options, check_options, check_threshold, explained
@@ -160,9 +160,7 @@ def decodes(
             options = {name: value for name in OPTIONS if (value := given.pop(_word(name))) is not None}
             command(**given, decoding=Decoding(**ours, options=options))
 
-        typed.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
-        typed.__annotations__ = {one.name: one.annotation for one in parameters}
-        return typed
+        return typed_as(typed, parameters)
 
     return decorated
 
@@ -184,13 +182,10 @@ def _shared(method: str, which: str) -> list[Parameter]:
 
 def _of_method(name: str, window: Sequence[str]) -> Parameter:
     """An option of methods, as typer takes it; None where it was not typed: what nobody hears can be refused."""
-    known, flags, default = OPTIONS[name], [f"--{_word(name).replace('_', '-')}"], ""
+    word, flags, default = _word(name), list[str](), ""
     if name == "block_size":
         flags, default = list(window), "" if "--block-size" in window else "B"
-    option = typer.Option(
-        *flags, min=known.least, max=known.most, help=explained(name, default), rich_help_panel="Options of methods"
-    )
-    return Parameter(_word(name), Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[known.kind | None, option])
+    return option_of(word, OPTIONS[name], None, flags=flags, help=explained(name, default), panel="Options of methods")
 
 
 def _word(name: str) -> str:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
+from inspect import Parameter, Signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from marsbench.errors import UserError, unknown_name
+from marsbench.methods.options import Option
 
 if TYPE_CHECKING:
     import torch
@@ -92,6 +95,28 @@ UntrainedMasks = Annotated[
 ]
 
 _DTYPES = ("float32", "bfloat16", "float16")
+
+
+def option_of(
+    name: str, known: Option, default: Any, *, flags: Sequence[str] = (), help: str = "", panel: str | None = None
+) -> Parameter:
+    """An option of a dataclass as typer takes it, by default called after its field."""
+    hint: Any = list[str] if known.kind is tuple else known.kind
+    default = None if known.kind is tuple else default
+    option = typer.Option(
+        *(flags or [f"--{name.replace('_', '-')}"]), min=known.least, max=known.most, help=help or known.help,
+        rich_help_panel=panel,
+    )  # fmt: skip
+    whole = hint | None if default is None else hint
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[whole, option])
+
+
+def typed_as(command: Callable[..., None], parameters: Iterable[Parameter]) -> Callable[..., None]:
+    """The command, whose options typer takes to be these."""
+    found = list(parameters)
+    command.__signature__ = Signature(found)  # type: ignore[attr-defined]
+    command.__annotations__ = {one.name: one.annotation for one in found}
+    return command
 
 
 def use_packing(pack: bool) -> None:

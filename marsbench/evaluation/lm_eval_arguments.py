@@ -6,7 +6,6 @@ import argparse
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -14,11 +13,11 @@ from typing import Any
 import yaml
 
 from marsbench.errors import UserError
-from marsbench.methods import Options, check_options, check_threshold
+from marsbench.methods import OPTIONS, Options, check_options, check_threshold
 from marsbench.methods.fitting import check_accept
 
 DEFAULT_ROWS = 16  # decoded at once where nobody says how many
-METHOD_OPTIONS = [option.name for option in fields(Options) if option.name not in ("draft", "heads")]
+METHOD_OPTIONS = ["mask_id", *OPTIONS]
 
 
 def check_names(options: Iterable[str], others: Sequence[str]) -> None:

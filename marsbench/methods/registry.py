@@ -7,13 +7,14 @@ command line, `generate`, lm-eval's arguments, grids and plans alike.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
-from marsbench.decoding.acceptance import METRICS, bar, no_threshold
+from marsbench.decoding.acceptance import bar, no_threshold
 from marsbench.decoding.generation import Layout, Metric
 from marsbench.errors import UserError, unknown_name
+from marsbench.methods.options import Option, options_of
 
 Need = Literal["masks", "draft", "heads"]
 NEEDS: dict[Need, str] = {
@@ -21,22 +22,6 @@ NEEDS: dict[Need, str] = {
     "draft": "a draft model (--draft)",
     "heads": "Medusa heads (a `medusa` checkpoint)",
 }
-
-
-@dataclass(frozen=True)
-class Option:
-    """What a user is told of an option, and what it may be."""
-
-    help: str
-    kind: type = int
-    least: float | None = None
-    most: float | None = None
-    choices: tuple[str, ...] = ()
-    called: str = ""  # in messages, where its name does not say enough
-
-
-def _about(help: str, **bounds: Any) -> dict[str, Option]:
-    return {"option": Option(help, **bounds)}
 
 
 @dataclass(frozen=True)
@@ -49,46 +34,32 @@ class Options:
     mask_id: int | None = None  # the id of `<|mask|>`, None for a checkpoint without one
     draft: Any = None  # the draft model
     heads: Any = None  # Medusa heads
-    block_size: int = field(
-        default=4,
-        metadata=_about(
+    block_size: Annotated[
+        int,
+        Option(
             "Tokens that one forward pass settles at most: B of the training, but free for mars-verified, jacobi, and "
             "for mars-lookup, which has its --draft-length more.",
             least=1,
         ),
-    )
-    metric: Metric = field(
-        default="probability",
-        metadata=_about(
-            "Confidence that thresholds are compared with: probability, entropy or margin.",
-            kind=str, choices=METRICS, called="confidence metric",
+    ] = 4
+    metric: Annotated[
+        Metric,
+        Option(
+            "Confidence that thresholds are compared with: probability, entropy or margin.", called="confidence metric"
         ),
-    )  # fmt: skip
-    layout: Layout = field(
-        default="groups",
-        metadata=_about(
-            "Where masks stand: groups (more tokens) or linear (cheaper).", kind=str, choices=get_args(Layout)
-        ),
-    )
-    cache_block: int = field(default=4, metadata=_about("B_cache, in tokens.", least=1))
-    appended_masks: int | None = field(
-        default=None,
-        metadata=_about("Masks behind the text, B - 1 or more; more cost time alone [default: B - 1].", least=0),
-    )
-    draft_length: int = field(
-        default=4,
-        metadata=_about("K: tokens drafted per round at most; by mars-lookup, those from the text so far.", least=1),
-    )
-    ngram: int = field(
-        default=3, metadata=_about("Tokens of the longest match that is looked up in the text so far.", least=1)
-    )
-    draft_method: str = field(
-        default="ar", metadata=_about("How the draft model decodes: ar or mars.", kind=str, choices=("ar", "mars"))
-    )
-    draft_threshold: float = field(
-        default=0.95, metadata=_about("Confidence that drafts by mars must pass.", kind=float, least=0, most=1)
-    )
-    tree_width: int = field(default=1, metadata=_about("Guesses of the first Medusa head; 1 is a chain.", least=1))
+    ] = "probability"
+    layout: Annotated[Layout, Option("Where masks stand: groups (more tokens) or linear (cheaper).")] = "groups"
+    cache_block: Annotated[int, Option("B_cache, in tokens.", least=1)] = 4
+    appended_masks: Annotated[
+        int | None, Option("Masks behind the text, B - 1 or more; more cost time alone [default: B - 1].", least=0)
+    ] = None
+    draft_length: Annotated[
+        int, Option("K: tokens drafted per round at most; by mars-lookup, those from the text so far.", least=1)
+    ] = 4
+    ngram: Annotated[int, Option("Tokens of the longest match that is looked up in the text so far.", least=1)] = 3
+    draft_method: Annotated[Literal["ar", "mars"], Option("How the draft model decodes: ar or mars.")] = "ar"
+    draft_threshold: Annotated[float, Option("Confidence that drafts by mars must pass.", least=0, most=1)] = 0.95
+    tree_width: Annotated[int, Option("Guesses of the first Medusa head; 1 is a chain.", least=1)] = 1
 
     @property
     def window(self) -> int:
@@ -97,7 +68,7 @@ class Options:
 
 
 # What a user may give: all `Options` but those of the checkpoint.
-OPTIONS: dict[str, Option] = {one.name: one.metadata["option"] for one in fields(Options) if one.metadata}
+OPTIONS = options_of(Options)
 DEFAULTS = Options()
 
 
@@ -233,7 +204,7 @@ def check_options(name: str, options: Options) -> None:
         if (value := getattr(options, option)) is not None or getattr(DEFAULTS, option) is not None:
             _check_value(option, known, value)
     if options.mask_id is not None:
-        _check_value("mask_id", Option("", least=0), options.mask_id)
+        _check_value("mask_id", Option("", least=0, kind=int), options.mask_id)
     needed, appended = options.block_size - 1, options.appended_masks
     if appended is not None and appended < needed:
         raise UserError(

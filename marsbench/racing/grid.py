@@ -23,7 +23,7 @@ from typing import Any
 import yaml
 
 from marsbench.errors import UserError, unknown_name
-from marsbench.methods import METHODS, Options, check_options
+from marsbench.methods import METHODS, OPTIONS, Options, check_options
 from marsbench.presets import preset
 from marsbench.running.plans import TrainedStage
 from marsbench.training.stages import stage
@@ -33,7 +33,6 @@ BASELINES = ("ar", "hf-generate", COMPILED_AR)  # contenders by these names run 
 DTYPES = ("float32", "bfloat16", "float16")
 BACKENDS = ("inductor", "aot_eager", "eager")  # the last two trace a step and run it as traced, without a compiler
 _OWN = ("name", "method", "stage", "draft", "threshold", "trained_block_size", "compiled")
-_SETTINGS = {field.name for field in fields(Options)} - {"mask_id", "draft", "heads"}
 
 
 @dataclass(frozen=True)
@@ -198,10 +197,10 @@ def _contenders(given: Any, number: int) -> Iterator[Contender]:
 
 def _contender(given: dict[str, Any], varied: list[str], where: str) -> Contender:
     for name in given:
-        if name not in _OWN and name not in _SETTINGS:
-            known = ", ".join(sorted({*_SETTINGS, *_OWN}))
+        if name not in _OWN and name not in OPTIONS:
+            known = ", ".join(sorted({*OPTIONS, *_OWN}))
             raise UserError(f"unknown setting {name!r}", where=where, fix=f"known ones: {known}")
-    method, options = given["method"], {name: value for name, value in given.items() if name in _SETTINGS}
+    method, options = given["method"], {name: value for name, value in given.items() if name in OPTIONS}
     try:
         check_options(method, Options(mask_id=0, **options))
         stage(given["stage"])

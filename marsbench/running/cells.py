@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from marsbench.evaluation.benchmarks import benchmark, fingerprint
 from marsbench.evaluation.harness import AnswerLog, EngineModel, Exam, cut_in_words, evaluate
 from marsbench.forward.linear import packing_in_words
 from marsbench.keys import content_hash, versions
-from marsbench.methods import Options
+from marsbench.methods import OPTIONS
 from marsbench.methods.fitting import fit
 from marsbench.methods.settings import load_aloud
 from marsbench.provenance import provenance
@@ -212,8 +212,7 @@ def _dtype_of(loaded: Loaded) -> str:
 
 def method_options(arm: Arm) -> dict[str, Any]:
     """Those of an arm's options that are the method's; the others go with every request, or name the draft's stage."""
-    names = {option.name for option in fields(Options)} - {"draft"}
-    return {name: value for name, value in arm.options.items() if name in names}
+    return {name: value for name, value in arm.options.items() if name in OPTIONS}
 
 
 def ask(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 from marsbench.decoding.generation import PREFILL_POSITIONS
-from marsbench.serving.messages import MethodName
+from marsbench.methods.options import Option
+from marsbench.serving.messages import WIDEST, MethodName
 
 
 @dataclass(frozen=True)
@@ -14,43 +16,78 @@ class Settings:
     """The options of `marsbench serve`, under their names; times in seconds unless they say otherwise."""
 
     checkpoint: str
-    name: str = ""  # what clients call it
+    name: Annotated[str, Option("What clients call the model [default: the folder's name, or the stage's].")] = ""
     dtype: str = "float32"
     untrained_masks: bool = False
     # What counts where a request says nothing. The first three can be turned while the server runs.
-    threshold: float = 0.95  # confidence to accept a token, of `mars`
-    draft_threshold: float = 0.5  # confidence to draft one, of `mars-verified`
-    block_size: int = 4  # tokens that one forward settles at most
-    method: MethodName | None = None  # None: `mars` where the checkpoint can, else `ar`
-    temperature: float = 0.0
-    max_new_tokens: int = 1024
+    threshold: Annotated[float, Option("Tau of mars: the knob, to begin with.", least=0, most=1)] = 0.95
+    draft_threshold: Annotated[float, Option("Confidence that drafts of mars-verified must have.", least=0, most=1)] = (
+        0.5
+    )
+    block_size: Annotated[int, Option("Tokens that one forward settles at most.", least=1, most=WIDEST)] = 4
+    method: Annotated[
+        MethodName | None,
+        Option(
+            "How to decode where a request does not say: ar, mars or mars-verified [default: mars where the checkpoint "
+            "can, else ar]."
+        ),
+    ] = None
+    temperature: Annotated[float, Option("Where a request gives none; 0 is greedy.", least=0)] = 0.0
+    max_new_tokens: Annotated[int, Option("Limit of a chat's answer that asks for none.", least=1)] = 1024
     # What the engine may hold.
-    max_rows: int = 16  # requests decoded together
-    kv_slots: int | None = None  # of the KV cache over all rows, each of which takes as many as the longest; None: fit
-    prefill_positions: int = PREFILL_POSITIONS
-    threads: int | None = None
+    max_rows: Annotated[int, Option("Requests decoded together.", least=1)] = 16
+    kv_slots: Annotated[
+        int | None,
+        Option("Tokens that the KV cache may hold, every row as many as the longest [default: full rows].", least=1),
+    ] = None
+    prefill_positions: Annotated[int, Option("Prompt tokens in one forward pass at most.", least=1)] = PREFILL_POSITIONS
+    threads: Annotated[
+        int | None, Option("CPU threads of the engine; where cores are few, leave HTTP one of them.", least=1)
+    ] = None
     # Whether a controller turns the knobs, and what it is to keep.
-    adapt: bool = False
-    target_ms_per_token: float | None = None
-    target_first_token_ms: float | None = None
-    decision_log: Path | None = None
+    adapt: Annotated[
+        bool,
+        Option(
+            "Choose windows and pruning by what pays at the moment, at no cost in accuracy, and lower tau for requests "
+            "with a min_threshold while a target below is missed."
+        ),
+    ] = False
+    target_ms_per_token: Annotated[float | None, Option("Of --adapt: time per token.", least=0)] = None
+    target_first_token_ms: Annotated[float | None, Option("Of --adapt: wait in the queue.", least=0)] = None
+    decision_log: Annotated[
+        Path | None, Option("Of --adapt: JSON Lines of what was seen and chosen, to be replayed.")
+    ] = None
     # Who may come in.
-    host: str = "127.0.0.1"
-    port: int = 8000
-    api_key: tuple[str, ...] = ()  # any of them opens every route; without one they are open
-    speed_key: str | None = None  # the only one that turns the knobs, where it is given
-    lock_speed: bool = False  # whether nobody may
-    allowed_host: tuple[str, ...] = ()  # names of the server, beside localhost and addresses
-    cors_origin: tuple[str, ...] = ()  # pages of other sites that may ask; "*" is any
-    root_path: str = ""  # what proxies put before every path
-    request_log: Path | None = None
+    host: Annotated[str, Option("Address to listen on; 0.0.0.0 lets other machines in.")] = "127.0.0.1"
+    port: Annotated[int, Option("0 takes any that is free.", least=0, most=65535)] = 8000
+    api_key: Annotated[
+        tuple[str, ...],
+        Option(
+            "Asked for by every route but /health and /ping; may be given several times, or once in MARSBENCH_API_KEY."
+        ),
+    ] = ()
+    speed_key: Annotated[str | None, Option("The only key that turns the knobs.")] = None
+    lock_speed: Annotated[bool, Option("Let nobody turn the knobs.")] = False
+    allowed_host: Annotated[
+        tuple[str, ...],
+        Option("A name by which clients may call the server, beside localhost and addresses; * is any."),
+    ] = ()
+    cors_origin: Annotated[
+        tuple[str, ...], Option("A page's origin (https://HOST) that may ask the server; * is any.")
+    ] = ()
+    root_path: Annotated[str, Option("What a proxy puts before every path.")] = ""
+    request_log: Annotated[Path | None, Option("JSON Lines of all requests, without their texts.")] = None
     # How much is taken in, and how long anything may take.
-    max_queue: int = 64  # requests that wait, those that are being read and tokenised included
-    max_body: int = 4 * 2**20  # bytes
-    max_connections: int = 1024
-    read_timeout: float = 20.0  # that the head or the body of a request may take to come
-    stall_timeout: float = 60.0  # that a reader may take nothing
-    ping: float = 15.0  # of silence, after which a stream says that it is alive
-    deadline: float = 3600.0  # of one answer
-    hang_timeout: float = 120.0  # that the engine may say nothing while it has work
-    drain: float = 30.0  # that answers in flight have at the end
+    max_queue: Annotated[int, Option("Requests that may wait, be read or tokenised; more are told 429.", least=1)] = 64
+    max_body: Annotated[int, Option("Bytes of a request's body at most.", least=1)] = 4 * 2**20
+    max_connections: Annotated[int, Option("Connections at once at most.", least=1)] = 1024
+    read_timeout: Annotated[float, Option("Seconds that head or body may take to come.", least=0)] = 20.0
+    stall_timeout: Annotated[float, Option("Seconds that a reader may take nothing.", least=0)] = 60.0
+    ping: Annotated[
+        float, Option("Seconds of silence after which a stream says that it is alive; 0: never.", least=0)
+    ] = 15.0
+    deadline: Annotated[float, Option("Seconds that an answer may take.", least=0)] = 3600.0
+    hang_timeout: Annotated[
+        float, Option("Seconds without a word after which a busy engine is started anew.", least=0)
+    ] = 120.0
+    drain: Annotated[float, Option("Seconds that answers in flight have at the end.", least=0)] = 30.0
