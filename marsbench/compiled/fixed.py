@@ -103,11 +103,6 @@ class Stand:
             values += 1  # an empty row is a prompt of one token that has come to its end
         self.cache = FixedCache.like(cache, shape.rows, slots)
 
-    @property
-    def dtype(self) -> torch.dtype | None:
-        """Of the cached keys and values."""
-        return self.cache.dtype
-
     def put(self, places: Sequence[int], rows: Rows, cache: RaggedCache, chosen: Iterable[int]) -> None:
         """Copy rows `chosen` of others, and what they have cached, to `places`."""
         device = rows.length.device

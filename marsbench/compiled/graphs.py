@@ -72,8 +72,7 @@ def has_compiler() -> bool:
 def default_backend(device: torch.device) -> str:
     """What compiles steps on a device, as `torch.compile` calls it; "eager" where recording them is enough.
 
-    A CUDA graph launches a step as a whole, which is most of what compiling gains; inductor takes half a minute for
-    each shape of a large model, recording less than a second.
+    A CUDA graph launches a step as a whole, which is what compiling is for; inductor takes far longer for each shape.
     """
     return "eager" if records_on(device) else "inductor"
 

@@ -110,21 +110,6 @@ _MOST_KEPT = 4096  # entries
 _kept_from = lru_cache(maxsize=64)(_from)
 
 
-# ---- in the lean decoder ----
-
-
-def gate_of(masks: Tensor, real: Tensor | None, like: Tensor) -> Tensor:
-    """What the adapter's change is multiplied by, [M, 1]: 1 at masks, 0 at tokens.
-
-    Args:
-        masks: bool [N, W]; with `real`, those entries count.
-        real: integer [M], the entries that are no fillers, or None.
-        like: values of the type of hidden states.
-    """
-    flat = masks.view(-1, 1)
-    return (flat if real is None else flat[real]).to(like.dtype)
-
-
 # ---- through a model's own modules ----
 
 

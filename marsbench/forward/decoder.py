@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
-from marsbench.forward.adapter import Adapted, Adapter, gate_of, masks_of, parted
+from marsbench.forward.adapter import Adapted, Adapter, masks_of, parted
 from marsbench.forward.attention import without_cudnn_attention
 from marsbench.forward.cache import RaggedCache
 from marsbench.forward.linear import LayerSites, Packing, Site, Weights, linear
@@ -147,8 +147,9 @@ class LeanDecoder:
             cache.narrow(real)
         hidden = self._embed(input_ids)
         masks = None if self._adapter is None else masks_of(window)
-        gate = None if masks is None else gate_of(masks, real, hidden)
-        if gate is not None:
+        gate = None  # [M, 1], what the adapter's change is multiplied by: 1 at masks, 0 at tokens
+        if masks is not None:
+            gate = (masks.view(-1, 1) if real is None else masks.view(-1, 1)[real]).to(hidden.dtype)
             hidden = torch.addcmul(hidden, gate, self._vector)
         cos, sin = self._rotation(position, relative.shape[1], hidden)
         mask = additive_mask(window.visible, relative, hidden.dtype, copies=self._layers[0].group)
