@@ -107,7 +107,9 @@ class Traffic:
             threshold=choose.choice([None, 0.3, 0.7]) if self.thresholds else None,
             stop=stop if choose.random() < 0.3 else [],
             temperature=choose.choice([0.0, 0.0, 0.0, 1.0]),
-            seed=choose.randrange(100),
+            seed=(seed := choose.randrange(100)),
+            top_k=3 * (seed % 3),
+            top_p=(0.8, 1.0)[seed % 2],
         )
 
 

@@ -82,7 +82,7 @@ class Stand:
         self.shape = shape
         narrow = {"tokens": shape.length + 1, "born": 0, "drafts": most.drafted}
         fields: dict[str, Any] = {
-            name: values.new_zeros(shape.rows, *([narrow[name]] if name in narrow else []))
+            name: values.new_zeros(shape.rows, *([narrow[name]] if name in narrow else values.shape[1:]))
             for name, values in like.tensors().items()
         }
         extent = Extent(
