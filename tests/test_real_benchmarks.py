@@ -369,7 +369,7 @@ def test_answers_to_another_benchmark_are_refused(command: str, tmp_path: Path) 
     files = [str(tmp_path / word) if word.endswith("jsonl") else word for word in files]
     done = CliRunner().invoke(app, [command, "--benchmark", "mini_gsm8k", *files])
     assert done.exit_code == 2, done.output
-    assert f"{log._file}, line 2" in done.output and "another question than mini_gsm8k asks" in done.output
+    assert f"{tmp_path / 'log.jsonl'}, line 2" in done.output and "another question than mini_gsm8k asks" in done.output
 
 
 def test_a_target_decides_only_where_there_is_one(tmp_path: Path) -> None:

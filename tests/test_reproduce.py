@@ -454,3 +454,15 @@ def test_a_line_lends_answers_to_the_same_questions_alone(tmp_path: Path) -> Non
     found = collection_of(whole, pages())
     assert [row.benchmark for row in found.of("table2")[0] if isinstance(row, EvaluationRow)] == ["mini_gsm8k"]
     assert [row.benchmark for row in found.of("lengths")[0] if isinstance(row, EvaluationRow)] == ["within_gsm8k"]
+
+
+def test_a_line_is_lent_whole_or_not_at_all(tmp_path: Path) -> None:
+    """Guards against half a line at one seed beside the whole of it at another."""
+    whole = Workspace(tmp_path, "tiny")
+    benchmarks, other = ("gsm8k", "bbh"), replace(whole, variant="seed1")
+    for place, names in ((whole.results("table2"), benchmarks), (other.results("table9"), benchmarks[:1])):
+        write_atomically(place, rows_text(answered(AR_SFT, name, [1, 1], [5, 5], [5, 5]) for name in names).encode())
+    assert len(collection_of(whole, pages()).of("table2")) == 1
+    rows = [answered(AR_SFT, name, [1, 1], [5, 5], [5, 5]) for name in benchmarks]
+    write_atomically(other.results("table9"), rows_text(rows).encode())
+    assert len(collection_of(whole, pages()).of("table2")) == 2

@@ -416,9 +416,9 @@ def losses(output: Path, processes: int, *launcher: str) -> dict[str, list[float
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.splitlines()) == 1, "one process speaks for all"
     found = [records.finished(folder) for folder in output.glob("runs/micro/checkpoints/*")]
-    records = [record for record in found if record]
-    assert {record.provenance["processes"] for record in records} == {processes}
-    return {record.recipe["stage"]: record.losses for record in records}
+    trained = [record for record in found if record]
+    assert {record.provenance["processes"] for record in trained} == {processes}
+    return {record.recipe["stage"]: record.losses for record in trained}
 
 
 @pytest.mark.slow
@@ -497,7 +497,8 @@ def test_training_hours_are_the_papers() -> None:
     assert trainings(plan, scale) == []
     every = {item.stage: item.gpu_hours for item in trainings(plan, scale.with_checkpoints([], train_all=True))}
     assert every == {
-        "ar_sft": 100, "ar_sft_2x": 200, "block_diffusion, B = 4": 202, "mars_no_sft, B = 4": 202, "mars, B = 4": 202
+        "ar_sft": 100, "ar_sft_2x": 200, "block_diffusion, B = 4": 202, "mars_no_sft, B = 4": 202, "mars, B = 4": 202,
+        "mars_paper_alignment, B = 4": 202,
     }  # fmt: skip
     own = len(BLOCK_SIZES) * len(MARS_STAGES)
     assert len(trainings(plan_of("table8"), preset("tiny"))) == 2 + own, "every block size, parents once"

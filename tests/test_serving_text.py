@@ -121,4 +121,4 @@ def test_parts_are_the_chunks_that_they_stand_for(chat: bool, usage: bool, texts
     shape, plain = Shape(model, chat, usage), Shape(model, chat, usage)
     plain.head = shape.head
     for text in texts:
-        assert shape.part(text) == event(plain.chunk(text))
+        assert shape.part(0, text) == event(plain.chunk(0, text))

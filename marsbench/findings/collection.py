@@ -78,7 +78,8 @@ def collection_of(workspace: Workspace, pages: Pages) -> Collection:
 def _completed(rows: dict[str, dict[int, Sequence[Row]]], pages: Pages) -> dict[str, dict[int, Sequence[Row]]]:
     """The rows of pages with what they lack at a training seed and another page has measured there.
 
-    A line is the same line on every page: what all seeds say of it must not depend on which page asked them.
+    A line is the same line on every page: what all seeds say of it must not depend on which page asked them. It is lent
+    on all benchmarks that the page asks, or not at all.
     """
     seeds = sorted({seed for by_seed in rows.values() for seed in by_seed})
     measured = {seed: _answered([by_seed.get(seed, []) for by_seed in rows.values()]) for seed in seeds}
@@ -91,7 +92,8 @@ def _completed(rows: dict[str, dict[int, Sequence[Row]]], pages: Pages) -> dict[
         for seed in seeds:
             own = by_seed.get(seed, [])
             known = _answered([own])
-            asked = [row for row in measured[seed].values() if row.arm in names and row.benchmark in asks]
+            whole = {name for name in names if all((name, one) in measured[seed] for one in asks)}
+            asked = [row for row in measured[seed].values() if row.arm in whole and row.benchmark in asks]
             lent = [row for row in asked if (row.arm, row.benchmark) not in known]
             if lent:
                 found[page][seed] = [*own, *lent]

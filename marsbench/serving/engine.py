@@ -291,7 +291,7 @@ class Engine:
         one = self._running[number]
         if one.steps:
             self._settled += len(tokens)
-            one.accepted[len(tokens) - 1] += 1
+            one.accepted[len(tokens) - 1] += one.knob.window > 1  # without masks there is nothing to accept
             if self._controller is not None:
                 self._controller.note(one.key, one.knob.window, len(tokens))
         found = self._scored(one, tokens) if one.job.best is not None and one.job.streamed else None
