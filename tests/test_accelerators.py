@@ -232,12 +232,33 @@ def test_a_finished_checkpoint_is_whole_though_its_states_are_in_pieces(tmp_path
 # ---- the workflow ----------------------------------------------------------------------------------------------------
 
 
+def jobs_of_workflow() -> Any:
+    """The jobs of GPU runners, by name."""
+    return yaml.safe_load((PACKAGE.parent / ".github/workflows/gpu.yaml").read_text(encoding="utf-8"))["jobs"]
+
+
 def test_the_gpu_workflow_runs_on_a_second_night() -> None:
     """Guards against pages nested in those of the night before, and jobs side by side in one folder."""
-    file = PACKAGE.parent / ".github/workflows/gpu.yaml"
-    job = yaml.safe_load(file.read_text(encoding="utf-8"))["jobs"]["reproduce"]
+    job = jobs_of_workflow()["reproduce"]
     assert job["strategy"]["max-parallel"] == 1
     (compare,) = (step["run"] for step in job["steps"] if "cp -r" in step.get("run", ""))
     lines = compare.splitlines()
     copied = next(place for place, line in enumerate(lines) if line.startswith("cp -r"))
     assert any(line.startswith(f"rm -rf {lines[copied].split()[-1]}") for line in lines[:copied])
+
+
+def test_the_gpu_workflow_checks_the_machine_before_it_measures(pytestconfig: pytest.Config) -> None:
+    """Guards against a night of numbers from a device that is not right, and tests that no GPU ever runs."""
+    jobs = jobs_of_workflow()
+    runs = "\n".join(step.get("run", "") for step in jobs["check"]["steps"]).split("\n")
+    assert any(line.endswith("nox -s gpu-check") for line in runs)
+    assert any(line.endswith("nox -s tests -- -m gpu") for line in runs)
+    assert jobs["reproduce"]["needs"] == "check"
+    assert any(line.startswith("gpu: ") for line in pytestconfig.getini("markers"))
+
+
+def test_memory_of_ever_other_sizes_leaves_no_gaps_on_a_gpu() -> None:
+    """Guards against runs of a night that end in fragments, and against nights that race what takes a day."""
+    given = jobs_of_workflow()["reproduce"]["env"]
+    assert given["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
+    assert "speedup-sweep" in given["QUICK"] and "--quick" in given["QUICK"]

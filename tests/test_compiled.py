@@ -38,12 +38,19 @@ from marsbench.findings.sweep import (
     speed_up,
 )
 from marsbench.methods import Options, build_method
-from marsbench.racing.grid import BASELINES, Contender, read_grid
+from marsbench.presets import preset
+from marsbench.racing import course
+from marsbench.racing.course import Course
+from marsbench.racing.grid import BASELINES, Contender, Grid, read_grid
 from marsbench.racing.race import Entrant, Race
 from marsbench.racing.rounds import RoundLog
 from marsbench.rows.kinds import Row, SweepRow
 from marsbench.rows.store import RowStore, read_rows
 from marsbench.rows.workspace import Workspace
+from marsbench.running.run import Run
+from marsbench.studies.compiled import measuring
+from marsbench.studies.compiled.contenders import RANDOM
+from marsbench.studies.compiled.measuring import random_weights
 from marsbench.studies.speedup import STUDY
 from marsbench.studies.speedup.law import families
 from marsbench.studies.speedup.measures import decoded_by_the_sweep
@@ -235,6 +242,28 @@ def test_eager_contenders_keep_their_keys() -> None:
     }  # fmt: skip
     assert contender.keyed == before
     assert replace(contender, compiled=True).keyed == {**before, "compiled": True}
+
+
+@pytest.mark.parametrize(("device", "taken"), [("cpu", "inductor"), ("cuda", "eager")])
+def test_a_race_compiles_by_what_is_best_on_the_device(
+    device: str, taken: str, output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against minutes of inductor for each shape on a GPU, where recording a step is enough, and against keys of
+    committed rows that are not found again."""
+    monkeypatch.setattr(course, "default_device", lambda: device)
+    contender = Contender("ar, compiled", "mars", "ar", {}, compiled=True)
+    run = Run(preset("micro"), Workspace(output, "micro"))
+    keys = [
+        Course(run, Grid((replace(contender, compiled=False, name="ar"), contender), (1,), 6, 2, backend=backend))
+        .cells(1)[1].key for backend in (None, "inductor", "eager")
+    ]  # fmt: skip
+    assert keys[0] == keys[["inductor", "eager"].index(taken) + 1] and keys[1] != keys[2]
+
+
+def test_random_weights_race_where_trained_ones_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a model that is left on the CPU beside rows that name a GPU."""
+    monkeypatch.setattr(measuring, "default_device", lambda: "meta")
+    assert random_weights([*RANDOM][-1], torch.bfloat16).device.type == "meta"
 
 
 def test_nothing_is_compiled_in_a_lap(made: Steps, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,9 +15,10 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from marsbench.cli import app
+from marsbench.decoding.engine import Batch
 from marsbench.gpu_check import bench as benches
 from marsbench.gpu_check import checks
-from marsbench.gpu_check.bench import Bench, Timed
+from marsbench.gpu_check.bench import Bench, Found, Timed
 from marsbench.gpu_check.page import checks_of, render
 from marsbench.gpu_check.running import run_checks
 
@@ -28,10 +32,12 @@ def found(name: str) -> bool | None:
 
 @pytest.mark.slow
 def test_every_check_holds_on_the_cpu_and_makes_a_row(tmp_path: Path) -> None:
-    """Guards against a check that a GPU's first owner finds broken by itself."""
+    """Guards against a check that a GPU's first owner finds broken by itself, and against minutes of a CPU for it."""
+    began = time.process_time()
     rows = run_checks(CPU, (), quick=True, output=tmp_path, console=Console(quiet=True))
     assert [row.check for row in rows] == list(checks.CHECKS)
     assert [row.reason for row in rows if row.status != "done" or row.holds is False] == []
+    assert time.process_time() - began < 120
     assert checks_of(tmp_path) == rows
     assert (tmp_path / "reports/gpu.md").read_text(encoding="utf-8") == render(rows)
 
@@ -56,17 +62,22 @@ def test_answers_that_differ_from_the_cpus_are_seen(monkeypatch: pytest.MonkeyPa
     assert found("methods-agree") is False
 
 
-def test_graphs_that_keep_old_weights_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against a captured graph of replaced weights, or of freed memory, that the check passes."""
+@pytest.mark.parametrize("kept", ["model", "eos_id"])
+def test_graphs_that_keep_what_is_gone_are_seen(kept: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against graphs of replaced weights, or of the first batch's EOS, that the check passes."""
     monkeypatch.setattr(checks, "METHODS", {"ar": checks.METHODS["ar"]})
-    right, calls = checks._same, list[int]()
+    first: dict[str, Any] = {}
 
-    def stale(first: list[list[int]], second: list[list[int]]) -> int:
-        calls.append(1)
-        return right(first, second) - (len(calls) == 4)  # of the last comparison: with other weights
+    def stale(model: Any, method: Any, *, eos_id: Any, **settings: Any) -> Batch:
+        if not first:
+            first.update(model=copy.deepcopy(model), eos_id=eos_id)
+        now = {"model": model, "eos_id": eos_id, kept: first[kept]}
+        return Batch(now["model"], method, eos_id=now["eos_id"], **settings)
 
-    monkeypatch.setattr(checks, "_same", stale)
-    assert found("graphs-agree") is False
+    monkeypatch.setattr(Bench, "captured", lambda self: stale)
+    facts = checks.CHECKS["graphs-agree"](Bench(CPU, quick=True))
+    assert facts.holds is False
+    assert facts.facts["other weights" if kept == "model" else "another EOS"] < facts.facts["ar"] == 6
 
 
 def test_gradients_that_are_not_finite_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,9 +108,7 @@ def test_a_training_that_resumes_elsewhere_is_seen(monkeypatch: pytest.MonkeyPat
 
     def other(chosen: Any, folder: Path, *more: Any) -> Any:
         calls.append(1)
-        return right(
-            checks.recipe(checks.preset("micro").adapted(steps=6), "base", seed=len(calls) // 3), folder, *more
-        )
+        return right(checks.recipe(checks.in_seconds().adapted(steps=6), "base", seed=len(calls) // 3), folder, *more)
 
     monkeypatch.setattr(checks, "train", other)
     assert found("training-resumes") is False
@@ -151,6 +160,21 @@ def test_a_lack_of_memory_is_a_row_and_the_others_run(monkeypatch: pytest.Monkey
     fits, fast = run_checks(CPU, names, quick=True, output=None, console=Console(quiet=True))
     assert (fits.status, fast.status) == ("failed", "done")
     assert "out of memory" in fits.reason
+
+
+def test_a_model_that_decodes_nothing_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against memory that is said to do for a model that gave no token."""
+    nothing = SimpleNamespace(emitted=0)
+    monkeypatch.setattr(Bench, "timed", lambda *given, **more: Timed([0.001], [nothing]))
+    assert found("decoding-fits") is False
+
+
+def test_every_check_runs_without_cudnns_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against one check by itself, which finds what is wrong with a kernel that nothing here calls."""
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    monkeypatch.setitem(checks.CHECKS, "seen", lambda bench: Found(not torch.backends.cuda.cudnn_sdp_enabled(), {}))
+    (row,) = run_checks(CPU, ["seen"], quick=True, output=None, console=Console(quiet=True))
+    assert row.holds is True
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")

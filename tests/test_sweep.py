@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import random
+import re
 import shutil
 import time
 from collections.abc import Callable
@@ -25,7 +26,10 @@ from marsbench.errors import UserError
 from marsbench.findings.export import export, frame, matching, merged
 from marsbench.findings.sweep import Agreement, SweepCells, agreement, speed_up
 from marsbench.methods import METHODS, Options, build_method
-from marsbench.racing.grid import BASELINES, read_grid, shipped_grid
+from marsbench.paths import PACKAGE
+from marsbench.presets import preset
+from marsbench.racing.estimates import race_s
+from marsbench.racing.grid import BASELINES, Contender, Grid, read_grid, shipped_grid
 from marsbench.racing.position_law import PositionLaw, Work, fastest, predicted_seconds
 from marsbench.racing.race import Entrant, Race
 from marsbench.racing.rounds import RoundLog
@@ -360,6 +364,59 @@ def test_mini_races_both_forms_of_what_may_win() -> None:
     for one in compiled:
         assert replace(one, name=one.name.removesuffix(", compiled"), compiled=False) in eager
     assert read_grid(shipped_grid("mini"), quick=True).contenders == tuple(eager), "quick compiles nothing"
+
+
+@pytest.mark.parametrize("scale", ["0.5b", "7b"])
+def test_grids_for_gpus_race_what_is_recorded_in_at_most_eight_hours(scale: str) -> None:
+    """Guards against speed-ups that are the host's, and against a race that takes a day of a GPU."""
+    grid = read_grid(shipped_grid(scale))
+    assert race_s(grid, preset(scale)) < 8 * 3600
+    eager = [one for one in grid.contenders if not one.compiled]
+    for one in (compiled := [one for one in grid.contenders if one.compiled]):
+        assert replace(one, name=one.name.removesuffix(", compiled"), compiled=False) in eager
+    assert {one.method for one in compiled} == {"ar", "mars", "mars-verified", "prompt-lookup"}
+    assert grid.backend is None, "that of the device: graphs of eager operations on CUDA"
+    quick = read_grid(shipped_grid(scale), quick=True)
+    assert all(one in quick.contenders for one in compiled) and race_s(quick, preset(scale)) < 3 * 3600
+
+
+def test_races_on_a_gpu_are_reckoned_by_steps() -> None:
+    """Guards against a race of one row that is thought to take as long as one of sixteen, and other loops, or whole
+    sequences read at every step, at the price of our steps.
+    """
+    scale = preset("7b")
+    costs = scale.assumptions.steps_s
+    assert costs is not None
+
+    def step(method: str, batch_size: int, compiled: bool = False) -> float:
+        contender = Contender(method, "mars", method, {}, compiled=compiled)
+        return race_s(Grid((contender,), (batch_size,), prompts=16, repeats=3), scale) / (4 * 256)
+
+    assert step("ar", 1) == pytest.approx(16 * costs["ours"]) and step("ar", 16) == pytest.approx(costs["ours"])
+    assert step("ar", 16, compiled=True) == pytest.approx(5 / 4 * costs["ours"])
+    assert step("hf-generate", 16) == pytest.approx(costs["library"])
+    assert step("hf-assisted", 16) == 0, "it runs one row at a time alone"
+    assert step("mars-no-cache", 16) == pytest.approx(16 * 256 * costs["position"])
+
+
+@pytest.mark.parametrize("scale", ["0.5b", "7b"])
+def test_the_guide_says_what_a_run_on_a_gpu_costs(scale: str, wide_terminal: None) -> None:
+    """Guards against hours in the guide that are not those of the plan."""
+    guide = (PACKAGE.parent / "docs/gpus.md").read_text(encoding="utf-8")
+    column = ["0.5b", "7b"].index(scale) + 1
+    told = {row[0].strip(" `"): float(row[column]) for row in map(parts_of, guide.splitlines()) if len(row) == 3}
+    plans = {"reproduce table2": "--table 2", "sweep": "--sweep", "sweep --quick": "--sweep --quick"}
+    for run, options in {**plans, "reproduce all": "--table all"}.items():
+        done = CliRunner().invoke(app, ["plan", "--scale", scale, *options.split(), "--price-per-hour", "2"])
+        said = re.search(r"(?:one GPU|it may be:) ([\d.]+) hours \(([\d,.]+) at 2 an hour\)", done.output)
+        assert said, done.output
+        assert float(said[1]) == told[run] and float(said[2]) == pytest.approx(2 * told[run], abs=0.6)
+
+
+def parts_of(line: str) -> list[str]:
+    """The parts of a table's line whose second one is a number."""
+    parts = line.strip("|").split("|")
+    return parts if re.fullmatch(r" [\d.]+ ", parts[1] if len(parts) > 1 else "") else []
 
 
 def test_the_default_grid_measures_what_it_must() -> None:

@@ -56,6 +56,9 @@ def plan(
     overhead: Annotated[
         float, typer.Option(min=0, help="Seconds of a task beside its work: `marsbench overhead` measures.")
     ] = _OVERHEAD_S,
+    price_per_hour: Annotated[
+        float | None, typer.Option(min=0, help="Of one device, in any currency: also say what all of it costs.")
+    ] = None,
 ) -> None:
     """Say what reproducing a table, or a sweep, would take, without running anything or asking a hub.
 
@@ -73,14 +76,15 @@ def plan(
         raise UserError("--sweep and --table are two plans", fix="leave one of them out")
     table = table or "2"
     if sweep:
-        parts = sweep_tables(read_grid(grid or shipped_grid(scale), quick=quick), chosen)
+        parts = sweep_tables(read_grid(grid or shipped_grid(scale), quick=quick), chosen, price_per_hour)
     else:
-        parts = _parts(f"table{table}" if table.isdecimal() else table, chosen, gpus_per_training, overhead)
+        name = f"table{table}" if table.isdecimal() else table
+        parts = _parts(name, chosen, gpus_per_training, overhead, price_per_hour)
     for part in parts:
         Console().print(part, highlight=False)
 
 
-def _parts(name: str, scale: Preset, gpus: int, overhead: float) -> list[Table | str]:
+def _parts(name: str, scale: Preset, gpus: int, overhead: float, price: float | None) -> list[Table | str]:
     """What one table takes, or the whole paper, and the graph of its work."""
     from marsbench.overview.planning import work_tables
     from marsbench.running.estimates import plan_tables
@@ -88,7 +92,7 @@ def _parts(name: str, scale: Preset, gpus: int, overhead: float) -> list[Table |
 
     wanted = studies_of_paper() if name == "all" else [study_of(name)]
     head = [f"The whole paper at scale {scale.scale}"] if name == "all" else plan_tables(plan_of(name), scale)
-    return [*head, *work_tables(wanted, scale, gpus=gpus, overhead=overhead)]
+    return [*head, *work_tables(wanted, scale, gpus=gpus, overhead=overhead, price=price)]
 
 
 def overhead(

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from marsbench import world
+from marsbench.compiled.fixed import Steps
+from marsbench.compiled.graphs import Graphs
 from marsbench.decoding.engine import Batch, KindOfBatch, Method, decode
 from marsbench.decoding.generation import Generation, Request
 from marsbench.decoding.outside import OutsideMethod
+from marsbench.forward.attention import without_cudnn_attention
 from marsbench.methods import METHODS, Options, build_method
 from marsbench.paths import PACKAGE
 from marsbench.racing.race import Stopwatch
@@ -58,6 +61,7 @@ class Bench:
 
     def __post_init__(self) -> None:
         self.prompts, self.new_tokens = (6, 16) if self.quick else (24, 64)
+        without_cudnn_attention()  # as training and decoding do: a check may call torch before either
 
     @property
     def on_gpu(self) -> bool:
@@ -106,6 +110,13 @@ class Bench:
         settings = {"eos_id": loaded.tokenizer.eos_token_id, "pad_id": loaded.tokenizer.pad_token_id, **ids}
         rows = 1 if METHODS[name].one_row else 8
         return [one.tokens for one in decode(loaded.model, method, requests, batch_size=rows, kind=kind, **settings)]
+
+    def captured(self) -> KindOfBatch:
+        """Batches whose steps are graphs, as `--compile` makes them on a GPU.
+
+        A CPU captures nothing: there, the same steps of fixed shape run operation by operation.
+        """
+        return partial(Batch, shapes=Graphs() if self.on_gpu else Steps())
 
     # ---- models at random ----
 

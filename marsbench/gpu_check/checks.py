@@ -14,12 +14,11 @@ import torch
 import torch.nn.functional as F
 from transformers import TrainerCallback
 
-from marsbench.compiled.graphs import Graphs
 from marsbench.decoding.engine import Batch, KindOfBatch
 from marsbench.decoding.outside import OutsideMethod
 from marsbench.gpu_check.bench import Bench, Found
 from marsbench.methods import METHODS, Options, build_method
-from marsbench.presets import preset
+from marsbench.presets import in_seconds
 from marsbench.racing.race import synchronize
 from marsbench.racing.step_time import read_per_second
 from marsbench.training.objectives import mars_loss
@@ -47,26 +46,23 @@ def methods_agree(bench: Bench) -> Found:
 
 def graphs_agree(bench: Bench) -> Found:
     """Captured steps say what eager ones say: with another EOS, other owners of freed memory, other weights too."""
-    loaded, backend = bench.trained(), "eager"
-    facts: dict[str, Any] = {}
+    loaded, facts = bench.trained(), dict[str, Any]()
     for name in METHODS:
         method = bench.method(name, loaded)
         if isinstance(method, OutsideMethod) or method.most() is None:
             continue
-        eager, captured = (bench.answers(loaded, name, method, kind) for kind in (Batch, Graphs(backend).batch))
+        eager, captured = (bench.answers(loaded, name, method, kind) for kind in (Batch, bench.captured()))
         facts[name] = _same(eager, captured)
-    method, steps = build_method("ar", Options()), Graphs(backend)
-    before = bench.answers(loaded, "ar", method, steps.batch)
-    held = [
-        torch.full((1,), token, device=bench.device) for token in range(4, 4000)
-    ]  # where the first EOS may have lain
-    facts["a second batch"] = _same(before, bench.answers(loaded, "ar", method, steps.batch))
-    other = {"eos_id": before[0][0]}
-    facts["another EOS"] = _agree(bench, loaded, steps.batch, **other)
+    method, kind = build_method("ar", Options()), bench.captured()
+    before = bench.answers(loaded, "ar", method, kind)
+    # Where the first EOS may have lain.
+    held = [torch.full((1,), token, device=bench.device) for token in range(4, 4000)]
+    facts["a second batch"] = _same(before, bench.answers(loaded, "ar", method, kind))
+    facts["another EOS"] = _agree(bench, loaded, kind, eos_id=before[0][0])
     weights = {name: value + 0.01 * torch.randn_like(value) for name, value in loaded.model.state_dict().items()}
     loaded.model.load_state_dict(weights, assign=True)
     loaded.model.tie_weights()
-    facts["other weights"] = _agree(bench, loaded, steps.batch)
+    facts["other weights"] = _agree(bench, loaded, kind)
     del held
     return Found(all(one == len(bench.requests) for one in facts.values()), facts)
 
@@ -88,8 +84,7 @@ def gradients_finite(bench: Bench) -> Found:
 def training_resumes(bench: Bench) -> Found:
     """A training that was interrupted ends with the losses of one that was not."""
     steps, broken_at = (6, 4) if bench.quick else (60, 35)
-    scale = preset("micro").adapted(steps=steps)
-    chosen = recipe(scale, "base")
+    chosen = recipe(in_seconds().adapted(steps=steps), "base")
     with tempfile.TemporaryDirectory() as name:
 
         def run(place: str, *callbacks: TrainerCallback) -> list[float]:
@@ -146,7 +141,7 @@ def steps_near_the_floor(bench: Bench) -> Found:
     model = bench.random_model(bench.size, bench.half)
     weights = sum(parameter.nbytes for parameter in model.parameters())
     facts: dict[str, Any] = {"weights, bytes": weights, "floor, s": weights / read_per_second(bench.device)}
-    kinds: dict[str, KindOfBatch] = {"eager": Batch, "captured": Graphs("eager").batch}
+    kinds: dict[str, KindOfBatch] = {"eager": Batch, "captured": bench.captured()}
     for rows in (1,) if bench.quick else (1, 16):
         for name in ("ar", "mars", "mars-verified"):
             method = build_method(name, Options(mask_id=3, block_size=_BLOCK_SIZE))

@@ -84,6 +84,8 @@ class MethodInfo:
     lossless: bool = False  # equals AR decoding of the same checkpoint, whatever its options
     takes_threshold: bool = False
     one_row: bool = False  # runs at batch size 1 only
+    recomputes: bool = False  # every forward reads the whole sequence
+    own_loop: bool = False  # another library's
 
     @property
     def needs_masks(self) -> bool:
@@ -108,6 +110,7 @@ METHODS: dict[str, MethodInfo] = {
         ("block_size", "metric", "appended_masks"),
         needs=("masks",),
         takes_threshold=True,
+        recomputes=True,
     ),
     "mars-block-cache": MethodInfo(
         "mars_block_cache:MarsBlockCache",
@@ -177,7 +180,9 @@ METHODS: dict[str, MethodInfo] = {
         needs=("masks",),
         takes_threshold=True,
     ),
-    "hf-generate": MethodInfo("hugging_face:HfGenerate", "transformers' own `generate`", "`ar`", lossless=True),
+    "hf-generate": MethodInfo(
+        "hugging_face:HfGenerate", "transformers' own `generate`", "`ar`", lossless=True, own_loop=True
+    ),
     "hf-assisted": MethodInfo(
         "hugging_face:HfAssisted",
         "transformers' own `generate` with an assistant model",
@@ -186,6 +191,7 @@ METHODS: dict[str, MethodInfo] = {
         needs=("draft",),
         lossless=True,
         one_row=True,
+        own_loop=True,
     ),
 }
 

@@ -14,7 +14,7 @@ from rich.table import Table
 from marsbench.executors.tasks import Ended, Order, Task
 from marsbench.overview.work import tasks_of
 from marsbench.presets import Preset
-from marsbench.running.estimates import terminal_table
+from marsbench.running.estimates import cost, terminal_table
 from marsbench.running.graph import Known, RunTask
 from marsbench.studies.study import Study
 
@@ -22,7 +22,9 @@ _WORKERS = {"one core": 1, "2 cores": 2, "8 cores": 8}, {"one GPU": 1, "8 GPUs":
 _GPUS_OF_A_NODE = 8  # whose other GPUs idle while one is raced on
 
 
-def work_tables(studies: Sequence[Study], scale: Preset, *, gpus: int = 1, overhead: float) -> list[Table | str]:
+def work_tables(
+    studies: Sequence[Study], scale: Preset, *, gpus: int = 1, overhead: float, price: float | None = None
+) -> list[Table | str]:
     """The work from nothing, what waits for what, and how long so many devices take.
 
     Args:
@@ -30,6 +32,7 @@ def work_tables(studies: Sequence[Study], scale: Preset, *, gpus: int = 1, overh
         scale: of the models.
         gpus: how many GPUs each training gets.
         overhead: seconds that every task costs beside its work.
+        price: of an hour of one device; None = costs are not told.
     """
     devices = _WORKERS[scale.pretrained is not None]
 
@@ -37,7 +40,7 @@ def work_tables(studies: Sequence[Study], scale: Preset, *, gpus: int = 1, overh
         return tasks_of(studies, scale, Known(scale), workers=workers, gpus=min(gpus, workers))
 
     hours = {name: makespan(tasks(count), count, overhead) / 3600 for name, count in devices.items()}
-    said = ", ".join(f"{name} {_in_hours(took)}" for name, took in hours.items())
+    said = ", ".join(f"{name} {_in_hours(took)}{cost(devices[name] * took, price)}" for name, took in hours.items())
     return [
         _graph_table(tasks(max(devices.values()))),
         f"All of it from nothing, every answer as long as it may be and {overhead:g} s for the start of every task: "

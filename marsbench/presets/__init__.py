@@ -98,6 +98,9 @@ class Assumptions:
     sequences: int | None = None  # in the chat data; None for the world, which makes what a budget asks for
     training_memory_gib: float | None = None  # per device; None where `Preset.memory_gib` covers training
     training_disk_gib: float | None = None
+    # Of races on a GPU, in seconds: a step of "ours" and of another "library", whatever its rows, and a "position" of a
+    # forward that reads whole sequences. None = races take what `tokens_per_second` says.
+    steps_s: dict[str, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -185,6 +188,11 @@ class Preset:
 def scales() -> list[str]:
     """The names of all presets."""
     return sorted(file.name.removesuffix(".yaml") for file in _FILES.iterdir() if file.name.endswith(".yaml"))
+
+
+def in_seconds() -> Preset:
+    """The scale for tests, whose models are trained in seconds."""
+    return next(found for one in scales() if (found := preset(one)).in_seconds)
 
 
 def scales_with_chat_data() -> list[str]:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from marsbench.compiled.graphs import default_backend
 from marsbench.decoding.outside import OutsideMethod
 from marsbench.errors import UserError
 from marsbench.evaluation.benchmarks import benchmarks
@@ -25,7 +26,7 @@ from marsbench.racing.step_time import StepTimes, step_times
 from marsbench.rows.kinds import TrainingRow
 from marsbench.running.checkpoints import Checkpoints
 from marsbench.running.run import Run
-from marsbench.training.checkpoints import Loaded
+from marsbench.training.checkpoints import Loaded, default_device
 
 
 class Cell(NamedTuple):
@@ -50,7 +51,8 @@ class Course:
         # The run's policy is for what is raced and timed: who races again does not want to train again.
         self._checkpoints = Checkpoints(replace(run, existing="reuse"))
         self._trains = load is None
-        self.entrants = Entrants(load or self._checkpoint, getattr(torch, grid.dtype), grid.backend)
+        self._backend = grid.backend or default_backend(torch.device(default_device()))
+        self.entrants = Entrants(load or self._checkpoint, getattr(torch, grid.dtype), self._backend)
         self.benchmarks = benchmarks(grid.benchmarks or run.benchmarks or run.scale.benchmarks)
         self.max_new_tokens = grid.max_new_tokens or max(map(run.answer_limit, self.benchmarks))
         per_benchmark(grid.prompts, self.benchmarks)  # refuses what cannot be shared, before anything is trained
@@ -127,7 +129,7 @@ class Course:
             "batch_size": batch_size,
             **self.entrants.weights(contender),
         }
-        compiled = {"backend": self.grid.backend} if contender.compiled else {}
+        compiled = {"backend": self._backend} if contender.compiled else {}
         profiled = {"profiled": True} if self.grid.profiled else {}
         return content_hash({**content, **self.everywhere, **compiled, **profiled})
 

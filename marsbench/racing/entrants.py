@@ -52,7 +52,7 @@ class Entrants:
         method = fit(contender.method, loaded, draft=self.draft(contender), **contender.options)
         if not contender.compiled:
             return Entrant(contender.name, loaded.model, method, contender.threshold)
-        if reason := why_not(loaded.model, method):
+        if reason := why_not(loaded.model, method, self._backend):
             raise UserError(f"it cannot be compiled: {reason}", fix="race it without `compiled`")
         method, graphs = self._compiled.setdefault(_steps_of(contender), (method, Graphs(self._backend)))
         return Entrant(contender.name, loaded.model, method, contender.threshold, graphs.batch)

@@ -31,7 +31,8 @@ from marsbench.training.stages import stage
 COMPILED_AR = "ar, compiled"  # what compiled contenders are held against
 BASELINES = ("ar", "hf-generate", COMPILED_AR)  # contenders by these names run in every race
 DTYPES = ("float32", "bfloat16", "float16")
-BACKENDS = ("inductor", "aot_eager", "eager")  # the last two trace a step and run it as traced, without a compiler
+# Of `torch.compile`. The last two run a step as it was traced, without a compiler; on CUDA "eager" records it untraced.
+BACKENDS = ("inductor", "aot_eager", "eager")
 _OWN = ("name", "method", "stage", "draft", "threshold", "trained_block_size", "compiled")
 
 
@@ -84,7 +85,7 @@ class Grid:
     timeout_s: float = 900.0  # of one contender for one lap at one batch size
     positions: int = 1024  # also time forward passes of up to so many positions; 0 = none
     profiled: bool = False  # also time the parts of every contender's steps, in a run of their own
-    backend: str = BACKENDS[0]  # of `torch.compile`, for contenders that are compiled
+    backend: str | None = None  # what compiles; None = what is best on the device, as `--compile` has it
 
     @property
     def checkpoints(self) -> list[TrainedStage]:
@@ -113,7 +114,7 @@ def shipped_grid(scale: str) -> Path:
 
 def read_grid(file: Path, *, quick: bool = False) -> Grid:
     """A grid from its file; `quick` takes what the file says under `quick` in place of the full settings, and leaves
-    out who is compiled.
+    out who is compiled, unless it says `compiled: true` there.
 
     Raises:
         UserError: the file is missing or no YAML, or a setting is unknown or out of range; it says which.
@@ -136,7 +137,8 @@ def _grid(settings: Any, quick: bool) -> Grid:
     if not isinstance(settings, dict) or not isinstance(settings.get("contenders"), list):
         raise UserError("a grid has settings and a list of contenders", fix="see marsbench/presets/grids/tiny.yaml")
     settings = dict(settings)
-    smaller = settings.pop("quick", {})
+    smaller = dict(settings.pop("quick", {}))
+    leaves_out = quick and not smaller.pop("compiled", False)  # compiling takes longer than a quick race
     settings |= smaller if quick else {}
     known = [field.name for field in fields(Grid)]
     for name in settings:
@@ -149,7 +151,7 @@ def _grid(settings: Any, quick: bool) -> Grid:
         contender for number, given in enumerate(settings["contenders"], 1) for contender in _contenders(given, number)
     ]
     _check_names(contenders)
-    if quick:  # compiling takes longer than a quick race
+    if leaves_out:
         contenders = [contender for contender in contenders if not contender.compiled]
     batch_sizes = tuple(settings["batch_sizes"])
     counts = (*batch_sizes, settings["prompts"], settings["repeats"])

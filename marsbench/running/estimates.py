@@ -65,6 +65,11 @@ def decoding_s(tokens: int, scale: Preset) -> float:
     return tokens / scale.assumptions.tokens_per_second
 
 
+def cost(hours: float, price: float | None) -> str:
+    """What so many hours of one device cost, in words; nothing without a price."""
+    return "" if price is None else f" ({hours * price:,.0f} at {price:g} an hour)"
+
+
 def questions_of(benchmark: str, scale: Preset, wanted: int | None) -> int:
     """How many questions of a benchmark are asked where a table asks for so many; None = all."""
     questions = QUESTIONS.get(benchmark, _MINI_QUESTIONS)

@@ -13,21 +13,24 @@ from marsbench.racing.sweep import Sweep
 from marsbench.rows.kinds import Row
 from marsbench.running.run import Run
 from marsbench.studies.compiled.contenders import RANDOM, random_grid, trained_grid
-from marsbench.training.checkpoints import Loaded
+from marsbench.training.checkpoints import Loaded, default_device
 
 
 def compiled_rows(run: Run) -> list[Row]:
     """The rows, those measured now that were missing."""
     trained = trained_grid(run.scale)
     raced = Sweep(run, trained).rows()
-    tokenizer = Course(
-        run, trained
-    ).baseline.tokenizer  # the questions come to random weights in the world's own tokens
+    # The questions come to random weights in the world's own tokens.
+    tokenizer = Course(run, trained).baseline.tokenizer
 
-    def random_weights(stage: str, block_size: int, dtype: torch.dtype) -> Loaded:
-        """The model of a shape, the same whenever it is made."""
-        torch.manual_seed(0)
-        model: Any = LlamaForCausalLM(LlamaConfig(**RANDOM[stage]))
-        return Loaded(model.to(dtype).eval(), tokenizer, content_hash(RANDOM[stage]), None)
+    def load(stage: str, block_size: int, dtype: torch.dtype) -> Loaded:
+        return Loaded(random_weights(stage, dtype), tokenizer, content_hash(RANDOM[stage]), None)
 
-    return [*raced, *Sweep(run, random_grid(run.scale), random_weights).rows()]
+    return [*raced, *Sweep(run, random_grid(run.scale), load).rows()]
+
+
+def random_weights(stage: str, dtype: torch.dtype) -> Any:
+    """The model of a shape, the same whenever it is made, where trained ones decode too."""
+    torch.manual_seed(0)
+    model: Any = LlamaForCausalLM(LlamaConfig(**RANDOM[stage]))
+    return model.to(default_device(), dtype).eval()
