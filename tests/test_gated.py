@@ -8,7 +8,7 @@ import json
 import os
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -25,20 +25,22 @@ from marsbench.decoding.engine import decode
 from marsbench.decoding.generation import Generation, Request
 from marsbench.errors import UserError
 from marsbench.forward.adapter import Adapted, hooked
+from marsbench.forward.draft_head import Markov, Network
 from marsbench.methods.fitting import default_ids, fit
-from marsbench.presets import preset
-from marsbench.training import records
+from marsbench.presets import HeadKind, preset
+from marsbench.training import objectives, records
 from marsbench.training.adapter_files import CONFIG, base_of, read_adapter
 from marsbench.training.checkpoints import Loaded, load, with_adapter
 from marsbench.training.data import chat_prompt
 from marsbench.training.gated import GatedAdapter, gated_loss
 from marsbench.training.objectives import IGNORED
-from marsbench.training.stages import recipe
+from marsbench.training.stages import recipe, stage
 from marsbench.training.trainer import train
 from marsbench.world import test_set as questions_of
 
 MASK, B = 3, 4
 MICRO = preset("micro").adapted(steps=6)
+HEADS = get_args(HeadKind)
 
 
 # ---- the loss ----
@@ -70,10 +72,20 @@ def by_decoding(adapted: Adapted, ids: Tensor, labels: Tensor, ahead: list[int])
             tokens = torch.cat([row[:start], torch.full((at - start + 1,), MASK)]).unsqueeze(0)
             masked = torch.arange(at + 1).unsqueeze(0) >= start
             with hooked(adapted.model, adapted.adapter, masked):
-                logits = adapted.model(input_ids=tokens).logits[0, -1]
-            losses.append(F.cross_entropy(logits, row[at + 1]))
+                state = adapted.model.get_decoder()(input_ids=tokens).last_hidden_state[0, -1]
+            losses.append(F.cross_entropy(behind(row[at], state, adapted), row[at + 1]))
         means.append(torch.stack(losses).mean())
     return torch.stack(means).mean()
+
+
+def behind(before: Tensor, state: Tensor, adapted: Adapted) -> Tensor:
+    """Logits [V] of a mask of that state whose own place holds a token."""
+    model, head = adapted.model, adapted.adapter.head
+    if isinstance(head, Markov):
+        return model.lm_head(state) + head.before[before] @ head.after.T
+    if isinstance(head, Network):
+        state = state + head.change(head.seen(state), model.get_input_embeddings()(before))
+    return model.lm_head(state)
 
 
 def _begin(labelled: Tensor, at: int) -> int:
@@ -83,14 +95,23 @@ def _begin(labelled: Tensor, at: int) -> int:
     return at
 
 
-@pytest.mark.parametrize("ahead", [[0, 0, 0], [1, 2, 3], [3, 0, 1]])
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize(("ahead", "most_logits"), [([0, 0, 0], 1 << 24), ([1, 2, 3], 1 << 24), ([3, 0, 1], 200)])
 def test_the_loss_is_that_of_masks_as_decoding_puts_them(
-    ahead: list[int], golden_models: dict[str, PreTrainedModel], monkeypatch: pytest.MonkeyPatch
+    ahead: list[int],
+    most_logits: int,
+    head: HeadKind,
+    golden_models: dict[str, PreTrainedModel],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Guards against masks that see their answer, another block's masks or too little, and a shift by one."""
+    """Guards against masks that see their answer, another block's masks or too little, and a shift by one.
+
+    The last case makes its logits a chunk at a time.
+    """
+    monkeypatch.setattr(objectives, "MOST_LOGITS", most_logits)
     model = copy.deepcopy(golden_models["ar"]).requires_grad_(False)
     torch.manual_seed(1)
-    adapter = GatedAdapter(model, 2)
+    adapter = GatedAdapter(model, 2, head)
     for parameter in adapter.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     ids, labels = batch(golden_models)
@@ -100,11 +121,14 @@ def test_the_loss_is_that_of_masks_as_decoding_puts_them(
     assert loss.item() == pytest.approx(expected.item(), rel=1e-4)
 
 
-def test_only_the_adapter_learns(golden_models: dict[str, PreTrainedModel]) -> None:
+@pytest.mark.parametrize("head", HEADS)
+def test_only_the_adapter_learns(head: HeadKind, golden_models: dict[str, PreTrainedModel]) -> None:
     """Guards against gradients into the model, and against an adapter whose parts get none."""
     model = copy.deepcopy(golden_models["mars"]).requires_grad_(False)
     before = {name: values.clone() for name, values in model.state_dict().items()}
-    adapter = GatedAdapter(model, 2)
+    adapter = GatedAdapter(model, 2, head)
+    learns = [adapter.vector, *adapter.ups, *adapter.of_head.values()]
+    begun = [one.detach().clone() for one in learns]
     ids, labels = batch(golden_models)
     step = torch.optim.AdamW(adapter.parameters(), lr=1e-2)
     losses = []
@@ -116,19 +140,32 @@ def test_only_the_adapter_learns(golden_models: dict[str, PreTrainedModel]) -> N
         step.step()
         step.zero_grad()
     assert losses[-1] < 0.7 * losses[0]
-    assert all(parameter.abs().max() > 1e-3 for parameter in (adapter.vector, *adapter.ups))
+    assert all((now - then).abs().max() > 1e-3 for now, then in zip(learns, begun, strict=True))
     assert all(torch.equal(values, before[name]) for name, values in model.state_dict().items())
     assert not any(name.startswith("_model") for name in adapter.state_dict())
 
 
-def test_a_response_without_masks_gives_no_loss(golden_models: dict[str, PreTrainedModel]) -> None:
+def test_a_fresh_head_is_nothing_at_first(golden_models: dict[str, PreTrainedModel]) -> None:
+    """Guards against a training with a head that begins elsewhere than one without."""
+    model, (ids, labels) = copy.deepcopy(golden_models["mars"]).requires_grad_(False), batch(golden_models)
+    losses = []
+    for head in HEADS:
+        torch.manual_seed(0)
+        adapter = GatedAdapter(model, 2, head)
+        torch.manual_seed(0)
+        losses.append(gated_loss(adapter, ids, labels, model=model, block_size=B, mask_token_id=MASK))
+    assert losses[0] == losses[1] == losses[2]
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_a_response_without_masks_gives_no_loss(head: HeadKind, golden_models: dict[str, PreTrainedModel]) -> None:
     """Guards against a mean over nothing, which is no number, and a step without a gradient of every weight.
 
     Of several devices, one that has none keeps the others waiting for ever.
     """
     model = copy.deepcopy(golden_models["mars"]).requires_grad_(False)
     ids = torch.tensor([[5, 6, 7]])
-    adapter = GatedAdapter(model, 2)
+    adapter = GatedAdapter(model, 2, head)
     loss = gated_loss(
         adapter, ids, torch.tensor([[IGNORED, IGNORED, 7]]), model=model, block_size=B, mask_token_id=MASK
     )
@@ -137,7 +174,7 @@ def test_a_response_without_masks_gives_no_loss(golden_models: dict[str, PreTrai
     assert all(one.grad is not None and not one.grad.any() for one in adapter.parameters())
 
 
-def share_of(rank: int, golden: str, folder: str, port: int) -> None:
+def share_of(rank: int, golden: str, folder: str, port: int, head: HeadKind) -> None:
     """One of two processes: the second's share of the batch has no mask."""
     faulthandler.dump_traceback_later(120, exit=True)  # who waits for ever says where, and keeps nobody else waiting
     torch.set_num_threads(1)
@@ -145,7 +182,7 @@ def share_of(rank: int, golden: str, folder: str, port: int) -> None:
     distributed.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=60))
     model = AutoModelForCausalLM.from_pretrained(golden).eval().requires_grad_(False)
     torch.manual_seed(0)
-    adapter = GatedAdapter(model, 2)
+    adapter = GatedAdapter(model, 2, head)
     together = DistributedDataParallel(adapter)
     labels = torch.tensor([[IGNORED, 6, 7, 8, 9, 5]]) if rank == 0 else torch.full((1, 6), IGNORED)
     ids = torch.tensor([[5, 6, 7, 8, 9, 5]])
@@ -156,11 +193,12 @@ def share_of(rank: int, golden: str, folder: str, port: int) -> None:
 
 
 @pytest.mark.slow
-def test_a_process_without_masks_keeps_none_waiting(tmp_path: Path) -> None:
+@pytest.mark.parametrize("head", HEADS)
+def test_a_process_without_masks_keeps_none_waiting(head: HeadKind, tmp_path: Path) -> None:
     """Guards against a step that one process takes without the wrapped pass: the other waits for its gradients."""
     golden = str(Path(__file__).parent / "golden" / "ar")
     store = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    torch.multiprocessing.spawn(share_of, (golden, str(tmp_path), store.port), nprocs=2)
+    torch.multiprocessing.spawn(share_of, (golden, str(tmp_path), store.port, head), nprocs=2)
     first, second = (load_file(tmp_path / f"{rank}.safetensors") for rank in (0, 1))
     assert first.keys() == second.keys()
     assert all(torch.equal(first[name], second[name]) for name in first)
@@ -170,14 +208,24 @@ def test_a_process_without_masks_keeps_none_waiting(tmp_path: Path) -> None:
 # ---- trained, written and loaded ----
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory, micro_checkpoints: Path) -> Path:
+def trained(name: str, where: Path, micro_checkpoints: Path) -> Path:
     """An adapter of a few steps, beside the AR checkpoint of scale micro that it was trained on."""
     parent = next(micro_checkpoints.glob("ar_sft-*"))
-    chosen = recipe(MICRO, "mars_gated")
-    folder = tmp_path_factory.mktemp("adapter") / chosen.name
-    train(chosen, folder, parent, lambda *_: None, lambda line: None)
-    return folder
+    chosen = recipe(MICRO, name)
+    train(chosen, where / chosen.name, parent, lambda *_: None, lambda line: None)
+    return where / chosen.name
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory, micro_checkpoints: Path) -> Path:
+    """One without a draft head."""
+    return trained("mars_gated", tmp_path_factory.mktemp("adapter"), micro_checkpoints)
+
+
+@pytest.fixture(scope="module", params=["mars_gated_markov", "mars_gated_network"])
+def headed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, micro_checkpoints: Path) -> Path:
+    """One with a draft head of a kind."""
+    return trained(request.param, tmp_path_factory.mktemp("headed"), micro_checkpoints)
 
 
 def answers(loaded: Loaded, method: str, **options: Any) -> list[Generation]:
@@ -199,6 +247,22 @@ def test_a_trained_adapter_leaves_every_answer_as_it_was(made: Path, micro_check
     assert adapted.weights != base.weights
     plain = AutoModelForCausalLM.from_pretrained(next(micro_checkpoints.glob("ar_sft-*"))).state_dict()
     assert all(torch.equal(values, plain[name]) for name, values in adapted.model.state_dict().items())
+
+
+def test_a_trained_head_comes_with_its_adapter(headed: Path, micro_checkpoints: Path) -> None:
+    """Guards against a head that is lost on the way to disk, and one that changes an answer."""
+    base, adapted, record = load(next(micro_checkpoints.glob("ar_sft-*"))), load(headed), records.finished(headed)
+    assert isinstance(adapted.model, Adapted) and record is not None
+    adapter, kept = adapted.model.adapter, load_file(headed / "draft_head.safetensors")
+    assert type(adapter.head) is (Markov if record.recipe["head"] == "markov" else Network)
+    assert all(torch.equal(values, kept[name]) for name, values in adapter.head._asdict().items())
+    assert all(values.any() for values in kept.values()), "it has learned"
+    every = [one.numel() for file in headed.glob("*.safetensors") for one in load_file(file).values()]
+    assert record.parameters == sum(every) == adapter.bytes() // 4
+    assert adapter.like(torch.zeros(1, dtype=torch.bfloat16)).bytes() == 2 * sum(every)
+    alone = [one.tokens for one in answers(base, "ar")]
+    for layout in ("groups", "linear"):
+        assert [one.tokens for one in answers(adapted, "mars-verified", layout=layout)] == alone
 
 
 def test_an_adapter_is_small_and_names_what_it_is_of(made: Path, micro_checkpoints: Path) -> None:
@@ -352,6 +416,45 @@ def test_a_damaged_adapter_is_refused(file: str, made: Path, micro_checkpoints: 
     save_file({name: values + 1 for name, values in load_file(made / file).items()}, changed / file)
     with pytest.raises(UserError, match="damaged"):
         load(base, adapter=changed)
+
+
+def test_a_damaged_head_is_refused(headed: Path, micro_checkpoints: Path, tmp_path: Path) -> None:
+    """Guards against a head cut short, gone or unknown, found out by a traceback or left out without a word."""
+    base, file = next(micro_checkpoints.glob("ar_sft-*")), "draft_head.safetensors"
+    cut, gone, unknown = (copied(headed, tmp_path / name) for name in ("cut", "gone", "unknown"))
+    (cut / file).write_bytes((headed / file).read_bytes()[:-9])
+    (gone / file).unlink()
+    for folder in (cut, gone):
+        with pytest.raises(UserError, match="damaged"):
+            load(base, adapter=folder)
+        with pytest.raises(UserError, match="draft head cannot be loaded"):  # where nobody looks at the hash
+            read_adapter(folder, load(base).model)
+    record = json.loads((unknown / records.RECORD).read_text())
+    record["recipe"]["head"] = "tree"
+    (unknown / records.RECORD).write_text(json.dumps(record))
+    with pytest.raises(UserError, match="unknown kind of draft head 'tree'"):
+        load(base, adapter=unknown)
+
+
+def test_an_adapter_from_before_heads_loads(made: Path, tmp_path: Path) -> None:
+    """Guards against a record without the field, and against keys that have moved."""
+    old = copied(made, tmp_path / "old")
+    record = json.loads((old / records.RECORD).read_text())
+    del record["recipe"]["head"]
+    (old / records.RECORD).write_text(json.dumps(record))
+    loaded = with_adapter(load(base_of(made)), old)
+    assert isinstance(loaded.model, Adapted) and loaded.model.adapter.head is None
+    for name in ("mars_gated", "mars"):
+        assert recipe(MICRO.adapted(head="none"), name).key == recipe(MICRO, name).key
+    assert recipe(MICRO.adapted(head="network"), "mars").key == recipe(MICRO, "mars").key
+
+
+def test_train_takes_the_kind_of_head(tmp_path: Path) -> None:
+    """Guards against a head that is asked for and not trained, or trained where there are no masks to guess."""
+    assert stage("mars_gated_network").head == recipe(MICRO.adapted(head="network"), "base_gated").head == "network"
+    for name, kind, said in (("mars_gated", "tree", "kind of draft head"), ("mars", "markov", "gated adapter")):
+        done = CliRunner().invoke(app, ["train", name, "--head", kind, "--output", str(tmp_path)])
+        assert done.exit_code == 2 and said in done.output
 
 
 def test_what_is_no_adapter_is_refused(micro_checkpoints: Path, made: Path, tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 
@@ -23,7 +23,10 @@ from marsbench.commands.shared import (
 )
 from marsbench.errors import UserError, unknown_name
 from marsbench.methods import METHODS
-from marsbench.presets import DEFAULT_BLOCK_SIZE, DEFAULT_SCALE
+from marsbench.presets import DEFAULT_BLOCK_SIZE, DEFAULT_SCALE, HeadKind
+
+if TYPE_CHECKING:
+    from marsbench.training.stages import Stage
 
 
 @decodes("ar", which="How to decode: a lossless one of `marsbench list methods`.")
@@ -116,6 +119,9 @@ def train(
     batch_size: Annotated[
         int | None, typer.Option(min=1, help="Sequences per step, over all devices, in place of the scale's.")
     ] = None,
+    head: Annotated[
+        str | None, typer.Option(help="Draft head of a gated adapter: none, markov (a table) or network.")
+    ] = None,
     seed: Seed = 0,
     existing: ExistingPolicy = "reuse",
     output: Output = Path("."),
@@ -128,17 +134,29 @@ def train(
     """
     from marsbench.training.stages import stage as stage_of
 
-    stage_of(stage)
+    kind = _head_of(head, stage_of(stage))
     run = make_run(scale, output, existing, seed)
     from marsbench.progress import is_first_process
     from marsbench.running.checkpoints import Checkpoints
 
-    run.scale = run.scale.adapted(base=base, chat_data=chat_data, steps=max_steps, batch_size=batch_size)
+    run.scale = run.scale.adapted(base=base, chat_data=chat_data, steps=max_steps, batch_size=batch_size, head=kind)
     checkpoints = Checkpoints(run)
     chosen = checkpoints.recipe(stage, block_size)
     checkpoints.train(chosen)
     if is_first_process():
         typer.echo(run.workspace.checkpoint(chosen))
+
+
+def _head_of(name: str | None, stage: Stage) -> HeadKind | None:
+    """The kind of draft head that a user names; `UserError` for an unknown one, or a stage that takes none."""
+    if name is None:
+        return None
+    kinds: dict[str, HeadKind] = {kind: kind for kind in get_args(HeadKind)}
+    if name not in kinds:
+        raise unknown_name("kind of draft head", name, list(kinds))
+    if stage.objective != "gated" or stage.head != "none":
+        raise UserError("--head is for a gated adapter", fix="leave it out, or train mars_gated or base_gated")
+    return kinds[name]
 
 
 def training_speed(

@@ -162,6 +162,10 @@ class Accepted(NamedTuple):
     kept: Tensor  # [N], leading entries of the window that stay in the cache
     in_order: bool = False  # whether they follow the committed tokens without a gap
 
+    def last(self) -> Tensor:
+        """The last of a run of accepted tokens, [N]."""
+        return self.ids.gather(1, self.advance.unsqueeze(1) - 1).squeeze(1)
+
     @classmethod
     def run(cls, rows: Rows, ids: Tensor, count: Tensor, kept: Tensor) -> Accepted:
         """The first `count` [N] of the candidates `ids` [N, K] that follow the committed tokens."""

@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from marsbench.errors import UserError
+from marsbench.forward.draft_head import DraftHead, check_head
 from marsbench.forward.window import Window, makes_a_graph
 
 
@@ -38,15 +39,18 @@ class Adapter:
 
     vector: Tensor  # [H], added to the mask's embedding
     maps: Mapping[str, LowRank]  # by the name of the linear layer in the model's decoder: "layers.0.mlp.up_proj"
+    head: DraftHead | None = None  # what tells masks of the guesses before them
 
     def bytes(self) -> int:
         """Memory of its weights, in bytes."""
-        return self.vector.nbytes + sum(one.nbytes for pair in self.maps.values() for one in pair)
+        parts = [*self.maps.values(), *([self.head] if self.head else [])]
+        return self.vector.nbytes + sum(one.nbytes for part in parts for one in part)
 
     def like(self, values: Tensor) -> Adapter:
         """The same on the device of some values, in their type."""
         maps = {name: LowRank(down.to(values), up.to(values)) for name, (down, up) in self.maps.items()}
-        return Adapter(self.vector.to(values), maps)
+        head = self.head and type(self.head)(*(one.to(values) for one in self.head))
+        return Adapter(self.vector.to(values), maps, head)
 
 
 class Adapted:
@@ -81,6 +85,8 @@ def _check_fits(model: Any, adapter: Adapter) -> None:
         size = getattr(layer, "out_features", len(up)), getattr(layer, "in_features", down.shape[1])
         if size != (len(up), down.shape[1]):
             raise _unfit(f"layer {name} is of another size")
+    if adapter.head is not None:
+        check_head(adapter.head, model)
 
 
 def parted(model: Any) -> tuple[Any, Adapter | None]:

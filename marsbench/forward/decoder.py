@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
@@ -24,6 +25,7 @@ from transformers.activations import ACT2FN
 from marsbench.forward.adapter import Adapted, Adapter, masks_of, parted
 from marsbench.forward.attention import without_cudnn_attention
 from marsbench.forward.cache import RaggedCache
+from marsbench.forward.draft_head import DraftHead, HeadInUse
 from marsbench.forward.linear import LayerSites, Packing, Site, Weights, linear
 from marsbench.forward.masks import additive_mask
 from marsbench.forward.modules import ModuleDecoder
@@ -104,6 +106,7 @@ class LeanDecoder:
         self._packing = Packing([*maps, *self._lm_head.maps()], to_join=self._adapter is not None)
         self._sites: list[LayerSites] = []
         self._vector = torch.empty(0)  # the adapter's, as the sites are on the device of the model and of its type
+        self._draft_head: DraftHead | None = None  # the adapter's, likewise
         self._beside: tuple[object, ...] = ()  # what the sites were made for
         self._laid = 0  # how often they were made
         self._cos = self._sin = torch.empty(0)
@@ -157,14 +160,18 @@ class LeanDecoder:
             adapting = None if gate is None else (gate, self._sites[number])
             hidden = layer(number, hidden, cos, sin, mask, cache, shape, real, adapting)
         hidden = self._norm(hidden)
-        return Answer(_spread(hidden, real, rows * width).view(rows, width, -1), self._lm_head)
+        answer = Answer(_spread(hidden, real, rows * width).view(rows, width, -1), self._lm_head)
+        if self._draft_head is None:
+            return answer
+        return replace(answer, head=HeadInUse(self._draft_head, self._embed, self._lm_head, self._lm_head.rows))
 
     def _follow_adapter(self, adapter: Adapter, like: Tensor) -> None:
         """Lay the adapter's maps beside the layers, on the device of the model's weights and in their type."""
         beside = like.device, like.dtype, self._packing.changes
         if self._beside != beside:
             adapter = adapter.like(like)
-            self._vector, self._sites = adapter.vector, []  # what is replaced is given back first
+            self._vector, self._draft_head = adapter.vector, adapter.head
+            self._sites = []  # what is replaced is given back first
             self._sites = [layer.sites(number, adapter) for number, layer in enumerate(self._layers)]
             self._beside, self._laid = beside, self._laid + 1
 
@@ -293,6 +300,11 @@ class _Head:
             return _map(self._weights, hidden)
         logits: Tensor = self._module(hidden)
         return logits
+
+    @property
+    def rows(self) -> Tensor | None:
+        """Its weight [V, H], where nothing else makes logits of states."""
+        return self._weights["weight"] if self.is_plain else None
 
     def maps(self) -> tuple[Weights, ...]:
         """Its parameters, if it is a linear layer."""

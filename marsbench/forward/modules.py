@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from marsbench.errors import UserError
 from marsbench.forward.adapter import hooked, masks_of, parted
 from marsbench.forward.cache import RaggedCache
+from marsbench.forward.draft_head import HeadInUse
 from marsbench.forward.masks import additive_mask, sliding_mask
 from marsbench.forward.window import Answer, Window
 
@@ -50,7 +51,11 @@ class ModuleDecoder:
                 past_key_values=cache,
                 use_cache=True,
             ).last_hidden_state
-        return Answer(hidden, _with_what_follows(head, decoder.config))
+        logits_of = _with_what_follows(head, decoder.config)
+        if adapter is None or adapter.head is None:
+            return Answer(hidden, logits_of)
+        draft_head = type(adapter.head)(*(one.to(hidden) for one in adapter.head))
+        return Answer(hidden, logits_of, HeadInUse(draft_head, decoder.get_input_embeddings(), logits_of, None))
 
 
 def device_of(model: Any) -> torch.device:

@@ -10,6 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from marsbench.forward.draft_head import HeadInUse
+
 
 class Window(NamedTuple):
     """What a method wants forwarded: W entries a row.
@@ -34,6 +36,7 @@ class Answer:
 
     hidden: Tensor  # [N, W, H], as the LM head reads it; meaningless for fillers
     lm_head: Callable[[Tensor], Tensor]
+    head: HeadInUse | None = None  # behind the masks
 
     def states(self, entries: Tensor) -> Tensor:
         """Hidden states [N, K, H] of the window's `entries` [N, K], which differ from row to row."""

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-
 from marsbench.decoding.acceptance import bar, confidence, leading_run
+from marsbench.decoding.chain import read_line
 from marsbench.decoding.generation import Metric
 from marsbench.decoding.rows import Accepted, Most, Rows
 from marsbench.decoding.windows import last, linear_window, pending
@@ -29,6 +28,7 @@ class Mars:
     mask_id: int
     block_size: int = 4
     metric: Metric = "probability"
+    head_top: int = 16
 
     def bar(self, threshold: float | None) -> float:
         """The confidence that a threshold asks for."""
@@ -45,8 +45,7 @@ class Mars:
 
     def accept(self, rows: Rows, window: Window, answer: Answer) -> Accepted:
         """The leading candidates whose confidence passes."""
-        candidates = window.input_ids.shape[1] - rows.extent.pending + 1
         logits = answer.logits(slice(last(rows), None))
-        position = rows.length.unsqueeze(1) + torch.arange(candidates, device=logits.device)
+        ids = read_line(rows, answer, logits, logits.shape[1] - 1, self.head_top)
         count = leading_run(confidence(logits, self.metric) >= rows.bar.unsqueeze(1))
-        return Accepted.run(rows, rows.choose(logits, position), count, pending(rows))
+        return Accepted.run(rows, ids, count, pending(rows))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from marsbench.decoding.acceptance import bar, confidence, leading_run
+from marsbench.decoding.chain import read_line
 from marsbench.decoding.generation import Metric
 from marsbench.decoding.rows import Accepted, Most, Rows
 from marsbench.decoding.windows import last, linear_window
@@ -31,6 +32,7 @@ class MarsBlockCache:
     mask_id: int
     cache_block: int = 4
     metric: Metric = "probability"
+    head_top: int = 16
 
     def bar(self, threshold: float | None) -> float:
         """The confidence that a threshold asks for."""
@@ -51,10 +53,11 @@ class MarsBlockCache:
         """The leading candidates of the block whose confidence passes."""
         block_end = self._block_end(rows)
         logits = answer.logits(slice(last(rows), None))
+        ids = read_line(rows, answer, logits, logits.shape[1] - 1, self.head_top)
         position = rows.length.unsqueeze(1) + torch.arange(logits.shape[1], device=logits.device)
         passes = (confidence(logits, self.metric) >= rows.bar.unsqueeze(1)) & (position < block_end.unsqueeze(1))
         block_start = block_end - self.cache_block
-        return Accepted.run(rows, rows.choose(logits, position), leading_run(passes), block_start - rows.cached)
+        return Accepted.run(rows, ids, leading_run(passes), block_start - rows.cached)
 
     def _block_end(self, rows: Rows) -> Tensor:
         """Where the block of each row's next token ends, [N]."""

@@ -46,6 +46,7 @@ class MarsLookup:
     layout: Layout = "groups"
     draft_length: int = 4
     ngram: int = 3
+    head_top: int = 16
 
     def bar(self, threshold: float | None) -> float:
         """The confidence that a mask's draft must have; without a threshold, none."""
@@ -74,7 +75,7 @@ class MarsLookup:
 
     @property
     def _masks(self) -> MarsVerified:
-        return MarsVerified(self.mask_id, self.window, self.metric, self.layout)
+        return MarsVerified(self.mask_id, self.window, self.metric, self.layout, self.head_top)
 
     @property
     def _most_drafts(self) -> int:

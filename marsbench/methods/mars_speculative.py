@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from marsbench.decoding.acceptance import bar, confidence, passing_run
+from marsbench.decoding.chain import read_masks
 from marsbench.decoding.generation import Metric
 from marsbench.decoding.rows import Accepted, Most, Rows
 from marsbench.decoding.verification import verify
@@ -32,12 +33,13 @@ class MarsSpeculative:
     mask_id: int
     block_size: int = 4
     metric: Metric = "probability"
+    head_top: int = 16
 
     @classmethod
     def of(cls, options: Options) -> MarsSpeculative:
         """Made of options."""
         assert options.mask_id is not None, "checked by build_method"
-        return cls(Drafter.of(options), options.mask_id, options.block_size, options.metric)
+        return cls(Drafter.of(options), options.mask_id, options.block_size, options.metric, options.head_top)
 
     def bar(self, threshold: float | None) -> float:
         """The confidence that the extension needs."""
@@ -59,9 +61,10 @@ class MarsSpeculative:
         verified = verify(rows, answer)
         forget_wrong_drafts(rows, verified)
         masks = self.block_size - 1
-        logits = answer.logits(group_entries(rows, masks, verified.advance - 1))
+        entries = group_entries(rows, masks, verified.advance - 1)
+        logits = answer.logits(entries)
         behind = verified.advance.unsqueeze(1) + torch.arange(masks, device=logits.device)
-        extension = rows.choose(logits, rows.length.unsqueeze(1) + behind)
+        extension = read_masks(rows, answer, entries, logits, verified, self.head_top)
         sure = passing_run(confidence(logits, self.metric) >= rows.bar.unsqueeze(1))
         ids = F.pad(verified.ids, (0, masks)).scatter(1, behind, extension)
         return Accepted.run(rows, ids, verified.advance + sure, verified.kept)

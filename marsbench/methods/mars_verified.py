@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from marsbench.decoding.acceptance import bar, confidence, passing_run
+from marsbench.decoding.chain import read_line, read_masks
 from marsbench.decoding.generation import Layout, Metric
 from marsbench.decoding.rows import Accepted, Most, Rows
 from marsbench.decoding.verification import accept_right, own_tokens, room_for_drafts, verify
@@ -53,6 +54,7 @@ class MarsVerified:
     window: int = 4
     metric: Metric = "probability"
     layout: Layout = "groups"
+    head_top: int = 16
 
     def bar(self, threshold: float | None) -> float:
         """The confidence that a draft must have; without a threshold, none."""
@@ -91,19 +93,20 @@ class MarsVerified:
         if len(rows) * drafted * masks <= _SPARE:
             every = answer.logits(slice(last(rows), None))
             accepted = accept_right(rows, own_tokens(rows, every[:, : drafted + 1]))
-            logits = _at(every, group_entries(rows, masks, accepted.advance - 1) - last(rows))
+            entries = group_entries(rows, masks, accepted.advance - 1)
+            logits = _at(every, entries - last(rows))
         else:
             accepted = verify(rows, answer)
-            logits = answer.logits(group_entries(rows, masks, accepted.advance - 1))
-        place = torch.arange(masks, device=rows.length.device)
-        drafts = rows.choose(logits, (rows.length + accepted.advance).unsqueeze(1) + place)
+            entries = group_entries(rows, masks, accepted.advance - 1)
+            logits = answer.logits(entries)
+        drafts = read_masks(rows, answer, entries, logits, accepted, self.head_top)
         return Reading(accepted, drafts, logits, room_for_drafts(rows, accepted))
 
     def _read_line(self, rows: Rows, answer: Answer) -> Reading:
         """The drafts' and the masks' logits in one go; a row that had a wrong draft goes without drafts next."""
         count, first = drafts_of(rows).shape[1] + 1, last(rows)
         logits = answer.logits(slice(first, first + count + self.window - 1))
-        ids = own_tokens(rows, logits)
+        ids = read_line(rows, answer, logits, self.window - 1, self.head_top)
         accepted = accept_right(rows, ids[:, :count])
         if rows.extent.even:  # every row's masks stand at the same entries
             drafts, logits = ids[:, count:], logits[:, count:]

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from marsbench.decoding.acceptance import bar, confidence, leading_run, passing_run
+from marsbench.decoding.chain import read_line
 from marsbench.decoding.generation import Metric
 from marsbench.decoding.rows import Accepted, Most, Rows
 from marsbench.decoding.verification import room_for_drafts
@@ -34,6 +35,7 @@ class Mixed:
 
     mask_id: int
     metric: Metric = "probability"
+    head_top: int = 16
 
     def bar(self, threshold: float | None) -> float:
         """The confidence that a threshold asks for; without one, none is enough."""
@@ -53,10 +55,10 @@ class Mixed:
         """Right drafts and the token after them, or what passes; the next drafts are noted in `rows`."""
         first = last(rows)
         logits = answer.logits(slice(first, None))  # [N, 1 + drafts + masks, V]
-        place = torch.arange(logits.shape[1], device=logits.device)
-        ids = rows.choose(logits, rows.length.unsqueeze(1) + place)
+        ids = read_line(rows, answer, logits, rows.extent.windows[0] - 1, self.head_top)
         if logits.shape[1] == 1:  # nobody guesses
             return Accepted.run(rows, ids, torch.ones_like(rows.length), pending(rows))
+        place = torch.arange(logits.shape[1], device=logits.device)
         passes = confidence(logits, self.metric) >= rows.bar.unsqueeze(1)
         checked = _right(rows, ids)
         taken = leading_run(passes & (place < rows.window.unsqueeze(1)))

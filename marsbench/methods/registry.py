@@ -49,6 +49,9 @@ class Options:
         ),
     ] = "probability"
     layout: Annotated[Layout, Option("Where masks stand: groups (more tokens) or linear (cheaper).")] = "groups"
+    head_top: Annotated[
+        int, Option("Likeliest tokens of each mask that the draft head of an adapter chooses from.", least=2)
+    ] = 16
     cache_block: Annotated[int, Option("B_cache, in tokens.", least=1)] = 4
     appended_masks: Annotated[
         int | None, Option("Masks behind the text, B - 1 or more; more cost time alone [default: B - 1].", least=0)
@@ -99,7 +102,7 @@ METHODS: dict[str, MethodInfo] = {
         "mars:Mars",
         "sliding window of masks, KV cache",
         "`ar` when one token is accepted per forward",
-        ("block_size", "metric"),
+        ("block_size", "metric", "head_top"),
         needs=("masks",),
         takes_threshold=True,
     ),
@@ -107,7 +110,7 @@ METHODS: dict[str, MethodInfo] = {
         "mars_no_cache:MarsNoCache",
         "`mars` that recomputes the prefix in every forward",
         "`mars`",
-        ("block_size", "metric", "appended_masks"),
+        ("block_size", "metric", "appended_masks", "head_top"),
         needs=("masks",),
         takes_threshold=True,
         recomputes=True,
@@ -116,7 +119,7 @@ METHODS: dict[str, MethodInfo] = {
         "mars_block_cache:MarsBlockCache",
         "the paper's block-level cache, B_cache masks wide",
         "`ar` when one token is accepted per forward",
-        ("cache_block", "metric"),
+        ("cache_block", "metric", "head_top"),
         needs=("masks",),
         takes_threshold=True,
     ),
@@ -124,7 +127,7 @@ METHODS: dict[str, MethodInfo] = {
         "mars_verified:MarsVerified",
         "masks draft, the model's own AR logits verify, in one forward",
         "`ar`",
-        ("block_size", "metric", "layout"),
+        ("block_size", "metric", "layout", "head_top"),
         needs=("masks",),
         takes_threshold=True,
         lossless=True,
@@ -133,7 +136,7 @@ METHODS: dict[str, MethodInfo] = {
         "mars_lookup:MarsLookup",
         "`mars-verified` that also drafts what followed the same n-gram",
         "`ar`",
-        ("block_size", "metric", "layout", "draft_length", "ngram"),
+        ("block_size", "metric", "layout", "draft_length", "ngram", "head_top"),
         needs=("masks",),
         takes_threshold=True,
         lossless=True,
@@ -150,7 +153,7 @@ METHODS: dict[str, MethodInfo] = {
         "mars_speculative:MarsSpeculative",
         "`speculative` whose verification goes on with masks",
         "`ar` without a threshold",
-        ("draft_length", "draft_method", "draft_threshold", "block_size", "metric"),
+        ("draft_length", "draft_method", "draft_threshold", "block_size", "metric", "head_top"),
         needs=("masks", "draft"),
         takes_threshold=True,
     ),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import resources
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
@@ -48,12 +48,16 @@ class Budget:
         return math.ceil(self.epochs * passes * (self.sequences or sequences) / self.batch_size)
 
 
+HeadKind = Literal["none", "markov", "network"]  # of the draft head behind a gated adapter's masks
+
+
 @dataclass(frozen=True)
 class AdapterSize:
     """A gated adapter's size, and the peak of its learning rate: its own, since the model stays as it is."""
 
     rank: int = 16
     learning_rate: float = 3.0e-3
+    head: HeadKind = "none"
 
 
 @dataclass(frozen=True)
@@ -165,8 +169,9 @@ class Preset:
         chat_data: str | None = None,
         steps: int | None = None,
         batch_size: int | None = None,
+        head: HeadKind | None = None,
     ) -> Preset:
-        """The same scale with another base or other chat data, or with every stage's budget changed."""
+        """The same scale with another base, chat data or draft head, or with every stage's budget changed."""
         if self.pretrained is None and (base or chat_data):
             raise UserError(
                 f"scale {self.scale} trains its own base on the embedded world, not on chat data",
@@ -180,6 +185,7 @@ class Preset:
         return replace(
             self,
             finetuning=changed(self.finetuning),
+            adapter=replace(self.adapter, head=head or self.adapter.head),
             world=world and _with_budgets(world, changed),
             pretrained=start and replace(start, base=base or start.base, chat_data=chat_data or start.chat_data),
         )

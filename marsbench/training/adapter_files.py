@@ -1,4 +1,4 @@
-"""A gated adapter on disk: a folder as peft lays one out, with the vector that the mask is embedded as beside it."""
+"""A gated adapter on disk: a folder as peft lays one out, with the mask's vector and the draft head beside it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,12 @@ from transformers import PreTrainedModel
 
 from marsbench.errors import UserError
 from marsbench.forward.adapter import Adapter, LowRank
+from marsbench.forward.draft_head import DraftHead, kind_of_head
+from marsbench.training.records import finished
 
 CONFIG = "adapter_config.json"  # peft's
 _WEIGHTS, _VECTOR = "adapter_model.safetensors", "mask_vector.safetensors"  # peft's, and ours
+_HEAD = "draft_head.safetensors"  # where there is one; of which kind, the record says
 _PREFIX = "base_model.model."  # of peft's names
 _NOT_PLAIN = ("use_dora", "rank_pattern", "alpha_pattern", "modules_to_save")  # peft's: more than maps of one scale
 
@@ -32,6 +35,9 @@ def write_adapter(adapter: Adapter, model: PreTrainedModel, folder: Path, base: 
     }
     save_file(weights, folder / _WEIGHTS)
     save_file({"mask_vector": adapter.vector.detach().cpu()}, folder / _VECTOR)
+    if adapter.head is not None:
+        parts = adapter.head._asdict()
+        save_file({name: one.detach().cpu().contiguous() for name, one in parts.items()}, folder / _HEAD)
     rank = len(next(iter(adapter.maps.values())).down)
     config = {
         "peft_type": "LORA",
@@ -97,7 +103,22 @@ def read_adapter(folder: Path, model: PreTrainedModel) -> Adapter:
             f"the adapter does not fit the model: {error} is missing", where=str(folder),
             fix="take the model that it was trained for",
         ) from error  # fmt: skip
-    return Adapter(vector, maps)
+    return Adapter(vector, maps, _read_head(folder))
+
+
+def _read_head(folder: Path) -> DraftHead | None:
+    """The draft head in an adapter's folder, of the kind that the record names; without a record there is none."""
+    record = finished(folder)
+    kind = "none" if record is None else record.recipe.get("head", "none")
+    if kind == "none":
+        return None
+    try:
+        return kind_of_head(kind)(**load_file(folder / _HEAD))
+    except (OSError, SafetensorError, TypeError) as error:
+        raise UserError(
+            f"the {kind} draft head cannot be loaded: {error}", where=str(folder / _HEAD),
+            fix="copy the adapter or train it again",
+        ) from error  # fmt: skip
 
 
 def _config(folder: Path) -> dict[str, Any]:

@@ -15,6 +15,8 @@ from transformers import DynamicCache, PreTrainedModel
 
 from marsbench.errors import UserError
 from marsbench.forward.adapter import Adapter, LowRank, hooked
+from marsbench.forward.draft_head import DraftHead, Markov, Network, kind_of_head
+from marsbench.presets import HeadKind
 from marsbench.training.objectives import IGNORED, mean_over_rows, nll_at
 from marsbench.training.visibility import additive_mask, blocks_of_responses
 
@@ -22,10 +24,11 @@ from marsbench.training.visibility import additive_mask, blocks_of_responses
 class GatedAdapter(nn.Module):
     """The adapter's weights, and the frozen model that they act on, which is no part of it.
 
-    A pair of maps for every linear layer of the model's decoder; it begins as nothing: what is added is zero.
+    A pair of maps for every linear layer of the model's decoder, and a draft head behind it, if one is wanted. It
+    begins as nothing: what is added is zero.
     """
 
-    def __init__(self, model: PreTrainedModel, rank: int) -> None:
+    def __init__(self, model: PreTrainedModel, rank: int, head: HeadKind = "none") -> None:
         super().__init__()
         self._model = (model,)  # in a tuple, so that it is neither moved, saved nor trained with this
         layers = linear_layers(model)
@@ -35,6 +38,11 @@ class GatedAdapter(nn.Module):
         self.ups = nn.ParameterList(torch.zeros(layer.out_features, rank) for layer in layers.values())
         for down in self.downs:
             nn.init.kaiming_uniform_(down, a=math.sqrt(5))  # as peft does
+        self._kind = None if head == "none" else kind_of_head(head)
+        self.of_head = nn.ParameterDict()
+        if self._kind is not None:
+            embeddings: Any = model.get_input_embeddings()
+            self.of_head.update(self._kind.fresh(embeddings.num_embeddings, embeddings.embedding_dim)._asdict())
 
     @property
     def frozen(self) -> PreTrainedModel:
@@ -45,7 +53,12 @@ class GatedAdapter(nn.Module):
     def adapter(self) -> Adapter:
         """The weights as decoding takes them."""
         maps = zip(self._names, self.downs, self.ups, strict=True)
-        return Adapter(self.vector, {name: LowRank(down, up) for name, down, up in maps})
+        return Adapter(self.vector, {name: LowRank(down, up) for name, down, up in maps}, self.head)
+
+    @property
+    def head(self) -> DraftHead | None:
+        """The draft head, if there is one."""
+        return None if self._kind is None else self._kind(**dict(self.of_head.items()))
 
     def get_output_embeddings(self) -> nn.Module:
         """The model's LM head."""
@@ -82,7 +95,8 @@ def gated_loss(
 
     Blocks are counted from the start of the response, and in every sequence from a place of its own, drawn anew each
     time. The first token of a block is the model's own to predict; each of the others is predicted by the mask before
-    it, which sees all earlier blocks, clean, and the masks of its own. As in decoding.
+    it, which sees all earlier blocks, clean, and the masks of its own. As in decoding. A draft head is told the true
+    token before the predicted one.
 
     Args:
         adapter: a `GatedAdapter` (or a distributed wrapper around one).
@@ -110,17 +124,31 @@ def gated_loss(
         decoder: nn.Module = model.get_decoder()  # type: ignore[no-untyped-call]
         decoder(input_ids=input_ids, past_key_values=cache, use_cache=True)
     visible = _visible(block, position, count)
+    at, alone = position[row, column], getattr(adapter, "module", adapter)
+    assert isinstance(alone, GatedAdapter), "that is what is trained here"
     nll = nll_at(
         adapter,
         row,
         column,
-        input_ids[row, position[row, column] + 1],
+        input_ids[row, at + 1],
+        **_by_head(alone.head, model, input_ids[row, at]),
         input_ids=torch.full_like(position, mask_token_id),
         position_ids=position,
         attention_mask=additive_mask(visible, model.dtype),
         past_key_values=cache,
     )
     return mean_over_rows(nll, row, len(labels))
+
+
+def _by_head(head: DraftHead | None, model: PreTrainedModel, before: Tensor) -> dict[str, Any]:
+    """What a draft head does to masks, each behind its token of `before` [n], as `nll_at` takes it."""
+    if isinstance(head, Markov):
+        return {"more": (head.before[before], head.after)}
+    if isinstance(head, Network):
+        with torch.no_grad():  # and before the forward pass of masks, in which embeddings are shifted
+            embedded: Tensor = model.get_input_embeddings()(before)
+        return {"change": lambda states: states + head.change(head.seen(states), embedded)}
+    return {}
 
 
 def _visible(block: Tensor, position: Tensor, count: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ are taken only where there is a label.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -199,7 +200,7 @@ def _up_to_last(marked: Tensor) -> Tensor:
     return marked.int().flip(1).cummax(1).values.flip(1).bool()
 
 
-def _inputs(model: nn.Module, streams: _Streams) -> dict[str, Tensor]:
+def _inputs(model: nn.Module, streams: _Streams) -> dict[str, Any]:
     """The streams as keyword arguments of a transformers model."""
     return {
         "input_ids": streams.input_ids,
@@ -214,12 +215,30 @@ def _labelled(labels: Tensor) -> tuple[Tensor, Tensor]:
     return row, column + 1
 
 
-def nll_at(model: nn.Module, row: Tensor, column: Tensor, targets: Tensor, **inputs: Any) -> Tensor:
+def nll_at(
+    model: nn.Module,
+    row: Tensor,
+    column: Tensor,
+    targets: Tensor,
+    *,
+    change: Callable[[Tensor], Tensor] | None = None,
+    more: tuple[Tensor, Tensor] | None = None,
+    **inputs: Any,
+) -> Tensor:
     """Negative log-likelihood [n] in fp32 of `targets` [n] at the given entries; the rest never meets the LM head.
 
     A hook in front of the LM head picks the entries, so that the call goes through the model's own `forward` and
     distributed wrappers keep synchronising gradients. Where the logits would fill the memory, it keeps the hidden
     states, and the logits are made of them a chunk at a time, and once more on the way back.
+
+    Args:
+        model: what the inputs go through.
+        row: integer [n], of the entries.
+        column: integer [n].
+        targets: integer [n].
+        change: what a draft head makes of the entries' states [n, H] before the LM head reads them.
+        more: [n, r] and [V, r], whose product a draft head adds to the logits.
+        inputs: of the model's forward pass.
     """
     alone: Any = model.module if isinstance(model, DistributedDataParallel) else model
     head: Any = getattr(alone, "module", alone).get_output_embeddings()
@@ -229,7 +248,8 @@ def nll_at(model: nn.Module, row: Tensor, column: Tensor, targets: Tensor, **inp
     kept: list[Tensor] = []
 
     def pick(_: nn.Module, arguments: tuple[Tensor, ...]) -> tuple[Tensor]:
-        kept.append(arguments[0][row, column])
+        states = arguments[0][row, column]
+        kept.append(states if change is None else change(states))
         return (kept[0][:0] if chunked else kept[0],)
 
     picking = head.register_forward_pre_hook(pick)
@@ -237,11 +257,13 @@ def nll_at(model: nn.Module, row: Tensor, column: Tensor, targets: Tensor, **inp
         logits: Tensor = model(**inputs, use_cache=False).logits
     finally:
         picking.remove()
+    code, after = (None, None) if more is None else more
     if not chunked:
-        return _nll(logits, targets)
-    chunks = zip(torch.split(kept[0], entries), torch.split(targets, entries), strict=True)
+        return _nll(_with_more(logits, code, after), targets)
+    codes = [None] * len(targets) if code is None else torch.split(code, entries)
+    chunks = zip(torch.split(kept[0], entries), torch.split(targets, entries), codes, strict=False)
     return torch.cat(
-        [checkpoint(_nll_of_chunk, *chunk, head.weight, head.bias, use_reentrant=False) for chunk in chunks]
+        [checkpoint(_nll_of_chunk, *chunk, after, head.weight, head.bias, use_reentrant=False) for chunk in chunks]
     )
 
 
@@ -250,8 +272,15 @@ def most_logits(device: torch.device) -> int:
     return MOST_LOGITS_ON_CUDA if device.type == "cuda" else MOST_LOGITS
 
 
-def _nll_of_chunk(hidden: Tensor, targets: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return _nll(F.linear(hidden, weight, bias), targets)
+def _nll_of_chunk(
+    hidden: Tensor, targets: Tensor, code: Tensor | None, after: Tensor | None, weight: Tensor, bias: Tensor | None
+) -> Tensor:
+    return _nll(_with_more(F.linear(hidden, weight, bias), code, after), targets)
+
+
+def _with_more(logits: Tensor, code: Tensor | None, after: Tensor | None) -> Tensor:
+    """Logits [n, V] and the product of [n, r] and [V, r], where there is one."""
+    return logits if code is None or after is None else logits + code @ after.T
 
 
 def _nll(logits: Tensor, targets: Tensor) -> Tensor:

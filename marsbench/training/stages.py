@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from marsbench.errors import UserError, unknown_name
 from marsbench.keys import content_hash, versions
-from marsbench.presets import Budget, Preset, Pretrained
+from marsbench.presets import Budget, HeadKind, Preset, Pretrained
 
 Objective = Literal["ar", "mars", "block_diffusion", "medusa", "gated"]
 Alignment = Literal["released", "paper"]
@@ -50,15 +50,18 @@ class Stage:
     share: float = 1.0  # of the budget's steps
     adapters_rate: bool = False  # at the learning rate of the scale's adapter
     ranks: int = 1  # of an adapter: its rank, in times the scale's
+    head: HeadKind = "none"  # of an adapter: its draft head; none = as the scale says
 
 
 # Masks where decoding puts them: behind a token that the model itself predicts, from the response's first on.
 _AS_DECODED = MarsVariant(alignment="paper", blocks_from="response", fills_with_eos=False)
 
 
-def _gated(summary: str, parent: str, *, passes: int = 1, ranks: int = 1) -> Stage:
+def _gated(summary: str, parent: str, *, passes: int = 1, ranks: int = 1, head: HeadKind = "none") -> Stage:
     """The training of a gated adapter."""
-    return Stage(summary, parent, "gated", passes=passes, variant=_AS_DECODED, adapters_rate=True, ranks=ranks)
+    return Stage(
+        summary, parent, "gated", passes=passes, variant=_AS_DECODED, adapters_rate=True, ranks=ranks, head=head
+    )
 
 
 STAGES: dict[str, Stage] = {
@@ -101,6 +104,8 @@ STAGES: dict[str, Stage] = {
     "mars_gated_2x": _gated("such an adapter, trained twice as long", "ar_sft", passes=2),
     "mars_gated_wide": _gated("such an adapter of three times the rank", "ar_sft", ranks=3),
     "mars_gated_wide_2x": _gated("one of three times the rank, trained twice as long", "ar_sft", passes=2, ranks=3),
+    "mars_gated_markov": _gated("an adapter with a table as its draft head", "ar_sft", head="markov"),
+    "mars_gated_network": _gated("an adapter with a small network as its draft head", "ar_sft", head="network"),
     "base_gated": _gated("a gated adapter on the frozen base itself", "base"),
     "base_gated_4x": _gated("such an adapter, trained four times as long", "base", passes=4),
     "base_mars": Stage("MARS, straight from the base", "base", "mars"),
@@ -152,6 +157,7 @@ class Recipe:
     difficulty: str = "usual"  # of the world
     instruct_base: bool = False  # whether the base learned from conversations too
     rank: int | None = None  # of an adapter
+    head: HeadKind = "none"  # of an adapter
 
     @property
     def key(self) -> str:
@@ -170,7 +176,7 @@ class Recipe:
         return f"{self.stage}{blocks}-{self.key}"
 
 
-_LATER = {"difficulty": "usual", "instruct_base": False, "rank": None}
+_LATER = {"difficulty": "usual", "instruct_base": False, "rank": None, "head": "none"}
 _LATER_IN_BUDGETS = {"cycle": None, "sequences": None}
 
 
@@ -189,6 +195,7 @@ def recipe(scale: Preset, stage_name: str, *, block_size: int = 4, seed: int = 0
     parents = lineage(scale, stage_name)[:-1]
     budget = world.pretraining_of(draft=chosen.draft) if world and chosen.plain_text else scale.finetuning
     budget = budget.part(chosen.share)
+    head = scale.adapter.head if chosen.head == "none" else chosen.head
     return Recipe(
         scale=scale.scale,
         stage=stage_name,
@@ -211,6 +218,7 @@ def recipe(scale: Preset, stage_name: str, *, block_size: int = 4, seed: int = 0
         difficulty=world.difficulty if world else "usual",
         instruct_base=world is not None and world.instruct_base and chosen.plain_text,
         rank=scale.adapter.rank * chosen.ranks if chosen.objective == "gated" else None,
+        head=head if chosen.objective == "gated" else "none",
     )
 
 

@@ -1,0 +1,131 @@
+"""A small head behind masks that tells each of them which token stands before it.
+
+Masks of one window guess side by side: the second does not know what the first has said. A draft head adds to a mask's
+logits what the token before makes of them, so masks are read one after the other, from left to right, after the one
+forward pass that they share. A head never acts on a token of the text, so verified decoding says what the model says,
+whatever the head does.
+
+In decoding, a mask's likeliest tokens alone are left to choose from: a large vocabulary is not gone through again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from marsbench.errors import UserError, unknown_name
+
+_RANK = 64  # of the table
+
+
+class Markov(NamedTuple):
+    """A table of low rank: `before[previous token] @ after.T` is added to the logits."""
+
+    before: Tensor  # [V, r]
+    after: Tensor  # [V, r]
+
+    @classmethod
+    def fresh(cls, vocabulary: int, size: int) -> Markov:
+        """One that changes nothing yet."""
+        return cls(torch.randn(vocabulary, _RANK) / math.sqrt(_RANK), torch.zeros(vocabulary, _RANK))
+
+    def fits(self, vocabulary: int, size: int) -> bool:
+        """Whether it is for so many tokens; states may be of any size."""
+        return self.before.shape == self.after.shape and len(self.after) == vocabulary
+
+
+class Network(NamedTuple):
+    """Two layers that see a mask's state and the previous token's embedding, and change what the LM head reads."""
+
+    of_state: Tensor  # [F, H]
+    of_token: Tensor  # [F, H]
+    out: Tensor  # [H, F]
+
+    @classmethod
+    def fresh(cls, vocabulary: int, size: int) -> Network:
+        """One that changes nothing yet."""
+        first, second = (nn.init.kaiming_uniform_(torch.empty(size, size), a=math.sqrt(5)) for _ in range(2))
+        return cls(first, second, torch.zeros(size, size))
+
+    def fits(self, vocabulary: int, size: int) -> bool:
+        """Whether it is for states of a size; its vocabulary is the model's."""
+        middle = len(self.of_state)
+        return self.of_state.shape == self.of_token.shape == (middle, size) and self.out.shape == (size, middle)
+
+    def seen(self, states: Tensor) -> Tensor:
+        """What it sees of masks' states [..., H], as the LM head reads them: [..., F]."""
+        return F.linear(_normed(states), self.of_state)
+
+    def change(self, seen: Tensor, embedded: Tensor) -> Tensor:
+        """What is added to the states [..., H], from `seen` [..., F] and the previous tokens' embeddings [..., H]."""
+        return F.linear(F.silu(seen + F.linear(_normed(embedded), self.of_token)), self.out)
+
+
+DraftHead = Markov | Network
+KINDS: dict[str, type[Markov] | type[Network]] = {"markov": Markov, "network": Network}
+
+
+def kind_of_head(name: str) -> type[Markov] | type[Network]:
+    """The class of a head; `UserError` for a kind that there is not."""
+    if name not in KINDS:
+        raise unknown_name("kind of draft head", name, list(KINDS))
+    return KINDS[name]
+
+
+def check_head(head: DraftHead, model: Any) -> None:
+    """Refuse a head that is not for a model; `UserError`."""
+    embeddings = model.get_input_embeddings()
+    if not head.fits(embeddings.num_embeddings, embeddings.embedding_dim):
+        raise UserError(
+            "this adapter does not fit: its draft head is of another size", fix="take the model that it was trained for"
+        )
+
+
+@dataclass(frozen=True)
+class HeadInUse:
+    """A draft head beside the parts of the model that it reads."""
+
+    head: DraftHead  # on the model's device and of its type
+    embed: Callable[[Tensor], Tensor]  # tokens [...] to embeddings [..., H]
+    lm_head: Callable[[Tensor], Tensor]
+    rows: Tensor | None  # [V, H], the LM head's, where nothing else makes logits of states
+
+    def behind(self, states: Tensor, ids: Tensor, logits: Tensor) -> Callable[[int, Tensor], Tensor]:
+        """What it makes of the logits of some tokens, one mask after the other.
+
+        Args:
+            states: [N, K, H], of the masks, as the LM head reads them.
+            ids: integer [N, K, T], the tokens that are asked about.
+            logits: [N, K, T], what the masks say of them.
+
+        Returns:
+            a function of a mask's place and the tokens [N] before it, that gives logits [N, T].
+        """
+        head = self.head
+        if isinstance(head, Markov):
+            after = head.after[ids]
+            return lambda place, before: _plus(logits[:, place], after[:, place], head.before[before])
+        seen, rows = head.seen(states), None if self.rows is None else self.rows[ids]
+
+        def heeding(place: int, before: Tensor) -> Tensor:
+            code = head.change(seen[:, place], self.embed(before))
+            if rows is not None:
+                return _plus(logits[:, place], rows[:, place], code)
+            return self.lm_head((states[:, place] + code).unsqueeze(1)).squeeze(1).gather(1, ids[:, place])
+
+        return heeding
+
+
+def _plus(logits: Tensor, rows: Tensor, code: Tensor) -> Tensor:
+    """Logits [N, T], and [N, T, R] times [N, R]."""
+    return torch.baddbmm(logits.unsqueeze(-1), rows, code.unsqueeze(-1)).squeeze(-1)
+
+
+def _normed(values: Tensor) -> Tensor:
+    return F.rms_norm(values, values.shape[-1:])

@@ -1,0 +1,296 @@
+"""A draft head tells masks of the guesses before them, and changes no token of the model's own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from test_adapter import noisy
+from test_architectures import EOS, KNOWN, MASK, NEW, PAD, SHAPE, prompts
+from test_host_reads import Reads
+from test_static import in_flight, llama, tokens_of
+from torch import Tensor
+from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+
+from marsbench.compiled.fixed import Steps
+from marsbench.compiled.graphs import Graphs, has_compiler
+from marsbench.decoding.acceptance import confidence
+from marsbench.decoding.engine import Batch, KindOfBatch, decode
+from marsbench.decoding.generation import Generation, Layout, Request
+from marsbench.errors import UserError
+from marsbench.forward.adapter import Adapted, hooked
+from marsbench.forward.decoder import LeanDecoder, decoder_of
+from marsbench.forward.draft_head import KINDS, DraftHead, Markov, Network
+from marsbench.methods import Options, build_method
+from marsbench.methods.mixed import Mixed
+
+VOCABULARY = SHAPE["vocab_size"]
+LOSSLESS = {
+    "groups": ("mars-verified", {}),
+    "linear": ("mars-verified", {"layout": "linear"}),
+    "lookup": ("mars-lookup", {}),
+    "mars, one token": ("mars", {}),
+}
+
+
+def noise(kind: str, model: PreTrainedModel, size: float) -> DraftHead:
+    """A head of noise of a size."""
+    embeddings = model.get_input_embeddings()
+    torch.manual_seed(12)
+    fresh = KINDS[kind].fresh(embeddings.num_embeddings, embeddings.embedding_dim)
+    return KINDS[kind](*(size * torch.randn_like(one) for one in fresh))
+
+
+def with_noise(model: PreTrainedModel, kind: str) -> Adapted:
+    """A model with noise of size 10 in its adapter and in the head behind it."""
+    return Adapted(model, replace(noisy(model), head=noise(kind, model, 10.0)))
+
+
+def knowing(model: PreTrainedModel, kind: str) -> Adapted:
+    """A model with noise in its adapter, and a head that knows which token the model has put behind which."""
+    followers = torch.zeros(VOCABULARY, dtype=torch.long)
+    for answer in tokens(run(model, "ar")):
+        followers[answer[:-1]] = torch.tensor(answer[1:])
+    rows = model.lm_head.weight.detach()[followers]  # [V, H]
+    if kind == "markov":
+        one_hot = torch.nn.functional.one_hot(followers, VOCABULARY).T
+        head: DraftHead = Markov(torch.eye(VOCABULARY), 8.0 * one_hot)
+    else:
+        torch.manual_seed(13)
+        of_token, size = torch.randn(2 * VOCABULARY, model.config.hidden_size), model.config.hidden_size
+        embedded = model.get_input_embeddings().weight.detach()
+        inside = torch.nn.functional.silu(torch.nn.functional.rms_norm(embedded, (size,)) @ of_token.T)
+        out = torch.linalg.lstsq(inside, 8.0 * rows / rows.norm(dim=1, keepdim=True)).solution.T
+        head = Network(torch.randn_like(of_token) / 100, of_token, out.contiguous())
+    return Adapted(model, replace(noisy(model, 0.3), head=head))
+
+
+@pytest.fixture
+def model() -> PreTrainedModel:
+    torch.manual_seed(0)
+    return Qwen2ForCausalLM(Qwen2Config(**SHAPE)).eval()
+
+
+def run(
+    model: Any, method: str, kind: KindOfBatch | None = None, *, request: dict[str, Any] | None = None, **options: Any
+) -> list[Generation]:
+    """All prompts in one batch, of mixed lengths."""
+    chosen = build_method(method, Options(**({"mask_id": MASK, "block_size": 4, "head_top": VOCABULARY} | options)))
+    asked = [Request(one, NEW, **(request or {})) for one in prompts()]
+    return decode(model, chosen, asked, eos_id=EOS, pad_id=PAD, kind=kind)
+
+
+def tokens(found: list[Generation]) -> list[list[int]]:
+    return [one.tokens for one in found]
+
+
+# ---- verified ----
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", KNOWN)
+def test_no_token_changes_in_any_architecture(name: str, kind: str) -> None:
+    """Guards against a head that reaches a token: noise of size 10 in it would change every answer."""
+    torch.manual_seed(0)
+    model = KNOWN[name]().eval()
+    alone, adapted = tokens(run(model, "ar")), with_noise(model, kind)
+    for method, options in LOSSLESS.values():
+        assert tokens(run(adapted, method, **options)) == alone, (method, options)
+    assert tokens(run(adapted, "ar")) == alone
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_sampled_answers_are_the_model_s(kind: str, model: PreTrainedModel) -> None:
+    """Guards against a draft drawn with the noise of another place."""
+    how = {"temperature": 1.0, "seed": 3, "top_k": 9}
+    alone = tokens(run(model, "ar", request=how))
+    for layout in ("groups", "linear"):
+        assert tokens(run(with_noise(model, kind), "mars-verified", request=how, layout=layout)) == alone
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("layout", ["groups", "linear", "lookup"])
+def test_fixed_shapes_say_what_fitted_ones_do(layout: str, kind: str, model: PreTrainedModel) -> None:
+    """Guards against fillers that are taken for masks."""
+    method, options = LOSSLESS[layout]
+    adapted = knowing(model, kind)
+    eager = run(adapted, method, **options)
+    assert eager != run(Adapted(model, replace(adapted.adapter, head=None)), method, **options)
+    assert run(adapted, method, partial(Batch, shapes=Steps()), **options) == eager
+    assert tokens(eager) == tokens(run(model, "ar"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("layout", "kind"), [("groups", "markov"), ("linear", "network")])
+def test_graphs_say_what_fitted_steps_do(layout: str, kind: str, model: PreTrainedModel) -> None:
+    """Guards against a graph that leaves the head out, or was made for another one."""
+    method, options = LOSSLESS[layout]
+    graphs, knows = Graphs("eager"), knowing(model, kind)
+    for adapted in (knows, Adapted(model, replace(knows.adapter, head=None)), knows):
+        assert run(adapted, method, graphs.batch, **options) == run(adapted, method, **options)
+    assert len(graphs) > 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_reads_one_packed_tensor(kind: str) -> None:
+    """Guards against a chain that asks the device what was guessed."""
+    method = build_method("mars-verified", Options(mask_id=MASK))
+    batch = in_flight(with_noise(llama(0), kind), method)
+    for _ in range(4):
+        with Reads() as reads:
+            batch.step()
+        assert reads.count.total() == 1, dict(reads.count)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not has_compiler(), reason="no C++ compiler")
+@pytest.mark.parametrize(("layout", "kind"), [("groups", "network"), ("linear", "markov")])
+def test_truly_compiled_steps_say_what_the_model_says(layout: Layout, kind: str) -> None:
+    """Guards against fused operations that change logits before they are read."""
+    alone, graphs = llama(0), Graphs()
+    adapted, verified = with_noise(alone, kind), Options(mask_id=MASK, block_size=3, layout=layout)
+    compiled, plain = (
+        in_flight(one, build_method(name, verified), shapes)
+        for one, name, shapes in ((adapted, "mars-verified", graphs), (alone, "ar", None))
+    )
+    for _ in range(5):
+        compiled.step()
+    for _ in range(24):
+        plain.step()
+    for index, found in tokens_of(compiled).items():
+        assert len(found) >= 5 and found == tokens_of(plain)[index][: len(found)]
+
+
+# ---- what a head does ----
+
+
+def heeding(head: DraftHead, model: Any, logits: Tensor, state: Tensor, before: int) -> Tensor:
+    """Logits [V] of one mask behind a token, over the whole vocabulary, as the kinds of heads are defined."""
+    if isinstance(head, Markov):
+        return logits + head.before[before] @ head.after.T
+
+    def normed(values: Tensor) -> Tensor:
+        return values / (values.square().mean() + torch.finfo(values.dtype).eps).sqrt()
+
+    assert isinstance(head, Network)
+    embedded: Tensor = model.get_input_embeddings()(torch.tensor(before))
+    inside = head.of_state @ normed(state) + head.of_token @ normed(embedded)
+    found: Tensor = model.lm_head(state + head.out @ torch.nn.functional.silu(inside))
+    return found
+
+
+@torch.no_grad()
+def one_by_one(adapted: Adapted, prompt: list[int], threshold: float, block: int) -> list[list[int]]:
+    """What each forward of `mars` accepts, by the model's own forward pass over the whole text and its masks."""
+    text, steps = list(prompt), list[list[int]]()
+    head, model = adapted.adapter.head, adapted.model
+    assert head is not None
+    while sum(map(len, steps)) < NEW:
+        ids = torch.tensor([[*text, *[MASK] * (block - 1)]])
+        with hooked(model, adapted.adapter, torch.arange(ids.shape[1]).unsqueeze(0) >= len(text)):
+            states = model.get_decoder()(input_ids=ids).last_hidden_state[0, len(text) - 1 :]
+        logits = model.lm_head(states)
+        found = [int(logits[0].argmax())]
+        for state, its in zip(states[1:], logits[1:], strict=True):
+            heeded = heeding(head, model, its, state, found[-1])
+            if confidence(heeded, "probability") < threshold:
+                break
+            found.append(int(heeded.argmax()))
+        steps.append(found)
+        text += found
+    return steps
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("by_modules", [False, True])
+def test_thresholded_decoding_heeds_the_head(by_modules: bool, kind: str, model: PreTrainedModel) -> None:
+    """Guards against a guess told of the wrong token, and a threshold compared with the mask's own confidence."""
+    if by_modules:
+        model.get_decoder().layers[0].register_forward_hook(lambda *_: None)
+    adapted = knowing(model, kind)
+    assert isinstance(decoder_of(adapted), LeanDecoder) != by_modules
+    found = run(adapted, "mars", request={"threshold": 0.2})
+    several = False
+    for prompt, one in zip(prompts(), found, strict=True):
+        steps = one_by_one(adapted, prompt, 0.2, 4)
+        assert one.tokens == [token for step in steps for token in step][:NEW]
+        assert one.accepted[:-1] == [len(step) for step in steps][:-1]
+        several |= any(len(step) > 2 for step in steps)
+    assert several, "some forward goes on behind a guess"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_heed_it_as_they_do_alone(kind: str, model: PreTrainedModel) -> None:
+    """Guards against rows of a batch that are told of each other's tokens."""
+    adapted = knowing(model, kind)
+    for method in ("mars", "mars-no-cache", "mars-block-cache", "mars-verified"):
+        chosen = build_method(method, Options(mask_id=MASK, head_top=VOCABULARY))
+        together = run(adapted, method, request={"threshold": 0.2})
+        for prompt, one in zip(prompts(), together, strict=True):
+            request = Request(prompt, NEW, threshold=0.2)
+            assert decode(adapted, chosen, [request], eos_id=EOS, pad_id=PAD) == [one]
+    assert run(adapted, "mars", request={"threshold": 0.2}) == run(adapted, "mars-no-cache", request={"threshold": 0.2})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_mixed_rows_heed_it_too(kind: str, model: PreTrainedModel) -> None:
+    """Guards against a server whose masks go without their head, or take another row's place for theirs."""
+    adapted, mixed = knowing(model, kind), Mixed(MASK, head_top=VOCABULARY)
+    every = prompts()
+    requests = [
+        Request(every[0], NEW, threshold=0.2, window=4),
+        Request(every[1], NEW, window=1),
+        Request(every[2], NEW, threshold=0.2, window=3, verified=True),
+    ]
+    found = decode(adapted, mixed, requests, eos_id=EOS, pad_id=PAD)
+    ways = [("mars", {}), ("ar", {}), ("mars-verified", {"layout": "linear", "block_size": 3})]
+    for (method, options), request, one in zip(ways, requests, found, strict=True):
+        chosen = build_method(method, Options(**({"mask_id": MASK, "block_size": 4, "head_top": VOCABULARY} | options)))
+        threshold = None if method == "ar" else request.threshold
+        alone = replace(request, threshold=threshold)
+        assert decode(adapted, chosen, [alone], eos_id=EOS, pad_id=PAD) == [one]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_only_the_likeliest_tokens_can_be_chosen(kind: str, model: PreTrainedModel) -> None:
+    """Guards against an option that does nothing, and against logits with which the head has nothing to do."""
+    adapted = knowing(model, kind)
+    alone, mars = Adapted(model, replace(adapted.adapter, head=None)), {"request": {"threshold": 0.0}}
+    (few, *_), (every, *_) = (run(adapted, "mars", **mars, head_top=top) for top in (2, VOCABULARY))
+    assert few != every
+    lowered = Markov(torch.eye(VOCABULARY), torch.full((VOCABULARY, VOCABULARY), -50.0))  # which a softmax cannot see
+    blind = Adapted(model, replace(adapted.adapter, head=lowered))
+    for top in (2, 16):
+        assert tokens(run(blind, "mars", **mars, head_top=top)) == tokens(run(alone, "mars", **mars))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_fresh_head_changes_nothing(kind: str, model: PreTrainedModel) -> None:
+    """Guards against training that begins with noise before the masks, which are right sometimes."""
+    embeddings, adapter = model.get_input_embeddings(), noisy(model, 0.3)
+    fresh = KINDS[kind].fresh(embeddings.num_embeddings, embeddings.embedding_dim)
+    with_it, without = (run(Adapted(model, replace(adapter, head=one)), "mars-verified") for one in (fresh, None))
+    assert with_it == without
+
+
+def test_extensions_of_speculative_decoding_heed_it(model: PreTrainedModel) -> None:
+    """Guards against an extension that goes on from another token than the one that was verified."""
+    adapted, draft = knowing(model, "markov"), llama(0)
+    plain = tokens(run(model, "ar"))
+    draft = Qwen2ForCausalLM(Qwen2Config(**{**SHAPE, "num_hidden_layers": 1})).eval()
+    assert tokens(run(adapted, "mars-speculative", draft=draft)) == plain
+    bold = {"request": {"threshold": 0.0}, "draft": draft, "draft_length": 1}
+    alone = Adapted(model, replace(adapted.adapter, head=None))
+    assert tokens(run(adapted, "mars-speculative", **bold)) != tokens(run(alone, "mars-speculative", **bold))
+
+
+def test_a_head_of_another_model_is_refused(model: PreTrainedModel) -> None:
+    """Guards against a table that is read past its end, or a network of other states."""
+    more = Qwen2ForCausalLM(Qwen2Config(**{**SHAPE, "vocab_size": 80}))
+    wider = Qwen2ForCausalLM(Qwen2Config(**{**SHAPE, "hidden_size": 64}))
+    for kind, other in (("markov", more), ("network", wider)):
+        with pytest.raises(UserError, match="draft head is of another size"):
+            Adapted(model, replace(noisy(model), head=noise(kind, other, 1.0)))
