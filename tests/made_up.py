@@ -49,7 +49,7 @@ def render(page: TablePage, rows: Sequence[Row], scale: str, seeds: BySeed | Non
 
 def section(page: str, title: str) -> str:
     """What stands below a heading, up to the next."""
-    return next(part for part in page.split("\n## ") if part.startswith(title))
+    return next(part for part in page.split("\n## ") if part.startswith(title)).partition("\n\n</details>")[0]
 
 
 def lines_of(text: str) -> list[list[str]]:

@@ -43,7 +43,8 @@ def cell(contender: str, batch_size: int, seconds: Sequence[float], emitted: int
 
 
 def section(rows: Sequence[Row], number: str) -> str:
-    return next(part for part in STUDY.render(rows, "tiny").split("\n## ") if part.startswith(f"{number}:"))
+    parts = STUDY.render(rows, "tiny").split("\n## ")
+    return next(part for part in parts if part.startswith(f"{number}:")).partition("\n\n</details>")[0]
 
 
 def test_differences_have_their_size_sign_and_verdict() -> None:

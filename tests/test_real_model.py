@@ -61,7 +61,7 @@ def test_answers_are_held_against_their_own_checkpoint_and_the_base() -> None:
 def test_older_rows_without_digests_say_nothing_of_agreement() -> None:
     """Guards against rows of before there were any, read as answers that all agree."""
     page = STUDY.render([answers(AR, ["a"]), replace(answers(GROUPS, ["a"]), digests=[])], "135m")
-    assert "Of 0 answers" in page and "1 of 1" not in page
+    assert "Of 0 answers" in page and "1 of 1 |" not in page
 
 
 def test_a_point_of_the_curve_is_a_training_with_answers() -> None:

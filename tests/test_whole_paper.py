@@ -389,7 +389,7 @@ def test_pages_of_single_seeds_say_what_the_page_of_claims_says(published_rows: 
             assert line[3:6] == said[3:6], "result, questions, seeds"
             assert line[-1] == said[6].removeprefix("check: ") if len(line) == 7 else line[7] == said[6]
         seed = "1" if folder else "0"
-        assert f"are of training seed {seed}; a verdict" in text and "what it compares, of 0, 1, 2." in text
+        assert f"are of training seed {seed}." in text and "what is compared, of 0, 1, 2;" in text
 
 
 def test_every_training_is_seen_by_itself(published_rows: Path) -> None:

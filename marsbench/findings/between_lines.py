@@ -18,6 +18,7 @@ from marsbench.statistics.curves import curve_advantage, points_gap
 from marsbench.statistics.decisions import Bound
 from marsbench.statistics.intervals import (
     Estimate,
+    accuracy,
     gain_difference,
     mean_of_benchmarks,
     paired_difference,
@@ -43,7 +44,7 @@ def more_accurate(
         bound=bound or Bound.losing_less_than(margin),
         signed=True,
         published=_published(plan, (first, second), "accuracy", lambda a, b: a - b),
-        lines=(first, second),
+        **_of_lines(plan, first, second),
         compared=f"{label(plan, first)} minus {label(plan, second)}",
         **said,
     )
@@ -56,7 +57,7 @@ def emits(plan: TablePlan, line: str, bound: Bound, **said: Any) -> Claim:
         bound=bound,
         unit=TOKENS,
         published=_published(plan, (line,), "tokens_per_forward", lambda value: value),
-        lines=(line,),
+        **_of_lines(plan, line),
         compared=f"tokens/forward of {label(plan, line)}",
         how="" if bound.low >= 0 else 'Where "<" is tested, "above" and "below" change places.',
         **said,
@@ -71,7 +72,7 @@ def emits_more(plan: TablePlan, first: str, second: str, **said: Any) -> Claim:
         unit=TOKENS,
         signed=True,
         published=_published(plan, (first, second), "tokens_per_forward", lambda a, b: a - b),
-        lines=(first, second),
+        **_of_lines(plan, first, second),
         compared=f"tokens/forward: {label(plan, first)} minus {label(plan, second)}",
         how="Tokens per forward pass of two lines are compared on the same questions too, their difference with the "
         "normal interval of a difference of ratios.",
@@ -121,11 +122,30 @@ def lies_above(plan: TablePlan, curves: Mapping[str, Sequence[str]], *, margin: 
         published=lambda scale: _published_gap(plan, first, second, scale),
         lines=(*first, *second),
         compared=f"{one} minus {other}, at equal tokens/forward",
+        who=(f"At equal tokens per forward pass, {one}", other),
         how="Two curves of accuracy against tokens/forward, straight between their points, are compared where they "
         "emit equally many tokens per forward pass: the mean difference over the tokens/forward that both reach, with "
         "a bootstrap interval over questions.",
         **said,
     )
+
+
+def line_numbers(plan: TablePlan, line: str) -> tuple[Claim, Claim]:
+    """A line's accuracy in points and its tokens per forward pass: what nothing is claimed of."""
+    accuracy_in_points = Claim(measure=_on_shared(plan, (line,), _mean(_right, 100)), bound=Bound())
+    return accuracy_in_points, emits(plan, line, Bound())
+
+
+def _right(row: EvaluationRow) -> Estimate:
+    """The share of right answers; of shares of several seeds, their mean gain over none right."""
+    if all(right in (0, 1) for right in row.correct):
+        return accuracy(row.correct)
+    return paired_difference({"": row.correct}, {"": [0.0] * len(row.correct)}).estimate.times(0.01)
+
+
+def _of_lines(plan: TablePlan, *names: str) -> dict[str, Any]:
+    """The lines that a claim compares, by their names and in print."""
+    return {"lines": names, "who": tuple(label(plan, name) for name in names)}
 
 
 def label(plan: TablePlan, name: str) -> str:

@@ -21,7 +21,7 @@ POINTS, TOKENS, TIMES = "points", "tokens/forward", "times"  # the units of effe
 DIGITS = {POINTS: 1, TOKENS: 2, TIMES: 2}
 PAPERS, OURS, ELSEWHERE = "the paper's", "ours", "reported elsewhere"
 Whose = Literal["the paper's", "ours", "reported elsewhere"]
-_BOUNDS = (0.0, -1.0, -2.0)  # that differences in points are held against
+_BOUNDS = (0.0, 1.0, 2.0)  # sizes of differences in points that others are held against
 _MOST_POINTS = 100.0
 
 
@@ -91,7 +91,7 @@ class Finding:
         """Whether a limit in points would print as one of the bounds: a digit more says on which side it lies."""
         assert self.estimate is not None
         limits = self.estimate.interval.low, self.estimate.interval.high
-        return any(round(limit, DIGITS[POINTS]) in _BOUNDS for limit in limits)
+        return any(abs(round(limit, DIGITS[POINTS])) in _BOUNDS for limit in limits)
 
     @property
     def decided(self) -> bool:
@@ -125,6 +125,7 @@ class Claim:
     name: str = ""
     text: str = ""  # the claim in a sentence
     compared: str = ""  # what is measured, in words
+    who: tuple[str, ...] = ()  # whose numbers are compared, in print; one has no other beside it
     how: str = ""  # how it is judged, where that needs a word of its own
     letter: str = ""  # on its page
     whose: Whose = "the paper's"

@@ -25,6 +25,7 @@ from marsbench.statistics.intervals import (
 )
 from marsbench.training.stages import STAGES
 
+A_A = "ar, again"  # `ar` raced against itself under another name
 ALLOWED_LOSS = 1.0  # points of accuracy against `ar` that a setting may lose and still count as one to use
 
 
@@ -322,6 +323,19 @@ def steps_in_words(sweep: SweepCells) -> str:
         f"Contenders called compiled run each step as one graph and are held against `{COMPILED_AR}`, which itself is "
         "held against `ar`; all others decode eagerly and are held against `ar`."
     )
+
+
+def races_in_words(rows: Iterable[SweepRow]) -> str:
+    """How much was raced: prompts, tokens, laps, threads."""
+    known = [row for row in rows if row.status == "done"]
+    counts = {
+        "prompts": {row.prompts for row in known},
+        "tokens at most for each": {row.max_new_tokens for row in known},
+        "laps": {len(row.seconds) for row in known},
+        "threads": {row.provenance["threads"] for row in known if row.provenance.get("threads")},
+    }
+    said = [f"{' or '.join(map(str, sorted(found)))} {what}" for what, found in counts.items() if found]
+    return f"Raced: {', '.join(said)}." if said else ""
 
 
 def printed_speed_up(row: SweepRow | None) -> str:

@@ -24,26 +24,13 @@ from marsbench.rendering.claims import (
     tally,
 )
 from marsbench.rendering.markdown import paragraphs, table
-from marsbench.rendering.verdicts import HOW_P_IS_DERIVED, WHAT_CHECKS_ARE, WHAT_WOULD_DECIDE
+from marsbench.rendering.sections import reading
+from marsbench.rendering.verdicts import WHAT_CHECKS_ARE
 from marsbench.studies.regime import page as regime
 
 HOW_TO_READ_THE_CLAIMS = (
-    "Every claim of the MARS paper (arXiv 2604.07023) that is tested here, in our words, in the order of the paper. A "
-    "claim is *supported* if the whole 95 % interval of its effect lies beyond the tested bound, *not supported* if it "
-    "lies on the other side, *inconclusive* if it holds the bound, and *not run* where nothing was measured; so a "
-    "line that is surely worse, but not surely by the 2 points of non-inferiority, is inconclusive. What the paper "
-    "claims in two places counts twice. Claims of our own, and what was reported elsewhere, stand last."
-)
-HOW_SEEDS_ARE_PUT_TOGETHER = (
-    "Where a claim was measured with several training seeds, its effect is that of all of them pooled per question, "
-    "and the interval covers the luck of training as well as the draw of questions: by squares, the interval of the "
-    "pooled answers and Student's interval of the mean over seeds. With one seed it covers the draw of questions (or "
-    "of timed laps) alone. A fastest setting is chosen on the laps that judge it, which flatters it a little."
-)
-HOW_MANY_ARE_CORRECTED = (
-    "Of many verdicts some come about by chance: *p after Holm* multiplies the smallest p by the number of claims "
-    "tested, the next by one less, and so on, the claims of our own among them. A verdict *stands* if that is below "
-    ".05; then all that stand are right together, all but one time in 20."
+    "Every claim of the MARS paper (arXiv 2604.07023) that is tested here, in our words, in the order of the paper; "
+    "what it claims in two places counts twice. Claims of our own, and what was reported elsewhere, stand last."
 )
 
 
@@ -55,8 +42,7 @@ def render(judged: Sequence[Judged], collections: Sequence[Collection]) -> str:
     numbered, said = list(enumerate(judged, 1)), sentences([one.claim for one in judged])
     sections = [
         "# The paper's claims and what was measured",
-        f"{HOW_TO_READ_THE_CLAIMS} {HOW_SEEDS_ARE_PUT_TOGETHER}",
-        f"{HOW_P_IS_DERIVED} {HOW_MANY_ARE_CORRECTED} {WHAT_WOULD_DECIDE}",
+        f"{HOW_TO_READ_THE_CLAIMS} {reading(collections[0].scale)}",
         _summary(judged, collections),
         *[preset(one.scale).caveat for one in collections],
         *[remark for one in collections for remark in remarks(one)],

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from math import inf
 
 from marsbench.findings.claims import ELSEWHERE, OURS, POINTS, Claim, Finding, Judged, Section, number
 from marsbench.findings.seeds import BySeed
 from marsbench.statistics.decisions import MOST_SEEDS, MOST_TIMES, Needed, Verdict
+from marsbench.statistics.intervals import Interval
 
 _BEGINS = {OURS: "Ours: ", ELSEWHERE: "Reported elsewhere: "}  # who says it, where that is not the paper
 
@@ -53,6 +55,40 @@ def published(claim: Claim, scale: str) -> str | None:
     """The effect in the paper's own numbers, without its unit."""
     value = claim.published(scale)
     return None if value is None else number(value, claim.unit, signed=claim.signed)
+
+
+def plainly(claim: Claim, finding: Finding) -> str:
+    """A finding in words that need no statistics: who is how much more accurate than whom, or emits how many tokens."""
+    if finding.estimate is None or len(claim.who) not in (1, 2):
+        return f"{sentence(claim)}: {finding.found}"
+    if len(claim.who) == 1:
+        return f"{claim.who[0]} emits {finding.number} tokens per forward pass"
+    (one, other), interval, value = claim.who, finding.estimate.interval, finding.estimate.value
+    if interval.low <= 0 <= interval.high:
+        what = "accuracy" if claim.unit == POINTS else "tokens per forward pass"
+        return f"{one} is not told from {other} in {what}: {finding.found}"
+    limits = sorted((abs(interval.low), abs(interval.high)))
+    found = replace(finding.estimate, value=abs(value), interval=Interval(*limits))
+    size = replace(finding, measured=finding.measured._replace(estimate=found), signed=False).number
+    if claim.unit == POINTS:
+        return f"{one} is {size} points {'more' if value > 0 else 'less'} accurate than {other}"
+    return f"{one} emits {size} {'more' if value > 0 else 'fewer'} tokens per forward pass than {other}"
+
+
+def answers(claims: Sequence[Claim], seeds: BySeed) -> str:
+    """What a page begins with: each claim's finding in a sentence, with its verdict."""
+    found = [(claim, claim.over(seeds.values())) for claim in claims]
+    return "\n".join(
+        f"- {plainly(claim, one)} (*{sentence(claim)}*: **{worded(claim, one)}**)."
+        if one.estimate
+        else f"- {sentence(claim)}: **{worded(claim, one)}**."
+        for claim, one in found
+    )
+
+
+def worded(claim: Claim, finding: Finding) -> str:
+    """The verdict on a claim or a check."""
+    return outcome(finding.verdict) if claim.check else finding.verdict
 
 
 def questions(finding: Finding) -> str:

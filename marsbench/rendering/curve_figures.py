@@ -52,6 +52,8 @@ def panels_figure(panels: Sequence[Panel], path_stem: Path, *, across: int, x_la
             _draw_panel(axes, panel)
         for axes in grid[-1]:
             axes.set_xlabel(x_label)
+            if x_label == SPEED_AXIS:
+                axes.set_xlim(left=0.95)  # AR decoding emits 1
         for axes in grid[:, 0]:
             axes.set_ylabel("accuracy in %")
         known = grid[0, 0].get_legend_handles_labels()

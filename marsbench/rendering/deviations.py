@@ -37,7 +37,7 @@ BOTH_ABLATIONS_DEVIATION = (
     'ablation does; "MARS w/o SFT loss" drops that loss and changes nothing else (`ar_weight = 0`).'
 )
 COMMON_DEVIATIONS: tuple[str, ...] = (
-    "Tables and figures of this page are of one training seed: their intervals cover the draw of questions, not the "
+    "Figures and folded tables are of one training seed: their intervals cover the draw of questions, not the "
     "luck of training.",
     "Tokens per forward pass are counted per answer, up to and with EOS; nothing after it counts.",
 )

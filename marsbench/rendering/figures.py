@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from functools import partial
 from math import isfinite
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, NamedTuple
 
 from marsbench.files import write_atomically
@@ -28,7 +29,8 @@ COLOURS = (
 )  # fmt: skip
 MARKERS = ("o", "s", "D", "^", "v", "P", "X", "*", "d", "<", ">")  # told apart in black and white too
 FORMATS = {"png": {"Software": None}, "svg": {"Date": None, "Creator": None}}  # metadata that could vary
-GROUP_WIDTH = 0.8  # of the room for one benchmark
+GROUP_WIDTH = 0.8  # of the room for one benchmark, or one line
+_LETTERS = 60  # of a name in one line
 
 
 class Quantity(NamedTuple):
@@ -107,6 +109,43 @@ def _draw_arm(
 
 
 accuracy_figure, speed_figure = partial(figure_of, ACCURACY), partial(figure_of, SPEED)
+
+
+def labelled_figure(
+    series: Mapping[str, Mapping[str, Estimate]], x_label: str, path_stem: Path, *, no_effect: float = 1.0
+) -> list[Path]:
+    """Draw estimates beside their names, a line each, with a marker per series: no name is too long for a legend.
+
+    Args:
+        series: its name -> name of a line -> estimate.
+        x_label: of what is estimated.
+        path_stem: the files to write, less `.png` and `.svg`.
+        no_effect: drawn across.
+    """
+    names = list(dict.fromkeys(name for found in series.values() for name in found))
+    with drawn_alike():
+        figure = new_figure(9.5, 0.9 + 0.34 * len(names))
+        axes = figure.subplots()
+        for position, (label, found) in enumerate(series.items()):
+            shift = GROUP_WIDTH * ((position + 0.5) / len(series) - 0.5)
+            axes.errorbar(
+                [estimate.value for estimate in found.values()],
+                [names.index(name) + shift for name in found],
+                xerr=error_bars([*found.values()], 1.0),
+                fmt=MARKERS[position % len(MARKERS)], color=COLOURS[position % len(COLOURS)], markersize=4.5,
+                elinewidth=1.0, label=label,
+            )  # fmt: skip
+        axes.axvline(no_effect, color="0.4", linewidth=0.9, linestyle=":")
+        axes.set_yticks(range(len(names)), [fill(name, _LETTERS) for name in names], fontsize=8)
+        axes.set_ylim(len(names) - 0.5, -0.5)
+        axes.set_xlim(left=0.0)
+        axes.set_xlabel(f"{x_label} (bars: 95 % interval)")
+        axes.spines[["top", "right", "left"]].set_visible(False)
+        axes.tick_params(axis="y", length=0)
+        axes.grid(axis="x", color="0.88", linewidth=0.6)
+        axes.set_axisbelow(True)
+        figure.legend(loc="outside lower center", ncols=4, frameon=False)
+        return save(figure, path_stem)
 
 
 def error_bars(estimates: Sequence[Estimate], factor: float) -> list[list[float]]:

@@ -21,5 +21,23 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, text: Collectio
     return tabulate(lines, headers=head, tablefmt="pipe", disable_numparse=True, colalign=align)
 
 
+def merged(lines: Sequence[Sequence[str]]) -> list[list[str]]:
+    """The lines of a table, those with the same numbers as one: "AR; MARS, verified"."""
+    names: dict[tuple[str, ...], list[str]] = {}
+    for name, *cells in lines:
+        has_numbers = any(character.isdigit() for cell in cells for character in cell)
+        names.setdefault((*cells, *([] if has_numbers else [name])), []).append(name)
+    return [["; ".join(found), *cells[: len(lines[0]) - 1]] for cells, found in names.items()]
+
+
+def folded(*sections: str) -> str:
+    """Sections, each behind its own heading until a reader opens it; what is empty is left out."""
+    return paragraphs(*[
+        f"<details>\n<summary>{text.partition(chr(10))[0].lstrip('# ')}</summary>\n\n{text}\n\n</details>"
+        for text in sections
+        if text
+    ])  # fmt: skip
+
+
 def _cell(value: str) -> str:
     return one_line(value).replace("|", "\\|")

@@ -8,7 +8,7 @@ from statistics import fmean
 from marsbench.findings.cells import Cells, columns, done_cells, latest_cells
 from marsbench.findings.in_words import one_line, plus_minus
 from marsbench.findings.seeds import BySeed
-from marsbench.rendering.markdown import paragraphs, table
+from marsbench.rendering.markdown import merged, paragraphs, table
 from marsbench.rows.kinds import EvaluationRow
 from marsbench.running.plans import Arm, TablePlan
 from marsbench.statistics.intervals import Estimate, accuracy, mean_of_benchmarks, tokens_per_forward
@@ -26,11 +26,25 @@ HOW_TO_READ_INCOMPLETE_AVERAGES = (
 )
 
 
+def measured_section(cells: Cells, plan: TablePlan, seeds: BySeed, reading: str, *tables: str) -> str:
+    """Tables of what was measured, by benchmark and by seed, with what is missing or was cut.
+
+    Args:
+        cells: of the training seed that is shown.
+        plan: whose lines they are of.
+        seeds: the rows of all training seeds.
+        reading: how the tables are read.
+        tables: a page's own, before those of every page.
+    """
+    parts = seeds_table(seeds, plan), reasons(cells, plan), other_scores(cells, plan), what_was_cut(cells, plan)
+    return paragraphs("## Measured", reading, *tables, *parts)
+
+
 def accuracy_table(cells: Cells, plan: TablePlan) -> str:
     """Accuracy per line and benchmark, with the averages of accuracy and of tokens per forward pass."""
     head = ["", *columns(plan).values(), "Average", "tokens/forward"]
     lines = [_question_counts(cells, plan), *[[arm.label, *_accuracy_line(cells, plan, arm)] for arm in plan.arms]]
-    return paragraphs(table(head, lines), *_incomplete_note(cells, plan))
+    return paragraphs(table(head, merged(lines)), *_incomplete_note(cells, plan))
 
 
 def speed_table(cells: Cells, plan: TablePlan) -> str:
@@ -40,7 +54,7 @@ def speed_table(cells: Cells, plan: TablePlan) -> str:
     for arm in plan.arms:
         speeds = [speed_cell(cells.get((arm.name, name))) for name in columns(plan)]
         lines.append([arm.label, *speeds, averages(cells, plan, arm)[1]])
-    return "Tokens per forward pass:\n\n" + table(head, lines)
+    return "Tokens per forward pass:\n\n" + table(head, merged(lines))
 
 
 def seeds_table(seeds: BySeed, plan: TablePlan) -> str:
@@ -56,7 +70,7 @@ def seeds_table(seeds: BySeed, plan: TablePlan) -> str:
         lines.append([arm.label, *[" / ".join(found) for found in (*values, means)]])
     order = " / ".join(map(str, sorted(seeds)))
     lead = f"Accuracy in % at each training seed, in the order {order}. They scatter by the luck of training."
-    return f"{lead}\n\n{table(['', *columns(plan).values(), 'Average'], lines)}"
+    return f"{lead}\n\n{table(['', *columns(plan).values(), 'Average'], merged(lines))}"
 
 
 def _percent(row: EvaluationRow | None) -> str:
@@ -142,14 +156,22 @@ def _all_or_some(labels: Sequence[str], plan: TablePlan) -> str:
 
 
 def other_scores(cells: Cells, plan: TablePlan) -> str:
-    """What the benchmarks report beside their accuracy."""
+    """What the benchmarks report beside their accuracy, where it is not the same."""
     done = {arm.label: done_cells(cells, arm.name) for arm in plan.arms}
-    known = dict.fromkeys((name, score) for found in done.values() for name in found for score in found[name].others)
+    differ = {
+        label: {
+            (name, score) for name, row in found.items() for score in row.others if row.others[score] != row.correct
+        }
+        for label, found in done.items()
+    }
+    known = dict.fromkeys(place for places in differ.values() for place in sorted(places))
     if not known:
         return ""
     heads = [f"{columns(plan)[name]} {score}" for name, score in known]
-    lines = [[label, *[_other(found.get(name), score) for name, score in known]] for label, found in done.items()]
-    lead = "Other scores of the same answers, in %; `strict` is lm-eval's stock number:"
+    lines = [
+        [label, *[_other(done[label].get(name), score) for name, score in known]] for label in differ if differ[label]
+    ]
+    lead = "Other scores of the same answers, in %, of lines where they differ; `strict` is lm-eval's stock number:"
     return f"{lead}\n\n{table(['', *heads], lines)}"
 
 

@@ -6,22 +6,17 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from marsbench.findings.between_lines import line_numbers
 from marsbench.findings.cells import Cells, columns, latest_cells
-from marsbench.findings.claims import Claim
+from marsbench.findings.claims import DIGITS, Claim, Finding
+from marsbench.findings.in_words import plus_minus
 from marsbench.findings.published import PUBLISHED_SCALES, paper_label, published_values
 from marsbench.findings.seeds import BySeed
 from marsbench.paper import published
-from marsbench.rendering.deviations import deviations_section
-from marsbench.rendering.markdown import paragraphs, table
-from marsbench.rendering.measured import (
-    HOW_TO_READ_THE_CELLS,
-    accuracy_table,
-    other_scores,
-    reasons,
-    seeds_table,
-    what_was_cut,
-)
-from marsbench.rendering.sections import how_section, opening_section, training_section
+from marsbench.rendering.claims import answers
+from marsbench.rendering.markdown import folded, merged, paragraphs, table
+from marsbench.rendering.measured import HOW_TO_READ_ACCURACY, HOW_TO_READ_THE_CELLS, accuracy_table, measured_section
+from marsbench.rendering.sections import about, behind, title
 from marsbench.rendering.verdicts import claims_section
 from marsbench.rows.kinds import Row
 from marsbench.running.plans import TablePlan
@@ -70,6 +65,28 @@ def _published_table(plan: TablePlan, metric: str, digits: int) -> str:
     return table(["model", "", *heads.values()], lines, text=(0, 1))
 
 
+def numbers_table(plan: TablePlan, seeds: BySeed, names: Sequence[str] = ()) -> str:
+    """Lines with their average accuracy and tokens per forward pass, of all training seeds; those alike as one.
+
+    Args:
+        plan: whose lines they are.
+        seeds: the rows of all training seeds.
+        names: the lines to show; none = all of the plan.
+    """
+    shown = [arm for arm in plan.arms if not names or arm.name in names]
+    found = [[one.over(seeds.values()) for one in line_numbers(plan, arm.name)] for arm in shown]
+    lines = [[arm.label, *[_plus_minus(one) for one in of_line]] for arm, of_line in zip(shown, found, strict=True)]
+    return table(["", "accuracy, %", "tokens/forward"], merged(lines))
+
+
+def _plus_minus(found: Finding) -> str:
+    """A number with half its interval; where not of all benchmarks, it says so."""
+    if found.estimate is None:
+        return "not run"
+    judged, asked = len(found.measured.benchmarks), found.measured.asked
+    return plus_minus(found.estimate, DIGITS[found.unit]) + ("" if judged == asked else f" ({judged} of {asked})")
+
+
 @dataclass(frozen=True)
 class TablePage:
     """What a page on lines that answer benchmarks has of its own."""
@@ -77,28 +94,35 @@ class TablePage:
     plan: TablePlan
     opening: str  # what was done, in a sentence
     claims: tuple[Claim, ...]
+    answers: tuple[str, ...] = ()  # names or letters of the claims whose findings it begins with; none = all
     figure: str = ""  # name of its figure; empty for a page without one
     caption: str = ""  # of the figure
     drawing: Draw | None = None
-    figure_title: str = "Figure"  # the paper's number of it, where it has one
+    lines: tuple[str, ...] = ()  # of the table that it begins with; none = all
+    figure_title: str = ""  # the paper's number of it, where it has one
     reading: str = HOW_TO_READ_THE_CELLS
     tables: tuple[Callable[[Cells, TablePlan], str], ...] = (accuracy_table,)  # of what was measured
     published: Callable[[TablePlan], str] = published_section
     deviations: tuple[str, ...] = ()  # beside those of every page
 
     def sections(self, rows: Sequence[Row], scale: str, seeds: BySeed) -> Iterator[str]:
-        """What stands on it: tables of `rows`, verdicts of all training seeds."""
+        """What stands on it: the answer, a figure and a table; folded, tables of `rows`, verdicts of all seeds."""
         cells = latest_cells(rows)
         plan = self._shown(cells)
-        yield opening_section(plan, scale, self.opening, seeds)
-        yield self._measured(cells, plan, seeds)
         left_out = {arm.name for arm in self.plan.arms} - {arm.name for arm in plan.arms}
         claims = [claim for claim in self.claims if not left_out & {*claim.lines}]
-        yield claims_section(seeds, plan, claims, scale)
-        yield self.published(plan)
-        yield training_section(rows, plan)
-        yield how_section(rows, plan, scale)
-        yield deviations_section(rows, scale, self.deviations)
+        yield title(plan, scale)
+        yield answers(
+            [claim for claim in claims if not self.answers or {claim.name, claim.letter} & {*self.answers}], seeds
+        )
+        yield f"## {self.figure_title}" if self.figure_title else ""
+        yield f"![{self.caption}]({self._figure_stem}.png)" if self.drawing else ""
+        yield numbers_table(plan, seeds, self.lines)
+        yield f"{HOW_TO_READ_ACCURACY} {about(self.opening, scale, seeds)}"
+        yield folded(
+            claims_section(seeds, plan, claims, scale), self._measured(cells, plan, seeds), self.published(plan)
+        )
+        yield behind(rows, plan, scale, self.deviations)
 
     def figures(self, rows: Sequence[Row], reports_dir: Path) -> list[Path]:
         """Write the figure that it shows, as PNG and SVG."""
@@ -116,16 +140,4 @@ class TablePage:
         return f"figures/{self.plan.key}_{self.figure}"
 
     def _measured(self, cells: Cells, plan: TablePlan, seeds: BySeed) -> str:
-        parts = [
-            "## Measured",
-            self.reading,
-            *[make(cells, plan) for make in self.tables],
-            seeds_table(seeds, plan),
-            reasons(cells, plan),
-            other_scores(cells, plan),
-            what_was_cut(cells, plan),
-        ]
-        if self.drawing:
-            picture = f"![{self.caption}]({self._figure_stem}.png)"
-            parts += [f"## {self.figure_title}", f"{self.caption}.", picture]
-        return paragraphs(*parts)
+        return measured_section(cells, plan, seeds, self.reading, *[make(cells, plan) for make in self.tables])

@@ -1,4 +1,4 @@
-"""The sections of every report on trained checkpoints: its opening, what training took, how the page was made."""
+"""The sections of every report on trained checkpoints: its title, what training took, how the page was made."""
 
 from __future__ import annotations
 
@@ -10,21 +10,32 @@ from marsbench.findings.cells import AR_OBJECTIVE, MARS_OBJECTIVE, latest_cells,
 from marsbench.findings.in_words import bracketed, duration, one_line
 from marsbench.findings.seeds import BySeed
 from marsbench.paper import published
-from marsbench.presets import option_for, preset
-from marsbench.rendering.markdown import paragraphs, table
+from marsbench.presets import DEFAULT_SCALE, option_for, preset
+from marsbench.rendering.deviations import deviations_section
+from marsbench.rendering.markdown import folded, paragraphs, table
 from marsbench.rendering.sessions import session_of
-from marsbench.rows.kinds import EvaluationRow, Row, StepCostRow, TrainingRow
+from marsbench.rows.kinds import Row, StepCostRow, StepTimeRow, SweepRow, TrainingRow, TrainingSpeedRow
 from marsbench.running.plans import TablePlan, TrainedStage
 from marsbench.statistics.intervals import median_ratio
 
 
-def opening_section(plan: TablePlan, scale: str, what: str, seeds: BySeed) -> str:
-    """The title, what was done, what a small scale's results are not, and which training seeds the page is of."""
+def title(plan: TablePlan, scale: str) -> str:
+    """What a page is called."""
     first = plan.title.split()[0]
     words = plan.title if first.isupper() else f"{plan.title[0].lower()}{plan.title[1:]}"  # "MARS" stays as it is
-    caveat = f"Results at scale {scale} test the mechanism; they are not Qwen numbers."
-    said = [what, caveat if preset(scale).world else "", seeds_in_words(seeds)]
-    return f"# {plan.name} at scale {scale}: {words}\n\n{' '.join(filter(None, said))}"
+    return f"# {plan.name} at scale {scale}: {words}"
+
+
+def about(what: str, scale: str, seeds: BySeed) -> str:
+    """What was done, what a small scale's results are not, which training seeds the page is of, and how to read it."""
+    caveat = f"Results at scale {scale} test the mechanism; they are not Qwen numbers." if preset(scale).world else ""
+    return " ".join(filter(None, [what, caveat, seeds_in_words(seeds), reading(scale)]))
+
+
+def reading(scale: str) -> str:
+    """Where it stands how intervals, verdicts and p come about."""
+    way = "../docs" if scale == DEFAULT_SCALE else "../../docs"  # from the folder of the scale's pages
+    return f"[How to read the numbers and verdicts.]({way}/reading-reports.md#intervals-and-verdicts)"
 
 
 def seeds_in_words(seeds: BySeed) -> str:
@@ -33,8 +44,15 @@ def seeds_in_words(seeds: BySeed) -> str:
         return ""
     shown, every = next(iter(seeds)), ", ".join(map(str, sorted(seeds)))
     return (
-        f"Tables and figures here are of training seed {shown}; a verdict, here and on the page of claims, is of all "
-        f"seeds that have what it compares, of {every}."
+        f"Verdicts are of all training seeds that have what is compared, of {every}; figures and folded tables are of "
+        f"training seed {shown}."
+    )
+
+
+def behind(rows: Sequence[Row], plan: TablePlan, scale: str, deviations: Sequence[str] = ()) -> str:
+    """What stands folded at the end of a page on trained checkpoints: training, provenance, known deviations."""
+    return folded(
+        training_section(rows, plan), how_section(rows, plan, scale), deviations_section(rows, scale, deviations)
     )
 
 
@@ -108,10 +126,11 @@ def _step_memory(row: StepCostRow) -> str:
 
 def how_section(rows: Sequence[Row], plan: TablePlan, scale: str) -> str:
     """Command, code, machine and time behind the rows that the report shows."""
-    shown: list[EvaluationRow | TrainingRow | StepCostRow] = [
+    shown: list[Row] = [
         *latest_cells(rows).values(),
         *latest_stages(rows).values(),
         *[cost for cost in [latest_step_cost(rows)] if cost],
+        *[row for row in rows if isinstance(row, SweepRow | StepTimeRow | TrainingSpeedRow)],
     ]
     facts = facts_section(
         shown, command(session_of(plan.key), scale), {"tokens per answer at most": _token_limits(rows)}

@@ -11,25 +11,9 @@ from marsbench.findings.seeds import BySeed
 from marsbench.presets import preset
 from marsbench.rendering.claims import held_against, in_need, outcome, published, questions, sentence
 from marsbench.rendering.markdown import paragraphs, table
+from marsbench.rendering.sections import reading
 from marsbench.running.plans import TablePlan
 
-HOW_CLAIMS_ARE_JUDGED = (
-    "All lines answer the same questions, so two of them are compared question by question: the difference "
-    "in points, benchmarks weighing the same, with its 95 % interval (Bonett and Price's on each benchmark, put "
-    "together by squares; of several training seeds, Student's over their values is added by squares too). A claim is "
-    "*supported* if the whole interval lies above the tested bound, *not supported* if it lies below, else "
-    "*inconclusive*. With one seed, a verdict is about these checkpoints."
-)
-HOW_P_IS_DERIVED = (
-    "p is two-sided and comes from the same interval: it is 1 minus the highest level at which the interval still "
-    "leaves the bound out, its part for the questions scaled by the normal law and its part for the seeds by Student's "
-    "t, so that p < .05 wherever there is a verdict."
-)
-WHAT_WOULD_DECIDE = (
-    "What *would decide it* takes effect and scatter as they were measured, so it is a guess: so many seeds with the "
-    'questions that there are, or so many questions with these seeds, or both; "> 50 seeds" where the effect lies too '
-    'close to the bound, "no n would" where it lies on it.'
-)
 WHAT_CHECKS_ARE = (
     "Checks: these cannot come out otherwise, by the way that the methods are made, unless something is broken. They "
     "are no evidence for MARS, and are counted apart."
@@ -41,11 +25,10 @@ def claims_section(seeds: BySeed, plan: TablePlan, claims: Sequence[Claim], scal
     whose = "our own" if plan.own else f"the paper's {plan.name}"
     found = [(claim, claim.over(seeds.values())) for claim in claims]
     how = dict.fromkeys(claim.how for claim in claims if claim.how)
-    corrected = "Nothing here is corrected for the number of claims; on the page of claims, it is."
     return paragraphs(
         f"## Claims of {whose} and what was measured",
         preset(scale).caveat,
-        " ".join([HOW_CLAIMS_ARE_JUDGED, *how, HOW_P_IS_DERIVED, WHAT_WOULD_DECIDE, corrected]),
+        " ".join([reading(scale), *how]),
         _judged([(claim, finding) for claim, finding in found if not claim.check]),
         _checks([(claim, finding) for claim, finding in found if claim.check]),
         "" if plan.own else _published_claims(claims),

@@ -152,4 +152,4 @@ def _times(evidence: Evidence, count: int) -> float:
     if not evidence.decided(count=count, times=MOST_TIMES):
         return 0.0
     training = reach(0.0, evidence.seeds, count=count)
-    return max(1.0, *[side**2 / (gap**2 - training**2) for gap, side in evidence.gaps])
+    return max([1.0, *[side**2 / (gap**2 - training**2) for gap, side in evidence.gaps]])

@@ -9,13 +9,12 @@ from pathlib import Path
 from marsbench.findings.between_lines import emits, emits_more, more_accurate
 from marsbench.findings.cells import Cells, done_cells
 from marsbench.rendering.claims import page_tally
-from marsbench.rendering.figures import drawn_alike, error_bars, new_figure, save
+from marsbench.rendering.curve_figures import average_figure, mean_speed, shared_benchmarks
 from marsbench.rendering.measured import HOW_TO_READ_ACCURACY, accuracy_table, speed_table
 from marsbench.rendering.page import TablePage
 from marsbench.rows.kinds import EvaluationRow
 from marsbench.running.plans import Arm, TablePlan
 from marsbench.statistics.decisions import Bound
-from marsbench.statistics.intervals import Estimate, mean_of_benchmarks, tokens_per_forward
 from marsbench.studies.lines import AR_SFT, adapted, mars, verified
 from marsbench.studies.study import Study
 
@@ -84,19 +83,14 @@ _CURVES = {  # lines of the figure: what each was trained on, in times the token
     "MARS": {1: _GROUPS.name},
     "MARS at the adapter's rate": {1: "hard_groups"},
 }
-_STYLES = (("#0072B2", "o", "-"), ("#D55E00", "s", "--"), ("#009E73", "^", ""), ("#000000", "D", ""))
-
-
-def _mean_speed(cells: Cells, arm: str) -> Estimate | None:
-    done = done_cells(cells, arm)
-    if not done:
-        return None
-    return mean_of_benchmarks([tokens_per_forward(row.emitted, row.forwards) for row in done.values()])
 
 
 def _part_of_the_best(cells: Cells, plan: TablePlan) -> str:
     """What the adapters emit in % of MARS at their rate, all verified in groups."""
-    (_, best), *others = reversed([(words, _mean_speed(cells, points[1])) for words, points in _CURVES.items()])
+    benchmarks = shared_benchmarks(cells, plan)
+    (_, best), *others = reversed(
+        [(words, mean_speed(cells, points[1], benchmarks)) for words, points in _CURVES.items()]
+    )
     said = [f"{words} {100 * one.value / best.value:.0f} %" for words, one in others if best is not None and one]
     if best is None or not said:
         return ""
@@ -107,26 +101,8 @@ def _part_of_the_best(cells: Cells, plan: TablePlan) -> str:
 
 
 def _draw(cells: Cells, plan: TablePlan, path_stem: Path) -> list[Path]:
-    """Tokens per forward pass over tokens trained, a curve per rank."""
-    with drawn_alike():
-        figure = new_figure(5.2, 3.4)
-        axes = figure.subplots()
-        for (words, points), (colour, marker, line) in zip(_CURVES.items(), _STYLES, strict=True):
-            found = {times: _mean_speed(cells, name) for times, name in points.items()}
-            there = {times: one for times, one in found.items() if one is not None}
-            if not there:
-                continue
-            axes.errorbar(
-                list(there), [one.value for one in there.values()], yerr=error_bars(list(there.values()), 1.0),
-                label=words, color=colour, marker=marker, linestyle=line, markersize=4.5, linewidth=1.2,
-            )  # fmt: skip
-        axes.set_xticks([1, 2])
-        axes.set_xlabel("tokens trained, in times those of MARS")
-        axes.set_ylabel("tokens per forward pass, verified")
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(color="0.9", linewidth=0.6)
-        figure.legend(loc="outside lower center", ncols=2, frameon=False)
-        return save(figure, path_stem)
+    """A curve per rank, from as many tokens trained as MARS has to twice as many."""
+    return average_figure(cells, plan, {words: [*points.values()] for words, points in _CURVES.items()}, path_stem)
 
 
 _more_accurate, _emits_more = partial(more_accurate, PLAN), partial(emits_more, PLAN)
@@ -148,20 +124,38 @@ PAGE = TablePage(
         ),
         _more_accurate("gated_groups", AR_SFT.name, margin=0.5, letter="a", check=True, text="It changes no accuracy"),
         _emits_more(
-            "gated_groups", _GROUPS.name, letter="b", text="It drafts better than MARS at the gentle rate of the tables"
+            "gated_groups",
+            _GROUPS.name,
+            letter="b",
+            text="It drafts better than MARS at the gentle rate of the tables",
         ),
-        _emits_more("hard_groups", "gated_groups", letter="c", text="MARS at the adapter's rate drafts better still"),
-        _more_accurate(AR_SFT.name, "ar_of_mars", letter="d", text="Writing into the weights gently costs accuracy"),
+        _emits_more(
+            "hard_groups",
+            "gated_groups",
+            letter="c",
+            text="MARS at the adapter's rate drafts better still",
+        ),
         _more_accurate(
-            AR_SFT.name, "ar_of_hard", letter="e", text="Writing into them at the adapter's rate costs accuracy"
+            AR_SFT.name,
+            "ar_of_mars",
+            letter="d",
+            text="Writing into the weights gently costs accuracy",
+        ),
+        _more_accurate(
+            AR_SFT.name,
+            "ar_of_hard",
+            letter="e",
+            text="Writing into them at the adapter's rate costs accuracy",
         ),
         _emits_more("wide_groups", "gated_groups", letter="f", text="Three times the rank drafts better"),
         _emits_more("gated_groups_2x", "gated_groups", letter="g", text="Twice the training drafts better"),
     ),
+    answers=("b", "c", "d", "e", "f"),
+    lines=tuple(arm.name for arm in PLAN.arms if "linear" not in arm.name),
     figure="sizes",
     caption=(
-        "Tokens per forward pass, verified in groups, by the adapter's rank and the tokens that it was trained on, "
-        "MARS beside it, with 95 % intervals"
+        "Accuracy against tokens per forward pass, verified in groups: adapters of two ranks, trained as long as MARS "
+        "and twice as long, with 95 % intervals; across, AR SFT with its interval as a band"
     ),
     drawing=_draw,
     reading=f"{HOW_TO_READ_ACCURACY} Verified lines emit the tokens of AR decoding of their own checkpoint.",

@@ -75,6 +75,12 @@ PAGE = TablePage(
         "Appendix D), decoded greedily and scored by one program."
     ),
     claims=tuple(_no_worse_than(metric) for metric in METRIC_THRESHOLDS if metric != "probability"),
+    answers=("a",),
+    lines=(
+        AR_SFT.name,
+        ONE_TOKEN,
+        *[f"{metric}_{found[place]:g}" for metric, found in METRIC_THRESHOLDS.items() for place in (0, 2, -1)],
+    ),
     figure="metrics",
     figure_title="Figure 6",
     caption=(

@@ -42,6 +42,7 @@ PAGE = TablePage(
             text="aligned as in the paper, MARS keeps more",
         ),
     ),
+    answers=("a", "b"),
     figure="accuracy",
     caption="Accuracy per benchmark and line, with 95 % intervals",
     drawing=accuracy_figure,

@@ -114,6 +114,7 @@ PAGE = TablePage(
         "scored by one program."
     ),
     claims=CLAIMS,
+    answers=("matches-ar-sft", "paper-matches-ar-sft", "sft-loss", "several-tokens", "little-cost"),
     figure="accuracy",
     caption="Accuracy per benchmark and line, with 95 % intervals",
     drawing=accuracy_figure,

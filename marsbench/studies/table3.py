@@ -76,6 +76,7 @@ PAGE = TablePage(
         "sizes, decoded greedily with one token per forward pass and scored by one program."
     ),
     claims=tuple(_claims()),
+    answers=("c", "helps-b4"),
     figure="block_sizes",
     caption="Average accuracy by block size, with and without the SFT loss, with 95 % intervals",
     drawing=_draw,

@@ -73,6 +73,7 @@ PAGE = TablePage(
         "one program. The lines without tau are ours, for comparison."
     ),
     claims=tuple(_claims()),
+    answers=("more-tokens-b8", "more-tokens-b16", "level-b4", "level-b16", "cost-little-b4"),
     figure="tradeoff",
     caption="Average accuracy against tokens per forward pass, by block size, with 95 % intervals",
     drawing=_draw,

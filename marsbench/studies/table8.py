@@ -146,6 +146,13 @@ PAGE = TablePage(
         "greedily at several thresholds and scored by one program."
     ),
     claims=tuple(_claims()),
+    answers=("higher-b4", "low-tau-faster-b4", "low-tau-costs-b4"),
+    lines=(
+        AR_SFT.name,
+        *[mars_name("mars", size, threshold) for size in BLOCK_SIZES for threshold in (None, SURE, UNSURE)],
+        mars_name("mars_no_sft", 4),
+        mars_name("mars_no_sft_released", 4),
+    ),
     figure="pareto",
     figure_title="Figure 3",
     caption=(

@@ -81,6 +81,7 @@ PAGE = TablePage(
             text="Jacobi decoding says what AR decoding says",
         ),
     ),
+    answers=("a", "b", "c"),
     figure="tradeoff",
     caption="Average accuracy against tokens per forward pass of MARS and Jacobi decoding, with 95 % intervals",
     drawing=_draw,

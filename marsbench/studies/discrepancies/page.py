@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+from marsbench.findings.between_lines import more_accurate
 from marsbench.findings.cells import latest_cells
 from marsbench.findings.company import company_remark
 from marsbench.findings.seeds import BySeed
 from marsbench.findings.sweep import SweepCells
 from marsbench.presets import preset
-from marsbench.rendering.deviations import deviations_section
-from marsbench.rendering.markdown import paragraphs
+from marsbench.rendering.claims import plainly
+from marsbench.rendering.markdown import folded, paragraphs
 from marsbench.rendering.measured import accuracy_table, reasons
-from marsbench.rendering.sections import how_section, opening_section, training_section
-from marsbench.rendering.verdicts import HOW_P_IS_DERIVED
+from marsbench.rendering.sections import about, behind, title
 from marsbench.rows.kinds import Row
-from marsbench.studies.discrepancies.effects import DIFFERS, SAME, effect, verdict
+from marsbench.studies.discrepancies.effects import DIFFERS, SAME, effect, effects_table, verdict
 from marsbench.studies.discrepancies.items import ITEMS
 from marsbench.studies.discrepancies.lines import PLAN
 
@@ -29,7 +29,7 @@ HOW_TO_READ = (
     f'intervals. "{DIFFERS}" means that the interval leaves 0 out, "{SAME}" that it does not: the interval says how '
     "large a difference may have gone unseen. A verdict is of all training seeds that have both lines, on whatever "
     "page they were measured; with one seed the interval covers the draw of questions alone, and the verdict is about "
-    f"these two checkpoints. {HOW_P_IS_DERIVED} Nothing is corrected for the number of comparisons."
+    "these two checkpoints. Nothing is corrected for the number of comparisons."
 )
 ELSEWHERE = {
     "Tokens per forward (D6): the authors' counters include tokens accepted behind EOS, and add up rows.": (
@@ -52,17 +52,18 @@ def sections(rows: Sequence[Row], scale: str, seeds: BySeed) -> list[str]:
     """What stands on the page: tables of the rows, verdicts of all training seeds."""
     cells, sweep = latest_cells(rows), SweepCells.of(rows)
     return [
-        opening_section(PLAN, scale, OPENING, seeds),
+        title(PLAN, scale),
+        "\n".join([f"- {tally(seeds)}.", *_answers(seeds)]),
+        effects_table(seeds, [pair for item in ITEMS for pair in item.pairs]),
+        f"{HOW_TO_READ} {about(OPENING, scale, seeds)}",
         preset(scale).caveat,
-        HOW_TO_READ,
         company_remark(sweep.rows),
-        *[item.section(seeds) for item in ITEMS],
-        _elsewhere(),
-        "## Every line\n\n" + accuracy_table(cells, PLAN),
-        reasons(cells, PLAN),
-        training_section(rows, PLAN),
-        how_section(rows, PLAN, scale),
-        deviations_section(rows, scale, ()),
+        folded(
+            *[item.section(seeds) for item in ITEMS],
+            _elsewhere(),
+            paragraphs("## Every line", accuracy_table(cells, PLAN), reasons(cells, PLAN)),
+        ),
+        behind(rows, PLAN, scale),
     ]
 
 
@@ -71,6 +72,13 @@ def tally(seeds: BySeed) -> str:
     found = [measured for item in ITEMS for pair in item.pairs if (measured := effect(seeds, *pair))]
     differ, alone = sum(verdict(*one) != SAME for one in found), sum(accuracy.seeds == 1 for accuracy, _ in found)
     return f"{differ} of {len(found)} comparisons of lines differ ({alone} of one training seed alone)"
+
+
+def _answers(seeds: BySeed) -> Iterator[str]:
+    """What the first comparison of each item comes to."""
+    for item in ITEMS:
+        if item.pairs and (found := effect(seeds, *item.pairs[0])):
+            yield f"- {item.number}, {item.title}: {plainly(more_accurate(PLAN, *item.pairs[0]), found[0])}."
 
 
 def _elsewhere() -> str:

@@ -8,8 +8,8 @@ from pathlib import Path
 from marsbench.findings.in_words import one_line
 from marsbench.findings.seeds import BySeed
 from marsbench.rendering.figures import drawn_alike, save
-from marsbench.rendering.markdown import paragraphs, table
-from marsbench.rendering.sections import command, facts_section, opening_section, training_section
+from marsbench.rendering.markdown import folded, paragraphs, table
+from marsbench.rendering.sections import about, command, facts_section, title, training_section
 from marsbench.rows.kinds import GenerationRow, Row, TrainingRow
 from marsbench.show import Shown, drawing, merged, shaded
 from marsbench.studies.figure1.lines import PLAN
@@ -27,13 +27,16 @@ def sections(rows: Sequence[Row], scale: str, seeds: BySeed) -> list[str]:
     answers = _answers(rows)
     shown = [row for row in rows if isinstance(row, GenerationRow | TrainingRow)]
     return [
-        opening_section(PLAN, scale, OPENING, seeds),
-        _counts(answers),
-        _question(answers),
-        *[_text(row) for row in answers.values() if row.status == "done"],
+        title(PLAN, scale),
         f"![The answers, neighbouring forward passes in different shades]({FIGURE}.png)",
-        training_section(shown, PLAN),
-        facts_section(shown, command(f"reproduce-{PLAN.key}", scale)),
+        _counts(answers),
+        about(OPENING, scale, seeds),
+        folded(
+            _question(answers),
+            *[_text(row) for row in answers.values() if row.status == "done"],
+            training_section(shown, PLAN),
+            facts_section(shown, command(f"reproduce-{PLAN.key}", scale)),
+        ),
     ]
 
 

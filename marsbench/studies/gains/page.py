@@ -15,19 +15,12 @@ from marsbench.findings.claims import Claim
 from marsbench.findings.in_words import bracketed, plus_minus, signed_number
 from marsbench.findings.seeds import BySeed
 from marsbench.findings.sweep import ALLOWED_LOSS
-from marsbench.rendering.claims import page_tally
-from marsbench.rendering.deviations import deviations_section
+from marsbench.rendering.claims import answers, page_tally
 from marsbench.rendering.figures import speed_figure
-from marsbench.rendering.markdown import paragraphs, table
-from marsbench.rendering.measured import (
-    HOW_TO_READ_ACCURACY,
-    accuracy_table,
-    other_scores,
-    reasons,
-    speed_table,
-    what_was_cut,
-)
-from marsbench.rendering.sections import how_section, opening_section, training_section
+from marsbench.rendering.markdown import folded, paragraphs, table
+from marsbench.rendering.measured import HOW_TO_READ_ACCURACY, accuracy_table, measured_section, speed_table
+from marsbench.rendering.page import numbers_table
+from marsbench.rendering.sections import about, behind, title
 from marsbench.rendering.verdicts import claims_section
 from marsbench.rows.kinds import EvaluationRow, Row
 from marsbench.running.plans import TablePlan
@@ -45,6 +38,8 @@ RIVALS = {
     "lookup": "prompt lookup",
     "jacobi_of_mars": "Jacobi decoding",
 }
+_ANSWERS = "verified_groups-chosen", "verified_groups-medusa_3", "verified_groups-lookup", "chosen-loses", "compare"
+_LINES = (AR_SFT.name, AR_OF_MARS, CHOSEN.name, *VERIFIED, *RIVALS, ADAPTED.name)
 FIGURE = "figures/gains_speed"  # beside the page, less the extension
 
 OPENING = (
@@ -72,15 +67,20 @@ def sections(rows: Sequence[Row], scale: str, seeds: BySeed) -> list[str]:
     """What stands on the page: tables of the rows, verdicts of all training seeds."""
     cells = latest_cells(with_choice(rows))
     plan = shown(PLAN, cells)
+    every = _with_choices(seeds)
     return [
-        opening_section(plan, scale, OPENING, seeds),
-        _measured(cells, plan),
-        _chosen(cells),
-        claims_section(_with_choices(seeds), plan, CLAIMS, scale),
-        free_tokens.section(rows),
-        training_section(rows, shown(MEASURED, cells)),
-        how_section(rows, shown(MEASURED, cells), scale),
-        deviations_section(rows, scale, ()),
+        title(plan, scale),
+        answers([claim for claim in CLAIMS if claim.name in _ANSWERS], every),
+        f"![Tokens per forward pass per benchmark and line, with 95 % intervals]({FIGURE}.png)",
+        numbers_table(plan, every, _LINES),
+        f"{HOW_TO_READ_ACCURACY} {about(OPENING, scale, seeds)}",
+        folded(
+            claims_section(every, plan, CLAIMS, scale),
+            _measured(cells, plan, seeds),
+            _chosen(cells),
+            free_tokens.section(rows),
+        ),
+        behind(rows, shown(MEASURED, cells), scale),
     ]
 
 
@@ -103,19 +103,11 @@ def _with_choices(seeds: BySeed) -> BySeed:
     return {seed: with_choice(rows) for seed, rows in seeds.items()}
 
 
-def _measured(cells: Cells, plan: TablePlan) -> str:
+def _measured(cells: Cells, plan: TablePlan, seeds: BySeed) -> str:
     and_adapter = ", and what an adapter drafts for" if ADAPTED in plan.arms else ""
-    return paragraphs(
-        "## At equal accuracy",
-        f"{HOW_TO_READ_ACCURACY} {HOW_LINES_COMPARE.format(and_adapter=and_adapter)}",
-        accuracy_table(cells, plan),
-        speed_table(cells, plan),
-        _costs(),
-        reasons(cells, plan),
-        other_scores(cells, plan),
-        what_was_cut(cells, plan),
-        f"![Tokens per forward pass per benchmark and line, with 95 % intervals]({FIGURE}.png)",
-    )
+    reading = f"{HOW_TO_READ_ACCURACY} {HOW_LINES_COMPARE.format(and_adapter=and_adapter)}"
+    tables = accuracy_table(cells, plan), speed_table(cells, plan), _costs()
+    return measured_section(cells, plan, seeds, reading, *tables)
 
 
 def _costs() -> str:
@@ -145,11 +137,11 @@ def _chosen(cells: Cells) -> str:
         *[f"verified {layout} minus it [95 %]" for layout in VERIFIED.values()],
     ]
     lines = []
-    for benchmark, title in columns(PLAN).items():
+    for benchmark, column in columns(PLAN).items():
         found = choice(cells, benchmark)
-        lines.append([title, *(_chosen_line(cells, benchmark, found) if found else ["not run"] * (len(head) - 1))])
-    title = f"## MARS that may lose {ALLOWED_LOSS:g} point of accuracy"
-    return paragraphs(title, HOW_TAU_IS_CHOSEN, table(head, lines))
+        lines.append([column, *(_chosen_line(cells, benchmark, found) if found else ["not run"] * (len(head) - 1))])
+    heading = f"## MARS that may lose {ALLOWED_LOSS:g} point of accuracy"
+    return paragraphs(heading, HOW_TAU_IS_CHOSEN, table(head, lines))
 
 
 def _chosen_line(cells: Cells, benchmark: str, found: Choice) -> list[str]:
@@ -185,12 +177,12 @@ def _all_claims() -> Iterator[Claim]:
     for letter, (verified, layout) in zip("ab", VERIFIED.items(), strict=True):
         for rival, words in RIVALS.items():
             text = f"Verified MARS ({layout}) emits more tokens per forward pass than {words}"
-            yield emits_more(PLAN, verified, rival, letter=letter, text=text)
+            yield emits_more(PLAN, verified, rival, letter=letter, name=f"{verified}-{rival}", text=text)
     for verified, layout in VERIFIED.items():
         text = f"Verified MARS ({layout}) emits more tokens per forward pass than MARS that may lose accuracy"
-        yield emits_more(PLAN, verified, CHOSEN.name, letter="c", text=text)
+        yield emits_more(PLAN, verified, CHOSEN.name, letter="c", name=f"{verified}-chosen", text=text)
     text = f"A tau chosen on other questions loses at most {ALLOWED_LOSS:g} point"
-    yield more_accurate(PLAN, CHOSEN.name, AR_OF_MARS, margin=ALLOWED_LOSS, letter="d", text=text)
+    yield more_accurate(PLAN, CHOSEN.name, AR_OF_MARS, margin=ALLOWED_LOSS, letter="d", name="chosen-loses", text=text)
     lossless = {
         **{name: AR_OF_MARS for name in VERIFIED},
         "medusa_3": AR_SFT.name,
@@ -201,7 +193,7 @@ def _all_claims() -> Iterator[Claim]:
         text = f"{words[0].upper()}{words[1:]} is as accurate as AR decoding"
         yield more_accurate(PLAN, name, reference, margin=ALLOWED_LOSS, letter="e", text=text, check=True)
     text = "The two checkpoints are about as accurate, so that their lossless lines compare"
-    yield more_accurate(PLAN, AR_OF_MARS, AR_SFT.name, margin=2.0, letter="f", text=text)
+    yield more_accurate(PLAN, AR_OF_MARS, AR_SFT.name, margin=2.0, letter="f", name="compare", text=text)
 
 
 CLAIMS = tuple(_all_claims())

@@ -9,15 +9,18 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
+from marsbench.fetching.models import described, is_known
 from marsbench.findings.between_lines import emits_more, more_accurate
 from marsbench.findings.cells import Cells, columns, done_cells, latest_cells, latest_stages
 from marsbench.findings.company import company_remark
 from marsbench.findings.seeds import BySeed
 from marsbench.findings.sweep import (
+    A_A,
     SweepCells,
     is_lossless,
     printed_ratio,
     printed_speed_up,
+    races_in_words,
     speed_of,
     speed_up,
     steps_in_words,
@@ -26,21 +29,19 @@ from marsbench.findings.sweep import (
 )
 from marsbench.methods import METHODS
 from marsbench.racing.position_law import position_law
-from marsbench.rendering.claims import page_tally
+from marsbench.rendering.claims import page_tally, plainly
 from marsbench.rendering.deviations import deviations_section
-from marsbench.rendering.figures import speed_figure
-from marsbench.rendering.markdown import paragraphs, table
+from marsbench.rendering.figures import labelled_figure
+from marsbench.rendering.markdown import folded, paragraphs, table
 from marsbench.rendering.measured import (
     HOW_TO_READ_ACCURACY,
     accuracy_table,
-    reasons,
-    seeds_table,
+    measured_section,
     speed,
     speed_cell,
     speed_table,
-    what_was_cut,
 )
-from marsbench.rendering.sections import how_section, opening_section, training_section
+from marsbench.rendering.sections import about, how_section, title, training_section
 from marsbench.rendering.verdicts import claims_section
 from marsbench.rows.kinds import EvaluationRow, Memory, Row, StepTimeRow, SweepRow, TrainingSpeedRow
 from marsbench.studies.real_model.lines import (
@@ -57,15 +58,17 @@ from marsbench.studies.real_model.lines import (
     LONG_MARS_GROUPS,
     MARS,
     MARS_GROUPS,
+    MARS_NARROW,
+    NARROW,
     PLAN,
     PROMPT_LOOKUP,
     SURE,
     grid_names,
 )
 
-FIGURE = "figures/real-model_tokens"  # beside the page, less the extension
+FIGURE = "figures/real-model_speed"  # beside the page, less the extension
 OPENING = (
-    "A pretrained, instruction-tuned model, as it is, with a gated adapter that acts on masks alone, and fine-tuned by "
+    "A pretrained, instruction-tuned model by itself, with a gated adapter that acts on masks alone, and fine-tuned by "
     "MARS, both straight from it and on its own answers to training prompts, with the same batches and, but for lines "
     "that say otherwise, the same steps."
 )
@@ -126,25 +129,37 @@ def sections(rows: Sequence[Row], scale: str, seeds: BySeed) -> list[str]:
     cells, sweeps = latest_cells(rows), SweepCells.by_dtype(rows)
     timed = [row for row in rows if isinstance(row, SweepRow | StepTimeRow)]
     return [
-        opening_section(PLAN, scale, OPENING, seeds),
+        title(PLAN, scale),
         _in_part(cells, sweeps),
         _whose_weights(rows),
+        "\n".join([*_fastest(sweeps), *_adapter_against_mars(sweeps, seeds), *_right(cells)]),
+        f"![Tokens per second over ar by line, type of weights and batch size]({FIGURE}.png)" if sweeps else "",
+        _clock_in_brief(sweeps),
+        about(OPENING, scale, seeds),
         company_remark([*timed, *_training_speeds(rows)]),
-        _measured(cells, seeds),
-        _by_tokens_trained(cells, rows),
-        _clock(sweeps),
-        claims_section(seeds, PLAN, CLAIMS, scale),
-        training_section(rows, PLAN),
-        _adapter_size(rows),
-        _training_speed(rows),
-        how_section(rows, PLAN, scale),
-        deviations_section(rows, scale, DEVIATIONS),
+        folded(
+            _clock(sweeps),
+            claims_section(seeds, PLAN, CLAIMS, scale),
+            _measured(cells, seeds),
+            _by_tokens_trained(cells, rows),
+            paragraphs(training_section(rows, PLAN), _adapter_size(rows), _training_speed(rows)),
+            how_section(rows, PLAN, scale),
+            deviations_section(rows, scale, DEVIATIONS),
+        ),
     ]
 
 
 def draw(rows: Sequence[Row], reports_dir: Path) -> list[Path]:
     """Write the figure that the page shows, as PNG and SVG."""
-    return speed_figure(latest_cells(rows), PLAN, reports_dir / FIGURE)
+    sweeps = SweepCells.by_dtype(rows)
+    series = {
+        f"{dtype}, batch {size}": {
+            row.contender: ratio for row in sweep.at(size) if row.contender != A_A and (ratio := speed_up(row))
+        }
+        for dtype, sweep in sweeps.items()
+        for size in sweep.batch_sizes
+    }
+    return labelled_figure(series, "tokens per second over ar", reports_dir / FIGURE) if series else []
 
 
 def tally(seeds: BySeed) -> str:
@@ -171,24 +186,73 @@ def _in_part(cells: Cells, sweeps: Mapping[str, SweepCells]) -> str:
 def _whose_weights(rows: Sequence[Row]) -> str:
     """Which of the packaged models the rows are of, where they are of one."""
     bases = sorted({str(row.provenance["base"]) for row in rows if row.provenance.get("base")})
-    return f"The base: {', '.join(f'`{base}`' for base in bases)}." if bases else ""
+    said = [f"`{base}`{_quantised(base)}" for base in bases]
+    return f"The base is {', '.join(said)}." if bases else ""
+
+
+def _quantised(base: str) -> str:
+    """How a packaged model's weights were rounded before it came here."""
+    if not is_known(base) or not base.endswith("-gguf"):
+        return ""
+    return f", whose weights were quantised ({described(base)[0].quantised}) and are dequantised here"
+
+
+# ---- the answer ----
+
+
+def _fastest(sweeps: Mapping[str, SweepCells]) -> Iterator[str]:
+    """The fastest lossless contender, and the baseline against transformers' own, at the smallest batch size."""
+    for dtype, sweep in sweeps.items():
+        size = min(sweep.batch_sizes)
+        ar, best = sweep.done.get(("ar", size)), _best_lossless(sweep, size)
+        if ar is not None and best is not None:
+            yield (
+                f"- In {dtype} at batch {size}, the fastest line that gives the base's very tokens is "
+                f"{best.contender}: {printed_speed_up(best)} times as fast as `ar`, which is "
+                f"{printed_ratio(speed_up(ar, 'hf-generate'))} times as fast as `hf-generate`."
+            )
+
+
+def _adapter_against_mars(sweeps: Mapping[str, SweepCells], seeds: BySeed) -> Iterator[str]:
+    """Who drafts better after the same steps, by tokens per forward pass and by the clock."""
+    (claim,) = (claim for claim in CLAIMS if claim.lines == (GROUPS.name, MARS_GROUPS.name))
+    found = claim.over(seeds.values())
+    if found.estimate is not None:
+        yield f"- {plainly(claim, found)}."
+    said = []
+    for dtype, sweep in sweeps.items():
+        size = min(sweep.batch_sizes)
+        rows = [sweep.done.get((arm.label, size)) for arm in (NARROW, MARS_NARROW)]
+        if all(rows):
+            said.append(f"{' and '.join(map(printed_speed_up, rows))} in {dtype}")
+    if said:
+        names = f"{NARROW.label}, and {MARS_NARROW.label}"
+        yield f"- By the clock at batch {size}, over `ar`, {names}: {'; '.join(said)}."
+
+
+def _right(cells: Cells) -> Iterator[str]:
+    """How often the base is right at all."""
+    answers = [right for row in done_cells(cells, AR.name).values() for right in row.correct]
+    if answers:
+        yield f"- The base answers {sum(answers):g} of {len(answers):,} questions right."
+
+
+def _clock_in_brief(sweeps: Mapping[str, SweepCells]) -> str:
+    """Speeds over `ar` of all races side by side."""
+    races = [(dtype, sweep, size) for dtype, sweep in sweeps.items() for size in sweep.batch_sizes]
+    names = dict.fromkeys(name for _, sweep, _ in races for name in sweep.names if name != A_A)
+    lines = [[name, *[printed_speed_up(sweep.done.get((name, size))) for _, sweep, size in races]] for name in names]
+    head = ["tokens/s over `ar`", *[f"{dtype}, batch {size}" for dtype, _, size in races]]
+    raced = [row for _, sweep, _ in races for row in sweep.rows]
+    return paragraphs(table(head, lines), races_in_words(raced)) if lines else ""
 
 
 # ---- answers ----
 
 
 def _measured(cells: Cells, seeds: BySeed) -> str:
-    return paragraphs(
-        "## Measured",
-        f"{HOW_TO_READ_ACCURACY} {HOW_LINES_DECODE}",
-        accuracy_table(cells, PLAN),
-        speed_table(cells, PLAN),
-        _agreement(cells),
-        f"![Tokens per forward pass per benchmark and line]({FIGURE}.png)",
-        seeds_table(seeds, PLAN),
-        reasons(cells, PLAN),
-        what_was_cut(cells, PLAN),
-    )
+    tables = accuracy_table(cells, PLAN), speed_table(cells, PLAN), _agreement(cells)
+    return measured_section(cells, PLAN, seeds, f"{HOW_TO_READ_ACCURACY} {HOW_LINES_DECODE}", *tables)
 
 
 def _agreement(cells: Cells) -> str:
@@ -326,12 +390,7 @@ def _race(dtype: str, sweep: SweepCells) -> str:
         [name, *[text for size in sweep.batch_sizes for text in _raced(sweep.done.get((name, size)), memory)]]
         for name in sweep.names
     ]
-    return paragraphs(
-        f"### In {dtype}",
-        table(head, lines),
-        _best(sweep),
-        _a_step(sweep.step_times),
-    )
+    return paragraphs(f"### In {dtype}", table(head, lines), _a_step(sweep.step_times))
 
 
 def _a_step(row: StepTimeRow | None) -> str:
@@ -363,20 +422,6 @@ def _raced(row: SweepRow | None, memory: Memory | None) -> list[str]:
         f"{row.same_as['ar']} of {row.prompts}" if "ar" in row.same_as else "",
         f"{100 * traffic / memory.per_second:.0f}" if traffic and memory else "n/a",
     ]
-
-
-def _best(sweep: SweepCells) -> str:
-    """The fastest lossless contender, and the baseline against transformers' own."""
-    said = []
-    for size in sweep.batch_sizes:
-        ar, best = sweep.done.get(("ar", size)), _best_lossless(sweep, size)
-        if ar is not None and best is not None:
-            said.append(
-                f"At batch size {size}, `ar` is {printed_ratio(speed_up(ar, 'hf-generate'))} times as fast as "
-                f"`hf-generate`, and the fastest lossless line, {best.contender}, {printed_speed_up(best)} times as "
-                "fast as `ar`."
-            )
-    return " ".join(said)
 
 
 def _best_lossless(sweep: SweepCells, size: int) -> SweepRow | None:

@@ -21,6 +21,7 @@ from marsbench.studies.regime.lines import OF_SHORT_BASE, PLAN, TWICE, UNTRAINED
 from marsbench.studies.table2 import PLAN as TABLE2
 
 CONVERGED, SATURATED, ROOM, GENTLE, ABOUT_ONE = 1.5, 1.0, Bound(60.0, 95.0), 1.05, 1.05
+OUTSIDE = "outside the bound"  # of what the paper itself has
 ROOM_ON_EACH, ENOUGH = Bound(40.0, 97.0), 4
 # Accuracy in % of an answer of the right form, drawn at random. BBH: two puzzles of yes or no, one of seven days.
 CHANCE = {"bbh": 100 * (1 / 2 + 1 / 2 + 1 / 7) / 3, "mmlu_pro": 10.0, "gpqa": 25.0}
@@ -114,5 +115,10 @@ CRITERIA = (
 
 def published_in_words(criterion: Claim) -> str:
     """What the paper's own averages say of a criterion, at its scales; empty where they say nothing."""
-    said = [(name, published(criterion, scale)) for scale, name in PUBLISHED_SCALES.items()]
-    return ", ".join(f"{value} ({name})" for name, value in said if value is not None)
+    said = []
+    for scale, name in PUBLISHED_SCALES.items():
+        value, bound = criterion.published(scale), criterion.bound
+        if value is not None:
+            where = "" if bound.low <= value <= bound.high else f", {OUTSIDE}"
+            said.append(f"{published(criterion, scale)} ({name}{where})")
+    return ", ".join(said)

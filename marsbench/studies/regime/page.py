@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 from statistics import fmean
 from typing import Any
@@ -15,17 +15,9 @@ from marsbench.findings.in_words import one_line
 from marsbench.findings.published import PUBLISHED_SCALES, published_values
 from marsbench.findings.seeds import BySeed
 from marsbench.rendering.claims import held_against
-from marsbench.rendering.deviations import deviations_section
-from marsbench.rendering.markdown import paragraphs, table
-from marsbench.rendering.measured import (
-    HOW_TO_READ_THE_CELLS,
-    accuracy_table,
-    reasons,
-    seeds_table,
-    speed_cell,
-    what_was_cut,
-)
-from marsbench.rendering.sections import how_section, opening_section, training_section
+from marsbench.rendering.markdown import folded, paragraphs, table
+from marsbench.rendering.measured import HOW_TO_READ_THE_CELLS, accuracy_table, measured_section, speed_cell
+from marsbench.rendering.sections import about, behind, title
 from marsbench.rows.kinds import Row, TextLossRow
 from marsbench.statistics.decisions import Verdict
 from marsbench.studies.lines import mars
@@ -33,6 +25,7 @@ from marsbench.studies.regime.criteria import (
     CHANCE,
     CRITERIA,
     ENOUGH,
+    OUTSIDE,
     ROOM_ON_EACH,
     above_chance,
     on_each,
@@ -68,18 +61,19 @@ def sections(rows: Sequence[Row], scale: str, seeds: BySeed) -> list[str]:
     """What stands on the page: tables of the rows, verdicts of all training seeds."""
     cells = latest_cells(rows)
     return [
-        opening_section(PLAN, scale, OPENING, seeds),
+        title(PLAN, scale),
+        "\n".join([f"- {tally(seeds)}.", *_left_standing(seeds)]),
         _criteria(seeds),
-        _room(seeds),
-        paragraphs("## Measured", HOW_TO_READ_THE_CELLS, accuracy_table(cells, PLAN),
-                                  seeds_table(seeds, PLAN), reasons(cells, PLAN), what_was_cut(cells, PLAN)),
-        _text_losses(seeds),
-        _of_masks(rows),
-        _trials(scale),
-        training_section(rows, PLAN),
-        how_section(rows, PLAN, scale),
-        deviations_section(rows, scale, ()),
-    ]  # fmt: skip
+        f"{HOW_CRITERIA_ARE_JUDGED} {about(OPENING, scale, seeds)}",
+        folded(
+            paragraphs("## AR SFT on each benchmark", _room(seeds)),
+            measured_section(cells, PLAN, seeds, HOW_TO_READ_THE_CELLS, accuracy_table(cells, PLAN)),
+            _text_losses(seeds),
+            _of_masks(rows),
+            _trials(scale),
+        ),
+        behind(rows, PLAN, scale),
+    ]
 
 
 def tally(seeds: BySeed) -> str:
@@ -127,7 +121,18 @@ def _criteria(seeds: BySeed) -> str:
         lines.append([*line, _OUTCOME.get(found.verdict, found.verdict), published_in_words(one)])
         if one.letter == "iii":
             lines += _room_lines(seeds)
-    return paragraphs("## Criteria", HOW_CRITERIA_ARE_JUDGED, table(head, lines, text=(0, 1, 2, 6, 7)))
+    return paragraphs("## Criteria", table(head, lines, text=(0, 1, 2, 6, 7)))
+
+
+def _left_standing(seeds: BySeed) -> Iterator[str]:
+    """The criteria that do not hold, and those that the paper's own numbers would not meet."""
+    for one in CRITERIA:
+        found = one.over(seeds.values())
+        if found.verdict in ("not supported", "inconclusive"):
+            yield f"- {one.letter}, {_OUTCOME.get(found.verdict, found.verdict)}: {one.text} ({found.found})."
+    outside = [one.letter for one in CRITERIA if OUTSIDE in published_in_words(one)]
+    if outside:
+        yield f"- The paper's own numbers would not meet {' and '.join(outside)}: the bounds are ours."
 
 
 def _room_lines(seeds: BySeed) -> list[list[str]]:
@@ -164,7 +169,7 @@ def _text_losses(seeds: BySeed) -> str:
     if not lines:
         return ""
     head = ["seed", "base", "AR SFT"]
-    return f"Loss on held-out text of the world, nats per token:\n\n{table(head, lines, text=())}"
+    return f"## Loss on held-out text of the world, nats per token\n\n{table(head, lines, text=())}"
 
 
 def _nats(row: TextLossRow | None) -> str:

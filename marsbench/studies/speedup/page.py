@@ -10,6 +10,7 @@ from marsbench.findings.company import company_remark
 from marsbench.findings.in_words import one_line, plus_minus
 from marsbench.findings.seeds import BySeed
 from marsbench.findings.sweep import (
+    A_A,
     ALLOWED_LOSS,
     SweepCells,
     accuracy_of,
@@ -42,8 +43,6 @@ from marsbench.studies.speedup import figures
 from marsbench.studies.speedup.law import knee_section, law_section
 from marsbench.studies.speedup.tables import table5, table6
 from marsbench.training.stages import STAGES
-
-A_A = "ar, again"
 
 HOW_IT_IS_MEASURED = (
     "All contenders of a batch size decode the same prompts in one race, batch by batch in turn, in an order that "
