@@ -28,7 +28,7 @@ from marsbench.forward.adapter import Adapted, hooked
 from marsbench.forward.draft_head import Markov, Network
 from marsbench.methods.fitting import default_ids, fit
 from marsbench.presets import HeadKind, preset
-from marsbench.training import objectives, records
+from marsbench.training import gated, objectives, records
 from marsbench.training.adapter_files import CONFIG, base_of, read_adapter
 from marsbench.training.checkpoints import Loaded, load, with_adapter
 from marsbench.training.data import chat_prompt
@@ -109,6 +109,7 @@ def test_the_loss_is_that_of_masks_as_decoding_puts_them(
     The last case makes its logits a chunk at a time.
     """
     monkeypatch.setattr(objectives, "MOST_LOGITS", most_logits)
+    monkeypatch.setattr(gated, "ALONE", 0.0)
     model = copy.deepcopy(golden_models["ar"]).requires_grad_(False)
     torch.manual_seed(1)
     adapter = GatedAdapter(model, 2, head)
@@ -143,6 +144,27 @@ def test_only_the_adapter_learns(head: HeadKind, golden_models: dict[str, PreTra
     assert all((now - then).abs().max() > 1e-3 for now, then in zip(learns, begun, strict=True))
     assert all(torch.equal(values, before[name]) for name, values in model.state_dict().items())
     assert not any(name.startswith("_model") for name in adapter.state_dict())
+
+
+@pytest.mark.parametrize("head", HEADS[1:])
+def test_a_part_of_the_masks_learns_without_the_head(
+    head: HeadKind, golden_models: dict[str, PreTrainedModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against masks that say nothing without their head, which is asked about their likeliest tokens only."""
+    model, (ids, labels) = copy.deepcopy(golden_models["mars"]).requires_grad_(False), batch(golden_models)
+    torch.manual_seed(0)
+    adapter = GatedAdapter(model, 2, head)
+    for parameter in adapter.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    losses = []
+    for part in (0.0, 0.5, 1.0):
+        monkeypatch.setattr(gated, "ALONE", part)
+        torch.manual_seed(0)
+        losses.append(gated_loss(adapter, ids, labels, model=model, block_size=B, mask_token_id=MASK).item())
+    assert len({*losses}) == 3
+    monkeypatch.setattr(adapter, "_kind", None)
+    torch.manual_seed(0)
+    assert losses[-1] == gated_loss(adapter, ids, labels, model=model, block_size=B, mask_token_id=MASK).item()
 
 
 def test_a_fresh_head_is_nothing_at_first(golden_models: dict[str, PreTrainedModel]) -> None:

@@ -28,7 +28,7 @@ class Mars:
     mask_id: int
     block_size: int = 4
     metric: Metric = "probability"
-    head_top: int = 16
+    head_top: int = 64
 
     def bar(self, threshold: float | None) -> float:
         """The confidence that a threshold asks for."""

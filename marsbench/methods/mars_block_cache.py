@@ -32,7 +32,7 @@ class MarsBlockCache:
     mask_id: int
     cache_block: int = 4
     metric: Metric = "probability"
-    head_top: int = 16
+    head_top: int = 64
 
     def bar(self, threshold: float | None) -> float:
         """The confidence that a threshold asks for."""

@@ -46,7 +46,7 @@ class MarsLookup:
     layout: Layout = "groups"
     draft_length: int = 4
     ngram: int = 3
-    head_top: int = 16
+    head_top: int = 64
 
     def bar(self, threshold: float | None) -> float:
         """The confidence that a mask's draft must have; without a threshold, none."""

@@ -33,7 +33,7 @@ class MarsSpeculative:
     mask_id: int
     block_size: int = 4
     metric: Metric = "probability"
-    head_top: int = 16
+    head_top: int = 64
 
     @classmethod
     def of(cls, options: Options) -> MarsSpeculative:

@@ -54,7 +54,7 @@ class MarsVerified:
     window: int = 4
     metric: Metric = "probability"
     layout: Layout = "groups"
-    head_top: int = 16
+    head_top: int = 64
 
     def bar(self, threshold: float | None) -> float:
         """The confidence that a draft must have; without a threshold, none."""

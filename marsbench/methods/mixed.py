@@ -35,7 +35,7 @@ class Mixed:
 
     mask_id: int
     metric: Metric = "probability"
-    head_top: int = 16
+    head_top: int = 64
 
     def bar(self, threshold: float | None) -> float:
         """The confidence that a threshold asks for; without one, none is enough."""

@@ -51,7 +51,7 @@ class Options:
     layout: Annotated[Layout, Option("Where masks stand: groups (more tokens) or linear (cheaper).")] = "groups"
     head_top: Annotated[
         int, Option("Likeliest tokens of each mask that the draft head of an adapter chooses from.", least=2)
-    ] = 16
+    ] = 64
     cache_block: Annotated[int, Option("B_cache, in tokens.", least=1)] = 4
     appended_masks: Annotated[
         int | None, Option("Masks behind the text, B - 1 or more; more cost time alone [default: B - 1].", least=0)

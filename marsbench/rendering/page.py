@@ -13,7 +13,7 @@ from marsbench.findings.in_words import plus_minus
 from marsbench.findings.published import PUBLISHED_SCALES, paper_label, published_values
 from marsbench.findings.seeds import BySeed
 from marsbench.paper import published
-from marsbench.rendering.claims import answers
+from marsbench.rendering.claims import answers, page_tally
 from marsbench.rendering.markdown import folded, merged, paragraphs, table
 from marsbench.rendering.measured import HOW_TO_READ_ACCURACY, HOW_TO_READ_THE_CELLS, accuracy_table, measured_section
 from marsbench.rendering.sections import about, behind, title
@@ -109,8 +109,7 @@ class TablePage:
         """What stands on it: the answer, a figure and a table; folded, tables of `rows`, verdicts of all seeds."""
         cells = latest_cells(rows)
         plan = self._shown(cells)
-        left_out = {arm.name for arm in self.plan.arms} - {arm.name for arm in plan.arms}
-        claims = [claim for claim in self.claims if not left_out & {*claim.lines}]
+        claims = self._claims_on(plan)
         yield title(plan, scale)
         yield answers(
             [claim for claim in claims if not self.answers or {claim.name, claim.letter} & {*self.answers}], seeds
@@ -128,6 +127,16 @@ class TablePage:
         """Write the figure that it shows, as PNG and SVG."""
         cells, stem = latest_cells(rows), reports_dir / self._figure_stem
         return self.drawing(cells, self._shown(cells), stem) if self.drawing else []
+
+    def tally(self, seeds: BySeed) -> str:
+        """What its claims come to at all seeds."""
+        rows = [row for of_seed in seeds.values() for row in of_seed]
+        return page_tally(self._claims_on(self._shown(latest_cells(rows))), seeds)
+
+    def _claims_on(self, plan: TablePlan) -> list[Claim]:
+        """The claims, less those on lines that a page with the lines of `plan` leaves out."""
+        left_out = {arm.name for arm in self.plan.arms} - {arm.name for arm in plan.arms}
+        return [claim for claim in self.claims if not left_out & {*claim.lines}]
 
     def _shown(self, cells: Cells) -> TablePlan:
         """The plan without those of its optional lines that have no rows."""

@@ -8,14 +8,13 @@ from pathlib import Path
 
 from marsbench.findings.between_lines import emits, emits_more, more_accurate
 from marsbench.findings.cells import Cells, done_cells
-from marsbench.rendering.claims import page_tally
 from marsbench.rendering.curve_figures import average_figure, mean_speed, shared_benchmarks
 from marsbench.rendering.measured import HOW_TO_READ_ACCURACY, accuracy_table, speed_table
 from marsbench.rendering.page import TablePage
 from marsbench.rows.kinds import EvaluationRow
 from marsbench.running.plans import Arm, TablePlan
 from marsbench.statistics.decisions import Bound
-from marsbench.studies.lines import AR_SFT, adapted, mars, verified
+from marsbench.studies.lines import AR_SFT, adapted, mars, short, verified
 from marsbench.studies.study import Study
 
 _GROUPS, _LINEAR = verified("groups", 4), verified("linear", 5, 0.5)
@@ -24,11 +23,38 @@ _LOSSLESS = (
     adapted("groups", 4),
     adapted("linear", 5, 0.5),
 )
+_HEADS = {"markov": "a table", "network": "a network"}  # kinds of draft heads, in words
 _SIZES = {
     "gated_groups_2x": ("AR SFT with an adapter trained twice as long", "mars_gated_2x"),
     "wide_groups": ("AR SFT with an adapter of three times the rank", "mars_gated_wide"),
     "wide_groups_2x": ("AR SFT with one of three times the rank trained twice as long", "mars_gated_wide_2x"),
 }
+
+
+def _drafting(stage: str, words: str, window: int) -> Arm:
+    """An adapter that was trained for the window of groups that it decodes with."""
+    return Arm(
+        f"{stage}_groups_{window}", f"AR SFT with {words}, verified, groups (W = {window})", stage, _GROUPS.method,
+        {**_GROUPS.options, "block_size": window}, optional=True, trained_block_size=window,
+    )  # fmt: skip
+
+
+def _thresholded(stage: str, words: str, threshold: float) -> Arm:
+    """The same whose masks decide what passes, four positions to a forward pass."""
+    label = f"AR SFT with {words} (tau = {short(threshold)})"
+    options = mars("mars", 4, threshold).options
+    return Arm(f"{stage}_{threshold:g}", label, stage, "mars", options, optional=True)
+
+
+_WITH_HEADS = {f"mars_gated_{kind}": f"an adapter and {words} behind it" for kind, words in _HEADS.items()}
+_WINDOWS = (
+    _drafting("mars_gated", "an adapter", 8),
+    *[_drafting(stage, words, window) for window in (4, 8) for stage, words in _WITH_HEADS.items()],
+)
+_SURE = (
+    _thresholded("mars_gated", "an adapter", 0.99),
+    *[_thresholded(stage, words, tau) for stage, words in _WITH_HEADS.items() for tau in (0.99, 0.95)],
+)
 PLAN = TablePlan(
     "adapter",
     "Masks that learn on a frozen model",
@@ -40,7 +66,9 @@ PLAN = TablePlan(
                 trained_block_size=4)
             for name, (words, stage) in _SIZES.items()
         ],
+        *_WINDOWS,
         Arm("gated_95", "AR SFT with an adapter (tau = .95)", "mars_gated", "mars", mars("mars", 4, 0.95).options),
+        *_SURE,
         Arm("ar_of_mars", "MARS, AR decoding", "mars", "ar"),
         _GROUPS,
         _LINEAR,
@@ -57,7 +85,7 @@ def _unchanged(cells: Cells, plan: TablePlan) -> str:
     """How many answers of the lossless lines are as right and as long as those of AR SFT."""
     alone = done_cells(cells, AR_SFT.name)
     same = asked = 0
-    for name in (*[arm.name for arm in _LOSSLESS], *_SIZES):
+    for name in (*[arm.name for arm in (*_LOSSLESS, *_WINDOWS)], *_SIZES):
         for benchmark, row in done_cells(cells, name).items():
             theirs = alone.get(benchmark)
             if theirs is not None:
@@ -149,8 +177,37 @@ PAGE = TablePage(
         ),
         _emits_more("wide_groups", "gated_groups", letter="f", text="Three times the rank drafts better"),
         _emits_more("gated_groups_2x", "gated_groups", letter="g", text="Twice the training drafts better"),
+        _emits_more(
+            "mars_gated_markov_groups_4",
+            "gated_groups",
+            letter="h",
+            text="A table that tells masks of the guess before them drafts better",
+        ),
+        _emits_more("mars_gated_network_groups_4", "gated_groups", letter="h", text="A small network does too"),
+        _emits_more(
+            "mars_gated_network_groups_4",
+            "hard_groups",
+            letter="i",
+            text="With the network an adapter drafts better than MARS at the adapter's rate",
+        ),
+        _emits_more(
+            "mars_gated_network_groups_8",
+            "mars_gated_network_groups_4",
+            letter="j",
+            text="Longer windows pay with it",
+        ),
+        _emits_more(
+            "mars_gated_network_0.99", "mars_gated_0.99", letter="k", text="At tau = .99 it lets more tokens pass"
+        ),
+        _more_accurate(
+            "mars_gated_network_0.99",
+            AR_SFT.name,
+            margin=1.0,
+            letter="k",
+            text="What passes with it at tau = .99 costs less than a point of accuracy",
+        ),
     ),
-    answers=("b", "c", "d", "e", "f"),
+    answers=("b", "c", "d", "e", "f", "h", "j"),
     lines=tuple(arm.name for arm in PLAN.arms if "linear" not in arm.name),
     figure="sizes",
     caption=(
@@ -174,5 +231,5 @@ STUDY = Study(
     plan=PLAN,
     sections=PAGE.sections,
     figures=PAGE.figures,
-    tally=partial(page_tally, PAGE.claims),
+    tally=PAGE.tally,
 )

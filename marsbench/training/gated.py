@@ -15,10 +15,13 @@ from transformers import DynamicCache, PreTrainedModel
 
 from marsbench.errors import UserError
 from marsbench.forward.adapter import Adapter, LowRank, hooked
-from marsbench.forward.draft_head import DraftHead, Markov, Network, kind_of_head
+from marsbench.forward.draft_head import DraftHead, Markov, kind_of_head
 from marsbench.presets import HeadKind
 from marsbench.training.objectives import IGNORED, mean_over_rows, nll_at
 from marsbench.training.visibility import additive_mask, blocks_of_responses
+
+# The part of masks that learn without the draft head: in decoding, masks alone say which tokens it chooses from.
+ALONE = 0.2
 
 
 class GatedAdapter(nn.Module):
@@ -96,7 +99,7 @@ def gated_loss(
     Blocks are counted from the start of the response, and in every sequence from a place of its own, drawn anew each
     time. The first token of a block is the model's own to predict; each of the others is predicted by the mask before
     it, which sees all earlier blocks, clean, and the masks of its own. As in decoding. A draft head is told the true
-    token before the predicted one.
+    token before the predicted one; a part of the masks, drawn anew each time, goes without it.
 
     Args:
         adapter: a `GatedAdapter` (or a distributed wrapper around one).
@@ -142,13 +145,14 @@ def gated_loss(
 
 def _by_head(head: DraftHead | None, model: PreTrainedModel, before: Tensor) -> dict[str, Any]:
     """What a draft head does to masks, each behind its token of `before` [n], as `nll_at` takes it."""
+    if head is None:
+        return {}
+    heeds = (torch.rand(len(before), 1) >= ALONE).to(before.device)
     if isinstance(head, Markov):
-        return {"more": (head.before[before], head.after)}
-    if isinstance(head, Network):
-        with torch.no_grad():  # and before the forward pass of masks, in which embeddings are shifted
-            embedded: Tensor = model.get_input_embeddings()(before)
-        return {"change": lambda states: states + head.change(head.seen(states), embedded)}
-    return {}
+        return {"more": (heeds * head.before[before], head.after)}
+    with torch.no_grad():  # and before the forward pass of masks, in which embeddings are shifted
+        embedded: Tensor = model.get_input_embeddings()(before)
+    return {"change": lambda states: states + heeds * head.change(head.seen(states), embedded)}
 
 
 def _visible(block: Tensor, position: Tensor, count: Tensor) -> Tensor:
