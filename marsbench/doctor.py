@@ -27,6 +27,7 @@ from marsbench.errors import UserError
 from marsbench.files import nearest_existing
 from marsbench.paths import tasks_dir
 from marsbench.presets import DEFAULT_SCALE, preset
+from marsbench.provenance import gpus_now
 
 GIB = 2**30
 _BUSY_GPU_PERCENT = 10  # what a GPU may be busy before it is worth a word
@@ -133,17 +134,12 @@ def check_idle() -> Iterator[Check]:
 
 
 def check_idle_gpus(fix: str) -> Iterator[Check]:
-    """Is any GPU at work? The driver is asked through nvidia-ml-py, which is nobody's dependency here."""
-    try:
-        import torch
-
-        busy = [int(torch.cuda.utilization(index)) for index in range(torch.cuda.device_count())]
-    except Exception as error:  # no PyTorch, no such library, a driver that does not answer: a dozen kinds
-        yield Check("idle: GPU", "ok", f"not looked at: {type(error).__name__}; it takes pip install nvidia-ml-py")
-        return
-    for index, percent in enumerate(busy):
-        finding = f"GPU {index} is at work {percent} % of the time"
-        yield Check(f"idle: GPU {index}", "warn" if percent > _BUSY_GPU_PERCENT else "ok", finding, fix)
+    """Is any GPU at work? Its driver is asked, where there is one."""
+    for index, gpu in enumerate(gpus_now()):
+        busy, others = gpu["busy_percent"], gpu["others"]
+        finding = f"GPU {index} is at work {busy} % of the time, with {others} other processes on it"
+        idle = not others and not (isinstance(busy, float) and busy > _BUSY_GPU_PERCENT)
+        yield Check(f"idle: GPU {index}", "ok" if idle else "warn", finding, fix)
 
 
 def check_memory(needed_gib: float) -> Check:

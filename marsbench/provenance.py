@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 NODE = "MARSBENCH_NODE"  # the environment variable that names this machine in a cluster
+_PATIENCE_S = 20.0  # with the driver
 PACKAGES = ("marsbench", "torch", "transformers", "accelerate", "lm_eval", "evalplus", "scipy", "numpy")
 
 
@@ -24,7 +25,9 @@ def provenance(*, seed: int) -> dict[str, Any]:
         "platform": platform.platform(),
         "versions": _versions(),
         "hardware": _hardware(),
+        **({"gpus": gpus} if (gpus := gpus_now()) else {}),
         "threads": _threads(),
+        "float32_products": float32_products(),
         "wait_policy": _wait_policy(),
         "seed": seed,
         **({"node": node()} if node() else {}),
@@ -76,6 +79,63 @@ def _hardware() -> dict[str, Any]:
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "gpu": ", ".join(gpus) or None,
     }
+
+
+# What the driver tells of each GPU: as nvidia-smi calls it -> as rows do. Clocks are in MHz, power in watts.
+_OF_GPU = {
+    "driver_version": "driver", "clocks.sm": "clock", "clocks.max.sm": "highest_clock", "clocks.mem": "memory_clock",
+    "power.limit": "power_limit", "power.draw": "power", "temperature.gpu": "celsius",
+    "utilization.gpu": "busy_percent", "memory.used": "memory_used_mib",
+}  # fmt: skip
+
+
+def gpus_now() -> list[dict[str, Any]]:
+    """Driver, clocks, power and use of every GPU at this moment, and how many other processes compute on it.
+
+    Times on a GPU depend on all of it. Empty where there is no GPU of Nvidia's, or its driver does not answer. Some
+    containers hide the processes of others; their use shows all the same.
+    """
+    try:
+        gpus = _driver_says("gpu", "uuid", *_OF_GPU)
+        computing = _driver_says("compute-apps", "gpu_uuid", "pid")
+    except (OSError, subprocess.SubprocessError):
+        return []
+    others = [uuid for uuid, process in computing if process != str(os.getpid())]
+    return [
+        {**dict(zip(_OF_GPU.values(), map(_as_number, told), strict=True)), "others": others.count(uuid)}
+        for uuid, *told in gpus
+    ]
+
+
+def _driver_says(of: str, *fields: str) -> list[list[str]]:
+    """What nvidia-smi answers, a list of fields for each line."""
+    command = ["nvidia-smi", f"--query-{of}={','.join(fields)}", "--format=csv,noheader,nounits"]
+    said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_PATIENCE_S).stdout
+    return [[one.strip() for one in line.split(",")] for line in said.splitlines() if line.strip()]
+
+
+def _as_number(told: str) -> float | str:
+    """A number of the driver's, or its words: a version, or that it does not know."""
+    try:
+        return float(told)
+    except ValueError:
+        return told
+
+
+def float32_products() -> str:
+    """How fp32 numbers are multiplied on a GPU: "highest" = as they are, "high" = rounded to TF32's ten bits.
+
+    torch leaves them as they are, unless TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1 is in the environment.
+    """
+    import torch
+
+    return torch.get_float32_matmul_precision()
+
+
+def products(dtype: str) -> dict[str, str]:
+    """What keys hold of how numbers of a type are multiplied: nothing, unless fp32 is rounded on the way."""
+    how = float32_products()
+    return {} if how == "highest" or dtype != "float32" else {"float32_products": how}
 
 
 def _cpu_name() -> str:

@@ -21,6 +21,8 @@ from transformers import PreTrainedModel
 from marsbench.forward.decoder import decoder_of
 from marsbench.paths import PACKAGE
 from marsbench.presets import preset
+from marsbench.provenance import products, provenance
+from marsbench.racing import step_time
 from marsbench.training import memory, objectives, trainer
 from marsbench.training.gated import GatedAdapter, gated_loss
 from marsbench.training.medusa import MedusaHeads, medusa_loss
@@ -192,6 +194,83 @@ def test_the_peak_is_the_gpus_where_there_is_one(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda: 12345)
     assert memory.peak() == 12345
+
+
+# ---- the driver ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A stand-in for nvidia-smi, which answers for two GPUs, the second of which another process uses."""
+    answers = {
+        "gpu": "GPU-1, 570.86.15, 1980, 1980, 2619, 700.00, 71.20, 33, 0, 4\n"
+        "GPU-2, 570.86.15, 345, 1980, 2619, 500.00, [N/A], 41, 97, 80123",
+        "compute-apps": f"GPU-1, {os.getpid()}\nGPU-2, {os.getpid()}\nGPU-2, 1",
+    }
+    (tmp_path / "bin").mkdir()
+    for of, said in answers.items():
+        (tmp_path / of).write_text(said + "\n")
+    program = tmp_path / "bin" / "nvidia-smi"
+    program.write_text(f'#!/bin/sh\nof=${{1#--query-}}\n/bin/cat "{tmp_path}/${{of%%=*}}"\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    return program
+
+
+def test_rows_say_how_a_gpu_was_set_and_who_was_on_it(driver: Path) -> None:
+    """Guards against times at half the clock, at another power limit or beside others that look like any others."""
+    first, second = provenance(seed=0)["gpus"]
+    assert (first["driver"], first["clock"], first["power_limit"], first["others"]) == ("570.86.15", 1980, 700, 0)
+    assert (second["clock"], second["power_limit"], second["others"]) == (345, 500, 1)
+    assert second["busy_percent"] == 97 and second["power"] == "[N/A]" and second["memory_used_mib"] == 80123
+
+
+def test_a_driver_that_does_not_answer_is_left_out(driver: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a measurement that ends because of what stands beside it."""
+    driver.write_text("#!/bin/sh\nexit 9\n")
+    assert "gpus" not in provenance(seed=0)
+    monkeypatch.setenv("PATH", str(driver.parent / "nothing"))
+    assert "gpus" not in provenance(seed=0)
+
+
+def test_memory_of_a_gpu_is_timed_by_its_own_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against the host's milliseconds in the speed of a memory that copies a gigabyte in less."""
+    calls: list[str] = []
+    laps = iter([9.0, 4.0, 5.0])
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            calls.append("event")
+
+        def synchronize(self) -> None:
+            pass
+
+        def elapsed_time(self, other: Event) -> float:
+            return next(laps)
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(step_time, "_LAPS_ON_GPU", 3)
+    assert step_time._seconds(lambda: calls.append("work"), CUDA) == 0.004, "the best of several"
+    assert calls == ["work", *["event", "work", "event"] * 3], "once before, to be warm"
+
+
+TF32 = {"float32_products": "high"}
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype", "kept"),
+    [("highest", "float32", {}), ("high", "bfloat16", {}), ("high", "float32", TF32)],
+)
+def test_rounded_products_are_told_and_kept_apart(
+    precision: str, dtype: str, kept: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against TF32 in a table that passes for fp32, and against committed rows that are not found again."""
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: precision)
+    assert provenance(seed=0)["float32_products"] == precision
+    assert products(dtype) == kept
 
 
 # ---- FSDP ------------------------------------------------------------------------------------------------------------

@@ -80,6 +80,24 @@ def test_graphs_that_keep_what_is_gone_are_seen(kept: str, monkeypatch: pytest.M
     assert facts.facts["other weights" if kept == "model" else "another EOS"] < facts.facts["ar"] == 6
 
 
+def test_products_that_are_rounded_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against TF32 that somebody has switched on in fp32, and a check that blames who asked for it."""
+    assert found("products-in-full") is True
+
+    class Rounding(torch.Tensor):
+        """Single numbers whose products are of ten bits or fewer."""
+
+        def __matmul__(self, other: Any) -> Any:
+            plain = self.as_subclass(torch.Tensor), other.as_subclass(torch.Tensor)
+            return plain[0] @ plain[1] if self.dtype == torch.float64 else (plain[0].half() @ plain[1].half()).float()
+
+    right = torch.randn
+    monkeypatch.setattr(torch, "randn", lambda *given, **more: right(*given, **more).as_subclass(Rounding))
+    assert found("products-in-full") is False
+    monkeypatch.setattr(checks, "float32_products", lambda: "high")
+    assert found("products-in-full") is None
+
+
 def test_gradients_that_are_not_finite_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against attention whose backward pass gives NaN."""
 

@@ -22,7 +22,7 @@ from marsbench.serving.engine import BEHIND, Engine, bytes_per_slot
 from marsbench.serving.likelihood import Scorer
 from marsbench.serving.messages import Ending, Job, Likelihood, MethodName, Wishes
 from marsbench.serving.observer import Controller
-from marsbench.serving.process import slots_within
+from marsbench.serving.process import slots_within, usual_dtype
 from marsbench.serving.settings import Settings
 
 EOS, PAD, MASK = 2, 0, 3
@@ -201,6 +201,12 @@ def test_the_cache_fits_into_what_memory_is_free() -> None:
     assert slots_within(Settings("", kv_slots=150), 100, 10) == (150, "")
     with pytest.raises(UserError, match="cannot hold one request"):
         slots_within(Settings("", kv_slots=99), 100, 10_000)
+
+
+def test_a_gpu_serves_in_16_bits_unless_it_is_told() -> None:
+    """Guards against a model of 7B that takes 30 GB where 15 would do, and a CPU slowed by bf16."""
+    assert Settings("").dtype is None
+    assert usual_dtype("cuda") == "bfloat16" and usual_dtype("cpu") == "float32"
 
 
 def out_of_memory(*_: object, **__: object) -> None:

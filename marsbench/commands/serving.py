@@ -12,7 +12,6 @@ import typer
 
 from marsbench.commands.shared import (
     Checkpoint,
-    Dtype,
     OwnStage,
     Scale,
     UntrainedMasks,
@@ -35,7 +34,12 @@ def serve(
     checkpoint: Checkpoint = None,
     scale: Scale = DEFAULT_SCALE,
     stage: OwnStage = "mars",
-    dtype: Dtype = "float32",
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            help="Of weights and cache: float32, bfloat16 or float16 [default: bfloat16 on a GPU, else float32]."
+        ),
+    ] = None,
     untrained_masks: UntrainedMasks = False,
     output: Annotated[Path, typer.Option(help="Folder for runs/, where --scale trains its checkpoint.")] = Path("."),
     **given: Any,
@@ -50,7 +54,8 @@ def serve(
     typed: dict[str, Any] = {name: one for name, one in given.items() if one is not None}
     typed |= {name: tuple(one) for name, one in typed.items() if isinstance(one, list)}
     settings = replace(settings, **typed)
-    dtype_of(dtype)
+    if dtype is not None:
+        dtype_of(dtype)
     if settings.method is not None and settings.method not in get_args(MethodName):
         known = ", ".join(get_args(MethodName))
         raise UserError(f"method {settings.method!r} cannot be served", fix=f"choose one of: {known}")

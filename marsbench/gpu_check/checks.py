@@ -19,6 +19,7 @@ from marsbench.decoding.outside import OutsideMethod
 from marsbench.gpu_check.bench import Bench, Found
 from marsbench.methods import METHODS, Options, build_method
 from marsbench.presets import in_seconds
+from marsbench.provenance import float32_products
 from marsbench.racing.race import synchronize
 from marsbench.racing.step_time import read_per_second
 from marsbench.training.objectives import mars_loss
@@ -65,6 +66,16 @@ def graphs_agree(bench: Bench) -> Found:
     facts["other weights"] = _agree(bench, loaded, kind)
     del held
     return Found(all(one == len(bench.requests) for one in facts.values()), facts)
+
+
+def products_in_full(bench: Bench) -> Found:
+    """Products in fp32, in which tables decode, are not rounded to TF32's ten bits, unless that is asked for."""
+    draw = torch.Generator().manual_seed(0)
+    first, second = (torch.randn(256, 256, generator=draw).to(bench.device) for _ in range(2))
+    exact = first.double() @ second.double()
+    off = float(((first @ second).double() - exact).abs().mean() / exact.abs().mean())
+    asked = float32_products()
+    return Found(off < 1e-5 if asked == "highest" else None, {"asked for": asked, "relative error": off})
 
 
 def gradients_finite(bench: Bench) -> Found:
@@ -207,8 +218,8 @@ def decoding_fits(bench: Bench) -> Found:
 CHECKS: dict[str, Callable[[Bench], Found]] = {
     one.__name__.replace("_", "-"): one
     for one in (
-        methods_agree, graphs_agree, gradients_finite, training_resumes, attention_in_place, steps_near_the_floor,
-        training_step, decoding_fits,
+        methods_agree, graphs_agree, products_in_full, gradients_finite, training_resumes, attention_in_place,
+        steps_near_the_floor, training_step, decoding_fits,
     )
 }  # fmt: skip
 

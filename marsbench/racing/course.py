@@ -16,7 +16,7 @@ from marsbench.evaluation.benchmarks import benchmarks
 from marsbench.evaluation.harness import room_for_prompt
 from marsbench.keys import content_hash, versions
 from marsbench.methods.fitting import default_ids
-from marsbench.provenance import provenance
+from marsbench.provenance import products, provenance
 from marsbench.racing.entrants import Entrants, Load
 from marsbench.racing.grid import Contender, Grid
 from marsbench.racing.profile import profile
@@ -111,6 +111,7 @@ class Course:
             "versions": versions("decoding", "timing"),
             "machine": [origin["hardware"], origin["threads"], origin["versions"]["torch"]],
             "dtype": self.grid.dtype,
+            **products(self.grid.dtype),
             "repeats": self.grid.repeats,
             "max_new_tokens": self.max_new_tokens,
             "questions": self.questions.fingerprint(),

@@ -19,7 +19,7 @@ from marsbench.keys import content_hash, versions
 from marsbench.methods import OPTIONS
 from marsbench.methods.fitting import fit
 from marsbench.methods.settings import load_aloud
-from marsbench.provenance import provenance
+from marsbench.provenance import products, provenance
 from marsbench.rows.kinds import EvaluationRow
 from marsbench.rows.workspace import full_disk_explained
 from marsbench.running.checkpoints import Checkpoints
@@ -125,6 +125,7 @@ class Cells:
                 "weights": weights,
                 "draft": draft,
                 "versions": versions("decoding", "scoring", "world"),
+                **products(dtype),
                 **({} if dtype == _DTYPE else {"dtype": dtype, **({"compiled": True} if compiled else {})}),
             }
         )

@@ -17,7 +17,7 @@ class Settings:
 
     checkpoint: str
     name: Annotated[str, Option("What clients call the model [default: the folder's name, or the stage's].")] = ""
-    dtype: str = "float32"
+    dtype: str | None = None  # of weights and cache; None = bfloat16 on a GPU, else float32
     untrained_masks: bool = False
     # What counts where a request says nothing. The first three can be turned while the server runs.
     threshold: Annotated[float, Option("Tau of mars: the knob, to begin with.", least=0, most=1)] = 0.95
