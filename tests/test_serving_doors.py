@@ -110,6 +110,12 @@ def test_an_empty_key_is_refused(options: list[str], variable: str | None, monke
     assert found.exit_code == 2 and "key is empty" in found.output
 
 
+def test_a_controller_and_compiled_steps_are_refused_together() -> None:
+    """Guards against a controller that saves nothing by narrower windows, which cost as much in a fixed shape."""
+    found = CliRunner().invoke(command, ["serve", "--checkpoint", "nowhere", "--adapt", "--compile"])
+    assert found.exit_code != 0 and "--adapt chooses windows" in found.output + str(found.exception)
+
+
 def test_an_open_address_without_a_key_is_noticed() -> None:
     """Guards against a server that the whole network may use without a word of it."""
     hosts = ("0.0.0.0", "::", "gpu-7", "localhost", "127.0.0.2", "::1")

@@ -10,12 +10,17 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_graphs import taped
 from transformers import PreTrainedModel
 
-from marsbench.decoding.engine import decode
+from marsbench.compiled import graphs
+from marsbench.compiled.fixed import Steps
+from marsbench.decoding.engine import Batch, decode
 from marsbench.decoding.generation import Request
 from marsbench.errors import UserError
+from marsbench.forward.linear import packing
 from marsbench.methods import Options, build_method
+from marsbench.methods.mixed import Mixed
 from marsbench.racing.position_law import PositionLaw
 from marsbench.serving.controller import Group, Seen, Targets
 from marsbench.serving.engine import BEHIND, Engine, bytes_per_slot
@@ -207,6 +212,53 @@ def test_a_gpu_serves_in_16_bits_unless_it_is_told() -> None:
     """Guards against a model of 7B that takes 30 GB where 15 would do, and a CPU slowed by bf16."""
     assert Settings("").dtype is None
     assert usual_dtype("cuda") == "bfloat16" and usual_dtype("cpu") == "float32"
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_steps_of_fixed_shape_serve_the_same_answers(
+    recorded: bool, golden: dict[str, Any], golden_models: dict[str, PreTrainedModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against a server whose steps wait for the host on a GPU, and graphs that answer otherwise, whoever joins,
+    leaves or turns the knob meanwhile, and in whatever window.
+    """
+    monkeypatch.setattr(graphs, "_compiled", lambda step, backend: step)
+    monkeypatch.setattr(graphs, "has_compiler", lambda: True)
+    if recorded:
+        monkeypatch.setattr(graphs, "records_on", lambda device: True)
+        monkeypatch.setattr(graphs, "recorded", taped)
+    found = []
+    for compiled in (False, True):
+        with packing(False):
+            log = Log(engine(golden_models["mars"], max_rows=5, block_size=4, compile=compiled))
+            for number, prompt in enumerate(golden["prompts"][:7]):
+                method, window = METHODS[number % 3], (2, 3, 4, 4 if not compiled else 9)[number % 4]
+                wishes = {} if method == "ar" else {"window": window}
+                if number % 2:
+                    wishes["threshold"] = 0.3
+                log.engine.submit(job(number, prompt, 10 + 3 * number, method, **wishes))
+            log.run()
+        found.append(
+            (log.tokens, {number: (one.finish, one.emitted, one.windows) for number, one in log.ended.items()})
+        )
+    assert found[0] == found[1]
+    assert len(log.engine._batch._place._steps) > 0, "there are graphs"
+
+
+def test_a_knob_turns_rows_of_fixed_shape(golden: dict[str, Any], golden_models: dict[str, PreTrainedModel]) -> None:
+    """Guards against a knob that recorded steps do not feel."""
+    found = []
+    for turned in (0.0, 1.0):
+        steps = []
+        batch = Batch(
+            golden_models["mars"], Mixed(MASK, widest=4), eos_id=-1, pad_id=PAD, on_finished=lambda *_: None,
+            on_tokens=lambda index, tokens, steps=steps: steps.append(len(tokens)), shapes=Steps(),
+        )  # fmt: skip
+        batch.join({0: Request(golden["prompts"][0], 12, 1.0, window=4)})
+        batch.turn({0: (turned, 4, False)})
+        while len(batch):
+            batch.step()
+        found.append(steps[1:])  # behind the prompt
+    assert found == [[4, 4, 3], [1] * 11]
 
 
 def out_of_memory(*_: object, **__: object) -> None:

@@ -62,6 +62,8 @@ def serve(
     targets = settings.target_ms_per_token, settings.target_first_token_ms, settings.decision_log
     if not settings.adapt and targets != (None, None, None):
         raise UserError("targets and a log of decisions go with --adapt", fix="add --adapt, or leave them out")
+    if settings.adapt and settings.compile:
+        raise UserError("--adapt chooses windows, and with --compile none costs less", fix="leave one of them out")
     for log, option in ((settings.decision_log, "--decision-log"), (settings.request_log, "--request-log")):
         if log is not None and not log.is_relative_to("/dev"):
             check_can_be_written(log, option)

@@ -95,6 +95,7 @@ class Stand:
             cut=shape.cut,
             draft_pending=most.draft_pending,
             room=(shape.length, 1),
+            windows=(most.drafted + 1, 1),
         )
         slots = shape.length + most.behind
         self.draft_cache = FixedCache.like(like.draft_cache, shape.rows, slots)

@@ -36,14 +36,18 @@ class Mixed:
     mask_id: int
     metric: Metric = "probability"
     head_top: int = 64
+    widest: int | None = None  # that any row's window may become; None = no bound, and no steps of fixed shape
 
     def bar(self, threshold: float | None) -> float:
         """The confidence that a threshold asks for; without one, none is enough."""
         return bar(threshold, self.metric)
 
     def most(self) -> Most | None:
-        """No bound: windows change as they like."""
-        return None
+        """What rows of the widest window need: accepted masks that are pending, or drafts, and masks behind them."""
+        if self.widest is None:
+            return None
+        masks = self.widest - 1
+        return Most(pending=self.widest, drafted=masks, behind=2 * masks)
 
     def propose(self, rows: Rows) -> Window:
         """As many masks as each row's window wants."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
+from marsbench.compiled.graphs import Graphs, why_not
 from marsbench.decoding.engine import Batch, check_requests, context_length
 from marsbench.decoding.generation import Generation, Meter, Request, as_list
 from marsbench.errors import UserError
@@ -76,10 +77,14 @@ class Engine:
         self._controller, self._to_decide = controller, True
         self._eos_ids = as_list(eos_id)
         self._meter = Meter()
+        self._widest = settings.block_size if settings.compile else WIDEST
+        shapes = Graphs() if settings.compile else None
+        method = Mixed(-1 if mask_id is None else mask_id, widest=self._widest if settings.compile else None)
+        if settings.compile and (reason := why_not(model, method)):
+            raise UserError(f"steps cannot be compiled: {reason}", fix="serve without --compile")
         self._make_batch: Callable[[], Batch] = lambda: Batch(
-            model, Mixed(-1 if mask_id is None else mask_id), eos_id=eos_id, pad_id=pad_id,
-            on_finished=self._finished, on_tokens=self._tokens, meter=self._meter,
-            prefill_positions=settings.prefill_positions,
+            model, method, eos_id=eos_id, pad_id=pad_id, on_finished=self._finished, on_tokens=self._tokens,
+            meter=self._meter, prefill_positions=settings.prefill_positions, shapes=shapes,
         )  # fmt: skip
         self._batch = self._make_batch()
         self._waiting: deque[Job] = deque()
@@ -204,7 +209,7 @@ class Engine:
         """The widest window that a request may get."""
         if wishes.method == "ar":
             return 1
-        return self.settings.block_size if wishes.window is None else wishes.window
+        return min(self.settings.block_size if wishes.window is None else wishes.window, self._widest)
 
     def _knob(self, wishes: Wishes) -> Knob:
         """How a request decodes as things are now."""

@@ -41,6 +41,13 @@ class Settings:
         Option("Tokens that the KV cache may hold, every row as many as the longest [default: full rows].", least=1),
     ] = None
     prefill_positions: Annotated[int, Option("Prompt tokens in one forward pass at most.", least=1)] = PREFILL_POSITIONS
+    compile: Annotated[
+        bool,
+        Option(
+            "Run each step as one graph, recorded as it is on a GPU: the same tokens, sooner. No window is then wider "
+            "than --block-size, whatever a request asks for."
+        ),
+    ] = False
     threads: Annotated[
         int | None, Option("CPU threads of the engine; where cores are few, leave HTTP one of them.", least=1)
     ] = None
