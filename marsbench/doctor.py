@@ -210,17 +210,14 @@ def check_local_data(data_dir: Path) -> list[Check]:
         files = {name: local_files(benchmark(name)) for name in GROUPS["real"]}
     except (UserError, ImportError, OSError) as error:
         return [Check("data", "warn", f"cannot be looked for: {error}", "mend the packages and task files first")]
-    return [_check_files(name, data_dir, files[name]) for name in files]
-
-
-def _check_files(name: str, data_dir: Path, files: list[str]) -> Check:
-    """Are the files of one benchmark there?"""
-    missing = [file for file in files if not (data_dir / file).exists()]
-    if not missing:
-        return Check(f"data: {name}", "ok", f"in {data_dir}")
-    more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-    finding = f"{data_dir} lacks {missing[0]}{more}: {name} will be skipped"
-    return Check(f"data: {name}", "warn", finding, "put JSON Lines there, with the hub's columns")
+    found = []
+    for name in files:
+        missing = [file for file in files[name] if not (data_dir / file).exists()]
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        lacks = f"{data_dir} lacks {missing[0]}{more}: {name} will be skipped" if missing else ""
+        fix = "put JSON Lines there, with the hub's columns"
+        found.append(Check(f"data: {name}", "warn" if lacks else "ok", lacks or f"in {data_dir}", fix))
+    return found
 
 
 def check_sentence_model(scale: str, data_dir: Path | None) -> Check:

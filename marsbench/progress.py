@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 
 _LINE_EVERY_S = 20.0
+Counted = Callable[[int, int], None]  # told how far something is: (done, of so many)
 
 
 class Step(NamedTuple):

@@ -103,8 +103,7 @@ def generate(
     if config is None:
         raise UserError("there is no generation configuration", fix="call model.generate(custom_generate=...)")
     _refuse_unsupported(config, logits_processor, stopping_criteria)
-    if draft is not None and not hasattr(draft, "get_decoder"):
-        raise UserError("the draft is no model", fix="pass AutoModelForCausalLM.from_pretrained(...)")
+    _check_arguments(draft, compiled, adapter, sampling_seed)
     options = Options(
         mask_id=_mask_id(model, adapter) if mask_id is None else mask_id,
         draft=draft,
@@ -113,15 +112,9 @@ def generate(
     )
     chosen = _kept_method(model, method, options) if compiled else build_method(method, options)
     check_threshold(method, threshold, options.metric)
-    if not isinstance(compiled, bool):
-        raise UserError(f"compiled={compiled!r} is neither True nor False", fix="give one of the two")
-    if compiled and adapter is not None:
-        raise UserError("graphs are kept with a model, not with an adapter", fix="leave compiled or adapter out")
     running = model if adapter is None else Adapted(model, _adapter(model, Path(adapter)))
     kind, not_compiled = kind_of_batch(running, chosen, compiled)
     _REPORTER.say_once(not_compiled)
-    if not isinstance(sampling_seed, int):
-        raise UserError(f"sampling seed {sampling_seed!r} is no whole number", fix="give one, as in sampling_seed=0")
     if token_streamer is not None:
         _check_streaming(input_ids, chosen)
         token_streamer.put(input_ids.cpu())  # type: ignore[no-untyped-call]  # streamers expect the prompt first
@@ -193,6 +186,18 @@ def _check_streaming(input_ids: Tensor, method: Method | OutsideMethod) -> None:
             f"method {method.name!r} streams nothing here",
             fix="call model.generate(streamer=...) without custom_generate",
         )
+
+
+def _check_arguments(draft: Any, compiled: Any, adapter: Any, sampling_seed: Any) -> None:
+    """Refuse what cannot be meant, before anything is made of it."""
+    if draft is not None and not hasattr(draft, "get_decoder"):
+        raise UserError("the draft is no model", fix="pass AutoModelForCausalLM.from_pretrained(...)")
+    if not isinstance(compiled, bool):
+        raise UserError(f"compiled={compiled!r} is neither True nor False", fix="give one of the two")
+    if compiled and adapter is not None:
+        raise UserError("graphs are kept with a model, not with an adapter", fix="leave compiled or adapter out")
+    if not isinstance(sampling_seed, int):
+        raise UserError(f"sampling seed {sampling_seed!r} is no whole number", fix="give one, as in sampling_seed=0")
 
 
 def _refuse_unsupported(config: GenerationConfig, processors: Iterable[Any], criteria: Iterable[Any]) -> None:

@@ -19,7 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCau
 from marsbench.forward.adapter import Adapted
 from marsbench.forward.linear import JOINED
 from marsbench.presets import preset
-from marsbench.racing.step_time import Shape, _step
+from marsbench.racing.step_time import StepShape, _step
 
 pytestmark = [
     pytest.mark.slow,
@@ -63,7 +63,7 @@ def test_an_adapter_costs_little(make: Callable[[], Any], dtype: torch.dtype, st
     weights = sum(parameter.nbytes for parameter in model.parameters())
     print(f"\nadapter: {adapted.adapter.bytes() / 2**20:.1f} MiB beside {weights / 2**20:.0f}")
     over = {}
-    for shape in (Shape(1, 4), Shape(1, 16), Shape(4, 4)):
+    for shape in (StepShape(1, 4), StepShape(1, 16), StepShape(4, 4)):
         seconds: dict[str, list[float]] = {"alone": [], "adapted": []}
         for lap in range(LAPS + 2):
             for name, one in (("alone", model), ("adapted", adapted)):
@@ -77,4 +77,4 @@ def test_an_adapter_costs_little(make: Callable[[], Any], dtype: torch.dtype, st
             f"{median(ratios):.3f} times ({min(ratios):.3f} to {max(ratios):.3f})"
         )
     print(f"copies of weights that hold the maps too: {sum(one.nbytes for one in JOINED) / 2**20:.0f} MiB")
-    assert over[Shape(1, 16)] <= bound
+    assert over[StepShape(1, 16)] <= bound

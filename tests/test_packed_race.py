@@ -21,7 +21,7 @@ from marsbench.decoding.generation import Request
 from marsbench.forward.linear import packing, packing_in_words
 from marsbench.methods.ar import Autoregressive
 from marsbench.methods.hugging_face import HfGenerate
-from marsbench.racing.step_time import Shape, _copied_per_second, _step
+from marsbench.racing.step_time import StepShape, _copied_per_second, _step
 
 pytestmark = [
     pytest.mark.slow,
@@ -29,8 +29,8 @@ pytestmark = [
 ]
 LAPS, TOKENS = 7, 24
 # Rows and positions of a step -> the most that it may cost, in steps of as many rows at one position.
-BOUNDS = {Shape(1, width): 1.25 for width in range(2, 7)} | {Shape(1, 16): 1.8, Shape(4, 4): 1.6}
-ONES = (Shape(1, 1), Shape(4, 1))
+BOUNDS = {StepShape(1, width): 1.25 for width in range(2, 7)} | {StepShape(1, 16): 1.8, StepShape(4, 4): 1.6}
+ONES = (StepShape(1, 1), StepShape(4, 1))
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ def laps(contenders: dict[Any, Callable[[], float]]) -> dict[Any, float]:
 def test_a_few_positions_cost_little_more_than_one(model: Any) -> None:
     """Guards against a window that pays in tokens per forward and not on the clock."""
 
-    def step(shape: Shape, on: bool) -> Callable[[], float]:
+    def step(shape: StepShape, on: bool) -> Callable[[], float]:
         def run() -> float:
             with packing(on):
                 return _step(model, shape)
@@ -72,15 +72,15 @@ def test_a_few_positions_cost_little_more_than_one(model: Any) -> None:
     copied = median(_copied_per_second(torch.device("cpu")) for _ in range(5))
     weights = sum(parameter.nbytes for parameter in model.parameters())
     for shape in shapes:
-        ratio = found[shape, True] / found[Shape(shape.rows, 1), True]
+        ratio = found[shape, True] / found[StepShape(shape.rows, 1), True]
         print(
             f"{shape.rows} x {shape.window:2}: packed {found[shape, True] * 1e3:6.1f} ms, {ratio:.2f} of one position; "
             f"not packed {found[shape, False] * 1e3:6.1f} ms"
         )
     # Copying reads and writes every byte; weights are only read.
-    print(f"roofline of ar: {weights / copied / found[Shape(1, 1), True]:.0%} of copying {copied / 1e9:.1f} GB/s")
+    print(f"roofline of ar: {weights / copied / found[StepShape(1, 1), True]:.0%} of copying {copied / 1e9:.1f} GB/s")
     print(packing_in_words())
-    over = {shape: found[shape, True] / found[Shape(shape.rows, 1), True] for shape in BOUNDS}
+    over = {shape: found[shape, True] / found[StepShape(shape.rows, 1), True] for shape in BOUNDS}
     assert {shape: ratio for shape, ratio in over.items() if ratio > BOUNDS[shape]} == {}
 
 

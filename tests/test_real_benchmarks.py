@@ -18,7 +18,7 @@ from marsbench.cli import app
 from marsbench.errors import UserError
 from marsbench.evaluation import answers, harness, local_data
 from marsbench.evaluation.benchmarks import GROUPS, benchmark, benchmarks, fingerprint, load_tasks
-from marsbench.evaluation.harness import Answer, Exam, LoggedModel, evaluate, prepare
+from marsbench.evaluation.harness import Exam, LoggedAnswer, LoggedModel, evaluate, prepare
 
 LITTLE = Path(__file__).parent / "data"  # a few rows of each benchmark
 # Everything, where MARSBENCH_DATA names a folder of whole benchmarks; else the few rows.
@@ -48,7 +48,7 @@ def targets(exam: Exam) -> dict[int, str]:
 
 def scores(exam: Exam, say: Callable[[str], str]) -> dict[str, float]:
     """The share of right answers by each score, if the model says `say(target)`."""
-    said = {number: Answer(number, say(target)) for number, target in targets(exam).items()}
+    said = {number: LoggedAnswer(number, say(target)) for number, target in targets(exam).items()}
     return {name: sum(values) / len(values) for name, values in evaluate(LoggedModel(exam, said)).scores.items()}
 
 
@@ -184,7 +184,7 @@ def test_gpqa_choices_keep_their_order() -> None:
 def test_ifeval_scores_alike_every_time() -> None:
     """Guards against the letters that IFEval's checker draws at random (keys 1122 and 1129)."""
     exam = prepare(benchmark("ifeval"), DATA)
-    said = {number: Answer(number, f"Zebra quiz, {number}! " * 3) for number in exam.asked()}
+    said = {number: LoggedAnswer(number, f"Zebra quiz, {number}! " * 3) for number in exam.asked()}
     found = [evaluate(LoggedModel(exam, said)).scores for _ in range(3)]
     assert found[0] == found[1] == found[2]
     assert all(len(parts) > 0 for parts in found[0]["strict, per instruction"])
@@ -347,7 +347,9 @@ def test_logged_answers_score_as_the_run_did(tmp_path: Path) -> None:
     exam = prepare(benchmark("gsm8k"), LITTLE)
     for number, target in targets(exam).items():
         log.add(
-            Answer(number, f"The answer is {target}.\nQ: and 5?" if number % 2 else "It is 0.", 12, 7, True, target)
+            LoggedAnswer(
+                number, f"The answer is {target}.\nQ: and 5?" if number % 2 else "It is 0.", 12, 7, True, target
+            )
         )
     run = evaluate(LoggedModel(exam, log.answers))
     again = json.loads(score("gsm8k", tmp_path / "log.jsonl").stdout.splitlines()[-1])
@@ -362,9 +364,9 @@ def test_answers_to_another_benchmark_are_refused(command: str, tmp_path: Path) 
     assert expected[1] != targets(asked)[1]
     right = harness.AnswerLog(tmp_path / "right.jsonl")
     log = harness.AnswerLog(tmp_path / "log.jsonl")
-    right.add(Answer(0, "18", 3, 2, True, expected[0]))
-    log.add(Answer(0, "18", 3, 2, True, expected[0]))  # two benchmarks may well agree on a single question
-    log.add(Answer(1, "3", 3, 2, True, targets(asked)[1]))
+    right.add(LoggedAnswer(0, "18", 3, 2, True, expected[0]))
+    log.add(LoggedAnswer(0, "18", 3, 2, True, expected[0]))  # two benchmarks may well agree on a single question
+    log.add(LoggedAnswer(1, "3", 3, 2, True, targets(asked)[1]))
     files = {"score": ["--responses", "log.jsonl"], "compare": ["right.jsonl", "log.jsonl"]}[command]
     files = [str(tmp_path / word) if word.endswith("jsonl") else word for word in files]
     done = CliRunner().invoke(app, [command, "--benchmark", "mini_gsm8k", *files])
@@ -385,6 +387,6 @@ def test_mini_logs_carry_the_targets_that_scoring_expects(name: str, tmp_path: P
     exam = prepare(benchmark(name)).first(2)
     log = harness.AnswerLog(tmp_path / "log.jsonl")
     for number in exam.asked():
-        log.add(Answer(number, "x", 3, 2, True, targets(exam)[number]))
+        log.add(LoggedAnswer(number, "x", 3, 2, True, targets(exam)[number]))
     done = CliRunner().invoke(app, ["score", "--benchmark", name, "--responses", str(tmp_path / "log.jsonl")])
     assert done.exit_code == 0, done.output

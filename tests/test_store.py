@@ -12,7 +12,7 @@ import pytest
 
 from marsbench.decoding.generation import Generation
 from marsbench.errors import UserError
-from marsbench.evaluation.harness import Answer, AnswerLog, past_stop
+from marsbench.evaluation.harness import AnswerLog, LoggedAnswer, past_stop
 from marsbench.rows.kinds import SCHEMA, EvaluationRow, StepCostRow, TrainingRow, from_json, to_json
 from marsbench.rows.store import RowStore, existing_policy, read_rows, rows_text
 from marsbench.rows.workspace import full_disk_explained
@@ -110,13 +110,13 @@ def test_answers_of_an_interrupted_run_are_taken_up(tmp_path: Path) -> None:
     """Guards against answers lost, or a cut line that breaks the log."""
     file = tmp_path / "answers.jsonl"
     log = AnswerLog(file)
-    log.add(Answer(0, "zero", 3, 2, True))
-    log.add(Answer(1, "one", 4, 4, False))
+    log.add(LoggedAnswer(0, "zero", 3, 2, True))
+    log.add(LoggedAnswer(1, "one", 4, 4, False))
     with file.open("a") as stream:
         stream.write('{"doc_id": 2, "resp')
     resumed = AnswerLog(file)
     assert resumed.answers == log.answers
-    resumed.add(Answer(2, "two", 1, 1, True))
+    resumed.add(LoggedAnswer(2, "two", 1, 1, True))
     assert list(AnswerLog(file).answers) == [0, 1, 2]
 
 

@@ -11,11 +11,7 @@ from marsbench.commands.shared import DataDir, Output, Scale
 from marsbench.presets import DEFAULT_SCALE
 
 
-def doctor(
-    scale: Scale = DEFAULT_SCALE,
-    data_dir: DataDir = None,
-    output: Output = Path("."),
-) -> None:
+def doctor(scale: Scale = DEFAULT_SCALE, data_dir: DataDir = None, output: Output = Path(".")) -> None:
     """Check this machine before a long run.
 
     Looks at Python, packages, device, other processes at work, memory, disk, output folder, benchmark data, code

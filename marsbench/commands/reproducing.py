@@ -202,10 +202,7 @@ def reproduce(
     typer.echo(f"the page: {page}")
 
 
-def report(
-    scale: Scale = DEFAULT_SCALE,
-    output: Output = Path("."),
-) -> None:
+def report(scale: Scale = DEFAULT_SCALE, output: Output = Path(".")) -> None:
     """Render every page of a scale again from its rows in results/, the index and the page of claims too."""
     from marsbench.gpu_check.page import write_gpu_page
     from marsbench.overview.pages import write_scale, write_whole_paper

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from rich.table import Table
@@ -18,52 +18,47 @@ if TYPE_CHECKING:
 def _scales() -> Table:
     from marsbench.presets import preset, scales
 
-    table = _table("scales", "name", "what")
-    for name in scales():
-        table.add_row(name, preset(name).summary)
-    return table
+    return _table("scales", ("name", "what"), [(name, preset(name).summary) for name in scales()])
 
 
 def _stages() -> Table:
     from marsbench.training.stages import STAGES
 
-    table = _table("stages", "name", "starts from", "what")
-    for name, stage in STAGES.items():
-        table.add_row(name, stage.parent or "-", stage.summary)
-    return table
+    rows = [(name, stage.parent or "-", stage.summary) for name, stage in STAGES.items()]
+    return _table("stages", ("name", "starts from", "what"), rows)
 
 
 def _methods() -> Table:
     from marsbench.methods import METHODS, NEEDS
 
-    table = _table("methods", "name", "what", "output equals", "lossless", "needs", "batch size")
-    for name, info in METHODS.items():
-        needs = ", ".join(NEEDS[need] for need in info.needs)
-        lossless, rows = "yes" if info.lossless else "no", "1" if info.one_row else "any"
-        table.add_row(name, info.summary, info.exact, lossless, needs or "-", rows)
-    return table
+    rows = [
+        (
+            name, info.summary, info.exact, "yes" if info.lossless else "no",
+            ", ".join(NEEDS[need] for need in info.needs) or "-", "1" if info.one_row else "any",
+        )
+        for name, info in METHODS.items()
+    ]  # fmt: skip
+    return _table("methods", ("name", "what", "output equals", "lossless", "needs", "batch size"), rows)
 
 
 def _benchmarks() -> Table:
     from marsbench.evaluation.benchmarks import BENCHMARKS
 
-    table = _table("benchmarks", "name", "stands for", "what")
-    for benchmark in BENCHMARKS.values():
-        table.add_row(benchmark.name, benchmark.paper_name, benchmark.summary)
-    return table
+    rows = [(one.name, one.paper_name, one.summary) for one in BENCHMARKS.values()]
+    return _table("benchmarks", ("name", "stands for", "what"), rows)
 
 
 def _tables() -> Table:
     from marsbench.studies import items, studies
 
-    table = _table("tables, figures and pages", "name", "what", "asks", "lines", "benchmarks", "how")
+    rows = []
     for item in items():
         asked = ", ".join(item.plan.benchmarks) or "all six" if item.plan else "-"
         lines = str(len(item.plan.arms)) if item.plan else "-"
-        table.add_row(item.key, item.name, item.asks, lines, asked, f"marsbench reproduce {item.key}")
+        rows.append((item.key, item.name, item.asks, lines, asked, f"marsbench reproduce {item.key}"))
     apart = ", ".join(study.key for study in studies().values() if not study.in_paper)
-    table.add_row("all", "The whole paper", f"all of the above but {apart}", "", "", "marsbench reproduce all")
-    return table
+    rows.append(("all", "The whole paper", f"all of the above but {apart}", "", "", "marsbench reproduce all"))
+    return _table("tables, figures and pages", ("name", "what", "asks", "lines", "benchmarks", "how"), rows)
 
 
 LISTINGS: dict[str, Callable[[], Table]] = {
@@ -86,37 +81,40 @@ def listing(what: str) -> list[Table]:
 
 def rows_table(rows: Sequence[Row]) -> Table:
     """Measured rows, a line each, by what tells them apart."""
-    table = _table(f"{len(rows):,} rows", "key", "kind", "scale", "what", "batch size", "status", "measured")
+    lines = []
     for row in rows:
         words = [getattr(row, name, "") for name in ("contender", "arm", "benchmark", "stage")]
         what = ", ".join(dict.fromkeys(filter(None, words)))
         batch_size, started = getattr(row, "batch_size", ""), row.provenance.get("started", "")
-        table.add_row(row.key, row.kind, row.scale, what, str(batch_size), row.status, str(started))
-    return table
+        lines.append((row.key, row.kind, row.scale, what, str(batch_size), row.status, str(started)))
+    return _table(f"{len(rows):,} rows", ("key", "kind", "scale", "what", "batch size", "status", "measured"), lines)
 
 
 def agreement_table(cells: Sequence[Agreement]) -> Table:
     """The cells of two sweeps and whether their speed-ups over `ar` agree."""
-    table = _table("speed-up over ar in two runs", "contender", "batch size", "first", "second", "agree")
+    lines = []
     for cell in cells:
-        shown = [
+        shown = (
             f"{one.value:.2f} [{one.interval.low:.2f}, {one.interval.high:.2f}]" for one in (cell.first, cell.second)
-        ]
-        table.add_row(cell.contender, str(cell.batch_size), *shown, "yes" if cell.agrees else "no")
-    return table
+        )
+        lines.append((cell.contender, str(cell.batch_size), *shown, "yes" if cell.agrees else "no"))
+    return _table("speed-up over ar in two runs", ("contender", "batch size", "first", "second", "agree"), lines)
 
 
 def advice_table(advice: Advice) -> Table:
     """The settings of a checkpoint, the fastest expected first."""
-    table = _table("settings", "setting", "tokens/forward", "points of accuracy lost", "expected speed over ar")
-    for setting in advice.settings:
-        numbers = f"{setting.tokens_per_forward:.2f}", f"{setting.points_lost:+.1f}", f"{setting.speed_up:.2f}"
-        table.add_row(setting.contender.name, *numbers)
-    return table
+    lines = [
+        (one.contender.name, f"{one.tokens_per_forward:.2f}", f"{one.points_lost:+.1f}", f"{one.speed_up:.2f}")
+        for one in advice.settings
+    ]
+    heads = ("setting", "tokens/forward", "points of accuracy lost", "expected speed over ar")
+    return _table("settings", heads, lines)
 
 
-def _table(title: str, *heads: str) -> Table:
+def _table(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
     table = Table(title=title, title_justify="left")
     for number, head in enumerate(heads):
         table.add_column(head, overflow="fold", no_wrap=number == 0)
+    for row in rows:
+        table.add_row(*row)
     return table

@@ -26,10 +26,8 @@ from marsbench.evaluation.answers import cut_text
 from marsbench.evaluation.benchmarks import Benchmark, load_tasks, question_numbers
 from marsbench.json_lines import Log
 from marsbench.methods.fitting import default_ids
+from marsbench.progress import Counted
 from marsbench.training.checkpoints import Loaded
-
-# Called as answers come in: (answers so far, questions).
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -80,7 +78,7 @@ def prepare(benchmark: Benchmark, data_dir: Path | None = None) -> Exam:
 
 
 @dataclass(frozen=True)
-class Answer:
+class LoggedAnswer:
     """A logged response, uncut, and what it cost."""
 
     doc_id: int  # the question's number
@@ -101,7 +99,7 @@ class Scored:
     A score is 0 or 1 per question, or a list of these where a question has parts.
     """
 
-    answers: list[Answer]
+    answers: list[LoggedAnswer]
     scores: Mapping[str, list[Any]]
 
     @property
@@ -122,13 +120,18 @@ class AnswerLog:
     def __init__(self, file: Path, others: Iterable[Path] = ()) -> None:
         """Open a log, with the answers in it and in `others`, which are only read."""
         logs = [
-            Log(one, lambda record: Answer(**record), what="an answer", mend="remove the line; it is answered again")
+            Log(
+                one,
+                lambda record: LoggedAnswer(**record),
+                what="an answer",
+                mend="remove the line; it is answered again",
+            )
             for one in (*others, file)
         ]
         self._log = logs[-1]
         self.answers = {answer.doc_id: answer for log in logs for answer in log.records()}
 
-    def add(self, answer: Answer) -> None:
+    def add(self, answer: LoggedAnswer) -> None:
         """Keep an answer; it is on disk when this returns."""
         self.answers[answer.doc_id] = answer
         self._log.append(vars(answer))
@@ -137,7 +140,7 @@ class AnswerLog:
 class LoggedModel(LM):  # type: ignore[misc]
     """lm-eval's view of a set of answers by question number."""
 
-    def __init__(self, exam: Exam, answers: Mapping[int, Answer]) -> None:
+    def __init__(self, exam: Exam, answers: Mapping[int, LoggedAnswer]) -> None:
         super().__init__()
         self.exam, self.answers = exam, answers
 
@@ -198,7 +201,7 @@ class EngineModel(LoggedModel):
         threshold: float | None,
         max_new_tokens: int,
         batch_size: int,
-        progress: Progress,
+        progress: Counted,  # told of (answers so far, questions) as answers come in
         prefill_positions: int = PREFILL_POSITIONS,
         kind: KindOfBatch = Batch,
     ) -> None:
@@ -233,7 +236,9 @@ class EngineModel(LoggedModel):
             eos = generation.finish == "eos"
             past = past_stop(generation, decoded, request.args[1].get("until", []))
             digest = digest_of(generation.tokens)
-            self._log.add(Answer(number, text, generation.emitted, generation.forwards, eos, target, past, cut, digest))
+            self._log.add(
+                LoggedAnswer(number, text, generation.emitted, generation.forwards, eos, target, past, cut, digest)
+            )
             self._progress(min(len(self.answers), asked), asked)
 
         prompts = [
@@ -281,7 +286,7 @@ def cut_in_words(benchmark: str, cuts: Sequence[int], room: int) -> str:
 
     Args:
         benchmark: what was asked.
-        cuts: of every prompt, the tokens that were left out (`Answer.prompt_cut`).
+        cuts: of every prompt, the tokens that were left out (`LoggedAnswer.prompt_cut`).
         room: the tokens that the context left for each (`EngineModel.room`).
     """
     lost = sum(cut > 0 for cut in cuts)

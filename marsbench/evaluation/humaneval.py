@@ -168,7 +168,4 @@ def run_completions(
 
 def pass_at_1(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, float]:
     """Both numbers of a question, from the word on its one response (lm-eval's `process_results`)."""
-    return {
-        "pass@1": float(results[0] in ("passed", PASSED_BASE_ONLY)),
-        "pass@1_plus": float(results[0] == "passed"),
-    }
+    return {"pass@1": float(results[0] in ("passed", PASSED_BASE_ONLY)), "pass@1_plus": float(results[0] == "passed")}

@@ -56,15 +56,13 @@ def rows(batch_size: int | str) -> int:
     """How many rows to decode at once."""
     if str(batch_size).startswith("auto"):
         return DEFAULT_ROWS
-    if not str(batch_size).isdecimal() or not int(batch_size):
-        raise UserError(f"batch size {batch_size!r} is no number of rows", fix="give 1 or more, or auto")
-    return int(batch_size)
+    return count(batch_size, "batch size {!r} is no number of rows", "give 1 or more, or auto")
 
 
-def prefill_positions(given: int | str) -> int:
-    """How many prompt tokens to forward at once, at most."""
+def count(given: int | str, wrong: str, fix: str = "give 1 or more") -> int:
+    """A number from 1; `wrong` says what anything else is not."""
     if not str(given).isdecimal() or not int(given):
-        raise UserError(f"prefill positions {given!r} are no number of tokens", fix="give 1 or more")
+        raise UserError(wrong.format(given), fix=fix)
     return int(given)
 
 

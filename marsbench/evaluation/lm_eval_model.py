@@ -85,7 +85,7 @@ class MarsbenchLM(LM):  # type: ignore[misc]
         switches = {"untrained_masks": untrained_masks, "compiled": arguments.value(compiled)}
         arguments.check_values(pretrained, method, accept, threshold, switches, options)
         rows = arguments.rows(batch_size)
-        self._prefill_positions = arguments.prefill_positions(prefill_positions)
+        self._prefill_positions = arguments.count(prefill_positions, "prefill positions {!r} are no number of tokens")
         if dtype not in _DTYPES:
             raise unknown_name("dtype", dtype, list(_DTYPES))
         state = PartialState(cpu=not torch.accelerator.is_available())

@@ -107,11 +107,7 @@ class Recording:
 
 
 def run_programs(
-    programs: Sequence[Program],
-    *,
-    jobs: int | None = None,
-    time_limit_s: float = 2.0,
-    memory_limit_mb: int = 1024,
+    programs: Sequence[Program], *, jobs: int | None = None, time_limit_s: float = 2.0, memory_limit_mb: int = 1024
 ) -> list[Verdict]:
     """Verdicts in the order of `programs`, from `jobs` workers (default: one per core, fewer for a few programs).
 
@@ -159,10 +155,7 @@ def _ask_all(requests: Sequence[Calls], jobs: int | None, time_limit_s: float, m
             for index, request in _drain(pending):
                 replies[index] = worker.ask(request)
 
-    with (
-        tempfile.TemporaryDirectory(prefix="marsbench-sandbox-") as scratch,
-        ThreadPoolExecutor(jobs) as pool,
-    ):
+    with tempfile.TemporaryDirectory(prefix="marsbench-sandbox-") as scratch, ThreadPoolExecutor(jobs) as pool:
         try:
             list(pool.map(work, [scratch] * jobs))
         finally:

@@ -53,14 +53,7 @@ HARMLESS_EVENTS |= {"os.unsetenv", "pickle.find_class", "sys._getframemodulename
 HARMLESS_EVENTS |= {"sys.unraisablehook", "time.sleep"}
 FRAMES = {"tb_frame", "gi_frame", "cr_frame", "ag_frame"}  # they lead to the variables of the worker
 # They act without audit events, or make interpreters that have no hook.
-REFUSED_MODULES = {
-    "ctypes",
-    "_ctypes",
-    "_posixshmem",
-    "_posixsubprocess",
-    "_interpreters",
-    "_xxsubinterpreters",
-}
+REFUSED_MODULES = {"ctypes", "_ctypes", "_posixshmem", "_posixsubprocess", "_interpreters", "_xxsubinterpreters"}
 LIBRARY_FOLDERS = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
 LIBRARIES = (*(folder + os.sep for folder in LIBRARY_FOLDERS), os.path.dirname(np.__file__) + os.sep)
 

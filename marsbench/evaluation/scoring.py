@@ -9,7 +9,7 @@ from textwrap import shorten
 from typing import Any
 
 from marsbench.errors import UserError
-from marsbench.evaluation.harness import Answer, Exam, LoggedModel, Scored, evaluate
+from marsbench.evaluation.harness import Exam, LoggedAnswer, LoggedModel, Scored, evaluate
 from marsbench.json_lines import read_objects
 from marsbench.statistics.intervals import Estimate, PairedDifference, accuracy, paired_difference
 
@@ -70,7 +70,7 @@ def score_file(exam: Exam, responses: Path) -> ScoredFile:
         UserError: a line is no such object, its question does not exist, is answered twice, or was another one.
     """
     found = _read_responses(exam, responses)
-    model = LoggedModel(exam.only(found), {number: Answer(number, text) for number, text in found.items()})
+    model = LoggedModel(exam.only(found), {number: LoggedAnswer(number, text) for number, text in found.items()})
     return ScoredFile(model.exam, evaluate(model))
 
 
@@ -185,8 +185,4 @@ def _flat(values: Sequence[Any]) -> list[float]:
 
 def _percent(estimate: Estimate) -> dict[str, Any]:
     interval = estimate.interval
-    return {
-        "accuracy": 100 * estimate.value,
-        "interval": [100 * interval.low, 100 * interval.high],
-        "n": estimate.n,
-    }
+    return {"accuracy": 100 * estimate.value, "interval": [100 * interval.low, 100 * interval.high], "n": estimate.n}

@@ -25,7 +25,7 @@ _CUTS: dict[str, list[pre_tokenizers.PreTokenizer]] = {
     "smollm": [
         pre_tokenizers.Digits(individual_digits=True),
         pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
-    ],
+    ]
 }
 _IDS = {"bos_token": "bos_token_id", "eos_token": "eos_token_id", "unk_token": "unknown_token_id"}
 _IDS |= {"pad_token": "padding_token_id"}

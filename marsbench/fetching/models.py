@@ -44,7 +44,7 @@ MODELS: dict[str, Model] = {
         megabytes=93,
         disk_gib=1.0,
         mask_over="<reponame>",
-    ),
+    )
 }
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 from transformers import TrainerCallback
 
 from marsbench.decoding.engine import Batch, KindOfBatch
@@ -84,9 +85,7 @@ def gradients_finite(bench: Bench) -> Found:
     for length in (64, 192, 704) if not bench.quick else (64, 96):
         ids = torch.arange(2 * length, device=bench.device).view(2, length) % 1000 + 4
         model.zero_grad()
-        with torch.autocast(bench.device.type, torch.bfloat16):
-            loss = mars_loss(model, ids, ids, block_size=_BLOCK_SIZE, mask_token_id=3).total
-        loss.backward()  # type: ignore[no-untyped-call]
+        _backward(bench, model, ids)
         gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
         facts[f"not finite, length {length}"] = sum(int((~one.isfinite()).sum()) for one in gradients)
     return Found(bool(facts) and not any(facts.values()), facts)
@@ -169,23 +168,18 @@ def training_step(bench: Bench) -> Found:
     model = bench.random_model(bench.size, torch.float32).train()
     rows, length = (2, 64) if bench.quick or not bench.on_gpu else (8, 512)
     ids = torch.randint(4, 1000, (rows, length), device=bench.device)
-    optimizer, seconds, losses = (
-        torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True),
-        list[float](),
-        list[float](),
-    )
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
+    seconds, losses = list[float](), list[float]()
     bench.forget_peak()
     for _ in range(3 if bench.quick else 8):
         synchronize()
         began = time.perf_counter()
         optimizer.zero_grad()
-        with torch.autocast(bench.device.type, torch.bfloat16):
-            loss = mars_loss(model, ids, ids, block_size=_BLOCK_SIZE, mask_token_id=3).total
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss = _backward(bench, model, ids)
         optimizer.step()
         synchronize()
         seconds.append(time.perf_counter() - began)
-        losses.append(float(loss.detach()))
+        losses.append(float(loss))
     rate = rows * length / median(seconds[1:])
     return Found(
         all(map(math.isfinite, losses)), {"tokens/s": rate, "losses": losses, "peak, bytes": bench.peak_bytes()}
@@ -222,6 +216,14 @@ CHECKS: dict[str, Callable[[Bench], Found]] = {
         steps_near_the_floor, training_step, decoding_fits,
     )
 }  # fmt: skip
+
+
+def _backward(bench: Bench, model: Any, ids: Tensor) -> Tensor:
+    """The MARS loss in bf16 where every token is learned, and its gradients in the model."""
+    with torch.autocast(bench.device.type, torch.bfloat16):
+        loss = mars_loss(model, ids, ids, block_size=_BLOCK_SIZE, mask_token_id=3).total
+    loss.backward()  # type: ignore[no-untyped-call]
+    return loss.detach()
 
 
 def _same(first: list[list[int]], second: list[list[int]]) -> int:

@@ -14,8 +14,8 @@ from lm_eval.api.instance import Instance
 from marsbench.errors import UserError
 from marsbench.evaluation.benchmarks import benchmark, fingerprint
 from marsbench.evaluation.harness import (
-    Answer,
     Exam,
+    LoggedAnswer,
     LoggedModel,
     chat_text,
     cut_in_words,
@@ -66,7 +66,7 @@ class Questions:
                 if question.benchmark == name and (name, question.doc_id, response) not in self._scores
             }
             if new:
-                answers = {number: Answer(number, response) for number, response in new.items()}
+                answers = {number: LoggedAnswer(number, response) for number, response in new.items()}
                 scored = evaluate(LoggedModel(exam.only(new), answers))
                 for answer, correct in zip(scored.answers, scored.correct, strict=True):
                     self._scores[name, answer.doc_id, answer.response] = correct
@@ -138,7 +138,7 @@ class _Collector(LoggedModel):
     """Answers nothing, and notes what it is asked."""
 
     def __init__(self, exam: Exam, tokenizer: Any) -> None:
-        self._given: dict[int, Answer] = {}
+        self._given: dict[int, LoggedAnswer] = {}
         super().__init__(exam, self._given)
         self._tokenizer = tokenizer
         self.prompts: dict[int, str] = {}
@@ -151,4 +151,4 @@ class _Collector(LoggedModel):
         """Note the prompts; the answers are empty."""
         for number, request in requests.items():
             self.prompts[number] = request.args[0]
-            self._given[number] = Answer(number, "")
+            self._given[number] = LoggedAnswer(number, "")

@@ -10,7 +10,7 @@ after it are timed and not watched; they must yield the same tokens.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from math import gcd
@@ -22,11 +22,10 @@ from marsbench.decoding.engine import Batch, KindOfBatch, Method, decode
 from marsbench.decoding.generation import Generation, Meter, Request
 from marsbench.decoding.outside import OutsideMethod
 from marsbench.neighbours import Watch
+from marsbench.progress import Counted
 from marsbench.racing.rounds import Round, RoundLog, Turn, Watched
 from marsbench.rows.kinds import Status
 
-# Called as a race goes on: (batches done, batches).
-Progress = Callable[[int, int], None]
 WATCHED = 0  # the number of the lap that is not timed
 
 
@@ -101,7 +100,7 @@ class Race:
         count, size = len(self.prompts), self.batch_size
         return [range(first, min(first + size, count)) for first in range(0, count, size)]
 
-    def run(self, log: RoundLog, progress: Progress = lambda done, total: None) -> dict[str, Outcome]:
+    def run(self, log: RoundLog, progress: Counted = lambda done, total: None) -> dict[str, Outcome]:
         """Run what the log lacks; contender -> outcome. A contender that raises an error drops out."""
         places = [(lap, batch) for lap in range(self.laps + 1) for batch in range(len(self.batches))]
         missing = [place for place in places if place not in log.rounds]

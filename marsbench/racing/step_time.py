@@ -17,6 +17,7 @@ from marsbench.decoding.rows import Accepted, Most, Rows
 from marsbench.decoding.windows import last, linear_window
 from marsbench.forward.window import Answer, Window
 from marsbench.neighbours import Watch, cores
+from marsbench.progress import Counted
 from marsbench.racing.race import synchronize
 
 _CONTEXT = 64  # tokens of every prompt
@@ -29,7 +30,7 @@ _READ_BYTES = 2**30
 _LAPS_ON_GPU = 10
 
 
-class Shape(NamedTuple):
+class StepShape(NamedTuple):
     """Sequences in a batch, and entries of each of their windows."""
 
     rows: int
@@ -46,7 +47,7 @@ class StepTimes:
     """Seconds per step for each shape and repeat, and bytes copied and read per second for each repeat."""
 
     context: int
-    shapes: list[Shape]
+    shapes: list[StepShape]
     seconds: list[list[float]]
     copied_per_second: list[float]
     read_per_second: list[float]
@@ -77,10 +78,12 @@ class _Probe:
         return Accepted.run(rows, ids, one, rows.length - rows.cached)
 
 
-def step_times(model: Any, positions: int, progress: Callable[[int, int], None]) -> StepTimes:
+def step_times(model: Any, positions: int, progress: Counted) -> StepTimes:
     """Time every shape of up to so many positions that the model's context allows, in turn, several times over."""
     room = context_length(model) - _CONTEXT - _STEPS - 1
-    shapes = [Shape(rows, width) for rows in _ROWS for width in _WINDOWS if rows * width <= positions and width < room]
+    shapes = [
+        StepShape(rows, width) for rows in _ROWS for width in _WINDOWS if rows * width <= positions and width < room
+    ]
     seconds: list[list[float]] = [[] for _ in shapes]
     copied: list[float] = []
     read: list[float] = []
@@ -100,7 +103,7 @@ def step_times(model: Any, positions: int, progress: Callable[[int, int], None])
     return StepTimes(_CONTEXT, shapes, seconds, copied, read, others if len(others) == len(copied) else [])
 
 
-def _step(model: Any, shape: Shape) -> float:
+def _step(model: Any, shape: StepShape) -> float:
     """Mean seconds of a step after the first one."""
     vocabulary = model.get_input_embeddings().num_embeddings
     prompt = [token % vocabulary for token in range(_CONTEXT)]

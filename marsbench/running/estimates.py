@@ -140,7 +140,7 @@ def _notes(plan: TablePlan, scale: Preset) -> list[str]:
     notes = [
         f"Estimates, not measurements. Decoding: every answer {scale.max_new_tokens} tokens long, at "
         f"{reckoned.tokens_per_second:,.0f} tokens per second on one device; {reckoned.source}. Answers that end "
-        "earlier and several tokens per forward pass make it shorter; so do lines that are skipped.",
+        "earlier and several tokens per forward pass make it shorter; so do lines that are skipped."
     ]
     if scale.pretrained and trainings(plan, scale):
         notes += [

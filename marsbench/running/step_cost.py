@@ -86,10 +86,7 @@ def step_cost(scale: Preset, checkpoint: Path, seed: int) -> StepCost:
 
 
 def _timed_step(
-    model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
-    loss: Callable[..., Tensor],
-    batch: dict[str, Tensor],
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, loss: Callable[..., Tensor], batch: dict[str, Tensor]
 ) -> float:
     """One whole step, synchronised at both ends."""
     _synchronize()

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import groupby
 
 from marsbench.evaluation.local_data import Unavailable
-from marsbench.rows.kinds import EvaluationRow, Row
+from marsbench.rows.kinds import EvaluationRow, Row, Status
 from marsbench.rows.workspace import full_disk_explained
 from marsbench.running.cells import Cells
 from marsbench.running.checkpoints import Checkpoints
@@ -56,12 +56,12 @@ class Table:
             return measured
         failures = [self._failure(arm, name) for arm, name in places]
         if all(failures):
-            return [self._failed(*place, why) for place, why in zip(places, failures, strict=True)]
+            return [self._without("failed", *place, why) for place, why in zip(places, failures, strict=True)]
         reason, loaded, draft = self._checkpoints.available_for(arms[0])
         if loaded is None:
-            return [self._skipped(arm, name, reason) for arm, name in places]
+            return [self._without("skipped", arm, name, reason) for arm, name in places]
         return [
-            self._failed(arm, name, why) if why else self._cell_or_reason(arm, loaded, name, draft)
+            self._without("failed", arm, name, why) if why else self._cell_or_reason(arm, loaded, name, draft)
             for (arm, name), why in zip(places, failures, strict=True)
         ]
 
@@ -72,21 +72,18 @@ class Table:
         places = [*[one.place for one in arm.needs], asked.place]
         return next(filter(None, (failures.get(place, "") for place in places)), "")
 
-    def _failed(self, arm: Arm, name: str, reason: str) -> EvaluationRow:
-        self._run.reporter.say(f"{self._title(arm, name)}: failed ({reason})")
-        return replace(self._cells.skipped(arm, name, reason), status="failed")
-
     def _cell_or_reason(self, arm: Arm, loaded: Loaded, name: str, draft: Loaded | None) -> EvaluationRow:
         """One arm on one benchmark, or a row that says why this machine cannot measure it."""
         try:
             title, questions = self._title(arm, name), self._plan.questions
             return self._cells.cell(arm, loaded, name, draft, questions=questions, title=title)
         except Unavailable as error:
-            return self._skipped(arm, name, error.reason)
+            return self._without("skipped", arm, name, error.reason)
 
-    def _skipped(self, arm: Arm, name: str, reason: str) -> EvaluationRow:
-        self._run.reporter.say(f"{self._title(arm, name)}: skipped ({reason})")
-        return self._cells.skipped(arm, name, reason)
+    def _without(self, status: Status, arm: Arm, name: str, reason: str) -> EvaluationRow:
+        """The row of a cell without numbers, and a word on it."""
+        self._run.reporter.say(f"{self._title(arm, name)}: {status} ({reason})")
+        return replace(self._cells.skipped(arm, name, reason), status=status)
 
     def _title(self, arm: Arm, name: str) -> str:
         """What a cell is called on the terminal, with its number in the table."""

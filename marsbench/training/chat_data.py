@@ -77,20 +77,14 @@ def _content_key(table: Any, tokenizer: PreTrainedTokenizerBase, max_length: int
 
 def _from_file(file: Path) -> Any:
     """The conversations of a JSON Lines file, as a table of `datasets`."""
-    rows = [
-        {"messages": _conversation(record, f"{file}, line {number}")}
-        for number, record in enumerate(read_objects(file, ["messages"]), 1)
-    ]
+    rows = []
+    for number, record in enumerate(read_objects(file, ["messages"]), 1):
+        try:
+            rows.append({"messages": _messages(record)})
+        except ValueError as error:
+            fix = 'write {"messages": [{"role": "user", "content": "..."}, ...]} on one line'
+            raise UserError(str(error), where=f"{file}, line {number}", fix=fix) from error
     return _datasets().Dataset.from_list(rows)
-
-
-def _conversation(record: Any, where: str) -> list[Message]:
-    try:
-        return _messages(record)
-    except ValueError as error:
-        raise UserError(
-            str(error), where=where, fix='write {"messages": [{"role": "user", "content": "..."}, ...]} on one line'
-        ) from error
 
 
 def _from_hub(name: str) -> Any:

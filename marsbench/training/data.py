@@ -42,12 +42,16 @@ def conversations(
 
 
 def _answered(tokenizer: PreTrainedTokenizerBase, drawn: Iterable[world.Example]) -> list[TrainingSequence]:
-    examples = list(drawn)
-    prompts = _encode(tokenizer, (chat_prompt(tokenizer, example.prompt) for example in examples))
-    answers = _encode(tokenizer, (example.response + tokenizer.eos_token for example in examples))
+    return _learned(tokenizer, [(chat_prompt(tokenizer, example.prompt), example.response) for example in drawn])
+
+
+def _learned(tokenizer: PreTrainedTokenizerBase, pairs: Sequence[tuple[str, str]]) -> list[TrainingSequence]:
+    """What is read, and what is learned with an EOS behind it."""
+    given = _encode(tokenizer, (read for read, _ in pairs))
+    rest = _encode(tokenizer, (said + tokenizer.eos_token for _, said in pairs))
     return [
-        {"input_ids": prompt + answer, "labels": [IGNORED] * len(prompt) + answer}
-        for prompt, answer in zip(prompts, answers, strict=True)
+        {"input_ids": read + said, "labels": [IGNORED] * len(read) + said}
+        for read, said in zip(given, rest, strict=True)
     ]
 
 
@@ -63,13 +67,7 @@ def solved_text(
     tokenizer: PreTrainedTokenizerBase, count: int, seed: int, level: world.Difficulty = world.USUAL
 ) -> list[TrainingSequence]:
     """Texts of the world, problems not labelled."""
-    drawn = list(islice(world.texts(_TEXT_SEED + seed, level), count))
-    problems = _encode(tokenizer, (given for given, _ in drawn))
-    rest = _encode(tokenizer, (said + tokenizer.eos_token for _, said in drawn))
-    return [
-        {"input_ids": problem + said, "labels": [IGNORED] * len(problem) + said}
-        for problem, said in zip(problems, rest, strict=True)
-    ]
+    return _learned(tokenizer, list(islice(world.texts(_TEXT_SEED + seed, level), count)))
 
 
 def instruct_data(

@@ -116,11 +116,7 @@ STAGES: dict[str, Stage] = {
     "draft_mars": Stage("MARS, continued from the draft's AR SFT", "draft_ar_sft", "mars", draft=True),
 }
 BLOCK_SIZES = (4, 8, 16)
-BLOCKWISE: tuple[Objective, ...] = (
-    "mars",
-    "block_diffusion",
-    "gated",
-)  # objectives that show the model masks, block by block
+BLOCKWISE: tuple[Objective, ...] = ("mars", "block_diffusion", "gated")  # show the model masks, block by block
 
 
 def stage(name: str) -> Stage:

@@ -42,8 +42,8 @@ from marsbench.training.records import TrainingRecord
 from marsbench.training.stages import Recipe
 from marsbench.training.starting import collator_of, data_of, held_out, weights_of
 
-# Called as training goes on: (step, steps, loss, tokens per second).
-Progress = Callable[[int, int, float, float], None]
+# Told at every log step of (step, steps, loss, tokens per second).
+OnLog = Callable[[int, int, float, float], None]
 _RESUMABLE = "resumable.json"  # written last into a Trainer checkpoint; one without it was cut short
 
 
@@ -51,7 +51,7 @@ def train(
     recipe: Recipe,
     folder: Path,
     parent: Path | None,
-    progress: Progress,
+    progress: OnLog,
     say: Callable[[str], None],
     watch: TrainerCallback | None = None,
 ) -> TrainingRecord:
@@ -86,7 +86,7 @@ def _train(
     recipe: Recipe,
     folder: Path,
     parent: Path | None,
-    progress: Progress,
+    progress: OnLog,
     say: Callable[[str], None],
     watch: TrainerCallback | None,
 ) -> TrainingRecord:
@@ -265,7 +265,7 @@ class _Restart(TrainerCallback):
 class _Meter(TrainerCallback):
     """Counts time and tokens across interruptions, reports progress, and marks states as complete."""
 
-    def __init__(self, steps: int, tokens: int, progress: Progress, fitting: Fitting | None) -> None:
+    def __init__(self, steps: int, tokens: int, progress: OnLog, fitting: Fitting | None) -> None:
         self.tokens = tokens
         self._fitting = fitting
         self.loss = float("nan")
