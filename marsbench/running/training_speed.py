@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from transformers import TrainerCallback
 
 from marsbench.keys import content_hash, versions
-from marsbench.neighbours import BUSY_CORES, read_clocks
+from marsbench.neighbours import BUSY_CORES, cores, read_clocks, used_between
 from marsbench.presets import DEFAULT_BLOCK_SIZE
 from marsbench.provenance import provenance
 from marsbench.rows.kinds import TrainingSpeedRow
@@ -114,7 +114,5 @@ def _measured(chosen: Recipe, steps: int) -> TrainingSpeed:
     watch = _Stopwatch(steps)
     with tempfile.TemporaryDirectory() as folder, suppress(_Enough):
         train(chosen, Path(folder) / chosen.stage, None, lambda *_: None, lambda line: None, watch)
-    before, after, others = watch.clocks, read_clocks(), None
-    if before and after and after.wall > before.wall:
-        others = max(0.0, after.machine - before.machine - after.own + before.own) / (after.wall - before.wall)
+    others = cores([used_between(watch.clocks, read_clocks())])
     return TrainingSpeed(chosen.stage, watch.tokens, watch.seconds, peak(), others)
