@@ -250,6 +250,18 @@ def mask_groups(text: int, drafts: int, masks: int) -> tuple[Tensor, Tensor]:
     return position, visible
 
 
+Head = Callable[[Tensor, int], Tensor]  # logits [V] of a mask, and the token before it, to logits [V]
+
+
+def chained(head: Head, group: Tensor, before: int) -> Tensor:
+    """Logits [K, V] of masks that a small head tells of the guess before each, the first of the last token known."""
+    told: list[Tensor] = []
+    for logits in group:
+        told.append(head(logits, before))
+        before = int(told[-1].argmax())
+    return torch.stack(told)
+
+
 @torch.no_grad()
 def decode_verified(
     model: Model,
@@ -261,12 +273,13 @@ def decode_verified(
     threshold: float | None = None,
     metric: Metric = "probability",
     max_new_tokens: int = 256,
+    head: Head | None = None,
 ) -> Answer:
     """Masks draft, and the model's own next-token predictions verify: the tokens of AR, up to B per forward.
 
     Attention is causal and no token sees a mask, so the logits at a draft are AR's as long as all drafts before it are
     right. The same forward verifies the drafts and makes the next: of all groups of masks, the one counts that has seen
-    the right drafts and no wrong one. A threshold changes no token: it only drops drafts that are likely to be wrong.
+    the right drafts and no wrong one. Neither threshold nor head changes a token: they only make for better drafts.
     """
     answer, drafts, masks = Answer(list(prompt), len(prompt) + max_new_tokens, eos_id), list[int](), block_size - 1
     while not answer.finished:
@@ -277,6 +290,7 @@ def decode_verified(
         right = run_of([draft == said for draft, said in zip(drafts, own, strict=False)])
         answer.accept(own[: right + 1])
         group = logits[text + count + right * masks :][:masks]
+        group = chained(head, group, own[right]) if head is not None and masks else group
         sure = masks if threshold is None else run_of(is_sure(group, threshold, metric))
         drafts = group.argmax(-1).tolist()[:sure]
     return answer

@@ -18,6 +18,8 @@ from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 from marsbench import reference
 from marsbench.decoding.engine import decode
 from marsbench.decoding.generation import Generation, Request
+from marsbench.forward.adapter import Adapted, Adapter
+from marsbench.forward.draft_head import Markov
 from marsbench.methods import Options, build_method
 from marsbench.paths import PACKAGE
 from marsbench.reference import Answer, Metric, Model
@@ -211,6 +213,30 @@ def test_a_trained_model_answers_the_same(
     if method == "mars-verified":
         ar = by_reference("mars", model, prompts, 1, 96, threshold=None)
         assert [answer.text for answer in answers] == [answer.text for answer in ar]
+
+
+@pytest.mark.parametrize("bar", [None, 0.3])
+def test_masks_are_chained_as_here(bar: float | None) -> None:
+    """Guards against two ideas of which token a draft head is told of."""
+    model, prompts = random_model(3), [[5, 6, 7], [9, 10, 11, 12, 13]]
+    alone = by_reference("mars-verified", model, prompts, 4, 60, threshold=bar)
+    followers = torch.zeros(VOCABULARY, VOCABULARY)
+    for text in (one.text for one in alone):
+        followers[text[1:], text[:-1]] = 9.0  # of each token, those that the model has put behind it
+    head = Markov(torch.eye(VOCABULARY), followers)
+    adapted = Adapted(model, Adapter(torch.zeros(model.config.hidden_size), {}, head))
+    method = build_method("mars-verified", Options(mask_id=MASK, head_top=VOCABULARY))
+    found = decode(adapted, method, [Request(one, 60, threshold=bar) for one in prompts], eos_id=EOS, pad_id=PAD)
+    answers = [
+        reference.decode_verified(
+            plain(model), prompt, mask_id=MASK, eos_id=EOS, threshold=bar, max_new_tokens=60,
+            head=lambda logits, before: logits + head.after @ head.before[before],
+        )
+        for prompt in prompts
+    ]  # fmt: skip
+    same(answers, found, prompts)
+    assert [one.text for one in answers] == [one.text for one in alone]
+    assert [one.accepted for one in answers] != [one.accepted for one in alone]
 
 
 def test_sequences_are_filled_as_the_collator_fills_them() -> None:
