@@ -16,6 +16,8 @@ from marsbench.findings.collection import Collection, collect
 from marsbench.overview import claims_page, index
 from marsbench.overview.front_door import front_door
 from marsbench.rendering.page import TablePage
+from marsbench.rows.store import read_rows
+from marsbench.rows.workspace import Workspace
 from marsbench.studies import pages, studies
 from marsbench.studies.regime import criteria
 from marsbench.studies.regime import page as regime
@@ -68,7 +70,7 @@ def test_index_and_page_of_claims_read_no_sentence() -> None:
 def test_readme_reads_no_sentence() -> None:
     """Guards against answers on the first page that go missing, or become another claim's, when one is reworded."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert in_its_words(front_door(judged(), collections()[0]), claims()) in flat(text)
+    assert in_its_words(front_door(judged(), collections(), collections()[0]), claims()) in flat(text)
 
 
 def test_the_figure_reads_no_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -91,7 +93,8 @@ def test_pages_of_tables_read_no_sentence(page: TablePage) -> None:
     """Guards against verdicts on a table's own page that follow from words."""
     other = replace(page, claims=tuple(rewritten(claim, number) for number, claim in enumerate(page.claims)))
     seeds = collections()[0].shown_with(page.plan.key, 0)
-    shown = in_its_words(render(other, seeds[0], "tiny", seeds), list(page.claims))
+    rows = read_rows(Workspace(ROOT, "tiny").results(page.plan.key))  # without what other pages lend it
+    shown = in_its_words(render(other, rows, "tiny", seeds), list(page.claims))
     assert shown.partition("## The paper's numbers")[0] in flat((REPORTS / f"{page.plan.key}.md").read_text())
 
 

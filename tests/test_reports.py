@@ -173,7 +173,7 @@ def with_mars_beating_ar_sft_on(better: int, worse: int) -> list[Row]:
 @pytest.mark.parametrize(
     ("better", "worse", "matches", "exceeds"),
     [
-        (12, 2, "supported", "supported"),
+        (12, 2, "supported, significantly better", "supported"),
         (2, 1, "supported", "inconclusive"),
         (2, 3, "inconclusive", "inconclusive"),
         (2, 12, "not supported", "not supported"),

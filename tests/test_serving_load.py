@@ -114,7 +114,7 @@ def test_the_page_judges_the_claim(tmp_path: Path) -> None:
     """Guards against a verdict that its numbers do not carry, either way."""
     same = {policy.name: 1.0 for policy in POLICIES}
     page = STUDY.render(page_rows(same | {FAST.name: 4.0}), "tiny")
-    assert "without a restart: **supported**" in page
+    assert "at a lower tau: **supported**" in page
     assert "**supported**" not in STUDY.render(page_rows(same), "tiny")
     assert "at least as good as every fixed policy" in page and "not at least" not in page
     slow = STUDY.render(page_rows(same | {LOSSY.name: 0.5}), "tiny")

@@ -96,7 +96,7 @@ class Finding:
     @property
     def decided(self) -> bool:
         """Whether the interval says yes or no."""
-        return self.verdict in ("supported", "not supported")
+        return self.verdict in ("supported", "not supported", "significantly worse")
 
     @property
     def stands(self) -> bool:
@@ -136,6 +136,11 @@ class Claim:
     item: str = ""  # key of the table, figure or appendix that it belongs to
     section: Section | None = None  # of the paper
     in_abstract: bool = False  # whether the abstract makes it too
+    prepared: Callable[[Sequence[Row]], Sequence[Row]] = lambda rows: (
+        rows
+    )  # what is worked out of one seed's rows first
+    presupposes: Claim | None = None  # what must be supported for it to mean anything
+    again: bool = False  # whether another page makes the same claim of the same lines, and counts it
     check: bool = False  # whether it cannot come out otherwise unless something is broken
 
     @property
@@ -156,7 +161,7 @@ class Claim:
         A seed counts if it was measured on as much as the one that was measured on the most. With one, the interval is
         that of its questions alone.
         """
-        every = [(rows, self.of(rows)) for rows in seeds]
+        every = [(rows, self.of(rows)) for rows in map(self.prepared, seeds)]
         alone = [(rows, found, found.estimate) for rows, found in every if found.estimate is not None]
         if not alone:
             return every[0][1] if every else Finding()
@@ -166,7 +171,10 @@ class Claim:
         if together.estimate is None:
             return together
         values = tuple(estimate.value for _, _, estimate in alone)
-        return self._decided(together, Evidence(together.estimate, values, self.bound))
+        found = self._decided(together, Evidence(together.estimate, values, self.bound))
+        if self.presupposes is None or self.presupposes.over(rows for rows, _ in every).verdict == "supported":
+            return found
+        return replace(found, verdict="moot", p=None, needed=None)
 
     def _decided(self, together: Finding, evidence: Evidence) -> Finding:
         """What the evidence says: the interval over seeds, its verdict and p, and what it would take where it is open.
@@ -178,13 +186,15 @@ class Claim:
             low, high = max(estimate.interval.low, -_MOST_POINTS), min(estimate.interval.high, _MOST_POINTS)
             estimate = replace(estimate, interval=Interval(low, high))
         verdict = self.bound.verdict(estimate.interval)
+        is_worse = verdict == "significantly worse"  # than no difference, so that is what p is of
+        p = p_value(replace(evidence, bound=Bound(low=0.0)) if is_worse else evidence)
         return replace(
             together,
             measured=together.measured._replace(estimate=estimate),
             verdict=verdict,
             seeds=len(evidence.seeds),
-            p=p_value(evidence),
-            needed=needed(evidence) if verdict == "inconclusive" else None,
+            p=p,
+            needed=needed(evidence) if verdict in ("inconclusive", "significantly worse") else None,
         )
 
 

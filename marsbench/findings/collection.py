@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 
@@ -12,7 +12,7 @@ from marsbench.presets import scales_shown_with
 from marsbench.rows.kinds import EvaluationRow, Row
 from marsbench.rows.store import read_rows
 from marsbench.rows.workspace import Workspace
-from marsbench.running.plans import TablePlan
+from marsbench.running.plans import Arm, TablePlan
 
 
 @dataclass(frozen=True)
@@ -86,25 +86,33 @@ def _completed(rows: dict[str, dict[int, Sequence[Row]]], pages: Pages) -> dict[
     found = {}
     for page, by_seed in rows.items():
         plan = pages[page]
-        names = {arm.name for arm in plan.arms} if plan else set()
-        asks = {name for own in by_seed.values() for _, name in _answered([own])}
+        arms = plan.arms if plan else ()
+        asks = list(dict.fromkeys(name for own in by_seed.values() for _, name in _answered([own])))
         found[page] = dict(by_seed)
         for seed in seeds:
             own = by_seed.get(seed, [])
-            known = _answered([own])
-            whole = {name for name in names if all((name, one) in measured[seed] for one in asks)}
-            asked = [row for row in measured[seed].values() if row.arm in whole and row.benchmark in asks]
-            lent = [row for row in asked if (row.arm, row.benchmark) not in known]
+            known = {row.arm for row in _answered([own]).values()}
+            lent = [
+                replace(measured[seed][what(arm), name], arm=arm.name)
+                for arm in arms
+                if arm.name not in known and all((what(arm), name) in measured[seed] for name in asks)
+                for name in asks
+            ]
             if lent:
                 found[page][seed] = [*own, *lent]
         found[page] = dict(sorted(found[page].items()))
     return found
 
 
-def _answered(pages: Sequence[Sequence[Row]]) -> dict[tuple[str, str], EvaluationRow]:
-    """The cells with numbers, by line and benchmark."""
+def what(line: Arm | EvaluationRow) -> Hashable:
+    """What a line is, whatever a page calls it."""
+    return line.stage, line.method, tuple(sorted(line.options.items()))
+
+
+def _answered(pages: Sequence[Sequence[Row]]) -> dict[tuple[Hashable, str], EvaluationRow]:
+    """The cells with numbers, by what their line is and their benchmark."""
     rows = [row for rows in pages for row in rows if isinstance(row, EvaluationRow) and row.status == "done"]
-    return {(row.arm, row.benchmark): row for row in rows}
+    return {(what(row), row.benchmark): row for row in rows}
 
 
 def _with_rows(workspace: Workspace, page: str) -> Workspace | None:

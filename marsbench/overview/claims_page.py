@@ -17,13 +17,13 @@ from marsbench.rendering.claims import (
     heading,
     held_against,
     in_need,
-    outcome,
     published,
     questions,
     sentences,
     tally,
+    worded,
 )
-from marsbench.rendering.markdown import paragraphs, table
+from marsbench.rendering.markdown import folded, paragraphs, table
 from marsbench.rendering.sections import reading
 from marsbench.rendering.verdicts import WHAT_CHECKS_ARE
 from marsbench.studies.regime import page as regime
@@ -42,20 +42,31 @@ def render(judged: Sequence[Judged], collections: Sequence[Collection]) -> str:
     numbered, said = list(enumerate(judged, 1)), sentences([one.claim for one in judged])
     sections = [
         "# The paper's claims and what was measured",
-        f"{HOW_TO_READ_THE_CLAIMS} {reading(collections[0].scale)}",
         _summary(judged, collections),
-        *[preset(one.scale).caveat for one in collections],
-        *[remark for one in collections for remark in remarks(one)],
-        _listed(judged, said, collections, checks=False),
-        WHAT_CHECKS_ARE,
-        _listed(judged, said, collections, checks=True),
+        f"{HOW_TO_READ_THE_CLAIMS} {reading(collections[0].scale)}",
         *claims_figure.sections(judged, collections),
+        _by_section(judged, collections),
+        *dict.fromkeys(preset(one.scale).caveat for one in collections),
+        *dict.fromkeys(remark for one in collections for remark in remarks(one)),
+    ]
+    parts = [
+        paragraphs("## Every claim", _listed(judged, said, collections, checks=False)),
+        paragraphs("## Every check", WHAT_CHECKS_ARE, _listed(judged, said, collections, checks=True)),
         regime.beside({one.scale: one.rows.get("regime", {}) for one in collections}),
     ]
     for section in dict.fromkeys(one.claim.section for one in judged):
         found = [(number, one) for number, one in numbered if one.claim.section == section]
-        sections += [f"## {heading(section)}", _details(found, collections)]
-    return paragraphs(*sections) + "\n"
+        parts.append(paragraphs(f"## {heading(section)}", _details(found, collections)))
+    return paragraphs(*sections, folded(*parts)) + "\n"
+
+
+def _by_section(judged: Sequence[Judged], collections: Sequence[Collection]) -> str:
+    """What each section of the paper comes to at every scale."""
+    lines = []
+    for section in dict.fromkeys(one.claim.section for one in judged):
+        found = [one for one in judged if one.claim.section == section]
+        lines.append([heading(section), *[tally(found, collection.scale) for collection in collections]])
+    return table(["", *[one.scale for one in collections]], lines, text=range(1 + len(collections)))
 
 
 def _summary(judged: Sequence[Judged], collections: Sequence[Collection]) -> str:
@@ -78,7 +89,9 @@ def _listed(
     for number, one in enumerate(judged, 1):
         if one.claim.check == checks:
             found = [one.findings[collection.scale] for collection in collections]
-            cells = [[outcome(each.verdict)] if checks else [each.verdict, _standing(each)] for each in found]
+            cells = [
+                [worded(one.claim, each)] if checks else [worded(one.claim, each), _standing(each)] for each in found
+            ]
             lines.append([str(number), _where(one), said[one.claim], *chain(*cells)])
     return table(head, lines, text=range(1, len(head)))
 
@@ -119,7 +132,7 @@ def _detail(judged: Judged, collection: Collection) -> list[str]:
         finding.found,
         f"{questions(finding)}{counted}" if measured else "",
         str(finding.seeds) if measured else "",
-        f"check: {outcome(finding.verdict)}" if claim.check else finding.verdict,
+        f"check: {worded(claim, finding)}" if claim.check else worded(claim, finding),
         p_value(finding.p) if corrected_for else "",
         p_value(finding.after_holm) if corrected_for else "",
         "" if claim.check else in_need(finding.needed, claim.counts),

@@ -1,31 +1,39 @@
-"""README's first screen: what was found, in three sentences, a table and a picture, rendered between two marks."""
+"""README's first screen: what was found, in plain sentences, a table and a picture, rendered between two marks."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
-from marsbench.findings.claims import TIMES, Claim, Finding, Judged, Measured
+from marsbench.findings.claims import TIMES, Claim, Judged, Measured
 from marsbench.findings.collection import Collection
 from marsbench.findings.in_words import bracketed
-from marsbench.findings.sweep import SweepCells, speed_up
-from marsbench.overview.index import remarks
+from marsbench.findings.sweep import SweepCells, over_faster_ar, speed_up
 from marsbench.presets import DEFAULT_SCALE, preset
-from marsbench.rendering.claims import corrected, fallen, sentence, tally
+from marsbench.rendering.claims import bullet, corrected, tally
 from marsbench.rendering.markdown import paragraphs, table
 from marsbench.rows.kinds import Row
 from marsbench.statistics.decisions import Bound
 from marsbench.statistics.intervals import Estimate
+from marsbench.studies.lines import BATCH_SIZES
 
 BEGIN, END = "<!-- rendered by marsbench report: begin -->", "<!-- rendered by marsbench report: end -->"
 PICTURE = "speedup_by_batch_size.png"  # the sweep's
-SPEED = "speedup"  # key of the sweep's study
-# Page and name of the claims that the first screen is about.
-_HOLDS = ("table2", "matches-ar-sft"), ("table4", "level-b4"), ("table2", "beats-more-ar")
-_SEVERAL, _STEP = ("table4", "several-tokens-b4"), ("table2", "step-costs-twice")
+SPEED, COMPILED = "speedup", "compiled"  # keys of studies
+# Page and name of the claims that the first screen is about, in its order.
+_HOLDS = (
+    ("table2", "matches-ar-sft"), ("table2", "paper-matches-ar-sft"), ("table4", "several-tokens-b4"),
+    ("table4", "level-b4"),
+)  # fmt: skip
+_STEP = "table2", "step-costs-twice"
 _SPEEDS = {  # names of our claims on the best settings -> what readers call them
-    "best-verified": "verified MARS (the very tokens of AR)",
-    "best-mars": "MARS at its fastest tau that lost at most 1 point on the prompts raced",
+    "best-verified": "Verified MARS (the very tokens of AR), all eager",
+    "best-mars": "MARS at its fastest tau that lost at most 1 point on the prompts raced, all eager",
+}
+_FORMS = {  # contenders of the page of compiled steps -> what readers call them
+    "mars-verified, linear": "Verified MARS, it and AR each in its faster form, eager or compiled",
+    "mars": "MARS at tau = .95, it and AR each in its faster form",
 }
 
 
@@ -37,76 +45,75 @@ def readme_of(root: Path, judged: Sequence[Judged], collections: Sequence[Collec
         return {}
     before, begin, rest = file.read_text(encoding="utf-8").partition(BEGIN)
     _, end, after = rest.partition(END)
-    return {file: f"{before}{BEGIN}\n{front_door(judged, whole)}\n{END}{after}"} if begin and end else {}
+    return {file: f"{before}{BEGIN}\n{front_door(judged, collections, whole)}\n{END}{after}"} if begin and end else {}
 
 
-def front_door(judged: Sequence[Judged], collection: Collection) -> str:
-    """The answers of one scale to what a reader asks first: a pure function of rows."""
+def front_door(judged: Sequence[Judged], collections: Sequence[Collection], whole: Collection) -> str:
+    """The answers to what a reader asks first: a pure function of rows.
+
+    Args:
+        judged: all claims.
+        collections: of all scales that are shown.
+        whole: of the scale whose speeds are told.
+    """
     found = {(one.claim.page, one.claim.name): one for one in judged}
-    scale, speeds = collection.scale, _speeds(judged, collection.scale)
+    told = next(one for one in reversed(collections) if preset(one.scale).world and "table2" in one.rows)
+    known = [found[key] for key in _HOLDS if found[key].findings[told.scale].estimate]
+    papers = [one for one in judged if one.claim.papers and one.findings[told.scale].estimate]
     lines = [
-        f"- **Does MARS hold up?** {_verdicts([found[key] for key in _HOLDS], scale)} At tau = .95 it emits "
-        f"{found[_SEVERAL].findings[scale].found}. In all: "
-        f"{tally([one for one in judged if one.claim.papers], scale)}. {corrected(judged, scale)}",
-        f"- **How fast, against a strong baseline?** {_fastest(speeds)} That AR decoding is itself "
-        f"{_in_brief(_over_generate(collection, 1))} times as fast as transformers' `generate`.",
-        f"- **What about my model?** A training step of MARS costs {found[_STEP].findings[scale].found} an AR step's; "
-        "no parameter is added. [docs/your-own-model.md](docs/your-own-model.md) has the commands.",
+        f"**Does MARS hold up?** At scale {told.scale} ({preset(told.scale).summary}), of the paper's claims measured "
+        f"there, {tally(papers, told.scale)}. {corrected(judged, told.scale)} {told.seeds_in_words}",
+        "\n".join(bullet(one.claim, one.findings[told.scale]) for one in known),
+        f"**How fast, against a strong baseline?** Tokens per second over AR decoding of the same checkpoint in the "
+        f"same loop, at scale {whole.scale}. That AR decoding, eager, is itself "
+        f"{_in_brief(_over_seeds(_over_generate, SPEED, whole, 1))} times as fast as transformers' `generate`.",
+        _table(judged, whole),
+        f"**What about my model?** A training step of MARS costs {found[_STEP].findings[whole.scale].found} an AR "
+        "step's; no parameter is added. [docs/your-own-model.md](docs/your-own-model.md) has the commands.",
     ]
-    notes = [*remarks(collection), collection.seeds_in_words]
-    if len(collection.seeds) > 1:
-        notes.append("Numbers here, and every verdict, are of all of them; tables on the pages are of seed 0.")
-    picture = f"![Speed over AR decoding by batch size]({_figures(collection)}/{PICTURE})"
-    return paragraphs("\n".join(lines), preset(scale).caveat, _table(speeds), " ".join(filter(None, notes)), picture)
+    picture = f"![Speed over AR decoding by batch size]({_figures(whole)}/{PICTURE})"
+    return paragraphs(*lines, picture)
 
 
-def _verdicts(judged: Sequence[Judged], scale: str) -> str:
-    """What the paper claims first of all, with the verdict on each."""
-    found = [(sentence(one.claim), one.findings[scale]) for one in judged]
-    parts = [f'"{text}" is **{one.verdict}**{fallen(one)}: {one.found}' for text, one in found]
-    return f"{'; '.join(parts)}."
-
-
-Speeds = Mapping[str, Mapping[int, Finding]]  # what readers call a setting -> batch size -> its speed over `ar`
-
-
-def _speeds(judged: Sequence[Judged], scale: str) -> Speeds:
-    """The best settings' speeds over AR decoding, by batch size."""
-    return {
+def _table(judged: Sequence[Judged], whole: Collection) -> str:
+    """Speeds over AR decoding by batch size: of eager steps, and of each contender in its faster form."""
+    by_size = {
         words: {
-            one.claim.batch_size: one.findings[scale]
+            one.claim.batch_size: one.findings[whole.scale].estimate
             for one in judged
-            if (one.claim.page, one.claim.name) == (SPEED, name) and one.claim.batch_size is not None
+            if (one.claim.page, one.claim.name) == (SPEED, name)
         }
         for name, words in _SPEEDS.items()
     }
+    sizes = 1, *BATCH_SIZES
+    for name, words in _FORMS.items() if COMPILED in whole.rows else ():
+        by_size[words] = {size: _over_seeds(partial(_faster_form, name), COMPILED, whole, size) for size in sizes}
+    lines = [[words, *[_in_brief(found.get(size)) for size in sizes]] for words, found in by_size.items()]
+    return table(["tokens/s over AR decoding", *[f"batch {size}" for size in sizes]], lines)
 
 
-def _fastest(speeds: Speeds) -> str:
-    """The best settings at the smallest batch size, in a sentence."""
-    smallest = min(size for by_size in speeds.values() for size in by_size)
-    parts = [f"{words} {_in_brief(by_size[smallest].estimate)} times" for words, by_size in speeds.items()]
-    return f"At batch size {smallest}, over AR decoding: {', '.join(parts)}."
-
-
-def _table(speeds: Speeds) -> str:
-    sizes = sorted({size for by_size in speeds.values() for size in by_size})
-    head = ["tokens/s over AR decoding of the same checkpoint", *[f"batch {size}" for size in sizes]]
-    lines = [
-        [f"{words[0].upper()}{words[1:]}", *[_in_brief(by_size[size].estimate) for size in sizes]]
-        for words, by_size in speeds.items()
-    ]
-    return table(head, lines)
-
-
-def _over_generate(collection: Collection, batch_size: int) -> Estimate | None:
-    """Tokens per second of `ar` over those of transformers' `generate`, all training seeds together."""
+def _over_seeds(
+    ratio: Callable[[SweepCells, int], Estimate | None], page: str, collection: Collection, batch_size: int
+) -> Estimate | None:
+    """A ratio of speeds, all training seeds together."""
 
     def measure(rows: Sequence[Row]) -> Measured:
-        row = SweepCells.of(rows).eager.done.get(("ar", batch_size))
-        return Measured(speed_up(row, "hf-generate") if row else None)
+        return Measured(ratio(SweepCells.of(rows), batch_size))
 
-    return Claim(measure=measure, bound=Bound(low=1.0), unit=TIMES).over(collection.of(SPEED)).estimate
+    return Claim(measure=measure, bound=Bound(low=1.0), unit=TIMES).over(collection.of(page)).estimate
+
+
+def _over_generate(sweep: SweepCells, batch_size: int) -> Estimate | None:
+    """Tokens per second of `ar` over those of transformers' `generate`."""
+    row = sweep.eager.done.get(("ar", batch_size))
+    return speed_up(row, "hf-generate") if row else None
+
+
+def _faster_form(name: str, sweep: SweepCells, batch_size: int) -> Estimate | None:
+    """Tokens per second of a contender over those of `ar` on its checkpoint, each in its faster form."""
+    trained = SweepCells([row for row in sweep.rows if row.stage == "mars"])
+    row = trained.done.get((name, batch_size))
+    return over_faster_ar(trained, row) if row else None
 
 
 def _in_brief(estimate: Estimate | None) -> str:

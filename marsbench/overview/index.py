@@ -1,27 +1,32 @@
-"""The index: one line for every table, figure and page, and the main answers before them."""
+"""The index: what was found, claim by claim and scale by scale, then a line for everything that can be reproduced."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from marsbench.findings.claims import ABSTRACT, Claim, Judged
+from marsbench.findings.claims import Judged, number
 from marsbench.findings.collection import Collection
+from marsbench.findings.published import PUBLISHED_SCALES
 from marsbench.presets import preset
-from marsbench.rendering.claims import corrected, fallen, held_against, outcome, sentences, tally
-from marsbench.rendering.markdown import paragraphs, table
-from marsbench.rendering.sections import command
+from marsbench.rendering.claims import bullet, corrected, published, tally, worded
+from marsbench.rendering.markdown import folded, paragraphs, table
+from marsbench.rendering.sections import reading
 from marsbench.studies import items, studies, study_of
 
 CLAIMS = "claims"  # the page of claims, which has no rows of its own
 OPENING = (
     "MARS (arXiv 2604.07023) fine-tunes an ordinary language model so that one forward pass can yield several tokens. "
-    "Mask tokens are put behind the text; the model predicts the next token and, at the masks, those after it. "
-    "Predictions are accepted from the left as long as the model's confidence reaches a threshold. The model keeps its "
-    "architecture, and when it accepts one token per forward pass it decodes like any other. This page leads to every "
-    "table and figure of the paper that reports measurements, as it was measured here; every verdict rests on a test "
-    f"that [the page of claims]({CLAIMS}.md) shows with its numbers."
+    "Mask tokens are put behind the text; the model predicts the next token and, at the masks, those after it, and "
+    "predictions are accepted from the left as long as the model's confidence reaches a threshold."
 )
+# Page and name of the claims that the index begins with.
+_FIRST = (
+    ("table2", "matches-ar-sft"), ("table2", "paper-matches-ar-sft"), ("table2", "beats-more-ar"),
+    ("table2", "sft-loss"), ("table4", "several-tokens-b4"), ("table4", "level-b4"), ("table4", "more-tokens-b8"),
+    ("table9", "beats-jacobi"), ("speedup", "cache-faster"), ("speedup", "load"), ("serving", "lower-tau"),
+    ("serving", "over-ar"), ("speedup", "best-verified"), ("real-model", "adapter-drafts"),
+)  # fmt: skip
 WORDS = {
     "AR": "autoregressive decoding, the ordinary way: one token per forward pass",
     "AR SFT": "the model before MARS, fine-tuned on the same conversations in the ordinary way",
@@ -36,10 +41,10 @@ WORDS = {
     "points": "percentage points of accuracy, averaged over the benchmarks",
     "[a, b]": "a 95 % interval",
     "supported": "the whole interval lies beyond the tested bound; *not supported*: on the other side; *inconclusive*: "
-    "it holds the bound, even if it excludes 0",
+    "it holds the bound; *significantly worse*: surely a loss, not surely more than is allowed; *moot*: about a gain "
+    "that is not there",
     "check": "what cannot come out otherwise unless something is broken; counted apart from the claims",
     "non-inferiority": 'the test behind "matches" and "level": worse by less than 2 points',
-    "rows of": "the days on which the numbers were measured",
 }
 
 
@@ -66,40 +71,82 @@ def lines() -> list[Line]:
 
 def render(judged: Sequence[Judged], collections: Sequence[Collection]) -> str:
     """The page as Markdown: a pure function of rows."""
-    words = table(["word", "meaning"], [[*entry] for entry in WORDS.items()], text=(0, 1))
-    sections = ["# The MARS paper, table by table", OPENING, words]
-    for collection in collections:
-        sections += [f"## Scale {collection.scale}", _scale(judged, collection), *_answers(judged, collection)]
-        sections.append(_table(judged, collection))
+    sections = [
+        "# The MARS paper, claim by claim",
+        _findings(judged, collections),
+        f"{OPENING} {reading(collections[0].scale)} [The page of claims]({CLAIMS}.md) has every claim with its test.",
+        paragraphs(*dict.fromkeys(preset(one.scale).caveat for one in collections)),
+        "## Every page",
+        _table(judged, collections),
+        "`-- --scale NAME` behind a command makes the same at another scale.",
+        folded(*[_scale(judged, collection) for collection in collections]),
+        "## Words",
+        table(["word", "meaning"], [[*entry] for entry in WORDS.items()], text=(0, 1)),
+    ]
     return paragraphs(*sections) + "\n"
 
 
-def _scale(judged: Sequence[Judged], collection: Collection) -> str:
-    """What the scale is, how many models and verdicts there are, and what these are not."""
-    said = [f"Scale {collection.scale} is {preset(collection.scale).summary}."]
-    said.append(collection.seeds_in_words)
-    if len(collection.seeds) > 1:
-        said.append("Every verdict, here and on the pages, is of all of them; tables on the pages show seed 0.")
-    said.append(corrected(judged, collection.scale))
-    return paragraphs(" ".join(filter(None, said)), preset(collection.scale).caveat)
+def _findings(judged: Sequence[Judged], collections: Sequence[Collection]) -> str:
+    """The claims that matter most: what the paper has, what every scale measured, and the verdict."""
+    lines = []
+    for key in _FIRST:
+        alike = [one for one in judged if (one.claim.page, one.claim.name) == key]
+        if any(one.findings[each.scale].estimate for one in alike for each in collections):
+            paper = dict.fromkeys(_published(alike, scale) for scale in PUBLISHED_SCALES)
+            measured = [_measured(alike, each.scale) for each in collections]
+            lines.append([_of_batches(alike), " / ".join(filter(None, paper)), *measured, _worded(alike, collections)])
+    head = ["claim", "the paper", *[each.scale for each in collections], "verdict"]
+    return table(head, lines, text=(0, len(head) - 1)) if lines else ""
 
 
-def _answers(judged: Sequence[Judged], collection: Collection) -> Iterator[str]:
-    """What the abstract claims, what else did not hold, and the best settings: verdicts with their numbers."""
-    of_abstract = [one for one in judged if one.claim.in_abstract]
-    of_abstract.sort(key=lambda one: one.claim.section == ABSTRACT)  # what no section takes up comes last
-    failed = [one for one in judged if one.claim.papers and one.findings[collection.scale].verdict == "not supported"]
-    ours = [one for one in judged if one.claim.item == "speedup" and not one.claim.papers]
-    parts = {
-        "What the paper's abstract claims, and what was measured here:": of_abstract,
-        "Other claims of the paper that did not hold here:": [one for one in failed if one not in of_abstract],
-        "And how much faster than AR decoding MARS and verified MARS are at their best settings:": ours,
+def _of_batches(alike: Sequence[Judged]) -> str:
+    """A claim, at all batch sizes that it is made at."""
+    sizes = [str(one.claim.batch_size) for one in alike if one.claim.batch_size is not None]
+    return alike[0].claim.text + (f", batch {' / '.join(sizes)}" if sizes else "")
+
+
+def _published(alike: Sequence[Judged], scale: str) -> str:
+    found = [text for one in alike if (text := published(one.claim, scale))]
+    return f"{' / '.join(found)} ({PUBLISHED_SCALES[scale].removeprefix('Qwen2.5 ')})" if found else ""
+
+
+def _measured(alike: Sequence[Judged], scale: str) -> str:
+    """What a scale has measured of a claim; with its interval where it is made once."""
+    found = [one.findings[scale] for one in alike]
+    if len(found) == 1:
+        return found[0].found if found[0].estimate else ""
+    known = [number(one.estimate.value, one.unit, signed=one.signed) for one in found if one.estimate]
+    return f"{' / '.join(known)} {found[0].unit}" if known else ""
+
+
+def _worded(alike: Sequence[Judged], collections: Sequence[Collection]) -> str:
+    """The verdicts of the scales that measured a claim, once where they agree."""
+    said = {
+        each.scale: " / ".join(dict.fromkeys(worded(one.claim, one.findings[each.scale]) for one in alike))
+        for each in collections
+        if any(one.findings[each.scale].estimate for one in alike)
     }
-    said = sentences([one.claim for one in judged])
-    for lead, found in parts.items():
-        if found:
-            yield "\n".join([lead, "", *_bullets(found, said, collection.scale)])
-    yield from remarks(collection)
+    if len({*said.values()}) == 1:
+        return next(iter(said.values()))
+    return "; ".join(f"{scale}: {verdict}" for scale, verdict in said.items())
+
+
+def _scale(judged: Sequence[Judged], collection: Collection) -> str:
+    """What the scale is, how many models and verdicts there are, and what did not hold."""
+    said = [f"Scale {collection.scale} is {preset(collection.scale).summary}.", collection.seeds_in_words]
+    said.append(corrected(judged, collection.scale))
+    text = " ".join(filter(None, said))
+    return paragraphs(f"## Scale {collection.scale}", text, _failed(judged, collection.scale), *remarks(collection))
+
+
+def _failed(judged: Sequence[Judged], scale: str) -> str:
+    """The paper's claims that did not hold at a scale, in its order."""
+    failed = [
+        bullet(one.claim, one.findings[scale])
+        for one in judged
+        if one.claim.papers and one.findings[scale].verdict in ("not supported", "significantly worse")
+    ]
+    return "\n".join(["Claims of the paper that did not hold here:", "", *failed]) if failed else ""
 
 
 def remarks(collection: Collection) -> list[str]:
@@ -108,63 +155,29 @@ def remarks(collection: Collection) -> list[str]:
     return [remark for remark in found if remark]
 
 
-def _bullets(judged: Sequence[Judged], said: Mapping[Claim, str], scale: str) -> list[str]:
-    """A line per claim; claims that differ in their batch size alone share one."""
-    alike: dict[Hashable, list[Judged]] = {}
-    for one in judged:
-        claim = one.claim
-        alike.setdefault(claim if claim.batch_size is None else (claim.page, claim.name), []).append(one)
-    return [
-        _bullet(found[0], said, scale) if len(found) == 1 else _bullet_by_batch(found, scale)
-        for found in alike.values()
-    ]
-
-
-def _bullet(judged: Judged, said: Mapping[Claim, str], scale: str) -> str:
-    finding = judged.findings[scale]
-    measured = f" {finding.found} ({held_against(judged.claim)})." if finding.estimate else ""
-    verdict = f"{outcome(finding.verdict)} (a check)" if judged.claim.check else finding.verdict
-    return f"- {said[judged.claim]}: **{verdict}**{fallen(finding)}.{measured}"
-
-
-def _bullet_by_batch(judged: Sequence[Judged], scale: str) -> str:
-    parts = []
-    for one in judged:
-        finding, size = one.findings[scale], one.claim.batch_size
-        measured = f" {finding.found}" if finding.estimate else ""
-        parts.append(f"at batch {size} **{finding.verdict}**{fallen(finding)}{measured}")
-    return f"- {judged[0].claim.text}: {', '.join(parts)}."
-
-
-def _table(judged: Sequence[Judged], collection: Collection) -> str:
-    head = ["", "asks", "verdict", "rows of", "command", "page"]
-    cells = []
+def _table(judged: Sequence[Judged], collections: Sequence[Collection]) -> str:
+    head = ["", "asks", *[each.scale for each in collections], "command"]
+    lines_ = []
     for line in lines():
-        verdict, days = _verdict(line, judged, collection), _dates(line, collection)
-        how, link = command(line.session, collection.scale), _link(line, collection)
-        cells.append([line.name, line.asks, verdict, days, how, f"[{line.page}.md]({link})" if link else ""])
-    return table(head, cells, text=range(len(head)))
+        cells = [_linked(line, judged, collection) for collection in collections]
+        lines_.append([line.name, line.asks, *cells, f"`nox -s {line.session}`"])
+    return table(head, lines_, text=range(len(head)))
 
 
-def _link(line: Line, collection: Collection) -> str:
+def _linked(line: Line, judged: Sequence[Judged], collection: Collection) -> str:
+    """What came out, with the way to the page; empty where a scale has no rows of it."""
     if line.page == CLAIMS:
-        return f"{CLAIMS}.md"
-    return collection.links[line.page] + line.anchor if line.page in collection.links else ""
+        return f"[{_verdict(line, judged, collection)}]({CLAIMS}.md)"
+    if line.page not in collection.rows:
+        return ""
+    verdict = _verdict(line, judged, collection)
+    return f"[{verdict}]({collection.links[line.page]}{line.anchor})" if line.page in collection.links else verdict
 
 
 def _verdict(line: Line, judged: Sequence[Judged], collection: Collection) -> str:
     """How many of a line's claims are supported; the paper's own, where it has any."""
-    if line.page != CLAIMS and line.page not in collection.rows:
-        return "not run"
     if line.page != CLAIMS and (own := study_of(line.page).tally):
         return own(collection.rows[line.page])
     of_line = [one for one in judged if line.page == CLAIMS or one.claim.item == line.key]
     counted = [one for one in of_line if one.claim.papers] or of_line
     return tally(counted, collection.scale) if counted else "measured"
-
-
-def _dates(line: Line, collection: Collection) -> str:
-    """The days on which a line's rows were measured, from the first to the last."""
-    rows = [row for of_seed in collection.of(line.page) for row in of_seed]
-    days = sorted(str(row.provenance["started"])[:10] for row in rows if row.provenance.get("started"))
-    return " to ".join(dict.fromkeys([days[0], days[-1]])) if days else ""

@@ -12,6 +12,7 @@ from marsbench.findings.seeds import BySeed
 from marsbench.statistics.decisions import MOST_SEEDS, MOST_TIMES, Needed, Verdict
 from marsbench.statistics.intervals import Interval
 
+_OTHERS: tuple[Verdict, ...] = "not supported", "significantly worse", "inconclusive", "moot", "not run"
 _BEGINS = {OURS: "Ours: ", ELSEWHERE: "Reported elsewhere: "}  # who says it, where that is not the paper
 
 
@@ -77,18 +78,30 @@ def plainly(claim: Claim, finding: Finding) -> str:
 
 def answers(claims: Sequence[Claim], seeds: BySeed) -> str:
     """What a page begins with: each claim's finding in a sentence, with its verdict."""
-    found = [(claim, claim.over(seeds.values())) for claim in claims]
-    return "\n".join(
-        f"- {plainly(claim, one)} (*{sentence(claim)}*: **{worded(claim, one)}**)."
-        if one.estimate
-        else f"- {sentence(claim)}: **{worded(claim, one)}**."
-        for claim, one in found
-    )
+    return "\n".join(bullet(claim, claim.over(seeds.values())) for claim in claims)
+
+
+def bullet(claim: Claim, finding: Finding) -> str:
+    """A finding in a sentence, with the verdict on what was claimed."""
+    verdict = f"**{worded(claim, finding)}**"
+    if finding.estimate is None:
+        return f"- {sentence(claim)}: {verdict}."
+    if not claim.who:
+        return f"- {sentence(claim)}: {verdict}, {finding.found}."
+    return f"- {plainly(claim, finding)} (*{sentence(claim)}*: {verdict})."
 
 
 def worded(claim: Claim, finding: Finding) -> str:
-    """The verdict on a claim or a check."""
-    return outcome(finding.verdict) if claim.check else finding.verdict
+    """The verdict on a claim or a check; of a loss that is allowed, whether there surely is one."""
+    if claim.check:
+        return outcome(finding.verdict)
+    if finding.verdict == "supported" and claim.bound.is_non_inferiority and finding.estimate is not None:
+        interval = finding.estimate.interval
+        return {
+            (True, False): "supported, significantly better",
+            (False, True): "supported, yet significantly worse",
+        }.get((interval.low > 0, interval.high < 0), "supported")
+    return finding.verdict
 
 
 def questions(finding: Finding) -> str:
@@ -102,12 +115,6 @@ def questions(finding: Finding) -> str:
 def outcome(verdict: Verdict) -> str:
     """The verdict on a check in words of its own, so that nobody takes it for a finding."""
     return {"supported": "holds", "not supported": "fails", "inconclusive": "unclear"}.get(verdict, verdict)
-
-
-def fallen(finding: Finding) -> str:
-    """What to say behind a verdict that does not survive Holm's correction; empty for others."""
-    lost = finding.after_holm is not None and finding.decided and not finding.stands
-    return " (not after Holm's correction)" if lost else ""
 
 
 def in_need(needed: Needed | None, counts: str = "questions") -> str:
@@ -150,7 +157,7 @@ def page_tally(claims: Sequence[Claim], seeds: BySeed) -> str:
 def _counted(verdicts: Sequence[tuple[Claim, Verdict]]) -> str:
     """As in "5 of 7 claims supported, 2 inconclusive; 3 of 3 checks hold"."""
     claims, checks = (Counter(verdict for claim, verdict in verdicts if claim.check == kind) for kind in (False, True))
-    rest = [f"{claims[one]} {one}" for one in ("not supported", "inconclusive", "not run") if claims[one]]
+    rest = [f"{claims[one]} {one}" for one in _OTHERS if claims[one]]
     parts = [", ".join([f"{claims['supported']} of {claims.total()} claims supported", *rest])] if claims else []
     if checks:
         parts.append(f"{checks['supported']} of {checks.total()} checks hold")

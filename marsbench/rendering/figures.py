@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from math import isfinite
@@ -109,6 +109,37 @@ def _draw_arm(
 
 
 accuracy_figure, speed_figure = partial(figure_of, ACCURACY), partial(figure_of, SPEED)
+
+
+def by_batch_figure(
+    series: Mapping[str, Mapping[int, Estimate]], y_label: str, path_stem: Path, *, dotted: Collection[str] = ()
+) -> list[Path]:
+    """Draw ratios of speeds by batch size, a line per name, as PNG and SVG.
+
+    Args:
+        series: name -> batch size -> ratio.
+        y_label: of what the ratios are.
+        path_stem: the files to write, less `.png` and `.svg`.
+        dotted: names whose lines are dotted.
+    """
+    sizes = sorted({size for found in series.values() for size in found})
+    with drawn_alike():
+        figure = new_figure(8.5, 4.6)
+        axes = figure.subplots()
+        for place, (name, found) in enumerate(series.items()):
+            axes.errorbar(
+                list(found), [ratio.value for ratio in found.values()], yerr=error_bars([*found.values()], 1.0),
+                label=name, capsize=2, color=COLOURS[place % len(COLOURS)], marker=MARKERS[place % len(MARKERS)],
+                linewidth=1, linestyle=":" if name in dotted else "-",
+            )  # fmt: skip
+        axes.axhline(1.0, color="black", linewidth=0.8, linestyle=":")
+        axes.set(xlabel="batch size", ylabel=y_label)
+        axes.set_ylim(bottom=0.0)
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(sizes, [str(size) for size in sizes])
+        if series:
+            figure.legend(loc="outside right upper", frameon=False)
+        return save(figure, path_stem)
 
 
 def labelled_figure(

@@ -18,7 +18,7 @@ HOW_TO_READ_ACCURACY = (
 )
 HOW_TO_READ_THE_CELLS = (
     f"{HOW_TO_READ_ACCURACY} Lines with tau accept tokens from the left while their confidence reaches tau, the "
-    "others exactly one token per forward pass."
+    "others one token per forward pass at most."
 )
 HOW_TO_READ_INCOMPLETE_AVERAGES = (
     'An average with a count such as "(5 of 6)" is over so many benchmarks, those that the line was measured on. It '

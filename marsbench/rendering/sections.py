@@ -34,8 +34,17 @@ def about(what: str, scale: str, seeds: BySeed) -> str:
 
 def reading(scale: str) -> str:
     """Where it stands how intervals, verdicts and p come about."""
-    way = "../docs" if scale == DEFAULT_SCALE else "../../docs"  # from the folder of the scale's pages
-    return f"[How to read the numbers and verdicts.]({way}/reading-reports.md#intervals-and-verdicts)"
+    return f"[How to read the numbers and verdicts.]({_docs(scale)}/reading-reports.md#intervals-and-verdicts)"
+
+
+def racing(scale: str) -> str:
+    """Where it stands how contenders are timed."""
+    return f"[How a race is measured.]({_docs(scale)}/sweeps.md#how-a-race-is-measured)"
+
+
+def _docs(scale: str) -> str:
+    """The way to the docs from the folder of a scale's pages."""
+    return "../docs" if scale == DEFAULT_SCALE else "../../docs"
 
 
 def seeds_in_words(seeds: BySeed) -> str:

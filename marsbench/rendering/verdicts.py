@@ -9,7 +9,7 @@ from marsbench.findings.in_words import p_value
 from marsbench.findings.published import PUBLISHED_SCALES
 from marsbench.findings.seeds import BySeed
 from marsbench.presets import preset
-from marsbench.rendering.claims import held_against, in_need, outcome, published, questions, sentence
+from marsbench.rendering.claims import held_against, in_need, outcome, published, questions, sentence, worded
 from marsbench.rendering.markdown import paragraphs, table
 from marsbench.rendering.sections import reading
 from marsbench.running.plans import TablePlan
@@ -38,7 +38,7 @@ def claims_section(seeds: BySeed, plan: TablePlan, claims: Sequence[Claim], scal
 def _judged(found: Sequence[tuple[Claim, Finding]]) -> str:
     head = ["", "claim", "tested", "result", "questions", "seeds", "p", "verdict", "would decide it"]
     lines = [
-        [*_line(claim, finding), p_value(finding.p), finding.verdict, in_need(finding.needed)]
+        [*_line(claim, finding), p_value(finding.p), worded(claim, finding), in_need(finding.needed)]
         for claim, finding in found
     ]
     return table(head, lines, text=(0, 1, 2, 7, 8))

@@ -18,7 +18,7 @@ MOST_SEEDS = 50  # that anyone is told to train
 MOST_TIMES = 100.0  # as many questions that anyone is told to ask
 SMALLEST_P = 1e-9  # below which nobody asks how small a p is
 
-Verdict = Literal["supported", "not supported", "inconclusive", "not run"]
+Verdict = Literal["supported", "not supported", "significantly worse", "inconclusive", "moot", "not run"]
 
 
 @dataclass(frozen=True)
@@ -30,11 +30,16 @@ class Bound:
     closed: bool = False  # whether the bounds themselves are what is claimed
 
     def verdict(self, interval: Interval) -> Verdict:
-        """Both "supported" and "not supported" need an interval that lies wholly on one side of every bound."""
+        """Both "supported" and "not supported" need an interval that lies wholly on one side of every bound.
+
+        Where a loss up to a margin is allowed and the interval holds the margin, it may still lie below 0 as a whole.
+        """
         inside = self.low < interval.low and interval.high < self.high
         if inside or (self.closed and self.low <= interval.low and interval.high <= self.high):
             return "supported"
-        return "not supported" if interval.high < self.low or self.high < interval.low else "inconclusive"
+        if interval.high < self.low or self.high < interval.low:
+            return "not supported"
+        return "significantly worse" if self.is_non_inferiority and interval.high < 0 else "inconclusive"
 
     @classmethod
     def losing_less_than(cls, margin: float) -> Bound:

@@ -15,7 +15,7 @@ from marsbench.rows.kinds import EvaluationRow
 from marsbench.running.plans import Arm, TablePlan
 from marsbench.statistics.decisions import Bound
 from marsbench.studies.lines import AR_SFT, adapted, mars, short, verified
-from marsbench.studies.study import Study
+from marsbench.studies.study import Study, ours
 
 _GROUPS, _LINEAR = verified("groups", 4), verified("linear", 5, 0.5)
 _LOSSLESS = (
@@ -175,8 +175,8 @@ PAGE = TablePage(
             letter="e",
             text="Writing into them at the adapter's rate costs accuracy",
         ),
-        _emits_more("wide_groups", "gated_groups", letter="f", text="Three times the rank drafts better"),
-        _emits_more("gated_groups_2x", "gated_groups", letter="g", text="Twice the training drafts better"),
+        _emits_more("wide_groups", "gated_groups", letter="f", check=True, text="Three times the rank drafts better"),
+        _emits_more("gated_groups_2x", "gated_groups", letter="g", check=True, text="Twice the training drafts better"),
         _emits_more(
             "mars_gated_markov_groups_4",
             "gated_groups",
@@ -232,4 +232,5 @@ STUDY = Study(
     sections=PAGE.sections,
     figures=PAGE.figures,
     tally=PAGE.tally,
+    claims=ours("adapter", PAGE.claims),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -92,6 +92,11 @@ class Study(Item):
         return Table(run, self.plan).rows()
 
 
+def ours(page: str, claims: Iterable[Claim]) -> tuple[Claim, ...]:
+    """Claims of a page of our own, as the pages on the whole paper list them."""
+    return tuple(replace(one, page=page, item=page, whose="ours") for one in claims)
+
+
 def measured_by(module: str, function: str) -> Callable[[Run], list[Row]]:
     """What makes a study's rows, by its place: only who measures imports it."""
     return lambda run: getattr(import_module(module), function)(run)
@@ -120,6 +125,7 @@ def table_study(
     claims = [
         replace(one, page=key, item=one.item or key, section=one.section or section if one.whose == PAPERS else None)
         for one in (*more_claims, *page.claims)
+        if not one.again
     ]
     return Study(
         key=page.plan.key,

@@ -67,6 +67,7 @@ PAGE = TablePage(
             margin=2.0,
             letter="c",
             name="level-with-ar-sft",
+            again=True,  # Table 4's
             text="MARS is about as accurate as AR SFT",
         ),
         more_accurate(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
 
@@ -15,14 +15,15 @@ from marsbench.findings.sweep import (
     positions_of_a_row,
     printed_ratio,
     printed_speed_up,
+    races_in_words,
     speed_ratio,
     speed_up,
     tokens_per_forward_of,
 )
-from marsbench.racing.grid import COMPILED_AR
-from marsbench.rendering.figures import COLOURS, MARKERS, drawn_alike, error_bars, new_figure, save
-from marsbench.rendering.markdown import table
-from marsbench.rendering.sections import command, facts_section, seeds_in_words
+from marsbench.racing.grid import COMPILED_AR, called
+from marsbench.rendering.figures import by_batch_figure
+from marsbench.rendering.markdown import folded, table
+from marsbench.rendering.sections import command, facts_section, racing, seeds_in_words
 from marsbench.rows.kinds import Row, StepTimeRow, SweepRow
 from marsbench.statistics.intervals import Estimate
 from marsbench.studies.compiled.contenders import COMPILED, EAGER, RANDOM, REFERENCE
@@ -35,11 +36,6 @@ WHAT_IT_IS = (
     "of two, lengths in steps of up to a factor of two, every window as wide as the method's widest. What a row lacks "
     "is filled up and thrown away. `ar` and MARS are compiled alike, so that neither is held against the other's "
     "launch costs."
-)
-HOW_RATIOS_ARE_MEASURED = (
-    "All contenders, eager and compiled, decode the same prompts in one run, batch by batch in turn, the first of them "
-    "changing every time, after an untimed pass, in which everything is compiled. A number is the median over repeats "
-    "of the ratio of tokens per second, with its bootstrap 95 % interval."
 )
 THE_LAW = (
     "A method's speed over `ar` is its tokens per forward over what its step costs in steps of `ar`. Compiling takes "
@@ -59,19 +55,36 @@ MEMORY_BOUND = (
 def sections(rows: Sequence[Row], scale: str, seeds: BySeed) -> list[str]:
     """What stands on the page: tables of the rows, verdicts of all training seeds."""
     races, bound = _trained(rows), _random(rows)
+    raced = [row for found in (races, bound) for race in found.values() for row in race.values()]
     return [
         f"# Compiled steps at scale {scale}: what a step as one graph buys",
-        WHAT_IT_IS,
-        seeds_in_words(seeds),
-        company_remark(row for found in (races, bound) for race in found.values() for row in race.values()),
-        _tokens(races),
-        _speed(races),
+        "\n".join(_answers(races)),
         f"![Tokens per second over eager ar by batch size]({FIGURE}.png)",
-        _law(races),
-        _compiling(races),
-        _memory_bound(rows, bound),
-        facts_section(rows, command("reproduce-compiled", scale)),
+        _by_batch(races, _LEFT, "what is left of MARS's gain"),
+        f"{WHAT_IT_IS} {racing(scale)} {seeds_in_words(seeds)}",
+        races_in_words(raced),
+        company_remark(raced),
+        folded(
+            _tokens(races),
+            _speed(races),
+            _law(races),
+            _compiling(races),
+            _memory_bound(rows, bound),
+            facts_section(rows, command("reproduce-compiled", scale)),
+        ),
     ]
+
+
+def _answers(races: dict[int, Race]) -> Iterator[str]:
+    """What is left of MARS's gain at the smallest and the largest batch size, and what compiling buys `ar`."""
+    for size in [size for size in races if size in (min(races), max(races))]:
+        race = races[size]
+        said = [
+            f"{name} {_said(race, name, 'ar')} eager and {_said(race, called(name, True), COMPILED_AR)} compiled"
+            for name in (one.name for one in EAGER[1:])
+        ]
+        yield f"- Over `ar` of its own kind at batch {size}: {'; '.join(said)}."
+        yield f"- At batch {size}, compiled `ar` is {_said(race, COMPILED_AR, 'ar')} times as fast as eager `ar`."
 
 
 def _trained(rows: Sequence[Row]) -> dict[int, Race]:
@@ -101,23 +114,12 @@ def tally(seeds: BySeed) -> str:
 def draw(rows: Sequence[Row], reports_dir: Path) -> list[Path]:
     """Write the figure that the report shows, as PNG and SVG."""
     races = _trained(rows)
-    with drawn_alike():
-        figure = new_figure(7.5, 4.6)
-        axes = figure.subplots()
-        for place, pair in enumerate(zip(EAGER, COMPILED, strict=True)):
-            for contender in pair:
-                found = {size: ratio for size, race in races.items() if (ratio := _ratio(race, contender.name, "ar"))}
-                axes.errorbar(
-                    list(found), [one.value for one in found.values()], yerr=error_bars([*found.values()], 1.0),
-                    label=contender.name, capsize=2, color=COLOURS[place], marker=MARKERS[place],
-                    linestyle="-" if contender.compiled else ":",
-                )  # fmt: skip
-        axes.set(xlabel="batch size", ylabel="tokens per second, relative to eager ar")
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(list(races), [str(size) for size in races])
-        if races:
-            figure.legend(loc="outside right upper", frameon=False)
-        return save(figure, reports_dir / FIGURE)
+    series = {
+        one.name: {size: ratio for size, race in races.items() if (ratio := _ratio(race, one.name, "ar"))}
+        for one in (*EAGER, *COMPILED)
+    }
+    dotted = [one.name for one in EAGER]
+    return by_batch_figure(series, "tokens per second, relative to eager ar", reports_dir / FIGURE, dotted=dotted)
 
 
 def _ratio(race: Race, name: str, baseline: str) -> Estimate | None:
@@ -152,21 +154,18 @@ def _same(row: SweepRow, eager: SweepRow) -> str:
     return f"{row.same_as.get('ar', 0)} of {row.prompts}" + ("" if is_lossless(row) else f" ({eager.same_as['ar']})")
 
 
+_PAIRS = list(zip(EAGER, COMPILED, strict=True))
+_LEFT = {
+    **{f"{one.name}: over `ar`, both eager": (one.name, "ar") for one, _ in _PAIRS[1:]},
+    **{f"{one.name}: over `ar`, both compiled": (other.name, COMPILED_AR) for one, other in _PAIRS[1:]},
+}
+
+
 def _speed(races: dict[int, Race]) -> str:
     over_generate = {f"`{name}` over `{REFERENCE}`": (name, REFERENCE) for name in ("ar", COMPILED_AR)}
-    pairs = list(zip(EAGER, COMPILED, strict=True))
-    over_eager = {f"{one.name}: compiled over eager": (other.name, one.name) for one, other in pairs}
-    over_ar = {f"{one.name}: over `ar`, both eager": (one.name, "ar") for one, _ in pairs[1:]}
-    over_ar |= {f"{one.name}: over `ar`, both compiled": (other.name, COMPILED_AR) for one, other in pairs[1:]}
-    return "\n\n".join(
-        [
-            "## Speed",
-            HOW_RATIOS_ARE_MEASURED,
-            _by_batch(races, over_generate, "the baseline"),
-            _by_batch(races, over_eager, "what compiling buys"),
-            _by_batch(races, over_ar, "what is left of MARS's gain"),
-        ]
-    )
+    over_eager = {f"{one.name}: compiled over eager": (other.name, one.name) for one, other in _PAIRS}
+    baseline, bought = _by_batch(races, over_generate, "the baseline"), _by_batch(races, over_eager, "what it buys")
+    return "\n\n".join(["## Speed", baseline, bought])
 
 
 def _law(races: dict[int, Race]) -> str:

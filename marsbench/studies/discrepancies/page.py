@@ -13,7 +13,7 @@ from marsbench.presets import preset
 from marsbench.rendering.claims import plainly
 from marsbench.rendering.markdown import folded, paragraphs
 from marsbench.rendering.measured import accuracy_table, reasons
-from marsbench.rendering.sections import about, behind, title
+from marsbench.rendering.sections import about, behind, racing, title
 from marsbench.rows.kinds import Row
 from marsbench.studies.discrepancies.effects import DIFFERS, SAME, effect, effects_table, verdict
 from marsbench.studies.discrepancies.items import ITEMS
@@ -55,7 +55,7 @@ def sections(rows: Sequence[Row], scale: str, seeds: BySeed) -> list[str]:
         title(PLAN, scale),
         "\n".join([f"- {tally(seeds)}.", *_answers(seeds)]),
         effects_table(seeds, [pair for item in ITEMS for pair in item.pairs]),
-        f"{HOW_TO_READ} {about(OPENING, scale, seeds)}",
+        f"{HOW_TO_READ} {racing(scale)} {about(OPENING, scale, seeds)}",
         preset(scale).caveat,
         company_remark(sweep.rows),
         folded(

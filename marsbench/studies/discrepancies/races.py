@@ -16,11 +16,6 @@ from marsbench.statistics.intervals import Estimate, median_ratio
 from marsbench.studies.discrepancies.effects import DIFFERS, NOT_RUN, SAME
 from marsbench.studies.discrepancies.lines import ALL_MASKS, BLOCKS, NO_CACHE, WINDOW
 
-HOW_RACES_ARE_MEASURED = (
-    "Contenders decode the same prompts in one race, batch by batch in turn, after a lap that is only watched. A ratio "
-    "of speeds is the median over laps, with its bootstrap 95 % interval."
-)
-
 
 def cache_blocks(seeds: BySeed) -> str:
     """What B_cache does to positions, tokens per forward and speed: numbers of the seed shown, without a verdict."""
@@ -40,8 +35,7 @@ def cache_blocks(seeds: BySeed) -> str:
         ]
     lead = (
         f"`{WINDOW}` keeps what it has accepted after every forward; rows never wait for each other, and "
-        f"B_cache, as the paper explains it, has no place. `{BLOCKS}` does as the code does: B_cache masks at once. "
-        f"{HOW_RACES_ARE_MEASURED}"
+        f"B_cache, as the paper explains it, has no place. `{BLOCKS}` does as the code does: B_cache masks at once."
     )
     return paragraphs(lead, table(head, lines))
 
@@ -92,7 +86,7 @@ def masks(seeds: BySeed) -> str:
             ratio = _judged(partial(_all_over_few, size=size), seeds)
             positions = [f"{positions_per_forward(row) or 0:.0f}" for row in (few, every)]
             lines.append([str(size), *positions, ratio.number, DIFFERS if ratio.decided else SAME])
-    return paragraphs(HOW_RACES_ARE_MEASURED, table(head, lines, text=(0, 4))) if lines else ""
+    return table(head, lines, text=(0, 4)) if lines else ""
 
 
 def load(seeds: BySeed) -> str:

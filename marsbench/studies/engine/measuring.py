@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 from marsbench.decoding.engine import decode
 from marsbench.decoding.generation import Generation, Request
-from marsbench.keys import content_hash, versions
+from marsbench.keys import versions
 from marsbench.methods import METHODS
-from marsbench.provenance import provenance
 from marsbench.racing.course import Course
 from marsbench.racing.grid import Contender
 from marsbench.racing.sweep import Sweep
 from marsbench.rows.kinds import ExactnessRow, Row
+from marsbench.running.kept import kept
 from marsbench.running.run import Run
 from marsbench.studies.engine.contenders import AR, EXACT, exactness_grid, race_grid
+from marsbench.training.checkpoints import Loaded
 
 
 def engine_rows(run: Run) -> list[Row]:
@@ -30,20 +33,20 @@ def engine_rows(run: Run) -> list[Row]:
 def _exactness(course: Course, contender: Contender) -> ExactnessRow:
     """One method against AR of the same checkpoint on every prompt, token by token."""
     run, loaded = course.run, course.entrants.target(contender)
-    key = content_hash(
-        {
-            "kind": "exactness",
-            "entry": contender.keyed,
-            "max_new_tokens": course.max_new_tokens,
-            "questions": course.questions.fingerprint(),
-            "versions": versions("decoding"),
-            **course.entrants.weights(contender),
-        }
-    )
-    known = run.existing_row(key, ExactnessRow, f"exactness of {contender.name}")
-    if known is not None:
-        return known
-    origin = provenance(seed=run.seed)
+    content = {
+        "kind": "exactness",
+        "entry": contender.keyed,
+        "max_new_tokens": course.max_new_tokens,
+        "questions": course.questions.fingerprint(),
+        "versions": versions("decoding"),
+        **course.entrants.weights(contender),
+    }
+    make = partial(_compared, course, contender, loaded)
+    return kept(run, ExactnessRow, content, f"exactness of {contender.name}", make)
+
+
+def _compared(course: Course, contender: Contender, loaded: Loaded, key: str, origin: dict[str, Any]) -> ExactnessRow:
+    run = course.run
     with run.reporter.bar(f"{contender.name} against ar"):
         ours, theirs = (_decoded(course, one) for one in (contender, replace(AR, stage=contender.stage)))
     row = ExactnessRow(
@@ -62,7 +65,6 @@ def _exactness(course: Course, contender: Contender) -> ExactnessRow:
         checkpoint=loaded.weights,
         provenance=origin,
     )
-    run.keep(row)
     speed = row.emitted / row.row_forwards
     run.reporter.say(f"{contender.name}: {row.same_as_ar} of {row.prompts} as ar, {speed:.2f} tokens/forward")
     return row

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from marsbench.findings.company import company_remark
@@ -13,58 +13,25 @@ from marsbench.findings.sweep import (
     positions_of_a_row,
     printed_ratio,
     printed_speed_up,
+    races_in_words,
     speed_of,
     speed_ratio,
     speed_up,
     tokens_per_forward_of,
 )
-from marsbench.rendering.figures import COLOURS, MARKERS, drawn_alike, error_bars, new_figure, save
-from marsbench.rendering.markdown import table
-from marsbench.rendering.sections import command, facts_section, seeds_in_words
+from marsbench.methods import METHODS
+from marsbench.rendering.figures import by_batch_figure
+from marsbench.rendering.markdown import folded, table
+from marsbench.rendering.sections import command, facts_section, racing, seeds_in_words
 from marsbench.rows.kinds import ExactnessRow, Row, SweepRow, TrainingRow
 from marsbench.statistics.intervals import Estimate, Interval
 
 FIGURE = "figures/engine_speed"  # beside the page, less the extension
 
-HOW_RATIOS_ARE_MEASURED = (
-    "All contenders decode the same prompts in one run, batch by batch in turn, the first of them changing every "
-    "time, after an untimed pass. A number is the median over repeats of the ratio of tokens per second, tokens up "
-    "to EOS only, with its bootstrap 95 % interval. Times of different runs are never compared."
-)
 HOW_EFFICIENCY_READS = (
     "Efficiency is the speed-up over `ar` divided by tokens per forward: how much of the algorithmic gain is left on "
     "the clock. 1 would mean that a forward over a window costs no more than one over a token. The best layout and "
     "window of `mars-verified` is the fastest of the race, which flatters it a little."
-)
-WHAT_WAS_TRIED = (
-    "One read from the device per step: lengths, ends and window sizes travel together. Faster than asking for each.",
-    "Logits only for the entries that a method asks for, in two steps where the second depends on the first "
-    "(`mars-verified` needs the logits of one mask group of several). Faster in proportion to the vocabulary. Where "
-    "masks stand in a line, their logits and the drafts' come in one step, fillers and all, as two calls cost more.",
-    "Keys and values stay where they were written, hidden by the mask where they proved wrong: no copies, no rollback.",
-    "Finished rows leave the batch and the last rows move into their places. Faster from batch size 4 on.",
-    "Float masks, not boolean ones, which are converted anew in every layer; one table per window shape, looked up by "
-    "where each slot lies relative to the row's window.",
-    "All windows aligned at the last committed token, so that layouts are worked out once per shape and logits are "
-    "slices. Aligning them at the first uncached token cost a gather per use and a mask per row.",
-    "The layers of Qwen2 and Llama as fewer, larger operations: queries and keys rotated together, query heads folded "
-    "into the query length instead of repeated keys, a norm in three operations. By far the largest gain for `ar`, "
-    "whose steps are bound by the number of operations; fillers are left out of all of them.",
-    "One projection for queries, keys and values and one for gate and up: three operations less per layer, and given "
-    "up. Its weight is a copy, which goes stale, or the model's parameters become parts of it, which adapters, "
-    "offloading and writers of checkpoints trip over. Cheaper norms and masks have won back the time.",
-    "Weights stored transposed: no faster for small models. Weights that do not fit into a CPU's caches are then read "
-    "twice as fast for one or two positions; but they are copies, too, and oneDNN reads them as fast as they lie, and "
-    "faster for more positions. It does so from half a million elements on.",
-    "An adapter's maps in bf16 as further columns of the layers' packed copies, queries, keys and values in one "
-    "product, gate and up in another: a small product by oneDNN takes ten microseconds whatever its size, and four are "
-    "left of nine in a layer. As further rows they would save as many and leave the sums. By fp32 products, which take "
-    "half as long, the conversions take back what is won.",
-    "Passive waiting of threads (`OMP_WAIT_POLICY=PASSIVE`): every operation that runs on several threads then pays "
-    "for waking them. Much slower on an idle machine; it helps only beside other work.",
-    "In `mars-verified`'s linear layout, after a wrong draft, going on with what the model had said behind it: hardly "
-    "ever right, and the masks behind them saw wrong tokens again. A forward without drafts is better.",
-    "The top probability from the maximum and the log-sum-exp of the logits, without writing the softmax out.",
 )
 
 
@@ -73,19 +40,38 @@ def sections(rows: Sequence[Row], scale: str, seeds: BySeed) -> list[str]:
     races = SweepCells.of(rows).races
     return [
         f"# The engine at scale {scale}: lossless methods, speed, and where the time goes",
-        "One loop decodes by every method; what differs between the lines below is the method alone. `hf-generate` is "
-        "the outside reference: transformers' own `generate`.",
-        seeds_in_words(seeds),
-        company_remark([row for race in races.values() for row in race.values()]),
-        _exactness(rows),
-        _targets(races),
-        _all_speeds(races),
+        "\n".join(_answers(rows, races)),
         f"![Speed-up over ar by batch size]({FIGURE}.png)",
-        _costs(races),
-        _profiles(races),
-        _heads(rows),
-        facts_section(rows, command("reproduce-engine", scale)),
+        _targets(races),
+        "One loop decodes by every method; what differs between the lines is the method alone. `hf-generate` is "
+        f"transformers' own `generate`. {HOW_EFFICIENCY_READS} {racing(scale)} {seeds_in_words(seeds)}",
+        races_in_words(row for race in races.values() for row in race.values()),
+        company_remark([row for race in races.values() for row in race.values()]),
+        folded(
+            _exactness(rows),
+            _all_speeds(races),
+            _costs(races),
+            _profiles(races),
+            _heads(rows),
+            facts_section(rows, command("reproduce-engine", scale)),
+        ),
     ]
+
+
+def _answers(rows: Sequence[Row], races: dict[int, Race]) -> Iterator[str]:
+    """How many answers are those of AR decoding, and the speeds at the smallest and the largest batch size."""
+    exact = [row for row in rows if isinstance(row, ExactnessRow) and METHODS[row.method].lossless]
+    if exact:
+        same, asked = sum(row.same_as_ar for row in exact), sum(row.prompts for row in exact)
+        yield f"- Of {asked:,} answers by lossless methods, {same:,} are those of `ar`, token for token."
+    for size in [size for size in races if size in (min(races), max(races))]:
+        race, best = races[size], _best_verified(races[size])
+        if best is not None and {"ar", "hf-generate", "mars"} <= race.keys():
+            yield (
+                f"- At batch {size}, all eager, `mars` at tau = .95 is {printed_speed_up(race['mars'])} times as fast "
+                f"as `ar`, the fastest `mars-verified` ({_setting(best)}) {printed_speed_up(best)} times, and `ar` "
+                f"{printed_ratio(speed_ratio(race['ar'], race['hf-generate']))} times as fast as `hf-generate`."
+            )
 
 
 def draw(rows: Sequence[Row], reports_dir: Path) -> list[Path]:
@@ -93,24 +79,11 @@ def draw(rows: Sequence[Row], reports_dir: Path) -> list[Path]:
     races = SweepCells.of(rows).races
     best = {row.contender for race in races.values() if (row := _best_verified(race))}
     shown = [row for race in races.values() for row in race.values() if _stands_alone(row) or row.contender in best]
-    names = list(dict.fromkeys(row.contender for row in shown))
-    with drawn_alike():
-        figure = new_figure(7.5, 4.6)
-        axes = figure.subplots()
-        for place, name in enumerate(names):
-            found = {size: ratio for size, race in races.items() if (ratio := _over_ar(race, name))}
-            axes.errorbar(
-                list(found), [ratio.value for ratio in found.values()], yerr=error_bars([*found.values()], 1.0),
-                label=name, capsize=2, color=COLOURS[place % len(COLOURS)], marker=MARKERS[place % len(MARKERS)],
-                linewidth=1,
-            )  # fmt: skip
-        axes.axhline(1.0, color="black", linewidth=0.8, linestyle=":")
-        axes.set(xlabel="batch size", ylabel="tokens per second, relative to ar")
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(list(races), [str(size) for size in races])
-        if names:
-            figure.legend(loc="outside right upper", frameon=False)
-        return save(figure, reports_dir / FIGURE)
+    series = {
+        name: {size: ratio for size, race in races.items() if (ratio := _over_ar(race, name))}
+        for name in dict.fromkeys(row.contender for row in shown)
+    }
+    return by_batch_figure(series, "tokens per second, relative to ar", reports_dir / FIGURE)
 
 
 def _stands_alone(row: SweepRow) -> bool:
@@ -175,7 +148,7 @@ def _targets(races: dict[int, Race]) -> str:
         )
         lines.append([f"{title}: efficiency", *[_efficiency(row) if row else "" for row in rows]])
     lines.append(["best layout and window", *[_setting(row) if row else "" for row in best]])
-    return "\n\n".join(["## Speed", HOW_RATIOS_ARE_MEASURED, HOW_EFFICIENCY_READS, table(head, lines)])
+    return table(head, lines)
 
 
 def _efficiency(row: SweepRow) -> str:
@@ -198,7 +171,7 @@ def _all_speeds(races: dict[int, Race]) -> str:
         [name, *[printed_speed_up(race[name]) if name in race else "" for race in races.values()]]
         for name in _names(races)
     ]
-    return "\n\n".join(["### Every contender", table(head, lines)])
+    return "\n\n".join(["## Every contender", table(head, lines)])
 
 
 def _costs(races: dict[int, Race]) -> str:
@@ -215,7 +188,7 @@ def _costs(races: dict[int, Race]) -> str:
         if of_sizes and all(row.forwards for row in of_sizes):
             cache = [f"{row.cache_bytes / 1024:,.0f}" for row in of_sizes]
             lines.append([name, *[f"{positions_of_a_row(row):.1f}" for row in of_sizes], *cache])
-    return "\n\n".join(["### What a forward covers, and what the cache holds", text, table(head, lines)])
+    return "\n\n".join(["## What a forward covers, and what the cache holds", text, table(head, lines)])
 
 
 def _profiles(races: dict[int, Race]) -> str:
@@ -232,8 +205,7 @@ def _profiles(races: dict[int, Race]) -> str:
         "model's; proposing and accepting are the method's; the loop is the rest: attention masks, cache places, "
         "committing tokens, and what the host does."
     )
-    tried = "What was tried:\n\n" + "\n".join(f"- {note}" for note in WHAT_WAS_TRIED)
-    return "\n\n".join(["## Where the time goes", text, table(["", *parts], lines), tried])
+    return "\n\n".join(["## Where the time goes", text, table(["", *parts], lines)])
 
 
 def _heads(rows: Sequence[Row]) -> str:

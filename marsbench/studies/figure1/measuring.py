@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 from marsbench.evaluation.local_data import Unavailable
-from marsbench.keys import content_hash, versions
-from marsbench.provenance import provenance
+from marsbench.keys import versions
 from marsbench.rows.kinds import GenerationRow, Row
 from marsbench.running.cells import Cells
 from marsbench.running.checkpoints import Checkpoints
+from marsbench.running.kept import kept, skipped
 from marsbench.running.plans import Arm
 from marsbench.running.run import Run
 from marsbench.show import answer, sample_question, token_texts
@@ -24,21 +27,7 @@ def _row(run: Run, arm: Arm, question: str) -> GenerationRow:
     """One line's answer, or why there is none."""
     reason, loaded = Checkpoints(run).available(arm.trained)
     if loaded is None:
-        return _skipped(run, arm, question, reason)
-    try:
-        return _answered(run, arm, loaded, question)
-    except Unavailable as error:
-        return _skipped(run, arm, question, error.reason)
-
-
-def _skipped(run: Run, arm: Arm, question: str, reason: str) -> GenerationRow:
-    run.reporter.say(f"{arm.label}: skipped ({reason})")
-    identity = run.scale.scale, arm.name, arm.stage, arm.method, arm.options, question
-    key = content_hash({"skipped": [*identity, reason]})
-    return GenerationRow(key, "skipped", reason, *identity, provenance=provenance(seed=run.seed))
-
-
-def _answered(run: Run, arm: Arm, loaded: Loaded, question: str) -> GenerationRow:
+        return skipped(run, GenerationRow, arm, question, reason, arm.label)
     content = {
         "kind": GenerationRow.kind,
         "method": arm.method,
@@ -48,10 +37,13 @@ def _answered(run: Run, arm: Arm, loaded: Loaded, question: str) -> GenerationRo
         "max_new_tokens": run.scale.max_new_tokens,
         "versions": versions("decoding"),
     }
-    key = content_hash(content)
-    known = run.existing_row(key, GenerationRow, arm.label)
-    if known is not None:
-        return known
+    try:
+        return kept(run, GenerationRow, content, arm.label, partial(_answered, run, arm, loaded, question))
+    except Unavailable as error:
+        return skipped(run, GenerationRow, arm, question, error.reason, arm.label)
+
+
+def _answered(run: Run, arm: Arm, loaded: Loaded, question: str, key: str, origin: dict[str, Any]) -> GenerationRow:
     generation = answer(
         loaded,
         Cells(run).method(arm, loaded),
@@ -59,7 +51,8 @@ def _answered(run: Run, arm: Arm, loaded: Loaded, question: str) -> GenerationRo
         threshold=arm.options.get("threshold"),
         max_new_tokens=run.scale.max_new_tokens,
     )
-    row = GenerationRow(
+    run.reporter.say(f"{arm.label}: {generation.tokens_per_forward:.2f} tokens/forward")
+    return GenerationRow(
         key=key,
         status="done",
         reason="",
@@ -75,8 +68,5 @@ def _answered(run: Run, arm: Arm, loaded: Loaded, question: str) -> GenerationRo
         finish=generation.finish,
         max_new_tokens=run.scale.max_new_tokens,
         checkpoint=loaded.weights,
-        provenance=provenance(seed=run.seed),
+        provenance=origin,
     )
-    run.keep(row)
-    run.reporter.say(f"{arm.label}: {generation.tokens_per_forward:.2f} tokens/forward")
-    return row

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from marsbench.studies.gains.lines import MEASURED
-from marsbench.studies.gains.page import draw, sections, tally
-from marsbench.studies.study import Study, measured_by
+from marsbench.studies.gains.page import CLAIMS, draw, sections
+from marsbench.studies.study import Study, measured_by, ours
 
 STUDY = Study(
     key="gains",
@@ -15,5 +15,5 @@ STUDY = Study(
     measure=measured_by("marsbench.studies.gains.measuring", "gains_rows"),
     sections=sections,
     figures=draw,
-    tally=tally,
+    claims=ours("gains", CLAIMS),
 )

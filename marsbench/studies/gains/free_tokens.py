@@ -49,6 +49,7 @@ class Token(NamedTuple):
 
 
 Answer = list[Token]
+_FEWEST = 30  # pairs that are given a shade: of fewer, the share says little
 
 
 def section(rows: Sequence[Row]) -> str:
@@ -199,14 +200,18 @@ def _heat_map(answers: Sequence[Answer]) -> Figure:
     """The same pairs in shades that differ in brightness, with the share and the number of pairs in each field."""
     befores = [kind for kind in CLASSES if kind != END]
     found = [[share_together(answers, before, kind) for kind in CLASSES] for before in befores]
-    shares = np.array([[np.nan if share is None else 100 * share.value for share, _ in line] for line in found])
+    shares = np.array(
+        [[np.nan if share is None or n < _FEWEST else 100 * share.value for share, n in line] for line in found]
+    )
     figure = new_figure(7.2, 4.6)
     axes = figure.subplots()
     mesh = axes.pcolormesh(np.ma.masked_invalid(shares), cmap="cividis", vmin=0, vmax=100, edgecolor="white")
     for row, line in enumerate(found):
         for column, (share, count) in enumerate(line):
             if share is not None:
-                shade = "black" if share.value > 0.45 else "white"  # where cividis gives both the same contrast
+                shade = (
+                    "black" if share.value > 0.45 or count < _FEWEST else "white"
+                )  # where cividis gives both the same contrast
                 limits = f"[{100 * share.interval.low:.0f}, {100 * share.interval.high:.0f}]"
                 text = f"{100 * share.value:.0f} %\n{limits}\nn = {count:,}"
                 axes.text(column + 0.5, row + 0.5, text, ha="center", va="center", color=shade, fontsize=7)

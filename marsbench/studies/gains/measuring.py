@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import groupby
+from typing import Any
 
 from marsbench.decoding.engine import decode
 from marsbench.decoding.generation import Generation, Request
 from marsbench.evaluation.benchmarks import fingerprint
 from marsbench.evaluation.harness import Exam, cut_in_words, room_for_prompt
 from marsbench.evaluation.local_data import Unavailable
-from marsbench.keys import content_hash, versions
+from marsbench.keys import versions
 from marsbench.methods.fitting import default_ids
-from marsbench.provenance import provenance
 from marsbench.racing.questions import prompts_of, token_ids
 from marsbench.rows.kinds import Row, TokenClassRow
 from marsbench.running.cells import Cells
 from marsbench.running.checkpoints import Checkpoints
+from marsbench.running.kept import kept, skipped
 from marsbench.running.run import Run
 from marsbench.running.tables import Table
 from marsbench.show import token_texts
@@ -49,10 +51,7 @@ def _row(run: Run, loaded: Loaded, name: str) -> TokenClassRow:
 
 
 def _skipped(run: Run, name: str, reason: str) -> TokenClassRow:
-    run.reporter.say(f"{name}, tokens by class: skipped ({reason})")
-    identity = run.scale.scale, CLASSED.name, CLASSED.stage, CLASSED.method, CLASSED.options, name
-    key = content_hash({"skipped": [TokenClassRow.kind, *identity, reason]})
-    return TokenClassRow(key, "skipped", reason, *identity, provenance=provenance(seed=run.seed))
+    return skipped(run, TokenClassRow, CLASSED, name, reason, f"{name}, tokens by class")
 
 
 def _classified(run: Run, loaded: Loaded, exam: Exam) -> TokenClassRow:
@@ -68,11 +67,11 @@ def _classified(run: Run, loaded: Loaded, exam: Exam) -> TokenClassRow:
         "batch_size": run.scale.batch_size,
         "versions": versions("decoding", "scoring", "world"),
     }
-    key, title = content_hash(content), f"{exam.benchmark.name}, tokens by class"
-    known = run.existing_row(key, TokenClassRow, title)
-    if known is not None:
-        return known
-    origin = provenance(seed=run.seed)
+    title = f"{exam.benchmark.name}, tokens by class"
+    return kept(run, TokenClassRow, content, title, partial(_counted, run, loaded, exam, title))
+
+
+def _counted(run: Run, loaded: Loaded, exam: Exam, title: str, key: str, origin: dict[str, Any]) -> TokenClassRow:
     generations = _decoded(run, loaded, exam, title)
     texts = [token_texts(generation.tokens, loaded.tokenizer) for generation in generations]
     code, template = modelled_on(exam.benchmark.name) == CODE_BENCHMARK, template_words(texts)
@@ -97,7 +96,6 @@ def _classified(run: Run, loaded: Loaded, exam: Exam) -> TokenClassRow:
         checkpoint=loaded.weights,
         provenance=origin,
     )
-    run.keep(row)
     free = sum(place > 0 for found in row.places for place in found)
     tokens = sum(map(len, row.places))
     run.reporter.say(f"{title}: {free:,} of {tokens:,} came with another token's forward pass")

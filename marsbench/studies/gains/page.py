@@ -15,7 +15,7 @@ from marsbench.findings.claims import Claim
 from marsbench.findings.in_words import bracketed, plus_minus, signed_number
 from marsbench.findings.seeds import BySeed
 from marsbench.findings.sweep import ALLOWED_LOSS
-from marsbench.rendering.claims import answers, page_tally
+from marsbench.rendering.claims import answers
 from marsbench.rendering.figures import speed_figure
 from marsbench.rendering.markdown import folded, paragraphs, table
 from marsbench.rendering.measured import HOW_TO_READ_ACCURACY, accuracy_table, measured_section, speed_table
@@ -67,15 +67,14 @@ def sections(rows: Sequence[Row], scale: str, seeds: BySeed) -> list[str]:
     """What stands on the page: tables of the rows, verdicts of all training seeds."""
     cells = latest_cells(with_choice(rows))
     plan = shown(PLAN, cells)
-    every = _with_choices(seeds)
     return [
         title(plan, scale),
-        answers([claim for claim in CLAIMS if claim.name in _ANSWERS], every),
+        answers([claim for claim in CLAIMS if claim.name in _ANSWERS], seeds),
         f"![Tokens per forward pass per benchmark and line, with 95 % intervals]({FIGURE}.png)",
-        numbers_table(plan, every, _LINES),
+        numbers_table(plan, {seed: with_choice(of_seed) for seed, of_seed in seeds.items()}, _LINES),
         f"{HOW_TO_READ_ACCURACY} {about(OPENING, scale, seeds)}",
         folded(
-            claims_section(every, plan, CLAIMS, scale),
+            claims_section(seeds, plan, CLAIMS, scale),
             _measured(cells, plan, seeds),
             _chosen(cells),
             free_tokens.section(rows),
@@ -91,16 +90,6 @@ def draw(rows: Sequence[Row], reports_dir: Path) -> list[Path]:
     plan = replace(PLAN, arms=tuple(arm for arm in shown(PLAN, cells).arms if arm.name in drawn))
     speed = speed_figure(cells, plan, reports_dir / FIGURE)
     return [*speed, *free_tokens.draw(rows, reports_dir)]
-
-
-def tally(seeds: BySeed) -> str:
-    """How many of the page's claims all training seeds support, and how many checks hold."""
-    return page_tally(CLAIMS, _with_choices(seeds))
-
-
-def _with_choices(seeds: BySeed) -> BySeed:
-    """Every seed's rows with the line that is worked out: each seed chooses its own thresholds."""
-    return {seed: with_choice(rows) for seed, rows in seeds.items()}
 
 
 def _measured(cells: Cells, plan: TablePlan, seeds: BySeed) -> str:
@@ -196,4 +185,4 @@ def _all_claims() -> Iterator[Claim]:
     yield more_accurate(PLAN, AR_OF_MARS, AR_SFT.name, margin=2.0, letter="f", name="compare", text=text)
 
 
-CLAIMS = tuple(_all_claims())
+CLAIMS = tuple(replace(claim, prepared=with_choice) for claim in _all_claims())

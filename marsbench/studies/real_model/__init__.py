@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from marsbench.studies.real_model.lines import PLAN
-from marsbench.studies.real_model.page import draw, sections, tally
-from marsbench.studies.study import Study, measured_by
+from marsbench.studies.real_model.page import CLAIMS, draw, sections, tally
+from marsbench.studies.study import Study, measured_by, ours
 
 STUDY = Study(
     key="real-model",
@@ -18,4 +18,5 @@ STUDY = Study(
     sections=sections,
     figures=draw,
     tally=tally,
+    claims=ours("real-model", CLAIMS),
 )

@@ -108,13 +108,17 @@ CLAIMS = (
     _more(
         BOTH.name, PROMPT_LOOKUP.name, letter="b", text="Masks and the text so far draft better than the text alone"
     ),
-    _more(GROUPS.name, MARS_GROUPS.name, letter="c", text="An adapter drafts better than MARS after the same steps"),
+    _more(
+        GROUPS.name, MARS_GROUPS.name, letter="c", name="adapter-drafts",
+        text="An adapter drafts better than MARS after the same steps",
+    ),
     more_accurate(
         PLAN, AR_OF_MARS.name, AR.name, margin=2.0, letter="d",
         text="MARS keeps the base's accuracy at one token per forward pass",
     ),
     _more(
-        LONG_GROUPS.name, GROUPS.name, letter="e", text="Four times the training makes the adapter draft better"
+        LONG_GROUPS.name, GROUPS.name, letter="e", check=True,
+        text="Four times the training makes the adapter draft better",
     ),
     _more(
         LONG_BOTH.name, PROMPT_LOOKUP.name, letter="f",

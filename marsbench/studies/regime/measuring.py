@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from marsbench.keys import content_hash, versions
-from marsbench.provenance import provenance
+from marsbench.keys import versions
 from marsbench.rows.kinds import Row, TextLossRow
 from marsbench.running.checkpoints import Checkpoints
+from marsbench.running.kept import kept
 from marsbench.running.run import Run
 from marsbench.running.tables import Table
 from marsbench.studies.regime.lines import PLAN
@@ -36,22 +38,21 @@ def _text_loss(run: Run, stage: str) -> TextLossRow:
     assert run.scale.world is not None, "the world's text is asked of the world's models"
     loaded = Checkpoints(run).load(stage, None)
     how = {"kind": TextLossRow.kind, "texts": TEXTS, "difficulty": run.scale.world.difficulty}
-    key = content_hash({**how, "weights": loaded.weights, "versions": versions("training", "world")})
+    content = {**how, "weights": loaded.weights, "versions": versions("training", "world")}
     title = f"{stage}, loss on held-out text"
-    known = run.existing_row(key, TextLossRow, title)
-    if known is not None:
-        return known
-    origin = provenance(seed=run.seed)
+    return kept(run, TextLossRow, content, title, partial(_measured, run, stage, loaded, title))
+
+
+def _measured(run: Run, stage: str, loaded: Loaded, title: str, key: str, origin: dict[str, Any]) -> TextLossRow:
+    assert run.scale.world is not None, "see above"
     with run.reporter.bar(title) as bar:
         nats, tokens = list[float](), list[int]()
         for batch_nats, batch_tokens in _likelihoods(loaded, run.scale.world.difficulty):
             nats += [round(value, 4) for value in batch_nats.tolist()]
             tokens += batch_tokens.tolist()
             bar.update(len(nats), TEXTS)
-    row = TextLossRow(key, "done", "", run.scale.scale, stage, nats, tokens, loaded.weights, origin)
-    run.keep(row)
     run.reporter.say(f"{title}: {sum(nats) / sum(tokens):.4f} nats per token")
-    return row
+    return TextLossRow(key, "done", "", run.scale.scale, stage, nats, tokens, loaded.weights, origin)
 
 
 @torch.no_grad()

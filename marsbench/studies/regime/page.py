@@ -12,15 +12,13 @@ import yaml
 from marsbench.findings.cells import BENCHMARKS, latest_cells
 from marsbench.findings.claims import Claim
 from marsbench.findings.in_words import one_line
-from marsbench.findings.published import PUBLISHED_SCALES, published_values
 from marsbench.findings.seeds import BySeed
 from marsbench.rendering.claims import held_against
 from marsbench.rendering.markdown import folded, paragraphs, table
-from marsbench.rendering.measured import HOW_TO_READ_THE_CELLS, accuracy_table, measured_section, speed_cell
+from marsbench.rendering.measured import HOW_TO_READ_THE_CELLS, accuracy_table, measured_section
 from marsbench.rendering.sections import about, behind, title
 from marsbench.rows.kinds import Row, TextLossRow
 from marsbench.statistics.decisions import Verdict
-from marsbench.studies.lines import mars
 from marsbench.studies.regime.criteria import (
     CHANCE,
     CRITERIA,
@@ -32,8 +30,7 @@ from marsbench.studies.regime.criteria import (
     published_in_words,
     room_on_enough,
 )
-from marsbench.studies.regime.lines import MARS, PLAN
-from marsbench.studies.table4 import PLAN as TABLE4
+from marsbench.studies.regime.lines import PLAN
 
 OPENING = (
     "The paper fine-tunes a well-trained instruct model gently. Whether a scale of ours does, these criteria say: by "
@@ -51,10 +48,6 @@ TRIALS = (
     "of seed 0. They told that the base was not converged, so it was trained on; and then that it left no room, so "
     "tests ask GSM8K for six events and HumanEval for up to six operations, one more than any training shows."
 )
-OF_MASKS = (
-    "Not a criterion, and measured after the settings were fixed: tokens per forward pass of MARS (B = 4, tau = .95), "
-    "beside the paper's."
-)
 
 
 def sections(rows: Sequence[Row], scale: str, seeds: BySeed) -> list[str]:
@@ -69,7 +62,6 @@ def sections(rows: Sequence[Row], scale: str, seeds: BySeed) -> list[str]:
             paragraphs("## AR SFT on each benchmark", _room(seeds)),
             measured_section(cells, PLAN, seeds, HOW_TO_READ_THE_CELLS, accuracy_table(cells, PLAN)),
             _text_losses(seeds),
-            _of_masks(rows),
             _trials(scale),
         ),
         behind(rows, PLAN, scale),
@@ -176,20 +168,6 @@ def _nats(row: TextLossRow | None) -> str:
     if row is None:
         return "not run"
     return f"{sum(row.nats) / sum(row.tokens):.4f}" if row.status == "done" else one_line(row.reason)
-
-
-def _of_masks(rows: Sequence[Row]) -> str:
-    cells = latest_cells(rows)
-    own = [speed_cell(cells.get((MARS.name, name))) for name in BENCHMARKS]
-    lines = [["measured here", *own]]
-    for scale, words in PUBLISHED_SCALES.items():
-        values = published_values(TABLE4, mars("mars", 4, 0.95), scale, "tokens_per_forward")
-        lines.append([f"published, {words}", *[_two_digits(values.get(name)) for name in BENCHMARKS]])
-    return f"## MARS at tau = .95\n\n{OF_MASKS}\n\n{table(['', *BENCHMARKS.values()], lines)}"
-
-
-def _two_digits(value: float | None) -> str:
-    return "n/a" if value is None else f"{value:.2f}"
 
 
 def _trials(scale: str) -> str:

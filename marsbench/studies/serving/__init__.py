@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from marsbench.running.plans import TrainedStage
-from marsbench.studies.serving.page import draw, sections, tally
-from marsbench.studies.study import Study, measured_by
+from marsbench.studies.serving.page import CLAIMS, draw, sections, tally
+from marsbench.studies.study import Study, measured_by, ours
 
 STUDY = Study(
     key="serving",
@@ -18,4 +18,5 @@ STUDY = Study(
     sections=sections,
     figures=draw,
     tally=tally,
+    claims=ours("serving", CLAIMS),
 )

@@ -6,8 +6,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from marsbench.rendering.figures import COLOURS, MARKERS, drawn_alike, new_figure, save
+from marsbench.rendering.curve_figures import exactly
+from marsbench.rendering.figures import COLOURS, MARKERS, drawn_alike, error_bars, new_figure, save
 from marsbench.rows.kinds import ServingRow
+from marsbench.statistics.intervals import Estimate
 from marsbench.studies.serving.findings import (
     Cells,
     accuracy,
@@ -38,16 +40,15 @@ def draw_all(cells: Cells, reports: Path) -> list[Path]:
         return written
 
 
-def _goodput(rows: Sequence[ServingRow]) -> tuple[float, float]:
-    found = over_repeats(rows, goodput)
-    return found.value, found.interval.half_width if len(rows) > 1 else 0.0
+def _goodput(rows: Sequence[ServingRow]) -> Estimate:
+    return over_repeats(rows, goodput)
 
 
-def _accuracy(rows: Sequence[ServingRow]) -> tuple[float, float]:
-    return 100 * accuracy(rows), 0.0
+def _accuracy(rows: Sequence[ServingRow]) -> Estimate:
+    return exactly(100 * accuracy(rows))
 
 
-def _lines(axes: Axes, cells: Cells, value: Callable[[Sequence[ServingRow]], tuple[float, float] | None]) -> None:
+def _lines(axes: Axes, cells: Cells, value: Callable[[Sequence[ServingRow]], Estimate | None]) -> None:
     """A line for each policy over the loads of its steady cells."""
     for place, policy in enumerate(POLICIES):
         found = {
@@ -57,7 +58,7 @@ def _lines(axes: Axes, cells: Cells, value: Callable[[Sequence[ServingRow]], tup
         }
         known = {load: one for load, one in found.items() if one is not None}
         axes.errorbar(
-            list(known), [one for one, _ in known.values()], yerr=[half for _, half in known.values()], capsize=2,
+            list(known), [one.value for one in known.values()], yerr=error_bars([*known.values()], 1.0), capsize=2,
             label=policy.name, color=COLOURS[place], marker=MARKERS[place], linestyle="-" if policy.adapts else "--",
         )  # fmt: skip
     axes.set_xlabel("load, in what ar carries")
@@ -71,9 +72,9 @@ def _latency(cells: Cells, stem: Path) -> list[Path]:
         for column, (place, percentile) in enumerate(((0, "p50"), (2, "p99"))):
             axes = grid[row][column]
 
-            def value(rows: Sequence[ServingRow], measure=measure, place=place) -> tuple[float, float] | None:  # type: ignore[no-untyped-def]
+            def value(rows: Sequence[ServingRow], measure=measure, place=place) -> Estimate | None:  # type: ignore[no-untyped-def]
                 found = quantiles(rows, measure)
-                return None if found is None else (found[place], 0.0)
+                return None if found is None else exactly(found[place])
 
             _lines(axes, cells, value)
             axes.set(ylabel=f"{words}, {percentile}, s", yscale="log")
@@ -81,13 +82,12 @@ def _latency(cells: Cells, stem: Path) -> list[Path]:
     return save(figure, stem)
 
 
-def _by_load(
-    cells: Cells, stem: Path, label: str, value: Callable[[Sequence[ServingRow]], tuple[float, float]]
-) -> list[Path]:
+def _by_load(cells: Cells, stem: Path, label: str, value: Callable[[Sequence[ServingRow]], Estimate]) -> list[Path]:
     figure = new_figure(7.5, 4.2)
     axes = figure.subplots()
     _lines(axes, cells, value)
     axes.set_ylabel(label)
+    axes.set_ylim(bottom=0.0)
     figure.legend(loc="outside right upper", frameon=False)
     return save(figure, stem)
 

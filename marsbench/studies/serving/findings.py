@@ -122,7 +122,7 @@ def over_repeats(rows: Sequence[ServingRow], measure: Callable[[ServingRow], flo
     values = [measure(row) for row in rows]
     value = float(np.mean(values))
     half = reach(0.0, values) if len(values) > 1 else inf
-    return Estimate(value, Interval(value - half, value + half), len(values))
+    return Estimate(value, Interval(max(value - half, 0.0), value + half), len(values))  # no rate is below 0
 
 
 def ratio(

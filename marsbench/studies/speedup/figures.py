@@ -16,8 +16,9 @@ from marsbench.findings.sweep import (
     speed_up,
     tokens_per_forward_of,
 )
-from marsbench.rendering.figures import COLOURS, MARKERS, drawn_alike, error_bars, new_figure, save
+from marsbench.rendering.figures import COLOURS, MARKERS, by_batch_figure, drawn_alike, error_bars, new_figure, save
 from marsbench.rows.kinds import SweepRow
+from marsbench.statistics.intervals import Estimate
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,6 +31,7 @@ BY_BATCH = "figures/speedup_by_batch_size"
 BY_POSITIONS = "figures/speedup_by_positions"
 
 _JOINED = ("mars",)  # methods whose settings a line joins
+_NAMED = (None, 0.95, 0.7, 0.5)  # thresholds that are written beside their points, far enough apart
 
 
 def draw(sweep: SweepCells, reports_dir: Path) -> list[Path]:
@@ -39,10 +41,19 @@ def draw(sweep: SweepCells, reports_dir: Path) -> list[Path]:
         figures = {
             PARETO_SPEED: _pareto_by_speed(sweep),
             PARETO_FORWARDS: _pareto_by_tokens(sweep),
-            BY_BATCH: _by_batch(sweep),
             BY_POSITIONS: _by_positions(sweep),
         }
-        return [path for stem, figure in figures.items() for path in save(figure, reports_dir / stem)]
+        written = [path for stem, figure in figures.items() for path in save(figure, reports_dir / stem)]
+    series = {
+        name: {size: ratio for size in sweep.batch_sizes if (ratio := _speed(sweep, name, size))}
+        for name in _best_of_each_method(sweep)
+    }
+    return [*written, *by_batch_figure(series, "tokens per second, relative to ar", reports_dir / BY_BATCH)]
+
+
+def _speed(sweep: SweepCells, name: str, size: int) -> Estimate | None:
+    row = sweep.done.get((name, size))
+    return speed_up(row) if row else None
 
 
 def _methods(sweep: SweepCells) -> dict[str, tuple[str, str]]:
@@ -94,7 +105,8 @@ def _scatter(sweep: SweepCells, axes: Axes, batch_size: int, across: Callable[[S
             markersize=5,
             label=f"{method} (numbers: tau)" if method in _JOINED else method,
         )
-        for value, found, row in points if method in _JOINED else ():
+        joined = points if method in _JOINED else ()
+        for value, found, row in (one for one in joined if one[2].options.get("threshold") in _NAMED):
             axes.annotate(
                 str(row.options.get("threshold", "one")), (value, 100 * found.value), xytext=(0, -4),
                 textcoords="offset points", fontsize=6, ha="right", va="top", rotation=60,
@@ -107,31 +119,6 @@ def _legend(figure: Figure, axes: Axes) -> None:
     handles, labels = axes.get_legend_handles_labels()
     if handles:
         figure.legend(handles, labels, loc="outside right upper", frameon=False)
-
-
-def _by_batch(sweep: SweepCells) -> Figure:
-    figure = new_figure(8.5, 4.6)
-    axes = figure.subplots()
-    looks = _methods(sweep)
-    for name in _best_of_each_method(sweep):
-        rows = [sweep.done[name, size] for size in sweep.batch_sizes if (name, size) in sweep.done]
-        found = [(row.batch_size, ratio) for row in rows if (ratio := speed_up(row)) is not None]
-        axes.errorbar(
-            [size for size, _ in found],
-            [ratio.value for _, ratio in found],
-            yerr=error_bars([ratio for _, ratio in found], 1.0),
-            color=looks[rows[0].method][0],
-            marker=looks[rows[0].method][1],
-            linewidth=1,
-            capsize=2,
-            label=name,
-        )
-    axes.axhline(1.0, color="black", linewidth=0.8, linestyle=":")
-    axes.set(xlabel="batch size", ylabel="tokens per second, relative to ar")
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(sweep.batch_sizes, [str(size) for size in sweep.batch_sizes])
-    _legend(figure, axes)
-    return figure
 
 
 def _best_of_each_method(sweep: SweepCells) -> list[str]:
