@@ -29,6 +29,7 @@ from marsbench.studies.table2 import CLAIMS, PAGE, STUDY
 PLAN, render = PAGE.plan, STUDY.render
 Z = NormalDist().inv_cdf(0.975)
 CLAIM, CHECK, VERDICT = 9, 7, 7  # cells of a line with a claim, with a check, and the place of a claim's verdict
+REPORTS = Path(__file__).parent.parent / "reports"
 QUESTIONS = 37  # per benchmark; a prime, so that no share ends in a rounding tie
 SKILL = {  # share of right answers of each arm
     "base": 0.2,
@@ -415,6 +416,15 @@ def test_unknown_table_is_the_users_to_mend() -> None:
     """Guards against a traceback for a table that has no report."""
     with pytest.raises(UserError, match="choose one of: table2"):
         study_of("table99")
+
+
+@pytest.mark.parametrize("page", [one for one in REPORTS.rglob("*.md") if "seed" not in str(one)], ids=str)
+def test_a_page_can_be_read_in_three_minutes(page: Path) -> None:
+    """Guards against a page whose answer is longer than five sentences, and one that unfolds by itself."""
+    text = re.sub(r"<details>.*?</details>", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    answer = re.split(r"^(?:!\[|\||## )", text, maxsplit=1, flags=re.MULTILINE)[0]
+    assert len(re.findall(r"^- ", answer, re.MULTILINE)) <= 5
+    assert len(text.splitlines()) <= 250
 
 
 def test_every_report_has_a_plan() -> None:

@@ -207,7 +207,7 @@ PAGE = TablePage(
             text="What passes with it at tau = .99 costs less than a point of accuracy",
         ),
     ),
-    answers=("b", "c", "d", "e", "f", "h", "j"),
+    answers=("b", "c", "d", "e", "i"),
     lines=tuple(arm.name for arm in PLAN.arms if "linear" not in arm.name),
     figure="sizes",
     caption=(
