@@ -76,5 +76,5 @@ def test_an_adapter_costs_little(make: Callable[[], Any], dtype: torch.dtype, st
             f"{shape.rows} x {shape.window:2}: alone {1e3 * median(seconds['alone']):.2f} ms, with the adapter "
             f"{median(ratios):.3f} times ({min(ratios):.3f} to {max(ratios):.3f})"
         )
-    print(f"copies of weights that hold the maps too: {sum(one.nbytes for one in JOINED) / 2**20:.0f} MiB")
+    print(f"copies of weights that hold the maps too: {sum(one.nbytes for one in JOINED.values()) / 2**20:.0f} MiB")
     assert over[StepShape(1, 16)] <= bound

@@ -21,14 +21,14 @@ from marsbench.decoding.generation import Request
 from marsbench.forward import linear as linear_module
 from marsbench.forward.cache import RaggedCache
 from marsbench.forward.decoder import LeanDecoder, decoder_of
-from marsbench.forward.linear import COPIES, FEW, packing, packing_in_words
+from marsbench.forward.linear import COPIES, FEW, Copy, packing, packing_in_words
 from marsbench.forward.window import Window
 from marsbench.methods.ar import Autoregressive
 from marsbench.methods.mars_verified import MarsVerified
 
 pytestmark = pytest.mark.skipif(not linear_module.HAS_ONEDNN, reason="torch without oneDNN")
 IDS = torch.tensor([[4, 5, 6, 7, 8]])
-LAYERS, MATRICES = 2, 7
+LAYERS, SITES = 2, 4
 Change = Callable[[Any], None]
 
 
@@ -130,7 +130,7 @@ def test_what_is_written_is_read_at_the_next_step(change: str, tied: bool) -> No
     model = llama(tied=tied)
     torch.testing.assert_close(logits_of(model), own_logits(model), atol=1e-4, rtol=1e-4)
     before = logits_of(model)
-    assert len(COPIES) == LAYERS * MATRICES + 1
+    assert len(COPIES) == LAYERS * SITES + 1
     for _ in range(2):  # and once more, when everything has been packed again
         CHANGES[change](model)
         tolerance = 1e-4 if model.dtype is torch.float32 else 0.3
@@ -178,14 +178,14 @@ def test_memory_is_back_when_the_model_is_gone() -> None:
     model, other = llama(), llama(1, tied=False)
     for one in (model, model, other):
         logits_of(one)
-    assert len(COPIES) == 2 * (LAYERS * MATRICES + 1)
+    assert len(COPIES) == 2 * (LAYERS * SITES + 1)
     said = packing_in_words()["packing"]
     matrices = [*model.model.layers.parameters(), *other.model.layers.parameters()]
     assert said["bytes"] == sum(one.nbytes for one in matrices if one.dim() == 2) + 2 * 48 * 32 * 4
     assert said["kernels"]["48 x 32, float32"]["1"] == "packed"
     del model, one
     gc.collect()
-    assert len(COPIES) == LAYERS * MATRICES + 1
+    assert len(COPIES) == LAYERS * SITES + 1
     del other, matrices
     gc.collect()
     assert len(COPIES) == 0 and packing_in_words() == {}
@@ -205,9 +205,9 @@ def test_nothing_is_packed_that_need_not_be(monkeypatch: pytest.MonkeyPatch) -> 
     torch.testing.assert_close(logits_of(llama()), plain, atol=0, rtol=0)
     assert len(COPIES) == 0
     with torch.inference_mode():
-        assert not linear_module.can_be_packed(torch.ones(64, 64)), "it has no version"
-    assert not linear_module.can_be_packed(torch.ones(64, 64).t()[1:]) and not linear_module.can_be_packed(
-        torch.ones(4, 4)
+        assert not linear_module.can_be_packed([torch.ones(64, 64)]), "it has no version"
+    assert not linear_module.can_be_packed([torch.ones(64, 64).t()[1:]]) and not linear_module.can_be_packed(
+        [torch.ones(4, 4)]
     )
 
 
@@ -216,15 +216,15 @@ def test_the_fastest_kernel_is_found_on_this_machine(monkeypatch: pytest.MonkeyP
     monkeypatch.undo()
     monkeypatch.setattr(linear_module, "LARGE", 16 * 32)
     monkeypatch.setattr(linear_module, "_FASTEST", {})
-    slow = dict(linear_module.KERNELS)
-    waits = [0]
+    waits, quick = [0], Copy.__call__
 
-    def waiting(values: Tensor, one: Any, bias: Tensor | None) -> Tensor:
-        waits[0] += 1
-        time.sleep(0.002)
-        return slow["packed"](values, one, bias)
+    def waiting(copy: Copy, values: Tensor) -> Tensor:
+        if copy.kernels[len(values)] == "packed":
+            waits[0] += 1
+            time.sleep(0.002)
+        return quick(copy, values)
 
-    monkeypatch.setitem(linear_module.KERNELS, "packed", waiting)
+    monkeypatch.setattr(Copy, "__call__", waiting)
     model = llama()
     torch.testing.assert_close(logits_of(model), own_logits(model), atol=1e-4, rtol=1e-4)
     assert waits[0] > 0

@@ -11,7 +11,7 @@ of its weights. Until the batch has ended, nobody may hang anything on the model
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Protocol
@@ -26,7 +26,7 @@ from marsbench.forward.adapter import Adapted, Adapter, masks_of, parted
 from marsbench.forward.attention import without_cudnn_attention
 from marsbench.forward.cache import RaggedCache
 from marsbench.forward.draft_head import DraftHead, HeadInUse
-from marsbench.forward.linear import LayerSites, Packing, Site, Weights, linear
+from marsbench.forward.linear import LayerSites, Packing, Site
 from marsbench.forward.masks import additive_mask
 from marsbench.forward.modules import ModuleDecoder
 from marsbench.forward.plain import is_leaf, is_plain, is_plainly_its_class
@@ -34,7 +34,6 @@ from marsbench.forward.probe import check_by_forward
 from marsbench.forward.window import Answer, Window, makes_a_graph
 
 _SILU = (nn.SiLU, type(ACT2FN["silu"]))  # what a model's activation is, if it is not strange
-_Adapting = tuple[Tensor, LayerSites] | None  # an adapter's gate in a window, and what it does in a layer
 
 
 class Decoder(Protocol):
@@ -101,14 +100,14 @@ class LeanDecoder:
         decoder = model.get_decoder()
         self._lm_head = _Head(model.get_output_embeddings())
         self._embed, self._norm, self._rotary = decoder.embed_tokens, _Norm(decoder.norm), decoder.rotary_emb
-        self._layers = [_Layer(layer) for layer in decoder.layers]
-        maps = [weights for layer in self._layers for weights in layer.maps()]
-        self._packing = Packing([*maps, *self._lm_head.maps()], to_join=self._adapter is not None)
-        self._sites: list[LayerSites] = []
-        self._vector = torch.empty(0)  # the adapter's, as the sites are on the device of the model and of its type
+        self._layers = [_Layer(number, layer) for number, layer in enumerate(decoder.layers)]
+        self._sites = [site for layer in self._layers for site in layer.sites]
+        head = [] if self._lm_head.site is None else [self._lm_head.site]
+        self._packing = Packing([*self._sites, *head], to_join=self._adapter is not None)
+        self._vector = torch.empty(0)  # the adapter's, on the device of the model and of its type, as its maps are
         self._draft_head: DraftHead | None = None  # the adapter's, likewise
-        self._beside: tuple[object, ...] = ()  # what the sites were made for
-        self._laid = 0  # how often they were made
+        self._beside: tuple[object, ...] = ()  # what the maps were laid out for
+        self._laid = 0  # how often they were
         self._cos = self._sin = torch.empty(0)
         self._frequencies: Tensor | None = None
         self._turned_by: tuple[object, ...] = ()  # what the table was made for
@@ -156,9 +155,8 @@ class LeanDecoder:
             hidden = torch.addcmul(hidden, gate, self._vector)
         cos, sin = self._rotation(position, relative.shape[1], hidden)
         mask = additive_mask(window.visible, relative, hidden.dtype, copies=self._layers[0].group)
-        for number, layer in enumerate(self._layers):
-            adapting = None if gate is None else (gate, self._sites[number])
-            hidden = layer(number, hidden, cos, sin, mask, cache, shape, real, adapting)
+        for layer in self._layers:
+            hidden = layer(hidden, cos, sin, mask, cache, shape, real, gate)
         hidden = self._norm(hidden)
         answer = Answer(_spread(hidden, real, rows * width).view(rows, width, -1), self._lm_head)
         if self._draft_head is None:
@@ -171,8 +169,8 @@ class LeanDecoder:
         if self._beside != beside:
             adapter = adapter.like(like)
             self._vector, self._draft_head = adapter.vector, adapter.head
-            self._sites = []  # what is replaced is given back first
-            self._sites = [layer.sites(number, adapter) for number, layer in enumerate(self._layers)]
+            for site in self._sites:
+                site.adapt(adapter.maps, like)
             self._beside, self._laid = beside, self._laid + 1
 
     def _rotation(self, position: Tensor, most: int, like: Tensor) -> tuple[Tensor, Tensor]:
@@ -194,14 +192,22 @@ class LeanDecoder:
 class _Layer:
     """One transformer layer."""
 
-    def __init__(self, layer: Any) -> None:
-        attention, mlp = layer.self_attn, layer.mlp
-        self._norms = _Norm(layer.input_layernorm), _Norm(layer.post_attention_layernorm)
-        self._q, self._k, self._v, self._out = (
-            one._parameters for one in (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj)
+    def __init__(self, number: int, layer: Any) -> None:
+        self._number = number
+
+        def site(part: str, *outputs: Sequence[str]) -> Site:
+            layers = getattr(layer, part)._modules
+            return Site(*({f"layers.{number}.{part}.{name}": layers[name] for name in output} for output in outputs))
+
+        self.sites = LayerSites(
+            attention=site("self_attn", ("q_proj", "k_proj", "v_proj")),
+            out=site("self_attn", ("o_proj",)),
+            mlp=site("mlp", ("gate_proj",), ("up_proj",)),
+            down=site("mlp", ("down_proj",)),
         )
-        self._gate, self._up, self._down = (one._parameters for one in (mlp.gate_proj, mlp.up_proj, mlp.down_proj))
-        self._activation: Callable[[Tensor], Tensor] = F.silu if type(mlp.act_fn) in _SILU else mlp.act_fn
+        attention, activation = layer.self_attn, layer.mlp.act_fn
+        self._norms = _Norm(layer.input_layernorm), _Norm(layer.post_attention_layernorm)
+        self._activation: Callable[[Tensor], Tensor] = F.silu if type(activation) in _SILU else activation
         self._size, self._scale = attention.head_dim, attention.scaling
         self._heads = attention.q_proj.out_features // self._size
         self._kv_heads = attention.k_proj.out_features // self._size
@@ -209,7 +215,6 @@ class _Layer:
 
     def __call__(
         self,
-        number: int,
         hidden: Tensor,
         cos: Tensor,
         sin: Tensor,
@@ -217,53 +222,20 @@ class _Layer:
         cache: RaggedCache,
         shape: torch.Size,
         real: Tensor | None,
-        adapting: _Adapting = None,
+        gate: Tensor | None,
     ) -> Tensor:
-        """Hidden states [M, H] of the real entries to those after the layer."""
-        seen = self._norms[0](hidden)
-        turning, values = self._queries_keys_and_values(seen, adapting)
+        """Hidden states [M, H] of the real entries to those after the layer; `gate` is for `Site`s."""
+        (every,) = self.sites.attention(self._norms[0](hidden), gate)
+        turning, values = every.view(len(every), -1, self._size).split_with_sizes(
+            [self._heads + self._kv_heads, self._kv_heads], 1
+        )
         turned = torch.addcmul(turning * cos, turning.roll(self._size // 2, -1), sin)
         queries, keys = turned.split_with_sizes([self._heads, self._kv_heads], 1)
-        keys, values = cache.write(number, keys, values)
+        keys, values = cache.write(self._number, keys, values)
         found = self._attend(_spread(queries, real, shape[0] * shape[1]), keys, values, mask, shape)
-        found = found if real is None else found[real]
-        hidden = hidden + (adapting[1].out(adapting[0], found)[0] if adapting else _map(self._out, found))
-        return hidden + self._mlp(self._norms[1](hidden), adapting)
-
-    def _queries_keys_and_values(self, seen: Tensor, adapting: _Adapting) -> tuple[Tensor, Tensor]:
-        """Queries and keys, which rotations turn, [M, heads and key heads, size]; values [M, key heads, size]."""
-        if adapting:
-            every, size = adapting[1].attention(adapting[0], seen)[0], self._kv_heads * self._size
-            turning, values = every.split_with_sizes([every.shape[1] - size, size], 1)
-        else:
-            turning = torch.cat([_map(self._q, seen), _map(self._k, seen)], -1)
-            values = _map(self._v, seen)
-        return turning.view(len(seen), -1, self._size), values.view(len(seen), -1, self._size)
-
-    def _mlp(self, seen: Tensor, adapting: _Adapting) -> Tensor:
-        if adapting:
-            gate, up = adapting[1].mlp(adapting[0], seen)
-            return adapting[1].down(adapting[0], self._activation(gate) * up)[0]
-        return _map(self._down, self._activation(_map(self._gate, seen)) * _map(self._up, seen))
-
-    def sites(self, number: int, adapter: Adapter) -> LayerSites:
-        """Where an adapter's maps join this layer's."""
-
-        def site(of: str, *outputs: dict[str, Weights]) -> Site:
-            place, known = f"layers.{number}.{of}", adapter.maps
-            layers = [[(one, known.get(f"{place}.{name}_proj")) for name, one in output.items()] for output in outputs]
-            return Site(layers, adapter.vector)
-
-        return LayerSites(
-            attention=site("self_attn", {"q": self._q, "k": self._k, "v": self._v}),
-            out=site("self_attn", {"o": self._out}),
-            mlp=site("mlp", {"gate": self._gate}, {"up": self._up}),
-            down=site("mlp", {"down": self._down}),
-        )
-
-    def maps(self) -> tuple[Weights, ...]:
-        """The parameters of its linear layers."""
-        return self._q, self._k, self._v, self._out, self._gate, self._up, self._down
+        hidden = hidden + self.sites.out(found if real is None else found[real], gate)[0]
+        opening, up = self.sites.mlp(self._norms[1](hidden), gate)
+        return hidden + self.sites.down(self._activation(opening) * up, gate)[0]
 
     def _attend(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor, shape: torch.Size) -> Tensor:
         """Attention of queries [N * W, heads, size] over keys and values [N, S, key heads, size]: [N * W, H]."""
@@ -286,29 +258,26 @@ class _Head:
     """The LM head: called as the module it is, unless that is a plain linear layer that nothing hangs on."""
 
     def __init__(self, module: nn.Module) -> None:
-        self._module, self._weights = module, module._parameters
-        self._is_linear = type(module) is nn.Linear and type(module.weight) is nn.Parameter
+        self._module = module
+        is_linear = type(module) is nn.Linear and type(module.weight) is nn.Parameter
+        self.site = Site({"lm_head": module}) if is_linear else None
         self.is_plain = False
 
     def follow(self) -> None:
         """See what hangs on the module now."""
-        self.is_plain = self._is_linear and is_leaf(self._module)
+        self.is_plain = self.site is not None and is_leaf(self._module)
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """Hidden states [..., H] to logits [..., V]."""
-        if self.is_plain:
-            return _map(self._weights, hidden)
+        if self.site is not None and self.is_plain:
+            return self.site(hidden.reshape(-1, hidden.shape[-1]))[0].view(*hidden.shape[:-1], -1)
         logits: Tensor = self._module(hidden)
         return logits
 
     @property
     def rows(self) -> Tensor | None:
         """Its weight [V, H], where nothing else makes logits of states."""
-        return self._weights["weight"] if self.is_plain else None
-
-    def maps(self) -> tuple[Weights, ...]:
-        """Its parameters, if it is a linear layer."""
-        return (self._weights,) if self._is_linear else ()
+        return self.site.weights[0] if self.site is not None and self.is_plain else None
 
 
 class _Norm:
@@ -333,10 +302,6 @@ _LEAN: WeakKeyDictionary[Any, LeanDecoder] = WeakKeyDictionary()  # model -> wha
 
 def _parts(model: Any) -> list[nn.Module]:
     return [*model.get_decoder().modules(), model.get_output_embeddings()]
-
-
-def _map(weights: Weights, values: Tensor) -> Tensor:
-    return linear(values, weights["weight"], weights["bias"])
 
 
 def _spread(values: Tensor, real: Tensor | None, entries: int) -> Tensor:

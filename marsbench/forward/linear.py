@@ -1,14 +1,16 @@
-"""What makes a linear map fast: the kernel for its size, weights packed once, and an adapter's maps beside them.
+"""What makes linear maps fast: layers that read the same values as one product, its kernel, and an adapter's maps.
 
 A decoding step multiplies few positions by weights that do not fit into a CPU's cache: its time is the time to read
 them, and `F.linear` takes two to six times that, because oneDNN reorders the weight at every call. Three ways around
 it: one or two positions as the narrow right side of a product, weight first (one is doubled: a vector would take a
-kernel for vectors, which is slow again); oneDNN called directly; and oneDNN on a copy of the weight that was reordered
-once. Which is fastest depends on the machine and the number of positions, and is timed once per process for each shape
-of weights. Where the weight fits into the cache, none of them gains anything.
+kernel for vectors, which is slow again); oneDNN called directly; and oneDNN on a copy of the weights that was reordered
+once, in which the layers of a `Site` lie one below the other, so that they are one product. Which is fastest depends
+on the machine and the number of positions, and is timed once per process for each shape of weights. Where the weights
+fit into the cache, none of them gains anything.
 
 The packed copies (`Packing`) lie beside the model and take as much memory as its weights; nothing is written to it.
-Adapters add small maps to linear layers (`Site`), joined with them where that is faster (`Joined`).
+Adapters add small maps to linear layers, as further columns of the same product where tokens keep their bits
+(`Joined`).
 """
 
 from __future__ import annotations
@@ -16,11 +18,12 @@ from __future__ import annotations
 import os
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, NamedTuple
-from weakref import WeakSet, WeakValueDictionary
+from weakref import WeakValueDictionary
 
 import psutil
 import torch
@@ -30,7 +33,7 @@ from torch import Tensor, nn
 from marsbench.forward.adapter import LowRank
 
 VARIABLE = "MARSBENCH_PACK"  # 0 = weights are never packed
-LARGE = 1 << 18  # elements of a weight, from which on reading it is what takes the time
+LARGE = 1 << 18  # elements of a site's weights, from which on reading them is what takes the time
 FEW = 64  # positions, up to which it is
 NARROW = 2  # positions, up to which they are best on the right of a weight that is not packed
 HAS_ONEDNN: bool = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")  # type: ignore[no-untyped-call]
@@ -40,14 +43,14 @@ _PACKED_FOR = 16  # positions that oneDNN is told of when it chooses the order o
 _PROBES = 16  # values of a weight that are compared
 _SPARE = 1.2  # free memory that packing asks for, over what it takes
 _POSITIONS = (1, 2, 4, 8, 16, 32)  # that kernels are timed for; the smallest that is not less counts, else the last
-_TIMED_BYTES = 24 << 20  # of the weights of a shape, or one weight: more than stays in a core's cache
+_TIMED_BYTES = 24 << 20  # of the weights of a shape, or one site's: more than stays in a core's cache
+_LAPS = 3  # of which the fastest counts
 _WIDEST_RIGHT = 4  # positions, up to which "weight first" is tried
 _LARGEST_JOINED = 1 << 23  # elements of weights: reading more takes so long that calls do not matter
-_ROOM = 1 << 30  # bytes of memory that stay free when layers are joined
+_ROOM = 1 << 30  # bytes of memory that stay free when an adapter is joined
 
-Weights = dict[str, Any]  # a linear layer's own parameters by name, as they are at the moment
-Layer = tuple[Weights, LowRank | None]  # a linear layer's own parameters, and its map if an adapter has one
-_Shape = tuple[tuple[int, ...], torch.dtype, int]  # of a weight: size, type, and the threads that read it
+_Places = tuple[int, ...]  # where weights lie in memory
+_Shape = tuple[tuple[tuple[int, ...], ...], torch.dtype, int]  # of a site: its weights', their type, and threads
 
 
 def packing_is_on() -> bool:
@@ -71,73 +74,74 @@ def packing(on: bool) -> Iterator[None]:
         os.environ.pop(VARIABLE) if before is None else os.environ.__setitem__(VARIABLE, before)
 
 
-# ---- one linear map ----
+# ---- one product ----
+
+
+class Watched:
+    """A tensor, and whether something was written to it since."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor, self._version, self._place = tensor, tensor._version, tensor.data_ptr()
+        step = max(1, tensor.numel() // _PROBES)
+        step += step % tensor.shape[-1] == 0  # no two values of one row or column where that can be
+        self._probe = tensor.detach().view(-1)[::step]
+        self._values = self._probe.clone()
+
+    def is_still(self, tensor: Tensor) -> bool:
+        """Whether it is the same tensor, with what it held."""
+        is_same = tensor is self._tensor and tensor._version == self._version and tensor.data_ptr() == self._place
+        return is_same and torch.equal(self._probe, self._values)
 
 
 @dataclass(eq=False)
 class Copy:
-    """A weight's packed copy, and what tells whether it is still of that weight.
+    """The packed copy of a site's weights and biases, and what tells whether it is still of them.
 
     What is written through `.data` (by adapters that are merged, and by sharding wrappers) leaves no other trace than
     the values: a few are compared. A few others written that way, and no more, would not be noticed.
     """
 
-    weight: Tensor
-    version: int  # of the weight, when it was packed
-    place: int  # where it lay
-    probe: Tensor  # a view of a few of its values
-    values: Tensor  # what they were
-    packed: Tensor
+    weights: list[Tensor]
+    biases: list[Tensor | None]
+    watched: list[Watched]
+    packed: Tensor  # [out, in], of all layers
+    bias: Tensor | None  # [out]
     kernels: tuple[str, ...] = ()  # which to take, by positions from 0 to FEW
 
-    def is_of(self, weight: Tensor) -> bool:
-        """Whether `weight` is the same one, and nothing has been written to it."""
-        is_same = weight is self.weight and weight._version == self.version and weight.data_ptr() == self.place
-        return is_same and torch.equal(self.probe, self.values)
+    def is_of(self, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> bool:
+        """Whether these are the same ones, and nothing has been written to them."""
+        found = [*weights, *(bias for bias in biases if bias is not None)]
+        return len(found) == len(self.watched) and all(map(Watched.is_still, self.watched, found))
+
+    def __call__(self, values: Tensor) -> Tensor:
+        """Values [M, in] to [M, out], M at most FEW."""
+        kernel = self.kernels[len(values)]
+        if kernel == "packed":
+            return by_onednn(values, self.packed, self.bias)
+        return _beside(KERNELS[kernel], values, self.weights, self.biases)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that it takes, in bytes."""
+        return sum(weight.nbytes for weight in self.weights)
+
+    @property
+    def shape(self) -> _Shape:
+        """What decides how fast it is read."""
+        return tuple(tuple(one.shape) for one in self.weights), self.packed.dtype, torch.get_num_threads()
 
 
-# Where a weight lies in memory -> its copy, for as long as somebody holds that. A copy holds its weight, so the place
-# cannot be another's meanwhile. Compiled steps get to see other tensors over the same memory, and no attributes.
-COPIES: WeakValueDictionary[int, Copy] = WeakValueDictionary()
-
-
-def linear(values: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """`F.linear`: values [..., in], weight [out, in] and bias [out] to [..., out], up to rounding."""
-    if weight.numel() < LARGE or not is_read_slowly(values, weight):
-        return F.linear(values, weight, bias)
-    return (_compiled if torch.compiler.is_compiling() else _read)(values, weight, bias)
-
-
-def is_read_slowly(values: Tensor, weight: Tensor) -> bool:
-    """Whether `F.linear` may not be the way to take: few positions on a CPU, a large weight, no gradient wanted."""
-    return (
-        HAS_ONEDNN
-        and weight.numel() >= LARGE
-        and 0 < values.numel() <= FEW * weight.shape[1]
-        and values.dtype is weight.dtype
-        and weight.dtype in (torch.float32, torch.bfloat16)
-        and values.device.type == "cpu"
-        and weight.device.type == "cpu"
-        and type(weight) in _ORDINARY
-        and not torch.is_grad_enabled()
-    )
-
-
-def _read(values: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    copy = COPIES.get(weight.data_ptr())
-    positions = values.numel() // weight.shape[1]
-    if copy is not None and copy.packed.shape == weight.shape:
-        return KERNELS[copy.kernels[positions]](values, copy, bias)
-    if weight.dtype is not torch.float32:
-        return F.linear(values, weight, bias)
-    return _on_the_right(values, weight, bias) if positions <= NARROW else by_onednn(values, weight, bias)
+# Where weights lie in memory -> their copy, for as long as somebody holds that. A copy holds its weights, so the places
+# cannot be others' meanwhile. Compiled steps get to see other tensors over the same memory, and no attributes.
+COPIES: WeakValueDictionary[_Places, Copy] = WeakValueDictionary()
+_Kernel = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 
 def _on_the_right(values: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """For one or two positions, or a few."""
-    flat = values.reshape(-1, weight.shape[1]).contiguous()  # lying across, as results do, it is read slowly again
+    flat = values.contiguous()  # lying across, as results do, it is read slowly again
     narrow = flat if len(flat) > 1 else torch.cat((flat, flat))
-    mapped = (weight @ narrow.t()).t()[: len(flat)].view(*values.shape[:-1], -1)
+    mapped = (weight @ narrow.t()).t()[: len(flat)]
     return mapped if bias is None else mapped + bias
 
 
@@ -152,84 +156,212 @@ def reads_bf16() -> bool:
     return HAS_ONEDNN and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
-KERNELS: dict[str, Callable[[Tensor, Copy, Tensor | None], Tensor]] = {
-    "packed": lambda values, copy, bias: by_onednn(values, copy.packed, bias),
-    "weight first": lambda values, copy, bias: _on_the_right(values, copy.weight, bias),
-    "onednn": lambda values, copy, bias: by_onednn(values, copy.weight, bias),
-    "torch": lambda values, copy, bias: F.linear(values, copy.weight, bias),
-}
+# Beside "packed": of the weights as they lie, one after the other.
+KERNELS: dict[str, _Kernel] = {"weight first": _on_the_right, "onednn": by_onednn, "torch": F.linear}
+
+
+def _beside(kernel: _Kernel, values: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> Tensor:
+    """What layers give for values [M, in], one beside the other, [M, out]."""
+    mapped = [kernel(values, weight, bias) for weight, bias in zip(weights, biases, strict=True)]
+    return mapped[0] if len(mapped) == 1 else torch.cat(mapped, 1)
+
+
+def is_read_slowly(values: Tensor) -> bool:
+    """Whether `F.linear` may not be the way to multiply values [M, in] by large ones: few, on a CPU."""
+    return 0 < len(values) <= FEW and values.device.type == "cpu" and HAS_ONEDNN and not torch.is_grad_enabled()
+
+
+def _not_packed(values: Tensor, weights: Sequence[Tensor]) -> _Kernel:
+    """What to take for few values and large weights of which there is no copy."""
+    if values.dtype is not torch.float32 or not all(type(weight) in _ORDINARY for weight in weights):
+        return F.linear
+    return _on_the_right if len(values) <= NARROW else by_onednn
+
+
+def can_be_packed(weights: Sequence[Any], *, to_join: bool = False) -> bool:
+    """Whether weights are large together (or in bf16 and to be joined), plain, on the CPU, and of a type that oneDNN
+    reads.
+    """
+    return (
+        HAS_ONEDNN
+        and all(type(one) in _ORDINARY and one.device.type == "cpu" for one in weights)
+        and all(one.dim() == 2 and one.is_contiguous() for one in weights)
+        and not any(one.is_inference() for one in weights)  # it has no version
+        and (sum(one.numel() for one in weights) >= LARGE or (to_join and weights[0].dtype is torch.bfloat16))
+        and all(one.dtype is torch.float32 or (one.dtype is torch.bfloat16 and reads_bf16()) for one in weights)
+    )
+
+
 # Inductor has a lowering of oneDNN's operation for weights that it has packed itself, and fails on others: it gets to
-# see an operation of ours, which it calls as it is, and which finds the kernel when it is called.
-_compiled = torch.library.custom_op(
-    "marsbench::linear", _read, mutates_args=(), schema="(Tensor values, Tensor weight, Tensor? bias) -> Tensor"
-)
+# see operations of ours, which it calls as they are, and which find copies and kernels when they are called.
+@torch.library.custom_op("marsbench::site", mutates_args=())
+def _site(values: Tensor, weights: list[Tensor], biases: list[Tensor | None]) -> Tensor:
+    copy = COPIES.get(_places(weights))
+    return _beside(_not_packed(values, weights), values, weights, biases) if copy is None else copy(values)
 
 
-@_compiled.register_fake
-def _shape_of_linear(values: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return values.new_empty(*values.shape[:-1], weight.shape[0])
+@_site.register_fake
+def _shape_of_site(values: Tensor, weights: list[Tensor], biases: list[Tensor | None]) -> Tensor:
+    return values.new_empty(len(values), sum(len(weight) for weight in weights))
 
 
-# ---- weights packed once ----
+@torch.library.custom_op("marsbench::adapted_site", mutates_args=())
+def _adapted_site(
+    values: Tensor, inner: Tensor, columns: Tensor, weights: list[Tensor], biases: list[Tensor | None]
+) -> Tensor:
+    joined = JOINED.get(columns.data_ptr())
+    if joined is not None and joined.takes(values):
+        return joined(values, inner)
+    given: Tensor = _site(values, weights, biases)
+    return given.addmm_(inner, columns.t())
+
+
+@_adapted_site.register_fake
+def _shape_of_adapted_site(
+    values: Tensor, inner: Tensor, columns: Tensor, weights: list[Tensor], biases: list[Tensor | None]
+) -> Tensor:
+    return values.new_empty(len(values), len(columns))
+
+
+def _places(weights: Sequence[Tensor]) -> _Places:
+    return tuple(weight.data_ptr() for weight in weights)
+
+
+# ---- the layers that read the same values ----
+
+
+class Site:
+    """Linear layers that read the same values, and an adapter's maps beside them.
+
+    Args:
+        outputs: the layers by their names; those of one output lie one beside the other in it.
+    """
+
+    def __init__(self, *outputs: Mapping[str, Any]) -> None:
+        # Their own parameters, as they are at the moment: `nn.Module` looks for its attributes in several places.
+        self._layers = {name: layer._parameters for output in outputs for name, layer in output.items()}
+        ends = [*accumulate(len(output) for output in outputs)]
+        self._bounds = [*zip([0, *ends], ends, strict=False)]  # which layers are an output's
+        self._sizes = [sum(layer.out_features for layer in output.values()) for output in outputs]
+        self._is_large = sum(weight.numel() for weight in self.weights) >= LARGE
+        self._maps: _Maps | None = None
+        self.copy: Copy | None = None  # seen to by `Packing`
+
+    def __call__(self, values: Tensor, gate: Tensor | None = None) -> Sequence[Tensor]:
+        """What the layers give for values [M, in]: every output, [M, out].
+
+        `gate` [M, 1] is 1 at masks, where an adapter acts, and 0 at tokens; None = there are no masks.
+        """
+        if gate is not None and self._maps is not None:
+            return self._adapted(self._maps, values, gate)
+        kernel: _Kernel = F.linear
+        if (self.copy is not None or self._is_large) and is_read_slowly(values):
+            if torch.compiler.is_compiling():
+                return self._parts(_site(values, self.weights, self.biases))
+            if self.copy is not None:
+                return self._parts(self.copy(values))
+            kernel = _not_packed(values, self.weights)
+        weights, biases = self.weights, self.biases
+        return [_beside(kernel, values, weights[first:last], biases[first:last]) for first, last in self._bounds]
+
+    @property
+    def weights(self) -> list[Any]:
+        """Of all layers, as they are; none where a parametrization makes it."""
+        return [layer.get("weight") for layer in self._layers.values()]
+
+    @property
+    def biases(self) -> list[Tensor | None]:
+        """Of all layers, as they are."""
+        return [layer["bias"] for layer in self._layers.values()]
+
+    def adapt(self, maps: Mapping[str, LowRank], like: Tensor) -> None:
+        """Lay the maps of an adapter beside the layers of their names, on the device of `like` and of its type."""
+        self._maps = None  # what is replaced is given back first
+        found = [maps.get(name) for name in self._layers]
+        if any(one is not None for one in found):
+            ups = [
+                like.new_empty(len(weight), 0) if one is None else one.up
+                for one, weight in zip(found, self.weights, strict=True)
+            ]
+            downs = torch.cat([one.down for one in found if one is not None])
+            self._maps = _Maps(downs, [ups[first:last] for first, last in self._bounds], self.copy)
+
+    def _adapted(self, maps: _Maps, values: Tensor, gate: Tensor) -> Sequence[Tensor]:
+        """All entries go into the few dimensions of a map, those of tokens become zero there, and the rest is added:
+        zeros, for tokens. That takes fewer operations than gathering masks, and the same whatever a window holds.
+        """
+        inner = maps.down(values).mul_(gate)
+        if torch.compiler.is_compiling() and self.copy is not None and is_read_slowly(values):
+            return self._parts(_adapted_site(values, inner, maps.columns, self.weights, self.biases))
+        if maps.joined is not None and maps.joined.takes(values):
+            return self._parts(maps.joined(values, inner))
+        return maps.add(inner, self(values))
+
+    def _parts(self, product: Tensor) -> Sequence[Tensor]:
+        return (product,) if len(self._sizes) == 1 else product.split_with_sizes(self._sizes, 1)
+
+
+class LayerSites(NamedTuple):
+    """The sites of one transformer layer."""
+
+    attention: Site  # queries, keys and values
+    out: Site
+    mlp: Site  # gate; up
+    down: Site
 
 
 class Packing:
-    """The packed copies of a model's linear layers; they go when this does.
+    """The packed copies of a model's sites; they go when this does.
 
     Args:
-        layers: the layers' own parameters by name, as they are at the moment.
-        to_join: in bf16 pack small weights too, so that what is joined of them follows them.
+        sites: all of them.
+        to_join: in bf16 pack small weights too, so that an adapter's maps can be joined with them.
     """
 
-    def __init__(self, layers: Sequence[Weights], *, to_join: bool = False) -> None:
-        self._layers, self._to_join = layers, to_join
-        self._copies: dict[int, Copy] = {}  # by where the weight lies
+    def __init__(self, sites: Sequence[Site], *, to_join: bool = False) -> None:
+        self._sites, self._to_join = sites, to_join
         self.changes = 0  # how often copies were made or given up
 
     @torch.no_grad()
     def follow(self) -> None:
-        """See to it that every copy is of its weight as it is now; those that are missing are made if there is room."""
-        ours: list[Any] = [layer.get("weight") for layer in self._layers] if packing_is_on() else []
-        weights: dict[int, Tensor] = {one.data_ptr(): one for one in ours if can_be_packed(one, to_join=self._to_join)}
-        before, copies = self._copies, dict[int, Copy]()
-        for place, weight in weights.items():
-            copy = COPIES.get(place)  # our own, or another decoder's of the same model
-            if copy is not None and copy.is_of(weight):
-                copies[place] = copy
-        has_changed = before != copies
-        self._copies = before = copies  # what is replaced is given back before its successor is made
-        missing = {place: weight for place, weight in weights.items() if place not in copies}
-        needed = sum(weight.nbytes for weight in missing.values()) * _SPARE
+        """Have every copy be of its weights as they are now; those that are missing are made if there is room."""
+        has_changed, missing = False, list[Site]()
+        for site in self._sites:
+            found = None
+            if packing_is_on() and can_be_packed(site.weights, to_join=self._to_join):
+                found = COPIES.get(_places(site.weights))  # our own, or another decoder's of the same model
+                if found is None or not found.is_of(site.weights, site.biases):
+                    found = None
+                    missing.append(site)
+            has_changed |= site.copy is not found
+            site.copy = found  # what is replaced is given back before its successor is made
+        needed = sum(weight.nbytes for site in missing for weight in site.weights) * _SPARE
         if missing and needed < psutil.virtual_memory().available:
-            self._copies = {**copies, **{place: _packed(weight) for place, weight in missing.items()}}
+            for site in missing:
+                site.copy = _packed(site.weights, site.biases)
             has_changed = True
         if has_changed:
             self.changes += 1
-            _choose(list(self._copies.values()))
+            _choose([site.copy for site in self._sites if site.copy is not None])
 
 
-def can_be_packed(weight: Any, *, to_join: bool = False) -> bool:
-    """Whether a weight is large (or in bf16 and to be joined), plain, on the CPU, and of a type that oneDNN reads."""
-    return (
-        HAS_ONEDNN
-        and type(weight) in _ORDINARY
-        and weight.device.type == "cpu"
-        and (weight.numel() >= LARGE or (to_join and weight.dtype is torch.bfloat16))
-        and weight.dim() == 2
-        and weight.is_contiguous()
-        and not weight.is_inference()  # it has no version
-        and (weight.dtype is torch.float32 or (weight.dtype is torch.bfloat16 and reads_bf16()))
-    )
-
-
-def _packed(weight: Tensor) -> Copy:
-    step = max(1, weight.numel() // _PROBES)
-    step += step % weight.shape[1] == 0  # no two values of one row or column where that can be
-    probe = weight.detach().view(-1)[::step]
-    packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), _PACKED_FOR)
-    copy = Copy(weight, weight._version, weight.data_ptr(), probe, probe.clone(), packed)
-    COPIES[copy.place] = copy
+def _packed(weights: list[Tensor], biases: list[Tensor | None]) -> Copy:
+    """A copy; layers without a bias get zeros where others have one."""
+    bias = None
+    if any(one is not None for one in biases):
+        each = zip(weights, biases, strict=True)
+        bias = torch.cat([weight.new_zeros(len(weight)) if one is None else one.detach() for weight, one in each])
+    packed = _for_onednn(torch.cat([weight.detach() for weight in weights]))
+    watched = [Watched(one) for one in (*weights, *biases) if one is not None]
+    copy = Copy(weights, biases, watched, packed, bias)
+    COPIES[_places(weights)] = copy
     return copy
+
+
+def _for_onednn(weight: Tensor) -> Tensor:
+    """A weight [out, in] in the order in which oneDNN reads it."""
+    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), _PACKED_FOR)
+    return packed
 
 
 _FASTEST: dict[_Shape, tuple[str, ...]] = {}  # the kernel by positions, from 0 to FEW
@@ -240,7 +372,7 @@ def _choose(copies: Sequence[Copy]) -> None:
     """Say which kernel each copy takes, timed now for shapes that are new."""
     by_shape: dict[_Shape, list[Copy]] = defaultdict(list)
     for copy in copies:
-        by_shape[tuple(copy.weight.shape), copy.weight.dtype, torch.get_num_threads()].append(copy)
+        by_shape[copy.shape].append(copy)
     new = {shape: some for shape, some in by_shape.items() if shape not in _FASTEST}
     if new:
         _FASTEST.update(_timed(new))
@@ -249,7 +381,7 @@ def _choose(copies: Sequence[Copy]) -> None:
             copy.kernels = _FASTEST[shape]
 
 
-def _timed(by_shape: dict[_Shape, list[Copy]]) -> dict[_Shape, tuple[str, ...]]:
+def _timed(by_shape: Mapping[_Shape, Sequence[Copy]]) -> dict[_Shape, tuple[str, ...]]:
     """The fastest kernel for each shape and number of positions.
 
     All shapes are gone through for one kernel before the next, so that no weight is in the cache when it is read again.
@@ -257,20 +389,23 @@ def _timed(by_shape: dict[_Shape, list[Copy]]) -> dict[_Shape, tuple[str, ...]]:
     started = time.perf_counter()
     best: dict[_Shape, list[str]] = defaultdict(list)
     for positions in _POSITIONS:
-        seconds: dict[_Shape, list[tuple[float, str]]] = defaultdict(list)
-        for name, kernel in KERNELS.items():
+        seconds: dict[_Shape, dict[str, float]] = defaultdict(dict)
+        for name in ("packed", *KERNELS) * _LAPS:
             if name == "weight first" and positions > _WIDEST_RIGHT:
                 continue
             for shape, copies in by_shape.items():
-                some = copies[: max(1, _TIMED_BYTES // copies[0].weight.nbytes)]
-                values = torch.ones(positions, shape[0][1], dtype=shape[1])
-                kernel(values, some[-1], None)  # what it sets up the first time
+                some = copies[: max(1, _TIMED_BYTES // copies[0].nbytes)]
+                values = torch.ones(positions, copies[0].weights[0].shape[1], dtype=shape[1])
+                for copy in some:
+                    copy.kernels = (name,) * (FEW + 1)
+                some[-1](values)  # what it sets up the first time
                 begun = time.perf_counter()
                 for copy in some:
-                    kernel(values, copy, None)
-                seconds[shape].append((time.perf_counter() - begun, name))
+                    copy(values)
+                took = time.perf_counter() - begun
+                seconds[shape][name] = min(took, seconds[shape].get(name, took))
         for shape, found in seconds.items():
-            best[shape].append(min(found)[1])
+            best[shape].append(min(found, key=found.__getitem__))
     _TIMING_S[0] += time.perf_counter() - started
     nearest = [sum(timed < positions for timed in _POSITIONS) for positions in range(FEW + 1)]
     return {shape: tuple(names[min(index, len(names) - 1)] for index in nearest) for shape, names in best.items()}
@@ -283,147 +418,84 @@ def packing_in_words() -> dict[str, Any]:
     if not COPIES:
         return {}
     kernels = {
-        f"{' x '.join(map(str, size))}, {str(dtype).removeprefix('torch.')}": {
+        f"{' + '.join(' x '.join(map(str, size)) for size in sizes)}, {str(dtype).removeprefix('torch.')}": {
             str(positions): names[positions] for positions in _POSITIONS
         }
-        for (size, dtype, _), names in _FASTEST.items()
+        for (sizes, dtype, _), names in _FASTEST.items()
     }
-    size = sum(copy.weight.nbytes for copy in COPIES.values()) + sum(one.nbytes for one in JOINED)
+    size = sum(copy.nbytes for copy in COPIES.values()) + sum(one.nbytes for one in JOINED.values())
     return {"packing": {"bytes": size, "timing_s": round(_TIMING_S[0], 3), "kernels": kernels}}
 
 
 # ---- an adapter's maps ----
-#
-# All entries go into the few dimensions of a map, those of tokens are set to zero there, and what comes of it is added:
-# zeros, for tokens. That takes fewer operations than gathering masks, and shapes are the same whatever a window holds.
 
 
-class Site:
-    """Linear layers that read the same values, with their maps as one."""
+class _Maps:
+    """The maps of one site: the first factors as one, the second ones output by output, or joined with the layers."""
 
-    def __init__(self, outputs: Sequence[Sequence[Layer]], like: Tensor) -> None:
-        """The layers of each output in order; the maps are on the device of `like` and of its type."""
-        layers = [layer for output in outputs for layer in output]
-        downs = [one.down for _, one in layers if one is not None]
-        ups = [[_up(layer, like) for layer in output] for output in outputs]
+    def __init__(self, down: Tensor, ups: Sequence[Sequence[Tensor]], copy: Copy | None) -> None:
         together: list[Tensor] = [torch.block_diag(*parts) for parts in ups]  # type: ignore[no-untyped-call]
-        self._layers = [[weights for weights, _ in output] for output in outputs]
-        self._sizes = [len(up) for up in together]
+        self.down = _Small(down)  # [R, in]
         self._ranks = [up.shape[1] for up in together]
         self._ups = [_Small(up) for up in together]  # [output, r] each; all r together are R
-        self._down = _Small(torch.cat(downs)) if downs else None  # [R, in]
-        columns: Tensor = torch.block_diag(*together)  # type: ignore[no-untyped-call]
-        self._joined = Joined.of([weights for weights, _ in layers], columns) if downs else None
+        self.columns: Tensor = torch.block_diag(*together)  # type: ignore[no-untyped-call]
+        self.joined = None if copy is None else Joined.of(copy, self.columns)
 
-    def __call__(self, gate: Tensor, values: Tensor) -> Sequence[Tensor]:
-        """What the layers give for values [M, in] with the adapter: every output, [M, output].
-
-        `gate` [M, 1] is 1 at masks and 0 at tokens.
-        """
-        if self._down is None:
-            return [_beside(layers, values) for layers in self._layers]
-        inner = self._down(values).mul_(gate)
-        if self._joined is not None and self._joined.takes(values):
-            return _parts(self._joined(values, inner), self._sizes)
-        given = zip(self._ups, _parts(inner, self._ranks), self._layers, strict=True)
-        return [up.add(part, _beside(layers, values)) for up, part, layers in given]
-
-
-class LayerSites(NamedTuple):
-    """The sites of one transformer layer."""
-
-    attention: Site  # queries, keys and values
-    out: Site
-    mlp: Site  # gate; up
-    down: Site
+    def add(self, inner: Tensor, outputs: Sequence[Tensor]) -> Sequence[Tensor]:
+        """What the first factors gave, [M, R], by the second ones, added to each of the outputs in place."""
+        parts = [inner] if len(self._ranks) == 1 else inner.split_with_sizes(self._ranks, 1)
+        return [up.add(part, output) for up, part, output in zip(self._ups, parts, outputs, strict=True)]
 
 
 class Joined:
-    """Small layers in bf16 as one product, with an adapter's second factors as further columns.
+    """A site's copy with an adapter's second factors as further columns.
 
     A product by oneDNN takes about ten microseconds before it reads a weight, and where weights are small, that is what
-    an adapter costs: nine small products a layer, and what adds them up. So its second factors lie behind the layers'
-    weights, and what the first ones make of values behind the values: [values, inner] @ [weights, columns].T. Tokens
-    have zeros for `inner`. Whether they then get the very bits that the layers give by themselves is looked at for
-    every number of positions; where not, the layers run by themselves. It takes as much memory as the layers' weights.
+    an adapter costs. So its second factors lie behind the layers' weights, and what the first ones make of values
+    behind the values: [values, inner] @ [weights, columns].T. Tokens have zeros for `inner`. Whether they then get the
+    very bits that the site gives by itself is looked at for every number of positions; where not, it runs by itself.
+    It takes as much memory as the layers' weights.
     """
 
-    def __init__(self, layers: Sequence[Weights], weight: Tensor, columns: int, nbytes: int) -> None:
-        """`weight` [out, in + R] is packed, of the layers as they are; their biases are read at every call."""
-        self.layers, self.weight, self.columns, self.nbytes = layers, weight, columns, nbytes
-        self.shape = *(tuple(layer["weight"].shape) for layer in layers), columns
+    def __init__(self, copy: Copy, columns: Tensor) -> None:
+        """`columns` [out, R]; they are held, since compiled steps know this by where they lie."""
+        self._copy, self._columns = copy, columns
+        weight = torch.cat([torch.cat([one.detach() for one in copy.weights]), columns], 1)
+        self.nbytes = weight.nbytes
+        self._packed = _for_onednn(weight)
+        shape = copy.shape, copy.kernels, columns.shape[1]
+        if shape not in _EXACT:
+            _EXACT[shape] = self._exact_for()
+        self._is_exact = _EXACT[shape]
+        JOINED[columns.data_ptr()] = self
 
     @classmethod
     @torch.no_grad()
-    def of(cls, layers: Sequence[Weights], columns: Tensor) -> Joined | None:
-        """Layers with columns [out, R], where that is faster: packed themselves, all or none with a bias.
-
-        In fp32 a small product does not go through oneDNN, and costs a third.
-        """
-        weights, has_bias = [layer["weight"] for layer in layers], {layer["bias"] is not None for layer in layers}
-        is_packed = all(weight.dtype is torch.bfloat16 and weight.data_ptr() in COPIES for weight in weights)
-        size = sum(weight.numel() for weight in weights)
-        if not (packing_is_on() and is_packed and size <= _LARGEST_JOINED and len(has_bias) == 1):
-            return None
-        weight = torch.cat([torch.cat(weights), columns], 1)
-        packed = _packed_for_good(weight) if psutil.virtual_memory().available > _ROOM else None
-        if packed is None:
-            return None
-        joined = cls(layers, packed, columns.shape[1], weight.nbytes)
-        JOINED.add(joined)
-        return joined
+    def of(cls, copy: Copy, columns: Tensor) -> Joined | None:
+        """A copy with columns, where that is faster and there is room."""
+        is_small = sum(weight.numel() for weight in copy.weights) <= _LARGEST_JOINED
+        return cls(copy, columns) if is_small and psutil.virtual_memory().available > _ROOM else None
 
     def takes(self, values: Tensor) -> bool:
-        """Whether it may be called for values [M, in]: tokens among them must get what the layers give alone."""
-        return not torch.compiler.is_compiling() and len(values) <= FEW and _exact(self)[len(values)]
+        """Whether it may be called for values [M, in]: tokens among them must get what the site gives alone."""
+        return len(values) <= FEW and self._is_exact[len(values)]
 
     def __call__(self, values: Tensor, inner: Tensor) -> Tensor:
         """Values [M, in] and what the columns are multiplied by, [M, R], to the layers' outputs [M, out]."""
-        biases = [layer["bias"] for layer in self.layers]
-        bias = None if biases[0] is None else torch.cat(biases)
-        return by_onednn(torch.cat([values, inner], 1), self.weight, bias)
+        return by_onednn(torch.cat([values, inner], 1), self._packed, self._copy.bias)
 
-
-JOINED: WeakSet[Joined] = WeakSet()  # for as long as somebody holds them
-_EXACT: dict[tuple[object, int], tuple[bool, ...]] = {}  # by shape and threads
-
-
-@torch.no_grad()
-def _exact(one: Joined) -> tuple[bool, ...]:
-    """By positions, from 0 to FEW: whether zeros for the columns leave what the layers give; seen once per shape."""
-    here = one.shape, torch.get_num_threads()
-    found = _EXACT.get(here)
-    if found is None:
-        like = one.layers[0]["weight"]
+    @torch.no_grad()
+    def _exact_for(self) -> tuple[bool, ...]:
+        """By positions, from 0 to FEW: whether zeros for the columns leave what the site gives by itself."""
+        like = self._copy.weights[0]
         values = torch.randn(FEW, like.shape[1], generator=torch.Generator().manual_seed(0)).to(like.dtype)
-        zeros = values.new_zeros(FEW, one.columns)
+        zeros = values.new_zeros(FEW, self._columns.shape[1])
         some = ((values[:most], zeros[:most]) for most in range(1, FEW + 1))
-        found = False, *(torch.equal(one(*given), _beside(one.layers, given[0])) for given in some)
-        _EXACT[here] = found
-    return found
+        return False, *(torch.equal(self(*given), self._copy(given[0])) for given in some)
 
 
-def _beside(layers: Sequence[Weights], values: Tensor) -> Tensor:
-    """What layers give for values [M, in], one beside the other, [M, out]."""
-    mapped = [linear(values, layer["weight"], layer["bias"]) for layer in layers]
-    return mapped[0] if len(mapped) == 1 else torch.cat(mapped, 1)
-
-
-def _up(layer: Layer, like: Tensor) -> Tensor:
-    weights, one = layer
-    return like.new_empty(len(weights["weight"]), 0) if one is None else one.up
-
-
-def _parts(values: Tensor, sizes: Sequence[int]) -> Sequence[Tensor]:
-    return [values] if len(sizes) == 1 else values.split_with_sizes(sizes, 1)
-
-
-def _packed_for_good(weight: Tensor) -> Tensor | None:
-    """A bf16 weight [out, in] that nobody writes to, in the order in which oneDNN reads it; None where it cannot."""
-    if weight.device.type != "cpu" or not weight.numel() or not reads_bf16():
-        return None
-    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), _PACKED_FOR)
-    return packed
+JOINED: WeakValueDictionary[int, Joined] = WeakValueDictionary()  # by where their columns lie
+_EXACT: dict[tuple[object, ...], tuple[bool, ...]] = {}  # by what decides it: the copy's shape and kernels, and R
 
 
 class _Small:
@@ -432,7 +504,8 @@ class _Small:
     def __init__(self, weight: Tensor) -> None:
         self._across = weight.T.contiguous()  # [in, out]
         # Where torch's own product of two matrices goes through oneDNN, calling that directly is faster.
-        self._packed = _packed_for_good(weight) if weight.dtype is torch.bfloat16 else None
+        is_bf16 = weight.dtype is torch.bfloat16 and weight.device.type == "cpu" and weight.numel() and reads_bf16()
+        self._packed = _for_onednn(weight) if is_bf16 else None
 
     def __call__(self, values: Tensor) -> Tensor:
         """Values [M, in] to [M, out]."""
