@@ -54,6 +54,7 @@ def checks(scale: str, output: Path, data_dir: Path | None = None) -> list[Check
         check_python(),
         *check_packages(),
         check_device(scale),
+        *check_native(),
         *check_idle(),
         check_memory(needs.memory_gib),
         check_disk(output, needs.disk_gib),
@@ -119,6 +120,20 @@ def check_device(scale: str) -> Check:
     if not preset(scale).needs_gpu:
         return Check("device", "ok", cores)
     return Check("device", "warn", f"{cores}: far too slow for {scale}", f"use a GPU, or --scale {DEFAULT_SCALE}")
+
+
+def check_native() -> Iterator[Check]:
+    """Is what lies between a model's maps built for this CPU? Without it, steps are slower."""
+    try:
+        import torch
+
+        from marsbench.forward.between import why_not_native
+    except (ImportError, OSError):
+        return  # reported by `check_device`
+    if not torch.cuda.is_available():
+        reason = why_not_native()
+        fix = "install g++ or clang++: decoding on a CPU is slower without" if reason else ""
+        yield Check("native code", "warn" if reason else "ok", reason or "built for this CPU", fix)
 
 
 def check_idle() -> Iterator[Check]:

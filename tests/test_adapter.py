@@ -17,12 +17,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from marsbench.compiled.fixed import Steps
-from marsbench.compiled.graphs import Graphs, has_compiler
+from marsbench.compiled.graphs import Graphs
 from marsbench.decoding.engine import Batch, KindOfBatch, decode, forward
 from marsbench.decoding.generation import Generation, Layout, Request
 from marsbench.errors import UserError
 from marsbench.forward import linear as linear_module
 from marsbench.forward.adapter import Adapted, Adapter, LowRank, hooked
+from marsbench.forward.between import cpp_compiler
 from marsbench.forward.cache import RaggedCache
 from marsbench.forward.decoder import LeanDecoder, decoder_of
 from marsbench.forward.linear import packing
@@ -101,7 +102,7 @@ def test_compiled_steps_say_what_eager_ones_do(model: PreTrainedModel) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not has_compiler(), reason="no C++ compiler")
+@pytest.mark.skipif(cpp_compiler() is None, reason="no C++ compiler")
 @pytest.mark.parametrize("layout", ["groups", "linear"])
 def test_truly_compiled_steps_say_what_the_model_says(layout: Layout) -> None:
     """Guards against fused operations by which what is added to a token is not zero."""

@@ -71,7 +71,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Steps:
         return step
 
     monkeypatch.setattr(graphs, "_compiled", as_it_is)
-    monkeypatch.setattr(graphs, "has_compiler", lambda: True)
+    monkeypatch.setattr(graphs, "cpp_compiler", lambda: "g++")
     return steps
 
 
@@ -151,7 +151,7 @@ def test_lm_eval_is_told_in_text(
     assert MarsbenchLM(folder, method="ar", compiled="false")._kind is Batch
     assert MarsbenchLM(folder, method="ar", compiled="true")._kind is not Batch
     assert "not compiled" not in capsys.readouterr().err
-    monkeypatch.setattr(graphs, "has_compiler", lambda: False)
+    monkeypatch.setattr(graphs, "cpp_compiler", lambda: None)
     MarsbenchLM(folder, method="ar", compiled=True)
     assert NO_COMPILER in capsys.readouterr().err
 

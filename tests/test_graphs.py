@@ -278,11 +278,11 @@ def test_recording_needs_no_compiler(given: dict[str, Any], monkeypatch: pytest.
     """
     model, method = llama(0), method_of("ar", given)
     monkeypatch.setattr(graphs_module, "_compiled", None)
-    monkeypatch.setattr(graphs_module, "has_compiler", lambda: False)
+    monkeypatch.setattr(graphs_module, "cpp_compiler", lambda: None)
     kind, reason = kind_of_batch(model, method, True)
     assert not reason and answers(model, method, kind) == answers(model, method)
     assert "C++ compiler" in why_not(model, method, "inductor")
-    monkeypatch.setattr(graphs_module, "has_compiler", lambda: True)
+    monkeypatch.setattr(graphs_module, "cpp_compiler", lambda: "g++")
     monkeypatch.setattr(graphs_module.sysconfig, "get_path", lambda name: "/nowhere")
     assert "Python.h" in why_not(model, method, "inductor") and not why_not(model, method)
 

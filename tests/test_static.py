@@ -15,9 +15,10 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from marsbench.compiled.fixed import Fixed, Stand, Steps, static_step
-from marsbench.compiled.graphs import Graphs, Run, has_compiler, why_not
+from marsbench.compiled.graphs import Graphs, Run, why_not
 from marsbench.decoding.engine import Batch, Method
 from marsbench.decoding.generation import Generation, Meter, Request
+from marsbench.forward.between import cpp_compiler
 from marsbench.forward.decoder import Decoder
 from marsbench.methods import METHODS, Options, build_method
 from marsbench.training.medusa import MedusaHeads
@@ -215,7 +216,7 @@ def test_a_step_is_one_graph(what: str, model: LlamaForCausalLM, given: dict[str
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not has_compiler(), reason="no C++ compiler")
+@pytest.mark.skipif(cpp_compiler() is None, reason="no C++ compiler")
 def test_compiled_steps_follow_the_model(given: dict[str, Any]) -> None:
     """Guards against graphs that keep the weights, or skip the hooks, of the model that they were made for."""
     model, other = llama(0), llama(5)
@@ -257,7 +258,7 @@ def test_without_a_compiler_there_is_a_reason(
     model: LlamaForCausalLM, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards against a traceback of the compiler's where the eager path would do."""
-    assert not why_not(model, method_of("ar", given)) or not has_compiler()
+    assert not why_not(model, method_of("ar", given)) or cpp_compiler() is None
     monkeypatch.setenv("CXX", "no-such-compiler")
     assert "C++ compiler" in why_not(model, method_of("ar", given))
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import sysconfig
 import time
 import types
@@ -22,11 +20,11 @@ from marsbench.compiled.fixed import Fixed, Shape, Stand, Steps, static_step
 from marsbench.decoding.engine import Batch, KindOfBatch, Method
 from marsbench.decoding.fitted import Fitted
 from marsbench.decoding.outside import OutsideMethod
+from marsbench.forward.between import cpp_compiler
 from marsbench.forward.decoder import Decoder, LeanDecoder, decoder_in_use, decoder_of
 from marsbench.forward.modules import device_of
 from marsbench.forward.window import recording
 
-_COMPILERS = ("g++", "clang++", "c++", "cl")  # what torch.compile calls for a CPU
 _SPARE_BYTES = 4 << 30  # of stands that nobody is on, kept for the graphs that were recorded of them
 Run = Callable[[], Tensor]
 Step = Callable[[Decoder, Method, Stand], Tensor]
@@ -42,7 +40,7 @@ def why_not(model: Any, method: Method | OutsideMethod, backend: str | None = No
         return "only plain Qwen2 and Llama models are compiled"
     device = device_of(model)
     if (backend or default_backend(device)) == "inductor":
-        if not has_compiler():
+        if cpp_compiler() is None:
             return "there is no C++ compiler"
         if records_on(device) and not Path(sysconfig.get_path("include"), "Python.h").exists():
             return "Triton needs Python.h, of a package such as python3-dev"
@@ -61,12 +59,6 @@ def kind_of_batch(model: Any, method: Method | OutsideMethod, compiled: bool) ->
     if model not in _KEPT:
         _KEPT[model] = Graphs()
     return _KEPT[model].batch, ""
-
-
-def has_compiler() -> bool:
-    """Whether there is what `torch.compile` calls for a CPU: what CXX names, else one of the usual compilers."""
-    named = os.environ.get("CXX")
-    return any(shutil.which(name) for name in ((named,) if named else _COMPILERS))
 
 
 def default_backend(device: torch.device) -> str:

@@ -6,6 +6,8 @@ and overwritten by the next write. It has the one method that models of transfor
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -24,9 +26,9 @@ class RaggedCache:
 
     def __init__(self) -> None:
         self._layers: list[tuple[Tensor, Tensor]] = []
-        self._flat_slots = torch.empty(0)
+        self.flat_slots = torch.empty(0)  # where the next forward writes, among the slots of all rows
         self._rows = 0
-        self._slots = 0
+        self.total = 0  # slots of a row that the next forward looks at
         self._capacity = 0  # slots per row that every layer is to have
 
     def prepare(self, slots: Tensor, total: int) -> None:
@@ -34,15 +36,15 @@ class RaggedCache:
 
         The model attends over the slots below `total`; what is written to slot `total` is never seen.
         """
-        self._rows, self._slots = slots.shape[0], total
+        self._rows, self.total = slots.shape[0], total
         if total >= self._capacity:
             self._capacity = _room(total)
         first = torch.arange(self._rows, device=slots.device).unsqueeze(1) * self._capacity
-        self._flat_slots = (first + slots).flatten()
+        self.flat_slots = (first + slots).flatten()
 
     def narrow(self, entries: Tensor) -> None:
         """Write only those `entries` [M] of the N * W that were prepared."""
-        self._flat_slots = self._flat_slots[entries]
+        self.flat_slots = self.flat_slots[entries]
 
     def update(self, keys: Tensor, values: Tensor, layer_idx: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
         """Store a layer's new keys and values [N, heads, W, head size]; return all of its keys and values."""
@@ -52,19 +54,24 @@ class RaggedCache:
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Store a layer's new keys and values [M, heads, head size]; return all, [N, slots, heads, head size]."""
+        stored = self.stores(layer, keys, keys.shape[1:])
+        for store, new in zip(stored, (keys, values), strict=True):
+            store.flatten(0, 1).index_copy_(0, self.flat_slots, new)
+        keys, values = (store[: self._rows, : self.total] for store in stored)
+        return keys, values
+
+    def stores(self, layer: int, like: Tensor, shape: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Where a layer's keys and values lie, [rows, slots, *shape], on the device of `like` and of its type."""
         if layer == len(self._layers):
-            self._layers.append((self._allocate(keys), self._allocate(values)))
+            keys, values = (like.new_zeros(self._rows, self._capacity, *shape) for _ in range(2))
+            self._layers.append((keys, values))
         if self._layers[layer][0].shape[1] != self._capacity:
             self._resize(layer, self._rows)
-        stored = self._layers[layer]
-        for store, new in zip(stored, (keys, values), strict=True):
-            store.flatten(0, 1).index_copy_(0, self._flat_slots, new)
-        keys, values = (store[: self._rows, : self._slots] for store in stored)
-        return keys, values
+        return self._layers[layer]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Slots in use (asked for by models that are given no position ids)."""
-        return self._slots
+        return self.total
 
     def move(self, sources: Tensor, holes: Tensor, rows: int, longest: int) -> None:
         """Copy whole rows `sources` [n] into rows `holes` [n]; see `keep`."""
@@ -80,7 +87,7 @@ class RaggedCache:
         """
         self._rows = rows
         if not rows:
-            self._layers, self._capacity, self._flat_slots = [], 0, torch.empty(0)
+            self._layers, self._capacity, self.flat_slots = [], 0, torch.empty(0)
             return
         capacity = min(self._capacity, _room(longest + _GROWTH))
         held = max((len(keys) * keys.shape[1] for keys, _ in self._layers), default=0)
@@ -111,9 +118,6 @@ class RaggedCache:
     def bytes(self) -> int:
         """Memory held, in bytes."""
         return sum(store.nbytes for layer in self._layers for store in layer)
-
-    def _allocate(self, like: Tensor) -> Tensor:
-        return like.new_zeros(self._rows, self._capacity, *like.shape[1:])
 
     def _resize(self, layer: int, rows: int) -> None:
         """Move a layer to stores of `rows` rows and as many slots as every layer is to have."""

@@ -18,16 +18,15 @@ from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
 from marsbench.forward.adapter import Adapted, Adapter, masks_of, parted
 from marsbench.forward.attention import without_cudnn_attention
+from marsbench.forward.between import NativePass, Norm, Pass, Shape, is_for, is_native, spread
 from marsbench.forward.cache import RaggedCache
 from marsbench.forward.draft_head import DraftHead, HeadInUse
 from marsbench.forward.linear import LayerSites, Packing, Site
-from marsbench.forward.masks import additive_mask
 from marsbench.forward.modules import ModuleDecoder
 from marsbench.forward.plain import is_leaf, is_plain, is_plainly_its_class
 from marsbench.forward.probe import check_by_forward
@@ -89,20 +88,23 @@ def _unwrapped(model: Any) -> Any:
 
 
 class LeanDecoder:
-    """Qwen2 or Llama over the real entries of a window only, with the weights that its modules have at every call.
-
-    The query heads that share a key head are folded into the query length, so that keys and values are never repeated.
-    """
+    """Qwen2 or Llama over the real entries of a window only, with the weights that its modules have at every call."""
 
     def __init__(self, model: Any) -> None:
         model, self._adapter = parted(model)
         self._parts = _parts(model)
         decoder = model.get_decoder()
         self._lm_head = _Head(model.get_output_embeddings())
-        self._embed, self._norm, self._rotary = decoder.embed_tokens, _Norm(decoder.norm), decoder.rotary_emb
+        self._embed, self._norm, self._rotary = decoder.embed_tokens, Norm(decoder.norm), decoder.rotary_emb
         self._layers = [_Layer(number, layer) for number, layer in enumerate(decoder.layers)]
         self._sites = [site for layer in self._layers for site in layer.sites]
         head = [] if self._lm_head.site is None else [self._lm_head.site]
+        attention = decoder.layers[0].self_attn
+        size = attention.head_dim
+        self._shape = Shape(
+            attention.q_proj.out_features // size, attention.k_proj.out_features // size, size, attention.scaling
+        )
+        self._is_native = False
         self._packing = Packing([*self._sites, *head], to_join=self._adapter is not None)
         self._vector = torch.empty(0)  # the adapter's, on the device of the model and of its type, as its maps are
         self._draft_head: DraftHead | None = None  # the adapter's, likewise
@@ -133,6 +135,9 @@ class LeanDecoder:
         like = self._embed._parameters["weight"]
         if self._adapter is not None:
             self._follow_adapter(self._adapter, like)
+        is_packed = all(site.copy is not None for site in self._sites)
+        sizes = like.shape[1], self._layers[0].sites.down.weights[0].shape[1]
+        self._is_native = is_packed and is_for(self._shape, sizes) and is_native()
         frequencies = self._rotary._buffers["inv_freq"]
         turned_by = (None if frequencies.is_inference() else frequencies._version, like.dtype, like.device)
         if frequencies is not self._frequencies or turned_by != self._turned_by:
@@ -141,7 +146,7 @@ class LeanDecoder:
 
     def __call__(self, cache: RaggedCache, window: Window, relative: Tensor) -> Answer:
         """Run a window; see `Decoder`."""
-        rows, width = shape = window.input_ids.shape
+        rows, width = window.input_ids.shape
         real = None if window.real is None else window.real.flatten().nonzero().squeeze(1)
         input_ids, position = window.input_ids.flatten(), window.position.flatten()
         if real is not None:
@@ -153,12 +158,14 @@ class LeanDecoder:
         if masks is not None:
             gate = (masks.view(-1, 1) if real is None else masks.view(-1, 1)[real]).to(hidden.dtype)
             hidden = torch.addcmul(hidden, gate, self._vector)
-        cos, sin = self._rotation(position, relative.shape[1], hidden)
-        mask = additive_mask(window.visible, relative, hidden.dtype, copies=self._layers[0].group)
+        turned = self._rotation(position, relative.shape[1], hidden)
+        is_native = self._is_native and not (torch.is_grad_enabled() or makes_a_graph())
+        one = (NativePass if is_native else Pass)(self._shape, cache, window, relative, real, turned, hidden.dtype)
+        change: Tensor | None = None
         for layer in self._layers:
-            hidden = layer(hidden, cos, sin, mask, cache, shape, real, gate)
-        hidden = self._norm(hidden)
-        answer = Answer(_spread(hidden, real, rows * width).view(rows, width, -1), self._lm_head)
+            hidden, change = layer(one, hidden, change, gate)
+        _, hidden = one.norm(self._norm, hidden, change)
+        answer = Answer(spread(hidden, real, rows * width).view(rows, width, -1), self._lm_head)
         if self._draft_head is None:
             return answer
         return replace(answer, head=HeadInUse(self._draft_head, self._embed, self._lm_head, self._lm_head.rows))
@@ -205,53 +212,23 @@ class _Layer:
             mlp=site("mlp", ("gate_proj",), ("up_proj",)),
             down=site("mlp", ("down_proj",)),
         )
-        attention, activation = layer.self_attn, layer.mlp.act_fn
-        self._norms = _Norm(layer.input_layernorm), _Norm(layer.post_attention_layernorm)
-        self._activation: Callable[[Tensor], Tensor] = F.silu if type(activation) in _SILU else activation
-        self._size, self._scale = attention.head_dim, attention.scaling
-        self._heads = attention.q_proj.out_features // self._size
-        self._kv_heads = attention.k_proj.out_features // self._size
-        self.group = self._heads // self._kv_heads  # query heads per key head
+        activation = layer.mlp.act_fn
+        self._norms = Norm(layer.input_layernorm), Norm(layer.post_attention_layernorm)
+        self._activation: Callable[[Tensor], Tensor] | None = None if type(activation) in _SILU else activation
 
-    def __call__(
-        self,
-        hidden: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        mask: Tensor,
-        cache: RaggedCache,
-        shape: torch.Size,
-        real: Tensor | None,
-        gate: Tensor | None,
-    ) -> Tensor:
-        """Hidden states [M, H] of the real entries to those after the layer; `gate` is for `Site`s."""
-        (every,) = self.sites.attention(self._norms[0](hidden), gate)
-        turning, values = every.view(len(every), -1, self._size).split_with_sizes(
-            [self._heads + self._kv_heads, self._kv_heads], 1
-        )
-        turned = torch.addcmul(turning * cos, turning.roll(self._size // 2, -1), sin)
-        queries, keys = turned.split_with_sizes([self._heads, self._kv_heads], 1)
-        keys, values = cache.write(self._number, keys, values)
-        found = self._attend(_spread(queries, real, shape[0] * shape[1]), keys, values, mask, shape)
-        hidden = hidden + self.sites.out(found if real is None else found[real], gate)[0]
-        opening, up = self.sites.mlp(self._norms[1](hidden), gate)
-        return hidden + self.sites.down(self._activation(opening) * up, gate)[0]
+    def __call__(self, one: Pass, hidden: Tensor, change: Tensor | None, gate: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Hidden states [M, H] of the real entries, and what is yet to be added to them, to those after the layer.
 
-    def _attend(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor, shape: torch.Size) -> Tensor:
-        """Attention of queries [N * W, heads, size] over keys and values [N, S, key heads, size]: [N * W, H]."""
-        rows, width = shape
-        if width == 1:  # heads that share a key head lie beside each other already
-            folded = queries.view(rows, self._kv_heads, self.group, self._size)
-        else:
-            parted = queries.view(rows, width, self._kv_heads, self.group, self._size).permute(0, 2, 3, 1, 4)
-            folded = parted.reshape(rows, self._kv_heads, self.group * width, self._size)
-        found = F.scaled_dot_product_attention(
-            folded, keys.transpose(1, 2), values.transpose(1, 2), attn_mask=mask, scale=self._scale
-        )
-        if width == 1:
-            return found.reshape(rows, -1)
-        unfolded = found.view(rows, self._kv_heads, self.group, width, self._size).permute(0, 3, 1, 2, 4)
-        return unfolded.reshape(rows * width, -1)
+        `gate` is for `Site`s.
+        """
+        hidden, seen = one.norm(self._norms[0], hidden, change)
+        (every,) = self.sites.attention(seen, gate)
+        (change,) = self.sites.out(one.attention(self._number, every), gate)
+        hidden, seen = one.norm(self._norms[1], hidden, change)
+        opening, up = self.sites.mlp(seen, gate)
+        acted = one.swiglu(opening, up) if self._activation is None else self._activation(opening) * up
+        (change,) = self.sites.down(acted, gate)
+        return hidden, change
 
 
 class _Head:
@@ -280,32 +257,8 @@ class _Head:
         return self.site.weights[0] if self.site is not None and self.is_plain else None
 
 
-class _Norm:
-    """A root-mean-square norm by its module's own weight."""
-
-    def __init__(self, module: Any) -> None:
-        self._module, self._weights = module, module._parameters
-        self._epsilon = torch.tensor(module.variance_epsilon)
-
-    def __call__(self, hidden: Tensor) -> Tensor:
-        """Hidden states [M, H], normalised."""
-        size = hidden.shape[-1]
-        weight: Tensor = self._weights["weight"]
-        if hidden.dtype is torch.float32 and hidden.device.type == "cpu":  # where torch's own takes more operations
-            square = torch.linalg.vecdot(hidden, hidden)
-            return (hidden * torch.add(self._epsilon, square, alpha=1 / size).rsqrt_().unsqueeze(1)) * weight
-        return F.rms_norm(hidden, (size,), weight, self._module.variance_epsilon)
-
-
 _LEAN: WeakKeyDictionary[Any, LeanDecoder] = WeakKeyDictionary()  # model -> what was made of it
 
 
 def _parts(model: Any) -> list[nn.Module]:
     return [*model.get_decoder().modules(), model.get_output_embeddings()]
-
-
-def _spread(values: Tensor, real: Tensor | None, entries: int) -> Tensor:
-    """Values [M, ...] of the real entries at their places among all `entries`, zeros at fillers."""
-    if real is None:
-        return values
-    return values.new_zeros(entries, *values.shape[1:]).index_copy_(0, real, values)

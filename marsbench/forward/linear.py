@@ -31,6 +31,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from marsbench.forward.adapter import LowRank
+from marsbench.forward.between import is_native
 
 VARIABLE = "MARSBENCH_PACK"  # 0 = weights are never packed
 LARGE = 1 << 18  # elements of a site's weights, from which on reading them is what takes the time
@@ -45,7 +46,7 @@ _SPARE = 1.2  # free memory that packing asks for, over what it takes
 _POSITIONS = (1, 2, 4, 8, 16, 32)  # that kernels are timed for; the smallest that is not less counts, else the last
 _TIMED_BYTES = 24 << 20  # of the weights of a shape, or one site's: more than stays in a core's cache
 _LAPS = 3  # of which the fastest counts
-_WIDEST_RIGHT = 4  # positions, up to which "weight first" is tried
+_WIDEST = {"weight first": 4, "packed, as two": 1}  # positions, up to which a kernel is tried
 _LARGEST_JOINED = 1 << 23  # elements of weights: reading more takes so long that calls do not matter
 _ROOM = 1 << 30  # bytes of memory that stay free when an adapter is joined
 
@@ -118,6 +119,8 @@ class Copy:
         kernel = self.kernels[len(values)]
         if kernel == "packed":
             return by_onednn(values, self.packed, self.bias)
+        if kernel == "packed, as two":  # one position alone takes a kernel for vectors, which sums in another order
+            return by_onednn(values.expand(2, -1), self.packed, self.bias)[:1]
         return _beside(KERNELS[kernel], values, self.weights, self.biases)
 
     @property
@@ -145,9 +148,13 @@ def _on_the_right(values: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor
     return mapped if bias is None else mapped + bias
 
 
+# The overload itself: looking for it takes longer than a small product.
+_ONEDNN: Any = torch.ops.mkldnn._linear_pointwise.default if HAS_ONEDNN else None
+
+
 def by_onednn(values: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """By a weight as it lies, or by a packed one."""
-    mapped: Tensor = torch.ops.mkldnn._linear_pointwise(values, weight, bias, "none", [], "")
+    mapped: Tensor = _ONEDNN(values, weight, bias, "none", [], "")
     return mapped
 
 
@@ -156,8 +163,9 @@ def reads_bf16() -> bool:
     return HAS_ONEDNN and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
-# Beside "packed": of the weights as they lie, one after the other.
+# Of the weights as they lie, one after the other.
 KERNELS: dict[str, _Kernel] = {"weight first": _on_the_right, "onednn": by_onednn, "torch": F.linear}
+_ALL = ["packed", "packed, as two", *KERNELS]
 
 
 def _beside(kernel: _Kernel, values: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> Tensor:
@@ -382,18 +390,21 @@ def _choose(copies: Sequence[Copy]) -> None:
 
 
 def _timed(by_shape: Mapping[_Shape, Sequence[Copy]]) -> dict[_Shape, tuple[str, ...]]:
-    """The fastest kernel for each shape and number of positions.
+    """The fastest kernel for each shape and number of positions, in 16 bits among those that round alike.
 
     All shapes are gone through for one kernel before the next, so that no weight is in the cache when it is read again.
     """
     started = time.perf_counter()
     best: dict[_Shape, list[str]] = defaultdict(list)
+    alike = {shape: _alike(copies[0]) for shape, copies in by_shape.items()}
     for positions in _POSITIONS:
         seconds: dict[_Shape, dict[str, float]] = defaultdict(dict)
-        for name in ("packed", *KERNELS) * _LAPS:
-            if name == "weight first" and positions > _WIDEST_RIGHT:
+        for name in _ALL * _LAPS:
+            if positions > _WIDEST.get(name, FEW):
                 continue
             for shape, copies in by_shape.items():
+                if name not in alike[shape][positions == 1]:
+                    continue
                 some = copies[: max(1, _TIMED_BYTES // copies[0].nbytes)]
                 values = torch.ones(positions, copies[0].weights[0].shape[1], dtype=shape[1])
                 for copy in some:
@@ -408,12 +419,35 @@ def _timed(by_shape: Mapping[_Shape, Sequence[Copy]]) -> dict[_Shape, tuple[str,
             best[shape].append(min(found, key=found.__getitem__))
     _TIMING_S[0] += time.perf_counter() - started
     nearest = [sum(timed < positions for timed in _POSITIONS) for positions in range(FEW + 1)]
-    return {shape: tuple(names[min(index, len(names) - 1)] for index in nearest) for shape, names in best.items()}
+    return {shape: tuple(found[min(index, len(found) - 1)] for index in nearest) for shape, found in best.items()}
+
+
+def _alike(copy: Copy) -> dict[bool, list[str]]:
+    """For one position (True) and for several: the kernels that give a row the same bits as "packed" gives it among
+    others, whatever stands beside it; in fp32 all.
+
+    What is computed beside other positions must not be rounded otherwise than alone, or near ties end otherwise: fp32
+    has hardly any, bf16 one in some hundred tokens.
+    """
+    if copy.packed.dtype is torch.float32:
+        return {True: _ALL, False: _ALL}
+    values = torch.randn(FEW, copy.weights[0].shape[1], generator=torch.Generator().manual_seed(0))
+    values = values.to(copy.packed.dtype)
+
+    def agrees(name: str, most: int) -> bool:
+        copy.kernels = (name,) * (FEW + 1)
+        return torch.equal(torch.cat([copy(some) for some in torch.split(values, most)]), whole)
+
+    copy.kernels = ("packed",) * (FEW + 1)
+    whole = copy(values)
+    several = [name for name in _ALL if all(agrees(name, most) for most in range(2, _POSITIONS[-1] + 1))]
+    alone = [name for name in _ALL if agrees(name, 1)]
+    return {True: alone, False: several} if alone and "packed" in several else {True: _ALL, False: _ALL}
 
 
 def packing_in_words() -> dict[str, Any]:
-    """What rows say of packing, beside their provenance: the copies' bytes, the kernel by shape and positions, and the
-    seconds that timing them took; nothing where nothing is packed.
+    """What rows say of packing, beside their provenance: the copies' bytes, the kernel by shape and positions, the
+    seconds that timing them took, and what computes between the maps; nothing where nothing is packed.
     """
     if not COPIES:
         return {}
@@ -424,7 +458,8 @@ def packing_in_words() -> dict[str, Any]:
         for (sizes, dtype, _), names in _FASTEST.items()
     }
     size = sum(copy.nbytes for copy in COPIES.values()) + sum(one.nbytes for one in JOINED.values())
-    return {"packing": {"bytes": size, "timing_s": round(_TIMING_S[0], 3), "kernels": kernels}}
+    between = "native" if is_native() else "torch"
+    return {"packing": {"bytes": size, "timing_s": round(_TIMING_S[0], 3), "kernels": kernels, "between": between}}
 
 
 # ---- an adapter's maps ----
@@ -486,12 +521,19 @@ class Joined:
 
     @torch.no_grad()
     def _exact_for(self) -> tuple[bool, ...]:
-        """By positions, from 0 to FEW: whether zeros for the columns leave what the site gives by itself."""
+        """By positions, from 0 to FEW: whether zeros for the columns leave what the site gives by itself.
+
+        A mask never comes alone.
+        """
         like = self._copy.weights[0]
         values = torch.randn(FEW, like.shape[1], generator=torch.Generator().manual_seed(0)).to(like.dtype)
         zeros = values.new_zeros(FEW, self._columns.shape[1])
-        some = ((values[:most], zeros[:most]) for most in range(1, FEW + 1))
-        return False, *(torch.equal(self(*given), self._copy(given[0])) for given in some)
+
+        def is_exact(most: int) -> bool:
+            parts = zip(torch.split(values, most), torch.split(zeros, most), strict=True)
+            return all(torch.equal(self(some, none), self._copy(some)) for some, none in parts if len(some) > 1)
+
+        return False, False, *(is_exact(most) for most in range(2, FEW + 1))
 
 
 JOINED: WeakValueDictionary[int, Joined] = WeakValueDictionary()  # by where their columns lie

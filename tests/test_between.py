@@ -1,0 +1,193 @@
+"""What is computed between the maps: natively as by torch, and for each entry as if it were alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+
+from marsbench.decoding.engine import decode
+from marsbench.decoding.generation import Request
+from marsbench.fetching.models import CACHE_VARIABLE
+from marsbench.forward import between
+from marsbench.forward import linear as linear_module
+from marsbench.forward.between import VARIABLE, cpp_compiler, is_native, why_not_native
+from marsbench.forward.decoder import LeanDecoder, decoder_of
+from marsbench.forward.linear import packing_in_words, reads_bf16
+from marsbench.methods import Options, build_method
+
+MASK, HEADS, KV_HEADS, SIZE = 3, 4, 2, 32
+SHAPE: dict[str, Any] = {
+    "vocab_size": 96, "hidden_size": 128, "intermediate_size": 192, "num_hidden_layers": 3,
+    "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS, "max_position_embeddings": 256,
+    "initializer_range": 0.3,
+}  # fmt: skip
+DTYPES = [torch.float32, *([torch.bfloat16] if reads_bf16() else [])]
+PROMPTS = [[5 + (7 * row + place) % 80 for place in range(4 + 3 * row)] for row in range(6)]
+native = pytest.mark.skipif(not is_native(), reason=f"not built here: {why_not_native()}")
+
+
+@pytest.fixture(autouse=True)
+def packed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Small models count as large; whether there is a library is looked at anew."""
+    monkeypatch.setattr(linear_module, "LARGE", 1)
+    yield
+    monkeypatch.undo()
+    why_not_native.cache_clear()
+
+
+@pytest.fixture(params=[LlamaForCausalLM, Qwen2ForCausalLM])
+def model(request: pytest.FixtureRequest) -> Any:
+    torch.manual_seed(0)
+    config: Any = {LlamaForCausalLM: LlamaConfig, Qwen2ForCausalLM: Qwen2Config}[request.param]
+    return request.param(config(**SHAPE)).eval()
+
+
+def tokens(model: Any, name: str, batch_size: int, **options: Any) -> list[list[int]]:
+    method = build_method(name, Options(mask_id=MASK, **options))
+    requests = [Request(prompt, 40) for prompt in PROMPTS]
+    found = decode(model, method, requests, eos_id=2, pad_id=0, batch_size=batch_size)
+    return [one.tokens for one in found]
+
+
+@native
+@pytest.mark.parametrize("name", ["ar", "mars-verified", "jacobi", "prompt-lookup", "mars-no-cache"])
+def test_tokens_are_those_of_torchs_operations(name: str, model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a rotation, a slot, a filler or a norm that native code takes for another."""
+    found = tokens(model, name, 4)
+    decoder = decoder_of(model)
+    assert isinstance(decoder, LeanDecoder) and decoder._is_native
+    assert packing_in_words()["packing"]["between"] == "native"
+    monkeypatch.setenv(VARIABLE, "0")
+    assert tokens(model, name, 4) == found
+    assert packing_in_words()["packing"]["between"] == "torch"
+
+
+def maps_are_invariant(model: Any) -> bool:
+    """Whether the products of this machine give a row the same bits whatever stands beside it."""
+    decoder = decoder_of(model)
+    assert isinstance(decoder, LeanDecoder)
+    for site in [*decoder._sites, decoder._lm_head.site]:
+        assert site is not None and site.copy is not None
+        values = torch.randn(64, site.weights[0].shape[1]).to(model.dtype)
+        whole = site.copy(values)
+        for most in range(1, 33):
+            if not torch.equal(torch.cat([site.copy(some) for some in values.split(most)]), whole):
+                return False
+    return True
+
+
+@native
+@pytest.mark.skipif(not reads_bf16(), reason="oneDNN multiplies no bf16 here")
+@pytest.mark.parametrize("layout", ["groups", "linear"])
+@pytest.mark.parametrize("batch_size", [1, 4])
+@torch.no_grad()
+def test_verified_is_ar_in_bf16_too(model: Any, layout: str, batch_size: int) -> None:
+    """Guards against near ties that end otherwise because a token was computed beside others."""
+    model = model.to(torch.bfloat16)
+    expected = tokens(model, "ar", 1)
+    if not maps_are_invariant(model):
+        pytest.skip("products of this machine depend on what stands beside a row")
+    assert tokens(model, "mars-verified", batch_size, block_size=4, layout=layout) == expected
+    assert tokens(model, "ar", batch_size) == expected
+
+
+def attended(every: Tensor, turned: tuple[Tensor, Tensor], cache: tuple[Tensor, Tensor], entries: list[int]) -> Tensor:
+    """What entries of a window of one row find behind 37 cached slots, each seeing itself and what is before it."""
+    begin, width = 37, len(entries)
+    slots = torch.arange(begin, begin + width)
+    keys, values = (one.clone() for one in cache)
+    chosen = torch.tensor(entries)
+    found: Tensor = torch.ops.marsbench.attention(
+        every[chosen], turned[0][chosen], turned[1][chosen], keys, values, torch.arange(width), slots,
+        torch.tensor([begin]), torch.ones(width, width, dtype=torch.bool).tril(), begin + width, SIZE**-0.5,
+    )  # fmt: skip
+    return found
+
+
+@native
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_entry_finds_the_same_bits_whoever_is_beside_it(dtype: torch.dtype) -> None:
+    """Guards against sums whose order depends on the window."""
+    torch.manual_seed(0)
+    every = torch.randn(20, (HEADS + 2 * KV_HEADS) * SIZE).to(dtype)
+    turned = torch.randn(20, 1, SIZE).to(dtype), torch.randn(20, 1, SIZE).to(dtype)
+    keys, values = (torch.randn(1, 80, KV_HEADS, SIZE).to(dtype) for _ in range(2))
+    whole = attended(every, turned, (keys, values), [*range(20)])
+    for most in range(1, 20):
+        assert torch.equal(attended(every, turned, (keys, values), [*range(most)]), whole[:most])
+    hidden, change, weight = (torch.randn(20, 128).to(dtype) for _ in range(3))
+    normed = torch.ops.marsbench.norm(hidden.clone(), change, weight[0], 1e-5)
+    acted = torch.ops.marsbench.swiglu(hidden, change)
+    for row in range(20):
+        one = slice(row, row + 1)
+        assert torch.equal(torch.ops.marsbench.norm(hidden[one].clone(), change[one], weight[0], 1e-5), normed[one])
+        assert torch.equal(torch.ops.marsbench.swiglu(hidden[one], change[one]), acted[one])
+
+
+@native
+def test_rows_that_see_nothing_and_ends_of_caches_are_kept_within_bounds() -> None:
+    """Guards against reads before a row's first slot, and behind the last that a forward looks at."""
+    every, turned = torch.randn(4, (HEADS + 2 * KV_HEADS) * SIZE), torch.ones(4, 1, SIZE)
+    keys, values = torch.zeros(2, 3, KV_HEADS, SIZE), torch.zeros(2, 3, KV_HEADS, SIZE)
+    visible = torch.ones(2, 2, dtype=torch.bool).tril()
+    found = torch.ops.marsbench.attention(
+        every, turned, turned, keys, values, torch.arange(4), torch.tensor([2, 0, 4, 5]), torch.tensor([-1, 1]),
+        visible, 2, SIZE**-0.5,
+    )  # fmt: skip
+    assert found.isfinite().all() and not found[0].any() and found[1].any()
+
+
+@native
+def test_models_that_it_does_not_take_run_as_ever() -> None:
+    """Guards against heads and sizes that are cut to what vectors hold."""
+    sizes = {**SHAPE, "hidden_size": 96, "intermediate_size": 100}
+    model = LlamaForCausalLM(LlamaConfig(**sizes)).eval()
+    decoder = decoder_of(model)
+    assert isinstance(decoder, LeanDecoder) and not decoder._is_native
+    assert tokens(model, "mars-verified", 2) == tokens(model, "ar", 1)
+
+
+def test_it_is_left_where_there_is_no_compiler(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a machine without a compiler on which nothing decodes."""
+    expected = tokens(model, "ar", 1)
+    why_not_native.cache_clear()
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert why_not_native() == "there is no C++ compiler" and not is_native()
+    assert tokens(model, "ar", 1) == expected
+
+
+@pytest.mark.skipif(cpp_compiler() is None, reason="no C++ compiler")
+def test_what_does_not_build_is_said_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against half a library that the next process loads, and a reason that nobody learns."""
+    why_not_native.cache_clear()
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
+    broken = tmp_path / "between.cpp"
+    broken.write_text("int twice(int x) { return 2 * y; }\n", encoding="utf-8")
+    monkeypatch.setattr(between, "_SOURCE", broken)
+    assert "does not build it" in why_not_native() and "error" in why_not_native()
+    assert [*(tmp_path / "cache").iterdir()] == []
+    why_not_native.cache_clear()
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "file"))
+    assert "cannot be built or loaded" in why_not_native()
+
+
+@pytest.mark.skipif(cpp_compiler() is None, reason="no C++ compiler")
+def test_several_build_it_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a process that loads what another is still writing, or waits for one that was killed."""
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
+    small = tmp_path / "between.cpp"
+    small.write_text("int twice(int x) { return 2 * x; }\n", encoding="utf-8")
+    monkeypatch.setattr(between, "_SOURCE", small)
+    chosen = cpp_compiler()
+    assert chosen is not None
+    with ThreadPoolExecutor(3) as pool:
+        built = {*pool.map(between._built, [chosen] * 3)}
+    assert len(built) == 1 and [*(tmp_path / "cache").iterdir()] == [*built]
