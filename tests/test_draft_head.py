@@ -16,12 +16,13 @@ from torch import Tensor
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from marsbench.compiled.fixed import Steps
-from marsbench.compiled.graphs import Graphs, has_compiler
+from marsbench.compiled.graphs import Graphs
 from marsbench.decoding.acceptance import confidence
 from marsbench.decoding.engine import Batch, KindOfBatch, decode
 from marsbench.decoding.generation import Generation, Layout, Request
 from marsbench.errors import UserError
 from marsbench.forward.adapter import Adapted, hooked
+from marsbench.forward.between import cpp_compiler
 from marsbench.forward.decoder import LeanDecoder, decoder_of
 from marsbench.forward.draft_head import KINDS, DraftHead, Markov, Network
 from marsbench.methods import Options, build_method
@@ -146,7 +147,7 @@ def test_a_step_reads_one_packed_tensor(kind: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not has_compiler(), reason="no C++ compiler")
+@pytest.mark.skipif(cpp_compiler() is None, reason="no C++ compiler")
 @pytest.mark.parametrize(("layout", "kind"), [("groups", "network"), ("linear", "markov")])
 def test_truly_compiled_steps_say_what_the_model_says(layout: Layout, kind: str) -> None:
     """Guards against fused operations that change logits before they are read."""
