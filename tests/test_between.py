@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from marsbench.decoding.engine import decode
+from marsbench.compiled.graphs import Graphs
+from marsbench.decoding.engine import Batch, decode
 from marsbench.decoding.generation import Request
 from marsbench.fetching.models import CACHE_VARIABLE
 from marsbench.forward import between
@@ -191,3 +192,16 @@ def test_several_build_it_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with ThreadPoolExecutor(3) as pool:
         built = {*pool.map(between._built, [chosen] * 3)}
     assert len(built) == 1 and [*(tmp_path / "cache").iterdir()] == [*built]
+
+
+@native
+def test_graphs_have_it_too(model: Any) -> None:
+    """Guards against compiled steps that are slower than eager ones, and caches that a graph writes a copy of."""
+    graphs, requests = Graphs("aot_eager"), [Request(prompt, 20) for prompt in PROMPTS[:3]]
+    for name in ("ar", "mars-verified"):
+        method = build_method(name, Options(mask_id=MASK))
+        expected, found = (
+            decode(model, method, requests, eos_id=2, pad_id=0, kind=kind) for kind in (Batch, graphs.batch)
+        )
+        assert found == expected
+    assert len(graphs) >= 2

@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -192,13 +192,28 @@ def why_not_native() -> str:
     if chosen is None:
         return "there is no C++ compiler"
     try:
-        torch.ops.load_library(str(_built(chosen)))  # type: ignore[no-untyped-call]
+        _load(_built(chosen))
     except subprocess.CalledProcessError as error:
         lines = [line for line in error.stderr.splitlines() if "error" in line]
         return f"{chosen} does not build it: {lines[0] if lines else error.stderr.strip()[-200:]}"
     except OSError as error:
         return f"it cannot be built or loaded: {error}"
     return ""
+
+
+@cache
+def _load(library: Path) -> None:
+    """Make its operations known, to compilers of graphs too."""
+    torch.ops.load_library(str(library))  # type: ignore[no-untyped-call]
+    empty: dict[str, Callable[..., Tensor]] = {
+        "norm": lambda hidden, *_: torch.empty_like(hidden),
+        "swiglu": lambda gate, _: gate.new_empty(gate.shape),
+        "attention": lambda every, cos, sin, keys, *_: every.new_empty(
+            len(every), every.shape[1] - 2 * keys.shape[2] * keys.shape[3]
+        ),
+    }
+    for name, shape in empty.items():
+        torch.library.register_fake(f"marsbench::{name}", shape)
 
 
 def _built(compiler: str) -> Path:

@@ -159,7 +159,7 @@ class LeanDecoder:
             gate = (masks.view(-1, 1) if real is None else masks.view(-1, 1)[real]).to(hidden.dtype)
             hidden = torch.addcmul(hidden, gate, self._vector)
         turned = self._rotation(position, relative.shape[1], hidden)
-        is_native = self._is_native and not (torch.is_grad_enabled() or makes_a_graph())
+        is_native = self._is_native and not torch.is_grad_enabled()
         one = (NativePass if is_native else Pass)(self._shape, cache, window, relative, real, turned, hidden.dtype)
         change: Tensor | None = None
         for layer in self._layers:
