@@ -222,7 +222,7 @@ def test_steps_of_fixed_shape_serve_the_same_answers(
     leaves or turns the knob meanwhile, and in whatever window.
     """
     monkeypatch.setattr(graphs, "_compiled", lambda step, backend: step)
-    monkeypatch.setattr(graphs, "has_compiler", lambda: True)
+    monkeypatch.setattr(graphs, "cpp_compiler", lambda: "g++")
     if recorded:
         monkeypatch.setattr(graphs, "records_on", lambda device: True)
         monkeypatch.setattr(graphs, "recorded", taped)
