@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -41,6 +42,8 @@ def packed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     monkeypatch.undo()
     why_not_native.cache_clear()
+    torch._dynamo.reset()  # what it keeps of compiled steps holds their models, and so their copies
+    gc.collect()
 
 
 @pytest.fixture(params=[LlamaForCausalLM, Qwen2ForCausalLM])

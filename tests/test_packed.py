@@ -49,6 +49,7 @@ def all_packed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         linear_module, "_timed", lambda by_shape: {shape: ("packed",) * (FEW + 1) for shape in by_shape}
     )
     monkeypatch.setattr(linear_module, "_FASTEST", {})
+    gc.collect()  # of other tests' models
     with packing(True):
         yield
     gc.collect()
