@@ -55,7 +55,7 @@ def test_a_line_says_the_options_that_its_method_takes(output: Path) -> None:
     evaluate(output, "--benchmark", "mini_gsm8k", "--method", "mars-block-cache", "--cache-block", "8")
     assert [row.options for row in rows_in(output)] == [
         {"draft_length": 2, "ngram": 1},
-        {"cache_block": 8, "metric": "probability", "accept": "one"},
+        {"cache_block": 8, "metric": "probability", "head_top": 64, "accept": "one"},
     ]
 
 

@@ -471,7 +471,7 @@ def test_a_scale_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     for words, said in commands:
         result = cli.invoke(app, words)
         assert said in result.output, (words, result.output)
-    assert presets.scales_shown_with("nano") == ["tiny", "mini", "0.5b", "7b", "nano"]
+    assert presets.scales_shown_with("nano") == ["tiny", "mini", "135m", "0.5b", "7b", "nano"]
     assert presets.scales_shown_with("micro") == ["micro"]
     assert recipe(preset("nano"), "base").model == recipe(preset("micro"), "base").model
     preset.cache_clear()

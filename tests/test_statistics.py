@@ -178,7 +178,7 @@ def test_paired_interval_covers_the_truth() -> None:
         (-1.0, 3.0, "inconclusive", "supported"),
         (-3.0, 1.0, "inconclusive", "inconclusive"),
         (-1.5, -0.5, "not supported", "supported"),
-        (-4.0, -1.0, "not supported", "inconclusive"),
+        (-4.0, -1.0, "not supported", "significantly worse"),
         (-4.0, -2.5, "not supported", "not supported"),
     ],
 )

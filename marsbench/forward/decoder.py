@@ -247,9 +247,10 @@ class _Head:
     def __call__(self, hidden: Tensor) -> Tensor:
         """Hidden states [..., H] to logits [..., V]."""
         if self.site is not None and self.is_plain:
-            return self.site(hidden.reshape(-1, hidden.shape[-1]))[0].view(*hidden.shape[:-1], -1)
-        logits: Tensor = self._module(hidden)
-        return logits
+            (logits,) = self.site(hidden.flatten(0, -2))
+            return logits.view(*hidden.shape[:-1], logits.shape[1])
+        by_module: Tensor = self._module(hidden)
+        return by_module
 
     @property
     def rows(self) -> Tensor | None:
