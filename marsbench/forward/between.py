@@ -60,14 +60,9 @@ class Norm:
     """A root-mean-square norm by its module's own weight."""
 
     def __init__(self, module: Any) -> None:
-        self._weights, self.epsilon = module._parameters, module.variance_epsilon
+        self.parameters: dict[str, Tensor] = module._parameters  # its weight [H], as it is at the moment
+        self.epsilon: float = module.variance_epsilon
         self.constant = torch.tensor(self.epsilon)
-
-    @property
-    def weight(self) -> Tensor:
-        """As it is at the moment, [H]."""
-        weight: Tensor = self._weights["weight"]
-        return weight
 
 
 class Pass:
@@ -89,8 +84,8 @@ class Pass:
         if hidden.dtype is torch.float32 and hidden.device.type == "cpu":  # where torch's own takes more operations
             square = torch.linalg.vecdot(hidden, hidden)
             scale = torch.add(by.constant, square, alpha=1 / hidden.shape[1]).rsqrt_()
-            return hidden, (hidden * scale.unsqueeze(1)) * by.weight
-        return hidden, F.rms_norm(hidden, (hidden.shape[1],), by.weight, by.epsilon)
+            return hidden, (hidden * scale.unsqueeze(1)) * by.parameters["weight"]
+        return hidden, F.rms_norm(hidden, (hidden.shape[1],), by.parameters["weight"], by.epsilon)
 
     def attention(self, layer: int, every: Tensor) -> Tensor:
         """Queries, keys and values [M, (heads + 2 key heads) * size] of a layer to what each entry finds, [M, H]."""
@@ -142,7 +137,7 @@ class NativePass(Pass):
 
     def norm(self, by: Norm, hidden: Tensor, change: Tensor | None) -> tuple[Tensor, Tensor]:
         """See `Pass`."""
-        return hidden, torch.ops.marsbench.norm.default(hidden, change, by.weight, by.epsilon)
+        return hidden, torch.ops.marsbench.norm.default(hidden, change, by.parameters["weight"], by.epsilon)
 
     def attention(self, layer: int, every: Tensor) -> Tensor:
         """See `Pass`."""

@@ -247,6 +247,8 @@ class _Head:
     def __call__(self, hidden: Tensor) -> Tensor:
         """Hidden states [..., H] to logits [..., V]."""
         if self.site is not None and self.is_plain:
+            if self.site.copy is None and not self.site.is_large:  # values may be of any shape
+                return self.site(hidden)[0]
             (logits,) = self.site(hidden.flatten(0, -2))
             return logits.view(*hidden.shape[:-1], logits.shape[1])
         by_module: Tensor = self._module(hidden)

@@ -179,6 +179,13 @@ def is_read_slowly(values: Tensor) -> bool:
     return 0 < len(values) <= FEW and values.device.type == "cpu" and HAS_ONEDNN and not torch.is_grad_enabled()
 
 
+def _by_torch(values: Tensor, layers: Sequence[Mapping[str, Any]]) -> Tensor:
+    """The same of layers' own parameters, in as little time as it takes to ask for them."""
+    if len(layers) == 1:
+        return F.linear(values, layers[0]["weight"], layers[0]["bias"])
+    return torch.cat([F.linear(values, layer["weight"], layer["bias"]) for layer in layers], -1)
+
+
 def _not_packed(values: Tensor, weights: Sequence[Tensor]) -> _Kernel:
     """What to take for few values and large weights of which there is no copy."""
     if values.dtype is not torch.float32 or not all(type(weight) in _ORDINARY for weight in weights):
@@ -247,11 +254,12 @@ class Site:
 
     def __init__(self, *outputs: Mapping[str, Any]) -> None:
         # Their own parameters, as they are at the moment: `nn.Module` looks for its attributes in several places.
+        self._outputs = [[layer._parameters for layer in output.values()] for output in outputs]
         self._layers = {name: layer._parameters for output in outputs for name, layer in output.items()}
         ends = [*accumulate(len(output) for output in outputs)]
         self._bounds = [*zip([0, *ends], ends, strict=False)]  # which layers are an output's
         self._sizes = [sum(layer.out_features for layer in output.values()) for output in outputs]
-        self._is_large = sum(weight.numel() for weight in self.weights) >= LARGE
+        self.is_large = sum(weight.numel() for weight in self.weights) >= LARGE
         self._maps: _Maps | None = None
         self.copy: Copy | None = None  # seen to by `Packing`
 
@@ -262,15 +270,13 @@ class Site:
         """
         if gate is not None and self._maps is not None:
             return self._adapted(self._maps, values, gate)
-        kernel: _Kernel = F.linear
-        if (self.copy is not None or self._is_large) and is_read_slowly(values):
-            if torch.compiler.is_compiling():
-                return self._parts(_site(values, self.weights, self.biases))
-            if self.copy is not None:
-                return self._parts(self.copy(values))
-            kernel = _not_packed(values, self.weights)
-        weights, biases = self.weights, self.biases
-        return [_beside(kernel, values, weights[first:last], biases[first:last]) for first, last in self._bounds]
+        if (self.copy is None and not self.is_large) or not is_read_slowly(values):
+            return [_by_torch(values, layers) for layers in self._outputs]
+        if torch.compiler.is_compiling():
+            return self._parts(_site(values, self.weights, self.biases))
+        if self.copy is not None:
+            return self._parts(self.copy(values))
+        return self._parts(_beside(_not_packed(values, self.weights), values, self.weights, self.biases))
 
     @property
     def weights(self) -> list[Any]:
