@@ -30,7 +30,6 @@ SHAPE: dict[str, Any] = {
     "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS, "max_position_embeddings": 256,
     "initializer_range": 0.3,
 }  # fmt: skip
-DTYPES = [torch.float32, *([torch.bfloat16] if reads_bf16() else [])]
 PROMPTS = [[5 + (7 * row + place) % 80 for place in range(4 + 3 * row)] for row in range(6)]
 native = pytest.mark.skipif(not is_native(), reason=f"not built here: {why_not_native()}")
 
