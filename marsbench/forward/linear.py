@@ -21,7 +21,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -255,9 +254,7 @@ class Site:
     def __init__(self, *outputs: Mapping[str, Any]) -> None:
         # Their own parameters, as they are at the moment: `nn.Module` looks for its attributes in several places.
         self._outputs = [[layer._parameters for layer in output.values()] for output in outputs]
-        self._layers = {name: layer._parameters for output in outputs for name, layer in output.items()}
-        ends = [*accumulate(len(output) for output in outputs)]
-        self._bounds = [*zip([0, *ends], ends, strict=False)]  # which layers are an output's
+        self._names = [[*output] for output in outputs]
         self._sizes = [sum(layer.out_features for layer in output.values()) for output in outputs]
         self.is_large = sum(weight.numel() for weight in self.weights) >= LARGE
         self._maps: _Maps | None = None
@@ -281,24 +278,26 @@ class Site:
     @property
     def weights(self) -> list[Any]:
         """Of all layers, as they are; none where a parametrization makes it."""
-        return [layer.get("weight") for layer in self._layers.values()]
+        return [layer.get("weight") for output in self._outputs for layer in output]
 
     @property
     def biases(self) -> list[Tensor | None]:
         """Of all layers, as they are."""
-        return [layer["bias"] for layer in self._layers.values()]
+        return [layer["bias"] for output in self._outputs for layer in output]
 
     def adapt(self, maps: Mapping[str, LowRank], like: Tensor) -> None:
         """Lay the maps of an adapter beside the layers of their names, on the device of `like` and of its type."""
         self._maps = None  # what is replaced is given back first
-        found = [maps.get(name) for name in self._layers]
-        if any(one is not None for one in found):
+        downs = [maps[name].down for names in self._names for name in names if name in maps]
+        if downs:
             ups = [
-                like.new_empty(len(weight), 0) if one is None else one.up
-                for one, weight in zip(found, self.weights, strict=True)
+                [
+                    maps[name].up if name in maps else like.new_empty(len(layer["weight"]), 0)
+                    for name, layer in zip(names, layers, strict=True)
+                ]
+                for names, layers in zip(self._names, self._outputs, strict=True)
             ]
-            downs = torch.cat([one.down for one in found if one is not None])
-            self._maps = _Maps(downs, [ups[first:last] for first, last in self._bounds], self.copy)
+            self._maps = _Maps(torch.cat(downs), ups, self.copy)
 
     def _adapted(self, maps: _Maps, values: Tensor, gate: Tensor) -> Sequence[Tensor]:
         """All entries go into the few dimensions of a map, those of tokens become zero there, and the rest is added:
