@@ -21,7 +21,7 @@ from marsbench.decoding.engine import Batch, KindOfBatch, Method
 from marsbench.decoding.fitted import Fitted
 from marsbench.decoding.outside import OutsideMethod
 from marsbench.forward.between import cpp_compiler
-from marsbench.forward.decoder import Decoder, LeanDecoder, decoder_in_use, decoder_of
+from marsbench.forward.decoder import Decoder, LeanDecoder, decoder_of
 from marsbench.forward.modules import device_of
 from marsbench.forward.window import recording
 
@@ -36,7 +36,7 @@ def why_not(model: Any, method: Method | OutsideMethod, backend: str | None = No
         return f"method {method.name!r} brings a loop of its own"
     if method.most() is None:
         return f"the windows of method {method.name!r} have no fixed shape"
-    if not all(map(_is_bare, (decoder_of(model), *(decoder_of(one) for one in _draft_models(method))))):
+    if not all(map(_is_bare, (decoder_of(model), *_drafting(method)))):
         return "only plain Qwen2 and Llama models are compiled"
     device = device_of(model)
     if (backend or default_backend(device)) == "inductor":
@@ -121,7 +121,7 @@ class Graphs(Steps):
 
     def step_on(self, decoder: Decoder, method: Method, stand: Stand) -> Run:
         """What moves a stand by one step; see `static_step`."""
-        decoders = decoder, *map(decoder_in_use, _draft_models(method))
+        decoders = decoder, *_drafting(method)
         if not all(map(_is_bare, decoders)):
             return super().step_on(decoder, method, stand)
         device = stand.rows.length.device
@@ -168,9 +168,9 @@ def _give_back(limit: int) -> None:
         held -= size
 
 
-def _draft_models(method: Any) -> list[Any]:
+def _drafting(method: Any) -> list[Decoder]:
     drafter = getattr(method, "drafter", None)
-    return [] if drafter is None else [drafter.model]
+    return [] if drafter is None else [drafter.decoder()]
 
 
 def _is_bare(decoder: Decoder) -> bool:

@@ -73,15 +73,6 @@ def decoder_of(model: Any) -> Decoder:
     return decoder
 
 
-def decoder_in_use(model: Any) -> Decoder:
-    """The decoder that `decoder_of` has given for a model, without another look at it."""
-    try:
-        lean = _LEAN.get(_unwrapped(model))
-    except TypeError:
-        lean = None
-    return decoder_of(model) if lean is None else lean
-
-
 def _unwrapped(model: Any) -> Any:
     """The model in what `torch.compile` has made of it: its parts are the same."""
     return model if isinstance(model, Adapted) else getattr(model, "_orig_mod", model)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any, ClassVar
 
@@ -15,7 +15,7 @@ from marsbench.decoding.rows import Accepted, Most, Rows
 from marsbench.decoding.step import Method, commit, forward
 from marsbench.decoding.verification import verify
 from marsbench.decoding.windows import linear_window
-from marsbench.forward.decoder import decoder_in_use, decoder_of
+from marsbench.forward.decoder import Decoder, decoder_of
 from marsbench.forward.window import Answer, Window
 from marsbench.methods.ar import Autoregressive
 from marsbench.methods.mars import Mars
@@ -30,6 +30,7 @@ class Drafter:
     method: Method  # how the draft decodes: `ar`, or `mars` with `threshold`
     threshold: float | None
     length: int
+    _latest: list[Decoder] = field(default_factory=list, compare=False)  # what `decoder` found, one
 
     @classmethod
     def of(cls, options: Options) -> Drafter:
@@ -45,6 +46,12 @@ class Drafter:
         """Whether every forward of the draft model adds one token, so that how many it takes is known before."""
         return self.threshold is None
 
+    def decoder(self, *, anew: bool = False) -> Decoder:
+        """The draft model's, looked for `anew` when rows begin; compiled steps cannot look for it."""
+        if anew or not self._latest:
+            self._latest[:] = [decoder_of(self.model)]
+        return self._latest[0]
+
     def draft(self, rows: Rows) -> None:
         """Note the drafts in `rows`; the draft model's cache goes along with them.
 
@@ -53,7 +60,7 @@ class Drafter:
         """
         most, least = (min(room - 1, self.length) for room in rows.extent.room)
         lane = self._lane(rows, drafts=most)
-        decoder = (decoder_of if rows.draft_cache.dtype is None else decoder_in_use)(self.model)
+        decoder = self.decoder(anew=rows.draft_cache.dtype is None)
         if most:
             for window in leading_windows(lane):
                 forward(decoder, rows.draft_cache, window)
