@@ -41,6 +41,7 @@ FLOORS = (
     ("racing",),
     ("findings", "serving"),
     ("rendering",),
+    ("adapting",),
     ("studies", "gpu_check"),
     ("overview",),
     ("commands",),

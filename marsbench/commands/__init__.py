@@ -27,6 +27,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "tune": sweeping.tune,
     # A checkpoint of one's own, and how good it is.
     "fetch": training.fetch,
+    "adapt": training.adapt,
     "distill": training.distill,
     "train": training.train,
     "training-speed": training.training_speed,

@@ -159,6 +159,43 @@ def _head_of(name: str | None, stage: Stage) -> HeadKind | None:
     return kinds[name]
 
 
+def adapt(
+    base: Annotated[str, typer.Option(help="The model: a folder, a hub name, or smollm2-135m.")],
+    prompts: Annotated[
+        Path, typer.Option(help='JSON Lines: {"prompt": "..."} or {"messages": [...]} a line, or see --column.')
+    ],
+    out: Annotated[Path, typer.Option(help="Folder for the adapter, its page and all that is made on the way.")],
+    hours: Annotated[float, typer.Option(min=0.001, help="How long it may take, all in all.")] = 0.7,
+    column: Annotated[
+        str | None, typer.Option(help="Column that holds the prompts, as text or turns, such as `question`.")
+    ] = None,
+    scale: Annotated[
+        str | None, typer.Option(help="Whose rank, rates and batch to train with: a scale with a pretrained base.")
+    ] = None,
+) -> None:
+    """Make a model faster on your prompts: an adapter, the settings that pay on this machine, and a page on both.
+
+    The model answers the prompts, an adapter with a draft head learns to foresee its answers, and a race on prompts
+    that were held out says which lossless method is the fastest, and that nothing was lost. It first reckons how much
+    of that fits into the time; interrupted, the same command goes on where it stopped.
+
+        marsbench adapt --base smollm2-135m --prompts PROMPTS.jsonl --out adapted
+    """
+    from marsbench.distilling.prompts import read_prompts
+    from marsbench.presets import preset, scales_with_chat_data
+
+    asked, names = read_prompts(prompts, column), scales_with_chat_data()
+    chosen = scale or min(names, key=lambda name: preset(name).memory_gib)
+    if chosen not in names:
+        raise unknown_name("scale with a pretrained base", chosen, names)
+    from marsbench.quiet import quieten_libraries
+
+    quieten_libraries()
+    from marsbench.adapting.adapt import Adapting
+
+    typer.echo(Adapting(base, asked, prompts, out, preset(chosen)).run(hours))
+
+
 def training_speed(
     scale: Scale = DEFAULT_SCALE,
     base: Base = None,

@@ -55,6 +55,13 @@ class Contender:
         return {**self.options, **({} if self.threshold is None else {"threshold": self.threshold})}
 
     @property
+    def typed(self) -> str:
+        """As `marsbench eval` and `marsbench decode` take them."""
+        given = {"method": self.method, **self.shown}
+        names = {name: {"block_size": "window"}.get(name, name) for name in given}
+        return " ".join(f"--{names[name].replace('_', '-')} {value}" for name, value in given.items())
+
+    @property
     def keyed(self) -> dict[str, Any]:
         """What goes into keys. Without `compiled`, an contender has the key of the time when there were no others."""
         return {name: value for name, value in vars(self).items() if name != "compiled" or value}

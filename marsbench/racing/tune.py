@@ -28,13 +28,6 @@ class Setting:
     points_lost: float  # of accuracy against `ar`
     speed_up: float  # over `ar` at the wanted batch size, by the position law
 
-    @property
-    def options(self) -> str:
-        """As `marsbench eval` and `marsbench decode` take them."""
-        given = {"method": self.contender.method, **self.contender.shown}
-        names = {name: {"block_size": "window"}.get(name, name) for name in given}
-        return " ".join(f"--{names[name].replace('_', '-')} {value}" for name, value in given.items())
-
 
 @dataclass(frozen=True)
 class Advice:
@@ -64,7 +57,7 @@ class Advice:
                 f"fast, and raced {raced}"
             )
         return (
-            f"{condition}: {best.options}\nexpected {best.speed_up:.2f} times ar, raced {raced}; "
+            f"{condition}: {best.contender.typed}\nexpected {best.speed_up:.2f} times ar, raced {raced}; "
             f"{best.tokens_per_forward:.2f} tokens/forward, {best.points_lost:+.1f} points lost on these questions"
         )
 

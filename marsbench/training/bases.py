@@ -1,20 +1,23 @@
-"""Bases that are shipped with the package, as Qwen2.5 is with its own: trained once, in bf16, with their records.
+"""Checkpoints to hand on: bases and adapters in bf16, with their records, as they are shipped with the package.
 
-`python -m marsbench.training.bases CHECKPOINT FOLDER` makes one of a checkpoint that `marsbench train base` or
-`draft_base` has trained.
+`python -m marsbench.training.bases CHECKPOINT FOLDER` makes one of a checkpoint that `marsbench train` has trained.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer
 
 from marsbench.errors import UserError
 from marsbench.training import checkpoints, records
+from marsbench.training.adapter_files import CONFIG, base_of, is_adapter
 
 
 def checked_base(folder: str) -> Path:
@@ -33,16 +36,31 @@ def checked_base(folder: str) -> Path:
 
 
 def ship(trained: Path, target: Path) -> None:
-    """Write a trained checkpoint's shipped form into a folder: bf16, what loads it, and its record."""
+    """Write a trained checkpoint's shipped form into a folder: bf16, what loads it, and its record.
+
+    An adapter takes its tokenizer along where its model's own knows no mask.
+    """
     record = records.finished(trained)
     if record is None:
         raise UserError("this is no finished checkpoint", where=str(trained), fix="give what marsbench train printed")
-    loaded = checkpoints.load(trained)
-    torch.nn.Module.to(loaded.model, torch.bfloat16)
-    loaded.model.save_pretrained(target)
-    loaded.tokenizer.save_pretrained(target)
-    shipped = replace(record, weights=records.weights_hash(target))
-    (target / records.RECORD).write_text(json.dumps(asdict(shipped), indent=1) + "\n", encoding="utf-8")
+    partial = target.with_name(f"{target.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    if is_adapter(trained):
+        for file in trained.glob("*.safetensors"):
+            halves = {name: one.to(torch.bfloat16) for name, one in load_file(file).items()}
+            save_file(halves, partial / file.name)
+        shutil.copy(trained / CONFIG, partial)
+        if checkpoints.load(base_of(trained)).mask_id is None:
+            AutoTokenizer.from_pretrained(trained).save_pretrained(partial)
+    else:
+        loaded = checkpoints.load(trained)
+        torch.nn.Module.to(loaded.model, torch.bfloat16)
+        loaded.model.save_pretrained(partial)
+        loaded.tokenizer.save_pretrained(partial)
+    shipped = replace(record, weights=records.weights_hash(partial))
+    (partial / records.RECORD).write_text(json.dumps(asdict(shipped), indent=1) + "\n", encoding="utf-8")
+    partial.rename(target)
 
 
 if __name__ == "__main__":

@@ -108,6 +108,9 @@ STAGES: dict[str, Stage] = {
     "mars_gated_network": _gated("an adapter with a small network as its draft head", "ar_sft", head="network"),
     "base_gated": _gated("a gated adapter on the frozen base itself", "base"),
     "base_gated_4x": _gated("such an adapter, trained four times as long", "base", passes=4),
+    "base_gated_network": _gated(
+        "an adapter on the base with a small network as its draft head", "base", head="network"
+    ),
     "base_mars": Stage("MARS, straight from the base", "base", "mars"),
     "base_mars_2x": Stage("MARS, straight from the base, trained twice as long", "base", "mars", passes=2),
     "medusa": Stage("Medusa heads on the frozen AR SFT model", "ar_sft", "medusa"),

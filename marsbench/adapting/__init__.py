@@ -1,0 +1,1 @@
+"""A walk for practitioners: their model and prompts in, an adapter with its settings out."""

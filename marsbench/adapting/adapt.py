@@ -1,0 +1,230 @@
+"""From a model and prompts to an adapter with a draft head, the settings that pay, and a page.
+
+Whatever is finished lies in the folder of the outcome, so the same command goes on where it was interrupted.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import psutil
+import torch
+
+from marsbench.adapting.page import LAPS, Plan, Result, page_of
+from marsbench.decoding.engine import decode
+from marsbench.decoding.generation import Request
+from marsbench.distilling.chats import Chats
+from marsbench.distilling.distill import Asking, Distiller
+from marsbench.errors import UserError
+from marsbench.files import write_atomically
+from marsbench.forward.linear import reads_bf16
+from marsbench.methods.fitting import default_ids, fit
+from marsbench.methods.settings import load_aloud
+from marsbench.presets import DEFAULT_BLOCK_SIZE, Preset
+from marsbench.progress import Reporter
+from marsbench.racing.grid import Contender
+from marsbench.racing.race import Entrant, Outcome, Race
+from marsbench.racing.rounds import RoundLog
+from marsbench.rows.workspace import Workspace
+from marsbench.running.checkpoints import Checkpoints
+from marsbench.running.run import Run
+from marsbench.running.training_speed import training_speed
+from marsbench.statistics.intervals import median_ratio
+from marsbench.training.bases import ship
+from marsbench.training.chat_data import Message
+from marsbench.training.checkpoints import Loaded, default_device
+
+STAGE = "base_gated_network"
+CONTENDERS = (
+    Contender("ar", "", "ar", {}),
+    Contender("prompt lookup", "", "prompt-lookup", {"draft_length": 4}),
+    *[
+        Contender(f"masks, {layout}, W = {window}", "", "mars-verified", {"layout": layout, "block_size": window})
+        for layout in ("linear", "groups")
+        for window in (3, DEFAULT_BLOCK_SIZE)
+    ],
+    Contender(
+        "masks, linear, W = 4, and prompt lookup", "", "mars-lookup",
+        {"layout": "linear", "block_size": DEFAULT_BLOCK_SIZE, "draft_length": 4},
+    ),
+)  # fmt: skip
+_TOKENS, _RACED_TOKENS = 192, 96  # of an answer at most: to learn from, and in the race
+_ROWS = 16  # answers decoded at once
+_FEWEST = 12  # prompts
+_HELD_OUT_EVERY, _HELD_OUT = 6, 12  # every sixth prompt is kept from training, twelve at most
+_PROBED_STEPS = 2  # of training, that are timed
+_ANSWERING, _RACING = 0.3, 0.15  # shares of the time at most; training has the rest
+_PASSES = 10  # over the answers at most; more different ones would be worth more than more passes
+_SHORTEST = 10  # steps of a training that is worth starting
+_COPIES = 2.5  # of the model in fp32, that memory must have room for
+
+
+class Adapting:
+    """One model on its way to an adapter."""
+
+    def __init__(self, base: str, prompts: Sequence[list[Message]], source: Path, out: Path, scale: Preset) -> None:
+        """Look at everything that could stand in the way.
+
+        Args:
+            base: checkpoint folder, hub name or the short name of a model that is fetched.
+            prompts: the turns before each answer.
+            source: the file that they were read from, one a line.
+            out: the folder of the outcome.
+            scale: batch size, learning rate and rank of the training.
+
+        Raises:
+            UserError: there are too few prompts, the model is not for chats, or memory has no room for its training.
+        """
+        if len(prompts) < _FEWEST:
+            raise UserError(f"{len(prompts)} prompts are too few", where=str(source), fix=f"give {_FEWEST} or more")
+        self._base = str(Path(base).resolve()) if Path(base).is_dir() else base
+        self._prompts, self._source, self._out, self._scale = prompts, source, out, scale
+        self._reporter = Reporter()
+        on_gpu = default_device() == "cuda"
+        self._dtype = torch.bfloat16 if on_gpu or reads_bf16() else torch.float32
+        self._loaded = load_aloud(base, self._reporter, dtype=self._dtype, device=default_device())
+        self._chats = Chats(self._loaded.tokenizer)
+        parameters = sum(one.numel() for one in self._loaded.model.parameters())
+        free = torch.cuda.mem_get_info()[0] if on_gpu else psutil.virtual_memory().available
+        if free < _COPIES * 4 * parameters:
+            raise UserError(
+                f"training takes some {_COPIES * 4 * parameters / 2**30:.1f} GiB, and {free / 2**30:.1f} are free",
+                where=base, fix="close other programs, or take a smaller model",
+            )  # fmt: skip
+        out.mkdir(parents=True, exist_ok=True)
+
+    def run(self, hours: float) -> Path:
+        """Do it all, or what is left of it; the page.
+
+        Raises:
+            UserError: the time is too short for a training.
+        """
+        plan = self._plan(hours)
+        self._answer(plan)
+        adapter = self._train(plan)
+        results = self._race(plan, adapter)
+        page = self._out / "README.md"
+        write_atomically(page, page_of(self._base, adapter, self._dtype, plan, results).encode())
+        return page
+
+    # ---- the plan ----
+
+    def _plan(self, hours: float) -> Plan:
+        """The plan, reckoned from a few answers and steps, or as it was before an interruption."""
+        file = self._out / "plan.json"
+        if file.exists():
+            plan = Plan(**json.loads(file.read_text(encoding="utf-8")))
+            self._reporter.say(f"going on: {plan.in_words()}")
+            return plan
+        self._reporter.say("reckoning: a few answers, then a few steps of training")
+        started = time.perf_counter()
+        learned = self._distil(self._prompts[:_ROWS], self._out / "probe.jsonl")
+        per_answer = (time.perf_counter() - started) / learned
+        probed = Checkpoints(self._run(_SHORTEST, self._out / "probe.jsonl")).recipe(STAGE, DEFAULT_BLOCK_SIZE)
+        per_step = max(training_speed(probed, _PROBED_STEPS).seconds)
+        alone = self._seconds_alone() * len(CONTENDERS) * (LAPS + 2)
+        left = 3600 * hours - (time.perf_counter() - started)
+        asked = min(len(self._prompts), int(_ANSWERING * left / per_answer))
+        held_out = min(asked // _HELD_OUT_EVERY, _HELD_OUT, int(_RACING * left / alone))
+        time_left = left - asked * per_answer - held_out * alone
+        a_pass = max(1, (asked - held_out) // self._scale.finetuning.batch_size)
+        plan = Plan(
+            asked, held_out, min(int(time_left / per_step), _PASSES * a_pass), asked * per_answer,
+            min(time_left, _PASSES * a_pass * per_step), held_out * alone,
+        )  # fmt: skip
+        if asked < _FEWEST or held_out < 1 or plan.steps < _SHORTEST:
+            needed = max(_FEWEST * per_answer / _ANSWERING, alone / _RACING, _SHORTEST * per_step / 0.5)
+            raise UserError(
+                f"{hours:g} hours are too short: a step of training takes {per_step:.1f} s here, and an answer "
+                f"{per_answer:.1f} s",
+                fix=f"give --hours {(needed + 3600 * hours - left) / 3600 + 0.05:.2f} or more",
+            )
+        self._reporter.say(f"the plan: {plan.in_words()}")
+        write_atomically(file, json.dumps(asdict(plan), indent=1).encode())
+        return plan
+
+    def _seconds_alone(self) -> float:
+        """What one answer takes in the race, decoded by `ar` and alone."""
+        for _ in range(2):  # the first one warms up
+            started = time.perf_counter()
+            self._decode(self._loaded, CONTENDERS[0], self._prompts[:1])
+        return time.perf_counter() - started
+
+    # ---- the steps ----
+
+    @property
+    def _answers(self) -> Path:
+        return self._out / "answers.jsonl"
+
+    def _held_out(self, plan: Plan) -> list[list[Message]]:
+        return [*self._prompts[: plan.held_out * _HELD_OUT_EVERY : _HELD_OUT_EVERY]]
+
+    def _answer(self, plan: Plan) -> None:
+        """The model's own answers to all prompts that are not held out."""
+        held_out = range(0, plan.held_out * _HELD_OUT_EVERY, _HELD_OUT_EVERY)
+        asked = [turns for number, turns in enumerate(self._prompts[: plan.prompts]) if number not in held_out]
+        self._distil(asked, self._answers)
+
+    def _distil(self, prompts: Sequence[list[Message]], out: Path) -> int:
+        """Write the model's own answers; how many there are."""
+        method, asking = fit("ar", self._loaded), Asking(_TOKENS, batch_size=_ROWS)
+        distiller = Distiller(self._loaded, method, asking, self._reporter)
+        return len(distiller.distill(prompts, self._source, out, keep_cut=True).written)
+
+    def _run(self, steps: int, answers: Path | None = None) -> Run:
+        scale = self._scale.adapted(base=self._base, chat_data=str(answers or self._answers), steps=steps)
+        return Run(scale, Workspace(self._out / "work", scale.scale), reporter=self._reporter)
+
+    def _train(self, plan: Plan) -> Path:
+        """The folder of the adapter, trained and as it is handed on."""
+        target, run = self._out / "adapter", self._run(plan.steps)
+        if not target.exists():
+            checkpoints = Checkpoints(run)
+            recipe = checkpoints.recipe(STAGE, DEFAULT_BLOCK_SIZE)
+            checkpoints.train(recipe)
+            ship(run.workspace.checkpoint(recipe), target)
+        return target
+
+    # ---- the race ----
+
+    def _race(self, plan: Plan, adapter: Path) -> list[Result]:
+        """All contenders on the prompts held out, at batch size 1."""
+        loaded = load_aloud(
+            self._base, self._reporter, dtype=self._dtype, device=default_device(), adapter=str(adapter)
+        )
+        entrants = [Entrant(one.name, loaded.model, fit(one.method, loaded, **one.options)) for one in CONTENDERS]
+        ends, pad = default_ids(loaded)
+        prompts = self._chats.encoded(self._held_out(plan), self._source)
+        race = Race(entrants, prompts, 1, _RACED_TOKENS, sorted({*ends, self._chats.end_id}), pad, LAPS)
+        with self._reporter.bar("racing on the prompts held out") as bar:
+            found = race.run(RoundLog(), bar.update)
+        return [self._result(one, found, prompts) for one in CONTENDERS if found[one.name].status == "done"]
+
+    def _result(self, contender: Contender, found: dict[str, Outcome], prompts: Sequence[list[int]]) -> Result:
+        ar, one = found["ar"], found[contender.name]
+        ratio = median_ratio(
+            [seconds * one.emitted for seconds in ar.seconds], [seconds * ar.emitted for seconds in one.seconds]
+        )
+        pairs = [(a.tokens, b.tokens) for a, b in zip(ar.generations, one.generations, strict=True)]
+        gaps = [self._gap(ids, a, b) for ids, (a, b) in zip(prompts, pairs, strict=True) if a != b]
+        return Result(contender, ratio, one.emitted / one.row_forwards, sum(a == b for a, b in pairs), gaps)
+
+    @torch.inference_mode()
+    def _gap(self, prompt: list[int], ar: list[int], other: list[int]) -> float:
+        """By how many logits the model prefers `ar`'s token to the other's where two answers part; inf = one ends."""
+        place = next((at for at, (a, b) in enumerate(zip(ar, other, strict=False)) if a != b), None)
+        if place is None:
+            return float("inf")
+        ids = torch.tensor([prompt + ar[:place]], device=self._loaded.model.device)
+        logits = self._loaded.model(ids).logits[0, -1].float()
+        return float(logits[ar[place]] - logits[other[place]])
+
+    def _decode(self, loaded: Loaded, contender: Contender, prompts: Sequence[list[Message]]) -> None:
+        ends, pad = default_ids(loaded)
+        requests = [Request(ids, _RACED_TOKENS) for ids in self._chats.encoded(prompts, self._source)]
+        method = fit(contender.method, loaded, **contender.options)
+        decode(loaded.model, method, requests, eos_id=ends, pad_id=pad, batch_size=1)

@@ -1,0 +1,132 @@
+"""`marsbench adapt`: from a model and prompts to an adapter and a page, whatever interrupts it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from marsbench import world
+from marsbench.adapting.adapt import CONTENDERS
+from marsbench.adapting.page import Plan, Result, page_of
+from marsbench.cli import app
+from marsbench.methods import METHODS
+from marsbench.statistics.intervals import Estimate, Interval
+from marsbench.training.checkpoints import load
+
+HOURS = "0.02"
+
+
+@pytest.fixture(scope="module")
+def base(micro_checkpoints: Path) -> Path:
+    return next(micro_checkpoints.glob("ar_sft-*"))
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    file = tmp_path / "prompts.jsonl"
+    asked = [question.prompt for name in ("mini_gsm8k", "mini_bbh") for question in world.test_set(name, 15)]
+    file.write_text("".join(json.dumps({"prompt": one}) + "\n" for one in asked))
+    return file
+
+
+def arguments(base: Path, prompts: Path, out: Path, hours: str = HOURS) -> list[str]:
+    return ["adapt", "--base", str(base), "--prompts", str(prompts), "--out", str(out), "--hours", hours]
+
+
+def what_is_sure(page: str) -> list[list[str]]:
+    """The page's table without what depends on the clock."""
+    lines = [[text.strip() for text in line.split("|")] for line in page.splitlines() if line.startswith("|")]
+    return [[*line[1:2], *line[3:5]] for line in lines]
+
+
+def test_no_contender_may_lose_a_token() -> None:
+    """Guards against a setting that is recommended for its speed and writes what the model would not."""
+    assert all(METHODS[one.method].lossless for one in CONTENDERS)
+
+
+@pytest.mark.slow
+def test_killed_at_every_stage_it_ends_with_the_page_of_a_run_that_was_not(
+    base: Path, prompts: Path, tmp_path: Path
+) -> None:
+    """Guards against answers, steps or an adapter that are lost or half written, and a plan that changes midway."""
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    done = CliRunner().invoke(app, arguments(base, prompts, whole))
+    assert done.exit_code == 0, done.output
+    page = (whole / "README.md").read_text()
+    assert [line[0] for line in what_is_sure(page)[2:]] == [one.name for one in CONTENDERS]
+    plan = json.loads((whole / "plan.json").read_text())
+    assert f"all {plan['held_out'] * len(CONTENDERS)} answers have the tokens of `ar`" in page
+    assert load(whole / "adapter").model.adapter.head is not None  # type: ignore[union-attr]
+    killed.mkdir()
+    shutil.copy(whole / "plan.json", killed)  # what fits into the time is measured, and would differ
+    command = [sys.executable, "-m", "marsbench", *arguments(base, prompts, killed)]
+    for seen in ("answering by ar", "training base_gated_network", "racing on"):
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ}
+        ) as run:
+            assert run.stdout is not None and any(seen in line for line in run.stdout), seen
+            run.kill()
+        assert not (killed / "README.md").exists()
+    again = CliRunner().invoke(app, arguments(base, prompts, killed))
+    assert again.exit_code == 0, again.output
+    assert what_is_sure((killed / "README.md").read_text()) == what_is_sure(page)
+    for name in ("answers.jsonl", "adapter/adapter_model.safetensors", "adapter/draft_head.safetensors"):
+        assert (killed / name).read_bytes() == (whole / name).read_bytes(), name
+
+
+def test_what_cannot_work_is_refused_before_any_work(base: Path, prompts: Path, tmp_path: Path) -> None:
+    """Guards against an hour of answers to prompts that were too few, or by a model that no chat is for."""
+    few = tmp_path / "few.jsonl"
+    few.write_text('{"prompt": "Who?"}\n')
+    silent = tmp_path / "silent"
+    shutil.copytree(base, silent)
+    (silent / "chat_template.jinja").unlink()
+    out = tmp_path / "out"
+    for model, asked, said in (
+        (base, few, "1 prompts are too few"),
+        (silent, prompts, "chat template"),
+        (tmp_path / "none", prompts, "there is no such"),
+    ):
+        done = CliRunner().invoke(app, arguments(model, asked, out))
+        assert done.exit_code == 2 and said in done.stderr, done.stderr
+        assert not out.exists()
+
+
+@pytest.mark.slow
+def test_too_little_time_is_said_with_what_would_be_enough(base: Path, prompts: Path, tmp_path: Path) -> None:
+    """Guards against a training of no use that takes all the time there is."""
+    done = CliRunner().invoke(app, arguments(base, prompts, tmp_path / "out", "0.001"))
+    assert done.exit_code == 2 and "0.001 hours are too short" in done.stderr
+    assert float(re.findall(r"--hours ([\d.]+)", done.stderr)[0]) > 0.001
+    assert not (tmp_path / "out" / "plan.json").exists()
+
+
+def _result(name: str, speed: float, same: int, gaps: list[float]) -> Result:
+    contender = next(one for one in CONTENDERS if one.name == name)
+    return Result(contender, Estimate(speed, Interval(speed, speed), 5), 2.0, same, gaps)
+
+
+@pytest.mark.parametrize(
+    ("speed", "gaps", "said"),
+    [
+        (1.5, [], "1.50 [1.50, 1.50] times as fast"),
+        (0.9, [], "Nothing was faster than `ar`"),
+        (1.5, [0.125], "the two tokens were 0.12 apart"),
+        (1.5, [3.0], "**Of 8 answers, 1 part from `ar`'s where that was no near tie**"),
+    ],
+)
+def test_the_page_says_what_was_found(speed: float, gaps: list[float], said: str) -> None:
+    """Guards against a page that recommends what is slower, or passes a wrong answer off as rounding."""
+    found = [_result("ar", 1.0, 4, []), _result("masks, linear, W = 3", speed, 4 - len(gaps), gaps)]
+    page = page_of("a-model", Path("out/adapter"), torch.bfloat16, Plan(24, 4, 50, 1.0, 1.0, 1.0), found)
+    assert said in page
+    assert ("--method mars-verified --layout linear --window 3" in page) == (speed > 1)
