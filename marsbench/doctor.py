@@ -127,7 +127,7 @@ def check_native() -> Iterator[Check]:
     try:
         import torch
 
-        from marsbench.forward.between import why_not_native
+        from marsbench.forward.native import why_not_native
     except (ImportError, OSError):
         return  # reported by `check_device`
     if not torch.cuda.is_available():

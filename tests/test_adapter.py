@@ -7,6 +7,7 @@ import pickle
 from collections.abc import Callable
 from functools import partial
 from typing import Any
+from weakref import WeakValueDictionary
 
 import pytest
 import torch
@@ -23,11 +24,11 @@ from marsbench.decoding.generation import Generation, Layout, Request
 from marsbench.errors import UserError
 from marsbench.forward import linear as linear_module
 from marsbench.forward.adapter import Adapted, Adapter, LowRank, hooked
-from marsbench.forward.between import cpp_compiler
 from marsbench.forward.cache import RaggedCache
 from marsbench.forward.decoder import LeanDecoder, decoder_of
 from marsbench.forward.linear import packing
 from marsbench.forward.modules import ModuleDecoder
+from marsbench.forward.native import cpp_compiler
 from marsbench.forward.window import Answer, Window
 from marsbench.methods import Options, build_method
 
@@ -250,6 +251,7 @@ def _by_modules(adapted: Adapted) -> Tensor:
 def test_batches_of_several_adapters_take_turns(model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against weights copied or packed once for each adapter, and a batch that goes on with another's masks."""
     monkeypatch.setattr(linear_module, "LARGE", 1)
+    monkeypatch.setattr(linear_module, "COPIES", WeakValueDictionary())  # without other tests' models
     several = [Adapted(model, noisy(model, size)) for size in (0.1, 0.3, 0.6)]
     method, found = build_method("mars", Options(mask_id=MASK, block_size=3)), []
 

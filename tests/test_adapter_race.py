@@ -17,7 +17,6 @@ from test_adapter import noisy
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from marsbench.forward.adapter import Adapted
-from marsbench.forward.linear import JOINED
 from marsbench.presets import preset
 from marsbench.racing.step_time import StepShape, _step
 
@@ -76,5 +75,4 @@ def test_an_adapter_costs_little(make: Callable[[], Any], dtype: torch.dtype, st
             f"{shape.rows} x {shape.window:2}: alone {1e3 * median(seconds['alone']):.2f} ms, with the adapter "
             f"{median(ratios):.3f} times ({min(ratios):.3f} to {max(ratios):.3f})"
         )
-    print(f"copies of weights that hold the maps too: {sum(one.nbytes for one in JOINED.values()) / 2**20:.0f} MiB")
     assert over[StepShape(1, 16)] <= bound

@@ -22,9 +22,9 @@ from marsbench.decoding.engine import Batch, KindOfBatch, decode
 from marsbench.decoding.generation import Generation, Layout, Request
 from marsbench.errors import UserError
 from marsbench.forward.adapter import Adapted, hooked
-from marsbench.forward.between import cpp_compiler
 from marsbench.forward.decoder import LeanDecoder, decoder_of
 from marsbench.forward.draft_head import KINDS, DraftHead, Markov, Network
+from marsbench.forward.native import cpp_compiler
 from marsbench.methods import Options, build_method
 from marsbench.methods.mixed import Mixed
 

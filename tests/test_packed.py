@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import copy
 import gc
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
+from weakref import WeakValueDictionary
 
 import psutil
 import pytest
@@ -21,7 +21,8 @@ from marsbench.decoding.generation import Request
 from marsbench.forward import linear as linear_module
 from marsbench.forward.cache import RaggedCache
 from marsbench.forward.decoder import LeanDecoder, decoder_of
-from marsbench.forward.linear import COPIES, FEW, Copy, packing, packing_in_words
+from marsbench.forward.linear import packing, packing_in_words
+from marsbench.forward.native import VARIABLE, is_native
 from marsbench.forward.window import Window
 from marsbench.methods.ar import Autoregressive
 from marsbench.methods.mars_verified import MarsVerified
@@ -41,15 +42,15 @@ def llama(seed: int = 0, *, tied: bool = True) -> Any:
     return LlamaForCausalLM(config).eval()
 
 
-@pytest.fixture(autouse=True)
-def all_packed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+@pytest.fixture(autouse=True, params=["native", "oneDNN"])
+def all_packed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Every matrix of a small model counts as large, and is always read from its packed copy."""
+    if request.param == "oneDNN":
+        monkeypatch.setenv(VARIABLE, "0")
+    elif not is_native():
+        pytest.skip("no C++ compiler")
     monkeypatch.setattr(linear_module, "LARGE", 16 * 32)
-    monkeypatch.setattr(
-        linear_module, "_timed", lambda by_shape: {shape: ("packed",) * (FEW + 1) for shape in by_shape}
-    )
-    monkeypatch.setattr(linear_module, "_FASTEST", {})
-    gc.collect()  # of other tests' models
+    monkeypatch.setattr(linear_module, "COPIES", WeakValueDictionary())  # without other tests' models
     with packing(True):
         yield
     gc.collect()
@@ -131,7 +132,7 @@ def test_what_is_written_is_read_at_the_next_step(change: str, tied: bool) -> No
     model = llama(tied=tied)
     torch.testing.assert_close(logits_of(model), own_logits(model), atol=1e-4, rtol=1e-4)
     before = logits_of(model)
-    assert len(COPIES) == LAYERS * SITES + 1
+    assert len(linear_module.COPIES) == LAYERS * SITES + 1
     for _ in range(2):  # and once more, when everything has been packed again
         CHANGES[change](model)
         tolerance = 1e-4 if model.dtype is torch.float32 else 0.3
@@ -175,21 +176,21 @@ def test_a_change_between_two_batches_counts() -> None:
 def test_memory_is_back_when_the_model_is_gone() -> None:
     """Guards against copies that outlive their model, and a second copy where two batches decode one model."""
     gc.collect()
-    assert len(COPIES) == 0
+    assert len(linear_module.COPIES) == 0
     model, other = llama(), llama(1, tied=False)
     for one in (model, model, other):
         logits_of(one)
-    assert len(COPIES) == 2 * (LAYERS * SITES + 1)
+    assert len(linear_module.COPIES) == 2 * (LAYERS * SITES + 1)
     said = packing_in_words()["packing"]
     matrices = [*model.model.layers.parameters(), *other.model.layers.parameters()]
     assert said["bytes"] == sum(one.nbytes for one in matrices if one.dim() == 2) + 2 * 48 * 32 * 4
-    assert said["kernels"]["48 x 32, float32"]["1"] == "packed"
+    assert said["by"] == ["native" if is_native() else "oneDNN"]
     del model, one
     gc.collect()
-    assert len(COPIES) == LAYERS * SITES + 1
+    assert len(linear_module.COPIES) == LAYERS * SITES + 1
     del other, matrices
     gc.collect()
-    assert len(COPIES) == 0 and packing_in_words() == {}
+    assert len(linear_module.COPIES) == 0 and packing_in_words() == {}
 
 
 def test_nothing_is_packed_that_need_not_be(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,41 +198,19 @@ def test_nothing_is_packed_that_need_not_be(monkeypatch: pytest.MonkeyPatch) -> 
     model = llama()
     with packing(False):
         plain = logits_of(model)
-        assert len(COPIES) == 0
-    assert not torch.equal(logits_of(model), torch.zeros_like(plain)) and len(COPIES) > 0
+        assert len(linear_module.COPIES) == 0
+    assert not torch.equal(logits_of(model), torch.zeros_like(plain)) and len(linear_module.COPIES) > 0
     with packing(False):
         torch.testing.assert_close(logits_of(model), plain, atol=0, rtol=0)
-        assert len(COPIES) == 0, "it was said between two batches"
+        assert len(linear_module.COPIES) == 0, "it was said between two batches"
     monkeypatch.setattr(psutil, "virtual_memory", lambda: type("Memory", (), {"available": 1000}))
     torch.testing.assert_close(logits_of(llama()), plain, atol=0, rtol=0)
-    assert len(COPIES) == 0
+    assert len(linear_module.COPIES) == 0
     with torch.inference_mode():
         assert not linear_module.can_be_packed([torch.ones(64, 64)]), "it has no version"
     assert not linear_module.can_be_packed([torch.ones(64, 64).t()[1:]]) and not linear_module.can_be_packed(
         [torch.ones(4, 4)]
     )
-
-
-def test_the_fastest_kernel_is_found_on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against a table that no clock stands behind, and one that has holes."""
-    monkeypatch.undo()
-    monkeypatch.setattr(linear_module, "LARGE", 16 * 32)
-    monkeypatch.setattr(linear_module, "_FASTEST", {})
-    waits, quick = [0], Copy.__call__
-
-    def waiting(copy: Copy, values: Tensor) -> Tensor:
-        if copy.kernels[len(values)] == "packed":
-            waits[0] += 1
-            time.sleep(0.002)
-        return quick(copy, values)
-
-    monkeypatch.setattr(Copy, "__call__", waiting)
-    model = llama()
-    torch.testing.assert_close(logits_of(model), own_logits(model), atol=1e-4, rtol=1e-4)
-    assert waits[0] > 0
-    for kernels in linear_module._FASTEST.values():
-        assert len(kernels) == FEW + 1 and "packed" not in kernels
-    assert packing_in_words()["packing"]["timing_s"] > 0
 
 
 def test_golden_vectors_stay(golden: dict[str, Any], golden_models: dict[str, PreTrainedModel]) -> None:
@@ -242,5 +221,5 @@ def test_golden_vectors_stay(golden: dict[str, Any], golden_models: dict[str, Pr
     for on in (True, False):
         with packing(on):
             found[on] = decode(model, Autoregressive(), requests, eos_id=2, pad_id=0)
-            assert (len(COPIES) > 0) == on
+            assert (len(linear_module.COPIES) > 0) == on
     assert found[True] == found[False]

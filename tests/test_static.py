@@ -18,8 +18,8 @@ from marsbench.compiled.fixed import Fixed, Stand, Steps, static_step
 from marsbench.compiled.graphs import Graphs, Run, why_not
 from marsbench.decoding.engine import Batch, Method
 from marsbench.decoding.generation import Generation, Meter, Request
-from marsbench.forward.between import cpp_compiler
 from marsbench.forward.decoder import Decoder
+from marsbench.forward.native import cpp_compiler
 from marsbench.methods import METHODS, Options, build_method
 from marsbench.training.medusa import MedusaHeads
 

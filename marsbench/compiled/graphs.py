@@ -20,9 +20,9 @@ from marsbench.compiled.fixed import Fixed, Shape, Stand, Steps, static_step
 from marsbench.decoding.engine import Batch, KindOfBatch, Method
 from marsbench.decoding.fitted import Fitted
 from marsbench.decoding.outside import OutsideMethod
-from marsbench.forward.between import cpp_compiler
 from marsbench.forward.decoder import Decoder, LeanDecoder, decoder_of
 from marsbench.forward.modules import device_of
+from marsbench.forward.native import cpp_compiler
 from marsbench.forward.window import recording
 
 _SPARE_BYTES = 4 << 30  # of stands that nobody is on, kept for the graphs that were recorded of them

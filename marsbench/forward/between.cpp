@@ -2,46 +2,21 @@
 // cache and attention, activation. Everything is computed in fp32 and rounded once. An entry's result depends on its own
 // values and on what it sees, never on how many others stand beside it: sums run in the order of the slots.
 #include <ATen/Parallel.h>
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <cstring>
 #include <vector>
+
+#include "lanes.h"
 
 namespace {
 
 using at::Tensor;
 
-constexpr int kLanes = 16;
 constexpr int64_t kRows = 4;  // of an activation that one thread does before another is asked
-using Floats = float __attribute__((vector_size(4 * kLanes)));
-using Integers = int32_t __attribute__((vector_size(4 * kLanes)));
-using Words = uint32_t __attribute__((vector_size(4 * kLanes)));
-using Shorts = uint16_t __attribute__((vector_size(2 * kLanes)));
-
-inline Floats load(const float* from) {
-  Floats values;
-  std::memcpy(&values, from, sizeof values);
-  return values;
-}
-
-inline Floats load(const at::BFloat16* from) {
-  Shorts bits;
-  std::memcpy(&bits, from, sizeof bits);
-  return (Floats)(__builtin_convertvector(bits, Words) << 16);
-}
-
-inline void store(float* to, Floats values) { std::memcpy(to, &values, sizeof values); }
-
-inline void store(at::BFloat16* to, Floats values) {  // rounded to the nearest, to even where two are as near
-  const Words bits = (Words)values;
-  const Shorts rounded = __builtin_convertvector((bits + 0x7fff + ((bits >> 16) & 1)) >> 16, Shorts);
-  std::memcpy(to, &rounded, sizeof rounded);
-}
 
 inline float total(Floats x) {
   const auto eight = __builtin_shufflevector(x, x, 0, 1, 2, 3, 4, 5, 6, 7) +

@@ -1,44 +1,26 @@
 """What lies between the linear maps of a layer: norms, rotation and attention, activation.
 
 Two ways to the same numbers, up to rounding: operations of torch, everywhere; and `between.cpp`, for models whose
-weights are packed on a CPU, where some twenty small operations a layer take as long as the maps do. It is built once,
-where there is a C++ compiler, in about ten seconds. By it an entry's result does not depend on what stands beside it.
+weights are packed on a CPU, where some twenty small operations a layer take as long as the maps do. By it an entry's
+result does not depend on what stands beside it.
 """
 
 from __future__ import annotations
 
-import hashlib
-import os
-import shutil
-import subprocess
-import sys
-import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from marsbench.fetching.models import cache_folder
 from marsbench.forward.cache import RaggedCache
 from marsbench.forward.masks import additive_mask
 from marsbench.forward.window import Window
 
-VARIABLE = "MARSBENCH_NATIVE"  # 0 = operations of torch everywhere
-
-_COMPILERS = ("g++", "clang++", "c++", "cl")
-_SOURCE = Path(__file__).with_suffix(".cpp")
-_LANES = 16  # values that it takes at a time
+_LANES = 16  # values that `between.cpp` takes at a time
 _HEAD_SIZES = (32, 64, 128)
-# What a CPU can do, as torch names it -> how a compiler is told. Never more than that: caches are shared by machines.
-_FLAGS = {
-    "AVX512": ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma"],
-    "AVX2": ["-mavx2", "-mfma"],
-}
 
 
 @dataclass(frozen=True)
@@ -164,69 +146,3 @@ def spread(values: Tensor, real: Tensor | None, entries: int) -> Tensor:
     if real is None:
         return values
     return values.new_zeros(entries, *values.shape[1:]).index_copy_(0, real, values)
-
-
-# ---- built once ----
-
-
-def cpp_compiler() -> str | None:
-    """The C++ compiler: what CXX names, else one of the usual ones; None where there is none."""
-    named = os.environ.get("CXX")
-    return next((found for name in ((named,) if named else _COMPILERS) if (found := shutil.which(name))), None)
-
-
-def is_native() -> bool:
-    """Whether `between.cpp` is loaded; it is built now if need be."""
-    return os.environ.get(VARIABLE) != "0" and not why_not_native()
-
-
-@cache
-def why_not_native() -> str:
-    """Why `between.cpp` cannot be had here, empty where it is loaded."""
-    chosen = cpp_compiler()
-    if chosen is None:
-        return "there is no C++ compiler"
-    try:
-        _load(_built(chosen))
-    except subprocess.CalledProcessError as error:
-        lines = [line for line in error.stderr.splitlines() if "error" in line]
-        return f"{chosen} does not build it: {lines[0] if lines else error.stderr.strip()[-200:]}"
-    except OSError as error:
-        return f"it cannot be built or loaded: {error}"
-    return ""
-
-
-@cache
-def _load(library: Path) -> None:
-    """Make its operations known, to compilers of graphs too."""
-    torch.ops.load_library(str(library))  # type: ignore[no-untyped-call]
-    empty: dict[str, Callable[..., Tensor]] = {
-        "norm": lambda hidden, *_: torch.empty_like(hidden),
-        "swiglu": lambda gate, _: gate.new_empty(gate.shape),
-        "attention": lambda every, cos, sin, keys, *_: every.new_empty(
-            len(every), every.shape[1] - 2 * keys.shape[2] * keys.shape[3]
-        ),
-    }
-    for name, shape in empty.items():
-        torch.library.register_fake(f"marsbench::{name}", shape)
-
-
-def _built(compiler: str) -> Path:
-    """The library, built now where it is not there yet: whole or not at all, whoever else builds it meanwhile."""
-    torch_at = Path(torch.__file__).parent
-    command = [
-        compiler, "-shared", "-fPIC", "-O3", "-std=c++20", "-fno-math-errno", "-fno-trapping-math",
-        *_FLAGS.get(torch.backends.cpu.get_cpu_capability(), []), *(["-fopenmp"] if sys.platform == "linux" else []),
-        f"-I{torch_at / 'include'}", str(_SOURCE), f"-L{torch_at / 'lib'}", "-ltorch_cpu", "-lc10", "-ltorch",
-        *(["-undefined", "dynamic_lookup"] if sys.platform == "darwin" else []),
-    ]  # fmt: skip
-    made_of = _SOURCE.read_text(encoding="utf-8"), torch.__version__, command
-    folder = cache_folder()
-    library = folder / f"between-{hashlib.sha256(repr(made_of).encode()).hexdigest()[:16]}.so"
-    if not library.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder) as unfinished:
-            made = Path(unfinished) / library.name
-            subprocess.run([*command, "-o", str(made)], check=True, capture_output=True, text=True)
-            made.replace(library)
-    return library

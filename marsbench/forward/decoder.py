@@ -23,7 +23,7 @@ from transformers.activations import ACT2FN
 
 from marsbench.forward.adapter import Adapted, Adapter, masks_of, parted
 from marsbench.forward.attention import without_cudnn_attention
-from marsbench.forward.between import NativePass, Norm, Pass, Shape, is_for, is_native, spread
+from marsbench.forward.between import NativePass, Norm, Pass, Shape, is_for, spread
 from marsbench.forward.cache import RaggedCache
 from marsbench.forward.draft_head import DraftHead, HeadInUse
 from marsbench.forward.linear import LayerSites, Packing, Site
@@ -96,7 +96,7 @@ class LeanDecoder:
             attention.q_proj.out_features // size, attention.k_proj.out_features // size, size, attention.scaling
         )
         self._is_native = False
-        self._packing = Packing([*self._sites, *head], to_join=self._adapter is not None)
+        self._packing = Packing([*self._sites, *head])
         self._vector = torch.empty(0)  # the adapter's, on the device of the model and of its type, as its maps are
         self._draft_head: DraftHead | None = None  # the adapter's, likewise
         self._beside: tuple[object, ...] = ()  # what the maps were laid out for
@@ -126,9 +126,9 @@ class LeanDecoder:
         like = self._embed._parameters["weight"]
         if self._adapter is not None:
             self._follow_adapter(self._adapter, like)
-        is_packed = all(site.copy is not None for site in self._sites)
+        is_packed = all(site.copy is not None and site.copy.is_native for site in self._sites)
         sizes = like.shape[1], self._layers[0].sites.down.weights[0].shape[1]
-        self._is_native = is_packed and is_for(self._shape, sizes) and is_native()
+        self._is_native = is_packed and is_for(self._shape, sizes)
         frequencies = self._rotary._buffers["inv_freq"]
         turned_by = (None if frequencies.is_inference() else frequencies._version, like.dtype, like.device)
         if frequencies is not self._frequencies or turned_by != self._turned_by:

@@ -1,23 +1,18 @@
-"""What makes linear maps fast: layers that read the same values as one product, its kernel, and an adapter's maps.
+"""What makes linear maps fast: layers that read the same values as one product, packed weights, an adapter's maps.
 
 A decoding step multiplies few positions by weights that do not fit into a CPU's cache: its time is the time to read
-them, and `F.linear` takes two to six times that, because oneDNN reorders the weight at every call. Three ways around
-it: one or two positions as the narrow right side of a product, weight first (one is doubled: a vector would take a
-kernel for vectors, which is slow again); oneDNN called directly; and oneDNN on a copy of the weights that was reordered
-once, in which the layers of a `Site` lie one below the other, so that they are one product. Which is fastest depends
-on the machine and the number of positions, and is timed once per process for each shape of weights. Where the weights
-fit into the cache, none of them gains anything.
+them, and `F.linear` takes two to six times that, because oneDNN reorders the weight at every call. So the layers of a
+`Site`, which read the same values, lie one below the other in a copy that was reordered once, and are one product. It
+is `linear.cpp`'s where that can be built: it reads nearly as fast as memory does, an adapter's maps are further columns
+of it, and what a position gives does not depend on how many stand beside it, so that verified answers are those of
+`ar`, token for token, in bf16 too. Elsewhere it is oneDNN's, which gains nothing where weights fit into the cache.
 
 The packed copies (`Packing`) lie beside the model and take as much memory as its weights; nothing is written to it.
-Adapters add small maps to linear layers, as further columns of the same product where tokens keep their bits
-(`Joined`).
 """
 
 from __future__ import annotations
 
 import os
-import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,10 +25,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from marsbench.forward.adapter import LowRank
-from marsbench.forward.between import is_native
+from marsbench.forward.native import BLOCK, can_pack, is_native, pack
 
 VARIABLE = "MARSBENCH_PACK"  # 0 = weights are never packed
-LARGE = 1 << 18  # elements of a site's weights, from which on reading them is what takes the time
+LARGE = 1 << 18  # elements of a site's weights, from which on reading them is what takes the time; for oneDNN
 FEW = 64  # positions, up to which it is
 NARROW = 2  # positions, up to which they are best on the right of a weight that is not packed
 HAS_ONEDNN: bool = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")  # type: ignore[no-untyped-call]
@@ -42,15 +37,8 @@ _ORDINARY = (nn.Parameter, Tensor)  # a subclass has a linear map of its own
 _PACKED_FOR = 16  # positions that oneDNN is told of when it chooses the order of a copy
 _PROBES = 16  # values of a weight that are compared
 _SPARE = 1.2  # free memory that packing asks for, over what it takes
-_POSITIONS = (1, 2, 4, 8, 16, 32)  # that kernels are timed for; the smallest that is not less counts, else the last
-_TIMED_BYTES = 24 << 20  # of the weights of a shape, or one site's: more than stays in a core's cache
-_LAPS = 3  # of which the fastest counts
-_WIDEST = {"weight first": 4, "packed, as two": 1}  # positions, up to which a kernel is tried
-_LARGEST_JOINED = 1 << 23  # elements of weights: reading more takes so long that calls do not matter
-_ROOM = 1 << 30  # bytes of memory that stay free when an adapter is joined
 
 _Places = tuple[int, ...]  # where weights lie in memory
-_Shape = tuple[tuple[tuple[int, ...], ...], torch.dtype, int]  # of a site: its weights', their type, and threads
 
 
 def packing_is_on() -> bool:
@@ -104,9 +92,9 @@ class Copy:
     weights: list[Tensor]
     biases: list[Tensor | None]
     watched: list[Watched]
-    packed: Tensor  # [out, in], of all layers
+    packed: Tensor  # of all layers, as `linear.cpp` or as oneDNN reads it
     bias: Tensor | None  # [out]
-    kernels: tuple[str, ...] = ()  # which to take, by positions from 0 to FEW
+    is_native: bool  # whether it is `linear.cpp`'s
 
     def is_of(self, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> bool:
         """Whether these are the same ones, and nothing has been written to them."""
@@ -115,22 +103,25 @@ class Copy:
 
     def __call__(self, values: Tensor) -> Tensor:
         """Values [M, in] to [M, out], M at most FEW."""
-        kernel = self.kernels[len(values)]
-        if kernel == "packed":
-            return by_onednn(values, self.packed, self.bias)
-        if kernel == "packed, as two":  # one position alone takes a kernel for vectors, which sums in another order
+        if self.is_native:
+            found: Tensor = torch.ops.marsbench.product.default(values, self.packed, self.bias)
+            return found
+        if len(values) <= NARROW and values.dtype is torch.float32:
+            return _beside(_on_the_right, values, self.weights, self.biases)
+        if len(values) == 1:  # one position alone takes a kernel for vectors, which sums in another order
             return by_onednn(values.expand(2, -1), self.packed, self.bias)[:1]
-        return _beside(KERNELS[kernel], values, self.weights, self.biases)
+        return by_onednn(values, self.packed, self.bias)
+
+    def adapted(self, values: Tensor, gate: Tensor, maps: _PackedMaps) -> Tensor:
+        """The same with an adapter's maps, by `linear.cpp`; for `gate` see `Site`."""
+        given = values, self.packed, self.bias, maps.down, maps.columns, gate
+        found: Tensor = torch.ops.marsbench.adapted.default(*given)
+        return found
 
     @property
     def nbytes(self) -> int:
         """Memory that it takes, in bytes."""
         return sum(weight.nbytes for weight in self.weights)
-
-    @property
-    def shape(self) -> _Shape:
-        """What decides how fast it is read."""
-        return tuple(tuple(one.shape) for one in self.weights), self.packed.dtype, torch.get_num_threads()
 
 
 # Where weights lie in memory -> their copy, for as long as somebody holds that. A copy holds its weights, so the places
@@ -140,7 +131,7 @@ _Kernel = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 
 def _on_the_right(values: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """For one or two positions, or a few."""
+    """One or two positions, as the narrow right side of a product; one is doubled: a vector would be read slowly."""
     flat = values.contiguous()  # lying across, as results do, it is read slowly again
     narrow = flat if len(flat) > 1 else torch.cat((flat, flat))
     mapped = (weight @ narrow.t()).t()[: len(flat)]
@@ -160,11 +151,6 @@ def by_onednn(values: Tensor, weight: Tensor, bias: Tensor | None = None) -> Ten
 def reads_bf16() -> bool:
     """Whether oneDNN multiplies bf16 on this machine."""
     return HAS_ONEDNN and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-
-
-# Of the weights as they lie, one after the other.
-KERNELS: dict[str, _Kernel] = {"weight first": _on_the_right, "onednn": by_onednn, "torch": F.linear}
-_ALL = ["packed", "packed, as two", *KERNELS]
 
 
 def _beside(kernel: _Kernel, values: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> Tensor:
@@ -192,22 +178,20 @@ def _not_packed(values: Tensor, weights: Sequence[Tensor]) -> _Kernel:
     return _on_the_right if len(values) <= NARROW else by_onednn
 
 
-def can_be_packed(weights: Sequence[Any], *, to_join: bool = False) -> bool:
-    """Whether weights are large together (or in bf16 and to be joined), plain, on the CPU, and of a type that oneDNN
-    reads.
-    """
+def can_be_packed(weights: Sequence[Any]) -> bool:
+    """Whether weights are plain, on the CPU, of a type that is read there, and large together, for oneDNN."""
     return (
         HAS_ONEDNN
         and all(type(one) in _ORDINARY and one.device.type == "cpu" for one in weights)
         and all(one.dim() == 2 and one.is_contiguous() for one in weights)
         and not any(one.is_inference() for one in weights)  # it has no version
-        and (sum(one.numel() for one in weights) >= LARGE or (to_join and weights[0].dtype is torch.bfloat16))
         and all(one.dtype is torch.float32 or (one.dtype is torch.bfloat16 and reads_bf16()) for one in weights)
+        and (sum(one.numel() for one in weights) >= LARGE or _native_for(weights))
     )
 
 
 # Inductor has a lowering of oneDNN's operation for weights that it has packed itself, and fails on others: it gets to
-# see operations of ours, which it calls as they are, and which find copies and kernels when they are called.
+# see operations of ours, which it calls as they are, and which find copies when they are called.
 @torch.library.custom_op("marsbench::site", mutates_args=())
 def _site(values: Tensor, weights: list[Tensor], biases: list[Tensor | None]) -> Tensor:
     copy = COPIES.get(_places(weights))
@@ -221,20 +205,21 @@ def _shape_of_site(values: Tensor, weights: list[Tensor], biases: list[Tensor | 
 
 @torch.library.custom_op("marsbench::adapted_site", mutates_args=())
 def _adapted_site(
-    values: Tensor, inner: Tensor, columns: Tensor, weights: list[Tensor], biases: list[Tensor | None]
+    values: Tensor, gate: Tensor, maps: list[Tensor], weights: list[Tensor], biases: list[Tensor | None]
 ) -> Tensor:
-    joined = JOINED.get(columns.data_ptr())
-    if joined is not None and joined.takes(values):
-        return joined(values, inner)
+    packed_down, packed_columns, across, columns = maps
+    copy = COPIES.get(_places(weights))
+    if copy is not None and copy.is_native:
+        return copy.adapted(values, gate, _PackedMaps(packed_down, packed_columns))
     given: Tensor = _site(values, weights, biases)
-    return given.addmm_(inner, columns.t())
+    return given.addmm_(values.mm(across).mul_(gate), columns.t())
 
 
 @_adapted_site.register_fake
 def _shape_of_adapted_site(
-    values: Tensor, inner: Tensor, columns: Tensor, weights: list[Tensor], biases: list[Tensor | None]
+    values: Tensor, gate: Tensor, maps: list[Tensor], weights: list[Tensor], biases: list[Tensor | None]
 ) -> Tensor:
-    return values.new_empty(len(values), len(columns))
+    return values.new_empty(len(values), len(maps[-1]))
 
 
 def _places(weights: Sequence[Tensor]) -> _Places:
@@ -287,28 +272,26 @@ class Site:
 
     def adapt(self, maps: Mapping[str, LowRank], like: Tensor) -> None:
         """Lay the maps of an adapter beside the layers of their names, on the device of `like` and of its type."""
-        self._maps = None  # what is replaced is given back first
         downs = [maps[name].down for names in self._names for name in names if name in maps]
-        if downs:
-            ups = [
-                [
-                    maps[name].up if name in maps else like.new_empty(len(layer["weight"]), 0)
-                    for name, layer in zip(names, layers, strict=True)
-                ]
-                for names, layers in zip(self._names, self._outputs, strict=True)
+        ups = [
+            [
+                maps[name].up if name in maps else like.new_empty(len(layer["weight"]), 0)
+                for name, layer in zip(names, layers, strict=True)
             ]
-            self._maps = _Maps(torch.cat(downs), ups, self.copy)
+            for names, layers in zip(self._names, self._outputs, strict=True)
+        ]
+        self._maps = _Maps.of(downs, ups, self.copy is not None and self.copy.is_native) if downs else None
 
     def _adapted(self, maps: _Maps, values: Tensor, gate: Tensor) -> Sequence[Tensor]:
         """All entries go into the few dimensions of a map, those of tokens become zero there, and the rest is added:
         zeros, for tokens. That takes fewer operations than gathering masks, and the same whatever a window holds.
         """
-        inner = maps.down(values).mul_(gate)
-        if torch.compiler.is_compiling() and self.copy is not None and is_read_slowly(values):
-            return self._parts(_adapted_site(values, inner, maps.columns, self.weights, self.biases))
-        if maps.joined is not None and maps.joined.takes(values):
-            return self._parts(maps.joined(values, inner))
-        return maps.add(inner, self(values))
+        if maps.packed is None or self.copy is None or not is_read_slowly(values):
+            return maps.add(values.mm(maps.across).mul_(gate), self(values))
+        if torch.compiler.is_compiling():
+            given = [*maps.packed, maps.across, maps.columns]
+            return self._parts(_adapted_site(values, gate, given, self.weights, self.biases))
+        return self._parts(self.copy.adapted(values, gate, maps.packed))
 
     def _parts(self, product: Tensor) -> Sequence[Tensor]:
         return (product,) if len(self._sizes) == 1 else product.split_with_sizes(self._sizes, 1)
@@ -328,11 +311,10 @@ class Packing:
 
     Args:
         sites: all of them.
-        to_join: in bf16 pack small weights too, so that an adapter's maps can be joined with them.
     """
 
-    def __init__(self, sites: Sequence[Site], *, to_join: bool = False) -> None:
-        self._sites, self._to_join = sites, to_join
+    def __init__(self, sites: Sequence[Site]) -> None:
+        self._sites = sites
         self.changes = 0  # how often copies were made or given up
 
     @torch.no_grad()
@@ -341,9 +323,13 @@ class Packing:
         has_changed, missing = False, list[Site]()
         for site in self._sites:
             found = None
-            if packing_is_on() and can_be_packed(site.weights, to_join=self._to_join):
+            if packing_is_on() and can_be_packed(site.weights):
                 found = COPIES.get(_places(site.weights))  # our own, or another decoder's of the same model
-                if found is None or not found.is_of(site.weights, site.biases):
+                if (
+                    found is None
+                    or found.is_native != _native_for(site.weights)
+                    or not found.is_of(site.weights, site.biases)
+                ):
                     found = None
                     missing.append(site)
             has_changed |= site.copy is not found
@@ -355,7 +341,6 @@ class Packing:
             has_changed = True
         if has_changed:
             self.changes += 1
-            _choose([site.copy for site in self._sites if site.copy is not None])
 
 
 def _packed(weights: list[Tensor], biases: list[Tensor | None]) -> Copy:
@@ -364,204 +349,64 @@ def _packed(weights: list[Tensor], biases: list[Tensor | None]) -> Copy:
     if any(one is not None for one in biases):
         each = zip(weights, biases, strict=True)
         bias = torch.cat([weight.new_zeros(len(weight)) if one is None else one.detach() for weight, one in each])
-    packed = _for_onednn(torch.cat([weight.detach() for weight in weights]))
+    whole = torch.cat([weight.detach() for weight in weights])
+    native = _native_for(weights)
+    packed = pack(whole) if native else torch.ops.mkldnn._reorder_linear_weight(whole, _PACKED_FOR)
     watched = [Watched(one) for one in (*weights, *biases) if one is not None]
-    copy = Copy(weights, biases, watched, packed, bias)
+    copy = Copy(weights, biases, watched, packed, bias, native)
     COPIES[_places(weights)] = copy
     return copy
 
 
-def _for_onednn(weight: Tensor) -> Tensor:
-    """A weight [out, in] in the order in which oneDNN reads it."""
-    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), _PACKED_FOR)
-    return packed
-
-
-_FASTEST: dict[_Shape, tuple[str, ...]] = {}  # the kernel by positions, from 0 to FEW
-_TIMING_S = [0.0]  # what timing has taken so far
-
-
-def _choose(copies: Sequence[Copy]) -> None:
-    """Say which kernel each copy takes, timed now for shapes that are new."""
-    by_shape: dict[_Shape, list[Copy]] = defaultdict(list)
-    for copy in copies:
-        by_shape[copy.shape].append(copy)
-    new = {shape: some for shape, some in by_shape.items() if shape not in _FASTEST}
-    if new:
-        _FASTEST.update(_timed(new))
-    for shape, some in by_shape.items():
-        for copy in some:
-            copy.kernels = _FASTEST[shape]
-
-
-def _timed(by_shape: Mapping[_Shape, Sequence[Copy]]) -> dict[_Shape, tuple[str, ...]]:
-    """The fastest kernel for each shape and number of positions, in 16 bits among those that round alike.
-
-    All shapes are gone through for one kernel before the next, so that no weight is in the cache when it is read again.
-    """
-    started = time.perf_counter()
-    best: dict[_Shape, list[str]] = defaultdict(list)
-    alike = {shape: _alike(copies[0]) for shape, copies in by_shape.items()}
-    for positions in _POSITIONS:
-        seconds: dict[_Shape, dict[str, float]] = defaultdict(dict)
-        for name in _ALL * _LAPS:
-            if positions > _WIDEST.get(name, FEW):
-                continue
-            for shape, copies in by_shape.items():
-                if name not in alike[shape][positions == 1]:
-                    continue
-                some = copies[: max(1, _TIMED_BYTES // copies[0].nbytes)]
-                values = torch.ones(positions, copies[0].weights[0].shape[1], dtype=shape[1])
-                for copy in some:
-                    copy.kernels = (name,) * (FEW + 1)
-                some[-1](values)  # what it sets up the first time
-                begun = time.perf_counter()
-                for copy in some:
-                    copy(values)
-                took = time.perf_counter() - begun
-                seconds[shape][name] = min(took, seconds[shape].get(name, took))
-        for shape, found in seconds.items():
-            best[shape].append(min(found, key=found.__getitem__))
-    _TIMING_S[0] += time.perf_counter() - started
-    nearest = [sum(timed < positions for timed in _POSITIONS) for positions in range(FEW + 1)]
-    return {shape: tuple(found[min(index, len(found) - 1)] for index in nearest) for shape, found in best.items()}
-
-
-def _alike(copy: Copy) -> dict[bool, list[str]]:
-    """For one position (True) and for several: the kernels that give a row the same bits as "packed" gives it among
-    others, whatever stands beside it; in fp32 all.
-
-    What is computed beside other positions must not be rounded otherwise than alone, or near ties end otherwise: fp32
-    has hardly any, bf16 one in some hundred tokens.
-    """
-    if copy.packed.dtype is torch.float32:
-        return {True: _ALL, False: _ALL}
-    values = torch.randn(FEW, copy.weights[0].shape[1], generator=torch.Generator().manual_seed(0))
-    values = values.to(copy.packed.dtype)
-
-    def agrees(name: str, most: int) -> bool:
-        copy.kernels = (name,) * (FEW + 1)
-        return torch.equal(torch.cat([copy(some) for some in torch.split(values, most)]), whole)
-
-    copy.kernels = ("packed",) * (FEW + 1)
-    whole = copy(values)
-    several = [name for name in _ALL if all(agrees(name, most) for most in range(2, _POSITIONS[-1] + 1))]
-    alone = [name for name in _ALL if agrees(name, 1)]
-    return {True: alone, False: several} if alone and "packed" in several else {True: _ALL, False: _ALL}
+def _native_for(weights: Sequence[Tensor]) -> bool:
+    """Whether a copy of weights is `linear.cpp`'s."""
+    return can_pack(sum(map(len, weights)), weights[0].shape[1], weights[0].dtype) and is_native()
 
 
 def packing_in_words() -> dict[str, Any]:
-    """What rows say of packing, beside their provenance: the copies' bytes, the kernel by shape and positions, the
-    seconds that timing them took, and what computes between the maps; nothing where nothing is packed.
+    """What rows say of packing, beside their provenance: the copies' bytes, and what reads them; nothing where nothing
+    is packed.
     """
     if not COPIES:
         return {}
-    kernels = {
-        f"{' + '.join(' x '.join(map(str, size)) for size in sizes)}, {str(dtype).removeprefix('torch.')}": {
-            str(positions): names[positions] for positions in _POSITIONS
-        }
-        for (sizes, dtype, _), names in _FASTEST.items()
-    }
-    size = sum(copy.nbytes for copy in COPIES.values()) + sum(one.nbytes for one in JOINED.values())
-    between = "native" if is_native() else "torch"
-    return {"packing": {"bytes": size, "timing_s": round(_TIMING_S[0], 3), "kernels": kernels, "between": between}}
+    by = sorted({"native" if copy.is_native else "oneDNN" for copy in COPIES.values()})
+    return {"packing": {"bytes": sum(copy.nbytes for copy in COPIES.values()), "by": by}}
 
 
 # ---- an adapter's maps ----
 
 
-class _Maps:
-    """The maps of one site: the first factors as one, the second ones output by output, or joined with the layers."""
+class _PackedMaps(NamedTuple):
+    """The maps of a site as `linear.cpp` reads them; their inner values are filled up to whole blocks."""
 
-    def __init__(self, down: Tensor, ups: Sequence[Sequence[Tensor]], copy: Copy | None) -> None:
+    down: Tensor
+    columns: Tensor
+
+
+class _Maps(NamedTuple):
+    """The maps of one site."""
+
+    across: Tensor  # [in, R]: all first factors as one
+    columns: Tensor  # [out, R]: the second ones
+    ranks: list[int]  # of each output; together they are R
+    ups: list[Tensor]  # [r, output] each
+    packed: _PackedMaps | None
+
+    @classmethod
+    def of(cls, downs: Sequence[Tensor], ups: Sequence[Sequence[Tensor]], is_native: bool) -> _Maps:
+        """Made of first factors [r, in] and, output by output, second ones [out, r]."""
+        down = torch.cat([*downs])
         together: list[Tensor] = [torch.block_diag(*parts) for parts in ups]  # type: ignore[no-untyped-call]
-        self.down = _Small(down)  # [R, in]
-        self._ranks = [up.shape[1] for up in together]
-        self._ups = [_Small(up) for up in together]  # [output, r] each; all r together are R
-        self.columns: Tensor = torch.block_diag(*together)  # type: ignore[no-untyped-call]
-        self.joined = None if copy is None else Joined.of(copy, self.columns)
+        columns: Tensor = torch.block_diag(*together)  # type: ignore[no-untyped-call]
+        packed = None
+        if is_native:
+            spare = -len(down) % BLOCK
+            packed = _PackedMaps(pack(F.pad(down, (0, 0, 0, spare))), pack(F.pad(columns, (0, spare))))
+        return cls(
+            down.t().contiguous(), columns, [up.shape[1] for up in together], [up.t() for up in together], packed
+        )
 
     def add(self, inner: Tensor, outputs: Sequence[Tensor]) -> Sequence[Tensor]:
         """What the first factors gave, [M, R], by the second ones, added to each of the outputs in place."""
-        parts = [inner] if len(self._ranks) == 1 else inner.split_with_sizes(self._ranks, 1)
-        return [up.add(part, output) for up, part, output in zip(self._ups, parts, outputs, strict=True)]
-
-
-class Joined:
-    """A site's copy with an adapter's second factors as further columns.
-
-    A product by oneDNN takes about ten microseconds before it reads a weight, and where weights are small, that is what
-    an adapter costs. So its second factors lie behind the layers' weights, and what the first ones make of values
-    behind the values: [values, inner] @ [weights, columns].T. Tokens have zeros for `inner`. Whether they then get the
-    very bits that the site gives by itself is looked at for every number of positions; where not, it runs by itself.
-    It takes as much memory as the layers' weights.
-    """
-
-    def __init__(self, copy: Copy, columns: Tensor) -> None:
-        """`columns` [out, R]; they are held, since compiled steps know this by where they lie."""
-        self._copy, self._columns = copy, columns
-        weight = torch.cat([torch.cat([one.detach() for one in copy.weights]), columns], 1)
-        self.nbytes = weight.nbytes
-        self._packed = _for_onednn(weight)
-        shape = copy.shape, copy.kernels, columns.shape[1]
-        if shape not in _EXACT:
-            _EXACT[shape] = self._exact_for()
-        self._is_exact = _EXACT[shape]
-        JOINED[columns.data_ptr()] = self
-
-    @classmethod
-    @torch.no_grad()
-    def of(cls, copy: Copy, columns: Tensor) -> Joined | None:
-        """A copy with columns, where that is faster and there is room."""
-        is_small = sum(weight.numel() for weight in copy.weights) <= _LARGEST_JOINED
-        return cls(copy, columns) if is_small and psutil.virtual_memory().available > _ROOM else None
-
-    def takes(self, values: Tensor) -> bool:
-        """Whether it may be called for values [M, in]: tokens among them must get what the site gives alone."""
-        return len(values) <= FEW and self._is_exact[len(values)]
-
-    def __call__(self, values: Tensor, inner: Tensor) -> Tensor:
-        """Values [M, in] and what the columns are multiplied by, [M, R], to the layers' outputs [M, out]."""
-        return by_onednn(torch.cat([values, inner], 1), self._packed, self._copy.bias)
-
-    @torch.no_grad()
-    def _exact_for(self) -> tuple[bool, ...]:
-        """By positions, from 0 to FEW: whether zeros for the columns leave what the site gives by itself.
-
-        A mask never comes alone.
-        """
-        like = self._copy.weights[0]
-        values = torch.randn(FEW, like.shape[1], generator=torch.Generator().manual_seed(0)).to(like.dtype)
-        zeros = values.new_zeros(FEW, self._columns.shape[1])
-
-        def is_exact(most: int) -> bool:
-            parts = zip(torch.split(values, most), torch.split(zeros, most), strict=True)
-            return all(torch.equal(self(some, none), self._copy(some)) for some, none in parts if len(some) > 1)
-
-        return False, False, *(is_exact(most) for most in range(2, FEW + 1))
-
-
-JOINED: WeakValueDictionary[int, Joined] = WeakValueDictionary()  # by where their columns lie
-_EXACT: dict[tuple[object, ...], tuple[bool, ...]] = {}  # by what decides it: the copy's shape and kernels, and R
-
-
-class _Small:
-    """A linear map without a bias, too small to be read slowly: what it costs is the call."""
-
-    def __init__(self, weight: Tensor) -> None:
-        self._across = weight.T.contiguous()  # [in, out]
-        # Where torch's own product of two matrices goes through oneDNN, calling that directly is faster.
-        is_bf16 = weight.dtype is torch.bfloat16 and weight.device.type == "cpu" and weight.numel() and reads_bf16()
-        self._packed = _for_onednn(weight) if is_bf16 else None
-
-    def __call__(self, values: Tensor) -> Tensor:
-        """Values [M, in] to [M, out]."""
-        if self._packed is None or torch.compiler.is_compiling():
-            return values.mm(self._across)
-        return by_onednn(values, self._packed)
-
-    def add(self, values: Tensor, output: Tensor) -> Tensor:
-        """`output` [M, out], to which it is added in place."""
-        if self._packed is None or torch.compiler.is_compiling():
-            return output.addmm_(values, self._across)
-        return output.add_(by_onednn(values, self._packed))
+        parts = [inner] if len(self.ranks) == 1 else inner.split_with_sizes(self.ranks, 1)
+        return [output.addmm_(part, up) for up, part, output in zip(self.ups, parts, outputs, strict=True)]

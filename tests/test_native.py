@@ -1,4 +1,4 @@
-"""What is computed between the maps: natively as by torch, and for each entry as if it were alone."""
+"""What is computed in C++: as by torch, and for each entry as if it were alone."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from marsbench.compiled.graphs import Graphs
 from marsbench.decoding.engine import Batch, decode
 from marsbench.decoding.generation import Request
 from marsbench.fetching.models import CACHE_VARIABLE
-from marsbench.forward import between
 from marsbench.forward import linear as linear_module
-from marsbench.forward.between import VARIABLE, cpp_compiler, is_native, why_not_native
+from marsbench.forward import native as native_module
 from marsbench.forward.decoder import LeanDecoder, decoder_of
 from marsbench.forward.linear import packing_in_words, reads_bf16
+from marsbench.forward.native import VARIABLE, cpp_compiler, is_native, pack, why_not_native
 from marsbench.methods import Options, build_method
 
 MASK, HEADS, KV_HEADS, SIZE = 3, 4, 2, 32
@@ -66,24 +66,37 @@ def test_tokens_are_those_of_torchs_operations(name: str, model: Any, monkeypatc
     found = tokens(model, name, 4)
     decoder = decoder_of(model)
     assert isinstance(decoder, LeanDecoder) and decoder._is_native
-    assert packing_in_words()["packing"]["between"] == "native"
+    assert packing_in_words()["packing"]["by"] == ["native"]
     monkeypatch.setenv(VARIABLE, "0")
     assert tokens(model, name, 4) == found
-    assert packing_in_words()["packing"]["between"] == "torch"
+    assert packing_in_words()["packing"]["by"] == ["oneDNN"]
 
 
-def maps_are_invariant(model: Any) -> bool:
-    """Whether the products of this machine give a row the same bits whatever stands beside it."""
-    decoder = decoder_of(model)
-    assert isinstance(decoder, LeanDecoder)
-    for site in [*decoder._sites, decoder._lm_head.site]:
-        assert site is not None and site.copy is not None
-        values = torch.randn(64, site.weights[0].shape[1]).to(model.dtype)
-        whole = site.copy(values)
-        for most in range(1, 33):
-            if not torch.equal(torch.cat([site.copy(some) for some in values.split(most)]), whole):
-                return False
-    return True
+@native
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("inputs", "outputs"), [(96, 48), (130, 16), (576, 960)])
+def test_a_product_is_right_and_the_same_whoever_is_beside(dtype: torch.dtype, inputs: int, outputs: int) -> None:
+    """Guards against blocks, pairs or positions that are left out, and sums whose order depends on the window."""
+    torch.manual_seed(0)
+    values, weight, bias = (torch.randn(*size).to(dtype) for size in ((64, inputs), (outputs, inputs), (outputs,)))
+    product, packed = torch.ops.marsbench.product, pack(weight)
+    for added in (None, bias):
+        whole = product(values, packed, added)
+        exact = values.double() @ weight.double().t() + (0 if added is None else added.double())
+        tolerance = 1e-4 if dtype is torch.float32 else 2e-2
+        torch.testing.assert_close(whole.double(), exact, rtol=tolerance, atol=tolerance * inputs**0.5)
+        for most in range(1, 40):
+            parts = [product(some, packed, added) for some in values.split(most)]
+            assert torch.equal(torch.cat(parts), whole), most
+    down, up = torch.randn(16, inputs).to(dtype) / inputs, torch.randn(outputs, 16).to(dtype)
+    gate = torch.arange(64).view(-1, 1).remainder(3).eq(0).to(dtype)
+    found = torch.ops.marsbench.adapted(values, packed, bias, pack(down), pack(up), gate)
+    kept, whole = gate[:, 0].bool(), product(values, packed, bias)
+    assert torch.equal(found[~kept], whole[~kept])
+    change = (values.double() @ down.double().t()) @ up.double().t()
+    expected = whole.double() + change
+    torch.testing.assert_close(found[kept].double(), expected[kept], rtol=tolerance, atol=5 * tolerance * inputs**0.5)
+    assert not torch.allclose(found[kept], whole[kept], rtol=tolerance, atol=tolerance)
 
 
 @native
@@ -95,8 +108,6 @@ def test_verified_is_ar_in_bf16_too(model: Any, layout: str, batch_size: int) ->
     """Guards against near ties that end otherwise because a token was computed beside others."""
     model = model.to(torch.bfloat16)
     expected = tokens(model, "ar", 1)
-    if not maps_are_invariant(model):
-        pytest.skip("products of this machine depend on what stands beside a row")
     assert tokens(model, "mars-verified", batch_size, block_size=4, layout=layout) == expected
     assert tokens(model, "ar", batch_size) == expected
 
@@ -171,10 +182,10 @@ def test_what_does_not_build_is_said_and_leaves_nothing(tmp_path: Path, monkeypa
     """Guards against half a library that the next process loads, and a reason that nobody learns."""
     why_not_native.cache_clear()
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
-    broken = tmp_path / "between.cpp"
+    broken = tmp_path / "broken.cpp"
     broken.write_text("int twice(int x) { return 2 * y; }\n", encoding="utf-8")
-    monkeypatch.setattr(between, "_SOURCE", broken)
-    assert "does not build it" in why_not_native() and "error" in why_not_native()
+    monkeypatch.setattr(native_module, "_SOURCES", [broken])
+    assert "does not build them" in why_not_native() and "error" in why_not_native()
     assert [*(tmp_path / "cache").iterdir()] == []
     why_not_native.cache_clear()
     (tmp_path / "file").write_text("", encoding="utf-8")
@@ -186,13 +197,13 @@ def test_what_does_not_build_is_said_and_leaves_nothing(tmp_path: Path, monkeypa
 def test_several_build_it_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a process that loads what another is still writing, or waits for one that was killed."""
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
-    small = tmp_path / "between.cpp"
+    small = tmp_path / "small.cpp"
     small.write_text("int twice(int x) { return 2 * x; }\n", encoding="utf-8")
-    monkeypatch.setattr(between, "_SOURCE", small)
+    monkeypatch.setattr(native_module, "_SOURCES", [small])
     chosen = cpp_compiler()
     assert chosen is not None
     with ThreadPoolExecutor(3) as pool:
-        built = {*pool.map(between._built, [chosen] * 3)}
+        built = {*pool.map(native_module._built, [chosen] * 3)}
     assert len(built) == 1 and [*(tmp_path / "cache").iterdir()] == [*built]
 
 

@@ -1,0 +1,156 @@
+// Products of a few positions with weights that lie in the order in which they are read. What one position gives is
+// summed over the inputs in their order, in fp32, and rounded once: it does not depend on how many others stand beside
+// it. The weights of sixteen outputs lie beside each other, input after input, so that a thread reads straight on.
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#ifdef __AVX512BF16__
+#include <immintrin.h>
+#endif
+
+#include "lanes.h"
+
+namespace {
+
+using at::Tensor;
+
+constexpr int kMost = 9;             // positions that are summed at once, as many as registers hold
+constexpr int64_t kStretch = 3;      // blocks of outputs that all positions are done with, while a cache holds them
+constexpr int64_t kAhead = 32;       // words of weights that are fetched before they are wanted
+constexpr int64_t kBytes = 1 << 16;  // of weights that one thread reads before another is asked
+
+inline float as_float(uint32_t bits) {
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+// A word is a float, or two bf16 of inputs that follow each other, the first in the lower half.
+inline Floats add(Floats sum, Words weights, uint32_t values, float) { return sum + (Floats)weights * as_float(values); }
+
+inline Floats add(Floats sum, Words weights, uint32_t values, at::BFloat16) {
+#ifdef __AVX512BF16__
+  return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)weights, (__m512bh)(Words{} + values));
+#else
+  sum += (Floats)(weights << 16) * as_float(values << 16);
+  return sum + (Floats)(weights & 0xffff0000u) * as_float(values & 0xffff0000u);
+#endif
+}
+
+struct Part {  // values [M, words] and weights [blocks, words, 16]
+  const uint32_t *values, *weights;
+  int64_t words;
+};
+
+template <typename T>
+struct Product {
+  Part parts[2];  // the layers' weights; an adapter's columns behind them
+  int count;
+  const T* bias;
+  T* out;  // [M, outputs]
+  int64_t outputs;
+
+  // M positions by B blocks of outputs.
+  template <int M, int B>
+  void tile(int64_t block, int64_t position) const {
+    Floats sum[M][B] = {};
+    for (int p = 0; p < count; ++p) {
+      const int64_t words = parts[p].words;
+      const uint32_t* values = parts[p].values + position * words;
+      const uint32_t* weights = parts[p].weights + block * words * kLanes;
+      for (int64_t k = 0; k < words; ++k) {
+        Words of[B];
+#pragma GCC unroll 4
+        for (int b = 0; b < B; ++b) {
+          const uint32_t* from = weights + (b * words + k) * kLanes;
+          __builtin_prefetch(from + kAhead * kLanes);
+          std::memcpy(&of[b], from, sizeof of[b]);
+        }
+#pragma GCC unroll 9
+        for (int m = 0; m < M; ++m)
+#pragma GCC unroll 4
+          for (int b = 0; b < B; ++b) sum[m][b] = add(sum[m][b], of[b], values[m * words + k], T());
+      }
+    }
+    for (int m = 0; m < M; ++m)
+      for (int b = 0; b < B; ++b) {
+        const int64_t at = (block + b) * kLanes;
+        store(out + (position + m) * outputs + at, bias == nullptr ? sum[m][b] : sum[m][b] + load(bias + at));
+      }
+  }
+
+  template <int M = kMost>
+  void run(int64_t begin, int64_t end, int64_t position, int64_t positions) const {
+    if constexpr (M > 1)
+      if (positions < M) return run<M - 1>(begin, end, position, positions);
+    constexpr int kBlocks = M <= 6 ? 4 : 3;
+    for (; begin + kBlocks <= end; begin += kBlocks) tile<M, kBlocks>(begin, position);
+    for (; begin < end; ++begin) tile<M, 1>(begin, position);
+  }
+};
+
+Part part(const Tensor& of, const Tensor& weights) {
+  return {static_cast<const uint32_t*>(of.const_data_ptr()), static_cast<const uint32_t*>(weights.const_data_ptr()),
+          weights.size(1)};
+}
+
+// values [M, in] by packed weights [out / 16, words, 16 words], plus a bias [out], plus inner [M, R] by packed columns of
+// as many outputs; [M, out].
+Tensor whole(const Tensor& values, const Tensor& packed, const std::optional<Tensor>& bias, const Tensor* inner,
+             const Tensor* columns) {
+  const int64_t positions = values.size(0), blocks = packed.size(0), outputs = blocks * kLanes;
+  Tensor out = at::empty({positions, outputs}, values.options());
+  const auto run = [&]<typename T>(T) {
+    const Product<T> of{{part(values, packed), inner ? part(*inner, *columns) : Part{}}, inner ? 2 : 1,
+                        bias ? bias->const_data_ptr<T>() : nullptr, out.mutable_data_ptr<T>(), outputs};
+    const int64_t grain = std::max<int64_t>(1, kBytes / (packed.size(1) * kLanes * 4));
+    const int64_t turns = (positions + kMost - 1) / kMost;
+    at::parallel_for(0, blocks, grain, [&](int64_t begin, int64_t end) {
+      const int64_t stretch = turns == 1 ? end - begin : kStretch;
+      for (; begin < end; begin += stretch)
+        for (int64_t turn = 0; turn < turns; ++turn) {
+          const int64_t first = turn * positions / turns, last = (turn + 1) * positions / turns;
+          of.run(begin, std::min(begin + stretch, end), first, last - first);
+        }
+    });
+  };
+  if (positions > 0) values.scalar_type() == at::kFloat ? run(float()) : run(at::BFloat16());
+  return out;
+}
+
+Tensor product(const Tensor& values, const Tensor& packed, const std::optional<Tensor>& bias) {
+  return whole(values.contiguous(), packed, bias, nullptr, nullptr);
+}
+
+// The same with an adapter's maps: `down` [R / 16, words, 16 words] takes values to inner ones, which `gate` [M, 1], of
+// ones and zeros, keeps or drops, and packed `columns` take them to the outputs.
+Tensor adapted(const Tensor& given, const Tensor& packed, const std::optional<Tensor>& bias, const Tensor& down,
+               const Tensor& columns, const Tensor& gate) {
+  const Tensor values = given.contiguous();
+  Tensor inner = whole(values, down, std::nullopt, nullptr, nullptr);
+  const auto drop = [&]<typename T>(T) {
+    const T* kept = gate.const_data_ptr<T>();
+    T* row = inner.mutable_data_ptr<T>();
+    for (int64_t m = 0; m < inner.size(0); ++m, row += inner.size(1))
+      if (kept[m] == T(0)) std::fill_n(row, inner.size(1), T(0));
+  };
+  inner.scalar_type() == at::kFloat ? drop(float()) : drop(at::BFloat16());
+  return whole(values, packed, bias, &inner, &columns);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(marsbench, library) {
+  library.def("product(Tensor values, Tensor packed, Tensor? bias) -> Tensor");
+  library.def(
+      "adapted(Tensor values, Tensor packed, Tensor? bias, Tensor down, Tensor columns, Tensor gate) -> Tensor");
+}
+
+TORCH_LIBRARY_IMPL(marsbench, CPU, library) {
+  library.impl("product", TORCH_FN(product));
+  library.impl("adapted", TORCH_FN(adapted));
+}

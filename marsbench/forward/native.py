@@ -1,0 +1,115 @@
+"""The operations in C++, built once where there is a compiler: `between.cpp` and `linear.cpp`.
+
+They are never needed: whoever calls them has another way to the same numbers, up to rounding. Building takes some
+twenty seconds; the library is kept beside the models that are fetched.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from marsbench.fetching.models import cache_folder
+
+VARIABLE = "MARSBENCH_NATIVE"  # 0 = operations of torch everywhere
+
+_COMPILERS = ("g++", "clang++", "c++", "cl")
+_SOURCES = [Path(__file__).with_name(name) for name in ("between.cpp", "linear.cpp")]
+_HEADER = Path(__file__).with_name("lanes.h")
+# What a CPU can do, as torch names it -> how a compiler is told. Never more than that: caches are shared by machines.
+_FLAGS = {
+    "AVX512": ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma"],
+    "AVX2": ["-mavx2", "-mfma"],
+}
+BLOCK = 16  # outputs of packed weights that lie beside each other
+
+
+def pack(weight: Tensor) -> Tensor:
+    """A weight [out, in] as `linear.cpp` reads it: [out / 16, words, 16], a word being one float or two bf16."""
+    outputs, inputs = weight.shape
+    each = 4 // weight.element_size()
+    blocks = weight.detach().reshape(outputs // BLOCK, BLOCK, inputs // each, each)
+    return blocks.transpose(1, 2).reshape(outputs // BLOCK, inputs // each, BLOCK * each).contiguous()
+
+
+def can_pack(outputs: int, inputs: int, dtype: torch.dtype) -> bool:
+    """Whether `linear.cpp` takes weights of that size and type."""
+    return dtype in (torch.float32, torch.bfloat16) and outputs % BLOCK == 0 and inputs % 2 == 0
+
+
+def cpp_compiler() -> str | None:
+    """The C++ compiler: what CXX names, else one of the usual ones; None where there is none."""
+    named = os.environ.get("CXX")
+    return next((found for name in ((named,) if named else _COMPILERS) if (found := shutil.which(name))), None)
+
+
+def is_native() -> bool:
+    """Whether the operations are loaded; they are built now if need be."""
+    return os.environ.get(VARIABLE) != "0" and not why_not_native()
+
+
+@cache
+def why_not_native() -> str:
+    """Why they cannot be had here, empty where they are loaded."""
+    chosen = cpp_compiler()
+    if chosen is None:
+        return "there is no C++ compiler"
+    try:
+        _load(_built(chosen))
+    except subprocess.CalledProcessError as error:
+        lines = [line for line in error.stderr.splitlines() if "error" in line]
+        return f"{chosen} does not build them: {lines[0] if lines else error.stderr.strip()[-200:]}"
+    except OSError as error:
+        return f"they cannot be built or loaded: {error}"
+    return ""
+
+
+@cache
+def _load(library: Path) -> None:
+    """Make its operations known, to compilers of graphs too."""
+    torch.ops.load_library(str(library))  # type: ignore[no-untyped-call]
+    empty: dict[str, Callable[..., Tensor]] = {
+        "norm": lambda hidden, *_: torch.empty_like(hidden),
+        "swiglu": lambda gate, _: gate.new_empty(gate.shape),
+        "attention": lambda every, cos, sin, keys, *_: every.new_empty(
+            len(every), every.shape[1] - 2 * keys.shape[2] * keys.shape[3]
+        ),
+        **dict.fromkeys(
+            ("product", "adapted"), lambda values, packed, *_: values.new_empty(len(values), packed.shape[0] * BLOCK)
+        ),
+    }
+    for name, shape in empty.items():
+        torch.library.register_fake(f"marsbench::{name}", shape)
+
+
+def _built(compiler: str) -> Path:
+    """The library, built now where it is not there yet: whole or not at all, whoever else builds it meanwhile."""
+    torch_at = Path(torch.__file__).parent
+    command = [
+        compiler, "-shared", "-fPIC", "-O3", "-std=c++20", "-fno-math-errno", "-fno-trapping-math",
+        *_FLAGS.get(torch.backends.cpu.get_cpu_capability(), []),
+        *(["-mavx512bf16"] if torch.cpu._is_avx512_bf16_supported() else []),
+        *(["-fopenmp"] if sys.platform == "linux" else []),
+        f"-I{torch_at / 'include'}", *map(str, _SOURCES), f"-L{torch_at / 'lib'}", "-ltorch_cpu", "-lc10", "-ltorch",
+        *(["-undefined", "dynamic_lookup"] if sys.platform == "darwin" else []),
+    ]  # fmt: skip
+    made_of = [source.read_text(encoding="utf-8") for source in (*_SOURCES, _HEADER)], torch.__version__, command
+    folder = cache_folder()
+    library = folder / f"native-{hashlib.sha256(repr(made_of).encode()).hexdigest()[:16]}.so"
+    if not library.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as unfinished:
+            made = Path(unfinished) / library.name
+            subprocess.run([*command, "-o", str(made)], check=True, capture_output=True, text=True)
+            made.replace(library)
+    return library
