@@ -80,23 +80,7 @@ def test_a_point_of_the_curve_is_a_training_with_answers() -> None:
     lines = [[text.strip() for text in line.split("|")[1:4]] for line in curve.splitlines() if "`" in line]
     assert [line[:2] for line in lines] == [["`base_gated`", "1,000"], ["`base_gated_4x`", "4,000"]]
     assert [line[2].partition(" ")[0] for line in lines] == ["2.00", "2.50"]
-    assert "Each doubling of an adapter's tokens has added 0.25 on GSM8K tokens/forward." in curve
     assert "An adapter's weights, kept in fp32, take 37 MiB: 10.0 % of the model's." in page
-
-
-@pytest.mark.parametrize(("short", "long", "said"), [(6, 5, "takes 4.0 million on GSM8K."), (5, 6, ""), (5, 4, "")])
-def test_the_price_of_more_is_read_off_the_curve(short: int, long: int, said: str) -> None:
-    """Guards against a price of what is reached already, or of what more training does not lead to.
-
-    Ten tokens of 6 and 5 forwards: 1.67 and 2.00 after four times the tokens, so 0.17 for each doubling.
-    """
-    trained = [
-        TrainingRow(stage, "done", "", "135m", stage, 4, parameters=1, steps=1, tokens=tokens, seconds=1.0, loss=1.0)
-        for stage, tokens in ((GROUPS.stage, 660_000), (LONG_ADAPTER, 2_640_000))
-    ]
-    found = [replace(answers(arm, ["a"]), forwards=[n]) for arm, n in ((GROUPS, short), (LONG_GROUPS, long))]
-    page = STUDY.render([*trained, *found], "135m")
-    assert page.count("If doublings go on like that") == bool(said) and said in page
 
 
 def test_what_is_missing_is_named() -> None:

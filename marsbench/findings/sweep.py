@@ -8,8 +8,6 @@ from functools import cached_property
 from statistics import median
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from marsbench.findings.in_words import bracketed, signed_number
 from marsbench.methods import METHODS
 from marsbench.racing.grid import COMPILED_AR
@@ -188,23 +186,6 @@ def positions_per_forward(row: SweepRow) -> float | None:
 def positions_of_a_row(row: SweepRow) -> float:
     """Mean width of a row's window: positions over the forwards that rows took part in after their prompt's."""
     return row.positions / max(row.all_row_forwards - row.prompts, 1)
-
-
-def first_token_ms(row: SweepRow, percent: float) -> float:
-    """A percentile of the time to first token, over prompts, in milliseconds."""
-    return 1000 * float(np.percentile(row.first_token, percent))
-
-
-def per_token_ms(row: SweepRow, percent: float) -> float:
-    """A percentile of the time per output token after the first, over prompts with two tokens or more, in
-    milliseconds.
-    """
-    times = [
-        (last - first) / (emitted - 1)
-        for first, last, emitted in zip(row.first_token, row.last_token, row.emitted, strict=True)
-        if emitted > 1
-    ]
-    return 1000 * float(np.percentile(times, percent)) if times else 0.0
 
 
 def weights_read_per_second(row: SweepRow) -> float | None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import chain
 
-from marsbench.findings.claims import ABSTRACT, Claim, Finding, Judged
+from marsbench.findings.claims import ABSTRACT, Claim, Judged
 from marsbench.findings.collection import Collection
 from marsbench.findings.in_words import p_value
 from marsbench.findings.published import PUBLISHED_SCALES
@@ -43,20 +42,16 @@ def render(judged: Sequence[Judged], collections: Sequence[Collection]) -> str:
     sections = [
         "# The paper's claims and what was measured",
         _summary(judged, collections),
-        f"{HOW_TO_READ_THE_CLAIMS} {reading(collections[0].scale)}",
+        f"{HOW_TO_READ_THE_CLAIMS} {WHAT_CHECKS_ARE} {reading(collections[0].scale)}",
         *claims_figure.sections(judged, collections),
         _by_section(judged, collections),
         *dict.fromkeys(preset(one.scale).caveat for one in collections),
         *dict.fromkeys(remark for one in collections for remark in remarks(one)),
     ]
-    parts = [
-        paragraphs("## Every claim", _listed(judged, said, collections, checks=False)),
-        paragraphs("## Every check", WHAT_CHECKS_ARE, _listed(judged, said, collections, checks=True)),
-        regime.beside({one.scale: one.rows.get("regime", {}) for one in collections}),
-    ]
+    parts = [regime.beside({one.scale: one.rows.get("regime", {}) for one in collections})]
     for section in dict.fromkeys(one.claim.section for one in judged):
         found = [(number, one) for number, one in numbered if one.claim.section == section]
-        parts.append(paragraphs(f"## {heading(section)}", _details(found, collections)))
+        parts.append(paragraphs(f"## {heading(section)}", _details(found, said, collections)))
     return paragraphs(*sections, folded(*parts)) + "\n"
 
 
@@ -79,47 +74,23 @@ def _summary(judged: Sequence[Judged], collections: Sequence[Collection]) -> str
     return "\n".join(lines)
 
 
-def _listed(
-    judged: Sequence[Judged], said: Mapping[Claim, str], collections: Sequence[Collection], *, checks: bool
-) -> str:
-    """Each claim with its verdict at every scale, and whether that stands after Holm's correction; or each check."""
-    heads = [[one.scale] if checks else [one.scale, "after Holm"] for one in collections]
-    head = ["#", "where", "check" if checks else "claim", *chain(*heads)]
-    lines = []
-    for number, one in enumerate(judged, 1):
-        if one.claim.check == checks:
-            found = [one.findings[collection.scale] for collection in collections]
-            cells = [
-                [worded(one.claim, each)] if checks else [worded(one.claim, each), _standing(each)] for each in found
-            ]
-            lines.append([str(number), _where(one), said[one.claim], *chain(*cells)])
-    return table(head, lines, text=range(1, len(head)))
-
-
-def _standing(finding: Finding) -> str:
-    """What Holm's correction leaves of a verdict; empty where there is none."""
-    if not finding.decided:
-        return ""
-    return "stands" if finding.stands else "does not stand"
-
-
-def _where(judged: Judged) -> str:
-    """The section of the paper that makes a claim, and the abstract where that makes it too."""
-    claim = judged.claim
-    return heading(claim.section) + ("; abstract" if claim.in_abstract and claim.section != ABSTRACT else "")
-
-
-def _details(numbered: Sequence[Numbered], collections: Sequence[Collection]) -> str:
+def _details(numbered: Sequence[Numbered], said: Mapping[Claim, str], collections: Sequence[Collection]) -> str:
     """A line per claim and scale."""
     published = [f"published, {model}" for model in PUBLISHED_SCALES.values()]
-    head = ["#", "scale", "tested", "effect [95 % interval]", "n", "seeds", "verdict", "p", "p after Holm"]
+    head = ["#", "claim", "scale", "tested", "effect [95 % interval]", "n", "seeds", "verdict", "p", "p after Holm"]
     head += ["would decide it", *published, "page"]
     lines = [
-        [str(number), collection.scale, *_detail(one, collection)]
+        [*([str(number), _said(one, said)] if place == 0 else ["", ""]), collection.scale, *_detail(one, collection)]
         for number, one in numbered
-        for collection in collections
+        for place, collection in enumerate(collections)
     ]
-    return table(head, lines, text=(1, 2, 6, 9, 12))
+    return table(head, lines, text=(1, 2, 3, 7, 10, 13))
+
+
+def _said(judged: Judged, said: Mapping[Claim, str]) -> str:
+    """A claim in a sentence, and whether the abstract makes it too."""
+    in_abstract = judged.claim.in_abstract and judged.claim.section != ABSTRACT
+    return f"{said[judged.claim]}{' (in the abstract too)' if in_abstract else ''}"
 
 
 def _detail(judged: Judged, collection: Collection) -> list[str]:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from math import log2
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
 
 from marsbench.fetching.models import described, is_known
 from marsbench.findings.between_lines import emits_more, more_accurate
@@ -37,7 +35,6 @@ from marsbench.rendering.measured import (
     HOW_TO_READ_ACCURACY,
     accuracy_table,
     measured_section,
-    speed,
     speed_cell,
     speed_table,
 )
@@ -51,7 +48,6 @@ from marsbench.studies.real_model.lines import (
     AR_OF_MARS,
     BOTH,
     GROUPS,
-    LONG_ADAPTER,
     LONG_BOTH,
     LONG_GROUPS,
     LONG_MARS,
@@ -93,7 +89,6 @@ HOW_THE_CURVE_IS_READ = (
     "Tokens per forward pass, verified in groups of four, after trainings of several lengths: each is one of its own, "
     "whose rate falls to zero at its end, so a point is what that many tokens give and not a look at a longer one."
 )
-AIM = 2.1  # tokens per forward, that the page says the price of
 HOW_TRAINING_IS_TIMED = (
     "How fast each objective trains on the machine by itself, from the base, each in a process of its own that nothing "
     "runs beside: the median over steps, the slowest and the fastest, and the most memory that the process ever held."
@@ -313,35 +308,7 @@ def _by_tokens_trained(cells: Cells, rows: Sequence[Row]) -> str:
     if not lines:
         return ""
     head = ["", "tokens trained", *columns(PLAN).values()]
-    bought = {
-        title: _by_doubling(tokens, found[ADAPTER][name], found[LONG_ADAPTER][name])
-        for name, title in columns(PLAN).items()
-        if name in found.get(ADAPTER, {}) and name in found.get(LONG_ADAPTER, {})
-    }
-    return paragraphs("## By tokens trained", HOW_THE_CURVE_IS_READ, table(head, lines), " ".join(_in_words(bought)))
-
-
-class _Bought(NamedTuple):
-    """What tokens have bought on a benchmark."""
-
-    gained: float  # tokens per forward with each doubling, on the way from the short training to the long one
-    needed: float | None  # tokens that `AIM` takes if doublings go on like that; None where it is reached, or not so
-
-
-def _by_doubling(tokens: Mapping[str, int], short: EvaluationRow, long: EvaluationRow) -> _Bought:
-    reached = speed(long).value
-    gained = (reached - speed(short).value) / log2(tokens[LONG_ADAPTER] / tokens[ADAPTER])
-    needed = tokens[LONG_ADAPTER] * 2 ** ((AIM - reached) / gained) if gained > 0 and reached < AIM else None
-    return _Bought(gained, needed)
-
-
-def _in_words(bought: Mapping[str, _Bought]) -> Iterator[str]:
-    if bought:
-        gains = [f"{one.gained:.2f} on {title}" for title, one in bought.items()]
-        yield f"Each doubling of an adapter's tokens has added {' and '.join(gains)} tokens/forward."
-    needs = [f"{one.needed / 1e6:.1f} million on {title}" for title, one in bought.items() if one.needed]
-    if needs:
-        yield f"If doublings go on like that, {AIM:g} tokens/forward takes {' and '.join(needs)}."
+    return paragraphs("## By tokens trained", HOW_THE_CURVE_IS_READ, table(head, lines))
 
 
 def _adapter_size(rows: Sequence[Row]) -> str:

@@ -15,7 +15,7 @@ from marsbench.rendering.sections import command, facts_section, seeds_in_words
 from marsbench.rows.kinds import Row, ServingRow
 from marsbench.statistics.decisions import Bound
 from marsbench.statistics.intervals import Estimate
-from marsbench.studies.serving.figures import ACCURACY, GOODPUT, LATENCY, STEP, draw_all
+from marsbench.studies.serving.figures import GOODPUT, STEP, draw_all
 from marsbench.studies.serving.findings import (
     Cells,
     Measure,
@@ -104,7 +104,6 @@ def sections(rows: Sequence[Row], scale: str, seeds: BySeed) -> list[str]:
                 TARGETS.format(first=1000 * row.target_first_token, each=1000 * row.target_per_token),
             ),
             _by_load(cells),
-            _figures(cells),
             _http(cells),
             _steps(cells),
             facts_section(rows, command("serving-load", scale)),
@@ -200,8 +199,7 @@ def _loads(cells: Cells) -> list[float]:
 
 def _verdict(cells: Cells) -> str:
     """What a controller makes of the abstract's claim."""
-    lines = [*_adaptive(cells), *_saturation(cells)]
-    return "\n\n".join(["## The verdict", *filter(None, lines)])
+    return paragraphs("## The verdict", *_adaptive(cells))
 
 
 def _adaptive(cells: Cells) -> list[str]:
@@ -219,36 +217,6 @@ def _adaptive(cells: Cells) -> list[str]:
         if _loads(cells):
             found.append(f"Goodput of `{policy.name}` is {said}.")
     return found
-
-
-def _saturation(cells: Cells) -> list[str]:
-    """What adapting buys over `ar` where `ar` saturates."""
-    said = [
-        f"`{policy.name}` {_said(found)}"
-        for policy in (LOSSLESS, LOSSY)
-        if (found := _ratio(cells, policy.name, AR.name, "steady", 1.0, goodput)) is not None
-    ]
-    if not said:
-        return []
-    return [f"Goodput over that of `ar` at the load where `ar` saturates: {', '.join(said)}.{_most_to_gain(cells)}"]
-
-
-def _most_to_gain(cells: Cells) -> str:
-    """What bounds that: a controller chooses among what the fixed policies do."""
-    found = [
-        (each.value, f"`{policy.name}`, carries {_said(each)} of `ar`'s tokens per second")
-        for policy in FIXED
-        if policy is not AR
-        and (each := _ratio(cells, policy.name, AR.name, "burst", 0.0, tokens_per_second)) is not None
-    ]
-    if not found:
-        return ""
-    value, words = max(found)
-    pays = "" if value > 1 else ": what pays there is `ar` itself, and adapting can do no more than keep up with it"
-    return (
-        f" A controller chooses among what fixed policies do; on a full server, the best of them but for `ar`, {words}"
-        f"{pays}."
-    )
 
 
 # ---- tables
@@ -348,16 +316,6 @@ def _table(cells: Cells, load: float) -> str:
 def _ms(rows: Sequence[ServingRow], measure: Measure, digits: int = 0) -> str:
     found = quantiles(rows, measure)
     return "n/a" if found is None else " / ".join(f"{1000 * one:.{digits}f}" for one in found)
-
-
-def _figures(cells: Cells) -> str:
-    if not _loads(cells):
-        return ""
-    return "\n\n".join([
-        "## Latency and accuracy by load",
-        f"![First token and end to end by load]({LATENCY}.png)",
-        f"![Accuracy of the answers by load]({ACCURACY}.png)",
-    ])  # fmt: skip
 
 
 def _steps(cells: Cells) -> str:

@@ -1,8 +1,7 @@
-"""The figures of the speed page: accuracy against speed, speed-up by batch size, cost by positions."""
+"""The figures of the speed page: accuracy against speed, speed-up by batch size."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,13 +10,9 @@ from marsbench.findings.sweep import (
     SweepCells,
     accuracy_of,
     is_lossless,
-    ms_per_forward,
-    positions_per_forward,
     speed_up,
-    tokens_per_forward_of,
 )
 from marsbench.rendering.figures import COLOURS, MARKERS, by_batch_figure, drawn_alike, error_bars, new_figure, save
-from marsbench.rows.kinds import SweepRow
 from marsbench.statistics.intervals import Estimate
 
 if TYPE_CHECKING:
@@ -26,9 +21,7 @@ if TYPE_CHECKING:
 
 # Beside the page, less the extension.
 PARETO_SPEED = "figures/speedup_accuracy_by_speed"
-PARETO_FORWARDS = "figures/speedup_accuracy_by_tokens"
 BY_BATCH = "figures/speedup_by_batch_size"
-BY_POSITIONS = "figures/speedup_by_positions"
 
 _JOINED = ("mars",)  # methods whose settings a line joins
 _NAMED = (None, 0.95, 0.7, 0.5)  # thresholds that are written beside their points, far enough apart
@@ -38,12 +31,7 @@ def draw(sweep: SweepCells, reports_dir: Path) -> list[Path]:
     """Write all figures, as PNG and SVG; of the eager contenders, whose one baseline is `ar`."""
     sweep = sweep.eager
     with drawn_alike():
-        figures = {
-            PARETO_SPEED: _pareto_by_speed(sweep),
-            PARETO_FORWARDS: _pareto_by_tokens(sweep),
-            BY_POSITIONS: _by_positions(sweep),
-        }
-        written = [path for stem, figure in figures.items() for path in save(figure, reports_dir / stem)]
+        written = save(_pareto_by_speed(sweep), reports_dir / PARETO_SPEED)
     series = {
         name: {size: ratio for size in sweep.batch_sizes if (ratio := _speed(sweep, name, size))}
         for name in _best_of_each_method(sweep)
@@ -69,28 +57,20 @@ def _pareto_by_speed(sweep: SweepCells) -> Figure:
     figure = new_figure(9.5, 3.4 * -(-len(sizes) // columns) + 0.6)
     panels = figure.subplots(-(-len(sizes) // columns), columns, squeeze=False, sharex=True, sharey=True).flatten()
     for axes, size in zip(panels, sizes, strict=False):
-        _scatter(sweep, axes, size, lambda row: found.value if (found := speed_up(row)) else None)
+        _scatter(sweep, axes, size)
         axes.axvline(1.0, color="black", linewidth=0.8, linestyle=":")
         axes.set(title=f"batch size {size}", xlabel="tokens per second, relative to ar", ylabel="accuracy in %")
-    _legend(figure, panels[0])
+    handles, labels = panels[0].get_legend_handles_labels()
+    if handles:
+        figure.legend(handles, labels, loc="outside right upper", frameon=False)
     return figure
 
 
-def _pareto_by_tokens(sweep: SweepCells) -> Figure:
-    figure = new_figure(9.5, 4.4)
-    axes = figure.subplots()
-    if sweep.batch_sizes:
-        _scatter(sweep, axes, sweep.batch_sizes[0], tokens_per_forward_of)
-    axes.set(xlabel="tokens per forward", ylabel="accuracy in % (bars: 95 % interval)")
-    _legend(figure, axes)
-    return figure
-
-
-def _scatter(sweep: SweepCells, axes: Axes, batch_size: int, across: Callable[[SweepRow], float | None]) -> None:
+def _scatter(sweep: SweepCells, axes: Axes, batch_size: int) -> None:
     """Accuracy of every contender at a batch size, with its interval."""
     for method, (colour, marker) in _methods(sweep).items():
         rows = sweep.at(batch_size, lambda row, method=method: row.method == method)  # type: ignore[misc]
-        points = [(value, accuracy_of(row), row) for row in rows if (value := across(row)) is not None]
+        points = [(found.value, accuracy_of(row), row) for row in rows if (found := speed_up(row))]
         if not points:
             continue
         axes.errorbar(
@@ -115,12 +95,6 @@ def _scatter(sweep: SweepCells, axes: Axes, batch_size: int, across: Callable[[S
     axes.grid(color="0.9", linewidth=0.6)
 
 
-def _legend(figure: Figure, axes: Axes) -> None:
-    handles, labels = axes.get_legend_handles_labels()
-    if handles:
-        figure.legend(handles, labels, loc="outside right upper", frameon=False)
-
-
 def _best_of_each_method(sweep: SweepCells) -> list[str]:
     """Of each method but `ar`, the contender that is fastest at the smallest batch size and loses little accuracy.
 
@@ -133,35 +107,3 @@ def _best_of_each_method(sweep: SweepCells) -> list[str]:
         if ratio is not None and row.method != "ar" and loses_little:
             best[row.method] = max(best.get(row.method, (0.0, "")), (ratio.value, row.contender))
     return [name for _, name in best.values()]
-
-
-def _by_positions(sweep: SweepCells) -> Figure:
-    """Every cell's ms per forward, over the law measured apart from them."""
-    figure = new_figure(8.5, 4.4)
-    axes = figure.subplots()
-    if sweep.law is not None:
-        axes.plot(
-            sweep.law.positions, [1000 * seconds for seconds in sweep.law.seconds], color="0.5", linewidth=1.5,
-            label="one step, timed by itself",
-        )  # fmt: skip
-    for method, (colour, marker) in _methods(sweep).items():
-        rows = [row for row in sweep.done.values() if row.method == method]
-        points = _points(rows)
-        if points:
-            axes.plot(
-                [positions for positions, _ in points], [ms for _, ms in points], marker, color=colour, markersize=4,
-                label=method,
-            )  # fmt: skip
-    axes.set(xlabel="positions per forward, all rows together", ylabel="ms per forward, its drafts' included")
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter("{x:g}")
-    axes.grid(color="0.9", linewidth=0.6)
-    _legend(figure, axes)
-    return figure
-
-
-def _points(rows: Sequence[SweepRow]) -> list[tuple[float, float]]:
-    found = [(positions_per_forward(row), ms_per_forward(row)) for row in rows]
-    return [(positions, ms) for positions, ms in found if positions is not None and ms is not None]

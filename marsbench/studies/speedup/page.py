@@ -18,14 +18,10 @@ from marsbench.findings.sweep import (
     baseline_of,
     best_mars_at,
     best_verified_at,
-    first_token_ms,
     in_words,
     is_adapted,
     is_lossless,
-    ms_per_forward,
     over,
-    per_token_ms,
-    positions_per_forward,
     printed_points,
     printed_ratio,
     printed_speed_up,
@@ -33,15 +29,13 @@ from marsbench.findings.sweep import (
     speed_up,
     steps_in_words,
     tokens_per_forward_of,
-    tokens_per_second,
-    weights_read_per_second,
 )
 from marsbench.presets import preset
 from marsbench.racing.grid import COMPILED_AR
 from marsbench.rendering.claims import answers
 from marsbench.rendering.markdown import folded, paragraphs, table
 from marsbench.rendering.sections import command, facts_section, racing, seeds_in_words
-from marsbench.rows.kinds import Memory, Row, SweepRow
+from marsbench.rows.kinds import Row, SweepRow
 from marsbench.studies.speedup import figures
 from marsbench.studies.speedup.claims import speed_claims
 from marsbench.studies.speedup.law import knee_section, law_section
@@ -54,14 +48,6 @@ WHAT_DIFFERS = (
     "Other pages race other prompts and checkpoints, so their ratios differ; the page of compiled steps says what is "
     "left of them where `ar` is compiled too."
 )
-HOW_TO_READ_LATENCY = (
-    "First token: from the start of a batch to the moment the host has the prompt's first token. Per token: the time "
-    "from there to the last token over the tokens after the first. Percentiles are over prompts. ms/forward is a lap's "
-    "time over the model's forward passes, prompts' passes and all that a method does between them included. Memory is "
-    "what must be held: weights, of heads and draft models too, and the KV caches at their largest. Weight traffic is "
-    "the bytes of the model's weights times its forwards per second, in % of the speed at which this machine {moves} "
-    "memory{counted}; models that fit into a processor's cache can exceed 100."
-)
 
 
 def sections(rows: Sequence[Row], scale: str, seeds: BySeed) -> list[str]:
@@ -70,7 +56,7 @@ def sections(rows: Sequence[Row], scale: str, seeds: BySeed) -> list[str]:
     return [
         f"# Speed at scale {scale}: how fast, at what accuracy, against what",
         _answers(seeds, sweep.batch_sizes),
-        f"![{_PICTURES[figures.BY_BATCH]}]({figures.BY_BATCH}.png)",
+        f"![{_BY_BATCH}]({figures.BY_BATCH}.png)",
         _answer(sweep),
         f"{steps_in_words(sweep)} {decoded_by_the_sweep([rows])} {WHAT_DIFFERS.format(loss=ALLOWED_LOSS)} "
         f"{racing(scale)} {seeds_in_words(seeds)} {_caveat(scale)}",
@@ -78,8 +64,7 @@ def sections(rows: Sequence[Row], scale: str, seeds: BySeed) -> list[str]:
         company_remark([*sweep.rows, *([sweep.step_times] if sweep.step_times else [])]),
         folded(
             _all(sweep),
-            _pictures(),
-            _latency(sweep),
+            _accuracy_by_speed(),
             table5(sweep),
             table6(sweep),
             law_section(sweep.eager),
@@ -220,54 +205,15 @@ def _reasons(sweep: SweepCells) -> str:
     )
 
 
-_PICTURES = {
-    figures.PARETO_SPEED: "Accuracy against tokens per second, relative to ar, by batch size",
-    figures.PARETO_FORWARDS: "Accuracy against tokens per forward",
-    figures.BY_BATCH: "Speed-up over ar by batch size: of each method the setting that is fastest at the smallest one "
-    f"and loses at most {ALLOWED_LOSS:g} point",
-    figures.BY_POSITIONS: "Milliseconds per forward by positions per forward",
-}
+_BY_BATCH = (
+    "Speed-up over ar by batch size: of each method the setting that is fastest at the smallest one and loses at most "
+    f"{ALLOWED_LOSS:g} point"
+)
 
 
-def _pictures() -> str:
-    shown = {name: text for name, text in _PICTURES.items() if name != figures.BY_BATCH}
-    return paragraphs("## More figures", *[f"{text}.\n\n![{text}]({name}.png)" for name, text in shown.items()])
-
-
-def _latency(sweep: SweepCells) -> str:
-    memory = sweep.step_times.memory if sweep.step_times else None
-    head = [
-        "", "tokens/s", "ms/forward", "positions/forward", "first token, ms, p50", "p99", "per token, ms, p50", "p99",
-        "memory, MiB",
-        f"weight traffic, % of {memory.by if memory else 'copying'}",
-    ]  # fmt: skip
-    read = memory is not None and memory.by == "reading"
-    how = {"moves": "reads", "counted": ""} if read else {"moves": "copies", "counted": " (bytes read and written)"}
-    parts = ["## Latency, work and memory", HOW_TO_READ_LATENCY.format(**how)]
-    for size in sweep.batch_sizes:
-        lines = [_latency_line(row, memory) for row in sweep.at(size)]
-        parts += [f"### Batch size {size}", table(head, lines)]
-    return paragraphs(*parts)
-
-
-def _latency_line(row: SweepRow, memory: Memory | None) -> list[str]:
-    def number(value: float | None, digits: int) -> str:
-        return "n/a" if value is None else f"{value:,.{digits}f}"
-
-    traffic = weights_read_per_second(row)
-    held = (row.peak_bytes or row.weight_bytes + row.cache_bytes) / 2**20
-    return [
-        row.contender,
-        number(tokens_per_second(row), 0),
-        number(ms_per_forward(row), 2),
-        number(positions_per_forward(row), 1),
-        number(first_token_ms(row, 50), 1),
-        number(first_token_ms(row, 99), 1),
-        number(per_token_ms(row, 50), 2),
-        number(per_token_ms(row, 99), 2),
-        number(held if row.forwards or row.peak_bytes else None, 1),
-        number(100 * traffic / memory.per_second if traffic and memory else None, 0),
-    ]
+def _accuracy_by_speed() -> str:
+    text = "Accuracy against tokens per second, relative to ar, by batch size"
+    return paragraphs("## Accuracy by speed", f"{text}.\n\n![{text}]({figures.PARETO_SPEED}.png)")
 
 
 def _checks(sweep: SweepCells) -> str:
