@@ -32,6 +32,7 @@ from marsbench.errors import UserError
 from marsbench.forward.adapter import Adapted
 from marsbench.forward.decoder import LeanDecoder, ModuleDecoder, decoder_of
 from marsbench.methods import METHODS, Options, build_method
+from marsbench.methods.mars_verified import _likeliest
 from marsbench.methods.medusa import tree_paths
 from marsbench.training.medusa import MedusaHeads
 
@@ -177,8 +178,9 @@ OPTIONS = st.fixed_dictionaries(
         "draft_threshold": st.sampled_from([0.0, 0.3]),
         "tree_width": st.integers(1, 4),
         "metric": st.sampled_from(["probability", "margin"]),
+        "groups": st.sampled_from([None, 1, 2]),
     }
-)
+).map(lambda chosen: chosen if chosen["layout"] == "groups" else chosen | {"groups": None})
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -320,6 +322,32 @@ def test_a_forward_of_few_entries_reads_the_lm_head_once(
         batch.step()
     handle.remove()
     assert len(calls) == 3 * readings
+
+
+def test_the_groups_that_stand_are_where_drafts_likeliest_end() -> None:
+    """Guards against groups behind drafts that nobody doubts, and a chance that forgets the drafts before."""
+    sure = torch.tensor([[0.9, 0.5, 0.9], [0.1, 0.9, 0.9], [0.99, 0.99, 0.99], [0.5, 0.2, 0.9]])
+    # Ends behind drafts 0 to 3: .1 .45 .045 .405; .9 .01 .009 .081; .01 .0099 .0098 .97; one draft: .5 .5 0 0.
+    bits = _likeliest(sure, torch.tensor([3, 3, 3, 1]), 2)
+    assert bits.tolist() == [0b1010, 0b1001, 0b1001, 0b0011]
+    assert _likeliest(sure, torch.tensor([3, 3, 3, 3]), 9).tolist() == [0b1111] * 4
+
+
+@pytest.mark.parametrize("batch_size", [1, 8])
+def test_fewer_groups_cost_fewer_positions(
+    batch_size: int, golden: dict[str, Any], golden_models: dict[str, PreTrainedModel]
+) -> None:
+    """Guards against groups that are left out and computed all the same, or left out where the drafts end."""
+    model, found = golden_models["mars"], {}
+    for groups in (None, 4, 2, 1):
+        meter = Meter()
+        answers = run(model, "mars-verified", golden["prompts"][:8], batch_size=batch_size, meter=meter, groups=groups)
+        assert [one.tokens for one in answers] == [one.tokens for one in run(model, "ar", golden["prompts"][:8])]
+        found[groups] = sum(one.forwards for one in answers), meter.positions
+    assert found[None] == found[4]
+    assert found[4][0] < found[2][0] < found[1][0], "forwards"
+    each = [positions / forwards for forwards, positions in found.values()]
+    assert each[1] > each[2] > each[3]
 
 
 @pytest.mark.parametrize("batch_size", [1, 8])  # one row reads all logits at once, eight do not

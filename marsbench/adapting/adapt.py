@@ -48,6 +48,10 @@ CONTENDERS = (
         for window in (3, DEFAULT_BLOCK_SIZE)
     ],
     Contender(
+        "masks, two groups, W = 4", "", "mars-verified",
+        {"layout": "groups", "block_size": DEFAULT_BLOCK_SIZE, "groups": 2},
+    ),
+    Contender(
         "masks, linear, W = 4, and prompt lookup", "", "mars-lookup",
         {"layout": "linear", "block_size": DEFAULT_BLOCK_SIZE, "draft_length": 4},
     ),

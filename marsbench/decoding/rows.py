@@ -66,6 +66,7 @@ class Rows:
     cut: Tensor  # fp32 [N, 3], top_k, top_p and min_p of what may be sampled
     drafts: Tensor  # [N, D], guesses at the tokens after the committed ones, for methods that verify guesses
     drafted: Tensor  # [N], how many of them there are
+    groups: Tensor  # [N], bit j: whether masks stand behind draft j, where a method leaves some of them out
     draft_cached: Tensor  # [N], `cached` of the draft model
     window: Tensor  # [N], tokens that a forward settles at most, where a method lets rows differ
     verified: Tensor  # bool [N], whether guesses are checked before they count, likewise

@@ -77,18 +77,21 @@ def tree_window(rows: Rows, depth: Tensor, ancestors: Tensor) -> Window:
     return line._replace(visible=visible)
 
 
-def grouped_window(rows: Rows, group: int, mask_id: int) -> Window:
+def grouped_window(rows: Rows, group: int, mask_id: int, stands: Tensor | None = None) -> Window:
     """`linear_window` of the drafts, and behind it a group of `group` masks for every place where they may end.
 
     Group j, from 0 to the number of the row's drafts, sees the prefix, the first j drafts and itself, causally; its
     positions go on from draft j as if the masks stood there. Nothing else sees it. Its entries are `group_entries`.
+    Where `stands` [N, D + 1] is False, fillers stand in place of the group.
     """
     line = linear_window(rows)
     of_group, in_group, visible = _groups(rows.extent.pending, rows.extent.drafted, group, rows.length.device)
     masks = line.input_ids.new_full((len(rows), len(of_group)), mask_id)
     real = line.real
-    if real is not None:
-        real = torch.cat([real, of_group <= rows.drafted.unsqueeze(1)], dim=1)
+    if real is not None or stands is not None:
+        ours = of_group <= rows.drafted.unsqueeze(1)
+        line_real = torch.ones_like(line.input_ids, dtype=torch.bool) if real is None else real
+        real = torch.cat([line_real, ours if stands is None else ours & stands[:, of_group]], dim=1)
     return Window(
         torch.cat([line.input_ids, masks], dim=1),
         torch.cat([line.position, rows.length.unsqueeze(1) + (of_group + in_group)], dim=1),

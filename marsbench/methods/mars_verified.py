@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from marsbench.decoding.acceptance import bar, confidence, passing_run
@@ -43,6 +44,8 @@ class MarsVerified:
 
     - `groups`: the last token, n drafts, and W - 1 masks after each of them: (n + 1) W. Wherever the drafts turn out
       to be wrong, a group of masks stands there that has seen only right ones.
+      Of these groups the `groups` likeliest stand there, by the drafts' confidences; where the drafts end elsewhere,
+      the next forward goes without drafts.
     - `linear`: the last token, n drafts, and W - 1 masks after the last draft: n + W. Where a draft is wrong, the
       masks have seen it, so the next forward goes without drafts: it pays to prune them by a threshold.
     """
@@ -54,6 +57,7 @@ class MarsVerified:
     window: int = 4
     metric: Metric = "probability"
     layout: Layout = "groups"
+    groups: int | None = None
     head_top: int = 64
 
     def bar(self, threshold: float | None) -> float:
@@ -70,13 +74,15 @@ class MarsVerified:
         """Drafts and masks in the chosen layout."""
         masks = self.window - 1
         if self.layout == "groups":
-            return grouped_window(rows, masks, self.mask_id)
+            return grouped_window(rows, masks, self.mask_id, None if self.groups is None else _stands(rows))
         return linear_window(rows, masks=masks, mask_id=self.mask_id)
 
     def accept(self, rows: Rows, window: Window, answer: Answer) -> Accepted:
         """The right drafts and the token after them; the next drafts are noted in `rows`."""
-        accepted, rows.drafts, _, room = self.read(rows, answer)
+        accepted, rows.drafts, logits, room = self.read(rows, answer)
         rows.drafted = room.clamp(max=self.window - 1)
+        if self.layout == "groups" and self.groups is not None:
+            rows.groups = _likeliest(confidence(logits, "probability"), rows.drafted, self.groups)
         return accepted
 
     def read(self, rows: Rows, answer: Answer) -> Reading:
@@ -100,7 +106,10 @@ class MarsVerified:
             entries = group_entries(rows, masks, accepted.advance - 1)
             logits = answer.logits(entries)
         drafts = read_masks(rows, answer, entries, logits, accepted, self.head_top)
-        return Reading(accepted, drafts, logits, room_for_drafts(rows, accepted))
+        room = room_for_drafts(rows, accepted)
+        if self.groups is not None:
+            room = room * (rows.groups >> (accepted.advance - 1) & 1)
+        return Reading(accepted, drafts, logits, room)
 
     def _read_line(self, rows: Rows, answer: Answer) -> Reading:
         """The drafts' and the masks' logits in one go; a row that had a wrong draft goes without drafts next."""
@@ -115,6 +124,26 @@ class MarsVerified:
             drafts, logits = ids.gather(1, masks), _at(logits, masks)
         room = room_for_drafts(rows, accepted)
         return Reading(accepted, drafts, logits, room.masked_fill(accepted.advance <= rows.drafted, 0))
+
+
+def _stands(rows: Rows) -> Tensor:
+    """Which groups of masks stand in the rows' next windows, bool [N, D + 1]."""
+    place = torch.arange(rows.extent.drafted + 1, device=rows.groups.device)
+    return (rows.groups.unsqueeze(1) >> place & 1).bool()
+
+
+def _likeliest(sure: Tensor, drafted: Tensor, most: int) -> Tensor:
+    """The groups of masks, at most so many, that stand where the drafts likeliest end: bits, [N].
+
+    Args:
+        sure: fp32 [N, D], how likely each draft is right if those before it are.
+        drafted: integer [N], how many of them there are; all may be right.
+    """
+    is_draft = torch.arange(sure.shape[1], device=sure.device) < drafted.unsqueeze(1)
+    right = F.pad(sure * is_draft, (0, 1))
+    ends = F.pad(right.cumprod(1)[:, :-1], (1, 0), value=1.0) * (1 - right)
+    chosen = ends.topk(min(most, ends.shape[1])).indices
+    return (1 << chosen).sum(1)
 
 
 def _at(logits: Tensor, entries: Tensor) -> Tensor:

@@ -49,6 +49,14 @@ class Options:
         ),
     ] = "probability"
     layout: Annotated[Layout, Option("Where masks stand: groups (more tokens) or linear (cheaper).")] = "groups"
+    groups: Annotated[
+        int | None,
+        Option(
+            "K: groups of masks in a forward at most, behind the drafts that most likely come last; a forward whose "
+            "drafts end elsewhere drafts nothing [default: all].",
+            least=1,
+        ),
+    ] = None
     head_top: Annotated[
         int, Option("Likeliest tokens of each mask that the draft head of an adapter chooses from.", least=2)
     ] = 64
@@ -127,7 +135,7 @@ METHODS: dict[str, MethodInfo] = {
         "mars_verified:MarsVerified",
         "masks draft, the model's own AR logits verify, in one forward",
         "`ar`",
-        ("block_size", "metric", "layout", "head_top"),
+        ("block_size", "metric", "layout", "groups", "head_top"),
         needs=("masks",),
         takes_threshold=True,
         lossless=True,
@@ -214,6 +222,8 @@ def check_options(name: str, options: Options) -> None:
             _check_value(option, known, value)
     if options.mask_id is not None:
         _check_value("mask_id", Option("", least=0, kind=int), options.mask_id)
+    if options.groups is not None and options.layout == "linear":
+        raise UserError("layout linear has one group of masks", fix="leave --groups out, or choose --layout groups")
     needed, appended = options.block_size - 1, options.appended_masks
     if appended is not None and appended < needed:
         raise UserError(
