@@ -26,12 +26,7 @@ def write_atomically(path: Path, content: bytes) -> Path:
 
 
 def check_can_be_written(file: Path, option: str) -> None:
-    """Refuse a file that `write_atomically` could not write, before hours of work for it; leaves nothing behind.
-
-    Args:
-        file: where something is to go; its folder need not exist.
-        option: the option that named it, for the mend.
-    """
+    """Refuse a file that `write_atomically` could not write, before hours of work for it; leaves nothing behind."""
     try:
         unfit = _unfit(file)
     except OSError as error:

@@ -24,11 +24,8 @@ class Log(Generic[_Record]):
     def __init__(self, file: Path, parse: Callable[[dict[str, Any]], _Record], *, what: str, mend: str) -> None:
         """Nothing is read yet, and the file need not exist.
 
-        Args:
-            file: where the lines are.
-            parse: what a line's object stands for; raises ValueError, TypeError or KeyError for one that is none.
-            what: a line is, for errors: "a row".
-            mend: what to do about a line that is none.
+        `parse` raises ValueError, TypeError or KeyError for an object that is none; `what` a line is and how to `mend`
+        one are for errors.
         """
         self.file, self._parse, self._what, self._mend = file, parse, what, mend
         self._inode, self._bytes, self._records = -1, 0, list[_Record]()
@@ -101,10 +98,7 @@ def _end_of_whole_lines(stream: BinaryIO) -> int:
 def read_objects(file: Path, columns: Sequence[str], *, unique: str | None = None) -> list[dict[str, Any]]:
     """The objects of a file, one a line.
 
-    Args:
-        file: what to read.
-        columns: what every object must have.
-        unique: a column in which no two objects may agree.
+    Every object must have the `columns`, and no two agree in the column `unique`.
 
     Raises:
         UserError: no such file, nothing in it, or a line that is no such object; with file and line.

@@ -26,12 +26,8 @@ def locked(file: Path, *, patience_s: float = math.inf, say: Callable[[str], Non
     """Hold a lock for the time of a `with` block; gives whether somebody else held it first.
 
     The system frees the locks of whoever dies. Where a file system has no such locks, a file that exists stands for
-    one, and it stays there if its holder's machine is lost: nobody waits longer than an hour for it.
-
-    Args:
-        file: of the lock; its folder is made.
-        patience_s: how long to wait.
-        say: is told whom we wait for, once.
+    one, and it stays there if its holder's machine is lost: nobody waits longer than an hour for it. `say` is told whom
+    we wait for, once.
 
     Raises:
         LockedError: somebody still holds it; says who.

@@ -84,11 +84,7 @@ def token_texts(tokens: list[int], tokenizer: PreTrainedTokenizerBase) -> list[s
 def merged(title: str, texts: Sequence[str], settled_by: Sequence[int], forwards: int) -> Shown:
     """Tokens as text with those of one forward together.
 
-    Args:
-        title: what generated them.
-        texts: of the tokens before EOS.
-        settled_by: for each token, an emitted EOS among them, which forward settled it, from 1.
-        forwards: forward passes altogether.
+    `settled_by` says for each token, an emitted EOS among them, which forward settled it, from 1.
     """
     parts = zip(settled_by, texts, strict=False)  # an EOS has no text
     pieces = [(forward, "".join(part for _, part in group)) for forward, group in groupby(parts, lambda part: part[0])]

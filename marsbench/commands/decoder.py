@@ -142,11 +142,7 @@ def decodes(
 ) -> Callable[[Command], Command]:
     """Give a command the options of `Decoding` and of all methods, but for those that it has of its own.
 
-    Args:
-        method: the default.
-        which: what is said of --method in place of the usual.
-        window: what `Options.block_size` is called. Where --block-size is B of the checkpoint's training, it is
-            another option, and B where it was not typed.
+    `window` is what `Options.block_size` is called; beside B of a training it is another option, and B where not typed.
     """
 
     def decorated(command: Command) -> Command:
@@ -199,13 +195,7 @@ def check_decoding(
 ) -> None:  # fmt: skip
     """Refuse a way to decode that could not work, before any checkpoint is trained or loaded for it.
 
-    Args:
-        method: how to decode.
-        threshold: confidence to accept a token.
-        draft: the draft model's checkpoint.
-        stage: of the scale's own checkpoint; None where another one decodes, which is looked at when it is loaded.
-        untrained_masks: whether masks may be used that training never showed.
-        options: of the method.
+    `stage` is of the scale's own checkpoint; None where another one decodes, which is looked at when it is loaded.
     """
     from marsbench.training.stages import BLOCKWISE
     from marsbench.training.stages import stage as stage_of

@@ -189,9 +189,7 @@ def scale_of(name: str, checkpoint: list[str] | None, *, train_all: bool) -> Pre
 def check_cluster(cluster: str | None, **given: object) -> None:
     """Refuse, before anything heavy, a cluster that could not be used, and options that it would leave unheard.
 
-    Args:
-        cluster: its address, None where there is none.
-        given: what goes with no cluster, by its option; None or False where it was not given.
+    `given` is what goes with no cluster, by its option; None or False where it was not given.
     """
     if cluster is None:
         return

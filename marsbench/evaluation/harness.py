@@ -282,13 +282,7 @@ def without_beginning(prompt_ids: Sequence[int], room: int) -> tuple[list[int], 
 
 
 def cut_in_words(benchmark: str, cuts: Sequence[int], room: int) -> str:
-    """One line on the prompts that lost their beginnings; empty where none did.
-
-    Args:
-        benchmark: what was asked.
-        cuts: of every prompt, the tokens that were left out (`LoggedAnswer.prompt_cut`).
-        room: the tokens that the context left for each (`EngineModel.room`).
-    """
+    """One line on the prompts that lost their beginnings; empty where none did."""
     lost = sum(cut > 0 for cut in cuts)
     if not lost:
         return ""

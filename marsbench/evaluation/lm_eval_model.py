@@ -56,22 +56,9 @@ class MarsbenchLM(LM):  # type: ignore[misc]
     ) -> None:
         """Load a checkpoint.
 
-        Args:
-            pretrained: checkpoint folder or hub name.
-            method: one of `marsbench list methods`.
-            threshold: confidence to accept (or draft) a token; None = one token per forward.
-            accept: `one`, to say so.
-            adapter: folder of a gated adapter that is to act on the checkpoint.
-            draft: the draft model's checkpoint.
-            untrained_masks: use masks even if the checkpoint never saw any.
-            dtype: of the weights.
-            batch_size: rows decoded at once; `auto` is 16.
-            max_batch_size: lm-eval's bound on `auto`.
-            prefill_positions: prompt tokens in one forward, at most; fewer take less memory.
-            compiled: run each step as one compiled graph; the same tokens, sooner where there are many.
-            device: where to run, as lm-eval says; it says cuda unless told otherwise, so without CUDA, or with several
-                processes, each takes its own.
-            options: fields of `marsbench.methods.Options`, such as block_size or draft_length.
+        `batch_size` is of rows (`auto` is 16), `prefill_positions` of prompt tokens in one forward, at most. lm-eval
+        says `device` cuda unless told otherwise, so without CUDA, or with several processes, each takes its own.
+        `options` are fields of `marsbench.methods.Options`.
 
         Raises:
             UserError: an option that there is not or that is out of range, before anything is loaded, or a checkpoint

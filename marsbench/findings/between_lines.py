@@ -103,11 +103,7 @@ def gains_more(plan: TablePlan, first: tuple[str, str], second: tuple[str, str],
 def lies_above(plan: TablePlan, curves: Mapping[str, Sequence[str]], *, margin: float = 0.0, **said: Any) -> Claim:
     """One curve of accuracy against tokens per forward pass lies above another, or at most `margin` points below.
 
-    Args:
-        plan: whose lines they are made of.
-        curves: the two, each by its words in print: its lines, one for each threshold.
-        margin: points of accuracy.
-        said: further fields of the claim.
+    `curves` holds the two, each by its words in print: its lines, one for each threshold. `margin` is in points.
     """
     (one, first), (other, second) = curves.items()
 

@@ -35,14 +35,8 @@ def run_checks(
 ) -> list[CheckRow]:
     """The rows of some checks, of all where none is named.
 
-    A check that fails does not keep the others from running, and what is measured is kept at once.
-
-    Args:
-        device: where they run.
-        names: of checks.
-        quick: whether each does less.
-        output: the folder that holds results/ and reports/; None = nothing is written.
-        console: where each verdict is said.
+    A check that fails does not keep the others from running, and what is measured is kept at once. `output` is the
+    folder that holds results/ and reports/; None = nothing is written.
     """
     for name in names:
         if name not in CHECKS:

@@ -51,10 +51,7 @@ def readme_of(root: Path, judged: Sequence[Judged], collections: Sequence[Collec
 def front_door(judged: Sequence[Judged], collections: Sequence[Collection], whole: Collection) -> str:
     """The answers to what a reader asks first: a pure function of rows.
 
-    Args:
-        judged: all claims.
-        collections: of all scales that are shown.
-        whole: of the scale whose speeds are told.
+    `whole` is of the scale whose speeds are told.
     """
     found = {(one.claim.page, one.claim.name): one for one in judged}
     told = next(one for one in reversed(collections) if preset(one.scale).world and "table2" in one.rows)

@@ -23,14 +23,8 @@ def write_page(
 ) -> list[Path]:
     """Render a study's page and its figures into a folder, and return the paths, the page first.
 
-    Every file is replaced in one step. Rows of other scales are left out.
-
-    Args:
-        study: whose page it is.
-        rows: that its tables and figures show.
-        scale: of the rows.
-        reports_dir: the folder.
-        seeds: the rows that its verdicts are of, these among them; None = these alone.
+    Every file is replaced in one step. Rows of other scales are left out. `seeds` are the rows that verdicts are of,
+    these among them; None = these alone.
     """
     page = study.render(rows, scale, seeds).encode()
     figures = study.draw(rows, scale, reports_dir)

@@ -27,12 +27,7 @@ def work_tables(
 ) -> list[Table | str]:
     """The work from nothing, what waits for what, and how long so many devices take.
 
-    Args:
-        studies: whose pages are made.
-        scale: of the models.
-        gpus: how many GPUs each training gets.
-        overhead: seconds that every task costs beside its work.
-        price: of an hour of one device; None = costs are not told.
+    `overhead` is in seconds of every task beside its work, `price` of an hour of one device.
     """
     devices = _WORKERS[scale.pretrained is not None]
 
@@ -80,10 +75,7 @@ def _hours_of(tasks: Sequence[RunTask]) -> str:
 def makespan(tasks: Sequence[Task], workers: int, overhead: float) -> float:
     """Seconds from the start of the first task to the end of the last, if an executor carries them out.
 
-    Args:
-        tasks: what is to be done.
-        workers: devices, on nodes of up to eight.
-        overhead: seconds that each task takes beside its own.
+    `overhead` is in seconds of every task beside its own; devices stand on nodes of up to eight.
     """
     order = Order(tasks)
     size = min(workers, _GPUS_OF_A_NODE)

@@ -28,12 +28,7 @@ def reproduce_page(
 ) -> Path | None:
     """Measure what a page lacks and write it, with its rows; None where only a part of the questions was answered.
 
-    Args:
-        name: a study's key, or that of something which stands on a study's page.
-        run: where and how.
-        quick: with the quick grid, where the study races one.
-        executor: who trains, answers, races and scores; None = this process, one after the other.
-        gpus: how many GPUs an executor gives each training.
+    Without an executor this process does everything; one gives each training so many GPUs.
 
     Raises:
         UserError: if there is no page of that name.

@@ -69,15 +69,8 @@ def tasks_of(
 ) -> list[RunTask]:  # fmt: skip
     """All that some studies lack, each task behind those that it comes after.
 
-    Args:
-        wanted: the studies.
-        scale: of the run.
-        known: what is there already.
-        settings: of the run, for its processes; None where it is only planned.
-        workers: among how many the answers are shared out.
-        quick: whether a study that races a grid races its quick one.
-        gpus: how many GPUs each training of a real model gets.
-        shard: (i, n) = the ith of n parts of all questions and contenders; only the whole is scored.
+    `settings` are the run's, for its processes; None where it is only planned. Of the nth of so many shards of
+    questions and contenders nothing is scored.
     """
     given = settings or {}
     stages = [one for study in wanted for one in study.trains(scale, quick)]
@@ -156,12 +149,7 @@ def carry_out(
 ) -> dict[str, list[Row] | UserError]:
     """Do all that some studies lack, and write its rows as they come.
 
-    Args:
-        wanted: the studies.
-        run: whose rows they are.
-        executor: who does it; None = nobody, each page is to be measured when it is written.
-        quick: whether a study that races a grid races its quick one.
-        gpus: how many GPUs each training gets.
+    Without an executor nobody does: each page is measured when it is written.
 
     Returns:
         Key of each study -> all rows of its page, or why there are none; without those that refuse at once, and will

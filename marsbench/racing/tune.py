@@ -91,14 +91,8 @@ def tune(
 ) -> Advice:
     """Recommend a setting.
 
-    Args:
-        run: which benchmarks are asked, and who is told of the progress; it keeps no row.
-        loaded: a MARS checkpoint.
-        block_size: B of its training.
-        batch_size: the batch size to be fast at.
-        prompts: how many, from all benchmarks alike, accuracy and acceptance are measured on.
-        max_points_lost: points of accuracy that may be lost against `ar`.
-        positions: how large the forward passes are that are timed, at most.
+    `max_points_lost` is of accuracy against `ar`; `positions` is how large the forward passes are that are timed, at
+    most. The run keeps no row.
     """
     grid = Grid(candidates(block_size), (batch_size,), prompts, _LAPS, timeout_s=float("inf"), positions=positions)
     course, reporter = Course(run, grid, lambda *_: loaded), run.reporter

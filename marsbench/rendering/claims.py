@@ -118,12 +118,7 @@ def outcome(verdict: Verdict) -> str:
 
 
 def in_need(needed: Needed | None, counts: str = "questions") -> str:
-    """What would decide an open claim, as in "9 seeds or 31,000 questions"; empty where it is decided.
-
-    Args:
-        needed: what the measured scatter says.
-        counts: what its interval is drawn from.
-    """
+    """What would decide an open claim, as in "9 seeds or 31,000 questions"; empty where it is decided."""
     if needed is None:
         return ""
     if needed.at_bound:

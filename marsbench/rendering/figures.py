@@ -65,11 +65,7 @@ def new_figure(width: float, height: float) -> Figure:
 def figure_of(quantity: Quantity, cells: Cells, plan: TablePlan, path_stem: Path) -> list[Path]:
     """Draw a quantity per benchmark and arm, and the mean over benchmarks, with 95 % intervals.
 
-    Args:
-        quantity: `ACCURACY` or `SPEED`.
-        cells: of one scale; arms and benchmarks without a `done` row are left blank.
-        plan: whose arms and benchmarks to draw.
-        path_stem: the files to write, less `.png` and `.svg`.
+    Arms and benchmarks without a `done` row are left blank. `path_stem` lacks `.png` and `.svg`.
     """
     benchmarks = columns(plan)
     with drawn_alike():
@@ -114,14 +110,7 @@ accuracy_figure, speed_figure = partial(figure_of, ACCURACY), partial(figure_of,
 def by_batch_figure(
     series: Mapping[str, Mapping[int, Estimate]], y_label: str, path_stem: Path, *, dotted: Collection[str] = ()
 ) -> list[Path]:
-    """Draw ratios of speeds by batch size, a line per name, as PNG and SVG.
-
-    Args:
-        series: name -> batch size -> ratio.
-        y_label: of what the ratios are.
-        path_stem: the files to write, less `.png` and `.svg`.
-        dotted: names whose lines are dotted.
-    """
+    """Draw ratios of speeds by batch size, a line per name, as PNG and SVG."""
     sizes = sorted({size for found in series.values() for size in found})
     with drawn_alike():
         figure = new_figure(8.5, 4.6)
@@ -145,14 +134,7 @@ def by_batch_figure(
 def labelled_figure(
     series: Mapping[str, Mapping[str, Estimate]], x_label: str, path_stem: Path, *, no_effect: float = 1.0
 ) -> list[Path]:
-    """Draw estimates beside their names, a line each, with a marker per series: no name is too long for a legend.
-
-    Args:
-        series: its name -> name of a line -> estimate.
-        x_label: of what is estimated.
-        path_stem: the files to write, less `.png` and `.svg`.
-        no_effect: drawn across.
-    """
+    """Draw estimates beside their names, a line each, with a marker per series: no name is too long for a legend."""
     names = list(dict.fromkeys(name for found in series.values() for name in found))
     with drawn_alike():
         figure = new_figure(9.5, 0.9 + 0.34 * len(names))

@@ -29,12 +29,7 @@ HOW_TO_READ_INCOMPLETE_AVERAGES = (
 def measured_section(cells: Cells, plan: TablePlan, seeds: BySeed, reading: str, *tables: str) -> str:
     """Tables of what was measured, by benchmark and by seed, with what is missing or was cut.
 
-    Args:
-        cells: of the training seed that is shown.
-        plan: whose lines they are of.
-        seeds: the rows of all training seeds.
-        reading: how the tables are read.
-        tables: a page's own, before those of every page.
+    `cells` are of the seed that is shown, `seeds` all; `reading` says how to read the page's own `tables`.
     """
     parts = seeds_table(seeds, plan), reasons(cells, plan), other_scores(cells, plan), what_was_cut(cells, plan)
     return paragraphs("## Measured", reading, *tables, *parts)

@@ -29,11 +29,7 @@ Sections = Callable[[Sequence[Row], str, BySeed], Iterable[str]]
 def page_text(sections: Sections, rows: Sequence[Row], scale: str, seeds: BySeed | None = None) -> str:
     """A page as Markdown, a pure function of the rows of one scale; sections that are empty are left out.
 
-    Args:
-        sections: what stands on it.
-        rows: those of other scales are left out.
-        scale: that it is about.
-        seeds: the rows of all training seeds; None = these alone.
+    Without `seeds`, verdicts are of these rows alone.
     """
     rows = [row for row in rows if row.scale == scale]
     return "\n\n".join(filter(None, sections(rows, scale, seeds or {0: rows}))) + "\n"
@@ -68,10 +64,7 @@ def _published_table(plan: TablePlan, metric: str, digits: int) -> str:
 def numbers_table(plan: TablePlan, seeds: BySeed, names: Sequence[str] = ()) -> str:
     """Lines with their average accuracy and tokens per forward pass, of all training seeds; those alike as one.
 
-    Args:
-        plan: whose lines they are.
-        seeds: the rows of all training seeds.
-        names: the lines to show; none = all of the plan.
+    Without `names`, all lines of the plan.
     """
     shown = [arm for arm in plan.arms if not names or arm.name in names]
     found = [[one.over(seeds.values()) for one in line_numbers(plan, arm.name)] for arm in shown]

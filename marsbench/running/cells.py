@@ -47,16 +47,7 @@ class Cells:
         questions: int | None = None,
         title: str = "",
     ) -> EvaluationRow:
-        """One arm on one benchmark; tables that ask the same share what was measured.
-
-        Args:
-            arm: what is decoded, and how.
-            loaded: its checkpoint.
-            name: the benchmark's.
-            draft: its draft model's checkpoint, where it has one.
-            questions: how many to ask at most; None = all.
-            title: what the cell is called on the terminal.
-        """
+        """One arm on one benchmark; tables that ask the same share what was measured."""
         title = title or f"{arm.label}, {name}"
         method = self.method(arm, loaded, draft)
         companion = draft.weights if draft else None
@@ -228,14 +219,7 @@ def ask(
 ) -> Iterator[EvaluationRow]:
     """The rows of one checkpoint on some benchmarks, whoever trained it, as they come.
 
-    Args:
-        run: where and how many questions.
-        arm: how to decode.
-        benchmarks: what to ask.
-        checkpoint: folder or hub name; None = the scale's own of the arm's stage, trained now if need be.
-        adapter: folder of a gated adapter that is to act on the checkpoint.
-        draft: the draft model's checkpoint, where the method wants one.
-        dtype: of weights and caches.
+    Without `checkpoint` (a folder or hub name), the scale's own of the arm's stage, trained now if need be.
 
     Raises:
         UserError: questions or checkpoints are missing; found out before anything is trained.

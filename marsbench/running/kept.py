@@ -20,12 +20,7 @@ def kept(
 ) -> _Kind:
     """The finished row of what was measured, or one that is made now.
 
-    Args:
-        run: whose rows they are.
-        kind: of the row.
-        content: all that its numbers depend on.
-        what: it is, in print.
-        make: the row, of its key and where it came from.
+    `content` is all that its numbers depend on; `make` is called with the key and where the row comes from.
     """
     key = content_hash(content)
     row = run.existing_row(key, kind, what)

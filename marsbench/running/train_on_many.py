@@ -27,11 +27,7 @@ _PR_SET_PDEATHSIG = 1  # of Linux's prctl: a signal to get when the parent dies
 def train_on_many(task: Task, processes: int, logs: Path, launch: Sequence[str] = ()) -> None:
     """Have so many processes carry out a training together; what they say goes to the log of this one.
 
-    Args:
-        task: the training.
-        processes: one for each GPU.
-        logs: a folder for the task while it is handed over.
-        launch: options of `accelerate launch`; none = those of the shipped FSDP configuration.
+    `launch` holds options of `accelerate launch`; none = those of the shipped FSDP configuration.
 
     Raises:
         UserError: a process has failed.

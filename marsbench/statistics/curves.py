@@ -51,10 +51,8 @@ def points_gap(a: Sequence[tuple[float, float]], b: Sequence[tuple[float, float]
 def _points(curve: Sequence[Answers], draws: NDArray[np.generic], extra: tuple[float, ...] = ()) -> _Values:
     """Tokens per forward pass and accuracy of each point in each draw of questions: [2, points, draws].
 
-    Args:
-        curve: the answers at each point.
-        draws: how often each question is drawn, [questions, draws].
-        extra: whether further, made-up questions are answered correctly; they cost what the mean question does.
+    `draws` says how often each question is drawn, [questions, draws]; `extra` whether further, made-up questions are
+    answered correctly, which cost what the mean question does.
     """
     found = []
     for point in curve:

@@ -154,12 +154,8 @@ def reach(
 ) -> float:
     """How far such an interval reaches to one side of its value.
 
-    Args:
-        questions: how far the 95 % interval of the pooled answers reaches there.
-        seeds: the value of each seed alone.
-        level: of the interval wanted; the part of the questions is widened by the normal law.
-        count: how many seeds with this scatter there would be; 0 = as many as there are.
-        times: how many times as many questions there would be, which narrows their part by its root.
+    `questions` is how far the 95 % interval of the pooled answers reaches there. With `count` (0 = as many as there
+    are) or `times`, it is for so many seeds with this scatter, or so many times as many questions.
     """
     from scipy import special
 
@@ -295,11 +291,8 @@ def share_of_tokens(part: Sequence[int], whole: Sequence[int]) -> Estimate:
     """The share of tokens of some kind; the interval is a percentile bootstrap over questions with a fixed seed.
 
     Tokens of one answer go together, so questions are what is drawn. The two made-up questions of the module's first
-    idea have as many tokens as the mean question, one of them all and the other none of the kind.
-
-    Args:
-        part: tokens of that kind, per question.
-        whole: all tokens that could be, per question; questions without any do not count.
+    idea have as many tokens as the mean question, one of them all and the other none of the kind. `part` and `whole`
+    are tokens per question; questions without any do not count.
 
     Raises:
         ValueError: if there are no such tokens.

@@ -112,12 +112,7 @@ def table_study(
 ) -> Study:
     """The study of one of the paper's tables or figures whose lines answer benchmarks.
 
-    Args:
-        page: its plan, its claims and how it is rendered.
-        asks: see `Item`, like the next ones.
-        section: see `Item`.
-        holds: see `Study`.
-        more_claims: what its rows decide besides, which the page does not show as a claim.
+    `more_claims` are those that its rows decide besides, which the page does not show.
 
     The paper's claims are made in `section`, and belong to the page, unless they say otherwise.
     """

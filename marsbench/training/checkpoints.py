@@ -97,15 +97,9 @@ def load(
 ) -> Loaded:
     """Load a checkpoint folder (or a hub name, or a model of `fetching`); never runs code that comes with a checkpoint.
 
-    An adapter's folder is loaded with the model that it was trained on, where that still lies where it did.
-
-    Args:
-        path: the checkpoint.
-        dtype: of its weights.
-        device: where they go.
-        needs_tokenizer: whether a checkpoint without a tokenizer is refused.
-        stage: what the checkpoint counts as where it does not say itself which stage has trained it.
-        adapter: the folder of a gated adapter that is to act on it.
+    An adapter's folder is loaded with the model that it was trained on, where that still lies where it did. `stage` is
+    what a checkpoint counts as that does not say which stage has trained it; `adapter` the folder of a gated one that
+    is to act on it.
 
     Raises:
         UserError: the folder is missing, incomplete or cut short, or the adapter is not for it.

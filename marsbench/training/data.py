@@ -108,11 +108,7 @@ def shuffled_passes(size: int, count: int, seed: int) -> list[int]:
 def in_batches(drawn: Sequence[int], sizes: Sequence[int], batch_size: int, *, seed: int) -> list[int]:
     """The order to train in: every run of `batch_size` indices is a batch of sequences of similar sizes.
 
-    Args:
-        drawn: which sequences to train on, by index, as often as they come.
-        sizes: the size of every sequence, by index.
-        batch_size: sequences per step.
-        seed: of the shuffling.
+    `drawn` and the order are indices of sequences, as often as they come.
 
     Returns:
         `drawn` in another order: sorted by size within stretches of fifty batches, each stretch's batches shuffled.

@@ -101,13 +101,8 @@ def most_entries(
 ) -> int | None:
     """How many entries have room at once; None where the memory cannot be read.
 
-    Args:
-        loss: of a batch; called with small ones, its gradient is not taken and nothing is drawn from the generators.
-        weights: all that the loss reads; those that want a gradient will get one.
-        longest: tokens of the longest sequence.
-        noisy: whether labelled tokens have noisy copies.
-        device: where the model is.
-        limit: bytes that the whole process may take; None = what is free.
+    `loss` is called with small batches: no gradient is taken, nothing drawn. `limit` is in bytes of the whole process;
+    None = what is free. `longest` is in tokens; `noisy`: labelled tokens have noisy copies.
     """
     free, held, parameters = at_hand(device), resident(device), list(weights)
     if free is None or held is None:

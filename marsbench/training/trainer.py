@@ -57,13 +57,7 @@ def train(
 ) -> TrainingRecord:
     """Train a stage, or go on where an interrupted run stopped; returns the finished checkpoint's record.
 
-    Args:
-        recipe: what to train.
-        folder: where the finished checkpoint goes.
-        parent: the checkpoint to start from, None for random weights or the recipe's pretrained base.
-        progress: called at every log step.
-        say: called with a line on the data, once they are read.
-        watch: told of every step, as the `Trainer` tells its callbacks.
+    It starts from `parent`; without one, from random weights or the recipe's pretrained base.
     """
     keep_freed_memory()
     without_cudnn_attention()

@@ -31,9 +31,7 @@ class CrossFitted(NamedTuple):
 def cross_fitted(settings: Sequence[Answers], allowed_loss: float) -> CrossFitted:
     """Answer every question with the fastest setting, among those that lose little on the other half of the questions.
 
-    Args:
-        settings: of one benchmark; the first is the reference that accuracy is lost against.
-        allowed_loss: in percentage points.
+    Settings are of one benchmark; the first is what accuracy is lost against, in percentage points.
 
     Raises:
         ValueError: if there are fewer than two questions, or settings with unequally many answers.
@@ -55,10 +53,7 @@ def cross_fitted(settings: Sequence[Answers], allowed_loss: float) -> CrossFitte
 def fastest_within(settings: Sequence[Answers], allowed_loss: float, questions: Questions) -> int:
     """The place of the setting with most tokens per forward pass among those that lose little on some questions.
 
-    Args:
-        settings: of one benchmark; the first is the reference, which loses nothing, so there always is an answer.
-        allowed_loss: percentage points of accuracy that a setting may lose against it.
-        questions: places of those that count.
+    The first setting is the reference, which loses nothing, so there always is an answer.
     """
     right = [sum(one.correct[place] for place in questions) for one in settings]
     allowed = [place for place, count in enumerate(right) if 100 * (right[0] - count) <= allowed_loss * len(questions)]

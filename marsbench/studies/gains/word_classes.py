@@ -14,10 +14,7 @@ CODE_BENCHMARK = "humaneval"  # its answers are programs, and those of its mini 
 def token_class(text: str | None, *, code: bool, template: Collection[str]) -> str:
     """The class of a token.
 
-    Args:
-        text: what the token adds to the text; None for the end of the answer.
-        code: whether the answer is a program.
-        template: the benchmark's `template_words`.
+    `text` is what it adds to the text, None for the end of the answer; `code` says whether that is a program.
 
     Returns:
         `end` for the end; a token with a letter in it is `code` in a program (a keyword or a name) and elsewhere a
@@ -32,11 +29,7 @@ def token_class(text: str | None, *, code: bool, template: Collection[str]) -> s
 
 
 def template_words(answers: Sequence[Sequence[str]]) -> set[str]:
-    """The words that answers to one benchmark have in common whatever was asked: those in half of them or more.
-
-    Args:
-        answers: the texts of each answer's tokens.
-    """
+    """The words that answers to one benchmark have in common whatever was asked: those in half of them or more."""
     seen = Counter(
         word
         for texts in answers
