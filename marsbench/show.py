@@ -41,7 +41,6 @@ class Shown:
 
     @property
     def summary(self) -> str:
-        """The title and what the generation cost."""
         return f"{self.title}: {self.forwards} forward passes"
 
 

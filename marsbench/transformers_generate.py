@@ -160,7 +160,6 @@ def _requests(
 
 
 def _sequences(input_ids: Tensor, generations: list[Generation], pad_id: int) -> Tensor:
-    """Prompts and continuations with their EOS, padded on the right."""
     ended = [g.tokens if g.eos_id is None else [*g.tokens, g.eos_id] for g in generations]
     longest = max(map(len, ended))
     new = torch.tensor([row + [pad_id] * (longest - len(row)) for row in ended], device=input_ids.device)
@@ -178,7 +177,6 @@ def _stream(streamer: BaseStreamer) -> OnTokens:
 
 
 def _check_streaming(input_ids: Tensor, method: Method | OutsideMethod) -> None:
-    """Refuse what could not be streamed."""
     if len(input_ids) > 1:
         raise UserError("only a single prompt can be streamed", fix="stream one prompt at a time")
     if isinstance(method, OutsideMethod):
@@ -221,7 +219,6 @@ def _as_ids(eos: int | list[int] | Tensor | None) -> list[int]:
 
 @lru_cache(maxsize=8)
 def _tokenizer_mask(name_or_path: str) -> int | None:
-    """The mask token of the tokenizer beside a model's weights."""
     try:
         with nullcontext() if Path(name_or_path).is_dir() else hub.from_cache_if_out_of_reach():
             tokenizer = AutoTokenizer.from_pretrained(name_or_path)

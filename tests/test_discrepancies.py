@@ -14,8 +14,8 @@ from marsbench.rows.kinds import EvaluationRow, Row, SweepRow
 from marsbench.studies.discrepancies import STUDY
 from marsbench.studies.discrepancies.items import ITEMS
 from marsbench.studies.discrepancies.lines import ALL_MASKS, CACHE_BLOCKS, NO_CACHE, PLAN, cache_grid, masks_grid
+from marsbench.studies.discrepancies.measured import LOOKED_AT
 from marsbench.studies.discrepancies.page import tally
-from marsbench.studies.discrepancies.scorers import LOOKED_AT
 
 QUESTIONS = 20
 

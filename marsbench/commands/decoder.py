@@ -106,7 +106,6 @@ class Decoding:
         return batch_size or (1 if METHODS[self.method].one_row else _ROWS)
 
     def load(self, checkpoint: str, reporter: Reporter, **how: Any) -> Loaded:
-        """A checkpoint to decode with."""
         from marsbench.methods.settings import load_aloud
         from marsbench.training.checkpoints import default_device
 
@@ -162,7 +161,6 @@ def decodes(
 
 
 def _shared(method: str, which: str) -> list[Parameter]:
-    """The options of `Decoding` itself, as typer takes them."""
     found = []
     for name, hint in get_type_hints(Decoding, include_extras=True).items():
         if name == "options":

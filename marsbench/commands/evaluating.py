@@ -9,24 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from marsbench.commands import shared
 from marsbench.commands.decoder import Decoding, decodes
-from marsbench.commands.shared import (
-    Adapter,
-    AskedBenchmark,
-    BlockSize,
-    Checkpoint,
-    DataDir,
-    ExistingPolicy,
-    Limit,
-    Output,
-    OwnStage,
-    Scale,
-    Seed,
-    Shard,
-    dtype_of,
-    make_run,
-    use_packing,
-)
 from marsbench.methods import METHODS, Options
 from marsbench.presets import DEFAULT_SCALE
 
@@ -39,21 +23,21 @@ if TYPE_CHECKING:
 def eval_(
     decoding: Decoding,
     benchmark: Annotated[list[str], typer.Option(help="What to ask, several times for several: see `marsbench list`.")],
-    checkpoint: Checkpoint = None,
-    adapter: Adapter = None,
-    stage: OwnStage = "mars",
-    block_size: BlockSize = 4,
+    checkpoint: shared.Checkpoint = None,
+    adapter: shared.Adapter = None,
+    stage: shared.OwnStage = "mars",
+    block_size: shared.BlockSize = 4,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Rows decoded at once [default: the scale's].")] = None,
     max_new_tokens: Annotated[
         int | None, typer.Option(min=1, help="Limit of every answer [default: the benchmark's].")
     ] = None,
-    data_dir: DataDir = None,
-    limit: Limit = None,
-    shard: Shard = None,
-    scale: Scale = DEFAULT_SCALE,
-    seed: Seed = 0,
-    existing: ExistingPolicy = "reuse",
-    output: Output = Path("."),
+    data_dir: shared.DataDir = None,
+    limit: shared.Limit = None,
+    shard: shared.Shard = None,
+    scale: shared.Scale = DEFAULT_SCALE,
+    seed: shared.Seed = 0,
+    existing: shared.ExistingPolicy = "reuse",
+    output: shared.Output = Path("."),
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of lines.")] = False,
 ) -> None:
     """Ask one checkpoint one benchmark or several; prints accuracy with its interval, and tokens per forward.
@@ -67,11 +51,11 @@ def eval_(
     names, typed, decoding = benchmarks(benchmark), decoding, decoding.at(block_size)
     decoding.check(stage=None if checkpoint else stage)
     typed.check_heard(decoding.method)
-    run = make_run(scale, output, existing, seed, limit=limit, shard=shard, data_dir=data_dir)
+    run = shared.make_run(scale, output, existing, seed, limit=limit, shard=shard, data_dir=data_dir)
     run.scale = replace(run.scale, batch_size=batch_size or run.scale.batch_size)
     run.max_new_tokens, run.compiled = max_new_tokens, decoding.compiled
     run.prefill_positions = decoding.prefill_positions
-    use_packing(decoding.pack)
+    shared.use_packing(decoding.pack)
     from marsbench.running.cells import ask
     from marsbench.running.plans import Arm
 
@@ -82,7 +66,7 @@ def eval_(
     )  # fmt: skip
     from_where = {"checkpoint": checkpoint, "adapter": adapter, "draft": decoding.draft}
     rows = []
-    for row in ask(run, arm, names, **from_where, dtype=dtype_of(decoding.dtype)):
+    for row in ask(run, arm, names, **from_where, dtype=shared.dtype_of(decoding.dtype)):
         rows.append(row)
         if not as_json:
             typer.echo("\n".join(_in_words(row, run.workspace.answers(row.key, run.shard))))
@@ -100,9 +84,9 @@ def _told(decoding: Decoding) -> dict[str, Any]:
 
 
 def score(
-    benchmark: AskedBenchmark,
+    benchmark: shared.AskedBenchmark,
     responses: Annotated[Path, typer.Option(help='JSON Lines, one {"doc_id": ..., "response": "..."} a line.')],
-    data_dir: DataDir = None,
+    data_dir: shared.DataDir = None,
     out: Annotated[Path | None, typer.Option(help="Also write every question's scores here, as JSON Lines.")] = None,
 ) -> None:
     """Score logged responses without a model; the last line printed is one JSON document.
@@ -133,8 +117,8 @@ def score(
 def compare(
     first: Annotated[Path, typer.Argument(help="Logged responses, as for `marsbench score`.")],
     second: Annotated[Path, typer.Argument(help="Responses to the same questions.")],
-    benchmark: AskedBenchmark,
-    data_dir: DataDir = None,
+    benchmark: shared.AskedBenchmark,
+    data_dir: shared.DataDir = None,
 ) -> None:
     """Test two logged runs against each other, question by question; the last line printed is one JSON document.
 
@@ -155,7 +139,6 @@ def compare(
 
 
 def _exam(benchmark: str, data_dir: Path | None) -> Exam:
-    """All questions of a benchmark."""
     from marsbench.quiet import quieten_libraries
 
     quieten_libraries()
@@ -180,7 +163,6 @@ def _in_words(row: EvaluationRow, answers: Path) -> list[str]:
 
 
 def _as_plain(row: EvaluationRow, answers: Path) -> dict[str, Any]:
-    """What an evaluation found, as plain data; accuracy in %."""
     from marsbench.statistics.intervals import accuracy, tokens_per_forward
 
     share, speed = accuracy(row.correct), tokens_per_forward(row.emitted, row.forwards)

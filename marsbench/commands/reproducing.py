@@ -8,28 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from marsbench.commands.shared import (
-    Base,
-    ChatData,
-    ClusterAddress,
-    DataDir,
-    ExistingPolicy,
-    GpusPerTraining,
-    GridFile,
-    Jobs,
-    Limit,
-    MaxSteps,
-    Output,
-    Quick,
-    Scale,
-    Seed,
-    Shard,
-    StageCheckpoints,
-    TrainAll,
-    check_cluster,
-    make_run,
-    scale_of,
-)
+from marsbench.commands import shared
 from marsbench.errors import UserError
 from marsbench.presets import DEFAULT_SCALE, scales_with_chat_data
 
@@ -47,12 +26,12 @@ def plan(
         typer.Option(help="Its number in the paper, a name of `marsbench list tables`, or all [default: 2]."),
     ] = None,
     sweep: Annotated[bool, typer.Option("--sweep", help="Not a table, but what `marsbench sweep` would do.")] = False,
-    grid: GridFile = None,
-    quick: Quick = False,
-    scale: Scale = DEFAULT_SCALE,
-    train_all: TrainAll = False,
-    checkpoint: StageCheckpoints = None,
-    gpus_per_training: GpusPerTraining = 1,
+    grid: shared.GridFile = None,
+    quick: shared.Quick = False,
+    scale: shared.Scale = DEFAULT_SCALE,
+    train_all: shared.TrainAll = False,
+    checkpoint: shared.StageCheckpoints = None,
+    gpus_per_training: shared.GpusPerTraining = 1,
     overhead: Annotated[
         float, typer.Option(min=0, help="Seconds of a task beside its work: `marsbench overhead` measures.")
     ] = _OVERHEAD_S,
@@ -71,7 +50,7 @@ def plan(
     from marsbench.racing.estimates import sweep_tables
     from marsbench.racing.grid import read_grid, shipped_grid
 
-    chosen = scale_of(scale, checkpoint, train_all=train_all)
+    chosen = shared.scale_of(scale, checkpoint, train_all=train_all)
     if sweep and table:
         raise UserError("--sweep and --table are two plans", fix="leave one of them out")
     table = table or "2"
@@ -85,7 +64,6 @@ def plan(
 
 
 def _parts(name: str, scale: Preset, gpus: int, overhead: float, price: float | None) -> list[Table | str]:
-    """What one table takes, or the whole paper, and the graph of its work."""
     from marsbench.overview.planning import work_tables
     from marsbench.running.estimates import plan_tables
     from marsbench.studies import plan_of, studies_of_paper, study_of
@@ -96,10 +74,10 @@ def _parts(name: str, scale: Preset, gpus: int, overhead: float, price: float | 
 
 
 def overhead(
-    jobs: Jobs = None,
-    cluster: ClusterAddress = None,
+    jobs: shared.Jobs = None,
+    cluster: shared.ClusterAddress = None,
     tasks: Annotated[int, typer.Option(min=1, help="Empty tasks to measure with.")] = 64,
-    output: Output = Path("."),
+    output: shared.Output = Path("."),
 ) -> None:
     """Measure what a task costs beside its work, with processes on this machine or on a Ray cluster.
 
@@ -110,7 +88,7 @@ def overhead(
     from marsbench.overview import PRELOAD
     from marsbench.overview.work import executor_at
 
-    check_cluster(cluster, jobs=jobs)
+    shared.check_cluster(cluster, jobs=jobs)
     executor = executor_at(output / "runs" / "overhead", jobs or os.cpu_count() or 1, cluster)
     found = measure(executor, PRELOAD, tasks)
     typer.echo(
@@ -124,27 +102,27 @@ def reproduce(
     what: Annotated[
         str, typer.Argument(help="A table or figure by its number, such as table2; appendix-a; a page of ours; all.")
     ],
-    scale: Scale = DEFAULT_SCALE,
-    seed: Seed = 0,
+    scale: shared.Scale = DEFAULT_SCALE,
+    seed: shared.Seed = 0,
     benchmarks: Annotated[
         str | None, typer.Option(help="Instead of the scale's own: names, `mini` or `real`, with commas between.")
     ] = None,
-    limit: Limit = None,
-    shard: Shard = None,
+    limit: shared.Limit = None,
+    shard: shared.Shard = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="With `all`, table5 and table6: the sweep's quick grid.")
     ] = False,
-    jobs: Jobs = None,
-    cluster: ClusterAddress = None,
-    gpus_per_training: GpusPerTraining = 1,
-    existing: ExistingPolicy = "reuse",
-    data_dir: DataDir = None,
-    train_all: TrainAll = False,
-    checkpoint: StageCheckpoints = None,
-    base: Base = None,
-    chat_data: ChatData = None,
-    max_steps: MaxSteps = None,
-    output: Output = Path("."),
+    jobs: shared.Jobs = None,
+    cluster: shared.ClusterAddress = None,
+    gpus_per_training: shared.GpusPerTraining = 1,
+    existing: shared.ExistingPolicy = "reuse",
+    data_dir: shared.DataDir = None,
+    train_all: shared.TrainAll = False,
+    checkpoint: shared.StageCheckpoints = None,
+    base: shared.Base = None,
+    chat_data: shared.ChatData = None,
+    max_steps: shared.MaxSteps = None,
+    output: shared.Output = Path("."),
 ) -> None:
     """Measure one of the paper's tables or figures, a page of our own, or the whole paper, and write the page.
 
@@ -170,10 +148,10 @@ def reproduce(
     study = study_of(what) if what != "all" else None
     if quick and study is not None and study.grid is None:
         raise UserError("--quick is the speed sweep's", fix="leave it out, or give it to marsbench sweep")
-    check_cluster(cluster, jobs=jobs, shard=shard, existing=existing != "reuse")
+    shared.check_cluster(cluster, jobs=jobs, shard=shard, existing=existing != "reuse")
     if jobs != 1 and cluster is None:
         import_ahead(PRELOAD)
-    run = make_run(
+    run = shared.make_run(
         scale, output, existing, seed, benchmarks=benchmarks, limit=limit, shard=shard, data_dir=data_dir,
         checkpoint=checkpoint, train_all=train_all,
     )  # fmt: skip
@@ -202,7 +180,7 @@ def reproduce(
     typer.echo(f"the page: {page}")
 
 
-def report(scale: Scale = DEFAULT_SCALE, output: Output = Path(".")) -> None:
+def report(scale: shared.Scale = DEFAULT_SCALE, output: shared.Output = Path(".")) -> None:
     """Render every page of a scale again from its rows in results/, the index and the page of claims too."""
     from marsbench.gpu_check.page import write_gpu_page
     from marsbench.overview.pages import write_scale, write_whole_paper

@@ -10,16 +10,7 @@ from typing import Annotated, Any, get_args
 
 import typer
 
-from marsbench.commands.shared import (
-    Checkpoint,
-    OwnStage,
-    Scale,
-    UntrainedMasks,
-    dtype_of,
-    make_run,
-    option_of,
-    typed_as,
-)
+from marsbench.commands import shared
 from marsbench.errors import UserError
 from marsbench.files import check_can_be_written
 from marsbench.methods.options import options_of
@@ -31,16 +22,16 @@ KEY_VARIABLE = "MARSBENCH_API_KEY"
 
 
 def serve(
-    checkpoint: Checkpoint = None,
-    scale: Scale = DEFAULT_SCALE,
-    stage: OwnStage = "mars",
+    checkpoint: shared.Checkpoint = None,
+    scale: shared.Scale = DEFAULT_SCALE,
+    stage: shared.OwnStage = "mars",
     dtype: Annotated[
         str | None,
         typer.Option(
             help="Of weights and cache: float32, bfloat16 or float16 [default: bfloat16 on a GPU, else float32]."
         ),
     ] = None,
-    untrained_masks: UntrainedMasks = False,
+    untrained_masks: shared.UntrainedMasks = False,
     output: Annotated[Path, typer.Option(help="Folder for runs/, where --scale trains its checkpoint.")] = Path("."),
     **given: Any,
 ) -> None:
@@ -55,7 +46,7 @@ def serve(
     typed |= {name: tuple(one) for name, one in typed.items() if isinstance(one, list)}
     settings = replace(settings, **typed)
     if dtype is not None:
-        dtype_of(dtype)
+        shared.dtype_of(dtype)
     if settings.method is not None and settings.method not in get_args(MethodName):
         known = ", ".join(get_args(MethodName))
         raise UserError(f"method {settings.method!r} cannot be served", fix=f"choose one of: {known}")
@@ -74,13 +65,14 @@ def serve(
     if checkpoint is None:
         from marsbench.running.checkpoints import Checkpoints
 
-        checkpoint = str(Checkpoints(make_run(scale, output, "reuse", 0)).path(stage, 4))
+        checkpoint = str(Checkpoints(shared.make_run(scale, output, "reuse", 0)).path(stage, 4))
     keys = settings.api_key or tuple(key for key in [os.environ.get(KEY_VARIABLE)] if key is not None)
     run(replace(settings, name=called, checkpoint=checkpoint, api_key=keys), typer.echo)
 
 
 _OWN = [one for one in signature(serve, eval_str=True).parameters.values() if one.kind is not Parameter.VAR_KEYWORD]
-typed_as(serve, [*_OWN, *(option_of(name, one, getattr(Settings, name)) for name, one in options_of(Settings).items())])
+_SETTINGS = [shared.option_of(name, one, getattr(Settings, name)) for name, one in options_of(Settings).items()]
+shared.typed_as(serve, [*_OWN, *_SETTINGS])
 
 
 def _check_packages() -> None:

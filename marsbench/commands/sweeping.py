@@ -7,45 +7,27 @@ from typing import Annotated
 
 import typer
 
+from marsbench.commands import shared
 from marsbench.commands.decoder import check_decoding
-from marsbench.commands.shared import (
-    Adapter,
-    BlockSize,
-    Checkpoint,
-    DataDir,
-    ExistingPolicy,
-    GridFile,
-    Output,
-    OwnStage,
-    Pack,
-    Quick,
-    Scale,
-    Seed,
-    Shard,
-    StageCheckpoints,
-    TrainAll,
-    make_run,
-    use_packing,
-)
 from marsbench.errors import UserError
 from marsbench.presets import DEFAULT_SCALE
 
 
 def sweep(
-    grid: GridFile = None,
-    quick: Quick = False,
+    grid: shared.GridFile = None,
+    quick: shared.Quick = False,
     label: Annotated[
         str, typer.Option(help="Rows and page go to folders of this name, beside those of another run.")
     ] = "",
-    scale: Scale = DEFAULT_SCALE,
-    seed: Seed = 0,
-    shard: Shard = None,
-    existing: ExistingPolicy = "reuse",
-    data_dir: DataDir = None,
-    train_all: TrainAll = False,
-    checkpoint: StageCheckpoints = None,
-    pack: Pack = True,
-    output: Output = Path("."),
+    scale: shared.Scale = DEFAULT_SCALE,
+    seed: shared.Seed = 0,
+    shard: shared.Shard = None,
+    existing: shared.ExistingPolicy = "reuse",
+    data_dir: shared.DataDir = None,
+    train_all: shared.TrainAll = False,
+    checkpoint: shared.StageCheckpoints = None,
+    pack: shared.Pack = True,
+    output: shared.Output = Path("."),
 ) -> None:
     """Race thresholds, windows and methods at several batch sizes, and write reports/speedup.md.
 
@@ -62,10 +44,10 @@ def sweep(
     if set(label) & set("/\\") or ".." in label:
         raise UserError(f"--label {label} is no name of a folder", fix="give letters, digits, dots and dashes")
     chosen = read_grid(grid or shipped_grid(scale), quick=quick)
-    run = make_run(
+    run = shared.make_run(
         scale, output, existing, seed, shard=shard, data_dir=data_dir, checkpoint=checkpoint, train_all=train_all
     )
-    use_packing(pack)
+    shared.use_packing(pack)
     from marsbench.overview.pages import write_whole_paper
     from marsbench.overview.reproduction import reproduce_sweep
     from marsbench.studies import study_of
@@ -120,10 +102,10 @@ def results(
 
 
 def tune(
-    checkpoint: Checkpoint = None,
-    adapter: Adapter = None,
-    stage: OwnStage = "mars",
-    block_size: BlockSize = 4,
+    checkpoint: shared.Checkpoint = None,
+    adapter: shared.Adapter = None,
+    stage: shared.OwnStage = "mars",
+    block_size: shared.BlockSize = 4,
     batch_size: Annotated[int, typer.Option(min=1, help="Prompts decoded at once.")] = 1,
     max_loss: Annotated[float, typer.Option(min=0, help="Points of accuracy that may be lost against AR.")] = 1.0,
     benchmarks: Annotated[
@@ -131,11 +113,11 @@ def tune(
     ] = None,
     prompts: Annotated[int, typer.Option(min=1, help="Prompts from all benchmarks alike.")] = 96,
     positions: Annotated[int, typer.Option(min=1, help="Time forward passes of up to so many positions.")] = 1024,
-    pack: Pack = True,
-    data_dir: DataDir = None,
-    scale: Scale = DEFAULT_SCALE,
-    seed: Seed = 0,
-    output: Output = Path("."),
+    pack: shared.Pack = True,
+    data_dir: shared.DataDir = None,
+    scale: shared.Scale = DEFAULT_SCALE,
+    seed: shared.Seed = 0,
+    output: shared.Output = Path("."),
 ) -> None:
     """Recommend a window and a threshold for a MARS checkpoint, a batch size and an allowed loss of accuracy.
 
@@ -144,8 +126,8 @@ def tune(
     """
     checkpoint = checkpoint or adapter
     check_decoding("mars", threshold=None, draft=None, stage=None if checkpoint else stage, block_size=block_size)
-    run = make_run(scale, output, "reuse", seed, benchmarks=benchmarks, data_dir=data_dir)
-    use_packing(pack)
+    run = shared.make_run(scale, output, "reuse", seed, benchmarks=benchmarks, data_dir=data_dir)
+    shared.use_packing(pack)
     from rich.console import Console
 
     from marsbench.commands.tables import advice_table

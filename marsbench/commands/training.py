@@ -7,20 +7,8 @@ from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 
+from marsbench.commands import shared
 from marsbench.commands.decoder import BatchSize, Decoding, decodes
-from marsbench.commands.shared import (
-    Base,
-    BlockSize,
-    ChatData,
-    Checkpoint,
-    ExistingPolicy,
-    MaxSteps,
-    Output,
-    OwnStage,
-    Scale,
-    Seed,
-    make_run,
-)
 from marsbench.errors import UserError, unknown_name
 from marsbench.methods import METHODS
 from marsbench.presets import DEFAULT_BLOCK_SIZE, DEFAULT_SCALE, HeadKind
@@ -36,8 +24,8 @@ def distill(
         Path, typer.Option(help='JSON Lines: {"prompt": "..."} or {"messages": [...]} a line, or see --column.')
     ],
     out: Annotated[Path, typer.Option(help="Where the chat data goes: JSON Lines, in the order of the prompts.")],
-    checkpoint: Checkpoint = None,
-    stage: OwnStage = "ar_sft",
+    checkpoint: shared.Checkpoint = None,
+    stage: shared.OwnStage = "ar_sft",
     column: Annotated[
         str | None, typer.Option(help="Column that holds the prompts, as text or turns, such as `question`.")
     ] = None,
@@ -49,10 +37,10 @@ def distill(
     temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 0.0,
     samples: Annotated[int, typer.Option(min=1, help="Answers to each prompt, with a --temperature.")] = 1,
     seed: Annotated[int, typer.Option(min=0, help="Seed of sampling, from which every answer has its own.")] = 0,
-    block_size: BlockSize = 4,
+    block_size: shared.BlockSize = 4,
     batch_size: BatchSize = None,
-    scale: Scale = DEFAULT_SCALE,
-    output: Output = Path("."),
+    scale: shared.Scale = DEFAULT_SCALE,
+    output: shared.Output = Path("."),
 ) -> None:
     """Have a model answer prompts, and write that as chat data for `marsbench train --chat-data`.
 
@@ -87,7 +75,7 @@ def distill(
     if checkpoint:
         loaded = decoding.load(checkpoint, reporter)
     else:
-        loaded = decoding.load_own(make_run(scale, output, "reuse", 0), stage, block_size)
+        loaded = decoding.load_own(shared.make_run(scale, output, "reuse", 0), stage, block_size)
     chosen, kind = decoding.fitted(loaded, draft, reporter)
     asking = Asking(
         max_new_tokens, temperature, samples, seed, decoding.rows(batch_size), decoding.threshold,
@@ -111,20 +99,20 @@ def _check_distilling(method: str, temperature: float, samples: int) -> None:
 
 def train(
     stage: Annotated[str, typer.Argument(help="What to train: see `marsbench list stages`.")],
-    scale: Scale = DEFAULT_SCALE,
-    block_size: BlockSize = 4,
-    base: Base = None,
-    chat_data: ChatData = None,
-    max_steps: MaxSteps = None,
+    scale: shared.Scale = DEFAULT_SCALE,
+    block_size: shared.BlockSize = 4,
+    base: shared.Base = None,
+    chat_data: shared.ChatData = None,
+    max_steps: shared.MaxSteps = None,
     batch_size: Annotated[
         int | None, typer.Option(min=1, help="Sequences per step, over all devices, in place of the scale's.")
     ] = None,
     head: Annotated[
         str | None, typer.Option(help="Draft head of a gated adapter: none, markov (a table) or network.")
     ] = None,
-    seed: Seed = 0,
-    existing: ExistingPolicy = "reuse",
-    output: Output = Path("."),
+    seed: shared.Seed = 0,
+    existing: shared.ExistingPolicy = "reuse",
+    output: shared.Output = Path("."),
 ) -> None:
     """Train one stage and whatever it starts from; prints the checkpoint's folder.
 
@@ -135,7 +123,7 @@ def train(
     from marsbench.training.stages import stage as stage_of
 
     kind = _head_of(head, stage_of(stage))
-    run = make_run(scale, output, existing, seed)
+    run = shared.make_run(scale, output, existing, seed)
     from marsbench.progress import is_first_process
     from marsbench.running.checkpoints import Checkpoints
 
@@ -197,20 +185,20 @@ def adapt(
 
 
 def training_speed(
-    scale: Scale = DEFAULT_SCALE,
-    base: Base = None,
-    chat_data: ChatData = None,
+    scale: shared.Scale = DEFAULT_SCALE,
+    base: shared.Base = None,
+    chat_data: shared.ChatData = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Sequences per step, in place of the scale's.")] = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps to time, after three that are not.")] = 10,
-    seed: Seed = 0,
-    output: Output = Path("."),
+    seed: shared.Seed = 0,
+    output: shared.Output = Path("."),
 ) -> None:
     """Say how many tokens/s AR SFT, MARS and a gated adapter train at on this machine, and their peak memory.
 
     Each trains as `marsbench train` does, in a process of its own, and is stopped after a few steps; no checkpoint is
     kept. Where other programs keep the machine busy, the line says so: such a speed is not the machine's.
     """
-    run = make_run(scale, output, "reuse", seed)
+    run = shared.make_run(scale, output, "reuse", seed)
     from marsbench.running.checkpoints import Checkpoints
     from marsbench.running.training_speed import STAGES
     from marsbench.running.training_speed import training_speed as measured

@@ -125,7 +125,6 @@ class Stand:
             self.rows.end.copy_(ends)
 
     def clear(self) -> None:
-        """Nobody is there any more."""
         self.rows.end.copy_(self.rows.length)
 
     def bytes(self) -> int:
@@ -285,7 +284,6 @@ def _bucket(least: int, *sizes: int) -> int:
 
 
 def _on_its_way(numbers: Tensor) -> Callable[[], list[list[int]]]:
-    """Send a step's result to the host; what waits for it."""
     if numbers.device.type != "cuda":
         return numbers.tolist
     copied = torch.empty_like(numbers, device="cpu", pin_memory=True).copy_(numbers, non_blocking=True)

@@ -174,7 +174,6 @@ def _drafting(method: Any) -> list[Decoder]:
 
 
 def _is_bare(decoder: Decoder) -> bool:
-    """Whether nothing hangs on a model, its LM head included."""
     return isinstance(decoder, LeanDecoder) and decoder.is_bare
 
 

@@ -25,8 +25,6 @@ def cut_text(text: str, stops: Sequence[str]) -> str:
 
 
 def _each(change: Callable[[str], str]) -> Callable[[Responses, Docs], list[list[str]]]:
-    """An lm-eval filter that changes every response by itself."""
-
     def change_all(responses: Responses, docs: Docs) -> list[list[str]]:
         return [[change(text) for text in texts] for texts in responses]
 

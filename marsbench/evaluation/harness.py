@@ -104,7 +104,6 @@ class Scored:
 
     @property
     def correct(self) -> list[float]:
-        """The first of the scores, the benchmark's accuracy."""
         return next(iter(self.scores.values()))
 
     @property
@@ -132,7 +131,6 @@ class AnswerLog:
         self.answers = {answer.doc_id: answer for log in logs for answer in log.records()}
 
     def add(self, answer: LoggedAnswer) -> None:
-        """Keep an answer; it is on disk when this returns."""
         self.answers[answer.doc_id] = answer
         self._log.append(vars(answer))
 
@@ -147,7 +145,6 @@ class LoggedModel(LM):  # type: ignore[misc]
     tokenizer_name = "marsbench"  # what lm-eval keys its request cache by (we do not use that cache)
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """The conversation as text; answers are there already, so any will do."""
         return "\n".join(turn["content"] for turn in chat_history)
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:

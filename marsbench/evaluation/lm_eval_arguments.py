@@ -53,7 +53,6 @@ def check_values(
 
 
 def rows(batch_size: int | str) -> int:
-    """How many rows to decode at once."""
     if str(batch_size).startswith("auto"):
         return DEFAULT_ROWS
     return count(batch_size, "batch size {!r} is no number of rows", "give 1 or more, or auto")

@@ -107,7 +107,6 @@ class MarsbenchLM(LM):  # type: ignore[misc]
 
     @property
     def device(self) -> torch.device:
-        """Where the model lies."""
         return self._device
 
     @property
@@ -160,7 +159,6 @@ class MarsbenchLM(LM):  # type: ignore[misc]
             )
 
     def _request(self, request: Instance) -> tuple[Request, int]:
-        """A question as the engine takes it, and how many tokens of the prompt are left out for want of room."""
         context, settings = request.args
         limit = int(settings.get("max_gen_toks", settings.get("max_new_tokens", _DEFAULT_LIMIT)))
         limit = min(limit, context_length(self._loaded.model) - 1)
@@ -209,7 +207,6 @@ class MarsbenchLM(LM):  # type: ignore[misc]
         return gathered if self._rank == dst else None
 
     def barrier(self) -> None:
-        """Wait for all processes."""
         PartialState().wait_for_everyone()
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:

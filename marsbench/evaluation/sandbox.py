@@ -267,7 +267,6 @@ def _reply(message: bytes) -> _Reply:
 
 @cache
 def _warn_of_root() -> None:
-    """Say once that generated code has root's rights."""
     print(
         f"warning: generated code runs as root, because user nobody cannot run {sys.executable}; "
         "install Python where everybody can read it, or start marsbench as another user",

@@ -36,7 +36,6 @@ class ScoredFile:
         }
 
     def _subtasks(self) -> dict[str, dict[str, Any]]:
-        """The accuracy of every subtask, where there are several."""
         if len(self.exam.tasks) == 1:
             return {}
         values = dict(zip(self.exam.asked(), self.scored.correct, strict=True))
@@ -145,7 +144,6 @@ def _read_responses(exam: Exam, file: Path) -> dict[int, str]:
 
 
 def _targets(exam: Exam) -> dict[int, str]:
-    """Number of every question -> what its task expects, as `marsbench eval` logs it."""
     return {
         number: str(task.doc_to_target(doc))
         for name, task in exam.tasks.items()

@@ -45,7 +45,6 @@ def latest_step_cost(rows: Iterable[Row]) -> StepCostRow | None:
 
 
 def answers_of(row: EvaluationRow) -> Answers:
-    """A cell's answers, as statistics take them."""
     return Answers(row.correct, row.emitted, row.forwards)
 
 

@@ -145,7 +145,6 @@ class Claim:
 
     @property
     def papers(self) -> bool:
-        """Whether it is the paper's own."""
         return self.section is not None
 
     def of(self, rows: Sequence[Row]) -> Finding:

@@ -24,12 +24,10 @@ class Collection:
     links: Mapping[str, str]  # page of seed 0 -> the way to it from the pages on the whole paper
 
     def of(self, page: str) -> list[Sequence[Row]]:
-        """A page's rows, one entry per training seed."""
         return list(self.rows.get(page, {}).values())
 
     @property
     def seeds(self) -> list[int]:
-        """The training seeds that have rows."""
         return sorted({seed for by_seed in self.rows.values() for seed in by_seed})
 
     @property

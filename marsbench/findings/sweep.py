@@ -58,17 +58,14 @@ class SweepCells:
 
     @cached_property
     def eager(self) -> SweepCells:
-        """The contenders that decode operation by operation."""
         return SweepCells([row for row in self.rows if not row.compiled], self.step_times)
 
     @property
     def has_compiled(self) -> bool:
-        """Whether any contender with numbers has compiled steps."""
         return any(row.compiled for row in self.done.values())
 
     @property
     def names(self) -> list[str]:
-        """The contenders, in the grid's order."""
         return list(dict.fromkeys(row.contender for row in self.rows))
 
     @property
@@ -78,7 +75,6 @@ class SweepCells:
 
     @property
     def batch_sizes(self) -> list[int]:
-        """The batch sizes, ascending."""
         return sorted({row.batch_size for row in self.rows})
 
     @cached_property
@@ -92,7 +88,6 @@ class SweepCells:
         return {size: {row.contender: row for row in self.at(size)} for size in self.batch_sizes if self.at(size)}
 
     def at(self, batch_size: int, wanted: Callable[[SweepRow], bool] = lambda row: True) -> list[SweepRow]:
-        """The cells with numbers at a batch size."""
         return [row for (_, size), row in self.done.items() if size == batch_size and wanted(row)]
 
     def cost(self, row: SweepRow) -> PairedDifference | None:
@@ -149,7 +144,6 @@ def _lap_speeds(row: SweepRow) -> list[float]:
 
 
 def by_benchmark(row: SweepRow) -> dict[str, list[float]]:
-    """The correct answers of each benchmark."""
     return {name: row.correct[place :: len(row.benchmarks)] for place, name in enumerate(row.benchmarks)}
 
 
@@ -196,7 +190,6 @@ def weights_read_per_second(row: SweepRow) -> float | None:
 
 
 def is_lossless(row: SweepRow) -> bool:
-    """Whether the method promises the tokens of `ar`."""
     return METHODS[row.method].lossless
 
 
@@ -210,7 +203,6 @@ class Agreement(NamedTuple):
 
     @property
     def agrees(self) -> bool:
-        """Whether the two intervals overlap."""
         one, other = self.first.interval, self.second.interval
         return one.low <= other.high and other.low <= one.high
 
@@ -320,17 +312,14 @@ def races_in_words(rows: Iterable[SweepRow]) -> str:
 
 
 def printed_speed_up(row: SweepRow | None) -> str:
-    """The speed-up over its baseline with its interval."""
     return printed_ratio(speed_up(row)) if row else "none"
 
 
 def printed_ratio(ratio: Estimate | None) -> str:
-    """A ratio of speeds with its interval."""
     return f"{ratio.value:.2f} {bracketed(ratio.interval, 2)}" if ratio else "no baseline"
 
 
 def printed_points(difference: PairedDifference | None) -> str:
-    """Points of accuracy, lost or gained, with their interval."""
     if difference is None:
         return ""
     return f"{signed_number(difference.points, 1)} {bracketed(difference.interval, 1, signed=True)}"

@@ -65,7 +65,6 @@ class Bench:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether the device is one."""
         return self.device.type == "cuda"
 
     @property
@@ -86,7 +85,6 @@ class Bench:
 
     @cached_property
     def requests(self) -> list[list[int]]:
-        """Questions of the world as token ids."""
         tokenizer = self.trained(torch.device("cpu")).tokenizer
         names = list(world.GENERATORS)
         drawn = [world.test_set(names[one % len(names)], one + 1)[one] for one in range(self.prompts)]

@@ -16,7 +16,6 @@ _SCALES = (("bytes", 2**30, "GiB"), ("s", 1e-3, "ms"))  # a unit in a name -> wh
 
 
 def rows_file(root: Path) -> Path:
-    """Where the rows of all checks lie."""
     return root / _ROWS
 
 
@@ -44,7 +43,6 @@ def render(rows: Sequence[CheckRow]) -> str:
 
 
 def verdict(row: CheckRow) -> str:
-    """Whether a check holds, in words."""
     if row.status != "done":
         return f"{row.status}: {row.reason}"
     return {True: "holds", False: "DOES NOT HOLD", None: "measured"}[row.holds]
@@ -65,7 +63,6 @@ def _in_words(facts: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _fact(name: str, value: Any) -> str:
-    """A number behind its name, in the unit that readers use."""
     what, _, unit = name.rpartition(", ")
     for given, factor, shown in _SCALES:
         if unit == given and value is not None:

@@ -55,7 +55,6 @@ def run_checks(
 
 
 def _run(bench: Bench, name: str) -> CheckRow:
-    """One check; whatever it raises is its reason."""
     device = torch.cuda.get_device_name(bench.device) if bench.on_gpu else "CPU"
     key = content_hash({"kind": CheckRow.kind, "check": name, "device": device, "quick": bench.quick})
     began = time.perf_counter()

@@ -72,7 +72,6 @@ def _compared(judged: Sequence[Judged], collections: Sequence[Collection]) -> di
 
 
 def _stem(scale: str) -> str:
-    """A scale's figure beside the page, less its extension."""
     return f"figures/claims_{scale}"
 
 
@@ -114,7 +113,6 @@ def _draw_panel(axes: Axes, panel: Panel, scale: str) -> None:
 
 
 def _dress(axes: Axes, panel: Panel, unit: str, *, signed: bool) -> None:
-    """Name the rows and the axis, set headings apart, and draw where no effect is."""
     axes.set_ylim(len(panel) - 0.5, -0.5)
     axes.set_yticks(range(len(panel)), [_label(one) for one in panel], fontsize=7.5, linespacing=1.0)
     for row, (one, label) in enumerate(zip(panel, axes.get_yticklabels(), strict=True)):
@@ -137,5 +135,4 @@ def _dress(axes: Axes, panel: Panel, unit: str, *, signed: bool) -> None:
 
 
 def _label(one: str | Comparison) -> str:
-    """What stands beside a row: a claim's number and words."""
     return one if isinstance(one, str) else fill(f"{one.number}  {sentence(one.claim)}", _LETTERS)

@@ -56,7 +56,6 @@ def render(judged: Sequence[Judged], collections: Sequence[Collection]) -> str:
 
 
 def _by_section(judged: Sequence[Judged], collections: Sequence[Collection]) -> str:
-    """What each section of the paper comes to at every scale."""
     lines = []
     for section in dict.fromkeys(one.claim.section for one in judged):
         found = [one for one in judged if one.claim.section == section]
@@ -75,7 +74,6 @@ def _summary(judged: Sequence[Judged], collections: Sequence[Collection]) -> str
 
 
 def _details(numbered: Sequence[Numbered], said: Mapping[Claim, str], collections: Sequence[Collection]) -> str:
-    """A line per claim and scale."""
     published = [f"published, {model}" for model in PUBLISHED_SCALES.values()]
     head = ["#", "claim", "scale", "tested", "effect [95 % interval]", "n", "seeds", "verdict", "p", "p after Holm"]
     head += ["would decide it", *published, "page"]

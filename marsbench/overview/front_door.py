@@ -92,8 +92,6 @@ def _table(judged: Sequence[Judged], whole: Collection) -> str:
 def _over_seeds(
     ratio: Callable[[SweepCells, int], Estimate | None], page: str, collection: Collection, batch_size: int
 ) -> Estimate | None:
-    """A ratio of speeds, all training seeds together."""
-
     def measure(rows: Sequence[Row]) -> Measured:
         return Measured(ratio(SweepCells.of(rows), batch_size))
 
@@ -101,23 +99,19 @@ def _over_seeds(
 
 
 def _over_generate(sweep: SweepCells, batch_size: int) -> Estimate | None:
-    """Tokens per second of `ar` over those of transformers' `generate`."""
     row = sweep.eager.done.get(("ar", batch_size))
     return speed_up(row, "hf-generate") if row else None
 
 
 def _faster_form(name: str, sweep: SweepCells, batch_size: int) -> Estimate | None:
-    """Tokens per second of a contender over those of `ar` on its checkpoint, each in its faster form."""
     trained = SweepCells([row for row in sweep.rows if row.stage == "mars"])
     row = trained.done.get((name, batch_size))
     return over_faster_ar(trained, row) if row else None
 
 
 def _in_brief(estimate: Estimate | None) -> str:
-    """A ratio with its interval."""
     return f"{estimate.value:.2f} {bracketed(estimate.interval, 2)}" if estimate else "not run"
 
 
 def _figures(collection: Collection) -> str:
-    """The way from README to the sweep's figures."""
     return (Path("reports") / Path(collection.links[SPEED]).parent / "figures").as_posix()

@@ -70,7 +70,6 @@ def lines() -> list[Line]:
 
 
 def render(judged: Sequence[Judged], collections: Sequence[Collection]) -> str:
-    """The page as Markdown: a pure function of rows."""
     sections = [
         "# The MARS paper, claim by claim",
         _findings(judged, collections),
@@ -111,7 +110,6 @@ def _published(alike: Sequence[Judged], scale: str) -> str:
 
 
 def _measured(alike: Sequence[Judged], scale: str) -> str:
-    """What a scale has measured of a claim; with its interval where it is made once."""
     found = [one.findings[scale] for one in alike]
     if len(found) == 1:
         return found[0].found if found[0].estimate else ""

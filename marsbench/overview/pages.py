@@ -58,7 +58,6 @@ def write_scale(root: Path, scale: str) -> Iterator[Path]:
 
 
 def _write_seed(study: Study, workspace: Workspace, seed: int, collection: Collection) -> Path:
-    """One training seed's page, with the verdicts of all seeds."""
     rows = read_rows(workspace.results(study.key))
     seeds = collection.shown_with(study.key, seed)
     return write_page(study, rows, workspace.scale, workspace.reports, seeds)[0]

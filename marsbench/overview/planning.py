@@ -48,7 +48,6 @@ def _in_hours(hours: float) -> str:
 
 
 def _graph_table(tasks: Sequence[RunTask]) -> Table:
-    """All tasks, those of the same checkpoint or page together."""
     table = terminal_table("The work", "what", "after", "pieces", "device hours")
     groups = defaultdict(list)
     for task in tasks:

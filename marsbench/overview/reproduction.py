@@ -44,7 +44,6 @@ def reproduce_sweep(study: Study, run: Run, grid: Grid, label: str = "") -> Path
 
 
 def _sweep_workspace(run: Run, label: str) -> Workspace:
-    """Where the rows and the page of a sweep go."""
     part, parts = run.shard
     names = [label, f"part{part}-of-{parts}" if parts > 1 else "", run.workspace.variant]
     return replace(run.workspace, variant="-".join(filter(None, names)))

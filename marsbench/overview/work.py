@@ -43,7 +43,6 @@ class ScoreTask(PageTask):
     """Puts the answers of a page together and scores them, and measures whatever the page alone does."""
 
     def do(self, run: Run) -> Made:
-        """All rows of the page."""
         return Made(page=tuple(study_of(self.study).rows(run)))
 
 
@@ -55,7 +54,6 @@ class RaceTask(PageTask):
     quick: bool
 
     def do(self, run: Run) -> Made:
-        """The rows of all contenders at one batch size."""
         from marsbench.racing.sweep import Sweep
 
         grid = study_of(self.study).grid

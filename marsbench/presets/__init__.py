@@ -37,7 +37,6 @@ class Budget:
     sequences: int | None = None  # of the world to go over `epochs` times; None = each is met once
 
     def part(self, share: float) -> Budget:
-        """The budget with a share of its steps."""
         return self if share == 1 or self.steps is None else replace(self, steps=round(share * self.steps))
 
     def total_steps(self, sequences: int, passes: int) -> int:
@@ -241,13 +240,11 @@ def preset(scale: str) -> Preset:
 
 
 def _with_budgets(world: World, changed: Callable[[Budget], Budget]) -> World:
-    """The same world with other budgets of pretraining."""
     draft = world.draft_pretraining
     return replace(world, pretraining=changed(world.pretraining), draft_pretraining=draft and changed(draft))
 
 
 def _world(values: dict[str, Any]) -> World:
-    """What a preset's file says of its world."""
     budgets: dict[str, Any] = {
         name: Budget(**values.pop(name)) for name in ("pretraining", "draft_pretraining") if name in values
     }

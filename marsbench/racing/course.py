@@ -38,7 +38,6 @@ class Cell(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The contender's name in the grid."""
         return self.contender.name
 
 
@@ -71,7 +70,6 @@ class Course:
 
     @property
     def plain(self) -> Contender:
-        """The contender `ar`."""
         return next(contender for contender in self.grid.contenders if contender.name == "ar")
 
     @cached_property
@@ -81,13 +79,11 @@ class Course:
 
     @property
     def ids(self) -> dict[str, Any]:
-        """EOS and padding."""
         eos_id, pad_id = default_ids(self.baseline)
         return {"eos_id": eos_id, "pad_id": pad_id}
 
     @cached_property
     def questions(self) -> Questions:
-        """The questions of all benchmarks in turn."""
         return ask(self.benchmarks, self.grid.prompts, self.baseline.tokenizer, self.run.data_dir)
 
     @cached_property
@@ -100,7 +96,6 @@ class Course:
 
     @property
     def _room(self) -> int:
-        """Tokens that the context leaves for a prompt."""
         return room_for_prompt(self.baseline.model, self.max_new_tokens)
 
     @cached_property
@@ -120,7 +115,6 @@ class Course:
     # ---- its cells ----
 
     def cells(self, batch_size: int) -> list[Cell]:
-        """All contenders at a batch size."""
         return [Cell(contender, batch_size, self._key(contender, batch_size)) for contender in self.grid.contenders]
 
     def _key(self, contender: Contender, batch_size: int) -> str:
@@ -156,12 +150,10 @@ class Course:
         )
 
     def responses(self, found: Outcome) -> list[str]:
-        """What a contender answered, as text."""
         tokenizer: Any = self.baseline.tokenizer
         return [str(tokenizer.decode(one.tokens, skip_special_tokens=True)) for one in found.generations]
 
     def step_times(self) -> StepTimes:
-        """What a forward costs by its shape, on the checkpoint of `ar`."""
         with self.run.reporter.bar("timing forward passes by their shape") as bar:
             return step_times(self.baseline.model, self.grid.positions, bar.update)
 

@@ -37,7 +37,6 @@ class Entrants:
         return self._loaded[stage, block_size]
 
     def target(self, contender: Contender) -> Loaded:
-        """The checkpoint that decodes."""
         return self._model(contender.stage, contender.trained_block_size)
 
     def draft(self, contender: Contender) -> Loaded | None:

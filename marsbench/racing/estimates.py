@@ -56,7 +56,6 @@ def _laps_s(contender: Contender, batch_size: int, grid: Grid, scale: Preset) ->
 
 
 def _in_words(grid: Grid, scale: Preset, price: float | None) -> str:
-    """What a grid takes at most, and what that is derived from."""
     reckoned, hours = scale.assumptions, race_s(grid, scale) / 3600
     if reckoned.steps_s is None:
         how = f"at {reckoned.tokens_per_second:,.0f} tokens per second ({reckoned.source})"

@@ -96,7 +96,6 @@ class Grid:
 
     @property
     def checkpoints(self) -> list[TrainedStage]:
-        """What the contenders and their draft models are, each once."""
         return checkpoints_of(self.contenders)
 
     def part(self, shard: tuple[int, int]) -> Grid:
@@ -113,7 +112,6 @@ class Grid:
 
 
 def shipped_grid(scale: str) -> Path:
-    """The grid that comes with a scale."""
     name = preset(scale).grid or scale
     with resources.as_file(resources.files("marsbench.presets") / "grids" / f"{name}.yaml") as file:
         return file

@@ -72,7 +72,6 @@ class Work:
 
     @classmethod
     def of(cls, row: SweepRow) -> Work:
-        """What a cell did."""
         return cls(sum(row.emitted), row.row_forwards, row.positions, row.prompt_positions)
 
     @property

@@ -60,7 +60,6 @@ class _Parts:
 
     @contextmanager
     def timed(self, part: str) -> Iterator[None]:
-        """Count the time of a `with` block for `part`."""
         self.start(part)
         try:
             yield
@@ -68,12 +67,10 @@ class _Parts:
             self.stop()
 
     def start(self, part: str) -> None:
-        """Count for `part` from now on."""
         self._switch()
         self._open.append(part)
 
     def stop(self) -> None:
-        """Count for the part around the present one again."""
         self._switch()
         self._open.pop()
 

@@ -44,7 +44,6 @@ class Questions:
 
     @property
     def benchmarks(self) -> list[str]:
-        """The benchmarks that are asked."""
         return list(self.exams)
 
     def prompts(self, tokenizer: Any, room: int) -> Prompts:

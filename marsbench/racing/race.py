@@ -52,7 +52,6 @@ class Stopwatch(Meter):
     stamps: list[float] = field(default_factory=list)
 
     def tick(self) -> None:
-        """Note the time."""
         self.stamps.append(time.perf_counter())
 
 
@@ -156,7 +155,6 @@ class Race:
     def _timed(
         self, contender: Entrant, batch: range, watch: Stopwatch | None
     ) -> tuple[float, list[Generation], float]:
-        """Decode a batch: seconds, generations, and when it began."""
         if watch is not None and torch.cuda.is_available():
             torch.cuda.reset_peak_memory_stats()
         synchronize()
@@ -178,7 +176,6 @@ class Race:
         )
 
     def _outcome(self, turns: Mapping[tuple[int, int], Turn], others: list[float]) -> Outcome:
-        """Everything that a contender's turns say, and what other processes used in each timed lap."""
         for turn in turns.values():
             if turn.status != "done":
                 return Outcome([], status=turn.status, reason=turn.reason)
@@ -220,7 +217,6 @@ def _watched(generations: list[Generation], watch: Stopwatch, started: float) ->
 
 
 def _added(meters: Iterator[Meter]) -> Meter:
-    """The work of several batches together; the cache is the largest."""
     whole = Meter()
     for one in meters:
         for name, value in vars(one).items():
@@ -236,6 +232,5 @@ def _free_memory() -> None:
 
 
 def synchronize() -> None:
-    """Wait for the device."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()

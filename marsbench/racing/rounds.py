@@ -69,7 +69,6 @@ class RoundLog:
             self._log.append(record)
 
     def _read(self, record: Mapping[str, Any]) -> None:
-        """Take up what a line of the file holds."""
         if "contenders" in record:
             self.contenders = record["contenders"]
         else:

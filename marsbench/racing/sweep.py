@@ -24,7 +24,6 @@ class Sweep:
     """A grid's cells: those that are missing are raced, batch size by batch size."""
 
     def __init__(self, run: Run, grid: Grid, load: Load | None = None) -> None:
-        """See `Course`."""
         self._run, self._grid, self._course = run, grid, Course(run, grid, load)
 
     def rows(self) -> list[Row]:
@@ -53,7 +52,6 @@ class Sweep:
         return [row for cell in cells if isinstance(row := rows.get(cell.key), SweepRow)]
 
     def _missing(self, cells: Sequence[Cell]) -> list[Cell]:
-        """The cells without a finished row."""
         what = "{0.name} at batch size {0.batch_size}"
         return [cell for cell in cells if not self._run.existing_row(cell.key, SweepRow, what.format(cell))]
 
@@ -79,7 +77,6 @@ class Sweep:
         self._run.reporter.say(f"raced {len(racing)} contenders at batch size {cells[0].batch_size}")
 
     def _skip(self, cell: Cell, reason: str) -> None:
-        """Write down why a cell has no numbers, once."""
         known = self._run.store.rows().get(cell.key)
         if not (isinstance(known, SweepRow) and (known.status, known.reason) == ("skipped", reason)):
             self._run.keep(sweep_row(self._course, cell, Outcome([], status="skipped", reason=reason), {}))

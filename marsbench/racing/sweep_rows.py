@@ -47,7 +47,6 @@ def sweep_row(course: Course, cell: Cell, found: Outcome, outcomes: Mapping[str,
 
 
 def _origin(course: Course, cell: Cell) -> dict[str, str]:
-    """What the row says of the pretrained model behind its checkpoint, where that could be loaded."""
     try:
         return course.entrants.target(cell.contender).origin
     except UserError:
@@ -55,7 +54,6 @@ def _origin(course: Course, cell: Cell) -> dict[str, str]:
 
 
 def _measured(course: Course, cell: Cell, found: Outcome, outcomes: Mapping[str, Outcome]) -> dict[str, Any]:
-    """What a finished cell's row says."""
     generations, responses = found.generations, course.responses(found)
     correct = course.questions.score(responses)
     target, together = course.entrants.weight_bytes(cell.contender)
@@ -87,7 +85,6 @@ def _measured(course: Course, cell: Cell, found: Outcome, outcomes: Mapping[str,
 
 
 def _baselines(outcomes: Mapping[str, Outcome]) -> dict[str, dict[str, Any]]:
-    """The baselines of a race: their seconds in each lap, and their tokens."""
     found = {name: outcomes[name] for name in BASELINES if name in outcomes and outcomes[name].status == "done"}
     return {
         name: {"seconds": [round(seconds, 6) for seconds in one.seconds], "emitted": one.emitted}

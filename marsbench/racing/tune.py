@@ -80,14 +80,7 @@ def _verified(layout: str, window: int, threshold: float | None) -> Contender:
 
 
 def tune(
-    run: Run,
-    loaded: Loaded,
-    *,
-    block_size: int,
-    batch_size: int,
-    prompts: int,
-    max_points_lost: float,
-    positions: int,
+    run: Run, loaded: Loaded, *, block_size: int, batch_size: int, prompts: int, max_points_lost: float, positions: int
 ) -> Advice:
     """Recommend a setting.
 

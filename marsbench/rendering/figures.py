@@ -56,7 +56,6 @@ def drawn_alike() -> Iterator[None]:
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """An empty figure of a size in inches."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
@@ -171,7 +170,6 @@ def error_bars(estimates: Sequence[Estimate], factor: float) -> list[list[float]
 
 
 def _dress(axes: Axes, quantity: Quantity, labels: Sequence[str]) -> None:
-    """Label both axes; bands keep the groups apart, and a line the mean from its parts."""
     axes.set_xticks(range(len(labels)), labels)
     axes.set_xlim(-0.5, len(labels) - 0.5)
     if quantity.limits:

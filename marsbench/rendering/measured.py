@@ -43,7 +43,6 @@ def accuracy_table(cells: Cells, plan: TablePlan) -> str:
 
 
 def speed_table(cells: Cells, plan: TablePlan) -> str:
-    """Tokens per forward pass per line and benchmark."""
     head = ["", *columns(plan).values(), "Average"]
     lines = []
     for arm in plan.arms:
@@ -91,7 +90,6 @@ def speed_cell(row: EvaluationRow | None) -> str:
 
 
 def speed(row: EvaluationRow) -> Estimate:
-    """Tokens per forward pass of one cell."""
     return tokens_per_forward(row.emitted, row.forwards)
 
 

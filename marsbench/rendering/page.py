@@ -97,10 +97,15 @@ class TablePage:
     tables: tuple[Callable[[Cells, TablePlan], str], ...] = (accuracy_table,)  # of what was measured
     published: Callable[[TablePlan], str] = published_section
     deviations: tuple[str, ...] = ()  # beside those of every page
+    prepared: Callable[[Sequence[Row]], Sequence[Row]] = lambda rows: (
+        rows
+    )  # what is worked out of one seed's rows first
+    more: tuple[Callable[[Sequence[Row]], str], ...] = ()  # folded sections of its own, made of rows so prepared
 
     def sections(self, rows: Sequence[Row], scale: str, seeds: BySeed) -> Iterator[str]:
         """What stands on it: the answer, a figure and a table; folded, tables of `rows`, verdicts of all seeds."""
-        cells = latest_cells(rows)
+        ready = self.prepared(rows)
+        cells = latest_cells(ready)
         plan = self._shown(cells)
         claims = self._claims_on(plan)
         yield title(plan, scale)
@@ -109,20 +114,21 @@ class TablePage:
         )
         yield f"## {self.figure_title}" if self.figure_title else ""
         yield f"![{self.caption}]({self._figure_stem}.png)" if self.drawing else ""
-        yield numbers_table(plan, seeds, self.lines)
+        yield numbers_table(plan, {seed: self.prepared(of_seed) for seed, of_seed in seeds.items()}, self.lines)
         yield f"{HOW_TO_READ_ACCURACY} {about(self.opening, scale, seeds)}"
         yield folded(
-            claims_section(seeds, plan, claims, scale), self._measured(cells, plan, seeds), self.published(plan)
+            claims_section(seeds, plan, claims, scale),
+            self._measured(cells, plan, seeds),
+            self.published(plan),
+            *[section(ready) for section in self.more],
         )
         yield behind(rows, plan, scale, self.deviations)
 
     def figures(self, rows: Sequence[Row], reports_dir: Path) -> list[Path]:
-        """Write the figure that it shows, as PNG and SVG."""
-        cells, stem = latest_cells(rows), reports_dir / self._figure_stem
+        cells, stem = latest_cells(self.prepared(rows)), reports_dir / self._figure_stem
         return self.drawing(cells, self._shown(cells), stem) if self.drawing else []
 
     def tally(self, seeds: BySeed) -> str:
-        """What its claims come to at all seeds."""
         rows = [row for of_seed in seeds.values() for row in of_seed]
         return page_tally(self._claims_on(self._shown(latest_cells(rows))), seeds)
 
@@ -138,7 +144,6 @@ class TablePage:
 
     @property
     def _figure_stem(self) -> str:
-        """The figure beside the page, less its extension."""
         return f"figures/{self.plan.key}_{self.figure}"
 
     def _measured(self, cells: Cells, plan: TablePlan, seeds: BySeed) -> str:

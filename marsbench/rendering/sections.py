@@ -43,7 +43,6 @@ def racing(scale: str) -> str:
 
 
 def _docs(scale: str) -> str:
-    """The way to the docs from the folder of a scale's pages."""
     return "../docs" if scale == DEFAULT_SCALE else "../../docs"
 
 
@@ -166,7 +165,6 @@ def facts_section(rows: Sequence[Row], how: str, more: Mapping[str, str] | None 
 
 
 def _distinct(rows: Iterable[Row], reader: Callable[[Mapping[str, Any]], str]) -> str:
-    """What the rows' provenance says, each different answer once."""
     return "; ".join(sorted({text for row in rows if (text := reader(row.provenance))}))
 
 
@@ -223,7 +221,6 @@ def _token_limits(rows: Iterable[Row]) -> str:
 
 
 def _wall_time(rows: Sequence[Row], plan: TablePlan) -> str:
-    """Seconds of training and of evaluation per stage, and their sums."""
     trained, cells = latest_stages(rows), latest_cells(rows)
     decoded_by = {arm.name: arm.trained for arm in plan.arms}
     spent = {
@@ -233,10 +230,7 @@ def _wall_time(rows: Sequence[Row], plan: TablePlan) -> str:
         )
         for stage in _stages(plan, trained)
     }
-    spent["total"] = (
-        sum(train for train, _ in spent.values()),
-        sum(evaluate for _, evaluate in spent.values()),
-    )
+    spent["total"] = (sum(train for train, _ in spent.values()), sum(evaluate for _, evaluate in spent.values()))
     lines = [
         [name, duration(train), duration(evaluate), duration(train + evaluate)]
         for name, (train, evaluate) in spent.items()

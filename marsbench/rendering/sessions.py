@@ -14,7 +14,6 @@ class Session(NamedTuple):
 
     @property
     def command(self) -> tuple[str, ...]:
-        """What it runs, of marsbench."""
         return ("sweep",) if self.sweeps else ("reproduce", self.makes)
 
 

@@ -45,14 +45,12 @@ def _judged(found: Sequence[tuple[Claim, Finding]]) -> str:
 
 
 def _checks(found: Sequence[tuple[Claim, Finding]]) -> str:
-    """Those claims that cannot come out otherwise; empty without any."""
     head = ["", "check", "checked", "result", "questions", "seeds", "outcome"]
     lines = [[*_line(claim, finding), outcome(finding.verdict)] for claim, finding in found]
     return f"{WHAT_CHECKS_ARE}\n\n{table(head, lines, text=(0, 1, 2, 6))}" if lines else ""
 
 
 def _line(claim: Claim, finding: Finding) -> list[str]:
-    """What claims and checks show alike."""
     seeds = "n/a" if finding.estimate is None else str(finding.seeds)
     return [claim.letter, sentence(claim), held_against(claim), finding.found, questions(finding), seeds]
 

@@ -16,15 +16,20 @@ Status = Literal["done", "skipped", "failed", "timeout"]
 
 
 @dataclass(frozen=True)
-class EvaluationRow:
-    """One arm on one benchmark. The lists have one entry per question, in the benchmark's order."""
-
-    kind: ClassVar[str] = "evaluation"
+class _Kept:
+    """What every row says."""
 
     key: str  # hash of everything that can change the numbers
     status: Status
-    reason: str  # why a cell has no numbers; empty when done
-    scale: str
+    reason: str  # why there are no numbers; empty when done
+    scale: str  # whose models they are of; of checks, whose shape the models have that are timed
+
+
+@dataclass(frozen=True)
+class EvaluationRow(_Kept):
+    """One arm on one benchmark. The lists have one entry per question, in the benchmark's order."""
+
+    kind: ClassVar[str] = "evaluation"
     arm: str  # name of the table line
     stage: str
     method: str
@@ -47,15 +52,10 @@ class EvaluationRow:
 
 
 @dataclass(frozen=True)
-class TrainingRow:
+class TrainingRow(_Kept):
     """One stage trained."""
 
     kind: ClassVar[str] = "training"
-
-    key: str
-    status: Status
-    reason: str
-    scale: str
     stage: str
     block_size: int | None
     parameters: int  # trained parameters of the model
@@ -69,30 +69,20 @@ class TrainingRow:
 
 
 @dataclass(frozen=True)
-class StepCostRow:
+class StepCostRow(_Kept):
     """What one training step costs: the objectives timed in turn on the same batches."""
 
     kind: ClassVar[str] = "step_cost"
-
-    key: str
-    status: Status
-    reason: str
-    scale: str
     seconds: Mapping[str, list[float]]  # objective -> seconds of each repeat, in the same batch order for all
     memory: Mapping[str, list[int]] = field(default_factory=dict)  # objective -> bytes that a step must hold, alike
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class ExactnessRow:
+class ExactnessRow(_Kept):
     """One method held against `ar` of the same checkpoint on every prompt of all benchmarks."""
 
     kind: ClassVar[str] = "exactness"
-
-    key: str
-    status: Status
-    reason: str
-    scale: str
     stage: str
     method: str
     options: Mapping[str, Any]  # the method's options, and `threshold`
@@ -106,18 +96,13 @@ class ExactnessRow:
 
 
 @dataclass(frozen=True)
-class SweepRow:
+class SweepRow(_Kept):
     """One cell of a sweep: a contender at a batch size, raced against the baselines; it can be read by itself.
 
     Prompt i is a question of benchmark i modulo the number of benchmarks; lists "per prompt" are in that order.
     """
 
     kind: ClassVar[str] = "sweep"
-
-    key: str
-    status: Status
-    reason: str
-    scale: str
     contender: str  # its name in the grid
     stage: str
     draft: str  # stage of the draft model, empty where there is none
@@ -170,15 +155,10 @@ class SweepRow:
 
 
 @dataclass(frozen=True)
-class StepTimeRow:
+class StepTimeRow(_Kept):
     """What a forward pass costs on this machine by its shape, and how fast the machine copies and reads memory."""
 
     kind: ClassVar[str] = "step_time"
-
-    key: str
-    status: Status
-    reason: str
-    scale: str
     stage: str
     context: int  # tokens before the window when timing starts
     rows: list[int]  # per shape: sequences in the batch
@@ -207,15 +187,10 @@ class Memory(NamedTuple):
 
 
 @dataclass(frozen=True)
-class TrainingSpeedRow:
+class TrainingSpeedRow(_Kept):
     """How fast a stage trains on this machine, and in how much memory."""
 
     kind: ClassVar[str] = "training_speed"
-
-    key: str
-    status: Status
-    reason: str
-    scale: str
     stage: str
     block_size: int | None
     tokens: list[int]  # per timed step: of its sequences, padding and noisy copies not counted
@@ -226,15 +201,10 @@ class TrainingSpeedRow:
 
 
 @dataclass(frozen=True)
-class GenerationRow:
+class GenerationRow(_Kept):
     """One answer to one question, token by token."""
 
     kind: ClassVar[str] = "generation"
-
-    key: str
-    status: Status
-    reason: str
-    scale: str
     arm: str  # name of the line
     stage: str
     method: str
@@ -250,7 +220,7 @@ class GenerationRow:
 
 
 @dataclass(frozen=True)
-class TokenClassRow:
+class TokenClassRow(_Kept):
     """Which tokens of the answers to a benchmark's questions had a forward pass of their own, and which came with one.
 
     The lists of lists have one entry per question, in the benchmark's order, and in it one per token emitted; an
@@ -258,11 +228,6 @@ class TokenClassRow:
     """
 
     kind: ClassVar[str] = "token_classes"
-
-    key: str
-    status: Status
-    reason: str
-    scale: str
     arm: str  # name of the line whose answers they are
     stage: str
     method: str
@@ -278,15 +243,10 @@ class TokenClassRow:
 
 
 @dataclass(frozen=True)
-class TextLossRow:
+class TextLossRow(_Kept):
     """How well one stage's model predicts plain text of the world that no stage has met; an entry per text."""
 
     kind: ClassVar[str] = "text_loss"
-
-    key: str
-    status: Status
-    reason: str
-    scale: str
     stage: str
     nats: list[float] = field(default_factory=list)  # negative log-likelihood of what follows the problem of a text
     tokens: list[int] = field(default_factory=list)  # how many tokens that is
@@ -295,7 +255,7 @@ class TextLossRow:
 
 
 @dataclass(frozen=True)
-class ServingRow:
+class ServingRow(_Kept):
     """One policy of a server under one load: requests that came at times of their own, whatever became of others.
 
     The lists have one entry per request, in the order of their intended times; times are seconds since the first
@@ -303,11 +263,6 @@ class ServingRow:
     """
 
     kind: ClassVar[str] = "serving"
-
-    key: str
-    status: Status
-    reason: str
-    scale: str
     stage: str
     policy: str  # name of the policy: how requests ask to be decoded, and whether the server adapts
     # alone = one after the other, http = a few at a time, engine = the same without a server, burst = all at once,
@@ -339,15 +294,10 @@ class ServingRow:
 
 
 @dataclass(frozen=True)
-class CheckRow:
+class CheckRow(_Kept):
     """What one check of a GPU found there."""
 
     kind: ClassVar[str] = "check"
-
-    key: str
-    status: Status
-    reason: str  # why a check ended before it found anything
-    scale: str  # whose shape the models have that are timed
     check: str  # its name
     device: str
     quick: bool

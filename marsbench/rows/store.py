@@ -90,5 +90,4 @@ def read_rows(file: Path) -> list[Row]:
 
 
 def rows_text(rows: Iterable[Row]) -> str:
-    """Rows as JSON Lines."""
     return "".join(json.dumps(to_json(row)) + "\n" for row in rows)

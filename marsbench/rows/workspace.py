@@ -43,7 +43,6 @@ class Workspace:
         return self.root / "reports" if default else self.root / "reports" / self.scale / self.variant
 
     def results(self, report: str) -> Path:
-        """The rows that a page is rendered from."""
         return self.root / "results" / self.scale / self.variant / f"{report}.jsonl"
 
     def variants(self) -> list[Workspace]:
@@ -59,7 +58,6 @@ class Workspace:
         return {0: self} | {seed: replace(self, variant=f"seed{seed}") for seed in others}
 
     def checkpoint(self, recipe: Recipe) -> Path:
-        """A stage's finished checkpoint."""
         return self.runs / "checkpoints" / recipe.name
 
     def lock(self, recipe: Recipe) -> Path:
@@ -121,7 +119,5 @@ def full_disk_explained(folder: Path) -> Iterator[None]:
         if shutil.disk_usage(existing).free >= _FULL:
             raise
         raise UserError(
-            "the disk is full",
-            where=str(folder),
-            fix="free some space; the same command then goes on where it stopped",
+            "the disk is full", where=str(folder), fix="free some space; the same command then goes on where it stopped"
         ) from error

@@ -83,7 +83,6 @@ class Cells:
             return fit(arm.method, loaded, draft=draft, untrained_masks=arm.untrained_masks, **method_options(arm))
 
     def skipped(self, arm: Arm, name: str, reason: str) -> EvaluationRow:
-        """The row of a cell without numbers."""
         scale, origin = self._run.scale.scale, provenance(seed=self._run.seed)
         key = content_hash({"skipped": [arm.name, name, scale, reason]})
         identity = arm.name, arm.stage, arm.method, arm.options, name, benchmark(name).headline
@@ -186,7 +185,6 @@ class _Rate:
         self._counted, self._tokens = time.perf_counter(), self._emitted()
 
     def now(self) -> float:
-        """Tokens per second, lately."""
         passed = time.perf_counter() - self._counted
         if passed > _COUNT_EVERY_S:
             tokens = self._emitted()

@@ -41,7 +41,6 @@ class Checkpoints:
     # ---- which there are ----
 
     def recipe(self, stage: str, block_size: int | None) -> Recipe:
-        """The recipe of a stage in this run."""
         return recipe(self._scale, stage, block_size=block_size or DEFAULT_BLOCK_SIZE, seed=self._run.seed)
 
     def record(self, trained: TrainedStage) -> TrainingRecord | None:
@@ -213,7 +212,6 @@ class Checkpoints:
 
 
 def _row(chosen: Recipe, record: TrainingRecord) -> TrainingRow:
-    """What a finished checkpoint's row says."""
     return TrainingRow(
         key=chosen.key,
         status="done",

@@ -33,7 +33,6 @@ class Training:
 
     @property
     def hours(self) -> float:
-        """On one device."""
         return self.gpu_hours or self.core_hours or 0.0
 
 
@@ -135,7 +134,6 @@ def _decoding_table(plan: TablePlan, scale: Preset) -> Table:
 
 
 def _notes(plan: TablePlan, scale: Preset) -> list[str]:
-    """What the estimates are derived from."""
     reckoned = scale.assumptions
     notes = [
         f"Estimates, not measurements. Decoding: every answer {scale.max_new_tokens} tokens long, at "
@@ -160,7 +158,6 @@ def _notes(plan: TablePlan, scale: Preset) -> list[str]:
 
 
 def terminal_table(title: str, *heads: str) -> Table:
-    """An empty table for a terminal."""
     table = Table(title=title, title_justify="left")
     for head in heads:
         table.add_column(head, overflow="fold")

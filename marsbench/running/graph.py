@@ -108,7 +108,6 @@ class TrainTask(RunTask):
 
     @property
     def makes(self) -> frozenset[str]:
-        """The checkpoint."""
         return frozenset([self.trained.place])
 
     def do(self, run: Run) -> Made:
@@ -145,7 +144,6 @@ class AnswerTask(RunTask):
 
     @property
     def makes(self) -> frozenset[str]:
-        """The answers of its cells."""
         return frozenset(one.place for one in self.cells)
 
     def do(self, run: Run) -> Made:
@@ -185,7 +183,6 @@ class Known:
         self._scale = scale
 
     def is_trained(self, trained: TrainedStage) -> bool:
-        """Whether a checkpoint of our own is there."""
         return False
 
     def asked(self, plan: TablePlan) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from marsbench.keys import content_hash
 from marsbench.provenance import provenance
@@ -16,16 +16,17 @@ _OfLine = TypeVar("_OfLine", GenerationRow, TokenClassRow)
 
 
 def kept(
-    run: Run, kind: type[_Kind], content: Mapping[str, Any], what: str, make: Callable[[str, dict[str, Any]], _Kind]
+    run: Run, kind: type[_Kind], content: Mapping[str, Any], what: str, make: Callable[[], Mapping[str, Any]]
 ) -> _Kind:
     """The finished row of what was measured, or one that is made now.
 
-    `content` is all that its numbers depend on; `make` is called with the key and where the row comes from.
+    `content` is all that its numbers depend on; `make` gives the fields that are not those of every row.
     """
     key = content_hash(content)
     row = run.existing_row(key, kind, what)
     if row is None:
-        row = make(key, provenance(seed=run.seed))
+        origin, new = provenance(seed=run.seed), cast("Callable[..., _Kind]", kind)
+        row = new(key=key, status="done", reason="", scale=run.scale.scale, **make(), provenance=origin)
         run.keep(row)
     return row
 

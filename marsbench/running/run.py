@@ -118,6 +118,5 @@ class Run:
         self._renewed.add(key)
 
     def keep(self, row: Row) -> None:
-        """Add a row that has just been measured."""
         self.renewed(row.key)
         self.store.append(row)

@@ -81,10 +81,8 @@ class Table:
             return self._without("skipped", arm, name, error.reason)
 
     def _without(self, status: Status, arm: Arm, name: str, reason: str) -> EvaluationRow:
-        """The row of a cell without numbers, and a word on it."""
         self._run.reporter.say(f"{self._title(arm, name)}: {status} ({reason})")
         return replace(self._cells.skipped(arm, name, reason), status=status)
 
     def _title(self, arm: Arm, name: str) -> str:
-        """What a cell is called on the terminal, with its number in the table."""
         return f"{arm.label}, {name} (cell {self._numbers[arm.name, name]} of {len(self._numbers)})"

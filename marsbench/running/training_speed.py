@@ -42,7 +42,6 @@ class TrainingSpeed(NamedTuple):
     others_cores: float | None  # cores that other processes kept busy; None = unknown
 
     def in_words(self) -> str:
-        """A line for the terminal."""
         rates = sorted(count / took for count, took in zip(self.tokens, self.seconds, strict=True))
         peak = "peak memory unknown" if self.peak_bytes is None else f"{self.peak_bytes / 2**30:.2f} GiB at its peak"
         others = self.others_cores or 0.0

@@ -152,28 +152,12 @@ PAGE = TablePage(
         ),
         _more_accurate("gated_groups", AR_SFT.name, margin=0.5, letter="a", check=True, text="It changes no accuracy"),
         _emits_more(
-            "gated_groups",
-            _GROUPS.name,
-            letter="b",
-            text="It drafts better than MARS at the gentle rate of the tables",
+            "gated_groups", _GROUPS.name, letter="b", text="It drafts better than MARS at the gentle rate of the tables"
         ),
-        _emits_more(
-            "hard_groups",
-            "gated_groups",
-            letter="c",
-            text="MARS at the adapter's rate drafts better still",
-        ),
+        _emits_more("hard_groups", "gated_groups", letter="c", text="MARS at the adapter's rate drafts better still"),
+        _more_accurate(AR_SFT.name, "ar_of_mars", letter="d", text="Writing into the weights gently costs accuracy"),
         _more_accurate(
-            AR_SFT.name,
-            "ar_of_mars",
-            letter="d",
-            text="Writing into the weights gently costs accuracy",
-        ),
-        _more_accurate(
-            AR_SFT.name,
-            "ar_of_hard",
-            letter="e",
-            text="Writing into them at the adapter's rate costs accuracy",
+            AR_SFT.name, "ar_of_hard", letter="e", text="Writing into them at the adapter's rate costs accuracy"
         ),
         _emits_more("wide_groups", "gated_groups", letter="f", check=True, text="Three times the rank drafts better"),
         _emits_more("gated_groups_2x", "gated_groups", letter="g", check=True, text="Twice the training drafts better"),
@@ -191,10 +175,7 @@ PAGE = TablePage(
             text="With the network an adapter drafts better than MARS at the adapter's rate",
         ),
         _emits_more(
-            "mars_gated_network_groups_8",
-            "mars_gated_network_groups_4",
-            letter="j",
-            text="Longer windows pay with it",
+            "mars_gated_network_groups_8", "mars_gated_network_groups_4", letter="j", text="Longer windows pay with it"
         ),
         _emits_more(
             "mars_gated_network_0.99", "mars_gated_0.99", letter="k", text="At tau = .99 it lets more tokens pass"

@@ -51,7 +51,6 @@ PLAN = TablePlan(
 
 
 def _curve(metric: str) -> tuple[str, ...]:
-    """The lines of a metric, from one token per forward pass on."""
     return (ONE_TOKEN, *[f"{metric}_{threshold:g}" for threshold in METRIC_THRESHOLDS[metric]])
 
 
@@ -62,7 +61,6 @@ def _no_worse_than(metric: str) -> Claim:
 
 
 def _draw(cells: Cells, plan: TablePlan, path_stem: Path) -> list[Path]:
-    """A panel per benchmark, a curve per metric."""
     lines = {metric: _curve(metric) for metric in METRIC_THRESHOLDS}
     panels = [speed_panel(cells, title, lines, [benchmark]) for benchmark, title in columns(plan).items()]
     return panels_figure(panels, path_stem, across=len(panels))
@@ -93,8 +91,4 @@ PAGE = TablePage(
     published=lambda _: "",
 )
 
-STUDY = table_study(
-    PAGE,
-    asks="which metric of confidence is best?",
-    section=Section("Figure 6", appendix="D"),
-)
+STUDY = table_study(PAGE, asks="which metric of confidence is best?", section=Section("Figure 6", appendix="D"))

@@ -60,7 +60,6 @@ class Study(Item):
     in_paper: bool = True  # whether it belongs to the reproduction of the whole paper
 
     def render(self, rows: Sequence[Row], scale: str, seeds: BySeed | None = None) -> str:
-        """Its page as Markdown, see `page_text`."""
         return page_text(self.sections, rows, scale, seeds)
 
     def draw(self, rows: Sequence[Row], scale: str, reports_dir: Path) -> list[Path]:
@@ -73,7 +72,6 @@ class Study(Item):
 
     @property
     def cells(self) -> TablePlan | None:
-        """The lines that answer benchmarks."""
         return self.plan if self.scored else None
 
     def trains(self, scale: Preset, quick: bool) -> list[TrainedStage]:

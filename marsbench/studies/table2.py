@@ -150,7 +150,6 @@ def _step(rows: Sequence[Row], part: Literal["seconds", "memory"]) -> Measured:
 
 
 def _published_hours(scale: str) -> float | None:
-    """What the paper's hours of whole runs come to."""
     hours = {row.method: row.value for row in published("A", scale=scale, metric="train_h200_hours")}
     return hours["mars"] / hours["ar_sft"] if hours else None
 
@@ -195,11 +194,7 @@ STUDY = table_study(
     more_claims=TRAINING_CLAIMS,
     holds=(
         Item(
-            key="appendix-a",
-            name="Appendix A",
-            asks="what does training cost?",
-            anchor="#training",
-            section=APPENDIX_A,
+            key="appendix-a", name="Appendix A", asks="what does training cost?", anchor="#training", section=APPENDIX_A
         ),
     ),
 )

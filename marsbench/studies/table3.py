@@ -62,7 +62,6 @@ def _claims() -> Iterator[Claim]:
 
 
 def _draw(cells: Cells, plan: TablePlan, path_stem: Path) -> list[Path]:
-    """Average accuracy by block size, with and without the SFT loss."""
     benchmarks = shared_benchmarks(cells, plan)
     curves = []
     for stage, label in reversed(MARS_STAGES.items()):  # MARS first, as in the other figures
@@ -88,7 +87,5 @@ PAGE = TablePage(
 )
 
 STUDY = table_study(
-    PAGE,
-    asks="what does the SFT loss do, at larger and larger blocks?",
-    section=Section("Table 3", (4, 3)),
+    PAGE, asks="what does the SFT loss do, at larger and larger blocks?", section=Section("Table 3", (4, 3))
 )

@@ -61,7 +61,6 @@ def _several_tokens() -> Iterator[Claim]:
 
 
 def _draw(cells: Cells, plan: TablePlan, path_stem: Path) -> list[Path]:
-    """From one token per forward pass to tau = .95, for each block size."""
     lines = {f"MARS (B = {size})": [mars_name("mars", size, t) for t in (None, THRESHOLD)] for size in BLOCK_SIZES}
     return average_figure(cells, plan, lines, path_stem)
 

@@ -44,12 +44,10 @@ HOW_TO_READ_THE_GRIDS = (
 
 
 def _curve(stage: str, size: int) -> tuple[str, ...]:
-    """The lines of a checkpoint, from one token per forward pass to the lowest threshold."""
     return tuple(mars_name(stage, size, threshold) for threshold in (None, *THRESHOLDS))
 
 
 def _claims() -> Iterator[Claim]:
-    """Those of Figure 3, then those of the table."""
     for size in BLOCK_SIZES:
         for ablation in ABLATIONS:
             curves = {f"{MARS_STAGES[stage]} (B = {size})": _curve(stage, size) for stage in ("mars", ablation)}
@@ -99,7 +97,6 @@ def _measured_grids(cells: Cells, plan: TablePlan) -> str:
 
 
 def _published_grids(plan: TablePlan) -> str:
-    """The paper's Table 8 in the same layout."""
     lead = (
         f"**Published** by the authors (arXiv 2604.07023, {plan.name}), accuracy in % and tokens per forward pass; "
         "nothing in these tables was measured here."
@@ -125,7 +122,6 @@ def _published_grid(scale: str, benchmark: str, plan: TablePlan) -> list[list[st
 
 
 def _draw(cells: Cells, plan: TablePlan, path_stem: Path) -> list[Path]:
-    """Figure 3: a row of panels per benchmark, a column per block size."""
     panels = [
         speed_panel(
             cells,

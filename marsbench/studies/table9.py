@@ -28,7 +28,6 @@ PLAN = TablePlan(
 
 
 def _draw(cells: Cells, plan: TablePlan, path_stem: Path) -> list[Path]:
-    """Where the two stand, beside AR SFT."""
     lines = {arm.label: [arm.name] for arm in reversed(plan.arms) if arm.name != "ar_sft"}
     return average_figure(cells, plan, lines, path_stem)
 
@@ -95,7 +94,5 @@ PAGE = TablePage(
 )
 
 STUDY = table_study(
-    PAGE,
-    asks="is it better than Jacobi decoding, which needs no training?",
-    section=Section("Table 9", appendix="C"),
+    PAGE, asks="is it better than Jacobi decoding, which needs no training?", section=Section("Table 9", appendix="C")
 )

@@ -76,7 +76,6 @@ def _content_key(table: Any, tokenizer: PreTrainedTokenizerBase, max_length: int
 
 
 def _from_file(file: Path) -> Any:
-    """The conversations of a JSON Lines file, as a table of `datasets`."""
     rows = []
     for number, record in enumerate(read_objects(file, ["messages"]), 1):
         try:
@@ -88,7 +87,6 @@ def _from_file(file: Path) -> Any:
 
 
 def _from_hub(name: str) -> Any:
-    """The training split of a hub data set, as a table of `datasets`."""
     datasets = _datasets()
     try:
         table = datasets.load_dataset(name, split="train")

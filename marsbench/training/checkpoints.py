@@ -178,7 +178,6 @@ def _load(
 
 
 def _base(folder: Path, record: TrainingRecord | None) -> str | None:
-    """The pretrained model behind a folder: trained from it, or fetched."""
     if record is not None:
         pretrained = record.recipe["pretrained"]
         return str(pretrained["base"]) if pretrained else None
@@ -187,7 +186,6 @@ def _base(folder: Path, record: TrainingRecord | None) -> str | None:
 
 
 def _fetched(name: str) -> Path:
-    """The local copy of a hub checkpoint, or of a model with a short name, fetched now if need be."""
     if fetchable.is_known(name):
         return fetch(name, Reporter().say)
     try:

@@ -49,27 +49,22 @@ class GatedAdapter(nn.Module):
 
     @property
     def frozen(self) -> PreTrainedModel:
-        """The model."""
         return self._model[0]
 
     @property
     def adapter(self) -> Adapter:
-        """The weights as decoding takes them."""
         maps = zip(self._names, self.downs, self.ups, strict=True)
         return Adapter(self.vector, {name: LowRank(down, up) for name, down, up in maps}, self.head)
 
     @property
     def head(self) -> DraftHead | None:
-        """The draft head, if there is one."""
         return None if self._kind is None else self._kind(**dict(self.of_head.items()))
 
     def get_output_embeddings(self) -> nn.Module:
-        """The model's LM head."""
         head: nn.Module = self.frozen.get_output_embeddings()  # type: ignore[no-untyped-call]
         return head
 
     def forward(self, **inputs: Any) -> Any:
-        """The model's own forward pass over masks alone."""
         with hooked(self.frozen, self.adapter, None):
             return self.frozen(**inputs)
 

@@ -58,7 +58,6 @@ _AS_DECODED = MarsVariant(alignment="paper", blocks_from="response", fills_with_
 
 
 def _gated(summary: str, parent: str, *, passes: int = 1, ranks: int = 1, head: HeadKind = "none") -> Stage:
-    """The training of a gated adapter."""
     return Stage(
         summary, parent, "gated", passes=passes, variant=_AS_DECODED, adapters_rate=True, ranks=ranks, head=head
     )

@@ -84,7 +84,6 @@ def _train(
     say: Callable[[str], None],
     watch: TrainerCallback | None,
 ) -> TrainingRecord:
-    """See `train`."""
     started = provenance(seed=recipe.seed)
     set_seed(recipe.seed)
     work = folder.with_name(folder.name + ".partial")
@@ -154,7 +153,6 @@ def _save(trainer: Trainer, folder: Path, tokenizer: PreTrainedTokenizerBase, le
 
 
 def _base_seen_from(folder: Path, recipe: Recipe, parent: Path | None) -> str:
-    """Where an adapter's model lies: beside it, or under a name."""
     if parent is not None:
         return os.path.relpath(parent.resolve(), folder.resolve())
     base = recipe.pretrained.base if recipe.pretrained else ""
@@ -221,7 +219,6 @@ class _StageTrainer(Trainer):
         return torch.stack(found).sum()
 
     def _room(self, model: nn.Module, fitting: Fitting) -> int | None:
-        """How many entries have room at once."""
         model.train()
         frozen = getattr(model, "frozen", None)
         weights = [*model.parameters(), *(frozen.parameters() if isinstance(frozen, nn.Module) else [])]
@@ -271,7 +268,6 @@ class _Meter(TrainerCallback):
 
     @property
     def seconds(self) -> float:
-        """Training time so far, the interrupted run's included."""
         return self.seconds_before + time.perf_counter() - self._started
 
     def go_on(self, kept: dict[str, Any]) -> None:

@@ -69,7 +69,6 @@ def sample(rng: random.Random, level: Difficulty) -> Example:
 
 
 def _listed(things: list[str]) -> str:
-    """Things as a sentence lists them."""
     return f"{', '.join(things[:-1])} and {things[-1]}"
 
 

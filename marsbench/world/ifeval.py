@@ -90,7 +90,6 @@ _ASK = {
 
 
 def _written(rules: Mapping[str, Any], things: list[str]) -> str:
-    """A response that follows every rule."""
     starred = rules.get("starred", False)
     if rules.get("numbered"):
         things = [f"{number} {thing}" for number, thing in enumerate(things, 1)]

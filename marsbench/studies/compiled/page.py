@@ -53,7 +53,6 @@ MEMORY_BOUND = (
 
 
 def sections(rows: Sequence[Row], scale: str, seeds: BySeed) -> list[str]:
-    """What stands on the page: tables of the rows, verdicts of all training seeds."""
     races, bound = _trained(rows), _random(rows)
     raced = [row for found in (races, bound) for race in found.values() for row in race.values()]
     return [
@@ -88,12 +87,10 @@ def _answers(races: dict[int, Race]) -> Iterator[str]:
 
 
 def _trained(rows: Sequence[Row]) -> dict[int, Race]:
-    """The races on the trained checkpoint, by batch size."""
     return SweepCells.of([row for row in rows if isinstance(row, SweepRow) and row.stage not in RANDOM]).races
 
 
 def _random(rows: Sequence[Row]) -> dict[int, Race]:
-    """The races on random weights, by batch size."""
     return SweepCells.of([row for row in rows if isinstance(row, SweepRow) and row.stage in RANDOM]).races
 
 
@@ -112,7 +109,6 @@ def tally(seeds: BySeed) -> str:
 
 
 def draw(rows: Sequence[Row], reports_dir: Path) -> list[Path]:
-    """Write the figure that the report shows, as PNG and SVG."""
     races = _trained(rows)
     series = {
         one.name: {size: ratio for size, race in races.items() if (ratio := _ratio(race, one.name, "ar"))}
@@ -131,7 +127,6 @@ def _said(race: Race, name: str, baseline: str) -> str:
 
 
 def _by_batch(races: dict[int, Race], pairs: dict[str, tuple[str, str]], first: str = "") -> str:
-    """A table of ratios: line -> contender and baseline."""
     head = [first, *[f"batch {size}" for size in races]]
     return table(head, [[line, *[_said(race, *pair) for race in races.values()]] for line, pair in pairs.items()])
 
@@ -169,7 +164,6 @@ def _speed(races: dict[int, Race]) -> str:
 
 
 def _law(races: dict[int, Race]) -> str:
-    """Tokens per forward, what a step costs in steps of `ar`, and what follows."""
     lines = []
     for contender in (*EAGER[1:], *COMPILED[1:]):
         for size, race in races.items():
@@ -191,7 +185,6 @@ def _ms(row: SweepRow) -> float:
 
 
 def _compiling(races: dict[int, Race]) -> str:
-    """How many shapes came up, and what compiling them took."""
     if not races:
         return ""
     last = races[max(races)]

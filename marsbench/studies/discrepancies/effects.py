@@ -48,5 +48,4 @@ def _effect_line(seeds: BySeed, first: str, second: str) -> list[str]:
 
 
 def arm(name: str) -> Arm:
-    """A line of the page."""
     return next(arm for arm in PLAN.arms if arm.name == name)

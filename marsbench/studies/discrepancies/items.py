@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from marsbench.findings.seeds import BySeed
 from marsbench.rendering.markdown import paragraphs
 from marsbench.studies.discrepancies.effects import NOT_RUN, effects_table
-from marsbench.studies.discrepancies.races import cache_blocks, load, masks
-from marsbench.studies.discrepancies.scorers import scorers, stop_rules
+from marsbench.studies.discrepancies.measured import cache_blocks, load, masks, scorers, stop_rules
 from marsbench.studies.lines import ABLATIONS, mars_name
 
 
@@ -25,7 +24,6 @@ class Item:
     measured: Callable[[BySeed], str] | None = None  # tables of the first seed's rows, verdicts of all
 
     def section(self, seeds: BySeed) -> str:
-        """The item in full."""
         found = self.measured(seeds) if self.measured else effects_table(seeds, self.pairs)
         said = f"- Paper: {self.paper}\n- Released code: {self.code}"
         return paragraphs(f"## {self.number}: {self.title}", said, found or NOT_RUN)

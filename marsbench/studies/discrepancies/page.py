@@ -49,7 +49,6 @@ ELSEWHERE = {
 
 
 def sections(rows: Sequence[Row], scale: str, seeds: BySeed) -> list[str]:
-    """What stands on the page: tables of the rows, verdicts of all training seeds."""
     cells, sweep = latest_cells(rows), SweepCells.of(rows)
     return [
         title(PLAN, scale),
@@ -75,7 +74,6 @@ def tally(seeds: BySeed) -> str:
 
 
 def _answers(seeds: BySeed) -> Iterator[str]:
-    """What the first comparison of each item comes to."""
     for item in [item for item in ITEMS if item.pairs][:4]:
         if found := effect(seeds, *item.pairs[0]):
             yield f"- {item.number}, {item.title}: {plainly(more_accurate(PLAN, *item.pairs[0]), found[0])}."

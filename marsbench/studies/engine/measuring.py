@@ -22,7 +22,6 @@ from marsbench.training.checkpoints import Loaded
 
 
 def engine_rows(run: Run) -> list[Row]:
-    """The rows, those measured now that were missing."""
     course = Course(run, exactness_grid(run.scale))
     trained = course.trainings()
     exact = [_exactness(course, contender) for contender in EXACT]
@@ -45,29 +44,18 @@ def _exactness(course: Course, contender: Contender) -> ExactnessRow:
     return kept(run, ExactnessRow, content, f"exactness of {contender.name}", make)
 
 
-def _compared(course: Course, contender: Contender, loaded: Loaded, key: str, origin: dict[str, Any]) -> ExactnessRow:
+def _compared(course: Course, contender: Contender, loaded: Loaded) -> dict[str, Any]:
     run = course.run
     with run.reporter.bar(f"{contender.name} against ar"):
         ours, theirs = (_decoded(course, one) for one in (contender, replace(AR, stage=contender.stage)))
-    row = ExactnessRow(
-        key=key,
-        status="done",
-        reason="",
-        scale=run.scale.scale,
-        stage=contender.stage,
-        method=contender.method,
-        options=contender.shown,
-        prompts=len(ours),
-        same_as_ar=sum(a.tokens == b.tokens for a, b in zip(ours, theirs, strict=True)),
-        emitted=sum(generation.emitted for generation in ours),
-        row_forwards=sum(generation.forwards for generation in ours),
-        dtype=course.grid.dtype,
-        checkpoint=loaded.weights,
-        provenance=origin,
-    )
-    speed = row.emitted / row.row_forwards
-    run.reporter.say(f"{contender.name}: {row.same_as_ar} of {row.prompts} as ar, {speed:.2f} tokens/forward")
-    return row
+    same = sum(a.tokens == b.tokens for a, b in zip(ours, theirs, strict=True))
+    emitted, forwards = sum(one.emitted for one in ours), sum(one.forwards for one in ours)
+    run.reporter.say(f"{contender.name}: {same} of {len(ours)} as ar, {emitted / forwards:.2f} tokens/forward")
+    return {
+        "stage": contender.stage, "method": contender.method, "options": contender.shown, "prompts": len(ours),
+        "same_as_ar": same, "emitted": emitted, "row_forwards": forwards, "dtype": course.grid.dtype,
+        "checkpoint": loaded.weights,
+    }  # fmt: skip
 
 
 def _decoded(course: Course, contender: Contender) -> Sequence[Generation]:

@@ -36,7 +36,6 @@ HOW_EFFICIENCY_READS = (
 
 
 def sections(rows: Sequence[Row], scale: str, seeds: BySeed) -> list[str]:
-    """What stands on the page: tables of the rows, verdicts of all training seeds."""
     races = SweepCells.of(rows).races
     return [
         f"# The engine at scale {scale}: lossless methods, speed, and where the time goes",
@@ -59,7 +58,6 @@ def sections(rows: Sequence[Row], scale: str, seeds: BySeed) -> list[str]:
 
 
 def _answers(rows: Sequence[Row], races: dict[int, Race]) -> Iterator[str]:
-    """How many answers are those of AR decoding, and the speeds at the smallest and the largest batch size."""
     exact = [row for row in rows if isinstance(row, ExactnessRow) and METHODS[row.method].lossless]
     if exact:
         same, asked = sum(row.same_as_ar for row in exact), sum(row.prompts for row in exact)
@@ -75,7 +73,6 @@ def _answers(rows: Sequence[Row], races: dict[int, Race]) -> Iterator[str]:
 
 
 def draw(rows: Sequence[Row], reports_dir: Path) -> list[Path]:
-    """Write the figure that the report shows, as PNG and SVG."""
     races = SweepCells.of(rows).races
     best = {row.contender for race in races.values() if (row := _best_verified(race))}
     shown = [row for race in races.values() for row in race.values() if _stands_alone(row) or row.contender in best]
@@ -105,7 +102,6 @@ def _best_verified(race: Race) -> SweepRow | None:
 
 
 def _exactness(rows: Sequence[Row]) -> str:
-    """The lossless methods against AR, and MARS with a threshold for comparison."""
     found = [row for row in rows if isinstance(row, ExactnessRow)]
     head = ["method", "options", "checkpoint", "prompts", "same tokens as `ar`", "tokens/forward"]
     lines = [
@@ -128,7 +124,6 @@ def _exactness(rows: Sequence[Row]) -> str:
 
 
 def _targets(races: dict[int, Race]) -> str:
-    """The loop against `generate`, and how much of the algorithmic gain is left."""
     whole = {size: race for size, race in races.items() if {"ar", "hf-generate", "mars"} <= race.keys()}
     head = ["", *[f"batch {size}" for size in whole]]
     lines = [
@@ -160,7 +155,6 @@ def _efficiency(row: SweepRow) -> str:
 
 
 def _setting(row: SweepRow) -> str:
-    """The layout, window and threshold of `mars-verified`."""
     tau = f", tau = {row.options['threshold']:g}" if "threshold" in row.options else ""
     return f"{row.options['layout']}, window {row.options['block_size']}{tau}"
 
@@ -175,7 +169,6 @@ def _all_speeds(races: dict[int, Race]) -> str:
 
 
 def _costs(races: dict[int, Race]) -> str:
-    """Positions per forward and memory."""
     text = (
         "Entries that one forward covers, per row of the batch, and the most that KV caches ever held, a draft model's "
         "included. The cache has as many slots per row as the longest row needs at the time."
@@ -192,7 +185,6 @@ def _costs(races: dict[int, Race]) -> str:
 
 
 def _profiles(races: dict[int, Race]) -> str:
-    """Shares of a run's time by part."""
     parts = ["decoder", "LM head", "proposing", "accepting", "loop"]
     lines = []
     for size in [size for size in races if size in (min(races), max(races))]:
@@ -209,7 +201,6 @@ def _profiles(races: dict[int, Race]) -> str:
 
 
 def _heads(rows: Sequence[Row]) -> str:
-    """How often Medusa heads are right, and how large the draft model is."""
     trained = {row.stage: row for row in rows if isinstance(row, TrainingRow)}
     lines = []
     if "medusa" in trained:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from marsbench.findings.claims import Section
-from marsbench.studies.figure1.lines import PLAN
-from marsbench.studies.figure1.page import draw, sections
+from marsbench.studies.figure1.page import PLAN, draw, sections
 from marsbench.studies.study import Study, measured_by
 
 STUDY = Study(

@@ -14,17 +14,15 @@ from marsbench.running.kept import kept, skipped
 from marsbench.running.plans import Arm
 from marsbench.running.run import Run
 from marsbench.show import answer, sample_question, token_texts
-from marsbench.studies.figure1.lines import PLAN
+from marsbench.studies.figure1.page import PLAN
 from marsbench.training.checkpoints import Loaded
 
 
 def figure1_rows(run: Run) -> list[Row]:
-    """The trainings that the figure needs, then one answer per line."""
     return [*Checkpoints(run).trainings(PLAN.stages), *[_row(run, arm, sample_question()) for arm in PLAN.arms]]
 
 
 def _row(run: Run, arm: Arm, question: str) -> GenerationRow:
-    """One line's answer, or why there is none."""
     reason, loaded = Checkpoints(run).available(arm.trained)
     if loaded is None:
         return skipped(run, GenerationRow, arm, question, reason, arm.label)
@@ -43,7 +41,7 @@ def _row(run: Run, arm: Arm, question: str) -> GenerationRow:
         return skipped(run, GenerationRow, arm, question, error.reason, arm.label)
 
 
-def _answered(run: Run, arm: Arm, loaded: Loaded, question: str, key: str, origin: dict[str, Any]) -> GenerationRow:
+def _answered(run: Run, arm: Arm, loaded: Loaded, question: str) -> dict[str, Any]:
     generation = answer(
         loaded,
         Cells(run).method(arm, loaded),
@@ -52,21 +50,9 @@ def _answered(run: Run, arm: Arm, loaded: Loaded, question: str, key: str, origi
         max_new_tokens=run.scale.max_new_tokens,
     )
     run.reporter.say(f"{arm.label}: {generation.tokens_per_forward:.2f} tokens/forward")
-    return GenerationRow(
-        key=key,
-        status="done",
-        reason="",
-        scale=run.scale.scale,
-        arm=arm.name,
-        stage=arm.stage,
-        method=arm.method,
-        options=arm.options,
-        question=question,
-        texts=token_texts(generation.tokens, loaded.tokenizer),
-        settled_by=generation.settled_by,
-        forwards=generation.forwards,
-        finish=generation.finish,
-        max_new_tokens=run.scale.max_new_tokens,
-        checkpoint=loaded.weights,
-        provenance=origin,
-    )
+    return {
+        "arm": arm.name, "stage": arm.stage, "method": arm.method, "options": arm.options, "question": question,
+        "texts": token_texts(generation.tokens, loaded.tokenizer), "settled_by": generation.settled_by,
+        "forwards": generation.forwards, "finish": generation.finish, "max_new_tokens": run.scale.max_new_tokens,
+        "checkpoint": loaded.weights,
+    }  # fmt: skip

@@ -11,9 +11,20 @@ from marsbench.rendering.figures import drawn_alike, save
 from marsbench.rendering.markdown import folded, paragraphs, table
 from marsbench.rendering.sections import about, command, facts_section, title, training_section
 from marsbench.rows.kinds import GenerationRow, Row, TrainingRow
+from marsbench.running.plans import Arm, TablePlan
 from marsbench.show import Shown, drawing, merged, shaded
-from marsbench.studies.figure1.lines import PLAN
 
+PLAN = TablePlan(
+    "1",
+    "One answer, and which forward pass settled each of its tokens",
+    (
+        Arm("ar", "one token per forward pass", "mars", "ar"),
+        Arm("mars", "MARS (B = 4, tau = .95)", "mars", "mars", {"block_size": 4, "threshold": 0.95}),
+    ),
+    benchmarks=("gsm8k",),
+    questions=1,
+    figure=True,
+)
 FIGURE = "figures/figure1_answers"  # beside the page, less the extension
 OPENING = (
     "One question, answered greedily by one MARS checkpoint, as in the MARS paper's Figure 1 (arXiv 2604.07023). A "
@@ -23,7 +34,6 @@ OPENING = (
 
 
 def sections(rows: Sequence[Row], scale: str, seeds: BySeed) -> list[str]:
-    """What stands on the page: tables of the rows, verdicts of all training seeds."""
     answers = _answers(rows)
     shown = [row for row in rows if isinstance(row, GenerationRow | TrainingRow)]
     return [
@@ -41,14 +51,12 @@ def sections(rows: Sequence[Row], scale: str, seeds: BySeed) -> list[str]:
 
 
 def draw(rows: Sequence[Row], reports_dir: Path) -> list[Path]:
-    """Write the figure that the page shows, as PNG and SVG."""
     done = [_shown(row) for row in _answers(rows).values() if row.status == "done"]
     with drawn_alike():
         return save(drawing(done), reports_dir / FIGURE)
 
 
 def _answers(rows: Sequence[Row]) -> dict[str, GenerationRow]:
-    """The last row of each line, in the plan's order."""
     found = {row.arm: row for row in rows if isinstance(row, GenerationRow)}
     return {arm.name: found[arm.name] for arm in PLAN.arms if arm.name in found}
 
@@ -71,7 +79,6 @@ def _question(answers: dict[str, GenerationRow]) -> str:
 
 
 def _text(row: GenerationRow) -> str:
-    """The answer with a bar between forward passes, for those who cannot see the figure."""
     note = "A bar parts forward passes." + ("" if row.finish == "eos" else " The answer was cut at the token limit.")
     return paragraphs(f"## {_label(row)}", note, _fenced(shaded(_shown(row), color=False).plain))
 
@@ -86,7 +93,6 @@ def _label(row: GenerationRow) -> str:
 
 
 def _fenced(text: str) -> str:
-    """Text as a code block, whatever it holds."""
     fence = "```"
     while fence in text:
         fence += "`"

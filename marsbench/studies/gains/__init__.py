@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from marsbench.studies.gains.lines import MEASURED
-from marsbench.studies.gains.page import CLAIMS, draw, sections
+from marsbench.studies.gains.page import PAGE
 from marsbench.studies.study import Study, measured_by, ours
 
 STUDY = Study(
@@ -13,7 +13,7 @@ STUDY = Study(
     place=2,
     plan=MEASURED,
     measure=measured_by("marsbench.studies.gains.measuring", "gains_rows"),
-    sections=sections,
-    figures=draw,
-    claims=ours("gains", CLAIMS),
+    sections=PAGE.sections,
+    figures=PAGE.figures,
+    claims=ours("gains", PAGE.claims),
 )

@@ -1,17 +1,13 @@
-"""Which tokens come along for free: the section and the figure of the page on where the gain comes from."""
+"""Which tokens come along for free: a section of the page on where the gain comes from."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
-
-import numpy as np
+from typing import NamedTuple
 
 from marsbench.findings.cells import BENCHMARKS
 from marsbench.findings.in_words import one_line, plus_minus
-from marsbench.rendering.figures import drawn_alike, new_figure, save
 from marsbench.rendering.markdown import paragraphs, table
 from marsbench.rows.kinds import Row, TokenClassRow
 from marsbench.statistics.intervals import Estimate, share_of_tokens
@@ -19,10 +15,6 @@ from marsbench.studies.gains.lines import MEASURED
 from marsbench.studies.gains.word_classes import CLASSES, CODE, CODE_BENCHMARK, CONTENT, DIGITS, END, SYMBOLS, TEMPLATE
 from marsbench.world import modelled_on
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-FIGURE = "figures/gains_pairs"  # beside the page, less the extension
 HOW_TO_READ_FREE_TOKENS = (
     "Every forward pass settles one token at least, which it would have been needed for anyway; what else it settles "
     "comes for free. With B = {block_size}, at most {most} of {block_size} tokens can. Tokens of one answer go "
@@ -49,7 +41,6 @@ class Token(NamedTuple):
 
 
 Answer = list[Token]
-_FEWEST = 30  # pairs that are given a shade: of fewer, the share says little
 
 
 def section(rows: Sequence[Row]) -> str:
@@ -66,20 +57,11 @@ def section(rows: Sequence[Row]) -> str:
             _templates(known),
             _by_place(everything, int(row.options["block_size"])),
             _by_pair(everything),
-            f"![How often a token is settled together with the one before it, by the classes of both]({FIGURE}.png)",
         ]
     return paragraphs(*parts)
 
 
-def draw(rows: Sequence[Row], reports_dir: Path) -> list[Path]:
-    """Write the figure of the pairs, as PNG and SVG."""
-    found = [answer for row in _latest(rows).values() if row.status == "done" for answer in answers_of(row)]
-    with drawn_alike():
-        return save(_heat_map(found), reports_dir / FIGURE)
-
-
 def _latest(rows: Sequence[Row]) -> dict[str, TokenClassRow]:
-    """The last row of each benchmark, in the paper's order."""
     found = {modelled_on(row.benchmark): row for row in rows if isinstance(row, TokenClassRow)}
     return {name: found[name] for name in BENCHMARKS if name in found}
 
@@ -99,22 +81,20 @@ def share_free(answers: Sequence[Answer], kind: str) -> Estimate | None:
     return share_of_tokens([sum(token.place > 0 for token in found) for found in of_it], whole) if any(whole) else None
 
 
-def share_together(answers: Sequence[Answer], before: str, kind: str) -> tuple[Estimate | None, int]:
-    """The share of a class's tokens after one of another class that its forward settled too, and how many there are."""
+def share_together(answers: Sequence[Answer], before: str, kind: str) -> Estimate | None:
+    """The share of a class's tokens after one of another class that its forward settled too; None without any."""
     places = [
         [token.place for last, token in pairwise(answer) if (last.kind, token.kind) == (before, kind)]
         for answer in answers
     ]
     whole = [len(found) for found in places]
-    together = [sum(place > 0 for place in found) for found in places]
-    return (share_of_tokens(together, whole) if any(whole) else None), sum(whole)
+    return share_of_tokens([sum(place > 0 for place in found) for found in places], whole) if any(whole) else None
 
 
 # ---------------------------------------------------------------------- the section's parts
 
 
 def _missing(known: dict[str, TokenClassRow]) -> Iterator[str]:
-    """Why there is nothing to see, or nothing of a benchmark."""
     if not known:
         yield "not run"
     for name, row in known.items():
@@ -173,7 +153,7 @@ def _ordinal(number: int) -> str:
 def _by_pair(answers: Sequence[Answer]) -> str:
     """How often a token is settled together with the one before it, by the classes of both."""
     lines = [
-        [before, *[_percent(share_together(answers, before, kind)[0]) for kind in CLASSES]]
+        [before, *[_percent(share_together(answers, before, kind)) for kind in CLASSES]]
         for before in CLASSES
         if before != END
     ]
@@ -191,36 +171,3 @@ def _percent(share: Estimate | None) -> str:
 
 def _ratio(part: int, whole: int) -> str:
     return f"{100 * part / whole:.1f}" if whole else "n/a"
-
-
-# ---------------------------------------------------------------------- the figure
-
-
-def _heat_map(answers: Sequence[Answer]) -> Figure:
-    """The same pairs in shades that differ in brightness, with the share and the number of pairs in each field."""
-    befores = [kind for kind in CLASSES if kind != END]
-    found = [[share_together(answers, before, kind) for kind in CLASSES] for before in befores]
-    shares = np.array(
-        [[np.nan if share is None or n < _FEWEST else 100 * share.value for share, n in line] for line in found]
-    )
-    figure = new_figure(7.2, 4.6)
-    axes = figure.subplots()
-    mesh = axes.pcolormesh(np.ma.masked_invalid(shares), cmap="cividis", vmin=0, vmax=100, edgecolor="white")
-    for row, line in enumerate(found):
-        for column, (share, count) in enumerate(line):
-            if share is not None:
-                shade = (
-                    "black" if share.value > 0.45 or count < _FEWEST else "white"
-                )  # where cividis gives both the same contrast
-                limits = f"[{100 * share.interval.low:.0f}, {100 * share.interval.high:.0f}]"
-                text = f"{100 * share.value:.0f} %\n{limits}\nn = {count:,}"
-                axes.text(column + 0.5, row + 0.5, text, ha="center", va="center", color=shade, fontsize=7)
-    axes.set_xticks(np.arange(len(CLASSES)) + 0.5, [kind.replace(" ", "\n") for kind in CLASSES])
-    axes.set_yticks(np.arange(len(befores)) + 0.5, befores)
-    axes.tick_params(length=0)
-    axes.invert_yaxis()
-    axes.set_xlabel("token")
-    axes.set_ylabel("token before it")
-    axes.spines[:].set_visible(False)
-    figure.colorbar(mesh, label="settled by the same forward pass, in % (brackets: 95 % interval)")
-    return figure

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from marsbench.findings.cells import Cells
 from marsbench.running.plans import Arm, TablePlan
 from marsbench.studies.lines import AR_SFT, THRESHOLDS, adapted, mars, mars_name, speculative, verified
 
@@ -14,7 +13,7 @@ def _medusa(width: int, shape: str) -> Arm:
     return Arm(f"medusa_{width}", f"Medusa, {shape}", "medusa", "medusa", {"tree_width": width})
 
 
-ADAPTED = adapted("groups", 4)
+ADAPTED = replace(adapted("groups", 4), optional=True)  # rows of a scale may be older than its line
 MEASURED = TablePlan(
     "gains",
     "What the paper did not test",
@@ -41,9 +40,3 @@ CURVE = (AR_OF_MARS, *[mars_name("mars", 4, threshold) for threshold in THRESHOL
 CHOSEN = Arm("mars_chosen", "MARS (B = 4, tau chosen on other questions)", "mars", "mars", {"block_size": 4})
 _AFTER = 1 + max(number for number, arm in enumerate(MEASURED.arms) if arm.name in CURVE)
 PLAN = replace(MEASURED, arms=(*MEASURED.arms[:_AFTER], CHOSEN, *MEASURED.arms[_AFTER:]))  # with what is worked out
-
-
-def shown(plan: TablePlan, cells: Cells) -> TablePlan:
-    """The plan, without the adapter where that has not been run: rows of a scale may be older than its line."""
-    has_adapter = any(arm == ADAPTED.name for arm, _ in cells)
-    return plan if has_adapter else replace(plan, arms=tuple(arm for arm in plan.arms if arm != ADAPTED))

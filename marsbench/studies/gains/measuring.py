@@ -43,7 +43,6 @@ def gains_rows(run: Run) -> list[Row]:
 
 
 def _row(run: Run, loaded: Loaded, name: str) -> TokenClassRow:
-    """One benchmark, or why there is nothing on it."""
     try:
         return _classified(run, loaded, run.exam(name, QUESTIONS))
     except Unavailable as error:
@@ -71,39 +70,26 @@ def _classified(run: Run, loaded: Loaded, exam: Exam) -> TokenClassRow:
     return kept(run, TokenClassRow, content, title, partial(_counted, run, loaded, exam, title))
 
 
-def _counted(run: Run, loaded: Loaded, exam: Exam, title: str, key: str, origin: dict[str, Any]) -> TokenClassRow:
+def _counted(run: Run, loaded: Loaded, exam: Exam, title: str) -> dict[str, Any]:
     generations = _decoded(run, loaded, exam, title)
     texts = [token_texts(generation.tokens, loaded.tokenizer) for generation in generations]
     code, template = modelled_on(exam.benchmark.name) == CODE_BENCHMARK, template_words(texts)
-    row = TokenClassRow(
-        key=key,
-        status="done",
-        reason="",
-        scale=run.scale.scale,
-        arm=CLASSED.name,
-        stage=CLASSED.stage,
-        method=CLASSED.method,
-        options=CLASSED.options,
-        benchmark=exam.benchmark.name,
-        classes=list(CLASSES),
-        tokens=[
-            [CLASSES.index(token_class(text, code=code, template=template)) for text in with_end(one, generation)]
-            for one, generation in zip(texts, generations, strict=True)
-        ],
-        places=[places(generation.settled_by) for generation in generations],
-        template=[] if code else sorted(template),
-        max_new_tokens=run.answer_limit(exam.benchmark.name),
-        checkpoint=loaded.weights,
-        provenance=origin,
-    )
-    free = sum(place > 0 for found in row.places for place in found)
-    tokens = sum(map(len, row.places))
-    run.reporter.say(f"{title}: {free:,} of {tokens:,} came with another token's forward pass")
-    return row
+    tokens = [
+        [CLASSES.index(token_class(text, code=code, template=template)) for text in with_end(one, generation)]
+        for one, generation in zip(texts, generations, strict=True)
+    ]
+    found = [places(generation.settled_by) for generation in generations]
+    free = sum(place > 0 for of_answer in found for place in of_answer)
+    run.reporter.say(f"{title}: {free:,} of {sum(map(len, found)):,} came with another token's forward pass")
+    return {
+        "arm": CLASSED.name, "stage": CLASSED.stage, "method": CLASSED.method, "options": CLASSED.options,
+        "benchmark": exam.benchmark.name, "classes": list(CLASSES), "tokens": tokens, "places": found,
+        "template": [] if code else sorted(template), "max_new_tokens": run.answer_limit(exam.benchmark.name),
+        "checkpoint": loaded.weights,
+    }  # fmt: skip
 
 
 def _decoded(run: Run, loaded: Loaded, exam: Exam, title: str) -> list[Generation]:
-    """The answers to an exam's questions, in their order."""
     prompts, limit = prompts_of(exam, loaded.tokenizer), run.answer_limit(exam.benchmark.name)
     room = room_for_prompt(loaded.model, limit)
     asked = token_ids([prompts[number] for number in exam.asked()], loaded.tokenizer, room)

@@ -13,21 +13,17 @@ from marsbench.findings.between_lines import emits_more, more_accurate
 from marsbench.findings.cells import Cells, answers_of, columns, latest_cells
 from marsbench.findings.claims import Claim
 from marsbench.findings.in_words import bracketed, plus_minus, signed_number
-from marsbench.findings.seeds import BySeed
 from marsbench.findings.sweep import ALLOWED_LOSS
-from marsbench.rendering.claims import answers
 from marsbench.rendering.figures import speed_figure
-from marsbench.rendering.markdown import folded, paragraphs, table
-from marsbench.rendering.measured import HOW_TO_READ_ACCURACY, accuracy_table, measured_section, speed_table
-from marsbench.rendering.page import numbers_table
-from marsbench.rendering.sections import about, behind, title
-from marsbench.rendering.verdicts import claims_section
+from marsbench.rendering.markdown import paragraphs, table
+from marsbench.rendering.measured import HOW_TO_READ_ACCURACY, accuracy_table, speed_table
+from marsbench.rendering.page import TablePage
 from marsbench.rows.kinds import EvaluationRow, Row
 from marsbench.running.plans import TablePlan
 from marsbench.statistics.intervals import paired_difference, speed_difference, tokens_per_forward
 from marsbench.studies.gains import free_tokens
 from marsbench.studies.gains.choice import Choice, choice, with_choice
-from marsbench.studies.gains.lines import ADAPTED, AR_OF_MARS, CHOSEN, MEASURED, PLAN, shown
+from marsbench.studies.gains.lines import ADAPTED, AR_OF_MARS, CHOSEN, PLAN
 from marsbench.studies.lines import AR_SFT, THRESHOLDS
 
 VERIFIED = {"verified_groups": "groups", "verified_linear": "linear"}
@@ -38,9 +34,6 @@ RIVALS = {
     "lookup": "prompt lookup",
     "jacobi_of_mars": "Jacobi decoding",
 }
-_ANSWERS = "verified_groups-chosen", "verified_groups-medusa_3", "verified_groups-lookup", "chosen-loses", "compare"
-_LINES = (AR_SFT.name, AR_OF_MARS, CHOSEN.name, *VERIFIED, *RIVALS, ADAPTED.name)
-FIGURE = "figures/gains_speed"  # beside the page, less the extension
 
 OPENING = (
     "MARS, verified and with a threshold, against other ways to emit several tokens per forward pass, all of them "
@@ -50,7 +43,8 @@ HOW_LINES_COMPARE = (
     "Lines with tau accept tokens from the left while their confidence reaches tau, and may lose accuracy by it. All "
     "others are lossless: they emit the very tokens of AR decoding of their own checkpoint, as the page of the engine "
     "checks, so their accuracy is AR decoding's by construction. Lines called MARS share one checkpoint. Medusa's "
-    "heads sit on the frozen AR SFT model, which also is the target of speculative decoding{and_adapter}."
+    "heads sit on the frozen AR SFT model, which also is the target of speculative decoding, and what an adapter "
+    "drafts for."
 )
 HOW_TAU_IS_CHOSEN = (
     f"What tau gives at equal accuracy: on each benchmark, the tau with most tokens per forward pass among those that "
@@ -63,44 +57,7 @@ HOW_TAU_IS_CHOSEN = (
 )
 
 
-def sections(rows: Sequence[Row], scale: str, seeds: BySeed) -> list[str]:
-    """What stands on the page: tables of the rows, verdicts of all training seeds."""
-    cells = latest_cells(with_choice(rows))
-    plan = shown(PLAN, cells)
-    return [
-        title(plan, scale),
-        answers([claim for claim in CLAIMS if claim.name in _ANSWERS], seeds),
-        f"![Tokens per forward pass per benchmark and line, with 95 % intervals]({FIGURE}.png)",
-        numbers_table(plan, {seed: with_choice(of_seed) for seed, of_seed in seeds.items()}, _LINES),
-        f"{HOW_TO_READ_ACCURACY} {about(OPENING, scale, seeds)}",
-        folded(
-            claims_section(seeds, plan, CLAIMS, scale),
-            _measured(cells, plan, seeds),
-            _chosen(cells),
-            free_tokens.section(rows),
-        ),
-        behind(rows, shown(MEASURED, cells), scale),
-    ]
-
-
-def draw(rows: Sequence[Row], reports_dir: Path) -> list[Path]:
-    """Write the figures that the page shows, as PNG and SVG."""
-    cells = latest_cells(with_choice(rows))
-    drawn = [CHOSEN.name, *VERIFIED, *RIVALS, ADAPTED.name]
-    plan = replace(PLAN, arms=tuple(arm for arm in shown(PLAN, cells).arms if arm.name in drawn))
-    speed = speed_figure(cells, plan, reports_dir / FIGURE)
-    return [*speed, *free_tokens.draw(rows, reports_dir)]
-
-
-def _measured(cells: Cells, plan: TablePlan, seeds: BySeed) -> str:
-    and_adapter = ", and what an adapter drafts for" if ADAPTED in plan.arms else ""
-    reading = f"{HOW_TO_READ_ACCURACY} {HOW_LINES_COMPARE.format(and_adapter=and_adapter)}"
-    tables = accuracy_table(cells, plan), speed_table(cells, plan), _costs()
-    return measured_section(cells, plan, seeds, reading, *tables)
-
-
-def _costs() -> str:
-    """What a forward pass may cover beside the tokens that it settles."""
+def _costs(cells: Cells, plan: TablePlan) -> str:
     arms = {arm.name: arm for arm in PLAN.arms}
     groups, linear = (int(arms[name].options["block_size"]) for name in VERIFIED)
     drafted = arms["ar_sft_by_draft_ar_sft"].options["draft_length"]
@@ -113,8 +70,7 @@ def _costs() -> str:
     )
 
 
-def _chosen(cells: Cells) -> str:
-    """What thresholds give where they lose little, chosen on all questions and on other questions."""
+def _chosen(rows: Sequence[Row]) -> str:
     head = [
         "",
         "tau, by all",
@@ -125,7 +81,7 @@ def _chosen(cells: Cells) -> str:
         "points lost there [95 %]",
         *[f"verified {layout} minus it [95 %]" for layout in VERIFIED.values()],
     ]
-    lines = []
+    lines, cells = [], latest_cells(rows)
     for benchmark, column in columns(PLAN).items():
         found = choice(cells, benchmark)
         lines.append([column, *(_chosen_line(cells, benchmark, found) if found else ["not run"] * (len(head) - 1))])
@@ -148,7 +104,6 @@ def _chosen_line(cells: Cells, benchmark: str, found: Choice) -> list[str]:
 
 
 def _tau(place: int) -> str:
-    """A threshold by its place in `CURVE`."""
     return f"{THRESHOLDS[place - 1]:g}" if place else "one token"
 
 
@@ -186,3 +141,24 @@ def _all_claims() -> Iterator[Claim]:
 
 
 CLAIMS = tuple(replace(claim, prepared=with_choice) for claim in _all_claims())
+
+
+def _draw(cells: Cells, plan: TablePlan, path_stem: Path) -> list[Path]:
+    drawn = [CHOSEN.name, *VERIFIED, *RIVALS, ADAPTED.name]
+    return speed_figure(cells, replace(plan, arms=tuple(arm for arm in plan.arms if arm.name in drawn)), path_stem)
+
+
+PAGE = TablePage(
+    plan=PLAN,
+    opening=OPENING,
+    claims=CLAIMS,
+    answers=("verified_groups-chosen", "verified_groups-medusa_3", "verified_groups-lookup", "chosen-loses", "compare"),
+    lines=(AR_SFT.name, AR_OF_MARS, CHOSEN.name, *VERIFIED, *RIVALS, ADAPTED.name),
+    figure="speed",
+    caption="Tokens per forward pass per benchmark and line, with 95 % intervals",
+    drawing=_draw,
+    reading=f"{HOW_TO_READ_ACCURACY} {HOW_LINES_COMPARE}",
+    tables=(accuracy_table, speed_table, _costs),
+    prepared=with_choice,
+    more=(_chosen, free_tokens.section),
+)

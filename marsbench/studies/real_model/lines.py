@@ -99,7 +99,6 @@ _BASELINES = {"ar": "ar", "hf-generate": "hf-generate", "ar, again": "ar"}
 
 
 def grid_names() -> list[str]:
-    """Who races."""
     return [*_BASELINES, *[arm.label for arm in _RACED]]
 
 

@@ -31,13 +31,7 @@ from marsbench.rendering.claims import page_tally, plainly
 from marsbench.rendering.deviations import deviations_section
 from marsbench.rendering.figures import labelled_figure
 from marsbench.rendering.markdown import folded, paragraphs, table
-from marsbench.rendering.measured import (
-    HOW_TO_READ_ACCURACY,
-    accuracy_table,
-    measured_section,
-    speed_cell,
-    speed_table,
-)
+from marsbench.rendering.measured import HOW_TO_READ_ACCURACY, accuracy_table, measured_section, speed_cell, speed_table
 from marsbench.rendering.sections import about, how_section, title, training_section
 from marsbench.rendering.verdicts import claims_section
 from marsbench.rows.kinds import EvaluationRow, Memory, Row, StepTimeRow, SweepRow, TrainingSpeedRow
@@ -124,7 +118,6 @@ CLAIMS = (
 
 
 def sections(rows: Sequence[Row], scale: str, seeds: BySeed) -> list[str]:
-    """What stands on the page: tables of the rows, verdicts of all training seeds."""
     cells, sweeps = latest_cells(rows), SweepCells.by_dtype(rows)
     timed = [row for row in rows if isinstance(row, SweepRow | StepTimeRow)]
     return [
@@ -149,7 +142,6 @@ def sections(rows: Sequence[Row], scale: str, seeds: BySeed) -> list[str]:
 
 
 def draw(rows: Sequence[Row], reports_dir: Path) -> list[Path]:
-    """Write the figure that the page shows, as PNG and SVG."""
     sweeps = SweepCells.by_dtype(rows)
     series = {
         f"{dtype}, batch {size}": {
@@ -172,7 +164,6 @@ def tally(seeds: BySeed) -> str:
 
 
 def _in_part(cells: Cells, sweeps: Mapping[str, SweepCells]) -> str:
-    """What is not measured yet; empty where everything is."""
     lines = [arm.label for arm in PLAN.arms if done_cells(cells, arm.name).keys() < columns(PLAN).keys()]
     raced = [{name for name, _ in sweep.done} for sweep in sweeps.values()]
     missing = [f"answers of {', '.join(lines)}" if lines else ""]
@@ -190,7 +181,6 @@ def _whose_weights(rows: Sequence[Row]) -> str:
 
 
 def _quantised(base: str) -> str:
-    """How a packaged model's weights were rounded before it came here."""
     if not is_known(base) or not base.endswith("-gguf"):
         return ""
     return f", whose weights were quantised ({described(base)[0].quantised}) and are dequantised here"
@@ -200,7 +190,6 @@ def _quantised(base: str) -> str:
 
 
 def _fastest(sweeps: Mapping[str, SweepCells]) -> Iterator[str]:
-    """The fastest lossless contender, and the baseline against transformers' own, at the smallest batch size."""
     for dtype, sweep in sweeps.items():
         size = min(sweep.batch_sizes)
         ar, best = sweep.done.get(("ar", size)), _best_lossless(sweep, size)
@@ -213,7 +202,6 @@ def _fastest(sweeps: Mapping[str, SweepCells]) -> Iterator[str]:
 
 
 def _adapter_against_mars(sweeps: Mapping[str, SweepCells], seeds: BySeed) -> Iterator[str]:
-    """Who drafts better after the same steps, by tokens per forward pass and by the clock."""
     (claim,) = (claim for claim in CLAIMS if claim.lines == (GROUPS.name, MARS_GROUPS.name))
     found = claim.over(seeds.values())
     if found.estimate is not None:
@@ -230,14 +218,12 @@ def _adapter_against_mars(sweeps: Mapping[str, SweepCells], seeds: BySeed) -> It
 
 
 def _right(cells: Cells) -> Iterator[str]:
-    """How often the base is right at all."""
     answers = [right for row in done_cells(cells, AR.name).values() for right in row.correct]
     if answers:
         yield f"- The base answers {sum(answers):g} of {len(answers):,} questions right."
 
 
 def _clock_in_brief(sweeps: Mapping[str, SweepCells]) -> str:
-    """Speeds over `ar` of all races side by side."""
     races = [(dtype, sweep, size) for dtype, sweep in sweeps.items() for size in sweep.batch_sizes]
     names = dict.fromkeys(name for _, sweep, _ in races for name in sweep.names if name != A_A)
     lines = [[name, *[printed_speed_up(sweep.done.get((name, size))) for _, sweep, size in races]] for name in names]
@@ -323,7 +309,6 @@ def _adapter_size(rows: Sequence[Row]) -> str:
 
 
 def _training_speed(rows: Sequence[Row]) -> str:
-    """How fast each objective trains, and in how much memory."""
     lines = []
     for row in _training_speeds(rows):
         rates = sorted(tokens / seconds for tokens, seconds in zip(row.tokens, row.seconds, strict=True))
@@ -343,7 +328,6 @@ def _training_speeds(rows: Sequence[Row]) -> list[TrainingSpeedRow]:
 
 
 def _clock(sweeps: Mapping[str, SweepCells]) -> str:
-    """The races, one for every type of weights."""
     if not sweeps:
         return ""
     first = next(iter(sweeps.values()))

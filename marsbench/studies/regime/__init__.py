@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from marsbench.studies.regime.lines import PLAN
+from marsbench.studies.regime.criteria import PLAN
 from marsbench.studies.regime.page import sections, tally
 from marsbench.studies.study import Study, measured_by
 

@@ -14,11 +14,21 @@ from marsbench.findings.published import PUBLISHED_SCALES, published_average
 from marsbench.findings.seeds import BySeed
 from marsbench.rendering.claims import published
 from marsbench.rows.kinds import Row, TextLossRow
+from marsbench.running.plans import Arm, TablePlan
 from marsbench.statistics.decisions import Bound, Verdict
 from marsbench.statistics.intervals import paired_difference, ratio_of_totals
 from marsbench.studies.lines import AR_SFT
-from marsbench.studies.regime.lines import OF_SHORT_BASE, PLAN, TWICE, UNTRAINED_MASKS
 from marsbench.studies.table2 import PLAN as TABLE2
+
+_OF_TABLE2 = {arm.name: arm for arm in TABLE2.arms}
+OF_SHORT_BASE = Arm("ar_sft_of_short_base", "AR SFT of a base trained 2/3 as long", "ar_sft_of_short_base", "ar")
+TWICE, UNTRAINED_MASKS, MARS = (_OF_TABLE2[name] for name in ("ar_sft_2x", "untrained_masks", "mars_95"))
+PLAN = TablePlan(
+    "regime",
+    "Is fine-tuning where the paper's is?",
+    (_OF_TABLE2["base"], AR_SFT, TWICE, OF_SHORT_BASE, UNTRAINED_MASKS, MARS),
+    own="Regime",
+)
 
 CONVERGED, SATURATED, ROOM, GENTLE, ABOUT_ONE = 1.5, 1.0, Bound(60.0, 95.0), 1.05, 1.05
 OUTSIDE = "outside the bound"  # of what the paper itself has

@@ -15,7 +15,7 @@ from marsbench.running.checkpoints import Checkpoints
 from marsbench.running.kept import kept
 from marsbench.running.run import Run
 from marsbench.running.tables import Table
-from marsbench.studies.regime.lines import PLAN
+from marsbench.studies.regime.criteria import PLAN
 from marsbench.training.checkpoints import Loaded
 from marsbench.training.data import Collator, solved_text
 from marsbench.training.objectives import IGNORED
@@ -27,7 +27,6 @@ _TEXTS_AT_ONCE = 64
 
 
 def regime_rows(run: Run) -> list[Row]:
-    """The rows of the page's lines, then the text losses, where the scale has a world."""
     rows = Table(run, PLAN).rows()
     if run.scale.world is None or not run.is_whole:
         return rows
@@ -43,7 +42,7 @@ def _text_loss(run: Run, stage: str) -> TextLossRow:
     return kept(run, TextLossRow, content, title, partial(_measured, run, stage, loaded, title))
 
 
-def _measured(run: Run, stage: str, loaded: Loaded, title: str, key: str, origin: dict[str, Any]) -> TextLossRow:
+def _measured(run: Run, stage: str, loaded: Loaded, title: str) -> dict[str, Any]:
     assert run.scale.world is not None, "see above"
     with run.reporter.bar(title) as bar:
         nats, tokens = list[float](), list[int]()
@@ -52,7 +51,7 @@ def _measured(run: Run, stage: str, loaded: Loaded, title: str, key: str, origin
             tokens += batch_tokens.tolist()
             bar.update(len(nats), TEXTS)
     run.reporter.say(f"{title}: {sum(nats) / sum(tokens):.4f} nats per token")
-    return TextLossRow(key, "done", "", run.scale.scale, stage, nats, tokens, loaded.weights, origin)
+    return {"stage": stage, "nats": nats, "tokens": tokens, "checkpoint": loaded.weights}
 
 
 @torch.no_grad()

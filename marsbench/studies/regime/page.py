@@ -24,13 +24,13 @@ from marsbench.studies.regime.criteria import (
     CRITERIA,
     ENOUGH,
     OUTSIDE,
+    PLAN,
     ROOM_ON_EACH,
     above_chance,
     on_each,
     published_in_words,
     room_on_enough,
 )
-from marsbench.studies.regime.lines import PLAN
 
 OPENING = (
     "The paper fine-tunes a well-trained instruct model gently. Whether a scale of ours does, these criteria say: by "
@@ -51,7 +51,6 @@ TRIALS = (
 
 
 def sections(rows: Sequence[Row], scale: str, seeds: BySeed) -> list[str]:
-    """What stands on the page: tables of the rows, verdicts of all training seeds."""
     cells = latest_cells(rows)
     return [
         title(PLAN, scale),
@@ -117,7 +116,6 @@ def _criteria(seeds: BySeed) -> str:
 
 
 def _left_standing(seeds: BySeed) -> Iterator[str]:
-    """The criteria that do not hold, and those that the paper's own numbers would not meet."""
     for one in CRITERIA:
         found = one.over(seeds.values())
         if found.verdict in ("not supported", "inconclusive"):
@@ -128,7 +126,6 @@ def _left_standing(seeds: BySeed) -> Iterator[str]:
 
 
 def _room_lines(seeds: BySeed) -> list[list[str]]:
-    """The two parts of the third criterion that are about single benchmarks."""
     (enough, first), (near, second) = room_on_enough(seeds), above_chance(seeds)
     low, high = ROOM_ON_EACH.low, ROOM_ON_EACH.high
     return [
@@ -151,7 +148,6 @@ def _room(seeds: BySeed) -> str:
 
 
 def _text_losses(seeds: BySeed) -> str:
-    """Loss on held-out text by stage and seed; empty without any."""
     lines = []
     for seed, rows in sorted(seeds.items()):
         found = {row.stage: row for row in rows if isinstance(row, TextLossRow)}
@@ -171,7 +167,6 @@ def _nats(row: TextLossRow | None) -> str:
 
 
 def _trials(scale: str) -> str:
-    """What was tried before the scale was fixed, where that is written down."""
     file = resources.files(__package__) / f"{scale}_trials.yaml"
     trials: list[dict[str, Any]] = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else []
     if not trials:

@@ -12,7 +12,6 @@ GOODPUT, STEP = "figures/serving_goodput", "figures/serving_step"
 
 
 def draw_all(cells: Cells, reports: Path) -> list[Path]:
-    """Write every figure that there are rows for."""
     with drawn_alike():
         written = []
         if any(shape == "steady" for _, shape, _ in cells):
@@ -23,7 +22,6 @@ def draw_all(cells: Cells, reports: Path) -> list[Path]:
 
 
 def _by_load(cells: Cells, stem: Path) -> list[Path]:
-    """Good answers per second: a line for each policy over the loads of its steady cells."""
     figure = new_figure(7.5, 4.2)
     axes = figure.subplots()
     for place, policy in enumerate(POLICIES):
@@ -43,7 +41,6 @@ def _by_load(cells: Cells, stem: Path) -> list[Path]:
 
 
 def _step(cells: Cells, stem: Path) -> list[Path]:
-    """Requests in the server, tau and window over time, while the load goes up and comes down."""
     figure = new_figure(9.5, 7.0)
     grid = figure.subplots(4, 1, sharex=True)
     names = (("running", "running"), ("waiting", "waiting"), ("tau", "tau"), ("window", "window"))

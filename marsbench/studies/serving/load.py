@@ -80,7 +80,6 @@ class Generator:
         self._process.kill()
 
     def fire(self, volley: Volley) -> Outcome:
-        """Send all requests, and wait for what comes of them."""
         self._pipe.send(volley)
         found: Outcome = self._pipe.recv()
         return found
@@ -152,15 +151,12 @@ class Exchange(asyncio.Protocol):
         self.over = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: Any) -> None:
-        """Send the request."""
         transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:
-        """Keep what comes."""
         self.came.append((time.perf_counter(), data))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """That was all."""
         if not self.over.done():
             self.over.set_result(None)
 
@@ -197,7 +193,6 @@ def _lines(body: Sequence[tuple[float, bytes]]) -> Iterator[tuple[float, bytes]]
 
 
 def _heard(exchange: Exchange, shot: Shot, since: float) -> Heard:
-    """What came of a request; its times count from `since`."""
     status, body = read_answer(exchange.came)
     heard = Heard(lag=max(0.0, exchange.sent - since - shot.at), status=status)
     for at, line in _lines(body):
@@ -207,7 +202,6 @@ def _heard(exchange: Exchange, shot: Shot, since: float) -> Heard:
 
 
 def _state(look: Exchange) -> dict[str, Any]:
-    """What the server said of itself, if it did."""
     status, body = read_answer(look.came)
     found: dict[str, Any] = json.loads(b"".join(data for _, data in body)) if status == 200 else {}
     return found

@@ -67,7 +67,6 @@ class Targets(NamedTuple):
 
 
 def serving_rows(run: Run) -> list[Row]:
-    """The rows, those measured now that were missing."""
     with _cores_left():
         return list(Bench(run).rows())
 
@@ -97,17 +96,14 @@ class Bench:
 
     @cached_property
     def loaded(self) -> Loaded:
-        """The checkpoint, for its tokenizer and its weights' hash."""
         return load(self.path)
 
     @cached_property
     def questions(self) -> Questions:
-        """The questions, from all benchmarks in turn."""
         return ask(self.run.scale.benchmarks, self.effort.questions, self.loaded.tokenizer, self.run.data_dir)
 
     @cached_property
     def prompts(self) -> list[list[int]]:
-        """Their prompts as token ids."""
         room = int(self.loaded.model.config.max_position_embeddings) - self.effort.max_new_tokens
         return self.questions.prompts(self.loaded.tokenizer, room).ids
 
@@ -209,7 +205,6 @@ class Bench:
         return [Shot(at, body) for at, body in zip(times, bodies, strict=True)], asked
 
     def _body(self, policy: Policy, prompt: list[int]) -> dict[str, Any]:
-        """How a policy asks for the continuation of a prompt."""
         return {"prompt": prompt, "max_tokens": self.effort.max_new_tokens, **policy.asks}
 
     def _key(self, cell: Cell, targets: Targets, times: list[float]) -> str:
@@ -223,7 +218,6 @@ class Bench:
         })  # fmt: skip
 
     def _heard(self, shots: list[Shot], outcome: Outcome, asked: list[int]) -> dict[str, Any]:
-        """What came of the requests, as a row has it."""
         heard = outcome.heard
         own = [one.usage.get("marsbench", {}) for one in heard]
         return {
@@ -321,7 +315,6 @@ def _times(drawn: random.Random, cell: Cell, carried: float, effort: Effort) -> 
 
 
 def _timeline(outcome: Outcome) -> dict[str, list[float]]:
-    """The server's states as a row has them."""
     if not outcome.states:
         return {}
     states = [(at, found["state"]) for at, found in outcome.states]

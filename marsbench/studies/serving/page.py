@@ -84,7 +84,6 @@ THREADS_UNKNOWN = (
 
 
 def sections(rows: Sequence[Row], scale: str, seeds: BySeed) -> list[str]:
-    """What stands on the page: tables of the rows, verdicts of all training seeds."""
     cells = cells_of(rows)
     some = next((one for one in reversed(list(cells.values()))), [])
     if not some:
@@ -112,7 +111,6 @@ def sections(rows: Sequence[Row], scale: str, seeds: BySeed) -> list[str]:
 
 
 def _answers(cells: Cells) -> Iterator[str]:
-    """What the accuracy of a low tau is, how much was answered at all, and for how long."""
     known = {name: rows for (name, shape, _), rows in cells.items() if shape == "burst"}
     if {FAST.name, AR.name} <= known.keys():
         yield (
@@ -139,7 +137,6 @@ def _answers(cells: Cells) -> Iterator[str]:
 
 
 def draw(rows: Sequence[Row], reports_dir: Path) -> list[Path]:
-    """Write the figures that the report shows, as PNG and SVG."""
     return draw_all(cells_of(rows), reports_dir)
 
 
@@ -156,7 +153,6 @@ def tally(seeds: BySeed) -> str:
 
 
 def _full_server(policy: str, rows: Sequence[Row]) -> Measured:
-    """Tokens per second of the lowest tau over another policy's, on a full server."""
     return Measured(_ratio(cells_of(rows), FAST.name, policy, "burst", 0.0, tokens_per_second))
 
 
@@ -198,12 +194,10 @@ def _loads(cells: Cells) -> list[float]:
 
 
 def _verdict(cells: Cells) -> str:
-    """What a controller makes of the abstract's claim."""
     return paragraphs("## The verdict", *_adaptive(cells))
 
 
 def _adaptive(cells: Cells) -> list[str]:
-    """Whether adapting is at least as good as every fixed policy, at every load."""
     found = []
     for policy in (LOSSLESS, LOSSY):
         worse = []
@@ -223,7 +217,6 @@ def _adaptive(cells: Cells) -> list[str]:
 
 
 def _carried(cells: Cells) -> str:
-    """What every policy carries when it never runs dry, and why."""
     lines = []
     burst = 0
     for policy in POLICIES:
@@ -251,7 +244,6 @@ def _carried(cells: Cells) -> str:
 
 
 def _http(cells: Cells) -> str:
-    """What is left of the engine's tokens per second behind HTTP."""
     lines, is_known = [], True
     for policy in BARE:
         served, bare = (cells.get((policy.name, shape, 0.0)) for shape in ("http", "engine"))
@@ -272,7 +264,6 @@ def _http(cells: Cells) -> str:
 
 
 def _by_load(cells: Cells) -> str:
-    """For every load, what users of each policy wait for."""
     parts = [f"### Load {load:g}\n\n{_table(cells, load)}" for load in _loads(cells)]
     if not parts:
         return ""
@@ -319,7 +310,6 @@ def _ms(rows: Sequence[ServingRow], measure: Measure, digits: int = 0) -> str:
 
 
 def _steps(cells: Cells) -> str:
-    """A step in load: how often knobs turned, and what came of it."""
     lines = []
     for policy in POLICIES:
         for (name, shape, _), rows in cells.items():

@@ -28,7 +28,6 @@ class Policy:
 
 
 def fixed_tau(threshold: float) -> Policy:
-    """`mars` at one tau."""
     return Policy(f"mars, tau = {threshold:g}", {"method": "mars", "threshold": threshold, "block_size": 4})
 
 

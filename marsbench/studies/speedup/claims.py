@@ -35,7 +35,6 @@ _of_table6 = partial(_on_sweep, item="table6", section=TABLE6_SECTION)
 
 
 def speed_claims() -> Iterator[Claim]:
-    """All of them."""
     yield _of_page(
         measures.throughput_by_threshold,
         _ABOVE_1,
@@ -137,8 +136,6 @@ def _table6() -> Iterator[Claim]:
 
 
 def _published_gap(metric: str, first: Pairing, second: Pairing) -> Callable[[str], float | None]:
-    """Scale -> what the paper's Table 6 says of one line minus another."""
-
     def gap(scale: str) -> float | None:
         found = measures.published_speculative(scale, metric, first, second)
         return found[0] - found[1] if found else None
@@ -147,8 +144,6 @@ def _published_gap(metric: str, first: Pairing, second: Pairing) -> Callable[[st
 
 
 def _published_ratio(first: Pairing, second: Pairing) -> Callable[[str], float | None]:
-    """Scale -> how many times as fast one line of the paper's Table 6 is as another."""
-
     def ratio(scale: str) -> float | None:
         found = measures.published_speculative(scale, "speedup", first, second)
         return found[0] / found[1] if found else None
@@ -157,7 +152,6 @@ def _published_ratio(first: Pairing, second: Pairing) -> Callable[[str], float |
 
 
 def _best_settings() -> Iterator[Claim]:
-    """Ours: how much faster the best settings are than AR decoding."""
     settings = (
         ("best-mars", f"MARS that loses at most {ALLOWED_LOSS:g} point on the questions raced", "MARS",
          measures.best_mars),

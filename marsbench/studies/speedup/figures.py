@@ -5,13 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from marsbench.findings.sweep import (
-    ALLOWED_LOSS,
-    SweepCells,
-    accuracy_of,
-    is_lossless,
-    speed_up,
-)
+from marsbench.findings.sweep import ALLOWED_LOSS, SweepCells, accuracy_of, is_lossless, speed_up
 from marsbench.rendering.figures import COLOURS, MARKERS, by_batch_figure, drawn_alike, error_bars, new_figure, save
 from marsbench.statistics.intervals import Estimate
 
@@ -28,7 +22,6 @@ _NAMED = (None, 0.95, 0.7, 0.5)  # thresholds that are written beside their poin
 
 
 def draw(sweep: SweepCells, reports_dir: Path) -> list[Path]:
-    """Write all figures, as PNG and SVG; of the eager contenders, whose one baseline is `ar`."""
     sweep = sweep.eager
     with drawn_alike():
         written = save(_pareto_by_speed(sweep), reports_dir / PARETO_SPEED)
@@ -67,7 +60,6 @@ def _pareto_by_speed(sweep: SweepCells) -> Figure:
 
 
 def _scatter(sweep: SweepCells, axes: Axes, batch_size: int) -> None:
-    """Accuracy of every contender at a batch size, with its interval."""
     for method, (colour, marker) in _methods(sweep).items():
         rows = sweep.at(batch_size, lambda row, method=method: row.method == method)  # type: ignore[misc]
         points = [(found.value, accuracy_of(row), row) for row in rows if (found := speed_up(row))]

@@ -51,7 +51,6 @@ def _shown_positions(sweep: SweepCells) -> list[int]:
 
 
 def _spread(sweep: SweepCells) -> str:
-    """How far shapes with as many positions differ."""
     assert sweep.step_times is not None
     found: dict[int, list[float]] = {}
     for rows, window, seconds in zip(
@@ -126,7 +125,6 @@ def _summary(regrets: Sequence[Regret]) -> str:
 
 
 def knee_section(sweep: SweepCells) -> str:
-    """Where more load stops paying, and why."""
     parts = ["## Where more load stops paying"]
     if sweep.law is not None and (double := sweep.law.positions_at(2.0)) is not None:
         parts.append(

@@ -49,7 +49,6 @@ def fastest_cached(sweep: SweepCells, batch_size: int) -> Estimate | None:
 
 
 def published_fastest_cached(scale: str, batch_size: int) -> float | None:
-    """The same from the paper's Table 5."""
     return max(_published_cached(scale, batch_size).values(), default=None)
 
 
@@ -60,7 +59,6 @@ def without_cache(sweep: SweepCells, batch_size: int) -> Estimate | None:
 
 
 def published_without_cache(scale: str, batch_size: int) -> float | None:
-    """The same from the paper's Table 5."""
     rows = published("5", scale=scale, method="mars_no_cache", batch_size=batch_size, metric="speedup")
     return rows[0].value if rows else None
 
@@ -72,7 +70,6 @@ def shrinking(sweep: SweepCells) -> Estimate | None:
 
 
 def published_shrinking(scale: str) -> float | None:
-    """The same from the paper's Table 5."""
     return _minus(published_fastest_cached(scale, SMALL_BATCH), published_fastest_cached(scale, LARGE_BATCH))
 
 
@@ -83,7 +80,6 @@ def smaller_blocks_for_larger_batches(sweep: SweepCells) -> Estimate | None:
 
 
 def published_smaller_blocks_for_larger_batches(scale: str) -> float | None:
-    """The same from the paper's Table 5."""
     ratios = []
     for size in (LARGE_BATCH, SMALL_BATCH):
         found = _published_cached(scale, size)
@@ -92,7 +88,6 @@ def published_smaller_blocks_for_larger_batches(scale: str) -> float | None:
 
 
 def _cached(sweep: SweepCells, batch_size: int) -> dict[int, SweepRow]:
-    """B_cache -> its cell."""
     rows = sweep.at(batch_size, lambda row: row.method == "mars-block-cache")
     return {int(row.options["cache_block"]): row for row in rows}
 
@@ -159,13 +154,11 @@ SERVED = (1, *BATCH_SIZES)  # the batch sizes at which the best settings are hel
 
 
 def best_mars(sweep: SweepCells, batch_size: int) -> Estimate | None:
-    """Speed-up over `ar` of the fastest threshold that loses at most the allowed points on these questions."""
     row = best_mars_at(sweep, batch_size)
     return speed_up(row) if row else None
 
 
 def best_verified(sweep: SweepCells, batch_size: int) -> Estimate | None:
-    """Speed-up over `ar` of the fastest layout and window of `mars-verified`."""
     row = best_verified_at(sweep, batch_size)
     return speed_up(row) if row else None
 

@@ -51,7 +51,6 @@ WHAT_DIFFERS = (
 
 
 def sections(rows: Sequence[Row], scale: str, seeds: BySeed) -> list[str]:
-    """What stands on the page: tables of the rows, verdicts of all training seeds."""
     sweep = SweepCells.of(rows)
     return [
         f"# Speed at scale {scale}: how fast, at what accuracy, against what",
@@ -76,13 +75,11 @@ def sections(rows: Sequence[Row], scale: str, seeds: BySeed) -> list[str]:
 
 
 def _answers(seeds: BySeed, sizes: Sequence[int]) -> str:
-    """Our claims on the best settings at the smallest and the largest batch size."""
     ends = {sizes[0], sizes[-1]} if sizes else {}
     return answers([one for one in speed_claims() if one.whose == OURS and one.batch_size in ends], seeds)
 
 
 def draw(rows: Sequence[Row], reports_dir: Path) -> list[Path]:
-    """Write the figures that the report shows, as PNG and SVG."""
     return figures.draw(SweepCells.of(rows), reports_dir)
 
 
@@ -96,7 +93,6 @@ def _caveat(scale: str) -> str:
 
 
 def _answer(sweep: SweepCells) -> str:
-    """The best settings per batch size."""
     head = ["", *[f"batch {size}" for size in sweep.batch_sizes]]
     lines = [["`ar` over `hf-generate`", *[_ar_over_generate(sweep, size) for size in sweep.batch_sizes]]]
     lines += _best_lines(sweep, compiled=False)
@@ -108,7 +104,6 @@ def _answer(sweep: SweepCells) -> str:
 
 
 def _best_lines(sweep: SweepCells, *, compiled: bool) -> list[list[str]]:
-    """The best settings of one kind, and what they are."""
     lines, kind = [], ", compiled" if compiled else ""
     bests: dict[str, Callable[..., SweepRow | None]] = {
         f"`mars`{kind}, at most {ALLOWED_LOSS:g} point lost": best_mars_at,
@@ -156,7 +151,6 @@ def _all(sweep: SweepCells) -> str:
 
 
 def _all_over(sweep: SweepCells, compiled: bool, names: Sequence[str]) -> str:
-    """The contenders that have one baseline."""
     sizes = sweep.batch_sizes
     like = "as compiled `ar`" if compiled else "as `ar`"
     head = [f"tokens/s {over(compiled)}", *[f"batch {size}" for size in sizes], "tokens/forward", "accuracy", like]
@@ -198,7 +192,6 @@ def _why(sweep: SweepCells, name: str, size: int) -> str:
 
 
 def _reasons(sweep: SweepCells) -> str:
-    """Why cells have no numbers."""
     missing = [row for row in sweep.rows if row.status != "done"]
     return "\n".join(
         f"- {row.contender}, batch {row.batch_size}: {row.status}: {one_line(row.reason)}" for row in missing
@@ -217,7 +210,6 @@ def _accuracy_by_speed() -> str:
 
 
 def _checks(sweep: SweepCells) -> str:
-    """What must be so if the clock is to be believed."""
     lines = []
     for size in sweep.batch_sizes:
         row = sweep.done.get((A_A, size))

@@ -25,7 +25,6 @@ from marsbench.rows.kinds import SweepRow
 
 
 def table5(sweep: SweepCells) -> str:
-    """Speed-up over AR by batch size and B_cache."""
     sweep = sweep.eager  # without a cache, and with this one, steps have no fixed shape to be compiled
     cached = [row for row in sweep.rows if row.method == "mars-block-cache"]
     blocks = sorted({int(row.options["cache_block"]) for row in cached})
@@ -82,7 +81,6 @@ class Pairing(NamedTuple):
     target: str
 
     def row(self, sweep: SweepCells, batch_size: int, *, compiled: bool = False) -> SweepRow | None:
-        """Its cell at a batch size."""
         name = f"speculative, {self.words}"
         return sweep.done.get((f"{name}, compiled" if compiled else name, batch_size))
 
@@ -94,7 +92,6 @@ TABLE6 = (AR_BY_AR, MARS_BY_AR, MARS_BY_MARS)
 
 
 def table6(sweep: SweepCells) -> str:
-    """Speculative decoding with AR and MARS drafts and targets."""
     cells = {
         (size, compiled): [(line, row) for line in TABLE6 if (row := line.row(sweep, size, compiled=compiled))]
         for size in sweep.batch_sizes
