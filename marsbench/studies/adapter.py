@@ -15,7 +15,7 @@ from marsbench.rows.kinds import EvaluationRow
 from marsbench.running.plans import Arm, TablePlan
 from marsbench.statistics.decisions import Bound
 from marsbench.studies.lines import AR_SFT, adapted, mars, short, verified
-from marsbench.studies.study import Study, ours
+from marsbench.studies.study import table_study
 
 _GROUPS, _LINEAR = verified("groups", 4), verified("linear", 5, 0.5)
 _LOSSLESS = (
@@ -203,15 +203,10 @@ PAGE = TablePage(
 )
 
 
-STUDY = Study(
-    key="adapter",
-    name="Adapter",
+STUDY = table_study(
+    PAGE,
     asks="what does writing into the weights cost and buy, beside an adapter that changes no token?",
     place=3,
     in_paper=False,
-    plan=PLAN,
-    sections=PAGE.sections,
-    figures=PAGE.figures,
     tally=PAGE.tally,
-    claims=ours("adapter", PAGE.claims),
 )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from marsbench.findings.between_lines import more_accurate
 from marsbench.findings.claims import OURS
 from marsbench.rendering.figures import accuracy_figure
@@ -48,4 +46,4 @@ PAGE = TablePage(
     drawing=accuracy_figure,
 )  # fmt: skip
 
-STUDY = replace(table_study(PAGE, asks="what does MARS lose on questions no longer than those of training?"), place=2)
+STUDY = table_study(PAGE, asks="what does MARS lose on questions no longer than those of training?", place=2)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from marsbench.findings.claims import PAPERS, Claim, Section
 from marsbench.findings.seeds import BySeed
@@ -100,34 +100,19 @@ def measured_by(module: str, function: str) -> Callable[[Run], list[Row]]:
     return lambda run: getattr(import_module(module), function)(run)
 
 
-def table_study(
-    page: TablePage,
-    *,
-    asks: str,
-    section: Section | None = None,
-    holds: tuple[Item, ...] = (),
-    more_claims: tuple[Claim, ...] = (),
-) -> Study:
-    """The study of one of the paper's tables or figures whose lines answer benchmarks.
+def table_study(page: TablePage, *, more_claims: tuple[Claim, ...] = (), **said: Any) -> Study:
+    """The study of a page whose lines answer benchmarks: one of the paper's tables or figures, or a page of our own.
 
-    `more_claims` are those that its rows decide besides, which the page does not show.
-
-    The paper's claims are made in `section`, and belong to the page, unless they say otherwise.
+    The paper's claims are made in `section`, and belong to the page, unless they say otherwise. `more_claims` are those
+    that its rows decide besides, which the page does not show; what is `said` are further fields of the study.
     """
-    key = page.plan.key
+    key, section = page.plan.key, said.get("section")
     claims = [
         replace(one, page=key, item=one.item or key, section=one.section or section if one.whose == PAPERS else None)
         for one in (*more_claims, *page.claims)
         if not one.again
     ]
     return Study(
-        key=page.plan.key,
-        name=page.plan.name,
-        asks=asks,
-        section=section,
-        plan=page.plan,
-        sections=page.sections,
-        figures=page.figures,
-        holds=holds,
-        claims=tuple(claims),
-    )
+        key=key, name=page.plan.name, plan=page.plan, sections=page.sections, figures=page.figures,
+        claims=ours(key, claims) if page.plan.own else tuple(claims), **said,
+    )  # fmt: skip

@@ -77,11 +77,6 @@ HOW_POLICIES_DIFFER = (
     f"is missed: to accept what passes tau, which it lowers notch by notch, down to {LOWEST:g}."
 )
 
-THREADS_UNKNOWN = (
-    "**Not like with like:** these rows do not say how many threads the engine behind HTTP had, and it may have had "
-    "more than the one alone, on cores that HTTP and the load generator wanted too. They are to be measured anew."
-)
-
 
 def sections(rows: Sequence[Row], scale: str, seeds: BySeed) -> list[str]:
     cells = cells_of(rows)
@@ -244,11 +239,10 @@ def _carried(cells: Cells) -> str:
 
 
 def _http(cells: Cells) -> str:
-    lines, is_known = [], True
+    lines = []
     for policy in BARE:
         served, bare = (cells.get((policy.name, shape, 0.0)) for shape in ("http", "engine"))
         if served and bare:
-            is_known &= all(row.threads for row in (*served, *bare))
             speeds = [f"{over_repeats(rows, tokens_per_second).value:,.0f}" for rows in (bare, served)]
             lines.append([policy.name, *speeds, _said(ratio(served, bare, tokens_per_second))])
     if not lines:
@@ -257,8 +251,6 @@ def _http(cells: Cells) -> str:
         f"The same requests, {AT_ONCE} at a time, by the engine alone and over HTTP, streamed token by token, in turn. "
         "The smaller the model, the more of a step is HTTP's: a model of a million parameters is the worst case."
     )
-    if not is_known:
-        text += f" {THREADS_UNKNOWN}"
     head = ["", "engine alone, tokens/s", "over HTTP, tokens/s", "of the engine's"]
     return "\n\n".join(["## What HTTP costs", text, table(head, lines)])
 
