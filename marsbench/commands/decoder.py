@@ -141,7 +141,8 @@ def decodes(
 ) -> Callable[[Command], Command]:
     """Give a command the options of `Decoding` and of all methods, but for those that it has of its own.
 
-    `window` is what `Options.block_size` is called; beside B of a training it is another option, and B where not typed.
+    `window` is what `Options.block_size` is called. Where --block-size is B of the training, it is another option, and
+    B by default.
     """
 
     def decorated(command: Command) -> Command:

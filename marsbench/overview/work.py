@@ -67,8 +67,8 @@ def tasks_of(
 ) -> list[RunTask]:  # fmt: skip
     """All that some studies lack, each task behind those that it comes after.
 
-    `settings` are the run's, for its processes; None where it is only planned. Of the nth of so many shards of
-    questions and contenders nothing is scored.
+    `settings` are the run's, for its processes; None where it is only planned. `shard` is (i, n) of all questions and
+    contenders: only the whole is scored.
     """
     given = settings or {}
     stages = [one for study in wanted for one in study.trains(scale, quick)]
@@ -147,7 +147,7 @@ def carry_out(
 ) -> dict[str, list[Row] | UserError]:
     """Do all that some studies lack, and write its rows as they come.
 
-    Without an executor nobody does: each page is measured when it is written.
+    Without an executor nothing is done here: each page is measured when it is written.
 
     Returns:
         Key of each study -> all rows of its page, or why there are none; without those that refuse at once, and will

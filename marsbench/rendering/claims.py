@@ -33,8 +33,8 @@ def sentence(claim: Claim) -> str:
 
 def sentences(claims: Sequence[Claim]) -> dict[Claim, str]:
     """The same of many claims; those that say the same of several lines also say what they compare."""
-    alike = Counter((claim.page, sentence(claim)) for claim in claims)
-    several = {one for one in claims if alike[one.page, sentence(one)] > 1}
+    alike = Counter((claim.page, claim.name, claim.batch_size) for claim in claims if claim.name)
+    several = {one for one in claims if alike[one.page, one.name, one.batch_size] > 1}
     return {claim: sentence(claim) + (f": {claim.compared}" if claim in several else "") for claim in claims}
 
 

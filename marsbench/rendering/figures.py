@@ -130,9 +130,7 @@ def by_batch_figure(
         return save(figure, path_stem)
 
 
-def labelled_figure(
-    series: Mapping[str, Mapping[str, Estimate]], x_label: str, path_stem: Path, *, no_effect: float = 1.0
-) -> list[Path]:
+def labelled_figure(series: Mapping[str, Mapping[str, Estimate]], x_label: str, path_stem: Path) -> list[Path]:
     """Draw estimates beside their names, a line each, with a marker per series: no name is too long for a legend."""
     names = list(dict.fromkeys(name for found in series.values() for name in found))
     with drawn_alike():
@@ -147,7 +145,7 @@ def labelled_figure(
                 fmt=MARKERS[position % len(MARKERS)], color=COLOURS[position % len(COLOURS)], markersize=4.5,
                 elinewidth=1.0, label=label,
             )  # fmt: skip
-        axes.axvline(no_effect, color="0.4", linewidth=0.9, linestyle=":")
+        axes.axvline(1.0, color="0.4", linewidth=0.9, linestyle=":")
         axes.set_yticks(range(len(names)), [fill(name, _LETTERS) for name in names], fontsize=8)
         axes.set_ylim(len(names) - 0.5, -0.5)
         axes.set_xlim(left=0.0)

@@ -5,17 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from marsbench.forward.attention import without_cudnn_attention
-from marsbench.keys import content_hash, versions
+from marsbench.keys import versions
 from marsbench.presets import Preset
-from marsbench.provenance import provenance
 from marsbench.rows.kinds import StepCostRow
 from marsbench.running.checkpoints import Checkpoints
+from marsbench.running.kept import kept
 from marsbench.running.run import Run
 from marsbench.training import checkpoints, records
 from marsbench.training.data import Collator, conversations, in_batches, lengths
@@ -40,15 +40,13 @@ def step_cost_row(run: Run) -> StepCostRow:
     folder = run.workspace.checkpoint(parent)
     record = records.finished(folder)
     started = str(record.provenance["started"]) if record else ""
-    key = content_hash({"kind": "step_cost", "parent": parent.key, "started": started, "versions": versions("timing")})
-    known = run.existing_row(key, StepCostRow, "the step costs")
-    if known is not None:
-        return known
-    with run.reporter.bar("timing training steps"):
-        cost = step_cost(run.scale, folder, run.seed)
-    row = StepCostRow(key, "done", "", run.scale.scale, cost.seconds, cost.memory, provenance(seed=run.seed))
-    run.keep(row)
-    return row
+    content = {"kind": "step_cost", "parent": parent.key, "started": started, "versions": versions("timing")}
+
+    def timed() -> dict[str, Any]:
+        with run.reporter.bar("timing training steps"):
+            return step_cost(run.scale, folder, run.seed)._asdict()
+
+    return kept(run, StepCostRow, content, "the step costs", timed)
 
 
 def step_cost(scale: Preset, checkpoint: Path, seed: int) -> StepCost:

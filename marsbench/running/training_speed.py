@@ -11,18 +11,19 @@ import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
 from transformers import TrainerCallback
 
-from marsbench.keys import content_hash, versions
+from marsbench.keys import versions
 from marsbench.neighbours import BUSY_CORES, cores, read_clocks, used_between
 from marsbench.presets import DEFAULT_BLOCK_SIZE
-from marsbench.provenance import provenance
 from marsbench.rows.kinds import TrainingSpeedRow
 from marsbench.running.checkpoints import Checkpoints
+from marsbench.running.kept import kept
 from marsbench.running.run import Run
 from marsbench.training.memory import peak
 from marsbench.training.stages import Recipe
@@ -88,19 +89,18 @@ def training_speed_rows(run: Run, steps: int) -> list[TrainingSpeedRow]:
 
 
 def _row(run: Run, chosen: Recipe, steps: int) -> TrainingSpeedRow:
-    key = content_hash({"kind": "training_speed", "recipe": chosen.key, "steps": steps, "versions": versions("timing")})
-    known = run.existing_row(key, TrainingSpeedRow, f"the speed of training {chosen.stage}")
-    if known is not None:
-        return known
+    content = {"kind": "training_speed", "recipe": chosen.key, "steps": steps, "versions": versions("timing")}
+    title = f"the speed of training {chosen.stage}"
+    return kept(run, TrainingSpeedRow, content, title, partial(_timed, run, chosen, steps))
+
+
+def _timed(run: Run, chosen: Recipe, steps: int) -> dict[str, Any]:
     run.reporter.say(f"timing {steps} steps of training {chosen.stage}")
     found = training_speed(chosen, steps)
-    row = TrainingSpeedRow(
-        key=key, status="done", reason="", scale=chosen.scale, stage=chosen.stage, block_size=chosen.block_size,
-        tokens=found.tokens, seconds=found.seconds, peak_bytes=found.peak_bytes,
-        provenance=provenance(seed=run.seed), others_cores=[] if found.others_cores is None else [found.others_cores],
-    )  # fmt: skip
-    run.keep(row)
-    return row
+    return {
+        "stage": chosen.stage, "block_size": chosen.block_size, "tokens": found.tokens, "seconds": found.seconds,
+        "peak_bytes": found.peak_bytes, "others_cores": [] if found.others_cores is None else [found.others_cores],
+    }  # fmt: skip
 
 
 def training_speed(chosen: Recipe, steps: int) -> TrainingSpeed:
