@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import pytest
 import torch
@@ -38,6 +39,7 @@ native = pytest.mark.skipif(not is_native(), reason=f"not built here: {why_not_n
 def packed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Small models count as large; whether there is a library is looked at anew."""
     monkeypatch.setattr(linear_module, "LARGE", 1)
+    monkeypatch.setattr(linear_module, "COPIES", WeakValueDictionary())  # without other tests' models
     yield
     monkeypatch.undo()
     why_not_native.cache_clear()

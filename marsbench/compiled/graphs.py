@@ -128,7 +128,8 @@ class Graphs(Steps):
         step: Step = static_step
         backend = self._backend or default_backend(device)
         if backend != "eager" or not records_on(device):  # what is recorded need not be traced before
-            key = (decoders, method, stand.shape, stand.cache.dtype)
+            natively = tuple(one.natively for one in decoders if isinstance(one, LeanDecoder))
+            key = (decoders, natively, method, stand.shape, stand.cache.dtype)
             if key not in self._compiled:
                 with self._timed(), stand.still():
                     self._compiled[key] = _compiled(static_step, backend)

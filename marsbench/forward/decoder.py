@@ -114,6 +114,11 @@ class LeanDecoder:
         """Whether nothing hangs on the LM head either."""
         return self._lm_head.is_plain
 
+    @property
+    def natively(self) -> tuple[bool, ...]:
+        """Which of its maps are computed in C++: others become another graph."""
+        return tuple(site.copy is not None and site.copy.is_native for site in self._packing.sites)
+
     def addresses(self) -> tuple[int, ...]:
         """Where everything lies that a step reads of the model; what it reads of an adapter is told by a number."""
         read = [one for module in self._parts for one in (*module._parameters.values(), *module._buffers.values())]

@@ -191,7 +191,7 @@ def can_be_packed(weights: Sequence[Any]) -> bool:
 
 
 # Inductor has a lowering of oneDNN's operation for weights that it has packed itself, and fails on others: it gets to
-# see operations of ours, which it calls as they are, and which find copies when they are called.
+# see an operation of ours, which it calls as it is, and which finds copies when it is called.
 @torch.library.custom_op("marsbench::site", mutates_args=())
 def _site(values: Tensor, weights: list[Tensor], biases: list[Tensor | None]) -> Tensor:
     copy = COPIES.get(_places(weights))
@@ -201,25 +201,6 @@ def _site(values: Tensor, weights: list[Tensor], biases: list[Tensor | None]) ->
 @_site.register_fake
 def _shape_of_site(values: Tensor, weights: list[Tensor], biases: list[Tensor | None]) -> Tensor:
     return values.new_empty(len(values), sum(len(weight) for weight in weights))
-
-
-@torch.library.custom_op("marsbench::adapted_site", mutates_args=())
-def _adapted_site(
-    values: Tensor, gate: Tensor, maps: list[Tensor], weights: list[Tensor], biases: list[Tensor | None]
-) -> Tensor:
-    packed_down, packed_columns, across, columns = maps
-    copy = COPIES.get(_places(weights))
-    if copy is not None and copy.is_native:
-        return copy.adapted(values, gate, _PackedMaps(packed_down, packed_columns))
-    given: Tensor = _site(values, weights, biases)
-    return given.addmm_(values.mm(across).mul_(gate), columns.t())
-
-
-@_adapted_site.register_fake
-def _shape_of_adapted_site(
-    values: Tensor, gate: Tensor, maps: list[Tensor], weights: list[Tensor], biases: list[Tensor | None]
-) -> Tensor:
-    return values.new_empty(len(values), len(maps[-1]))
 
 
 def _places(weights: Sequence[Tensor]) -> _Places:
@@ -254,10 +235,10 @@ class Site:
             return self._adapted(self._maps, values, gate)
         if (self.copy is None and not self.is_large) or not is_read_slowly(values):
             return [_by_torch(values, layers) for layers in self._outputs]
+        if self.copy is not None and (self.copy.is_native or not torch.compiler.is_compiling()):
+            return self._parts(self.copy(values))
         if torch.compiler.is_compiling():
             return self._parts(_site(values, self.weights, self.biases))
-        if self.copy is not None:
-            return self._parts(self.copy(values))
         return self._parts(_beside(_not_packed(values, self.weights), values, self.weights, self.biases))
 
     @property
@@ -288,9 +269,6 @@ class Site:
         """
         if maps.packed is None or self.copy is None or not is_read_slowly(values):
             return maps.add(values.mm(maps.across).mul_(gate), self(values))
-        if torch.compiler.is_compiling():
-            given = [*maps.packed, maps.across, maps.columns]
-            return self._parts(_adapted_site(values, gate, given, self.weights, self.biases))
         return self._parts(self.copy.adapted(values, gate, maps.packed))
 
     def _parts(self, product: Tensor) -> Sequence[Tensor]:
@@ -314,14 +292,14 @@ class Packing:
     """
 
     def __init__(self, sites: Sequence[Site]) -> None:
-        self._sites = sites
+        self.sites = sites
         self.changes = 0  # how often copies were made or given up
 
     @torch.no_grad()
     def follow(self) -> None:
         """Have every copy be of its weights as they are now; those that are missing are made if there is room."""
         has_changed, missing = False, list[Site]()
-        for site in self._sites:
+        for site in self.sites:
             found = None
             if packing_is_on() and can_be_packed(site.weights):
                 found = COPIES.get(_places(site.weights))  # our own, or another decoder's of the same model
@@ -387,7 +365,6 @@ class _Maps(NamedTuple):
     """The maps of one site."""
 
     across: Tensor  # [in, R]: all first factors as one
-    columns: Tensor  # [out, R]: the second ones
     ranks: list[int]  # of each output; together they are R
     ups: list[Tensor]  # [r, output] each
     packed: _PackedMaps | None
@@ -397,14 +374,11 @@ class _Maps(NamedTuple):
         """Made of first factors [r, in] and, output by output, second ones [out, r]."""
         down = torch.cat([*downs])
         together: list[Tensor] = [torch.block_diag(*parts) for parts in ups]  # type: ignore[no-untyped-call]
-        columns: Tensor = torch.block_diag(*together)  # type: ignore[no-untyped-call]
         packed = None
         if is_native:
-            spare = -len(down) % BLOCK
+            spare, columns = -len(down) % BLOCK, torch.block_diag(*together)  # type: ignore[no-untyped-call]
             packed = _PackedMaps(pack(F.pad(down, (0, 0, 0, spare))), pack(F.pad(columns, (0, spare))))
-        return cls(
-            down.t().contiguous(), columns, [up.shape[1] for up in together], [up.t() for up in together], packed
-        )
+        return cls(down.t().contiguous(), [up.shape[1] for up in together], [up.t() for up in together], packed)
 
     def add(self, inner: Tensor, outputs: Sequence[Tensor]) -> Sequence[Tensor]:
         """What the first factors gave, [M, R], by the second ones, added to each of the outputs in place."""
