@@ -8,6 +8,7 @@ import string
 import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -83,8 +84,9 @@ _WITHIN = tuple(
     for one in _MINI
     if one.name in ("mini_gsm8k", "mini_humaneval")
 )
+_real = partial(Benchmark, max_new_tokens=_PAPER_LIMIT)
 _REAL = (
-    Benchmark(
+    _real(
         "ifeval", "IFEval", "541 prompts with instructions a program can check, 0-shot",
         _IFEVAL
         | {
@@ -92,32 +94,26 @@ _REAL = (
             "strict, per instruction": Score("inst_level_strict_acc", "none"),
             "loose, per instruction": Score("inst_level_loose_acc", "none"),
         },
-        max_new_tokens=_PAPER_LIMIT,
     ),
-    Benchmark(
+    _real(
         "bbh", "BBH", "BIG-Bench Hard, 27 subtasks, chain of thought, 3-shot",
         _exact_match(flexible="flexible", strict="strict"),
-        max_new_tokens=_PAPER_LIMIT,
     ),
-    Benchmark(
+    _real(
         "mmlu_pro", "MMLU-Pro", "14 subjects, up to ten options, chain of thought, 0-shot",
         _exact_match(strict="strict", flexible="flexible"),
-        max_new_tokens=_PAPER_LIMIT,
     ),
-    Benchmark(
+    _real(
         "gpqa", "GPQA", "GPQA main, four options, chain of thought, 0-shot (gated: needs its authors' leave)",
         _exact_match(flexible="flexible-extract", strict="strict-match"),
-        max_new_tokens=_PAPER_LIMIT,
     ),
-    Benchmark(
+    _real(
         "gsm8k", "GSM8K", "grade-school word problems, chain of thought, 0-shot",
         _exact_match(flexible="flexible-extract", strict="strict-match"),
-        max_new_tokens=_PAPER_LIMIT,
     ),
-    Benchmark(
+    _real(
         "humaneval", "HumanEval", "Python functions from their docstrings, 0-shot; HumanEval+ from the same answers",
         {"base": Score("pass@1", "run"), "plus": Score("pass@1_plus", "run")},
-        max_new_tokens=_PAPER_LIMIT,
     ),
 )  # fmt: skip
 

@@ -109,13 +109,12 @@ def baseline_of(row: SweepRow) -> str:
     return COMPILED_AR if row.compiled and row.contender != COMPILED_AR else "ar"
 
 
-def speed_up(row: SweepRow, baseline: str | None = None) -> Estimate | None:
-    """Tokens per second over a baseline's, lap by lap; None where the baseline has no numbers.
+def speed_up(row: SweepRow | None, baseline: str | None = None) -> Estimate | None:
+    """Tokens per second over a baseline's, lap by lap; None where there is no row, or the baseline has no numbers.
 
     Without a name, the baseline is `ar` of the row's own kind: see `baseline_of`.
     """
-    other = row.baselines.get(baseline or baseline_of(row))
-    if other is None or row.status != "done":
+    if row is None or row.status != "done" or (other := row.baselines.get(baseline or baseline_of(row))) is None:
         return None
     return median_ratio(
         [seconds * row.all_emitted for seconds in other["seconds"]],

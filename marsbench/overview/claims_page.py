@@ -12,6 +12,7 @@ from marsbench.overview import claims_figure
 from marsbench.overview.index import remarks
 from marsbench.presets import preset
 from marsbench.rendering.claims import (
+    WHAT_CHECKS_ARE,
     corrected,
     heading,
     held_against,
@@ -24,7 +25,6 @@ from marsbench.rendering.claims import (
 )
 from marsbench.rendering.markdown import folded, paragraphs, table
 from marsbench.rendering.sections import reading
-from marsbench.rendering.verdicts import WHAT_CHECKS_ARE
 from marsbench.studies.regime import page as regime
 
 HOW_TO_READ_THE_CLAIMS = (

@@ -99,8 +99,7 @@ def _over_seeds(
 
 
 def _over_generate(sweep: SweepCells, batch_size: int) -> Estimate | None:
-    row = sweep.eager.done.get(("ar", batch_size))
-    return speed_up(row, "hf-generate") if row else None
+    return speed_up(sweep.eager.done.get(("ar", batch_size)), "hf-generate")
 
 
 def _faster_form(name: str, sweep: SweepCells, batch_size: int) -> Estimate | None:

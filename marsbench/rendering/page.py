@@ -13,11 +13,10 @@ from marsbench.findings.in_words import plus_minus
 from marsbench.findings.published import PUBLISHED_SCALES, paper_label, published_values
 from marsbench.findings.seeds import BySeed
 from marsbench.paper import published
-from marsbench.rendering.claims import answers, page_tally
+from marsbench.rendering.claims import answers, claims_section, page_tally
 from marsbench.rendering.markdown import folded, merged, paragraphs, table
 from marsbench.rendering.measured import HOW_TO_READ_ACCURACY, HOW_TO_READ_THE_CELLS, accuracy_table, measured_section
 from marsbench.rendering.sections import about, behind, title
-from marsbench.rendering.verdicts import claims_section
 from marsbench.rows.kinds import Row
 from marsbench.running.plans import TablePlan
 

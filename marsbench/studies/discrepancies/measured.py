@@ -43,7 +43,7 @@ def cache_blocks(seeds: BySeed) -> str:
 
 
 def _over_ar(row: SweepRow | None) -> str:
-    found = speed_up(row) if row else None
+    found = speed_up(row)
     return f"{found.value:.2f} {bracketed(found.interval, 2)}" if found else NOT_RUN
 
 
@@ -72,8 +72,7 @@ def _all_over_few(sweep: SweepCells, size: int) -> Estimate | None:
 
 
 def _window_over_ar(sweep: SweepCells, size: int) -> Estimate | None:
-    row = sweep.done.get((WINDOW, size))
-    return speed_up(row) if row else None
+    return speed_up(sweep.done.get((WINDOW, size)))
 
 
 def masks(seeds: BySeed) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from operator import sub, truediv
 from typing import Any
 
 from marsbench.findings.claims import ABSTRACT, OURS, POINTS, TIMES, TOKENS, Claim, Measured, Section
@@ -101,7 +102,7 @@ def _table6() -> Iterator[Claim]:
         name="target-yields-more",
         text="A MARS target yields more tokens per target forward pass than speculative decoding with an AR target",
         compared="tokens per target forward: MARS target minus AR SFT target, both with an AR SFT draft",
-        published=_published_gap("tokens_per_target_forward", MARS_BY_AR, AR_BY_AR),
+        published=_published("tokens_per_target_forward", sub, MARS_BY_AR, AR_BY_AR),
         unit=TOKENS,
         signed=True,
         counts="questions",
@@ -112,7 +113,7 @@ def _table6() -> Iterator[Claim]:
         name="target-faster",
         text="A MARS target is faster",
         compared="tokens/s: MARS target over AR SFT target, both with an AR SFT draft, smallest batch raced",
-        published=_published_ratio(MARS_BY_AR, AR_BY_AR),
+        published=_published("speedup", truediv, MARS_BY_AR, AR_BY_AR),
     )
     yield _of_table6(
         measures.faster_draft,
@@ -120,7 +121,7 @@ def _table6() -> Iterator[Claim]:
         name="draft-faster",
         text="A MARS draft makes it faster still",
         compared="tokens/s: MARS draft over AR SFT draft, both for a MARS target, smallest batch raced",
-        published=_published_ratio(MARS_BY_MARS, MARS_BY_AR),
+        published=_published("speedup", truediv, MARS_BY_MARS, MARS_BY_AR),
     )
     yield _of_table6(
         measures.speculative_accuracy,
@@ -128,27 +129,23 @@ def _table6() -> Iterator[Claim]:
         name="target-costs-nothing",
         text="A MARS target costs no accuracy",
         compared="MARS target minus AR SFT target, both with an AR SFT draft",
-        published=_published_gap("accuracy_delta", MARS_BY_AR, AR_BY_AR),
+        published=_published("accuracy_delta", sub, MARS_BY_AR, AR_BY_AR),
         unit=POINTS,
         signed=True,
         counts="questions",
     )
 
 
-def _published_gap(metric: str, first: Pairing, second: Pairing) -> Callable[[str], float | None]:
-    def gap(scale: str) -> float | None:
+def _published(
+    metric: str, effect: Callable[[float, float], float], first: Pairing, second: Pairing
+) -> Callable[[str], float | None]:
+    """Scale -> what the paper's Table 6 says of one line against another."""
+
+    def published(scale: str) -> float | None:
         found = measures.published_speculative(scale, metric, first, second)
-        return found[0] - found[1] if found else None
+        return effect(*found) if found else None
 
-    return gap
-
-
-def _published_ratio(first: Pairing, second: Pairing) -> Callable[[str], float | None]:
-    def ratio(scale: str) -> float | None:
-        found = measures.published_speculative(scale, "speedup", first, second)
-        return found[0] / found[1] if found else None
-
-    return ratio
+    return published
 
 
 def _best_settings() -> Iterator[Claim]:

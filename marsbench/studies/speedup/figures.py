@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from marsbench.findings.sweep import ALLOWED_LOSS, SweepCells, accuracy_of, is_lossless, speed_up
 from marsbench.rendering.figures import COLOURS, MARKERS, by_batch_figure, drawn_alike, error_bars, new_figure, save
-from marsbench.statistics.intervals import Estimate
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,15 +25,10 @@ def draw(sweep: SweepCells, reports_dir: Path) -> list[Path]:
     with drawn_alike():
         written = save(_pareto_by_speed(sweep), reports_dir / PARETO_SPEED)
     series = {
-        name: {size: ratio for size in sweep.batch_sizes if (ratio := _speed(sweep, name, size))}
+        name: {size: ratio for size in sweep.batch_sizes if (ratio := speed_up(sweep.done.get((name, size))))}
         for name in _best_of_each_method(sweep)
     }
     return [*written, *by_batch_figure(series, "tokens per second, relative to ar", reports_dir / BY_BATCH)]
-
-
-def _speed(sweep: SweepCells, name: str, size: int) -> Estimate | None:
-    row = sweep.done.get((name, size))
-    return speed_up(row) if row else None
 
 
 def _methods(sweep: SweepCells) -> dict[str, tuple[str, str]]:

@@ -147,7 +147,7 @@ def _window_contenders(sweep: SweepCells) -> list[str]:
 
 def _knee_line(sweep: SweepCells, name: str) -> list[str]:
     cells = {size: sweep.done.get((name, size)) for size in sweep.batch_sizes}
-    paying = [size for size, row in cells.items() if row and (ratio := speed_up(row)) and ratio.interval.low > 1]
+    paying = [size for size, row in cells.items() if (ratio := speed_up(row)) and ratio.interval.low > 1]
     first = next(row for row in cells.values() if row is not None)
     work = f"{first.positions / (sum(first.emitted) - first.prompts):.2f}" if first.forwards else "n/a"
     up_to = "never" if not paying else f"batch {max(paying)}{' at least' if max(paying) == max(cells) else ''}"

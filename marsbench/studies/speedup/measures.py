@@ -154,13 +154,11 @@ SERVED = (1, *BATCH_SIZES)  # the batch sizes at which the best settings are hel
 
 
 def best_mars(sweep: SweepCells, batch_size: int) -> Estimate | None:
-    row = best_mars_at(sweep, batch_size)
-    return speed_up(row) if row else None
+    return speed_up(best_mars_at(sweep, batch_size))
 
 
 def best_verified(sweep: SweepCells, batch_size: int) -> Estimate | None:
-    row = best_verified_at(sweep, batch_size)
-    return speed_up(row) if row else None
+    return speed_up(best_verified_at(sweep, batch_size))
 
 
 # ---- under load -----------------------------------------------------------------------------------------------------

@@ -212,8 +212,7 @@ def _accuracy_by_speed() -> str:
 def _checks(sweep: SweepCells) -> str:
     lines = []
     for size in sweep.batch_sizes:
-        row = sweep.done.get((A_A, size))
-        ratio = speed_up(row) if row else None
+        ratio = speed_up(sweep.done.get((A_A, size)))
         if ratio is not None:
             inside = ratio.interval.low <= 1 <= ratio.interval.high
             lines.append([str(size), printed_ratio(ratio), "yes" if inside else "no"])
