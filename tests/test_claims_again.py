@@ -166,9 +166,9 @@ def lines() -> list[dict[str, str]]:
     found, head = [], []
     for line in (ROOT / "reports" / "claims.md").read_text(encoding="utf-8").splitlines():
         cells = [cell.strip() for cell in line.split("|")[1:-1]]
-        if "tested" in cells:
+        if {"tested", "scale"} <= {*cells}:
             head = cells
-        elif head and len(cells) == len(head) and cells[1] == "tiny":
+        elif head and len(cells) == len(head) and cells[head.index("scale")] == "tiny":
             found.append(dict(zip(head, cells, strict=True)))
     return found
 
