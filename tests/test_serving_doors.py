@@ -7,6 +7,7 @@ import base64
 import functools
 import json
 import socket
+import threading
 import time
 import tracemalloc
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -19,6 +20,7 @@ import uvicorn
 from typer.testing import CliRunner
 
 from marsbench.cli import app as command
+from marsbench.serving.answers import Answers
 from marsbench.serving.app import build
 from marsbench.serving.connection import Connection
 from marsbench.serving.desk import Desk
@@ -45,7 +47,8 @@ class MadeUp(Desk):
         self.sent.append(message)
         if isinstance(message, Job) and self.answers:
             tokens = [message.prompt_ids[0]] * message.max_new_tokens
-            scored = Likelihood(tokens, [-1.0] * len(tokens), [[(one, -1.0)] for one in tokens])
+            told = [*message.prompt_ids, *tokens] if message.echo else tokens
+            scored = Likelihood(told, [-1.0] * len(told), [[(one, -1.0)] for one in told])
             said = scored if message.best is not None else None
             ending = Ending(
                 "length", len(tokens), 2, None, (4, 4), True, (1, 0, 1), 6, None if message.streamed else said
@@ -298,26 +301,66 @@ def test_bytes_of_parts_of_characters_are_their_own() -> None:
     desk = MadeUp()
     text = "ab" + "\u20ac" * 2
     ids = TOKENIZER(text, add_special_tokens=False).input_ids
-    from marsbench.serving.answers import Answers
-
     pairs = [Answers(desk).token(one) for one in ids]
     assert bytes(byte for _, own in pairs for byte in own).decode() == text
     assert any("\N{REPLACEMENT CHARACTER}" in shown for shown, _ in pairs)
 
 
+async def paused(desk: Desk, body: Any) -> tuple[float, bytes]:
+    """For how long a request keeps the event loop from all others at most, in seconds of its thread; and the answer."""
+    app, longest = build(desk, lambda _: None), 0.0
+    task, last = asyncio.create_task(asked(desk, AT, body, app=app)), time.thread_time()
+    while not task.done():
+        await asyncio.sleep(0)
+        longest, last = max(longest, time.thread_time() - last), time.thread_time()
+    return longest, (await task)[2]
+
+
 def test_a_long_prompts_log_probabilities_take_no_time_of_others() -> None:
     """Guards against work of the square of a prompt's length, and a text for every token, on the event loop."""
+    body = {"prompt": "ab", "max_tokens": 4000, "logprobs": 5}
+    longest, raw = asyncio.run(paused(MadeUp(max_new_tokens=4000), body))
+    assert len(json.loads(raw)["choices"][0]["logprobs"]["tokens"]) == 4000
+    assert longest < 0.1
 
-    async def longest_pause() -> float:
-        desk, longest, last = MadeUp(max_new_tokens=4000), 0.0, time.thread_time()  # of the event loop alone
-        task = asyncio.create_task(asked(desk, AT, {"prompt": "ab", "max_tokens": 4000, "logprobs": 5}))
-        while not task.done():
-            await asyncio.sleep(0)
-            longest, last = max(longest, time.thread_time() - last), time.thread_time()
-        assert len(json.loads((await task)[2])["choices"][0]["logprobs"]["tokens"]) == 4000
-        return longest
 
-    assert asyncio.run(longest_pause()) < 0.1
+def test_an_echoed_prompts_log_probabilities_are_streamed_aside(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = set[str]()
+    worded = Answers._logprobs
+
+    def noted(*arguments: Any) -> Any:
+        threads.add(threading.current_thread().name)
+        return worded(*arguments)
+
+    monkeypatch.setattr(Answers, "_logprobs", noted)
+    for most in (0, 3):
+        body = {"prompt": "ab" * 500, "max_tokens": most, "logprobs": 0, "echo": True, "stream": True}
+        events = events_of(asyncio.run(paused(MadeUp(), body))[1])
+        scored = [one["choices"][0]["logprobs"] for one in events if one["choices"][0]["logprobs"]]
+        assert [len(one["tokens"]) for one in scored] == [len(TOKENIZER("ab" * 500).input_ids) + most]
+    assert threads and all(name.startswith("tokenizer") for name in threads)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"prompt":[' + b"[]," * 1_300_000 + b"[]]}",
+        b'{"prompt":"a","stop":[' + b"[]," * 1_300_000 + b"[]]}",
+        b'{"prompt":"a","logit_bias":{' + b",".join(b'"%d":0' % one for one in range(350_000)) + b"}}",
+    ],
+    ids=["lists", "stops", "fields"],
+)
+def test_a_large_body_of_small_parts_is_not_parsed(body: bytes) -> None:
+    longest, raw = asyncio.run(paused(MadeUp(), body))
+    assert b"lists, objects and fields" in raw
+    assert longest < 0.1
+
+
+def test_brackets_in_a_text_are_no_parts() -> None:
+    text = '[{:\\" ' * 150_000
+    assert b"this model's context" in ask({"prompt": text})[2]
+    unfinished = b'{"prompt":"' + rb"\"[" * 1_000_000  # which could be begun at each of its quotes
+    assert asyncio.run(paused(MadeUp(), unfinished))[0] < 0.5
 
 
 # ---- logs

@@ -338,6 +338,21 @@ def test_log_probabilities_come_with_their_tokens_or_at_the_end(
         assert len(found.best) == len(whole.best)
 
 
+def test_what_streamed_log_probabilities_keep_is_counted(
+    golden: dict[str, Any], golden_models: dict[str, PreTrainedModel]
+) -> None:
+    """Guards against a second cache, beside the batch's, that no limit knows of."""
+    model, prompt = golden_models["mars"], golden["prompts"][0]
+    for kept, together in ((512, 2), (500, 1), (64, 1)):  # whoever is alone comes in, at the worst to be told
+        log = Log(engine(model, max_rows=8, kv_slots=kept))
+        for number in range(3):
+            log.engine.submit(job(number, prompt, 12, streamed=True, best=0, ignore_eos=True))
+        log.work()
+        assert (log.state.running, log.state.slots) == (together, together * 256)
+        log.run()
+        assert sorted(log.ended) == [0, 1, 2] and not any(one.failure for one in log.ended.values())
+
+
 def test_a_stopped_answer_is_scored_as_far_as_it_is_used(
     golden: dict[str, Any], golden_models: dict[str, PreTrainedModel]
 ) -> None:

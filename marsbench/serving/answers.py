@@ -264,14 +264,16 @@ class Answers:
             async for choice, pieces in news:
                 if choice.index not in shape.begun and (echoed := self._echoed(body, choice)):
                     yield shape.part(choice.index, echoed)
-                for chunk in self._chunks(body, choice, pieces, shape):
+                chunks = functools.partial(self._chunks, body, choice, pieces, shape)
+                is_long = choice.stream.job.echo and body.best is not None and not choice.scored
+                for chunk in await self.aside(0, chunks) if is_long else chunks():
                     yield chunk
                 if choice.ending is not None:
                     choices.append(choice)
                     if rest := choice.writer.close():
                         yield shape.part(choice.index, rest)
                     found = choice.ending.likelihood  # of an echo alone: all others came with their tokens
-                    said = None if found is None else self._logprobs(body, found, choice, 0)
+                    said = None if found is None else await self.aside(0, self._logprobs, body, found, choice, 0)
                     yield event(shape.chunk(choice.index, "", finish=choice.finish, logprobs=said))
         choices.sort(key=lambda choice: choice.index)
         costs = self._costs(choices, entry)

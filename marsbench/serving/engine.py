@@ -135,11 +135,12 @@ class Engine:
         """Those at the head of the queue that rows, cache and one prefill have room for."""
         found: list[Job] = []
         longest = max((one.slots for one in self._running.values()), default=0)
-        prompt = 0
+        prompt, scored = 0, sum(self._scored_slots(one.job) for one in self._running.values())
         for job in self._waiting:
             longest, prompt = max(longest, self._slots(job)), max(prompt, len(job.prompt_ids))
             rows = len(self._running) + len(found) + 1
-            if rows > self.settings.max_rows or rows * longest > self.slots:
+            scored += self._scored_slots(job)
+            if rows > self.settings.max_rows or (rows > 1 and rows * longest + scored > self.slots):
                 break
             if found and (len(found) + 1) * prompt > self.settings.prefill_positions:
                 break
@@ -152,6 +153,10 @@ class Engine:
     def _slots(self, job: Job) -> int:
         """What a job may need of the cache: prompt, answer, and the guesses behind it."""
         return -(-(len(job.prompt_ids) + job.max_new_tokens + BEHIND) // _SLOT_STEP) * _SLOT_STEP
+
+    def _scored_slots(self, job: Job) -> int:
+        """What is kept besides of a job whose tokens are scored as they come: all of it once more."""
+        return self._slots(job) if job.streamed and job.best is not None else 0
 
     def _join(self, jobs: list[Job]) -> None:
         """Forward their prompts; one that cannot be run is told so, and keeps nobody else out."""
@@ -343,7 +348,7 @@ class Engine:
         return State(
             running=len(running),
             waiting=len(self._waiting),
-            slots=longest * len(running),
+            slots=longest * len(running) + sum(self._scored_slots(one.job) for one in running),
             forwards=self._meter.forwards + self._meter.prompt_forwards,
             positions=self._meter.positions + self._meter.prompt_positions,
             settled=self._settled,

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import anyio
 from starlette.responses import RedirectResponse, Response
 
-from marsbench.serving.errors import ApiError
+from marsbench.serving.errors import ApiError, wrong
 from marsbench.serving.logs import Log
 from marsbench.serving.settings import Settings
 from marsbench.serving.wire import dumps, event
@@ -29,6 +29,8 @@ Send = Callable[[Message], Awaitable[None]]
 Headers = dict[bytes, bytes]
 T = TypeVar("T")
 _OPEN = ("/health", "/ping")  # routes that ask for no key
+_MOST_PARTS = 2**17  # lists, objects and fields of a body: each costs the parser far more than its bytes
+_QUOTED = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?', re.DOTALL)  # whatever it begins with, it matches: never twice
 
 
 class ClientGone(Exception):
@@ -166,6 +168,7 @@ class Gate:
                 return
             self._check_key(scope, headers)
             body = await self._body(headers, receive)
+            _check_parts(body)
         except ApiError as error:
             await answer(error)(scope, receive, send)
         except ClientGone:
@@ -236,6 +239,16 @@ class Gate:
                         return bytes(body)
         except TimeoutError as error:
             raise ApiError(408, f"the body did not come within {read_s:g} seconds", code="timeout") from error
+
+
+def _check_parts(body: bytes) -> None:
+    """Refuse what would keep the event loop busy merely by being parsed."""
+    if _parts(body) > _MOST_PARTS and _parts(_QUOTED.sub(b"", body)) > _MOST_PARTS:
+        raise wrong(f"the body has more than {_MOST_PARTS:,} lists, objects and fields")
+
+
+def _parts(body: bytes) -> int:
+    return sum(map(body.count, (b"[", b"{", b":")))
 
 
 def is_open_to_all(settings: Settings) -> bool:
