@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from marsbench.commands.decoder import BatchSize, Decoding, decodes
-from marsbench.commands.shared import Adapter, BlockSize, Checkpoint, Output, OwnStage, Scale, Seed, make_run
+from marsbench.commands.shared import Adapter, BlockSize, Checkpoint, Output, OwnStage, Scale, Seed, make_run, own_stage
 from marsbench.errors import UserError
 from marsbench.presets import DEFAULT_SCALE
 
@@ -23,7 +23,7 @@ def show(
     prompt: Annotated[str | None, typer.Argument(help="A user's question; by default one of mini_gsm8k.")] = None,
     checkpoint: Checkpoint = None,
     adapter: Adapter = None,
-    stage: OwnStage = "mars",
+    stage: OwnStage = None,
     method: Annotated[
         list[str] | None, typer.Option(help="How to decode, several times to compare; by default ar and mars.")
     ] = None,
@@ -38,7 +38,7 @@ def show(
     """Print an answer with the tokens of one forward pass shaded together (the paper's Figure 1)."""
     if prompt is not None and not prompt.strip():
         raise UserError("the question is empty", fix="write one, or leave it out for one of mini_gsm8k")
-    names, checkpoint = method or ["ar", "mars"], checkpoint or adapter
+    names, checkpoint, stage = method or ["ar", "mars"], checkpoint or adapter, own_stage(scale, stage)
     ways = [replace(decoding, threshold=threshold).by(name).at(block_size) for name in names]
     for way in ways:
         way.check(stage=None if checkpoint else stage)

@@ -25,7 +25,7 @@ def eval_(
     benchmark: Annotated[list[str], typer.Option(help="What to ask, several times for several: see `marsbench list`.")],
     checkpoint: shared.Checkpoint = None,
     adapter: shared.Adapter = None,
-    stage: shared.OwnStage = "mars",
+    stage: shared.OwnStage = None,
     block_size: shared.BlockSize = 4,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Rows decoded at once [default: the scale's].")] = None,
     max_new_tokens: Annotated[
@@ -47,7 +47,7 @@ def eval_(
     """
     from marsbench.evaluation.benchmarks import benchmarks
 
-    checkpoint = checkpoint or adapter
+    checkpoint, stage = checkpoint or adapter, shared.own_stage(scale, stage)
     names, typed, decoding = benchmarks(benchmark), decoding, decoding.at(block_size)
     decoding.check(stage=None if checkpoint else stage)
     typed.check_heard(decoding.method)

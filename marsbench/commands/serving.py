@@ -24,7 +24,7 @@ KEY_VARIABLE = "MARSBENCH_API_KEY"
 def serve(
     checkpoint: shared.Checkpoint = None,
     scale: shared.Scale = DEFAULT_SCALE,
-    stage: shared.OwnStage = "mars",
+    stage: shared.OwnStage = None,
     dtype: Annotated[
         str | None,
         typer.Option(
@@ -41,6 +41,7 @@ def serve(
     block_size; `PUT /v1/speed` turns the default knob for everybody in flight who fixed none. docs/serving.md has the
     rest.
     """
+    stage = shared.own_stage(scale, stage)
     settings = Settings(checkpoint or "", dtype=dtype, untrained_masks=untrained_masks)
     typed: dict[str, Any] = {name: one for name, one in given.items() if one is not None}
     typed |= {name: tuple(one) for name, one in typed.items() if isinstance(one, list)}

@@ -42,7 +42,13 @@ Adapter = Annotated[
         help="Gated adapter to act on the checkpoint's masks; without --checkpoint, on the one that it was trained on.",
     ),
 ]
-OwnStage = Annotated[str, typer.Option(help="Stage of the scale's own checkpoint, trained if missing.")]
+OwnStage = Annotated[
+    str | None,
+    typer.Option(
+        help="Stage of the scale's own checkpoint, trained if missing [default: mars; at 135m the shipped adapter].",
+        show_default=False,
+    ),
+]
 StageCheckpoints = Annotated[
     list[str] | None,
     typer.Option(help="STAGE=FOLDER_OR_HUB_NAME: use this checkpoint for a stage (mars-b8: for B = 8); repeatable."),
@@ -117,6 +123,13 @@ def typed_as(command: Callable[..., None], parameters: Iterable[Parameter]) -> C
     command.__signature__ = Signature(found)  # type: ignore[attr-defined]
     command.__annotations__ = {one.name: one.annotation for one in found}
     return command
+
+
+def own_stage(scale: str, stage: str | None) -> str:
+    """The stage that a user names, or the one that decodes at a scale where nobody does."""
+    from marsbench.presets import preset
+
+    return stage or preset(scale).stage
 
 
 def use_packing(pack: bool) -> None:

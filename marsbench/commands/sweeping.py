@@ -104,7 +104,7 @@ def results(
 def tune(
     checkpoint: shared.Checkpoint = None,
     adapter: shared.Adapter = None,
-    stage: shared.OwnStage = "mars",
+    stage: shared.OwnStage = None,
     block_size: shared.BlockSize = 4,
     batch_size: Annotated[int, typer.Option(min=1, help="Prompts decoded at once.")] = 1,
     max_loss: Annotated[float, typer.Option(min=0, help="Points of accuracy that may be lost against AR.")] = 1.0,
@@ -124,7 +124,7 @@ def tune(
     Times forward passes by their positions on this machine, measures how many tokens each setting accepts, predicts
     which is fastest, and races that one against AR.
     """
-    checkpoint = checkpoint or adapter
+    checkpoint, stage = checkpoint or adapter, shared.own_stage(scale, stage)
     check_decoding("mars", threshold=None, draft=None, stage=None if checkpoint else stage, block_size=block_size)
     run = shared.make_run(scale, output, "reuse", seed, benchmarks=benchmarks, data_dir=data_dir)
     shared.use_packing(pack)

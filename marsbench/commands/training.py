@@ -25,7 +25,7 @@ def distill(
     ],
     out: Annotated[Path, typer.Option(help="Where the chat data goes: JSON Lines, in the order of the prompts.")],
     checkpoint: shared.Checkpoint = None,
-    stage: shared.OwnStage = "ar_sft",
+    stage: Annotated[str, typer.Option(help="Stage of the scale's own checkpoint, trained if missing.")] = "ar_sft",
     column: Annotated[
         str | None, typer.Option(help="Column that holds the prompts, as text or turns, such as `question`.")
     ] = None,

@@ -99,8 +99,11 @@ class Checkpoints:
     def path(self, stage: str, block_size: int | None) -> str:
         """Folder or hub name of a stage's checkpoint: the ready one if there is one, else ours, trained if need be."""
         ready = self._ready(stage, block_size)
+        if ready is not None and self._scale.ships(ready):
+            self._run.reporter.say_once(f"{stage} is the one that came with marsbench")
+            return str(checked_base(ready))
         if ready is not None:
-            return str(checked_base(ready)) if self._scale.ships(ready) else ready
+            return ready
         chosen = self.recipe(stage, block_size)
         self.train(chosen)
         return str(self._workspace.checkpoint(chosen))

@@ -27,7 +27,7 @@ from marsbench.fetching import models as fetchable
 from marsbench.fetching.fetch import fetch
 from marsbench.forward.adapter import Adapted, parted
 from marsbench.progress import Reporter
-from marsbench.training.adapter_files import base_of, is_adapter, read_adapter
+from marsbench.training.adapter_files import SHIPPED, base_of, is_adapter, read_adapter
 from marsbench.training.medusa import MedusaHeads
 from marsbench.training.records import TrainingRecord, finished, weights_hash
 from marsbench.training.stages import BLOCKWISE, STAGES
@@ -104,6 +104,7 @@ def load(
     Raises:
         UserError: the folder is missing, incomplete or cut short, or the adapter is not for it.
     """
+    path = SHIPPED.get(str(path), path)
     if is_adapter(Path(path)):
         path, adapter = base_of(Path(path)), adapter or path
     loaded = _load(path, dtype, device, needs_tokenizer, stage)

@@ -10,20 +10,21 @@ from marsbench.running.plans import Arm, TablePlan
 from marsbench.studies.lines import short
 
 BASE, ADAPTER, MARS = "base", "base_gated", "base_mars"
-LONG_ADAPTER, LONG_MARS = "base_gated_4x", "base_mars_2x"
+LONG_ADAPTER, LONG_MARS, HEADED = "base_gated_4x", "base_mars_2x", "base_gated_network"
 _WORDS = {
     BASE: "Base",
     ADAPTER: "Base with an adapter",
     MARS: "MARS",
     LONG_ADAPTER: "Base with an adapter trained four times as long",
     LONG_MARS: "MARS trained twice as long",
+    HEADED: "Base with an adapter and a draft head",
 }
 _LOOKUP = {"draft_length": 4}
 
 
 def _name(stage: str, method: str, options: dict[str, Any]) -> str:
     """What a line is called in rows: "base_gated_mars-verified_groups_4"."""
-    said = [options[one] for one in ("layout", "block_size", "threshold") if one in options]
+    said = [options[one] for one in ("layout", "block_size", "groups", "threshold") if one in options]
     return "_".join(map(str, [stage, method, *said]))
 
 
@@ -57,6 +58,10 @@ BOTH, MARS_GROUPS, MARS_BOTH = _with_lookup(ADAPTER, 3), _verified(MARS, "groups
 MARS_NARROW, SURE, UNSURE = _verified(MARS, "groups", 3), _at(0.95), _at(0.7)
 LONG_GROUPS, LONG_NARROW = _verified(LONG_ADAPTER, "groups", 4), _verified(LONG_ADAPTER, "groups", 3)
 LONG_BOTH, LONG_MARS_GROUPS = _with_lookup(LONG_ADAPTER, 3), _verified(LONG_MARS, "groups", 4)
+HEADED_GROUPS, HEADED_BOTH = _verified(HEADED, "groups", 4), _with_lookup(HEADED, 3)
+HEADED_FEW = _arm(
+    HEADED, "verified, two groups (W = 4)", "mars-verified", layout="groups", block_size=DEFAULT_BLOCK_SIZE, groups=2
+)
 PLAN = TablePlan(
     "real-model",
     "What MARS does for a model that people use",
@@ -65,6 +70,7 @@ PLAN = TablePlan(
         PROMPT_LOOKUP,
         *(GROUPS, NARROW, LINEAR, BOTH),
         *(LONG_GROUPS, LONG_NARROW, LONG_BOTH),
+        *(HEADED_GROUPS, HEADED_FEW, HEADED_BOTH),
         *(AR_OF_MARS, MARS_GROUPS, MARS_NARROW, MARS_BOTH, SURE, UNSURE),
         *(AR_OF_LONG_MARS, LONG_MARS_GROUPS),
     ),

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import median
 
 from marsbench.fetching.models import described, is_known
-from marsbench.findings.between_lines import emits_more, more_accurate
+from marsbench.findings.between_lines import emits_more
 from marsbench.findings.cells import Cells, columns, done_cells, latest_cells, latest_stages
 from marsbench.findings.company import company_remark
 from marsbench.findings.seeds import BySeed
@@ -41,6 +41,8 @@ from marsbench.studies.real_model.lines import (
     AR_OF_MARS,
     BOTH,
     GROUPS,
+    HEADED_BOTH,
+    HEADED_GROUPS,
     LONG_BOTH,
     LONG_GROUPS,
     LONG_MARS,
@@ -59,7 +61,7 @@ FIGURE = "figures/real-model_speed"  # beside the page, less the extension
 OPENING = (
     "A pretrained, instruction-tuned model by itself, with a gated adapter that acts on masks alone, and fine-tuned by "
     "MARS, both straight from it and on its own answers to training prompts, with the same batches and, but for lines "
-    "that say otherwise, the same steps."
+    "that say otherwise, the same steps. The adapter with a draft head was trained longer, and on more answers."
 )
 HOW_LINES_DECODE = (
     "Verified lines promise the tokens of AR decoding of their own checkpoint, those with an adapter the untouched "
@@ -89,6 +91,7 @@ HOW_TRAINING_IS_TIMED = (
 DEVIATIONS = (
     "Trainings are of minutes, on the model's own answers to training prompts: docs/your-own-model.md has the commands "
     "that distil, train and measure. The first questions of each benchmark are asked, and few are raced.",
+    "The adapter with a draft head has not raced yet, and what has raced did so with slower products than today's.",
 )
 _more = partial(emits_more, PLAN)
 CLAIMS = (
@@ -100,19 +103,23 @@ CLAIMS = (
         GROUPS.name, MARS_GROUPS.name, letter="c", name="adapter-drafts",
         text="An adapter drafts better than MARS after the same steps",
     ),
-    more_accurate(
-        PLAN, AR_OF_MARS.name, AR.name, margin=2.0, letter="d",
-        text="MARS keeps the base's accuracy at one token per forward pass",
-    ),
     _more(
-        LONG_GROUPS.name, GROUPS.name, letter="e", check=True,
+        LONG_GROUPS.name, GROUPS.name, letter="d", check=True,
         text="Four times the training makes the adapter draft better",
     ),
     _more(
-        LONG_BOTH.name, PROMPT_LOOKUP.name, letter="f",
+        LONG_BOTH.name, PROMPT_LOOKUP.name, letter="e",
         text="So trained, masks and the text so far draft better than the text alone",
     ),
-    _more(MARS_GROUPS.name, SURE.name, letter="g", text="Verified masks emit more than tau = .95 does"),
+    _more(MARS_GROUPS.name, SURE.name, letter="f", text="Verified masks emit more than tau = .95 does"),
+    _more(
+        HEADED_GROUPS.name, PROMPT_LOOKUP.name, letter="g",
+        text="With a draft head, an adapter's masks draft better than the text so far",
+    ),
+    _more(
+        HEADED_BOTH.name, PROMPT_LOOKUP.name, letter="h",
+        text="With a draft head, masks and the text so far draft better than the text alone",
+    ),
 )  # fmt: skip
 
 
@@ -278,7 +285,7 @@ def _counted(same_of: tuple[int, int]) -> str:
 
 # ---- what longer training buys ----
 
-_CURVE = (GROUPS, LONG_GROUPS, MARS_GROUPS, LONG_MARS_GROUPS)
+_CURVE = (GROUPS, LONG_GROUPS, HEADED_GROUPS, MARS_GROUPS, LONG_MARS_GROUPS)
 
 
 def _by_tokens_trained(cells: Cells, rows: Sequence[Row]) -> str:
