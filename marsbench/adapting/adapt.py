@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import torch
 
-from marsbench.adapting.page import LAPS, Plan, Result, page_of
+from marsbench.adapting.page import HELD_OUT_EVERY, LAPS, Plan, Result, page_of
 from marsbench.decoding.engine import decode
 from marsbench.decoding.generation import Request
 from marsbench.distilling.chats import Chats
@@ -36,7 +36,7 @@ from marsbench.running.training_speed import training_speed
 from marsbench.statistics.intervals import median_ratio
 from marsbench.training.bases import ship
 from marsbench.training.chat_data import Message
-from marsbench.training.checkpoints import Loaded, default_device
+from marsbench.training.checkpoints import default_device
 
 STAGE = "base_gated_network"
 CONTENDERS = (
@@ -59,7 +59,7 @@ CONTENDERS = (
 _TOKENS, _RACED_TOKENS = 192, 96  # of an answer at most: to learn from, and in the race
 _ROWS = 16  # answers decoded at once
 _FEWEST = 12  # prompts
-_HELD_OUT_EVERY, _HELD_OUT = 6, 12  # every sixth prompt is kept from training, twelve at most
+_HELD_OUT = 12  # prompts at most
 _PROBED_STEPS = 2  # of training, that are timed
 _ANSWERING, _RACING = 0.3, 0.15  # shares of the time at most; training has the rest
 _PASSES = 10  # over the answers at most; more different ones would be worth more than more passes
@@ -133,7 +133,7 @@ class Adapting:
         alone = self._seconds_alone() * len(CONTENDERS) * (LAPS + 2)
         left = 3600 * hours - (time.perf_counter() - started)
         asked = min(len(self._prompts), int(_ANSWERING * left / per_answer))
-        held_out = min(asked // _HELD_OUT_EVERY, _HELD_OUT, int(_RACING * left / alone))
+        held_out = min(asked // HELD_OUT_EVERY, _HELD_OUT, int(_RACING * left / alone))
         time_left = left - asked * per_answer - held_out * alone
         a_pass = max(1, (asked - held_out) // self._scale.finetuning.batch_size)
         plan = Plan(
@@ -153,9 +153,11 @@ class Adapting:
 
     def _seconds_alone(self) -> float:
         """What one answer takes in the race, decoded by `ar` and alone."""
+        method, (ends, pad) = fit("ar", self._loaded), default_ids(self._loaded)
+        (ids,) = self._chats.encoded(self._prompts[:1], self._source)
         for _ in range(2):  # the first one warms up
             started = time.perf_counter()
-            self._decode(self._loaded, CONTENDERS[0], self._prompts[:1])
+            decode(self._loaded.model, method, [Request(ids, _RACED_TOKENS)], eos_id=ends, pad_id=pad)
         return time.perf_counter() - started
 
     # ---- the steps ----
@@ -164,14 +166,10 @@ class Adapting:
     def _answers(self) -> Path:
         return self._out / "answers.jsonl"
 
-    def _held_out(self, plan: Plan) -> list[list[Message]]:
-        return [*self._prompts[: plan.held_out * _HELD_OUT_EVERY : _HELD_OUT_EVERY]]
-
     def _answer(self, plan: Plan) -> None:
         """The model's own answers to all prompts that are not held out."""
-        held_out = range(0, plan.held_out * _HELD_OUT_EVERY, _HELD_OUT_EVERY)
-        asked = [turns for number, turns in enumerate(self._prompts[: plan.prompts]) if number not in held_out]
-        self._distil(asked, self._answers)
+        asked = enumerate(self._prompts[: plan.prompts])
+        self._distil([turns for number, turns in asked if number not in plan.kept_back], self._answers)
 
     def _distil(self, prompts: Sequence[list[Message]], out: Path) -> int:
         """Write the model's own answers; how many there are."""
@@ -202,7 +200,7 @@ class Adapting:
         )
         entrants = [Entrant(one.name, loaded.model, fit(one.method, loaded, **one.options)) for one in CONTENDERS]
         ends, pad = default_ids(loaded)
-        prompts = self._chats.encoded(self._held_out(plan), self._source)
+        prompts = self._chats.encoded([self._prompts[number] for number in plan.kept_back], self._source)
         race = Race(entrants, prompts, 1, _RACED_TOKENS, sorted({*ends, self._chats.end_id}), pad, LAPS)
         with self._reporter.bar("racing on the prompts held out") as bar:
             found = race.run(RoundLog(), bar.update)
@@ -226,9 +224,3 @@ class Adapting:
         ids = torch.tensor([prompt + ar[:place]], device=self._loaded.model.device)
         logits = self._loaded.model(ids).logits[0, -1].float()
         return float(logits[ar[place]] - logits[other[place]])
-
-    def _decode(self, loaded: Loaded, contender: Contender, prompts: Sequence[list[Message]]) -> None:
-        ends, pad = default_ids(loaded)
-        requests = [Request(ids, _RACED_TOKENS) for ids in self._chats.encoded(prompts, self._source)]
-        method = fit(contender.method, loaded, **contender.options)
-        decode(loaded.model, method, requests, eos_id=ends, pad_id=pad, batch_size=1)

@@ -15,6 +15,7 @@ from marsbench.rendering.markdown import paragraphs, table
 from marsbench.statistics.intervals import Estimate
 
 LAPS = 5  # of the race
+HELD_OUT_EVERY = 6  # of that many prompts one is held out, until there are enough
 _NEAR = 0.5  # of a logit, some steps of bf16 where logits lie: a tie of two tokens, which rounding decides
 
 
@@ -28,6 +29,11 @@ class Plan:
     answering_s: float
     training_s: float
     racing_s: float
+
+    @property
+    def kept_back(self) -> range:
+        """The numbers of the prompts held out."""
+        return range(0, self.held_out * HELD_OUT_EVERY, HELD_OUT_EVERY)
 
     def in_words(self) -> str:
         """What will be done, and how long it takes."""
