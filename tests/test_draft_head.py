@@ -18,6 +18,7 @@ from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 from marsbench.compiled.fixed import Steps
 from marsbench.compiled.graphs import Graphs
 from marsbench.decoding.acceptance import confidence
+from marsbench.decoding.chain import _likeliest
 from marsbench.decoding.engine import Batch, KindOfBatch, decode
 from marsbench.decoding.generation import Generation, Layout, Request
 from marsbench.errors import UserError
@@ -26,6 +27,8 @@ from marsbench.forward.decoder import LeanDecoder, decoder_of
 from marsbench.forward.draft_head import KINDS, DraftHead, Markov, Network
 from marsbench.forward.native import cpp_compiler
 from marsbench.methods import Options, build_method
+from marsbench.methods.mars_lookup import MarsLookup
+from marsbench.methods.mars_verified import MarsVerified
 from marsbench.methods.mixed import Mixed
 
 VOCABULARY = SHAPE["vocab_size"]
@@ -295,3 +298,20 @@ def test_a_head_of_another_model_is_refused(model: PreTrainedModel) -> None:
     for kind, other in (("markov", more), ("network", wider)):
         with pytest.raises(UserError, match="draft head is of another size"):
             Adapted(model, replace(noisy(model), head=noise(kind, other, 1.0)))
+
+
+@pytest.mark.parametrize("vocabulary", [96, 3200, 4999])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_likeliest_tokens_of_a_mask_are_the_largest(vocabulary: int, dtype: torch.dtype) -> None:
+    """Guards against a search in two parts that leaves out a token, or says another for it."""
+    torch.manual_seed(0)
+    logits = torch.randn(2, 3, vocabulary).to(dtype)
+    values, ids = _likeliest(logits, 16)
+    assert torch.equal(values.sort(descending=True).values, logits.topk(16).values)
+    assert torch.equal(logits.gather(-1, ids), values) and ids.sort().values.diff().min() > 0
+
+
+def test_lookup_asks_its_masks_for_what_it_was_asked() -> None:
+    """Guards against an option that reaches the masks under the name of another."""
+    lookup = MarsLookup(MASK, window=3, metric="margin", layout="linear", head_top=7)
+    assert lookup._masks == MarsVerified(MASK, window=3, metric="margin", layout="linear", head_top=7)

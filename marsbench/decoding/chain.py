@@ -8,7 +8,9 @@ from torch import Tensor
 from marsbench.decoding.rows import Accepted, Rows
 from marsbench.decoding.windows import last
 from marsbench.forward.draft_head import HeadInUse
-from marsbench.forward.window import Answer
+from marsbench.forward.window import Answer, at_entries, places
+
+_LINES = 32  # of a vocabulary that is searched
 
 
 def read_masks(rows: Rows, answer: Answer, entries: Tensor, logits: Tensor, accepted: Accepted, top: int) -> Tensor:
@@ -45,11 +47,10 @@ def read_line(rows: Rows, answer: Answer, logits: Tensor, masks: int, top: int) 
         return ids
     drafted = rows.drafted.unsqueeze(1)
     behind = drafted + 1 + place[:masks]
-    at = behind.unsqueeze(-1).expand(-1, -1, logits.shape[-1])
-    theirs, states = logits.gather(1, at), answer.states(last(rows) + behind)
+    theirs, states = at_entries(logits, behind), answer.states(last(rows) + behind)
     before, position = ids.gather(1, drafted).squeeze(1), rows.length.unsqueeze(1) + behind
     guesses = _chained(rows, answer.head, states, theirs, before, position, top)
-    logits.scatter_(1, at, theirs)
+    logits.flatten(0, 1).index_copy_(0, places(behind, logits.shape[1]), theirs.flatten(0, 1))
     return ids.scatter(1, behind, guesses)
 
 
@@ -61,17 +62,34 @@ def _chained(
     Other tokens than the `top` of a mask get the lowest logit: what a head adds means nothing beside what it has not
     been added to, since the softmax that it learned through is blind to what all tokens get.
     """
-    likeliest = logits.topk(min(top, logits.shape[-1]), sorted=False)
-    heeding, found, theirs = head.behind(states, likeliest.indices, likeliest.values), [], []
+    values, likeliest = _likeliest(logits, top)
+    heeding, found, theirs = head.behind(states, likeliest, values), [], []
     lowest = torch.finfo(logits.dtype).min
     for place in range(logits.shape[1]):
-        ids, heeded = likeliest.indices[:, place], heeding(place, before)
+        ids, heeded = likeliest[:, place], heeding(place, before)
         before = ids.gather(1, heeded.argmax(1, keepdim=True)).squeeze(1)
         if rows.extent.sampled:
-            every = torch.full_like(logits[:, :1], lowest).scatter(2, ids.unsqueeze(1), heeded.unsqueeze(1))
+            every = torch.full_like(logits[:, :1], lowest, dtype=torch.float32)
+            every.scatter_(2, ids.unsqueeze(1), heeded.unsqueeze(1))
             drawn = rows.choose(every, position[:, place : place + 1]).squeeze(1)
             before = torch.where(rows.temperature > 0, drawn, before)
         found.append(before)
         theirs.append(heeded)
-    logits.fill_(lowest).scatter_(2, likeliest.indices, torch.stack(theirs, dim=1))
+    logits.fill_(lowest).scatter_(2, likeliest, torch.stack(theirs, dim=1).to(logits.dtype))
     return torch.stack(found, dim=1)
+
+
+def _likeliest(logits: Tensor, top: int) -> tuple[Tensor, Tensor]:
+    """The `top` largest of logits [N, K, V], and their tokens, [N, K, top] in any order.
+
+    Each stands in one of the `top` columns with the largest maxima, if the vocabulary is written in lines: two small
+    searches instead of one large.
+    """
+    columns = logits.shape[-1] // _LINES
+    if logits.shape[-1] % _LINES or columns <= top:
+        return logits.topk(min(top, logits.shape[-1]), sorted=False)
+    lines = logits.view(*logits.shape[:-1], _LINES, columns)
+    column = lines.amax(-2).topk(top, sorted=False).indices  # [N, K, top]
+    near = lines.gather(-1, column.unsqueeze(-2).expand(*lines.shape[:-1], top)).flatten(-2)
+    values, place = near.topk(top, sorted=False)
+    return values, place // top * columns + column.gather(-1, place % top)

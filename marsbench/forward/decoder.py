@@ -25,9 +25,10 @@ from marsbench.forward.adapter import Adapted, Adapter, masks_of, parted
 from marsbench.forward.attention import without_cudnn_attention
 from marsbench.forward.between import NativePass, Norm, Pass, Shape, is_for, spread
 from marsbench.forward.cache import RaggedCache
-from marsbench.forward.draft_head import DraftHead, HeadInUse
+from marsbench.forward.draft_head import DraftHead, HeadInUse, packed
 from marsbench.forward.linear import LayerSites, Packing, Site
 from marsbench.forward.modules import ModuleDecoder
+from marsbench.forward.native import product
 from marsbench.forward.plain import is_leaf, is_plain, is_plainly_its_class
 from marsbench.forward.probe import check_by_forward
 from marsbench.forward.window import Answer, Window, makes_a_graph
@@ -99,6 +100,7 @@ class LeanDecoder:
         self._packing = Packing([*self._sites, *head])
         self._vector = torch.empty(0)  # the adapter's, on the device of the model and of its type, as its maps are
         self._draft_head: DraftHead | None = None  # the adapter's, likewise
+        self._packed_head: DraftHead | None = None  # the same as `linear.cpp` reads it, where it can be
         self._beside: tuple[object, ...] = ()  # what the maps were laid out for
         self._laid = 0  # how often they were
         self._cos = self._sin = torch.empty(0)
@@ -117,7 +119,7 @@ class LeanDecoder:
     @property
     def natively(self) -> tuple[bool, ...]:
         """Which of its maps are computed in C++: others become another graph."""
-        return tuple(site.copy is not None and site.copy.is_native for site in self._packing.sites)
+        return tuple(site.is_native for site in self._packing.sites)
 
     def addresses(self) -> tuple[int, ...]:
         """Where everything lies that a step reads of the model; what it reads of an adapter is told by a number."""
@@ -131,7 +133,7 @@ class LeanDecoder:
         like = self._embed._parameters["weight"]
         if self._adapter is not None:
             self._follow_adapter(self._adapter, like)
-        is_packed = all(site.copy is not None and site.copy.is_native for site in self._sites)
+        is_packed = all(site.is_native for site in self._sites)
         sizes = like.shape[1], self._layers[0].sites.down.weights[0].shape[1]
         self._is_native = is_packed and is_for(self._shape, sizes)
         frequencies = self._rotary._buffers["inv_freq"]
@@ -164,7 +166,10 @@ class LeanDecoder:
         answer = Answer(spread(hidden, real, rows * width).view(rows, width, -1), self._lm_head)
         if self._draft_head is None:
             return answer
-        return replace(answer, head=HeadInUse(self._draft_head, self._embed, self._lm_head, self._lm_head.rows))
+        in_use = HeadInUse(self._draft_head, self._embed, self._lm_head, self._lm_head.rows)
+        if self._packed_head is not None and not torch.is_grad_enabled():
+            in_use = replace(in_use, head=self._packed_head, linear=product)
+        return replace(answer, head=in_use)
 
     def _follow_adapter(self, adapter: Adapter, like: Tensor) -> None:
         """Lay the adapter's maps beside the layers, on the device of the model's weights and in their type."""
@@ -172,6 +177,7 @@ class LeanDecoder:
         if self._beside != beside:
             adapter = adapter.like(like)
             self._vector, self._draft_head = adapter.vector, adapter.head
+            self._packed_head = packed(adapter.head) if all(site.is_native for site in self._sites) else None
             for site in self._sites:
                 site.adapt(adapter.maps, like)
             self._beside, self._laid = beside, self._laid + 1

@@ -20,8 +20,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from marsbench.errors import UserError, unknown_name
+from marsbench.forward.native import can_pack, pack
 
 _RANK = 64  # of the table
+Linear = Callable[[Tensor, Tensor], Tensor]  # values [..., in] and a weight to [..., out]
 
 
 class Markov(NamedTuple):
@@ -58,13 +60,13 @@ class Network(NamedTuple):
         middle = len(self.of_state)
         return self.of_state.shape == self.of_token.shape == (middle, size) and self.out.shape == (size, middle)
 
-    def seen(self, states: Tensor) -> Tensor:
+    def seen(self, states: Tensor, linear: Linear = F.linear) -> Tensor:
         """What it sees of masks' states [..., H], as the LM head reads them: [..., F]."""
-        return F.linear(_normed(states), self.of_state)
+        return linear(_normed(states.flatten(0, -2)), self.of_state).view(*states.shape[:-1], -1)
 
-    def change(self, seen: Tensor, embedded: Tensor) -> Tensor:
+    def change(self, seen: Tensor, embedded: Tensor, linear: Linear = F.linear) -> Tensor:
         """What is added to the states [..., H], from `seen` [..., F] and the previous tokens' embeddings [..., H]."""
-        return F.linear(F.silu(seen + F.linear(_normed(embedded), self.of_token)), self.out)
+        return linear(F.silu(seen + linear(_normed(embedded), self.of_token)), self.out)
 
 
 DraftHead = Markov | Network
@@ -95,6 +97,7 @@ class HeadInUse:
     embed: Callable[[Tensor], Tensor]  # tokens [...] to embeddings [..., H]
     lm_head: Callable[[Tensor], Tensor]
     rows: Tensor | None  # [V, H], the LM head's, where nothing else makes logits of states
+    linear: Linear = F.linear  # what multiplies by a network's weights as they lie in `head`
 
     def behind(self, states: Tensor, ids: Tensor, logits: Tensor) -> Callable[[int, Tensor], Tensor]:
         """What it makes of the logits of some tokens, one mask after the other.
@@ -105,26 +108,33 @@ class HeadInUse:
             logits: [N, K, T], what the masks say of them.
 
         Returns:
-            a function of a mask's place and the tokens [N] before it, that gives logits [N, T].
+            a function of a mask's place and the tokens [N] before it, that gives logits fp32 [N, T].
         """
-        head = self.head
+        head, logits = self.head, logits.float()
         if isinstance(head, Markov):
-            after = head.after[ids]
-            return lambda place, before: _plus(logits[:, place], after[:, place], head.before[before])
-        seen, rows = head.seen(states), None if self.rows is None else self.rows[ids]
+            after = F.embedding(ids, head.after).float()
+            return lambda place, before: _plus(logits[:, place], after[:, place], F.embedding(before, head.before))
+        seen, rows = head.seen(states, self.linear), None if self.rows is None else F.embedding(ids, self.rows).float()
 
         def heeding(place: int, before: Tensor) -> Tensor:
-            code = head.change(seen[:, place], self.embed(before))
+            code = head.change(seen[:, place], self.embed(before), self.linear)
             if rows is not None:
                 return _plus(logits[:, place], rows[:, place], code)
-            return self.lm_head((states[:, place] + code).unsqueeze(1)).squeeze(1).gather(1, ids[:, place])
+            return self.lm_head((states[:, place] + code).unsqueeze(1)).squeeze(1).gather(1, ids[:, place]).float()
 
         return heeding
 
 
+def packed(head: DraftHead | None) -> DraftHead | None:
+    """A network as `native.product` reads it; None where it does not, and of a table, which is looked up."""
+    if isinstance(head, Network) and all(can_pack(weight.shape[0], weight.shape[1], weight.dtype) for weight in head):
+        return Network(*map(pack, head))
+    return None
+
+
 def _plus(logits: Tensor, rows: Tensor, code: Tensor) -> Tensor:
-    """Logits [N, T], and [N, T, R] times [N, R]."""
-    return torch.baddbmm(logits.unsqueeze(-1), rows, code.unsqueeze(-1)).squeeze(-1)
+    """Logits fp32 [N, T], and fp32 [N, T, R] times [N, R]."""
+    return torch.baddbmm(logits.unsqueeze(-1), rows, code.float().unsqueeze(-1)).squeeze(-1)
 
 
 def _normed(values: Tensor) -> Tensor:

@@ -87,7 +87,7 @@ struct Product {
   void run(int64_t begin, int64_t end, int64_t position, int64_t positions) const {
     if constexpr (M > 1)
       if (positions < M) return run<M - 1>(begin, end, position, positions);
-    constexpr int kBlocks = M <= 6 ? 4 : 3;
+    constexpr int kBlocks = M <= kMost / 2 ? 4 : kStretch;  // more than half of the most come stretch by stretch
     for (; begin + kBlocks <= end; begin += kBlocks) tile<M, kBlocks>(begin, position);
     for (; begin < end; ++begin) tile<M, 1>(begin, position);
   }

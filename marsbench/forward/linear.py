@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from marsbench.forward.adapter import LowRank
-from marsbench.forward.native import BLOCK, can_pack, is_native, pack
+from marsbench.forward.native import BLOCK, can_pack, is_native, pack, product
 
 VARIABLE = "MARSBENCH_PACK"  # 0 = weights are never packed
 LARGE = 1 << 18  # elements of a site's weights, from which on reading them is what takes the time; for oneDNN
@@ -104,8 +104,7 @@ class Copy:
     def __call__(self, values: Tensor) -> Tensor:
         """Values [M, in] to [M, out], M at most FEW."""
         if self.is_native:
-            found: Tensor = torch.ops.marsbench.product.default(values, self.packed, self.bias)
-            return found
+            return product(values, self.packed, self.bias)
         if len(values) <= NARROW and values.dtype is torch.float32:
             return _beside(_on_the_right, values, self.weights, self.biases)
         if len(values) == 1:  # one position alone takes a kernel for vectors, which sums in another order
@@ -242,6 +241,11 @@ class Site:
         return self._parts(_beside(_not_packed(values, self.weights), values, self.weights, self.biases))
 
     @property
+    def is_native(self) -> bool:
+        """Whether it is computed in C++."""
+        return self.copy is not None and self.copy.is_native
+
+    @property
     def weights(self) -> list[Any]:
         """Of all layers, as they are; none where a parametrization makes it."""
         return [layer.get("weight") for output in self._outputs for layer in output]
@@ -261,7 +265,7 @@ class Site:
             ]
             for names, layers in zip(self._names, self._outputs, strict=True)
         ]
-        self._maps = _Maps.of(downs, ups, self.copy is not None and self.copy.is_native) if downs else None
+        self._maps = _Maps.of(downs, ups, self.is_native) if downs else None
 
     def _adapted(self, maps: _Maps, values: Tensor, gate: Tensor) -> Sequence[Tensor]:
         """All entries go into the few dimensions of a map, those of tokens become zero there, and the rest is added:

@@ -42,6 +42,12 @@ def pack(weight: Tensor) -> Tensor:
     return blocks.transpose(1, 2).reshape(outputs // BLOCK, inputs // each, BLOCK * each).contiguous()
 
 
+def product(values: Tensor, packed: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`F.linear` of values [M, in] by a weight that `pack` has laid out: [M, out]."""
+    found: Tensor = torch.ops.marsbench.product.default(values, packed, bias)
+    return found
+
+
 def can_pack(outputs: int, inputs: int, dtype: torch.dtype) -> bool:
     """Whether `linear.cpp` takes weights of that size and type."""
     return dtype in (torch.float32, torch.bfloat16) and outputs % BLOCK == 0 and inputs % 2 == 0

@@ -30,6 +30,17 @@ class Window(NamedTuple):
     masks_begin: int | Tensor | None = None
 
 
+def places(entries: Tensor, width: int) -> Tensor:
+    """Where the entries [N, K] of windows of a width lie, one window behind the other: [N * K]."""
+    return (entries + width * torch.arange(len(entries), device=entries.device).unsqueeze(1)).flatten()
+
+
+def at_entries(values: Tensor, entries: Tensor) -> Tensor:
+    """Of values [N, W, V], those at some entries [N, K] of each row: [N, K, V]."""
+    count, width, size = values.shape  # whole vectors are copied: `gather` would look each number up
+    return values.flatten(0, 1).index_select(0, places(entries, width)).view(count, entries.shape[1], size)
+
+
 @dataclass(frozen=True)
 class Answer:
     """The model's answer to a window. Logits are computed only for the entries that are asked for."""
@@ -40,7 +51,7 @@ class Answer:
 
     def states(self, entries: Tensor) -> Tensor:
         """Hidden states [N, K, H] of the window's `entries` [N, K], which differ from row to row."""
-        return self.hidden.gather(1, entries.unsqueeze(-1).expand(-1, -1, self.hidden.shape[-1]))
+        return at_entries(self.hidden, entries)
 
     def logits(self, entries: slice | Tensor) -> Tensor:
         """Logits [N, K, V] at some of the window's entries: the same ones of every row, or each row's own [N, K]."""

@@ -75,7 +75,7 @@ class MarsLookup:
 
     @property
     def _masks(self) -> MarsVerified:
-        return MarsVerified(self.mask_id, self.window, self.metric, self.layout, self.head_top)
+        return MarsVerified(self.mask_id, self.window, self.metric, self.layout, head_top=self.head_top)
 
     @property
     def _most_drafts(self) -> int:

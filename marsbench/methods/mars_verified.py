@@ -20,7 +20,7 @@ from marsbench.decoding.generation import Layout, Metric
 from marsbench.decoding.rows import Accepted, Most, Rows
 from marsbench.decoding.verification import accept_right, own_tokens, room_for_drafts, verify
 from marsbench.decoding.windows import drafts_of, group_entries, grouped_window, last, linear_window
-from marsbench.forward.window import Answer, Window
+from marsbench.forward.window import Answer, Window, at_entries
 
 # Logits that may be computed in vain, of groups of masks that turn out to stand in the wrong place, to read the LM
 # head's weights once in a forward and not twice: with few entries, reading them is what it costs.
@@ -100,7 +100,7 @@ class MarsVerified:
             every = answer.logits(slice(last(rows), None))
             accepted = accept_right(rows, own_tokens(rows, every[:, : drafted + 1]))
             entries = group_entries(rows, masks, accepted.advance - 1)
-            logits = _at(every, entries - last(rows))
+            logits = at_entries(every, entries - last(rows))
         else:
             accepted = verify(rows, answer)
             entries = group_entries(rows, masks, accepted.advance - 1)
@@ -121,7 +121,7 @@ class MarsVerified:
             drafts, logits = ids[:, count:], logits[:, count:]
         else:
             masks = (rows.drafted + 1).unsqueeze(1) + torch.arange(self.window - 1, device=ids.device)
-            drafts, logits = ids.gather(1, masks), _at(logits, masks)
+            drafts, logits = ids.gather(1, masks), at_entries(logits, masks)
         room = room_for_drafts(rows, accepted)
         return Reading(accepted, drafts, logits, room.masked_fill(accepted.advance <= rows.drafted, 0))
 
@@ -144,8 +144,3 @@ def _likeliest(sure: Tensor, drafted: Tensor, most: int) -> Tensor:
     ends = F.pad(right.cumprod(1)[:, :-1], (1, 0), value=1.0) * (1 - right)
     chosen = ends.topk(min(most, ends.shape[1])).indices
     return (1 << chosen).sum(1)
-
-
-def _at(logits: Tensor, entries: Tensor) -> Tensor:
-    """Of logits [N, W, V], those of some entries [N, K] of each row: [N, K, V]."""
-    return logits.gather(1, entries.unsqueeze(-1).expand(-1, -1, logits.shape[-1]))
