@@ -80,8 +80,13 @@ PLAN = TablePlan(
 )
 # ---- the race ----
 
-_FEW_POSITIONS = _verified(LONG_ADAPTER, "linear", 3), _with_lookup(LONG_ADAPTER, 3, "linear")
-_RACED = (PROMPT_LOOKUP, NARROW, LINEAR, LONG_NARROW, LONG_BOTH, *_FEW_POSITIONS, MARS_NARROW, UNSURE)
+_RACED = (
+    PROMPT_LOOKUP,
+    *(HEADED_GROUPS, _verified(HEADED, "groups", 3), HEADED_FEW),
+    *(_verified(HEADED, "linear", window) for window in (3, 4)),
+    HEADED_BOTH,
+    *(_with_lookup(HEADED, window, "linear") for window in (3, 4)),
+)
 
 
 def grid_at(scale: Preset, dtype: str) -> Grid:
@@ -91,8 +96,8 @@ def grid_at(scale: Preset, dtype: str) -> Grid:
     return Grid(
         contenders=(*baselines, *map(_entry, _RACED)),
         batch_sizes=(1, 4),
-        prompts=4,
-        repeats=2 if small else 3,
+        prompts=2 if small else 8,
+        repeats=2 if small else 5,
         benchmarks=tuple(PLAN.of(scale.benchmarks)),
         max_new_tokens=min(64, scale.max_new_tokens),
         timeout_s=600,
