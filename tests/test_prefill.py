@@ -201,3 +201,24 @@ def test_models_are_what_the_tests_say(models: dict[str, PreTrainedModel]) -> No
 
     assert isinstance(decoder_of(models["lean"]), LeanDecoder)
     assert isinstance(decoder_of(models["modules"]), ModuleDecoder)
+
+
+def test_others_step_between_two_pieces(models: dict[str, Any]) -> None:
+    """Guards against a row that counts others' forwards as its own, and a dropped prompt that leaves traces."""
+    found: dict[int, Generation] = {}
+    batch = Batch(
+        models["lean"], build_method("ar", Options(mask_id=MASK)), eos_id=2, pad_id=PAD, on_finished=found.__setitem__
+    )
+    prompts = [[4 + (5 * row + place) % 20 for place in range(7 + 30 * row)] for row in range(2)]
+    batch.join({0: Request(prompts[0], 60, ignore_eos=True)})
+    pieces = batch.joining({1: Request(prompts[1], 12)}, 8)
+    for _ in pieces:
+        assert 1 not in batch
+        batch.step()
+    dropped = batch.joining({2: Request(prompts[1], 12)}, 8)
+    next(dropped)
+    del dropped
+    while len(batch):
+        batch.step()
+    alone = run(models, "ar", [prompts[1]], PREFILL_POSITIONS)[0]
+    assert found.keys() == {0, 1} and found[1] == alone

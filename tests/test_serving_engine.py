@@ -456,6 +456,34 @@ def test_nobody_waits_while_nobody_is_in_flight(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.usefixtures("often")
+def test_a_long_prompt_comes_in_pieces_between_the_steps_of_others(
+    golden: dict[str, Any], golden_models: dict[str, PreTrainedModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against a prompt that stalls everybody, one read wrongly in pieces, and one that cannot be ended."""
+    monkeypatch.setattr("marsbench.serving.engine._PIECE", 16)
+    long = [token for prompt in golden["prompts"] for token in prompt][:60]
+    alone = Log(engine(golden_models["mars"]))
+    alone.engine.submit(job(0, long))
+    alone.run()
+    log = Log(engine(golden_models["mars"]))
+    log.engine.submit(job(1, golden["prompts"][0], 40, ignore_eos=True))
+    log.work()
+    log.work()
+    for number in (2, 3):
+        log.engine.submit(job(number, long))
+    before = len(log.tokens[1])
+    while 2 not in log.tokens:
+        log.work()
+    assert len(log.tokens[1]) - before == 3, "a step after each piece but the last"
+    log.work()
+    log.work()
+    assert log.state.running == 3 and 3 not in log.tokens, "in its pieces"
+    log.engine.cancel(3)
+    log.run()
+    assert log.tokens[2] == alone.tokens[0] and log.ended[3].finish == "cancelled" and 3 not in log.tokens
+    assert len(log.tokens[1]) == 40 and log.engine.work().state.slots == 0
+
+
 def test_who_allows_it_is_lowered_and_told(golden: dict[str, Any], golden_models: dict[str, PreTrainedModel]) -> None:
     """Guards against a usage that calls an answer lossless which is not, or tells pruning for tau."""
     log = Log(adapting(golden_models["mars"], PositionLaw([1, 256], [0.01, 0.011])))

@@ -8,7 +8,7 @@ finished leaves the batch, and new ones may join it at any time. The rows lie on
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -142,22 +142,40 @@ class Batch:
     def __contains__(self, index: object) -> bool:
         return any(seat.index == index for seat in self._place.seats.values())
 
-    @torch.inference_mode()
     def join(self, requests: Mapping[int, Request]) -> None:
         """Bring requests in, each under an index of the caller's choice: all of them, or nobody where one fails.
 
         Raises:
             UserError: a request that the model cannot run, or an index that is in flight already.
         """
+        for _ in self.joining(requests):
+            pass
+
+    @torch.inference_mode()
+    def joining(self, requests: Mapping[int, Request], most: int | None = None) -> Iterator[None]:
+        """`join`, piece by piece: in between, the caller may do anything but bring others in. Nobody is in before the
+        last; who drops the iterator brings nobody in.
+
+        Args:
+            requests: as for `join`.
+            most: positions of a long prompt in one piece, where the method allows pieces; None = `prefill_positions`.
+        """
         if not requests:
             return
+        most = most or self._prefill_positions
         check_requests(list(requests.values()), self.model)
         for index in requests:
             if index in self:
                 raise UserError(f"request {index} is in flight already", fix="give every request an index of its own")
+        lots = [self._laid_out(group, most) for group in groups_of(requests, most)]
+        for lot in lots:
+            for window in leading_windows(lot.rows) if self.method.causal_prompt else ():
+                forward(self.decoder, lot.cache, window)
+                if self._meter is not None:
+                    self._meter.count(window.input_ids.numel(), lot.cache.bytes(), prompt=True)
+                yield
         news = self._drain()
         try:
-            lots = [self._laid_out(group) for group in groups_of(requests, self._prefill_positions)]
             came = [one for lot in lots for one in self._prefill(lot)]
             if self._meter is not None:
                 self._meter.tick()
@@ -208,24 +226,20 @@ class Batch:
         if turned:
             self._place.turn(turned)
 
-    def _laid_out(self, requests: Mapping[int, Request]) -> Fitted:
+    def _laid_out(self, requests: Mapping[int, Request], most: int) -> Fitted:
         """Rows of their own for some requests; `UserError` for a threshold that the method cannot take."""
         seats = [
             Seat(index, request, self.method.bar(request.threshold), self._forwards - 1)
             for index, request in requests.items()
         ]
         rows = laid_out(seats, pad_id=self._pad_id, device=self._device)
-        rows.prefill_positions = self._prefill_positions
+        rows.prefill_positions = most
         return Fitted(rows, seats)
 
     def _prefill(self, lot: Fitted) -> list[News]:
-        """The forward over the prompts of rows that have a cache of their own, as far as need be in pieces."""
-        rows = lot.rows
-        if rows.extent.pending > self._prefill_positions and self.method.causal_prompt:
-            for window in leading_windows(rows):
-                forward(self.decoder, lot.cache, window)
-                if self._meter is not None:
-                    self._meter.count(window.input_ids.numel(), lot.cache.bytes(), prompt=True)
+        """The forward over the prompts of rows that have a cache of their own, or over what is left of them."""
+        for seat in lot.seats.values():
+            seat.before = self._forwards - 1  # others may have stepped between two pieces
         new = lot.step(self.decoder, self.method, self._forwards)
         return self._settle(lot, self._forwards, new(), prompt=True)
 

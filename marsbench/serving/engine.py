@@ -1,5 +1,7 @@
 """The decoding half of the server: one batch that requests join and leave, as far as rows and cache have room.
 
+A long prompt comes in pieces, one between two steps of those in flight, so that it stalls nobody.
+
 It knows nothing of HTTP or text. Whoever drives it calls `work` again and again and passes on what comes back.
 """
 
@@ -7,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
@@ -29,6 +31,7 @@ BEHIND = 2 * WIDEST  # slots for guesses: drafts, and masks behind them
 _SLOT_STEP = 64  # the cache grows by so many slots
 _WINDOWS = (1, 2, 4, 8)  # that the position law is measured with
 _PROMPT, _STEPS, _REPEATS = 32, 6, 3
+_PIECE = 256  # positions of prompts that are forwarded between two steps, at most
 _TROUBLE = (MemoryError, RuntimeError)  # torch's own lack of memory is a RuntimeError
 
 
@@ -90,6 +93,8 @@ class Engine:
         self._waiting: deque[Job] = deque()
         self._running: dict[int, Running] = {}
         self._came: dict[int, float] = {}  # when those came that wait
+        self._joining: dict[int, Running] = {}  # those whose prompts are being forwarded
+        self._pieces: Iterator[None] = iter(())  # what is left of that
         self._settled = self._rows = self._guesses = 0
         self._by: Any = None  # what everybody in flight decodes by; None = not known
         self._stepping = False  # whether the last round was a step, so that newcomers come next
@@ -98,7 +103,7 @@ class Engine:
     @property
     def idle(self) -> bool:
         """Whether there is nothing to do."""
-        return not self._waiting and not self._running and not self._report.ended
+        return not (self._waiting or self._joining or self._running or self._report.ended)
 
     def submit(self, job: Job) -> None:
         """Put a job at the end of the queue."""
@@ -113,16 +118,22 @@ class Engine:
             self._waiting.remove(job)
             del self._came[job.id]
             self._end(job, Ending("cancelled", 0, 0, None, (1, 1)))
+        if number in self._joining:  # a long prompt comes alone
+            self._pieces = iter(())
+            self._end(self._joining.pop(number).job, Ending("cancelled", 0, 0, None, (1, 1)))
         if number in self._running:
             self._running[number].used = used
             self._safely(lambda: self._batch.leave(number))
 
     def work(self) -> Report:
         """One round, and what it brought."""
-        newcomers = self._next_in_line() if self._stepping or not self._running else []
-        self._stepping = not newcomers
+        is_turn = self._stepping or not self._running
+        newcomers = self._next_in_line() if is_turn and not self._joining else []
+        self._stepping = not newcomers and not (is_turn and self._joining)
         if newcomers:
             self._join(newcomers)
+        elif not self._stepping:
+            self._join_on()
         elif self._running:
             self._turn()
             self._step()
@@ -142,13 +153,17 @@ class Engine:
             scored += self._scored_slots(job)
             if rows > self.settings.max_rows or (rows > 1 and rows * longest + scored > self.slots):
                 break
-            if found and (len(found) + 1) * prompt > self.settings.prefill_positions:
+            if found and (len(found) + 1) * prompt > self._piece():
                 break
             found.append(job)
         for job in found:
             self._waiting.popleft()
             del self._came[job.id]
         return found
+
+    def _piece(self) -> int:
+        """Positions of prompts in one forward, at most: few where somebody waits for the next step."""
+        return min(_PIECE, self.settings.prefill_positions) if self._running else self.settings.prefill_positions
 
     def _slots(self, job: Job) -> int:
         """What a job may need of the cache: prompt, answer, and the guesses behind it."""
@@ -159,10 +174,9 @@ class Engine:
         return self._slots(job) if job.streamed and job.best is not None else 0
 
     def _join(self, jobs: list[Job]) -> None:
-        """Forward their prompts; one that cannot be run is told so, and keeps nobody else out."""
-        alone, requests = not self._running, {}
-        self._by = None  # theirs may be others, and be turned back before the next step
-        if self._controller is not None and alone:
+        """Begin with their prompts; one that cannot be run is told so, and keeps nobody else out."""
+        requests = {}
+        if self._controller is not None and not self._running:
             self._controller.wake()
         for job in jobs:
             self._report.started.append(job.id)
@@ -176,15 +190,32 @@ class Engine:
             if not job.max_new_tokens:
                 self._score_alone(job)
                 continue
-            self._running[job.id] = Running(job, knob, self._slots(job))
+            self._joining[job.id] = Running(job, knob, self._slots(job))
             requests[job.id] = request
+        self._pieces = self._batch.joining(requests, self._piece())
+        self._join_on()
+
+    def _join_on(self) -> None:
+        """Forward the next piece of prompts; who has come with the last is in flight."""
+        alone = not self._running
         try:
-            self._batch.join(requests)
+            for _ in self._pieces:
+                return
         except _TROUBLE as error:  # then nobody has joined
-            for job in [self._running.pop(number).job for number in requests if number in self._running]:
-                self._fail(job, f"the prompt cannot be run: {_first_line(error)}")
+            for one in self._joining.values():
+                self._fail(one.job, f"the prompt cannot be run: {_first_line(error)}")
+            self._joining.clear()
+        self._running |= self._joining
+        self._joining.clear()
+        self._by = None  # their knobs may be others, and be turned back before the next step
         if self._controller is not None:
             self._controller.joined(alone=alone)
+
+    def _in_flight(self, number: int) -> Running:
+        """A request with its first tokens, or further on."""
+        if number in self._joining:
+            self._running[number] = self._joining.pop(number)
+        return self._running[number]
 
     def _score_alone(self, job: Job) -> None:
         """A job that generates nothing."""
@@ -298,7 +329,7 @@ class Engine:
                 self._batch = self._make_batch()
 
     def _tokens(self, number: int, tokens: list[int]) -> None:
-        one = self._running[number]
+        one = self._in_flight(number)
         if one.steps:
             self._settled += len(tokens)
             one.accepted[len(tokens) - 1] += one.knob.window > 1  # without masks there is nothing to accept
@@ -342,7 +373,7 @@ class Engine:
         self._report.ended.append((job.id, ending))
 
     def _state(self) -> State:
-        running = self._running.values()
+        running = [*self._running.values(), *self._joining.values()]
         taus = [one.knob.threshold for one in running if one.knob.threshold is not None and not one.knob.verified]
         longest = max((one.slots for one in running), default=0)
         return State(
