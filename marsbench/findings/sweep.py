@@ -217,16 +217,12 @@ def agreement(first: SweepCells, second: SweepCells) -> list[Agreement]:
     return found
 
 
-def best_mars_at(sweep: SweepCells, batch_size: int, *, compiled: bool = False) -> SweepRow | None:
-    """The fastest threshold of `mars` that loses at most the allowed points against `ar` on these questions.
-
-    It is chosen among the eager contenders, or among the compiled ones, which have a baseline of their own.
-    """
+def best_mars_at(sweep: SweepCells, batch_size: int) -> SweepRow | None:
+    """The fastest threshold of `mars`, eager or compiled, that loses at most the allowed points on these questions."""
 
     def allowed(row: SweepRow) -> bool:
         cost = sweep.cost(row)
-        alike = row.method == "mars" and row.compiled == compiled
-        return alike and cost is not None and cost.points <= ALLOWED_LOSS
+        return row.method == "mars" and cost is not None and cost.points <= ALLOWED_LOSS
 
     return max(sweep.at(batch_size, allowed), key=speed_of, default=None)
 
@@ -236,20 +232,18 @@ def is_adapted(row: SweepRow) -> bool:
     return STAGES[row.stage].objective == "gated"
 
 
-def best_verified_at(
-    sweep: SweepCells, batch_size: int, *, compiled: bool = False, adapted: bool = False
-) -> SweepRow | None:
+def best_verified_at(sweep: SweepCells, batch_size: int, *, adapted: bool = False) -> SweepRow | None:
     """The fastest layout and window of `mars-verified`, of MARS or of an adapter, eager or compiled."""
 
     def alike(row: SweepRow) -> bool:
-        return (row.method, row.compiled, is_adapted(row)) == ("mars-verified", compiled, adapted)
+        return (row.method, is_adapted(row)) == ("mars-verified", adapted)
 
     return max(sweep.at(batch_size, alike), key=speed_of, default=None)
 
 
 def speed_of(row: SweepRow) -> float:
-    """The speed-up over its baseline, 0 where there is none."""
-    found = speed_up(row)
+    """The speed-up over eager `ar`, which all of a race have in common, 0 where there is none."""
+    found = speed_up(row, "ar")
     return found.value if found else 0.0
 
 
@@ -260,7 +254,7 @@ def faster_form(sweep: SweepCells, row: SweepRow) -> SweepRow:
     that `ar` under another name adds no third chance.
     """
     others = sweep.at(row.batch_size, lambda other: other.compiled != row.compiled and _what(other) == _what(row))
-    return max([row, *others[:1]], key=lambda form: ratio.value if (ratio := speed_up(form, "ar")) else 0.0)
+    return max([row, *others[:1]], key=speed_of)
 
 
 def _what(row: SweepRow) -> tuple[str, str, str, Mapping[str, Any], str]:
@@ -268,10 +262,10 @@ def _what(row: SweepRow) -> tuple[str, str, str, Mapping[str, Any], str]:
     return row.stage, row.draft, row.method, row.options, row.dtype
 
 
-def over_faster_ar(sweep: SweepCells, row: SweepRow) -> Estimate | None:
+def over_faster_ar(sweep: SweepCells, row: SweepRow | None) -> Estimate | None:
     """Tokens per second of a contender over those of `ar` at its batch size, each in its faster form."""
-    ar = sweep.done.get(("ar", row.batch_size))
-    return None if ar is None else speed_ratio(faster_form(sweep, row), faster_form(sweep, ar))
+    ar = sweep.done.get(("ar", row.batch_size)) if row else None
+    return None if ar is None or row is None else speed_ratio(faster_form(sweep, row), faster_form(sweep, ar))
 
 
 # ---- in print ----

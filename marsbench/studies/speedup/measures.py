@@ -14,6 +14,7 @@ from marsbench.findings.sweep import (
     by_benchmark,
     faster,
     in_words,
+    over_faster_ar,
     speed_up,
 )
 from marsbench.paper import published
@@ -154,11 +155,15 @@ SERVED = (1, *BATCH_SIZES)  # the batch sizes at which the best settings are hel
 
 
 def best_mars(sweep: SweepCells, batch_size: int) -> Estimate | None:
-    return speed_up(best_mars_at(sweep, batch_size))
+    return over_faster_ar(sweep, best_mars_at(sweep, batch_size))
 
 
 def best_verified(sweep: SweepCells, batch_size: int) -> Estimate | None:
-    return speed_up(best_verified_at(sweep, batch_size))
+    return over_faster_ar(sweep, best_verified_at(sweep, batch_size))
+
+
+def best_adapted(sweep: SweepCells, batch_size: int) -> Estimate | None:
+    return over_faster_ar(sweep, best_verified_at(sweep, batch_size, adapted=True))
 
 
 # ---- under load -----------------------------------------------------------------------------------------------------

@@ -19,9 +19,9 @@ from marsbench.findings.sweep import (
     best_mars_at,
     best_verified_at,
     in_words,
-    is_adapted,
     is_lossless,
     over,
+    over_faster_ar,
     printed_points,
     printed_ratio,
     printed_speed_up,
@@ -36,6 +36,7 @@ from marsbench.rendering.claims import answers
 from marsbench.rendering.markdown import folded, paragraphs, table
 from marsbench.rendering.sections import command, facts_section, racing, seeds_in_words
 from marsbench.rows.kinds import Row, SweepRow
+from marsbench.statistics.intervals import Estimate
 from marsbench.studies.speedup import figures
 from marsbench.studies.speedup.claims import speed_claims
 from marsbench.studies.speedup.law import knee_section, law_section
@@ -45,8 +46,7 @@ from marsbench.training.stages import STAGES
 
 WHAT_DIFFERS = (
     "A setting that loses at most {loss:g} point is chosen, and reported, on the prompts raced, which flatters it. "
-    "Other pages race other prompts and checkpoints, so their ratios differ; the page of compiled steps says what is "
-    "left of them where `ar` is compiled too."
+    "Other pages race other prompts and checkpoints, so their ratios differ."
 )
 
 
@@ -93,44 +93,43 @@ def _caveat(scale: str) -> str:
 
 
 def _answer(sweep: SweepCells) -> str:
-    head = ["", *[f"batch {size}" for size in sweep.batch_sizes]]
-    lines = [["`ar` over `hf-generate`", *[_ar_over_generate(sweep, size) for size in sweep.batch_sizes]]]
-    lines += _best_lines(sweep, compiled=False)
+    sizes = sweep.batch_sizes
+    baselines = [sweep.done.get(("ar", size)) for size in sizes]
+    lines = [["`ar` over `hf-generate`, both eager", *[_printed(speed_up(row, "hf-generate")) for row in baselines]]]
     if sweep.has_compiled:
-        plain = [sweep.done.get((COMPILED_AR, size)) for size in sweep.batch_sizes]
-        lines.append(["compiled `ar` over `ar`", *[printed_speed_up(row) for row in plain]])
-        lines += _best_lines(sweep, compiled=True)
-    return paragraphs("## The answer", table(head, lines))
+        compiled = [sweep.done.get((COMPILED_AR, size)) for size in sizes]
+        lines.append(["compiled `ar` over eager `ar`", *[printed_speed_up(row) for row in compiled]])
+    for words, choose in _BESTS.items():
+        found = [choose(sweep, size) for size in sizes]
+        if any(found):
+            lines.append([f"{words}, over `ar`", *[_printed(over_faster_ar(sweep, row)) for row in found]])
+            lines.append(["setting", *[_setting(row) for row in found]])
+            lines.append(["tokens/forward", *[f"{tokens_per_forward_of(row):.2f}" if row else "" for row in found]])
+    lost = [sweep.cost(row) if row else None for row in (best_mars_at(sweep, size) for size in sizes)]
+    lines.append(["points that `mars` loses [95 %]", *map(printed_points, lost)])
+    text = "Each contender, and `ar`, in its faster form, eager or compiled; further down each against its like."
+    return paragraphs("## The answer", text, table(["", *[f"batch {size}" for size in sizes]], lines))
 
 
-def _best_lines(sweep: SweepCells, *, compiled: bool) -> list[list[str]]:
-    lines, kind = [], ", compiled" if compiled else ""
-    bests: dict[str, Callable[..., SweepRow | None]] = {
-        f"`mars`{kind}, at most {ALLOWED_LOSS:g} point lost": best_mars_at,
-        f"`mars-verified`{kind}": best_verified_at,
-    }
-    if any(is_adapted(row) and row.compiled == compiled for row in sweep.rows):
-        bests[f"`mars-verified` with an adapter{kind}"] = partial(best_verified_at, adapted=True)
-    for title, choose in bests.items():
-        found = [choose(sweep, size, compiled=compiled) for size in sweep.batch_sizes]
-        lines.append([f"{title}: {over(compiled)}", *[printed_speed_up(row) for row in found]])
-        lines.append(["setting", *[_setting(row) for row in found]])
-        lines.append(["tokens/forward", *[f"{tokens_per_forward_of(row):.2f}" if row else "" for row in found]])
-        lines.append(["points lost [95 %]", *[printed_points(sweep.cost(row) if row else None) for row in found]])
-    return lines
+_BESTS: dict[str, Callable[[SweepCells, int], SweepRow | None]] = {
+    f"`mars`, at most {ALLOWED_LOSS:g} point lost": best_mars_at,
+    "`mars-verified`": best_verified_at,
+    "`mars-verified` with an adapter on AR SFT": partial(best_verified_at, adapted=True),
+}
 
 
-def _ar_over_generate(sweep: SweepCells, batch_size: int) -> str:
-    ar = sweep.done.get(("ar", batch_size))
-    return printed_ratio(speed_up(ar, "hf-generate")) if ar else ""
+def _printed(ratio: Estimate | None) -> str:
+    return printed_ratio(ratio) if ratio else ""
 
 
 def _setting(row: SweepRow | None) -> str:
     if row is None:
         return ""
     options = {"tau": row.options.get("threshold", "one"), "window": row.options.get("block_size")}
-    layout = [str(row.options["layout"])] if "layout" in row.options else []
-    return ", ".join([*layout, *[f"{name} {value}" for name, value in options.items() if value is not None]])
+    words = [str(row.options["layout"])] if "layout" in row.options else []
+    words += [f"{name} {value}" for name, value in options.items() if value is not None]
+    head = ["draft head"] if STAGES[row.stage].head != "none" else []
+    return ", ".join([*words, *head, "compiled" if row.compiled else "eager"])
 
 
 # ---------------------------------------------------------------------- every contender
