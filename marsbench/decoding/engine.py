@@ -169,7 +169,8 @@ class Batch:
                 raise UserError(f"request {index} is in flight already", fix="give every request an index of its own")
         lots = [self._laid_out(group, most) for group in groups_of(requests, most)]
         for lot in lots:
-            for window in leading_windows(lot.rows) if self.method.causal_prompt else ():
+            is_long = lot.rows.extent.pending > most and self.method.causal_prompt
+            for window in leading_windows(lot.rows) if is_long else ():
                 forward(self.decoder, lot.cache, window)
                 if self._meter is not None:
                     self._meter.count(window.input_ids.numel(), lot.cache.bytes(), prompt=True)
