@@ -62,7 +62,9 @@ class Network(NamedTuple):
 
     def seen(self, states: Tensor, linear: Linear = F.linear) -> Tensor:
         """What it sees of masks' states [..., H], as the LM head reads them: [..., F]."""
-        return linear(_normed(states.flatten(0, -2)), self.of_state).view(*states.shape[:-1], -1)
+        rows = states.reshape(-1, states.shape[-1])  # a product of our own takes two dimensions
+        seen = linear(_normed(rows), self.of_state)
+        return seen.view(*states.shape[:-1], seen.shape[-1])
 
     def change(self, seen: Tensor, embedded: Tensor, linear: Linear = F.linear) -> Tensor:
         """What is added to the states [..., H], from `seen` [..., F] and the previous tokens' embeddings [..., H]."""

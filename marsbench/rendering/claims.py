@@ -97,6 +97,16 @@ def bullet(claim: Claim, finding: Finding) -> str:
     return f"- {plainly(claim, finding)} (*{sentence(claim)}*: {verdict})."
 
 
+def bullet_by_size(claims: Sequence[Claim], seeds: BySeed) -> str:
+    """The findings on one claim at several batch sizes in a sentence, each with its verdict."""
+    said = []
+    for claim in claims:
+        finding = claim.over(seeds.values())
+        found = f", {finding.found}" if finding.estimate else ""
+        said.append(f"at batch {claim.batch_size} **{worded(claim, finding)}**{found}")
+    return f"- {sentence(replace(claims[0], batch_size=None))}: {'; '.join(said)}."
+
+
 def worded(claim: Claim, finding: Finding) -> str:
     """The verdict on a claim or a check; of a loss that is allowed, whether there surely is one."""
     if claim.check:

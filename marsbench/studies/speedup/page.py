@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 
 from marsbench.findings.claims import OURS
@@ -32,7 +33,7 @@ from marsbench.findings.sweep import (
 )
 from marsbench.presets import preset
 from marsbench.racing.grid import COMPILED_AR
-from marsbench.rendering.claims import answers
+from marsbench.rendering.claims import bullet_by_size
 from marsbench.rendering.markdown import folded, paragraphs, table
 from marsbench.rendering.sections import command, facts_section, racing, seeds_in_words
 from marsbench.rows.kinds import Row, SweepRow
@@ -75,8 +76,10 @@ def sections(rows: Sequence[Row], scale: str, seeds: BySeed) -> list[str]:
 
 
 def _answers(seeds: BySeed, sizes: Sequence[int]) -> str:
+    """A sentence for each kind of contender: what it is at the smallest batch, and at the largest."""
     ends = {sizes[0], sizes[-1]} if sizes else {}
-    return answers([one for one in speed_claims() if one.whose == OURS and one.batch_size in ends], seeds)
+    told = [one for one in speed_claims() if one.whose == OURS and one.batch_size in ends]
+    return "\n".join(bullet_by_size(list(same), seeds) for _, same in groupby(told, key=lambda one: one.name))
 
 
 def draw(rows: Sequence[Row], reports_dir: Path) -> list[Path]:
