@@ -92,7 +92,7 @@ def marsbench(
     Three commands to begin with:
 
     - `marsbench doctor`: is this machine ready?
-    - `marsbench reproduce table2`: measure the paper's main table, on a laptop with a tiny model
+    - `marsbench reproduce table2`: measure the paper's main table, on a laptop with a small model
     - `marsbench report`: render the pages in reports/ again from the measured rows
     """
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -70,3 +72,23 @@ def micro_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tables with room for their words, whatever terminal the tests run in."""
     monkeypatch.setattr(Console, "_environ", {"COLUMNS": "300", "LINES": "50"})
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """A headless Chromium."""
+    chromium, driver = shutil.which("chromium") or shutil.which("google-chrome"), shutil.which("chromedriver")
+    if not (chromium and driver):
+        pytest.skip("there is no chromium with a chromedriver on this machine")
+    from selenium import webdriver
+    from selenium.webdriver.chrome.service import Service
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = chromium
+    for option in ("headless=new", "no-sandbox", "disable-dev-shm-usage", "disable-gpu", "window-size=1200,900"):
+        options.add_argument(f"--{option}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    found = webdriver.Chrome(options=options, service=Service(driver))
+    found.set_page_load_timeout(120)
+    yield found
+    found.quit()

@@ -27,7 +27,7 @@ def answered(
         key=f"{arm.name}/{benchmark}",
         status="done",
         reason="",
-        scale="tiny",
+        scale="mini",
         arm=arm.name,
         stage=arm.stage,
         method=arm.method,

@@ -36,7 +36,7 @@ def all_threads() -> Iterator[None]:
 
 
 def small() -> Any:
-    world = preset("tiny").world
+    world = preset("mini").world
     assert world is not None
     return Qwen2ForCausalLM(Qwen2Config(vocab_size=1024, tie_word_embeddings=True, **world.model)).eval()
 
@@ -52,7 +52,7 @@ def smollm2() -> Any:
 @pytest.mark.parametrize(
     ("make", "dtype", "steps", "bound"),
     [(smollm2, torch.float32, 1, 1.15), (smollm2, torch.bfloat16, 1, 1.15), (small, torch.float32, 5, 1.25)],
-    ids=["135m", "135m, bf16", "tiny"],
+    ids=["135m", "135m, bf16", "mini"],
 )
 def test_an_adapter_costs_little(make: Callable[[], Any], dtype: torch.dtype, steps: int, bound: float) -> None:
     """Guards against low-rank maps whose many small operations take back what the masks have won."""

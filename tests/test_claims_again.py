@@ -19,8 +19,8 @@ import pytest
 from scipy import optimize, stats
 
 ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "results" / "tiny"
-BENCHMARKS = [f"mini_{name}" for name in ("ifeval", "bbh", "mmlu_pro", "gpqa", "gsm8k", "humaneval")]
+RESULTS = ROOT / "results" / "mini"
+BENCHMARKS = [f"hard_{name}" for name in ("ifeval", "bbh", "mmlu_pro", "gpqa", "gsm8k", "humaneval")]
 Z = stats.norm.ppf(0.975)
 NUMBER = r"[-+]?\d[\d,]*(?:\.\d+)?"
 
@@ -168,7 +168,7 @@ def lines() -> list[dict[str, str]]:
         cells = [cell.strip() for cell in line.split("|")[1:-1]]
         if {"tested", "scale"} <= {*cells}:
             head = cells
-        elif head and len(cells) == len(head) and cells[head.index("scale")] == "tiny":
+        elif head and len(cells) == len(head) and cells[head.index("scale")] == "mini":
             found.append(dict(zip(head, cells, strict=True)))
     return found
 

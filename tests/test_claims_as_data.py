@@ -47,7 +47,7 @@ def flat(text: str) -> str:
 
 @cache
 def collections() -> list[Collection]:
-    return collect(ROOT, "tiny", pages())
+    return collect(ROOT, "mini", pages())
 
 
 @cache
@@ -93,15 +93,15 @@ def test_pages_of_tables_read_no_sentence(page: TablePage) -> None:
     """Guards against verdicts on a table's own page that follow from words."""
     other = replace(page, claims=tuple(rewritten(claim, number) for number, claim in enumerate(page.claims)))
     seeds = collections()[0].shown_with(page.plan.key, 0)
-    rows = read_rows(Workspace(ROOT, "tiny").results(page.plan.key))  # without what other pages lend it
-    shown = in_its_words(render(other, rows, "tiny", seeds), list(page.claims))
+    rows = read_rows(Workspace(ROOT, "mini").results(page.plan.key))  # without what other pages lend it
+    shown = in_its_words(render(other, rows, "mini", seeds), list(page.claims))
     assert shown.partition("## The paper's numbers")[0] in flat((REPORTS / f"{page.plan.key}.md").read_text())
 
 
 def test_the_regime_reads_no_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against criteria that are told by their words."""
-    told = regime.beside({"tiny": collections()[0].rows["regime"]})
+    told = regime.beside({"mini": collections()[0].rows["regime"]})
     changed = tuple(rewritten(claim, number) for number, claim in enumerate(criteria.CRITERIA))
     monkeypatch.setattr(regime, "CRITERIA", changed)
-    shown = regime.beside({"tiny": collections()[0].rows["regime"]})
+    shown = regime.beside({"mini": collections()[0].rows["regime"]})
     assert shown != told and in_its_words(shown, list(criteria.CRITERIA)) == flat(told)

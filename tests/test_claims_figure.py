@@ -34,8 +34,8 @@ from marsbench.statistics.decisions import Bound
 from marsbench.statistics.intervals import Estimate, Interval
 from marsbench.studies import studies
 
-MEASURED = "measured at scale tiny, 95 % interval"
-TINY = Collection("tiny", {}, {})
+MEASURED = "measured at scale mini, 95 % interval"
+MINI = Collection("mini", {}, {})
 
 
 def claim(text: str, section: Section | None, unit: str = POINTS, signed: bool = True, **published: float) -> Claim:
@@ -76,7 +76,7 @@ CLAIMS = [
 def judged(claims: Sequence[Claim], low: float = 0.5, value: float = 1.0, high: float = 1.5) -> list[Judged]:
     """Claims in the order of the page, each with the same effect."""
     finding = Finding(Measured(Estimate(value, Interval(low, high), 10)))
-    return [Judged(one.claim, {"tiny": finding}) for one in judge_all(claims, [])]
+    return [Judged(one.claim, {"mini": finding}) for one in judge_all(claims, [])]
 
 
 def drawn(claims: Sequence[Judged], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Axes]:
@@ -88,7 +88,7 @@ def drawn(claims: Sequence[Judged], monkeypatch: pytest.MonkeyPatch, tmp_path: P
         return [path_stem]
 
     monkeypatch.setattr(claims_figure, "save", save)
-    assert claims_figure.draw(claims, [TINY], tmp_path) == [tmp_path / "figures" / "claims_tiny"]
+    assert claims_figure.draw(claims, [MINI], tmp_path) == [tmp_path / "figures" / "claims_mini"]
     return figures[0].axes
 
 
@@ -145,9 +145,9 @@ def test_markers_stand_where_the_numbers_are(monkeypatch: pytest.MonkeyPatch, tm
 def test_what_was_not_measured_shows_what_was_published(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Guards against a claim that goes missing with its rows, and an unbounded interval that spoils the axis."""
     found = judged(CLAIMS)
-    found = [Judged(one.claim, {"tiny": Finding()}) if one.claim.text == "better" else one for one in found]
+    found = [Judged(one.claim, {"mini": Finding()}) if one.claim.text == "better" else one for one in found]
     unbounded = Finding(Measured(Estimate(1.0, Interval(-inf, inf), 1)))
-    found = [Judged(one.claim, {"tiny": unbounded}) if one.claim.text == "faster" else one for one in found]
+    found = [Judged(one.claim, {"mini": unbounded}) if one.claim.text == "faster" else one for one in found]
     panels = drawn(found, monkeypatch, tmp_path)
     assert "2  better" in rows_of(panels[0])
     assert marks(panels[0])[MEASURED] == [(1.0, 2), (1.0, 4), (1.0, 6)]
@@ -169,7 +169,7 @@ def test_labels_do_not_overlap(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
 
 def compared(published: dict[str, float], low: float, value: float, high: float, *, signed: bool = True) -> Comparison:
     one = replace(CLAIMS[0], signed=signed)
-    return Comparison(1, one, "tiny", Estimate(value, Interval(low, high), 10), published)
+    return Comparison(1, one, "mini", Estimate(value, Interval(low, high), 10), published)
 
 
 @pytest.mark.parametrize(
@@ -199,26 +199,26 @@ def test_a_scale_is_held_against_its_own_model() -> None:
 
 def test_the_sentence_counts_what_is_drawn() -> None:
     """Guards against counts of other claims than the figure's, and missing measurements that pass for disagreement."""
-    found = comparisons(judged(CLAIMS, 0.5, 1.2, 2.0), "tiny")
-    assert agreement(found, "tiny") == (
-        "Scale tiny: of 8 claims with a published number, all were measured; in 6 of them the sign agrees, in 1 the "
+    found = comparisons(judged(CLAIMS, 0.5, 1.2, 2.0), "mini")
+    assert agreement(found, "mini") == (
+        "Scale mini: of 8 claims with a published number, all were measured; in 6 of them the sign agrees, in 1 the "
         "whole interval has the other sign, and in 3 the interval holds the published value."
     )
-    missing = [Judged(one.claim, {"tiny": Finding()}) for one in judged(CLAIMS[:3])]
-    sentence = agreement(comparisons(missing, "tiny"), "tiny")
+    missing = [Judged(one.claim, {"mini": Finding()}) for one in judged(CLAIMS[:3])]
+    sentence = agreement(comparisons(missing, "mini"), "mini")
     assert "of 3 claims with a published number, 0 were measured; in 0 of them" in sentence
 
 
 def test_the_page_shows_the_figure_that_is_written(tmp_path: Path) -> None:
     """Guards against a broken image, numbers that are not the page's, and bytes that differ from run to run."""
     found = judged(CLAIMS)
-    page = claims_page.render(found, [TINY])
-    first, again = (claims_figure.draw(found, [TINY], tmp_path / name) for name in ("a", "b"))
-    assert [path.name for path in first] == ["claims_tiny.png", "claims_tiny.svg"]
+    page = claims_page.render(found, [MINI])
+    first, again = (claims_figure.draw(found, [MINI], tmp_path / name) for name in ("a", "b"))
+    assert [path.name for path in first] == ["claims_mini.png", "claims_mini.svg"]
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in again]
     (link,) = re.findall(r"!\[[^\]]{20,}\]\((\S+)\)", page)
     assert (tmp_path / "a" / link).is_file()
-    assert agreement(comparisons(found, "tiny"), "tiny") in page
+    assert agreement(comparisons(found, "mini"), "mini") in page
     assert re.search(r"## Section 4\.2: Table 2\n[^#]*\| +4 \| worse ", page.replace("|   # |", ""))
 
 
@@ -227,7 +227,7 @@ def test_claims_that_say_the_same_are_told_apart_on_the_page_alone(
 ) -> None:
     """Guards against two lines of the page that read the same, and comparisons that fill up the figure."""
     found = judged([*CLAIMS, replace(CLAIMS[8], compared="one minus a third")])
-    page = claims_page.render(found, [TINY])
+    page = claims_page.render(found, [MINI])
     for compared in ("one minus other", "one minus a third"):
         assert re.search(rf"\| +\d \| worse: {compared} +\|", page)
     labels = rows_of(drawn(found, monkeypatch, tmp_path)[0])
@@ -236,6 +236,6 @@ def test_claims_that_say_the_same_are_told_apart_on_the_page_alone(
 
 def test_a_scale_without_rows_has_no_figure(tmp_path: Path) -> None:
     """Guards against a picture of published numbers alone, and a heading with nothing below it."""
-    found = [Judged(one.claim, {"tiny": Finding()}) for one in judged(CLAIMS)]
-    assert claims_figure.draw(found, [TINY], tmp_path) == []
-    assert "published one" not in claims_page.render(found, [TINY]) and not any(tmp_path.iterdir())
+    found = [Judged(one.claim, {"mini": Finding()}) for one in judged(CLAIMS)]
+    assert claims_figure.draw(found, [MINI], tmp_path) == []
+    assert "published one" not in claims_page.render(found, [MINI]) and not any(tmp_path.iterdir())

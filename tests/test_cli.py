@@ -75,10 +75,10 @@ def test_mistakes_leave_with_2_in_a_real_process() -> None:
     result = in_new_process("-m", "marsbench", "doctor", "--scale", "70b")
     assert result.returncode == 2
     assert result.stdout == ""
-    assert result.stderr == "error: unknown scale '70b'\n  fix:   choose one of: 0.5b, 135m, 7b, micro, mini, tiny\n"
+    assert result.stderr == "error: unknown scale '70b'\n  fix:   choose one of: 0.5b, 135m, 7b, micro, mini\n"
 
 
-@pytest.mark.parametrize("arguments", [["docter"], ["doctor", "--scalee", "tiny"]])
+@pytest.mark.parametrize("arguments", [["docter"], ["doctor", "--scalee", "mini"]])
 def test_usage_errors_leave_with_2(arguments: list[str]) -> None:
     """Guards against a misspelt command or option that is taken for success or for a bug."""
     result = cli.invoke(app, arguments)
@@ -153,7 +153,7 @@ def test_doctor_fails_with_2_and_a_mend(tmp_path: Path) -> None:
 def test_doctor_works_without_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a doctor that dies of the disease it should find."""
     monkeypatch.setitem(sys.modules, "torch", None)
-    assert doctor.check_device("tiny").ok == "fail"
+    assert doctor.check_device("mini").ok == "fail"
     assert doctor.check_memory(1).ok == "warn"
 
 
@@ -196,18 +196,18 @@ def test_doctor_looks_at_one_gpu_at_a_time(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_doctor_says_where_data_will_come_from(tmp_path: Path) -> None:
     """Guards against a mistyped data folder that shows only hours later."""
-    (here,) = doctor.check_data("tiny", None)
+    (here,) = doctor.check_data("mini", None)
     (hub,) = doctor.check_data("7b", None)
     assert (here.ok, hub.ok) == ("ok", "warn")
-    # At scale tiny, real benchmarks are asked on request only.
-    assert [doctor.check_data(scale, tmp_path / "nowhere")[0].ok for scale in ("tiny", "7b")] == ["warn", "fail"]
+    # At scale mini, real benchmarks are asked on request only.
+    assert [doctor.check_data(scale, tmp_path / "nowhere")[0].ok for scale in ("mini", "7b")] == ["warn", "fail"]
 
 
 def test_doctor_looks_for_the_data_of_each_benchmark(tmp_path: Path) -> None:
     """Guards against a gap in local data that shows only when its benchmark is asked, HumanEval+ and a subtask too."""
     data = tmp_path / "data"
     shutil.copytree(LITTLE_DATA, data)
-    whole = doctor.check_data("tiny", data)
+    whole = doctor.check_data("mini", data)
     assert {(check.name, check.ok) for check in whole} == {(f"data: {name}", "ok") for name in GROUPS["real"]}
     for gone in ("gpqa/gpqa_main.jsonl", "bbh/word_sorting.jsonl", "bbh/snarks.jsonl", LOCAL_FILE):
         (data / gone).unlink()

@@ -400,7 +400,7 @@ def test_verified_mars_and_an_adapter_are_told_apart() -> None:
     assert best_verified_at(sweep, 4) == mars and best_verified_at(sweep, 4, adapted=True) == adapter
     assert not families(sweep), "one contender each"
     with_it, without = (
-        {line[0] for line in lines_of(section(STUDY.render([*EAGER_ROWS, mars, *more], "tiny"), "The answer"))}
+        {line[0] for line in lines_of(section(STUDY.render([*EAGER_ROWS, mars, *more], "mini"), "The answer"))}
         for more in ([adapter], [])
     )
     assert any("with an adapter" in title for title in with_it)
@@ -410,7 +410,7 @@ def test_verified_mars_and_an_adapter_are_told_apart() -> None:
 def test_the_page_says_what_speeds_are_relative_to() -> None:
     """Guards against two baselines under one heading, and settings of one kind chosen among the other."""
     rows: list[Row] = [*EAGER_ROWS, *COMPILED_ROWS]
-    page = STUDY.render(rows, "tiny")
+    page = STUDY.render(rows, "mini")
     answer = {line[0]: line[1] for line in lines_of(section(page, "The answer"))}
     assert answer["compiled `ar` over eager `ar`"].startswith("2.00")
     assert answer["`mars`, at most 1 point lost, over `ar`"].startswith("2.50")
@@ -427,7 +427,7 @@ def test_the_page_says_what_speeds_are_relative_to() -> None:
 
 def test_a_page_of_eager_contenders_says_so() -> None:
     """Guards against readers who cannot tell whether a baseline was compiled."""
-    page = STUDY.render(list(EAGER_ROWS), "tiny")
+    page = STUDY.render(list(EAGER_ROWS), "mini")
     assert EAGER in section(page, "The answer") and EAGER in section(page, "Table 6")
     assert "decode eagerly, `ar` too" in section(page, "Table 5") and "compiled `ar`" not in page
     assert "decode eagerly, `ar` too" in decoded_by_the_sweep([EAGER_ROWS])

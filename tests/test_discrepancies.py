@@ -24,7 +24,7 @@ def cells(arm: str, right: int, tokens: int, **more: Any) -> list[EvaluationRow]
     """A line that has so many of twenty questions right and emits so many tokens in ten forwards, everywhere."""
     return [
         EvaluationRow(
-            f"{arm}/{name}", "done", "", "tiny", arm, "mars", "mars", {}, f"mini_{name}", "strict",
+            f"{arm}/{name}", "done", "", "mini", arm, "mars", "mars", {}, f"mini_{name}", "strict",
             correct=[1.0] * right + [0.0] * (QUESTIONS - right), emitted=[tokens] * QUESTIONS,
             forwards=[10] * QUESTIONS, finished=[1] * QUESTIONS, **more,
         )
@@ -36,14 +36,14 @@ def cell(contender: str, batch_size: int, seconds: Sequence[float], emitted: int
     """A contender that emits so many tokens in so many seconds, `ar` beside it 100 tokens in one."""
     method = contender.partition(",")[0]
     return SweepRow(
-        f"{contender}/{batch_size}", "done", "", "tiny", contender, "mars", "", method, {}, batch_size, ["mini_bbh"], 1,
+        f"{contender}/{batch_size}", "done", "", "mini", contender, "mars", "", method, {}, batch_size, ["mini_bbh"], 1,
         "", 96, seconds=list(seconds), emitted=[emitted], row_forwards=[50], forwards=50, positions=200,
         baselines={"ar": {"seconds": [1.0] * len(seconds), "emitted": 100}}, correct=[1.0],
     )  # fmt: skip
 
 
 def section(rows: Sequence[Row], number: str) -> str:
-    parts = STUDY.render(rows, "tiny").split("\n## ")
+    parts = STUDY.render(rows, "mini").split("\n## ")
     return next(part for part in parts if part.startswith(f"{number}:")).partition("\n\n</details>")[0]
 
 
@@ -95,18 +95,18 @@ def test_the_knee_is_the_first_batch_size_without_a_gain(seconds: list[float], s
 
 def test_what_was_not_run_says_so() -> None:
     """Guards against an empty section, and a page that cannot be rendered before everything is there."""
-    page = STUDY.render([], "tiny")
+    page = STUDY.render([], "mini")
     assert all(section([], item.number).rstrip().endswith(("not run", "not run           |", "|")) for item in ITEMS)
     assert page.count("not run") >= len(ITEMS)
     broken = [replace(row, status="failed", reason="out of memory", correct=[]) for row in cells("mars_b4", 1, 1)]
-    assert "failed: out of memory" in STUDY.render(broken, "tiny")
+    assert "failed: out of memory" in STUDY.render(broken, "mini")
 
 
 def test_every_line_that_is_shown_is_measured() -> None:
     """Guards against a comparison with a line, or a contender, that nothing measures."""
     names = {arm.name for arm in PLAN.arms}
     assert set(LOOKED_AT) <= names
-    for scale in ("micro", "tiny", "0.5b"):
+    for scale in ("micro", "mini", "0.5b"):
         every = masks_grid(preset(scale)).contenders[-1]
         assert every.name == ALL_MASKS and every.options["appended_masks"] == preset(scale).max_new_tokens
         blocks = [entry.options["cache_block"] for entry in cache_grid(preset(scale)).contenders[2:]]

@@ -13,7 +13,7 @@ from marsbench.findings.sweep import speed_up
 from marsbench.rows.kinds import EvaluationRow, SweepRow, TrainingRow
 from marsbench.rows.store import read_rows
 
-RESULTS = Path(__file__).resolve().parent.parent / "results" / "tiny"
+RESULTS = Path(__file__).resolve().parent.parent / "results" / "mini"
 
 
 def test_a_table_holds_what_the_rows_come_to(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 def test_readme_says_what_the_rows_say() -> None:
     """Guards against numbers on the first page that no row backs any more; `marsbench report` renders them anew."""
     readme = ROOT / "README.md"
-    assert whole_paper(ROOT, "tiny")[readme] == readme.read_text(encoding="utf-8"), "run: nox -s report"
+    assert whole_paper(ROOT, "mini")[readme] == readme.read_text(encoding="utf-8"), "run: nox -s report"
 
 
 def test_the_first_screen_answers_what_a_reader_asks() -> None:
@@ -28,14 +28,14 @@ def test_the_first_screen_answers_what_a_reader_asks() -> None:
 
 def test_only_a_readme_with_the_marks_is_written(tmp_path: Path) -> None:
     """Guards against a user's own README overwritten, and one that changes when another scale is measured."""
-    shutil.copytree(ROOT / "results" / "tiny", tmp_path / "results" / "tiny", ignore=shutil.ignore_patterns("seed*"))
+    shutil.copytree(ROOT / "results" / "mini", tmp_path / "results" / "mini", ignore=shutil.ignore_patterns("seed*"))
     readme = tmp_path / "README.md"
-    assert readme not in whole_paper(tmp_path, "tiny")
+    assert readme not in whole_paper(tmp_path, "mini")
     readme.write_text("# Mine\n")
-    assert readme not in whole_paper(tmp_path, "tiny")
+    assert readme not in whole_paper(tmp_path, "mini")
     readme.write_text(f"# Mine\n\n{BEGIN}\nstale numbers\n{END}\n\nThe rest.\n")
     assert readme not in whole_paper(tmp_path, "micro")
-    write_whole_paper(tmp_path, "tiny")
+    write_whole_paper(tmp_path, "mini")
     text = readme.read_text()
     assert text.startswith("# Mine\n") and text.endswith("\n\nThe rest.\n") and "stale numbers" not in text
     assert "One training seed." in text

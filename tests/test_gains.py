@@ -161,7 +161,7 @@ def cell(arm: str, benchmark: str) -> EvaluationRow:
 
 DIGITS, SYMBOLS, CODE, TEMPLATE, CONTENT, END = range(len(CLASSES))
 CLASSIFIED = TokenClassRow(
-    "classes", "done", "", "tiny", "mars_b4_0.95", "mars", "mars", {"block_size": 4, "threshold": 0.95}, "mini_gsm8k",
+    "classes", "done", "", "mini", "mars_b4_0.95", "mars", "mars", {"block_size": 4, "threshold": 0.95}, "mini_gsm8k",
     list(CLASSES),
     [[TEMPLATE, CONTENT, DIGITS, SYMBOLS, END], [TEMPLATE, TEMPLATE, DIGITS, SYMBOLS]],
     [[0, 0, 0, 1, 2], [0, 1, 2, 0]],
@@ -169,7 +169,7 @@ CLASSIFIED = TokenClassRow(
 )  # fmt: skip
 ROWS: list[Row] = [
     *[cell(arm.name, benchmark) for arm in MEASURED.arms for benchmark in ("gsm8k", "bbh")],
-    *[TrainingRow(n, "done", "", "tiny", n, size, 1000, 800, 5000, 60.0, 0.5) for n, size in MEASURED.stages],
+    *[TrainingRow(n, "done", "", "mini", n, size, 1000, 800, 5000, 60.0, 0.5) for n, size in MEASURED.stages],
     CLASSIFIED,
 ]  # fmt: skip
 
@@ -180,7 +180,7 @@ def line_of(text: str, first: str) -> list[str]:
 
 def test_the_page_reports_what_the_other_half_chose() -> None:
     """Guards against the threshold of all questions on the chosen line, and a lossless line in another place."""
-    text = STUDY.render(ROWS, "tiny")
+    text = STUDY.render(ROWS, "mini")
     # A question of six is 17 points: tau = .8 fails on question 0, which is even, the lower ones on 1 and 2.
     chosen = line_of(section(text, "MARS that may lose 1 point"), "GSM8K")
     assert [value.split(" ± ")[0] for value in chosen[1:6]] == ["0.9", "1.65", "0.9", "0.8", "1.75"]
@@ -194,7 +194,7 @@ def test_the_page_reports_what_the_other_half_chose() -> None:
 
 def test_claims_on_the_page_can_fail() -> None:
     """Guards against a verdict that favours verified MARS whatever was measured, and against a renamed line."""
-    found = {line[1]: line[3:] for line in claim_lines(section(STUDY.render(ROWS, "tiny"), "Claims"))}
+    found = {line[1]: line[3:] for line in claim_lines(section(STUDY.render(ROWS, "mini"), "Claims"))}
     assert len(found) == len(CLAIMS) and all("not run" not in line for line in found.values())
     groups = "Verified MARS (groups) emits more tokens per forward pass than "
     assert found[groups + "Medusa with a tree"][0].startswith("+0.10 [")
@@ -208,7 +208,7 @@ def test_the_adapter_has_a_line_where_it_was_run() -> None:
     """Guards against empty lines on pages whose rows are older than the adapter, and a stage that nobody trained."""
     without = [row for row in ROWS if getattr(row, "stage", "") != ADAPTED.stage]
     for rows, count in ((ROWS, 2), (without, 0)):
-        text = STUDY.render(rows, "tiny")
+        text = STUDY.render(rows, "mini")
         lines = lines_of(section(text, "Measured"))
         assert len([line for line in lines if ADAPTED.label in line[0].split("; ")]) >= count
         assert count or not any(ADAPTED.label in line[0] for line in lines)
@@ -227,7 +227,7 @@ def test_free_tokens_are_counted_by_class_and_by_pair() -> None:
     together = share_together(answers, "digits", "symbols")
     assert together is not None and together.value == 0.5
     assert share_together(answers, "symbols", "digits") is None
-    text = section(STUDY.render(ROWS, "tiny"), "Which tokens come for free")
+    text = section(STUDY.render(ROWS, "mini"), "Which tokens come for free")
     by_place = line_of(text.partition("All questions together")[2], "symbols")
     assert by_place[1:] == ["2", "22.2", "50.0", "50.0", "0.0", "0.0", "25.0"]
     by_class = line_of(text, "template words")
@@ -260,7 +260,7 @@ def test_nothing_undefined_is_printed_or_drawn(case: str, tmp_path: Path) -> Non
         "skipped": lambda: [skipped(row) for row in ROWS],
         "lines of unequal length": lambda: [first(row) if row.key.startswith("mars_b4_0.9/") else row for row in ROWS],
     }[case]()
-    page, *figures = write_page(study_of("gains"), rows, "tiny", tmp_path)
+    page, *figures = write_page(study_of("gains"), rows, "mini", tmp_path)
     text = page.read_text(encoding="utf-8")
     assert not re.search(r"\b(nan|inf|None)\b", text)
     assert len(claim_lines(section(text, "Claims"))) == len(CLAIMS)

@@ -43,7 +43,7 @@ CODE: dict[Work, tuple[str, ...]] = {
 }
 ROWS = [
     (scale, seed, key)
-    for scale, seed in (("tiny", 0), ("mini", 0), ("mini", 1))
+    for scale, seed in (("mini", 0), ("mini", 1))
     for key, study in studies().items()
     if study.cells and (ROOT / f"results/{scale}/{f'seed{seed}' if seed else ''}/{key}.jsonl").exists()
 ]

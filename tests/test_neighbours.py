@@ -27,7 +27,7 @@ from marsbench.rows.kinds import Row, StepTimeRow, SweepRow, from_json, to_json
 from marsbench.rows.store import read_rows
 from marsbench.studies import study_of
 
-RESULTS = Path(__file__).resolve().parent.parent / "results" / "tiny"
+RESULTS = Path(__file__).resolve().parent.parent / "results" / "mini"
 
 
 def told(wall: float, machine: float, own: float) -> Used | None:
@@ -165,10 +165,10 @@ def raced(study: str, **more: Any) -> list[Row]:
 def test_a_page_says_what_was_not_timed_alone(study: str) -> None:
     """Guards against a speed-up that was measured beside a compiler and looks like any other, and a cry of wolf."""
     render = study_of(study).render
-    plain = render(raced(study), "tiny")
+    plain = render(raced(study), "mini")
     assert "not idle" not in plain
-    assert render(raced(study, others_cores=[0.02, 0.05, 0.9]), "tiny") == plain, "one lap of three is no median"
-    remark = next(line for line in render(raced(study, others_cores=[0.02, 0.6, 0.9]), "tiny").split("\n\n")
+    assert render(raced(study, others_cores=[0.02, 0.05, 0.9]), "mini") == plain, "one lap of three is no median"
+    remark = next(line for line in render(raced(study, others_cores=[0.02, 0.6, 0.9]), "mini").split("\n\n")
                   if "not idle" in line)  # fmt: skip
     assert "batch 1: 0.60 (" in remark or "batch 4: 0.60 (" in remark
     assert ("forward passes: 0.60 (1)" in remark) == (study == "speedup")

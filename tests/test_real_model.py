@@ -108,9 +108,9 @@ def test_a_digest_is_of_all_tokens() -> None:
 
 
 def test_budgets_of_the_world_are_not_cut_for_a_page() -> None:
-    """Guards against pages of scale tiny over checkpoints of three steps."""
+    """Guards against pages of scale mini over checkpoints of three steps."""
     done = CliRunner().invoke(app, ["reproduce", "table2", "--max-steps", "3"])
-    assert done.exit_code == 2 and "--max-steps is not for scale tiny" in done.stderr
+    assert done.exit_code == 2 and "--max-steps is not for scale mini" in done.stderr
 
 
 @pytest.mark.slow

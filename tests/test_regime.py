@@ -45,7 +45,7 @@ def rows(right: dict[str, int], *, tokens: int = 100, on_bbh: int | None = None,
             found.append(answered(arm, name, [place < count for place in range(N)], emitted, [100] * N))
     for stage, factor in (("base", 1.0), ("ar_sft", loss)):
         nats = [factor * (20 + place % 7) for place in range(499)] + [0.2 * factor]  # one that says next to nothing
-        found.append(TextLossRow(stage, "done", "", "tiny", stage, nats, [60] * 500))
+        found.append(TextLossRow(stage, "done", "", "mini", stage, nats, [60] * 500))
     return found
 
 
@@ -91,7 +91,7 @@ def test_several_seeds_that_answer_differently_are_judged_together() -> None:
 
 def test_the_page_says_what_failed_and_what_was_not_run() -> None:
     """Guards against a page that leaves out a criterion that fails, or fills in one that was not measured."""
-    text = STUDY.render(rows({TWICE.name: 1450}, loss=1.2)[:-1], "tiny", None)
+    text = STUDY.render([replace(row, scale="micro") for row in rows({TWICE.name: 1450}, loss=1.2)[:-1]], "micro", None)
     outcomes = {line[0]: line[6] for line in lines_of(section(text, "Criteria")) if len(line) == 8}
     assert [outcomes[number] for number in ("i", "ii", "iii", "iv", "v")] == [
         "holds",
@@ -128,8 +128,8 @@ def test_text_loss_is_that_of_the_model(
 
 def test_scales_stand_beside_each_other() -> None:
     """Guards against a criterion that is shown with another scale's numbers, or a scale without rows as measured."""
-    found = lines_of(beside({"tiny": {0: rows({TWICE.name: 1200})}, "mini": {0: rows({})}, "7b": {}}))
-    assert found[0][3:] == ["tiny", "mini", "the paper"]
+    found = lines_of(beside({"micro": {0: rows({TWICE.name: 1200})}, "mini": {0: rows({})}, "7b": {}}))
+    assert found[0][3:] == ["micro", "mini", "the paper"]
     (line,) = [one for one in found if one[0] == "ii"]
     assert line[3].endswith("fails") and line[4].endswith("holds")
     assert beside({"7b": {}}) == ""

@@ -71,11 +71,11 @@ def evaluation_rows() -> Iterator[EvaluationRow]:
 def training_rows() -> Iterator[TrainingRow]:
     for position, (stage, size) in enumerate(PLAN.stages):
         numbers = (size, 1_000_000, 4000 + position, 5_000_000 + position, 100.0 + position, 1.25)
-        yield TrainingRow(stage, "done", "", "tiny", stage, *numbers, provenance=PROVENANCE)
+        yield TrainingRow(stage, "done", "", "mini", stage, *numbers, provenance=PROVENANCE)
 
 
 STEP_COST = StepCostRow(
-    "cost", "done", "", "tiny",
+    "cost", "done", "", "mini",
     seconds={"ar": [1.0, 2.0, 4.0, 1.0], "mars": [2.0, 5.0, 8.4, 2.3]},
     memory={"ar": [100, 200, 400, 100], "mars": [150, 310, 600, 149]},
     provenance=PROVENANCE,
@@ -123,7 +123,7 @@ def test_measured_line_is_what_the_rows_say(arm: Arm) -> None:
     over = sqrt(sum((high - p) ** 2 for p, (_, high) in zip(shares, limits, strict=True))) / 6
     average = f"{100 * mean(shares):.1f} ± {50 * (below + over):.1f}"
     speeds = [sum(row.emitted) / sum(row.forwards) for row in rows]
-    line = cells_of(section(render(ROWS, "tiny"), "Measured"), arm.label)[0]
+    line = cells_of(section(render(ROWS, "mini"), "Measured"), arm.label)[0]
     assert line[1:8] == [*cells, average]
     assert line[8].split(" ± ")[0] == f"{mean(speeds):.2f}"
 
@@ -137,19 +137,19 @@ def test_tokens_per_forward_interval_agrees_with_a_bootstrap() -> None:
         drawn = generator.integers(0, QUESTIONS, (2000, QUESTIONS))
         ratios = np.array(row.emitted)[drawn].sum(axis=1) / np.array(row.forwards)[drawn].sum(axis=1)
         variance += float(np.var(ratios)) / len(BENCHMARKS) ** 2
-    line = cells_of(section(render(ROWS, "tiny"), "Measured"), "MARS (B = 4, tau = .95)")[0]
+    line = cells_of(section(render(ROWS, "mini"), "Measured"), "MARS (B = 4, tau = .95)")[0]
     assert float(line[8].split(" ± ")[1]) == pytest.approx(Z * sqrt(variance), rel=0.1)
 
 
 def test_questions_are_counted_per_benchmark() -> None:
     """Guards against an n that is not the number of answers behind the column."""
-    line = cells_of(section(render(ROWS, "tiny"), "Measured"), "questions")[0]
+    line = cells_of(section(render(ROWS, "mini"), "Measured"), "questions")[0]
     assert line[1:7] == [str(QUESTIONS)] * 6
 
 
 def test_claims_compare_the_arms_that_they_name() -> None:
     """Guards against a swapped sign or pair: difference, questions and p are worked out from the rows."""
-    page = section(render(ROWS, "tiny"), "Claims")
+    page = section(render(ROWS, "mini"), "Claims")
     line = cells_of(page, "c")[0]
     pairs = [(evaluation("ar_sft", name).correct, evaluation("block_diffusion", name).correct) for name in BENCHMARKS]
     points = 100 * mean(mean(a) - mean(b) for a, b in pairs)
@@ -182,20 +182,20 @@ def with_mars_beating_ar_sft_on(better: int, worse: int) -> list[Row]:
 )
 def test_verdicts_follow_the_data(better: int, worse: int, matches: str, exceeds: str) -> None:
     """Guards against verdicts that flatter the paper: the same claim must be able to fail."""
-    page = render(with_mars_beating_ar_sft_on(better, worse), "tiny")
+    page = render(with_mars_beating_ar_sft_on(better, worse), "mini")
     assert verdicts(page)[:2] == [matches, exceeds]
 
 
 def test_several_tokens_per_forward_needs_an_interval_above_one() -> None:
     """Guards against a claim of speed from an arm that emits one token per forward pass."""
     rows = changed(lambda row: replace(row, emitted=row.forwards))
-    assert "holds" in verdicts(render(ROWS, "tiny")) and "holds" not in verdicts(render(rows, "tiny"))
-    assert "unclear" in verdicts(render(rows, "tiny"))
+    assert "holds" in verdicts(render(ROWS, "mini")) and "holds" not in verdicts(render(rows, "mini"))
+    assert "unclear" in verdicts(render(rows, "mini"))
 
 
 def test_missing_arm_is_not_run_everywhere() -> None:
     """Guards against a crash, or a verdict, when part of a sweep has not run yet."""
-    page = render(changed(lambda row: None if row.arm == "mars_no_sft" else row), "tiny")
+    page = render(changed(lambda row: None if row.arm == "mars_no_sft" else row), "mini")
     line = cells_of(section(page, "Measured"), "MARS w/o SFT loss (B = 4)")[0]
     assert line[1:] == ["not run"] * 6 + ["n/a"] * 2
     assert cells_of(section(page, "Claims"), "d")[0][3:] == ["n/a", "n/a", "n/a", "n/a", "not run", ""]
@@ -209,12 +209,12 @@ def failed_humaneval(row: EvaluationRow) -> EvaluationRow:
 
 def test_cell_without_numbers_shows_status_and_reason() -> None:
     """Guards against swallowed failures, and against an average over five benchmarks taken for one over six."""
-    page = render(changed(failed_humaneval), "tiny")
+    page = render(changed(failed_humaneval), "mini")
     measured = section(page, "Measured")
     rest = [evaluation("ar_sft", name) for name in BENCHMARKS if name != "humaneval"]
     average = plus_minus(mean_of_benchmarks([accuracy(row.correct) for row in rest]), 1, factor=100)
     speed = plus_minus(mean_of_benchmarks([tokens_per_forward(row.emitted, row.forwards) for row in rest]), 2)
-    assert '"(5 of 6)"' in measured and '"(5 of 6)"' not in render(ROWS, "tiny")
+    assert '"(5 of 6)"' in measured and '"(5 of 6)"' not in render(ROWS, "mini")
     assert cells_of(measured, "AR SFT")[0][6:] == ["skipped", f"{average} (5 of 6)", f"{speed} (5 of 6)"]
     assert "- skipped: no code sandbox (HumanEval: every line)" in measured
     assert cells_of(section(page, "Claims"), "b")[0][4] == f"{5 * QUESTIONS} (5 of 6 benchmarks)"
@@ -223,7 +223,7 @@ def test_cell_without_numbers_shows_status_and_reason() -> None:
 def test_arms_with_unequal_questions_are_not_compared() -> None:
     """Guards against a crash or a wrong pairing when arms were run with different limits."""
     shorter = changed(lambda row: replace(row, correct=row.correct[:30]) if row.arm == "ar_sft" else row)
-    line = cells_of(section(render(shorter, "tiny"), "Claims"), "a")[0]
+    line = cells_of(section(render(shorter, "mini"), "Claims"), "a")[0]
     assert "30 answers cannot be paired" in line[3]
     assert line[VERDICT] == "not run"
 
@@ -231,7 +231,7 @@ def test_arms_with_unequal_questions_are_not_compared() -> None:
 def test_latest_row_of_a_cell_counts() -> None:
     """Guards against showing an old failure after a cell was measured."""
     old = [failed_humaneval(row) for row in ROWS if isinstance(row, EvaluationRow)]
-    assert render([*old, *ROWS], "tiny") == render(ROWS, "tiny")
+    assert render([*old, *ROWS], "mini") == render(ROWS, "mini")
 
 
 def test_other_scales_are_left_out() -> None:
@@ -239,42 +239,42 @@ def test_other_scales_are_left_out() -> None:
     other = render(ROWS, "0.5b")
     assert cells_of(section(other, "Measured"), "AR SFT")[0][1:7] == ["not run"] * 6
     assert "`nox -s reproduce-table2 -- --scale 0.5b`" in other
-    assert "`nox -s reproduce-table2`" in render(ROWS, "tiny")
-    assert "they are not Qwen numbers" in render(ROWS, "tiny")
+    assert "`nox -s reproduce-table2`" in render(ROWS, "mini")
+    assert "they are not Qwen numbers" in render(ROWS, "mini")
     assert "they are not Qwen numbers" not in other
 
 
 def test_real_benchmarks_stand_in_the_same_columns() -> None:
     """Guards against columns that only know the mini benchmarks."""
     real = changed(lambda row: replace(row, benchmark=row.benchmark.removeprefix("mini_")))
-    assert section(render(real, "tiny"), "Measured") == section(render(ROWS, "tiny"), "Measured")
+    assert section(render(real, "mini"), "Measured") == section(render(ROWS, "mini"), "Measured")
 
 
 def test_answers_cut_at_the_limit_are_shown() -> None:
     """Guards against hiding that answers were cut, and against an empty table where none was."""
     cut = changed(lambda row: replace(row, finished=[0, 0, *row.finished[2:]]) if row.arm == "mars" else row)
     text = "Answers cut at the token limit"
-    line = cells_of(section(render(cut, "tiny"), "Measured").split(text)[1], "MARS (B = 4)")[0]
+    line = cells_of(section(render(cut, "mini"), "Measured").split(text)[1], "MARS (B = 4)")[0]
     assert line[1:] == [f"{100 * 2 / QUESTIONS:.1f}"] * 6
-    assert text not in render(ROWS, "tiny")
+    assert text not in render(ROWS, "mini")
 
 
 def test_published_numbers_stay_in_their_own_tables() -> None:
     """Guards against a published number that stands where a measured one is expected."""
-    page = render([], "tiny")
+    page = render([], "mini")
     rest = page.replace(section(page, "The paper's numbers"), "")
     numbers = {f"{row.value:.1f}" for row in published("2")}
     assert not numbers & set(re.findall(r"\d+\.\d+", rest.split("**Published:**")[0]))
-    assert section(page, "The paper's numbers") == section(render(ROWS, "tiny"), "The paper's numbers")
+    assert section(page, "The paper's numbers") == section(render(ROWS, "mini"), "The paper's numbers")
     assert (
         page.split("**Published:**")[1].split("## ")[0]
-        == (render(ROWS, "tiny").split("**Published:**")[1].split("## ")[0])
+        == (render(ROWS, "mini").split("**Published:**")[1].split("## ")[0])
     )
 
 
 def test_every_published_number_of_the_table_is_shown() -> None:
     """Guards against lost lines, and against the paper's lines under the wrong label."""
-    text = section(render(ROWS, "tiny"), "The paper's numbers")
+    text = section(render(ROWS, "mini"), "The paper's numbers")
     shown = {(model, line[1]): line[2:] for model in ("Qwen2.5 0.5B", "Qwen2.5 7B") for line in cells_of(text, model)}
     assert sum(map(len, shown.values())) == len(published("2"))
     heads = [*BENCHMARKS, "average"]
@@ -284,7 +284,7 @@ def test_every_published_number_of_the_table_is_shown() -> None:
 
 def test_published_differences_are_those_of_the_published_averages() -> None:
     """Guards against a sign or pairing slip in what the paper is said to say."""
-    text = render(ROWS, "tiny").split("**Published:**")[1]
+    text = render(ROWS, "mini").split("**Published:**")[1]
     values = {(row.scale, row.method): row.value for row in published("2", benchmark="average")}
     small = values["0.5b", "ar_sft_5ep"] - values["0.5b", "block_diffusion"]
     assert cells_of(text, "c")[0][2:] == [f"{small:+.1f}", "n/a"]
@@ -294,7 +294,7 @@ def test_published_differences_are_those_of_the_published_averages() -> None:
 
 def test_training_is_what_the_rows_say() -> None:
     """Guards against mixed-up columns, and against a ratio of medians instead of paired ratios."""
-    text = section(render(ROWS, "tiny"), "Training")
+    text = section(render(ROWS, "mini"), "Training")
     assert cells_of(text, "mars")[0] == [
         "mars",
         "4",
@@ -313,7 +313,7 @@ def test_training_is_what_the_rows_say() -> None:
 def test_failed_stage_shows_status_and_reason() -> None:
     """Guards against a stage that failed and looks as if nobody had asked for it."""
     stages = [replace(row, status="failed", reason="out of | memory") for row in training_rows()][:1]
-    text = section(render([*stages, replace(STEP_COST, status="timeout", reason="too slow")], "tiny"), "Training")
+    text = section(render([*stages, replace(STEP_COST, status="timeout", reason="too slow")], "mini"), "Training")
     assert cells_of(text, "base")[0][2] == "failed"
     assert "- base: failed: out of | memory" in text
     assert cells_of(text, "mars")[0][2] == "not run"
@@ -324,7 +324,7 @@ def test_how_it_was_made_is_what_provenance_says() -> None:
     """Guards against a page whose numbers nobody can trace or time."""
     later = {**PROVENANCE, "started": "2026-01-02T09:00:00+00:00", "commit": "f" * 40, "dirty": True}
     rows = changed(lambda row: replace(row, provenance=later) if row.arm == "mars" else row)
-    text = section(render(rows, "tiny"), "How this was made")
+    text = section(render(rows, "mini"), "How this was made")
     facts = {name: cells_of(text, name)[0][1] for name in ("commit", "seed", "hardware", "measured", "versions")}
     assert facts == {
         "commit": "0123456789ab; ffffffffffff with uncommitted changes",
@@ -359,7 +359,7 @@ def test_how_it_was_made_is_what_provenance_says() -> None:
 )
 def test_nothing_undefined_is_printed(rows: list[Row]) -> None:
     """Guards against NaN, infinity or None on a page, whatever is missing."""
-    page = render(rows, "tiny")
+    page = render(rows, "mini")
     assert not re.search(r"\b(nan|inf|None)\b", page)
     run = {row.arm for row in rows if isinstance(row, EvaluationRow)}
     left_out = {arm.name for arm in PLAN.arms if arm.optional and arm.name not in run}
@@ -368,47 +368,47 @@ def test_nothing_undefined_is_printed(rows: list[Row]) -> None:
 
 def test_claims_name_arms_of_the_plan() -> None:
     """Guards against a renamed arm, which would leave its claim "not run" for ever."""
-    page = render(ROWS, "tiny")
+    page = render(ROWS, "mini")
     assert "not run" not in page
     assert len(verdicts(page)) == len(CLAIMS)
 
 
 def test_report_is_written_the_same_twice(tmp_path: Path) -> None:
     """Guards against clocks, random identifiers and sets in the files, and against leftovers of writing."""
-    first = write_page(STUDY, ROWS, "tiny", tmp_path / "first")
-    second = write_page(STUDY, ROWS, "tiny", tmp_path / "second")
+    first = write_page(STUDY, ROWS, "mini", tmp_path / "first")
+    second = write_page(STUDY, ROWS, "mini", tmp_path / "second")
     names = [path.relative_to(tmp_path / "first").as_posix() for path in first]
     assert names == ["table2.md", "figures/table2_accuracy.png", "figures/table2_accuracy.svg"]
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
     assert sorted(path for path in (tmp_path / "first").rglob("*") if path.is_file()) == sorted(first)
-    assert first[0].read_text(encoding="utf-8") == render(ROWS, "tiny")
+    assert first[0].read_text(encoding="utf-8") == render(ROWS, "mini")
 
 
 def test_figure_follows_the_rows(tmp_path: Path) -> None:
     """Guards against a figure that is drawn without its data, and against a crash where none is left."""
-    full = write_page(STUDY, ROWS, "tiny", tmp_path / "full")[2].read_bytes()
-    partly = write_page(STUDY, changed(failed_humaneval), "tiny", tmp_path / "partly")[2].read_bytes()
-    empty = write_page(STUDY, [], "tiny", tmp_path / "empty")[2].read_bytes()
+    full = write_page(STUDY, ROWS, "mini", tmp_path / "full")[2].read_bytes()
+    partly = write_page(STUDY, changed(failed_humaneval), "mini", tmp_path / "partly")[2].read_bytes()
+    empty = write_page(STUDY, [], "mini", tmp_path / "empty")[2].read_bytes()
     assert len({full, partly, empty}) == 3
 
 
 def test_figure_link_leads_to_the_figure(tmp_path: Path) -> None:
     """Guards against a page with a broken image."""
-    page = write_page(STUDY, [], "tiny", tmp_path)[0]
+    page = write_page(STUDY, [], "mini", tmp_path)[0]
     links = re.findall(r"\]\((\S+\.png)\)", page.read_text(encoding="utf-8"))
     assert links and all((page.parent / link).is_file() for link in links)
 
 
 def test_failed_drawing_leaves_the_old_page(tmp_path: Path) -> None:
     """Guards against a page that speaks of a figure that could not be drawn."""
-    page = write_page(STUDY, [], "tiny", tmp_path)[0]
+    page = write_page(STUDY, [], "mini", tmp_path)[0]
     before = page.read_bytes()
 
     def no_space(*_: object) -> list[Path]:
         raise OSError("no space left")
 
     with pytest.raises(OSError, match="no space"):
-        write_page(replace(STUDY, figures=no_space), ROWS, "tiny", tmp_path)
+        write_page(replace(STUDY, figures=no_space), ROWS, "mini", tmp_path)
     assert page.read_bytes() == before
 
 

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from marsbench.findings.collection import collection_of
 from marsbench.findings.sweep import SweepCells, positions_of_a_row
 from marsbench.methods import METHODS
 from marsbench.overview.pages import whole_paper, write_page
-from marsbench.presets import preset, scales
+from marsbench.presets import DEFAULT_SCALE, preset, scales
 from marsbench.quiet import quieten_libraries
 from marsbench.rows.kinds import EvaluationRow, ExactnessRow, GenerationRow, TrainingRow
 from marsbench.rows.store import read_rows, rows_text
@@ -193,17 +193,17 @@ def test_bad_input_gets_one_clear_message(reproduced: Path, tmp_path: Path) -> N
 )
 def test_a_seed_has_folders_of_its_own(arguments: dict[str, Any], variant: str, tmp_path: Path) -> None:
     """Guards against a second seed that overwrites the rows and the page of the first."""
-    workspace = make_run("tiny", tmp_path, "reuse", **arguments).workspace
-    assert workspace == Workspace(tmp_path, "tiny", variant)
-    assert workspace.results("table2") == tmp_path / "results" / "tiny" / variant / "table2.jsonl"
-    assert workspace.reports == tmp_path / "reports" / ("tiny" if variant else "") / variant
+    workspace = make_run("mini", tmp_path, "reuse", **arguments).workspace
+    assert workspace == Workspace(tmp_path, "mini", variant)
+    assert workspace.results("table2") == tmp_path / "results" / "mini" / variant / "table2.jsonl"
+    assert workspace.reports == tmp_path / "reports" / ("mini" if variant else "") / variant
 
 
 def test_seeds_are_found_again(tmp_path: Path) -> None:
     """Guards against another variant taken for a seed, and seeds in the order of their names."""
-    whole = Workspace(tmp_path, "tiny")
+    whole = Workspace(tmp_path, "mini")
     for variant in ("", "seed10", "seed2", "limit8-seed3", "seedling", "quick"):
-        (tmp_path / "results" / "tiny" / variant).mkdir(parents=True, exist_ok=True)
+        (tmp_path / "results" / "mini" / variant).mkdir(parents=True, exist_ok=True)
     assert [(seed, one.variant) for seed, one in whole.seeds().items()] == [(0, ""), (2, "seed2"), (10, "seed10")]
 
 
@@ -258,12 +258,13 @@ def test_figure_1_is_made_of_rows(reproduced: Path, tmp_path: Path) -> None:
     shutil.copytree(reproduced / "runs", tmp_path / "runs")
     marsbench("reproduce", "figure1", "--scale", "micro", "--output", str(tmp_path))
     rows = read_rows(Workspace(tmp_path, "micro").results("figure1"))
-    answers = {row.arm: row for row in rows if isinstance(row, GenerationRow)}
-    assert set(answers) == {"ar", "mars"}
-    assert answers["ar"].settled_by == [*range(1, answers["ar"].forwards + 1)]
-    for row in answers.values():
-        assert len(row.texts) == len(row.settled_by) - (row.finish == "eos")
-        assert row.question == world.test_set("mini_gsm8k", 1)[0].prompt
+    answers = [row for row in rows if isinstance(row, GenerationRow)]
+    asked = [world.test_set("mini_gsm8k", 1)[0].prompt]
+    asked += [world.test_set(name, 1)[0].prompt for name in preset("micro").benchmarks if name != "mini_gsm8k"]
+    assert [(row.question, row.arm) for row in answers] == list(product(asked, ("ar", "mars", "verified")))
+    for one, verified in zip(answers[::3], answers[2::3], strict=True):
+        assert one.settled_by == [*range(1, one.forwards + 1)] and verified.texts == one.texts
+    assert all(len(row.texts) == len(row.settled_by) - (row.finish == "eos") for row in answers)
     page = Workspace(tmp_path, "micro").reports / "figure1.md"
     (again, *_) = write_page(study_of("figure1"), rows, "micro", tmp_path / "again")
     assert again.read_bytes() == page.read_bytes()
@@ -365,8 +366,7 @@ def test_lm_eval_runs_our_model(reproduced: Path, tmp_path: Path) -> None:
 # ---- committed pages ------------------------------------------------------------------------------------------------
 
 
-# The others are measured at another scale.
-COMMITTED = {("tiny", name) for name in studies() if name not in ("adapter", "lengths", "serving", "real-model")}
+COMMITTED = {(DEFAULT_SCALE, name) for name in studies() if name != "real-model"}
 
 
 @pytest.mark.parametrize("scale", scales())
@@ -384,15 +384,15 @@ def test_committed_reports_are_what_their_rows_say(scale: str, table: str, tmp_p
 
 def stale(scale: str) -> str:
     """What to do about a page that is not what its rows say."""
-    return f"stale: run `nox -s report{'' if scale == 'tiny' else f' -- --scale {scale}'}`"
+    return f"stale: run `nox -s report{'' if scale == DEFAULT_SCALE else f' -- --scale {scale}'}`"
 
 
-@pytest.mark.parametrize("name", ["index.md", "claims.md"])
+@pytest.mark.parametrize("name", ["index.md", "claims.md", "explore.html"])
 def test_committed_pages_on_the_whole_paper_are_what_the_rows_say(name: str) -> None:
     """Guards against an index or verdicts that lag behind the rows of any page, scale or seed."""
-    pages = whole_paper(ROOT, "tiny")
+    pages = whole_paper(ROOT, DEFAULT_SCALE)
     page = ROOT / "reports" / name
-    assert pages[page] == page.read_text(encoding="utf-8"), stale("tiny")
+    assert pages[page] == page.read_text(encoding="utf-8"), stale(DEFAULT_SCALE)
 
 
 # ---- the engine's page ----------------------------------------------------------------------------------------------
@@ -426,12 +426,11 @@ def test_races_are_paired_and_complete(engine_rows: list[Any]) -> None:
     assert list(races) == [1, 4]
     for race in races.values():
         rows = list(race.values())
-        assert race.keys() >= {"hf-generate", "ar", "mars"}
+        assert race.keys() >= {"ar", "mars"}
         assert len({(row.prompts_hash, len(row.seconds), row.checkpoint, row.race) for row in rows}) == 1
         for row in rows:
             assert all(seconds > 0 for seconds in row.seconds)
-            outside = row.method.startswith("hf-")
-            assert bool(row.profile) != outside and (outside or positions_of_a_row(row) >= 1)
+            assert row.profile and positions_of_a_row(row) >= 1
             if METHODS[row.method].lossless:
                 assert row.same_as["ar"] == row.prompts
 
@@ -445,7 +444,7 @@ def test_the_training_row_of_medusa_says_how_good_its_heads_are(engine_rows: lis
 
 def test_a_line_lends_answers_to_the_same_questions_alone(tmp_path: Path) -> None:
     """Guards against a page whose verdicts are of other questions, which another page has asked of the same lines."""
-    line, whole = AR_SFT, Workspace(tmp_path, "tiny")
+    line, whole = AR_SFT, Workspace(tmp_path, "mini")
     asked = {
         ("table2", ""): [answered(line, "gsm8k", [1, 1], [5, 5], [5, 5])],
         ("lengths", ""): [replace(answered(line, "gsm8k", [0, 0], [5, 5], [5, 5]), benchmark="within_gsm8k")],
@@ -460,7 +459,7 @@ def test_a_line_lends_answers_to_the_same_questions_alone(tmp_path: Path) -> Non
 
 def test_a_line_is_lent_whole_or_not_at_all(tmp_path: Path) -> None:
     """Guards against half a line at one seed beside the whole of it at another."""
-    whole = Workspace(tmp_path, "tiny")
+    whole = Workspace(tmp_path, "mini")
     benchmarks, other = ("gsm8k", "bbh"), replace(whole, variant="seed1")
     for place, names in ((whole.results("table2"), benchmarks), (other.results("table9"), benchmarks[:1])):
         write_atomically(place, rows_text(answered(AR_SFT, name, [1, 1], [5, 5], [5, 5]) for name in names).encode())

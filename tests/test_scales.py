@@ -175,7 +175,7 @@ def test_options_of_a_training_are_part_of_its_key(tmp_path: Path) -> None:
     keys.add(recipe(scale.adapted(chat_data=str(data)), "mars").key)
     assert len(keys) == len(changes) + 1
     with pytest.raises(UserError, match="trains its own base"):
-        preset("tiny").adapted(base="other/base")
+        preset("mini").adapted(base="other/base")
 
 
 # ---- chat data -------------------------------------------------------------------------------------------------------
@@ -471,7 +471,7 @@ def test_a_scale_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     for words, said in commands:
         result = cli.invoke(app, words)
         assert said in result.output, (words, result.output)
-    assert presets.scales_shown_with("nano") == ["tiny", "mini", "135m", "0.5b", "7b", "nano"]
+    assert presets.scales_shown_with("nano") == ["mini", "135m", "0.5b", "7b", "nano"]
     assert presets.scales_shown_with("micro") == ["micro"]
     assert recipe(preset("nano"), "base").model == recipe(preset("micro"), "base").model
     preset.cache_clear()
@@ -501,7 +501,9 @@ def test_training_hours_are_the_papers() -> None:
         "mars_paper_alignment, B = 4": 202,
     }  # fmt: skip
     own = len(BLOCK_SIZES) * len(MARS_STAGES)
-    assert len(trainings(plan_of("table8"), preset("tiny"))) == 2 + own, "every block size, parents once"
+    assert len(trainings(plan_of("table8"), preset("mini"))) == 1 + own, (
+        "every block size, parents once, of a shipped base"
+    )
 
 
 # ---- the true size ---------------------------------------------------------------------------------------------------

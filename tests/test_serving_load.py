@@ -41,7 +41,7 @@ def made_up(policy: str, shape: str, load: float, repeat: int, speed: float, **m
     first = [at + 0.05 for at in intended[:9]] + [0.0]
     last = [at + 0.1 / speed for at in first[:9]] + [0.0]
     row = ServingRow(
-        key=f"{policy} {shape} {load} {repeat}", status="done", reason="", scale="tiny", stage="mars", policy=policy,
+        key=f"{policy} {shape} {load} {repeat}", status="done", reason="", scale="mini", stage="mars", policy=policy,
         shape=shape, load=load, repeat=repeat, rows=16, queue=64, seconds=5.0, max_new_tokens=16,
         target_first_token=0.06, target_per_token=0.0101, questions=[0] * 10, intended=intended, lag=[0.001] * 10,
         status_codes=[200] * 9 + [429], first=first, last=last, emitted=[11] * 9 + [0], forwards=[5] * 9 + [0],
@@ -113,21 +113,21 @@ def page_rows(speeds: dict[str, float]) -> list[Row]:
 def test_the_page_judges_the_claim(tmp_path: Path) -> None:
     """Guards against a verdict that its numbers do not carry, either way."""
     same = {policy.name: 1.0 for policy in POLICIES}
-    page = STUDY.render(page_rows(same | {FAST.name: 4.0}), "tiny")
+    page = STUDY.render(page_rows(same | {FAST.name: 4.0}), "mini")
     assert "at a lower tau: **supported**" in page
-    assert "**supported**" not in STUDY.render(page_rows(same), "tiny")
+    assert "**supported**" not in STUDY.render(page_rows(same), "mini")
     assert "at least as good as every fixed policy" in page and "not at least" not in page
-    slow = STUDY.render(page_rows(same | {LOSSY.name: 0.5}), "tiny")
+    slow = STUDY.render(page_rows(same | {LOSSY.name: 0.5}), "mini")
     assert f"Goodput of `{LOSSY.name}` is not at least" in slow and f"`{LOSSLESS.name}` is at least" in slow
     assert tally({0: page_rows(same | {EXACT.name: 0.5})}).startswith("mars, tau = 0.5 over mars, tau = 0.95")
-    files = STUDY.draw(page_rows(same), "tiny", tmp_path)
+    files = STUDY.draw(page_rows(same), "mini", tmp_path)
     assert len(files) == 4 and all(file.stat().st_size for file in files)
     served = STUDY.render([replace(row, last=[2 * at for at in row.last]) if row.shape == "http" else row
-                     for row in page_rows(same)], "tiny")  # fmt: skip
+                     for row in page_rows(same)], "mini")  # fmt: skip
     assert "0.50 [0.50, 0.50]" in served.partition("## What HTTP costs")[2].partition("##")[0]
     busy = [replace(row, others_cores=[0.5]) for row in page_rows(same)]
-    assert "was not idle" in STUDY.render(busy, "tiny") and "was not idle" not in served
-    assert "nothing measured" in STUDY.render([], "tiny")
+    assert "was not idle" in STUDY.render(busy, "mini") and "was not idle" not in served
+    assert "nothing measured" in STUDY.render([], "mini")
 
 
 def test_the_study_has_the_machine_for_itself() -> None:
@@ -137,7 +137,7 @@ def test_the_study_has_the_machine_for_itself() -> None:
 
 def test_the_whole_study_fits_into_its_time() -> None:
     """Guards against a study that outgrows what was promised for it."""
-    assert effort_at(preset("tiny")).minutes() <= 25
+    assert effort_at(preset("mini")).minutes() <= 25
 
 
 @pytest.mark.slow

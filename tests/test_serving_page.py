@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from marsbench.training.tokenizer import build_tokenizer
 
-CHROMIUM, DRIVER = shutil.which("chromium") or shutil.which("google-chrome"), shutil.which("chromedriver")
 PAGE = Path(__file__).resolve().parent.parent / "marsbench" / "serving" / "page.html"
 
 
@@ -44,28 +42,11 @@ def slow(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(slow: Path) -> Iterator[Running]:
-    if not (CHROMIUM and DRIVER):
-        pytest.skip("there is no chromium with a chromedriver on this machine")
+def server(browser: Any, slow: Path) -> Iterator[Running]:
+    """One that decodes them; without a browser nothing is started."""
     found = Running(slow, "--threshold", "1")
     yield found
     found.end()
-
-
-@pytest.fixture(scope="module")
-def browser(server: Running) -> Iterator[Any]:
-    from selenium import webdriver
-    from selenium.webdriver.chrome.service import Service
-
-    options = webdriver.ChromeOptions()
-    options.binary_location = str(CHROMIUM)
-    for option in ("headless=new", "no-sandbox", "disable-dev-shm-usage", "disable-gpu", "window-size=1200,900"):
-        options.add_argument(f"--{option}")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    found = webdriver.Chrome(options=options, service=Service(str(DRIVER)))
-    found.set_page_load_timeout(120)
-    yield found
-    found.quit()
 
 
 def value(browser: Any, name: str) -> str:

@@ -19,19 +19,19 @@ from marsbench.rows.workspace import full_disk_explained
 
 
 def row(key: str, seconds: float = 1.0) -> StepCostRow:
-    return StepCostRow(key, "done", "", "tiny", {"ar": [seconds], "mars": [2 * seconds]})
+    return StepCostRow(key, "done", "", "mini", {"ar": [seconds], "mars": [2 * seconds]})
 
 
 def test_rows_survive_the_round_trip(tmp_path: Path) -> None:
     """Guards against a field that is written but not read."""
     rows = [
         row("a"),
-        TrainingRow("b", "done", "", "tiny", "mars", 4, 10, 20, 30, 1.5, 0.25, "hash", {"seed": 0}),
+        TrainingRow("b", "done", "", "mini", "mars", 4, 10, 20, 30, 1.5, 0.25, "hash", {"seed": 0}),
         EvaluationRow(
             "c",
             "failed",
             "no data",
-            "tiny",
+            "mini",
             "mars",
             "mars",
             "mars",

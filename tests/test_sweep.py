@@ -347,7 +347,7 @@ def test_lists_stand_for_all_their_combinations(tmp_path: Path) -> None:
     assert found.prompts == 6 and read_grid(tmp_path / "grid.yaml", quick=True).prompts == 12
 
 
-@pytest.mark.parametrize("scale", ["micro", "tiny", "mini", "135m", "0.5b", "7b"])
+@pytest.mark.parametrize("scale", ["micro", "mini", "mini", "135m", "0.5b", "7b"])
 def test_shipped_grids_can_be_read(scale: str) -> None:
     """Guards against a grid that fails on a user's machine only."""
     for quick in (False, True):
@@ -421,7 +421,7 @@ def parts_of(line: str) -> list[str]:
 
 def test_the_default_grid_measures_what_it_must() -> None:
     """Guards against a contender dropped from the grid that people cite."""
-    grid = read_grid(shipped_grid("tiny"))
+    grid = read_grid(shipped_grid("mini"))
     assert grid.batch_sizes == (1, 4, 8, 16) and grid.repeats >= 5
     assert {entry.threshold for entry in grid.contenders if entry.method == "mars"} == {
         None, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5,

@@ -49,7 +49,7 @@ def evaluation_rows(page: TablePage) -> Iterator[EvaluationRow]:
 def training_rows(page: TablePage) -> Iterator[TrainingRow]:
     parents = [TrainedStage("base", None), TrainedStage("ar_sft", None)]
     for stage, size in dict.fromkeys([*parents, *page.plan.stages]):
-        yield TrainingRow(f"{stage}{size}", "done", "", "tiny", stage, size, 1000, 800 + (size or 0), 5000, 60.0, 0.5)
+        yield TrainingRow(f"{stage}{size}", "done", "", "mini", stage, size, 1000, 800 + (size or 0), 5000, 60.0, 0.5)
 
 
 def rows_of(page: TablePage, change: Callable[[EvaluationRow], EvaluationRow | None] = lambda row: row) -> list[Row]:
@@ -78,7 +78,7 @@ def test_every_cell_stands_in_its_place(page: TablePage) -> None:
     """Guards against a number in the wrong line or column, and a benchmark that the table does not ask."""
     if page.plan.key == "table8":
         pytest.skip("its layout has a test of its own")
-    text = section(render(page, rows_of(page), "tiny"), "Measured")
+    text = section(render(page, rows_of(page), "mini"), "Measured")
     cells = latest_cells(evaluation_rows(page))
     accuracies, _, speeds = text.partition("Tokens per forward pass:")
     for arm in page.plan.arms:
@@ -94,7 +94,7 @@ def test_every_cell_stands_in_its_place(page: TablePage) -> None:
 def test_table_8_has_block_sizes_side_by_side() -> None:
     """Guards against a block size, threshold or stage under another's head."""
     page = BY_KEY["table8"]
-    text = section(render(page, rows_of(page), "tiny"), "Measured")
+    text = section(render(page, rows_of(page), "mini"), "Measured")
     cells = latest_cells(evaluation_rows(page))
     head, *_ = lines_of(text)
     assert head == ["", "tau", "B = 4", "tok/fwd", "B = 8", "tok/fwd", "B = 16", "tok/fwd"]
@@ -117,7 +117,7 @@ def test_a_skipped_benchmark_leaves_an_average_that_says_so(page: TablePage) -> 
     def skipped(row: EvaluationRow) -> EvaluationRow:
         return replace(row, status="skipped", reason="no data") if row.benchmark == "mini_humaneval" else row
 
-    text = render(page, rows_of(page, skipped), "tiny")
+    text = render(page, rows_of(page, skipped), "mini")
     asked = len(columns(page.plan))
     assert "- skipped: no data (HumanEval: every line)" in text
     assert f"({asked - 1} of {asked} benchmarks)" in section(text, "Claims")
@@ -142,7 +142,7 @@ def test_nothing_undefined_is_printed_or_drawn(page: TablePage, case: str, tmp_p
         "all right": lambda: rows_of(page, lambda row: replace(row, correct=[1.0] * QUESTIONS)),
         "lines of unequal length": lambda: rows_of(page, lambda row: shorter(row) if len(row.arm) % 2 else row),
     }[case]()
-    text = render(page, rows, "tiny")
+    text = render(page, rows, "mini")
     assert not re.search(r"\b(nan|inf|None)\b", text)
     assert len(claim_lines(section(text, "Claims"))) == len(page.claims)
     if case == "one question":  # the case that error bars cannot be drawn for
@@ -152,14 +152,14 @@ def test_nothing_undefined_is_printed_or_drawn(page: TablePage, case: str, tmp_p
 @pages
 def test_a_title_keeps_its_names(page: TablePage) -> None:
     """Guards against "mARS" at the head of a page."""
-    title = render(page, [], "tiny").partition("\n")[0]
-    assert title.startswith(f"# {page.plan.name} at scale tiny: ") and not re.search(r"\b[a-z][A-Z]", title)
+    title = render(page, [], "mini").partition("\n")[0]
+    assert title.startswith(f"# {page.plan.name} at scale mini: ") and not re.search(r"\b[a-z][A-Z]", title)
 
 
 @pages
 def test_figure_link_leads_to_the_figure(page: TablePage, tmp_path: Path) -> None:
     """Guards against a page with a broken image."""
-    written = write_page(study_of(page.plan.key), rows_of(page), "tiny", tmp_path)
+    written = write_page(study_of(page.plan.key), rows_of(page), "mini", tmp_path)
     links = re.findall(r"\]\((\S+\.png)\)", written[0].read_text(encoding="utf-8"))
     assert links and all((tmp_path / link).is_file() for link in links)
 
@@ -175,7 +175,7 @@ def test_a_figure_is_drawn_the_same_twice(tmp_path: Path) -> None:
 
 def test_checkpoints_of_one_stage_are_told_apart() -> None:
     """Guards against block sizes that share a line, and against parents whose training is left out of the bill."""
-    text = render(BY_KEY["table3"], rows_of(BY_KEY["table3"]), "tiny")
+    text = render(BY_KEY["table3"], rows_of(BY_KEY["table3"]), "mini")
     trained = [line[:3] for line in lines_of(section(text, "Training"))[2:]]
     of_sizes = [[stage, str(size), str(800 + size)] for size in BLOCK_SIZES for stage in MARS_STAGES]
     assert trained == [["base", "", "800"], ["ar_sft", "", "800"], *of_sizes]
@@ -196,7 +196,7 @@ def test_a_limit_beside_a_bound_is_printed_on_its_side() -> None:
 @pages
 def test_claims_name_lines_of_the_plan(page: TablePage) -> None:
     """Guards against a renamed line, which would leave its claim "not run" for ever."""
-    found = claim_lines(section(render(page, rows_of(page), "tiny"), "Claims"))
+    found = claim_lines(section(render(page, rows_of(page), "mini"), "Claims"))
     assert len(found) == len(page.claims)
     assert all("not run" not in line for line in found)
 
@@ -270,7 +270,7 @@ def line_of(page: TablePage, scale: str, method: str, block_size: int | None, th
 def test_every_published_number_is_shown_in_its_line(number: str) -> None:
     """Guards against lost lines, and against the paper's numbers under the wrong label, column or unit."""
     page = BY_KEY[f"table{number}"]
-    text = section(render(page, [], "tiny"), "The paper's numbers")
+    text = section(render(page, [], "mini"), "The paper's numbers")
     tables = text.split("**Published** too")
     heads = [*columns(page.plan), "average"]
     for row in published(number):
@@ -285,7 +285,7 @@ def test_every_published_number_is_shown_in_its_line(number: str) -> None:
 def test_every_published_number_of_table_8_is_shown() -> None:
     """Guards against the same in the grids of Table 8."""
     page = BY_KEY["table8"]
-    gsm8k, _, humaneval = section(render(page, [], "tiny"), "The paper's numbers").partition("HumanEval:")
+    gsm8k, _, humaneval = section(render(page, [], "mini"), "The paper's numbers").partition("HumanEval:")
     for row in published("8"):
         label = paper_label(next(MARS_STAGES[it] for it in MARS_STAGES if (it == "mars") == (row.method == "mars")))
         tau = "" if row.threshold == 1.0 else f"{row.threshold:g}"
@@ -304,7 +304,7 @@ def average(number: str, **filters: Any) -> float:
 
 def published_lines(page: TablePage) -> dict[str, list[str]]:
     """Comparison -> what the paper's numbers say of it, 0.5B and 7B."""
-    text = section(render(page, [], "tiny"), "Claims").partition("**Published:**")[2]
+    text = section(render(page, [], "mini"), "Claims").partition("**Published:**")[2]
     return {line[1]: line[2:] for line in lines_of(text)}
 
 
@@ -364,10 +364,10 @@ def test_published_curves_are_compared_at_equal_speed() -> None:
 @pages
 def test_published_numbers_stay_in_their_own_tables(page: TablePage) -> None:
     """Guards against a published number that stands where a measured one is expected."""
-    measured = section(render(page, [], "tiny"), "Measured")
+    measured = section(render(page, [], "mini"), "Measured")
     numbers = {cell for line in lines_of(measured) for cell in line if re.match(r"\d+\.\d", cell)}
     assert numbers <= {f"{threshold:g}" for threshold in THRESHOLDS}
-    judged = section(render(page, [], "tiny"), "Claims").split("**Published:**")[0]
+    judged = section(render(page, [], "mini"), "Claims").split("**Published:**")[0]
     assert {line[3] for line in claim_lines(judged)} == {"n/a"}
 
 
@@ -377,27 +377,27 @@ TEXTS = ["Tom", " has", " 7", " apples"]
 
 
 def answer(arm: str, settled_by: list[int], finish: str = "eos") -> GenerationRow:
-    identity = ("done", "", "tiny", arm, "mars", arm, {}, "How many apples?")
+    identity = ("done", "", "mini", arm, "mars", arm, {}, "How many apples?")
     return GenerationRow(arm, *identity, TEXTS, settled_by, settled_by[-1], finish, 96)  # type: ignore[arg-type]
 
 
 def test_figure_1_tells_forward_passes_apart(tmp_path: Path) -> None:
     """Guards against text shaded with the wrong forward pass, and against an EOS that is not counted."""
     rows: list[Row] = [answer("ar", [1, 2, 3, 4, 5]), answer("mars", [1, 1, 2, 2, 2])]
-    text = FIGURE1.render(rows, "tiny")
+    text = FIGURE1.render(rows, "mini")
     assert "\nTom| has| 7| apples\n" in text and "\nTom has| 7 apples\n" in text
     assert [line[1:] for line in lines_of(text)[2:4]] == [["5", "5", "1.00"], ["5", "2", "2.50"]]
     assert "cut at the token limit" not in text
-    page, *figures = write_page(study_of("figure1"), rows, "tiny", tmp_path)
+    page, *figures = write_page(study_of("figure1"), rows, "mini", tmp_path)
     assert all((tmp_path / link).is_file() for link in re.findall(r"\]\((\S+\.png)\)", page.read_text()))
-    again = write_page(study_of("figure1"), rows, "tiny", tmp_path / "again")[1:]
+    again = write_page(study_of("figure1"), rows, "mini", tmp_path / "again")[1:]
     assert [file.read_bytes() for file in figures] == [file.read_bytes() for file in again]
 
 
 def test_figure_1_says_what_it_lacks(tmp_path: Path) -> None:
     """Guards against a crash without answers, and against an answer cut at the limit that looks complete."""
     skipped = replace(answer("mars", [1]), status="skipped", reason="no\ncheckpoint", texts=[], settled_by=[])
-    text = FIGURE1.render([answer("ar", [1, 2, 3, 4], "length"), skipped], "tiny")
+    text = FIGURE1.render([answer("ar", [1, 2, 3, 4], "length"), skipped], "mini")
     assert "cut at the token limit" in text and "skipped: no checkpoint" in text
-    assert "not run" in FIGURE1.render([], "tiny")
-    assert len(write_page(study_of("figure1"), [], "tiny", tmp_path)) == 3
+    assert "not run" in FIGURE1.render([], "mini")
+    assert len(write_page(study_of("figure1"), [], "mini", tmp_path)) == 3

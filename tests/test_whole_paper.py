@@ -179,7 +179,7 @@ def sweep_row(contender: str, method: str, batch_size: int, seconds: list[float]
         key=f"{contender}/{batch_size}",
         status="done",
         reason="",
-        scale="tiny",
+        scale="mini",
         contender=contender,
         stage="mars",
         draft="",
@@ -292,13 +292,13 @@ def test_races_of_several_seeds_are_summed() -> None:
 def test_a_step_costs_about_twice(ratio: float, verdict: str) -> None:
     """Guards against a bound on one side only: far more than twice is not about twice."""
     seconds = {"ar": [1.0, 1.1, 0.9], "mars": [ratio, ratio * 1.1, ratio * 0.9]}
-    assert claim("costs about twice").of([StepCostRow("k", "done", "", "tiny", seconds)]).verdict == verdict
+    assert claim("costs about twice").of([StepCostRow("k", "done", "", "mini", seconds)]).verdict == verdict
 
 
 def test_steps_of_several_seeds_stand_side_by_side() -> None:
     """Guards against one slow step that sets the pace of all seeds, and a value that none of them has."""
     mars = ([2.0, 2.0, 9.0], [2.0, 9.0, 2.0], [9.0, 2.0, 2.0])
-    found = [StepCostRow("k", "done", "", "tiny", {"ar": [1.0] * 3, "mars": [*steps]}) for steps in mars]
+    found = [StepCostRow("k", "done", "", "mini", {"ar": [1.0] * 3, "mars": [*steps]}) for steps in mars]
     together = claim("costs about twice").over([[row] for row in found])
     assert together.estimate and (together.estimate.value, together.estimate.n, together.seeds) == (2.0, 9, 3)
 
@@ -307,7 +307,7 @@ def test_steps_of_several_seeds_stand_side_by_side() -> None:
 def test_parameters_are_counted(more: int, verdict: str) -> None:
     """Guards against a MARS with a parameter more that passes for the same model."""
     sizes = {("ar_sft", None): 1000, ("mars", 4): 1000 + more}
-    rows = [TrainingRow(s, "done", "", "tiny", s, b, n, 1, 1, 1.0, 1.0) for (s, b), n in sizes.items()]
+    rows = [TrainingRow(s, "done", "", "mini", s, b, n, 1, 1, 1.0, 1.0) for (s, b), n in sizes.items()]
     assert claim("adds no parameters").of(rows).verdict == verdict
 
 
@@ -326,14 +326,14 @@ def test_published_numbers_of_speed_are_the_papers() -> None:
 # ---- the pages ------------------------------------------------------------------------------------------------------
 
 
-def publish(root: Path, rows: Sequence[Row], page: str, scale: str = "tiny", variant: str = "") -> None:
+def publish(root: Path, rows: Sequence[Row], page: str, scale: str = "mini", variant: str = "") -> None:
     of_scale = [replace(row, scale=scale) for row in rows]
     write_atomically(Workspace(root, scale, variant).results(page), rows_text(of_scale).encode())
 
 
 @pytest.fixture(scope="module")
 def published_rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Table 2 of three seeds at scale tiny and of one at 0.5b, and a sweep."""
+    """Table 2 of three seeds at scale mini and of one at 0.5b, and a sweep."""
     root = tmp_path_factory.mktemp("published")
     for seed, rows in enumerate(rows_of_seeds(3)):
         publish(root, rows, "table2", variant=f"seed{seed}" if seed else "")
@@ -342,7 +342,7 @@ def published_rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def page_of(root: Path, name: str, scale: str = "tiny") -> str:
+def page_of(root: Path, name: str, scale: str = "mini") -> str:
     return next(text for path, text in whole_paper(root, scale).items() if path.name == f"{name}.md")
 
 
@@ -350,8 +350,8 @@ def test_every_claim_is_listed_once_with_its_verdict_at_every_scale(published_ro
     """Guards against claims that are lost between a table's page and the page of claims, or judged at another scale."""
     text, claims = page_of(published_rows, "claims"), paper_claims()
     tables = text.partition("<summary>Abstract")[2]
-    details = [line for line in lines_of(tables) if line[2] in ("tiny", "0.5b")]
-    assert [line[2] for line in details] == ["tiny", "0.5b"] * len(claims)
+    details = [line for line in lines_of(tables) if line[2] in ("mini", "0.5b")]
+    assert [line[2] for line in details] == ["mini", "0.5b"] * len(claims)
     said = [(line[0], line[1].removesuffix(" (in the abstract too)")) for line in details[::2]]
     assert said == [(str(number), words) for number, words in enumerate(sentences(claims).values(), 1)]
     assert ["check: " in line[7] for line in details[::2]] == [one.check for one in claims]
@@ -369,7 +369,7 @@ def test_pages_of_single_seeds_say_what_the_page_of_claims_says(published_rows: 
     assert done.exit_code == 0, done.output
     lines = [line for line in lines_of(page_of(published_rows, "claims")) if line[-1] == "[table2](table2.md)"]
     details = {line[3]: line for line in lines}
-    for folder in ("", "tiny/seed1/"):
+    for folder in ("", "mini/seed1/"):
         text = (published_rows / "reports" / f"{folder}table2.md").read_text()
         shown = claim_lines(section(text, "Claims"))
         assert len(shown) == len(TABLE2.claims)
@@ -390,12 +390,12 @@ def test_every_training_is_seen_by_itself(published_rows: Path) -> None:
     for place, benchmark in enumerate(columns(TABLE2.plan), 1):
         shares = [mean(of_seed["mars", benchmark].correct) for of_seed in cells]
         assert line[place] == " / ".join(f"{100 * share:.1f}" for share in shares)
-    assert " / " not in render(TABLE2, rows_of_seeds(1)[0], "tiny")
+    assert " / " not in render(TABLE2, rows_of_seeds(1)[0], "mini")
 
 
 def page_of_table2(root: Path) -> str:
-    seeds = collect(root, "tiny", pages())[0].shown_with("table2", 0)
-    return render(TABLE2, seeds[0], "tiny", seeds)
+    seeds = collect(root, "mini", pages())[0].shown_with("table2", 0)
+    return render(TABLE2, seeds[0], "mini", seeds)
 
 
 def test_a_line_is_the_same_line_on_every_page() -> None:
@@ -415,7 +415,7 @@ def test_a_seed_counts_wherever_its_lines_were_measured(tmp_path: Path) -> None:
     for seed in range(3):
         publish(tmp_path, [*evaluation_rows(table3, seed)], "table3", variant=f"seed{seed}" if seed else "")
     publish(tmp_path, [*evaluation_rows(table3, 0)], "discrepancies")
-    (collection,) = collect(tmp_path, "tiny", pages())
+    (collection,) = collect(tmp_path, "mini", pages())
     seeds = collection.shown_with("discrepancies", 0)
     pair = "mars_no_sft_b4", "mars_no_sft_released_b4"
     found = effect(seeds, *pair)
@@ -430,10 +430,10 @@ def test_checks_are_no_claims(published_rows: Path) -> None:
     checks = [sentence(one) for one in paper_claims() if one.check]
     for words in ("adds no parameters", "several tokens per forward", "Without a cache", "lower tau emits more"):
         assert any(words in text for text in checks), words
-    (collection, _) = collect(published_rows, "tiny", pages())
+    (collection, _) = collect(published_rows, "mini", pages())
     found = judge_all(paper_claims(), [collection])
-    tested = [one.findings["tiny"] for one in found if one.findings["tiny"].p is not None and not one.claim.check]
-    assert all(one.findings["tiny"].after_holm is None for one in found if one.claim.check)
+    tested = [one.findings["mini"] for one in found if one.findings["mini"].p is not None and not one.claim.check]
+    assert all(one.findings["mini"].after_holm is None for one in found if one.claim.check)
     assert [one.after_holm for one in tested] == holm([one.p or 0.0 for one in tested])
     standing = sum(one.stands for one in tested)
     said = f"{len(tested)} claims were tested, the paper's and ours, checks not counted."
@@ -444,10 +444,10 @@ def test_checks_are_no_claims(published_rows: Path) -> None:
 
 def test_what_a_small_scale_cannot_say_stands_beside_the_verdicts(published_rows: Path) -> None:
     """Guards against verdicts on tiny models that a reader takes for the paper's."""
-    regime = "recipes without the SFT loss lose far more here than the paper's do"
+    regime = "the page on the regime says how near to the paper's that is"
     assert regime in section(page_of_table2(published_rows), "Claims")
     for name in ("claims", "index"):
-        assert page_of(published_rows, name).count(regime) == 1, "once, for scale tiny"
+        assert page_of(published_rows, name).count(regime) == 1, "once, for scale mini"
     assert regime not in render(TABLE2, [], "0.5b")
 
 
@@ -464,7 +464,7 @@ def test_only_the_papers_ablation_stands_beside_its_numbers(page: TablePage) -> 
 def test_a_page_says_from_how_many_seeds_it_speaks(published_rows: Path) -> None:
     """Guards against one training that passes for several."""
     text = page_of(published_rows, "claims")
-    assert "- Scale tiny: " in text and "Rows of training seeds 0, 1, 2." in text
+    assert "- Scale mini: " in text and "Rows of training seeds 0, 1, 2." in text
     assert re.search(r"- Scale 0\.5b: .* One training seed\.", text)
 
 
@@ -491,7 +491,7 @@ def test_the_index_has_a_line_for_everything(published_rows: Path, monkeypatch: 
     lines = {line[0]: line[1:] for line in lines_of(section(text, "Every page"))[2:]}
     assert {*studies(), "claims"} == {line.page for line in index.lines()}
     assert {*[item.name for item in items()], "Claims"} == set(lines)
-    (tiny_rows, _) = collect(published_rows, "tiny", pages())
+    (tiny_rows, _) = collect(published_rows, "mini", pages())
     judged_claims = [claim.over(tiny_rows.of(claim.page)) for claim in paper_claims()[2:7]]
     supported = sum(found.verdict == "supported" for found in judged_claims)
     assert lines["Table 2"][1].startswith(f"[{supported} of 5 claims supported")
@@ -500,10 +500,10 @@ def test_the_index_has_a_line_for_everything(published_rows: Path, monkeypatch: 
     assert lines["Table 5"][1].startswith("[5 of 5 claims supported; 3 of 3 checks hold](speedup.md#")
     assert lines["Table 6"][1].startswith("[3 of 4")
     assert lines["Table 9"][1:] == ["", "", "`nox -s reproduce-table9`"]
-    tiny, half = section(text, "Scale tiny"), section(text, "Scale 0.5b")
-    assert "Rows of training seeds 0, 1, 2." in tiny and "One training seed." in half
+    mini, half = section(text, "Scale mini"), section(text, "Scale 0.5b")
+    assert "Rows of training seeds 0, 1, 2." in mini and "One training seed." in half
     head, _, first, *_ = lines_of(text)
-    assert head == ["claim", "the paper", "tiny", "0.5b", "verdict"]
+    assert head == ["claim", "the paper", "mini", "0.5b", "verdict"]
     assert first[0] == MATCHES.text and first[2] == over(*rows_of_seeds(3)).found
     assert text.index(MATCHES.text) < text.index("## Every page") < text.index("## Words")
     new = replace(study_of("gains"), key="something", name="Something", asks="what?", place=99)
@@ -516,7 +516,7 @@ def test_the_index_says_what_did_not_hold(tmp_path: Path) -> None:
     """Guards against a first page that shows successes alone, and a batch size whose verdict is another one's."""
     publish(tmp_path, sweep({4: {4: 1.25}, 8: {4: 0.85}, 16: {4: 0.95}}, target=0.8), "speedup")
     page = page_of(tmp_path, "index")
-    others = section(page, "Scale tiny")
+    others = section(page, "Scale mini")
     cache = "- MARS with the block-level cache is faster than AR with a KV cache"
     assert f"{cache} at batch 8: **not supported**, 0.8" in others
     assert f"{cache} at batch 16: **not supported**, 0.9" in others and f"{cache} at batch 4" not in others
@@ -564,19 +564,19 @@ def test_the_index_names_sessions_that_exist(published_rows: Path) -> None:
 def test_scales_of_tests_have_pages_of_their_own(tmp_path: Path) -> None:
     """Guards against rows of models that know nothing on the page of the paper's scales."""
     publish(tmp_path, [*evaluation_rows(TABLE2)], "table2", scale="micro")
-    micro, tiny = (write_whole_paper(tmp_path, scale)[0] for scale in ("micro", "tiny"))
-    assert micro == tmp_path / "reports" / "micro" / "index.md" and tiny == tmp_path / "reports" / "index.md"
-    assert "(table2.md)" in micro.read_text() and "Scale micro" not in tiny.read_text()
-    assert "(table2.md)" not in tiny.read_text() and "not run" in tiny.read_text()
+    micro, mini = (write_whole_paper(tmp_path, scale)[0] for scale in ("micro", "mini"))
+    assert micro == tmp_path / "reports" / "micro" / "index.md" and mini == tmp_path / "reports" / "index.md"
+    assert "(table2.md)" in micro.read_text() and "Scale micro" not in mini.read_text()
+    assert "(table2.md)" not in mini.read_text() and "not run" in mini.read_text()
 
 
 def test_a_quick_sweep_stands_in_for_a_whole_one(tmp_path: Path) -> None:
     """Guards against Tables 5 and 6 called not run after a quick run, and a quick run that hides a whole one."""
     publish(tmp_path, sweep(AS_PUBLISHED), "speedup", variant="quick")
-    (found,) = collect(tmp_path, "tiny", pages())
-    assert found.links == {"speedup": "tiny/quick/speedup.md"} and found.of("speedup")
+    (found,) = collect(tmp_path, "mini", pages())
+    assert found.links == {"speedup": "mini/quick/speedup.md"} and found.of("speedup")
     publish(tmp_path, sweep(THE_OTHER_WAY), "speedup")
-    (found,) = collect(tmp_path, "tiny", pages())
+    (found,) = collect(tmp_path, "mini", pages())
     assert found.links == {"speedup": "speedup.md"}
 
 

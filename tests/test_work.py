@@ -52,7 +52,7 @@ PARENTS = {"base": None, "sft": "base", "draft": None, "mars": "sft", "medusa": 
 # ---- the graph ------------------------------------------------------------------------------------------------------
 
 
-def whole(scale: str = "tiny", *, workers: int = 2, **more: Any) -> dict[str, RunTask]:
+def whole(scale: str = "mini", *, workers: int = 2, **more: Any) -> dict[str, RunTask]:
     """What the whole paper takes from nothing at a scale."""
     chosen = more.pop("preset", preset(scale))
     ready = [study for study in studies().values() if study.in_paper]
@@ -66,18 +66,18 @@ def ancestors(name: str, tasks: Mapping[str, RunTask]) -> set[str]:
     return {found for before in tasks[name].after for found in (before, *ancestors(before, tasks))}
 
 
-@pytest.mark.parametrize("scale", ["tiny", "0.5b", "7b"])
+@pytest.mark.parametrize("scale", ["micro", "0.5b", "7b"])
 def test_every_piece_comes_after_all_that_it_needs(scale: str) -> None:
     """Guards against an answer without its checkpoint, a child before its parent, and a page before its answers."""
-    chosen = preset(scale).with_checkpoints([], train_all=scale != "tiny")
+    chosen = preset(scale).with_checkpoints([], train_all=scale != "micro")
     tasks, known = whole(preset=chosen), Known(chosen)
     for task in tasks.values():
         before = ancestors(task.name, tasks)
         if isinstance(task, TrainTask) and task.trained.stage.startswith("mars"):
-            assert "training-ar_sft" in before and ("training-base" in before) == (scale == "tiny")
+            assert "training-ar_sft" in before and ("training-base" in before) == (scale == "micro")
         if isinstance(task, AnswerTask):
             needed = {stage for one in task.cells for stage in (one.arm.trained, one.arm.draft) if stage is not None}
-            if scale == "tiny":
+            if scale == "micro":
                 assert {f"training-{stage.slug}" for stage in needed - {("base", None)}} <= before
         if isinstance(task, ScoreTask) and (plan := study_of(task.study).cells) is not None:
             places = {place for name in task.after for place in of_answers(tasks[name])}
@@ -85,7 +85,7 @@ def test_every_piece_comes_after_all_that_it_needs(scale: str) -> None:
     assert sum(isinstance(task, RaceTask) for task in tasks.values()) > 2
     assert all(task.alone for task in tasks.values() if isinstance(task, RaceTask))
     timed = {name for name, task in tasks.items() if task.alone and isinstance(task, ScoreTask)}
-    assert timed == ({"table2", "discrepancies"} if scale == "tiny" else {"discrepancies"})
+    assert timed == ({"table2", "discrepancies"} if scale == "micro" else {"discrepancies"})
 
 
 def of_answers(task: RunTask) -> set[str]:
@@ -99,7 +99,7 @@ def test_what_tables_share_is_done_once() -> None:
     places = [one.place for task in tasks.values() if isinstance(task, AnswerTask) for one in task.cells]
     plans = [study.cells for study in studies().values() if study.in_paper and study.cells]
     assert len(places) == len({*places})
-    assert {*places} == {one.place for one in graph.cells_of(plans, Known(preset("tiny")))}
+    assert {*places} == {one.place for one in graph.cells_of(plans, Known(preset("mini")))}
 
 
 def test_answers_are_shared_out_evenly() -> None:
@@ -109,7 +109,7 @@ def test_answers_are_shared_out_evenly() -> None:
     assert max(parts) > 4 and {task.shard for task in few.values() if isinstance(task, AnswerTask)} == {(1, 1)}
     answering = [task.seconds for task in many.values() if isinstance(task, AnswerTask)]
     assert max(answering) <= 2 * max(60, sum(answering) / (4 * 64))
-    assert all(task.shard == (1, 1) for task in whole("tiny", workers=64).values() if isinstance(task, AnswerTask))
+    assert all(task.shard == (1, 1) for task in whole("mini", workers=64).values() if isinstance(task, AnswerTask))
 
 
 # ---- the order of tasks ---------------------------------------------------------------------------------------------
@@ -553,7 +553,7 @@ def test_the_makespan_is_that_of_the_longest_way() -> None:
     assert makespan([task("wide", seconds=10.0, gpus=8)], 1, 0.0) == 10.0
 
 
-@pytest.mark.parametrize("scale", ["tiny", "7b"])
+@pytest.mark.parametrize("scale", ["mini", "7b"])
 def test_a_plan_shows_the_work(scale: str, wide_terminal: None) -> None:
     """Guards against a plan that leaves out what costs most, and more devices that take longer."""
     done = CliRunner().invoke(app, ["plan", "--table", "all", "--scale", scale, "--train", "--overhead", "20"])

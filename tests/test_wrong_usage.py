@@ -13,8 +13,8 @@ from marsbench.cli import app
 from marsbench.rows.workspace import Workspace
 
 ROOT = Path(__file__).resolve().parent.parent
-ROWS = str(ROOT / "results" / "tiny" / "table9.jsonl")
-SWEEP = str(ROOT / "results" / "tiny" / "speedup.jsonl")
+ROWS = str(ROOT / "results" / "mini" / "table9.jsonl")
+SWEEP = str(ROOT / "results" / "mini" / "speedup.jsonl")
 DECODE = ["decode", "--prompt-ids", "prompts.jsonl"]
 SCORE = ["score", "--benchmark"]
 DISTILL = ["distill", "--checkpoint", "ar_sft", "--prompts", "asked.jsonl", "--out", "chats.jsonl"]
@@ -74,7 +74,7 @@ WRONG: dict[str, tuple[list[str], str]] = {  # mistake -> (what is typed, a word
     "eval: no draft model": ([*EVAL, "--method", "speculative"], "draft"),
     "eval: no heads": ([*EVAL, "--method", "medusa"], "heads"),
     "eval: no such checkpoint": ([*EVAL, "--checkpoint", "./nowhere"], "no such checkpoint"),
-    "eval: no such scale": ([*EVAL, "--scale", "huge"], "tiny"),
+    "eval: no such scale": ([*EVAL, "--scale", "huge"], "mini"),
     "eval: no such policy": ([*EVAL, "--existing", "perhaps"], "rerun"),
     "eval: no part of a whole": ([*EVAL, "--shard", "3/2"], "I/N"),
     "eval: window of nothing": ([*EVAL, "--method", "mars-verified", "--window", "0"], "--window"),
@@ -155,8 +155,8 @@ WRONG: dict[str, tuple[list[str], str]] = {  # mistake -> (what is typed, a word
     "distill: masks that the checkpoint never saw": ([*DISTILL, "--method", "mars-verified"], "trained with masks"),
     "distill: no such checkpoint": ([*DISTILL, "--checkpoint", "./nowhere"], "no such checkpoint"),
     "distill: answers as long as the context": ([*DISTILL, "--max-new-tokens", "512"], "no room"),
-    "distill: no such scale": (["distill", "--prompts", "asked.jsonl", "--out", "o.jsonl", "--scale", "huge"], "tiny"),
-    "results: a folder": (["results", str(ROOT / "results" / "tiny")], "*.jsonl"),
+    "distill: no such scale": (["distill", "--prompts", "asked.jsonl", "--out", "o.jsonl", "--scale", "huge"], "mini"),
+    "results: a folder": (["results", str(ROOT / "results" / "mini")], "*.jsonl"),
     "results: no match to write": (["results", ROWS, "--where", "method=magic", "--out", "o.csv"], "no row"),
     "results: a field that there is not": (["results", ROWS, "--where", "colour=red"], "benchmark"),
     "results: output is a folder": (["results", ROWS, "--out", "data.csv/.."], "kind of file"),
@@ -167,7 +167,7 @@ WRONG: dict[str, tuple[list[str], str]] = {  # mistake -> (what is typed, a word
         "folder",
     ),
     "score: no such file": ([*SCORE, "mini_bbh", "--responses", "nowhere.jsonl"], "nowhere.jsonl"),
-    "report: no such scale": (["report", "--scale", "nano", "--output", "data"], "tiny"),
+    "report: no such scale": (["report", "--scale", "nano", "--output", "data"], "mini"),
     "report: nothing measured": (["report", "--output", "data"], "reproduce table2"),
     "list: nothing of that name": (["list", "everything"], "stages"),
 }  # fmt: skip

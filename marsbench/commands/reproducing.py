@@ -132,7 +132,7 @@ def reproduce(
     Trains what is missing, measures what is missing, then writes the rows to results/ and the page with its
     figures to reports/. Several checkpoints are trained, and answer, at a time, each on a core or a GPU; what is
     timed runs alone. Interrupted at any moment, the same command goes on where it stopped. With --benchmarks, --limit
-    or --seed, rows and page go to folders of their own, as in reports/tiny/real-limit8-seed1/. `marsbench plan` says
+    or --seed, rows and page go to folders of their own, as in reports/mini/real-limit8-seed1/. `marsbench plan` says
     beforehand what it will take.
 
     Where models are pretrained, `--train` trains what a page needs: on `--chat-data`, for `--max-steps`, and from

@@ -59,7 +59,7 @@ def sweep(
 
 
 def results(
-    files: Annotated[list[Path], typer.Argument(help="Files of rows, such as results/tiny/speedup.jsonl.")],
+    files: Annotated[list[Path], typer.Argument(help="Files of rows, such as results/mini/speedup.jsonl.")],
     where: Annotated[
         list[str] | None, typer.Option(help="FIELD=VALUE that rows must have, such as method=mars; several times.")
     ] = None,
@@ -87,7 +87,7 @@ def results(
         if not cells:
             raise UserError(
                 "the two have no cell of a sweep in common", where=str(against),
-                fix="give the rows of two sweeps of one grid, as in results/tiny/speedup.jsonl",
+                fix="give the rows of two sweeps of one grid, as in results/mini/speedup.jsonl",
             )  # fmt: skip
         Console().print(agreement_table(cells))
         share = sum(cell.agrees for cell in cells) / len(cells)

@@ -129,11 +129,11 @@ def faster(row: SweepRow, other: SweepRow) -> Estimate | None:
 
 def speed_ratio(row: SweepRow, other: SweepRow) -> Estimate | None:
     """Tokens per second of a contender over those of another, lap by lap, both relative to `ar` of their own race."""
-    relative = [_lap_speeds(one) for one in (row, other)]
+    relative = [lap_speeds(one) for one in (row, other)]
     return median_ratio(*relative) if all(relative) and len(relative[0]) == len(relative[1]) else None
 
 
-def _lap_speeds(row: SweepRow) -> list[float]:
+def lap_speeds(row: SweepRow) -> list[float]:
     """Tokens per second of each lap over those of `ar`; none where `ar` has no numbers."""
     ar = row.baselines.get("ar")
     if ar is None:

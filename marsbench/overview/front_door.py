@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 
 from marsbench.findings.claims import TIMES, Claim, Judged, Measured
 from marsbench.findings.collection import Collection
 from marsbench.findings.in_words import bracketed
-from marsbench.findings.sweep import SweepCells, over_faster_ar, speed_up
+from marsbench.findings.sweep import SweepCells, speed_up
 from marsbench.presets import DEFAULT_SCALE, preset
 from marsbench.rendering.claims import bullet, corrected, tally
 from marsbench.rendering.markdown import paragraphs, table
@@ -17,10 +16,11 @@ from marsbench.rows.kinds import Row
 from marsbench.statistics.decisions import Bound
 from marsbench.statistics.intervals import Estimate
 from marsbench.studies.lines import BATCH_SIZES
+from marsbench.studies.real_model.page import in_brief
 
 BEGIN, END = "<!-- rendered by marsbench report: begin -->", "<!-- rendered by marsbench report: end -->"
 PICTURE = "speedup_by_batch_size.png"  # the sweep's
-SPEED, COMPILED = "speedup", "compiled"  # keys of studies
+SPEED, REAL = "speedup", "real-model"  # keys of studies
 # Page and name of the claims that the first screen is about, in its order.
 _HOLDS = (
     ("table2", "matches-ar-sft"), ("table2", "paper-matches-ar-sft"), ("table4", "several-tokens-b4"),
@@ -28,12 +28,9 @@ _HOLDS = (
 )  # fmt: skip
 _STEP = "table2", "step-costs-twice"
 _SPEEDS = {  # names of our claims on the best settings -> what readers call them
-    "best-verified": "Verified MARS (the very tokens of AR), all eager",
-    "best-mars": "MARS at its fastest tau that lost at most 1 point on the prompts raced, all eager",
-}
-_FORMS = {  # contenders of the page of compiled steps -> what readers call them
-    "mars-verified, linear": "Verified MARS, it and AR each in its faster form, eager or compiled",
-    "mars": "MARS at tau = .95, it and AR each in its faster form",
+    "best-verified": "Verified MARS: the very tokens of AR",
+    "best-adapter": "The same from an adapter on AR SFT, which leaves its weights alone",
+    "best-mars": "MARS at its fastest tau that lost at most 1 point on the prompts raced",
 }
 
 
@@ -62,9 +59,10 @@ def front_door(judged: Sequence[Judged], collections: Sequence[Collection], whol
         f"there, {tally(papers, told.scale)}. {corrected(judged, told.scale)} {told.seeds_in_words}",
         "\n".join(bullet(one.claim, one.findings[told.scale]) for one in known),
         f"**How fast, against a strong baseline?** Tokens per second over AR decoding of the same checkpoint in the "
-        f"same loop, at scale {whole.scale}. That AR decoding, eager, is itself "
-        f"{_in_brief(_over_seeds(_over_generate, SPEED, whole, 1))} times as fast as transformers' `generate`.",
+        f"same loop, at scale {whole.scale}, each in its faster form, eager or compiled. That AR decoding, eager, is "
+        f"itself {_in_brief(_over_generate(whole))} times as fast as transformers' `generate`.",
         _table(judged, whole),
+        _real_model(collections),
         f"**What about my model?** A training step of MARS costs {found[_STEP].findings[whole.scale].found} an AR "
         "step's; no parameter is added. [docs/your-own-model.md](docs/your-own-model.md) has the commands.",
     ]
@@ -72,40 +70,35 @@ def front_door(judged: Sequence[Judged], collections: Sequence[Collection], whol
     return paragraphs(*lines, picture)
 
 
+def _real_model(collections: Sequence[Collection]) -> str:
+    for one in collections:
+        for rows in one.of(REAL)[:1]:
+            link = f"[scale {one.scale}]({(Path('reports') / one.links[REAL]).as_posix()})"
+            return f"**On a real model?** {in_brief(rows)} ({link}: {preset(one.scale).summary}.)"
+    return ""
+
+
 def _table(judged: Sequence[Judged], whole: Collection) -> str:
-    """Speeds over AR decoding by batch size: of eager steps, and of each contender in its faster form."""
-    by_size = {
-        words: {
+    """Speeds of the best settings over AR decoding, by batch size."""
+    sizes = 1, *BATCH_SIZES
+    lines = []
+    for name, words in _SPEEDS.items():
+        found = {
             one.claim.batch_size: one.findings[whole.scale].estimate
             for one in judged
             if (one.claim.page, one.claim.name) == (SPEED, name)
         }
-        for name, words in _SPEEDS.items()
-    }
-    sizes = 1, *BATCH_SIZES
-    for name, words in _FORMS.items() if COMPILED in whole.rows else ():
-        by_size[words] = {size: _over_seeds(partial(_faster_form, name), COMPILED, whole, size) for size in sizes}
-    lines = [[words, *[_in_brief(found.get(size)) for size in sizes]] for words, found in by_size.items()]
+        lines.append([words, *[_in_brief(found.get(size)) for size in sizes]])
     return table(["tokens/s over AR decoding", *[f"batch {size}" for size in sizes]], lines)
 
 
-def _over_seeds(
-    ratio: Callable[[SweepCells, int], Estimate | None], page: str, collection: Collection, batch_size: int
-) -> Estimate | None:
+def _over_generate(whole: Collection) -> Estimate | None:
+    """AR decoding over transformers' `generate`, both eager, one request at a time."""
+
     def measure(rows: Sequence[Row]) -> Measured:
-        return Measured(ratio(SweepCells.of(rows), batch_size))
+        return Measured(speed_up(SweepCells.of(rows).eager.done.get(("ar", 1)), "hf-generate"))
 
-    return Claim(measure=measure, bound=Bound(low=1.0), unit=TIMES).over(collection.of(page)).estimate
-
-
-def _over_generate(sweep: SweepCells, batch_size: int) -> Estimate | None:
-    return speed_up(sweep.eager.done.get(("ar", batch_size)), "hf-generate")
-
-
-def _faster_form(name: str, sweep: SweepCells, batch_size: int) -> Estimate | None:
-    trained = SweepCells([row for row in sweep.rows if row.stage == "mars"])
-    row = trained.done.get((name, batch_size))
-    return over_faster_ar(trained, row) if row else None
+    return Claim(measure=measure, bound=Bound(low=1.0), unit=TIMES).over(whole.of(SPEED)).estimate
 
 
 def _in_brief(estimate: Estimate | None) -> str:

@@ -15,6 +15,7 @@ from marsbench.rendering.sections import reading
 from marsbench.studies import items, studies, study_of
 
 CLAIMS = "claims"  # the page of claims, which has no rows of its own
+EXPLORE = "explore.html"
 OPENING = (
     "MARS (arXiv 2604.07023) fine-tunes an ordinary language model so that one forward pass can yield several tokens. "
     "Mask tokens are put behind the text; the model predicts the next token and, at the masks, those after it, and "
@@ -77,7 +78,8 @@ def render(judged: Sequence[Judged], collections: Sequence[Collection]) -> str:
         paragraphs(*dict.fromkeys(preset(one.scale).caveat for one in collections)),
         "## Every page",
         _table(judged, collections),
-        "`-- --scale NAME` behind a command makes the same at another scale.",
+        f"`-- --scale NAME` behind a command makes the same at another scale. [A page to explore]({EXPLORE}), for a "
+        "browser, has every contender over any baseline, and answers side by side.",
         folded(*[_scale(judged, collection) for collection in collections]),
         "## Words",
         table(["word", "meaning"], [[*entry] for entry in WORDS.items()], text=(0, 1)),

@@ -10,7 +10,7 @@ from marsbench.files import write_atomically
 from marsbench.findings.claims import Judged, judge_all
 from marsbench.findings.collection import Collection, collect, collection_of, whole_paper_folder
 from marsbench.findings.seeds import BySeed
-from marsbench.overview import claims_figure, claims_page, front_door, index
+from marsbench.overview import claims_figure, claims_page, explore, front_door, index
 from marsbench.rows.kinds import Row
 from marsbench.rows.store import read_rows
 from marsbench.rows.workspace import Workspace
@@ -75,7 +75,7 @@ def write_whole_paper(root: Path, scale: str) -> list[Path]:
 
 
 def whole_paper(root: Path, scale: str) -> dict[Path, str]:
-    """The pages on the whole paper: where they belong -> their Markdown, a pure function of the published rows.
+    """The pages on the whole paper: where they belong -> their text, a pure function of the published rows.
 
     README is one of them, in a folder that has one with the marks for it, where the default scale is measured.
     """
@@ -94,5 +94,6 @@ def _texts(root: Path, scale: str, judged: Sequence[Judged], collections: Sequen
     found = {
         folder / "index.md": index.render(judged, collections),
         folder / f"{index.CLAIMS}.md": claims_page.render(judged, collections),
+        folder / index.EXPLORE: explore.page_of(collections[0]),
     }
     return found | front_door.readme_of(root, judged, collections)

@@ -140,7 +140,7 @@ def read_grid(file: Path, *, quick: bool = False) -> Grid:
 
 def _grid(settings: Any, quick: bool) -> Grid:
     if not isinstance(settings, dict) or not isinstance(settings.get("contenders"), list):
-        raise UserError("a grid has settings and a list of contenders", fix="see marsbench/presets/grids/tiny.yaml")
+        raise UserError("a grid has settings and a list of contenders", fix="see marsbench/presets/grids/mini.yaml")
     settings = dict(settings)
     smaller = dict(settings.pop("quick", {}))
     leaves_out = quick and not smaller.pop("compiled", False)  # compiling takes longer than a quick race

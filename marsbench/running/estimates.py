@@ -18,7 +18,7 @@ from marsbench.training.stages import BLOCKWISE, recipe
 # Questions of the benchmarks as their authors publish them (GPQA: the main set); the mini ones have 400 each.
 QUESTIONS = {"ifeval": 541, "bbh": 6511, "mmlu_pro": 12032, "gpqa": 448, "gsm8k": 1319, "humaneval": 164}
 _MINI_QUESTIONS = 400
-_TWO_STREAMS = 1.6  # what a blockwise objective takes over AR, at scale tiny
+_TWO_STREAMS = 1.6  # what a blockwise objective takes over AR
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Who races on the page of compiled steps: on a trained checkpoint, and on random weights that memory bounds."""
+"""Who stands on the page of compiled steps: of the sweep, and on random weights that memory bounds."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 from marsbench.presets import Preset
-from marsbench.racing.grid import COMPILED_AR, Contender, Grid, called
+from marsbench.racing.grid import COMPILED_AR, Contender, Grid, called, read_grid, shipped_grid
 
 EAGER = (
     Contender("ar", "mars", "ar", {}),
-    Contender("mars", "mars", "mars", {"block_size": 4}, 0.95),
-    Contender("mars-verified, linear", "mars", "mars-verified", {"layout": "linear", "block_size": 4}, 0.5),
-    Contender("mars-verified, groups", "mars", "mars-verified", {"layout": "groups", "block_size": 4}),
+    Contender("mars, tau = 0.95", "mars", "mars", {"block_size": 4}, 0.95),
+    Contender("mars-verified, linear, window = 4", "mars", "mars-verified", {"layout": "linear", "block_size": 4}, 0.5),
+    Contender("mars-verified, groups, window = 4", "mars", "mars-verified", {"layout": "groups", "block_size": 4}),
 )
 COMPILED = tuple(replace(one, name=called(one.name, True), compiled=True) for one in EAGER)
 REFERENCE = "hf-generate"
@@ -34,11 +34,12 @@ RANDOM: dict[str, dict[str, Any]] = {
 
 
 def trained_grid(scale: Preset) -> Grid:
-    """As much as decides the page's numbers; little at a scale for tests, and no compiler there."""
+    """Contenders of the scale's own sweep, whose rows they share; at a scale for tests few, and no compiler there."""
     contenders = (Contender(REFERENCE, "mars", REFERENCE, {}), *EAGER, *COMPILED)
     if scale.in_seconds:
         return Grid(contenders, (1,), prompts=6, repeats=2, positions=0, backend="eager")
-    return Grid(contenders, (1, 4, 8, 16), prompts=48, repeats=7, positions=0)
+    swept, names = read_grid(shipped_grid(scale.scale)), {one.name for one in contenders}
+    return replace(swept, contenders=tuple(one for one in swept.contenders if one.name in names), positions=0)
 
 
 def random_grid(scale: Preset) -> Grid:

@@ -1,4 +1,4 @@
-"""Who races on the engine's page, and who is held against AR there on every prompt."""
+"""Whose steps are profiled for the engine's page, and who is held against AR there on every prompt."""
 
 from __future__ import annotations
 
@@ -18,17 +18,7 @@ AR = Contender("ar", "mars", "ar", {})
 MARS = Contender("mars", "mars", "mars", {"block_size": 4}, 0.95)
 SPECULATIVE = Contender("speculative", "mars", "speculative", {"draft_length": 4}, draft="draft_ar_sft")
 PROMPT_LOOKUP = Contender("prompt-lookup", "mars", "prompt-lookup", {"draft_length": 4})
-RACE = (
-    Contender("hf-generate", "mars", "hf-generate", {}),
-    AR,
-    MARS,
-    *[_verified("groups", window) for window in (2, 3, 4)],
-    _verified("groups", 4, 0.3),
-    _verified("linear", 2),
-    *[_verified("linear", window, 0.5) for window in (3, 4, 5)],
-    SPECULATIVE,
-    PROMPT_LOOKUP,
-)
+PROFILED = (AR, MARS, _verified("groups", 4), _verified("linear", 4, 0.5))
 EXACT = (
     MARS,  # not lossless: what the verified ones are held against
     _verified("groups", 4),
@@ -46,11 +36,10 @@ EXACT = (
 )
 
 
-def race_grid(scale: Preset) -> Grid:
-    """As much as decides the page's numbers, three batches of the largest size; little where few questions are."""
-    if scale.in_seconds:
-        return Grid(RACE, (1, 4), prompts=12, repeats=2, positions=0, profiled=True)
-    return Grid(RACE, (1, 4, 8, 16, 32), prompts=96, repeats=7, positions=0, profiled=True)
+def profiled_grid(scale: Preset) -> Grid:
+    """Where the time of a step goes, at two batch sizes; who is how fast is the sweep's to say."""
+    sizes, prompts = ((1, 4), 12) if scale.in_seconds else ((1, 16), 48)
+    return Grid(PROFILED, sizes, prompts=prompts, repeats=2, positions=0, profiled=True)
 
 
 def exactness_grid(scale: Preset) -> Grid:

@@ -1,4 +1,4 @@
-"""All rows of the engine's page: trainings, every lossless method against AR on every prompt, races."""
+"""All rows of the engine's page: trainings, every lossless method against AR on every prompt, profiles."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from marsbench.racing.sweep import Sweep
 from marsbench.rows.kinds import ExactnessRow, Row
 from marsbench.running.kept import kept
 from marsbench.running.run import Run
-from marsbench.studies.engine.contenders import AR, EXACT, exactness_grid, race_grid
+from marsbench.studies.engine.contenders import AR, EXACT, exactness_grid, profiled_grid
 from marsbench.training.checkpoints import Loaded
 
 
@@ -25,7 +25,7 @@ def engine_rows(run: Run) -> list[Row]:
     course = Course(run, exactness_grid(run.scale))
     trained = course.trainings()
     exact = [_exactness(course, contender) for contender in EXACT]
-    rows: list[Row] = [*trained, *exact, *Sweep(run, race_grid(run.scale)).rows()]
+    rows: list[Row] = [*trained, *exact, *Sweep(run, profiled_grid(run.scale)).rows()]
     return list({row.key: row for row in rows}.values())
 
 

@@ -1,10 +1,11 @@
-"""Figure 1: one question answered by the same checkpoint, one token per forward pass and several."""
+"""Figure 1: questions answered by the same checkpoint, one token per forward pass and several."""
 
 from __future__ import annotations
 
 from functools import partial
 from typing import Any
 
+from marsbench import world
 from marsbench.evaluation.local_data import Unavailable
 from marsbench.keys import versions
 from marsbench.rows.kinds import GenerationRow, Row
@@ -19,7 +20,11 @@ from marsbench.training.checkpoints import Loaded
 
 
 def figure1_rows(run: Run) -> list[Row]:
-    return [*Checkpoints(run).trainings(PLAN.stages), *[_row(run, arm, sample_question()) for arm in PLAN.arms]]
+    """Trainings, then the answers: to one question, and in the world to one of every benchmark."""
+    benchmarks = run.scale.benchmarks if run.scale.world else ()
+    questions = dict.fromkeys([sample_question(), *[world.test_set(name, 1)[0].prompt for name in benchmarks]])
+    answers = [_row(run, arm, question) for question in questions for arm in PLAN.arms]
+    return [*Checkpoints(run).trainings(PLAN.stages), *answers]
 
 
 def _row(run: Run, arm: Arm, question: str) -> GenerationRow:

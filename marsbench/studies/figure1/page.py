@@ -20,6 +20,7 @@ PLAN = TablePlan(
     (
         Arm("ar", "one token per forward pass", "mars", "ar"),
         Arm("mars", "MARS (B = 4, tau = .95)", "mars", "mars", {"block_size": 4, "threshold": 0.95}),
+        Arm("verified", "verified MARS (groups of 4)", "mars", "mars-verified", {"block_size": 4, "layout": "groups"}),
     ),
     benchmarks=("gsm8k",),
     questions=1,
@@ -57,7 +58,9 @@ def draw(rows: Sequence[Row], reports_dir: Path) -> list[Path]:
 
 
 def _answers(rows: Sequence[Row]) -> dict[str, GenerationRow]:
-    found = {row.arm: row for row in rows if isinstance(row, GenerationRow)}
+    """Line -> its answer to the first question; the page to explore has those to the others."""
+    given = [row for row in rows if isinstance(row, GenerationRow)]
+    found = {row.arm: row for row in given if row.question == given[0].question}
     return {arm.name: found[arm.name] for arm in PLAN.arms if arm.name in found}
 
 

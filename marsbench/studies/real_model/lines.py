@@ -11,6 +11,7 @@ from marsbench.studies.lines import short
 
 BASE, ADAPTER, MARS = "base", "base_gated", "base_mars"
 LONG_ADAPTER, LONG_MARS, HEADED = "base_gated_4x", "base_mars_2x", "base_gated_network"
+ADAPTED = ADAPTER, LONG_ADAPTER, HEADED  # whose verified tokens are the base's
 _WORDS = {
     BASE: "Base",
     ADAPTER: "Base with an adapter",

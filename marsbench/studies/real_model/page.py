@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -35,10 +35,12 @@ from marsbench.rendering.measured import HOW_TO_READ_ACCURACY, accuracy_table, m
 from marsbench.rendering.sections import about, how_section, title, training_section
 from marsbench.rows.kinds import EvaluationRow, Memory, Row, StepTimeRow, SweepRow, TrainingSpeedRow
 from marsbench.studies.real_model.lines import (
+    ADAPTED,
     ADAPTER,
     AR,
     AR_OF_LONG_MARS,
     AR_OF_MARS,
+    BASE,
     BOTH,
     GROUPS,
     HEADED_BOTH,
@@ -165,6 +167,20 @@ def tally(seeds: BySeed) -> str:
         if best is not None:
             said.append(f"fastest lossless in {dtype}, batch {best.batch_size}: {printed_speed_up(best)} `ar`")
     return "; ".join(said)
+
+
+def in_brief(rows: Sequence[Row]) -> str:
+    """Its speeds at the smallest batch in a sentence, for pages on the whole paper; empty without a race."""
+    said = []
+    for dtype, sweep in SweepCells.by_dtype(rows).items():
+        size = min(sweep.batch_sizes)
+        lookup, adapted = _best_lossless(sweep, size, stages=(BASE,)), _best_lossless(sweep, size, stages=ADAPTED)
+        if lookup and adapted:
+            said.append(
+                f"in {dtype} the best line with an adapter is {printed_speed_up(adapted)} times as fast as `ar`, "
+                f"and prompt lookup alone {printed_speed_up(lookup)} times"
+            )
+    return f"At batch {size}, lossless: {'; '.join(said)}." if said else ""
 
 
 def _in_part(cells: Cells, sweeps: Mapping[str, SweepCells]) -> str:
@@ -375,9 +391,9 @@ def _raced(row: SweepRow | None, memory: Memory | None) -> list[str]:
     ]
 
 
-def _best_lossless(sweep: SweepCells, size: int) -> SweepRow | None:
+def _best_lossless(sweep: SweepCells, size: int, stages: Collection[str] = (BASE, *ADAPTED)) -> SweepRow | None:
     """The fastest contender whose tokens are promised to be the base's; AR decoding itself left out."""
     found = sweep.at(
-        size, lambda row: is_lossless(row) and row.method not in ("ar", "hf-generate") and row.stage != MARS
+        size, lambda row: is_lossless(row) and row.method not in ("ar", "hf-generate") and row.stage in stages
     )
     return max(found, key=speed_of, default=None)

@@ -1,0 +1,310 @@
+"""The page to explore: what it embeds, and what a reader can do with it in a real browser."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_serving_page import contrast, luminance
+from typer.main import get_command
+
+from marsbench.cli import app
+from marsbench.commands.decoder import check_decoding
+from marsbench.findings.collection import Collection
+from marsbench.findings.sweep import SweepCells, accuracy_of, speed_ratio, speed_up, tokens_per_forward_of
+from marsbench.overview.explore import page_of
+from marsbench.racing.grid import COMPILED_AR
+from marsbench.rows.kinds import GenerationRow, Row, SweepRow
+from marsbench.rows.store import read_rows
+
+ROOT = Path(__file__).resolve().parent.parent
+LINKS = {"speedup": "speedup.md", "figure1": "figure1.md"}
+TEXTS = ["Tom", " has", " 7", " apples"]
+HOSTILE = 'a</script><script>alert("1")</script><!--<script>{{rows}}&amp;\u2028'
+
+
+def answer(arm: str, settled_by: list[int], question: str = "How many apples?", finish: str = "eos") -> GenerationRow:
+    return GenerationRow(
+        key=arm + question, status="done", reason="", scale="mini", arm=arm, stage="mars", method=arm, options={},
+        question=question, texts=TEXTS, settled_by=settled_by, forwards=settled_by[-1], finish=finish,
+    )  # fmt: skip
+
+
+ANSWERS = [
+    answer("ar", [1, 2, 3, 4, 5]), answer("mars", [1, 1, 2, 2, 2]), answer("verified", [1, 2, 2, 3, 3]),
+    answer("ar", [1, 2, 3, 4], "And pears?", "length"), answer("mars", [1, 1, 1, 2], "And pears?", "length"),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def raced() -> list[Row]:
+    return read_rows(ROOT / "results" / "mini" / "speedup.jsonl")
+
+
+@pytest.fixture(scope="module")
+def sweep(raced: list[Row]) -> SweepCells:
+    return SweepCells.of(raced)
+
+
+@pytest.fixture(scope="module")
+def text(raced: list[Row]) -> str:
+    return page_of(collection(raced, ANSWERS))
+
+
+def collection(raced: list[Row], answers: list[GenerationRow]) -> Collection:
+    other = [replace(row, texts=["of another seed"]) for row in answers]
+    return Collection("mini", {"speedup": {0: raced}, "figure1": {0: answers, 1: other}}, LINKS)
+
+
+def embedded(page: str) -> Any:
+    (found,) = re.findall(r'<script type="application/json" id="rows">(.*?)</script>', page, flags=re.DOTALL)
+    return json.loads(found)
+
+
+# ---- what it embeds -------------------------------------------------------------------------------------------------
+
+
+def test_speeds_are_those_of_the_speed_page(text: str, sweep: SweepCells) -> None:
+    """Guards against a ratio of other laps, or over another baseline, than what the speed page prints."""
+    race = embedded(text)["race"]
+    names = [one["name"] for one in race["contenders"]]
+    assert race["sizes"] == sweep.batch_sizes and sorted(names) == sorted(sweep.names)
+    for place, name in enumerate(names):
+        found = speed_up(sweep.done[name, sweep.batch_sizes[0]], "ar")
+        assert found and f"{race['cells'][0][place]['over'][names.index('ar')]:.2f}" == f"{found.value:.2f}"
+    some = [*names[::14], COMPILED_AR]
+    for size in sweep.batch_sizes[-1:]:
+        cells = race["cells"][race["sizes"].index(size)]
+        for name, other in ((name, other) for name in some for other in some):
+            ratio = speed_ratio(sweep.done[name, size], sweep.done[other, size])
+            assert ratio and cells[names.index(name)]["over"][names.index(other)] == round(ratio.value, 2)
+
+
+def test_other_numbers_are_those_of_the_rows(text: str, sweep: SweepCells) -> None:
+    """Guards against one contender's numbers beside another one's name, and a batch size's under another's."""
+    race = embedded(text)["race"]
+    for size, cells in zip(race["sizes"], race["cells"], strict=True):
+        for contender, cell in zip(race["contenders"], cells, strict=True):
+            row = sweep.done[contender["name"], size]
+            percent = accuracy_of(row).times(100)
+            assert f"{cell['perForward']:.2f}" == f"{tokens_per_forward_of(row):.2f}"
+            assert (cell["accuracy"], cell["plusMinus"]) == (
+                round(percent.value, 1), round(percent.interval.half_width, 1),
+            )  # fmt: skip
+            assert (cell["prompts"], cell["laps"]) == (row.prompts, len(row.seconds))
+
+
+def test_a_cell_without_numbers_is_empty(raced: list[Row]) -> None:
+    """Guards against a contender that failed at one batch size and takes the page, or another's place, with it."""
+    rows = [row for row in raced if isinstance(row, SweepRow) and row.contender in ("ar", "jacobi", "medusa, tree = 1")]
+    failed = [
+        replace(row, status="failed", reason="no memory", seconds=[])
+        if (row.contender, row.batch_size) == ("jacobi", 4) or row.batch_size == 8
+        else row
+        for row in rows
+    ]
+    race = embedded(page_of(collection([*failed], [])))["race"]
+    assert [one["name"] for one in race["contenders"]] == ["ar", "medusa, tree = 1", "jacobi"]
+    assert race["sizes"] == [1, 4, 16] and race["usual"] == [0]
+    assert [cell is None for cell in race["cells"][1]] == [False, False, True]
+    assert race["cells"][1][1]["over"][2] is None and race["cells"][1][1]["over"][0] > 0
+
+
+def test_commands_decode_like_their_rows(text: str, sweep: SweepCells) -> None:
+    """Guards against a command that the command line refuses, or that decodes with other options than the row."""
+    commands = get_command(app).commands  # type: ignore[attr-defined]
+    for contender in embedded(text)["race"]["contenders"]:
+        row = sweep.done[contender["name"], sweep.batch_sizes[0]]
+        for command in contender["commands"]:
+            program, name, *typed = shlex.split(command.replace("{size}", "4"))
+            given = commands[name].make_context(name, typed).params
+            options = {"window" if name == "block_size" else name: value for name, value in row.options.items()}
+            expected = {"threshold": None, **options, "method": row.method, "compiled": row.compiled, "batch_size": 4}
+            assert program == "marsbench" and {key: given[key] for key in expected} == expected
+            assert given.get("stage", row.stage) == row.stage and given["dtype"] == row.dtype
+            draft, stage = given["draft"], given.get("stage")
+            check_decoding(row.method, threshold=given["threshold"], draft=draft, stage=stage, untrained_masks=False)
+
+
+def test_answers_are_those_of_the_first_seed() -> None:
+    """Guards against tokens shaded with another forward pass, a line left out silently, and seeds mixed."""
+    first, second = embedded(page_of(collection([], ANSWERS)))["questions"]
+    assert (first["question"], second["question"]) == ("How many apples?", "And pears?")
+    labels = ["one token per forward pass", "MARS (B = 4, tau = .95)", "verified MARS (groups of 4)"]
+    assert [one["label"] for one in first["answers"]] == labels
+    assert first["answers"][1] == {
+        "label": labels[1], "texts": TEXTS, "settledBy": [1, 1, 2, 2, 2], "forwards": 2, "cut": False,
+    }  # fmt: skip
+    assert second["answers"][1]["cut"] and second["answers"][2] == {"label": labels[2], "why": "not run"}
+    skipped = replace(ANSWERS[0], status="skipped", reason="no\ncheckpoint", texts=[], settled_by=[])
+    assert embedded(page_of(collection([], [skipped])))["questions"][0]["answers"][0]["why"] == "skipped: no checkpoint"
+
+
+def test_hostile_texts_stay_texts(raced: list[Row]) -> None:
+    """Guards against an answer or a name that ends the script it is embedded in, or fills a hole of the template."""
+    row = next(row for row in raced if isinstance(row, SweepRow))
+    spoken = replace(ANSWERS[0], question=HOSTILE, texts=[HOSTILE] * 4)
+    page, plain = (
+        page_of(collection([one], [other]))
+        for one, other in ((replace(row, contender=HOSTILE, stage="ar_sft"), spoken), (row, ANSWERS[0]))
+    )
+    assert page.lower().count("script") - plain.lower().count("script") == 6 * HOSTILE.lower().count("script")
+    assert page.count("<") == plain.count("<") and "\u2028" not in page
+    found = embedded(page)
+    assert found["questions"][0]["question"] == HOSTILE and found["race"]["contenders"][0]["name"] == HOSTILE
+
+
+def test_the_page_is_whole_in_itself(text: str, raced: list[Row]) -> None:
+    """Guards against a page that needs a network, outgrows a mail, or changes from one rendering to the next."""
+    assert text == page_of(collection(raced, ANSWERS))
+    assert len(text.encode()) < 500_000
+    assert not re.findall(r"https?:|src=|url\(|@import|fetch\(|import\(", text)
+    assert set(re.findall(r'href="([^"]*)"', text)) == {"data:,", *LINKS.values()}
+    assert "scale mini (" in text and "about a million parameters" in text and "{{" not in text
+
+
+@pytest.mark.parametrize("scale", ["mini", "135m"])
+def test_a_scale_without_rows_has_a_page(scale: str) -> None:
+    """Guards against a crash where nothing was measured, and links to pages that are not there."""
+    page = page_of(Collection(scale, {}, {}))
+    assert embedded(page) == {"race": {"sizes": [], "contenders": [], "usual": [], "cells": []}, "questions": []}
+    assert f"scale {scale} (" in page and "<a " not in page and "Training seed" not in page
+
+
+# ---- in a browser ---------------------------------------------------------------------------------------------------
+
+
+def opened(browser: Any, page: str, folder: Path) -> None:
+    (folder / "explore.html").write_text(page, encoding="utf-8")
+    browser.get((folder / "explore.html").as_uri())
+
+
+def points(browser: Any) -> dict[str, Any]:
+    """The points that are drawn, by the names of their contenders."""
+    found = browser.find_elements("css selector", "#chart .point")
+    return {str(one.get_attribute("aria-label")).partition(": ")[0]: one for one in found}
+
+
+def said(browser: Any) -> str:
+    return str(browser.find_element("id", "said").text)
+
+
+def choose(browser: Any, name: str, words: str) -> None:
+    from selenium.webdriver.support.ui import Select
+
+    Select(browser.find_element("id", name)).select_by_visible_text(words)
+
+
+def pareto(numbers: dict[str, tuple[float, float]]) -> set[str]:
+    """The contenders that no other one beats, by going from the fastest to the slowest."""
+    found, best = {}, -1.0
+    for speed in sorted({speed for speed, _ in numbers.values()}, reverse=True):
+        right = max(accuracy for other, accuracy in numbers.values() if other == speed)
+        if right > best:
+            found[speed] = best = right
+    return {name for name, (speed, accuracy) in numbers.items() if found.get(speed) == accuracy}
+
+
+def test_a_race_can_be_explored(browser: Any, text: str, sweep: SweepCells, tmp_path: Path) -> None:
+    """Guards against a chart stuck at one baseline, batch size or axis, with a wrong front, or that tells nothing."""
+    from selenium.webdriver.common.action_chains import ActionChains
+    from selenium.webdriver.common.keys import Keys
+
+    opened(browser, text, tmp_path)
+    race = embedded(text)["race"]
+    names = [one["name"] for one in race["contenders"]]
+    assert set(points(browser)) == set(names)
+    assert f"over {COMPILED_AR} →" in browser.find_element("id", "across").text, "it is the faster one at batch size 1"
+    choose(browser, "baseline", "hf-generate")
+    browser.find_element("id", "size").send_keys(Keys.END)
+    size = sweep.batch_sizes[-1]
+    assert browser.find_element("id", "size-value").text == str(size)
+    row = sweep.done["jacobi", size]
+    ratio = speed_ratio(row, sweep.done["hf-generate", size])
+    browser.execute_script("arguments[0].focus()", points(browser)["jacobi"])
+    assert ratio and f"{ratio.value:.2f} times the tokens/s of hf-generate; " in said(browser)
+    assert f"accuracy {100 * accuracy_of(row).value:.1f} ± " in said(browser)
+    assert f"{row.prompts} prompts, {len(row.seconds)} laps, batch size {size}" in said(browser)
+    assert f"--batch-size {size} --method jacobi --window 4" in said(browser)
+    browser.switch_to.active_element.send_keys(Keys.ARROW_RIGHT)
+    name = str(browser.switch_to.active_element.get_attribute("aria-label")).partition(": ")[0]
+    assert name != "jacobi" and said(browser).startswith(name)
+
+    for axis, value in (("tokens per forward pass", "perForward"), ("tokens per second, over a baseline", "over")):
+        choose(browser, "axis", axis)
+        cells = {name: cell for name, cell in zip(names, race["cells"][-1], strict=True)}
+        across = {name: cell[value] if value == "perForward" else cell[value][1] for name, cell in cells.items()}
+        assert names[1] == "hf-generate"
+        expected = pareto({name: (across[name], cell["accuracy"]) for name, cell in cells.items()})
+        marked = {name for name, one in points(browser).items() if "front" in one.get_attribute("class").split()}
+        assert marked == expected and {points(browser)[name].tag_name for name in marked} == {"path"}
+        fastest = max(across, key=lambda name: across[name])
+        ActionChains(browser).move_to_element(points(browser)[fastest]).perform()
+        assert said(browser).startswith(fastest)
+    assert browser.execute_script("return performance.getEntriesByType('resource').map(one => one.name)") == []
+    assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
+
+
+def test_answers_stand_side_by_side(browser: Any, text: str, tmp_path: Path) -> None:
+    """Guards against an answer under another question, and tokens of one forward pass that are not shaded together."""
+    opened(browser, text, tmp_path)
+    choose(browser, "question", "1. How many apples?")
+    columns = browser.find_elements("css selector", "#lines article")
+    spans = [column.find_elements("tag name", "span") for column in columns]
+    assert [[one.get_attribute("textContent") for one in of_line] for of_line in spans[1:]] == [
+        ["Tom has", " 7 apples∎"], ["Tom", " has 7", " apples∎"],
+    ]  # fmt: skip
+    assert [one.get_attribute("class") for one in spans[2]] == ["f0", "f1", "f0"]
+    assert [one.get_attribute("title") for one in spans[1]] == ["forward pass 1: 2 tokens", "forward pass 2: 3 tokens"]
+    assert [one.text for one in columns[1].find_elements("tag name", "dd")] == ["5", "2", "2.50"]
+    choose(browser, "question", "2. And pears?")
+    columns = browser.find_elements("css selector", "#lines article")
+    assert browser.find_element("id", "question-text").text == "And pears?"
+    assert "cut at the token limit" in columns[1].text and columns[2].text.endswith("not run")
+
+
+def test_hostile_texts_are_shown_and_not_run(browser: Any, tmp_path: Path) -> None:
+    """Guards against markup in an answer that becomes part of the page, and a half without rows that says nothing."""
+    spoken = replace(ANSWERS[0], question=HOSTILE, texts=[HOSTILE] * 4)
+    opened(browser, page_of(collection([], [spoken])), tmp_path)
+    assert browser.find_element("id", "question-text").get_attribute("textContent") == HOSTILE
+    assert len(browser.find_elements("tag name", "script")) == 2
+    shown = {
+        name: browser.find_element("id", name).is_displayed() for name in ("race", "no-race", "answers", "no-answers")
+    }
+    assert shown == {"race": False, "no-race": True, "answers": True, "no-answers": False}
+
+
+def test_a_phone_has_room_for_it(browser: Any, text: str, tmp_path: Path) -> None:
+    """Guards against a page that a phone must scroll sideways."""
+    screen = {"width": 360, "height": 800, "deviceScaleFactor": 2, "mobile": True}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
+    try:
+        opened(browser, text, tmp_path)
+        assert browser.execute_script("return document.documentElement.scrollWidth") <= 360
+        assert browser.execute_script("return document.getElementById('chart').viewBox.baseVal.width") < 360
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_both_schemes_can_be_read(browser: Any, text: str, tmp_path: Path, scheme: str) -> None:
+    """Guards against text or marks that vanish in one scheme, and shades that only colour tells apart."""
+    wanted = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", wanted)
+    opened(browser, text, tmp_path)
+    colours = browser.execute_script("""
+      const style = getComputedStyle(document.documentElement), probe = document.createElement("i");
+      document.body.append(probe);
+      return Object.fromEntries(["page", "ink", "quiet", "field", "even", "odd", "accent", "second"].map(
+        name => [name, (probe.style.color = style.getPropertyValue("--" + name), getComputedStyle(probe).color)]));
+    """)
+    for ink, ground in (("ink", "page"), ("ink", "field"), ("ink", "even"), ("ink", "odd"), ("quiet", "page"),
+                        ("quiet", "field"), ("accent", "page"), ("accent", "field"), ("second", "field")):  # fmt: skip
+        assert contrast(colours[ink], colours[ground]) >= 4.5, (scheme, ink, ground)
+    assert contrast(colours["even"], colours["odd"]) >= 1.3 and luminance(colours["ink"]) != luminance(colours["page"])
