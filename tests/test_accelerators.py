@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,15 +15,26 @@ import pytest
 import torch
 import yaml
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
+from marsbench.errors import UserError
 from marsbench.forward.decoder import decoder_of
 from marsbench.paths import PACKAGE
 from marsbench.presets import preset
 from marsbench.provenance import products, provenance
 from marsbench.racing import step_time
+from marsbench.racing.course import Course
+from marsbench.racing.grid import Grid
+from marsbench.rows.workspace import Workspace
+from marsbench.running.cells import Cells
+from marsbench.running.run import Run
+from marsbench.running.step_cost import step_cost
+from marsbench.studies.lines import AR_SFT
 from marsbench.training import memory, objectives, trainer
 from marsbench.training.gated import GatedAdapter, gated_loss
 from marsbench.training.medusa import MedusaHeads, medusa_loss
@@ -70,6 +82,14 @@ def test_nothing_trains_with_cudnns_attention(tmp_path: Path, monkeypatch: pytes
     assert not torch.backends.cuda.cudnn_sdp_enabled()
 
 
+@pytest.mark.usefixtures("with_cudnn_attention")
+def test_no_step_is_timed_with_cudnns_attention(tmp_path: Path) -> None:
+    """Guards against the cost of a step that no training takes."""
+    with pytest.raises(UserError):
+        step_cost(preset("micro"), tmp_path / "nowhere", 0)
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+
+
 # ---- chunks of logits ------------------------------------------------------------------------------------------------
 
 
@@ -81,12 +101,25 @@ def one_process(tmp_path: Path) -> Iterator[None]:
     torch.distributed.destroy_process_group()
 
 
+def sharded(model: nn.Module) -> nn.Module:
+    """As FSDP shards it by the shipped configuration."""
+    mesh = init_device_mesh("cpu", (1,))
+    for layer in model.model.layers:  # type: ignore[union-attr]
+        fully_shard(layer, mesh=mesh, reshard_after_forward=True)
+    return fully_shard(model, mesh=mesh, reshard_after_forward=True)
+
+
 @pytest.mark.usefixtures("one_process")
-@pytest.mark.parametrize("objective", ["mars", "gated"])
-def test_logits_are_chunked_under_ddp(
-    objective: str, golden_models: dict[str, PreTrainedModel], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("objective", "wrap"), [("mars", DistributedDataParallel), ("gated", DistributedDataParallel), ("mars", sharded)]
+)
+def test_logits_are_chunked_under_a_wrapper(
+    objective: str,
+    wrap: Callable[[nn.Module], nn.Module],
+    golden_models: dict[str, PreTrainedModel],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Guards against all logits of a device's rows at once, and against gradients that a chunk keeps from DDP."""
+    """Guards against all logits of a device's rows at once, and gradients that a chunk keeps from DDP or FSDP."""
     model = copy.deepcopy(golden_models["mars"]).train()
     learner: nn.Module = model
     if objective == "gated":
@@ -107,12 +140,13 @@ def test_logits_are_chunked_under_ddp(
         else:
             loss = mars_loss(wrapped, **batch(), **BLOCKS).total
         loss.backward()  # type: ignore[no-untyped-call]
-        return loss.item(), [p.grad.clone() for p in learner.parameters() if p.grad is not None]
+        gradients = [p.grad for p in learner.parameters() if p.grad is not None]
+        return loss.item(), [one.full_tensor() if isinstance(one, DTensor) else one.clone() for one in gradients]
 
     at_once, gradients = learned(learner)
     monkeypatch.setattr(objectives, "_nll_of_chunk", counted)
     monkeypatch.setattr(objectives, "MOST_LOGITS", 7 * model.config.vocab_size)
-    in_chunks, found = learned(DistributedDataParallel(learner))
+    in_chunks, found = learned(wrap(learner))
     assert in_chunks == pytest.approx(at_once, rel=1e-5)
     assert len(chunks) > 2 and max(chunks) == 7
     for ours, theirs in zip(found, gradients, strict=True):
@@ -271,6 +305,23 @@ def test_rounded_products_are_told_and_kept_apart(
     monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: precision)
     assert provenance(seed=0)["float32_products"] == precision
     assert products(dtype) == kept
+
+
+def test_rounded_products_have_keys_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against answers or races with TF32 that are taken for those without."""
+    run = Run(preset("micro"), Workspace(tmp_path, "micro"))
+    grid = Grid((), (1,), prompts=1, repeats=1)
+    course: Any = SimpleNamespace(run=run, grid=grid, max_new_tokens=1, questions=SimpleNamespace(fingerprint=str))
+    everywhere: Any = Course.__dict__["everywhere"]
+
+    def keys(precision: str, dtype: str) -> tuple[str, Any]:
+        monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: precision)
+        course.grid = replace(grid, dtype=dtype)
+        return Cells(run)._key(AR_SFT, "mini_bbh", 1, "weights", None, dtype), everywhere.func(course)
+
+    for full, rounded in zip(keys("highest", "float32"), keys("high", "float32"), strict=True):
+        assert full != rounded
+    assert keys("highest", "bfloat16") == keys("high", "bfloat16"), "which multiplies in 16 bits anyway"
 
 
 # ---- FSDP ------------------------------------------------------------------------------------------------------------

@@ -22,8 +22,8 @@ from typing import Any
 import pytest
 import ray
 from ray.cluster_utils import Cluster as Simulated
-from small_work import count_and_die, do, fail, nothing, sleep_long, stay, wait_for_word, who
-from test_work import Here, comparable, run_in, wait_for
+from small_work import count_and_die, do, fail, its_process, nothing, sleep_long, stay, wait_for_word, who
+from test_work import Here, assert_ends, comparable, run_in, wait_for
 from typer.testing import CliRunner
 
 from marsbench.cli import app
@@ -192,6 +192,11 @@ def test_several_gpus_are_those_of_one_node(simulated: Simulated, tmp_path: Path
         assert len(found["one"].value.split(",")) == 1 and len(found["wide"].value.split(",")) == 2
         with pytest.raises(UserError, match="they have 3 at most"):
             [*with_gpus.run([replace(wide, gpus=4)])]
+        of_each = ends(with_gpus, [do(f"task{number}", its_process, tmp_path) for number in range(5)]).values()
+        processes = {end.value for end in of_each}
+        assert len(processes) == 5, "what has used a GPU holds memory there until it ends"
+        for process in processes:
+            assert_ends(process)
     finally:
         simulated.remove_node(node)
 

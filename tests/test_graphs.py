@@ -31,6 +31,7 @@ from marsbench.forward import adapter, decoder
 from marsbench.forward.linear import packing
 from marsbench.forward.masks import additive_mask, lowest_of
 from marsbench.methods import Options, build_method
+from marsbench.training import visibility
 from marsbench.training.medusa import MedusaHeads
 
 READS = ("_local_scalar_dense", "nonzero", "masked_select", "unique")  # what no graph can hold
@@ -166,8 +167,11 @@ def test_graphs_hold_nothing_that_is_kept_for_a_while(given: dict[str, Any], mon
 def test_each_batch_has_an_eos_of_its_own(given: dict[str, Any]) -> None:
     """Guards against a graph that reads the EOS of the batch that it was recorded for, which is gone."""
     model, method, graphs = llama(0), method_of("mars", given), Graphs()
-    for eos_id in (EOS, [EOS, 5], [7, 9, 11], 30, -1):
-        assert answers(model, method, graphs.batch, eos_id) == answers(model, method, eos_id=eos_id)
+    uncut = answers(model, method)
+    first, second, third = (one.tokens[4 + row] for row, one in enumerate(uncut))
+    for eos_id in (first, [first, second], [second, third, EOS], third, -1):
+        found = answers(model, method, graphs.batch, eos_id)
+        assert found == answers(model, method, eos_id=eos_id) and (found == uncut) == (eos_id == -1)
         gc.collect()
 
 
@@ -300,12 +304,16 @@ def test_a_read_cannot_be_recorded() -> None:
 
 @pytest.mark.parametrize("width", [1, 3])
 @pytest.mark.parametrize("slots", [16, 17, 31])
-def test_a_mask_needs_no_copy_on_a_device(width: int, slots: int) -> None:
+def test_a_mask_needs_no_copy_on_a_device(width: int, slots: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against rows of a length that kernels pad, copying the mask in every layer."""
     relative = torch.zeros(2, slots, dtype=torch.long, device="meta")
     mask = additive_mask(torch.ones(width, width, dtype=torch.bool, device="meta"), relative, torch.bfloat16, copies=2)
     assert mask.shape == (2, 1, 1 if width == 1 else 2 * width, slots)
-    assert all(stride % 16 == 0 for stride, size in zip(mask.stride()[:-1], mask.shape, strict=False) if size > 1)
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: False)  # which knows no device without memory
+    in_training = visibility.additive_mask(torch.ones(2, slots, slots, dtype=torch.bool, device="meta"), torch.bfloat16)
+    assert in_training.shape == (2, 1, slots, slots)
+    for one in (mask, in_training):
+        assert all(stride % 16 == 0 for stride, size in zip(one.stride()[:-1], one.shape, strict=False) if size > 1)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)

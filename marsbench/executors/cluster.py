@@ -174,7 +174,8 @@ class _Flow:
             options |= {"scheduling_strategy": "SPREAD", "max_retries": _LOSSES - 1}
         before = self._before(task)
         self._given[task.name] = made = [self._made(name) for name in before]
-        ref = _perform.options(name=task.name, **options).remote(task, self._how, node, before, *made)
+        perform = _PERFORM_ONCE if options["num_gpus"] else _PERFORM
+        ref = perform.options(name=task.name, **options).remote(task, self._how, node, before, *made)
         self._refs[task.name] = ref
         self._running[ref] = task
 
@@ -302,7 +303,6 @@ class _How(NamedTuple):
     cwd: Path  # of the driver, from which relative paths are meant
 
 
-@ray.remote
 def _perform(task: Task, how: _How, whole: _Node | None, before: Sequence[str], *made: Ended) -> Ended:
     """Carry out a task on a node: one that is to be alone only if it holds all of it."""
     context = ray.get_runtime_context()
@@ -316,6 +316,10 @@ def _perform(task: Task, how: _How, whole: _Node | None, before: Sequence[str], 
         os.chdir(how.cwd)
     values = {name: end.value for name, end in zip(before, made, strict=True)}
     return perform(task, [values.get(name) for name in task.after], how.logs, os.environ[NODE])
+
+
+# A process that has used a GPU holds memory there, and stays with that GPU: it ends with its task.
+_PERFORM, _PERFORM_ONCE = ray.remote(_perform), ray.remote(max_calls=1)(_perform)
 
 
 def _use_cores(count: int) -> None:

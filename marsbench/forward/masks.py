@@ -8,7 +8,7 @@ from torch import Tensor
 
 from marsbench.forward.window import Window
 
-_ALIGNED = 16  # elements of a mask's row
+ALIGNED = 16  # elements of a mask's row
 
 
 def additive_mask(visible: Tensor, relative: Tensor, dtype: torch.dtype, *, copies: int = 1) -> Tensor:
@@ -22,7 +22,7 @@ def additive_mask(visible: Tensor, relative: Tensor, dtype: torch.dtype, *, copi
     """
     width, slots, lowest = len(visible), relative.shape[1], lowest_of(dtype)
     if relative.device.type != "cpu":  # whose kernels would copy a mask with rows of another length, in every layer
-        relative = F.pad(relative, (0, -slots % _ALIGNED), value=width)
+        relative = F.pad(relative, (0, -slots % ALIGNED), value=width)
     if width == 1:  # of the slots, only those behind the window are hidden
         return (relative.clamp(min=0).to(dtype) * lowest)[:, None, None, :slots]
     table = torch.full((copies, width, width + 2), lowest, dtype=dtype, device=relative.device)

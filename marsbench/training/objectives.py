@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 from transformers import LlamaForCausalLM, Qwen2ForCausalLM
 
@@ -31,8 +30,7 @@ IGNORED = -100
 # Logits that are held at once: 64 MiB in fp32, and several times that with what the loss keeps of them. The world's
 # batches stay far below. A GPU is only busy with more.
 MOST_LOGITS, MOST_LOGITS_ON_CUDA = 1 << 24, 1 << 28
-# Models whose logits are what the LM head gives, and whose head is whole: a sharded one is not there outside of the
-# model's own call.
+# Models whose logits are what the LM head gives.
 _HEAD_IS_LAST = (Qwen2ForCausalLM, LlamaForCausalLM)
 
 
@@ -228,8 +226,8 @@ def nll_at(
     """Negative log-likelihood [n] in fp32 of `targets` [n] at the given entries; the rest never meets the LM head.
 
     A hook in front of the LM head picks the entries, so that the call goes through the model's own `forward` and
-    distributed wrappers keep synchronising gradients. Where the logits would fill the memory, it keeps the hidden
-    states, and the logits are made of them a chunk at a time, and once more on the way back.
+    distributed wrappers keep synchronising gradients. Where the logits would fill the memory, the head itself makes
+    them a chunk at a time, and once more on the way back: inside `forward`, where wrappers hold its weights whole.
 
     Args:
         model: what the inputs go through.
@@ -240,31 +238,37 @@ def nll_at(
         more: [n, r] and [V, r], whose product a draft head adds to the logits.
         inputs: of the model's forward pass.
     """
-    alone: Any = model.module if isinstance(model, DistributedDataParallel) else model
-    head: Any = getattr(alone, "module", alone).get_output_embeddings()
-    in_chunks = type(getattr(alone, "frozen", alone)) in _HEAD_IS_LAST and type(head) is nn.Linear
-    entries = max(1, most_logits(row.device) // head.out_features) if in_chunks else len(row)
-    chunked = len(row) > entries
-    kept: list[Tensor] = []
+    alone: Any = getattr(model, "module", model)  # without a distributed wrapper
+    head: Any = alone.get_output_embeddings()
+    head_is_last = _kind(getattr(alone, "frozen", alone)) in _HEAD_IS_LAST and type(head) is nn.Linear
+    entries = max(1, most_logits(row.device) // head.out_features)
+    chunked = head_is_last and len(row) > entries
+    code, after = (None, None) if more is None else more
 
     def pick(_: nn.Module, arguments: tuple[Tensor, ...]) -> tuple[Tensor]:
         states = arguments[0][row, column]
-        kept.append(states if change is None else change(states))
-        return (kept[0][:0] if chunked else kept[0],)
+        return (states if change is None else change(states),)
+
+    def nll_of(states: Tensor) -> Tensor:
+        codes = [None] * len(targets) if code is None else torch.split(code, entries)
+        chunks = zip(torch.split(states, entries), torch.split(targets, entries), codes, strict=False)
+        weights = after, head.weight, head.bias
+        return torch.cat([checkpoint(_nll_of_chunk, *chunk, *weights, use_reentrant=False) for chunk in chunks])
 
     picking = head.register_forward_pre_hook(pick)
+    if chunked:
+        head.forward = nll_of
     try:
-        logits: Tensor = model(**inputs, use_cache=False).logits
+        found: Tensor = model(**inputs, use_cache=False).logits
     finally:
         picking.remove()
-    code, after = (None, None) if more is None else more
-    if not chunked:
-        return _nll(_with_more(logits, code, after), targets)
-    codes = [None] * len(targets) if code is None else torch.split(code, entries)
-    chunks = zip(torch.split(kept[0], entries), torch.split(targets, entries), codes, strict=False)
-    return torch.cat(
-        [checkpoint(_nll_of_chunk, *chunk, after, head.weight, head.bias, use_reentrant=False) for chunk in chunks]
-    )
+        vars(head).pop("forward", None)
+    return found if chunked else _nll(_with_more(found, code, after), targets)
+
+
+def _kind(model: nn.Module) -> type[nn.Module]:
+    """The class of a model as it was before its weights were sharded, which makes a class of the wrapper's own."""
+    return next(one for one in type(model).__mro__ if not one.__module__.startswith("torch.distributed"))
 
 
 def most_logits(device: torch.device) -> int:

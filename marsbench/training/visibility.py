@@ -14,6 +14,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from marsbench.forward.masks import ALIGNED
+
 
 def blocks_of_sequence(length: int, block_size: int) -> Tensor:
     """Which block each token is in, integer [L]; the first begins with the first token of the sequence."""
@@ -91,14 +93,13 @@ def needs_noisy_copy(response: Tensor, block: Tensor, *, bidirectional: bool = F
 def additive_mask(visible: Tensor, dtype: torch.dtype) -> Tensor:
     """A float attention mask [N, 1, Q, K] from bool [N, Q, K]: 0 where visible, the dtype's lowest value elsewhere.
 
-    Every query is let see at least one key in the callers, so no row of the softmax is empty. Under autocast the mask
-    has autocast's dtype, or every layer would cast it again.
+    Every query is let see at least one key in the callers, so no row of the softmax is empty. What every layer would do
+    again is done once: under autocast the mask has autocast's dtype, and a GPU's has rows of a length without a rest.
     """
     device = visible.device.type
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
-    return (
-        torch.zeros(visible.shape, dtype=dtype, device=visible.device)
-        .masked_fill_(~visible, torch.finfo(dtype).min)
-        .unsqueeze(1)
-    )
+    keys = visible.shape[-1]
+    room = keys if device == "cpu" else keys + -keys % ALIGNED
+    mask = torch.zeros(*visible.shape[:-1], room, dtype=dtype, device=visible.device)[..., :keys]
+    return mask.masked_fill_(~visible, torch.finfo(dtype).min).unsqueeze(1)
