@@ -77,10 +77,10 @@ def answers(page: str, arm: str, benchmark: str) -> Any:
     return np.array([cell(of_seed, arm, benchmark)["correct"] for of_seed in rows(page)], dtype=float)
 
 
-def points(page: str, signs: dict[str, int], largest: float = 1.0) -> Effect:
+def points(page: str, signs: dict[str, int], largest: float = 1.0, benchmarks: Sequence[str] = BENCHMARKS) -> Effect:
     """A sum of lines' accuracies with signs, in points; Bonett and Price's interval on each benchmark."""
     values, below, above, by_seed = [], [], [], []
-    for benchmark in BENCHMARKS:
+    for benchmark in benchmarks:
         gains = sum(sign * answers(page, arm, benchmark) for arm, sign in signs.items())
         pooled = gains.mean(axis=0)
         more = np.array([*pooled, largest, -largest])
@@ -216,6 +216,16 @@ def test_effects_and_intervals_are_those_of_the_rows(place: tuple[str, str]) -> 
     for text, limit in zip((low, high), effect.limits(), strict=True):
         assert agrees(text, limit), (text, effect.limits())
     assert line["seeds"] == str(len(effect.seeds))
+
+
+def test_a_difference_on_one_benchmark_is_that_of_its_rows() -> None:
+    """Guards against the mean of all benchmarks in the column of each."""
+    text = (ROOT / "reports" / "table2.md").read_text(encoding="utf-8").partition("## By benchmark")[2]
+    (line,) = re.findall(r"^\| MARS \(B = 4\) minus AR SFT +\|(.*)\|$", text, re.MULTILINE)[:1]
+    for benchmark, printed in zip(BENCHMARKS, line.split("|"), strict=True):
+        effect = points("table2", {"mars": 1, "ar_sft": -1}, benchmarks=[benchmark])
+        numbers = re.findall(NUMBER, printed)
+        assert all(map(agrees, numbers, (effect.value, *effect.limits()))) and len(numbers) == 3, (benchmark, printed)
 
 
 @pytest.mark.parametrize("bound", [0.0, -2.0])

@@ -102,6 +102,17 @@ def test_a_product_is_right_and_the_same_whoever_is_beside(dtype: torch.dtype, i
 
 
 @native
+def test_it_needs_no_onednn(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a torch without oneDNN, as on Macs, on which nothing is packed, or everything fails."""
+    monkeypatch.setattr(linear_module, "HAS_ONEDNN", False)
+    monkeypatch.setattr(linear_module, "_ONEDNN", None)
+    found = tokens(model, "mars-verified", 4, block_size=4)
+    assert packing_in_words()["packing"]["by"] == ["native"]
+    monkeypatch.setenv(VARIABLE, "0")
+    assert tokens(model, "mars-verified", 4, block_size=4) == found and packing_in_words() == {}
+
+
+@native
 @pytest.mark.skipif(not reads_bf16(), reason="oneDNN multiplies no bf16 here")
 @pytest.mark.parametrize("layout", ["groups", "linear"])
 @pytest.mark.parametrize("batch_size", [1, 4])

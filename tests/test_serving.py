@@ -292,6 +292,21 @@ def test_errors_of_all_kinds_have_the_envelope(server: Running) -> None:
         assert (found.status_code, set(found.json())) == (status, {"error"}), (path, data)
 
 
+@pytest.mark.parametrize("path", ["/tokenize", "/v1/completions", "/v1/chat/completions", "/detokenize"])
+def test_what_cannot_fit_is_not_taken_apart(path: str, server: Running) -> None:
+    """Guards against four megabytes that take seven hundred of memory before they are found too long."""
+    text = "a b " * 2**19
+    body: dict[str, Any] = {"prompt": text}
+    if path == "/v1/chat/completions":
+        body = {"messages": [{"role": "user", "content": text}]}
+    if path == "/detokenize":
+        body = {"tokens": [5] * 2**19}
+    before = server.memory()
+    found = server.call(path, body)
+    assert found.status_code == 400 and "this model's context" in found.json()["error"]["message"]
+    assert server.memory() - before < 64 * 2**20
+
+
 def test_tokens_go_there_and_back(server: Running, loaded: Loaded) -> None:
     """Guards against token ids that differ from those that a prompt is decoded as."""
     ids = server.call("/tokenize", {"prompt": PROMPT}).json()["tokens"]

@@ -160,7 +160,7 @@ def _beside(kernel: _Kernel, values: Tensor, weights: Sequence[Tensor], biases: 
 
 def is_read_slowly(values: Tensor) -> bool:
     """Whether `F.linear` may not be the way to multiply values [M, in] by large ones: few, on a CPU."""
-    return 0 < len(values) <= FEW and values.device.type == "cpu" and HAS_ONEDNN and not torch.is_grad_enabled()
+    return 0 < len(values) <= FEW and values.device.type == "cpu" and not torch.is_grad_enabled()
 
 
 def _by_torch(values: Tensor, layers: Sequence[Mapping[str, Any]]) -> Tensor:
@@ -172,20 +172,18 @@ def _by_torch(values: Tensor, layers: Sequence[Mapping[str, Any]]) -> Tensor:
 
 def _not_packed(values: Tensor, weights: Sequence[Tensor]) -> _Kernel:
     """What to take for few values and large weights of which there is no copy."""
-    if values.dtype is not torch.float32 or not all(type(weight) in _ORDINARY for weight in weights):
+    if not HAS_ONEDNN or values.dtype is not torch.float32 or not all(type(one) in _ORDINARY for one in weights):
         return F.linear
     return _on_the_right if len(values) <= NARROW else by_onednn
 
 
 def can_be_packed(weights: Sequence[Any]) -> bool:
-    """Whether weights are plain, on the CPU, of a type that is read there, and large together, for oneDNN."""
+    """Whether weights are plain, on the CPU and of a type that is read there, and large together, for oneDNN."""
     return (
-        HAS_ONEDNN
-        and all(type(one) in _ORDINARY and one.device.type == "cpu" for one in weights)
+        all(type(one) in _ORDINARY and one.device.type == "cpu" for one in weights)
         and all(one.dim() == 2 and one.is_contiguous() for one in weights)
         and not any(one.is_inference() for one in weights)  # it has no version
-        and all(one.dtype is torch.float32 or (one.dtype is torch.bfloat16 and reads_bf16()) for one in weights)
-        and (sum(one.numel() for one in weights) >= LARGE or _native_for(weights))
+        and (_native_for(weights) or _onednn_for(weights))
     )
 
 
@@ -342,7 +340,14 @@ def _packed(weights: list[Tensor], biases: list[Tensor | None]) -> Copy:
 
 def _native_for(weights: Sequence[Tensor]) -> bool:
     """Whether a copy of weights is `linear.cpp`'s."""
-    return can_pack(sum(map(len, weights)), weights[0].shape[1], weights[0].dtype) and is_native()
+    outputs, dtypes = sum(map(len, weights)), {weight.dtype for weight in weights}
+    return len(dtypes) == 1 and can_pack(outputs, weights[0].shape[1], *dtypes) and is_native()
+
+
+def _onednn_for(weights: Sequence[Tensor]) -> bool:
+    """Whether it may be oneDNN's."""
+    is_read = all(one.dtype is torch.float32 or (one.dtype is torch.bfloat16 and reads_bf16()) for one in weights)
+    return HAS_ONEDNN and is_read and sum(one.numel() for one in weights) >= LARGE
 
 
 def packing_in_words() -> dict[str, Any]:

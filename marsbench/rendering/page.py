@@ -17,8 +17,9 @@ from marsbench.rendering.claims import answers, claims_section, page_tally
 from marsbench.rendering.markdown import folded, merged, paragraphs, table
 from marsbench.rendering.measured import HOW_TO_READ_ACCURACY, HOW_TO_READ_THE_CELLS, accuracy_table, measured_section
 from marsbench.rendering.sections import about, behind, title
-from marsbench.rows.kinds import Row
+from marsbench.rows.kinds import EvaluationRow, Row
 from marsbench.running.plans import TablePlan
+from marsbench.world import modelled_on
 
 Draw = Callable[[Cells, TablePlan, Path], list[Path]]  # writes a figure; the path lacks the extension
 # What stands on a page: of one scale's rows, the scale, and the rows of all training seeds, which verdicts are of.
@@ -71,6 +72,23 @@ def numbers_table(plan: TablePlan, seeds: BySeed, names: Sequence[str] = ()) -> 
     return table(["", "accuracy, %", "tokens/forward"], merged(lines))
 
 
+def by_benchmark(plan: TablePlan, claims: Sequence[Claim], seeds: BySeed) -> str:
+    """The effects of some claims on every benchmark by itself, of all training seeds."""
+    heads = columns(plan)
+    lines = [
+        [claim.compared, *[claim.over([_on(name, rows) for rows in seeds.values()]).number for name in heads]]
+        for claim in claims
+    ]
+    text = (
+        "Where a mean comes from: points on every benchmark by itself, all training seeds together. Nothing is tested."
+    )
+    return paragraphs("## By benchmark", text, table(["", *heads.values()], lines)) if lines else ""
+
+
+def _on(benchmark: str, rows: Sequence[Row]) -> list[Row]:
+    return [row for row in rows if isinstance(row, EvaluationRow) and modelled_on(row.benchmark) == benchmark]
+
+
 def _plus_minus(found: Finding) -> str:
     """A number with half its interval; where not of all benchmarks, it says so."""
     if found.estimate is None:
@@ -99,6 +117,7 @@ class TablePage:
     prepared: Callable[[Sequence[Row]], Sequence[Row]] = lambda rows: (
         rows
     )  # what is worked out of one seed's rows first
+    split: tuple[str, ...] = ()  # names of claims whose effects it shows on every benchmark by itself
     more: tuple[Callable[[Sequence[Row]], str], ...] = ()  # folded sections of its own, made of rows so prepared
 
     def sections(self, rows: Sequence[Row], scale: str, seeds: BySeed) -> Iterator[str]:
@@ -117,6 +136,7 @@ class TablePage:
         yield f"{HOW_TO_READ_ACCURACY} {about(self.opening, scale, seeds)}"
         yield folded(
             claims_section(seeds, plan, claims, scale),
+            by_benchmark(plan, [claim for claim in claims if claim.name in self.split], seeds),
             self._measured(cells, plan, seeds),
             self.published(plan),
             *[section(ready) for section in self.more],

@@ -77,6 +77,20 @@ class Answers:
         finally:
             self._ahead -= size
 
+    @functools.cached_property
+    def _longest(self) -> int:
+        """Characters of the longest token."""
+        return max(map(len, self.ready.tokenizer.get_vocab()))
+
+    def _check_length(self, characters: int, param: str) -> None:
+        """Refuse a text that cannot fit before it is taken apart, which takes a hundred times its memory."""
+        most = self.ready.context * self._longest
+        if characters > most:
+            raise wrong(
+                f"this model's context is {self.ready.context} tokens, which have {most:,} characters at most; these "
+                f"are {characters:,}", param, "context_length_exceeded",
+            )  # fmt: skip
+
     # ---- jobs ----
 
     @asynccontextmanager
@@ -101,8 +115,10 @@ class Answers:
         template = functools.partial(
             self.ready.tokenizer.apply_chat_template, add_generation_prompt=True, return_dict=True
         )
+        size = sum(len(turn["content"]) for turn in turns)
+        self._check_length(size, "messages")
         try:
-            found = await self.aside(sum(len(turn["content"]) for turn in turns), template, turns)
+            found = await self.aside(size, template, turns)
         except ApiError:
             raise
         except Exception as error:  # whatever a template raises: it is a program that came with the checkpoint
@@ -111,6 +127,7 @@ class Answers:
 
     async def text_ids(self, text: str, special: bool = True) -> list[int]:
         """A text's tokens."""
+        self._check_length(len(text), "prompt")
         tokenize = functools.partial(self.ready.tokenizer, add_special_tokens=special)
         return list((await self.aside(len(text), tokenize, text)).input_ids)
 

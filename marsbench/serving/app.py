@@ -167,6 +167,8 @@ def _read(app: FastAPI, desk: Desk, answers: Answers) -> None:
         """Token ids as text, special ones too."""
         body.check()
         with desk.let_in():
+            if len(body.tokens) > answers.ready.context:
+                raise wrong(f"more tokens than this model's context, {answers.ready.context}", "tokens")
             if body.tokens and max(body.tokens) >= answers.ready.vocabulary:
                 raise wrong(f"a token id lies outside the vocabulary of {answers.ready.vocabulary}", "tokens")
             return Json({"prompt": await answers.aside(len(body.tokens), answers.decode_all, body.tokens)})

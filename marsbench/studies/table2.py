@@ -118,6 +118,7 @@ PAGE = TablePage(
     ),
     claims=CLAIMS,
     answers=("matches-ar-sft", "paper-matches-ar-sft", "sft-loss", "several-tokens", "little-cost"),
+    split=("exceeds-ar-sft", "paper-matches-ar-sft", "little-cost"),
     figure="accuracy",
     caption="Accuracy per benchmark and line, with 95 % intervals",
     drawing=accuracy_figure,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from marsbench import world
 from marsbench.evaluation.local_data import Unavailable
 from marsbench.keys import versions
 from marsbench.rows.kinds import GenerationRow, Row
@@ -17,14 +16,24 @@ from marsbench.running.run import Run
 from marsbench.show import answer, sample_question, token_texts
 from marsbench.studies.figure1.page import PLAN
 from marsbench.training.checkpoints import Loaded
+from marsbench.world import modelled_on, test_set
+from marsbench.world.difficulty import difficulty
 
 
 def figure1_rows(run: Run) -> list[Row]:
     """Trainings, then the answers: to one question, and in the world to one of every benchmark."""
-    benchmarks = run.scale.benchmarks if run.scale.world else ()
-    questions = dict.fromkeys([sample_question(), *[world.test_set(name, 1)[0].prompt for name in benchmarks]])
-    answers = [_row(run, arm, question) for question in questions for arm in PLAN.arms]
+    answers = [_row(run, arm, question) for question in _questions(run) for arm in PLAN.arms]
     return [*Checkpoints(run).trainings(PLAN.stages), *answers]
+
+
+def _questions(run: Run) -> list[str]:
+    """What is asked, in its order, each once."""
+    found = [sample_question()]
+    if run.scale.world:
+        level = difficulty(run.scale.world.difficulty)
+        names = [f"mini_{modelled_on(name)}" for name in run.scale.benchmarks]
+        found += [test_set(name, 1, level=level)[0].prompt for name in names]
+    return list(dict.fromkeys(found))
 
 
 def _row(run: Run, arm: Arm, question: str) -> GenerationRow:
