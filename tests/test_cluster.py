@@ -91,7 +91,7 @@ def test_a_race_that_does_not_hold_its_node_is_refused(three: Cluster, tmp_path:
     """Guards against times that are the scheduler's."""
     (node, *_) = cluster._Node.alive()
     task, how = do("race", nothing, tmp_path, title="a race", alone=True), cluster._How(tmp_path, tmp_path)
-    refused: Any = ray.get(cluster._perform.options(num_cpus=1).remote(task, how, replace(node, cpus=2), []))
+    refused: Any = ray.get(cluster._PERFORM.options(num_cpus=1).remote(task, how, replace(node, cpus=2), []))
     assert refused.error is not None and "refused beside other work" in refused.error.what
 
 

@@ -541,7 +541,8 @@ def test_links_of_the_index_lead_somewhere(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["report", "--output", str(tmp_path)])
     assert done.exit_code == 0, done.output
     links = re.findall(r"\]\(([\w.]+)(?:#([\w-]+))?\)", (tmp_path / "reports" / "index.md").read_text())
-    assert {page for page, _ in links} == {"table2.md", "speedup.md", "claims.md"}
+    assert {page for page, _ in links} == {"table2.md", "speedup.md", "claims.md", "explore.html"}
+    assert (tmp_path / "reports" / "explore.html").is_file()
     for page, anchor in links:
         titles = re.findall(r"^##+ (.*)$", (tmp_path / "reports" / page).read_text(), re.MULTILINE)
         assert not anchor or anchor in [re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in titles]

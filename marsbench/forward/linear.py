@@ -102,7 +102,7 @@ class Copy:
         return len(found) == len(self.watched) and all(map(Watched.is_still, self.watched, found))
 
     def __call__(self, values: Tensor) -> Tensor:
-        """Values [M, in] to [M, out], M at most FEW."""
+        """Values [M, in] to [M, out]; by oneDNN, M is at most FEW."""
         if self.is_native:
             return product(values, self.packed, self.bias)
         if len(values) <= NARROW and values.dtype is torch.float32:
@@ -230,9 +230,11 @@ class Site:
         """
         if gate is not None and self._maps is not None:
             return self._adapted(self._maps, values, gate)
+        if self.copy is not None and self.copy.is_native and not torch.is_grad_enabled():
+            return self._parts(self.copy(values))
         if (self.copy is None and not self.is_large) or not is_read_slowly(values):
             return [_by_torch(values, layers) for layers in self._outputs]
-        if self.copy is not None and (self.copy.is_native or not torch.compiler.is_compiling()):
+        if self.copy is not None and not torch.compiler.is_compiling():
             return self._parts(self.copy(values))
         if torch.compiler.is_compiling():
             return self._parts(_site(values, self.weights, self.biases))
@@ -269,7 +271,7 @@ class Site:
         """All entries go into the few dimensions of a map, those of tokens become zero there, and the rest is added:
         zeros, for tokens. That takes fewer operations than gathering masks, and the same whatever a window holds.
         """
-        if maps.packed is None or self.copy is None or not is_read_slowly(values):
+        if maps.packed is None or self.copy is None or torch.is_grad_enabled():
             return maps.add(values.mm(maps.across).mul_(gate), self(values))
         return self._parts(self.copy.adapted(values, gate, maps.packed))
 

@@ -5,8 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from marsbench.findings.sweep import ALLOWED_LOSS, SweepCells, accuracy_of, is_lossless, speed_up
+from marsbench.findings.sweep import (
+    ALLOWED_LOSS,
+    SweepCells,
+    accuracy_of,
+    is_adapted,
+    is_lossless,
+    over_faster_ar,
+    speed_of,
+    speed_up,
+)
 from marsbench.rendering.figures import COLOURS, MARKERS, by_batch_figure, drawn_alike, error_bars, new_figure, save
+from marsbench.rows.kinds import SweepRow
+from marsbench.statistics.intervals import Estimate
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,14 +32,15 @@ _NAMED = (None, 0.95, 0.7, 0.5)  # thresholds that are written beside their poin
 
 
 def draw(sweep: SweepCells, reports_dir: Path) -> list[Path]:
-    sweep = sweep.eager
     with drawn_alike():
-        written = save(_pareto_by_speed(sweep), reports_dir / PARETO_SPEED)
-    series = {
-        name: {size: ratio for size in sweep.batch_sizes if (ratio := speed_up(sweep.done.get((name, size))))}
-        for name in _best_of_each_method(sweep)
-    }
-    return [*written, *by_batch_figure(series, "tokens per second, relative to ar", reports_dir / BY_BATCH)]
+        written = save(_pareto_by_speed(sweep.eager), reports_dir / PARETO_SPEED)
+    series: dict[str, dict[int, Estimate]] = {}
+    for size in sweep.batch_sizes:
+        for name, row in _best_of_each_method(sweep, size).items():
+            if ratio := over_faster_ar(sweep, row):
+                series.setdefault(name, {})[size] = ratio
+    what = "tokens per second over ar, each in its faster form"
+    return [*written, *by_batch_figure(series, what, reports_dir / BY_BATCH)]
 
 
 def _methods(sweep: SweepCells) -> dict[str, tuple[str, str]]:
@@ -81,15 +93,14 @@ def _scatter(sweep: SweepCells, axes: Axes, batch_size: int) -> None:
     axes.grid(color="0.9", linewidth=0.6)
 
 
-def _best_of_each_method(sweep: SweepCells) -> list[str]:
-    """Of each method but `ar`, the contender that is fastest at the smallest batch size and loses little accuracy.
+def _best_of_each_method(sweep: SweepCells, batch_size: int) -> dict[str, SweepRow]:
+    """Of each method but `ar`, the contender that is fastest at a batch size and loses little accuracy.
 
     What promises the tokens of its own model loses none, whichever checkpoint that is.
     """
-    best: dict[str, tuple[float, str]] = {}
-    for row in sweep.at(sweep.batch_sizes[0]) if sweep.batch_sizes else []:
-        ratio, cost = speed_up(row), sweep.cost(row)
-        loses_little = is_lossless(row) or (cost is not None and cost.points <= ALLOWED_LOSS)
-        if ratio is not None and row.method != "ar" and loses_little:
-            best[row.method] = max(best.get(row.method, (0.0, "")), (ratio.value, row.contender))
-    return [name for _, name in best.values()]
+    best: dict[str, SweepRow] = {}
+    for row in sweep.at(batch_size, lambda row: row.method != "ar"):
+        cost, name = sweep.cost(row), f"{row.method}, adapter" if is_adapted(row) else row.method
+        if is_lossless(row) or (cost is not None and cost.points <= ALLOWED_LOSS):
+            best[name] = max(best.get(name, row), row, key=speed_of)
+    return best

@@ -201,8 +201,8 @@ def _reasons(sweep: SweepCells) -> str:
 
 
 _BY_BATCH = (
-    "Speed-up over ar by batch size: of each method the setting that is fastest at the smallest one and loses at most "
-    f"{ALLOWED_LOSS:g} point"
+    "Speed over ar by batch size, each in its faster form: of each method the setting that is fastest there and loses "
+    f"at most {ALLOWED_LOSS:g} point"
 )
 
 
