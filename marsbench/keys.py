@@ -21,6 +21,7 @@ HISTORY: dict[Work, tuple[str, ...]] = {
     "timing": (
         "November 2026: as first keyed by version",
         "November 2026: packed models on a CPU have fewer products and native code between them",
+        "November 2026: their products of many positions are native, too",
     ),
     "world": ("November 2026: as first keyed by version",),
 }

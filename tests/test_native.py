@@ -113,6 +113,21 @@ def test_it_needs_no_onednn(model: Any, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @native
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@torch.no_grad()
+def test_a_prompt_gives_the_same_bits_however_it_comes(dtype: torch.dtype) -> None:
+    """Guards against another kernel for many positions, whose sums depend on how many there are."""
+    torch.manual_seed(0)
+    layer, values = torch.nn.Linear(64, 96, dtype=dtype), torch.randn(150, 64, dtype=dtype)
+    site = linear_module.Site({"layer": layer})
+    packing = linear_module.Packing([site])
+    packing.follow()
+    assert site.is_native
+    (whole,), parts = site(values), [site(part)[0] for part in values.split([1, 63, 86])]
+    assert torch.equal(whole, torch.cat(parts))
+
+
+@native
 @pytest.mark.skipif(not reads_bf16(), reason="oneDNN multiplies no bf16 here")
 @pytest.mark.parametrize("layout", ["groups", "linear"])
 @pytest.mark.parametrize("batch_size", [1, 4])
