@@ -420,11 +420,14 @@ def test_unknown_table_is_the_users_to_mend() -> None:
 
 @pytest.mark.parametrize("page", [one for one in REPORTS.rglob("*.md") if "seed" not in str(one)], ids=str)
 def test_a_page_can_be_read_in_three_minutes(page: Path) -> None:
-    """Guards against a page whose answer is longer than five sentences, and one that unfolds by itself."""
+    """Guards against an answer longer than five sentences, a table of more lines than one takes in, and one that
+    unfolds by itself."""
     text = re.sub(r"<details>.*?</details>", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     answer = re.split(r"^(?:!\[|\||## )", text, maxsplit=1, flags=re.MULTILINE)[0]
     assert len(re.findall(r"^- ", answer, re.MULTILINE)) <= 5
     assert len(text.splitlines()) <= 250
+    tables = re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE)
+    assert page.name == "index.md" or all(len(one.splitlines()) - 2 <= 12 for one in tables)
 
 
 def test_every_report_has_a_plan() -> None:

@@ -14,7 +14,7 @@ from marsbench.rendering.page import TablePage
 from marsbench.rows.kinds import EvaluationRow
 from marsbench.running.plans import Arm, TablePlan
 from marsbench.statistics.decisions import Bound
-from marsbench.studies.lines import AR_SFT, adapted, mars, short, verified
+from marsbench.studies.lines import AR_SFT, adapted, mars, mars_name, short, verified
 from marsbench.studies.study import table_study
 
 _GROUPS, _LINEAR = verified("groups", 4), verified("linear", 5, 0.5)
@@ -189,7 +189,20 @@ PAGE = TablePage(
         ),
     ),
     answers=("b", "c", "d", "e", "i"),
-    lines=tuple(arm.name for arm in PLAN.arms if "linear" not in arm.name),
+    lines=(
+        AR_SFT.name,
+        "gated_groups",
+        "wide_groups_2x",
+        "mars_gated_markov_groups_4",
+        "mars_gated_network_groups_4",
+        "mars_gated_network_groups_8",
+        "mars_gated_0.99",
+        "mars_gated_network_0.99",
+        "ar_of_mars",
+        _GROUPS.name,
+        mars_name("mars", 4, 0.95),
+        "hard_groups",
+    ),
     figure="sizes",
     caption=(
         "Accuracy against tokens per forward pass, verified in groups: adapters of two ranks, trained as long as MARS "
