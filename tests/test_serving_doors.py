@@ -152,7 +152,7 @@ def test_keys_open_what_they_are_for() -> None:
     ({"host": "127.0.0.1:9"}, 200), ({"host": "[::1]:9"}, 200), ({"host": "LocalHost"}, 200),
     ({"host": "mine.example"}, 200), ({"origin": "http://evil.example"}, 403), ({"origin": "null"}, 403),
     ({"origin": "http://localhost:3000"}, 403), ({"origin": "http://localhost:8000"}, 200),
-    ({"origin": "https://mine.example"}, 200), ({"origin": "https://chat.example"}, 200),
+    ({"origin": "https://mine.example"}, 200), ({"origin": "https://chat.example"}, 200), ({"origin": "http://["}, 403),
 ])  # fmt: skip
 def test_foreign_names_and_pages_turn_nothing(told: dict[str, str], status: int) -> None:
     """Guards against another site's page that turns the knob, by a name that it has made lead here."""
