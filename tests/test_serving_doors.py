@@ -390,6 +390,17 @@ def test_a_full_disk_ends_no_log_but_its_own() -> None:
     assert len(said) == 1 and "No space left" in said[0]
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full")
+def test_a_log_ends_nothing_though_nobody_can_be_told() -> None:
+    """Guards against an engine that dies of its full log because what it says goes to the same disk."""
+
+    def say(_: str) -> None:
+        raise OSError(28, "No space left on device")
+
+    log = Log(Path("/dev/full"), say, lambda: {"head": 1})
+    log.write({"number": 1})
+
+
 def test_a_long_log_is_moved_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a log that fills the disk, and a second file that does not begin as the first did."""
     monkeypatch.setattr("marsbench.serving.logs.MOST_BYTES", 200)
