@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from marsbench.compiled import graphs
 from marsbench.compiled.fixed import Steps
-from marsbench.decoding.engine import Batch, decode
+from marsbench.decoding.engine import Batch, context_length, decode
 from marsbench.decoding.generation import Request
 from marsbench.errors import UserError
 from marsbench.forward.linear import packing
@@ -336,6 +336,18 @@ def test_log_probabilities_come_with_their_tokens_or_at_the_end(
         found = Likelihood(*(list(chain.from_iterable(values)) for values in zip(*parts, strict=True)))
         assert found.tokens == whole.tokens and found.chosen == pytest.approx(whole.chosen, abs=1e-4)
         assert len(found.best) == len(whole.best)
+
+
+def test_a_prompt_as_long_as_the_context_is_scored(
+    golden: dict[str, Any], golden_models: dict[str, PreTrainedModel]
+) -> None:
+    """Guards against an echo that fails for want of room for a token which nobody has asked for."""
+    context = context_length(golden_models["mars"])
+    log = Log(engine(golden_models["mars"]))
+    log.engine.submit(job(0, (golden["prompts"][0] * context)[:context], 0, best=0))
+    log.run()
+    found = log.ended[0].likelihood
+    assert not log.ended[0].failure and found is not None and len(found.chosen) == context
 
 
 def test_what_streamed_log_probabilities_keep_is_counted(

@@ -182,8 +182,11 @@ class Engine:
             self._report.started.append(job.id)
             knob = self._knob(job.wishes)
             request = self._request(job, knob)
+            checked = request
+            if not job.max_new_tokens:  # then its last token stands where an answer's first would
+                checked = replace(request, prompt_ids=job.prompt_ids[:-1] or job.prompt_ids, max_new_tokens=1)
             try:
-                check_requests([request] if job.max_new_tokens else [replace(request, max_new_tokens=1)], self.model)
+                check_requests([checked], self.model)
             except UserError as error:
                 self._fail(job, error.what)
                 continue
