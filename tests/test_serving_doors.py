@@ -557,6 +557,31 @@ def test_who_sends_ahead_and_goes_away_is_gone() -> None:
     asyncio.run(tried())
 
 
+async def in_two_parts(scope: Any, receive: Any, send: Any) -> None:
+    """An answer that takes a moment."""
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"first", "more_body": True})
+    await asyncio.sleep(0.3)
+    await send({"type": "http.response.body", "body": b"second"})
+
+
+def test_what_comes_behind_a_last_request_is_passed_over() -> None:
+    """Guards against an answer that is cut, with a traceback, because its client sends a line break too many."""
+
+    async def tried() -> None:
+        async with serving(in_two_parts) as (port, _):
+            own, loop = connected(port), asyncio.get_running_loop()
+            await loop.sock_sendall(own, HEAD + b"Connection: close\r\n\r\n")
+            found = b""
+            while data := await asyncio.wait_for(loop.sock_recv(own, 1000), 20):
+                found += data
+                if b"second" not in found:
+                    await loop.sock_sendall(own, b"\r\n")
+            assert b"first" in found and b"second" in found
+
+    asyncio.run(tried())
+
+
 def test_a_body_without_an_end_is_cut_once_it_is_refused() -> None:
     """Guards against a client that is read for ever after its answer."""
 
