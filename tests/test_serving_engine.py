@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -51,9 +52,11 @@ class Log:
         self.tokens: dict[int, list[int]] = {}
         self.ended: dict[int, Ending] = {}
         self.scored: dict[int, list[Likelihood]] = {}
+        self.started: list[int] = []
 
     def work(self) -> None:
         report = self.engine.work()
+        self.started += report.started
         for number, tokens, likelihood in report.tokens:
             assert number not in self.ended
             self.tokens.setdefault(number, []).extend(tokens)
@@ -285,6 +288,33 @@ def test_lack_of_memory_in_a_step_costs_one_answer(
         alone.engine.submit(job(number, prompts[number], 20, "mars", ignore_eos=True))
         alone.run()
         assert alone.tokens[number] == log.tokens[number]
+
+
+def test_prompts_that_find_no_memory_together_come_one_by_one(
+    golden: dict[str, Any], golden_models: dict[str, PreTrainedModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against a short prompt that fails for want of memory because others happened to come with it."""
+    joining = Batch.joining
+
+    def narrow(batch: Batch, requests: Mapping[int, Request], most: int | None = None) -> Iterator[None]:
+        if len(requests) > 1 or 1 in requests:
+            out_of_memory()
+        yield from joining(batch, requests, most)
+
+    def answered(count: int) -> Log:
+        log = Log(engine(golden_models["mars"]))
+        for number in range(count):
+            log.engine.submit(job(number, golden["prompts"][number]))
+        log.run()
+        return log
+
+    usual = answered(4)
+    with monkeypatch.context() as patch:
+        patch.setattr(Batch, "joining", narrow)
+        log = answered(4)
+    assert "out of memory" in log.ended[1].failure and 1 not in log.tokens
+    assert all(log.tokens[number] == usual.tokens[number] for number in (0, 2, 3))
+    assert log.started == usual.started == [0, 1, 2, 3] and not log.engine._apart
 
 
 def test_lack_of_memory_for_everything_ends_all_answers_and_nothing_else(
