@@ -28,6 +28,7 @@ from marsbench.serving.desk import Desk
 from marsbench.serving.guards import is_open_to_all
 from marsbench.serving.logs import Log
 from marsbench.serving.messages import Cancel, Ending, Job, Likelihood, Ready, Report, State
+from marsbench.serving.serve import AT_ONCE, Server
 from marsbench.serving.settings import Settings
 from marsbench.training.tokenizer import build_tokenizer
 
@@ -516,6 +517,29 @@ def test_newcomers_get_in_though_many_hold_on() -> None:
             assert len(server.server_state.connections) <= 8
             for one in [*held, own]:
                 one.close()
+
+    asyncio.run(tried())
+
+
+def test_few_come_in_at_once_and_many_may_wait() -> None:
+    """Guards against a wave that needs more files than there are before anybody's place can be taken."""
+
+    async def tried() -> None:
+        own, way = socket.create_server(("127.0.0.1", 0)), functools.partial(Connection, Settings(""))
+        quiet: Any = {"log_level": "critical", "lifespan": "off", "ws": "none", "http": way}
+        server = Server(uvicorn.Config(waiting, backlog=AT_ONCE, **quiet))
+        task, inside = asyncio.create_task(server.serve(sockets=[own])), server.server_state.connections
+        await until(lambda: server.started)
+        held, most = [connected(own.getsockname()[1]) for _ in range(100)], 0
+        while len(inside) < len(held):
+            before = len(inside)
+            await asyncio.sleep(0)
+            most = max(most, len(inside) - before)
+        assert most <= AT_ONCE
+        server.should_exit = server.force_exit = True
+        await task
+        for one in held:
+            one.close()
 
     asyncio.run(tried())
 
