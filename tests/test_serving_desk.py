@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import multiprocessing
 import os
 import signal
 import time
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 
 from marsbench.serving import desk as desk_module
-from marsbench.serving.desk import Desk
+from marsbench.serving.desk import Desk, Inbox
 from marsbench.serving.errors import ApiError
 from marsbench.serving.messages import Ending, Job, Ready, Report, State, Wishes
 from marsbench.serving.settings import Settings
@@ -43,6 +44,16 @@ def hangs(pipe: Connection, _: Settings) -> None:
     """An engine that never answers."""
     pipe.send(READY)
     signal.pause()
+
+
+def halts(pipe: Connection, _: Settings) -> None:
+    """An engine that stands still in the middle of a report."""
+    pipe.send(READY)
+    pipe.recv()
+    ours, theirs = multiprocessing.Pipe()
+    ours.send(Report(State(), [1]))
+    os.write(pipe.fileno(), os.read(theirs.fileno(), 10_000)[:-1])
+    time.sleep(10)
 
 
 def job(number: int, *prompt: int) -> Job:
@@ -126,6 +137,36 @@ def test_an_engine_that_says_nothing_is_started_anew(monkeypatch: pytest.MonkeyP
         assert desk._process.pid != first and desk.queued == 0
 
     assert "said nothing" in "".join(tried(hangs, monkeypatch, work, hang_timeout=0.5))
+
+
+def test_half_a_report_stops_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against an event loop that waits for the rest of a report, and so never ends the engine that owes it."""
+
+    async def work(desk: Desk) -> None:
+        await until(lambda: desk.ready)
+        found = await answer(desk, job(1, 5))
+        assert isinstance(found, ApiError) and found.code == "engine_lost"
+
+    assert "said nothing" in "".join(tried(halts, monkeypatch, work, hang_timeout=0.5))
+
+
+def test_messages_come_whole_however_they_are_cut() -> None:
+    """Guards against messages that are lost or mixed up where they are read in parts, or several at once."""
+    ours, theirs = multiprocessing.Pipe()
+    sent = [Report(State(running=number), list(range(size))) for number, size in enumerate((0, 9, 9_000, 1))]
+    for message in sent:
+        ours.send(message)
+    whole = os.read(theirs.fileno(), 2**20)
+    for size in (1, 3, 5, 1000, len(whole)):
+        read, write = multiprocessing.Pipe()
+        inbox, found = Inbox(read), list[Any]()
+        for begin in range(0, len(whole), size):
+            os.write(write.fileno(), whole[begin : begin + size])
+            found += inbox.take()
+        assert found == sent
+        write.close()
+        with pytest.raises(EOFError):
+            inbox.take()
 
 
 def test_an_answer_has_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:

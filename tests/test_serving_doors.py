@@ -28,6 +28,7 @@ from marsbench.serving.desk import Desk
 from marsbench.serving.guards import is_open_to_all
 from marsbench.serving.logs import Log
 from marsbench.serving.messages import Cancel, Ending, Job, Likelihood, Ready, Report, State
+from marsbench.serving.serve import AT_ONCE, Server
 from marsbench.serving.settings import Settings
 from marsbench.training.tokenizer import build_tokenizer
 
@@ -152,7 +153,7 @@ def test_keys_open_what_they_are_for() -> None:
     ({"host": "127.0.0.1:9"}, 200), ({"host": "[::1]:9"}, 200), ({"host": "LocalHost"}, 200),
     ({"host": "mine.example"}, 200), ({"origin": "http://evil.example"}, 403), ({"origin": "null"}, 403),
     ({"origin": "http://localhost:3000"}, 403), ({"origin": "http://localhost:8000"}, 200),
-    ({"origin": "https://mine.example"}, 200), ({"origin": "https://chat.example"}, 200),
+    ({"origin": "https://mine.example"}, 200), ({"origin": "https://chat.example"}, 200), ({"origin": "http://["}, 403),
 ])  # fmt: skip
 def test_foreign_names_and_pages_turn_nothing(told: dict[str, str], status: int) -> None:
     """Guards against another site's page that turns the knob, by a name that it has made lead here."""
@@ -390,6 +391,17 @@ def test_a_full_disk_ends_no_log_but_its_own() -> None:
     assert len(said) == 1 and "No space left" in said[0]
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full")
+def test_a_log_ends_nothing_though_nobody_can_be_told() -> None:
+    """Guards against an engine that dies of its full log because what it says goes to the same disk."""
+
+    def say(_: str) -> None:
+        raise OSError(28, "No space left on device")
+
+    log = Log(Path("/dev/full"), say, lambda: {"head": 1})
+    log.write({"number": 1})
+
+
 def test_a_long_log_is_moved_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a log that fills the disk, and a second file that does not begin as the first did."""
     monkeypatch.setattr("marsbench.serving.logs.MOST_BYTES", 200)
@@ -509,6 +521,29 @@ def test_newcomers_get_in_though_many_hold_on() -> None:
     asyncio.run(tried())
 
 
+def test_few_come_in_at_once_and_many_may_wait() -> None:
+    """Guards against a wave that needs more files than there are before anybody's place can be taken."""
+
+    async def tried() -> None:
+        own, way = socket.create_server(("127.0.0.1", 0)), functools.partial(Connection, Settings(""))
+        quiet: Any = {"log_level": "critical", "lifespan": "off", "ws": "none", "http": way}
+        server = Server(uvicorn.Config(waiting, backlog=AT_ONCE, **quiet))
+        task, inside = asyncio.create_task(server.serve(sockets=[own])), server.server_state.connections
+        await until(lambda: server.started)
+        held, most = [connected(own.getsockname()[1]) for _ in range(100)], 0
+        while len(inside) < len(held):
+            before = len(inside)
+            await asyncio.sleep(0)
+            most = max(most, len(inside) - before)
+        assert most <= AT_ONCE
+        server.should_exit = server.force_exit = True
+        await task
+        for one in held:
+            one.close()
+
+    asyncio.run(tried())
+
+
 def test_a_reader_that_takes_nothing_is_let_go() -> None:
     """Guards against an answer that waits for a window of zero for ever, streamed or not."""
 
@@ -542,6 +577,31 @@ def test_who_sends_ahead_and_goes_away_is_gone() -> None:
             await asyncio.sleep(0.1)
             own.close()
             await until(lambda: gone)
+
+    asyncio.run(tried())
+
+
+async def in_two_parts(scope: Any, receive: Any, send: Any) -> None:
+    """An answer that takes a moment."""
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"first", "more_body": True})
+    await asyncio.sleep(0.3)
+    await send({"type": "http.response.body", "body": b"second"})
+
+
+def test_what_comes_behind_a_last_request_is_passed_over() -> None:
+    """Guards against an answer that is cut, with a traceback, because its client sends a line break too many."""
+
+    async def tried() -> None:
+        async with serving(in_two_parts) as (port, _):
+            own, loop = connected(port), asyncio.get_running_loop()
+            await loop.sock_sendall(own, HEAD + b"Connection: close\r\n\r\n")
+            found = b""
+            while data := await asyncio.wait_for(loop.sock_recv(own, 1000), 20):
+                found += data
+                if b"second" not in found:
+                    await loop.sock_sendall(own, b"\r\n")
+            assert b"first" in found and b"second" in found
 
     asyncio.run(tried())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -15,7 +16,7 @@ from transformers import PreTrainedModel
 
 from marsbench.compiled import graphs
 from marsbench.compiled.fixed import Steps
-from marsbench.decoding.engine import Batch, decode
+from marsbench.decoding.engine import Batch, context_length, decode
 from marsbench.decoding.generation import Request
 from marsbench.errors import UserError
 from marsbench.forward.linear import packing
@@ -51,9 +52,11 @@ class Log:
         self.tokens: dict[int, list[int]] = {}
         self.ended: dict[int, Ending] = {}
         self.scored: dict[int, list[Likelihood]] = {}
+        self.started: list[int] = []
 
     def work(self) -> None:
         report = self.engine.work()
+        self.started += report.started
         for number, tokens, likelihood in report.tokens:
             assert number not in self.ended
             self.tokens.setdefault(number, []).extend(tokens)
@@ -287,6 +290,33 @@ def test_lack_of_memory_in_a_step_costs_one_answer(
         assert alone.tokens[number] == log.tokens[number]
 
 
+def test_prompts_that_find_no_memory_together_come_one_by_one(
+    golden: dict[str, Any], golden_models: dict[str, PreTrainedModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against a short prompt that fails for want of memory because others happened to come with it."""
+    joining = Batch.joining
+
+    def narrow(batch: Batch, requests: Mapping[int, Request], most: int | None = None) -> Iterator[None]:
+        if len(requests) > 1 or 1 in requests:
+            out_of_memory()
+        yield from joining(batch, requests, most)
+
+    def answered(count: int) -> Log:
+        log = Log(engine(golden_models["mars"]))
+        for number in range(count):
+            log.engine.submit(job(number, golden["prompts"][number]))
+        log.run()
+        return log
+
+    usual = answered(4)
+    with monkeypatch.context() as patch:
+        patch.setattr(Batch, "joining", narrow)
+        log = answered(4)
+    assert "out of memory" in log.ended[1].failure and 1 not in log.tokens
+    assert all(log.tokens[number] == usual.tokens[number] for number in (0, 2, 3))
+    assert log.started == usual.started == [0, 1, 2, 3] and not log.engine._apart
+
+
 def test_lack_of_memory_for_everything_ends_all_answers_and_nothing_else(
     golden: dict[str, Any], golden_models: dict[str, PreTrainedModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -336,6 +366,18 @@ def test_log_probabilities_come_with_their_tokens_or_at_the_end(
         found = Likelihood(*(list(chain.from_iterable(values)) for values in zip(*parts, strict=True)))
         assert found.tokens == whole.tokens and found.chosen == pytest.approx(whole.chosen, abs=1e-4)
         assert len(found.best) == len(whole.best)
+
+
+def test_a_prompt_as_long_as_the_context_is_scored(
+    golden: dict[str, Any], golden_models: dict[str, PreTrainedModel]
+) -> None:
+    """Guards against an echo that fails for want of room for a token which nobody has asked for."""
+    context = context_length(golden_models["mars"])
+    log = Log(engine(golden_models["mars"]))
+    log.engine.submit(job(0, (golden["prompts"][0] * context)[:context], 0, best=0))
+    log.run()
+    found = log.ended[0].likelihood
+    assert not log.ended[0].failure and found is not None and len(found.chosen) == context
 
 
 def test_what_streamed_log_probabilities_keep_is_counted(

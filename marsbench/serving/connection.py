@@ -78,6 +78,8 @@ class Connection(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Read on, though nothing that comes is wanted yet: else nobody would hear that the peer goes away."""
+        if self.conn.their_state is h11.MUST_CLOSE:  # it has said that nothing comes behind its request
+            return
         super().data_received(data)
         ahead, _ = self.conn.trailing_data
         if self.is_answering:

@@ -8,7 +8,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import multiprocessing
+import os
+import pickle
 import queue
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -26,6 +29,7 @@ from marsbench.serving.settings import Settings
 _DEATHS = 4  # of engines in a row, none of which has answered a request: then no other is started
 _FIRST_WAIT_S = 1.0  # before the second start; then twice as long each time
 _LOOK_S = 0.25  # how often it is looked after who waits too long
+_AT_ONCE = 2**16  # bytes that are read of the pipe before others have their turn
 Piece = tuple[list[int], Likelihood | None]  # the tokens of one forward, and how probable they are, where asked for
 
 
@@ -98,7 +102,7 @@ class Desk:
         theirs.close()
         self._pipe, self._letters = pipe, queue.SimpleQueue()
         threading.Thread(target=_post, args=(pipe, self._letters), daemon=True).start()
-        asyncio.get_running_loop().add_reader(pipe.fileno(), self._hear, pipe)
+        asyncio.get_running_loop().add_reader(pipe.fileno(), self._hear, pipe, Inbox(pipe))
         self._look()
 
     def close(self) -> None:
@@ -111,14 +115,18 @@ class Desk:
         if self._pipe is not None:
             self._hang_up(self._pipe)
 
-    def _hear(self, pipe: Connection) -> None:
-        """Read one message of the engine."""
+    def _hear(self, pipe: Connection, inbox: Inbox) -> None:
+        """Read what the engine has sent."""
         try:
-            message = pipe.recv()
+            messages = inbox.take()
         except (EOFError, OSError):
             self._lost(pipe)
             return
-        self._heard = time.monotonic()
+        for message in messages:
+            self._heard = time.monotonic()
+            self._heed(message)
+
+    def _heed(self, message: Any) -> None:
         match message:
             case Report():
                 self._take(message)
@@ -304,6 +312,41 @@ class Desk:
         if self._streams:
             await asyncio.sleep(0.5)  # for those words to go out
         self.over.set()
+
+
+class Inbox:
+    """Takes messages out of a pipe as far as they have come.
+
+    `pipe.recv` waits for the rest of a message, which never comes of an engine that stands still in the middle of it.
+    """
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe, self._bytes = pipe, bytearray()
+
+    def take(self) -> list[Any]:
+        """The messages that are whole by now; `EOFError` where no more can come."""
+        data = os.read(self._pipe.fileno(), _AT_ONCE)
+        if not data:
+            raise EOFError
+        self._bytes += data
+        found = []
+        while (place := self._first()) is not None:
+            found.append(pickle.loads(self._bytes[place]))
+            del self._bytes[: place.stop]
+        return found
+
+    def _first(self) -> slice | None:
+        """Where the first message lies, if it is whole: `multiprocessing` puts its size before it."""
+        begin = 4
+        if len(self._bytes) < begin:
+            return None
+        (size,) = struct.unpack_from("!i", self._bytes)
+        if size < 0:  # a long one's follows
+            begin = 12
+            if len(self._bytes) < begin:
+                return None
+            (size,) = struct.unpack_from("!Q", self._bytes, 4)
+        return slice(begin, begin + size) if len(self._bytes) >= begin + size else None
 
 
 def too_many(why: str) -> ApiError:

@@ -95,6 +95,7 @@ class Engine:
         self._came: dict[int, float] = {}  # when those came that wait
         self._joining: dict[int, Running] = {}  # those whose prompts are being forwarded
         self._pieces: Iterator[None] = iter(())  # what is left of that
+        self._apart: set[int] = set()  # those that wait since there was no memory for their prompts together
         self._settled = self._rows = self._guesses = 0
         self._by: Any = None  # what everybody in flight decodes by; None = not known
         self._stepping = False  # whether the last round was a step, so that newcomers come next
@@ -117,6 +118,7 @@ class Engine:
         for job in [job for job in self._waiting if job.id == number]:
             self._waiting.remove(job)
             del self._came[job.id]
+            self._apart.discard(job.id)
             self._end(job, Ending("cancelled", 0, 0, None, (1, 1)))
         if number in self._joining:  # a long prompt comes alone
             self._pieces = iter(())
@@ -153,12 +155,13 @@ class Engine:
             scored += self._scored_slots(job)
             if rows > self.settings.max_rows or (rows > 1 and rows * longest + scored > self.slots):
                 break
-            if found and (len(found) + 1) * prompt > self._piece():
+            if found and ((len(found) + 1) * prompt > self._piece() or {job.id, found[0].id} & self._apart):
                 break
             found.append(job)
         for job in found:
             self._waiting.popleft()
             del self._came[job.id]
+            self._apart.discard(job.id)
         return found
 
     def _piece(self) -> int:
@@ -182,8 +185,11 @@ class Engine:
             self._report.started.append(job.id)
             knob = self._knob(job.wishes)
             request = self._request(job, knob)
+            checked = request
+            if not job.max_new_tokens:  # then its last token stands where an answer's first would
+                checked = replace(request, prompt_ids=job.prompt_ids[:-1] or job.prompt_ids, max_new_tokens=1)
             try:
-                check_requests([request] if job.max_new_tokens else [replace(request, max_new_tokens=1)], self.model)
+                check_requests([checked], self.model)
             except UserError as error:
                 self._fail(job, error.what)
                 continue
@@ -202,14 +208,25 @@ class Engine:
             for _ in self._pieces:
                 return
         except _TROUBLE as error:  # then nobody has joined
-            for one in self._joining.values():
-                self._fail(one.job, f"the prompt cannot be run: {_first_line(error)}")
+            jobs = [one.job for one in self._joining.values()]
             self._joining.clear()
+            if len(jobs) > 1:
+                self._put_back(jobs)
+            else:
+                for job in jobs:
+                    self._fail(job, f"the prompt cannot be run: {_first_line(error)}")
         self._running |= self._joining
         self._joining.clear()
         self._by = None  # their knobs may be others, and be turned back before the next step
         if self._controller is not None:
             self._controller.joined(alone=alone)
+
+    def _put_back(self, jobs: list[Job]) -> None:
+        """Let newcomers wait once more, to come one by one: where many find no memory, each of them may."""
+        self._apart |= {job.id for job in jobs}
+        self._waiting.extendleft(reversed(jobs))
+        self._came |= dict.fromkeys((job.id for job in jobs), time.perf_counter())
+        self._report.started[:] = [number for number in self._report.started if number not in self._apart]
 
     def _in_flight(self, number: int) -> Running:
         """A request with its first tokens, or further on."""

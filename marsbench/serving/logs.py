@@ -39,7 +39,8 @@ class Log:
                 self._stream, self._bytes = self._file.open("a", encoding="utf-8"), 0
                 self._begin()
         except OSError as error:
-            self._say(f"warning: nothing more is written to {self._file}: {error.strerror or error}")
+            with suppress(OSError):  # where it is said may be full too
+                self._say(f"warning: nothing more is written to {self._file}: {error.strerror or error}")
             with suppress(OSError):
                 self._stream.close()
             self._stream = None

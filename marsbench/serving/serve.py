@@ -20,9 +20,21 @@ from marsbench.serving.desk import Desk
 from marsbench.serving.guards import is_open_to_all
 from marsbench.serving.settings import Settings
 
+_WAITING = 2048  # connections that the system keeps for us
+AT_ONCE = 16  # of these come in before others have their turn, and before the limit of connections is looked at
 
-class _Server(uvicorn.Server):
-    """uvicorn that leaves signals to us: it would close its socket at once, and newcomers would get no word."""
+
+class Server(uvicorn.Server):
+    """uvicorn that leaves signals to us: it would close its socket at once, and newcomers would get no word.
+
+    As many connections as wait would come in at once, and need files that there may not be, and a second for all.
+    """
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Let few in at once, which asyncio has one number for, and many wait."""
+        await super().startup(sockets)
+        for one in sockets or []:
+            one.listen(_WAITING)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -68,11 +80,11 @@ async def _serve(settings: Settings, own: socket.socket, say: Callable[[str], No
         connection: Any = functools.partial(Connection, settings)
         config = uvicorn.Config(
             build(desk, say), log_level="warning", access_log=False, timeout_graceful_shutdown=5, lifespan="off",
-            backlog=2048, http=connection, ws="none",
+            backlog=AT_ONCE, http=connection, ws="none",
         )  # fmt: skip
-        server = _Server(config)
+        server = Server(config)
         gc.freeze()  # what is there to stay need not be looked through whenever a large body is read
-        own.listen(config.backlog)  # from now on nobody is refused
+        own.listen(_WAITING)  # from now on nobody is refused
         serving = asyncio.create_task(server.serve(sockets=[own]))
         shown, number = own.getsockname()[:2]
         if is_open_to_all(settings):
