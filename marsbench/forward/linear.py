@@ -5,7 +5,7 @@ them, and `F.linear` takes two to six times that, because oneDNN reorders the we
 `Site`, which read the same values, lie one below the other in a copy that was reordered once, and are one product. It
 is `linear.cpp`'s where that can be built: it reads nearly as fast as memory does, an adapter's maps are further columns
 of it, and what a position gives does not depend on how many stand beside it, a whole prompt or none, so that verified
-answers are those of `ar`, token for token, in bf16 too. Elsewhere, and for few positions, it is oneDNN's, which gains
+answers are those of `ar`, token for token, in bf16 too. Elsewhere it is oneDNN's, for few positions, which gains
 nothing where weights fit into the cache.
 
 The packed copies (`Packing`) lie beside the model and take as much memory as its weights; nothing is written to it.

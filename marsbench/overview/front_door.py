@@ -71,10 +71,11 @@ def front_door(judged: Sequence[Judged], collections: Sequence[Collection], whol
 
 
 def _real_model(collections: Sequence[Collection]) -> str:
+    """How fast the first scale is that has raced one; empty where none has."""
     for one in collections:
-        for rows in one.of(REAL)[:1]:
+        if said := "".join(map(in_brief, one.of(REAL)[:1])):
             link = f"[scale {one.scale}]({(Path('reports') / one.links[REAL]).as_posix()})"
-            return f"**On a real model?** {in_brief(rows)} ({link}: {preset(one.scale).summary}.)"
+            return f"**On a real model?** {said} ({link}: {preset(one.scale).summary}.)"
     return ""
 
 
