@@ -90,9 +90,13 @@ def test_a_product_is_right_and_the_same_whoever_is_beside(dtype: torch.dtype, i
         for most in range(1, 40):
             parts = [product(some, packed, added) for some in values.split(most)]
             assert torch.equal(torch.cat(parts), whole), most
-    down, up = torch.randn(16, inputs).to(dtype) / inputs, torch.randn(outputs, 16).to(dtype)
+    down = torch.randn(48, inputs).to(dtype) / inputs  # of the first layer 16, of the last 32, of one between none
+    ups = [torch.randn(size, rank).to(dtype) for size, rank in ((16, 16), (outputs - 16 - 16 * (outputs > 16), 0))]
+    ups += [torch.randn(16, 32).to(dtype)] * (outputs > 16)
+    up = torch.block_diag(*ups)
     gate = torch.arange(64).view(-1, 1).remainder(3).eq(0).to(dtype)
-    found = torch.ops.marsbench.adapted(values, packed, bias, pack(down), pack(up), gate)
+    found = torch.ops.marsbench.adapted(values, packed, bias, pack(down), [*map(pack, ups)], gate)
+    down = down[: up.shape[1]]
     kept, whole = gate[:, 0].bool(), product(values, packed, bias)
     assert torch.equal(found[~kept], whole[~kept])
     change = (values.double() @ down.double().t()) @ up.double().t()

@@ -25,6 +25,21 @@ inline float total(Floats x) {
   return (four[0] + four[2]) + (four[1] + four[3]);
 }
 
+// Lane k is the total of x[k], to the same bits; x is spent.
+inline Floats totals(Floats (&x)[kLanes]) {
+  for (int i = 0; i < 8; ++i)
+    x[i] = __builtin_shufflevector(x[2 * i], x[2 * i + 1], 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
+           __builtin_shufflevector(x[2 * i], x[2 * i + 1], 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
+  for (int i = 0; i < 4; ++i)
+    x[i] = __builtin_shufflevector(x[2 * i], x[2 * i + 1], 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27) +
+           __builtin_shufflevector(x[2 * i], x[2 * i + 1], 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
+  for (int i = 0; i < 2; ++i)
+    x[i] = __builtin_shufflevector(x[2 * i], x[2 * i + 1], 0, 1, 4, 5, 8, 9, 12, 13, 16, 17, 20, 21, 24, 25, 28, 29) +
+           __builtin_shufflevector(x[2 * i], x[2 * i + 1], 2, 3, 6, 7, 10, 11, 14, 15, 18, 19, 22, 23, 26, 27, 30, 31);
+  return __builtin_shufflevector(x[0], x[1], 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30) +
+         __builtin_shufflevector(x[0], x[1], 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+}
+
 // e^x to within two units of the last place, x held within [-87, 87]: 2^n times a polynomial of what is left of x.
 inline Floats exponential(Floats x) {
   x = x < -87.0f ? Floats{} - 87.0f : x;
@@ -94,6 +109,21 @@ void turn(const T* x, const T* cos, const T* sin, To* out) {
     store(out + i, load(x + i) * load(cos + i) + load(x + (i + D / 2) % D) * load(sin + i));
 }
 
+// Weighted sums of values, for G query heads at once: out [G, D] *= 1 / whole.
+template <int D, int G, typename T>
+void gather(const float* scores, int64_t room, const T* values, int64_t stride, const std::vector<int64_t>& seen,
+            const float* whole, T* out) {
+  constexpr int kParts = D / kLanes;
+  Floats sum[G][kParts] = {};
+  for (size_t at = 0; at < seen.size(); ++at)
+    for (int i = 0; i < kParts; ++i) {
+      const Floats value = load(values + seen[at] * stride + i * kLanes);
+      for (int g = 0; g < G; ++g) sum[g][i] += scores[g * room + at] * value;
+    }
+  for (int g = 0; g < G; ++g)
+    for (int i = 0; i < kParts; ++i) store(out + g * D + i * kLanes, sum[g][i] / whole[g]);
+}
+
 // One key head and the G query heads that share it: queries [G, D], scaled, over the slots that are seen; out [G, D].
 template <int D, typename T>
 void attend_one(const float* queries, int64_t group, const T* keys, const T* values, int64_t stride,
@@ -101,30 +131,37 @@ void attend_one(const float* queries, int64_t group, const T* keys, const T* val
   constexpr int kParts = D / kLanes;
   if (seen.empty()) return static_cast<void>(std::fill_n(out, group * D, T(0)));  // a filler before a row's beginning
   const int64_t count = static_cast<int64_t>(seen.size()), room = (count + kLanes - 1) / kLanes * kLanes;
-  scores.assign(group * room, -1e30f);
-  for (int64_t at = 0; at < count; ++at) {
-    Floats key[kParts];
-    for (int i = 0; i < kParts; ++i) key[i] = load(keys + seen[at] * stride + i * kLanes);
+  scores.resize(group * (room + 1));
+  for (int64_t first = 0; first < room; first += kLanes) {
+    Floats key[kLanes][kParts];
+    for (int64_t k = 0; k < kLanes; ++k)
+      for (int i = 0; i < kParts; ++i)
+        key[k][i] = load(keys + seen[std::min(first + k, count - 1)] * stride + i * kLanes);
     for (int64_t g = 0; g < group; ++g) {
-      Floats sum = load(queries + g * D) * key[0];
-      for (int i = 1; i < kParts; ++i) sum += load(queries + g * D + i * kLanes) * key[i];
-      scores[g * room + at] = total(sum);
+      Floats sum[kLanes];
+      for (int k = 0; k < kLanes; ++k) {
+        sum[k] = load(queries + g * D) * key[k][0];
+        for (int i = 1; i < kParts; ++i) sum[k] += load(queries + g * D + i * kLanes) * key[k][i];
+      }
+      store(scores.data() + g * room + first, totals(sum));
     }
   }
+  float* whole = scores.data() + group * room;
   for (int64_t g = 0; g < group; ++g) {
     float* score = scores.data() + g * room;
+    std::fill(score + count, score + room, -1e30f);
     const float highest = *std::max_element(score, score + count);
-    Floats whole{};
+    Floats sum{};
     for (int64_t at = 0; at < room; at += kLanes) {
       const Floats weights = exponential(load(score + at) - highest);
       store(score + at, weights);
-      whole += weights;
+      sum += weights;
     }
-    Floats sum[kParts] = {};
-    for (int64_t at = 0; at < count; ++at)
-      for (int i = 0; i < kParts; ++i) sum[i] += score[at] * load(values + seen[at] * stride + i * kLanes);
-    for (int i = 0; i < kParts; ++i) store(out + g * D + i * kLanes, sum[i] / total(whole));
+    whole[g] = total(sum);
   }
+  int64_t g = 0;
+  for (; g + 3 <= group; g += 3) gather<D, 3>(scores.data() + g * room, room, values, stride, seen, whole + g, out + g * D);
+  for (; g < group; ++g) gather<D, 1>(scores.data() + g * room, room, values, stride, seen, whole + g, out + g * D);
 }
 
 struct Window {

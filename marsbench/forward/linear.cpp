@@ -41,9 +41,9 @@ inline Floats add(Floats sum, Words weights, uint32_t values, at::BFloat16) {
 #endif
 }
 
-struct Part {  // values [M, words] and weights [blocks, words, 16]
+struct Part {  // values [M, words], a row every `stride` words, and weights [blocks, words, 16]
   const uint32_t *values, *weights;
-  int64_t words;
+  int64_t words, stride;
 };
 
 template <typename T>
@@ -51,16 +51,16 @@ struct Product {
   Part parts[2];  // the layers' weights; an adapter's columns behind them
   int count;
   const T* bias;
-  T* out;  // [M, outputs]
-  int64_t outputs;
+  T* out;  // [M, blocks * 16], a row every `outputs` values
+  int64_t blocks, outputs;
 
   // M positions by B blocks of outputs.
   template <int M, int B>
   void tile(int64_t block, int64_t position) const {
     Floats sum[M][B] = {};
     for (int p = 0; p < count; ++p) {
-      const int64_t words = parts[p].words;
-      const uint32_t* values = parts[p].values + position * words;
+      const int64_t words = parts[p].words, stride = parts[p].stride;
+      const uint32_t* values = parts[p].values + position * stride;
       const uint32_t* weights = parts[p].weights + block * words * kLanes;
       for (int64_t k = 0; k < words; ++k) {
         Words of[B];
@@ -73,7 +73,7 @@ struct Product {
 #pragma GCC unroll 9
         for (int m = 0; m < M; ++m)
 #pragma GCC unroll 4
-          for (int b = 0; b < B; ++b) sum[m][b] = add(sum[m][b], of[b], values[m * words + k], T());
+          for (int b = 0; b < B; ++b) sum[m][b] = add(sum[m][b], of[b], values[m * stride + k], T());
       }
     }
     for (int m = 0; m < M; ++m)
@@ -95,27 +95,47 @@ struct Product {
 
 Part part(const Tensor& of, const Tensor& weights) {
   return {static_cast<const uint32_t*>(of.const_data_ptr()), static_cast<const uint32_t*>(weights.const_data_ptr()),
-          weights.size(1)};
+          weights.size(1), weights.size(1)};
 }
 
-// values [M, in] by packed weights [out / 16, words, 16 words], plus a bias [out], plus inner [M, R] by packed columns of
-// as many outputs; [M, out].
-Tensor whole(const Tensor& values, const Tensor& packed, const std::optional<Tensor>& bias, const Tensor* inner,
-             const Tensor* columns) {
+// values [M, in] by packed weights [out / 16, words, 16 words], plus a bias [out]; and plus inner [M, R] by the packed
+// columns of the layers that lie below each other in the weights, of which each reads its own part of R; [M, out].
+Tensor whole(const Tensor& values, const Tensor& packed, const std::optional<Tensor>& bias, const Tensor& inner = {},
+             at::TensorList columns = {}) {
   const int64_t positions = values.size(0), blocks = packed.size(0), outputs = blocks * kLanes;
   Tensor out = at::empty({positions, outputs}, values.options());
   const auto run = [&]<typename T>(T) {
-    const Product<T> of{{part(values, packed), inner ? part(*inner, *columns) : Part{}}, inner ? 2 : 1,
-                        bias ? bias->const_data_ptr<T>() : nullptr, out.mutable_data_ptr<T>(), outputs};
+    const T* added = bias ? bias->const_data_ptr<T>() : nullptr;
+    const Product<T> all{{part(values, packed)}, 1, added, out.mutable_data_ptr<T>(), blocks, outputs};
+    c10::SmallVector<Product<T>, 4> layers;
+    int64_t first = 0, before = 0;  // blocks of the layers above, and words of theirs in `inner`
+    for (const Tensor& of : columns) {
+      Product<T> layer = all;
+      layer.parts[0].weights += first * packed.size(1) * kLanes;
+      if (of.size(1) > 0) {
+        Part& columns_of = layer.parts[layer.count++] = part(inner, of);
+        columns_of.values += before;
+        columns_of.stride = inner.size(1) * inner.element_size() / 4;
+      }
+      layer.bias = added ? added + first * kLanes : nullptr;
+      layer.out += first * kLanes;
+      layer.blocks = of.size(0);
+      first += of.size(0), before += of.size(1);
+      layers.push_back(layer);
+    }
+    if (layers.empty()) layers.push_back(all);
     const int64_t grain = std::max<int64_t>(1, kBytes / (packed.size(1) * kLanes * 4));
     const int64_t turns = (positions + kMost - 1) / kMost;
     at::parallel_for(0, blocks, grain, [&](int64_t begin, int64_t end) {
-      const int64_t stretch = turns == 1 ? end - begin : kStretch;
-      for (; begin < end; begin += stretch)
-        for (int64_t turn = 0; turn < turns; ++turn) {
-          const int64_t first = turn * positions / turns, last = (turn + 1) * positions / turns;
-          of.run(begin, std::min(begin + stretch, end), first, last - first);
-        }
+      for (const Product<T>& of : layers) {
+        const int64_t last = std::min(end, of.blocks), stretch = turns == 1 ? blocks : kStretch;
+        for (int64_t block = std::max<int64_t>(begin, 0); block < last; block += stretch)
+          for (int64_t turn = 0; turn < turns; ++turn) {
+            const int64_t position = turn * positions / turns, beyond = (turn + 1) * positions / turns;
+            of.run(block, std::min(block + stretch, last), position, beyond - position);
+          }
+        begin -= of.blocks, end -= of.blocks;
+      }
     });
   };
   if (positions > 0) values.scalar_type() == at::kFloat ? run(float()) : run(at::BFloat16());
@@ -123,15 +143,15 @@ Tensor whole(const Tensor& values, const Tensor& packed, const std::optional<Ten
 }
 
 Tensor product(const Tensor& values, const Tensor& packed, const std::optional<Tensor>& bias) {
-  return whole(values.contiguous(), packed, bias, nullptr, nullptr);
+  return whole(values.contiguous(), packed, bias);
 }
 
 // The same with an adapter's maps: `down` [R / 16, words, 16 words] takes values to inner ones, which `gate` [M, 1], of
-// ones and zeros, keeps or drops, and packed `columns` take them to the outputs.
+// ones and zeros, keeps or drops, and the layers' packed `columns` take them to the outputs.
 Tensor adapted(const Tensor& given, const Tensor& packed, const std::optional<Tensor>& bias, const Tensor& down,
-               const Tensor& columns, const Tensor& gate) {
+               at::TensorList columns, const Tensor& gate) {
   const Tensor values = given.contiguous();
-  Tensor inner = whole(values, down, std::nullopt, nullptr, nullptr);
+  Tensor inner = whole(values, down, std::nullopt);
   const auto drop = [&]<typename T>(T) {
     const T* kept = gate.const_data_ptr<T>();
     T* row = inner.mutable_data_ptr<T>();
@@ -139,7 +159,7 @@ Tensor adapted(const Tensor& given, const Tensor& packed, const std::optional<Te
       if (kept[m] == T(0)) std::fill_n(row, inner.size(1), T(0));
   };
   inner.scalar_type() == at::kFloat ? drop(float()) : drop(at::BFloat16());
-  return whole(values, packed, bias, &inner, &columns);
+  return whole(values, packed, bias, inner, columns);
 }
 
 }  // namespace
@@ -147,7 +167,7 @@ Tensor adapted(const Tensor& given, const Tensor& packed, const std::optional<Te
 TORCH_LIBRARY_FRAGMENT(marsbench, library) {
   library.def("product(Tensor values, Tensor packed, Tensor? bias) -> Tensor");
   library.def(
-      "adapted(Tensor values, Tensor packed, Tensor? bias, Tensor down, Tensor columns, Tensor gate) -> Tensor");
+      "adapted(Tensor values, Tensor packed, Tensor? bias, Tensor down, Tensor[] columns, Tensor gate) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(marsbench, CPU, library) {

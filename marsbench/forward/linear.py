@@ -258,15 +258,15 @@ class Site:
 
     def adapt(self, maps: Mapping[str, LowRank], like: Tensor) -> None:
         """Lay the maps of an adapter beside the layers of their names, on the device of `like` and of its type."""
-        downs = [maps[name].down for names in self._names for name in names if name in maps]
-        ups = [
+        pairs = [
             [
-                maps[name].up if name in maps else like.new_empty(len(layer["weight"]), 0)
+                maps.get(name) or LowRank(like.new_empty(0, layer["weight"].shape[1]), like.new_empty(len(layer["weight"]), 0))
                 for name, layer in zip(names, layers, strict=True)
             ]
             for names, layers in zip(self._names, self._outputs, strict=True)
         ]
-        self._maps = _Maps.of(downs, ups, self.is_native) if downs else None
+        is_adapted = any(name in maps for names in self._names for name in names)
+        self._maps = _Maps.of(pairs, self.is_native) if is_adapted else None
 
     def _adapted(self, maps: _Maps, values: Tensor, gate: Tensor) -> Sequence[Tensor]:
         """All entries go into the few dimensions of a map, those of tokens become zero there, and the rest is added:
@@ -370,7 +370,7 @@ class _PackedMaps(NamedTuple):
     """The maps of a site as `linear.cpp` reads them; their inner values are filled up to whole blocks."""
 
     down: Tensor
-    columns: Tensor
+    columns: list[Tensor]  # of the layers, from the top
 
 
 class _Maps(NamedTuple):
@@ -382,15 +382,20 @@ class _Maps(NamedTuple):
     packed: _PackedMaps | None
 
     @classmethod
-    def of(cls, downs: Sequence[Tensor], ups: Sequence[Sequence[Tensor]], is_native: bool) -> _Maps:
-        """Made of first factors [r, in] and, output by output, second ones [out, r]."""
-        down = torch.cat([*downs])
-        together: list[Tensor] = [torch.block_diag(*parts) for parts in ups]  # type: ignore[no-untyped-call]
+    def of(cls, pairs: Sequence[Sequence[LowRank]], is_native: bool) -> _Maps:
+        """Made of the layers' factors, output by output; a layer without a map has factors of rank 0."""
+        every = [pair for of_output in pairs for pair in of_output]
+        ups: list[Tensor] = [torch.block_diag(*[pair.up for pair in of_output]) for of_output in pairs]  # type: ignore[no-untyped-call]
+        down = torch.cat([pair.down for pair in every])
         packed = None
         if is_native:
-            spare, columns = -len(down) % BLOCK, torch.block_diag(*together)  # type: ignore[no-untyped-call]
-            packed = _PackedMaps(pack(F.pad(down, (0, 0, 0, spare))), pack(F.pad(columns, (0, spare))))
-        return cls(down.t().contiguous(), [up.shape[1] for up in together], [up.t() for up in together], packed)
+            if any(len(pair.up) % BLOCK for pair in every):  # a block holds outputs of several layers
+                every = [LowRank(down, torch.block_diag(*ups))]  # type: ignore[no-untyped-call]
+            spare = [-pair.up.shape[1] % BLOCK for pair in every]
+            downs = [F.pad(pair.down, (0, 0, 0, more)) for pair, more in zip(every, spare, strict=True)]
+            columns = [pack(F.pad(pair.up, (0, more))) for pair, more in zip(every, spare, strict=True)]
+            packed = _PackedMaps(pack(torch.cat(downs)), columns)
+        return cls(down.t().contiguous(), [up.shape[1] for up in ups], [up.t() for up in ups], packed)
 
     def add(self, inner: Tensor, outputs: Sequence[Tensor]) -> Sequence[Tensor]:
         """What the first factors gave, [M, R], by the second ones, added to each of the outputs in place."""
