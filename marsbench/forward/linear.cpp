@@ -8,6 +8,9 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
 #ifdef __AVX512BF16__
 #include <immintrin.h>
 #endif
@@ -98,68 +101,103 @@ Part part(const Tensor& of, const Tensor& weights) {
           weights.size(1), weights.size(1)};
 }
 
-// values [M, in] by packed weights [out / 16, words, 16 words], plus a bias [out]; and plus inner [M, R] by the packed
-// columns of the layers that lie below each other in the weights, of which each reads its own part of R; [M, out].
-Tensor whole(const Tensor& values, const Tensor& packed, const std::optional<Tensor>& bias, const Tensor& inner = {},
-             at::TensorList columns = {}) {
-  const int64_t positions = values.size(0), blocks = packed.size(0), outputs = blocks * kLanes;
-  Tensor out = at::empty({positions, outputs}, values.options());
-  const auto run = [&]<typename T>(T) {
+// Layers that lie below each other in packed weights, by the same values.
+template <typename T>
+struct Layers {
+  c10::SmallVector<Product<T>, 4> each;
+  int64_t blocks, positions, grain;
+
+  // values [M, in] by packed weights [out / 16, words, 16 words], plus a bias [out], into out [M, out]; and plus inner
+  // [M, R] by the layers' packed `columns`, of which each reads its own part of R.
+  Layers(const Tensor& values, const Tensor& packed, const std::optional<Tensor>& bias, Tensor& out,
+         const Tensor& inner = {}, at::TensorList columns = {})
+      : blocks(packed.size(0)), positions(values.size(0)) {
+    grain = std::max<int64_t>(1, kBytes / (packed.size(1) * kLanes * 4));
     const T* added = bias ? bias->const_data_ptr<T>() : nullptr;
-    const Product<T> all{{part(values, packed)}, 1, added, out.mutable_data_ptr<T>(), blocks, outputs};
-    c10::SmallVector<Product<T>, 4> layers;
+    const Product<T> all{{part(values, packed)}, 1, added, out.mutable_data_ptr<T>(), blocks, blocks * kLanes};
     int64_t first = 0, before = 0;  // blocks of the layers above, and words of theirs in `inner`
     for (const Tensor& of : columns) {
-      Product<T> layer = all;
+      Product<T>& layer = each.emplace_back(all);
       layer.parts[0].weights += first * packed.size(1) * kLanes;
       if (of.size(1) > 0) {
-        Part& columns_of = layer.parts[layer.count++] = part(inner, of);
-        columns_of.values += before;
-        columns_of.stride = inner.size(1) * inner.element_size() / 4;
+        Part& mapped = layer.parts[layer.count++] = part(inner, of);
+        mapped.values += before;
+        mapped.stride = inner.size(1) * inner.element_size() / 4;
       }
-      layer.bias = added ? added + first * kLanes : nullptr;
+      if (added != nullptr) layer.bias += first * kLanes;
       layer.out += first * kLanes;
       layer.blocks = of.size(0);
       first += of.size(0), before += of.size(1);
-      layers.push_back(layer);
     }
-    if (layers.empty()) layers.push_back(all);
-    const int64_t grain = std::max<int64_t>(1, kBytes / (packed.size(1) * kLanes * 4));
-    const int64_t turns = (positions + kMost - 1) / kMost;
-    at::parallel_for(0, blocks, grain, [&](int64_t begin, int64_t end) {
-      for (const Product<T>& of : layers) {
-        const int64_t last = std::min(end, of.blocks), stretch = turns == 1 ? blocks : kStretch;
-        for (int64_t block = std::max<int64_t>(begin, 0); block < last; block += stretch)
-          for (int64_t turn = 0; turn < turns; ++turn) {
-            const int64_t position = turn * positions / turns, beyond = (turn + 1) * positions / turns;
-            of.run(block, std::min(block + stretch, last), position, beyond - position);
-          }
-        begin -= of.blocks, end -= of.blocks;
-      }
-    });
+    if (each.empty()) each.push_back(all);
+  }
+
+  void run(int64_t begin, int64_t end) const {
+    const int64_t turns = (positions + kMost - 1) / kMost, stretch = turns == 1 ? blocks : kStretch;
+    for (const Product<T>& of : each) {
+      const int64_t last = std::min(end, of.blocks);
+      for (int64_t block = std::max<int64_t>(begin, 0); block < last; block += stretch)
+        for (int64_t turn = 0; turn < turns; ++turn) {
+          const int64_t position = turn * positions / turns, beyond = (turn + 1) * positions / turns;
+          of.run(block, std::min(block + stretch, last), position, beyond - position);
+        }
+      begin -= of.blocks, end -= of.blocks;
+    }
+  }
+
+  // What one of several threads does, by the blocks.
+  template <typename Run>
+  void share(int64_t thread, int64_t threads, const Run& run) const {
+    const int64_t most = std::min(threads, (blocks + grain - 1) / grain), each_one = (blocks + most - 1) / most;
+    if (thread * each_one < blocks) run(thread * each_one, std::min(blocks, (thread + 1) * each_one));
+  }
+};
+
+Tensor product(const Tensor& given, const Tensor& packed, const std::optional<Tensor>& bias) {
+  const Tensor values = given.contiguous();
+  Tensor out = at::empty({values.size(0), packed.size(0) * kLanes}, values.options());
+  const auto run = [&]<typename T>(T) {
+    const Layers<T> layers(values, packed, bias, out);
+    at::parallel_for(0, layers.blocks, layers.grain, [&](int64_t begin, int64_t end) { layers.run(begin, end); });
   };
-  if (positions > 0) values.scalar_type() == at::kFloat ? run(float()) : run(at::BFloat16());
+  if (values.size(0) > 0) values.scalar_type() == at::kFloat ? run(float()) : run(at::BFloat16());
   return out;
 }
 
-Tensor product(const Tensor& values, const Tensor& packed, const std::optional<Tensor>& bias) {
-  return whole(values.contiguous(), packed, bias);
-}
-
 // The same with an adapter's maps: `down` [R / 16, words, 16 words] takes values to inner ones, which `gate` [M, 1], of
-// ones and zeros, keeps or drops, and the layers' packed `columns` take them to the outputs.
+// ones and zeros, keeps or drops, and the layers' packed `columns` take them to the outputs. All in one go: starting
+// threads twice takes as long as the maps do.
 Tensor adapted(const Tensor& given, const Tensor& packed, const std::optional<Tensor>& bias, const Tensor& down,
                at::TensorList columns, const Tensor& gate) {
   const Tensor values = given.contiguous();
-  Tensor inner = whole(values, down, std::nullopt);
-  const auto drop = [&]<typename T>(T) {
+  const int64_t positions = values.size(0), rank = down.size(0) * kLanes;
+  Tensor inner = at::empty({positions, rank}, values.options());
+  Tensor out = at::empty({positions, packed.size(0) * kLanes}, values.options());
+  const auto run = [&]<typename T>(T) {
+    const Layers<T> first(values, down, std::nullopt, inner), second(values, packed, bias, out, inner, columns);
     const T* kept = gate.const_data_ptr<T>();
-    T* row = inner.mutable_data_ptr<T>();
-    for (int64_t m = 0; m < inner.size(0); ++m, row += inner.size(1))
-      if (kept[m] == T(0)) std::fill_n(row, inner.size(1), T(0));
+    T* found = inner.mutable_data_ptr<T>();
+    const auto make_inner = [&](int64_t begin, int64_t end) {
+      first.run(begin, end);
+      for (int64_t m = 0; m < positions; ++m)
+        if (kept[m] == T(0)) std::fill(found + m * rank + begin * kLanes, found + m * rank + end * kLanes, T(0));
+    };
+#ifdef _OPENMP
+    if (!at::in_parallel_region() && at::get_num_threads() > 1) {
+#pragma omp parallel
+      {
+        first.share(omp_get_thread_num(), omp_get_num_threads(), make_inner);
+#pragma omp barrier
+        second.share(omp_get_thread_num(), omp_get_num_threads(), [&](int64_t b, int64_t e) { second.run(b, e); });
+      }
+      return;
+    }
+#endif
+    make_inner(0, first.blocks);
+    at::parallel_for(0, second.blocks, second.grain, [&](int64_t begin, int64_t end) { second.run(begin, end); });
   };
-  inner.scalar_type() == at::kFloat ? drop(float()) : drop(at::BFloat16());
-  return whole(values, packed, bias, inner, columns);
+  if (positions > 0) values.scalar_type() == at::kFloat ? run(float()) : run(at::BFloat16());
+  return out;
 }
 
 }  // namespace

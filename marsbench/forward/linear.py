@@ -260,7 +260,8 @@ class Site:
         """Lay the maps of an adapter beside the layers of their names, on the device of `like` and of its type."""
         pairs = [
             [
-                maps.get(name) or LowRank(like.new_empty(0, layer["weight"].shape[1]), like.new_empty(len(layer["weight"]), 0))
+                maps.get(name)
+                or LowRank(like.new_empty(0, layer["weight"].shape[1]), like.new_empty(len(layer["weight"]), 0))
                 for name, layer in zip(names, layers, strict=True)
             ]
             for names, layers in zip(self._names, self._outputs, strict=True)
