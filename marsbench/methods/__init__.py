@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from marsbench.errors import UserError
@@ -54,6 +55,8 @@ def build_method(name: str, options: Options) -> Method | OutsideMethod:
     """
     check_options(name, options)
     info = METHODS[name]
+    if info.package and find_spec(info.package) is None:
+        raise UserError(f"method {name!r} needs the package {info.package}", fix="pip install 'marsbench[peers]'")
     wants_mask = info.needs_masks or ("draft" in info.needs and options.draft_method == "mars")
     if wants_mask and options.mask_id is None:
         raise UserError(

@@ -71,6 +71,9 @@ class Options:
     draft_method: Annotated[Literal["ar", "mars"], Option("How the draft model decodes: ar or mars.")] = "ar"
     draft_threshold: Annotated[float, Option("Confidence that drafts by mars must pass.", least=0, most=1)] = 0.95
     tree_width: Annotated[int, Option("Guesses of the first Medusa head; 1 is a chain.", least=1)] = 1
+    quantised: Annotated[
+        Literal["none", "q8_0", "q4_1"], Option("How llama.cpp gets the weights: as they are, q8_0 or q4_1.")
+    ] = "none"
 
     @property
     def window(self) -> int:
@@ -97,6 +100,7 @@ class MethodInfo:
     one_row: bool = False  # runs at batch size 1 only
     recomputes: bool = False  # every forward reads the whole sequence
     own_loop: bool = False  # another library's
+    package: str = ""  # what has to be installed besides, as it is imported
 
     @property
     def needs_masks(self) -> bool:
@@ -203,6 +207,24 @@ METHODS: dict[str, MethodInfo] = {
         lossless=True,
         one_row=True,
         own_loop=True,
+    ),
+    "llama-cpp": MethodInfo(
+        "llama_cpp:LlamaCpp",
+        "llama.cpp's own loop over the same weights",
+        "`ar`, where they are not quantised",
+        ("quantised",),
+        one_row=True,
+        own_loop=True,
+        package="llama_cpp",
+    ),
+    "llama-cpp-lookup": MethodInfo(
+        "llama_cpp:LlamaCppLookup",
+        "llama.cpp with its own prompt lookup",
+        "`ar`, where they are not quantised",
+        ("quantised", "draft_length", "ngram"),
+        one_row=True,
+        own_loop=True,
+        package="llama_cpp",
     ),
 }
 

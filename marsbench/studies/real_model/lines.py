@@ -90,14 +90,25 @@ _RACED = (
 )
 
 
+OUTSIDER = "llama.cpp"
+_OUTSIDERS = {  # of batch 1 alone; where weights are quantised it decodes another model
+    OUTSIDER: Contender(OUTSIDER, BASE, "llama-cpp", {}),
+    f"{OUTSIDER}, prompt lookup": Contender(f"{OUTSIDER}, prompt lookup", BASE, "llama-cpp-lookup", _LOOKUP),
+    **{
+        f"{OUTSIDER}, {kind}": Contender(f"{OUTSIDER}, {kind}", BASE, "llama-cpp", {"quantised": kind})
+        for kind in ("q8_0", "q4_1")
+    },
+}
+
+
 def grid_at(scale: Preset, dtype: str) -> Grid:
-    """A race: the base's `ar` and `generate` as baselines, and what is decoded with each checkpoint."""
+    """A race: the base's `ar` and `generate` as baselines, what is decoded with each checkpoint, and llama.cpp."""
     baselines = [Contender(name, BASE, method, {}) for name, method in _BASELINES.items()]
     small = scale.in_seconds
     return Grid(
-        contenders=(*baselines, *map(_entry, _RACED)),
+        contenders=(*baselines, *map(_entry, _RACED), *_OUTSIDERS.values()),
         batch_sizes=(1, 4),
-        prompts=2 if small else 8,
+        prompts=2 if small else 16 if dtype == "bfloat16" else 8,
         repeats=2 if small else 5,
         benchmarks=tuple(PLAN.of(scale.benchmarks)),
         max_new_tokens=min(64, scale.max_new_tokens),
@@ -111,6 +122,7 @@ _BASELINES = {"ar": "ar", "hf-generate": "hf-generate", "ar, again": "ar"}
 
 
 def grid_names() -> list[str]:
+    """Everybody who races, but for who may not be installed."""
     return [*_BASELINES, *[arm.label for arm in _RACED]]
 
 

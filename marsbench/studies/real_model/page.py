@@ -20,6 +20,7 @@ from marsbench.findings.sweep import (
     printed_speed_up,
     races_in_words,
     speed_of,
+    speed_ratio,
     speed_up,
     steps_in_words,
     tokens_per_forward_of,
@@ -51,6 +52,7 @@ from marsbench.studies.real_model.lines import (
     LONG_MARS_GROUPS,
     MARS,
     MARS_GROUPS,
+    OUTSIDER,
     PLAN,
     PROMPT_LOOKUP,
     SURE,
@@ -130,7 +132,7 @@ def sections(rows: Sequence[Row], scale: str, seeds: BySeed) -> list[str]:
         title(PLAN, scale),
         _in_part(cells, sweeps),
         _whose_weights(rows),
-        "\n".join([*_fastest(sweeps), *_what_drafts_best(seeds), *_right(cells)]),
+        "\n".join([*_fastest(sweeps), *_outsider(sweeps), *_what_drafts_best(seeds), *_right(cells)]),
         f"![Tokens per second over ar by line, type of weights and batch size]({FIGURE}.png)" if sweeps else "",
         _clock_in_brief(sweeps),
         about(OPENING, scale, seeds),
@@ -218,6 +220,21 @@ def _fastest(sweeps: Mapping[str, SweepCells]) -> Iterator[str]:
                 f"- In {dtype} at batch {size}, the fastest line that gives the base's very tokens is "
                 f"{best.contender}: {printed_speed_up(best)} times as fast as `ar`, which is "
                 f"{printed_ratio(speed_up(ar, 'hf-generate'))} times as fast as `hf-generate`."
+            )
+
+
+def _outsider(sweeps: Mapping[str, SweepCells]) -> Iterator[str]:
+    """llama.cpp beside `ar` and the fastest lossless line, in each type of weights that it raced in."""
+    for dtype, sweep in sweeps.items():
+        size = min(sweep.batch_sizes)
+        others = sweep.at(size, lambda row: row.contender.startswith(OUTSIDER) and row.options.get("quantised"))
+        plain, ar, best = sweep.done.get((OUTSIDER, size)), sweep.done.get(("ar", size)), _best_lossless(sweep, size)
+        if plain is not None and ar is not None and best is not None:
+            smaller = [f"{printed_speed_up(row)} times with weights in {row.options['quantised']}" for row in others]
+            yield (
+                f"- llama.cpp with the same weights in {dtype} is {printed_speed_up(plain)} times as fast as `ar`"
+                f"{'; ' if smaller else ''}{', '.join(smaller)}. The fastest lossless line is "
+                f"{printed_ratio(speed_ratio(best, plain))} times as fast as llama.cpp with the same weights."
             )
 
 

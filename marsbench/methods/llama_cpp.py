@@ -1,0 +1,178 @@
+"""llama.cpp as a reference point from outside: the fastest plain decoding on many a CPU, of the same weights.
+
+The weights that our loop decodes are written as a GGUF file, in their own type or quantised, and read by llama.cpp's
+Python package. Tokens go in and come out; of the tokenizer nothing is written.
+"""
+
+from __future__ import annotations
+
+import atexit
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, ClassVar, Literal
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from marsbench.decoding.acceptance import no_threshold
+from marsbench.decoding.generation import Meter, Request
+from marsbench.decoding.outside import OutsideMethod
+from marsbench.errors import UserError
+
+Quantised = Literal["none", "q8_0", "q4_1"]
+_TYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+_KINDS = {"llama": "llama", "qwen2": "qwen2"}  # transformers' name of an architecture -> llama.cpp's
+# Our modules -> the tensors of a GGUF file: of a layer, and of the whole model.
+_OF_LAYER = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+_WHOLE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+# model -> (how it is quantised, tokens drafted) -> llama.cpp's own
+_READ: WeakKeyDictionary[Any, dict[tuple[str, int, int], Any]] = WeakKeyDictionary()
+atexit.register(lambda: [one.close() for known in _READ.values() for one in known.values()])  # before its library goes
+
+
+@dataclass(frozen=True)
+class LlamaCpp(OutsideMethod):
+    """llama.cpp's own greedy loop, one sequence at a time, with as many threads as torch has."""
+
+    name: ClassVar[str] = "llama-cpp"
+    one_row: ClassVar[bool] = True
+
+    quantised: Quantised = "none"
+
+    def bar(self, threshold: float | None) -> float:
+        """It takes no threshold."""
+        return no_threshold(self.name, threshold)
+
+    def continue_batch(
+        self, model: Any, requests: Sequence[Request], eos_ids: list[int], pad_id: int, meter: Meter | None = None
+    ) -> list[tuple[list[int], list[int]]]:
+        """One request: its new tokens, one for each forward as far as anybody can see."""
+        (request,) = requests
+        found: list[int] = []
+        reader = _read(model, self.quantised, *self._drafting)
+        reader.reset()  # else it keeps what this prompt has in common with the one before
+        for token in reader.generate(list(request.prompt_ids), temp=0.0):
+            found.append(int(token))
+            if meter is not None:
+                meter.tick()
+            if len(found) == request.max_new_tokens or (token in eos_ids and not request.ignore_eos):
+                break
+        return [(found, [1] * len(found))]
+
+    @property
+    def _drafting(self) -> tuple[int, int]:
+        """Tokens that are looked up for a forward, and of the longest match."""
+        return 0, 0
+
+
+@dataclass(frozen=True)
+class LlamaCppLookup(LlamaCpp):
+    """The same with llama.cpp's own prompt lookup, as its Python package has it."""
+
+    name: ClassVar[str] = "llama-cpp-lookup"
+
+    draft_length: int = 4
+    ngram: int = 3
+
+    @property
+    def _drafting(self) -> tuple[int, int]:
+        return self.draft_length, self.ngram
+
+
+def _read(model: Any, quantised: Quantised, draft_length: int, ngram: int) -> Any:
+    """A model as llama.cpp reads it; it is written and read once."""
+    known = _READ.setdefault(model, {})
+    wanted = quantised, draft_length, ngram
+    if wanted not in known:
+        from llama_cpp import Llama
+        from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
+
+        drafts = LlamaPromptLookupDecoding(ngram, draft_length) if draft_length else None
+        threads = torch.get_num_threads()
+        with TemporaryDirectory() as folder:
+            file = Path(folder) / "model.gguf"
+            write_gguf(model, file, quantised)
+            known[wanted] = Llama(
+                str(file), n_ctx=model.config.max_position_embeddings, n_threads=threads, n_threads_batch=threads,
+                draft_model=drafts, logits_all=drafts is not None, use_mmap=False, verbose=False,
+            )  # fmt: skip
+    return known[wanted]
+
+
+def write_gguf(model: Any, file: Path, quantised: Quantised = "none") -> None:
+    """Write the weights of a Llama or Qwen2 model as llama.cpp reads them; norms and biases stay in fp32.
+
+    Raises:
+        UserError: a model of another kind, or one whose weights cannot be quantised in blocks.
+    """
+    import gguf
+
+    config = model.config
+    kind = _KINDS.get(config.model_type)
+    if kind is None or model.dtype not in _TYPES:
+        raise UserError(
+            f"llama.cpp is not given a model of the kind {config.model_type} in {model.dtype}",
+            fix="race it with a Llama or Qwen2 model",
+        )
+    writer: Any = gguf.GGUFWriter(file, kind)
+    rotary = model.get_decoder().rotary_emb
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(rotary.inv_freq.numel() * 2)
+    writer.add_value_length(rotary.inv_freq.numel() * 2)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(float(1 / rotary.inv_freq[1].double() ** rotary.inv_freq.numel()))
+    writer.add_rope_dimension_count(rotary.inv_freq.numel() * 2)
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_tokenizer_model("no_vocab")
+    wanted = gguf.GGMLQuantizationType[_TYPES[model.dtype] if quantised == "none" else quantised.upper()]
+    try:
+        for name, weight in _renamed(model, turned=kind == "llama"):
+            form = wanted if weight.dim() == 2 else gguf.GGMLQuantizationType.F32
+            writer.add_tensor(name, gguf.quants.quantize(weight.float().numpy(), form), raw_dtype=form)
+    except gguf.quants.QuantError as error:
+        raise UserError(f"the weights cannot be quantised: {error}", fix="leave them as they are") from error
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _renamed(model: Any, *, turned: bool) -> list[tuple[str, Tensor]]:
+    """A model's tensors by the names that llama.cpp knows, on the CPU.
+
+    With `turned`, queries and keys lie as llama.cpp's Llama rotates them: pairs beside each other, not halves.
+    """
+    config, found = model.config, []
+    for name, weight in model.state_dict().items():
+        module, _, part = name.rpartition(".")
+        if module == "lm_head" and config.tie_word_embeddings:
+            continue
+        if module.startswith("model.layers."):
+            number, _, module = module.removeprefix("model.layers.").partition(".")
+            called = f"blk.{number}.{_OF_LAYER[module]}"
+            if turned and module in ("self_attn.q_proj", "self_attn.k_proj"):
+                heads = config.num_attention_heads if "q_proj" in module else config.num_key_value_heads
+                halves = weight.view(heads, 2, len(weight) // heads // 2, -1)
+                weight = halves.transpose(1, 2).reshape(weight.shape)
+        else:
+            called = _WHOLE[module]
+        found.append((f"{called}.{part}", weight.detach().cpu()))
+    return found
