@@ -14,7 +14,7 @@ from marsbench.rendering.page import TablePage
 from marsbench.rows.kinds import EvaluationRow
 from marsbench.running.plans import Arm, TablePlan
 from marsbench.statistics.decisions import Bound
-from marsbench.studies.lines import AR_SFT, adapted, mars, mars_name, short, verified
+from marsbench.studies.lines import AR_SFT, HEADS, adapted, drafting, headed, mars, mars_name, short, verified
 from marsbench.studies.study import table_study
 
 _GROUPS, _LINEAR = verified("groups", 4), verified("linear", 5, 0.5)
@@ -23,20 +23,11 @@ _LOSSLESS = (
     adapted("groups", 4),
     adapted("linear", 5, 0.5),
 )
-_HEADS = {"markov": "a table", "network": "a network"}  # kinds of draft heads, in words
 _SIZES = {
     "gated_groups_2x": ("AR SFT with an adapter trained twice as long", "mars_gated_2x"),
     "wide_groups": ("AR SFT with an adapter of three times the rank", "mars_gated_wide"),
     "wide_groups_2x": ("AR SFT with one of three times the rank trained twice as long", "mars_gated_wide_2x"),
 }
-
-
-def _drafting(stage: str, words: str, window: int) -> Arm:
-    """An adapter that was trained for the window of groups that it decodes with."""
-    return Arm(
-        f"{stage}_groups_{window}", f"AR SFT with {words}, verified, groups (W = {window})", stage, _GROUPS.method,
-        {**_GROUPS.options, "block_size": window}, optional=True, trained_block_size=window,
-    )  # fmt: skip
 
 
 def _thresholded(stage: str, words: str, threshold: float) -> Arm:
@@ -46,10 +37,10 @@ def _thresholded(stage: str, words: str, threshold: float) -> Arm:
     return Arm(f"{stage}_{threshold:g}", label, stage, "mars", options, optional=True)
 
 
-_WITH_HEADS = {f"mars_gated_{kind}": f"an adapter and {words} behind it" for kind, words in _HEADS.items()}
+_WITH_HEADS = {f"mars_gated_{kind}": f"an adapter and {words} behind it" for kind, words in HEADS.items()}
 _WINDOWS = (
-    _drafting("mars_gated", "an adapter", 8),
-    *[_drafting(stage, words, window) for window in (4, 8) for stage, words in _WITH_HEADS.items()],
+    drafting("mars_gated", "an adapter", 8),
+    *[headed(kind, window) for window in (4, 8) for kind in HEADS],
 )
 _SURE = (
     _thresholded("mars_gated", "an adapter", 0.99),

@@ -59,6 +59,22 @@ def adapted(layout: str, window: int, threshold: float | None = None) -> Arm:
     return replace(verified(layout, window, threshold), name=f"gated_{layout}", label=label, stage="mars_gated")
 
 
+HEADS = {"markov": "a table", "network": "a network"}  # kinds of draft heads, in words
+
+
+def drafting(stage: str, words: str, window: int) -> Arm:
+    """AR SFT with an adapter that was trained for the window of groups that it decodes with."""
+    return Arm(
+        f"{stage}_groups_{window}", f"AR SFT with {words}, verified, groups (W = {window})", stage, "mars-verified",
+        {"layout": "groups", "block_size": window}, optional=True, trained_block_size=window,
+    )  # fmt: skip
+
+
+def headed(kind: str, window: int) -> Arm:
+    """The same whose adapter has a draft head behind it."""
+    return drafting(f"mars_gated_{kind}", f"an adapter and {HEADS[kind]} behind it", window)
+
+
 def speculative(target: str, draft: str) -> Arm:
     """A line of Table 6: the MARS target extends what it has verified, the MARS draft drafts several per forward."""
     extends = target == "mars"

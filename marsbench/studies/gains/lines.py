@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from marsbench.running.plans import Arm, TablePlan
-from marsbench.studies.lines import AR_SFT, THRESHOLDS, adapted, mars, mars_name, speculative, verified
+from marsbench.studies.lines import AR_SFT, THRESHOLDS, adapted, headed, mars, mars_name, speculative, verified
 
 
 def _medusa(width: int, shape: str) -> Arm:
@@ -14,6 +14,7 @@ def _medusa(width: int, shape: str) -> Arm:
 
 
 ADAPTED = replace(adapted("groups", 4), optional=True)  # rows of a scale may be older than its line
+HEADED = headed("network", 4)
 MEASURED = TablePlan(
     "gains",
     "What the paper did not test",
@@ -29,6 +30,7 @@ MEASURED = TablePlan(
         _medusa(3, "a tree"),
         replace(speculative("ar_sft", "draft_ar_sft"), label="AR SFT, speculative decoding", published=None),
         ADAPTED,
+        HEADED,
     ),
     own="Where the gain comes from",
 )

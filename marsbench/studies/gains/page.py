@@ -23,7 +23,7 @@ from marsbench.running.plans import TablePlan
 from marsbench.statistics.intervals import paired_difference, speed_difference, tokens_per_forward
 from marsbench.studies.gains import free_tokens
 from marsbench.studies.gains.choice import Choice, choice, with_choice
-from marsbench.studies.gains.lines import ADAPTED, AR_OF_MARS, CHOSEN, PLAN
+from marsbench.studies.gains.lines import ADAPTED, AR_OF_MARS, CHOSEN, HEADED, PLAN
 from marsbench.studies.lines import AR_SFT, THRESHOLDS
 
 VERIFIED = {"verified_groups": "groups", "verified_linear": "linear"}
@@ -136,6 +136,9 @@ def _all_claims() -> Iterator[Claim]:
         words = f"verified MARS ({VERIFIED[name]})" if name in VERIFIED else RIVALS[name]
         text = f"{words[0].upper()}{words[1:]} is as accurate as AR decoding"
         yield more_accurate(PLAN, name, reference, margin=ALLOWED_LOSS, letter="e", text=text, check=True)
+    for rival in ("medusa_3", "ar_sft_by_draft_ar_sft", "lookup"):
+        text = f"An adapter with a draft head emits more tokens per forward pass than {RIVALS[rival]}"
+        yield emits_more(PLAN, HEADED.name, rival, letter="g", name=f"headed-{rival}", text=text)
     text = "The two checkpoints are about as accurate, so that their lossless lines compare"
     yield more_accurate(PLAN, AR_OF_MARS, AR_SFT.name, margin=2.0, letter="f", name="compare", text=text)
 
@@ -144,7 +147,7 @@ CLAIMS = tuple(replace(claim, prepared=with_choice) for claim in _all_claims())
 
 
 def _draw(cells: Cells, plan: TablePlan, path_stem: Path) -> list[Path]:
-    drawn = [CHOSEN.name, *VERIFIED, *RIVALS, ADAPTED.name]
+    drawn = [CHOSEN.name, *VERIFIED, *RIVALS, ADAPTED.name, HEADED.name]
     return speed_figure(cells, replace(plan, arms=tuple(arm for arm in plan.arms if arm.name in drawn)), path_stem)
 
 
@@ -152,8 +155,14 @@ PAGE = TablePage(
     plan=PLAN,
     opening=OPENING,
     claims=CLAIMS,
-    answers=("verified_groups-chosen", "verified_groups-medusa_3", "verified_groups-lookup", "chosen-loses", "compare"),
-    lines=(AR_SFT.name, AR_OF_MARS, CHOSEN.name, *VERIFIED, *RIVALS, ADAPTED.name),
+    answers=(
+        "verified_groups-chosen",
+        "verified_groups-medusa_3",
+        "headed-ar_sft_by_draft_ar_sft",
+        "chosen-loses",
+        "compare",
+    ),
+    lines=(AR_SFT.name, AR_OF_MARS, CHOSEN.name, *VERIFIED, *RIVALS, ADAPTED.name, HEADED.name),
     figure="speed",
     caption="Tokens per forward pass per benchmark and line, with 95 % intervals",
     drawing=_draw,

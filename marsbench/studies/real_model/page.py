@@ -32,7 +32,7 @@ from marsbench.rendering.claims import claims_section, page_tally, plainly
 from marsbench.rendering.deviations import deviations_section
 from marsbench.rendering.figures import labelled_figure
 from marsbench.rendering.markdown import folded, paragraphs, table
-from marsbench.rendering.measured import HOW_TO_READ_ACCURACY, accuracy_table, measured_section, speed_cell, speed_table
+from marsbench.rendering.measured import measured_section, speed_cell, speed_table
 from marsbench.rendering.sections import about, how_section, title, training_section
 from marsbench.rows.kinds import EvaluationRow, Memory, Row, StepTimeRow, SweepRow, TrainingSpeedRow
 from marsbench.studies.real_model.lines import (
@@ -249,7 +249,7 @@ def _what_drafts_best(seeds: BySeed) -> Iterator[str]:
 def _right(cells: Cells) -> Iterator[str]:
     answers = [right for row in done_cells(cells, AR.name).values() for right in row.correct]
     if answers:
-        yield f"- The base answers {sum(answers):g} of {len(answers):,} questions right."
+        yield f"- The base answers {sum(answers):g} of {len(answers):,} questions right: accuracy says little here."
 
 
 def _clock_in_brief(sweeps: Mapping[str, SweepCells]) -> str:
@@ -265,8 +265,7 @@ def _clock_in_brief(sweeps: Mapping[str, SweepCells]) -> str:
 
 
 def _measured(cells: Cells, seeds: BySeed) -> str:
-    tables = accuracy_table(cells, PLAN), speed_table(cells, PLAN), _agreement(cells)
-    return measured_section(cells, PLAN, seeds, f"{HOW_TO_READ_ACCURACY} {HOW_LINES_DECODE}", *tables)
+    return measured_section(cells, PLAN, seeds, HOW_LINES_DECODE, speed_table(cells, PLAN), _agreement(cells))
 
 
 def _agreement(cells: Cells) -> str:
