@@ -12,7 +12,7 @@ from marsbench.findings.collection import Collection
 from marsbench.findings.published import PUBLISHED_SCALES
 from marsbench.overview.agreement import Comparison, agreement, comparisons
 from marsbench.rendering.claims import heading, sentence
-from marsbench.rendering.figures import drawn_alike, error_bars, new_figure, save
+from marsbench.rendering.figures import drawn_alike, dress, error_bars, new_figure, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -128,10 +128,7 @@ def _dress(axes: Axes, panel: Panel, unit: str, *, signed: bool) -> None:
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}".replace("-", "\N{MINUS SIGN}"))
     beyond = f" (logarithmic beyond {_LINEAR_UP_TO:g})" if unit == POINTS else ""
     axes.set_xlabel(f"{'difference in ' if signed else ''}{unit}{beyond}")
-    axes.tick_params(axis="y", length=0)
-    axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.grid(axis="x", color="0.88", linewidth=0.6)
-    axes.set_axisbelow(True)
+    dress(axes, "x")
 
 
 def _label(one: str | Comparison) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from marsbench.findings.collection import Collection
 from marsbench.findings.in_words import one_line
-from marsbench.findings.sweep import SweepCells, accuracy_of, is_adapted, lap_speeds, tokens_per_forward_of
+from marsbench.findings.sweep import SweepCells
 from marsbench.overview.index import EXPLORE
 from marsbench.presets import preset
 from marsbench.racing.grid import COMPILED_AR, Contender
@@ -80,7 +80,7 @@ def _commands(row: SweepRow) -> list[str]:
     how += " --compile" if row.compiled else ""
     own = f"marsbench eval --scale {row.scale} --stage {row.stage} --benchmark {row.benchmarks[0]} {how}"
     readers = "marsbench decode --model FOLDER --prompt-ids PROMPTS.jsonl --out ANSWERS.jsonl"
-    readers += f" --adapter ADAPTER {how}" if is_adapted(row) else f" {how}"
+    readers += f" --adapter ADAPTER {how}" if row.is_adapted else f" {how}"
     if row.draft:
         own, readers = f'{own} --draft "$(marsbench train {row.draft} --scale {row.scale})"', f"{readers} --draft DRAFT"
     return [own, readers]
@@ -88,7 +88,7 @@ def _commands(row: SweepRow) -> list[str]:
 
 def _cells(rows: Sequence[SweepRow | None]) -> list[dict[str, Any] | None]:
     """One batch size: each contender's numbers, and its tokens per second over those of each; None = no numbers."""
-    laps = [lap_speeds(row) if row else [] for row in rows]
+    laps = [row.lap_speeds if row else [] for row in rows]
     return [
         {**_numbers(row), "over": [_ratio(own, others) for others in laps]} if row else None
         for row, own in zip(rows, laps, strict=True)
@@ -96,9 +96,9 @@ def _cells(rows: Sequence[SweepRow | None]) -> list[dict[str, Any] | None]:
 
 
 def _numbers(row: SweepRow) -> dict[str, Any]:
-    percent = accuracy_of(row).times(100)
+    percent = row.accuracy.times(100)
     return {
-        "perForward": round(tokens_per_forward_of(row), 2),
+        "perForward": round(row.tokens_per_forward, 2),
         "accuracy": round(percent.value, 1),
         "plusMinus": round(percent.interval.half_width, 1),
         "prompts": row.prompts,

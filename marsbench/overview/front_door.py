@@ -7,7 +7,7 @@ from pathlib import Path
 
 from marsbench.findings.claims import TIMES, Claim, Judged, Measured
 from marsbench.findings.collection import Collection
-from marsbench.findings.in_words import bracketed
+from marsbench.findings.in_words import with_interval
 from marsbench.findings.sweep import SweepCells, speed_up
 from marsbench.presets import DEFAULT_SCALE, preset
 from marsbench.rendering.claims import bullet, corrected, tally
@@ -103,7 +103,7 @@ def _over_generate(whole: Collection) -> Estimate | None:
 
 
 def _in_brief(estimate: Estimate | None) -> str:
-    return f"{estimate.value:.2f} {bracketed(estimate.interval, 2)}" if estimate else "not run"
+    return with_interval(estimate, 2) if estimate else "not run"
 
 
 def _figures(collection: Collection) -> str:

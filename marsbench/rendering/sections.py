@@ -7,7 +7,7 @@ from math import isfinite
 from typing import Any
 
 from marsbench.findings.cells import AR_OBJECTIVE, MARS_OBJECTIVE, latest_cells, latest_stages, latest_step_cost
-from marsbench.findings.in_words import bracketed, duration, one_line
+from marsbench.findings.in_words import duration, one_line, with_interval
 from marsbench.findings.seeds import BySeed
 from marsbench.paper import published
 from marsbench.presets import DEFAULT_SCALE, option_for, preset
@@ -116,7 +116,7 @@ def _step_cost(row: StepCostRow | None) -> str:
         return f"Cost of a MARS step: {row.status}: {one_line(row.reason)}. {paper}"
     cost = median_ratio(row.seconds[MARS_OBJECTIVE], row.seconds[AR_OBJECTIVE])
     return (
-        f"A MARS step costs {cost.value:.2f} {bracketed(cost.interval, 2)} times an AR step: the median of "
+        f"A MARS step costs {with_interval(cost, 2)} times an AR step: the median of "
         f"{cost.n} paired ratios on the same batches, with a bootstrap 95 % interval. {paper}{_step_memory(row)}"
     )
 
@@ -127,7 +127,7 @@ def _step_memory(row: StepCostRow) -> str:
         return ""
     memory = median_ratio(row.memory[MARS_OBJECTIVE], row.memory[AR_OBJECTIVE])
     return (
-        f" It holds {memory.value:.2f} {bracketed(memory.interval, 2)} times the memory: weights, gradients, moments, "
+        f" It holds {with_interval(memory, 2)} times the memory: weights, gradients, moments, "
         "and what the forward pass keeps for the backward pass, on the same batches."
     )
 

@@ -7,9 +7,9 @@ from functools import partial
 
 from marsbench.findings.cells import done_cells, latest_cells
 from marsbench.findings.claims import TIMES, Claim, Finding, Measured
-from marsbench.findings.in_words import bracketed, p_value
+from marsbench.findings.in_words import p_value, with_interval
 from marsbench.findings.seeds import BySeed
-from marsbench.findings.sweep import SweepCells, positions_per_forward, speed_up, tokens_per_forward_of
+from marsbench.findings.sweep import SweepCells, speed_up
 from marsbench.rendering.markdown import paragraphs, table
 from marsbench.rows.kinds import Row, SweepRow
 from marsbench.statistics.decisions import Bound
@@ -32,8 +32,8 @@ def cache_blocks(seeds: BySeed) -> str:
         rows = [sweep.done.get((name, size)) for size in sizes]
         lines += [
             [f"{name}: speed over `ar`", *[_over_ar(row) for row in rows]],
-            ["positions/forward", *[f"{positions_per_forward(row) or 0:.0f}" if row else "" for row in rows]],
-            ["tokens/forward", *[f"{tokens_per_forward_of(row):.2f}" if row else "" for row in rows]],
+            ["positions/forward", *[f"{row.positions_per_forward:.0f}" if row else "" for row in rows]],
+            ["tokens/forward", *[f"{row.tokens_per_forward:.2f}" if row else "" for row in rows]],
         ]
     lead = (
         f"`{WINDOW}` keeps what it has accepted after every forward; rows never wait for each other, and "
@@ -44,7 +44,7 @@ def cache_blocks(seeds: BySeed) -> str:
 
 def _over_ar(row: SweepRow | None) -> str:
     found = speed_up(row)
-    return f"{found.value:.2f} {bracketed(found.interval, 2)}" if found else NOT_RUN
+    return with_interval(found, 2) if found else NOT_RUN
 
 
 def _shown(seeds: BySeed) -> SweepCells:
@@ -84,7 +84,7 @@ def masks(seeds: BySeed) -> str:
         few, every = sweep.done.get((NO_CACHE, size)), sweep.done.get((ALL_MASKS, size))
         if few and every:
             ratio = _judged(partial(_all_over_few, size=size), seeds)
-            positions = [f"{positions_per_forward(row) or 0:.0f}" for row in (few, every)]
+            positions = [f"{row.positions_per_forward:.0f}" for row in (few, every)]
             lines.append([str(size), *positions, ratio.number, DIFFERS if ratio.decided else SAME])
     return table(head, lines, text=(0, 4)) if lines else ""
 
@@ -97,7 +97,7 @@ def load(seeds: BySeed) -> str:
     for row in rows:
         size, ratio = row.batch_size, _judged(partial(_window_over_ar, size=row.batch_size), seeds)
         if ratio.estimate is not None:
-            lines.append([str(size), f"{positions_per_forward(row) or 0:.0f}", ratio.number])
+            lines.append([str(size), f"{row.positions_per_forward:.0f}", ratio.number])
             knee = size if knee is None and ratio.verdict != "supported" else knee
     if not lines:
         return ""

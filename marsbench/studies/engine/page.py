@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from marsbench.findings.company import company_remark
 from marsbench.findings.seeds import BySeed
-from marsbench.findings.sweep import Race, SweepCells, positions_of_a_row, races_in_words
+from marsbench.findings.sweep import Race, SweepCells, races_in_words
 from marsbench.methods import METHODS
 from marsbench.rendering.markdown import folded, paragraphs, table
 from marsbench.rendering.sections import command, facts_section, racing, seeds_in_words
@@ -92,7 +92,7 @@ def _costs(races: dict[int, Race]) -> str:
         "as many slots per row as the longest row needs at the time."
     )
     lines = [
-        [f"{name}, batch {size}", f"{positions_of_a_row(row):.1f}", f"{row.cache_bytes / 1024:,.0f}"]
+        [f"{name}, batch {size}", f"{row.positions_of_a_row:.1f}", f"{row.cache_bytes / 1024:,.0f}"]
         for size, race in races.items()
         for name, row in race.items()
     ]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from marsbench.findings.between_lines import emits, more_accurate
 from marsbench.findings.cells import BENCHMARKS, done_cells, latest_cells
@@ -37,9 +36,9 @@ ROOM_ON_EACH, ENOUGH = Bound(40.0, 97.0), 4
 CHANCE = {"bbh": 100 * (1 / 2 + 1 / 2 + 1 / 7) / 3, "mmlu_pro": 10.0, "gpqa": 25.0}
 
 
-def _equivalent(first: str, second: str, margin: float, **said: Any) -> Claim:
+def _equivalent(first: str, second: str, margin: float, *said: str) -> Claim:
     """Two lines that are equally accurate within a margin: two one-sided tests, by one interval."""
-    return more_accurate(PLAN, first, second, bound=Bound(-margin, margin), **said)
+    return more_accurate(PLAN, first, second, *said, bound=Bound(-margin, margin))
 
 
 def _accuracy(rows: Sequence[Row], benchmarks: Sequence[str]) -> Measured:
@@ -90,13 +89,11 @@ def _text_loss(rows: Sequence[Row]) -> Measured:
 
 CRITERIA = (
     _equivalent(
-        AR_SFT.name, OF_SHORT_BASE.name, CONVERGED, letter="i",
-        text="Converged: a third less pretraining hardly changes AR SFT",
+        AR_SFT.name, OF_SHORT_BASE.name, CONVERGED, "i", "Converged: a third less pretraining hardly changes AR SFT"
     ),
     replace(
         _equivalent(
-            TWICE.name, AR_SFT.name, SATURATED, letter="ii",
-            text="Saturated: AR SFT twice as long is equivalent to AR SFT",
+            TWICE.name, AR_SFT.name, SATURATED, "ii", "Saturated: AR SFT twice as long is equivalent to AR SFT"
         ),
         published=more_accurate(TABLE2, TWICE.name, AR_SFT.name).published,
     ),
@@ -117,10 +114,13 @@ CRITERIA = (
         unit=TIMES,
     ),
     emits(
-        PLAN, UNTRAINED_MASKS.name, Bound(high=ABOUT_ONE), letter="v",
-        text="Masks are new: before MARS training they settle next to nothing",
+        PLAN,
+        UNTRAINED_MASKS.name,
+        Bound(high=ABOUT_ONE),
+        "v",
+        "Masks are new: before MARS training they settle next to nothing",
     ),
-)  # fmt: skip
+)
 
 
 def published_in_words(criterion: Claim) -> str:
