@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from marsbench.findings.claims import Measured
 from marsbench.findings.in_words import with_interval
 from marsbench.racing.grid import COMPILED_AR
 from marsbench.racing.position_law import PositionLaw, position_law
@@ -92,6 +93,11 @@ class SweepCells:
     def cost(self, row: SweepRow | None) -> Estimate | None:
         """What accuracy a contender loses against `ar`, in points; positive where it loses."""
         return self.gain(self.done.get(("ar", row.batch_size)), row) if row else None
+
+
+def on_sweep(measure: Callable[[SweepCells], Estimate | None]) -> Callable[[Sequence[Row]], Measured]:
+    """What a claim measures of rows, where that is a number of their sweep."""
+    return lambda rows: Measured(measure(SweepCells.of(rows)))
 
 
 def baseline_of(row: SweepRow) -> str:

@@ -27,15 +27,9 @@ def page_of(collection: Collection) -> str:
     race, questions = (next(iter(collection.of(page)), []) for page in (SPEED, ANSWERS))
     found = {"race": _race(SweepCells.of(race)), "questions": _questions(questions)}
     template = (Path(__file__).parent / EXPLORE).read_text(encoding="utf-8")
-    for mark, text in (("{{about}}", _about(collection)), ("{{rows}}", _for_a_script(found))):
-        before, _, after = template.partition(mark)
-        template = f"{before}{text}{after}"
-    return template
-
-
-def _for_a_script(found: Any) -> str:
-    """JSON that ends no <script> and opens no comment in it, whatever its texts say."""
-    return json.dumps(found, separators=(",", ":")).replace("<", "\\u003c").replace(">", "\\u003e")
+    # Such JSON ends no <script> and opens no comment in it, whatever its texts say.
+    data = json.dumps(found, separators=(",", ":")).replace("<", "\\u003c").replace(">", "\\u003e")
+    return template.replace("{{about}}", _about(collection), 1).replace("{{rows}}", data, 1)
 
 
 def _about(collection: Collection) -> str:
@@ -63,14 +57,12 @@ def _race(sweep: SweepCells) -> dict[str, Any]:
     names = [name for name in sweep.names if name in found]
     return {
         "sizes": list(races),
-        "contenders": [_contender(found[name]) for name in names],
+        "contenders": [
+            {"name": name, "compiled": found[name].compiled, "commands": _commands(found[name])} for name in names
+        ],
         "usual": [names.index(name) for name in ("ar", COMPILED_AR) if name in names],
         "cells": [_cells([race.get(name) for name in names]) for race in races.values()],
     }
-
-
-def _contender(row: SweepRow) -> dict[str, Any]:
-    return {"name": row.contender, "compiled": row.compiled, "commands": _commands(row)}
 
 
 def _commands(row: SweepRow) -> list[str]:

@@ -24,6 +24,7 @@ from marsbench.rendering.sections import command, facts_section, racing, seeds_i
 from marsbench.rows.kinds import Row, StepTimeRow, SweepRow
 from marsbench.statistics.intervals import Estimate
 from marsbench.studies.compiled.contenders import COMPILED, EAGER, RANDOM, REFERENCE
+from marsbench.studies.study import Study, measured_by
 
 FIGURE = "figures/compiled_speed"  # beside the page, less the extension
 
@@ -208,3 +209,17 @@ def _memory_bound(rows: Sequence[Row], races: dict[int, Race]) -> str:
     pairs = {f"`{name}` over `{REFERENCE}`": (name, REFERENCE) for name in ("ar", COMPILED_AR)}
     said = f"{row.weight_bytes / 1e6:,.0f} MB of weights, {row.read / 1e9:.1f} GB/s read, {row.stage}."
     return paragraphs("## A model that memory bounds", said, MEMORY_BOUND, steps, _by_batch(races, pairs))
+
+
+STUDY = Study(
+    key="compiled",
+    name="Compiled steps",
+    asks="what does a step as one graph buy, and how near to the memory's speed is it?",
+    place=5,
+    in_paper=False,
+    measure=measured_by("marsbench.studies.compiled.measuring", "compiled_rows"),
+    timed=True,
+    sections=sections,
+    figures=draw,
+    tally=tally,
+)

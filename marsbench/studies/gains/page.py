@@ -23,8 +23,9 @@ from marsbench.running.plans import TablePlan
 from marsbench.statistics.intervals import paired_difference, speed_difference
 from marsbench.studies.gains import free_tokens
 from marsbench.studies.gains.choice import Choice, choice, with_choice
-from marsbench.studies.gains.lines import ADAPTED, AR_OF_MARS, CHOSEN, PLAN
+from marsbench.studies.gains.lines import ADAPTED, AR_OF_MARS, CHOSEN, MEASURED, PLAN
 from marsbench.studies.lines import AR_SFT, THRESHOLDS
+from marsbench.studies.study import Study, measured_by, ours
 
 VERIFIED = {"verified_groups": "groups", "verified_linear": "linear"}
 RIVALS = {
@@ -160,4 +161,17 @@ PAGE = TablePage(
     tables=(accuracy_table, speed_table, _costs),
     prepared=with_choice,
     more=(_chosen, free_tokens.section),
+)
+
+
+STUDY = Study(
+    key="gains",
+    name="Gains",
+    asks="where does the gain come from, and what is left of it at equal accuracy?",
+    place=2,
+    plan=MEASURED,
+    measure=measured_by("marsbench.studies.gains.measuring", "gains_rows"),
+    sections=PAGE.sections,
+    figures=PAGE.figures,
+    claims=ours("gains", PAGE.claims),
 )

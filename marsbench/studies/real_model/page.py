@@ -53,6 +53,7 @@ from marsbench.studies.real_model.lines import (
     SURE,
     grid_names,
 )
+from marsbench.studies.study import Study, measured_by, ours
 
 FIGURE = "figures/real-model_speed"  # beside the page, less the extension
 OPENING = (
@@ -374,3 +375,19 @@ def _best_lossless(sweep: SweepCells, size: int, stages: Collection[str] = (BASE
         size, lambda row: row.is_lossless and row.method not in ("ar", "hf-generate") and row.stage in stages
     )
     return max(found, key=speed_of, default=None)
+
+
+STUDY = Study(
+    key="real-model",
+    name="Real model",
+    asks="what does MARS do for a model that people use, on hardware that everybody has?",
+    place=7,
+    in_paper=False,
+    plan=PLAN,
+    measure=measured_by("marsbench.studies.real_model.measuring", "real_model_rows"),
+    timed=True,
+    sections=sections,
+    figures=draw,
+    tally=tally,
+    claims=ours("real-model", CLAIMS),
+)

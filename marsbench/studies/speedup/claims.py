@@ -11,7 +11,7 @@ from functools import partial
 from operator import sub, truediv
 from typing import Any
 
-from marsbench.findings.claims import ABSTRACT, OURS, POINTS, TIMES, TOKENS, Claim, Measured, Section
+from marsbench.findings.claims import ABSTRACT, OURS, POINTS, TIMES, TOKENS, Claim, Section
 from marsbench.findings.sweep import (
     ALLOWED_LOSS,
     SweepCells,
@@ -19,6 +19,7 @@ from marsbench.findings.sweep import (
     best_verified_at,
     faster,
     in_words,
+    on_sweep,
     over_faster_ar,
     speed_up,
 )
@@ -43,11 +44,7 @@ def _claim(
     name: str, text: str, compared: str, measure: Measure, bound: Bound, *, compiled: bool = False, **said: Any
 ) -> Claim:
     """A claim on the eager contenders, or on all of them: like is held against like."""
-
-    def measured(rows: Sequence[Row]) -> Measured:
-        sweep = SweepCells.of(rows)
-        return Measured(measure(sweep if compiled else sweep.eager))
-
+    measured = on_sweep(measure if compiled else lambda sweep: measure(sweep.eager))
     fields = {"name": name, "text": text, "compared": compared, "page": "speedup", "item": "speedup"}
     return Claim(measure=measured, bound=bound, **{"unit": TIMES, "counts": "laps", **fields, **said})
 
