@@ -19,7 +19,6 @@ from marsbench.rendering.page import TablePage
 from marsbench.rows.store import read_rows
 from marsbench.rows.workspace import Workspace
 from marsbench.studies import pages, studies
-from marsbench.studies.regime import criteria
 from marsbench.studies.regime import page as regime
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -101,7 +100,8 @@ def test_pages_of_tables_read_no_sentence(page: TablePage) -> None:
 def test_the_regime_reads_no_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against criteria that are told by their words."""
     told = regime.beside({"mini": collections()[0].rows["regime"]})
-    changed = tuple(rewritten(claim, number) for number, claim in enumerate(criteria.CRITERIA))
+    criteria = regime.CRITERIA
+    changed = tuple(rewritten(claim, number) for number, claim in enumerate(criteria))
     monkeypatch.setattr(regime, "CRITERIA", changed)
     shown = regime.beside({"mini": collections()[0].rows["regime"]})
-    assert shown != told and in_its_words(shown, list(criteria.CRITERIA)) == flat(told)
+    assert shown != told and in_its_words(shown, list(criteria)) == flat(told)

@@ -29,7 +29,7 @@ from marsbench.findings.claims import (
 )
 from marsbench.findings.collection import Collection
 from marsbench.overview import claims_figure, claims_page
-from marsbench.overview.agreement import Comparison, agreement, comparisons
+from marsbench.overview.claims_figure import Comparison, agreement, comparisons
 from marsbench.statistics.decisions import Bound
 from marsbench.statistics.intervals import Estimate, Interval
 from marsbench.studies import studies

@@ -52,8 +52,8 @@ from marsbench.studies.compiled import measuring
 from marsbench.studies.compiled.contenders import RANDOM
 from marsbench.studies.compiled.measuring import random_weights
 from marsbench.studies.speedup import STUDY
+from marsbench.studies.speedup.claims import decoded_by_the_sweep
 from marsbench.studies.speedup.law import families
-from marsbench.studies.speedup.measures import decoded_by_the_sweep
 
 GOLDEN = Path(__file__).parent / "golden"
 NO_COMPILER = "not compiled: there is no C++ compiler"

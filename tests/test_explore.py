@@ -16,7 +16,7 @@ from typer.main import get_command
 from marsbench.cli import app
 from marsbench.commands.decoder import check_decoding
 from marsbench.findings.collection import Collection
-from marsbench.findings.sweep import SweepCells, accuracy_of, speed_ratio, speed_up, tokens_per_forward_of
+from marsbench.findings.sweep import SweepCells, speed_ratio, speed_up
 from marsbench.overview.explore import page_of
 from marsbench.racing.grid import COMPILED_AR
 from marsbench.rows.kinds import GenerationRow, Row, SweepRow
@@ -91,8 +91,8 @@ def test_other_numbers_are_those_of_the_rows(text: str, sweep: SweepCells) -> No
     for size, cells in zip(race["sizes"], race["cells"], strict=True):
         for contender, cell in zip(race["contenders"], cells, strict=True):
             row = sweep.done[contender["name"], size]
-            percent = accuracy_of(row).times(100)
-            assert f"{cell['perForward']:.2f}" == f"{tokens_per_forward_of(row):.2f}"
+            percent = row.accuracy.times(100)
+            assert f"{cell['perForward']:.2f}" == f"{row.tokens_per_forward:.2f}"
             assert (cell["accuracy"], cell["plusMinus"]) == (
                 round(percent.value, 1), round(percent.interval.half_width, 1),
             )  # fmt: skip
@@ -228,7 +228,7 @@ def test_a_race_can_be_explored(browser: Any, text: str, sweep: SweepCells, tmp_
     ratio = speed_ratio(row, sweep.done["hf-generate", size])
     browser.execute_script("arguments[0].focus()", points(browser)["jacobi"])
     assert ratio and f"{ratio.value:.2f} times the tokens/s of hf-generate; " in said(browser)
-    assert f"accuracy {100 * accuracy_of(row).value:.1f} ± " in said(browser)
+    assert f"accuracy {100 * row.accuracy.value:.1f} ± " in said(browser)
     assert f"{row.prompts} prompts, {len(row.seconds)} laps, batch size {size}" in said(browser)
     assert f"--batch-size {size} --method jacobi --window 4" in said(browser)
     browser.switch_to.active_element.send_keys(Keys.ARROW_RIGHT)

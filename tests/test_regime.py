@@ -18,17 +18,17 @@ from marsbench.running.checkpoints import Checkpoints
 from marsbench.running.run import Run
 from marsbench.statistics.decisions import Verdict
 from marsbench.studies.regime import STUDY, measuring
-from marsbench.studies.regime.criteria import (
+from marsbench.studies.regime.measuring import regime_rows
+from marsbench.studies.regime.page import (
     CRITERIA,
     OF_SHORT_BASE,
     PLAN,
     TWICE,
     UNTRAINED_MASKS,
     above_chance,
+    beside,
     room_on_enough,
 )
-from marsbench.studies.regime.measuring import regime_rows
-from marsbench.studies.regime.page import beside
 from marsbench.training.data import solved_text
 from marsbench.world import difficulty
 

@@ -26,7 +26,7 @@ from marsbench.commands.shared import make_run
 from marsbench.errors import UserError
 from marsbench.files import write_atomically
 from marsbench.findings.collection import collection_of
-from marsbench.findings.sweep import SweepCells, positions_of_a_row
+from marsbench.findings.sweep import SweepCells
 from marsbench.methods import METHODS
 from marsbench.overview.pages import whole_paper, write_page
 from marsbench.presets import DEFAULT_SCALE, preset, scales
@@ -430,7 +430,7 @@ def test_races_are_paired_and_complete(engine_rows: list[Any]) -> None:
         assert len({(row.prompts_hash, len(row.seconds), row.checkpoint, row.race) for row in rows}) == 1
         for row in rows:
             assert all(seconds > 0 for seconds in row.seconds)
-            assert row.profile and positions_of_a_row(row) >= 1
+            assert row.profile and row.positions_of_a_row >= 1
             if METHODS[row.method].lossless:
                 assert row.same_as["ar"] == row.prompts
 

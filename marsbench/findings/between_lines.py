@@ -7,9 +7,10 @@ table asks, the finding says so. Published effects are worked out of the paper's
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from marsbench.findings.cells import BENCHMARKS, answers_of, columns, done_cells, latest_cells
+from marsbench.findings.cells import BENCHMARKS, columns, done_cells, latest_cells
 from marsbench.findings.claims import TOKENS, Claim, Measured
 from marsbench.findings.published import published_average, published_values
 from marsbench.rows.kinds import EvaluationRow, Row
@@ -18,20 +19,20 @@ from marsbench.statistics.curves import curve_advantage, points_gap
 from marsbench.statistics.decisions import Bound
 from marsbench.statistics.intervals import (
     Estimate,
-    accuracy,
     gain_difference,
     mean_of_benchmarks,
     paired_difference,
     speed_difference,
-    tokens_per_forward,
 )
 
 Shared = Mapping[str, Sequence[EvaluationRow]]  # benchmark -> the rows of the lines compared, in their order
+Published = Callable[[str], float | None]  # scale -> the same effect between the paper's numbers; None without them
+_SAID = "letter", "text", "name"  # what may follow the lines of a claim, in this order; its other fields by name
 _MORE = Bound(low=0.0)
 
 
 def more_accurate(
-    plan: TablePlan, first: str, second: str, *, margin: float = 0.0, bound: Bound | None = None, **said: Any
+    plan: TablePlan, first: str, second: str, *said: str, margin: float = 0.0, bound: Bound | None = None, **more: Any
 ) -> Claim:
     """Line `first` is more accurate than line `second`; with a margin, at least not `margin` points less so."""
 
@@ -39,68 +40,53 @@ def more_accurate(
         a, b = ({name: rows[place].correct for name, rows in shared.items()} for place in (0, 1))
         return paired_difference(a, b).estimate
 
-    return Claim(
-        measure=_on_shared(plan, (first, second), difference),
-        bound=bound or Bound.losing_less_than(margin),
-        signed=True,
-        published=_published(plan, (first, second), "accuracy", lambda a, b: a - b),
-        **_of_lines(plan, first, second),
-        compared=f"{label(plan, first)} minus {label(plan, second)}",
-        **said,
-    )
+    compared = f"{label(plan, first)} minus {label(plan, second)}"
+    published = _published(plan, (first, second), "accuracy", lambda a, b: a - b)
+    fields = {"bound": bound or Bound.losing_less_than(margin), "signed": True, "compared": compared, **more}
+    return _claim(plan, (first, second), difference, published, said, **fields)
 
 
-def emits(plan: TablePlan, line: str, bound: Bound, **said: Any) -> Claim:
+as_accurate = partial(more_accurate, margin=2.0)  # points that may be lost
+
+
+def emits(plan: TablePlan, line: str, bound: Bound, *said: str, **more: Any) -> Claim:
     """A line emits so many tokens per forward pass."""
-    return Claim(
-        measure=_on_shared(plan, (line,), _mean(lambda row: tokens_per_forward(row.emitted, row.forwards))),
-        bound=bound,
-        unit=TOKENS,
-        published=_published(plan, (line,), "tokens_per_forward", lambda value: value),
-        **_of_lines(plan, line),
-        compared=f"tokens/forward of {label(plan, line)}",
-        how="" if bound.low >= 0 else 'Where "<" is tested, "above" and "below" change places.',
-        **said,
-    )
+    how = "" if bound.low >= 0 else 'Where "<" is tested, "above" and "below" change places.'
+    fields = {"bound": bound, "unit": TOKENS, "compared": f"tokens/forward of {label(plan, line)}", "how": how, **more}
+    published = _published(plan, (line,), "tokens_per_forward", lambda value: value)
+    return _claim(plan, (line,), _mean(lambda row: row.tokens_per_forward), published, said, **fields)
 
 
-def emits_more(plan: TablePlan, first: str, second: str, **said: Any) -> Claim:
+def emits_more(plan: TablePlan, first: str, second: str, *said: str, **more: Any) -> Claim:
     """Line `first` emits more tokens per forward pass than line `second`."""
-    return Claim(
-        measure=_on_shared(plan, (first, second), _mean(lambda a, b: speed_difference(answers_of(a), answers_of(b)))),
-        bound=_MORE,
-        unit=TOKENS,
-        signed=True,
-        published=_published(plan, (first, second), "tokens_per_forward", lambda a, b: a - b),
-        **_of_lines(plan, first, second),
-        compared=f"tokens/forward: {label(plan, first)} minus {label(plan, second)}",
-        how="Tokens per forward pass of two lines are compared on the same questions too, their difference with the "
-        "normal interval of a difference of ratios.",
-        **said,
+    compared = f"tokens/forward: {label(plan, first)} minus {label(plan, second)}"
+    how = (
+        "Tokens per forward pass of two lines are compared on the same questions too, their difference with the "
+        "normal interval of a difference of ratios."
     )
+    published = _published(plan, (first, second), "tokens_per_forward", lambda a, b: a - b)
+    fields = {"bound": _MORE, "unit": TOKENS, "signed": True, "compared": compared, "how": how, **more}
+    effect = _mean(lambda a, b: speed_difference(a.answers, b.answers))
+    return _claim(plan, (first, second), effect, published, said, **fields)
 
 
-def gains_more(plan: TablePlan, first: tuple[str, str], second: tuple[str, str], **said: Any) -> Claim:
+def gains_more(plan: TablePlan, first: tuple[str, str], second: tuple[str, str], *said: str, **more: Any) -> Claim:
     """What one line gains over another in accuracy is more than what a third gains over a fourth."""
-
-    def gain(a: EvaluationRow, b: EvaluationRow, c: EvaluationRow, d: EvaluationRow) -> Estimate:
-        return gain_difference((a.correct, b.correct), (c.correct, d.correct))
-
     pairs = [" minus ".join(label(plan, line) for line in pair) for pair in (first, second)]
-    return Claim(
-        measure=_on_shared(plan, (*first, *second), _mean(gain, 100)),
-        bound=_MORE,
-        signed=True,
-        published=_published(plan, (*first, *second), "accuracy", lambda a, b, c, d: (a - b) - (c - d)),
-        lines=(*first, *second),
-        compared=f"({pairs[0]}) minus ({pairs[1]})",
-        how="Two differences are compared question by question as well: the difference between them, with an interval "
-        "made in the same way. Where lines answer next to nothing, a gain over them can grow no further.",
-        **said,
+    how = (
+        "Two differences are compared question by question as well: the difference between them, with an interval "
+        "made in the same way. Where lines answer next to nothing, a gain over them can grow no further."
     )
+    published = _published(plan, (*first, *second), "accuracy", lambda a, b, c, d: (a - b) - (c - d))
+    compared = f"({pairs[0]}) minus ({pairs[1]})"
+    fields = {"bound": _MORE, "signed": True, "compared": compared, "how": how, "who": (), **more}
+    gain = _mean(lambda a, b, c, d: gain_difference((a.correct, b.correct), (c.correct, d.correct)), 100)
+    return _claim(plan, (*first, *second), gain, published, said, **fields)
 
 
-def lies_above(plan: TablePlan, curves: Mapping[str, Sequence[str]], *, margin: float = 0.0, **said: Any) -> Claim:
+def lies_above(
+    plan: TablePlan, curves: Mapping[str, Sequence[str]], *said: str, margin: float = 0.0, **more: Any
+) -> Claim:
     """One curve of accuracy against tokens per forward pass lies above another, or at most `margin` points below.
 
     `curves` holds the two, each by its words in print: its lines, one for each threshold. `margin` is in points.
@@ -108,40 +94,30 @@ def lies_above(plan: TablePlan, curves: Mapping[str, Sequence[str]], *, margin: 
     (one, first), (other, second) = curves.items()
 
     def advantage(*rows: EvaluationRow) -> Estimate:
-        points = [answers_of(row) for row in rows]
+        points = [row.answers for row in rows]
         return curve_advantage(points[: len(first)], points[len(first) :])
 
-    return Claim(
-        measure=_on_shared(plan, (*first, *second), _mean(advantage, 100)),
-        bound=Bound.losing_less_than(margin),
-        signed=True,
-        published=lambda scale: _published_gap(plan, first, second, scale),
-        lines=(*first, *second),
-        compared=f"{one} minus {other}, at equal tokens/forward",
-        who=(f"At equal tokens per forward pass, {one}", other),
-        how="Two curves of accuracy against tokens/forward, straight between their points, are compared where they "
+    how = (
+        "Two curves of accuracy against tokens/forward, straight between their points, are compared where they "
         "emit equally many tokens per forward pass: the mean difference over the tokens/forward that both reach, with "
-        "a bootstrap interval over questions.",
-        **said,
+        "a bootstrap interval over questions."
     )
+    who, compared = (f"At equal tokens per forward pass, {one}", other), f"{one} minus {other}, at equal tokens/forward"
+    fields = {"bound": Bound.losing_less_than(margin), "signed": True, "who": who, "compared": compared, "how": how}
+    published = partial(_published_gap, plan, first, second)
+    return _claim(plan, (*first, *second), _mean(advantage, 100), published, said, **fields, **more)
 
 
 def line_numbers(plan: TablePlan, line: str) -> tuple[Claim, Claim]:
     """A line's accuracy in points and its tokens per forward pass: what nothing is claimed of."""
-    accuracy_in_points = Claim(measure=_on_shared(plan, (line,), _mean(_right, 100)), bound=Bound())
-    return accuracy_in_points, emits(plan, line, Bound())
+    return _claim(plan, (line,), _mean(_right, 100), lambda scale: None, bound=Bound()), emits(plan, line, Bound())
 
 
 def _right(row: EvaluationRow) -> Estimate:
     """The share of right answers; of shares of several seeds, their mean gain over none right."""
     if all(right in (0, 1) for right in row.correct):
-        return accuracy(row.correct)
+        return row.accuracy
     return paired_difference({"": row.correct}, {"": [0.0] * len(row.correct)}).estimate.times(0.01)
-
-
-def _of_lines(plan: TablePlan, *names: str) -> dict[str, Any]:
-    """The lines that a claim compares, by their names and in print."""
-    return {"lines": names, "who": tuple(label(plan, name) for name in names)}
 
 
 def label(plan: TablePlan, name: str) -> str:
@@ -149,10 +125,11 @@ def label(plan: TablePlan, name: str) -> str:
     return next(arm.label for arm in plan.arms if arm.name == name)
 
 
-def _on_shared(
-    plan: TablePlan, lines: Sequence[str], effect: Callable[[Shared], Estimate]
-) -> Callable[[Sequence[Row]], Measured]:
-    """An effect on the benchmarks that all these lines were measured on."""
+def _claim(
+    plan: TablePlan, lines: tuple[str, ...], effect: Callable[[Shared], Estimate], published: Published,
+    said: Sequence[str] = (), **fields: Any,
+) -> Claim:  # fmt: skip
+    """A claim on an effect on the benchmarks that all these lines were measured on."""
 
     def measure(rows: Sequence[Row]) -> Measured:
         cells = latest_cells(rows)
@@ -166,7 +143,8 @@ def _on_shared(
         except ValueError as error:
             return Measured(reason=f"not comparable: {error}")
 
-    return measure
+    known = {"who": tuple(label(plan, name) for name in lines), **dict(zip(_SAID, said, strict=False)), **fields}
+    return Claim(measure=measure, published=published, lines=lines, **known)
 
 
 def _mean(effect: Callable[..., Estimate], factor: float = 1.0) -> Callable[[Shared], Estimate]:
@@ -174,10 +152,8 @@ def _mean(effect: Callable[..., Estimate], factor: float = 1.0) -> Callable[[Sha
     return lambda shared: mean_of_benchmarks([effect(*rows) for rows in shared.values()]).times(factor)
 
 
-def _published(
-    plan: TablePlan, lines: Sequence[str], metric: str, effect: Callable[..., float]
-) -> Callable[[str], float | None]:
-    """Scale -> the same effect between the paper's averages; None unless it has them all."""
+def _published(plan: TablePlan, lines: Sequence[str], metric: str, effect: Callable[..., float]) -> Published:
+    """The same effect between the paper's averages; None unless it has them all."""
 
     def published(scale: str) -> float | None:
         averages = [published_average(plan, line, scale, metric) for line in lines]
@@ -188,24 +164,15 @@ def _published(
 
 def _published_gap(plan: TablePlan, first: Sequence[str], second: Sequence[str], scale: str) -> float | None:
     """The same mean difference of two curves from the paper's numbers, benchmarks weighing the same."""
+    speeds, heights = (
+        {arm.name: published_values(plan, arm, scale, metric) for arm in plan.arms}
+        for metric in ("tokens_per_forward", "accuracy")
+    )
     gaps = []
-    for benchmark in columns(plan):
-        one, other = (_published_curve(plan, lines, scale, benchmark) for lines in (first, second))
-        if one is None or other is None:
+    for name in columns(plan):
+        if not all(name in of_line for line in (*first, *second) for of_line in (speeds[line], heights[line])):
             return None
-        gaps.append(points_gap(one, other))
+        gaps.append(
+            points_gap(*([(speeds[one][name], heights[one][name]) for one in lines] for lines in (first, second)))
+        )
     return sum(gaps) / len(gaps)
-
-
-def _published_curve(
-    plan: TablePlan, lines: Sequence[str], scale: str, benchmark: str
-) -> list[tuple[float, float]] | None:
-    """(tokens per forward pass, accuracy in %) of a curve's points in the paper; None unless it has them all."""
-    points = []
-    for arm in (arm for arm in plan.arms if arm.name in lines):
-        speed = published_values(plan, arm, scale, "tokens_per_forward").get(benchmark)
-        height = published_values(plan, arm, scale, "accuracy").get(benchmark)
-        if speed is None or height is None:
-            return None
-        points.append((speed, height))
-    return points

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from marsbench.rows.kinds import EvaluationRow, Row, StepCostRow, TrainingRow
 from marsbench.running.plans import TablePlan, TrainedStage
-from marsbench.statistics.intervals import Answers
+from marsbench.statistics.intervals import Estimate, mean_of_benchmarks
 from marsbench.world import modelled_on
 
 # The six benchmarks in the paper's order, and its column heads.
@@ -44,11 +44,17 @@ def latest_step_cost(rows: Iterable[Row]) -> StepCostRow | None:
     return next((row for row in reversed(list(rows)) if isinstance(row, StepCostRow)), None)
 
 
-def answers_of(row: EvaluationRow) -> Answers:
-    return Answers(row.correct, row.emitted, row.forwards)
-
-
 def done_cells(cells: Cells, arm: str) -> dict[str, EvaluationRow]:
     """The benchmarks on which an arm was measured, in the paper's order."""
     found = {name: cells.get((arm, name)) for name in BENCHMARKS}
     return {name: row for name, row in found.items() if row is not None and row.status == "done"}
+
+
+def mean_accuracy(rows: Iterable[EvaluationRow]) -> Estimate:
+    """The accuracy of a line as a fraction, benchmarks weighing the same; an entry of `rows` is one of them."""
+    return mean_of_benchmarks([row.accuracy for row in rows])
+
+
+def mean_speed(rows: Iterable[EvaluationRow]) -> Estimate:
+    """Its tokens per forward pass, alike."""
+    return mean_of_benchmarks([row.tokens_per_forward for row in rows])

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from marsbench.findings.collection import Collection
-from marsbench.findings.in_words import bracketed, signed_number
+from marsbench.findings.in_words import signed_number, with_interval
 from marsbench.findings.seeds import pooled
 from marsbench.rows.kinds import Row
 from marsbench.statistics.decisions import SIGNIFICANT, Bound, Evidence, Needed, Verdict, holm, needed, p_value
@@ -77,21 +77,15 @@ class Finding:
         """The effect with its interval, or why there is none."""
         if self.estimate is None:
             return self.measured.reason or "n/a"
-        interval, more = self.estimate.interval, int(self.unit == POINTS and self._at_a_bound)
-        value = number(self.estimate.value, self.unit, signed=self.signed, more=more)
-        return f"{value} {bracketed(interval, DIGITS[self.unit] + more, signed=self.signed)}"
+        # A limit in points that would print as one of the bounds: a digit more says on which side it lies.
+        limits = self.estimate.interval.low, self.estimate.interval.high
+        more = self.unit == POINTS and any(abs(round(limit, DIGITS[POINTS])) in _BOUNDS for limit in limits)
+        return with_interval(self.estimate, DIGITS[self.unit] + more, signed=self.signed)
 
     @property
     def found(self) -> str:
         """The same with its unit."""
         return self.number if self.estimate is None else f"{self.number} {self.unit}"
-
-    @property
-    def _at_a_bound(self) -> bool:
-        """Whether a limit in points would print as one of the bounds: a digit more says on which side it lies."""
-        assert self.estimate is not None
-        limits = self.estimate.interval.low, self.estimate.interval.high
-        return any(abs(round(limit, DIGITS[POINTS])) in _BOUNDS for limit in limits)
 
     @property
     def decided(self) -> bool:
@@ -104,10 +98,9 @@ class Finding:
         return self.decided and self.after_holm is not None and self.after_holm < SIGNIFICANT
 
 
-def number(value: float, unit: str, *, signed: bool, more: int = 0) -> str:
-    """A number with as many digits as its unit deserves, and some more; a difference with its sign."""
-    digits = DIGITS[unit] + more
-    return signed_number(value, digits) if signed else f"{value:.{digits}f}"
+def number(value: float, unit: str, *, signed: bool) -> str:
+    """A number with as many digits as its unit deserves; a difference with its sign."""
+    return signed_number(value, DIGITS[unit]) if signed else f"{value:.{DIGITS[unit]}f}"
 
 
 @dataclass(frozen=True, kw_only=True)

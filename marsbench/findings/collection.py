@@ -81,24 +81,22 @@ def _completed(rows: dict[str, dict[int, Sequence[Row]]], pages: Pages) -> dict[
     """
     seeds = sorted({seed for by_seed in rows.values() for seed in by_seed})
     measured = {seed: _answered([by_seed.get(seed, []) for by_seed in rows.values()]) for seed in seeds}
-    found = {}
+    found: dict[str, dict[int, Sequence[Row]]] = {}
     for page, by_seed in rows.items():
         plan = pages[page]
-        arms = plan.arms if plan else ()
         asks = list(dict.fromkeys(name for own in by_seed.values() for _, name in _answered([own])))
-        found[page] = dict(by_seed)
+        found[page] = {}
         for seed in seeds:
             own = by_seed.get(seed, [])
             known = {row.arm for row in _answered([own]).values()}
             lent = [
                 replace(measured[seed][what(arm), name], arm=arm.name)
-                for arm in arms
+                for arm in (plan.arms if plan else ())
                 if arm.name not in known and all((what(arm), name) in measured[seed] for name in asks)
                 for name in asks
             ]
-            if lent:
+            if seed in by_seed or lent:
                 found[page][seed] = [*own, *lent]
-        found[page] = dict(sorted(found[page].items()))
     return found
 
 

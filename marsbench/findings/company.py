@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from statistics import median
 
 from marsbench.neighbours import BUSY_CORES
-from marsbench.rows.kinds import Row, ServingRow, StepTimeRow, SweepRow, TrainingSpeedRow
+from marsbench.rows.kinds import Row, ServingRow, SweepRow, TrainingSpeedRow
 
 
 def company_of(row: Row) -> float | None:
@@ -15,13 +15,8 @@ def company_of(row: Row) -> float | None:
     The median, as a speed-up is a median over laps too: others in one lap of five hardly move it, and its interval
     shows them; in most laps they are part of the number.
     """
-    if (
-        not isinstance(row, SweepRow | StepTimeRow | ServingRow | TrainingSpeedRow)
-        or row.status != "done"
-        or not row.others_cores
-    ):
-        return None
-    return median(row.others_cores)
+    used = getattr(row, "others_cores", ())  # of the kinds that are timed
+    return median(used) if used and row.status == "done" else None
 
 
 def company_remark(rows: Iterable[Row]) -> str:
@@ -33,7 +28,8 @@ def company_remark(rows: Iterable[Row]) -> str:
             found.setdefault(_place(row), []).append(used)
     if not found:
         return ""
-    places = [f"{place}: {_cores(min(used), max(used))} ({len(used)})" for place, used in found.items()]
+    ranges = {place: dict.fromkeys(f"{one(used):.2f}" for one in (min, max)) for place, used in found.items()}
+    places = [f"{place}: {' to '.join(cores)} ({len(found[place])})" for place, cores in ranges.items()]
     return (
         "**Timed on a machine that was not idle.** The cores that other processes used, in the median lap, and of how "
         f"many cells: {'; '.join(places)}. These times are the scheduler's, too."
@@ -46,7 +42,3 @@ def _place(row: Row) -> str:
     if isinstance(row, TrainingSpeedRow):
         return "training"
     return f"batch {row.batch_size}" if isinstance(row, SweepRow) else "forward passes"
-
-
-def _cores(low: float, high: float) -> str:
-    return f"{low:.2f}" if f"{low:.2f}" == f"{high:.2f}" else f"{low:.2f} to {high:.2f}"

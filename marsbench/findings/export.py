@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from marsbench.errors import UserError, unknown_name
 from marsbench.files import check_can_be_written, write_atomically
-from marsbench.findings.sweep import accuracy_of, speed_up, tokens_per_forward_of, tokens_per_second
+from marsbench.findings.sweep import speed_up
 from marsbench.rows.kinds import EvaluationRow, Row, SweepRow, to_json
 from marsbench.rows.store import read_rows, rows_text
-from marsbench.statistics.intervals import accuracy, tokens_per_forward
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -85,23 +84,17 @@ def derived(row: Row) -> dict[str, float]:
     if row.status != "done":
         return {}
     if isinstance(row, EvaluationRow):
-        speed = tokens_per_forward(row.emitted, row.forwards).value
-        return {"accuracy": accuracy(row.correct).value, "tokens_per_forward": speed}
+        return {"accuracy": row.accuracy.value, "tokens_per_forward": row.tokens_per_forward.value}
     if isinstance(row, SweepRow):
         found = {
-            "accuracy": accuracy_of(row).value,
-            "tokens_per_forward": tokens_per_forward_of(row),
-            "tokens_per_second": tokens_per_second(row),
+            "accuracy": row.accuracy.value,
+            "tokens_per_forward": row.tokens_per_forward,
+            "tokens_per_second": row.tokens_per_second,
         }
         if ratio := speed_up(row):
             found |= {"speed_up": ratio.value, "speed_up_low": ratio.interval.low, "speed_up_high": ratio.interval.high}
         return found
     return {}
-
-
-def _as_text(value: Any) -> Any:
-    """A list as JSON, anything else as it is."""
-    return json.dumps(value) if isinstance(value, list) else value
 
 
 def _one_type(column: pd.Series[Any]) -> pd.Series[Any]:
@@ -138,5 +131,5 @@ def export(rows: Sequence[Row], file: Path) -> Path:
         whole = io.BytesIO()
         frame(rows).apply(_one_type).to_parquet(whole, index=False)
         return write_atomically(file, whole.getvalue())
-    table = frame(rows).map(_as_text)
+    table = frame(rows).map(lambda value: json.dumps(value) if isinstance(value, list) else value)
     return write_atomically(file, table.to_csv(index=False).encode())

@@ -27,6 +27,12 @@ def bracketed(interval: Interval, digits: int, *, signed: bool = False) -> str:
     return f"[{low}, {high}]" if signed else f"[{low}, {high}]".replace("+", "")
 
 
+def with_interval(estimate: Estimate, digits: int, *, signed: bool = False) -> str:
+    """A value with its interval, as in "+1.2 [-0.4, +2.8]"."""
+    value = signed_number(estimate.value, digits) if signed else f"{estimate.value:.{digits}f}"
+    return f"{value} {bracketed(estimate.interval, digits, signed=signed)}"
+
+
 def signed_number(value: float, digits: int) -> str:
     """A number with its sign, as in "+1.2"; what rounds to zero is "+0.0" always."""
     return f"{round(value, digits) + 0.0:+.{digits}f}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,87 +17,71 @@ def pooled(seeds: Sequence[Sequence[Row]]) -> list[Row]:
     Training steps stand side by side, as seeds train on different batches. What not all of them have measured alike
     is left out.
     """
-    by_place = [{_place(row): row for row in rows} for rows in seeds]
-    shared = [[places.get(place) for places in by_place] for place in by_place[0] if place]
-    return [row for rows in shared if (row := _pooled([row for row in rows if row], len(seeds)))]
+    by_place = [{place: row for row in rows if (place := _place(row))} for rows in seeds]
+    return [row for place in by_place[0] if (row := _pooled([places.get(place) for places in by_place]))]
 
 
 def _place(row: Row) -> Hashable:
     """What the rows of several seeds have in common; None for rows that no claim reads."""
-    if isinstance(row, EvaluationRow):
-        return row.kind, row.arm, row.benchmark
-    if isinstance(row, SweepRow):
-        return row.kind, row.contender, row.batch_size
-    if isinstance(row, TrainingRow):
-        return row.kind, row.stage, row.block_size
-    if isinstance(row, TextLossRow):
-        return row.kind, row.stage
-    return row.kind if isinstance(row, StepCostRow) else None
+    fields = _PLACES.get(type(row))
+    return None if fields is None else (row.kind, *[getattr(row, field) for field in fields])
 
 
-def _pooled(rows: Sequence[Row], seeds: int) -> Row | None:
+def _pooled(rows: Sequence[Row | None]) -> Row | None:
     """One row for those of all seeds in one place; None where a seed has none, or other values."""
-    if len(rows) < seeds or any(row.status != "done" for row in rows):
+    known = [row for row in rows if row is not None and row.status == "done"]
+    if len(known) < len(rows):
         return None
+    fields = _TOGETHER.get(type(known[0]), {})
     try:
-        return _sum_of_kind(rows[0], [vars(row) for row in rows])
+        return replace(known[0], **{name: put([vars(row)[name] for row in known]) for name, put in fields.items()})
     except (KeyError, ValueError):  # a name that not all of them have, lists of unequal length
         return None
 
 
-def _sum_of_kind(first: Row, seeds: Sequence[Mapping[str, Any]]) -> Row:
-    """The first row with the values of all seeds in it; an entry of `seeds` holds the fields of one."""
-    if isinstance(first, EvaluationRow):
-        emitted, forwards = _sums(seeds, "emitted"), _sums(seeds, "forwards")
-        return replace(
-            first, correct=_means(seeds, "correct"), emitted=emitted, forwards=forwards, others=_scores(seeds)
-        )
-    if isinstance(first, SweepRow):
-        emitted, forwards = _sums(seeds, "emitted"), _sums(seeds, "row_forwards")
-        seconds, baselines = _sums(seeds, "seconds"), [one["baselines"] for one in seeds]
-        return replace(
-            first,
-            correct=_means(seeds, "correct"),
-            emitted=emitted,
-            row_forwards=forwards,
-            seconds=seconds,
-            baselines={name: _baseline([one.get(name) for one in baselines]) for name in first.baselines},
-        )
-    if isinstance(first, TextLossRow):
-        return replace(first, nats=_sums(seeds, "nats"))
-    if isinstance(first, StepCostRow):
-        return replace(first, seconds=_joined(seeds, "seconds"), memory=_joined(seeds, "memory"))
-    return first
+def _sums(lists: Sequence[Sequence[Any]]) -> list[Any]:
+    """Lists added up entry by entry."""
+    return [sum(values) for values in zip(*lists, strict=True)]
+
+
+def _means(lists: Sequence[Sequence[Any]]) -> list[float]:
+    return [total / len(lists) for total in _sums(lists)]
 
 
 def _scores(seeds: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
     """Other scores of the same answers, averaged; those with several values per question are left out."""
-    scores = [one["others"] for one in seeds]
-    flat = [name for name in scores[0] if all(name in one and not _nested(one[name]) for one in scores)]
-    return {name: _means(scores, name) for name in flat}
+    nested = {name for scores in seeds for name in scores if any(isinstance(value, list) for value in scores[name])}
+    shared = [name for name in seeds[0] if name not in nested and all(name in scores for scores in seeds)]
+    return {name: _means([scores[name] for scores in seeds]) for name in shared}
 
 
-def _nested(values: Sequence[Any]) -> bool:
-    return any(isinstance(value, list) for value in values)
+def _baselines(seeds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The laps and tokens of each baseline, summed over the seeds."""
+    found = {name: [one[name] for one in seeds] for name in seeds[0]}
+    return {
+        name: {"seconds": _sums([one["seconds"] for one in known]), "emitted": sum(one["emitted"] for one in known)}
+        for name, known in found.items()
+    }
 
 
-def _baseline(found: Sequence[Mapping[str, Any] | None]) -> dict[str, Any]:
-    """A baseline's laps and tokens, summed over the seeds."""
-    known = [one for one in found if one is not None]
-    if len(known) < len(found):
-        raise ValueError("a seed was raced against other baselines")
-    return {"seconds": _sums(known, "seconds"), "emitted": sum(one["emitted"] for one in known)}
+def _joined(seeds: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """The lists under each of the first seed's names, end to end."""
+    return {name: [value for one in seeds for value in one[name]] for name in seeds[0]}
 
 
-def _sums(seeds: Sequence[Mapping[str, Any]], name: str) -> list[Any]:
-    """The lists of one field, added up entry by entry."""
-    return [sum(values) for values in zip(*(one[name] for one in seeds), strict=True)]
-
-
-def _joined(seeds: Sequence[Mapping[str, Any]], field: str) -> dict[str, list[Any]]:
-    """The lists under each of the first seed's names in one field, end to end."""
-    return {name: [value for one in seeds for value in one[field][name]] for name in seeds[0][field]}
-
-
-def _means(seeds: Sequence[Mapping[str, Any]], name: str) -> list[float]:
-    return [total / len(seeds) for total in _sums(seeds, name)]
+_PLACES: dict[type[Row], tuple[str, ...]] = {
+    EvaluationRow: ("arm", "benchmark"),
+    SweepRow: ("contender", "batch_size"),
+    TrainingRow: ("stage", "block_size"),
+    TextLossRow: ("stage",),
+    StepCostRow: (),
+}
+_TOGETHER: dict[type[Row], dict[str, Callable[[Any], Any]]] = {
+    EvaluationRow: {"correct": _means, "emitted": _sums, "forwards": _sums, "others": _scores},
+    SweepRow: {
+        **{"correct": _means, "emitted": _sums, "row_forwards": _sums},
+        **{"seconds": _sums, "baselines": _baselines},
+    },
+    TextLossRow: {"nats": _sums},
+    StepCostRow: {"seconds": _joined, "memory": _joined},
+}

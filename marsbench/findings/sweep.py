@@ -5,19 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from statistics import median
 from typing import Any, NamedTuple
 
-from marsbench.findings.in_words import bracketed, signed_number
-from marsbench.methods import METHODS
+from marsbench.findings.claims import Measured
+from marsbench.findings.in_words import with_interval
 from marsbench.racing.grid import COMPILED_AR
 from marsbench.racing.position_law import PositionLaw, position_law
 from marsbench.rows.kinds import Row, StepTimeRow, SweepRow
 from marsbench.statistics.intervals import (
     Estimate,
-    PairedDifference,
-    accuracy,
-    mean_of_benchmarks,
     median_ratio,
     paired_difference,
 )
@@ -90,15 +86,18 @@ class SweepCells:
     def at(self, batch_size: int, wanted: Callable[[SweepRow], bool] = lambda row: True) -> list[SweepRow]:
         return [row for (_, size), row in self.done.items() if size == batch_size and wanted(row)]
 
-    def cost(self, row: SweepRow) -> PairedDifference | None:
-        """What accuracy a contender loses against `ar`, in points; positive where it loses."""
-        reference = self.done.get(("ar", row.batch_size))
-        return None if reference is None else paired_difference(by_benchmark(reference), by_benchmark(row))
+    def gain(self, row: SweepRow | None, other: SweepRow | None) -> Estimate | None:
+        """What accuracy a contender gains over another one, in points; None where one of them has no numbers."""
+        return paired_difference(row.by_benchmark, other.by_benchmark).estimate if row and other else None
 
-    def gain(self, row: SweepRow, contender: str) -> PairedDifference | None:
-        """What accuracy a contender gains over another one at its batch size, in points."""
-        reference = self.done.get((contender, row.batch_size))
-        return None if reference is None else paired_difference(by_benchmark(row), by_benchmark(reference))
+    def cost(self, row: SweepRow | None) -> Estimate | None:
+        """What accuracy a contender loses against `ar`, in points; positive where it loses."""
+        return self.gain(self.done.get(("ar", row.batch_size)), row) if row else None
+
+
+def on_sweep(measure: Callable[[SweepCells], Estimate | None]) -> Callable[[Sequence[Row]], Measured]:
+    """What a claim measures of rows, where that is a number of their sweep."""
+    return lambda rows: Measured(measure(SweepCells.of(rows)))
 
 
 def baseline_of(row: SweepRow) -> str:
@@ -117,7 +116,7 @@ def speed_up(row: SweepRow | None, baseline: str | None = None) -> Estimate | No
     if row is None or row.status != "done" or (other := row.baselines.get(baseline or baseline_of(row))) is None:
         return None
     return median_ratio(
-        [seconds * row.all_emitted for seconds in other["seconds"]],
+        [seconds * sum(row.emitted) for seconds in other["seconds"]],
         [seconds * other["emitted"] for seconds in row.seconds],
     )
 
@@ -129,67 +128,8 @@ def faster(row: SweepRow, other: SweepRow) -> Estimate | None:
 
 def speed_ratio(row: SweepRow, other: SweepRow) -> Estimate | None:
     """Tokens per second of a contender over those of another, lap by lap, both relative to `ar` of their own race."""
-    relative = [lap_speeds(one) for one in (row, other)]
+    relative = [one.lap_speeds for one in (row, other)]
     return median_ratio(*relative) if all(relative) and len(relative[0]) == len(relative[1]) else None
-
-
-def lap_speeds(row: SweepRow) -> list[float]:
-    """Tokens per second of each lap over those of `ar`; none where `ar` has no numbers."""
-    ar = row.baselines.get("ar")
-    if ar is None:
-        return []
-    laps = zip(ar["seconds"], row.seconds, strict=True)
-    return [theirs * row.all_emitted / (mine * ar["emitted"]) for theirs, mine in laps]
-
-
-def by_benchmark(row: SweepRow) -> dict[str, list[float]]:
-    return {name: row.correct[place :: len(row.benchmarks)] for place, name in enumerate(row.benchmarks)}
-
-
-def accuracy_of(row: SweepRow) -> Estimate:
-    """Accuracy as a fraction, benchmarks weighing the same."""
-    return mean_of_benchmarks([accuracy(correct) for correct in by_benchmark(row).values()])
-
-
-def tokens_per_forward_of(row: SweepRow) -> float:
-    """Emitted tokens over forward passes of the model, all prompts together."""
-    return row.all_emitted / row.all_row_forwards
-
-
-def tokens_per_second(row: SweepRow) -> float:
-    """The median over laps."""
-    return row.all_emitted / median(row.seconds)
-
-
-def forwards_of(row: SweepRow) -> int:
-    """Forward passes of the model, a batch counted once; an outside loop's are not known."""
-    return row.forwards + row.prompt_forwards
-
-
-def ms_per_forward(row: SweepRow) -> float | None:
-    """Milliseconds of a lap over its forward passes, drafting and the prompts' passes included."""
-    return 1000 * median(row.seconds) / forwards_of(row) if row.forwards else None
-
-
-def positions_per_forward(row: SweepRow) -> float | None:
-    """Entries of a window, over all rows of the batch."""
-    return row.positions / row.forwards if row.forwards else None
-
-
-def positions_of_a_row(row: SweepRow) -> float:
-    """Mean width of a row's window: positions over the forwards that rows took part in after their prompt's."""
-    return row.positions / max(row.all_row_forwards - row.prompts, 1)
-
-
-def weights_read_per_second(row: SweepRow) -> float | None:
-    """Bytes per second of the model's weights, which every forward reads once; None where it is not known."""
-    if not row.forwards or row.draft:  # a draft model's own forwards are not counted
-        return None
-    return row.target_bytes * forwards_of(row) / median(row.seconds)
-
-
-def is_lossless(row: SweepRow) -> bool:
-    return METHODS[row.method].lossless
 
 
 class Agreement(NamedTuple):
@@ -222,21 +162,16 @@ def best_mars_at(sweep: SweepCells, batch_size: int) -> SweepRow | None:
 
     def allowed(row: SweepRow) -> bool:
         cost = sweep.cost(row)
-        return row.method == "mars" and cost is not None and cost.points <= ALLOWED_LOSS
+        return row.method == "mars" and cost is not None and cost.value <= ALLOWED_LOSS
 
     return max(sweep.at(batch_size, allowed), key=speed_of, default=None)
-
-
-def is_adapted(row: SweepRow) -> bool:
-    """Whether an adapter answers for the masks, and the model is one that MARS has not trained."""
-    return STAGES[row.stage].objective == "gated"
 
 
 def best_verified_at(sweep: SweepCells, batch_size: int, *, adapted: bool = False) -> SweepRow | None:
     """The fastest layout and window of `mars-verified`, of MARS or of an adapter, eager or compiled."""
 
     def alike(row: SweepRow) -> bool:
-        return (row.method, is_adapted(row)) == ("mars-verified", adapted)
+        return (row.method, row.is_adapted) == ("mars-verified", adapted)
 
     return max(sweep.at(batch_size, alike), key=speed_of, default=None)
 
@@ -309,10 +244,4 @@ def printed_speed_up(row: SweepRow | None) -> str:
 
 
 def printed_ratio(ratio: Estimate | None) -> str:
-    return f"{ratio.value:.2f} {bracketed(ratio.interval, 2)}" if ratio else "no baseline"
-
-
-def printed_points(difference: PairedDifference | None) -> str:
-    if difference is None:
-        return ""
-    return f"{signed_number(difference.points, 1)} {bracketed(difference.interval, 1, signed=True)}"
+    return with_interval(ratio, 2) if ratio else "no baseline"

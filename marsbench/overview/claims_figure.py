@@ -1,18 +1,20 @@
-"""The figure of the page of claims: measured effects with their intervals beside the published ones."""
+"""What was measured beside what was published, claim by claim: where sign and size agree, and the figure of it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING
 
-from marsbench.findings.claims import POINTS, TIMES, TOKENS, Judged
+from marsbench.findings.claims import DIGITS, POINTS, TIMES, TOKENS, Claim, Judged
 from marsbench.findings.collection import Collection
 from marsbench.findings.published import PUBLISHED_SCALES
-from marsbench.overview.agreement import Comparison, agreement, comparisons
 from marsbench.rendering.claims import heading, sentence
-from marsbench.rendering.figures import drawn_alike, error_bars, new_figure, save
+from marsbench.rendering.figures import drawn_alike, dress, error_bars, new_figure, save
+from marsbench.statistics.intervals import Estimate
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,6 +35,78 @@ _MEASURED_COLOUR = "#000000"
 _STYLES = {"0.5b": ("#D55E00", "D"), "7b": ("#0072B2", "^")}  # hollow markers, told apart in black and white too
 _SHIFTS = {"0.5b": 0.05, "7b": 0.26}  # below the middle of a row, in rows; what is measured stands above it
 _MEASURED_SHIFT = -0.22
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A claim that the paper has a number for: what one scale measured of it, and what was published."""
+
+    number: int  # of the claim on its page
+    claim: Claim
+    scale: str  # that measured
+    measured: Estimate | None
+    published: Mapping[str, float]  # scale of the paper -> its value, the smallest model first; never empty
+
+    @property
+    def no_effect(self) -> float:
+        """What an effect is that is none: no difference, a ratio of one, one token per forward pass."""
+        return 0.0 if self.claim.signed else 1.0
+
+    @property
+    def nearest(self) -> float:
+        """The published value of the same model, or of the smallest that has one."""
+        return self.published.get(self.scale, next(iter(self.published.values())))
+
+    @property
+    def same_sign(self) -> bool:
+        """Whether the measured effect lies on the published one's side of no effect."""
+        return self.measured is not None and self._side(self.measured.value) == self._side(self.nearest)
+
+    @property
+    def surely_opposed(self) -> bool:
+        """Whether the whole measured interval lies on the other side."""
+        if self.measured is None:
+            return False
+        limits = self.measured.interval
+        return self._side(limits.low) == self._side(limits.high) == -self._side(self.nearest) != 0
+
+    @property
+    def holds_published(self) -> bool:
+        """Whether the measured interval holds the published value; one without limits says nothing."""
+        if self.measured is None or not isfinite(self.measured.interval.half_width):
+            return False
+        return self.measured.interval.low <= self.nearest <= self.measured.interval.high
+
+    def _side(self, value: float) -> int:
+        return (value > self.no_effect) - (value < self.no_effect)
+
+
+def comparisons(judged: Sequence[Judged], scale: str) -> list[Comparison]:
+    """Every claim with a published number, once, in the order of the page; `scale` is the one that measured."""
+    found = []
+    for number, one in enumerate(judged, 1):
+        said = {name: value for name in PUBLISHED_SCALES if (value := one.claim.published(name)) is not None}
+        if said:
+            digits = DIGITS[one.claim.unit]  # that readers see
+            values = {name: round(value, digits) + 0.0 for name, value in said.items()}
+            found.append(Comparison(number, one.claim, scale, one.findings[scale].estimate, values))
+    return found
+
+
+def agreement(compared: Sequence[Comparison], scale: str) -> str:
+    """In how many claims sign and size agree at a scale, in a sentence."""
+    measured = [one for one in compared if one.measured is not None]
+    same, opposed = sum(one.same_sign for one in measured), sum(one.surely_opposed for one in measured)
+    held = sum(one.holds_published for one in measured)
+    count = "all" if len(measured) == len(compared) else str(len(measured))
+    return (
+        f"Scale {scale}: of {len(compared)} claims with a published number, {count} were measured; in {same} of "
+        f"them the sign agrees, in {opposed} the whole interval has the other sign, and in {held} the interval "
+        "holds the published value."
+    )
+
+
+# ---- the figure ----
 
 Panel = list[str | Comparison]  # headings, and the claims below each
 Panels = dict[tuple[str, bool], Panel]  # (unit, whether differences) -> what is drawn there
@@ -113,8 +187,9 @@ def _draw_panel(axes: Axes, panel: Panel, scale: str) -> None:
 
 
 def _dress(axes: Axes, panel: Panel, unit: str, *, signed: bool) -> None:
+    labels = [one if isinstance(one, str) else fill(f"{one.number}  {sentence(one.claim)}", _LETTERS) for one in panel]
     axes.set_ylim(len(panel) - 0.5, -0.5)
-    axes.set_yticks(range(len(panel)), [_label(one) for one in panel], fontsize=7.5, linespacing=1.0)
+    axes.set_yticks(range(len(panel)), labels, fontsize=7.5, linespacing=1.0)
     for row, (one, label) in enumerate(zip(panel, axes.get_yticklabels(), strict=True)):
         if isinstance(one, str):
             axes.axhspan(row - 0.5, row + 0.5, color="0.93", linewidth=0, zorder=0)
@@ -128,11 +203,4 @@ def _dress(axes: Axes, panel: Panel, unit: str, *, signed: bool) -> None:
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}".replace("-", "\N{MINUS SIGN}"))
     beyond = f" (logarithmic beyond {_LINEAR_UP_TO:g})" if unit == POINTS else ""
     axes.set_xlabel(f"{'difference in ' if signed else ''}{unit}{beyond}")
-    axes.tick_params(axis="y", length=0)
-    axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.grid(axis="x", color="0.88", linewidth=0.6)
-    axes.set_axisbelow(True)
-
-
-def _label(one: str | Comparison) -> str:
-    return one if isinstance(one, str) else fill(f"{one.number}  {sentence(one.claim)}", _LETTERS)
+    dress(axes, "x")

@@ -11,7 +11,7 @@ from typing import Any
 
 from marsbench.findings.collection import Collection
 from marsbench.findings.in_words import one_line
-from marsbench.findings.sweep import SweepCells, accuracy_of, is_adapted, lap_speeds, tokens_per_forward_of
+from marsbench.findings.sweep import SweepCells
 from marsbench.overview.index import EXPLORE
 from marsbench.presets import preset
 from marsbench.racing.grid import COMPILED_AR, Contender
@@ -27,15 +27,9 @@ def page_of(collection: Collection) -> str:
     race, questions = (next(iter(collection.of(page)), []) for page in (SPEED, ANSWERS))
     found = {"race": _race(SweepCells.of(race)), "questions": _questions(questions)}
     template = (Path(__file__).parent / EXPLORE).read_text(encoding="utf-8")
-    for mark, text in (("{{about}}", _about(collection)), ("{{rows}}", _for_a_script(found))):
-        before, _, after = template.partition(mark)
-        template = f"{before}{text}{after}"
-    return template
-
-
-def _for_a_script(found: Any) -> str:
-    """JSON that ends no <script> and opens no comment in it, whatever its texts say."""
-    return json.dumps(found, separators=(",", ":")).replace("<", "\\u003c").replace(">", "\\u003e")
+    # Such JSON ends no <script> and opens no comment in it, whatever its texts say.
+    data = json.dumps(found, separators=(",", ":")).replace("<", "\\u003c").replace(">", "\\u003e")
+    return template.replace("{{about}}", _about(collection), 1).replace("{{rows}}", data, 1)
 
 
 def _about(collection: Collection) -> str:
@@ -63,14 +57,12 @@ def _race(sweep: SweepCells) -> dict[str, Any]:
     names = [name for name in sweep.names if name in found]
     return {
         "sizes": list(races),
-        "contenders": [_contender(found[name]) for name in names],
+        "contenders": [
+            {"name": name, "compiled": found[name].compiled, "commands": _commands(found[name])} for name in names
+        ],
         "usual": [names.index(name) for name in ("ar", COMPILED_AR) if name in names],
         "cells": [_cells([race.get(name) for name in names]) for race in races.values()],
     }
-
-
-def _contender(row: SweepRow) -> dict[str, Any]:
-    return {"name": row.contender, "compiled": row.compiled, "commands": _commands(row)}
 
 
 def _commands(row: SweepRow) -> list[str]:
@@ -80,7 +72,7 @@ def _commands(row: SweepRow) -> list[str]:
     how += " --compile" if row.compiled else ""
     own = f"marsbench eval --scale {row.scale} --stage {row.stage} --benchmark {row.benchmarks[0]} {how}"
     readers = "marsbench decode --model FOLDER --prompt-ids PROMPTS.jsonl --out ANSWERS.jsonl"
-    readers += f" --adapter ADAPTER {how}" if is_adapted(row) else f" {how}"
+    readers += f" --adapter ADAPTER {how}" if row.is_adapted else f" {how}"
     if row.draft:
         own, readers = f'{own} --draft "$(marsbench train {row.draft} --scale {row.scale})"', f"{readers} --draft DRAFT"
     return [own, readers]
@@ -88,7 +80,7 @@ def _commands(row: SweepRow) -> list[str]:
 
 def _cells(rows: Sequence[SweepRow | None]) -> list[dict[str, Any] | None]:
     """One batch size: each contender's numbers, and its tokens per second over those of each; None = no numbers."""
-    laps = [lap_speeds(row) if row else [] for row in rows]
+    laps = [row.lap_speeds if row else [] for row in rows]
     return [
         {**_numbers(row), "over": [_ratio(own, others) for others in laps]} if row else None
         for row, own in zip(rows, laps, strict=True)
@@ -96,9 +88,9 @@ def _cells(rows: Sequence[SweepRow | None]) -> list[dict[str, Any] | None]:
 
 
 def _numbers(row: SweepRow) -> dict[str, Any]:
-    percent = accuracy_of(row).times(100)
+    percent = row.accuracy.times(100)
     return {
-        "perForward": round(tokens_per_forward_of(row), 2),
+        "perForward": round(row.tokens_per_forward, 2),
         "accuracy": round(percent.value, 1),
         "plusMinus": round(percent.interval.half_width, 1),
         "prompts": row.prompts,

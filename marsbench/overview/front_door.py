@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from marsbench.findings.claims import TIMES, Claim, Judged, Measured
+from marsbench.findings.claims import TIMES, Claim, Judged
 from marsbench.findings.collection import Collection
-from marsbench.findings.in_words import bracketed
-from marsbench.findings.sweep import SweepCells, speed_up
+from marsbench.findings.in_words import with_interval
+from marsbench.findings.sweep import on_sweep, speed_up
 from marsbench.presets import DEFAULT_SCALE, preset
 from marsbench.rendering.claims import bullet, corrected, tally
 from marsbench.rendering.markdown import paragraphs, table
-from marsbench.rows.kinds import Row
 from marsbench.statistics.decisions import Bound
 from marsbench.statistics.intervals import Estimate
 from marsbench.studies.lines import BATCH_SIZES
@@ -66,8 +65,8 @@ def front_door(judged: Sequence[Judged], collections: Sequence[Collection], whol
         f"**What about my model?** A training step of MARS costs {found[_STEP].findings[whole.scale].found} an AR "
         "step's; no parameter is added. [docs/your-own-model.md](docs/your-own-model.md) has the commands.",
     ]
-    picture = f"![Speed over AR decoding by batch size]({_figures(whole)}/{PICTURE})"
-    return paragraphs(*lines, picture)
+    figures = (Path("reports") / Path(whole.links[SPEED]).parent / "figures").as_posix()
+    return paragraphs(*lines, f"![Speed over AR decoding by batch size]({figures}/{PICTURE})")
 
 
 def _real_model(collections: Sequence[Collection]) -> str:
@@ -84,27 +83,17 @@ def _table(judged: Sequence[Judged], whole: Collection) -> str:
     sizes = 1, *BATCH_SIZES
     lines = []
     for name, words in _SPEEDS.items():
-        found = {
-            one.claim.batch_size: one.findings[whole.scale].estimate
-            for one in judged
-            if (one.claim.page, one.claim.name) == (SPEED, name)
-        }
+        alike = [one for one in judged if (one.claim.page, one.claim.name) == (SPEED, name)]
+        found = {one.claim.batch_size: one.findings[whole.scale].estimate for one in alike}
         lines.append([words, *[_in_brief(found.get(size)) for size in sizes]])
     return table(["tokens/s over AR decoding", *[f"batch {size}" for size in sizes]], lines)
 
 
 def _over_generate(whole: Collection) -> Estimate | None:
     """AR decoding over transformers' `generate`, both eager, one request at a time."""
-
-    def measure(rows: Sequence[Row]) -> Measured:
-        return Measured(speed_up(SweepCells.of(rows).eager.done.get(("ar", 1)), "hf-generate"))
-
+    measure = on_sweep(lambda sweep: speed_up(sweep.eager.done.get(("ar", 1)), "hf-generate"))
     return Claim(measure=measure, bound=Bound(low=1.0), unit=TIMES).over(whole.of(SPEED)).estimate
 
 
 def _in_brief(estimate: Estimate | None) -> str:
-    return f"{estimate.value:.2f} {bracketed(estimate.interval, 2)}" if estimate else "not run"
-
-
-def _figures(collection: Collection) -> str:
-    return (Path("reports") / Path(collection.links[SPEED]).parent / "figures").as_posix()
+    return with_interval(estimate, 2) if estimate else "not run"

@@ -93,22 +93,16 @@ def _findings(judged: Sequence[Judged], collections: Sequence[Collection]) -> st
     for key in _FIRST:
         alike = [one for one in judged if (one.claim.page, one.claim.name) == key]
         if any(one.findings[each.scale].estimate for one in alike for each in collections):
-            paper = dict.fromkeys(_published(alike, scale) for scale in PUBLISHED_SCALES)
+            sizes = " / ".join(str(one.claim.batch_size) for one in alike if one.claim.batch_size is not None)
+            paper = []
+            for scale, model in PUBLISHED_SCALES.items():
+                if said := [text for one in alike if (text := published(one.claim, scale))]:
+                    paper.append(f"{' / '.join(said)} ({model.removeprefix('Qwen2.5 ')})")
             measured = [_measured(alike, each.scale) for each in collections]
-            lines.append([_of_batches(alike), " / ".join(filter(None, paper)), *measured, _worded(alike, collections)])
+            text = alike[0].claim.text + (f", batch {sizes}" if sizes else "")
+            lines.append([text, " / ".join(paper), *measured, _worded(alike, collections)])
     head = ["claim", "the paper", *[each.scale for each in collections], "verdict"]
     return table(head, lines, text=(0, len(head) - 1)) if lines else ""
-
-
-def _of_batches(alike: Sequence[Judged]) -> str:
-    """A claim, at all batch sizes that it is made at."""
-    sizes = [str(one.claim.batch_size) for one in alike if one.claim.batch_size is not None]
-    return alike[0].claim.text + (f", batch {' / '.join(sizes)}" if sizes else "")
-
-
-def _published(alike: Sequence[Judged], scale: str) -> str:
-    found = [text for one in alike if (text := published(one.claim, scale))]
-    return f"{' / '.join(found)} ({PUBLISHED_SCALES[scale].removeprefix('Qwen2.5 ')})" if found else ""
 
 
 def _measured(alike: Sequence[Judged], scale: str) -> str:
@@ -133,35 +127,29 @@ def _worded(alike: Sequence[Judged], collections: Sequence[Collection]) -> str:
 
 def _scale(judged: Sequence[Judged], collection: Collection) -> str:
     """What the scale is, how many models and verdicts there are, and what did not hold."""
-    said = [f"Scale {collection.scale} is {preset(collection.scale).summary}.", collection.seeds_in_words]
-    said.append(corrected(judged, collection.scale))
-    text = " ".join(filter(None, said))
-    return paragraphs(f"## Scale {collection.scale}", text, _failed(judged, collection.scale), *remarks(collection))
-
-
-def _failed(judged: Sequence[Judged], scale: str) -> str:
-    """The paper's claims that did not hold at a scale, in its order."""
-    failed = [
+    scale = collection.scale
+    said = [f"Scale {scale} is {preset(scale).summary}.", collection.seeds_in_words, corrected(judged, scale)]
+    failed = "\n".join(
         bullet(one.claim, one.findings[scale])
         for one in judged
         if one.claim.papers and one.findings[scale].verdict in ("not supported", "significantly worse")
-    ]
-    return "\n".join(["Claims of the paper that did not hold here:", "", *failed]) if failed else ""
+    )
+    lead = "Claims of the paper that did not hold here:" if failed else ""
+    return paragraphs(f"## Scale {scale}", " ".join(filter(None, said)), lead, failed, *remarks(collection))
 
 
 def remarks(collection: Collection) -> list[str]:
     """What studies have to say of one scale's rows on the pages about the whole paper."""
-    found = [study.remark(collection.of(study.key)) for study in studies().values()]
-    return [remark for remark in found if remark]
+    return [said for study in studies().values() if (said := study.remark(collection.of(study.key)))]
 
 
 def _table(judged: Sequence[Judged], collections: Sequence[Collection]) -> str:
     head = ["", "asks", *[each.scale for each in collections], "command"]
-    lines_ = []
-    for line in lines():
-        cells = [_linked(line, judged, collection) for collection in collections]
-        lines_.append([line.name, line.asks, *cells, f"`nox -s {line.session}`"])
-    return table(head, lines_, text=range(len(head)))
+    shown = [
+        [line.name, line.asks, *[_linked(line, judged, one) for one in collections], f"`nox -s {line.session}`"]
+        for line in lines()
+    ]
+    return table(head, shown, text=range(len(head)))
 
 
 def _linked(line: Line, judged: Sequence[Judged], collection: Collection) -> str:

@@ -55,13 +55,10 @@ def _graph_table(tasks: Sequence[RunTask]) -> Table:
     listed = {task.name: task.listed for task in tasks}
     for title, some in groups.items():
         after = dict.fromkeys(listed[name] for task in some for name in task.after)
-        shown = ", ".join(after) if len(after) <= _MOST_SHOWN else f"{len(after)} of the above"
+        shown = ", ".join(after) if len(after) <= 2 else f"{len(after)} of the above"
         table.add_row(title, shown or "-", str(len(some)), _hours_of(some))
     table.add_row("together", "", str(len(tasks)), _hours_of(tasks))
     return table
-
-
-_MOST_SHOWN = 2
 
 
 def _hours_of(tasks: Sequence[RunTask]) -> str:

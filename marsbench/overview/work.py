@@ -85,35 +85,19 @@ def _tasks_of_page(
     """What makes the rows of a page: one race per batch size, or all in one."""
     cells = cells_of([study.cells] if study.cells else [], known)
     first = after([*study.trains(scale, quick), *cells], before)
-    if study.grid is not None:
-        grid = study.grid(scale, quick)
-        return [
-            RaceTask(
-                name=f"{study.key}-batch{size}",
-                title=f"racing {study.name}, {size} at once",
-                after=first,
-                seconds=race_s(grid.at(size), scale),
-                alone=True,
-                settings=settings,
-                study=study.key,
-                batch_size=size,
-                quick=quick,
-            )
-            for size in grid.batch_sizes
-        ]
-    timed = study.times(scale)
-    title = f"timing and scoring {study.name}" if timed else f"scoring {study.name}"
+    common: dict[str, Any] = {"after": first, "settings": settings, "study": study.key}
+    if study.grid is None:
+        timed = study.times(scale)
+        title = f"timing and scoring {study.name}" if timed else f"scoring {study.name}"
+        return [ScoreTask(name=study.key, title=title, seconds=_SCORING_S, alone=timed, **common)]
+    grid = study.grid(scale, quick)
     return [
-        ScoreTask(
-            name=study.key,
-            title=title,
-            after=first,
-            seconds=_SCORING_S,
-            alone=timed,
-            settings=settings,
-            study=study.key,
+        RaceTask(
+            name=f"{study.key}-batch{size}", title=f"racing {study.name}, {size} at once", alone=True,
+            seconds=race_s(grid.at(size), scale), batch_size=size, quick=quick, **common,
         )
-    ]
+        for size in grid.batch_sizes
+    ]  # fmt: skip
 
 
 class FromRun(Known):
@@ -185,9 +169,8 @@ def _write(rows: Sequence[Row], run: Run, written: set[str]) -> None:
 
 def _page(parts: Sequence[Made]) -> list[Row] | UserError:
     """The rows of a page, from all that made some of them, or the first reason why there are none."""
-    for part in parts:
-        if part.error is not None:
-            return part.error
+    if error := next((part.error for part in parts if part.error is not None), None):
+        return error
     if len(parts) == 1:
         return [*parts[0].page]
     # Each race names the trainings and the timed steps that all of them need.

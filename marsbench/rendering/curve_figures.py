@@ -8,11 +8,11 @@ from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from marsbench.findings.cells import Cells, columns, done_cells
+from marsbench.findings.cells import Cells, columns, done_cells, mean_accuracy, mean_speed
 from marsbench.rendering.figures import drawn_alike, error_bars, new_figure, save
 from marsbench.rows.kinds import EvaluationRow
 from marsbench.running.plans import TablePlan
-from marsbench.statistics.intervals import Estimate, Interval, accuracy, mean_of_benchmarks, tokens_per_forward
+from marsbench.statistics.intervals import Estimate, Interval
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -90,9 +90,9 @@ def speed_panel(cells: Cells, title: str, lines: Mapping[str, Sequence[str]], be
     """
     curves = []
     for label, arms in lines.items():
-        found = [(mean_speed(cells, arm, benchmarks), mean_accuracy(cells, arm, benchmarks)) for arm in arms]
-        curves.append(Curve(label, tuple((x, height) for x, height in found if x is not None and height is not None)))
-    return Panel(title, curves, mean_accuracy(cells, "ar_sft", benchmarks))
+        found = [rows for arm in arms if (rows := _rows(cells, arm, benchmarks))]
+        curves.append(Curve(label, tuple((mean_speed(rows), mean_accuracy(rows)) for rows in found)))
+    return Panel(title, curves, accuracy_on(cells, "ar_sft", benchmarks))
 
 
 def average_figure(cells: Cells, plan: TablePlan, lines: Mapping[str, Sequence[str]], path_stem: Path) -> list[Path]:
@@ -106,16 +106,14 @@ def exactly(value: float) -> Estimate:
     return Estimate(value, Interval(value, value), 0)
 
 
-def mean_accuracy(cells: Cells, arm: str, benchmarks: Sequence[str]) -> Estimate | None:
+def accuracy_on(cells: Cells, arm: str, benchmarks: Sequence[str]) -> Estimate | None:
     """The accuracy of an arm, benchmarks weighing the same; None unless it was measured on them all."""
-    rows = _rows(cells, arm, benchmarks)
-    return mean_of_benchmarks([accuracy(row.correct) for row in rows]) if rows else None
+    return mean_accuracy(rows) if (rows := _rows(cells, arm, benchmarks)) else None
 
 
-def mean_speed(cells: Cells, arm: str, benchmarks: Sequence[str]) -> Estimate | None:
+def speed_on(cells: Cells, arm: str, benchmarks: Sequence[str]) -> Estimate | None:
     """The tokens per forward pass of an arm, alike."""
-    rows = _rows(cells, arm, benchmarks)
-    return mean_of_benchmarks([tokens_per_forward(row.emitted, row.forwards) for row in rows]) if rows else None
+    return mean_speed(rows) if (rows := _rows(cells, arm, benchmarks)) else None
 
 
 def _rows(cells: Cells, arm: str, benchmarks: Sequence[str]) -> list[EvaluationRow]:

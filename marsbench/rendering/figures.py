@@ -9,13 +9,13 @@ from functools import partial
 from math import isfinite
 from pathlib import Path
 from textwrap import fill
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from marsbench.files import write_atomically
 from marsbench.findings.cells import Cells, columns, done_cells
 from marsbench.rows.kinds import EvaluationRow
 from marsbench.running.plans import TablePlan
-from marsbench.statistics.intervals import Estimate, Interval, accuracy, mean_of_benchmarks, tokens_per_forward
+from marsbench.statistics.intervals import Estimate, Interval, mean_of_benchmarks
 
 if TYPE_CHECKING:  # a study is read without drawing anything
     from matplotlib.axes import Axes
@@ -42,8 +42,8 @@ class Quantity(NamedTuple):
     limits: tuple[float, float] | None  # of the axis; None = what the values need
 
 
-ACCURACY = Quantity("accuracy in %", lambda row: accuracy(row.correct), 100.0, (-2.0, 102.0))  # whole markers
-SPEED = Quantity("tokens per forward pass", lambda row: tokens_per_forward(row.emitted, row.forwards), 1.0, None)
+ACCURACY = Quantity("accuracy in %", lambda row: row.accuracy, 100.0, (-2.0, 102.0))  # whole markers
+SPEED = Quantity("tokens per forward pass", lambda row: row.tokens_per_forward, 1.0, None)
 
 
 @contextmanager
@@ -71,36 +71,21 @@ def figure_of(quantity: Quantity, cells: Cells, plan: TablePlan, path_stem: Path
         figure = new_figure(10.5, 4.8)
         axes = figure.subplots()
         for position, arm in enumerate(plan.arms):
+            done = done_cells(cells, arm.name)
+            found = {place: quantity.of(done[name]) for place, name in enumerate(benchmarks) if name in done}
+            if len(found) == len(benchmarks):
+                found[len(benchmarks)] = mean_of_benchmarks([*found.values()])
             shift = GROUP_WIDTH * ((position + 0.5) / len(plan.arms) - 0.5)
-            estimates = _estimates(quantity, cells, arm.name, list(benchmarks))
-            _draw_arm(axes, quantity, estimates, shift, position, arm.label)
-        _dress(axes, quantity, [*benchmarks.values(), "Average"])
+            axes.errorbar(
+                [place + shift for place in found],
+                [quantity.factor * estimate.value for estimate in found.values()],
+                yerr=error_bars([*found.values()], quantity.factor),
+                fmt=MARKERS[position % len(MARKERS)], color=COLOURS[position % len(COLOURS)], markersize=5.5,
+                elinewidth=1.2, label=arm.label,
+            )  # fmt: skip
+        _dress_groups(axes, quantity, [*benchmarks.values(), "Average"])
         figure.legend(loc="outside lower center", ncols=3, frameon=False)
         return save(figure, path_stem)
-
-
-def _estimates(quantity: Quantity, cells: Cells, arm: str, benchmarks: Sequence[str]) -> dict[int, Estimate]:
-    """Place on the x axis -> estimate; the mean comes last, and only if no benchmark is missing."""
-    done = done_cells(cells, arm)
-    found = {place: quantity.of(done[name]) for place, name in enumerate(benchmarks) if name in done}
-    if len(found) == len(benchmarks):
-        found[len(benchmarks)] = mean_of_benchmarks(list(found.values()))
-    return found
-
-
-def _draw_arm(
-    axes: Axes, quantity: Quantity, estimates: Mapping[int, Estimate], shift: float, position: int, name: str
-) -> None:
-    axes.errorbar(
-        [place + shift for place in estimates],
-        [quantity.factor * estimate.value for estimate in estimates.values()],
-        yerr=error_bars(list(estimates.values()), quantity.factor),
-        fmt=MARKERS[position % len(MARKERS)],
-        color=COLOURS[position % len(COLOURS)],
-        markersize=5.5,
-        elinewidth=1.2,
-        label=name,
-    )
 
 
 accuracy_figure, speed_figure = partial(figure_of, ACCURACY), partial(figure_of, SPEED)
@@ -150,10 +135,7 @@ def labelled_figure(series: Mapping[str, Mapping[str, Estimate]], x_label: str, 
         axes.set_ylim(len(names) - 0.5, -0.5)
         axes.set_xlim(left=0.0)
         axes.set_xlabel(f"{x_label} (bars: 95 % interval)")
-        axes.spines[["top", "right", "left"]].set_visible(False)
-        axes.tick_params(axis="y", length=0)
-        axes.grid(axis="x", color="0.88", linewidth=0.6)
-        axes.set_axisbelow(True)
+        dress(axes, "x")
         figure.legend(loc="outside lower center", ncols=4, frameon=False)
         return save(figure, path_stem)
 
@@ -167,16 +149,21 @@ def error_bars(estimates: Sequence[Estimate], factor: float) -> list[list[float]
     ]
 
 
-def _dress(axes: Axes, quantity: Quantity, labels: Sequence[str]) -> None:
+def dress(axes: Axes, along: Literal["x", "y"]) -> None:
+    """Leave a grid for the numbers along one axis, and names without ticks or lines along the other."""
+    axes.spines[["top", "right", *(["left"] if along == "x" else [])]].set_visible(False)
+    axes.tick_params(axis="y" if along == "x" else "x", length=0)
+    axes.grid(axis=along, color="0.88", linewidth=0.6)
+    axes.set_axisbelow(True)
+
+
+def _dress_groups(axes: Axes, quantity: Quantity, labels: Sequence[str]) -> None:
     axes.set_xticks(range(len(labels)), labels)
     axes.set_xlim(-0.5, len(labels) - 0.5)
     if quantity.limits:
         axes.set_ylim(*quantity.limits)
     axes.set_ylabel(f"{quantity.label} (bars: 95 % interval)")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.tick_params(axis="x", length=0)
-    axes.grid(axis="y", color="0.88", linewidth=0.6)
-    axes.set_axisbelow(True)
+    dress(axes, "y")
     for place in range(0, len(labels), 2):
         axes.axvspan(place - 0.5, place + 0.5, color="0.96", linewidth=0, zorder=0)
     axes.axvline(len(labels) - 1.5, color="0.4", linewidth=0.8)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from statistics import fmean
 
-from marsbench.findings.cells import Cells, columns, done_cells, latest_cells
+from marsbench.findings.cells import Cells, columns, done_cells, latest_cells, mean_accuracy, mean_speed
 from marsbench.findings.in_words import one_line, plus_minus
 from marsbench.findings.seeds import BySeed
 from marsbench.rendering.markdown import merged, paragraphs, table
 from marsbench.rows.kinds import EvaluationRow
 from marsbench.running.plans import Arm, TablePlan
-from marsbench.statistics.intervals import Estimate, accuracy, mean_of_benchmarks, tokens_per_forward
+from marsbench.statistics.intervals import accuracy
 
 HOW_TO_READ_ACCURACY = (
     "Accuracy in % ± half of the 95 % interval. Benchmarks weigh the same in the average and in tokens/forward."
@@ -38,17 +38,20 @@ def measured_section(cells: Cells, plan: TablePlan, seeds: BySeed, reading: str,
 def accuracy_table(cells: Cells, plan: TablePlan) -> str:
     """Accuracy per line and benchmark, with the averages of accuracy and of tokens per forward pass."""
     head = ["", *columns(plan).values(), "Average", "tokens/forward"]
-    lines = [_question_counts(cells, plan), *[[arm.label, *_accuracy_line(cells, plan, arm)] for arm in plan.arms]]
-    return paragraphs(table(head, merged(lines)), *_incomplete_note(cells, plan))
+    lines = [["questions", *question_counts(cells, plan).values(), "", ""]]
+    for arm in plan.arms:
+        of_benchmarks = [accuracy_cell(cells.get((arm.name, name))) for name in columns(plan)]
+        lines.append([arm.label, *of_benchmarks, *averages(cells, plan, arm)])
+    counts = {len(done_cells(cells, arm.name)) for arm in plan.arms} - {0, len(columns(plan))}
+    return paragraphs(table(head, merged(lines)), HOW_TO_READ_INCOMPLETE_AVERAGES if counts else "")
 
 
 def speed_table(cells: Cells, plan: TablePlan) -> str:
-    head = ["", *columns(plan).values(), "Average"]
     lines = []
     for arm in plan.arms:
         speeds = [speed_cell(cells.get((arm.name, name))) for name in columns(plan)]
         lines.append([arm.label, *speeds, averages(cells, plan, arm)[1]])
-    return "Tokens per forward pass:\n\n" + table(head, merged(lines))
+    return paragraphs("Tokens per forward pass:", table(["", *columns(plan).values(), "Average"], merged(lines)))
 
 
 def seeds_table(seeds: BySeed, plan: TablePlan) -> str:
@@ -59,38 +62,30 @@ def seeds_table(seeds: BySeed, plan: TablePlan) -> str:
     lines = []
     for arm in plan.arms:
         done = [done_cells(of_seed, arm.name) for of_seed in cells]
-        values = [[_percent(rows.get(name)) for rows in done] for name in columns(plan)]
-        means = [_mean_percent(rows) if rows.keys() >= columns(plan).keys() else "n/a" for rows in done]
-        lines.append([arm.label, *[" / ".join(found) for found in (*values, means)]])
+        rates = [{name: fmean(row.correct) for name, row in rows.items()} for rows in done]
+        shown = [[rate.get(name) for rate in rates] for name in columns(plan)]
+        shown.append([fmean(rate.values()) if rate.keys() >= columns(plan).keys() else None for rate in rates])
+        texts = [["n/a" if rate is None else f"{100 * rate:.1f}" for rate in of_column] for of_column in shown]
+        lines.append([arm.label, *map(" / ".join, texts)])
     order = " / ".join(map(str, sorted(seeds)))
     lead = f"Accuracy in % at each training seed, in the order {order}. They scatter by the luck of training."
-    return f"{lead}\n\n{table(['', *columns(plan).values(), 'Average'], merged(lines))}"
-
-
-def _percent(row: EvaluationRow | None) -> str:
-    return "n/a" if row is None else f"{100 * fmean(row.correct):.1f}"
-
-
-def _mean_percent(rows: Mapping[str, EvaluationRow]) -> str:
-    return f"{100 * fmean(fmean(row.correct) for row in rows.values()):.1f}"
+    return paragraphs(lead, table(["", *columns(plan).values(), "Average"], merged(lines)))
 
 
 def accuracy_cell(row: EvaluationRow | None) -> str:
     """Accuracy in %, or why there is none."""
-    if row is None:
-        return "not run"
-    return plus_minus(accuracy(row.correct), 1, factor=100) if row.status == "done" else row.status
+    return _cell(row, lambda row: plus_minus(row.accuracy, 1, factor=100))
 
 
 def speed_cell(row: EvaluationRow | None) -> str:
     """Tokens per forward pass, or why there are none."""
+    return _cell(row, lambda row: plus_minus(row.tokens_per_forward, 2))
+
+
+def _cell(row: EvaluationRow | None, shown: Callable[[EvaluationRow], str]) -> str:
     if row is None:
         return "not run"
-    return plus_minus(speed(row), 2) if row.status == "done" else row.status
-
-
-def speed(row: EvaluationRow) -> Estimate:
-    return tokens_per_forward(row.emitted, row.forwards)
+    return shown(row) if row.status == "done" else row.status
 
 
 def averages(cells: Cells, plan: TablePlan, arm: Arm) -> tuple[str, str]:
@@ -99,18 +94,8 @@ def averages(cells: Cells, plan: TablePlan, arm: Arm) -> tuple[str, str]:
     if not done:
         return "n/a", "n/a"
     count = "" if len(done) == len(columns(plan)) else f" ({len(done)} of {len(columns(plan))})"
-    mean = mean_of_benchmarks([accuracy(row.correct) for row in done.values()])
-    mean_speed = mean_of_benchmarks([speed(row) for row in done.values()])
-    return plus_minus(mean, 1, factor=100) + count, plus_minus(mean_speed, 2) + count
-
-
-def _accuracy_line(cells: Cells, plan: TablePlan, arm: Arm) -> list[str]:
-    return [*[accuracy_cell(cells.get((arm.name, name))) for name in columns(plan)], *averages(cells, plan, arm)]
-
-
-def _incomplete_note(cells: Cells, plan: TablePlan) -> list[str]:
-    counts = {len(done_cells(cells, arm.name)) for arm in plan.arms}
-    return [HOW_TO_READ_INCOMPLETE_AVERAGES] if counts - {0, len(columns(plan))} else []
+    numbers = plus_minus(mean_accuracy(done.values()), 1, factor=100), plus_minus(mean_speed(done.values()), 2)
+    return numbers[0] + count, numbers[1] + count
 
 
 def question_counts(cells: Cells, plan: TablePlan) -> dict[str, str]:
@@ -120,10 +105,6 @@ def question_counts(cells: Cells, plan: TablePlan) -> dict[str, str]:
         for name, row in done_cells(cells, arm.name).items():
             found[name].add(len(row.correct))
     return {name: "/".join(map(str, sorted(counts))) for name, counts in found.items()}
-
-
-def _question_counts(cells: Cells, plan: TablePlan) -> list[str]:
-    return ["questions", *question_counts(cells, plan).values(), "", ""]
 
 
 def reasons(cells: Cells, plan: TablePlan) -> str:
@@ -137,15 +118,11 @@ def reasons(cells: Cells, plan: TablePlan) -> str:
     benchmarks: dict[tuple[str, str, tuple[str, ...]], list[str]] = {}
     for (status, reason, head), labels in arms.items():
         benchmarks.setdefault((status, reason, tuple(labels)), []).append(head)
-    lines = [
-        f"- {status}: {reason} ({', '.join(heads)}: {_all_or_some(labels, plan)})"
+    return "\n".join(
+        f"- {status}: {reason} ({', '.join(heads)}: "
+        f"{'every line' if len(labels) == len(plan.arms) else '; '.join(labels)})"
         for (status, reason, labels), heads in benchmarks.items()
-    ]
-    return "\n".join(lines)
-
-
-def _all_or_some(labels: Sequence[str], plan: TablePlan) -> str:
-    return "every line" if len(labels) == len(plan.arms) else "; ".join(labels)
+    )
 
 
 def other_scores(cells: Cells, plan: TablePlan) -> str:

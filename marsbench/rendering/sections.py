@@ -7,7 +7,7 @@ from math import isfinite
 from typing import Any
 
 from marsbench.findings.cells import AR_OBJECTIVE, MARS_OBJECTIVE, latest_cells, latest_stages, latest_step_cost
-from marsbench.findings.in_words import bracketed, duration, one_line
+from marsbench.findings.in_words import duration, one_line, with_interval
 from marsbench.findings.seeds import BySeed
 from marsbench.paper import published
 from marsbench.presets import DEFAULT_SCALE, option_for, preset
@@ -106,28 +106,17 @@ def _training_line(trained: TrainedStage, row: TrainingRow | None) -> list[str]:
 
 
 def _step_cost(row: StepCostRow | None) -> str:
-    """What a MARS step costs, in AR steps, beside what the paper's training hours come to."""
+    """What a MARS step costs and must hold, in AR steps, beside what the paper's training hours come to."""
     hours = {(item.method, item.scale): item.value for item in published("A", metric="train_h200_hours")}
     ratios = sorted(hours["mars", scale] / hours["ar_sft", scale] for scale in ("0.5b", "7b"))
     paper = f"Published: {ratios[0]:.1f} and {ratios[1]:.1f} times, from the GPU hours of whole runs."
-    if row is None:
-        return f"Cost of a MARS step: not run. {paper}"
-    if row.status != "done":
-        return f"Cost of a MARS step: {row.status}: {one_line(row.reason)}. {paper}"
-    cost = median_ratio(row.seconds[MARS_OBJECTIVE], row.seconds[AR_OBJECTIVE])
+    if row is None or row.status != "done":
+        return f"Cost of a MARS step: {f'{row.status}: {one_line(row.reason)}' if row else 'not run'}. {paper}"
+    cost, memory = (median_ratio(of[MARS_OBJECTIVE], of[AR_OBJECTIVE]) for of in (row.seconds, row.memory))
     return (
-        f"A MARS step costs {cost.value:.2f} {bracketed(cost.interval, 2)} times an AR step: the median of "
-        f"{cost.n} paired ratios on the same batches, with a bootstrap 95 % interval. {paper}{_step_memory(row)}"
-    )
-
-
-def _step_memory(row: StepCostRow) -> str:
-    """What a MARS step must hold, in AR steps, where it was counted."""
-    if not row.memory:
-        return ""
-    memory = median_ratio(row.memory[MARS_OBJECTIVE], row.memory[AR_OBJECTIVE])
-    return (
-        f" It holds {memory.value:.2f} {bracketed(memory.interval, 2)} times the memory: weights, gradients, moments, "
+        f"A MARS step costs {with_interval(cost, 2)} times an AR step: the median of "
+        f"{cost.n} paired ratios on the same batches, with a bootstrap 95 % interval. {paper}"
+        f" It holds {with_interval(memory, 2)} times the memory: weights, gradients, moments, "
         "and what the forward pass keeps for the backward pass, on the same batches."
     )
 
@@ -154,18 +143,16 @@ def command(session: str, scale: str) -> str:
 
 def facts_section(rows: Sequence[Row], how: str, more: Mapping[str, str] | None = None) -> str:
     """Command, code and machine behind rows; facts that are empty are left out."""
+    known = [row.provenance for row in rows]
+    dates = sorted(str(one["started"]) for one in known if one.get("started"))
     facts = {
         "command": how,
-        **{name: _distinct(rows, reader) for name, reader in _FACTS.items()},
-        "measured": _dates(rows),
+        **{name: "; ".join(sorted({*map(read, known)} - {""})) for name, read in _FACTS.items()},
+        "measured": " to ".join(dict.fromkeys([dates[0], dates[-1]])) if dates else "",
         **(more or {}),
     }
     lines = [[name, value] for name, value in facts.items() if value]
     return paragraphs("## How this was made", table(["", ""], lines, text=(0, 1)))
-
-
-def _distinct(rows: Iterable[Row], reader: Callable[[Mapping[str, Any]], str]) -> str:
-    return "; ".join(sorted({text for row in rows if (text := reader(row.provenance))}))
 
 
 def _text(name: str) -> Callable[[Mapping[str, Any]], str]:
@@ -175,11 +162,6 @@ def _text(name: str) -> Callable[[Mapping[str, Any]], str]:
 def _commit(provenance: Mapping[str, Any]) -> str:
     commit = str(provenance.get("commit") or "")[:12]
     return f"{commit} with uncommitted changes" if commit and provenance.get("dirty") else commit
-
-
-def _versions(provenance: Mapping[str, Any]) -> str:
-    versions = dict(provenance.get("versions") or {})
-    return ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
 
 
 def _hardware(provenance: Mapping[str, Any]) -> str:
@@ -202,13 +184,8 @@ _FACTS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "waiting threads (`OMP_WAIT_POLICY`)": _text("wait_policy"),
     "platform": _text("platform"),
     "Python": _text("python"),
-    "versions": _versions,
+    "versions": lambda provenance: ", ".join(map(" ".join, sorted(dict(provenance.get("versions") or {}).items()))),
 }
-
-
-def _dates(rows: Iterable[Row]) -> str:
-    dates = sorted(str(row.provenance["started"]) for row in rows if row.provenance.get("started"))
-    return " to ".join(dict.fromkeys([dates[0], dates[-1]])) if dates else ""
 
 
 def _token_limits(rows: Iterable[Row]) -> str:

@@ -9,7 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from statistics import median
-from typing import Any, ClassVar, Literal, NamedTuple, get_args
+from typing import Any, ClassVar, Literal, get_args
+
+from marsbench.methods import METHODS
+from marsbench.statistics.intervals import Answers, Estimate, accuracy, mean_of_benchmarks, tokens_per_forward
+from marsbench.training.stages import STAGES
 
 SCHEMA = 1
 Status = Literal["done", "skipped", "failed", "timeout"]
@@ -49,6 +53,19 @@ class EvaluationRow(_Kept):
     prompt_cut: list[int] = field(default_factory=list)  # tokens of the prompt that the context had no room for
     dtype: str = "float32"  # of weights and caches
     digests: list[str] = field(default_factory=list)  # of each answer's tokens: alike = the very same ones; or empty
+
+    @property
+    def answers(self) -> Answers:
+        return Answers(self.correct, self.emitted, self.forwards)
+
+    @property
+    def accuracy(self) -> Estimate:
+        """The share of right answers, of one training seed."""
+        return accuracy(self.correct)
+
+    @property
+    def tokens_per_forward(self) -> Estimate:
+        return tokens_per_forward(self.emitted, self.forwards)
 
 
 @dataclass(frozen=True)
@@ -141,17 +158,65 @@ class SweepRow(_Kept):
     graphs: int = 0  # shapes of a step that were compiled so far, at smaller batch sizes and other thresholds too
     compile_seconds: float = 0.0  # what that took, or reading it from disk
     profile: Mapping[str, float] = field(default_factory=dict)  # part of a step -> seconds, in an extra run
-    totals: Mapping[str, int] = field(default_factory=dict)  # name of a list that was not kept per prompt -> its sum
 
     @property
-    def all_emitted(self) -> int:
-        """Tokens up to EOS over all prompts."""
-        return sum(self.emitted) or self.totals.get("emitted", 0)
+    def is_lossless(self) -> bool:
+        return METHODS[self.method].lossless
 
     @property
-    def all_row_forwards(self) -> int:
-        """Forward passes of the model, summed over prompts."""
-        return sum(self.row_forwards) or self.totals.get("row_forwards", 0)
+    def is_adapted(self) -> bool:
+        """Whether an adapter answers for the masks, and the model is one that MARS has not trained."""
+        return STAGES[self.stage].objective == "gated"
+
+    @property
+    def by_benchmark(self) -> dict[str, list[float]]:
+        """Benchmark -> `correct` of its prompts."""
+        return {name: self.correct[place :: len(self.benchmarks)] for place, name in enumerate(self.benchmarks)}
+
+    @property
+    def accuracy(self) -> Estimate:
+        """Accuracy as a fraction, benchmarks weighing the same."""
+        return mean_of_benchmarks([accuracy(correct) for correct in self.by_benchmark.values()])
+
+    @property
+    def tokens_per_forward(self) -> float:
+        """Emitted tokens over forward passes of the model, all prompts together."""
+        return sum(self.emitted) / sum(self.row_forwards)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """The median over laps."""
+        return sum(self.emitted) / median(self.seconds)
+
+    @property
+    def lap_speeds(self) -> list[float]:
+        """Tokens per second of each lap over those of `ar`; none where `ar` has no numbers."""
+        if (ar := self.baselines.get("ar")) is None:
+            return []
+        laps = zip(ar["seconds"], self.seconds, strict=True)
+        return [theirs * sum(self.emitted) / (mine * ar["emitted"]) for theirs, mine in laps]
+
+    @property
+    def ms_per_forward(self) -> float:
+        """Milliseconds of a lap over its forward passes, drafting and the prompts' passes included; 0 = not known."""
+        return 1000 * median(self.seconds) / (self.forwards + self.prompt_forwards) if self.forwards else 0.0
+
+    @property
+    def positions_per_forward(self) -> float:
+        """Entries of a window, over all rows of the batch; 0 = not known."""
+        return self.positions / self.forwards if self.forwards else 0.0
+
+    @property
+    def positions_of_a_row(self) -> float:
+        """Mean width of a row's window: positions over the forwards that rows took part in after their prompt's."""
+        return self.positions / max(sum(self.row_forwards) - self.prompts, 1)
+
+    @property
+    def weights_read_per_second(self) -> float:
+        """Bytes per second of the model's weights, which every forward reads once; 0 = not known."""
+        if self.draft:  # a draft model's own forwards are not counted
+            return 0.0
+        return 1000 * self.target_bytes / self.ms_per_forward if self.forwards else 0.0
 
 
 @dataclass(frozen=True)
@@ -170,20 +235,12 @@ class StepTimeRow(_Kept):
     provenance: Mapping[str, Any] = field(default_factory=dict)
     others_cores: list[float] = field(default_factory=list)  # of each repeat: what others used; empty = unknown
     dtype: str = "float32"  # of weights and caches
-    read_per_second: list[float] = field(default_factory=list)  # per repeat: bytes read, at best; empty = not measured
+    read_per_second: list[float] = field(default_factory=list)  # per repeat: bytes read, at best
 
     @property
-    def memory(self) -> Memory:
-        """What reading the weights is held against: reading, or copying where that alone was measured."""
-        found = Memory("copying", median(self.copied_per_second))
-        return Memory("reading", median(self.read_per_second)) if self.read_per_second else found
-
-
-class Memory(NamedTuple):
-    """How fast memory is."""
-
-    by: Literal["reading", "copying"]  # how it was measured
-    per_second: float  # bytes; of copying, those read and those written
+    def read(self) -> float:
+        """Bytes per second that reading moves: what reading the weights is held against."""
+        return median(self.read_per_second)
 
 
 @dataclass(frozen=True)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 from marsbench.findings.between_lines import emits, emits_more, more_accurate
 from marsbench.findings.cells import Cells, done_cells
-from marsbench.rendering.curve_figures import average_figure, mean_speed, shared_benchmarks
+from marsbench.rendering.curve_figures import average_figure, shared_benchmarks, speed_on
 from marsbench.rendering.measured import HOW_TO_READ_ACCURACY, accuracy_table, speed_table
 from marsbench.rendering.page import TablePage
-from marsbench.rows.kinds import EvaluationRow
 from marsbench.running.plans import Arm, TablePlan
 from marsbench.statistics.decisions import Bound
 from marsbench.studies.lines import AR_SFT, HEADS, adapted, drafting, headed, mars, mars_name, short, verified
@@ -78,20 +76,16 @@ def _unchanged(cells: Cells, plan: TablePlan) -> str:
     same = asked = 0
     for name in (*[arm.name for arm in (*_LOSSLESS, *_WINDOWS)], *_SIZES):
         for benchmark, row in done_cells(cells, name).items():
-            theirs = alone.get(benchmark)
-            if theirs is not None:
+            if theirs := alone.get(benchmark):
+                pairs = zip(row.correct, row.emitted, theirs.correct, theirs.emitted, strict=True)
                 asked += len(row.correct)
-                same += sum(a == b for a, b in zip(_marks(row), _marks(theirs), strict=True))
+                same += sum((a, b) == (c, d) for a, b, c, d in pairs)
     if not asked:
         return ""
     return (
         f"Of {asked:,} answers with the adapter, by AR decoding and verified, {same:,} are as right and as long as "
         "those of AR SFT alone to the same questions."
     )
-
-
-def _marks(row: EvaluationRow) -> Iterator[tuple[float, int]]:
-    return zip(row.correct, row.emitted, strict=True)
 
 
 # ---- by rank and by tokens trained
@@ -108,7 +102,7 @@ def _part_of_the_best(cells: Cells, plan: TablePlan) -> str:
     """What the adapters emit in % of MARS at their rate, all verified in groups."""
     benchmarks = shared_benchmarks(cells, plan)
     (_, best), *others = reversed(
-        [(words, mean_speed(cells, points[1], benchmarks)) for words, points in _CURVES.items()]
+        [(words, speed_on(cells, points[1], benchmarks)) for words, points in _CURVES.items()]
     )
     said = [f"{words} {100 * one.value / best.value:.0f} %" for words, one in others if best is not None and one]
     if best is None or not said:
@@ -125,6 +119,33 @@ def _draw(cells: Cells, plan: TablePlan, path_stem: Path) -> list[Path]:
 
 
 _more_accurate, _emits_more = partial(more_accurate, PLAN), partial(emits_more, PLAN)
+_NETWORK, _NETWORK_99 = "mars_gated_network_groups_4", "mars_gated_network_0.99"
+CLAIMS = (
+    emits(
+        PLAN, "gated_groups", Bound(low=1.0), "a", "An adapter alone emits several tokens per forward pass", check=True
+    ),
+    _more_accurate("gated_groups", AR_SFT.name, "a", "It changes no accuracy", margin=0.5, check=True),
+    _emits_more("gated_groups", _GROUPS.name, "b", "It drafts better than MARS at the gentle rate of the tables"),
+    _emits_more("hard_groups", "gated_groups", "c", "MARS at the adapter's rate drafts better still"),
+    _more_accurate(AR_SFT.name, "ar_of_mars", "d", "Writing into the weights gently costs accuracy"),
+    _more_accurate(AR_SFT.name, "ar_of_hard", "e", "Writing into them at the adapter's rate costs accuracy"),
+    _emits_more("wide_groups", "gated_groups", "f", "Three times the rank drafts better", check=True),
+    _emits_more("gated_groups_2x", "gated_groups", "g", "Twice the training drafts better", check=True),
+    _emits_more(
+        "mars_gated_markov_groups_4", "gated_groups", "h",
+        "A table that tells masks of the guess before them drafts better",
+    ),
+    _emits_more(_NETWORK, "gated_groups", "h", "A small network does too"),
+    _emits_more(
+        _NETWORK, "hard_groups", "i", "With the network an adapter drafts better than MARS at the adapter's rate"
+    ),
+    _emits_more("mars_gated_network_groups_8", _NETWORK, "j", "Longer windows pay with it"),
+    _emits_more(_NETWORK_99, "mars_gated_0.99", "k", "At tau = .99 it lets more tokens pass"),
+    _more_accurate(
+        _NETWORK_99, AR_SFT.name, "k", "What passes with it at tau = .99 costs less than a point of accuracy",
+        margin=1.0,
+    ),
+)  # fmt: skip
 PAGE = TablePage(
     plan=PLAN,
     opening=(
@@ -132,67 +153,12 @@ PAGE = TablePage(
         "token is the frozen model's own, and verified decoding says what that says, sooner. Same data, steps "
         "and block size; the adapter has a rate of its own, and MARS is trained at it too."
     ),
-    claims=(
-        emits(
-            PLAN,
-            "gated_groups",
-            Bound(low=1.0),
-            letter="a",
-            check=True,
-            text="An adapter alone emits several tokens per forward pass",
-        ),
-        _more_accurate("gated_groups", AR_SFT.name, margin=0.5, letter="a", check=True, text="It changes no accuracy"),
-        _emits_more(
-            "gated_groups", _GROUPS.name, letter="b", text="It drafts better than MARS at the gentle rate of the tables"
-        ),
-        _emits_more("hard_groups", "gated_groups", letter="c", text="MARS at the adapter's rate drafts better still"),
-        _more_accurate(AR_SFT.name, "ar_of_mars", letter="d", text="Writing into the weights gently costs accuracy"),
-        _more_accurate(
-            AR_SFT.name, "ar_of_hard", letter="e", text="Writing into them at the adapter's rate costs accuracy"
-        ),
-        _emits_more("wide_groups", "gated_groups", letter="f", check=True, text="Three times the rank drafts better"),
-        _emits_more("gated_groups_2x", "gated_groups", letter="g", check=True, text="Twice the training drafts better"),
-        _emits_more(
-            "mars_gated_markov_groups_4",
-            "gated_groups",
-            letter="h",
-            text="A table that tells masks of the guess before them drafts better",
-        ),
-        _emits_more("mars_gated_network_groups_4", "gated_groups", letter="h", text="A small network does too"),
-        _emits_more(
-            "mars_gated_network_groups_4",
-            "hard_groups",
-            letter="i",
-            text="With the network an adapter drafts better than MARS at the adapter's rate",
-        ),
-        _emits_more(
-            "mars_gated_network_groups_8", "mars_gated_network_groups_4", letter="j", text="Longer windows pay with it"
-        ),
-        _emits_more(
-            "mars_gated_network_0.99", "mars_gated_0.99", letter="k", text="At tau = .99 it lets more tokens pass"
-        ),
-        _more_accurate(
-            "mars_gated_network_0.99",
-            AR_SFT.name,
-            margin=1.0,
-            letter="k",
-            text="What passes with it at tau = .99 costs less than a point of accuracy",
-        ),
-    ),
+    claims=CLAIMS,
     answers=("b", "c", "d", "e", "i"),
     lines=(
-        AR_SFT.name,
-        "gated_groups",
-        "wide_groups_2x",
-        "mars_gated_markov_groups_4",
-        "mars_gated_network_groups_4",
-        "mars_gated_network_groups_8",
-        "mars_gated_0.99",
-        "mars_gated_network_0.99",
-        "ar_of_mars",
-        _GROUPS.name,
-        mars_name("mars", 4, 0.95),
-        "hard_groups",
+        *(AR_SFT.name, "gated_groups", "wide_groups_2x", "mars_gated_markov_groups_4", _NETWORK),
+        *("mars_gated_network_groups_8", "mars_gated_0.99", _NETWORK_99, "ar_of_mars", _GROUPS.name),
+        *(mars_name("mars", 4, 0.95), "hard_groups"),
     ),
     figure="sizes",
     caption=(

@@ -57,7 +57,7 @@ def _curve(metric: str) -> tuple[str, ...]:
 def _no_worse_than(metric: str) -> Claim:
     curves = {name: _curve(name) for name in ("probability", metric)}
     text = f"Probability, the paper's default, is no worse than {metric}"
-    return lies_above(PLAN, curves, margin=2.0, letter="a", name=f"no-worse-than-{metric}", text=text)
+    return lies_above(PLAN, curves, "a", text, f"no-worse-than-{metric}", margin=2.0)
 
 
 def _draw(cells: Cells, plan: TablePlan, path_stem: Path) -> list[Path]:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Literal
 
-from marsbench.findings.between_lines import emits, more_accurate
+from marsbench.findings.between_lines import as_accurate, emits, more_accurate
 from marsbench.findings.cells import AR_OBJECTIVE, MARS_OBJECTIVE, latest_stages, latest_step_cost
 from marsbench.findings.claims import ABSTRACT, ELSEWHERE, OURS, TIMES, Claim, Measured, Section
 from marsbench.paper import published
@@ -62,53 +62,44 @@ PLAN = TablePlan(
     step_cost=True,
     elsewhere=(mars("mars_no_sft_released", 4),),  # the paper's ablation; Table 3 measures it
 )  # fmt: skip
-_claims = partial(more_accurate, PLAN)
-_emits = partial(emits, PLAN)
+_more_accurate, _as_accurate, _emits = partial(more_accurate, PLAN), partial(as_accurate, PLAN), partial(emits, PLAN)
 CLAIMS = (
-    _claims(
-        "mars", "ar_sft", margin=2.0, letter="a", name="matches-ar-sft", in_abstract=True,
-        text="MARS at one token per forward pass matches AR SFT",
+    _as_accurate(
+        "mars", "ar_sft", "a", "MARS at one token per forward pass matches AR SFT", "matches-ar-sft", in_abstract=True
     ),
-    _claims(
-        "mars", "ar_sft", letter="a", name="exceeds-ar-sft", in_abstract=True,
-        text="MARS at one token per forward pass exceeds AR SFT",
+    _more_accurate(
+        "mars", "ar_sft", "a", "MARS at one token per forward pass exceeds AR SFT", "exceeds-ar-sft", in_abstract=True
     ),
-    _claims(
-        "mars", "ar_sft_2x", letter="b", name="beats-more-ar", text="More AR training does not explain the gain",
-        presupposes=_claims("mars", "ar_sft"),
+    _more_accurate(
+        "mars", "ar_sft_2x", "b", "More AR training does not explain the gain", "beats-more-ar",
+        presupposes=_more_accurate("mars", "ar_sft"),
     ),
-    _claims("ar_sft", "block_diffusion", letter="c", name="diffusion", text="Block diffusion degrades the model"),
-    _claims("mars", "mars_no_sft", letter="d", name="sft-loss", text="MARS without the SFT loss is worse"),
+    _more_accurate("ar_sft", "block_diffusion", "c", "Block diffusion degrades the model", "diffusion"),
+    _more_accurate("mars", "mars_no_sft", "d", "MARS without the SFT loss is worse", "sft-loss"),
     _emits(
-        "untrained_masks", Bound(low=1.05), letter="e", name="untrained-fast", whose=ELSEWHERE,
-        text="untuned masks emit more than one token per forward pass, right or wrong",
+        "untrained_masks", Bound(low=1.05), "e",
+        "untuned masks emit more than one token per forward pass, right or wrong", whose=ELSEWHERE,
     ),
-    _claims(
-        "untrained_masks_always", "ar_sft", margin=2.0, letter="e", name="untrained-right", whose=ELSEWHERE,
-        text="what untuned masks say is right",
-    ),
+    _as_accurate("untrained_masks_always", "ar_sft", "e", "what untuned masks say is right", whose=ELSEWHERE),
     _emits(
-        "mars_95", Bound(low=1.0), letter="f", name="several-tokens", whose=OURS, check=True,
-        text="MARS emits several tokens per forward pass",
+        "mars_95", Bound(low=1.0), "f", "MARS emits several tokens per forward pass", "several-tokens", whose=OURS,
+        check=True,
     ),
-    _claims(
-        "mars_95", "mars", margin=2.0, letter="f", name="little-cost", whose=OURS, text="these cost little accuracy"
+    _as_accurate("mars_95", "mars", "f", "these cost little accuracy", "little-cost", whose=OURS),
+    _as_accurate(
+        "mars_paper", "ar_sft", "g",
+        "aligned as the equations are printed, MARS at one token per forward pass matches AR SFT",
+        "paper-matches-ar-sft", whose=OURS,
     ),
-    _claims(
-        "mars_paper", "ar_sft", margin=2.0, letter="g", name="paper-matches-ar-sft", whose=OURS,
-        text="aligned as the equations are printed, MARS at one token per forward pass matches AR SFT",
+    _more_accurate(
+        "mars_paper", "ar_sft_2x", "g", "more AR training does not explain the gain either", whose=OURS,
+        presupposes=_more_accurate("mars_paper", "ar_sft"),
     ),
-    _claims(
-        "mars_paper", "ar_sft_2x", letter="g", name="paper-beats-more-ar", whose=OURS,
-        text="more AR training does not explain the gain either", presupposes=_claims("mars_paper", "ar_sft"),
+    _more_accurate(
+        "mars_paper", "mars", "h", "the alignment of the equations keeps more than that of the released code",
+        whose=OURS,
     ),
-    _claims(
-        "mars_paper", "mars", letter="h", name="alignment", whose=OURS,
-        text="the alignment of the equations keeps more than that of the released code",
-    ),
-    _claims(
-        "mars_paper_95", "mars_95", letter="h", name="alignment-95", whose=OURS, text="at tau = .95 too",
-    ),
+    _more_accurate("mars_paper_95", "mars_95", "h", "at tau = .95 too", whose=OURS),
 )  # fmt: skip
 PAGE = TablePage(
     plan=PLAN,

@@ -6,18 +6,17 @@ The authors' ablation also weighs every sequence by 1/t, so that its gap mixes t
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
-from marsbench.findings.between_lines import gains_more, more_accurate
+from marsbench.findings.between_lines import as_accurate, gains_more, more_accurate
 from marsbench.findings.cells import Cells
 from marsbench.findings.claims import OURS, Claim, Section
 from marsbench.rendering.curve_figures import (
     Curve,
     Panel,
+    accuracy_on,
     average_title,
     exactly,
-    mean_accuracy,
     panels_figure,
     shared_benchmarks,
 )
@@ -33,41 +32,36 @@ PLAN = TablePlan(
     "What the SFT loss does, by block size, at one token per forward pass",
     (AR_SFT, *[mars(stage, size) for size in BLOCK_SIZES for stage in MARS_STAGES]),
 )
-_more_accurate = partial(more_accurate, PLAN)
 
 
 def _claims() -> Iterator[Claim]:
     smallest, *larger = BLOCK_SIZES
     for size in BLOCK_SIZES:
         for ablation in ABLATIONS:
-            pair = mars_name("mars", size), mars_name(ablation, size)
-            yield _more_accurate(
-                *pair, letter="a", name=f"helps-b{size}", text=f"The SFT loss helps at B = {size}",
-                again=(size, ablation) == (4, "mars_no_sft"),  # Table 2's
-            )  # fmt: skip
+            pair, text = (mars_name("mars", size), mars_name(ablation, size)), f"The SFT loss helps at B = {size}"
+            again = (size, ablation) == (4, "mars_no_sft")  # Table 2's
+            yield more_accurate(PLAN, *pair, "a", text, f"helps-b{size}", again=again)
     for size in larger:
         for ablation in ABLATIONS:
             gain, least = ((mars_name("mars", b), mars_name(ablation, b)) for b in (size, smallest))
             text = f"It helps more at B = {size} than at B = {smallest}"
-            yield gains_more(PLAN, gain, least, letter="b", name=f"helps-more-b{size}", text=text)
+            yield gains_more(PLAN, gain, least, "b", text, f"helps-more-b{size}")
     for size in BLOCK_SIZES:
         text = f"With it, MARS stays level with AR SFT at B = {size}"
-        yield _more_accurate(
-            mars_name("mars", size), "ar_sft", margin=2.0, letter="c", name=f"level-b{size}", text=text, again=size == 4
-        )
+        yield as_accurate(PLAN, mars_name("mars", size), "ar_sft", "c", text, f"level-b{size}", again=size == 4)
     for size in BLOCK_SIZES:
         pair = mars_name("mars_no_sft", size), mars_name("mars_no_sft_released", size)
         text = f"the released ablation's weights cost accuracy too at B = {size}"
-        yield _more_accurate(*pair, letter="d", name=f"weights-cost-b{size}", whose=OURS, text=text)
+        yield more_accurate(PLAN, *pair, "d", text, f"weights-cost-b{size}", whose=OURS)
 
 
 def _draw(cells: Cells, plan: TablePlan, path_stem: Path) -> list[Path]:
     benchmarks = shared_benchmarks(cells, plan)
     curves = []
     for stage, label in reversed(MARS_STAGES.items()):  # MARS first, as in the other figures
-        found = [(exactly(size), mean_accuracy(cells, mars_name(stage, size), benchmarks)) for size in BLOCK_SIZES]
+        found = [(exactly(size), accuracy_on(cells, mars_name(stage, size), benchmarks)) for size in BLOCK_SIZES]
         curves.append(Curve(label, tuple((x, height) for x, height in found if height is not None)))
-    panel = Panel(average_title(benchmarks), curves, mean_accuracy(cells, "ar_sft", benchmarks))
+    panel = Panel(average_title(benchmarks), curves, accuracy_on(cells, "ar_sft", benchmarks))
     return panels_figure([panel], path_stem, across=1, x_label="block size B")
 
 

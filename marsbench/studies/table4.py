@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
-from marsbench.findings.between_lines import emits, emits_more, more_accurate
+from marsbench.findings.between_lines import as_accurate, emits, emits_more, more_accurate
 from marsbench.findings.cells import Cells
 from marsbench.findings.claims import OURS, Claim, Section
 from marsbench.rendering.curve_figures import average_figure
@@ -33,31 +33,27 @@ def _claims() -> Iterator[Claim]:
     for size, next_size in pairwise(BLOCK_SIZES):
         pair = mars_name("mars", next_size, THRESHOLD), mars_name("mars", size, THRESHOLD)
         text = f"B = {next_size} emits more tokens per forward pass than B = {size}"
-        yield emits_more(PLAN, *pair, letter="a", name=f"more-tokens-b{next_size}", text=text)
+        yield emits_more(PLAN, *pair, "a", text, f"more-tokens-b{next_size}")
     for size in larger:
         pair = mars_name("mars", smallest, THRESHOLD), mars_name("mars", size, THRESHOLD)
         text = f"B = {size} costs some accuracy"
-        yield more_accurate(PLAN, *pair, letter="b", name=f"costs-b{size}", text=text)
+        yield more_accurate(PLAN, *pair, "b", text, f"costs-b{size}")
     for size in BLOCK_SIZES:
         pair = mars_name("mars", size, THRESHOLD), "ar_sft"
         text = f"MARS with B = {size} stays level with AR SFT"
-        yield more_accurate(
-            PLAN, *pair, margin=2.0, letter="c", name=f"level-b{size}", text=text, in_abstract=size == smallest
-        )
+        yield as_accurate(PLAN, *pair, "c", text, f"level-b{size}", in_abstract=size == smallest)
     for size in BLOCK_SIZES:
         pair = mars_name("mars", size, THRESHOLD), mars_name("mars", size)
         text = f"several tokens per forward pass cost little at B = {size}"
-        yield more_accurate(PLAN, *pair, margin=2.0, letter="d", name=f"cost-little-b{size}", whose=OURS, text=text)
+        yield as_accurate(PLAN, *pair, "d", text, f"cost-little-b{size}", whose=OURS)
 
 
 def _several_tokens() -> Iterator[Claim]:
     """What the page shows without a claim: that there is more than one token per forward pass at all."""
     for size in BLOCK_SIZES:
         text = f"MARS emits several tokens per forward pass (B = {size})"
-        yield emits(
-            PLAN, mars_name("mars", size, THRESHOLD), Bound(low=1.0), name=f"several-tokens-b{size}", text=text,
-            in_abstract=size == BLOCK_SIZES[0], check=True,
-        )  # fmt: skip
+        said = {"name": f"several-tokens-b{size}", "in_abstract": size == BLOCK_SIZES[0], "check": True}
+        yield emits(PLAN, mars_name("mars", size, THRESHOLD), Bound(low=1.0), text=text, **said)
 
 
 def _draw(cells: Cells, plan: TablePlan, path_stem: Path) -> list[Path]:

@@ -52,17 +52,14 @@ def _claims() -> Iterator[Claim]:
         for ablation in ABLATIONS:
             curves = {f"{MARS_STAGES[stage]} (B = {size})": _curve(stage, size) for stage in ("mars", ablation)}
             text = f"With the SFT loss, accuracy is higher at equal speed (B = {size})"
-            yield lies_above(
-                PLAN, curves, letter="a", name=f"higher-b{size}", text=text, item="figure3", section=FIGURE3
-            )
+            yield lies_above(PLAN, curves, "a", text, f"higher-b{size}", item="figure3", section=FIGURE3)
     for size in BLOCK_SIZES:
         sure, unsure = mars_name("mars", size, SURE), mars_name("mars", size, UNSURE)
-        yield emits_more(
-            PLAN, unsure, sure, letter="b", name=f"low-tau-faster-b{size}", in_abstract=size == BLOCK_SIZES[0],
-            check=True, text=f"A lower tau emits more tokens per forward pass (B = {size})",
-        )  # fmt: skip
+        said = {"name": f"low-tau-faster-b{size}", "in_abstract": size == BLOCK_SIZES[0], "check": True}
+        text = f"A lower tau emits more tokens per forward pass (B = {size})"
+        yield emits_more(PLAN, unsure, sure, "b", text, **said)
         text = f"A lower tau costs accuracy (B = {size})"
-        yield more_accurate(PLAN, sure, unsure, letter="b", name=f"low-tau-costs-b{size}", text=text)
+        yield more_accurate(PLAN, sure, unsure, "b", text, f"low-tau-costs-b{size}")
 
 
 Numbers = Callable[[Arm, str], tuple[str, str]]  # of a line on a benchmark: accuracy and tokens per forward pass

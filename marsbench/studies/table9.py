@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
-from marsbench.findings.between_lines import emits, emits_more, more_accurate
+from marsbench.findings.between_lines import as_accurate, emits, emits_more
 from marsbench.findings.cells import Cells
 from marsbench.findings.claims import OURS, Section
 from marsbench.rendering.curve_figures import average_figure
@@ -32,6 +33,7 @@ def _draw(cells: Cells, plan: TablePlan, path_stem: Path) -> list[Path]:
     return average_figure(cells, plan, lines, path_stem)
 
 
+_emits_more, _as_accurate = partial(emits_more, PLAN), partial(as_accurate, PLAN)
 PAGE = TablePage(
     plan=PLAN,
     opening=(
@@ -39,47 +41,13 @@ PAGE = TablePage(
         "(arXiv 2604.07023), decoded greedily and scored by one program."
     ),
     claims=(
-        emits(
-            PLAN, "jacobi", Bound(high=1.1), letter="a", name="jacobi-slow", text="Jacobi decoding gains almost nothing"
+        emits(PLAN, "jacobi", Bound(high=1.1), "a", "Jacobi decoding gains almost nothing", "jacobi-slow"),
+        _emits_more(
+            MARS, "jacobi", "b", "MARS emits more tokens per forward pass than Jacobi decoding", "beats-jacobi"
         ),
-        emits_more(
-            PLAN,
-            MARS,
-            "jacobi",
-            letter="b",
-            name="beats-jacobi",
-            text="MARS emits more tokens per forward pass than Jacobi decoding",
-        ),
-        more_accurate(
-            PLAN,
-            MARS,
-            "jacobi",
-            margin=2.0,
-            letter="c",
-            name="level-with-jacobi",
-            text="MARS is about as accurate as Jacobi decoding",
-        ),
-        more_accurate(
-            PLAN,
-            MARS,
-            "ar_sft",
-            margin=2.0,
-            letter="c",
-            name="level-with-ar-sft",
-            again=True,  # Table 4's
-            text="MARS is about as accurate as AR SFT",
-        ),
-        more_accurate(
-            PLAN,
-            "jacobi",
-            "ar_sft",
-            margin=2.0,
-            letter="d",
-            name="jacobi-exact",
-            whose=OURS,
-            check=True,
-            text="Jacobi decoding says what AR decoding says",
-        ),
+        _as_accurate(MARS, "jacobi", "c", "MARS is about as accurate as Jacobi decoding", "level-with-jacobi"),
+        _as_accurate(MARS, "ar_sft", "c", "MARS is about as accurate as AR SFT", again=True),  # Table 4's
+        _as_accurate("jacobi", "ar_sft", "d", "Jacobi decoding says what AR decoding says", whose=OURS, check=True),
     ),
     answers=("a", "b", "c"),
     figure="tradeoff",

@@ -11,22 +11,20 @@ from marsbench.findings.seeds import BySeed
 from marsbench.findings.sweep import (
     Race,
     SweepCells,
-    is_lossless,
-    positions_of_a_row,
     printed_ratio,
     printed_speed_up,
     races_in_words,
     speed_ratio,
     speed_up,
-    tokens_per_forward_of,
 )
 from marsbench.racing.grid import COMPILED_AR, called
 from marsbench.rendering.figures import by_batch_figure
-from marsbench.rendering.markdown import folded, table
+from marsbench.rendering.markdown import folded, paragraphs, table
 from marsbench.rendering.sections import command, facts_section, racing, seeds_in_words
 from marsbench.rows.kinds import Row, StepTimeRow, SweepRow
 from marsbench.statistics.intervals import Estimate
 from marsbench.studies.compiled.contenders import COMPILED, EAGER, RANDOM, REFERENCE
+from marsbench.studies.study import Study, measured_by
 
 FIGURE = "figures/compiled_speed"  # beside the page, less the extension
 
@@ -46,14 +44,14 @@ THE_LAW = (
 )
 MEMORY_BOUND = (
     "A step over one token reads every weight once and does little else, so the time to read the weights is its floor. "
-    "*Of the roofline* is the bytes of the weights over the step's time, in % of what {by} a large tensor moves per "
+    "*Of the roofline* is the bytes of the weights over the step's time, in % of what reading a large tensor moves per "
     "second on the same machine, measured between the steps. Weights are random: what a step costs depends on the "
     "shape alone."
 )
 
 
 def sections(rows: Sequence[Row], scale: str, seeds: BySeed) -> list[str]:
-    races, bound = _trained(rows), _random(rows)
+    races, bound = _races(rows), _races(rows, random=True)
     raced = [row for found in (races, bound) for race in found.values() for row in race.values()]
     return [
         f"# Compiled steps at scale {scale}: what a step as one graph buys",
@@ -86,12 +84,10 @@ def _answers(races: dict[int, Race]) -> Iterator[str]:
         yield f"- At batch {size}, compiled `ar` is {_said(race, COMPILED_AR, 'ar')} times as fast as eager `ar`."
 
 
-def _trained(rows: Sequence[Row]) -> dict[int, Race]:
-    return SweepCells.of([row for row in rows if isinstance(row, SweepRow) and row.stage not in RANDOM]).races
-
-
-def _random(rows: Sequence[Row]) -> dict[int, Race]:
-    return SweepCells.of([row for row in rows if isinstance(row, SweepRow) and row.stage in RANDOM]).races
+def _races(rows: Sequence[Row], *, random: bool = False) -> dict[int, Race]:
+    """The races on a trained checkpoint, or on random weights."""
+    raced = [row for row in rows if isinstance(row, SweepRow) and (row.stage in RANDOM) == random]
+    return SweepCells.of(raced).races
 
 
 def tally(seeds: BySeed) -> str:
@@ -99,7 +95,7 @@ def tally(seeds: BySeed) -> str:
 
     Numbers, no verdict: those of the first seed, which the page shows.
     """
-    races = _trained(next(iter(seeds.values())))
+    races = _races(next(iter(seeds.values())))
     race = races[min(races)] if races else {}
     rows = [row for row in race.values() if row.method == "mars"]
     known = [ratio.value for row in sorted(rows, key=lambda row: row.compiled) if (ratio := speed_up(row))]
@@ -109,7 +105,7 @@ def tally(seeds: BySeed) -> str:
 
 
 def draw(rows: Sequence[Row], reports_dir: Path) -> list[Path]:
-    races = _trained(rows)
+    races = _races(rows)
     series = {
         one.name: {size: ratio for size, race in races.items() if (ratio := _ratio(race, one.name, "ar"))}
         for one in (*EAGER, *COMPILED)
@@ -142,11 +138,11 @@ def _tokens(races: dict[int, Race]) -> str:
         "Prompts whose tokens are those of eager `ar`, in fp32. `mars` commits what it has not verified: its line is "
         "to be read beside eager `mars`, in brackets."
     )
-    return "\n\n".join(["## The same tokens", text, table(["", *[f"batch {size}" for size in races]], lines)])
+    return paragraphs("## The same tokens", text, table(["", *[f"batch {size}" for size in races]], lines))
 
 
 def _same(row: SweepRow, eager: SweepRow) -> str:
-    return f"{row.same_as.get('ar', 0)} of {row.prompts}" + ("" if is_lossless(row) else f" ({eager.same_as['ar']})")
+    return f"{row.same_as.get('ar', 0)} of {row.prompts}" + ("" if row.is_lossless else f" ({eager.same_as['ar']})")
 
 
 _PAIRS = list(zip(EAGER, COMPILED, strict=True))
@@ -160,7 +156,7 @@ def _speed(races: dict[int, Race]) -> str:
     over_generate = {f"`{name}` over `{REFERENCE}`": (name, REFERENCE) for name in ("ar", COMPILED_AR)}
     over_eager = {f"{one.name}: compiled over eager": (other.name, one.name) for one, other in _PAIRS}
     baseline, bought = _by_batch(races, over_generate, "the baseline"), _by_batch(races, over_eager, "what it buys")
-    return "\n\n".join(["## Speed", baseline, bought])
+    return paragraphs("## Speed", baseline, bought)
 
 
 def _law(races: dict[int, Race]) -> str:
@@ -170,34 +166,30 @@ def _law(races: dict[int, Race]) -> str:
             row, ar = race.get(contender.name), race.get(COMPILED_AR if contender.compiled else "ar")
             if row is None or ar is None:
                 continue
-            steps, tokens = _ms(row) / _ms(ar), tokens_per_forward_of(row)
+            # Milliseconds of a lap per forward of the batch; the prompts' are in the time and not counted.
+            steps = median(row.seconds) / row.forwards / (median(ar.seconds) / ar.forwards)
+            tokens = row.tokens_per_forward
             lines.append([
-                contender.name, str(size), f"{positions_of_a_row(row):.1f}", f"{tokens:.2f}", f"{steps:.2f}",
+                contender.name, str(size), f"{row.positions_of_a_row:.1f}", f"{tokens:.2f}", f"{steps:.2f}",
                 f"{tokens / steps:.2f}", printed_speed_up(row),
             ])  # fmt: skip
     head = ["", "batch", "positions of a row that count", "tokens/forward", "steps of `ar`", "expected", "measured"]
-    return "\n\n".join(["## Why it falls as it does", THE_LAW, table(head, lines)])
-
-
-def _ms(row: SweepRow) -> float:
-    """Milliseconds of a lap per forward of the batch; the prompts' forwards are in the time and not counted."""
-    return 1000 * median(row.seconds) / row.forwards
+    return paragraphs("## Why it falls as it does", THE_LAW, table(head, lines))
 
 
 def _compiling(races: dict[int, Race]) -> str:
     if not races:
         return ""
-    last = races[max(races)]
     lines = [
-        [name, f"{row.graphs}", f"{row.compile_seconds:.0f}", f"{row.compile_seconds / max(row.graphs, 1):.1f}"]
-        for name, row in last.items()
+        [name, f"{row.graphs}", f"{row.compile_seconds:.0f}", f"{row.compile_seconds / row.graphs:.1f}"]
+        for name, row in races[max(races)].items()
         if row.graphs
     ]
     text = (
         "Shapes that came up over all batch sizes of the page, and the seconds that it took to compile them, or to "
         "take them from torch's cache on disk where they had been compiled before. Decoding pays once for each."
     )
-    return "\n\n".join(["## What compiling takes", text, table(["", "graphs", "seconds", "each"], lines)])
+    return paragraphs("## What compiling takes", text, table(["", "graphs", "seconds", "each"], lines))
 
 
 def _memory_bound(rows: Sequence[Row], races: dict[int, Race]) -> str:
@@ -206,16 +198,28 @@ def _memory_bound(rows: Sequence[Row], races: dict[int, Race]) -> str:
     if not timed:
         return ""
     row = timed[-1]
-    by, per_second = row.memory
     lines = [
         [
             f"{rows_} x {window}", f"{1000 * median(seconds):.1f}",
-            f"{100 * row.weight_bytes / median(seconds) / per_second:.0f} %",
+            f"{100 * row.weight_bytes / median(seconds) / row.read:.0f} %",
         ]
         for rows_, window, seconds in zip(row.rows, row.window, row.seconds, strict=True)
     ]  # fmt: skip
     steps = table(["rows x positions, eager", "ms per step", "of the roofline"], lines)
     pairs = {f"`{name}` over `{REFERENCE}`": (name, REFERENCE) for name in ("ar", COMPILED_AR)}
-    moved = f"{per_second / 1e9:.1f} GB/s {'read' if by == 'reading' else 'copied'}"
-    said = f"{row.weight_bytes / 1e6:,.0f} MB of weights, {moved}, {row.stage}.\n\n{MEMORY_BOUND.format(by=by)}"
-    return "\n\n".join(["## A model that memory bounds", said, steps, _by_batch(races, pairs)])
+    said = f"{row.weight_bytes / 1e6:,.0f} MB of weights, {row.read / 1e9:.1f} GB/s read, {row.stage}."
+    return paragraphs("## A model that memory bounds", said, MEMORY_BOUND, steps, _by_batch(races, pairs))
+
+
+STUDY = Study(
+    key="compiled",
+    name="Compiled steps",
+    asks="what does a step as one graph buy, and how near to the memory's speed is it?",
+    place=5,
+    in_paper=False,
+    measure=measured_by("marsbench.studies.compiled.measuring", "compiled_rows"),
+    timed=True,
+    sections=sections,
+    figures=draw,
+    tally=tally,
+)

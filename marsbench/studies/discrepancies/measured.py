@@ -1,22 +1,59 @@
-"""What is no comparison of two lines: the two small races, two scorers for the same answers, stop strings."""
+"""What is measured of discrepancies: pairs of lines compared, two small races, two scorers, stop strings."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from marsbench.findings.between_lines import emits_more, label, more_accurate
 from marsbench.findings.cells import done_cells, latest_cells
 from marsbench.findings.claims import TIMES, Claim, Finding, Measured
-from marsbench.findings.in_words import bracketed, p_value
+from marsbench.findings.in_words import p_value, with_interval
 from marsbench.findings.seeds import BySeed
-from marsbench.findings.sweep import SweepCells, positions_per_forward, speed_up, tokens_per_forward_of
+from marsbench.findings.sweep import SweepCells, on_sweep, speed_up
+from marsbench.rendering.claims import questions
 from marsbench.rendering.markdown import paragraphs, table
-from marsbench.rows.kinds import Row, SweepRow
+from marsbench.rows.kinds import Row
 from marsbench.statistics.decisions import Bound
 from marsbench.statistics.intervals import Estimate, median_ratio, paired_difference
-from marsbench.studies.discrepancies.effects import DIFFERS, NOT_RUN, SAME, arm
-from marsbench.studies.discrepancies.lines import ALL_MASKS, BLOCKS, NO_CACHE, WINDOW
+from marsbench.studies.discrepancies.lines import ALL_MASKS, BLOCKS, NO_CACHE, PLAN, WINDOW
 from marsbench.studies.lines import mars_name
+
+DIFFERS, SAME, NOT_RUN = "differs", "no difference seen", "not run"
+
+
+def effect(seeds: BySeed, first: str, second: str) -> tuple[Finding, Finding] | None:
+    """Line `first` minus line `second`: accuracy and tokens per forward pass, on the benchmarks that both answered.
+
+    They are two claims that it has more, open to both sides; None if there are no such benchmarks.
+    """
+    accuracy, tokens = (kind(PLAN, first, second).over(seeds.values()) for kind in (more_accurate, emits_more))
+    return None if accuracy.estimate is None or tokens.estimate is None else (accuracy, tokens)
+
+
+def verdict(accuracy: Finding, tokens: Finding) -> str:
+    """Which of the two differ."""
+    names = [name for name, one in (("accuracy", accuracy), ("tokens/forward", tokens)) if one.decided]
+    return f"{' and '.join(names)} {DIFFERS if len(names) == 1 else 'differ'}" if names else SAME
+
+
+def effects_table(seeds: BySeed, pairs: Sequence[tuple[str, str]]) -> str:
+    """A table of differences between pairs of lines."""
+    head = ["", "accuracy", "p", "tokens/forward", "questions", "seeds", "verdict"]
+    return table(head, [_effect_line(seeds, *pair) for pair in pairs], text=(0, 6))
+
+
+def _effect_line(seeds: BySeed, first: str, second: str) -> list[str]:
+    words = f"{label(PLAN, first)} minus {label(PLAN, second)}"
+    found = effect(seeds, first, second)
+    if found is None:
+        return [words, "", "", "", "", "", NOT_RUN]
+    accuracy, tokens = found
+    numbers = [accuracy.found, p_value(accuracy.p), tokens.number, questions(accuracy), str(accuracy.seeds)]
+    return [words, *numbers, verdict(accuracy, tokens)]
+
+
+# ---- the two small races ----
 
 
 def cache_blocks(seeds: BySeed) -> str:
@@ -31,9 +68,12 @@ def cache_blocks(seeds: BySeed) -> str:
     for name in names:
         rows = [sweep.done.get((name, size)) for size in sizes]
         lines += [
-            [f"{name}: speed over `ar`", *[_over_ar(row) for row in rows]],
-            ["positions/forward", *[f"{positions_per_forward(row) or 0:.0f}" if row else "" for row in rows]],
-            ["tokens/forward", *[f"{tokens_per_forward_of(row):.2f}" if row else "" for row in rows]],
+            [
+                f"{name}: speed over `ar`",
+                *[with_interval(one, 2) if (one := speed_up(row)) else NOT_RUN for row in rows],
+            ],
+            ["positions/forward", *[f"{row.positions_per_forward:.0f}" if row else "" for row in rows]],
+            ["tokens/forward", *[f"{row.tokens_per_forward:.2f}" if row else "" for row in rows]],
         ]
     lead = (
         f"`{WINDOW}` keeps what it has accepted after every forward; rows never wait for each other, and "
@@ -42,22 +82,13 @@ def cache_blocks(seeds: BySeed) -> str:
     return paragraphs(lead, table(head, lines))
 
 
-def _over_ar(row: SweepRow | None) -> str:
-    found = speed_up(row)
-    return f"{found.value:.2f} {bracketed(found.interval, 2)}" if found else NOT_RUN
-
-
 def _shown(seeds: BySeed) -> SweepCells:
     return SweepCells.of(next(iter(seeds.values()), ()))
 
 
 def _judged(measure: Callable[[SweepCells], Estimate | None], seeds: BySeed) -> Finding:
     """A ratio of speeds over all training seeds, held against 1."""
-
-    def measured(rows: Sequence[Row]) -> Measured:
-        return Measured(measure(SweepCells.of(rows)))
-
-    return Claim(measure=measured, bound=Bound(low=1.0), unit=TIMES).over(seeds.values())
+    return Claim(measure=on_sweep(measure), bound=Bound(low=1.0), unit=TIMES).over(seeds.values())
 
 
 def _all_over_few(sweep: SweepCells, size: int) -> Estimate | None:
@@ -71,10 +102,6 @@ def _all_over_few(sweep: SweepCells, size: int) -> Estimate | None:
     )
 
 
-def _window_over_ar(sweep: SweepCells, size: int) -> Estimate | None:
-    return speed_up(sweep.done.get((WINDOW, size)))
-
-
 def masks(seeds: BySeed) -> str:
     """B - 1 masks against all that may be generated."""
     sweep = _shown(seeds)
@@ -84,7 +111,7 @@ def masks(seeds: BySeed) -> str:
         few, every = sweep.done.get((NO_CACHE, size)), sweep.done.get((ALL_MASKS, size))
         if few and every:
             ratio = _judged(partial(_all_over_few, size=size), seeds)
-            positions = [f"{positions_per_forward(row) or 0:.0f}" for row in (few, every)]
+            positions = [f"{row.positions_per_forward:.0f}" for row in (few, every)]
             lines.append([str(size), *positions, ratio.number, DIFFERS if ratio.decided else SAME])
     return table(head, lines, text=(0, 4)) if lines else ""
 
@@ -95,9 +122,10 @@ def load(seeds: BySeed) -> str:
     rows = [row for size in sweep.batch_sizes if (row := sweep.done.get((WINDOW, size)))]
     lines, knee = [], None
     for row in rows:
-        size, ratio = row.batch_size, _judged(partial(_window_over_ar, size=row.batch_size), seeds)
+        size = row.batch_size
+        ratio = _judged(lambda sweep, size=size: speed_up(sweep.done.get((WINDOW, size))), seeds)  # type: ignore[misc]
         if ratio.estimate is not None:
-            lines.append([str(size), f"{positions_per_forward(row) or 0:.0f}", ratio.number])
+            lines.append([str(size), f"{row.positions_per_forward:.0f}", ratio.number])
             knee = size if knee is None and ratio.verdict != "supported" else knee
     if not lines:
         return ""
@@ -129,7 +157,7 @@ def scorers(seeds: BySeed) -> str:
         found = Claim(measure=measure, bound=Bound(low=0.0), signed=True).over(seeds.values())
         if found.estimate is not None:
             verdict = DIFFERS if found.decided else SAME
-            lines.append([arm(name).label, found.found, p_value(found.p), str(found.seeds), verdict])
+            lines.append([label(PLAN, name), found.found, p_value(found.p), str(found.seeds), verdict])
     head = ["GSM8K", "last number minus lm-eval's filter", "p", "seeds", "verdict"]
     return table(head, lines, text=(0, 4)) if lines else ""
 
@@ -154,8 +182,8 @@ def stop_rules(seeds: BySeed) -> str:
             answers = [count for row in rows for count in row.past_stop]
             ended = [value for row in rows for value in row.finished]
             lines.append(
-                [arm(name).label, _percent(sum(ended), len(ended)), f"{sum(map(bool, answers)):,} of {len(answers):,}",
-                 _percent(past, emitted), DIFFERS if past else SAME]
+                [label(PLAN, name), _percent(sum(ended), len(ended)),
+                 f"{sum(map(bool, answers)):,} of {len(answers):,}", _percent(past, emitted), DIFFERS if past else SAME]
             )  # fmt: skip
     head = ["", "ended by EOS, %", "answers with a stop string before", "tokens behind it, % of all", "verdict"]
     return table(head, lines, text=(0, 4)) if lines else ""

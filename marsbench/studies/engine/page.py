@@ -6,11 +6,14 @@ from collections.abc import Iterator, Sequence
 
 from marsbench.findings.company import company_remark
 from marsbench.findings.seeds import BySeed
-from marsbench.findings.sweep import Race, SweepCells, positions_of_a_row, races_in_words
+from marsbench.findings.sweep import Race, SweepCells, races_in_words
 from marsbench.methods import METHODS
+from marsbench.racing.grid import checkpoints_of
 from marsbench.rendering.markdown import folded, paragraphs, table
 from marsbench.rendering.sections import command, facts_section, racing, seeds_in_words
 from marsbench.rows.kinds import ExactnessRow, Row, TrainingRow
+from marsbench.studies.engine.contenders import EXACT, PROFILED
+from marsbench.studies.study import Study, measured_by
 
 PARTS = "decoder", "LM head", "proposing", "accepting", "loop"  # of a step, as they are timed
 
@@ -92,7 +95,7 @@ def _costs(races: dict[int, Race]) -> str:
         "as many slots per row as the longest row needs at the time."
     )
     lines = [
-        [f"{name}, batch {size}", f"{positions_of_a_row(row):.1f}", f"{row.cache_bytes / 1024:,.0f}"]
+        [f"{name}, batch {size}", f"{row.positions_of_a_row:.1f}", f"{row.cache_bytes / 1024:,.0f}"]
         for size, race in races.items()
         for name, row in race.items()
     ]
@@ -113,3 +116,16 @@ def _heads(rows: Sequence[Row]) -> str:
         draft, target = trained["draft_ar_sft"].parameters, trained["mars"].parameters
         lines.append(f"- The draft model has {draft:,} parameters, {100 * draft / target:.0f} % of the target's.")
     return paragraphs("## What the drafting methods were given", "\n".join(lines)) if lines else ""
+
+
+STUDY = Study(
+    key="engine",
+    name="Engine",
+    asks="are the lossless methods exact, and where does a step's time go?",
+    place=3,
+    in_paper=False,
+    measure=measured_by("marsbench.studies.engine.measuring", "engine_rows"),
+    timed=True,
+    stages=tuple(checkpoints_of((*PROFILED, *EXACT))),
+    sections=sections,
+)

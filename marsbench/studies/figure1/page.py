@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from marsbench.findings.claims import Section
 from marsbench.findings.in_words import one_line
 from marsbench.findings.seeds import BySeed
 from marsbench.rendering.figures import drawn_alike, save
@@ -13,6 +14,7 @@ from marsbench.rendering.sections import about, command, facts_section, title, t
 from marsbench.rows.kinds import GenerationRow, Row, TrainingRow
 from marsbench.running.plans import Arm, TablePlan
 from marsbench.show import Shown, drawing, merged, shaded
+from marsbench.studies.study import Study, measured_by
 
 PLAN = TablePlan(
     "1",
@@ -100,3 +102,16 @@ def _fenced(text: str) -> str:
     while fence in text:
         fence += "`"
     return f"{fence}text\n{text}\n{fence}"
+
+
+STUDY = Study(
+    key="figure1",
+    name="Figure 1",
+    asks="what does an answer look like, forward pass by forward pass?",
+    section=Section("Figure 1", (1,)),
+    plan=PLAN,
+    scored=False,
+    measure=measured_by("marsbench.studies.figure1.measuring", "figure1_rows"),
+    sections=sections,
+    figures=draw,
+)

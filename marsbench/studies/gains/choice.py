@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from marsbench.findings.cells import BENCHMARKS, Cells, answers_of, latest_cells
+from marsbench.findings.cells import BENCHMARKS, Cells, latest_cells
 from marsbench.findings.sweep import ALLOWED_LOSS
 from marsbench.rows.kinds import EvaluationRow, Row
 from marsbench.statistics.intervals import Answers, tokens_per_forward
@@ -87,7 +87,7 @@ def choice(cells: Cells, benchmark: str) -> Choice | None:
     counts = {len(row.correct) for row in done}
     if len(done) < len(CURVE) or len(counts) > 1 or min(counts) < 2:
         return None
-    settings = [answers_of(row) for row in done]
+    settings = [row.answers for row in done]
     by_all = fastest_within(settings, ALLOWED_LOSS, range(len(done[0].correct)))
     return Choice(done, by_all, cross_fitted(settings, ALLOWED_LOSS))
 

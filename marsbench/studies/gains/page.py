@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from marsbench.findings.between_lines import emits_more, more_accurate
-from marsbench.findings.cells import Cells, answers_of, columns, latest_cells
+from marsbench.findings.between_lines import as_accurate, emits_more, more_accurate
+from marsbench.findings.cells import Cells, columns, latest_cells
 from marsbench.findings.claims import Claim
-from marsbench.findings.in_words import bracketed, plus_minus, signed_number
+from marsbench.findings.in_words import plus_minus, with_interval
 from marsbench.findings.sweep import ALLOWED_LOSS
 from marsbench.rendering.figures import speed_figure
 from marsbench.rendering.markdown import paragraphs, table
@@ -20,11 +20,12 @@ from marsbench.rendering.measured import HOW_TO_READ_ACCURACY, accuracy_table, s
 from marsbench.rendering.page import TablePage
 from marsbench.rows.kinds import EvaluationRow, Row
 from marsbench.running.plans import TablePlan
-from marsbench.statistics.intervals import paired_difference, speed_difference, tokens_per_forward
+from marsbench.statistics.intervals import paired_difference, speed_difference
 from marsbench.studies.gains import free_tokens
 from marsbench.studies.gains.choice import Choice, choice, with_choice
-from marsbench.studies.gains.lines import ADAPTED, AR_OF_MARS, CHOSEN, HEADED, PLAN
+from marsbench.studies.gains.lines import ADAPTED, AR_OF_MARS, CHOSEN, HEADED, MEASURED, PLAN
 from marsbench.studies.lines import AR_SFT, THRESHOLDS
+from marsbench.studies.study import Study, measured_by, ours
 
 VERIFIED = {"verified_groups": "groups", "verified_linear": "linear"}
 RIVALS = {
@@ -91,14 +92,14 @@ def _chosen(rows: Sequence[Row]) -> str:
 
 def _chosen_line(cells: Cells, benchmark: str, found: Choice) -> list[str]:
     flattered, held_out = found.rows[found.by_all], cells[CHOSEN.name, benchmark]
-    lost = paired_difference({benchmark: found.rows[0].correct}, {benchmark: held_out.correct})
+    lost = paired_difference({benchmark: found.rows[0].correct}, {benchmark: held_out.correct}).estimate
     return [
         _tau(found.by_all),
-        plus_minus(tokens_per_forward(flattered.emitted, flattered.forwards), 2),
+        plus_minus(flattered.tokens_per_forward, 2),
         _tau(found.fitted.by_even),
         _tau(found.fitted.by_odd),
-        plus_minus(tokens_per_forward(held_out.emitted, held_out.forwards), 2),
-        f"{signed_number(lost.points, 1)} {bracketed(lost.interval, 1, signed=True)}",
+        plus_minus(held_out.tokens_per_forward, 2),
+        with_interval(lost, 1, signed=True),
         *[_faster(cells.get((name, benchmark)), held_out) for name in VERIFIED],
     ]
 
@@ -113,20 +114,19 @@ def _faster(row: EvaluationRow | None, other: EvaluationRow) -> str:
         return "not run" if row is None else row.status
     if len(row.emitted) != len(other.emitted):
         return "not comparable"
-    more = speed_difference(answers_of(row), answers_of(other))
-    return f"{signed_number(more.value, 2)} {bracketed(more.interval, 2, signed=True)}"
+    return with_interval(speed_difference(row.answers, other.answers), 2, signed=True)
 
 
 def _all_claims() -> Iterator[Claim]:
     for letter, (verified, layout) in zip("ab", VERIFIED.items(), strict=True):
         for rival, words in RIVALS.items():
             text = f"Verified MARS ({layout}) emits more tokens per forward pass than {words}"
-            yield emits_more(PLAN, verified, rival, letter=letter, name=f"{verified}-{rival}", text=text)
+            yield emits_more(PLAN, verified, rival, letter, text, f"{verified}-{rival}")
     for verified, layout in VERIFIED.items():
         text = f"Verified MARS ({layout}) emits more tokens per forward pass than MARS that may lose accuracy"
-        yield emits_more(PLAN, verified, CHOSEN.name, letter="c", name=f"{verified}-chosen", text=text)
+        yield emits_more(PLAN, verified, CHOSEN.name, "c", text, f"{verified}-chosen")
     text = f"A tau chosen on other questions loses at most {ALLOWED_LOSS:g} point"
-    yield more_accurate(PLAN, CHOSEN.name, AR_OF_MARS, margin=ALLOWED_LOSS, letter="d", name="chosen-loses", text=text)
+    yield more_accurate(PLAN, CHOSEN.name, AR_OF_MARS, "d", text, "chosen-loses", margin=ALLOWED_LOSS)
     lossless = {
         **{name: AR_OF_MARS for name in VERIFIED},
         "medusa_3": AR_SFT.name,
@@ -135,12 +135,12 @@ def _all_claims() -> Iterator[Claim]:
     for name, reference in lossless.items():
         words = f"verified MARS ({VERIFIED[name]})" if name in VERIFIED else RIVALS[name]
         text = f"{words[0].upper()}{words[1:]} is as accurate as AR decoding"
-        yield more_accurate(PLAN, name, reference, margin=ALLOWED_LOSS, letter="e", text=text, check=True)
+        yield more_accurate(PLAN, name, reference, "e", text, margin=ALLOWED_LOSS, check=True)
     for rival in ("medusa_3", "ar_sft_by_draft_ar_sft", "lookup"):
         text = f"An adapter with a draft head emits more tokens per forward pass than {RIVALS[rival]}"
-        yield emits_more(PLAN, HEADED.name, rival, letter="g", name=f"headed-{rival}", text=text)
+        yield emits_more(PLAN, HEADED.name, rival, "g", text, f"headed-{rival}")
     text = "The two checkpoints are about as accurate, so that their lossless lines compare"
-    yield more_accurate(PLAN, AR_OF_MARS, AR_SFT.name, margin=2.0, letter="f", name="compare", text=text)
+    yield as_accurate(PLAN, AR_OF_MARS, AR_SFT.name, "f", text, "compare")
 
 
 CLAIMS = tuple(replace(claim, prepared=with_choice) for claim in _all_claims())
@@ -170,4 +170,17 @@ PAGE = TablePage(
     tables=(accuracy_table, speed_table, _costs),
     prepared=with_choice,
     more=(_chosen, free_tokens.section),
+)
+
+
+STUDY = Study(
+    key="gains",
+    name="Gains",
+    asks="where does the gain come from, and what is left of it at equal accuracy?",
+    place=2,
+    plan=MEASURED,
+    measure=measured_by("marsbench.studies.gains.measuring", "gains_rows"),
+    sections=PAGE.sections,
+    figures=PAGE.figures,
+    claims=ours("gains", PAGE.claims),
 )

@@ -15,7 +15,6 @@ from marsbench.findings.seeds import BySeed
 from marsbench.findings.sweep import (
     A_A,
     SweepCells,
-    is_lossless,
     printed_ratio,
     printed_speed_up,
     races_in_words,
@@ -23,8 +22,6 @@ from marsbench.findings.sweep import (
     speed_ratio,
     speed_up,
     steps_in_words,
-    tokens_per_forward_of,
-    weights_read_per_second,
 )
 from marsbench.methods import METHODS
 from marsbench.racing.position_law import position_law
@@ -34,7 +31,7 @@ from marsbench.rendering.figures import labelled_figure
 from marsbench.rendering.markdown import folded, paragraphs, table
 from marsbench.rendering.measured import measured_section, speed_cell, speed_table
 from marsbench.rendering.sections import about, how_section, title, training_section
-from marsbench.rows.kinds import EvaluationRow, Memory, Row, StepTimeRow, SweepRow, TrainingSpeedRow
+from marsbench.rows.kinds import EvaluationRow, Row, StepTimeRow, SweepRow, TrainingSpeedRow
 from marsbench.studies.real_model.lines import (
     ADAPTED,
     ADAPTER,
@@ -58,6 +55,7 @@ from marsbench.studies.real_model.lines import (
     SURE,
     grid_names,
 )
+from marsbench.studies.study import Study, measured_by, ours
 
 FIGURE = "figures/real-model_speed"  # beside the page, less the extension
 OPENING = (
@@ -78,7 +76,7 @@ HOW_THE_CLOCK_IS_READ = (
     "All contenders of a batch size and a type of weights decode the same prompts in one race, batch by batch in turn, "
     "after a lap that is watched. A number is the median over laps of the ratio of tokens per second over `ar`, AR "
     "decoding of the base in the same loop, with its bootstrap 95 % interval. *Roofline* is the weights read per "
-    "second, by forwards and prompts' forwards, in % of what {by} a large tensor moves per second on the same "
+    "second, by forwards and prompts' forwards, in % of what reading a large tensor moves per second on the same "
     "machine. In bf16 rounding may depend on how many positions are computed at once, and near ties of two tokens come "
     "out otherwise: a column says how many answers are those of `ar`, token for token."
 )
@@ -96,31 +94,21 @@ DEVIATIONS = (
     "Of the adapters only the one with a draft head races; the others are shown by their tokens per forward pass.",
 )
 _more = partial(emits_more, PLAN)
+_PAIRS = (HEADED_GROUPS.name, PROMPT_LOOKUP.name), (GROUPS.name, MARS_GROUPS.name)  # that the page begins with
 CLAIMS = (
-    _more(GROUPS.name, PROMPT_LOOKUP.name, letter="a", text="An adapter's masks draft better than the text so far"),
+    _more(GROUPS.name, PROMPT_LOOKUP.name, "a", "An adapter's masks draft better than the text so far"),
+    _more(BOTH.name, PROMPT_LOOKUP.name, "b", "Masks and the text so far draft better than the text alone"),
+    _more(*_PAIRS[1], "c", "An adapter drafts better than MARS after the same steps", "adapter-drafts"),
+    _more(LONG_GROUPS.name, GROUPS.name, "d", "Four times the training makes the adapter draft better", check=True),
     _more(
-        BOTH.name, PROMPT_LOOKUP.name, letter="b", text="Masks and the text so far draft better than the text alone"
+        LONG_BOTH.name, PROMPT_LOOKUP.name, "e",
+        "So trained, masks and the text so far draft better than the text alone",
     ),
+    _more(MARS_GROUPS.name, SURE.name, "f", "Verified masks emit more than tau = .95 does"),
+    _more(*_PAIRS[0], "g", "With a draft head, an adapter's masks draft better than the text so far"),
     _more(
-        GROUPS.name, MARS_GROUPS.name, letter="c", name="adapter-drafts",
-        text="An adapter drafts better than MARS after the same steps",
-    ),
-    _more(
-        LONG_GROUPS.name, GROUPS.name, letter="d", check=True,
-        text="Four times the training makes the adapter draft better",
-    ),
-    _more(
-        LONG_BOTH.name, PROMPT_LOOKUP.name, letter="e",
-        text="So trained, masks and the text so far draft better than the text alone",
-    ),
-    _more(MARS_GROUPS.name, SURE.name, letter="f", text="Verified masks emit more than tau = .95 does"),
-    _more(
-        HEADED_GROUPS.name, PROMPT_LOOKUP.name, letter="g",
-        text="With a draft head, an adapter's masks draft better than the text so far",
-    ),
-    _more(
-        HEADED_BOTH.name, PROMPT_LOOKUP.name, letter="h",
-        text="With a draft head, masks and the text so far draft better than the text alone",
+        HEADED_BOTH.name, PROMPT_LOOKUP.name, "h",
+        "With a draft head, masks and the text so far draft better than the text alone",
     ),
 )  # fmt: skip
 
@@ -140,13 +128,13 @@ def sections(rows: Sequence[Row], scale: str, seeds: BySeed) -> list[str]:
         folded(
             _clock(sweeps),
             claims_section(seeds, PLAN, CLAIMS, scale),
-            _measured(cells, seeds),
+            measured_section(cells, PLAN, seeds, HOW_LINES_DECODE, speed_table(cells, PLAN), _agreement(cells)),
             _by_tokens_trained(cells, rows),
             paragraphs(training_section(rows, PLAN), _adapter_size(rows), _training_speed(rows)),
             how_section(rows, PLAN, scale),
             deviations_section(rows, scale, DEVIATIONS),
         ),
-    ]
+    ]  # fmt: skip
 
 
 def draw(rows: Sequence[Row], reports_dir: Path) -> list[Path]:
@@ -188,24 +176,22 @@ def in_brief(rows: Sequence[Row]) -> str:
 def _in_part(cells: Cells, sweeps: Mapping[str, SweepCells]) -> str:
     lines = [arm.label for arm in PLAN.arms if done_cells(cells, arm.name).keys() < columns(PLAN).keys()]
     raced = [{name for name, _ in sweep.done} for sweep in sweeps.values()]
-    missing = [f"answers of {', '.join(lines)}" if lines else ""]
-    is_whole = bool(raced) and all(names >= {*grid_names()} for names in raced)
-    missing.append("" if is_whole else "parts of the race" if any(raced) else "the race")
-    named = [one for one in missing if one]
-    return f"**In part.** Not measured yet: {'; '.join(named)}." if named else ""
+    missing = [f"answers of {', '.join(lines)}"] if lines else []
+    if not raced or not all(names >= {*grid_names()} for names in raced):
+        missing.append("parts of the race" if any(raced) else "the race")
+    return f"**In part.** Not measured yet: {'; '.join(missing)}." if missing else ""
 
 
 def _whose_weights(rows: Sequence[Row]) -> str:
     """Which of the packaged models the rows are of, where they are of one."""
     bases = sorted({str(row.provenance["base"]) for row in rows if row.provenance.get("base")})
-    said = [f"`{base}`{_quantised(base)}" for base in bases]
+    how = {
+        base: f", whose weights were quantised ({described(base)[0].quantised}) and are dequantised here"
+        for base in bases
+        if is_known(base) and base.endswith("-gguf")
+    }
+    said = [f"`{base}`{how.get(base, '')}" for base in bases]
     return f"The base is {', '.join(said)}." if bases else ""
-
-
-def _quantised(base: str) -> str:
-    if not is_known(base) or not base.endswith("-gguf"):
-        return ""
-    return f", whose weights were quantised ({described(base)[0].quantised}) and are dequantised here"
 
 
 # ---- the answer ----
@@ -240,7 +226,7 @@ def _outsider(sweeps: Mapping[str, SweepCells]) -> Iterator[str]:
 
 def _what_drafts_best(seeds: BySeed) -> Iterator[str]:
     for claim in CLAIMS:
-        if claim.lines in ((HEADED_GROUPS.name, PROMPT_LOOKUP.name), (GROUPS.name, MARS_GROUPS.name)):
+        if claim.lines in _PAIRS:
             found = claim.over(seeds.values())
             if found.estimate is not None:
                 yield f"- {plainly(claim, found)}."
@@ -262,10 +248,6 @@ def _clock_in_brief(sweeps: Mapping[str, SweepCells]) -> str:
 
 
 # ---- answers ----
-
-
-def _measured(cells: Cells, seeds: BySeed) -> str:
-    return measured_section(cells, PLAN, seeds, HOW_LINES_DECODE, speed_table(cells, PLAN), _agreement(cells))
 
 
 def _agreement(cells: Cells) -> str:
@@ -358,19 +340,18 @@ def _training_speeds(rows: Sequence[Row]) -> list[TrainingSpeedRow]:
 def _clock(sweeps: Mapping[str, SweepCells]) -> str:
     if not sweeps:
         return ""
-    first = next(iter(sweeps.values()))
-    how = HOW_THE_CLOCK_IS_READ.format(by=first.step_times.memory.by if first.step_times else "copying")
-    return paragraphs("## By the clock", f"{how} {steps_in_words(first)}", *[_race(*one) for one in sweeps.items()])
+    how = f"{HOW_THE_CLOCK_IS_READ} {steps_in_words(next(iter(sweeps.values())))}"
+    return paragraphs("## By the clock", how, *[_race(*one) for one in sweeps.items()])
 
 
 def _race(dtype: str, sweep: SweepCells) -> str:
     """Speed-ups by batch size, tokens per forward, and how near to the memory's speed each comes."""
-    memory = sweep.step_times.memory if sweep.step_times else None
+    read = sweep.step_times.read if sweep.step_times else 0.0
     head = [""]
     for size in sweep.batch_sizes:
         head += [f"batch {size}", "tokens/forward", "as the base's `ar`", "roofline, %"]
     lines = [
-        [name, *[text for size in sweep.batch_sizes for text in _raced(sweep.done.get((name, size)), memory)]]
+        [name, *[text for size in sweep.batch_sizes for text in _raced(sweep.done.get((name, size)), read)]]
         for name in sweep.names
     ]
     return paragraphs(f"### In {dtype}", table(head, lines), _a_step(sweep.step_times))
@@ -380,36 +361,47 @@ def _a_step(row: StepTimeRow | None) -> str:
     """How near a step of AR decoding comes to the memory's speed without prompts, and what more positions cost."""
     if row is None or not row.weight_bytes:
         return ""
-    law, memory = position_law(row), row.memory
+    law = position_law(row)
     alone = law.seconds_at(1)
-    share = 100 * row.weight_bytes / alone / memory.per_second
-    costs = [f"{law.seconds_at(count) / alone:.2f} times as long over {count}" for count in _STEPS_SHOWN]
+    share = 100 * row.weight_bytes / alone / row.read
+    costs = [f"{law.seconds_at(count) / alone:.2f} times as long over {count}" for count in (4, 8, 16)]
     return (
         f"A step of `ar` for one row, prompts left out, takes {1e3 * alone:.1f} ms: its weights are read at "
-        f"{share:.0f} % of the {memory.per_second / 1e9:.0f} GB/s that {memory.by} moves"
-        f"{', reading and writing counted' if memory.by == 'copying' else ''}. A step takes "
-        f"{', '.join(costs)} positions."
+        f"{share:.0f} % of the {row.read / 1e9:.0f} GB/s that reading moves. A step takes {', '.join(costs)} positions."
     )
 
 
-_STEPS_SHOWN = (4, 8, 16)  # positions
-
-
-def _raced(row: SweepRow | None, memory: Memory | None) -> list[str]:
+def _raced(row: SweepRow | None, read: float) -> list[str]:
     if row is None:
         return ["not run", "", "", ""]
-    traffic = weights_read_per_second(row)
+    traffic = row.weights_read_per_second
     return [
         printed_speed_up(row),
-        f"{tokens_per_forward_of(row):.2f}",
+        f"{row.tokens_per_forward:.2f}",
         f"{row.same_as['ar']} of {row.prompts}" if "ar" in row.same_as else "",
-        f"{100 * traffic / memory.per_second:.0f}" if traffic and memory else "n/a",
+        f"{100 * traffic / read:.0f}" if traffic and read else "n/a",
     ]
 
 
 def _best_lossless(sweep: SweepCells, size: int, stages: Collection[str] = (BASE, *ADAPTED)) -> SweepRow | None:
     """The fastest contender whose tokens are promised to be the base's; AR decoding itself left out."""
     found = sweep.at(
-        size, lambda row: is_lossless(row) and row.method not in ("ar", "hf-generate") and row.stage in stages
+        size, lambda row: row.is_lossless and row.method not in ("ar", "hf-generate") and row.stage in stages
     )
     return max(found, key=speed_of, default=None)
+
+
+STUDY = Study(
+    key="real-model",
+    name="Real model",
+    asks="what does MARS do for a model that people use, on hardware that everybody has?",
+    place=7,
+    in_paper=False,
+    plan=PLAN,
+    measure=measured_by("marsbench.studies.real_model.measuring", "real_model_rows"),
+    timed=True,
+    sections=sections,
+    figures=draw,
+    tally=tally,
+    claims=ours("real-model", CLAIMS),
+)

@@ -15,7 +15,7 @@ from marsbench.running.checkpoints import Checkpoints
 from marsbench.running.kept import kept
 from marsbench.running.run import Run
 from marsbench.running.tables import Table
-from marsbench.studies.regime.criteria import PLAN
+from marsbench.studies.regime.page import PLAN
 from marsbench.training.checkpoints import Loaded
 from marsbench.training.data import Collator, solved_text
 from marsbench.training.objectives import IGNORED

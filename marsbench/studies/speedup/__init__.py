@@ -6,8 +6,7 @@ from marsbench.presets import Preset
 from marsbench.racing.grid import Grid, read_grid, shipped_grid
 from marsbench.running.plans import Arm, TablePlan
 from marsbench.studies.lines import BATCH_SIZES, speculative
-from marsbench.studies.speedup.claims import TABLE5_SECTION, TABLE6_SECTION, speed_claims
-from marsbench.studies.speedup.measures import decoded_by_the_sweep
+from marsbench.studies.speedup.claims import TABLE5_SECTION, TABLE6_SECTION, decoded_by_the_sweep, speed_claims
 from marsbench.studies.speedup.page import draw, sections
 from marsbench.studies.study import Item, Study
 

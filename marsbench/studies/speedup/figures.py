@@ -5,16 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from marsbench.findings.sweep import (
-    ALLOWED_LOSS,
-    SweepCells,
-    accuracy_of,
-    is_adapted,
-    is_lossless,
-    over_faster_ar,
-    speed_of,
-    speed_up,
-)
+from marsbench.findings.sweep import ALLOWED_LOSS, SweepCells, over_faster_ar, speed_of, speed_up
 from marsbench.rendering.figures import COLOURS, MARKERS, by_batch_figure, drawn_alike, error_bars, new_figure, save
 from marsbench.rows.kinds import SweepRow
 from marsbench.statistics.intervals import Estimate
@@ -68,7 +59,7 @@ def _pareto_by_speed(sweep: SweepCells) -> Figure:
 def _scatter(sweep: SweepCells, axes: Axes, batch_size: int) -> None:
     for method, (colour, marker) in _methods(sweep).items():
         rows = sweep.at(batch_size, lambda row, method=method: row.method == method)  # type: ignore[misc]
-        points = [(found.value, accuracy_of(row), row) for row in rows if (found := speed_up(row))]
+        points = [(found.value, row.accuracy, row) for row in rows if (found := speed_up(row))]
         if not points:
             continue
         axes.errorbar(
@@ -100,7 +91,7 @@ def _best_of_each_method(sweep: SweepCells, batch_size: int) -> dict[str, SweepR
     """
     best: dict[str, SweepRow] = {}
     for row in sweep.at(batch_size, lambda row: row.method != "ar"):
-        cost, name = sweep.cost(row), f"{row.method}, adapter" if is_adapted(row) else row.method
-        if is_lossless(row) or (cost is not None and cost.points <= ALLOWED_LOSS):
+        cost, name = sweep.cost(row), f"{row.method}, adapter" if row.is_adapted else row.method
+        if row.is_lossless or (cost is not None and cost.value <= ALLOWED_LOSS):
             best[name] = max(best.get(name, row), row, key=speed_of)
     return best

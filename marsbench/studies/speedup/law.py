@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from statistics import median
 from typing import NamedTuple
 
-from marsbench.findings.in_words import bracketed
+from marsbench.findings.in_words import with_interval
 from marsbench.findings.sweep import (
     SweepCells,
     best_mars_at,
     best_verified_at,
     faster,
-    is_adapted,
     printed_speed_up,
     speed_of,
     speed_up,
@@ -37,11 +36,14 @@ def law_section(sweep: SweepCells) -> str:
     regrets = _regrets(sweep)
     chosen = table(
         ["windows of", "batch", "by the law", "by the races", "regret, % [95 %]"],
-        [[one.family, str(one.batch_size), one.chosen, one.best, _in_percent(one.loss)] for one in regrets],
+        [
+            [one.family, str(one.batch_size), one.chosen, one.best, with_interval(one.loss.times(100), 1)]
+            for one in regrets
+        ],
         text=(0, 2, 3),
     )
-    return "\n\n".join(
-        ["## The position law", HOW_THE_LAW_WORKS, table(head, [costs]), _spread(sweep), chosen, _summary(regrets)]
+    return paragraphs(
+        "## The position law", HOW_THE_LAW_WORKS, table(head, [costs]), _spread(sweep), chosen, _summary(regrets)
     )
 
 
@@ -77,7 +79,7 @@ def families(sweep: SweepCells) -> dict[str, list[str]]:
         if row.method == "mars-block-cache":
             found.setdefault("mars-block-cache", []).append(name)
         if row.method == "mars-verified":
-            verified = "mars-verified with an adapter" if is_adapted(row) else "mars-verified"
+            verified = "mars-verified with an adapter" if row.is_adapted else "mars-verified"
             found.setdefault(f"{verified}, {row.options.get('layout', 'groups')}", []).append(name)
             found.setdefault(f"{verified}, either layout", []).append(name)
     return {family: names for family, names in found.items() if len(names) > 1}
@@ -107,11 +109,6 @@ def _regrets(sweep: SweepCells) -> list[Regret]:
                     loss = Estimate(1 - kept.value, Interval(1 - kept.interval.high, 1 - kept.interval.low), kept.n)
                     found.append(Regret(family, size, chosen, best, loss))
     return found
-
-
-def _in_percent(share: Estimate) -> str:
-    interval = Interval(100 * share.interval.low, 100 * share.interval.high)
-    return f"{100 * share.value:.1f} {bracketed(interval, 1)}"
 
 
 def _summary(regrets: Sequence[Regret]) -> str:

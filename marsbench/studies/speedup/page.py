@@ -9,27 +9,23 @@ from pathlib import Path
 
 from marsbench.findings.claims import OURS
 from marsbench.findings.company import company_remark
-from marsbench.findings.in_words import one_line, plus_minus
+from marsbench.findings.in_words import one_line, plus_minus, with_interval
 from marsbench.findings.seeds import BySeed
 from marsbench.findings.sweep import (
     A_A,
     ALLOWED_LOSS,
     SweepCells,
-    accuracy_of,
     baseline_of,
     best_mars_at,
     best_verified_at,
     in_words,
-    is_lossless,
     over,
     over_faster_ar,
-    printed_points,
     printed_ratio,
     printed_speed_up,
     races_in_words,
     speed_up,
     steps_in_words,
-    tokens_per_forward_of,
 )
 from marsbench.presets import preset
 from marsbench.racing.grid import COMPILED_AR
@@ -39,9 +35,8 @@ from marsbench.rendering.sections import command, facts_section, racing, seeds_i
 from marsbench.rows.kinds import Row, SweepRow
 from marsbench.statistics.intervals import Estimate
 from marsbench.studies.speedup import figures
-from marsbench.studies.speedup.claims import speed_claims
+from marsbench.studies.speedup.claims import decoded_by_the_sweep, speed_claims
 from marsbench.studies.speedup.law import knee_section, law_section
-from marsbench.studies.speedup.measures import decoded_by_the_sweep
 from marsbench.studies.speedup.tables import table5, table6
 from marsbench.training.stages import STAGES
 
@@ -107,9 +102,11 @@ def _answer(sweep: SweepCells) -> str:
         if any(found):
             lines.append([f"{words}, over `ar`", *[_printed(over_faster_ar(sweep, row)) for row in found]])
             lines.append(["setting", *[_setting(row) for row in found]])
-            lines.append(["tokens/forward", *[f"{tokens_per_forward_of(row):.2f}" if row else "" for row in found]])
-    lost = [sweep.cost(row) if row else None for row in (best_mars_at(sweep, size) for size in sizes)]
-    lines.append(["points that `mars` loses [95 %]", *map(printed_points, lost)])
+            lines.append(["tokens/forward", *[f"{row.tokens_per_forward:.2f}" if row else "" for row in found]])
+    lost = [sweep.cost(best_mars_at(sweep, size)) for size in sizes]
+    lines.append(
+        ["points that `mars` loses [95 %]", *[with_interval(one, 1, signed=True) if one else "" for one in lost]]
+    )
     text = "Each contender, and `ar`, in its faster form, eager or compiled; further down each against its like."
     return paragraphs("## The answer", text, table(["", *[f"batch {size}" for size in sizes]], lines))
 
@@ -171,7 +168,7 @@ def _constants(sweep: SweepCells, row: SweepRow | None) -> list[str]:
     """What hardly depends on the batch size."""
     if row is None:
         return ["", "", ""]
-    return [f"{tokens_per_forward_of(row):.2f}", plus_minus(accuracy_of(row), 1, factor=100), _as_ar(sweep, row)]
+    return [f"{row.tokens_per_forward:.2f}", plus_minus(row.accuracy, 1, factor=100), _as_ar(sweep, row)]
 
 
 def _as_ar(sweep: SweepCells, row: SweepRow) -> str:
@@ -180,7 +177,7 @@ def _as_ar(sweep: SweepCells, row: SweepRow) -> str:
     alike = [other for other in reversed(sweep.rows) if other.method == "ar" and other.compiled == compiled]
     stages = {_model_of(other.stage): other.contender for other in alike}
     same = row.same_as.get(stages.get(_model_of(row.stage), ""))
-    promise = " (promised)" if is_lossless(row) and same is not None and same < row.prompts else ""
+    promise = " (promised)" if row.is_lossless and same is not None and same < row.prompts else ""
     return "" if same is None else f"{same} of {row.prompts}{promise}"
 
 

@@ -5,20 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from marsbench.findings.in_words import signed_number
-from marsbench.findings.sweep import (
-    SweepCells,
-    accuracy_of,
-    in_words,
-    ms_per_forward,
-    over,
-    positions_per_forward,
-    printed_points,
-    printed_speed_up,
-    steps_in_words,
-    tokens_per_forward_of,
-    tokens_per_second,
-)
+from marsbench.findings.in_words import signed_number, with_interval
+from marsbench.findings.sweep import SweepCells, in_words, over, printed_speed_up, steps_in_words
 from marsbench.paper import Published, published
 from marsbench.rendering.markdown import paragraphs, table
 from marsbench.rows.kinds import SweepRow
@@ -37,10 +25,10 @@ def table5(sweep: SweepCells) -> str:
     for size in sweep.batch_sizes:
         cells = [sweep.done.get((name, size)) for name in (without, *[names[block] for block in blocks]) if name]
         shown = [printed_speed_up(row) if row else "not run" for row in cells]
-        positions = [f"{positions_per_forward(row) or 0:.0f}" if row else "" for row in cells]
+        positions = [f"{row.positions_per_forward:.0f}" if row else "" for row in cells]
         lines += [[str(size), *shown], ["positions/forward", *positions]]
         if size == sweep.batch_sizes[-1]:
-            lines.append(["accuracy in %", *[f"{100 * accuracy_of(row).value:.1f}" if row else "" for row in cells]])
+            lines.append(["accuracy in %", *[f"{100 * row.accuracy.value:.1f}" if row else "" for row in cells]])
     text = (
         "Tokens per second over `ar` with its KV cache, by batch size and block size of the cache, tau = .95. All "
         "contenders of this table decode eagerly, `ar` too: no step is compiled. Without "
@@ -125,14 +113,14 @@ def _head6(compiled: bool) -> list[str]:
 
 
 def _table6_line(sweep: SweepCells, line: Pairing, row: SweepRow, first: SweepRow) -> list[str]:
-    relative = tokens_per_second(row) / tokens_per_second(first)
+    gained = sweep.gain(row, sweep.done.get((AR_SFT, row.batch_size)))
     return [
         line.words,
-        f"{tokens_per_forward_of(row):.2f}",
-        f"{ms_per_forward(row) or 0:.2f}",
+        f"{row.tokens_per_forward:.2f}",
+        f"{row.ms_per_forward:.2f}",
         printed_speed_up(row),
-        f"{relative:.2f}",
-        printed_points(sweep.gain(row, AR_SFT)),
+        f"{row.tokens_per_second / first.tokens_per_second:.2f}",
+        with_interval(gained, 1, signed=True) if gained else "",
     ]
 
 
