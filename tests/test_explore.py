@@ -14,7 +14,7 @@ from test_serving_page import contrast, luminance
 from typer.main import get_command
 
 from marsbench.cli import app
-from marsbench.commands.decoder import check_decoding
+from marsbench.commands.decoder import Decoding
 from marsbench.findings.collection import Collection
 from marsbench.findings.sweep import SweepCells, speed_ratio, speed_up
 from marsbench.overview.explore import page_of
@@ -128,7 +128,7 @@ def test_commands_decode_like_their_rows(text: str, sweep: SweepCells) -> None:
             assert program == "marsbench" and {key: given[key] for key in expected} == expected
             assert given.get("stage", row.stage) == row.stage and given["dtype"] == row.dtype
             draft, stage = given["draft"], given.get("stage")
-            check_decoding(row.method, threshold=given["threshold"], draft=draft, stage=stage, untrained_masks=False)
+            Decoding(row.method, threshold=given["threshold"], draft=draft).check(stage=stage)
 
 
 def test_answers_are_those_of_the_first_seed() -> None:

@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from marsbench import world
-from marsbench.commands.shared import make_run
+from marsbench.commands.shared import Start
 from marsbench.errors import UserError
 from marsbench.files import write_atomically
 from marsbench.findings.collection import collection_of
@@ -193,7 +193,7 @@ def test_bad_input_gets_one_clear_message(reproduced: Path, tmp_path: Path) -> N
 )
 def test_a_seed_has_folders_of_its_own(arguments: dict[str, Any], variant: str, tmp_path: Path) -> None:
     """Guards against a second seed that overwrites the rows and the page of the first."""
-    workspace = make_run("mini", tmp_path, "reuse", **arguments).workspace
+    workspace = Start("mini", output=tmp_path, **arguments).run().workspace
     assert workspace == Workspace(tmp_path, "mini", variant)
     assert workspace.results("table2") == tmp_path / "results" / "mini" / variant / "table2.jsonl"
     assert workspace.reports == tmp_path / "reports" / ("mini" if variant else "") / variant

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from marsbench.cli import app
-from marsbench.commands.shared import own_stage
+from marsbench.commands.shared import Start
 from marsbench.fetching.models import MODELS, cache_folder, is_known
 from marsbench.presets import preset
 from marsbench.training import records
@@ -35,10 +35,10 @@ def test_it_is_whole_and_small() -> None:
 def test_it_is_what_decodes_at_its_scale() -> None:
     """Guards against a user who asks for masks at that scale, and is told to train for hours first."""
     scale = preset("135m")
-    name = own_stage("135m", None)
+    name = Start("135m").own_stage(None)
     assert scale.ready_checkpoint(name, 4) == str(FOLDER) and scale.ships(str(FOLDER))
     assert stage(name).objective == "gated"
-    assert own_stage("135m", "mars") == "mars" and own_stage("mini", None) == "mars"
+    assert Start("135m").own_stage("mars") == "mars" and Start("mini").own_stage(None) == "mars"
 
 
 @pytest.mark.slow

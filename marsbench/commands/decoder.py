@@ -9,15 +9,13 @@ gives `ask` those options beside its own, and hands over in `decoding` what was 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from copy import copy
-from dataclasses import dataclass, field, replace
-from functools import wraps
-from inspect import Parameter, signature
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from dataclasses import dataclass, field, fields, replace
+from inspect import Parameter
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from marsbench.commands.shared import Dtype, Pack, UntrainedMasks, dtype_of, option_of, typed_as, use_packing
+from marsbench.commands.shared import Command, Pack, UntrainedMasks, dtype_of, handing, option_of, options_from
 from marsbench.decoding.generation import PREFILL_POSITIONS
 from marsbench.errors import UserError
 from marsbench.methods import METHODS, OPTIONS, Options, check_options, check_threshold, explained
@@ -26,10 +24,8 @@ if TYPE_CHECKING:
     from marsbench.decoding.engine import KindOfBatch, Method
     from marsbench.decoding.outside import OutsideMethod
     from marsbench.progress import Reporter
-    from marsbench.running.run import Run
     from marsbench.training.checkpoints import Loaded
 
-Command = Callable[..., None]
 BatchSize = Annotated[int | None, typer.Option(min=1, help="Rows decoded at once; by default 16, for hf-assisted 1.")]
 _ROWS = 16  # decoded at once where nobody says how many
 
@@ -51,7 +47,7 @@ class Decoding:
         typer.Option(help="Draft model's checkpoint folder, for speculative, mars-speculative and hf-assisted."),
     ] = None
     untrained_masks: UntrainedMasks = False
-    dtype: Dtype = "float32"
+    dtype: Annotated[str, typer.Option(help="Of weights and caches: float32, bfloat16 or float16.")] = "float32"
     prefill_positions: Annotated[
         int,
         typer.Option(
@@ -71,11 +67,31 @@ class Decoding:
     options: Mapping[str, Any] = field(default_factory=dict)  # of the method, those that were typed
 
     def check(self, *, stage: str | None) -> None:
-        """Refuse what could not work, before anything is trained or loaded for it; see `check_decoding`."""
-        check_decoding(
-            self.method, threshold=self.threshold, draft=self.draft, stage=stage, untrained_masks=self.untrained_masks,
-            **self.options,
-        )  # fmt: skip
+        """Refuse a way to decode that could not work, before any checkpoint is trained or loaded for it.
+
+        `stage` is of the scale's own checkpoint; None where another one decodes, which is looked at when it is loaded.
+        """
+        from marsbench.training.stages import BLOCKWISE
+        from marsbench.training.stages import stage as stage_of
+
+        method = self.method
+        check_options(method, Options(**self.options))
+        check_threshold(method, self.threshold, self.options.get("metric", "probability"))
+        needs = METHODS[method].needs
+        if "draft" in needs and self.draft is None:
+            raise UserError(
+                f"method {method!r} needs a draft model", fix="give one: marsbench train draft_ar_sft, --draft DIR"
+            )
+        objective = stage_of(stage).objective if stage is not None else None
+        if objective and "masks" in needs and objective not in BLOCKWISE and not self.untrained_masks:
+            raise UserError(
+                f"method {method!r} needs a checkpoint trained with masks; stage {stage!r} is trained without",
+                fix="choose --stage mars, or --untrained-masks to see what happens without",
+            )
+        if objective and "heads" in needs and objective != "medusa":
+            raise UserError(
+                f"method {method!r} needs Medusa heads; stage {stage!r} has none", fix="choose --stage medusa"
+            )
         dtype_of(self.dtype)
 
     def check_heard(self, *methods: str) -> None:
@@ -109,19 +125,11 @@ class Decoding:
         from marsbench.methods.settings import load_aloud
         from marsbench.training.checkpoints import default_device
 
-        use_packing(self.pack)
         return load_aloud(checkpoint, reporter, dtype=dtype_of(self.dtype), device=default_device(), **how)
 
     def load_draft(self, reporter: Reporter, **how: Any) -> Loaded | None:
         """The draft model, where one was named."""
         return self.load(self.draft, reporter, **how) if self.draft else None
-
-    def load_own(self, run: Run, stage: str, block_size: int) -> Loaded:
-        """The scale's own checkpoint of a stage, trained if it is missing."""
-        from marsbench.running.checkpoints import Checkpoints
-
-        use_packing(self.pack)
-        return Checkpoints(run).load(stage, block_size, dtype_of(self.dtype))
 
     def fitted(
         self, loaded: Loaded, draft: Loaded | None, reporter: Reporter
@@ -144,35 +152,15 @@ def decodes(
     `window` is what `Options.block_size` is called. Where --block-size is B of the training, it is another option, and
     B by default.
     """
+    named, *shared = options_from(Decoding, [one.name for one in fields(Decoding)][:-1], panel="How to decode")
+    named.annotation.__metadata__[0].help = which or named.annotation.__metadata__[0].help
+    of_methods = {name: _of_method(name, window) for name in OPTIONS}
 
-    def decorated(command: Command) -> Command:
-        own = {name: one for name, one in signature(command, eval_str=True).parameters.items() if name != "decoding"}
-        shared = [one for one in _shared(method, which) if one.name not in own]
-        parameters = [*own.values(), *shared, *(_of_method(name, window) for name in OPTIONS)]
+    def decoding(typed: dict[str, Any]) -> Decoding:
+        options = {name: value for name, one in of_methods.items() if (value := typed.pop(one.name)) is not None}
+        return Decoding(**{"method": method, **typed}, options=options)
 
-        @wraps(command)
-        def typed(**given: Any) -> None:
-            ours = {"method": method} | {one.name: given.pop(one.name) for one in shared}
-            options = {name: value for name in OPTIONS if (value := given.pop(_word(name))) is not None}
-            command(**given, decoding=Decoding(**ours, options=options))
-
-        return typed_as(typed, parameters)
-
-    return decorated
-
-
-def _shared(method: str, which: str) -> list[Parameter]:
-    found = []
-    for name, hint in get_type_hints(Decoding, include_extras=True).items():
-        if name == "options":
-            continue
-        (option,) = map(copy, hint.__metadata__)
-        option.rich_help_panel, default = "How to decode", getattr(Decoding, name, method)
-        if name == "method":
-            option.help = which or option.help
-        of_typer = Annotated[hint.__origin__, option]  # type: ignore[name-defined]
-        found.append(Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=of_typer))
-    return found
+    return handing("decoding", [named.replace(default=method), *shared, *of_methods.values()], decoding)
 
 
 def _of_method(name: str, window: Sequence[str]) -> Parameter:
@@ -186,33 +174,3 @@ def _of_method(name: str, window: Sequence[str]) -> Parameter:
 def _word(name: str) -> str:
     """What an option is called on the command line, where a block size is B of the training."""
     return "window" if name == "block_size" else name
-
-
-def check_decoding(
-    method: str, *, threshold: float | None, draft: str | None, stage: str | None, untrained_masks: bool = False,
-    **options: Any,
-) -> None:  # fmt: skip
-    """Refuse a way to decode that could not work, before any checkpoint is trained or loaded for it.
-
-    `stage` is of the scale's own checkpoint; None where another one decodes, which is looked at when it is loaded.
-    """
-    from marsbench.training.stages import BLOCKWISE
-    from marsbench.training.stages import stage as stage_of
-
-    check_options(method, Options(**options))
-    check_threshold(method, threshold, options.get("metric", "probability"))
-    needs = METHODS[method].needs
-    if "draft" in needs and draft is None:
-        raise UserError(
-            f"method {method!r} needs a draft model", fix="give one: marsbench train draft_ar_sft, --draft DIR"
-        )
-    if stage is None:
-        return
-    objective = stage_of(stage).objective
-    if "masks" in needs and objective not in BLOCKWISE and not untrained_masks:
-        raise UserError(
-            f"method {method!r} needs a checkpoint trained with masks; stage {stage!r} is trained without",
-            fix="choose --stage mars, or --untrained-masks to see what happens without",
-        )
-    if "heads" in needs and objective != "medusa":
-        raise UserError(f"method {method!r} needs Medusa heads; stage {stage!r} has none", fix="choose --stage medusa")

@@ -9,16 +9,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from marsbench.commands.decoder import BatchSize, Decoding, decodes
-from marsbench.commands.shared import Adapter, BlockSize, Checkpoint, Output, OwnStage, Scale, Seed, make_run, own_stage
+from marsbench.commands.shared import Adapter, BlockSize, Checkpoint, OwnStage, Start, dtype_of, starts, use_packing
 from marsbench.errors import UserError
-from marsbench.presets import DEFAULT_SCALE
 
 if TYPE_CHECKING:
     from marsbench.show import Shown
 
 
 @decodes()
+@starts("scale", "seed", "output")
 def show(
+    start: Start,
     decoding: Decoding,
     prompt: Annotated[str | None, typer.Argument(help="A user's question; by default one of mini_gsm8k.")] = None,
     checkpoint: Checkpoint = None,
@@ -31,29 +32,25 @@ def show(
     block_size: BlockSize = 4,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Limit of the answer.")] = 96,
     image: Annotated[Path | None, typer.Option(help="Also draw it: FILE.png, .svg or .pdf.")] = None,
-    scale: Scale = DEFAULT_SCALE,
-    seed: Seed = 0,
-    output: Output = Path("."),
 ) -> None:
     """Print an answer with the tokens of one forward pass shaded together (the paper's Figure 1)."""
     if prompt is not None and not prompt.strip():
         raise UserError("the question is empty", fix="write one, or leave it out for one of mini_gsm8k")
-    names, checkpoint, stage = method or ["ar", "mars"], checkpoint or adapter, own_stage(scale, stage)
+    names, checkpoint, stage = method or ["ar", "mars"], checkpoint or adapter, start.own_stage(stage)
     ways = [replace(decoding, threshold=threshold).by(name).at(block_size) for name in names]
     for way in ways:
         way.check(stage=None if checkpoint else stage)
     decoding.check_heard(*names)
-    run = make_run(scale, output, "reuse", seed)
+    run = start.run()
+    use_packing(decoding.pack)
+    from marsbench.running.checkpoints import Checkpoints
     from marsbench.show import answer, check_image, draw, sample_question, shown
 
     if image:
         check_image(image)
     question, found = sample_question() if prompt is None else prompt, []
     draft = decoding.load_draft(run.reporter)
-    if checkpoint:
-        loaded = decoding.load(checkpoint, run.reporter, adapter=adapter)
-    else:
-        loaded = decoding.load_own(run, stage, block_size)
+    loaded = Checkpoints(run).named(checkpoint, adapter, stage, block_size, dtype_of(decoding.dtype))
     for way in ways:
         chosen, kind = way.fitted(loaded, draft, run.reporter)
         how = {"kind": kind, "prefill_positions": way.prefill_positions}
@@ -115,6 +112,7 @@ def decode(
     from marsbench.quiet import quieten_libraries
 
     quieten_libraries()
+    use_packing(decoding.pack)
     from marsbench.decode_file import check_target, decode_file, read_prompts
     from marsbench.decoding.generation import Request
     from marsbench.methods.fitting import check_accept, default_ids

@@ -12,7 +12,6 @@ import typer
 from marsbench.commands import shared
 from marsbench.commands.decoder import Decoding, decodes
 from marsbench.methods import METHODS, Options
-from marsbench.presets import DEFAULT_SCALE
 
 if TYPE_CHECKING:
     from marsbench.evaluation.harness import Exam
@@ -20,7 +19,9 @@ if TYPE_CHECKING:
 
 
 @decodes()
+@shared.starts("limit", "shard", "data_dir", "scale", "seed", "existing", "output")
 def eval_(
+    start: shared.Start,
     decoding: Decoding,
     benchmark: Annotated[list[str], typer.Option(help="What to ask, several times for several: see `marsbench list`.")],
     checkpoint: shared.Checkpoint = None,
@@ -31,13 +32,6 @@ def eval_(
     max_new_tokens: Annotated[
         int | None, typer.Option(min=1, help="Limit of every answer [default: the benchmark's].")
     ] = None,
-    data_dir: shared.DataDir = None,
-    limit: shared.Limit = None,
-    shard: shared.Shard = None,
-    scale: shared.Scale = DEFAULT_SCALE,
-    seed: shared.Seed = 0,
-    existing: shared.ExistingPolicy = "reuse",
-    output: shared.Output = Path("."),
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of lines.")] = False,
 ) -> None:
     """Ask one checkpoint one benchmark or several; prints accuracy with its interval, and tokens per forward.
@@ -47,11 +41,11 @@ def eval_(
     """
     from marsbench.evaluation.benchmarks import benchmarks
 
-    checkpoint, stage = checkpoint or adapter, shared.own_stage(scale, stage)
+    checkpoint, stage = checkpoint or adapter, start.own_stage(stage)
     names, typed, decoding = benchmarks(benchmark), decoding, decoding.at(block_size)
     decoding.check(stage=None if checkpoint else stage)
     typed.check_heard(decoding.method)
-    run = shared.make_run(scale, output, existing, seed, limit=limit, shard=shard, data_dir=data_dir)
+    run = start.run()
     run.scale = replace(run.scale, batch_size=batch_size or run.scale.batch_size)
     run.max_new_tokens, run.compiled = max_new_tokens, decoding.compiled
     run.prefill_positions = decoding.prefill_positions

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from marsbench.commands.shared import DataDir, Output, Scale
-from marsbench.presets import DEFAULT_SCALE
+from marsbench.commands.shared import Start, starts, table
+from marsbench.errors import unknown_name
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
-def doctor(scale: Scale = DEFAULT_SCALE, data_dir: DataDir = None, output: Output = Path(".")) -> None:
+@starts("scale", "data_dir", "output")
+def doctor(start: Start) -> None:
     """Check this machine before a long run.
 
     Looks at Python, packages, device, other processes at work, memory, disk, output folder, benchmark data, code
@@ -22,17 +26,18 @@ def doctor(scale: Scale = DEFAULT_SCALE, data_dir: DataDir = None, output: Outpu
 
     from marsbench.doctor import checks, findings_table
 
-    found = checks(scale, output, data_dir)
+    found = checks(start.scale, start.output, start.data_dir)
     Console().print(findings_table(found))
     if any(check.ok == "fail" for check in found):
         raise typer.Exit(2)
 
 
+@starts("output")
 def gpu_check(
+    start: Start,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer questions, shorter answers, one batch size.")] = False,
     cpu: Annotated[bool, typer.Option("--cpu", help="Try the checks small on the CPU; nothing is written.")] = False,
     only: Annotated[list[str] | None, typer.Option(help="A check by name; give it again for another.")] = None,
-    output: Output = Path("."),
 ) -> None:
     """Check that this GPU computes what a CPU does, how fast, and what fits.
 
@@ -46,7 +51,7 @@ def gpu_check(
     from marsbench.gpu_check.running import device_here, run_checks
 
     device = device_here(cpu=cpu)
-    rows = run_checks(device, only or (), quick=quick, output=None if cpu else output, console=Console())
+    rows = run_checks(device, only or (), quick=quick, output=None if cpu else start.output, console=Console())
     if any(row.status != "done" or row.holds is False for row in rows):
         raise typer.Exit(1)
 
@@ -57,7 +62,63 @@ def list_(
     """Show what there is: scales, training stages, decoding methods, benchmarks and tables."""
     from rich.console import Console
 
-    from marsbench.commands.tables import listing
+    if what != "all" and what not in _LISTINGS:
+        raise unknown_name("list", what, [*_LISTINGS, "all"])
+    for name, listed in _LISTINGS.items():
+        if what in ("all", name):
+            Console().print(listed())
 
-    for table in listing(what):
-        Console().print(table)
+
+def _scales() -> Table:
+    from marsbench.presets import preset, scales
+
+    return table("scales", ("name", "what"), [(name, preset(name).summary) for name in scales()])
+
+
+def _stages() -> Table:
+    from marsbench.training.stages import STAGES
+
+    rows = [(name, stage.parent or "-", stage.summary) for name, stage in STAGES.items()]
+    return table("stages", ("name", "starts from", "what"), rows)
+
+
+def _methods() -> Table:
+    from marsbench.methods import METHODS, NEEDS
+
+    rows = [
+        (
+            name, info.summary, info.exact, "yes" if info.lossless else "no",
+            ", ".join(NEEDS[need] for need in info.needs) or "-", "1" if info.one_row else "any",
+        )
+        for name, info in METHODS.items()
+    ]  # fmt: skip
+    return table("methods", ("name", "what", "output equals", "lossless", "needs", "batch size"), rows)
+
+
+def _benchmarks() -> Table:
+    from marsbench.evaluation.benchmarks import BENCHMARKS
+
+    rows = [(one.name, one.paper_name, one.summary) for one in BENCHMARKS.values()]
+    return table("benchmarks", ("name", "stands for", "what"), rows)
+
+
+def _tables() -> Table:
+    from marsbench.studies import items, studies
+
+    rows = []
+    for item in items():
+        asked = ", ".join(item.plan.benchmarks) or "all six" if item.plan else "-"
+        lines = str(len(item.plan.arms)) if item.plan else "-"
+        rows.append((item.key, item.name, item.asks, lines, asked, f"marsbench reproduce {item.key}"))
+    apart = ", ".join(study.key for study in studies().values() if not study.in_paper)
+    rows.append(("all", "The whole paper", f"all of the above but {apart}", "", "", "marsbench reproduce all"))
+    return table("tables, figures and pages", ("name", "what", "asks", "lines", "benchmarks", "how"), rows)
+
+
+_LISTINGS: dict[str, Callable[[], Table]] = {
+    "scales": _scales,
+    "stages": _stages,
+    "methods": _methods,
+    "benchmarks": _benchmarks,
+    "tables": _tables,
+}

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
+from dataclasses import fields
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from marsbench.commands import shared
 from marsbench.errors import UserError
-from marsbench.presets import DEFAULT_SCALE, scales_with_chat_data
+from marsbench.presets import scales_with_chat_data
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 _OVERHEAD_S = 5.5  # of a task beside its work, as docs/clusters.md has it; `marsbench overhead` measures a cluster
 
 
+@shared.starts("scale", "train_all", "checkpoint")
 def plan(
+    start: shared.Start,
     table: Annotated[
         str | None,
         typer.Option(help="Its number in the paper, a name of `marsbench list tables`, or all [default: 2]."),
@@ -28,9 +30,6 @@ def plan(
     sweep: Annotated[bool, typer.Option("--sweep", help="Not a table, but what `marsbench sweep` would do.")] = False,
     grid: shared.GridFile = None,
     quick: shared.Quick = False,
-    scale: shared.Scale = DEFAULT_SCALE,
-    train_all: shared.TrainAll = False,
-    checkpoint: shared.StageCheckpoints = None,
     gpus_per_training: shared.GpusPerTraining = 1,
     overhead: Annotated[
         float, typer.Option(min=0, help="Seconds of a task beside its work: `marsbench overhead` measures.")
@@ -50,12 +49,12 @@ def plan(
     from marsbench.racing.estimates import sweep_tables
     from marsbench.racing.grid import read_grid, shipped_grid
 
-    chosen = shared.scale_of(scale, checkpoint, train_all=train_all)
+    chosen = start.preset()
     if sweep and table:
         raise UserError("--sweep and --table are two plans", fix="leave one of them out")
     table = table or "2"
     if sweep:
-        parts = sweep_tables(read_grid(grid or shipped_grid(scale), quick=quick), chosen, price_per_hour)
+        parts = sweep_tables(read_grid(grid or shipped_grid(start.scale), quick=quick), chosen, price_per_hour)
     else:
         name = f"table{table}" if table.isdecimal() else table
         parts = _parts(name, chosen, gpus_per_training, overhead, price_per_hour)
@@ -73,11 +72,12 @@ def _parts(name: str, scale: Preset, gpus: int, overhead: float, price: float | 
     return [*head, *work_tables(wanted, scale, gpus=gpus, overhead=overhead, price=price)]
 
 
+@shared.starts("output")
 def overhead(
+    start: shared.Start,
     jobs: shared.Jobs = None,
     cluster: shared.ClusterAddress = None,
     tasks: Annotated[int, typer.Option(min=1, help="Empty tasks to measure with.")] = 64,
-    output: shared.Output = Path("."),
 ) -> None:
     """Measure what a task costs beside its work, with processes on this machine or on a Ray cluster.
 
@@ -89,7 +89,7 @@ def overhead(
     from marsbench.overview.work import executor_at
 
     shared.check_cluster(cluster, jobs=jobs)
-    executor = executor_at(output / "runs" / "overhead", jobs or os.cpu_count() or 1, cluster)
+    executor = executor_at(start.output / "runs" / "overhead", jobs or os.cpu_count() or 1, cluster)
     found = measure(executor, PRELOAD, tasks)
     typer.echo(
         f"{executor.workers} workers: {found.start:.1f} s until all have started and imported; then "
@@ -98,31 +98,21 @@ def overhead(
     )
 
 
+@shared.starts(*[one.name for one in fields(shared.Start)])
 def reproduce(
+    start: shared.Start,
     what: Annotated[
         str, typer.Argument(help="A table or figure by its number, such as table2; appendix-a; a page of ours; all.")
     ],
-    scale: shared.Scale = DEFAULT_SCALE,
-    seed: shared.Seed = 0,
-    benchmarks: Annotated[
-        str | None, typer.Option(help="Instead of the scale's own: names, `mini` or `real`, with commas between.")
-    ] = None,
-    limit: shared.Limit = None,
-    shard: shared.Shard = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="With `all`, table5 and table6: the sweep's quick grid.")
     ] = False,
     jobs: shared.Jobs = None,
     cluster: shared.ClusterAddress = None,
     gpus_per_training: shared.GpusPerTraining = 1,
-    existing: shared.ExistingPolicy = "reuse",
-    data_dir: shared.DataDir = None,
-    train_all: shared.TrainAll = False,
-    checkpoint: shared.StageCheckpoints = None,
     base: shared.Base = None,
     chat_data: shared.ChatData = None,
     max_steps: shared.MaxSteps = None,
-    output: shared.Output = Path("."),
 ) -> None:
     """Measure one of the paper's tables or figures, a page of our own, or the whole paper, and write the page.
 
@@ -148,16 +138,13 @@ def reproduce(
     study = study_of(what) if what != "all" else None
     if quick and study is not None and study.grid is None:
         raise UserError("--quick is the speed sweep's", fix="leave it out, or give it to marsbench sweep")
-    shared.check_cluster(cluster, jobs=jobs, shard=shard, existing=existing != "reuse")
+    shared.check_cluster(cluster, jobs=jobs, shard=start.shard, existing=start.existing != "reuse")
     if jobs != 1 and cluster is None:
         import_ahead(PRELOAD)
-    run = shared.make_run(
-        scale, output, existing, seed, benchmarks=benchmarks, limit=limit, shard=shard, data_dir=data_dir,
-        checkpoint=checkpoint, train_all=train_all,
-    )  # fmt: skip
+    run = start.run()
     if max_steps and run.scale.world:
         raise UserError(
-            f"--max-steps is not for scale {scale}, whose pages are of trainings in full",
+            f"--max-steps is not for scale {start.scale}, whose pages are of trainings in full",
             fix=f"leave it out, or choose a scale of {', '.join(scales_with_chat_data())}",
         )
     run.scale = run.scale.adapted(base=base, chat_data=chat_data, steps=max_steps)
@@ -169,26 +156,27 @@ def reproduce(
     executor = executor_of(run, jobs=jobs, cluster=cluster)
     if what == "all":
         reproduce_all(run, quick=quick, executor=executor, gpus=gpus_per_training)
-        index = whole_paper_folder(output, scale) / "index.md"
+        index = whole_paper_folder(start.output, start.scale) / "index.md"
         typer.echo(f"the pages: {run.workspace.reports}\nthe index: {index}")
         return
     page = reproduce_page(what, run, quick=quick, executor=executor, gpus=gpus_per_training)
     if page is None:
-        typer.echo(f"answered part {shard}; when all parts are, the same command without --shard writes the page")
+        typer.echo(f"answered part {start.shard}; when all parts are, the same command without --shard writes the page")
         return
-    write_whole_paper(output, scale)
+    write_whole_paper(start.output, start.scale)
     typer.echo(f"the page: {page}")
 
 
-def report(scale: shared.Scale = DEFAULT_SCALE, output: shared.Output = Path(".")) -> None:
+@shared.starts("scale", "output")
+def report(start: shared.Start) -> None:
     """Render every page of a scale again from its rows in results/, the index and the page of claims too."""
     from marsbench.gpu_check.page import write_gpu_page
     from marsbench.overview.pages import write_scale, write_whole_paper
     from marsbench.presets import preset
     from marsbench.rows.workspace import Workspace
 
+    scale, output, written = start.scale, start.output, 0
     preset(scale)
-    written = 0
     for page in write_scale(output, scale):
         typer.echo(f"wrote {page}")
         written += 1

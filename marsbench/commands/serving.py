@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from inspect import Parameter, signature
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
@@ -14,16 +13,30 @@ from marsbench.commands import shared
 from marsbench.errors import UserError
 from marsbench.files import check_can_be_written
 from marsbench.methods.options import options_of
-from marsbench.presets import DEFAULT_SCALE
 from marsbench.serving.messages import MethodName
 from marsbench.serving.settings import Settings
 
 KEY_VARIABLE = "MARSBENCH_API_KEY"
 
 
+def _settings(typed: dict[str, Any]) -> Settings:
+    """What was typed of a server's settings; its defaults where nothing was."""
+    given: dict[str, Any] = {
+        name: tuple(one) if isinstance(one, list) else one for name, one in typed.items() if one is not None
+    }
+    return Settings("", **given)
+
+
+@shared.handing(
+    "settings",
+    [shared.option_of(name, one, getattr(Settings, name)) for name, one in options_of(Settings).items()],
+    _settings,
+)
+@shared.starts("scale")
 def serve(
+    start: shared.Start,
+    settings: Settings,
     checkpoint: shared.Checkpoint = None,
-    scale: shared.Scale = DEFAULT_SCALE,
     stage: shared.OwnStage = None,
     dtype: Annotated[
         str | None,
@@ -33,7 +46,6 @@ def serve(
     ] = None,
     untrained_masks: shared.UntrainedMasks = False,
     output: Annotated[Path, typer.Option(help="Folder for runs/, where --scale trains its checkpoint.")] = Path("."),
-    **given: Any,
 ) -> None:
     """Put a checkpoint behind an API that OpenAI's clients speak, with MARS's speed knob live.
 
@@ -41,11 +53,8 @@ def serve(
     block_size; `PUT /v1/speed` turns the default knob for everybody in flight who fixed none. docs/serving.md has the
     rest.
     """
-    stage = shared.own_stage(scale, stage)
-    settings = Settings(checkpoint or "", dtype=dtype, untrained_masks=untrained_masks)
-    typed: dict[str, Any] = {name: one for name, one in given.items() if one is not None}
-    typed |= {name: tuple(one) for name, one in typed.items() if isinstance(one, list)}
-    settings = replace(settings, **typed)
+    stage = start.own_stage(stage)
+    settings = replace(settings, dtype=dtype, untrained_masks=untrained_masks)
     if dtype is not None:
         shared.dtype_of(dtype)
     if settings.method is not None and settings.method not in get_args(MethodName):
@@ -59,25 +68,17 @@ def serve(
     for log, option in ((settings.decision_log, "--decision-log"), (settings.request_log, "--request-log")):
         if log is not None and not log.is_relative_to("/dev"):
             check_can_be_written(log, option)
-    _check_packages()
+    # Whether the extra that brings a server along is there is found out before anything is trained or loaded.
+    import fastapi  # noqa: F401
+    import prometheus_client  # noqa: F401
+    import uvicorn  # noqa: F401
+
     from marsbench.serving.serve import serve as run
 
     called = settings.name or (stage if checkpoint is None else os.path.basename(os.path.normpath(checkpoint)))
     if checkpoint is None:
         from marsbench.running.checkpoints import Checkpoints
 
-        checkpoint = str(Checkpoints(shared.make_run(scale, output, "reuse", 0)).path(stage, 4))
+        checkpoint = str(Checkpoints(replace(start, output=output).run()).path(stage, 4))
     keys = settings.api_key or tuple(key for key in [os.environ.get(KEY_VARIABLE)] if key is not None)
     run(replace(settings, name=called, checkpoint=checkpoint, api_key=keys), typer.echo)
-
-
-_OWN = [one for one in signature(serve, eval_str=True).parameters.values() if one.kind is not Parameter.VAR_KEYWORD]
-_SETTINGS = [shared.option_of(name, one, getattr(Settings, name)) for name, one in options_of(Settings).items()]
-shared.typed_as(serve, [*_OWN, *_SETTINGS])
-
-
-def _check_packages() -> None:
-    """Find out before anything is trained or loaded whether the extra that brings a server along is there."""
-    import fastapi  # noqa: F401
-    import prometheus_client  # noqa: F401
-    import uvicorn  # noqa: F401

@@ -1,34 +1,37 @@
-"""What several commands share: their options, and the run that most of them start."""
+"""What several commands share: their options, and the run that most of them start.
+
+    @starts("scale", "seed")
+    def ask(question: str, start: Start) -> None: ...
+
+gives `ask` those options of `Start` beside its own, and hands over in `start` what was typed.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from inspect import Parameter, Signature
+from copy import copy
+from dataclasses import dataclass
+from functools import wraps
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
 from marsbench.errors import UserError, unknown_name
 from marsbench.methods.options import Option
+from marsbench.presets import DEFAULT_SCALE, preset
 
 if TYPE_CHECKING:
     import torch
+    from rich.table import Table
 
     from marsbench.presets import Preset
     from marsbench.running.run import Run
 
-Scale = Annotated[str, typer.Option(help="Model, data and budgets: see `marsbench list scales`.")]
-Output = Annotated[Path, typer.Option(help="Folder for runs/, results/ and reports/.")]
-ExistingPolicy = Annotated[str, typer.Option(help="What is there already: reuse it, rerun it, or fail.")]
-Seed = Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of initial weights and training data.")]
+Command = Callable[..., None]
 
 AskedBenchmark = Annotated[str, typer.Option(help="What was asked: see `marsbench list benchmarks`.")]
-Limit = Annotated[int | None, typer.Option(min=1, help="Only the first N questions of each benchmark.")]
-Shard = Annotated[
-    str | None,
-    typer.Option(metavar="I/N", help="Answer only the Ith of N parts; without it, their answers are put together."),
-]
 DataDir = Annotated[Path | None, typer.Option(envvar="MARSBENCH_DATA", help="Local copy of the benchmark data.")]
 
 Checkpoint = Annotated[
@@ -49,18 +52,6 @@ OwnStage = Annotated[
         show_default=False,
     ),
 ]
-StageCheckpoints = Annotated[
-    list[str] | None,
-    typer.Option(help="STAGE=FOLDER_OR_HUB_NAME: use this checkpoint for a stage (mars-b8: for B = 8); repeatable."),
-]
-TrainAll = Annotated[
-    bool,
-    typer.Option(
-        "--train",
-        "--from-scratch",
-        help="Train every stage, even where a published checkpoint or a shipped base exists.",
-    ),
-]
 
 GridFile = Annotated[
     Path | None, typer.Option(help="YAML file of contenders and batch sizes; without it, the scale's own.")
@@ -68,7 +59,6 @@ GridFile = Annotated[
 Quick = Annotated[bool, typer.Option("--quick", help="Fewer prompts, laps and batch sizes, as the grid says.")]
 
 BlockSize = Annotated[int, typer.Option(min=2, help="B that the checkpoint was, or is to be, trained with.")]
-Dtype = Annotated[str, typer.Option(help="Of weights and caches: float32, bfloat16 or float16.")]
 Jobs = Annotated[
     int | None,
     typer.Option(min=1, help="Processes at a time [default: one per GPU; without GPUs, one per core for the world]."),
@@ -89,6 +79,12 @@ MaxSteps = Annotated[int | None, typer.Option(min=1, help="Steps of every stage,
 GpusPerTraining = Annotated[
     int, typer.Option(min=1, help="GPUs of one machine that each training of a real model gets, through accelerate.")
 ]
+PromptFile = Annotated[
+    Path, typer.Option(help='JSON Lines: {"prompt": "..."} or {"messages": [...]} a line, or see --column.')
+]
+PromptColumn = Annotated[
+    str | None, typer.Option(help="Column that holds the prompts, as text or turns, such as `question`.")
+]
 Pack = Annotated[
     bool,
     typer.Option(
@@ -103,10 +99,106 @@ UntrainedMasks = Annotated[
 _DTYPES = ("float32", "bfloat16", "float16")
 
 
+@dataclass(frozen=True)
+class Start:
+    """Which run a command starts, as it was typed."""
+
+    scale: Annotated[str, typer.Option(help="Model, data and budgets: see `marsbench list scales`.")] = DEFAULT_SCALE
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of initial weights and training data.")] = 0
+    benchmarks: Annotated[
+        str | None, typer.Option(help="Instead of the scale's own: names, `mini` or `real`, with commas between.")
+    ] = None
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first N questions of each benchmark.")] = None
+    shard: Annotated[
+        str | None,
+        typer.Option(metavar="I/N", help="Answer only the Ith of N parts; without it, their answers are put together."),
+    ] = None
+    existing: Annotated[str, typer.Option(help="What is there already: reuse it, rerun it, or fail.")] = "reuse"
+    data_dir: DataDir = None
+    train_all: Annotated[
+        bool,
+        typer.Option(
+            "--train",
+            "--from-scratch",
+            help="Train every stage, even where a published checkpoint or a shipped base exists.",
+        ),
+    ] = False
+    checkpoint: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="STAGE=FOLDER_OR_HUB_NAME: use this checkpoint for a stage (mars-b8: for B = 8); repeatable."
+        ),
+    ] = None
+    output: Annotated[Path, typer.Option(help="Folder for runs/, results/ and reports/.")] = Path(".")
+
+    def own_stage(self, named: str | None) -> str:
+        """The stage that a user names, or the one that decodes at this scale where nobody does."""
+        return named or preset(self.scale).stage
+
+    def preset(self) -> Preset:
+        """The scale with the checkpoints that a user names for its stages, as in "mars=FOLDER" or "mars-b8=FOLDER"."""
+        from marsbench.training.stages import stage
+
+        chosen = preset(self.scale).with_checkpoints(self.checkpoint or [], train_all=self.train_all)
+        for entry in self.checkpoint or []:
+            named, _, place = entry.partition("=")
+            plain, _, size = named.rpartition("-b")
+            stage(plain if plain and size.isdecimal() else named)
+            if place.startswith((".", "/", "~")) and not Path(place).is_dir():  # what is no path is a name on the hub
+                raise UserError(
+                    "there is no such checkpoint", where=place, fix=f"check the path behind --checkpoint {named}="
+                )
+        return chosen
+
+    def run(self) -> Run:
+        """The run, with the machine's noise kept off the terminal.
+
+        What is no run of the scale's own benchmarks in full at seed 0 gets folders of its own.
+        """
+        from marsbench.quiet import quieten_libraries
+
+        chosen, part = self.preset(), _part(self.shard)
+        if self.data_dir is not None and not self.data_dir.is_dir():
+            raise UserError(
+                "there is no such folder of benchmark data", where=str(self.data_dir),
+                fix="correct --data-dir or MARSBENCH_DATA, or leave both out to load it from the hub",
+            )  # fmt: skip
+        from marsbench.evaluation.benchmarks import benchmarks
+        from marsbench.rows.store import existing_policy
+        from marsbench.rows.workspace import Workspace
+
+        policy = existing_policy(self.existing)
+        names = [name.strip() for name in self.benchmarks.split(",")] if self.benchmarks else []
+        asked, limit, seed = benchmarks(names), self.limit, self.seed
+        variant = "-".join([*names, *([f"limit{limit}"] if limit else []), *([f"seed{seed}"] if seed else [])])
+        workspace = Workspace(self.output, self.scale, variant)
+        workspace.check_writable()
+        quieten_libraries()  # from here on, what is heavy
+        from marsbench.running.run import Run
+
+        return Run(chosen, workspace, policy, seed, asked, limit, part, self.data_dir)
+
+
+def starts(*names: str) -> Callable[[Command], Command]:
+    """Give a command some of the options of `Start`."""
+    return handing("start", options_from(Start, names), lambda typed: Start(**typed))
+
+
+def options_from(of: type, names: Iterable[str], panel: str | None = None) -> list[Parameter]:
+    """Fields of a dataclass that typer can take as they are."""
+    hints, found = get_type_hints(of, include_extras=True), []
+    for name in names:
+        (option,) = map(copy, hints[name].__metadata__)
+        option.rich_help_panel = panel
+        kind = Annotated[hints[name].__origin__, option]  # type: ignore[valid-type]
+        found.append(Parameter(name, Parameter.KEYWORD_ONLY, default=getattr(of, name, None), annotation=kind))
+    return found
+
+
 def option_of(
     name: str, known: Option, default: Any, *, flags: Sequence[str] = (), help: str = "", panel: str | None = None
 ) -> Parameter:
-    """An option of a dataclass as typer takes it, by default called after its field."""
+    """An `Option` of a dataclass as typer takes it, by default called after its field."""
     hint: Any = list[str] if known.kind is tuple else known.kind
     default = None if known.kind is tuple else default
     option = typer.Option(
@@ -117,19 +209,26 @@ def option_of(
     return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[whole, option])
 
 
-def typed_as(command: Callable[..., None], parameters: Iterable[Parameter]) -> Callable[..., None]:
-    """The command, whose options typer takes to be these."""
-    found = list(parameters)
-    command.__signature__ = Signature(found)  # type: ignore[attr-defined]
-    command.__annotations__ = {one.name: one.annotation for one in found}
-    return command
+def handing(
+    name: str, options: Iterable[Parameter], made_of: Callable[[dict[str, Any]], Any]
+) -> Callable[[Command], Command]:
+    """Give a command more options, but for those that it has itself; what was typed is handed to it as one thing."""
 
+    def decorated(command: Command) -> Command:
+        own = {one.name: one for one in signature(command, eval_str=True).parameters.values() if one.name != name}
+        more = [one for one in options if one.name not in own]
 
-def own_stage(scale: str, stage: str | None) -> str:
-    """The stage that a user names, or the one that decodes at a scale where nobody does."""
-    from marsbench.presets import preset
+        @wraps(command)
+        def typed(**given: Any) -> None:
+            others = {one.name: given.pop(one.name) for one in more}
+            command(**given, **{name: made_of(others)})
 
-    return stage or preset(scale).stage
+        parameters = [*own.values(), *more]
+        typed.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+        typed.__annotations__ = {one.name: one.annotation for one in parameters}
+        return typed
+
+    return decorated
 
 
 def use_packing(pack: bool) -> None:
@@ -149,56 +248,6 @@ def dtype_of(name: str) -> torch.dtype:
     return found
 
 
-def make_run(
-    scale: str, output: Path, existing: str, seed: int, *, benchmarks: str | None = None, limit: int | None = None,
-    shard: str | None = None, data_dir: Path | None = None, train_all: bool = False,
-    checkpoint: list[str] | None = None,
-) -> Run:  # fmt: skip
-    """The run of a scale, with the machine's noise kept off the terminal.
-
-    What is no run of the scale's own benchmarks in full at seed 0 gets folders of its own.
-    """
-    from marsbench.quiet import quieten_libraries
-
-    chosen, part = scale_of(scale, checkpoint, train_all=train_all), _part(shard)
-    if data_dir is not None and not data_dir.is_dir():
-        raise UserError(
-            "there is no such folder of benchmark data", where=str(data_dir),
-            fix="correct --data-dir or MARSBENCH_DATA, or leave both out to load it from the hub",
-        )  # fmt: skip
-    from marsbench.evaluation.benchmarks import benchmarks as named
-    from marsbench.rows.store import existing_policy
-    from marsbench.rows.workspace import Workspace
-
-    policy = existing_policy(existing)
-    names = [name.strip() for name in benchmarks.split(",")] if benchmarks else []
-    asked = named(names)
-    variant = "-".join([*names, *([f"limit{limit}"] if limit else []), *([f"seed{seed}"] if seed else [])])
-    workspace = Workspace(output, scale, variant)
-    workspace.check_writable()
-    quieten_libraries()  # from here on, what is heavy
-    from marsbench.running.run import Run
-
-    return Run(chosen, workspace, policy, seed, asked, limit, part, data_dir)
-
-
-def scale_of(name: str, checkpoint: list[str] | None, *, train_all: bool) -> Preset:
-    """A scale with the checkpoints that a user names for its stages, as in "mars=FOLDER" or "mars-b8=FOLDER"."""
-    from marsbench.presets import preset
-    from marsbench.training.stages import stage
-
-    chosen = preset(name).with_checkpoints(checkpoint or [], train_all=train_all)
-    for entry in checkpoint or []:
-        named, _, place = entry.partition("=")
-        plain, _, size = named.rpartition("-b")
-        stage(plain if plain and size.isdecimal() else named)
-        if place.startswith((".", "/", "~")) and not Path(place).is_dir():  # what is no path is a name on the hub
-            raise UserError(
-                "there is no such checkpoint", where=place, fix=f"check the path behind --checkpoint {named}="
-            )
-    return chosen
-
-
 def check_cluster(cluster: str | None, **given: object) -> None:
     """Refuse, before anything heavy, a cluster that could not be used, and options that it would leave unheard.
 
@@ -216,6 +265,18 @@ def check_cluster(cluster: str | None, **given: object) -> None:
                 f"--{option} and --cluster do not go together",
                 fix=f"leave --{option} out: the cluster shares the work out, and makes what is missing",
             )
+
+
+def table(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    """A table for a terminal."""
+    from rich.table import Table
+
+    found = Table(title=title, title_justify="left")
+    for number, head in enumerate(heads):
+        found.add_column(head, overflow="fold", no_wrap=number == 0)
+    for row in rows:
+        found.add_row(*row)
+    return found
 
 
 def _part(text: str | None) -> tuple[int, int]:

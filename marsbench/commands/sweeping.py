@@ -2,32 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from marsbench.commands import shared
-from marsbench.commands.decoder import check_decoding
+from marsbench.commands.decoder import Decoding
 from marsbench.errors import UserError
-from marsbench.presets import DEFAULT_SCALE
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from marsbench.findings.sweep import Agreement
+    from marsbench.racing.tune import Advice
+    from marsbench.rows.kinds import Row
 
 
+@shared.starts("scale", "seed", "shard", "existing", "data_dir", "train_all", "checkpoint", "output")
 def sweep(
+    start: shared.Start,
     grid: shared.GridFile = None,
     quick: shared.Quick = False,
     label: Annotated[
         str, typer.Option(help="Rows and page go to folders of this name, beside those of another run.")
     ] = "",
-    scale: shared.Scale = DEFAULT_SCALE,
-    seed: shared.Seed = 0,
-    shard: shared.Shard = None,
-    existing: shared.ExistingPolicy = "reuse",
-    data_dir: shared.DataDir = None,
-    train_all: shared.TrainAll = False,
-    checkpoint: shared.StageCheckpoints = None,
     pack: shared.Pack = True,
-    output: shared.Output = Path("."),
 ) -> None:
     """Race thresholds, windows and methods at several batch sizes, and write reports/speedup.md.
 
@@ -40,13 +42,11 @@ def sweep(
     from marsbench.presets import preset
     from marsbench.racing.grid import read_grid, shipped_grid
 
-    preset(scale)
+    preset(start.scale)
     if set(label) & set("/\\") or ".." in label:
         raise UserError(f"--label {label} is no name of a folder", fix="give letters, digits, dots and dashes")
-    chosen = read_grid(grid or shipped_grid(scale), quick=quick)
-    run = shared.make_run(
-        scale, output, existing, seed, shard=shard, data_dir=data_dir, checkpoint=checkpoint, train_all=train_all
-    )
+    chosen = read_grid(grid or shipped_grid(start.scale), quick=quick)
+    run = start.run()
     shared.use_packing(pack)
     from marsbench.overview.pages import write_whole_paper
     from marsbench.overview.reproduction import reproduce_sweep
@@ -54,7 +54,7 @@ def sweep(
 
     names = "-".join(filter(None, [label, "quick" if quick else ""]))
     page = reproduce_sweep(study_of("speedup"), run, chosen, names)
-    write_whole_paper(output, scale)
+    write_whole_paper(start.output, start.scale)
     typer.echo(f"the page: {page}")
 
 
@@ -80,7 +80,6 @@ def results(
 
     rows = matching(merged(files), where or [])
     if against is not None:
-        from marsbench.commands.tables import agreement_table
         from marsbench.findings.sweep import SweepCells, agreement
 
         cells = agreement(SweepCells.of(rows), SweepCells.of(read_rows(against)))
@@ -89,19 +88,19 @@ def results(
                 "the two have no cell of a sweep in common", where=str(against),
                 fix="give the rows of two sweeps of one grid, as in results/mini/speedup.jsonl",
             )  # fmt: skip
-        Console().print(agreement_table(cells))
+        Console().print(_agreement_table(cells))
         share = sum(cell.agrees for cell in cells) / len(cells)
         typer.echo(f"{share:.1%} of {len(cells)} cells agree: their intervals overlap")
         return
     if out is not None:
         typer.echo(f"wrote {len(rows):,} rows to {export(rows, out)}")
         return
-    from marsbench.commands.tables import rows_table
-
-    Console().print(rows_table(rows) if rows else "no row matches")
+    Console().print(_rows_table(rows) if rows else "no row matches")
 
 
+@shared.starts("data_dir", "scale", "seed", "output")
 def tune(
+    start: shared.Start,
     checkpoint: shared.Checkpoint = None,
     adapter: shared.Adapter = None,
     stage: shared.OwnStage = None,
@@ -114,37 +113,27 @@ def tune(
     prompts: Annotated[int, typer.Option(min=1, help="Prompts from all benchmarks alike.")] = 96,
     positions: Annotated[int, typer.Option(min=1, help="Time forward passes of up to so many positions.")] = 1024,
     pack: shared.Pack = True,
-    data_dir: shared.DataDir = None,
-    scale: shared.Scale = DEFAULT_SCALE,
-    seed: shared.Seed = 0,
-    output: shared.Output = Path("."),
 ) -> None:
     """Recommend a window and a threshold for a MARS checkpoint, a batch size and an allowed loss of accuracy.
 
     Times forward passes by their positions on this machine, measures how many tokens each setting accepts, predicts
     which is fastest, and races that one against AR.
     """
-    checkpoint, stage = checkpoint or adapter, shared.own_stage(scale, stage)
-    check_decoding("mars", threshold=None, draft=None, stage=None if checkpoint else stage, block_size=block_size)
-    run = shared.make_run(scale, output, "reuse", seed, benchmarks=benchmarks, data_dir=data_dir)
+    checkpoint, stage = checkpoint or adapter, start.own_stage(stage)
+    Decoding("mars", options={"block_size": block_size}).check(stage=None if checkpoint else stage)
+    run = replace(start, benchmarks=benchmarks).run()
     shared.use_packing(pack)
     from rich.console import Console
 
-    from marsbench.commands.tables import advice_table
-    from marsbench.methods.settings import load_aloud
     from marsbench.racing.questions import per_benchmark
     from marsbench.racing.tune import tune as advise
     from marsbench.running.checkpoints import Checkpoints
-    from marsbench.training.checkpoints import default_device
 
     names = list(run.benchmarks or run.scale.benchmarks)
     per_benchmark(prompts, names)
     for name in names:  # missing data is found out before anything is trained
         run.exam(name)
-    if checkpoint:
-        loaded = load_aloud(checkpoint, run.reporter, device=default_device(), adapter=adapter)
-    else:
-        loaded = Checkpoints(run).load(stage, block_size)
+    loaded = Checkpoints(run).named(checkpoint, adapter, stage, block_size)
     advice = advise(
         run,
         loaded,
@@ -154,5 +143,38 @@ def tune(
         max_points_lost=max_loss,
         positions=positions,
     )
-    Console().print(advice_table(advice))
+    Console().print(_advice_table(advice))
     typer.echo(advice.summary(batch_size, max_loss))
+
+
+def _rows_table(rows: Sequence[Row]) -> Table:
+    """Measured rows, a line each, by what tells them apart."""
+    lines = []
+    for row in rows:
+        words = [getattr(row, name, "") for name in ("contender", "arm", "benchmark", "stage")]
+        what = ", ".join(dict.fromkeys(filter(None, words)))
+        batch_size, started = getattr(row, "batch_size", ""), row.provenance.get("started", "")
+        lines.append((row.key, row.kind, row.scale, what, str(batch_size), row.status, str(started)))
+    heads = ("key", "kind", "scale", "what", "batch size", "status", "measured")
+    return shared.table(f"{len(rows):,} rows", heads, lines)
+
+
+def _agreement_table(cells: Sequence[Agreement]) -> Table:
+    """The cells of two sweeps and whether their speed-ups over `ar` agree."""
+    lines = []
+    for cell in cells:
+        shown = (
+            f"{one.value:.2f} [{one.interval.low:.2f}, {one.interval.high:.2f}]" for one in (cell.first, cell.second)
+        )
+        lines.append((cell.contender, str(cell.batch_size), *shown, "yes" if cell.agrees else "no"))
+    return shared.table("speed-up over ar in two runs", ("contender", "batch size", "first", "second", "agree"), lines)
+
+
+def _advice_table(advice: Advice) -> Table:
+    """The settings of a checkpoint, the fastest expected first."""
+    lines = [
+        (one.contender.name, f"{one.tokens_per_forward:.2f}", f"{one.points_lost:+.1f}", f"{one.speed_up:.2f}")
+        for one in advice.settings
+    ]
+    heads = ("setting", "tokens/forward", "points of accuracy lost", "expected speed over ar")
+    return shared.table("settings", heads, lines)

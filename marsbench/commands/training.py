@@ -11,24 +11,22 @@ from marsbench.commands import shared
 from marsbench.commands.decoder import BatchSize, Decoding, decodes
 from marsbench.errors import UserError, unknown_name
 from marsbench.methods import METHODS
-from marsbench.presets import DEFAULT_BLOCK_SIZE, DEFAULT_SCALE, HeadKind
+from marsbench.presets import DEFAULT_BLOCK_SIZE, HeadKind
 
 if TYPE_CHECKING:
     from marsbench.training.stages import Stage
 
 
 @decodes("ar", which="How to decode: a lossless one of `marsbench list methods`.")
+@shared.starts("scale", "output")
 def distill(
+    start: shared.Start,
     decoding: Decoding,
-    prompts: Annotated[
-        Path, typer.Option(help='JSON Lines: {"prompt": "..."} or {"messages": [...]} a line, or see --column.')
-    ],
+    prompts: shared.PromptFile,
     out: Annotated[Path, typer.Option(help="Where the chat data goes: JSON Lines, in the order of the prompts.")],
     checkpoint: shared.Checkpoint = None,
     stage: Annotated[str, typer.Option(help="Stage of the scale's own checkpoint, trained if missing.")] = "ar_sft",
-    column: Annotated[
-        str | None, typer.Option(help="Column that holds the prompts, as text or turns, such as `question`.")
-    ] = None,
+    column: shared.PromptColumn = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first N prompts.")] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Limit of every answer; an EOS counts.")] = 256,
     keep_cut: Annotated[
@@ -39,8 +37,6 @@ def distill(
     seed: Annotated[int, typer.Option(min=0, help="Seed of sampling, from which every answer has its own.")] = 0,
     block_size: shared.BlockSize = 4,
     batch_size: BatchSize = None,
-    scale: shared.Scale = DEFAULT_SCALE,
-    output: shared.Output = Path("."),
 ) -> None:
     """Have a model answer prompts, and write that as chat data for `marsbench train --chat-data`.
 
@@ -68,6 +64,7 @@ def distill(
     from marsbench.distilling.prompts import read_prompts
     from marsbench.progress import Reporter
 
+    shared.use_packing(decoding.pack)
     check_target(prompts, out)
     check_is_ours(out)
     asked, reporter = read_prompts(prompts, column), Reporter()
@@ -75,7 +72,9 @@ def distill(
     if checkpoint:
         loaded = decoding.load(checkpoint, reporter)
     else:
-        loaded = decoding.load_own(shared.make_run(scale, output, "reuse", 0), stage, block_size)
+        from marsbench.running.checkpoints import Checkpoints
+
+        loaded = Checkpoints(start.run()).load(stage, block_size, shared.dtype_of(decoding.dtype))
     chosen, kind = decoding.fitted(loaded, draft, reporter)
     asking = Asking(
         max_new_tokens, temperature, samples, seed, decoding.rows(batch_size), decoding.threshold,
@@ -97,9 +96,10 @@ def _check_distilling(method: str, temperature: float, samples: int) -> None:
         )
 
 
+@shared.starts("scale", "seed", "existing", "output")
 def train(
+    start: shared.Start,
     stage: Annotated[str, typer.Argument(help="What to train: see `marsbench list stages`.")],
-    scale: shared.Scale = DEFAULT_SCALE,
     block_size: shared.BlockSize = 4,
     base: shared.Base = None,
     chat_data: shared.ChatData = None,
@@ -110,9 +110,6 @@ def train(
     head: Annotated[
         str | None, typer.Option(help="Draft head of a gated adapter: none, markov (a table) or network.")
     ] = None,
-    seed: shared.Seed = 0,
-    existing: shared.ExistingPolicy = "reuse",
-    output: shared.Output = Path("."),
 ) -> None:
     """Train one stage and whatever it starts from; prints the checkpoint's folder.
 
@@ -123,7 +120,7 @@ def train(
     from marsbench.training.stages import stage as stage_of
 
     kind = _head_of(head, stage_of(stage))
-    run = shared.make_run(scale, output, existing, seed)
+    run = start.run()
     from marsbench.progress import is_first_process
     from marsbench.running.checkpoints import Checkpoints
 
@@ -149,14 +146,10 @@ def _head_of(name: str | None, stage: Stage) -> HeadKind | None:
 
 def adapt(
     base: Annotated[str, typer.Option(help="The model: a folder, a hub name, or smollm2-135m.")],
-    prompts: Annotated[
-        Path, typer.Option(help='JSON Lines: {"prompt": "..."} or {"messages": [...]} a line, or see --column.')
-    ],
+    prompts: shared.PromptFile,
     out: Annotated[Path, typer.Option(help="Folder for the adapter, its page and all that is made on the way.")],
     hours: Annotated[float, typer.Option(min=0.001, help="How long it may take, all in all.")] = 0.7,
-    column: Annotated[
-        str | None, typer.Option(help="Column that holds the prompts, as text or turns, such as `question`.")
-    ] = None,
+    column: shared.PromptColumn = None,
     scale: Annotated[
         str | None, typer.Option(help="Whose rank, rates and batch to train with: a scale with a pretrained base.")
     ] = None,
@@ -184,21 +177,20 @@ def adapt(
     typer.echo(Adapting(base, asked, prompts, out, preset(chosen)).run(hours))
 
 
+@shared.starts("scale", "seed", "output")
 def training_speed(
-    scale: shared.Scale = DEFAULT_SCALE,
+    start: shared.Start,
     base: shared.Base = None,
     chat_data: shared.ChatData = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Sequences per step, in place of the scale's.")] = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps to time, after three that are not.")] = 10,
-    seed: shared.Seed = 0,
-    output: shared.Output = Path("."),
 ) -> None:
     """Say how many tokens/s AR SFT, MARS and a gated adapter train at on this machine, and their peak memory.
 
     Each trains as `marsbench train` does, in a process of its own, and is stopped after a few steps; no checkpoint is
     kept. Where other programs keep the machine busy, the line says so: such a speed is not the machine's.
     """
-    run = shared.make_run(scale, output, "reuse", seed)
+    run = start.run()
     from marsbench.running.checkpoints import Checkpoints
     from marsbench.running.training_speed import STAGES
     from marsbench.running.training_speed import training_speed as measured

@@ -225,12 +225,7 @@ def ask(
     for name in benchmarks:
         run.exam(name)
     with full_disk_explained(run.workspace.runs):
-        device = default_device()
-        companion = load_aloud(draft, run.reporter, dtype=dtype, device=device) if draft is not None else None
-        if checkpoint is not None:
-            loaded = load_aloud(checkpoint, run.reporter, dtype=dtype, device=device, adapter=adapter)
-        else:
-            loaded = Checkpoints(run).load(*arm.trained, dtype)
-        cells = Cells(run)
+        companion = load_aloud(draft, run.reporter, dtype=dtype, device=default_device()) if draft else None
+        loaded, cells = Checkpoints(run).named(checkpoint, adapter, *arm.trained, dtype), Cells(run)
         for name in benchmarks:
             yield cells.cell(arm, loaded, name, companion)

@@ -15,7 +15,7 @@ from marsbench.errors import UserError
 from marsbench.evaluation.local_data import Unavailable
 from marsbench.fetching.models import which
 from marsbench.locks import locked
-from marsbench.methods.settings import left_out_in_words
+from marsbench.methods.settings import left_out_in_words, load_aloud
 from marsbench.presets import DEFAULT_BLOCK_SIZE
 from marsbench.progress import is_first_process
 from marsbench.rows.kinds import TrainingRow
@@ -95,6 +95,20 @@ class Checkpoints:
         loaded = checkpoints.load(path, dtype=dtype, device=device, stage=stage)
         self._run.reporter.say_once(left_out_in_words(path, loaded.model))
         return loaded
+
+    def named(
+        self,
+        checkpoint: str | None,
+        adapter: str | None,
+        stage: str,
+        block_size: int | None,
+        dtype: torch.dtype = torch.float32,
+    ) -> Loaded:
+        """The checkpoint that a user names (a folder, a hub name), whoever trained it; without one, that of a stage."""
+        if checkpoint is None:
+            return self.load(stage, block_size, dtype)
+        device = checkpoints.default_device()
+        return load_aloud(checkpoint, self._run.reporter, dtype=dtype, device=device, adapter=adapter)
 
     def path(self, stage: str, block_size: int | None) -> str:
         """Folder or hub name of a stage's checkpoint: the ready one if there is one, else ours, trained if need be."""
