@@ -26,7 +26,8 @@ _FIRST = (
     ("table2", "matches-ar-sft"), ("table2", "paper-matches-ar-sft"), ("table2", "beats-more-ar"),
     ("table2", "sft-loss"), ("table4", "several-tokens-b4"), ("table4", "level-b4"), ("table4", "more-tokens-b8"),
     ("table9", "beats-jacobi"), ("speedup", "cache-faster"), ("speedup", "load"), ("serving", "lower-tau"),
-    ("serving", "over-ar"), ("speedup", "best-verified"), ("real-model", "adapter-drafts"),
+    ("serving", "over-ar"), ("serving", "one-at-a-time"), ("speedup", "best-verified"),
+    ("real-model", "adapter-drafts"),
 )  # fmt: skip
 WORDS = {
     "AR": "autoregressive decoding, the ordinary way: one token per forward pass",

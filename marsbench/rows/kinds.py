@@ -313,36 +313,40 @@ class TextLossRow(_Kept):
 
 @dataclass(frozen=True)
 class ServingRow(_Kept):
-    """One policy of a server under one load: requests that came at times of their own, whatever became of others.
+    """A lap of a server: one policy under one load. Only what requests came to together is kept: there are thousands.
 
-    The lists have one entry per request, in the order of their intended times; times are seconds since the first
-    request was due.
+    Times are in seconds and count from when a request was due. A list of times has those at the 50th, 90th and 99th
+    percentile of the requests that were answered; it is empty where none was.
     """
 
     kind: ClassVar[str] = "serving"
     stage: str
     policy: str  # name of the policy: how requests ask to be decoded, and whether the server adapts
-    # alone = one after the other, http = a few at a time, engine = the same without a server, burst = all at once,
-    # steady = Poisson, step = Poisson, up and down
+    # together = a fixed number in flight, engine = the same without a server, steady = Poisson, step = Poisson, up and
+    # down
     shape: str
-    load: float  # requests per second over what `ar` carries; of a step, in its middle third; 0 = none was set
+    load: float  # requests in flight; of Poisson ones, per second over what `ar` carries, of a step in its middle third
     repeat: int
     rows: int  # requests that the server decodes together
     queue: int  # requests that may wait
-    seconds: float  # over which requests came
+    seconds: float  # over which requests came, where they came by themselves
     max_new_tokens: int
     target_first_token: float = 0.0  # seconds within which a first token is good
     target_per_token: float = 0.0  # seconds per token that are good
-    questions: list[int] = field(default_factory=list)  # which question each request asked
-    intended: list[float] = field(default_factory=list)  # when it was due
-    lag: list[float] = field(default_factory=list)  # by how much the load generator sent it late
-    status_codes: list[int] = field(default_factory=list)  # of HTTP; 0 = the connection failed
-    first: list[float] = field(default_factory=list)  # when its first token came; 0 where none did
-    last: list[float] = field(default_factory=list)  # when its last did
-    emitted: list[int] = field(default_factory=list)  # tokens up to EOS, an emitted EOS counted once
-    forwards: list[int] = field(default_factory=list)  # forward passes of the model that it took part in
-    lowest: list[float] = field(default_factory=list)  # the lowest tau that it was decoded with; 1 = none, lossless
-    correct: list[float] = field(default_factory=list)  # 0 or 1, of the answers that came
+    requests: int = 0  # that were sent
+    answered: int = 0  # of them, whole; the others were turned away or broken off
+    good: int = 0  # of the answers, those within both targets
+    took: float = 0.0  # from the first that was due to the last token
+    waited: float = 0.0  # of all answers, each to its last token, one added to the other
+    emitted: int = 0  # tokens of all answers, each up to its EOS, which counts once
+    forwards: int = 0  # forward passes that each took part in, one added to the other
+    tau: float = 1.0  # mean over answers of the lowest that each was decoded with; 1 = none, lossless
+    right: int | None = None  # answers that are right; None where nobody looked
+    first_token: list[float] = field(default_factory=list)  # until it came
+    per_token: list[float] = field(default_factory=list)  # per token after the first, of answers that have more
+    whole: list[float] = field(default_factory=list)  # until the last token
+    lag: list[float] = field(default_factory=list)  # by how much the load generator sent requests late
+    answers: list[str] = field(default_factory=list)  # by question: hash of the texts that it was answered by
     timeline: Mapping[str, list[float]] = field(default_factory=dict)  # of a step: at, running, waiting, tau, window
     checkpoint: str = ""
     provenance: Mapping[str, Any] = field(default_factory=dict)

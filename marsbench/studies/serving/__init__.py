@@ -9,7 +9,7 @@ from marsbench.studies.study import Study, measured_by, ours
 STUDY = Study(
     key="serving",
     name="Serving under load",
-    asks="can a server raise its throughput on the fly by lowering tau?",
+    asks="what do users of a server get, and can it raise its throughput on the fly by lowering tau?",
     place=6,
     in_paper=False,
     timed=True,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from marsbench.rendering.figures import COLOURS, MARKERS, drawn_alike, error_bars, new_figure, save
 from marsbench.studies.serving.findings import Cells, goodput, over_repeats
-from marsbench.studies.serving.policies import POLICIES, STEPPED
+from marsbench.studies.serving.policies import POLICIES
 
 GOODPUT, STEP = "figures/serving_goodput", "figures/serving_step"
 
@@ -30,12 +30,13 @@ def _by_load(cells: Cells, stem: Path) -> list[Path]:
             for (name, shape, load), rows in sorted(cells.items())
             if (name, shape) == (policy.name, "steady")
         }
-        axes.errorbar(
-            list(found), [one.value for one in found.values()], yerr=error_bars([*found.values()], 1.0), capsize=2,
-            label=policy.name, color=COLOURS[place], marker=MARKERS[place], linestyle="-" if policy.adapts else "--",
-        )  # fmt: skip
-    axes.set(xlabel="load, in what ar carries", ylabel="good answers per second")
-    axes.set_ylim(bottom=0.0)
+        if found:
+            axes.errorbar(
+                list(found), [one.value for one in found.values()], yerr=error_bars([*found.values()], 1.0), capsize=2,
+                label=policy.name, color=COLOURS[place], marker=MARKERS[place],
+                linestyle="-" if policy.adapts else "--",
+            )  # fmt: skip
+    axes.set(xlabel="load, in what ar carries", ylabel="good answers per second", yscale="log")
     figure.legend(loc="outside right upper", frameon=False)
     return save(figure, stem)
 
@@ -47,7 +48,7 @@ def _step(cells: Cells, stem: Path) -> list[Path]:
     for axes, (name, label) in zip(grid, names, strict=True):
         for place, policy in enumerate(POLICIES):
             for (known, shape, _), rows in cells.items():
-                if (known, shape) == (policy.name, "step") and policy in STEPPED:
+                if (known, shape) == (policy.name, "step"):
                     line = rows[-1].timeline
                     axes.plot(line["at"], line[name], label=policy.name, color=COLOURS[place])
                     for third in (1, 2):

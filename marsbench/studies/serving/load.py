@@ -1,7 +1,8 @@
 """A load generator in a process of its own: requests go out when they are due, whatever became of earlier ones.
 
 Times count from when a request was due, so that a slow server cannot hide behind a client that waits for it (an open
-loop); how late each was sent is the generator's own lag, and said beside the server's times.
+loop); how late each was sent is the generator's own lag, and said beside the server's times. Where as many requests as
+wanted are always in flight (a closed loop), each is due when it is sent.
 
 It shares the machine with the server that it measures, so it does little while it measures: what comes is kept with its
 time, and read as HTTP, events and JSON when all is over.
@@ -36,7 +37,8 @@ class Shot:
 class Heard:
     """What came of it; times are seconds after the first request was due, 0 where nothing came."""
 
-    lag: float = 0.0
+    due: float = 0.0
+    lag: float = 0.0  # by how much it was sent late
     status: int = 0
     first: float = 0.0
     last: float = 0.0
@@ -50,8 +52,7 @@ class Volley:
 
     url: str
     shots: Sequence[Shot]
-    one_by_one: bool = False  # wait for every answer before the next request goes out; times are then each one's own
-    at_once: int | None = None  # requests in flight at most; the others wait, which is no lag
+    at_once: int | None = None  # as many as are always in flight: the next is due when an answer is there, not before
     watch_every: float | None = None  # how often the server's state is asked for meanwhile, in seconds
 
 
@@ -100,19 +101,16 @@ async def _fire(volley: Volley) -> Outcome:
     seats = asyncio.Semaphore(volley.at_once or len(volley.shots))
     tasks: list[asyncio.Task[Exchange]] = []
     for shot in volley.shots:
-        due = started if volley.one_by_one else started + shot.at
-        await asyncio.sleep(max(0.0, due - time.perf_counter()))
+        await asyncio.sleep(max(0.0, started + shot.at - time.perf_counter()))
         await seats.acquire()
         body = shot.body | {"stream": True, "stream_options": {"include_usage": True}}
         tasks.append(asyncio.create_task(_exchanged(volley.url, "POST /v1/completions", body)))
         tasks[-1].add_done_callback(lambda _: seats.release())
-        if volley.one_by_one:
-            await tasks[-1]
     exchanges = await asyncio.gather(*tasks)
     watch.cancel()
     await asyncio.gather(watch, return_exceptions=True)
     return Outcome(
-        [_heard(one, shot, one.sent if volley.one_by_one else started)
+        [_heard(one, started, None if volley.at_once else shot.at)
          for one, shot in zip(exchanges, volley.shots, strict=True)],
         [(one.sent - started, state) for one in looks if (state := _state(one))],
     )  # fmt: skip
@@ -192,9 +190,12 @@ def _lines(body: Sequence[tuple[float, bytes]]) -> Iterator[tuple[float, bytes]]
         yield from ((at, line) for line in lines)
 
 
-def _heard(exchange: Exchange, shot: Shot, since: float) -> Heard:
+def _heard(exchange: Exchange, since: float, due: float | None) -> Heard:
+    """What came of a request that was due then, or (None) whenever it was sent."""
     status, body = read_answer(exchange.came)
-    heard = Heard(lag=max(0.0, exchange.sent - since - shot.at), status=status)
+    sent = exchange.sent - since
+    due = sent if due is None else due
+    heard = Heard(due, max(0.0, sent - due), status)
     for at, line in _lines(body):
         if line.startswith(b"data: {"):
             _take(json.loads(line[6:]), heard, at - since)

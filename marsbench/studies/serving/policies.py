@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from marsbench.presets import Preset
 
-STAGE = "mars"
-ROWS, QUEUE = 16, 64  # of the servers
+QUEUE = 8192  # of the servers: more than a lap has requests, so that nobody is turned away
 HIGHEST, LOWEST = 0.95, 0.5  # tau, of the policies that may lower it
 PER_TOKEN, FIRST_TOKEN = 5.0, 100.0  # targets, in times of what one token takes by `ar` alone
 
@@ -36,35 +37,85 @@ FAST, EXACT = fixed_tau(LOWEST), fixed_tau(HIGHEST)
 VERIFIED = Policy("mars-verified", {"method": "mars-verified", "block_size": 5, "threshold": 0.5})
 LOSSLESS = Policy("adaptive, lossless", {"method": "mars-verified", "block_size": 8}, adapts=True)
 LOSSY = Policy("adaptive, tau may fall", {**LOSSLESS.asks, "min_threshold": LOWEST}, adapts=True)
-POLICIES = (AR, EXACT, fixed_tau(0.7), FAST, VERIFIED, LOSSLESS, LOSSY)
+POLICIES = (AR, EXACT, FAST, VERIFIED, LOSSLESS, LOSSY)
 FIXED = tuple(policy for policy in POLICIES if not policy.adapts)
-STEPPED = (AR, EXACT, VERIFIED, LOSSLESS, LOSSY)  # whose runs go up and down in load
+FEW = (1, 2, 4)  # requests at a time, of a server with room for more
+AT_ONCE = 8  # requests at a time where the engine is also run without HTTP, by `ar`
 LOW, HIGH = 0.5, 1.5  # loads of a step
-BARE, AT_ONCE = (AR, EXACT, FAST), 8  # policies that the engine is also run with alone, and requests in flight then
+
+
+class Cell(NamedTuple):
+    """One policy under one load, once."""
+
+    policy: Policy
+    shape: str
+    load: float
+    repeat: int
 
 
 @dataclass(frozen=True)
 class Effort:
     """How much is measured."""
 
+    rows: int  # that the servers decode together
+    requests: Mapping[int, int]  # so many in flight -> how many a lap has; by the largest number the server is full
+    policies: tuple[Policy, ...]  # on a full server
+    steady: tuple[Policy, ...]  # where requests come by themselves
+    stepped: tuple[Policy, ...]  # whose runs go up and down in load
     loads: tuple[float, ...]
     repeats: int
-    seconds: float  # of arrivals in a steady cell, and in each third of a step
+    seconds: float  # of arrivals in a steady lap, and in each third of a step
     questions: int
-    burst: int  # requests that come all at once
-    alone: int  # requests that come one after the other
     max_new_tokens: int
-    bare: int = 64  # requests of each run with and without HTTP
+    lap_s: float  # about what a lap takes that has so many requests
+    scored: bool = True  # whether answers are marked
+
+    @property
+    def full(self) -> int:
+        """Requests in flight that fill the server."""
+        return max(self.requests)
+
+    def cells(self) -> Iterator[Cell]:
+        """All laps: those that others are reckoned by come first, and policies take turns."""
+        for repeat in range(self.repeats):
+            for count in self.requests:
+                yield from _in_some_order(self._held_against(count), "together", float(count), repeat)
+                if count == AT_ONCE:
+                    yield Cell(AR, "engine", float(count), repeat)
+        for repeat in range(self.repeats):
+            for load in self.loads:
+                yield from _in_some_order(self.steady, "steady", load, repeat)
+        yield from [Cell(policy, "step", HIGH, 0) for policy in self.stepped]
+
+    def _held_against(self, count: int) -> tuple[Policy, ...]:
+        return self.policies if count == self.full else (AR,) if count == AT_ONCE else (AR, LOSSLESS)
 
     def minutes(self) -> float:
-        """About how long it takes: arrivals, what is left in the queue then, and bursts."""
-        cells = len(POLICIES) * self.repeats
-        steady = cells * len(self.loads) * (self.seconds + 1.5)
-        return (steady + cells * 4 + len(STEPPED) * (3 * self.seconds + 2) + 120) / 60
+        """About how long it takes, with what is left in the queue when no more requests come."""
+        of_shape = {"steady": 1.1 * self.seconds, "step": 3.1 * self.seconds}
+        return (sum(of_shape.get(cell.shape, self.lap_s) for cell in self.cells()) + 60) / 60
+
+
+def _in_some_order(policies: Sequence[Policy], shape: str, load: float, repeat: int) -> list[Cell]:
+    """A lap of each policy, in an order that changes from place to place, so that no one always follows the same."""
+    drawn = random.Random(str((shape, load, repeat))).sample(policies, len(policies))
+    return [Cell(policy, shape, load, repeat) for policy in drawn]
 
 
 def effort_at(scale: Preset) -> Effort:
-    """As much as decides the page's numbers; little at the scale of the tests."""
+    """As much as decides the page's numbers; little at the scale of the tests.
+
+    A model that people use takes its time: there a few requests are what a small machine carries, and what matters.
+    """
     if scale.in_seconds:
-        return Effort((1.0,), repeats=1, seconds=0.3, questions=12, burst=20, alone=3, max_new_tokens=16, bare=4)
-    return Effort((0.25, 0.5, 0.75, 1.0, 1.25, 1.5), 4, 5.0, 102, 160, 12, scale.max_new_tokens)
+        few = dict.fromkeys((*FEW, AT_ONCE, 32), 6)
+        return Effort(16, few, POLICIES, POLICIES, (AR, LOSSLESS, LOSSY), (1.0,), 1, 0.3, 12, 16, 0.2)
+    if scale.pretrained:
+        both = (AR, LOSSLESS)
+        return Effort(
+            4, {1: 16, 2: 24, 4: 36}, both, both, (), (0.5, 0.75, 1.0), 4, 30.0, 24, 64, 17.0, scored=False
+        )  # fmt: skip
+    return Effort(
+        16, {1: 408, 2: 612, 4: 816, AT_ONCE: 1224, 32: 1428}, POLICIES, (AR, EXACT, FAST, LOSSLESS, LOSSY),
+        (AR, LOSSLESS, LOSSY), (0.5, 0.8, 1.1), 3, 10.0, 102, scale.max_new_tokens, 13.0,
+    )  # fmt: skip
