@@ -91,7 +91,7 @@ _RACED = (
 
 
 OUTSIDER = "llama.cpp"
-_OUTSIDERS = {  # of batch 1 alone; where weights are quantised it decodes another model
+OUTSIDERS = {  # of batch 1 alone; where weights are quantised it decodes another model
     OUTSIDER: Contender(OUTSIDER, BASE, "llama-cpp", {}),
     f"{OUTSIDER}, prompt lookup": Contender(f"{OUTSIDER}, prompt lookup", BASE, "llama-cpp-lookup", _LOOKUP),
     **{
@@ -106,7 +106,7 @@ def grid_at(scale: Preset, dtype: str) -> Grid:
     baselines = [Contender(name, BASE, method, {}) for name, method in _BASELINES.items()]
     small = scale.in_seconds
     return Grid(
-        contenders=(*baselines, *map(_entry, _RACED), *_OUTSIDERS.values()),
+        contenders=(*baselines, *map(_entry, _RACED), *OUTSIDERS.values()),
         batch_sizes=(1, 4),
         prompts=2 if small else 16 if dtype == "bfloat16" else 8,
         repeats=2 if small else 5,

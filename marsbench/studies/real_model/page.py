@@ -213,7 +213,7 @@ def _outsider(sweeps: Mapping[str, SweepCells]) -> Iterator[str]:
     """llama.cpp beside `ar` and the fastest lossless line, in each type of weights that it raced in."""
     for dtype, sweep in sweeps.items():
         size = min(sweep.batch_sizes)
-        others = sweep.at(size, lambda row: row.contender.startswith(OUTSIDER) and row.options.get("quantised"))
+        others = sweep.at(size, lambda row: row.contender.startswith(OUTSIDER) and "quantised" in row.options)
         plain, ar, best = sweep.done.get((OUTSIDER, size)), sweep.done.get(("ar", size)), _best_lossless(sweep, size)
         if plain is not None and ar is not None and best is not None:
             smaller = [f"{printed_speed_up(row)} times with weights in {row.options['quantised']}" for row in others]
@@ -241,7 +241,8 @@ def _right(cells: Cells) -> Iterator[str]:
 def _clock_in_brief(sweeps: Mapping[str, SweepCells]) -> str:
     races = [(dtype, sweep, size) for dtype, sweep in sweeps.items() for size in sweep.batch_sizes]
     names = dict.fromkeys(name for _, sweep, _ in races for name in sweep.names if name != A_A)
-    lines = [[name, *[printed_speed_up(sweep.done.get((name, size))) for _, sweep, size in races]] for name in names]
+    found = {name: [sweep.done.get((name, size)) for _, sweep, size in races] for name in names}
+    lines = [[name, *[printed_speed_up(row) if row else "-" for row in rows]] for name, rows in found.items()]
     head = ["tokens/s over `ar`", *[f"{dtype}, batch {size}" for dtype, _, size in races]]
     raced = [row for _, sweep, _ in races for row in sweep.rows]
     return paragraphs(table(head, lines), races_in_words(raced)) if lines else ""
