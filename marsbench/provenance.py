@@ -13,7 +13,9 @@ from typing import Any
 
 NODE = "MARSBENCH_NODE"  # the environment variable that names this machine in a cluster
 _PATIENCE_S = 20.0  # with the driver
-PACKAGES = ("marsbench", "torch", "transformers", "accelerate", "lm_eval", "evalplus", "scipy", "numpy")
+PACKAGES = (
+    "marsbench", "torch", "transformers", "accelerate", "lm_eval", "evalplus", "scipy", "numpy", "llama_cpp_python",
+)  # fmt: skip
 
 
 def provenance(*, seed: int) -> dict[str, Any]:

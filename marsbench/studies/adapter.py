@@ -151,7 +151,9 @@ PAGE = TablePage(
     opening=(
         "MARS writes into all weights, so the tuned model is another one. A gated adapter acts on masks alone: every "
         "token is the frozen model's own, and verified decoding says what that says, sooner. Same data, steps "
-        "and block size; the adapter has a rate of its own, and MARS is trained at it too."
+        "and block size; the adapter has a rate of its own, and MARS is trained at it too. Adapters learn on masks as "
+        "decoding shows them, aligned as the paper prints it; lines called MARS are trained as released, so what "
+        "parts them is alignment as well."
     ),
     claims=CLAIMS,
     answers=("b", "c", "d", "e", "i"),
