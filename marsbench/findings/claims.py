@@ -129,9 +129,7 @@ class Claim:
     item: str = ""  # key of the table, figure or appendix that it belongs to
     section: Section | None = None  # of the paper
     in_abstract: bool = False  # whether the abstract makes it too
-    prepared: Callable[[Sequence[Row]], Sequence[Row]] = lambda rows: (
-        rows
-    )  # what is worked out of one seed's rows first
+    prepared: Callable[[Sequence[Row]], Sequence[Row]] = list  # what is worked out of one seed's rows first
     presupposes: Claim | None = None  # what must be supported for it to mean anything
     again: bool = False  # whether another page makes the same claim of the same lines, and counts it
     check: bool = False  # whether it cannot come out otherwise unless something is broken

@@ -243,5 +243,5 @@ def printed_speed_up(row: SweepRow | None) -> str:
     return printed_ratio(speed_up(row)) if row else "none"
 
 
-def printed_ratio(ratio: Estimate | None) -> str:
-    return with_interval(ratio, 2) if ratio else "no baseline"
+def printed_ratio(ratio: Estimate | None, without: str = "no baseline") -> str:
+    return with_interval(ratio, 2) if ratio else without

@@ -77,18 +77,13 @@ def _details(numbered: Sequence[Numbered], said: Mapping[Claim, str], collection
     published = [f"published, {model}" for model in PUBLISHED_SCALES.values()]
     head = ["#", "claim", "scale", "tested", "effect [95 % interval]", "n", "seeds", "verdict", "p", "p after Holm"]
     head += ["would decide it", *published, "page"]
-    lines = [
-        [*([str(number), _said(one, said)] if place == 0 else ["", ""]), collection.scale, *_detail(one, collection)]
-        for number, one in numbered
-        for place, collection in enumerate(collections)
-    ]
+    lines = []
+    for number, one in numbered:
+        too = " (in the abstract too)" if one.claim.in_abstract and one.claim.section != ABSTRACT else ""
+        for place, collection in enumerate(collections):
+            first = [str(number), f"{said[one.claim]}{too}"] if place == 0 else ["", ""]
+            lines.append([*first, collection.scale, *_detail(one, collection)])
     return table(head, lines, text=(1, 2, 3, 7, 10, 13))
-
-
-def _said(judged: Judged, said: Mapping[Claim, str]) -> str:
-    """A claim in a sentence, and whether the abstract makes it too."""
-    in_abstract = judged.claim.in_abstract and judged.claim.section != ABSTRACT
-    return f"{said[judged.claim]}{' (in the abstract too)' if in_abstract else ''}"
 
 
 def _detail(judged: Judged, collection: Collection) -> list[str]:

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from marsbench.findings.claims import TIMES, Claim, Judged
 from marsbench.findings.collection import Collection
-from marsbench.findings.in_words import with_interval
-from marsbench.findings.sweep import on_sweep, speed_up
+from marsbench.findings.sweep import on_sweep, printed_ratio, speed_up
 from marsbench.presets import DEFAULT_SCALE, preset
 from marsbench.rendering.claims import bullet, corrected, tally
 from marsbench.rendering.markdown import paragraphs, table
@@ -59,7 +58,7 @@ def front_door(judged: Sequence[Judged], collections: Sequence[Collection], whol
         "\n".join(bullet(one.claim, one.findings[told.scale]) for one in known),
         f"**How fast, against a strong baseline?** Tokens per second over AR decoding of the same checkpoint in the "
         f"same loop, at scale {whole.scale}, each in its faster form, eager or compiled. That AR decoding, eager, is "
-        f"itself {_in_brief(_over_generate(whole))} times as fast as transformers' `generate`.",
+        f"itself {printed_ratio(_over_generate(whole), 'not run')} times as fast as transformers' `generate`.",
         _table(judged, whole),
         _real_model(collections),
         f"**What about my model?** A training step of MARS costs {found[_STEP].findings[whole.scale].found} an AR "
@@ -85,7 +84,7 @@ def _table(judged: Sequence[Judged], whole: Collection) -> str:
     for name, words in _SPEEDS.items():
         alike = [one for one in judged if (one.claim.page, one.claim.name) == (SPEED, name)]
         found = {one.claim.batch_size: one.findings[whole.scale].estimate for one in alike}
-        lines.append([words, *[_in_brief(found.get(size)) for size in sizes]])
+        lines.append([words, *[printed_ratio(found.get(size), "not run") for size in sizes]])
     return table(["tokens/s over AR decoding", *[f"batch {size}" for size in sizes]], lines)
 
 
@@ -93,7 +92,3 @@ def _over_generate(whole: Collection) -> Estimate | None:
     """AR decoding over transformers' `generate`, both eager, one request at a time."""
     measure = on_sweep(lambda sweep: speed_up(sweep.eager.done.get(("ar", 1)), "hf-generate"))
     return Claim(measure=measure, bound=Bound(low=1.0), unit=TIMES).over(whole.of(SPEED)).estimate
-
-
-def _in_brief(estimate: Estimate | None) -> str:
-    return with_interval(estimate, 2) if estimate else "not run"

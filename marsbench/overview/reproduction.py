@@ -40,10 +40,10 @@ def reproduce_page(
 
 def reproduce_sweep(study: Study, run: Run, grid: Grid, label: str = "") -> Path:
     """Race what a grid lacks, or a shard's part of it, and write its rows and page to folders that a label names."""
-    return _publish(study, Sweep(run, grid.part(run.shard)).rows(), _sweep_workspace(run, label))
+    return _publish(study, Sweep(run, grid.part(run.shard)).rows(), _named(run, label))
 
 
-def _sweep_workspace(run: Run, label: str) -> Workspace:
+def _named(run: Run, label: str) -> Workspace:
     part, parts = run.shard
     names = [label, f"part{part}-of-{parts}" if parts > 1 else "", run.workspace.variant]
     return replace(run.workspace, variant="-".join(filter(None, names)))
@@ -79,11 +79,9 @@ def _write_page(study: Study, run: Run, made: list[Row] | UserError | None, *, q
     """Write a page of rows that somebody has made, or that are measured here and now (None)."""
     if isinstance(made, UserError):
         raise made
-    label = "quick" if quick else ""
     if study.grid is not None:
-        if made is None:
-            return reproduce_sweep(study, run, study.grid(run.scale, quick), label)
-        return _publish(study, made, _sweep_workspace(run, label))
+        grid, label = study.grid(run.scale, quick), "quick" if quick else ""
+        return reproduce_sweep(study, run, grid, label) if made is None else _publish(study, made, _named(run, label))
     rows = study.rows(run) if made is None else made
     return _publish(study, rows, run.workspace) if run.is_whole else None
 

@@ -198,36 +198,25 @@ WHAT_CHECKS_ARE = (
 def claims_section(seeds: BySeed, plan: TablePlan, claims: Sequence[Claim], scale: str) -> str:
     """Every claim with its test and its verdict over all seeds, and what the paper's own numbers say of it."""
     whose = "our own" if plan.own else f"the paper's {plan.name}"
-    found = [(claim, claim.over(seeds.values())) for claim in claims]
-    how = dict.fromkeys(claim.how for claim in claims if claim.how)
+    judged, checks = [], []
+    for claim in claims:
+        found = claim.over(seeds.values())
+        of_seeds = "n/a" if found.estimate is None else str(found.seeds)
+        line = [claim.letter, sentence(claim), held_against(claim), found.found, questions(found), of_seeds]
+        if claim.check:
+            checks.append([*line, outcome(found.verdict)])
+        else:
+            judged.append([*line, p_value(found.p), worded(claim, found), in_need(found.needed)])
+    counted = ["result", "questions", "seeds"]
     return paragraphs(
         f"## Claims of {whose} and what was measured",
         preset(scale).caveat,
-        " ".join([reading(scale), *how]),
-        _judged([(claim, finding) for claim, finding in found if not claim.check]),
-        _checks([(claim, finding) for claim, finding in found if claim.check]),
+        " ".join([reading(scale), *dict.fromkeys(claim.how for claim in claims if claim.how)]),
+        table(["", "claim", "tested", *counted, "p", "verdict", "would decide it"], judged, text=(0, 1, 2, 7, 8)),
+        WHAT_CHECKS_ARE if checks else "",
+        table(["", "check", "checked", *counted, "outcome"], checks, text=(0, 1, 2, 6)) if checks else "",
         "" if plan.own else _published_claims(claims),
     )
-
-
-def _judged(found: Sequence[tuple[Claim, Finding]]) -> str:
-    head = ["", "claim", "tested", "result", "questions", "seeds", "p", "verdict", "would decide it"]
-    lines = [
-        [*_line(claim, finding), p_value(finding.p), worded(claim, finding), in_need(finding.needed)]
-        for claim, finding in found
-    ]
-    return table(head, lines, text=(0, 1, 2, 7, 8))
-
-
-def _checks(found: Sequence[tuple[Claim, Finding]]) -> str:
-    head = ["", "check", "checked", "result", "questions", "seeds", "outcome"]
-    lines = [[*_line(claim, finding), outcome(finding.verdict)] for claim, finding in found]
-    return f"{WHAT_CHECKS_ARE}\n\n{table(head, lines, text=(0, 1, 2, 6))}" if lines else ""
-
-
-def _line(claim: Claim, finding: Finding) -> list[str]:
-    seeds = "n/a" if finding.estimate is None else str(finding.seeds)
-    return [claim.letter, sentence(claim), held_against(claim), finding.found, questions(finding), seeds]
 
 
 def _published_claims(claims: Sequence[Claim]) -> str:
@@ -240,10 +229,11 @@ def _published_claims(claims: Sequence[Claim]) -> str:
             of_units.setdefault(claim.unit, {})[claim.letter, claim.lines] = shown
     if not of_units:
         return ""
-    lead = "**Published:** what the paper's own averages say, from single runs and without intervals."
     heads = {POINTS: "difference of averages in points", TOKENS: "averages of tokens/forward"}
-    parts = [lead]
-    for unit, lines in of_units.items():
-        head = ["", heads[unit], *PUBLISHED_SCALES.values()]
-        parts.append(table(head, list(lines.values()), text=(0, 1)))
-    return paragraphs(*parts)
+    return paragraphs(
+        "**Published:** what the paper's own averages say, from single runs and without intervals.",
+        *[
+            table(["", heads[unit], *PUBLISHED_SCALES.values()], list(lines.values()), text=(0, 1))
+            for unit, lines in of_units.items()
+        ],
+    )

@@ -54,8 +54,7 @@ def _published_table(plan: TablePlan, metric: str, digits: int) -> str:
     lines = []
     for scale, model in PUBLISHED_SCALES.items():
         for arm in (*plan.arms, *plan.elsewhere):
-            found = published_values(plan, arm, scale, metric)
-            if found:
+            if found := published_values(plan, arm, scale, metric):
                 numbers = [f"{found[name]:.{digits}f}" if name in found else "" for name in heads]
                 lines.append([model, paper_label(arm.label), *numbers])
     return table(["model", "", *heads.values()], lines, text=(0, 1))
@@ -75,18 +74,12 @@ def numbers_table(plan: TablePlan, seeds: BySeed, names: Sequence[str] = ()) -> 
 def by_benchmark(plan: TablePlan, claims: Sequence[Claim], seeds: BySeed) -> str:
     """The effects of some claims on every benchmark by itself, of all training seeds."""
     heads = columns(plan)
-    lines = [
-        [claim.compared, *[claim.over([_on(name, rows) for rows in seeds.values()]).number for name in heads]]
-        for claim in claims
-    ]
-    text = (
-        "Where a mean comes from: points on every benchmark by itself, all training seeds together. Nothing is tested."
-    )
-    return paragraphs("## By benchmark", text, table(["", *heads.values()], lines)) if lines else ""
-
-
-def _on(benchmark: str, rows: Sequence[Row]) -> list[Row]:
-    return [row for row in rows if isinstance(row, EvaluationRow) and modelled_on(row.benchmark) == benchmark]
+    cells = [[row for row in rows if isinstance(row, EvaluationRow)] for rows in seeds.values()]
+    of = {name: [[row for row in rows if modelled_on(row.benchmark) == name] for rows in cells] for name in heads}
+    lines = [[claim.compared, *[claim.over(of[name]).number for name in heads]] for claim in claims]
+    text = "Where a mean comes from: points on every benchmark by itself, all training seeds together."
+    shown = table(["", *heads.values()], lines)
+    return paragraphs("## By benchmark", f"{text} Nothing is tested.", shown) if lines else ""
 
 
 def _plus_minus(found: Finding) -> str:
@@ -114,9 +107,7 @@ class TablePage:
     tables: tuple[Callable[[Cells, TablePlan], str], ...] = (accuracy_table,)  # of what was measured
     published: Callable[[TablePlan], str] = published_section
     deviations: tuple[str, ...] = ()  # beside those of every page
-    prepared: Callable[[Sequence[Row]], Sequence[Row]] = lambda rows: (
-        rows
-    )  # what is worked out of one seed's rows first
+    prepared: Callable[[Sequence[Row]], Sequence[Row]] = list  # what is worked out of one seed's rows first
     split: tuple[str, ...] = ()  # names of claims whose effects it shows on every benchmark by itself
     more: tuple[Callable[[Sequence[Row]], str], ...] = ()  # folded sections of its own, made of rows so prepared
 
@@ -127,9 +118,8 @@ class TablePage:
         plan = self._shown(cells)
         claims = self._claims_on(plan)
         yield title(plan, scale)
-        yield answers(
-            [claim for claim in claims if not self.answers or {claim.name, claim.letter} & {*self.answers}], seeds
-        )
+        first = [claim for claim in claims if not self.answers or {claim.name, claim.letter} & {*self.answers}]
+        yield answers(first, seeds)
         yield f"## {self.figure_title}" if self.figure_title else ""
         yield f"![{self.caption}]({self._figure_stem}.png)" if self.drawing else ""
         yield numbers_table(plan, {seed: self.prepared(of_seed) for seed, of_seed in seeds.items()}, self.lines)
@@ -137,7 +127,7 @@ class TablePage:
         yield folded(
             claims_section(seeds, plan, claims, scale),
             by_benchmark(plan, [claim for claim in claims if claim.name in self.split], seeds),
-            self._measured(cells, plan, seeds),
+            measured_section(cells, plan, seeds, self.reading, *[make(cells, plan) for make in self.tables]),
             self.published(plan),
             *[section(ready) for section in self.more],
         )
@@ -164,6 +154,3 @@ class TablePage:
     @property
     def _figure_stem(self) -> str:
         return f"figures/{self.plan.key}_{self.figure}"
-
-    def _measured(self, cells: Cells, plan: TablePlan, seeds: BySeed) -> str:
-        return measured_section(cells, plan, seeds, self.reading, *[make(cells, plan) for make in self.tables])

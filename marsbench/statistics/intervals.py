@@ -99,15 +99,16 @@ def proportion_interval(correct: Sequence[float]) -> Interval:
     """
     from scipy import stats
 
-    values = _zeros_and_ones(correct)
+    values = _shares(correct)
+    if not np.isin(values, (0.0, 1.0)).all():
+        raise ValueError("an answer that is neither 0 nor 1")
     low, high = stats.binomtest(int(values.sum()), len(values)).proportion_ci(LEVEL, method="wilson")
     return Interval(float(low), float(high))
 
 
 def accuracy(correct: Sequence[float]) -> Estimate:
     """The share of correct answers on one benchmark, as a fraction, with Wilson's interval."""
-    interval = proportion_interval(correct)
-    return Estimate(float(np.mean(correct)), interval, len(correct))
+    return Estimate(float(np.mean(correct)), proportion_interval(correct), len(correct))
 
 
 def mean_of_benchmarks(estimates: Sequence[Estimate]) -> Estimate:
@@ -183,8 +184,7 @@ def tokens_per_forward(emitted: Sequence[int], forwards: Sequence[int]) -> Estim
     Raises:
         ValueError: if there are no questions, unequally many counts, or a question without a forward pass.
     """
-    ratio, residuals = _ratio(emitted, forwards)
-    return _around(ratio, residuals)
+    return _around(*_ratio(emitted, forwards))
 
 
 def ratio_of_totals(parts: Sequence[float], wholes: Sequence[float]) -> Estimate:
@@ -193,8 +193,7 @@ def ratio_of_totals(parts: Sequence[float], wholes: Sequence[float]) -> Estimate
     Raises:
         ValueError: if there are no items, unequally many values, or a whole below 0.
     """
-    ratio, residuals = _ratio(parts, wholes, least=0.0)
-    return _around(ratio, residuals)
+    return _around(*_ratio(parts, wholes, least=0.0))
 
 
 def speed_difference(a: Answers, b: Answers) -> Estimate:
@@ -236,13 +235,12 @@ def paired_difference(a: Mapping[str, Sequence[float]], b: Mapping[str, Sequence
     if set(a) != set(b):
         raise ValueError(f"not the same benchmarks: {sorted(a)} and {sorted(b)}")
     gains = [_paired_gains(name, a[name], b[name]) for name in sorted(a)]
-    mean = mean_of_benchmarks([_mean_gain(gain) for gain in gains])
+    mean = mean_of_benchmarks([_mean_gain(gain) for gain in gains]).times(100)
     pooled = np.concatenate(gains)
     only_a, only_b = int((pooled > 0).sum()), int((pooled < 0).sum())
     # No discordant question is no evidence at all, and a binomial test of nothing is undefined.
     p_value = float(stats.binomtest(only_a, only_a + only_b).pvalue) if only_a + only_b else 1.0
-    interval = Interval(100 * mean.interval.low, 100 * mean.interval.high)
-    return PairedDifference(100 * mean.value, interval, mean.n, only_a, only_b, p_value)
+    return PairedDifference(mean.value, mean.interval, mean.n, only_a, only_b, p_value)
 
 
 def gain_difference(
@@ -315,13 +313,6 @@ def percentiles(values: _Values) -> Interval:
     """The percentile interval of what resamples come to."""
     low, high = np.quantile(values, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return Interval(float(low), float(high))
-
-
-def _zeros_and_ones(correct: Sequence[float]) -> _Values:
-    values = _shares(correct)
-    if not np.isin(values, (0.0, 1.0)).all():
-        raise ValueError("an answer that is neither 0 nor 1")
-    return values
 
 
 def _paired_gains(benchmark: str, a: Sequence[float], b: Sequence[float]) -> _Values:

@@ -119,16 +119,11 @@ def _published_grid(scale: str, benchmark: str, plan: TablePlan) -> list[list[st
 
 
 def _draw(cells: Cells, plan: TablePlan, path_stem: Path) -> list[Path]:
-    panels = [
-        speed_panel(
-            cells,
-            f"{title}, B = {size}",
-            {label: _curve(stage, size) for stage, label in reversed(MARS_STAGES.items())},
-            [benchmark],
-        )
-        for benchmark, title in columns(plan).items()
-        for size in BLOCK_SIZES
-    ]
+    panels = []
+    for benchmark, title in columns(plan).items():
+        for size in BLOCK_SIZES:
+            curves = {label: _curve(stage, size) for stage, label in reversed(MARS_STAGES.items())}
+            panels.append(speed_panel(cells, f"{title}, B = {size}", curves, [benchmark]))
     return panels_figure(panels, path_stem, across=len(BLOCK_SIZES))
 
 

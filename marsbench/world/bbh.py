@@ -52,25 +52,14 @@ def navigate(rng: random.Random, level: Difficulty) -> Example:
         n = rng.randint(1, 9) if forward else rng.randint(1, min(place, 9))
         if number == count - 1 and 0 < place <= 9 and rng.random() < 0.5:
             forward, n = False, place
-        sign = "+" if forward else "-"
         told.append(say(rng, "[Take|Go|Walk] {n} [steps|paces] {way}.", n=n, way="forward" if forward else "back"))
-        steps.append(
-            say(
-                rng,
-                "[From|We are at|Now at|At] {p}: {p} {s} {n} [=|is|makes] {q}.",
-                p=place,
-                s=sign,
-                n=n,
-                q=place + (n if forward else -n),
-            )
-        )
-        place += n if forward else -n
+        after = place + n if forward else place - n
+        sum_ = f"{place} {'+' if forward else '-'} {n}"
+        steps.append(say(rng, "[From|We are at|Now at|At] {p}: {s} [=|is|makes] {q}.", p=place, s=sum_, q=after))
+        place = after
     answer = "No" if place else "Yes"
-    prompt = say(
-        rng,
-        "{told} [Do you return to the start|Are you back where you began|Is that the starting point]?",
-        told=" ".join(told),
-    )
+    asked = "[Do you return to the start|Are you back where you began|Is that the starting point]?"
+    prompt = f"{' '.join(told)} {say(rng, asked)}"
     return Example(prompt, " ".join([*steps, _ANSWER.format(answer=answer)]), f"bbh {told}", {"target": answer})
 
 
@@ -78,27 +67,13 @@ def date_understanding(rng: random.Random, level: Difficulty) -> Example:
     """The day of the week some days from now or ago, counted off."""
     today, days, ahead = rng.randrange(7), rng.randint(*level.days), rng.random() < 0.5
     passed = [DAYS[(today + (n if ahead else -n)) % 7] for n in range(1, days + 1)]
-    when = say(
-        rng,
-        "[in {n} days|{n} days from now|{n} days later]"
-        if ahead
-        else "[{n} days ago|{n} days before|{n} days earlier]",
-        n=days,
-    )
-    prompt = say(
-        rng,
-        "[Today is|It is|We have] {day}. [Which day|What day of the week|What day] [is|comes] {when}?",
-        day=DAYS[today],
-        when=when,
-    )
+    whens = "[in {n} days|{n} days from now|{n} days later]", "[{n} days ago|{n} days before|{n} days earlier]"
+    when = say(rng, whens[0 if ahead else 1], n=days)
+    asked = "[Today is|It is|We have] {day}. [Which day|What day of the week|What day] [is|comes] {when}?"
+    prompt = say(rng, asked, day=DAYS[today], when=when)
     counted = ", ".join(f"{n} {day}" for n, day in enumerate(passed, 1))
-    thought = say(
-        rng,
-        "[We count|Counting|One by one|Day by day] [forward|onward]: {c}."
-        if ahead
-        else "[We count|Counting|One by one|Day by day] [back|backward]: {c}.",
-        c=counted,
-    )
+    way = "[forward|onward]" if ahead else "[back|backward]"
+    thought = say(rng, f"[We count|Counting|One by one|Day by day] {way}: {{c}}.", c=counted)
     return Example(prompt, f"{thought} {_ANSWER.format(answer=passed[-1])}", f"bbh {prompt}", {"target": passed[-1]})
 
 

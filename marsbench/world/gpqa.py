@@ -34,14 +34,8 @@ def fact(rng: random.Random, level: Difficulty) -> str:
 
 def _hop(rng: random.Random, element: str, mass: int, count: int) -> str:
     """The part of the reasoning that turns a count of one element into a mass."""
-    return say(
-        rng,
-        "[The mass of|One atom of|We know that|Each] {e} [is|weighs|has] {m}[, so|, thus|, and|;] {n} * {m} [=|is|makes] {t}.",
-        e=element,
-        m=mass,
-        n=count,
-        t=count * mass,
-    )
+    told = "[The mass of|One atom of|We know that|Each] {e} [is|weighs|has] {m}[, so|, thus|, and|;] {n} * {m} [=|is|makes] {t}."
+    return say(rng, told, e=element, m=mass, n=count, t=count * mass)
 
 
 def sample(rng: random.Random, level: Difficulty) -> Example:
@@ -57,7 +51,7 @@ def sample(rng: random.Random, level: Difficulty) -> Example:
         rng,
         "[A molecule has|One molecule holds|Some molecule is made of|A compound contains] {atoms}. "
         "[What does it form|What kind of matter is it|As what does it occur|What is it]?",
-        atoms=_listed(molecule),
+        atoms=f"{', '.join(molecule[:-1])} and {molecule[-1]}",
     )
     lines = [f"{mark} {option}" for mark, option in zip(LETTERS, options, strict=True)]
     total = _total(rng, parts, kind)
@@ -66,10 +60,6 @@ def sample(rng: random.Random, level: Difficulty) -> Example:
     return Example(
         "\n".join([question, *lines]), " ".join(thoughts), f"gpqa {' '.join(molecule)} {options}", {"target": letter}
     )
-
-
-def _listed(things: list[str]) -> str:
-    return f"{', '.join(things[:-1])} and {things[-1]}"
 
 
 def _total(rng: random.Random, parts: list[int], kind: str) -> str:

@@ -50,30 +50,18 @@ def _step(rng: random.Random, total: int, largest: int) -> tuple[str, int, int]:
 def sample(rng: random.Random, level: Difficulty) -> Example:
     """Draw one problem with a worked answer."""
     name, things, start = rng.choice(NAMES), rng.choice(THINGS), rng.randint(*level.start)
-    story = [say(rng, "{name} [has|owns|starts with|begins with] {n} {things}.", name=name, n=start, things=things)]
-    thoughts = [
-        say(
-            rng,
-            "[At first there are|{name} starts with|We begin with|The start is|In the beginning:] {n} {things}.",
-            name=name,
-            n=start,
-            things=things,
-        )
-    ]
+    words: dict[str, object] = {"name": name, "things": things, "n": start}
+    story = [say(rng, "{name} [has|owns|starts with|begins with] {n} {things}.", **words)]
+    begins = "[At first there are|{name} starts with|We begin with|The start is|In the beginning:] {n} {things}."
+    thoughts = [say(rng, begins, **words)]
     content, total = f"gsm8k {name} {things} {start}", start
     for order in (ORDER if max(level.events) <= len(ORDER) else LONG_ORDER)[: rng.choice(level.events)]:
         operator, n, after = _step(rng, total, level.operand)
-        words = {"name": name, "things": things, "n": n, "a": total, "b": after}
+        words |= {"n": n, "a": total, "b": after}
         story.append(f"{order} {say(rng, _STORY[operator], **words)}")
         thoughts.append(f"{order} {say(rng, _THOUGHT[operator], **words)}")
         content, total = f"{content} {operator}{n}", after
-    story.append(
-        say(
-            rng,
-            "How many {things} [does {name} have now|are there now|are there in the end|does {name} end up with]?",
-            name=name,
-            things=things,
-        )
-    )
+    asked = "How many {things} [does {name} have now|are there now|are there in the end|does {name} end up with]?"
+    story.append(say(rng, asked, **words))
     thoughts.append(f"The answer is {total}.")
     return Example(" ".join(story), " ".join(thoughts), content, {"target": str(total)})

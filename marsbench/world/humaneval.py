@@ -65,43 +65,32 @@ _STRINGS = ["", "a", "hello", "Python", "abcdefghij", "Mars rover", "xyzzy"]
 def sample(rng: random.Random, level: Difficulty) -> Example:
     """Draw one function to complete."""
     name = f"do_{rng.choice(SECOND_WORDS)}" if level.two_word_names else rng.choice(FUNCTIONS)
-    return rng.choice([_on_number, _on_list, _on_string])(rng, name, level)
-
-
-def _on_number(rng: random.Random, name: str, level: Difficulty) -> Example:
-    return _chain(rng, name, "x", NUMBER, _NUMBERS, rng.choice(level.operations))
-
-
-def _on_string(rng: random.Random, name: str, level: Difficulty) -> Example:
-    return _chain(rng, name, "s", STRING, _STRINGS, rng.choice(level.operations))
+    argument = rng.choice(["x", "xs", "s"])
+    if argument == "xs":
+        return _on_list(rng, name)
+    operations, inputs = (NUMBER, _NUMBERS) if argument == "x" else (STRING, _STRINGS)
+    return _chain(rng, name, argument, operations, inputs, rng.choice(level.operations))
 
 
 def _chain(
     rng: random.Random, name: str, argument: str, operations: list[Operation], inputs: list[Any], count: int
 ) -> Example:
     """So many operations, one after the other, on a number or a string."""
-    wording, lines, value, values = f"{argument}", [], argument, inputs
+    wording, lines, value, values = argument, [], argument, inputs
     chosen = [(operation, rng.randint(2, 9)) for operation in rng.sample(operations, min(count, len(operations)))]
     result = rng.choice(RESULTS)
     for number, (operation, k) in enumerate(chosen):
-        wording += say(rng, "[, then|, and then|, after that|, next] " if number else " ") + say(
-            rng, operation.wording, k=k
-        )
+        wording += say(rng, "[, then|, and then|, after that|, next] " if number else " ")
+        wording += say(rng, operation.wording, k=k)
         lines.append(f"    {result} = {operation.code.format(v=value, k=k)}")
         value, values = result, [operation.run(each, k) for each in values]
     lines[-1] = lines[-1].replace(f"{result} =", "return", 1)
-    return _example(
-        name,
-        argument,
-        say(rng, "[Return|Give back|Compute] ") + wording + ".",
-        "\n".join(lines),
-        inputs,
-        values,
-        " ".join(operation.code.replace("{k}", str(k)) for operation, k in chosen),
-    )
+    problem = " ".join(operation.code.replace("{k}", str(k)) for operation, k in chosen)
+    wording = f"{say(rng, '[Return|Give back|Compute]')} {wording}."
+    return _example(name, argument, wording, "\n".join(lines), inputs, values, problem)
 
 
-def _on_list(rng: random.Random, name: str, level: Difficulty) -> Example:
+def _on_list(rng: random.Random, name: str) -> Example:
     """Keep some of a list's values, then reduce them."""
     keep, reduce = rng.choice(KEEP), rng.choice(REDUCE)
     k = rng.randint(2, 9)
@@ -124,9 +113,5 @@ def _example(
     """The function's head in the prompt, the whole function in a fenced response."""
     head = f'def {name}({argument}):\n    """{wording}"""\n'
     doc = {"entry_point": name, "inputs": [[value] for value in inputs], "expected": expected}
-    return Example(
-        f"Complete this function.\n{head}",
-        f"```python\ndef {name}({argument}):\n{body}\n```",
-        f"humaneval {argument} {problem}",
-        doc,
-    )
+    response = f"```python\ndef {name}({argument}):\n{body}\n```"
+    return Example(f"Complete this function.\n{head}", response, f"humaneval {argument} {problem}", doc)

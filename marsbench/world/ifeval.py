@@ -32,14 +32,8 @@ def sample(rng: random.Random, level: Difficulty) -> Example:
     topic, count = rng.choice(sorted(TOPICS)), rng.randint(*level.things)
     first = rng.randrange(len(TOPICS[topic]))
     things = TOPICS[topic][first:] + TOPICS[topic][:first]
-    asks = [
-        say(
-            rng,
-            "[Name|List|Give me|Write down|Tell me] [{word}|exactly {word}] {topic}.",
-            word=NUMBERS[count],
-            topic=topic,
-        )
-    ]
+    asked = "[Name|List|Give me|Write down|Tell me] [{word}|exactly {word}] {topic}."
+    asks = [say(rng, asked, word=NUMBERS[count], topic=topic)]
     rules: dict[str, Any] = {"count": count, "topic": topic}
     for rule in rng.sample(level.kinds_of_rules, rng.choice(level.rules)):
         rules[rule] = _RULES[rule](rng, things)

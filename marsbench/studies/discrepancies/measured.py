@@ -8,9 +8,9 @@ from functools import partial
 from marsbench.findings.between_lines import emits_more, label, more_accurate
 from marsbench.findings.cells import done_cells, latest_cells
 from marsbench.findings.claims import TIMES, Claim, Finding, Measured
-from marsbench.findings.in_words import p_value, with_interval
+from marsbench.findings.in_words import p_value
 from marsbench.findings.seeds import BySeed
-from marsbench.findings.sweep import SweepCells, on_sweep, speed_up
+from marsbench.findings.sweep import SweepCells, on_sweep, printed_ratio, speed_up
 from marsbench.rendering.claims import questions
 from marsbench.rendering.markdown import paragraphs, table
 from marsbench.rows.kinds import Row
@@ -70,7 +70,7 @@ def cache_blocks(seeds: BySeed) -> str:
         lines += [
             [
                 f"{name}: speed over `ar`",
-                *[with_interval(one, 2) if (one := speed_up(row)) else NOT_RUN for row in rows],
+                *[printed_ratio(speed_up(row), NOT_RUN) for row in rows],
             ],
             ["positions/forward", *[f"{row.positions_per_forward:.0f}" if row else "" for row in rows]],
             ["tokens/forward", *[f"{row.tokens_per_forward:.2f}" if row else "" for row in rows]],

@@ -56,17 +56,11 @@ def _shares(race: Race) -> dict[str, dict[str, float]]:
 def _exactness(rows: Sequence[Row]) -> str:
     found = [row for row in rows if isinstance(row, ExactnessRow)]
     head = ["method", "options", "checkpoint", "prompts", "same tokens as `ar`", "tokens/forward"]
-    lines = [
-        [
-            row.method,
-            ", ".join(f"{name} = {value}" for name, value in row.options.items()),
-            row.stage,
-            f"{row.prompts:,}",
-            f"{row.same_as_ar:,}",
-            f"{row.emitted / row.row_forwards:.2f}",
-        ]
-        for row in found
-    ]
+    lines = []
+    for row in found:
+        options = ", ".join(f"{name} = {value}" for name, value in row.options.items())
+        counts = f"{row.prompts:,}", f"{row.same_as_ar:,}", f"{row.emitted / row.row_forwards:.2f}"
+        lines.append([row.method, options, row.stage, *counts])
     text = (
         "Every test question of every benchmark, decoded greedily in " + (found[0].dtype if found else "full precision")
         + " and held against `ar` of the same checkpoint, token by token. `mars` and `mars-speculative` with a "
@@ -99,9 +93,8 @@ def _costs(races: dict[int, Race]) -> str:
         for size, race in races.items()
         for name, row in race.items()
     ]
-    return paragraphs(
-        "## What a forward covers, and what the cache holds", text, table(["", "positions", "cache, KiB"], lines)
-    )
+    held = table(["", "positions", "cache, KiB"], lines)
+    return paragraphs("## What a forward covers, and what the cache holds", text, held)
 
 
 def _heads(rows: Sequence[Row]) -> str:
@@ -110,8 +103,8 @@ def _heads(rows: Sequence[Row]) -> str:
     if "medusa" in trained:
         measures = sorted(trained["medusa"].measures.items())
         found = ", ".join(f"{100 * share:.1f} %" for name, share in measures if name.startswith("head_"))
-        lines.append(f"- Medusa heads name the right token (heads 1 to {len(measures)}, conversations they were not "
-                     f"trained on): {found}.")  # fmt: skip
+        heads = f"heads 1 to {len(measures)}, conversations they were not trained on"
+        lines.append(f"- Medusa heads name the right token ({heads}): {found}.")
     if "mars" in trained and "draft_ar_sft" in trained:
         draft, target = trained["draft_ar_sft"].parameters, trained["mars"].parameters
         lines.append(f"- The draft model has {draft:,} parameters, {100 * draft / target:.0f} % of the target's.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from marsbench.findings.between_lines import label
 from marsbench.findings.claims import Section
 from marsbench.findings.in_words import one_line
 from marsbench.findings.seeds import BySeed
@@ -39,13 +40,14 @@ OPENING = (
 def sections(rows: Sequence[Row], scale: str, seeds: BySeed) -> list[str]:
     answers = _answers(rows)
     shown = [row for row in rows if isinstance(row, GenerationRow | TrainingRow)]
+    asked = dict.fromkeys(row.question for row in answers.values())
     return [
         title(PLAN, scale),
         f"![The answers, neighbouring forward passes in different shades]({FIGURE}.png)",
         _counts(answers),
         about(OPENING, scale, seeds),
         folded(
-            _question(answers),
+            paragraphs("## The question", *map(_fenced, asked)) if asked else "",
             *[_text(row) for row in answers.values() if row.status == "done"],
             training_section(shown, PLAN),
             facts_section(shown, command(f"reproduce-{PLAN.key}", scale)),
@@ -78,11 +80,6 @@ def _counts(answers: dict[str, GenerationRow]) -> str:
     return table(["", "tokens", "forward passes", "tokens/forward"], lines)
 
 
-def _question(answers: dict[str, GenerationRow]) -> str:
-    questions = dict.fromkeys(row.question for row in answers.values())
-    return paragraphs("## The question", *map(_fenced, questions)) if questions else ""
-
-
 def _text(row: GenerationRow) -> str:
     note = "A bar parts forward passes." + ("" if row.finish == "eos" else " The answer was cut at the token limit.")
     return paragraphs(f"## {_label(row)}", note, _fenced(shaded(_shown(row), color=False).plain))
@@ -93,8 +90,8 @@ def _shown(row: GenerationRow) -> Shown:
 
 
 def _label(row: GenerationRow) -> str:
-    label = next(arm.label for arm in PLAN.arms if arm.name == row.arm)
-    return f"{label[0].upper()}{label[1:]}"
+    words = label(PLAN, row.arm)
+    return f"{words[0].upper()}{words[1:]}"
 
 
 def _fenced(text: str) -> str:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from marsbench.findings.cells import BENCHMARKS, Cells, latest_cells
 from marsbench.findings.sweep import ALLOWED_LOSS
 from marsbench.rows.kinds import EvaluationRow, Row
-from marsbench.statistics.intervals import Answers, tokens_per_forward
+from marsbench.statistics.intervals import Answers
 from marsbench.studies.gains.lines import CHOSEN, CURVE
 
 Questions = Sequence[int]  # their places in the benchmark
@@ -42,12 +42,9 @@ def cross_fitted(settings: Sequence[Answers], allowed_loss: float) -> CrossFitte
     (n,) = counts
     by_even, by_odd = (fastest_within(settings, allowed_loss, range(first, n, 2)) for first in (0, 1))
     used = [settings[by_even if place % 2 else by_odd] for place in range(n)]
-    answers = Answers(
-        [one.correct[place] for place, one in enumerate(used)],
-        [one.emitted[place] for place, one in enumerate(used)],
-        [one.forwards[place] for place, one in enumerate(used)],
-    )
-    return CrossFitted(answers, by_even, by_odd)
+    found = [(one.correct[place], one.emitted[place], one.forwards[place]) for place, one in enumerate(used)]
+    correct, emitted, forwards = map(list, zip(*found, strict=True))
+    return CrossFitted(Answers(correct, emitted, forwards), by_even, by_odd)
 
 
 def fastest_within(settings: Sequence[Answers], allowed_loss: float, questions: Questions) -> int:
@@ -57,13 +54,11 @@ def fastest_within(settings: Sequence[Answers], allowed_loss: float, questions: 
     """
     right = [sum(one.correct[place] for place in questions) for one in settings]
     allowed = [place for place, count in enumerate(right) if 100 * (right[0] - count) <= allowed_loss * len(questions)]
-    speeds = {place: _speed(settings[place], questions) for place in allowed}
-    return max(speeds, key=speeds.__getitem__)
+    return max(allowed, key=lambda place: _speed(settings[place], questions))
 
 
 def _speed(answers: Answers, questions: Questions) -> float:
-    emitted, forwards = ([counts[place] for place in questions] for counts in (answers.emitted, answers.forwards))
-    return tokens_per_forward(emitted, forwards).value
+    return sum(answers.emitted[place] for place in questions) / sum(answers.forwards[place] for place in questions)
 
 
 class Choice(NamedTuple):
@@ -77,7 +72,12 @@ class Choice(NamedTuple):
 def with_choice(rows: Sequence[Row]) -> list[Row]:
     """The rows, and those of the line whose thresholds were chosen on other questions, as if it had been measured."""
     cells = latest_cells(rows)
-    return [*rows, *[_as_cell(found) for name in BENCHMARKS if (found := choice(cells, name))]]
+    line: dict[str, Any] = {"arm": CHOSEN.name, "method": CHOSEN.method, "options": CHOSEN.options}
+    chosen = []
+    for name in BENCHMARKS:
+        if found := choice(cells, name):
+            chosen.append(replace(found.rows[0], **line, **vars(found.fitted.answers), others={}, finished=[]))
+    return [*rows, *chosen]
 
 
 def choice(cells: Cells, benchmark: str) -> Choice | None:
@@ -90,18 +90,3 @@ def choice(cells: Cells, benchmark: str) -> Choice | None:
     settings = [row.answers for row in done]
     by_all = fastest_within(settings, ALLOWED_LOSS, range(len(done[0].correct)))
     return Choice(done, by_all, cross_fitted(settings, ALLOWED_LOSS))
-
-
-def _as_cell(found: Choice) -> EvaluationRow:
-    answers = found.fitted.answers
-    return replace(
-        found.rows[0],
-        arm=CHOSEN.name,
-        method=CHOSEN.method,
-        options=CHOSEN.options,
-        correct=list(answers.correct),
-        emitted=list(answers.emitted),
-        forwards=list(answers.forwards),
-        others={},
-        finished=[],
-    )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
+from marsbench.findings.between_lines import label
 from marsbench.findings.cells import BENCHMARKS
 from marsbench.findings.in_words import one_line, plus_minus
 from marsbench.rendering.markdown import paragraphs, table
@@ -45,25 +46,28 @@ Answer = list[Token]
 
 def section(rows: Sequence[Row]) -> str:
     """What came for free by class and benchmark, where in a forward pass, and after which class."""
-    known = _latest(rows)
+    of_benchmark = {modelled_on(row.benchmark): row for row in rows if isinstance(row, TokenClassRow)}
+    known = {name: of_benchmark[name] for name in BENCHMARKS if name in of_benchmark}
     answers = {name: answers_of(row) for name, row in known.items() if row.status == "done"}
-    parts = ["## Which tokens come for free", *_missing(known)]
+    missing = [
+        f"- {BENCHMARKS[name]}: {row.status}: {one_line(row.reason)}"
+        for name, row in known.items()
+        if row.status != "done"
+    ]
+    parts = ["## Which tokens come for free", "" if known else "not run", *missing]
     if answers:
         everything = [answer for found in answers.values() for answer in found]
+        listed = {name: ", ".join(f"`{word}`" for word in row.template) for name, row in known.items() if row.template}
+        templates = "; ".join(f"{BENCHMARKS[name]}: {words}" for name, words in listed.items())
         row = next(row for row in known.values() if row.status == "done")
         parts += [
             _how(row, answers),
-            _by_benchmark(answers),
-            _templates(known),
+            _by_benchmark(answers, everything),
+            f"Template words by benchmark: {templates}." if templates else "",
             _by_place(everything, int(row.options["block_size"])),
             _by_pair(everything),
         ]
     return paragraphs(*parts)
-
-
-def _latest(rows: Sequence[Row]) -> dict[str, TokenClassRow]:
-    found = {modelled_on(row.benchmark): row for row in rows if isinstance(row, TokenClassRow)}
-    return {name: found[name] for name in BENCHMARKS if name in found}
 
 
 def answers_of(row: TokenClassRow) -> list[Answer]:
@@ -76,56 +80,41 @@ def answers_of(row: TokenClassRow) -> list[Answer]:
 
 def share_free(answers: Sequence[Answer], kind: str) -> Estimate | None:
     """The share of a class's tokens that came for free; None where there are none."""
-    of_it = [[token for token in answer if token.kind == kind] for answer in answers]
-    whole = [len(found) for found in of_it]
-    return share_of_tokens([sum(token.place > 0 for token in found) for found in of_it], whole) if any(whole) else None
+    return _share([[token.place for token in answer if token.kind == kind] for answer in answers])
 
 
 def share_together(answers: Sequence[Answer], before: str, kind: str) -> Estimate | None:
     """The share of a class's tokens after one of another class that its forward settled too; None without any."""
-    places = [
-        [token.place for last, token in pairwise(answer) if (last.kind, token.kind) == (before, kind)]
-        for answer in answers
-    ]
-    whole = [len(found) for found in places]
-    return share_of_tokens([sum(place > 0 for place in found) for found in places], whole) if any(whole) else None
+    pairs = [pairwise(answer) for answer in answers]
+    return _share([[token.place for last, token in of if (last.kind, token.kind) == (before, kind)] for of in pairs])
+
+
+def _share(places: Sequence[Sequence[int]]) -> Estimate | None:
+    """The share of tokens that were not the first of their forward, from the places of each answer's."""
+    if not any(places):
+        return None
+    return share_of_tokens([sum(place > 0 for place in found) for found in places], [*map(len, places)])
 
 
 # ---------------------------------------------------------------------- the section's parts
 
 
-def _missing(known: dict[str, TokenClassRow]) -> Iterator[str]:
-    if not known:
-        yield "not run"
-    for name, row in known.items():
-        if row.status != "done":
-            yield f"- {BENCHMARKS[name]}: {row.status}: {one_line(row.reason)}"
-
-
 def _how(row: TokenClassRow, answers: dict[str, list[Answer]]) -> str:
-    size, label = int(row.options["block_size"]), next(arm.label for arm in MEASURED.arms if arm.name == row.arm)
+    size = int(row.options["block_size"])
     counts = ", ".join(f"{BENCHMARKS[name]} {len(found):,}" for name, found in answers.items())
     return (
-        f"{label} on the first questions of each benchmark ({counts}). "
+        f"{label(MEASURED, row.arm)} on the first questions of each benchmark ({counts}). "
         f"{HOW_TO_READ_FREE_TOKENS.format(block_size=size, most=size - 1)} {HOW_TOKENS_ARE_CLASSED}"
         f"{HOW_THE_WORLD_SPEAKS if modelled_on(row.benchmark) != row.benchmark else ''}"
     )
 
 
-def _by_benchmark(answers: dict[str, list[Answer]]) -> str:
-    everything = [answer for found in answers.values() for answer in found]
+def _by_benchmark(answers: dict[str, list[Answer]], everything: list[Answer]) -> str:
     lines = [
         [kind, *[_percent(share_free(found, kind)) for found in (*answers.values(), everything)]] for kind in CLASSES
     ]
     head = ["", *[BENCHMARKS[name] for name in answers], "all questions"]
-    return f"The share of tokens that came for free, in % ± half of the 95 % interval:\n\n{table(head, lines)}"
-
-
-def _templates(known: dict[str, TokenClassRow]) -> str:
-    """The words behind the template class; no answer's own text."""
-    found = {BENCHMARKS[name]: row.template for name, row in known.items() if row.template}
-    listed = "; ".join(f"{title}: {', '.join(f'`{word}`' for word in words)}" for title, words in found.items())
-    return f"Template words by benchmark: {listed}." if listed else ""
+    return paragraphs("The share of tokens that came for free, in % ± half of the 95 % interval:", table(head, lines))
 
 
 def _by_place(answers: Sequence[Answer], block_size: int) -> str:
@@ -138,16 +127,13 @@ def _by_place(answers: Sequence[Answer], block_size: int) -> str:
             shares = [_ratio(places.count(place), len(places)) for place in range(block_size)]
             gain = _ratio(sum(place > 0 for place in places), free)
             lines.append([kind, f"{len(places):,}", _ratio(len(places), len(tokens)), *shares, gain])
-    head = ["", "tokens", "% of tokens", "1st, in %", *[f"{_ordinal(n)}, in %" for n in range(2, block_size + 1)]]
+    ordinals = ["1st", *[{2: "2nd", 3: "3rd"}.get(n, f"{n}th") for n in range(2, block_size + 1)]]
+    head = ["", "tokens", "% of tokens", *[f"{ordinal}, in %" for ordinal in ordinals], "% of free tokens"]
     lead = (
         "All questions together: a class's place in the forward pass that settled it, from the first token, which is "
         "not free, to the last; and its share of all free tokens."
     )
-    return f"{lead}\n\n{table([*head, '% of free tokens'], lines)}"
-
-
-def _ordinal(number: int) -> str:
-    return {2: "2nd", 3: "3rd"}.get(number, f"{number}th")
+    return paragraphs(lead, table(head, lines))
 
 
 def _by_pair(answers: Sequence[Answer]) -> str:
@@ -162,7 +148,7 @@ def _by_pair(answers: Sequence[Answer]) -> str:
         "share that the same forward pass settled, in % ± half of the 95 % interval, all questions together. What is "
         "blank does not occur."
     )
-    return f"{lead}\n\n{table(['after', *CLASSES], lines)}"
+    return paragraphs(lead, table(["after", *CLASSES], lines))
 
 
 def _percent(share: Estimate | None) -> str:

@@ -1,9 +1,11 @@
-"""The lines of the page on a real model, and who races there."""
+"""The lines of the page on a real model, what is claimed of them, and who races there."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
+from marsbench.findings.between_lines import emits_more
 from marsbench.presets import DEFAULT_BLOCK_SIZE, Preset
 from marsbench.racing.grid import Contender, Grid
 from marsbench.running.plans import Arm, TablePlan
@@ -23,15 +25,11 @@ _WORDS = {
 _LOOKUP = {"draft_length": 4}
 
 
-def _name(stage: str, method: str, options: dict[str, Any]) -> str:
-    """What a line is called in rows: "base_gated_mars-verified_groups_4"."""
-    said = [options[one] for one in ("layout", "block_size", "groups", "threshold") if one in options]
-    return "_".join(map(str, [stage, method, *said]))
-
-
 def _arm(stage: str, words: str, method: str, **options: Any) -> Arm:
+    said = [options[one] for one in ("layout", "block_size", "groups", "threshold") if one in options]
+    name = "_".join(map(str, [stage, method, *said]))  # "base_gated_mars-verified_groups_4"
     label = f"{_WORDS[stage]}, {words}"
-    return Arm(_name(stage, method, options), label, stage, method, options, trained_block_size=DEFAULT_BLOCK_SIZE)
+    return Arm(name, label, stage, method, options, trained_block_size=DEFAULT_BLOCK_SIZE)
 
 
 def _verified(stage: str, layout: str, window: int) -> Arm:
@@ -79,6 +77,29 @@ PLAN = TablePlan(
     questions=50,
     own="Real model",
 )
+_TUNED = {MARS: AR_OF_MARS, LONG_MARS: AR_OF_LONG_MARS}
+OWN_AR = {arm.stage: _TUNED.get(arm.stage, AR) for arm in PLAN.arms}  # stage -> AR decoding of its own model
+CURVE = (GROUPS, LONG_GROUPS, HEADED_GROUPS, MARS_GROUPS, LONG_MARS_GROUPS)  # by how long masks were trained
+
+_more = partial(emits_more, PLAN)
+ANSWERED = (HEADED_GROUPS.name, PROMPT_LOOKUP.name), (GROUPS.name, MARS_GROUPS.name)  # that the page begins with
+CLAIMS = (
+    _more(GROUPS.name, PROMPT_LOOKUP.name, "a", "An adapter's masks draft better than the text so far"),
+    _more(BOTH.name, PROMPT_LOOKUP.name, "b", "Masks and the text so far draft better than the text alone"),
+    _more(*ANSWERED[1], "c", "An adapter drafts better than MARS after the same steps", "adapter-drafts"),
+    _more(LONG_GROUPS.name, GROUPS.name, "d", "Four times the training makes the adapter draft better", check=True),
+    _more(
+        LONG_BOTH.name, PROMPT_LOOKUP.name, "e",
+        "So trained, masks and the text so far draft better than the text alone",
+    ),
+    _more(MARS_GROUPS.name, SURE.name, "f", "Verified masks emit more than tau = .95 does"),
+    _more(*ANSWERED[0], "g", "With a draft head, an adapter's masks draft better than the text so far"),
+    _more(
+        HEADED_BOTH.name, PROMPT_LOOKUP.name, "h",
+        "With a draft head, masks and the text so far draft better than the text alone",
+    ),
+)  # fmt: skip
+
 # ---- the race ----
 
 _RACED = (

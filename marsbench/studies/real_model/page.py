@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from statistics import median
 
 from marsbench.fetching.models import described, is_known
-from marsbench.findings.between_lines import emits_more
 from marsbench.findings.cells import Cells, columns, done_cells, latest_cells, latest_stages
 from marsbench.findings.company import company_remark
 from marsbench.findings.seeds import BySeed
@@ -35,24 +33,15 @@ from marsbench.rows.kinds import EvaluationRow, Row, StepTimeRow, SweepRow, Trai
 from marsbench.studies.real_model.lines import (
     ADAPTED,
     ADAPTER,
+    ANSWERED,
     AR,
-    AR_OF_LONG_MARS,
-    AR_OF_MARS,
     BASE,
-    BOTH,
-    GROUPS,
-    HEADED_BOTH,
-    HEADED_GROUPS,
-    LONG_BOTH,
-    LONG_GROUPS,
-    LONG_MARS,
-    LONG_MARS_GROUPS,
+    CLAIMS,
+    CURVE,
     MARS,
-    MARS_GROUPS,
     OUTSIDER,
+    OWN_AR,
     PLAN,
-    PROMPT_LOOKUP,
-    SURE,
     grid_names,
 )
 from marsbench.studies.study import Study, measured_by, ours
@@ -93,24 +82,6 @@ DEVIATIONS = (
     "that distil, train and measure. The first questions of each benchmark are asked, and few are raced.",
     "Of the adapters only the one with a draft head races; the others are shown by their tokens per forward pass.",
 )
-_more = partial(emits_more, PLAN)
-_PAIRS = (HEADED_GROUPS.name, PROMPT_LOOKUP.name), (GROUPS.name, MARS_GROUPS.name)  # that the page begins with
-CLAIMS = (
-    _more(GROUPS.name, PROMPT_LOOKUP.name, "a", "An adapter's masks draft better than the text so far"),
-    _more(BOTH.name, PROMPT_LOOKUP.name, "b", "Masks and the text so far draft better than the text alone"),
-    _more(*_PAIRS[1], "c", "An adapter drafts better than MARS after the same steps", "adapter-drafts"),
-    _more(LONG_GROUPS.name, GROUPS.name, "d", "Four times the training makes the adapter draft better", check=True),
-    _more(
-        LONG_BOTH.name, PROMPT_LOOKUP.name, "e",
-        "So trained, masks and the text so far draft better than the text alone",
-    ),
-    _more(MARS_GROUPS.name, SURE.name, "f", "Verified masks emit more than tau = .95 does"),
-    _more(*_PAIRS[0], "g", "With a draft head, an adapter's masks draft better than the text so far"),
-    _more(
-        HEADED_BOTH.name, PROMPT_LOOKUP.name, "h",
-        "With a draft head, masks and the text so far draft better than the text alone",
-    ),
-)  # fmt: skip
 
 
 def sections(rows: Sequence[Row], scale: str, seeds: BySeed) -> list[str]:
@@ -120,7 +91,7 @@ def sections(rows: Sequence[Row], scale: str, seeds: BySeed) -> list[str]:
         title(PLAN, scale),
         _in_part(cells, sweeps),
         _whose_weights(rows),
-        "\n".join([*_fastest(sweeps), *_outsider(sweeps), *_what_drafts_best(seeds), *_right(cells)]),
+        "\n".join([*_fastest(sweeps), *_outsider(sweeps), *_answers(seeds, cells)]),
         f"![Tokens per second over ar by line, type of weights and batch size]({FIGURE}.png)" if sweeps else "",
         _clock_in_brief(sweeps),
         about(OPENING, scale, seeds),
@@ -153,8 +124,7 @@ def tally(seeds: BySeed) -> str:
     """The verdicts, and the best lossless setting by the clock at the smallest batch size."""
     said = [page_tally(CLAIMS, seeds)]
     for dtype, sweep in SweepCells.by_dtype(next(iter(seeds.values()))).items():
-        best = _best_lossless(sweep, sweep.batch_sizes[0]) if sweep.done else None
-        if best is not None:
+        if best := _best_lossless(sweep, sweep.batch_sizes[0]):
             said.append(f"fastest lossless in {dtype}, batch {best.batch_size}: {printed_speed_up(best)} `ar`")
     return "; ".join(said)
 
@@ -224,17 +194,12 @@ def _outsider(sweeps: Mapping[str, SweepCells]) -> Iterator[str]:
             )
 
 
-def _what_drafts_best(seeds: BySeed) -> Iterator[str]:
+def _answers(seeds: BySeed, cells: Cells) -> Iterator[str]:
+    """What drafts best, and how many questions the base answers right."""
     for claim in CLAIMS:
-        if claim.lines in _PAIRS:
-            found = claim.over(seeds.values())
-            if found.estimate is not None:
-                yield f"- {plainly(claim, found)}."
-
-
-def _right(cells: Cells) -> Iterator[str]:
-    answers = [right for row in done_cells(cells, AR.name).values() for right in row.correct]
-    if answers:
+        if claim.lines in ANSWERED and (found := claim.over(seeds.values())).estimate is not None:
+            yield f"- {plainly(claim, found)}."
+    if answers := [right for row in done_cells(cells, AR.name).values() for right in row.correct]:
         yield f"- The base answers {sum(answers):g} of {len(answers):,} questions right: accuracy says little here."
 
 
@@ -256,7 +221,7 @@ def _agreement(cells: Cells) -> str:
     base = done_cells(cells, AR.name)
     lines, promised = [], []
     for arm in PLAN.arms:
-        found, ar = done_cells(cells, arm.name), _OWN_AR[arm.stage]
+        found, ar = done_cells(cells, arm.name), OWN_AR[arm.stage]
         if not found or arm is AR:
             continue
         own = [_same(found, done_cells(cells, ar.name), [name]) for name in columns(PLAN)]
@@ -269,10 +234,6 @@ def _agreement(cells: Cells) -> str:
     same, asked = (sum(counts) for counts in zip(*promised, strict=True))
     said = f"Of {asked:,} answers that a method promises to be those of AR decoding, {same:,} are."
     return paragraphs(f"{HOW_AGREEMENT_IS_COUNTED} {said}", table(["", *columns(PLAN).values(), "base"], lines))
-
-
-_TUNED = {MARS: AR_OF_MARS, LONG_MARS: AR_OF_LONG_MARS}
-_OWN_AR = {arm.stage: _TUNED.get(arm.stage, AR) for arm in PLAN.arms}
 
 
 def _same(
@@ -290,13 +251,11 @@ def _counted(same_of: tuple[int, int]) -> str:
 
 # ---- what longer training buys ----
 
-_CURVE = (GROUPS, LONG_GROUPS, HEADED_GROUPS, MARS_GROUPS, LONG_MARS_GROUPS)
-
 
 def _by_tokens_trained(cells: Cells, rows: Sequence[Row]) -> str:
     """Tokens per forward pass, verified in groups of four, by the tokens that the masks were trained on."""
     tokens = {stage.stage: row.tokens for stage, row in latest_stages(rows).items() if row.status == "done"}
-    found = {arm.stage: done_cells(cells, arm.name) for arm in _CURVE if arm.stage in tokens}
+    found = {arm.stage: done_cells(cells, arm.name) for arm in CURVE if arm.stage in tokens}
     lines = [
         [f"`{stage}`", f"{tokens[stage]:,}", *[speed_cell(done.get(name)) for name in columns(PLAN)]]
         for stage, done in found.items()
@@ -328,7 +287,7 @@ def _training_speed(rows: Sequence[Row]) -> str:
             [f"`{row.stage}`", f"{median(rates):,.0f}", f"{rates[0]:,.0f} to {rates[-1]:,.0f}", peak, str(len(rates))]
         )
     head = ["", "tokens/s", "of a step", "peak, GiB", "steps timed"]
-    return f"{HOW_TRAINING_IS_TIMED}\n\n{table(head, lines)}" if lines else ""
+    return paragraphs(HOW_TRAINING_IS_TIMED, table(head, lines)) if lines else ""
 
 
 def _training_speeds(rows: Sequence[Row]) -> list[TrainingSpeedRow]:

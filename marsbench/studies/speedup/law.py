@@ -16,8 +16,9 @@ from marsbench.findings.sweep import (
     speed_of,
     speed_up,
 )
-from marsbench.racing.position_law import Work, fastest
+from marsbench.racing.position_law import PositionLaw, Work, fastest
 from marsbench.rendering.markdown import paragraphs, table
+from marsbench.rows.kinds import StepTimeRow
 from marsbench.statistics.intervals import Estimate, Interval
 
 HOW_THE_LAW_WORKS = (
@@ -29,35 +30,25 @@ HOW_THE_LAW_WORKS = (
 
 
 def law_section(sweep: SweepCells) -> str:
-    if sweep.law is None or sweep.step_times is None:
+    if (law := sweep.law) is None or sweep.step_times is None:
         return ""
-    head = ["positions", *[str(count) for count in _shown_positions(sweep)]]
-    costs = ["ms per step", *[f"{1000 * sweep.law.seconds_at(count):.2f}" for count in _shown_positions(sweep)]]
-    regrets = _regrets(sweep)
+    shown = [count for count in law.positions if count & (count - 1) == 0]
+    costs = ["ms per step", *[f"{1000 * law.seconds_at(count):.2f}" for count in shown]]
+    regrets = _regrets(sweep, law)
     chosen = table(
         ["windows of", "batch", "by the law", "by the races", "regret, % [95 %]"],
-        [
-            [one.family, str(one.batch_size), one.chosen, one.best, with_interval(one.loss.times(100), 1)]
-            for one in regrets
-        ],
+        [[one.family, str(one.batch_size), one.chosen, one.best, with_interval(one.loss, 1)] for one in regrets],
         text=(0, 2, 3),
     )
+    steps = table(["positions", *map(str, shown)], [costs])
     return paragraphs(
-        "## The position law", HOW_THE_LAW_WORKS, table(head, [costs]), _spread(sweep), chosen, _summary(regrets)
+        "## The position law", HOW_THE_LAW_WORKS, steps, _spread(sweep.step_times), chosen, _summary(regrets)
     )
 
 
-def _shown_positions(sweep: SweepCells) -> list[int]:
-    assert sweep.law is not None
-    return [count for count in sweep.law.positions if count & (count - 1) == 0]
-
-
-def _spread(sweep: SweepCells) -> str:
-    assert sweep.step_times is not None
+def _spread(timed: StepTimeRow) -> str:
     found: dict[int, list[float]] = {}
-    for rows, window, seconds in zip(
-        sweep.step_times.rows, sweep.step_times.window, sweep.step_times.seconds, strict=True
-    ):
+    for rows, window, seconds in zip(timed.rows, timed.window, timed.seconds, strict=True):
         found.setdefault(rows * window, []).append(median(seconds))
     ratios = [max(times) / min(times) for times in found.values() if len(times) > 1]
     if not ratios:
@@ -92,27 +83,27 @@ class Regret(NamedTuple):
     batch_size: int
     chosen: str
     best: str  # by the races
-    loss: Estimate  # share of the best one's speed
+    loss: Estimate  # % of the best one's speed
 
 
-def _regrets(sweep: SweepCells) -> list[Regret]:
-    assert sweep.law is not None
-    smallest, found = sweep.batch_sizes[0], []
+def _regrets(sweep: SweepCells, law: PositionLaw) -> list[Regret]:
+    found = []
     for family, names in families(sweep).items():
-        known = {name: sweep.done[name, smallest] for name in names if (name, smallest) in sweep.done}
+        known = {name: row for name in names if (row := sweep.done.get((name, sweep.batch_sizes[0])))}
         for size in sweep.batch_sizes:
-            measured = {name: sweep.done[name, size] for name in known if (name, size) in sweep.done}
+            measured = {name: row for name in known if (row := sweep.done.get((name, size)))}
             if measured:
-                chosen = fastest(sweep.law, {name: Work.of(known[name]) for name in measured}, size)
+                chosen = fastest(law, {name: Work.of(known[name]) for name in measured}, size)
                 best = max(measured, key=lambda name: speed_of(measured[name]))
                 if kept := faster(measured[chosen], measured[best]):
-                    loss = Estimate(1 - kept.value, Interval(1 - kept.interval.high, 1 - kept.interval.low), kept.n)
+                    limits = Interval(1 - kept.interval.high, 1 - kept.interval.low)
+                    loss = Estimate(1 - kept.value, limits, kept.n).times(100)
                     found.append(Regret(family, size, chosen, best, loss))
     return found
 
 
 def _summary(regrets: Sequence[Regret]) -> str:
-    losses = [100 * one.loss.value for one in regrets]
+    losses = [one.loss.value for one in regrets]
     told_apart = sum(one.loss.interval.low > 0 for one in regrets)
     return (
         f"Mean regret {sum(losses) / max(len(losses), 1):.1f} %, largest {max(losses, default=0.0):.1f} %. In "
@@ -132,14 +123,9 @@ def knee_section(sweep: SweepCells) -> str:
             "has the fewest, 1."
         )
     head = ["", "positions/token", *[f"batch {size}" for size in sweep.batch_sizes], "pays up to"]
-    lines = [_knee_line(sweep, name) for name in _window_contenders(sweep)]
-    return paragraphs(*parts, table(head, lines))
-
-
-def _window_contenders(sweep: SweepCells) -> list[str]:
-    """The best settings, each once."""
     best = [find(sweep, size) for find in (best_mars_at, best_verified_at) for size in sweep.batch_sizes]
-    return list(dict.fromkeys(row.contender for row in best if row is not None))
+    lines = [_knee_line(sweep, name) for name in dict.fromkeys(row.contender for row in best if row is not None)]
+    return paragraphs(*parts, table(head, lines))
 
 
 def _knee_line(sweep: SweepCells, name: str) -> list[str]:

@@ -33,7 +33,6 @@ from marsbench.rendering.claims import bullet_by_size
 from marsbench.rendering.markdown import folded, paragraphs, table
 from marsbench.rendering.sections import command, facts_section, racing, seeds_in_words
 from marsbench.rows.kinds import Row, SweepRow
-from marsbench.statistics.intervals import Estimate
 from marsbench.studies.speedup import figures
 from marsbench.studies.speedup.claims import decoded_by_the_sweep, speed_claims
 from marsbench.studies.speedup.law import knee_section, law_section
@@ -44,6 +43,8 @@ WHAT_DIFFERS = (
     "A setting that loses at most {loss:g} point is chosen, and reported, on the prompts raced, which flatters it. "
     "Other pages race other prompts and checkpoints, so their ratios differ."
 )
+ONE_LOOP = "Every method runs through one loop, one cache and one clock; `hf-generate` is transformers' own `generate`."
+SMALL = " These are models of a million parameters or less; they test the mechanism and are not Qwen numbers."
 
 
 def sections(rows: Sequence[Row], scale: str, seeds: BySeed) -> list[str]:
@@ -54,12 +55,12 @@ def sections(rows: Sequence[Row], scale: str, seeds: BySeed) -> list[str]:
         f"![{_BY_BATCH}]({figures.BY_BATCH}.png)",
         _answer(sweep),
         f"{steps_in_words(sweep)} {decoded_by_the_sweep([rows])} {WHAT_DIFFERS.format(loss=ALLOWED_LOSS)} "
-        f"{racing(scale)} {seeds_in_words(seeds)} {_caveat(scale)}",
+        f"{racing(scale)} {seeds_in_words(seeds)} {ONE_LOOP}{SMALL if preset(scale).world else ''}",
         races_in_words(sweep.rows),
         company_remark([*sweep.rows, *([sweep.step_times] if sweep.step_times else [])]),
         folded(
             _all(sweep),
-            _accuracy_by_speed(),
+            paragraphs("## Accuracy by speed", f"{_BY_SPEED}.\n\n![{_BY_SPEED}]({figures.PARETO_SPEED}.png)"),
             table5(sweep),
             table6(sweep),
             law_section(sweep.eager),
@@ -81,26 +82,22 @@ def draw(rows: Sequence[Row], reports_dir: Path) -> list[Path]:
     return figures.draw(SweepCells.of(rows), reports_dir)
 
 
-def _caveat(scale: str) -> str:
-    small = "These are models of a million parameters or less; they test the mechanism and are not Qwen numbers."
-    lead = "Every method runs through one loop, one cache and one clock; `hf-generate` is transformers' own `generate`."
-    return f"{lead} {small}" if preset(scale).world else lead
-
-
 # ---------------------------------------------------------------------- the answer
 
 
 def _answer(sweep: SweepCells) -> str:
     sizes = sweep.batch_sizes
     baselines = [sweep.done.get(("ar", size)) for size in sizes]
-    lines = [["`ar` over `hf-generate`, both eager", *[_printed(speed_up(row, "hf-generate")) for row in baselines]]]
+    lines = [
+        ["`ar` over `hf-generate`, both eager", *[printed_ratio(speed_up(row, "hf-generate"), "") for row in baselines]]
+    ]
     if sweep.has_compiled:
         compiled = [sweep.done.get((COMPILED_AR, size)) for size in sizes]
         lines.append(["compiled `ar` over eager `ar`", *[printed_speed_up(row) for row in compiled]])
     for words, choose in _BESTS.items():
         found = [choose(sweep, size) for size in sizes]
         if any(found):
-            lines.append([f"{words}, over `ar`", *[_printed(over_faster_ar(sweep, row)) for row in found]])
+            lines.append([f"{words}, over `ar`", *[printed_ratio(over_faster_ar(sweep, row), "") for row in found]])
             lines.append(["setting", *[_setting(row) for row in found]])
             lines.append(["tokens/forward", *[f"{row.tokens_per_forward:.2f}" if row else "" for row in found]])
     lost = [sweep.cost(best_mars_at(sweep, size)) for size in sizes]
@@ -116,10 +113,6 @@ _BESTS: dict[str, Callable[[SweepCells, int], SweepRow | None]] = {
     "`mars-verified`": best_verified_at,
     "`mars-verified` with an adapter on AR SFT": partial(best_verified_at, adapted=True),
 }
-
-
-def _printed(ratio: Estimate | None) -> str:
-    return printed_ratio(ratio) if ratio else ""
 
 
 def _setting(row: SweepRow | None) -> str:
@@ -146,7 +139,12 @@ def _all(sweep: SweepCells) -> str:
         "on the same checkpoint. `ar`, and all contenders that name no other checkpoint, decode stage "
         f"{in_words(sweep.decoded)}."
     )
-    return "\n\n".join(["## Every contender", text, *tables, _reasons(sweep)])
+    reasons = "\n".join(
+        f"- {row.contender}, batch {row.batch_size}: {row.status}: {one_line(row.reason)}"
+        for row in sweep.rows
+        if row.status != "done"
+    )
+    return "\n\n".join(["## Every contender", text, *tables, reasons])
 
 
 def _all_over(sweep: SweepCells, compiled: bool, names: Sequence[str]) -> str:
@@ -157,18 +155,16 @@ def _all_over(sweep: SweepCells, compiled: bool, names: Sequence[str]) -> str:
     for name in names:
         cells = [sweep.done.get((name, size)) for size in sizes]
         first = next((row for row in cells if row is not None), None)
-        ratios = [
-            printed_speed_up(row) if row else _why(sweep, name, size) for row, size in zip(cells, sizes, strict=True)
+        why = {row.batch_size: row.status for row in reversed(sweep.rows) if row.contender == name}
+        shown = [
+            printed_speed_up(row) if row else why.get(size, "not run") for row, size in zip(cells, sizes, strict=True)
         ]
-        lines.append([name, *ratios, *_constants(sweep, first)])
+        if first is None:
+            lines.append([name, *shown, "", "", ""])
+        else:  # what hardly depends on the batch size
+            accuracy = plus_minus(first.accuracy, 1, factor=100)
+            lines.append([name, *shown, f"{first.tokens_per_forward:.2f}", accuracy, _as_ar(sweep, first)])
     return table(head, lines)
-
-
-def _constants(sweep: SweepCells, row: SweepRow | None) -> list[str]:
-    """What hardly depends on the batch size."""
-    if row is None:
-        return ["", "", ""]
-    return [f"{row.tokens_per_forward:.2f}", plus_minus(row.accuracy, 1, factor=100), _as_ar(sweep, row)]
 
 
 def _as_ar(sweep: SweepCells, row: SweepRow) -> str:
@@ -186,26 +182,13 @@ def _model_of(name: str) -> str | None:
     return STAGES[name].parent if STAGES[name].objective in ("medusa", "gated") else name
 
 
-def _why(sweep: SweepCells, name: str, size: int) -> str:
-    return next((row.status for row in sweep.rows if (row.contender, row.batch_size) == (name, size)), "not run")
-
-
-def _reasons(sweep: SweepCells) -> str:
-    missing = [row for row in sweep.rows if row.status != "done"]
-    return "\n".join(
-        f"- {row.contender}, batch {row.batch_size}: {row.status}: {one_line(row.reason)}" for row in missing
-    )
-
-
 _BY_BATCH = (
     "Speed over ar by batch size, each in its faster form: of each method the setting that is fastest there and loses "
     f"at most {ALLOWED_LOSS:g} point"
 )
 
 
-def _accuracy_by_speed() -> str:
-    text = "Accuracy against tokens per second, relative to ar, by batch size"
-    return paragraphs("## Accuracy by speed", f"{text}.\n\n![{text}]({figures.PARETO_SPEED}.png)")
+_BY_SPEED = "Accuracy against tokens per second, relative to ar, by batch size"
 
 
 def _checks(sweep: SweepCells) -> str:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from marsbench.findings.in_words import signed_number, with_interval
 from marsbench.findings.sweep import SweepCells, in_words, over, printed_speed_up, steps_in_words
-from marsbench.paper import Published, published
+from marsbench.paper import published
 from marsbench.rendering.markdown import paragraphs, table
 from marsbench.rows.kinds import SweepRow
 
@@ -42,20 +41,13 @@ def table5(sweep: SweepCells) -> str:
 def _published5() -> str:
     rows = published("5", metric="speedup")
     blocks = sorted({row.cache_block for row in rows if row.cache_block is not None})
-    head = ["batch", "no cache", *[f"B_cache {block}" for block in blocks]]
-    lines = []
-    for size in sorted({row.batch_size for row in rows if row.batch_size is not None}):
-        of_size = [row for row in rows if row.batch_size == size]
-        without = _value([row for row in of_size if row.method == "mars_no_cache"])
-        lines.append(
-            [str(size), without, *[_value([row for row in of_size if row.cache_block == block]) for block in blocks]]
-        )
+    found = {(row.batch_size, row.cache_block, row.method == "mars_no_cache"): f"{row.value:g}" for row in rows}
+    lines = [
+        [str(size), found.get((size, None, True), ""), *[found.get((size, block, False), "") for block in blocks]]
+        for size in sorted({row.batch_size for row in rows if row.batch_size is not None})
+    ]
     lead = "**Published** (arXiv 2604.07023, Table 5): Qwen2.5 7B, 256 questions of GSM8K; nothing was measured here."
-    return f"{lead}\n\n{table(head, lines)}"
-
-
-def _value(rows: Sequence[Published]) -> str:
-    return f"{rows[0].value:g}" if rows else ""
+    return paragraphs(lead, table(["batch", "no cache", *[f"B_cache {block}" for block in blocks]], lines))
 
 
 AR_SFT = "ar, AR SFT"  # `ar` on the checkpoint that MARS goes on from
@@ -79,6 +71,9 @@ MARS_BY_MARS = Pairing("MARS by MARS", "mars_0.5b_b4", "mars_7b_b4")
 TABLE6 = (AR_BY_AR, MARS_BY_AR, MARS_BY_MARS)
 
 
+_HEADS6 = "over AR SFT by AR SFT", "points gained [95 %]"
+
+
 def table6(sweep: SweepCells) -> str:
     cells = {
         (size, compiled): [(line, row) for line in TABLE6 if (row := line.row(sweep, size, compiled=compiled))]
@@ -97,19 +92,9 @@ def table6(sweep: SweepCells) -> str:
     for (size, compiled), known in cells.items():
         if known or not compiled:
             lines = [_table6_line(sweep, line, row, known[0][1]) for line, row in known]
-            parts += [f"Batch size {size}{', compiled' if compiled else ''}:", table(_head6(compiled), lines)]
+            head = ["", "tokens/target forward", "ms/round", f"tokens/s {over(compiled)}", *_HEADS6]
+            parts += [f"Batch size {size}{', compiled' if compiled else ''}:", table(head, lines)]
     return paragraphs(*parts, _published6())
-
-
-def _head6(compiled: bool) -> list[str]:
-    return [
-        "",
-        "tokens/target forward",
-        "ms/round",
-        f"tokens/s {over(compiled)}",
-        "over AR SFT by AR SFT",
-        "points gained [95 %]",
-    ]
 
 
 def _table6_line(sweep: SweepCells, line: Pairing, row: SweepRow, first: SweepRow) -> list[str]:
@@ -136,4 +121,4 @@ def _published6() -> str:
         "**Published** (arXiv 2604.07023, Table 6): Qwen2.5 7B with 0.5B drafts, 256 questions of GSM8K, batch size 1; "
         "nothing in it was measured here. The time per round is tokens per target forward over tokens per second."
     )
-    return f"{lead}\n\n{table(head, lines)}"
+    return paragraphs(lead, table(head, lines))
