@@ -44,11 +44,6 @@ def environment_python(session: nox.Session) -> str:
     return str(PYTHON)
 
 
-def run_marsbench(session: nox.Session, *command: str) -> None:
-    """Run one marsbench command, with what stands after `--` behind it."""
-    session.run(environment_python(session), "-m", "marsbench", *command, *session.posargs)
-
-
 @nox.session
 def environment(session: nox.Session) -> None:
     """Build the environment that all sessions share (they also do it themselves).
@@ -74,39 +69,29 @@ def lint(session: nox.Session) -> None:
     session.run(python, "-m", "mypy")
 
 
-@nox.session(name="gpu-check")
-def gpu_check(session: nox.Session) -> None:
-    """Check a GPU: is it right, is it fast, what fits; writes reports/gpu.md."""
-    run_marsbench(session, "gpu-check")
+def session_of(command: tuple[str, ...]) -> Callable[[nox.Session], None]:
+    """A session that runs one marsbench command, with what stands after `--` behind it."""
+
+    def run(session: nox.Session) -> None:
+        session.run(environment_python(session), "-m", "marsbench", *command, *session.posargs)
+
+    return run
 
 
-@nox.session(name="reproduce-all")
-def reproduce_all(session: nox.Session) -> None:
-    """Reproduce the whole paper, every table and figure in turn; writes reports/index.md and all it leads to."""
-    run_marsbench(session, "reproduce", "all")
-
-
-@nox.session
-def reproduce(session: nox.Session) -> None:
-    """Reproduce any page by its name: `nox -s reproduce -- table2`; `marsbench list tables` names them."""
-    run_marsbench(session, "reproduce")
-
-
-def page_session(command: tuple[str, ...], words: str) -> Callable[[nox.Session], None]:
-    """The session of one page."""
-
-    def make_page(session: nox.Session) -> None:
-        run_marsbench(session, *command)
-
-    make_page.__doc__ = words
-    return make_page
-
-
-for name, page in SESSIONS.items():
-    nox.session(page_session(page.command, page.words), name=name)
-
-
-@nox.session
-def report(session: nox.Session) -> None:
-    """Render every report again from the rows in results/."""
-    run_marsbench(session, "report")
+COMMANDS = {
+    "gpu-check": (("gpu-check",), "Check a GPU: is it right, is it fast, what fits; writes reports/gpu.md."),
+    "reproduce-all": (
+        ("reproduce", "all"),
+        "Reproduce the whole paper, every table and figure in turn; writes reports/index.md and all it leads to.",
+    ),
+    "reproduce": (
+        ("reproduce",),
+        "Reproduce any page by its name: `nox -s reproduce -- table2`; `marsbench list tables` names them.",
+    ),
+    **{name: (page.command, page.words) for name, page in SESSIONS.items()},
+    "report": (("report",), "Render every report again from the rows in results/."),
+}
+for name, (command, words) in COMMANDS.items():
+    make_session = session_of(command)
+    make_session.__doc__ = words
+    nox.session(make_session, name=name)

@@ -102,5 +102,4 @@ for name, command in COMMANDS.items():
 
 
 def main() -> None:
-    """The console script `marsbench`."""
     app(prog_name="marsbench")

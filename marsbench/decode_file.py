@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from marsbench.decoding.engine import Batch, KindOfBatch, Method, check_requests, decode
-from marsbench.decoding.generation import PREFILL_POSITIONS, Generation, Request
+from marsbench.decoding.engine import KindOfBatch, Method, check_requests, decode
+from marsbench.decoding.generation import Generation, Request
 from marsbench.decoding.outside import OutsideMethod
 from marsbench.errors import UserError
 from marsbench.files import check_can_be_written, write_atomically
@@ -30,16 +30,6 @@ def _prompt(ids: Any, where: str) -> list[int]:
     return ids
 
 
-def record(generation: Generation) -> dict[str, Any]:
-    """A continuation as the object that its line holds."""
-    return {
-        "tokens": generation.tokens,
-        "forwards": generation.forwards,
-        "accepted": generation.accepted,
-        "finish": generation.finish,
-    }
-
-
 def decode_file(
     model: Any,
     method: Method | OutsideMethod,
@@ -50,8 +40,8 @@ def decode_file(
     eos_id: Sequence[int],
     pad_id: int,
     batch_size: int,
-    prefill_positions: int = PREFILL_POSITIONS,
-    kind: KindOfBatch = Batch,
+    prefill_positions: int,
+    kind: KindOfBatch,
     reporter: Reporter,
 ) -> list[Generation]:
     """Continue the requests read from `source`, one a line, and write `target`, in the same order and all at once.
@@ -77,7 +67,8 @@ def decode_file(
             model, method, requests, eos_id=eos_id, pad_id=pad_id, batch_size=batch_size, on_finished=finished,
             prefill_positions=prefill_positions, kind=kind,
         )  # fmt: skip
-    lines = [json.dumps(record(generation)) + "\n" for generation in generations]
+    told = ("tokens", "forwards", "accepted", "finish")
+    lines = [json.dumps({name: getattr(one, name) for name in told}) + "\n" for one in generations]
     write_atomically(target, "".join(lines).encode())
     return generations
 

@@ -73,9 +73,9 @@ def check_python() -> Check:
         supported = metadata.metadata("marsbench")["Requires-Python"]
     except metadata.PackageNotFoundError:
         return Check("python", "ok", version)
-    if SpecifierSet(supported).contains(version, prereleases=True):
-        return Check("python", "ok", version)
-    return Check("python", "fail", f"{version}, needed {supported}", "make the environment with a newer Python")
+    fits = SpecifierSet(supported).contains(version, prereleases=True)
+    finding = version if fits else f"{version}, needed {supported}"
+    return Check("python", "ok" if fits else "fail", finding, "make the environment with a newer Python")
 
 
 def check_packages() -> Iterator[Check]:
@@ -163,10 +163,12 @@ def check_memory(needed_gib: float) -> Check:
         available = available_memory_gib()
     except (ImportError, OSError) as error:
         return Check("memory", "warn", f"cannot be measured: {error}", "mend the packages above first")
-    finding = f"{available:.1f} GiB available, {needed_gib:g} needed"
-    if available >= needed_gib:
-        return Check("memory", "ok", finding)
-    return Check("memory", "fail", finding, "stop other programs, or choose a smaller --scale")
+    fix = "stop other programs, or choose a smaller --scale"
+    return _check_room("memory", available, needed_gib, f"{available:.1f} GiB available", fix)
+
+
+def _check_room(name: str, free: float, needed: float, finding: str, fix: str) -> Check:
+    return Check(name, "ok" if free >= needed else "fail", f"{finding}, {needed:g} needed", fix)
 
 
 def available_memory_gib() -> float:
@@ -186,10 +188,8 @@ def check_disk(output: Path, needed_gib: float) -> Check:
     """Is enough room left where the output goes?"""
     folder = nearest_existing(output)
     free = shutil.disk_usage(folder).free / GIB
-    finding = f"{free:.1f} GiB free at {folder}, {needed_gib:g} needed"
-    if free >= needed_gib:
-        return Check("disk", "ok", finding)
-    return Check("disk", "fail", finding, "free some space, or choose another folder with --output")
+    fix = "free some space, or choose another folder with --output"
+    return _check_room("disk", free, needed_gib, f"{free:.1f} GiB free at {folder}", fix)
 
 
 def check_writable(output: Path) -> Check:

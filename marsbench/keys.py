@@ -28,7 +28,6 @@ HISTORY: dict[Work, tuple[str, ...]] = {
 
 
 def versions(*works: Work) -> dict[str, int]:
-    """The versions of some kinds of work, as keys hold them."""
     return {work: len(HISTORY[work]) for work in works}
 
 

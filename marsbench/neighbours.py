@@ -117,7 +117,6 @@ class Watch:
         self._clocks, self._before = clocks, clocks()
 
     def used(self) -> Used | None:
-        """What others have used since."""
         return used_between(self._before, self._clocks())
 
 
@@ -151,7 +150,6 @@ def _cpu_seconds() -> dict[tuple[int, float], tuple[str, float]]:
 
 
 def in_words(used: float, busiest: Iterable[Neighbour]) -> str:
-    """What others use, and who they are."""
     names = ", ".join(f"{one.name} {one.cores:.2f}" for one in busiest)
     return f"other processes use {used:.2f} of {len(_allowed())} cores{f' ({names})' if names else ''}"
 

@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 
 _LINE_EVERY_S = 20.0
 Counted = Callable[[int, int], None]  # told how far something is: (done, of so many)
+Say = Callable[[str], None]  # told a line for the user
 
 
 class Step(NamedTuple):
@@ -48,7 +49,6 @@ class Bar:
         self._begun: tuple[float, int] | None = None
 
     def update(self, done: int, total: int, note: str = "", tokens_per_second: float = 0.0) -> None:
-        """Say how far the work is."""
         self._follow(Step(self._title, done, total, tokens_per_second))
         if self._progress is not None and self._task is not None:
             self._progress.update(self._task, completed=done, total=total, note=note)

@@ -20,6 +20,8 @@ PACKAGES = (
 
 def provenance(*, seed: int) -> dict[str, Any]:
     """What to write beside a measurement that starts now."""
+    import torch
+
     return {
         **_commit(),
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -28,7 +30,7 @@ def provenance(*, seed: int) -> dict[str, Any]:
         "versions": _versions(),
         "hardware": _hardware(),
         **({"gpus": gpus} if (gpus := gpus_now()) else {}),
-        "threads": _threads(),
+        "threads": torch.get_num_threads(),
         "float32_products": float32_products(),
         "wait_policy": _wait_policy(),
         "seed": seed,
@@ -155,9 +157,3 @@ def _wait_policy() -> str:
     policy = os.environ.get("OMP_WAIT_POLICY", "the library's own")
     spins = os.environ.get("GOMP_SPINCOUNT")
     return policy if spins is None else f"{policy}, GOMP_SPINCOUNT={spins}"
-
-
-def _threads() -> int:
-    import torch
-
-    return torch.get_num_threads()

@@ -45,7 +45,6 @@ class Shown:
 
 
 def sample_question() -> str:
-    """The first held-out word problem of the world."""
     return world.test_set("mini_gsm8k", 1)[0].prompt
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import fields, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import Any
@@ -24,11 +24,11 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from marsbench import hub
 from marsbench.compiled.graphs import kind_of_batch
-from marsbench.decoding.engine import Method, OnTokens, decode
+from marsbench.decoding.engine import Method, decode
 from marsbench.decoding.generation import PREFILL_POSITIONS, Generation, Request
 from marsbench.decoding.outside import OutsideMethod
 from marsbench.errors import UserError
-from marsbench.forward.adapter import Adapted, Adapter
+from marsbench.forward.adapter import Adapted
 from marsbench.methods import METHODS, OPTIONS, Options, build_method, check_threshold
 from marsbench.progress import Reporter
 from marsbench.training.adapter_files import read_adapter
@@ -104,26 +104,36 @@ def generate(
         raise UserError("there is no generation configuration", fix="call model.generate(custom_generate=...)")
     _refuse_unsupported(config, logits_processor, stopping_criteria)
     _check_arguments(draft, compiled, adapter, sampling_seed)
+    heads = None
+    if method in METHODS and "heads" in METHODS[method].needs:
+        heads = MedusaHeads.load(Path(str(model.name_or_path)), dtype=model.dtype, device=model.device)
     options = Options(
         mask_id=_mask_id(model, adapter) if mask_id is None else mask_id,
         draft=draft,
-        heads=_heads(model) if method in METHODS and "heads" in METHODS[method].needs else None,
         **{name: others[name] for name in OPTIONS if name in others},
     )
-    chosen = _kept_method(model, method, options) if compiled else build_method(method, options)
+    with_heads = replace(options, heads=heads)
+    if compiled:  # heads belong to the model
+        chosen = _kept(model, "method", (method, options), lambda: build_method(method, with_heads))
+    else:
+        chosen = build_method(method, with_heads)
     check_threshold(method, threshold, options.metric)
-    running = model if adapter is None else Adapted(model, _adapter(model, Path(adapter)))
+    running: Any = model
+    if adapter is not None:
+        folder = Path(adapter)
+        running = Adapted(model, _kept(model, "adapter", folder, lambda: read_adapter(folder, model)))
     kind, not_compiled = kind_of_batch(running, chosen, compiled)
     _REPORTER.say_once(not_compiled)
     if token_streamer is not None:
         _check_streaming(input_ids, chosen)
         token_streamer.put(input_ids.cpu())  # type: ignore[no-untyped-call]  # streamers expect the prompt first
-    eos_ids = _as_ids(config.eos_token_id)
+    eos = config.eos_token_id
+    eos_ids = [] if eos is None else torch.as_tensor(eos).flatten().tolist()
     pad_id = int(config.pad_token_id if config.pad_token_id is not None else next(iter(eos_ids), 0))
     generations = decode(
         running, chosen, _requests(input_ids, others.get("attention_mask"), config, threshold, sampling_seed),
         eos_id=eos_ids, pad_id=pad_id, batch_size=len(input_ids), prefill_positions=prefill_positions, kind=kind,
-        on_tokens=_stream(token_streamer) if token_streamer is not None else None,
+        on_tokens=partial(_put, token_streamer) if token_streamer is not None else None,
     )  # fmt: skip
     if token_streamer is not None:
         token_streamer.end()  # type: ignore[no-untyped-call]
@@ -133,17 +143,16 @@ def generate(
 
 # What says, once, why steps cannot be compiled.
 _REPORTER = Reporter()
-# Model -> the method of its latest call with compiled steps, and what it was made of: graphs belong to one method.
-_LATEST: WeakKeyDictionary[PreTrainedModel, tuple[str, Options, Method | OutsideMethod]] = WeakKeyDictionary()
+# Model -> what its latest calls have made: of what, and that. Graphs belong to one method, so that is kept, too.
+_KEPT: WeakKeyDictionary[PreTrainedModel, dict[str, tuple[Any, Any]]] = WeakKeyDictionary()
 
 
-def _kept_method(model: PreTrainedModel, name: str, options: Options) -> Method | OutsideMethod:
-    """The method of the model's latest call, if it is the same; heads belong to the model."""
-    alike = replace(options, heads=None)
-    latest = _LATEST.get(model)
-    if latest is None or latest[:2] != (name, alike):
-        latest = _LATEST[model] = name, alike, build_method(name, options)
-    return latest[2]
+def _kept(model: PreTrainedModel, what: str, of: Any, make: Callable[[], Any]) -> Any:
+    """What a model's latest call has made of the same, or what is made now."""
+    kept = _KEPT.setdefault(model, {})
+    if what not in kept or kept[what][0] != of:
+        kept[what] = of, make()
+    return kept[what][1]
 
 
 def _requests(
@@ -166,14 +175,9 @@ def _sequences(input_ids: Tensor, generations: list[Generation], pad_id: int) ->
     return torch.cat([input_ids, new], dim=1)
 
 
-def _stream(streamer: BaseStreamer) -> OnTokens:
-    """Hand tokens to a streamer one by one."""
-
-    def put(index: int, tokens: list[int]) -> None:
-        for token in tokens:
-            streamer.put(torch.tensor([token]))  # type: ignore[no-untyped-call]
-
-    return put
+def _put(streamer: BaseStreamer, index: int, tokens: list[int]) -> None:
+    for token in tokens:
+        streamer.put(torch.tensor([token]))  # type: ignore[no-untyped-call]
 
 
 def _check_streaming(input_ids: Tensor, method: Method | OutsideMethod) -> None:
@@ -211,12 +215,6 @@ def _refuse_unsupported(config: GenerationConfig, processors: Iterable[Any], cri
         )
 
 
-def _as_ids(eos: int | list[int] | Tensor | None) -> list[int]:
-    if eos is None:
-        return []
-    return torch.as_tensor(eos).flatten().tolist()
-
-
 @lru_cache(maxsize=8)
 def _tokenizer_mask(name_or_path: str) -> int | None:
     try:
@@ -231,18 +229,3 @@ def _tokenizer_mask(name_or_path: str) -> int | None:
 def _mask_id(model: PreTrainedModel, adapter: str | Path | None) -> int | None:
     place = str(adapter or model.name_or_path or "")
     return _tokenizer_mask(place) if place else None
-
-
-_ADAPTERS: WeakKeyDictionary[PreTrainedModel, tuple[Path, Adapter]] = WeakKeyDictionary()  # of each model's latest call
-
-
-def _adapter(model: PreTrainedModel, folder: Path) -> Adapter:
-    """The adapter in a folder, read once where calls follow each other."""
-    known = _ADAPTERS.get(model)
-    if known is None or known[0] != folder:
-        known = _ADAPTERS[model] = folder, read_adapter(folder, model)
-    return known[1]
-
-
-def _heads(model: PreTrainedModel) -> MedusaHeads | None:
-    return MedusaHeads.load(Path(str(model.name_or_path)), dtype=model.dtype, device=model.device)

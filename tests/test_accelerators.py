@@ -32,8 +32,9 @@ from marsbench.racing.course import Course
 from marsbench.racing.grid import Grid
 from marsbench.rows.workspace import Workspace
 from marsbench.running.cells import Cells
+from marsbench.running.plans import Asked
 from marsbench.running.run import Run
-from marsbench.running.step_cost import step_cost
+from marsbench.running.training_cost import step_cost
 from marsbench.studies.lines import AR_SFT
 from marsbench.training import memory, objectives, trainer
 from marsbench.training.gated import GatedAdapter, gated_loss
@@ -317,7 +318,7 @@ def test_rounded_products_have_keys_of_their_own(tmp_path: Path, monkeypatch: py
     def keys(precision: str, dtype: str) -> tuple[str, Any]:
         monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: precision)
         course.grid = replace(grid, dtype=dtype)
-        return Cells(run)._key(AR_SFT, "mini_bbh", 1, "weights", None, dtype), everywhere.func(course)
+        return Cells(run)._key(Asked(AR_SFT, "mini_bbh", 1), "weights", None, dtype), everywhere.func(course)
 
     for full, rounded in zip(keys("highest", "float32"), keys("high", "float32"), strict=True):
         assert full != rounded

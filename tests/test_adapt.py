@@ -15,8 +15,7 @@ import torch
 from typer.testing import CliRunner
 
 from marsbench import world
-from marsbench.adapting.adapt import CONTENDERS
-from marsbench.adapting.page import Plan, Result, page_of
+from marsbench.adapting.adapt import CONTENDERS, Plan, Result, page_of
 from marsbench.cli import app
 from marsbench.methods import METHODS
 from marsbench.statistics.intervals import Estimate, Interval

@@ -118,17 +118,16 @@ def test_own_failures_are_heard_and_not_tried_again(three: Cluster, tmp_path: Pa
     assert log_of(tmp_path / "logs", "bad").read_text().count("Traceback") == 1
 
 
-def test_word_of_a_loss_reaches_those_two_steps_behind_it(tmp_path: Path) -> None:
-    """Guards against a task that is given up because the one before it, done by now, had to be handed over twice."""
-    told = do("told", nothing, tmp_path, "dies")
-    last = do("last", nothing, tmp_path, "told")
-    flow = cluster._Flow([do("dies", nothing, tmp_path), told, last], tmp_path, has_gpus=False)
-    first, second = object(), object()
-    flow._refs, flow._given = {"told": second}, {"last": [first]}
-    flow._ended = {"told": Ended("told", [], None, "", 0.0)}
-    assert flow._untold(last), "it was handed the first, of which nothing came"
-    flow._given = {"last": [second]}
-    assert not flow._untold(last), "its failure is its own"
+def test_nothing_waits_for_what_may_never_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a task that is handed over with a result to be, which is lost with its node, and given up."""
+    told, handed = do("told", nothing, tmp_path, "dies"), list[str]()
+    flow = cluster._Flow([do("dies", nothing, tmp_path), told], tmp_path, has_gpus=False)
+    monkeypatch.setattr(flow, "_hand_over", lambda task, node: handed.append(task.name))
+    flow.submit()
+    assert handed == ["dies"], "the other one comes after it"
+    flow._order.end(Ended("dies", "lost", None, "", 0.0))
+    flow.submit()
+    assert handed == ["dies", "told"] and flow._order.made(told) == ["lost"]
 
 
 @pytest.mark.parametrize("alone", [pytest.param(False, marks=ON_REQUEST), True])
@@ -177,7 +176,7 @@ def test_what_no_node_can_run_any_more_is_given_up(
     (lost,) = flow.ended()
     assert lost.name == task.name and "lost every node that could run it" in str(lost.error)
     flow.cancel()
-    assert task not in flow._running.values() and not flow._groups and flow._made(task.name) is lost
+    assert task not in flow._running.values() and not flow._groups and flow._order.made(child) == [lost.value]
 
 
 def test_several_gpus_are_those_of_one_node(simulated: Simulated, tmp_path: Path) -> None:

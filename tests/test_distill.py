@@ -20,9 +20,8 @@ from marsbench.cli import app
 from marsbench.decoding.engine import decode
 from marsbench.decoding.generation import Generation, Request
 from marsbench.distilling import distill as distilling
-from marsbench.distilling.answers import Response
-from marsbench.distilling.chats import Chats
-from marsbench.distilling.prompts import read_prompts
+from marsbench.distilling.chats import Chats, read_prompts
+from marsbench.distilling.distill import Response
 from marsbench.errors import UserError
 from marsbench.methods.ar import Autoregressive
 from marsbench.training.chat_data import read_chat_data

@@ -20,7 +20,7 @@ from marsbench.rows.kinds import EvaluationRow, Row, TokenClassRow, TrainingRow,
 from marsbench.rows.workspace import Workspace
 from marsbench.running.cells import Cells
 from marsbench.running.checkpoints import Checkpoints
-from marsbench.running.plans import TablePlan, TrainedStage
+from marsbench.running.plans import Asked, TablePlan, TrainedStage
 from marsbench.running.run import Run
 from marsbench.running.tables import Table
 from marsbench.show import token_texts
@@ -308,7 +308,9 @@ def test_a_line_with_a_draft_model_loads_it_and_depends_on_it(run: Run) -> None:
     checkpoints, kept = Checkpoints(run), run.store.rows()
     plan, (target, draft_stage) = speculative("draft_ar_sft"), speculative("draft_ar_sft").stages
     loaded, other = checkpoints.load(*target), replace(checkpoints.load(*draft_stage), weights="another")
-    assert Cells(run).cell(plan.arms[1], loaded, "mini_gsm8k", other).key not in kept, "other weights, another cell"
+    assert Cells(run).cell(Asked(plan.arms[1], "mini_gsm8k", None), loaded, other).key not in kept, (
+        "other weights, another cell"
+    )
 
 
 def test_a_scale_without_draft_models_says_how_to_name_one(tmp_path: Path) -> None:

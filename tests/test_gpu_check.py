@@ -19,8 +19,8 @@ from marsbench.decoding.engine import Batch
 from marsbench.gpu_check import bench as benches
 from marsbench.gpu_check import checks
 from marsbench.gpu_check.bench import Bench, Found, Timed
+from marsbench.gpu_check.checks import run_checks
 from marsbench.gpu_check.page import checks_of, render
-from marsbench.gpu_check.running import run_checks
 
 CPU = torch.device("cpu")
 

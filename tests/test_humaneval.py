@@ -96,8 +96,7 @@ def test_right_on_humaneval_only() -> None:
     assert words("HumanEval/55", "    return n if n < 2 else fib(n - 1) + fib(n - 2)") == ["passed"]
     only_positive = "    return 1 if n < 3 else fib(n - 1) + fib(n - 2)"  # HumanEval does not ask for fib(0)
     assert words("HumanEval/55", only_positive) == ["passed base only"]
-    [score] = score_programs([("HumanEval/55", "def fib(n):\n" + only_positive)], PROBLEMS)
-    assert (score.base.passed, score.plus.passed, score.plus.reason) == (True, False, "failed")
+    assert score_programs([("HumanEval/55", "def fib(n):\n" + only_positive)], PROBLEMS) == ["passed base only"]
 
 
 @pytest.mark.parametrize(
@@ -134,7 +133,7 @@ def test_every_input_has_its_own_time_limit() -> None:
     problem = Problem("W/0", "wait", code.format(index=0), inputs, 1, 0)
     programs = [("W/0", code.format(index=index)) for index in (0, 1, 2)]
     scores = score_programs(programs, {"W/0": problem})
-    assert [score.word for score in scores] == ["passed", "passed", "timeout"]
+    assert scores == ["passed", "passed", "timeout"]
 
 
 def test_every_reference_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,7 +165,7 @@ def test_hostile_programs_do_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
         scores = score_programs([("HumanEval/55", code) for code in [*programs, right]], PROBLEMS, jobs=2)
         assert list(Path(folder).rglob("*")) == []
         assert psutil.wait_procs(processes_at_home_in(folder), timeout=5)[1] == []
-    found = dict(zip([*HOSTILE, "right"], (score.word for score in scores), strict=True))
+    found = dict(zip([*HOSTILE, "right"], scores, strict=True))
     assert [name for name, word in found.items() if word.startswith("passed")] == ["right"]
     assert (found["endless loop"], found["os._exit"]) == ("timeout", "killed")
     assert time.monotonic() - start < 40

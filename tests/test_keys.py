@@ -20,7 +20,7 @@ from marsbench.rows.kinds import EvaluationRow, TrainingRow
 from marsbench.rows.store import read_rows
 from marsbench.rows.workspace import Workspace
 from marsbench.running.cells import Cells
-from marsbench.running.plans import TrainedStage
+from marsbench.running.plans import Asked, TrainedStage
 from marsbench.running.run import Run
 from marsbench.studies import studies
 from marsbench.training.stages import recipe
@@ -38,7 +38,7 @@ CODE: dict[Work, tuple[str, ...]] = {
     ),
     "decoding": ("forward/*.py", "decoding/*.py", "compiled/*.py", "methods/*.py"),
     "scoring": ("evaluation/*.py", "studies/gains/word_classes.py"),
-    "timing": ("racing/race.py", "racing/step_time.py", "running/step_cost.py", "serving/engine.py"),
+    "timing": ("racing/race.py", "racing/step_time.py", "running/training_cost.py", "serving/engine.py"),
     "world": ("world/*.py",),
 }
 ROWS = [
@@ -90,7 +90,7 @@ def test_committed_cells_and_checkpoints_are_found_again(scale: str, seed: int, 
         if isinstance(row, EvaluationRow) and row.status == "done":
             arm = arms[row.arm]
             draft = trained[arm.draft] if arm.draft else None
-            assert row.key == Cells(run)._key(arm, row.benchmark, plan.questions, row.checkpoint, draft)
+            assert row.key == Cells(run)._key(Asked(arm, row.benchmark, plan.questions), row.checkpoint, draft)
             checked += 1
     assert checked >= 6
 

@@ -14,8 +14,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from marsbench.errors import UserError
 from marsbench.evaluation import lm_eval_model
-from marsbench.evaluation.lm_eval_arguments import asks_for_rows
-from marsbench.evaluation.lm_eval_model import MarsbenchLM
+from marsbench.evaluation.lm_eval_model import MarsbenchLM, asks_for_rows
 from marsbench.training.tokenizer import build_tokenizer
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -18,9 +18,9 @@ from transformers import PreTrainedModel
 
 from marsbench.presets import Preset, preset
 from marsbench.rows.workspace import Workspace
-from marsbench.running import training_speed as training_speed_module
+from marsbench.running import training_cost as training_speed_module
 from marsbench.running.run import Run
-from marsbench.running.training_speed import STAGES, TrainingSpeed, training_speed, training_speed_rows
+from marsbench.running.training_cost import STAGES, TrainingSpeed, training_speed, training_speed_rows
 from marsbench.studies.real_model import STUDY
 from marsbench.training import arguments, memory, micro_batches, records, trainer
 from marsbench.training.gated import GatedAdapter, gated_loss

@@ -26,9 +26,9 @@ import torch
 
 from marsbench.errors import UserError
 from marsbench.evaluation import sandbox
-from marsbench.evaluation.sandbox import Calls, Program, Recording, Verdict, record_outputs, run_programs
+from marsbench.evaluation.sandbox import Calls, Program, Reason, Recording, record_outputs, run_programs
 
-PASSED = Verdict(True, "passed")
+PASSED = "passed"
 RIGHT = Program("def add(a, b):\n    return a + b", "add", [[1, 2], [3, 4]], [3, 7])
 
 TIME_WASTERS = {
@@ -343,8 +343,8 @@ HOSTILE = {**TIME_WASTERS, **CRASHES, **FORGERIES, **ESCAPES}
 class Outcome:
     """What a run of all hostile programs, with a right one after each, did to its surroundings."""
 
-    verdicts: dict[str, Verdict]
-    neighbours: dict[str, Verdict]
+    verdicts: dict[str, Reason]
+    neighbours: dict[str, Reason]
     elapsed_s: float
     folder: Path
     victim: Path
@@ -412,7 +412,7 @@ def _processes_at_home_in(folder: Path) -> list[psutil.Process]:
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_program_does_not_pass(outcome: Outcome, name: str) -> None:
     """Guards against an attack that gets through, or a verdict that can be forged."""
-    assert not outcome.verdicts[name].passed
+    assert outcome.verdicts[name] != PASSED
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -424,12 +424,12 @@ def test_hostile_program_leaves_its_neighbour_alone(outcome: Outcome, name: str)
 @pytest.mark.parametrize("name", TIME_WASTERS)
 def test_time_waster_is_timed_out(outcome: Outcome, name: str) -> None:
     """Guards against a slow program being reported as a wrong one."""
-    assert outcome.verdicts[name].reason == "timeout"
+    assert outcome.verdicts[name] == "timeout"
 
 
 def test_early_exit_is_reported_as_such(outcome: Outcome) -> None:
     """Guards against a program that ends its process being reported as a slow one."""
-    assert outcome.verdicts["os._exit"].reason == "killed"
+    assert outcome.verdicts["os._exit"] == "killed"
 
 
 def test_hostile_programs_end_promptly(outcome: Outcome) -> None:
@@ -457,7 +457,7 @@ def test_no_process_is_left(outcome: Outcome) -> None:
     assert left == []
 
 
-def check(code: str, expected: Any, *arguments: Any, entry_point: str = "f", atol: float = 0.0) -> Verdict:
+def check(code: str, expected: Any, *arguments: Any, entry_point: str = "f", atol: float = 0.0) -> Reason:
     program = Program(textwrap.dedent(code), entry_point, [list(arguments)], [expected], atol)
     return run_programs([program], jobs=1)[0]
 
@@ -486,21 +486,21 @@ def test_right_value_passes(expression: str, expected: Any) -> None:
 )
 def test_wrong_value_or_type_fails(expression: str, expected: Any) -> None:
     """Guards against a comparison that accepts what evalplus rejects."""
-    assert check(f"def f():\n    return {expression}", expected) == Verdict(False, "failed")
+    assert check(f"def f():\n    return {expression}", expected) == "failed"
 
 
 def test_one_wrong_value_among_many_fails() -> None:
     """Guards against looking at the first or last input only."""
     inputs = [[n] for n in range(5)]
     programs = [Program(f"def f(n):\n    return n != {n}", "f", inputs, [True] * 5) for n in (0, 2, 4, 9)]
-    assert [verdict.passed for verdict in run_programs(programs)] == [False, False, False, True]
+    assert run_programs(programs) == ["failed", "failed", "failed", PASSED]
 
 
 def test_tolerance_of_the_program_is_used() -> None:
     """Guards against losing `atol` on the way to evalplus."""
     code = "def f():\n    return 1.001"
-    assert check(code, 1.0, atol=0.01).passed
-    assert not check(code, 1.0, atol=0.0001).passed
+    assert check(code, 1.0, atol=0.01) == PASSED
+    assert check(code, 1.0, atol=0.0001) != PASSED
 
 
 def test_any_root_passes_find_zero() -> None:
@@ -509,7 +509,7 @@ def test_any_root_passes_find_zero() -> None:
     polynomial = [-1, 0, 1]  # x^2 - 1
     for root, passed in ((1.0, True), (-1.0, True), (0.5, False)):
         verdict = check(code.format(root=root), 1.0, polynomial, entry_point="find_zero", atol=1e-4)
-        assert verdict.passed == passed
+        assert (verdict == PASSED) is passed
 
 
 def test_usual_libraries_work() -> None:
@@ -606,7 +606,7 @@ def test_limit_of_one_input_ends_a_program(obstacle: str) -> None:
     """
     program = Program(textwrap.dedent(code), "f", [[]] * 20, [None] * 20, limits_s=[0.5] * 20)
     start = time.monotonic()
-    assert run_programs([program], time_limit_s=60.0) == [Verdict(False, "timeout")]
+    assert run_programs([program], time_limit_s=60.0) == ["timeout"]
     assert time.monotonic() - start < 8  # the limits of all inputs make 10 s
 
 
@@ -660,5 +660,5 @@ def test_code_that_runs_as_root_is_said(monkeypatch: pytest.MonkeyPatch, capfd: 
     monkeypatch.setattr(sandbox.os, "geteuid", lambda: 0)
     sandbox._warn_of_root.cache_clear()
     for _ in range(2):
-        assert run_programs([RIGHT])[0].passed
+        assert run_programs([RIGHT]) == [PASSED]
     assert capfd.readouterr().err.count("generated code runs as root") == 1

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from marsbench.presets import Preset, preset
-from marsbench.running.step_cost import _memory
+from marsbench.running.training_cost import _memory
 from marsbench.training import records
 from marsbench.training.arguments import rate_in_cycle
 from marsbench.training.data import Collator, TrainingData, timestep_weights

@@ -310,10 +310,10 @@ class LeavesState(Task):
 
 
 def display_state(beat: float, step: Step) -> Any:
-    """A state of the node "n"."""
+    """How far a task is."""
     from marsbench.executors.worker import State
 
-    return State("n", beat, step)
+    return State(beat, step)
 
 
 # ---- the work of a run ----------------------------------------------------------------------------------------------

@@ -77,6 +77,18 @@ def _print_answers(question: str, found: list[Shown]) -> None:
         console.print(shaded(answer, color=console.is_terminal))
 
 
+Accept = Annotated[
+    str | None,
+    typer.Option(
+        help="`one`: exactly one token per pass, for mars, mars-no-cache, mars-block-cache and block-diffusion."
+    ),
+]
+MaskId = Annotated[
+    int | None,
+    typer.Option(help="Mask token of mars methods and block-diffusion; by default the tokenizer's <|mask|>."),
+]
+
+
 @decodes(window=("--block-size", "--window"))
 def decode(
     decoding: Decoding,
@@ -84,22 +96,14 @@ def decode(
     prompt_ids: Annotated[Path, typer.Option(help='JSON Lines, one {"prompt_ids": [...]} a line.')],
     out: Annotated[Path, typer.Option(help="Where the continuations go, one line per prompt, in the same order.")],
     adapter: Adapter = None,
-    accept: Annotated[
-        str | None,
-        typer.Option(
-            help="`one`: exactly one token per pass, for mars, mars-no-cache, mars-block-cache and block-diffusion."
-        ),
-    ] = None,
+    accept: Accept = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Limit of every continuation; an EOS counts.")] = 256,
     batch_size: BatchSize = None,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     seed: Annotated[int, typer.Option(min=0, help="Seed of sampling; prompt i takes seed + i.")] = 0,
     eos_id: Annotated[int | None, typer.Option(help="EOS; by default the checkpoint's.")] = None,
     pad_id: Annotated[int | None, typer.Option(help="Padding; by default the checkpoint's, else EOS.")] = None,
-    mask_id: Annotated[
-        int | None,
-        typer.Option(help="Mask token of mars methods and block-diffusion; by default the tokenizer's <|mask|>."),
-    ] = None,
+    mask_id: MaskId = None,
 ) -> None:
     """Continue prompts given as token ids.
 

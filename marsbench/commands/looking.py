@@ -48,7 +48,7 @@ def gpu_check(
     """
     from rich.console import Console
 
-    from marsbench.gpu_check.running import device_here, run_checks
+    from marsbench.gpu_check.checks import device_here, run_checks
 
     device = device_here(cpu=cpu)
     rows = run_checks(device, only or (), quick=quick, output=None if cpu else start.output, console=Console())

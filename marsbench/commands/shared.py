@@ -239,7 +239,6 @@ def use_packing(pack: bool) -> None:
 
 
 def dtype_of(name: str) -> torch.dtype:
-    """The torch type of that name."""
     if name not in _DTYPES:
         raise unknown_name("dtype", name, list(_DTYPES))
     import torch
@@ -268,7 +267,6 @@ def check_cluster(cluster: str | None, **given: object) -> None:
 
 
 def table(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    """A table for a terminal."""
     from rich.table import Table
 
     found = Table(title=title, title_justify="left")

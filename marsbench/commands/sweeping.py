@@ -160,7 +160,6 @@ def _rows_table(rows: Sequence[Row]) -> Table:
 
 
 def _agreement_table(cells: Sequence[Agreement]) -> Table:
-    """The cells of two sweeps and whether their speed-ups over `ar` agree."""
     lines = []
     for cell in cells:
         shown = (

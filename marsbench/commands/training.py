@@ -17,6 +17,11 @@ if TYPE_CHECKING:
     from marsbench.training.stages import Stage
 
 
+KeepCut = Annotated[
+    bool, typer.Option("--keep-cut", help="Keep answers that the limit cut, which teach to stop midway.")
+]
+
+
 @decodes("ar", which="How to decode: a lossless one of `marsbench list methods`.")
 @shared.starts("scale", "output")
 def distill(
@@ -29,9 +34,7 @@ def distill(
     column: shared.PromptColumn = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first N prompts.")] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Limit of every answer; an EOS counts.")] = 256,
-    keep_cut: Annotated[
-        bool, typer.Option("--keep-cut", help="Keep answers that the limit cut, which teach to stop midway.")
-    ] = False,
+    keep_cut: KeepCut = False,
     temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 0.0,
     samples: Annotated[int, typer.Option(min=1, help="Answers to each prompt, with a --temperature.")] = 1,
     seed: Annotated[int, typer.Option(min=0, help="Seed of sampling, from which every answer has its own.")] = 0,
@@ -60,8 +63,8 @@ def distill(
 
     quieten_libraries()
     from marsbench.decode_file import check_target
+    from marsbench.distilling.chats import read_prompts
     from marsbench.distilling.distill import Asking, Distiller, check_is_ours
-    from marsbench.distilling.prompts import read_prompts
     from marsbench.progress import Reporter
 
     shared.use_packing(decoding.pack)
@@ -85,7 +88,6 @@ def distill(
 
 
 def _check_distilling(method: str, temperature: float, samples: int) -> None:
-    """Refuse what would not be the model's own answers, and answers that would all be the same."""
     if not METHODS[method].lossless:
         lossless = ", ".join(name for name, info in METHODS.items() if info.lossless)
         raise UserError(f"method {method!r} may write what the model itself would not", fix=f"choose among {lossless}")
@@ -162,7 +164,7 @@ def adapt(
 
         marsbench adapt --base smollm2-135m --prompts PROMPTS.jsonl --out adapted
     """
-    from marsbench.distilling.prompts import read_prompts
+    from marsbench.distilling.chats import read_prompts
     from marsbench.presets import preset, scales_with_chat_data
 
     asked, names = read_prompts(prompts, column), scales_with_chat_data()
@@ -192,8 +194,8 @@ def training_speed(
     """
     run = start.run()
     from marsbench.running.checkpoints import Checkpoints
-    from marsbench.running.training_speed import STAGES
-    from marsbench.running.training_speed import training_speed as measured
+    from marsbench.running.training_cost import STAGES
+    from marsbench.running.training_cost import training_speed as measured
 
     run.scale = run.scale.adapted(base=base, chat_data=chat_data, batch_size=batch_size)
     checkpoints = Checkpoints(run)

@@ -110,7 +110,9 @@ class Stand:
         at, those = (torch.tensor([*one], dtype=torch.long, device=device) for one in (places, chosen))
         for name, values in self.rows.tensors().items():
             new = getattr(rows, name)[those]
-            values[at] = _as_wide(new, values.shape[1]) if new.dim() == 2 else new
+            if new.dim() == 2:  # as wide as here, cut or filled up with zeros
+                new = F.pad(new, (0, max(0, values.shape[1] - new.shape[1])))[:, : values.shape[1]]
+            values[at] = new
         self.cache.put(at, cache, those)
         self.draft_cache.put(at, rows.draft_cache, those)
 
@@ -130,11 +132,6 @@ class Stand:
     def bytes(self) -> int:
         """Memory that the caches hold, in bytes."""
         return self.cache.bytes() + self.draft_cache.bytes()
-
-
-def _as_wide(values: Tensor, width: int) -> Tensor:
-    """[N, T] as [N, width], cut or filled up with zeros."""
-    return F.pad(values, (0, max(0, width - values.shape[1])))[:, :width]
 
 
 def static_step(decoder: Decoder, method: Method, stand: Stand) -> Tensor:

@@ -9,24 +9,104 @@ import json
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from marsbench.decoding.engine import Batch, KindOfBatch, Method, context_length, decode
 from marsbench.decoding.generation import PREFILL_POSITIONS, Generation, Request
 from marsbench.decoding.outside import OutsideMethod
-from marsbench.distilling.answers import Reason, Response, ResponseLog, alone_with
-from marsbench.distilling.chats import Chats
+from marsbench.distilling.chats import Chats, Spelling
 from marsbench.errors import UserError
 from marsbench.files import write_atomically
+from marsbench.json_lines import Log
 from marsbench.keys import content_hash
+from marsbench.locks import LockedError, locked
 from marsbench.methods.fitting import default_ids
 from marsbench.progress import Reporter
 from marsbench.training.chat_data import Message
 from marsbench.training.checkpoints import Loaded
+
+Reason = Literal["cut", "empty", "lost"]  # why an answer is left out
+
+
+@dataclass(frozen=True)
+class Response:
+    """One answer to one prompt."""
+
+    prompt: int  # which one, from 0
+    sample: int  # which of the answers to it, from 0
+    text: str
+    tokens: int  # an EOS counted once
+    ended: bool  # with EOS, not at the limit
+    spelling: Spelling
+
+    def left_out(self, *, keep_cut: bool) -> Reason | None:
+        """Why this answer is nothing to learn from, None where it is."""
+        if not self.ended and not keep_cut:
+            return "cut"
+        if not self.text.strip():
+            return "empty"
+        return "lost" if self.spelling == "lost" else None
+
+
+class ResponseLog:
+    """Every answer, on disk as soon as it is there, behind a first line that says how all of them came about."""
+
+    def __init__(self, file: Path, settings: Mapping[str, Any]) -> None:
+        """Open a log, with the answers in it.
+
+        Raises:
+            UserError: it holds answers that came about otherwise, or lines that are none.
+        """
+        self._log = Log(
+            file, lambda record: record if "settings" in record else Response(**record),
+            what="a line that distill has written",
+            mend="remove the line, and its prompt is answered again; without line 1, remove the file",
+        )  # fmt: skip
+        lines: list[Response | dict[str, Any]] = self._log.records()
+        self._head = None if lines else {"settings": settings}
+        if lines:
+            self._check(lines[0]["settings"] if isinstance(lines[0], dict) else {}, settings)
+        # By prompt and sample.
+        self.answers = {(one.prompt, one.sample): one for one in lines if isinstance(one, Response)}
+
+    def add(self, answer: Response) -> None:
+        """Keep an answer; it is on disk when this returns."""
+        if self._head is not None:
+            self._log.append(self._head)
+            self._head = None
+        self._log.append(vars(answer))
+        self.answers[answer.prompt, answer.sample] = answer
+
+    def _check(self, theirs: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+        """Refuse to mix answers that came about in different ways."""
+        other = [
+            f"{name} {theirs.get(name)}, not {value}" for name, value in settings.items() if theirs.get(name) != value
+        ]
+        if other:
+            raise UserError(
+                f"the answers so far are of another run ({'; '.join(other)})",
+                where=str(self._log.file),
+                fix="type what was typed then, or choose another --out; removing this file gives its answers up",
+            )
+
+
+@contextmanager
+def alone_with(file: Path) -> Iterator[None]:
+    """Keeps a second command from answering the same prompts into the same file meanwhile."""
+    try:
+        with locked(file.with_name(f"{file.name}.lock"), patience_s=0.0):
+            yield
+    except LockedError as error:
+        raise UserError(
+            "another command is writing these answers", where=str(file), fix="wait for it, or choose another --out"
+        ) from error
+
 
 # Prompts are decoded by length within stretches of so many batches: little is wasted on padding, the time that is left
 # can be told from the time that has passed, and no more than a stretch of generations is held in memory.
@@ -131,7 +211,14 @@ class Distiller:
             requests = self._requests(asked, source)
             self._answer(requests, asked, log)
             answers = [log.answers[key] for key in requests]
-            summary = self._summary(answers, len(asked) * self._asking.samples - len(answers), keep_cut)
+            reasons = [answer.left_out(keep_cut=keep_cut) for answer in answers]
+            summary = Summary(
+                [answer for answer, reason in zip(answers, reasons, strict=True) if reason is None],
+                Counter(reason for reason in reasons if reason is not None),
+                len(asked) * self._asking.samples - len(answers),
+                self._room,
+                self._asking.max_new_tokens,
+            )
             if not summary.written:
                 raise UserError(
                     f"nothing to write: {summary.in_words()}", where=str(source), fix="give other prompts or options"
@@ -176,40 +263,28 @@ class Distiller:
         if done:
             self._reporter.say(f"going on after {done:,} of {len(requests):,} answers")
 
-        def finished(key: Key, generation: Generation) -> None:
+        def finished(keys: Sequence[Key], index: int, generation: Generation) -> None:
             nonlocal done, tokens
-            log.add(self._read(key, generation, prompts[key[0]]))
+            said, turns = generation.tokens, prompts[keys[index][0]]
+            text, spelling = self._chats.text(said), self._chats.spelling(said, turns)
+            log.add(Response(*keys[index], text, generation.emitted, generation.finish == "eos", spelling))
             done, tokens = done + 1, tokens + generation.emitted
             bar.update(done, len(requests), f"{tokens / (time.perf_counter() - started):,.0f} tokens/s")
 
         with self._reporter.bar(f"answering by {self._method.name}") as bar:
             for first in range(0, len(todo), stretch):
-                self._decode({key: requests[key] for key in todo[first : first + stretch]}, finished)
-
-    def _decode(self, requests: Mapping[Key, Request], finished: Callable[[Key, Generation], None]) -> None:
-        keys = list(requests)
-        decode(
-            self._loaded.model,
-            self._method,
-            list(requests.values()),
-            eos_id=self._eos_ids,
-            pad_id=self._pad_id,
-            batch_size=self._asking.batch_size,
-            on_finished=lambda index, generation: finished(keys[index], generation),
-            prefill_positions=self._asking.prefill_positions,
-            kind=self._asking.kind,
-        )
-
-    def _read(self, key: Key, generation: Generation, turns: list[Message]) -> Response:
-        """A generation as the text to learn, and what the trainer will make of that."""
-        text, spelling = self._chats.text(generation.tokens), self._chats.spelling(generation.tokens, turns)
-        return Response(*key, text, generation.emitted, generation.finish == "eos", spelling)
-
-    def _summary(self, answers: Sequence[Response], unasked: int, keep_cut: bool) -> Summary:
-        reasons = [answer.left_out(keep_cut=keep_cut) for answer in answers]
-        written = [answer for answer, reason in zip(answers, reasons, strict=True) if reason is None]
-        left_out = Counter(reason for reason in reasons if reason is not None)
-        return Summary(written, left_out, unasked, self._room, self._asking.max_new_tokens)
+                keys = todo[first : first + stretch]
+                decode(
+                    self._loaded.model,
+                    self._method,
+                    [requests[key] for key in keys],
+                    eos_id=self._eos_ids,
+                    pad_id=self._pad_id,
+                    batch_size=self._asking.batch_size,
+                    on_finished=partial(finished, keys),
+                    prefill_positions=self._asking.prefill_positions,
+                    kind=self._asking.kind,
+                )
 
     def _say_what_differs(self, written: Sequence[Response], prompts: Sequence[list[Message]]) -> None:
         """Say of how many conversations more, or other tokens, will be learned than the model has said."""

@@ -55,7 +55,6 @@ class Benchmark:
 
     @property
     def file(self) -> Path:
-        """Its task file."""
         family = self.name.removesuffix(f"_{self.only}") if self.only else self.name
         return tasks_dir() / family / f"{family}.yaml"
 
@@ -209,9 +208,9 @@ def _load(chosen: Benchmark, name: str, subtask: str, data_dir: Path | None) -> 
             with hub.from_cache_if_out_of_reach():
                 return _read_task(whole, name)
         except Exception as error:  # the hub's libraries raise dozens of kinds
-            if not _from_the_hub(error):
+            if not isinstance(error, OSError) and not type(error).__module__.startswith(_OF_THE_HUB):
                 raise
-            silent = "it cannot be reached" if hub.out_of_reach() else _first_line(error)
+            silent = "it cannot be reached" if hub.out_of_reach() else str(error).strip().partition("\n")[0]
             raise local_data.Unavailable(
                 f"the data of {chosen.name} cannot be loaded from the hub: {silent}",
                 fix=f"check the network{_GATED.get(name, '')}, or give a local copy with --data-dir",
@@ -224,17 +223,9 @@ def _read_task(file: Path, name: str) -> Any:
     return TaskManager(include_defaults=False).load(str(file))["tasks"][name]
 
 
+# Whose errors mean that there is no network, no such data set, or no leave to read it.
+_OF_THE_HUB = ("datasets", "huggingface_hub", "requests", "httpx")
 _GATED = {"gpqa": ", accept GPQA's terms at https://huggingface.co/datasets/Idavidrein/gpqa and run `hf auth login`"}
-
-
-def _from_the_hub(error: Exception) -> bool:
-    """Whether an error is the hub's: no network, no such data set, no leave to read it."""
-    kinds = ("datasets", "huggingface_hub", "requests", "httpx")
-    return isinstance(error, OSError) or type(error).__module__.startswith(kinds)
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0]
 
 
 class _Plain(yaml.SafeLoader):

@@ -129,8 +129,10 @@ class AnswerLog:
         ]
         self._log = logs[-1]
         self.answers = {answer.doc_id: answer for log in logs for answer in log.records()}
+        self.emitted = 0  # tokens of what was added since
 
     def add(self, answer: LoggedAnswer) -> None:
+        self.emitted += answer.emitted
         self.answers[answer.doc_id] = answer
         self._log.append(vars(answer))
 
@@ -167,7 +169,6 @@ class LoggedModel(LM):  # type: ignore[misc]
         assert not requests, "all questions asked have answers"
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """All benchmarks of the paper generate text."""
         raise TypeError("marsbench answers generation tasks only; this task asks for log-likelihoods")
 
     loglikelihood_rolling = loglikelihood
@@ -210,11 +211,9 @@ class EngineModel(LoggedModel):
 
     @property
     def room(self) -> int:
-        """Tokens that the context leaves for a prompt."""
         return room_for_prompt(self._loaded.model, self._max_new_tokens)
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """The conversation as the checkpoint's own template writes it."""
         return chat_text(self._loaded.tokenizer, chat_history, add_generation_prompt)
 
     def answer(self, requests: Mapping[int, Instance]) -> None:

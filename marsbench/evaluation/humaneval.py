@@ -19,8 +19,8 @@ from marsbench.evaluation.sandbox import (
     EVALPLUS_MAX_TIME_LIMIT_S,
     Calls,
     Program,
+    Reason,
     Recording,
-    Verdict,
     record_outputs,
     run_programs,
 )
@@ -48,19 +48,6 @@ class Problem:
     atol: float
 
 
-@dataclass(frozen=True)
-class Score:
-    """The verdicts on one program: by the tests of HumanEval, and by those of HumanEval+, which include them."""
-
-    base: Verdict
-    plus: Verdict
-
-    @property
-    def word(self) -> str:
-        """`passed`, `passed base only`, or why HumanEval's tests were not passed."""
-        return PASSED_BASE_ONLY if self.base.passed and not self.plus.passed else self.base.reason
-
-
 def load_problems(data_dir: Path | None = None) -> dict[str, Problem]:
     """HumanEval+ by task id, from `data_dir` or else through evalplus's own download.
 
@@ -68,12 +55,11 @@ def load_problems(data_dir: Path | None = None) -> dict[str, Problem]:
         Unavailable: the file is missing, or the download failed.
         UserError: the file is broken.
     """
-    records = _download() if data_dir is None else _read(local_file(data_dir, LOCAL_FILE))
+    if data_dir is None:
+        records = _download()
+    else:
+        records = read_objects(local_file(data_dir, LOCAL_FILE), COLUMNS, unique="task_id")
     return {record["task_id"]: _problem(record) for record in records}
-
-
-def _read(file: Path) -> list[dict[str, Any]]:
-    return read_objects(file, COLUMNS, unique="task_id")
 
 
 def _download() -> list[dict[str, Any]]:
@@ -101,10 +87,11 @@ def _problem(record: Mapping[str, Any]) -> Problem:
 
 def score_programs(
     programs: Sequence[tuple[str, str]], problems: Mapping[str, Problem], *, jobs: int | None = None
-) -> list[Score]:
-    """The scores of (task id, whole program) pairs, in their order, from `jobs` workers (default: one per core).
+) -> list[str]:
+    """A word for each (task id, whole program) pair, in their order, from `jobs` workers (default: one per core).
 
-    The reference of each problem runs once. What fails HumanEval's tests is not run on the others.
+    `passed` (HumanEval's tests and those that HumanEval+ adds), `passed base only`, or why HumanEval's were not. The
+    reference of each problem runs once. What fails HumanEval's tests is not run on the others.
 
     Raises:
         UserError: a task id is not among the problems, a reference does not run, or the sandbox does not start.
@@ -114,9 +101,9 @@ def score_programs(
         raise UserError(f"no tests for {', '.join(unknown)}", where=LOCAL_FILE, fix="fetch the whole file again")
     tests = _tests([problems[task_id] for task_id in task_ids], jobs)
     base = _run([replace(tests[task_id][0], code=code) for task_id, code in programs], jobs)
-    survivors = [program for program, verdict in zip(programs, base, strict=True) if verdict.passed]
+    survivors = [program for program, verdict in zip(programs, base, strict=True) if verdict == "passed"]
     plus = iter(_run([replace(tests[task_id][1], code=code) for task_id, code in survivors], jobs))
-    return [Score(verdict, next(plus) if verdict.passed else verdict) for verdict in base]
+    return [PASSED_BASE_ONLY if verdict == "passed" != next(plus) else verdict for verdict in base]
 
 
 def _tests(problems: Sequence[Problem], jobs: int | None) -> dict[str, tuple[Program, Program]]:
@@ -144,7 +131,7 @@ def _part(problem: Problem, recording: Recording, part: slice) -> Program:
     )
 
 
-def _run(programs: Sequence[Program], jobs: int | None) -> list[Verdict]:
+def _run(programs: Sequence[Program], jobs: int | None) -> list[Reason]:
     return run_programs(programs, jobs=jobs, time_limit_s=EVALPLUS_MAX_TIME_LIMIT_S, memory_limit_mb=MEMORY_LIMIT_MB)
 
 
@@ -162,7 +149,7 @@ def run_completions(
         for answer, doc in zip(answers, docs, strict=True)
         for text in answer
     ]
-    words = iter([score.word for score in score_programs(programs, load_problems(data_dir))])
+    words = iter(score_programs(programs, load_problems(data_dir)))
     return [[next(words) for _ in answer] for answer in answers]
 
 

@@ -2,33 +2,103 @@
 
 from __future__ import annotations
 
+import argparse
 import inspect
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from accelerate import PartialState
 from accelerate.utils import gather, gather_object
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
-from lm_eval.utils import simple_parse_args_string
+from lm_eval.utils import handle_arg_string, simple_parse_args_string
 
 from marsbench.compiled.graphs import kind_of_batch
 from marsbench.decoding.engine import context_length, decode
 from marsbench.decoding.generation import PREFILL_POSITIONS, Generation, Request
 from marsbench.errors import UserError, unknown_name
-from marsbench.evaluation import lm_eval_arguments as arguments
 from marsbench.evaluation.answers import cut_text
 from marsbench.evaluation.harness import chat_text, cut_in_words, room_for_prompt, without_beginning
 from marsbench.lm_eval_plugin import register
-from marsbench.methods import METHODS
-from marsbench.methods.fitting import default_ids, fit
+from marsbench.methods import METHODS, OPTIONS, Options, check_options, check_threshold
+from marsbench.methods.fitting import check_accept, default_ids, fit
 from marsbench.methods.settings import load_aloud
 from marsbench.progress import Reporter
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_DEFAULT_ROWS = 16  # decoded at once where nobody says how many
 _DEFAULT_LIMIT = 256  # new tokens where a task sets no limit, as in lm-eval's own models
+_METHOD_OPTIONS = ["mask_id", *OPTIONS]
+
+
+def _check_names(options: Iterable[str], others: Sequence[str]) -> None:
+    """Refuse an option that is neither a method's nor among the `others` that there are."""
+    known = [*others, *_METHOD_OPTIONS]
+    for name in options:
+        if name not in _METHOD_OPTIONS:
+            near = get_close_matches(name, known)
+            fix = f"did you mean {' or '.join(near)}?" if near else f"choose among {', '.join(known)}"
+            raise UserError(f"lm-eval's model marsbench has no option {name!r}", where="--model_args", fix=fix)
+
+
+def _check_values(
+    pretrained: Any, method: Any, accept: Any, threshold: Any, switches: Mapping[str, Any], options: Mapping[str, Any]
+) -> None:
+    """Refuse what cannot be meant, before anything is loaded; `switches` are on or off."""
+    if not pretrained:
+        raise UserError("no checkpoint is named", fix="give --model_args pretrained=FOLDER_OR_HUB_NAME")
+    for name, given in switches.items():
+        if not isinstance(given, bool):
+            raise UserError(f"{name}={given!r} is neither true nor false", fix="give one of the two")
+    check_accept(method, accept, threshold)
+    chosen = Options(**options)
+    check_options(method, chosen)
+    check_threshold(method, threshold, chosen.metric)
+
+
+def _count(given: int | str, wrong: str, fix: str = "give 1 or more") -> int:
+    """A number from 1; `wrong` says what anything else is not."""
+    if not str(given).isdecimal() or not int(given):
+        raise UserError(wrong.format(given), fix=fix)
+    return int(given)
+
+
+def _on_command_line() -> bool:
+    """Whether this is `lm_eval ...` or `python -m lm_eval ...`, and not a program that calls lm-eval."""
+    program = Path(sys.argv[0])
+    return program.stem in ("lm_eval", "lm-eval") or program.parts[-2:] == ("lm_eval", "__main__.py")
+
+
+def asks_for_rows(arguments: Sequence[str]) -> bool:
+    """Whether lm-eval's command line, or the configuration file that it names, says how many rows to decode at once.
+
+    lm-eval itself does not tell: it hands a batch size of 1 on, whether somebody asked for it or not.
+    """
+    parser = argparse.ArgumentParser(add_help=False)  # takes abbreviations, as lm-eval's does
+    parser.add_argument("--batch_size", "-b")
+    parser.add_argument("--config", "-C", type=Path)
+    found, _ = parser.parse_known_args(list(arguments))
+    if found.batch_size is not None or found.config is None:
+        return found.batch_size is not None
+    return "batch_size" in (yaml.safe_load(found.config.read_text(encoding="utf-8")) or {})
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """On lm-eval's command line, a mistake that the user can mend is one message and exit status 2, as on our own."""
+    try:
+        yield
+    except UserError as error:
+        if not _on_command_line():
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(2) from error
 
 
 class MarsbenchLM(LM):  # type: ignore[misc]
@@ -47,7 +117,7 @@ class MarsbenchLM(LM):  # type: ignore[misc]
         draft: str | None = None,
         untrained_masks: bool = False,
         dtype: str = "float32",
-        batch_size: int | str = arguments.DEFAULT_ROWS,
+        batch_size: int | str = _DEFAULT_ROWS,
         max_batch_size: int | None = None,
         prefill_positions: int | str = PREFILL_POSITIONS,
         compiled: bool | str = False,
@@ -66,13 +136,15 @@ class MarsbenchLM(LM):  # type: ignore[misc]
         """
         super().__init__()
         own = [name for name in inspect.signature(type(self)).parameters if name != "options"]
-        arguments.check_names(options, own)
-        threshold, untrained_masks = arguments.value(threshold), arguments.value(untrained_masks)
-        options = {name: arguments.value(given) for name, given in options.items()}
-        switches = {"untrained_masks": untrained_masks, "compiled": arguments.value(compiled)}
-        arguments.check_values(pretrained, method, accept, threshold, switches, options)
-        rows = arguments.rows(batch_size)
-        self._prefill_positions = arguments.count(prefill_positions, "prefill positions {!r} are no number of tokens")
+        _check_names(options, own)
+        threshold, untrained_masks, compiled = map(_value, (threshold, untrained_masks, compiled))
+        options = {name: _value(given) for name, given in options.items()}
+        switches = {"untrained_masks": untrained_masks, "compiled": compiled}
+        _check_values(pretrained, method, accept, threshold, switches, options)
+        rows = _DEFAULT_ROWS
+        if not str(batch_size).startswith("auto"):
+            rows = _count(batch_size, "batch size {!r} is no number of rows", "give 1 or more, or auto")
+        self._prefill_positions = _count(prefill_positions, "prefill positions {!r} are no number of tokens")
         if dtype not in _DTYPES:
             raise unknown_name("dtype", dtype, list(_DTYPES))
         state = PartialState(cpu=not torch.accelerator.is_available())
@@ -82,7 +154,7 @@ class MarsbenchLM(LM):  # type: ignore[misc]
         self._loaded = load_aloud(str(pretrained), Reporter(), **how, adapter=adapter)
         companion = load_aloud(draft, Reporter(), **how) if draft else None
         self._method = fit(method, self._loaded, draft=companion, untrained_masks=untrained_masks, **options)
-        self._kind, not_compiled = kind_of_batch(self._loaded.model, self._method, switches["compiled"])
+        self._kind, not_compiled = kind_of_batch(self._loaded.model, self._method, bool(compiled))
         Reporter().say_once(not_compiled)
         self._threshold = threshold
         self._batch_size = 1 if METHODS[method].one_row else min(rows, max_batch_size or rows)
@@ -100,9 +172,9 @@ class MarsbenchLM(LM):  # type: ignore[misc]
     ) -> MarsbenchLM:
         """The model that lm-eval asks for, by `--model_args` and by options of its own; the former count more."""
         given = {name: value for name, value in (additional_config or {}).items() if value is not None}
-        if arguments.on_command_line() and not arguments.asks_for_rows(sys.argv[1:]):
+        if _on_command_line() and not asks_for_rows(sys.argv[1:]):
             given.pop("batch_size", None)  # lm-eval's default of 1, which nobody has asked for
-        with arguments.explained():
+        with _explained():
             return cls(**(given | dict(arg_dict)))
 
     @property
@@ -115,12 +187,11 @@ class MarsbenchLM(LM):  # type: ignore[misc]
         return str(self._loaded.tokenizer.name_or_path)
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """The conversation as the checkpoint's own template writes it."""
         return chat_text(self._loaded.tokenizer, chat_history, add_generation_prompt)
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """The model's answers, each cut at the first of its task's stop strings."""
-        with arguments.explained():
+        with _explained():
             generations = self._answers(requests)
         self._count(requests, generations)
         Reporter().say(
@@ -137,7 +208,11 @@ class MarsbenchLM(LM):  # type: ignore[misc]
         """Decode, with a bar; what is cut off prompts is said first."""
         eos_id, pad_id = default_ids(self._loaded)
         todo, cuts = zip(*[self._request(request) for request in requests], strict=True) if requests else ((), ())
-        self._say_cuts(requests, todo, cuts)
+        for task in dict.fromkeys(request.task_name for request in requests):
+            own = [number for number, request in enumerate(requests) if request.task_name == task]
+            room = min(room_for_prompt(self._loaded.model, todo[number].max_new_tokens) for number in own)
+            if words := cut_in_words(task, [cuts[number] for number in own], room):
+                Reporter().say(words)
         with Reporter().bar("answering") as bar:
             done = 0
 
@@ -169,14 +244,6 @@ class MarsbenchLM(LM):  # type: ignore[misc]
         temperature = float(settings.get("temperature") or 0.0) if settings.get("do_sample") else 0.0
         return Request(ids, limit, self._threshold, temperature=temperature, seed=request.doc_id), cut
 
-    def _say_cuts(self, requests: Sequence[Instance], todo: Sequence[Request], cuts: Sequence[int]) -> None:
-        """Say of every task how many of its prompts lose their beginning."""
-        for task in dict.fromkeys(request.task_name for request in requests):
-            own = [number for number, request in enumerate(requests) if request.task_name == task]
-            room = min(room_for_prompt(self._loaded.model, todo[number].max_new_tokens) for number in own)
-            if words := cut_in_words(task, [cuts[number] for number in own], room):
-                Reporter().say(words)
-
     def _count(self, requests: list[Instance], generations: list[Generation]) -> None:
         """Add up tokens and forwards over all processes; requests that only even out the processes do not count."""
         own = {id(request): generation for request, generation in zip(requests, generations, strict=True)}.values()
@@ -186,7 +253,6 @@ class MarsbenchLM(LM):  # type: ignore[misc]
         self._forwards += int(total[1])
 
     def get_model_info(self) -> dict[str, Any]:
-        """What lm-eval writes into the results beside the scores."""
         return {
             "processes": self._world_size,
             "method": self._method.name,
@@ -197,12 +263,10 @@ class MarsbenchLM(LM):  # type: ignore[misc]
         }
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensors of all processes one after the other."""
         whole: torch.Tensor = gather(tensor)
         return whole
 
     def gather_object(self, obj: Any, dst: int = 0) -> list[Any] | None:
-        """The objects of all processes, at process `dst`."""
         gathered: list[Any] = gather_object([obj])
         return gathered if self._rank == dst else None
 
@@ -210,8 +274,7 @@ class MarsbenchLM(LM):  # type: ignore[misc]
         PartialState().wait_for_everyone()
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """Only generation is of interest here."""
-        with arguments.explained():
+        with _explained():
             raise UserError(
                 "marsbench answers generation tasks only; this task asks for log-likelihoods",
                 fix="choose a task whose output is generated, such as gsm8k",
@@ -224,6 +287,11 @@ def _device(wanted: str | None, state: PartialState) -> torch.device:
     if state.num_processes > 1 or wanted is None or (wanted.startswith("cuda") and not torch.cuda.is_available()):
         return torch.device(state.device)
     return torch.device(wanted)
+
+
+def _value(given: Any) -> Any:
+    """A value as lm-eval's command line would read it: text that says a number, yes or no, or nothing, is meant so."""
+    return handle_arg_string(given) if isinstance(given, str) else given
 
 
 def _stops(until: Any) -> list[str]:

@@ -46,7 +46,7 @@ def run_code(responses: Iterable[Sequence[str]], docs: Iterable[Mapping[str, str
     asked = [[(text, doc["checks"]) for text in answer] for answer, doc in zip(responses, docs, strict=True)]
     fresh = list(dict.fromkeys(pair for pairs in asked for pair in pairs if pair not in _ENDED))
     verdicts = run_programs([_program(text, json.loads(checks)) for text, checks in fresh])
-    found = dict(zip(fresh, [verdict.reason for verdict in verdicts], strict=True))
+    found = dict(zip(fresh, verdicts, strict=True))
     _ENDED.update({pair: reason for pair, reason in found.items() if reason in ("passed", "failed")})
     return [[found.get(pair) or _ENDED[pair] for pair in pairs] for pairs in asked]
 

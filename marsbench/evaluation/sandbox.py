@@ -31,6 +31,7 @@ from typing import Any, Literal, TypeVar, cast, get_args
 from marsbench.errors import UserError
 
 T = TypeVar("T")
+# failed: wrong value or exception; timeout: past the time limit; killed: the process ended early.
 Reason = Literal["passed", "failed", "timeout", "killed"]
 READY = "ready"
 START_LIMIT_S = 60.0
@@ -90,14 +91,6 @@ class Program(Calls):
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """failed: wrong value or exception; timeout: past the time limit; killed: the process ended early."""
-
-    passed: bool
-    reason: Reason
-
-
-@dataclass(frozen=True)
 class Recording:
     """What each call returned, and the seconds it took; both empty unless all calls did (`reason` is "passed")."""
 
@@ -108,15 +101,14 @@ class Recording:
 
 def run_programs(
     programs: Sequence[Program], *, jobs: int | None = None, time_limit_s: float = 2.0, memory_limit_mb: int = 1024
-) -> list[Verdict]:
+) -> list[Reason]:
     """Verdicts in the order of `programs`, from `jobs` workers (default: one per core, fewer for a few programs).
 
     `time_limit_s` (at most 60) is wall-clock time for all inputs of a program together. `memory_limit_mb`
     bounds its address space, except on macOS, which has no such limit. Raises `UserError` if no worker can
     start.
     """
-    replies = _ask_all(programs, jobs, time_limit_s, memory_limit_mb)
-    return [Verdict(reply.reason == "passed", reply.reason) for reply in replies]
+    return [reply.reason for reply in _ask_all(programs, jobs, time_limit_s, memory_limit_mb)]
 
 
 def record_outputs(
@@ -127,16 +119,12 @@ def record_outputs(
     memory_limit_mb: int = 1024,
 ) -> list[Recording]:
     """What reference solutions return, in the order of `calls`; the rest is as for `run_programs`."""
-    replies = _ask_all(calls, jobs, time_limit_s, memory_limit_mb)
-    return [_recording(reply, len(call.inputs)) for reply, call in zip(replies, calls, strict=True)]
-
-
-def _recording(reply: _Reply, length: int) -> Recording:
-    if reply.reason != "passed":
-        return Recording(reply.reason, [], [])
-    record = io.BytesIO(reply.record)
-    pairs = [PlainUnpickler(record).load() for _ in range(length)]
-    return Recording("passed", [output for output, _ in pairs], [seconds for _, seconds in pairs])
+    found = []
+    for reply, call in zip(_ask_all(calls, jobs, time_limit_s, memory_limit_mb), calls, strict=True):
+        record, length = io.BytesIO(reply.record), len(call.inputs) if reply.reason == "passed" else 0
+        pairs = [PlainUnpickler(record).load() for _ in range(length)]
+        found.append(Recording(reply.reason, [output for output, _ in pairs], [seconds for _, seconds in pairs]))
+    return found
 
 
 def _ask_all(requests: Sequence[Calls], jobs: int | None, time_limit_s: float, memory_limit_mb: int) -> list[_Reply]:
@@ -195,7 +183,11 @@ class _Worker:
             self._connection.send(request)
             # Running and comparing are two calls of evalplus.
             if self._connection.poll(2 * (self._time_limit_s + EVALPLUS_SLACK_S)):
-                return _reply(self._connection.recv_bytes())
+                message = self._connection.recv_bytes()
+                word, _, record = message.partition(b"\n")
+                if word.decode() not in get_args(Reason):
+                    raise RuntimeError(f"the sandbox worker failed:\n{message.decode()}")
+                return _Reply(cast(Reason, word.decode()), record)
             reason = "timeout"
         self.close()
         self._start()
@@ -255,14 +247,6 @@ class _Worker:
             return self._connection.poll(START_LIMIT_S) and self._connection.recv_bytes().decode() == READY
         except (EOFError, ConnectionError):
             return False
-
-
-def _reply(message: bytes) -> _Reply:
-    word, _, record = message.partition(b"\n")
-    reason = word.decode()
-    if reason not in get_args(Reason):
-        raise RuntimeError(f"the sandbox worker failed:\n{message.decode()}")
-    return _Reply(cast(Reason, reason), record)
 
 
 @cache

@@ -170,24 +170,22 @@ def run_locked(
     """Locks this process for good, runs generated code in it, and records what its function returns, and when."""
     _leave_worker()
     _limit_resources(time_limit_s, record_limit_bytes)
-    _remove_unaudited()
+    for module, names in UNAUDITED.items():
+        for name in names.split():
+            setattr(module, name, None)
+    sys.modules.update(dict.fromkeys(REFUSED_MODULES))  # type: ignore[arg-type]  # None: not to be imported
     _refuse_side_effects()
     namespace: dict[str, Any] = {}
     exec(code, namespace)
     function = namespace[entry_point]
     for index, arguments in enumerate(inputs):
-        if limits_s:
-            _end_after(limits_s[index])
+        if limits_s:  # ends this process then, however it swallows exceptions
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.setitimer(signal.ITIMER_REAL, limits_s[index])
         start = time.perf_counter()
         value = function(*arguments)
         pickle.dump((value, time.perf_counter() - start), record)
     record.flush()
-
-
-def _end_after(limit_s: float) -> None:
-    """Ends this process in `limit_s`, however it swallows exceptions, unless this is called again before that."""
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.setitimer(signal.ITIMER_REAL, limit_s)
 
 
 def _leave_worker() -> None:
@@ -210,13 +208,6 @@ def _limit_resources(time_limit_s: float, record_limit_bytes: int) -> None:
         _, hard = resource.getrlimit(kind)
         lowest = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
         resource.setrlimit(kind, (lowest, lowest))
-
-
-def _remove_unaudited() -> None:
-    for module, names in UNAUDITED.items():
-        for name in names.split():
-            setattr(module, name, None)
-    sys.modules.update(dict.fromkeys(REFUSED_MODULES))  # type: ignore[arg-type]  # None: not to be imported
 
 
 def _refuse_side_effects() -> None:

@@ -103,7 +103,6 @@ class Comparison:
 
 
 def compare_files(exam: Exam, first: Path, second: Path) -> Comparison:
-    """Compare two files of responses question by question."""
     both = [score_file(exam, file) for file in (first, second)]
     answered = [set(one.exam.asked()) for one in both]
     shared = sorted(answered[0] & answered[1])
@@ -120,7 +119,10 @@ def compare_files(exam: Exam, first: Path, second: Path) -> Comparison:
 def _read_responses(exam: Exam, file: Path) -> dict[int, str]:
     """Question number -> response."""
     records = read_objects(file, ("doc_id", "response"))
-    names, targets = _names(exam), _targets(exam) if any(record.get("target") for record in records) else {}
+    names, targets = _names(exam), dict[int, str]()
+    if any(record.get("target") for record in records):
+        for name, task in exam.tasks.items():
+            targets |= dict(zip(exam.numbers[name], map(str, map(task.doc_to_target, task.eval_docs)), strict=True))
     found: dict[int, str] = {}
     for line, record in enumerate(records, 1):
         where = f"{file}, line {line}"
@@ -141,14 +143,6 @@ def _read_responses(exam: Exam, file: Path) -> dict[int, str]:
             _check_target(exam, record["target"], targets[number], where)
         found[number] = record["response"]
     return found
-
-
-def _targets(exam: Exam) -> dict[int, str]:
-    return {
-        number: str(task.doc_to_target(doc))
-        for name, task in exam.tasks.items()
-        for number, doc in zip(exam.numbers[name], task.eval_docs, strict=True)
-    }
 
 
 def _check_target(exam: Exam, logged: Any, expected: str, where: str) -> None:

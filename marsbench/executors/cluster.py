@@ -1,8 +1,8 @@
 """A Ray cluster: a CPU or a GPU for each task, several GPUs of one node for some, a whole node for what is timed.
 
-Ray decides where and when a task runs and does it again elsewhere where a process or a node is lost. Most tasks are
-handed over at once, with those that they come after as futures. Those that need a node, or several GPUs of one, are
-held back until they can start, so that nothing is reserved that waits.
+A task is handed over once all that it comes after have ended, and with what they made. Ray decides where and when it
+runs, and does it again elsewhere where a process or a node is lost. What needs a node for itself is held back until one
+is free.
 
 This module imports Ray, and nobody imports this module but who was asked for a cluster.
 """
@@ -31,7 +31,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from marsbench.errors import UserError
-from marsbench.executors.tasks import Ended, Task, ended_by, in_order, lost
+from marsbench.executors.tasks import Ended, Order, Task, ended_by, lost
 from marsbench.executors.worker import log_of, perform
 from marsbench.files import write_atomically
 from marsbench.paths import PACKAGE
@@ -99,7 +99,7 @@ class Cluster:
         """See `Executor.run`."""
         flow = _Flow(tasks, self._logs, has_gpus=self.gpus > 0)
         try:
-            while flow.is_going_on:
+            while flow:
                 flow.submit()
                 yield from flow.ended()
         finally:
@@ -112,54 +112,35 @@ class _Flow:
     def __init__(self, tasks: Sequence[Task], logs: Path, *, has_gpus: bool) -> None:
         self._logs, self._has_gpus = logs, has_gpus
         self._how = _How(logs, Path.cwd())
-        self._tasks = {task.name: task for task in tasks}
         if self._has_gpus and (most := max(node.gpus for node in _Node.alive())) < max(task.gpus for task in tasks):
             raise UserError(
                 f"no node of the cluster has the GPUs that a training wants: they have {most} at most",
                 fix="choose a smaller --gpus-per-training",
             )
-        self._held = in_order(tasks)
-        self._refs: dict[str, Any] = {}  # name of a task that was handed over -> its result to be, for those after it
+        self._order = Order(tasks)
         self._running: dict[Any, Task] = {}
-        self._ended: dict[str, Ended] = {}
-        self._gone: dict[str, Ended] = {}  # in place of results that will never be
-        self._given: dict[str, list[Any]] = {}  # task -> what it was handed of those before it: of the last two, either
         self._losses = Counter[str]()
         self._places: dict[str, _Node] = {}  # task that has a node for itself -> the node
         self._groups: dict[str, PlacementGroup] = {}
         self._stranded: dict[str, float] = {}  # task that no node could run -> since when
 
-    @property
-    def is_going_on(self) -> bool:
-        """Whether anything has not ended."""
-        return len(self._ended) < len(self._tasks)
+    def __bool__(self) -> bool:
+        return bool(self._order)
 
     # ---- handing over ----
 
     def submit(self) -> None:
-        """Hand over what can be: what reserves anything once all before it has ended, the rest once that was."""
-        for task in list(self._held):
-            before = self._before(task)
-            if not self._reserves(task):
-                if all(name in self._refs for name in before):
-                    self._hand_over(task)
-            elif all(name in self._ended for name in before):
-                node = self._free_node() if task.alone else None
-                if node is not None or not task.alone:
-                    self._hand_over(task, node)
-
-    def _before(self, task: Task) -> list[str]:
-        return [name for name in task.after if name in self._tasks]
-
-    def _made(self, name: str) -> Any:
-        """What those after a task are handed of it, as things stand."""
-        return self._gone.get(name, self._refs.get(name))
+        """Hand over what can start."""
+        for task in self._order.ready:
+            node = self._free_node() if task.alone else None
+            if node is not None or not task.alone:
+                self._order.take(task)
+                self._hand_over(task, node)
 
     def _reserves(self, task: Task) -> bool:
         return task.alone or (self._has_gpus and task.gpus > 1)
 
-    def _hand_over(self, task: Task, node: _Node | None = None) -> None:
-        self._held.remove(task)
+    def _hand_over(self, task: Task, node: _Node | None) -> None:
         options: dict[str, Any] = {"num_cpus": 1, "num_gpus": task.gpus if self._has_gpus else 0}
         if node is not None:  # all of it, and no other
             self._places[task.name] = node
@@ -172,11 +153,8 @@ class _Flow:
             options |= {"scheduling_strategy": strategy, "max_retries": 0}
         else:
             options |= {"scheduling_strategy": "SPREAD", "max_retries": _LOSSES - 1}
-        before = self._before(task)
-        self._given[task.name] = made = [self._made(name) for name in before]
         perform = _PERFORM_ONCE if options["num_gpus"] else _PERFORM
-        ref = perform.options(name=task.name, **options).remote(task, self._how, node, before, *made)
-        self._refs[task.name] = ref
+        ref = perform.options(name=task.name, **options).remote(task, self._how, node, self._order.made(task))
         self._running[ref] = task
 
     def _free_node(self) -> _Node | None:
@@ -202,18 +180,18 @@ class _Flow:
         """What has ended, after a while."""
         if self._running:
             done, _ = ray.wait([*self._running], num_returns=1, timeout=_LOOK_S)
-        else:  # what is held waits for a node
+        else:  # what is left waits for a node
             done = []
             time.sleep(_LOOK_S)
         found = [end for ref in done if (end := self._end_of(ref, self._running.pop(ref))) is not None]
         found += self._given_up()
-        self._ended |= {end.name: end for end in found}
+        for end in found:
+            self._order.end(end)
         return found
 
     def _given_up(self) -> list[Ended]:
         """The ends of tasks that no node has been able to run for a while: those that could are lost."""
-        waiting = [one for one in self._held if self._reserves(one) and set(self._before(one)) <= self._ended.keys()]
-        waiting += [one for one in self._running.values() if one.name in self._groups]
+        waiting = [*self._order.ready, *(one for one in self._running.values() if one.name in self._groups)]
         if not waiting:
             return []
         most, now, found = max((node.gpus for node in _Node.alive()), default=-1), time.monotonic(), list[Ended]()
@@ -225,72 +203,43 @@ class _Flow:
         return found
 
     def _strand(self, task: Task) -> Ended:
-        """Give up a task that is held, or waits for GPUs that are no more."""
-        if task in self._held:
-            self._held.remove(task)
+        """Give up a task that is held back, or waits for GPUs that are no more."""
+        if task in self._order.ready:
+            self._order.take(task)
         else:
-            ref = self._refs[task.name]
+            ref = next(ref for ref, one in self._running.items() if one is task)
             del self._running[ref]
             ray.cancel(ref, force=True)
             remove_placement_group(self._groups.pop(task.name))
         what = f"{task.title}: the cluster has lost every node that could run it"
-        end = ended_by(task, UserError(what, fix="give it a node like that, and type the same command again"))
-        self._gone[task.name] = end
-        return end
+        return ended_by(task, UserError(what, fix="give it a node like that, and type the same command again"))
 
     def _end_of(self, ref: Any, task: Task) -> Ended | None:
-        """How a task has ended; None where it is held, to be handed over again."""
+        """How a task has ended; None where it is to be handed over again: Ray does that itself for most."""
         self._places.pop(task.name, None)
         if (group := self._groups.pop(task.name, None)) is not None:
             remove_placement_group(group)
         try:
             end: Ended = ray.get(ref)
         except RayError as error:
-            if self._untold(task) or self._may_be_done_again(task, error):
-                del self._refs[task.name]
-                self._held.append(task)
+            # What its work raises is written down where it is done: this is what came before.
+            began, log = not isinstance(error, RayTaskError), log_of(self._logs, task.name)
+            self._losses[task.name] += 1
+            if began and self._reserves(task) and self._losses[task.name] < _LOSSES:
+                self._order.give_back(task)
                 return None
-            log = log_of(self._logs, task.name)
             with log.open("a", encoding="utf-8") as stream:
                 stream.write(f"{error}\n")
-            # What its work raises is written down where it is done: this is what came before.
-            began = not isinstance(error, RayTaskError)
-            end = lost(task, _LOSSES, log) if began else ended_by(task, _could_not_begin(task, error, log))
-            self._gone[task.name] = end
+            what = f"{task.title} could not begin: {str(error).strip().splitlines()[-1]}"
+            trouble = UserError(what, where=str(log), fix="mend what the log says on all nodes")
+            return lost(task, _LOSSES, log) if began else ended_by(task, trouble)
         return end
 
-    def _may_be_done_again(self, task: Task, error: RayError) -> bool:
-        """Whether a task whose process was lost is handed over once more: Ray does that itself for most."""
-        if isinstance(error, RayTaskError) or not self._reserves(task):
-            return False
-        self._losses[task.name] += 1
-        return self._losses[task.name] < _LOSSES
-
-    def _untold(self, task: Task) -> bool:
-        """Whether a task could not begin because it was handed a result that never came, and there is another by now.
-
-        A lost result is replaced by its failure. A task that was handed the lost one is handed over once more, and so
-        are those after it: they may hold a result of its first try, even where that of the second is there already.
-        """
-        return any(
-            name not in self._ended or self._made(name) is not given
-            for name, given in zip(self._before(task), self._given[task.name], strict=True)
-        )
-
     def cancel(self) -> None:
-        """End whatever runs."""
         for ref in self._running:
             ray.cancel(ref, force=True)
         for group in self._groups.values():
             remove_placement_group(group)
-
-
-def _could_not_begin(task: Task, error: RayError, log: Path) -> UserError:
-    return UserError(
-        f"{task.title} could not begin: {str(error).strip().splitlines()[-1]}",
-        where=str(log),
-        fix="mend what the log says on all nodes",
-    )
 
 
 # ---- on the nodes ---------------------------------------------------------------------------------------------------
@@ -303,7 +252,7 @@ class _How(NamedTuple):
     cwd: Path  # of the driver, from which relative paths are meant
 
 
-def _perform(task: Task, how: _How, whole: _Node | None, before: Sequence[str], *made: Ended) -> Ended:
+def _perform(task: Task, how: _How, whole: _Node | None, made: Sequence[Any]) -> Ended:
     """Carry out a task on a node: one that is to be alone only if it holds all of it."""
     context = ray.get_runtime_context()
     os.environ[NODE] = f"{socket.gethostname()}-{context.get_node_id()[:8]}"
@@ -314,8 +263,7 @@ def _perform(task: Task, how: _How, whole: _Node | None, before: Sequence[str], 
     _use_cores(whole.cpus if whole is not None else 1 if not held.get("GPU") else max(1, int(held.get("CPU", 1))))
     if how.cwd.is_dir():
         os.chdir(how.cwd)
-    values = {name: end.value for name, end in zip(before, made, strict=True)}
-    return perform(task, [values.get(name) for name in task.after], how.logs, os.environ[NODE])
+    return perform(task, made, how.logs, os.environ[NODE])
 
 
 # A process that has used a GPU holds memory there, and stays with that GPU: it ends with its task.
@@ -340,7 +288,6 @@ class _Look(NamedTuple):
 
 @ray.remote(num_cpus=0, max_retries=0)
 def _look(file: Path) -> _Look:
-    """Look at the token on a node."""
     try:
         token = file.read_text(encoding="utf-8")
     except OSError:

@@ -43,7 +43,6 @@ class Display:
         self._stack.close()
 
     def end(self, ended: Ended) -> None:
-        """Say that a task has ended, and how."""
         self._ended.add(ended.name)
         task, where = self._tasks[ended.name], f" on {ended.node}" if ended.node else ""
         if ended.error is None:
@@ -77,11 +76,8 @@ class Display:
     def _time_left(self, running: dict[str, State]) -> str:
         """How long the rest may take, if what is done says how good the estimates are; empty before anything is."""
         done = sum(self._tasks[name].seconds for name in self._ended)
-        done += sum(self._tasks[name].seconds * _share(state) for name, state in running.items())
+        for name, state in running.items():  # the part of its present step that is done: of several steps, a guess
+            if state.step is not None and state.step.total:
+                done += self._tasks[name].seconds * state.step.done / state.step.total
         whole, passed = sum(task.seconds for task in self._tasks.values()), time.monotonic() - self._begun
         return f"{roughly(passed * (whole - done) / done)} left" if done else ""
-
-
-def _share(state: State) -> float:
-    """The part of a task's present step that is done: of a task of several steps, a guess."""
-    return state.step.done / state.step.total if state.step is not None and state.step.total else 0.0

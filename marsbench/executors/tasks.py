@@ -67,7 +67,7 @@ class Order:
         self._tasks = {task.name: task for task in tasks}
         assert len(self._tasks) == len(tasks), "every task has a name of its own"
         self._values: dict[str, Any] = {}
-        awaited = {task.name: self._awaited(task) for task in tasks}
+        awaited = {task.name: [name for name in task.after if name in self._tasks] for task in tasks}
         self._way = _ways({task.name: task.seconds for task in tasks}, awaited)
         self._sorter = TopologicalSorter(awaited)
         self._sorter.prepare()
@@ -84,11 +84,9 @@ class Order:
         return list(self._ready)
 
     def take(self, task: Task) -> None:
-        """Note that a task is started."""
         self._ready.remove(task)
 
     def give_back(self, task: Task) -> None:
-        """Note that a task that was started is lost and must be done again."""
         self._ready.insert(0, task)
 
     def made(self, task: Task) -> list[Any]:
@@ -96,13 +94,9 @@ class Order:
         return [self._values.get(name) for name in task.after]
 
     def end(self, ended: Ended) -> None:
-        """Note that a task has ended."""
         self._values[ended.name] = ended.value
         self._sorter.done(ended.name)
         self._look()
-
-    def _awaited(self, task: Task) -> list[str]:
-        return [name for name in task.after if name in self._tasks]
 
     def _look(self) -> None:
         self._ready += [self._tasks[name] for name in self._sorter.get_ready()]
@@ -116,17 +110,6 @@ def _ways(seconds: Mapping[str, float], awaited: Mapping[str, Sequence[str]]) ->
         for before in awaited[name]:
             ways[before] = max(ways[before], seconds[before] + ways[name])
     return ways
-
-
-def in_order(tasks: Sequence[Task]) -> list[Task]:
-    """Tasks in the order in which one process would carry them out."""
-    order, found = Order(tasks), list[Task]()
-    while order:
-        task = order.ready[0]
-        order.take(task)
-        order.end(Ended(task.name, None, None, "", 0.0))
-        found.append(task)
-    return found
 
 
 def lost(task: Task, times: int, log: Path) -> Ended:

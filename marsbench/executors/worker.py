@@ -7,7 +7,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from threading import Event, Thread
@@ -25,13 +25,11 @@ BEAT_S = 2.0  # between two notes of how far a task is
 class State:
     """How far a running task is, as its process notes it in a file beside its log."""
 
-    node: str
     beat: float  # time of the note, in seconds since 1970
     step: Step | None = None  # None before the first
 
 
 def log_of(logs: Path, name: str) -> Path:
-    """Where a task says what it does."""
     return logs / f"{name}.log"
 
 
@@ -41,7 +39,7 @@ def read_state(logs: Path, name: str) -> State | None:
         told = json.loads(_state_of(logs, name).read_text(encoding="utf-8"))
     except (OSError, ValueError):  # a network file system may show a file that is on its way
         return None
-    return State(told["node"], told["beat"], Step(*told["step"]) if told["step"] else None)
+    return State(told["beat"], Step(*told["step"]) if told["step"] else None)
 
 
 def forget_state(logs: Path, name: str) -> None:
@@ -65,7 +63,12 @@ def perform(task: Task, made: Sequence[Any], logs: Path, node: str = "") -> Ende
     started, error = time.perf_counter(), None
     log = log_of(logs, task.name)
     try:
-        with _speaking_into(log), _followed(task, logs, node) as reporter:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with (
+            log.open("a", encoding="utf-8", buffering=1) as stream,  # behind what an earlier try has said
+            redirect_stderr(stream),
+            _followed(task, logs) as reporter,
+        ):
             try:
                 value = task.run(made, reporter)
             except Exception as problem:
@@ -93,19 +96,7 @@ def _in_words(problem: Exception, task: Task, log: Path) -> UserError:
 
 
 @contextmanager
-def _speaking_into(log: Path) -> Iterator[None]:
-    """Let this process speak into a file, behind what an earlier try has said."""
-    log.parent.mkdir(parents=True, exist_ok=True)
-    before = sys.stderr
-    with log.open("a", encoding="utf-8", buffering=1) as sys.stderr:
-        try:
-            yield
-        finally:
-            sys.stderr = before
-
-
-@contextmanager
-def _followed(task: Task, logs: Path, node: str) -> Iterator[Reporter]:
+def _followed(task: Task, logs: Path) -> Iterator[Reporter]:
     """A reporter whose steps are noted in a file, every few seconds; once where every disturbance would be timed."""
     file, ended, steps = _state_of(logs, task.name), Event(), list[Step]()
 
@@ -113,7 +104,7 @@ def _followed(task: Task, logs: Path, node: str) -> Iterator[Reporter]:
         steps[:] = [step]
 
     def note() -> None:
-        state = State(node, time.time(), steps[0] if steps else None)
+        state = State(time.time(), steps[0] if steps else None)
         write_atomically(file, json.dumps(asdict(state)).encode())
 
     def beat() -> None:

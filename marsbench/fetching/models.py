@@ -73,7 +73,6 @@ def which(name: str) -> str:
 
 
 def is_there(name: str) -> bool:
-    """Whether a model has been fetched, by its longer name."""
     return (cache_folder() / name / RECORD).is_file()
 
 

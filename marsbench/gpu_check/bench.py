@@ -102,7 +102,6 @@ class Bench:
     def answers(
         self, loaded: Loaded, name: str, method: Method | OutsideMethod, kind: KindOfBatch = Batch, **ids: Any
     ) -> list[list[int]]:
-        """The tokens of every answer."""
         threshold = _THRESHOLD if METHODS[name].takes_threshold else None
         requests = [Request(prompt, self.new_tokens, threshold) for prompt in self.requests]
         settings = {"eos_id": loaded.tokenizer.eos_token_id, "pad_id": loaded.tokenizer.pad_token_id, **ids}

@@ -32,7 +32,6 @@ def write_gpu_page(root: Path) -> list[Path]:
 
 
 def render(rows: Sequence[CheckRow]) -> str:
-    """The page as Markdown: per device, whether each check holds, then its numbers."""
     parts = ["# GPUs", "`marsbench gpu-check` on every GPU that it was run on. Models have random weights or are tiny."]
     for device in dict.fromkeys(row.device for row in rows):
         of_device = [row for row in rows if row.device == device]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import resources
@@ -72,7 +72,6 @@ class World:
     draft_pretraining: Budget | None = None  # of the draft's base; None = as the base's
 
     def pretraining_of(self, *, draft: bool) -> Budget:
-        """The budget of a base, or of the draft's."""
         return (draft and self.draft_pretraining) or self.pretraining
 
 
@@ -154,7 +153,6 @@ class Preset:
         return replace(self, published=published, train_all=train_all)
 
     def ships(self, checkpoint: str) -> bool:
-        """Whether a ready checkpoint came with the package."""
         return checkpoint.startswith(_beside("./"))
 
     @property
@@ -182,17 +180,19 @@ class Preset:
             return replace(budget, steps=steps or budget.steps, batch_size=batch_size or budget.batch_size)
 
         world, start = self.world, self.pretrained
+        if world is not None:
+            draft = world.draft_pretraining
+            world = replace(world, pretraining=changed(world.pretraining), draft_pretraining=draft and changed(draft))
         return replace(
             self,
             finetuning=changed(self.finetuning),
             adapter=replace(self.adapter, head=head or self.adapter.head),
-            world=world and _with_budgets(world, changed),
+            world=world,
             pretrained=start and replace(start, base=base or start.base, chat_data=chat_data or start.chat_data),
         )
 
 
 def scales() -> list[str]:
-    """The names of all presets."""
     return sorted(file.name.removesuffix(".yaml") for file in _FILES.iterdir() if file.name.endswith(".yaml"))
 
 
@@ -226,30 +226,20 @@ def preset(scale: str) -> Preset:
         raise unknown_name("scale", scale, scales())
     values = yaml.safe_load((_FILES / f"{scale}.yaml").read_text(encoding="utf-8"))
     world, pretrained = values.pop("world", None), values.pop("pretrained", None)
+    for name in {"pretraining", "draft_pretraining"} & {*(world or ())}:
+        world[name] = Budget(**world[name])
     published = {stage: _beside(place) for stage, place in values.pop("published", {}).items()}
     return Preset(
         scale=scale,
         finetuning=Budget(**values.pop("finetuning")),
         benchmarks=tuple(values.pop("benchmarks")),
         assumptions=Assumptions(**values.pop("assumptions")),
-        world=_world(world) if world else None,
+        world=World(**world) if world else None,
         pretrained=Pretrained(**pretrained) if pretrained else None,
         adapter=AdapterSize(**values.pop("adapter", {})),
         published=published,
         **values,
     )
-
-
-def _with_budgets(world: World, changed: Callable[[Budget], Budget]) -> World:
-    draft = world.draft_pretraining
-    return replace(world, pretraining=changed(world.pretraining), draft_pretraining=draft and changed(draft))
-
-
-def _world(values: dict[str, Any]) -> World:
-    budgets: dict[str, Any] = {
-        name: Budget(**values.pop(name)) for name in ("pretraining", "draft_pretraining") if name in values
-    }
-    return World(**budgets, **values)
 
 
 def _beside(place: str) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 
@@ -20,14 +19,13 @@ from marsbench.methods import OPTIONS
 from marsbench.methods.fitting import fit
 from marsbench.methods.settings import load_aloud
 from marsbench.provenance import products, provenance
-from marsbench.rows.kinds import EvaluationRow
+from marsbench.rows.kinds import EvaluationRow, Status
 from marsbench.rows.workspace import full_disk_explained
 from marsbench.running.checkpoints import Checkpoints
 from marsbench.running.plans import Arm, Asked
 from marsbench.running.run import Run
 from marsbench.training.checkpoints import Loaded, default_device
 
-_COUNT_EVERY_S = 2.0
 _DTYPE = "float32"  # in which everything is decoded unless somebody says otherwise
 
 
@@ -37,33 +35,24 @@ class Cells:
     def __init__(self, run: Run) -> None:
         self._run, self._checkpoints = run, Checkpoints(run)
 
-    def cell(
-        self,
-        arm: Arm,
-        loaded: Loaded,
-        name: str,
-        draft: Loaded | None = None,
-        *,
-        questions: int | None = None,
-        title: str = "",
-    ) -> EvaluationRow:
-        """One arm on one benchmark; tables that ask the same share what was measured."""
-        title = title or f"{arm.label}, {name}"
+    def cell(self, asked: Asked, loaded: Loaded, draft: Loaded | None = None, title: str = "") -> EvaluationRow:
+        """A cell, answered and scored now unless it was; tables that ask the same share what was measured."""
+        run, arm = self._run, asked.arm
         method = self.method(arm, loaded, draft)
-        companion = draft.weights if draft else None
-        kind, not_compiled = kind_of_batch(loaded.model, method, self._run.compiled)
-        key = self._key(arm, name, questions, loaded.weights, companion, _dtype_of(loaded), kind is not Batch)
-        row, log = self._run.store.rows().get(key), self._run.workspace.answers(key)
-        if isinstance(row, EvaluationRow) and row.status == "done":
-            if not self._run.must_redo(key, f"{arm.label} on {name}", log):
-                return replace(row, arm=arm.name)  # another table's line may have measured it
-            for file in (log, *self._run.workspace.shards(key)):
+        kind, not_compiled = kind_of_batch(loaded.model, method, run.compiled)
+        weights = loaded.weights, draft.weights if draft else None
+        key = self._key(asked, *weights, _dtype_of(loaded), kind is not Batch)
+        log = run.workspace.answers(key)
+        if (row := self._done(key, arm)) is not None:
+            if not run.must_redo(key, f"{arm.label} on {asked.benchmark}", log):
+                return row
+            for file in (log, *run.workspace.shards(key)):
                 file.unlink(missing_ok=True)
-        self._run.reporter.say_once(not_compiled)
-        exam = self._run.exam(name, questions).shard(*self._run.shard)
-        row = self._measure(arm, loaded, method, exam, key, title, kind)
-        if self._run.is_whole:  # one shard's answers are logged, and make a row together with the others'
-            self._run.keep(row)
+        run.reporter.say_once(not_compiled)
+        exam = run.exam(asked.benchmark, asked.questions).shard(*run.shard)
+        row = self._measure(arm, loaded, method, exam, key, title or f"{arm.label}, {asked.benchmark}", kind)
+        if run.is_whole:  # one shard's answers are logged, and make a row together with the others'
+            run.keep(row)
         return row
 
     def known(self, asked: Asked) -> EvaluationRow | None:
@@ -74,34 +63,35 @@ class Cells:
         weights = [record.weights for one in arm.needs if (record := self._checkpoints.own(one)) is not None]
         if len(weights) < len(arm.needs):
             return None
-        row = self._run.store.rows().get(self._key(arm, name, questions, weights[0], weights[1] if arm.draft else None))
+        return self._done(self._key(asked, weights[0], weights[1] if arm.draft else None), arm)
+
+    def _done(self, key: str, arm: Arm) -> EvaluationRow | None:
+        """A finished row, as the arm's: another table's line may have measured it."""
+        row = self._run.store.rows().get(key)
         return replace(row, arm=arm.name) if isinstance(row, EvaluationRow) and row.status == "done" else None
 
     def method(self, arm: Arm, loaded: Loaded, draft: Loaded | None = None) -> Method | OutsideMethod:
         """An arm's method, with its options, fitted to its checkpoint."""
+        # The others go with every request, or name the draft's stage.
+        options = {name: value for name, value in arm.options.items() if name in OPTIONS}
         with self._checkpoints.others_may_fail(arm.trained):
-            return fit(arm.method, loaded, draft=draft, untrained_masks=arm.untrained_masks, **method_options(arm))
+            return fit(arm.method, loaded, draft=draft, untrained_masks=arm.untrained_masks, **options)
 
-    def skipped(self, arm: Arm, name: str, reason: str) -> EvaluationRow:
-        scale, origin = self._run.scale.scale, provenance(seed=self._run.seed)
-        key = content_hash({"skipped": [arm.name, name, scale, reason]})
-        identity = arm.name, arm.stage, arm.method, arm.options, name, benchmark(name).headline
-        return EvaluationRow(key, "skipped", reason, scale, *identity, provenance=origin)
+    def without(self, asked: Asked, reason: str, status: Status = "skipped") -> EvaluationRow:
+        """The row of a cell that could not be measured."""
+        arm, scale, origin = asked.arm, self._run.scale.scale, provenance(seed=self._run.seed)
+        key = content_hash({"skipped": [arm.name, asked.benchmark, scale, reason]})
+        identity = arm.name, arm.stage, arm.method, arm.options, asked.benchmark, benchmark(asked.benchmark).headline
+        return EvaluationRow(key, status, reason, scale, *identity, provenance=origin)
 
     def _key(
-        self,
-        arm: Arm,
-        name: str,
-        questions: int | None,
-        weights: str | None,
-        draft: str | None,
-        dtype: str = _DTYPE,
-        compiled: bool = False,
+        self, asked: Asked, weights: str | None, draft: str | None, dtype: str = _DTYPE, compiled: bool = False
     ) -> str:
         """The key of everything that decides a cell's answers and scores.
 
         Compiled steps change no token, but in 16 bits they round less often, so that close calls may end otherwise.
         """
+        arm, name, questions = asked
         return content_hash(
             {
                 "stage": arm.stage,
@@ -130,7 +120,6 @@ class Cells:
         limit = self._run.answer_limit(chosen.name)
         log = AnswerLog(workspace.answers(key, self._run.shard), workspace.shards(key))
         with self._run.reporter.bar(title) as bar:
-            rate = _Rate(log)
             model = EngineModel(
                 exam,
                 log,
@@ -141,23 +130,21 @@ class Cells:
                 batch_size=scale.batch_size,
                 prefill_positions=self._run.prefill_positions,
                 kind=kind,
-                progress=lambda done, asked: bar.update(done, asked, tokens_per_second=rate.now()),
+                progress=lambda done, asked: bar.update(
+                    done, asked, tokens_per_second=log.emitted / (time.perf_counter() - started)
+                ),
             )
             scored = evaluate(model)
         cuts = [answer.prompt_cut for answer in scored.answers]
         if said := cut_in_words(chosen.name, cuts, model.room):
             self._run.reporter.say(said)
+        identity = arm.name, arm.stage, arm.method, arm.options, chosen.name, chosen.headline
         row = EvaluationRow(
-            key=key,
-            status="done",
-            reason="",
-            scale=scale.scale,
-            arm=arm.name,
-            stage=arm.stage,
-            method=arm.method,
-            options=arm.options,
-            benchmark=chosen.name,
-            metric=chosen.headline,
+            key,
+            "done",
+            "",
+            scale.scale,
+            *identity,
             correct=scored.correct,
             others={name: values for name, values in scored.scores.items() if name != chosen.headline},
             emitted=[answer.emitted for answer in scored.answers],
@@ -177,32 +164,8 @@ class Cells:
         return row
 
 
-class _Rate:
-    """How many tokens a second come into a log of answers, counted anew every few seconds."""
-
-    def __init__(self, log: AnswerLog) -> None:
-        self._log, self._rate = log, 0.0
-        self._counted, self._tokens = time.perf_counter(), self._emitted()
-
-    def now(self) -> float:
-        passed = time.perf_counter() - self._counted
-        if passed > _COUNT_EVERY_S:
-            tokens = self._emitted()
-            self._rate = (tokens - self._tokens) / passed
-            self._counted, self._tokens = self._counted + passed, tokens
-        return self._rate
-
-    def _emitted(self) -> int:
-        return sum(answer.emitted for answer in self._log.answers.values())
-
-
 def _dtype_of(loaded: Loaded) -> str:
     return str(loaded.model.dtype).removeprefix("torch.")
-
-
-def method_options(arm: Arm) -> dict[str, Any]:
-    """Those of an arm's options that are the method's; the others go with every request, or name the draft's stage."""
-    return {name: value for name, value in arm.options.items() if name in OPTIONS}
 
 
 def ask(
@@ -228,4 +191,4 @@ def ask(
         companion = load_aloud(draft, run.reporter, dtype=dtype, device=default_device()) if draft else None
         loaded, cells = Checkpoints(run).named(checkpoint, adapter, *arm.trained, dtype), Cells(run)
         for name in benchmarks:
-            yield cells.cell(arm, loaded, name, companion)
+            yield cells.cell(Asked(arm, name, None), loaded, companion)

@@ -229,22 +229,12 @@ class Checkpoints:
 
 
 def _row(chosen: Recipe, record: TrainingRecord) -> TrainingRow:
+    cost = {one: getattr(record, one) for one in ("parameters", "steps", "tokens", "seconds", "loss", "measures")}
+    origin = {**record.provenance, **({"base": chosen.pretrained.base} if chosen.pretrained else {})}
     return TrainingRow(
-        key=chosen.key,
-        status="done",
-        reason="",
-        scale=chosen.scale,
-        stage=chosen.stage,
-        block_size=chosen.block_size,
-        parameters=record.parameters,
-        steps=record.steps,
-        tokens=record.tokens,
-        seconds=record.seconds,
-        loss=record.loss,
-        checkpoint=record.weights,
-        measures=record.measures,
-        provenance={**record.provenance, **({"base": chosen.pretrained.base} if chosen.pretrained else {})},
-    )
+        chosen.key, "done", "", chosen.scale, chosen.stage, chosen.block_size, **cost, checkpoint=record.weights,
+        provenance=origin,
+    )  # fmt: skip
 
 
 @contextmanager

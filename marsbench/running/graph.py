@@ -139,7 +139,6 @@ class AnswerTask(RunTask):
 
     @property
     def listed(self) -> str:
-        """Together with the others of its checkpoint."""
         return f"answering with {self.cells[0].arm.trained.title}"
 
     @property
@@ -163,7 +162,7 @@ def _why_not(run: Run, asked: Asked, loaded: Loaded, draft: Loaded | None) -> st
     from marsbench.running.cells import Cells
 
     try:
-        Cells(run).cell(asked.arm, loaded, asked.benchmark, draft, questions=asked.questions)
+        Cells(run).cell(asked, loaded, draft)
     except UserError as error:
         run.reporter.say(str(error))
         return error.reason
@@ -186,7 +185,6 @@ class Known:
         return False
 
     def asked(self, plan: TablePlan) -> list[str]:
-        """The benchmarks that a table asks."""
         return plan.of(self._scale.benchmarks)
 
     def questions_left(self, asked: Asked) -> int:

@@ -59,7 +59,6 @@ class Run:
         return self.shard == (1, 1)
 
     def asked(self, plan: TablePlan) -> list[str]:
-        """The benchmarks that a table asks in this run."""
         names = plan.of(self.benchmarks or self.scale.benchmarks)
         if not names:
             raise UserError(
@@ -114,7 +113,6 @@ class Run:
         return True
 
     def renewed(self, key: str) -> None:
-        """Take note that a result was made in this run."""
         self._renewed.add(key)
 
     def keep(self, row: Row) -> None:

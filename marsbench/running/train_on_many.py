@@ -39,9 +39,11 @@ def train_on_many(task: Task, processes: int, logs: Path, launch: Sequence[str] 
         file.flush()
         shared = ["--num_processes", str(processes), "--main_process_port", "0"]  # any free port
         command = [sys.executable, "-m", "accelerate.commands.launch", *options, *shared, "-m", __name__, file.name]
+        on_linux = sys.platform == "linux"
         done = subprocess.run(
             command, stderr=sys.stderr, stdout=sys.stderr, check=False,
-            preexec_fn=_end_with_parent if sys.platform == "linux" else None,
+            # Has Linux end it when this process is killed.
+            preexec_fn=(lambda: ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)) if on_linux else None,
         )  # fmt: skip
     if done.returncode:
         raise UserError(
@@ -53,11 +55,6 @@ def train_on_many(task: Task, processes: int, logs: Path, launch: Sequence[str] 
 def is_launched() -> bool:
     """Whether this is one of the processes of a training that `accelerate launch` has started."""
     return "LOCAL_RANK" in os.environ
-
-
-def _end_with_parent() -> None:
-    """Have Linux end a process that is about to start when the one that starts it is killed."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def main() -> None:

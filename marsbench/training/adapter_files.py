@@ -65,7 +65,6 @@ def _place_of_decoder(model: PreTrainedModel) -> str:
 
 
 def is_adapter(folder: Path) -> bool:
-    """Whether a folder holds an adapter."""
     return (folder / CONFIG).is_file()
 
 

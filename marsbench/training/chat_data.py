@@ -49,7 +49,10 @@ def read_chat_data(source: str, tokenizer: PreTrainedTokenizerBase, max_length: 
     """
     local = source.endswith((".jsonl", ".json")) or Path(source).is_file()
     table = _from_file(Path(source)) if local else _from_hub(source)
-    key = _content_key(table, tokenizer, max_length)
+    # All that the tokenised rows depend on, this file included; their name in the cache.
+    parts = [table._fingerprint, tokenizer.chat_template, tokenizer.eos_token, sorted(tokenizer.get_vocab().items())]
+    parts += [max_length, Path(__file__).read_text(encoding="utf-8")]
+    key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
     # A hub data set is tokenised once and kept; whichever process comes first does it, and the others wait for it.
     with nullcontext() if local else locked(Path(f"{table.cache_files[0]['filename']}.{key}.lock")):
         rows = table.map(
@@ -66,13 +69,6 @@ def read_chat_data(source: str, tokenizer: PreTrainedTokenizerBase, max_length: 
             "no conversation has an assistant's turn to learn", where=source, fix="check the roles, or the max length"
         )
     return ChatData(rows, list(rows["length"]), list(rows["labelled"]), len(table) - len(rows))
-
-
-def _content_key(table: Any, tokenizer: PreTrainedTokenizerBase, max_length: int) -> str:
-    """Hash of everything that the tokenised rows depend on, this file included; their name in the cache."""
-    parts = [table._fingerprint, tokenizer.chat_template, tokenizer.eos_token, sorted(tokenizer.get_vocab().items())]
-    parts += [max_length, Path(__file__).read_text(encoding="utf-8")]
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
 
 def _from_file(file: Path) -> Any:

@@ -82,7 +82,6 @@ class Loaded:
 
 
 def default_device() -> str:
-    """The first GPU where there is one, else the CPU."""
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 

@@ -39,7 +39,6 @@ class MedusaHeads(nn.Module):
         return torch.stack([hidden + F.silu(block(hidden)) for block in self.blocks], dim=-2)
 
     def save(self, folder: Path) -> None:
-        """Write the heads beside a checkpoint."""
         save_file(self.state_dict(), folder / _FILE)
 
     @classmethod

@@ -176,6 +176,7 @@ class Recipe:
 
 _LATER = {"difficulty": "usual", "instruct_base": False, "rank": None, "head": "none"}
 _LATER_IN_BUDGETS = {"cycle": None, "sequences": None}
+_WEIGHTS = "model.safetensors"
 
 
 def recipe(scale: Preset, stage_name: str, *, block_size: int = 4, seed: int = 0) -> Recipe:
@@ -191,6 +192,7 @@ def recipe(scale: Preset, stage_name: str, *, block_size: int = 4, seed: int = 0
     has_blocks = chosen.objective in BLOCKWISE
     model = None if world is None else world.draft_model if chosen.draft else world.model
     parents = lineage(scale, stage_name)[:-1]
+    ready = scale.ready_checkpoint(chosen.parent, None) if world and chosen.parent else None  # the world's, untrained
     budget = world.pretraining_of(draft=chosen.draft) if world and chosen.plain_text else scale.finetuning
     budget = budget.part(chosen.share)
     head = scale.adapter.head if chosen.head == "none" else chosen.head
@@ -209,7 +211,7 @@ def recipe(scale: Preset, stage_name: str, *, block_size: int = 4, seed: int = 0
         vocabulary_size=world.vocabulary_size if world else None,
         pretrained=pretrained,
         chat_data_hash=_file_hash(Path(pretrained.chat_data)) if pretrained else None,
-        parent=recipe(scale, parents[-1], seed=seed).key if parents else _ready_weights(scale, chosen.parent),
+        parent=recipe(scale, parents[-1], seed=seed).key if parents else ready and _file_hash(Path(ready) / _WEIGHTS),
         versions=versions("training", *(() if pretrained else ("world",))),
         torch=metadata.version("torch"),
         transformers=metadata.version("transformers"),
@@ -226,12 +228,6 @@ def lineage(scale: Preset, stage_name: str) -> list[str]:
     if chosen.plain_text and (scale.pretrained or scale.ready_checkpoint(stage_name, None)):
         return []
     return [*(lineage(scale, chosen.parent) if chosen.parent else []), stage_name]
-
-
-def _ready_weights(scale: Preset, parent: str | None) -> str | None:
-    """The hash of the weights that a stage of the world starts from where nothing is trained before it."""
-    ready = scale.ready_checkpoint(parent, None) if scale.world and parent else None
-    return None if ready is None else _file_hash(Path(ready) / "model.safetensors")
 
 
 def _file_hash(file: Path) -> str | None:

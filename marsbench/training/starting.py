@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
 
 from marsbench.errors import UserError
+from marsbench.progress import Say
 from marsbench.training import checkpoints
 from marsbench.training.chat_data import read_chat_data
 from marsbench.training.data import (
@@ -62,9 +63,7 @@ def _from_base(base: str, *, grows: bool) -> tuple[PreTrainedTokenizerBase, PreT
     return tokenizer, model, loaded.weights
 
 
-def data_of(
-    recipe: Recipe, tokenizer: PreTrainedTokenizerBase, say: Callable[[str], None]
-) -> tuple[TrainingData, dict[str, float]]:
+def data_of(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, say: Say) -> tuple[TrainingData, dict[str, float]]:
     """The stage's data in training order, a whole number of batches; and how much of its source was used."""
     batch_size, noisy = recipe.budget.batch_size, recipe.block_size is not None
     if recipe.pretrained is None:
@@ -114,6 +113,5 @@ def held_out(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Iterator[dic
 
 
 def collator_of(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Collator:
-    """What makes batches of the stage's data."""
     block_size = recipe.block_size if recipe.variant.fills_with_eos else None
     return Collator(tokenizer.pad_token_id, tokenizer.eos_token_id, block_size)

@@ -32,6 +32,7 @@ from transformers import (
 )
 
 from marsbench.forward.attention import without_cudnn_attention
+from marsbench.progress import Say
 from marsbench.provenance import provenance
 from marsbench.training import records
 from marsbench.training.arguments import arguments_of, rate_in_cycle
@@ -48,12 +49,7 @@ _RESUMABLE = "resumable.json"  # written last into a Trainer checkpoint; one wit
 
 
 def train(
-    recipe: Recipe,
-    folder: Path,
-    parent: Path | None,
-    progress: OnLog,
-    say: Callable[[str], None],
-    watch: TrainerCallback | None = None,
+    recipe: Recipe, folder: Path, parent: Path | None, progress: OnLog, say: Say, watch: TrainerCallback | None = None
 ) -> TrainingRecord:
     """Train a stage, or go on where an interrupted run stopped; returns the finished checkpoint's record.
 
@@ -77,12 +73,7 @@ def _whole_on_every_device() -> Iterator[None]:
 
 
 def _train(
-    recipe: Recipe,
-    folder: Path,
-    parent: Path | None,
-    progress: OnLog,
-    say: Callable[[str], None],
-    watch: TrainerCallback | None,
+    recipe: Recipe, folder: Path, parent: Path | None, progress: OnLog, say: Say, watch: TrainerCallback | None
 ) -> TrainingRecord:
     started = provenance(seed=recipe.seed)
     set_seed(recipe.seed)

@@ -9,7 +9,7 @@ from marsbench.racing.sweep import Sweep
 from marsbench.rows.kinds import Row
 from marsbench.running.run import Run
 from marsbench.running.tables import Table
-from marsbench.running.training_speed import training_speed_rows
+from marsbench.running.training_cost import training_speed_rows
 from marsbench.studies.real_model.lines import PLAN, grid_at
 
 _STEPS = 8  # of each stage, to be timed

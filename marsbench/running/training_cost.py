@@ -1,0 +1,210 @@
+"""What training costs here.
+
+One step: AR SFT against MARS on the same batches, timed in turn (the paper's Appendix A). And how fast a scale trains,
+and in how much memory: a stage's own training, stopped after a few steps. Each stage trains in a process of its own, so
+that its peak is nobody else's. What is trained is the scale's base with the scale's data; which weights it starts from
+changes no speed.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from transformers import TrainerCallback
+
+from marsbench.forward.attention import without_cudnn_attention
+from marsbench.keys import versions
+from marsbench.neighbours import BUSY_CORES, cores, read_clocks, used_between
+from marsbench.presets import DEFAULT_BLOCK_SIZE, Preset
+from marsbench.rows.kinds import StepCostRow, TrainingSpeedRow
+from marsbench.running.checkpoints import Checkpoints
+from marsbench.running.kept import kept
+from marsbench.running.run import Run
+from marsbench.training import checkpoints, records
+from marsbench.training.data import Collator, conversations, in_batches, lengths
+from marsbench.training.memory import bytes_kept, keep_freed_memory, peak
+from marsbench.training.objectives import ar_loss, mars_loss
+from marsbench.training.stages import Recipe
+from marsbench.training.trainer import train
+from marsbench.world import difficulty
+
+STAGES = ("ar_sft", "mars", "base_gated")
+_REPEATS = 30  # of one step
+_FIRST_REPEATS = 5  # that are not timed
+_FIRST_STEPS = 3  # of a training that are not: memory is new, and how much of a batch fits is measured
+
+
+class StepCost(NamedTuple):
+    """What whole optimizer steps take, repeat by repeat: {"ar": [...], "mars": [...]}."""
+
+    seconds: dict[str, list[float]]
+    memory: dict[str, list[int]]  # bytes
+
+
+def step_cost_row(run: Run) -> StepCostRow:
+    """The cost of a MARS step over an AR step, on the AR SFT checkpoint, which must be trained."""
+    parent = Checkpoints(run).recipe("ar_sft", None)
+    folder = run.workspace.checkpoint(parent)
+    record = records.finished(folder)
+    started = str(record.provenance["started"]) if record else ""
+    content = {"kind": "step_cost", "parent": parent.key, "started": started, "versions": versions("timing")}
+
+    def timed() -> dict[str, Any]:
+        with run.reporter.bar("timing training steps"):
+            return step_cost(run.scale, folder, run.seed)._asdict()
+
+    return kept(run, StepCostRow, content, "the step costs", timed)
+
+
+def step_cost(scale: Preset, checkpoint: Path, seed: int) -> StepCost:
+    """Time and memory of both objectives.
+
+    Each repeat takes a new batch and runs both objectives on it, the one that goes first changing every time. Memory is
+    what must be held when the backward pass begins: weights, gradients, AdamW's two moments, and all that the forward
+    pass keeps. It is counted, not read from an allocator, so that it means the same on every device.
+    """
+    keep_freed_memory()
+    without_cudnn_attention()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    loaded = checkpoints.load(checkpoint, device=device)
+    model, tokenizer, size = loaded.model.train(), loaded.tokenizer, scale.finetuning.batch_size
+    level = difficulty(scale.world.difficulty if scale.world else "usual")
+    sequences = conversations(tokenizer, (_FIRST_REPEATS + _REPEATS) * size, seed, level)
+    order = in_batches(range(len(sequences)), lengths(sequences, noisy=True), size, seed=seed)
+    data = [sequences[index] for index in order]
+    collate = Collator(tokenizer.pad_token_id, tokenizer.eos_token_id, DEFAULT_BLOCK_SIZE)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
+    mask_id = tokenizer.mask_token_id
+    losses: dict[str, Callable[..., Tensor]] = {
+        "ar": lambda **batch: ar_loss(model, **batch),
+        "mars": lambda **batch: mars_loss(model, **batch, block_size=DEFAULT_BLOCK_SIZE, mask_token_id=mask_id).total,
+    }
+    cost = StepCost({name: [] for name in losses}, {name: [] for name in losses})
+    for repeat in range(_FIRST_REPEATS + _REPEATS):
+        batch = {name: values.to(device) for name, values in collate(data[repeat * size : (repeat + 1) * size]).items()}
+        for name in sorted(losses, reverse=bool(repeat % 2)):
+            took = _timed_step(model, optimizer, losses[name], batch)
+            if repeat >= _FIRST_REPEATS:
+                cost.seconds[name].append(took)
+                cost.memory[name].append(_memory(model, losses[name], batch))
+    return cost
+
+
+def _timed_step(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, loss: Callable[..., Tensor], batch: dict[str, Tensor]
+) -> float:
+    """One whole step, synchronised at both ends."""
+    _synchronize()
+    started = time.perf_counter()
+    optimizer.zero_grad()
+    loss(**batch).backward()  # type: ignore[no-untyped-call]
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    _synchronize()
+    return time.perf_counter() - started
+
+
+def _memory(model: torch.nn.Module, loss: Callable[..., Tensor], batch: dict[str, Tensor]) -> int:
+    """Bytes of a step: four times the weights, and every storage that is saved for the backward pass, once."""
+    weights = sum(parameter.nbytes for parameter in model.parameters())
+    return 4 * weights + bytes_kept(lambda: loss(**batch), model.parameters())
+
+
+def _synchronize() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+class TrainingSpeed(NamedTuple):
+    """What the timed steps of a stage took."""
+
+    stage: str
+    tokens: list[int]  # of each step's sequences, padding and noisy copies not counted
+    seconds: list[float]
+    peak_bytes: int | None  # of the process, or of its GPU, from its start on; None where the system does not tell
+    others_cores: float | None  # cores that other processes kept busy; None = unknown
+
+    def in_words(self) -> str:
+        rates = sorted(count / took for count, took in zip(self.tokens, self.seconds, strict=True))
+        peak = "peak memory unknown" if self.peak_bytes is None else f"{self.peak_bytes / 2**30:.2f} GiB at its peak"
+        others = self.others_cores or 0.0
+        beside = f"; others kept {others:.1f} cores busy, so this is no measure of the machine"
+        return (
+            f"{self.stage}: {median(rates):,.0f} tokens/s ({rates[0]:,.0f} to {rates[-1]:,.0f} "
+            f"in {len(rates)} steps), {peak}{beside if others > BUSY_CORES else ''}"
+        )
+
+
+class _Enough(Exception):
+    """So many steps have been timed."""
+
+
+class _Stopwatch(TrainerCallback):
+    """Times steps, and ends the training when it has seen enough of them."""
+
+    def __init__(self, steps: int) -> None:
+        self.tokens, self.seconds = list[int](), list[float]()
+        self._steps, self._data, self._began = steps, list[Any](), 0.0
+        self.clocks = read_clocks()
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        self._data = given["train_dataloader"].dataset
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        if state.global_step == _FIRST_STEPS:
+            self.clocks = read_clocks()
+        self._began = time.perf_counter()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        took, size = time.perf_counter() - self._began, len(self._data) // state.max_steps
+        if state.global_step > _FIRST_STEPS:
+            met = range((state.global_step - 1) * size, state.global_step * size)
+            self.tokens.append(sum(len(self._data[place]["input_ids"]) for place in met))
+            self.seconds.append(took)
+        if len(self.seconds) == self._steps:
+            raise _Enough
+
+
+def training_speed_rows(run: Run, steps: int) -> list[TrainingSpeedRow]:
+    """The speed of every stage in turn, of those measured now that was missing."""
+    return [_row(run, Checkpoints(run).recipe(stage, DEFAULT_BLOCK_SIZE), steps) for stage in STAGES]
+
+
+def _row(run: Run, chosen: Recipe, steps: int) -> TrainingSpeedRow:
+    content = {"kind": "training_speed", "recipe": chosen.key, "steps": steps, "versions": versions("timing")}
+    title = f"the speed of training {chosen.stage}"
+    return kept(run, TrainingSpeedRow, content, title, partial(_timed, run, chosen, steps))
+
+
+def _timed(run: Run, chosen: Recipe, steps: int) -> dict[str, Any]:
+    run.reporter.say(f"timing {steps} steps of training {chosen.stage}")
+    found = training_speed(chosen, steps)
+    return {
+        "stage": chosen.stage, "block_size": chosen.block_size, "tokens": found.tokens, "seconds": found.seconds,
+        "peak_bytes": found.peak_bytes, "others_cores": [] if found.others_cores is None else [found.others_cores],
+    }  # fmt: skip
+
+
+def training_speed(chosen: Recipe, steps: int) -> TrainingSpeed:
+    """Train a stage for a few steps in a process of its own; nothing is kept of it."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as alone:
+        return alone.submit(_measured, chosen, steps).result()
+
+
+def _measured(chosen: Recipe, steps: int) -> TrainingSpeed:
+    watch = _Stopwatch(steps)
+    with tempfile.TemporaryDirectory() as folder, suppress(_Enough):
+        train(chosen, Path(folder) / chosen.stage, None, lambda *_: None, lambda line: None, watch)
+    others = cores([used_between(watch.clocks, read_clocks())])
+    return TrainingSpeed(chosen.stage, watch.tokens, watch.seconds, peak(), others)
