@@ -13,9 +13,19 @@ from hypothesis import strategies as st
 
 from marsbench.errors import UserError
 from marsbench.racing.position_law import PositionLaw
-from marsbench.serving.controller import Choice, Group, Memory, Seen, Targets, decide, expected, key_of, replayed
+from marsbench.serving.controller import (
+    Choice,
+    Controller,
+    Group,
+    Memory,
+    Seen,
+    Targets,
+    decide,
+    expected,
+    key_of,
+    replayed,
+)
 from marsbench.serving.messages import MethodName, Wishes
-from marsbench.serving.observer import Controller
 
 FLAT = PositionLaw([1, 4, 16, 64, 256], [0.010, 0.0101, 0.0102, 0.0103, 0.0104])  # positions cost nothing
 MILD = PositionLaw([1, 4, 16, 64, 256], [0.010, 0.012, 0.016, 0.030, 0.100])
@@ -119,13 +129,10 @@ def test_it_is_never_slower_than_ar_by_what_it_knows(right: float, rows: int, la
     for step in range(30):
         settled = _settled(used(memory, rows), right, times)
         memory = decide(law, Targets(), memory, Seen(float(step), [group], {group.key(0): settled}, busy_s=1.0))
-    rates = [(good + 4 * 0.6) / (made + 4) if made else None for made, good in memory.guesses[group.key(0)]]
-    window = best(memory, rows)
-    if window > 1 and rates[0] is not None:
-        known = [rate if rate is not None else rates[0] for rate in rates]
-        each = expected(known, window)
-        gain = each * law.seconds_at(rows) / law.seconds_at(rows * (each + window - 1))
-        assert gain > 0.8  # its own estimate starts from a prior, so it is not quite this one
+    rates, window = memory.rates.get(group.key(0), [0.6]), best(memory, rows)
+    each = expected(rates, window)
+    positions = each + window - 1 if window > 1 else 1
+    assert each * law.seconds_at(rows) >= law.seconds_at(rows * positions) * (1 - 1e-9)
 
 
 def _settled(window: int, right: float, times: int) -> list[tuple[int, int, int]]:
@@ -287,14 +294,14 @@ def test_a_changed_log_is_found_out(tmp_path: Path) -> None:
     controller = Controller(STEEP, TARGETS, log)
     controller._decide(Seen(1.0, [Group("mars", 0.9, 0.1, 4, 2)], {key_of("mars", 0.9, False): [(4, 2, 9)]}, 9.0, 0.0))
     lines = [json.loads(line) for line in log.read_text().splitlines()]
-    lines[1]["choice"]["table"][0][1] += 1
+    lines[1]["choice"][0][0][1] += 1
     log.write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert [then == now for _, then, now in replayed(log)] == [False]
     log.write_text(json.dumps({name: value for name, value in lines[0].items() if name != "format"}) + "\n")
-    with pytest.raises(UserError, match="an earlier controller"):
+    with pytest.raises(UserError, match="no decision of today's"):
         list(replayed(log))
     log.write_text('{"something": "else"}\n')
-    with pytest.raises(UserError, match="no line of a log"):
+    with pytest.raises(UserError, match="no decision of today's"):
         list(replayed(log))
 
 
@@ -343,8 +350,7 @@ def test_who_comes_after_an_hour_finds_nothing_of_it() -> None:
     busy = [Seen(0.05 * step, [group], settled, 2.0, 0.016, 0.05) for step in range(100)]
     *_, last, woken = run(FLAT, [*busy, Seen(3600.0, [], {})])
     assert last.choice.relief == pytest.approx(0.4) and woken.choice.relief == 0
-    made, _ = woken.guesses[group.key(0.0)][0]
-    assert made < 1 < last.guesses[group.key(0.0)][0][0]
+    assert last.rates and not woken.rates
 
 
 @settings(deadline=None, max_examples=10)

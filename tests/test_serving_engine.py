@@ -23,11 +23,10 @@ from marsbench.forward.linear import packing
 from marsbench.methods import Options, build_method
 from marsbench.methods.mixed import Mixed
 from marsbench.racing.position_law import PositionLaw
-from marsbench.serving.controller import Group, Seen, Targets
+from marsbench.serving.controller import Controller, Group, Seen, Targets
 from marsbench.serving.engine import BEHIND, Engine, bytes_per_slot
 from marsbench.serving.likelihood import Scorer
 from marsbench.serving.messages import Ending, Job, Likelihood, MethodName, Wishes
-from marsbench.serving.observer import Controller
 from marsbench.serving.process import slots_within, usual_dtype
 from marsbench.serving.settings import Settings
 
@@ -444,7 +443,7 @@ def test_a_knob_turned_and_turned_back_reaches_who_joined_between(
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """A controller that turns whatever it can at every second step."""
-    for name, value in {"observer._EVERY": 2, "controller._DOWN_S": 0.0, "controller._TRIAL_SHARE": 1.0}.items():
+    for name, value in {"controller._EVERY": 2, "controller._DOWN_S": 0.0, "controller._TRIAL_SHARE": 1.0}.items():
         monkeypatch.setattr(f"marsbench.serving.{name}", value)
 
 
@@ -480,7 +479,7 @@ def test_verified_answers_are_those_of_ar_whatever_the_controller_does(
 def test_nobody_waits_while_nobody_is_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a tau that is lowered because an hour without requests counts as an hour for a token."""
     clock = 0.0
-    monkeypatch.setattr("marsbench.serving.observer.time.perf_counter", lambda: clock)
+    monkeypatch.setattr("marsbench.serving.controller.time.perf_counter", lambda: clock)
     controller, seen = Controller(PositionLaw([1, 256], [0.001, 0.002]), Targets(per_token=0.01)), list[Seen]()
     monkeypatch.setattr(controller, "_decide", seen.append)
     for _ in range(3):

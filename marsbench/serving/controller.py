@@ -1,45 +1,37 @@
-"""What pays now: which window at how many rows, and, where waiting is too long, how far tau is lowered.
+"""What pays now: a table of windows by rows, and, where waiting is too long, by how much tau is lowered.
 
-A decision is a function of what was seen since the last one and of a memory that such decisions alone have made: the
-same log in, the same choices out.
-
-First the lossless part, a table. With a window of w, a row settles E(w) tokens of a forward over about E(w) + w - 1
-positions: what it has just settled or drafted, and w - 1 masks. How often a guess counts is seen in what was settled
-lately. What positions cost is the machine's position law, and on top of it a line that is fitted to the latest steps,
-of AR (window 1) and of windows apart: what a step takes by itself, and longer contexts. So the tokens per second of
-every window are known for every number of rows, and the best is in the table: where no window pays, AR. What is not in
-it is tried for some steps now and then. A draft of a verified row pays if its confidence exceeds what one more position
-costs in tokens, and is pruned otherwise.
-
-Then tau, of requests that allow it. It may fall by a notch while the time per token or the wait for the first one
-exceeds its target, and every notch ends by itself: soon where both are well met, else after a while, whether anybody is
-there or not. A verified row counts as one of tau 1: where it may be lowered, it leaves checking out. That need not be
-faster, since what passes a high tau is less than what checking lets pass; where it is seen not to be, checking stays.
+With a window of w, a row settles E(w) tokens of a forward over about E(w) + w - 1 positions. E follows from how often
+guesses counted lately, seconds from the machine's position law and from what steps, of AR and with windows apart, took
+beyond it lately. The fastest window is in the table; where none pays, that is AR (window 1). What the table lacks is
+tried now and then. One rule with a timer moves tau of those who allow it: down by a notch while a target is missed, and
+every notch ends by itself. A verified row counts as tau 1: lowered, it leaves checking out, unless that is seen to be
+slower. A decision needs only what was seen since the last one and the memory of earlier ones, so a log can be replayed.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
-from typing import NamedTuple
+from statistics import fmean
+from typing import Any, NamedTuple
 
 from marsbench.errors import UserError
 from marsbench.json_lines import read_objects
 from marsbench.racing.position_law import PositionLaw
+from marsbench.serving.logs import Log
 from marsbench.serving.messages import WIDEST, Knob, MethodName, Wishes
 
-FORMAT = 2  # of the log
-_GAIN = 1.03  # a window must be better by so much to take another's place
-_SEEN = 200  # guesses after which older ones are forgotten, at every place of a window
-_PRIOR, _PRIOR_RIGHT = 4.0, 0.6  # guesses that are taken for seen before any are, and how many of them counted
-_KEPT = 0.9  # of what earlier steps took counts at the next ones
-_FORGET_S = 60.0  # without anybody, after which a third of what was seen counts
-_TRIAL_WINDOW, _TRIAL_SHARE = 4, 0.04  # what is tried beside AR, and of the time may go to trials
-_NOTCH, _RELAXED = 0.1, 0.6  # of tau; of its target, below which waiting is short
-_DOWN_S, _SOON_S, _AWHILE_S = 0.2, 1.0, 10.0  # between notches of tau: down, and up where waiting is short, or is not
+FORMAT = 3  # of the log
+_EVERY, _TRIAL_STEPS, _TRIAL_SHARE, _TRIAL_WINDOW = 8, 3, 0.04, 4  # steps between decisions; trials' part of the time
+_GUESSES, _STEPS, _RATE = 50, 10, 0.6  # that count as much as all before; how often a guess counts, at first
+_NOTCH, _RELAXED, _DOWN_S, _SOON_S, _AWHILE_S = 0.1, 0.6, 0.2, 1.0, 10.0  # of tau; of a target; a notch's times
+_LATELY_S, _FORGET_S = 0.5, 60.0  # for the time per token; without anybody, after which nothing is known of guesses
 
 
 class Targets(NamedTuple):
@@ -49,8 +41,7 @@ class Targets(NamedTuple):
     first_token: float | None = None
 
 
-@dataclass(frozen=True)
-class Group:
+class Group(NamedTuple):
     """Rows in flight that are alike."""
 
     method: MethodName
@@ -59,34 +50,25 @@ class Group:
     widest: int  # the widest window that they may have
     rows: int
 
-    @property
-    def room(self) -> float:
-        """By how much tau may be lowered at most."""
-        return 0.0 if self.threshold is None or self.least is None else self.threshold - self.least
-
     def key(self, relief: float) -> str:
         """Under which its guesses are remembered."""
         tau = lowered(self.threshold, self.least, relief)
         return key_of(self.method, tau, self.method == "mars-verified" and tau == self.threshold)
 
 
-@dataclass(frozen=True)
-class Seen:
+class Seen(NamedTuple):
     """What there is to decide on."""
 
     at_s: float  # since the engine started
     groups: Sequence[Group]
-    settled: Mapping[str, Sequence[tuple[int, int, int]]]  # key of rows -> (window, tokens settled, how often)
+    settled: Mapping[str, Sequence[Sequence[int]]]  # key of rows -> (window, tokens settled, how often)
     waited_s: float = 0.0  # by the one that waits longest
     per_token_s: float = 0.0  # of rows in flight, lately
     busy_s: float = 0.0  # since the last decision, but for those in which nobody was in flight
-    # Of the steps since the last decision, those of AR and those of windows apart: whether these had windows, and the
-    # mean step's seconds, what is done before the next included, and positions.
-    steps: Sequence[tuple[bool, float, float]] = ()
+    steps: Sequence[Sequence[float]] = ()  # of AR, with windows: whether these, the mean step's seconds and positions
 
 
-@dataclass(frozen=True)
-class Choice:
+class Choice(NamedTuple):
     """What counts until the next decision."""
 
     # Up to so many rows: the widest window, and the confidence that drafts of `mars-verified` must have.
@@ -101,12 +83,10 @@ class Choice:
     def knob(self, wishes: Wishes, threshold: float | None, widest: int, rows: int) -> Knob:
         """How a request among so many decodes whose own threshold and window, or the server's, these would be."""
         window, prune = self.at(rows)
-        window = min(self.trial or window, widest)
-        if wishes.method != "mars-verified":
-            return Knob(lowered(threshold, wishes.min_threshold, self.relief), window)
-        tau = lowered(1.0, wishes.min_threshold, self.relief)
-        if tau == 1.0:
-            return Knob(threshold if wishes.threshold is not None else prune, window, verified=True)
+        window, checked = min(self.trial or window, widest), wishes.method == "mars-verified"
+        tau = lowered(1.0 if checked else threshold, wishes.min_threshold, self.relief)
+        if checked and tau == 1.0:
+            return Knob(prune if wishes.threshold is None else threshold, window, verified=True)
         return Knob(tau, window)
 
 
@@ -123,216 +103,194 @@ def key_of(method: MethodName, threshold: float | None, verified: bool) -> str:
 
 
 def expected(rates: Sequence[float], window: int) -> float:
-    """Tokens that a forward settles, given how often each guess of a window counts if all before it did."""
-    return 1.0 + sum(math.prod(rates[:place]) for place in range(1, window))
+    """Tokens that a forward settles, given how often each guess counts if all before did; the last goes for others."""
+    return sum(accumulate([1.0, *rates, *[rates[-1]] * WIDEST][:window], lambda alive, rate: alive * rate))
 
 
-Guesses = Mapping[str, Sequence[tuple[float, float]]]  # key of rows -> at each place of a window, made and right
-Beyond = tuple[float, float, float, float, float]  # sums over steps: of 1, x, x * x, y, x * y; x positions, y seconds
-
-
-@dataclass(frozen=True)
-class Memory:
+class Memory(NamedTuple):
     """What decisions remember."""
 
     choice: Choice = Choice()
     at_s: float = 0.0  # of the last one
-    guesses: Guesses = field(default_factory=dict)
-    beyond: tuple[Beyond, Beyond] = ((0.0,) * 5, (0.0,) * 5)  # what steps took beyond the law: of AR, with windows
+    rates: Mapping[str, Sequence[float]] = {}  # key of rows -> how often each guess counts
+    beyond: Sequence[tuple[float, float]] = ((0.0, 0.0),) * 2  # of AR, with windows: steps, seconds beyond the law
     tried: int = 0  # the window of the last trial
     rest_s: float = 0.0  # in which requests are in flight, until the next one
-    allowed: float = 0.0  # relief that is chosen, unless none is faster
+    allowed: float = 0.0  # relief that is chosen, unless checking is faster
     turned_s: float = 0.0  # when that last changed
 
 
 def decide(law: PositionLaw, targets: Targets, memory: Memory, seen: Seen) -> Memory:
     """The next memory, and in it the next choice."""
-    before, rest_s = memory.choice, memory.rest_s - seen.busy_s
-    allowed, turned_s = _allowed(targets, memory, seen)
-    found = replace(
-        memory, at_s=seen.at_s, guesses=_learned(memory, seen), beyond=_fitted(law, memory.beyond, seen),
-        allowed=allowed, turned_s=turned_s,
-        rest_s=memory.rest_s + seen.busy_s / _TRIAL_SHARE if before.trial else max(0.0, rest_s),
-    )  # fmt: skip
+    before, (allowed, turned_s) = memory.choice, _allowed(targets, memory, seen)
+    beyond = list(memory.beyond)
+    for kind, taken, positions in seen.steps:
+        steps, seconds = min(beyond[int(kind)][0] + 1, _STEPS), beyond[int(kind)][1]
+        beyond[int(kind)] = steps, seconds + (max(0.0, taken - law.seconds_at(positions)) - seconds) / steps
+    rest_s = memory.rest_s + seen.busy_s / _TRIAL_SHARE if before.trial else max(0.0, memory.rest_s - seen.busy_s)
+    found = Memory(before, seen.at_s, _learned(memory, seen), beyond, memory.tried, rest_s, allowed, turned_s)
     if not seen.groups:
-        return replace(found, choice=replace(before, relief=min(before.relief, allowed), trial=0))
-    speeds = Speeds(law, found, seen.groups)
-    relief = _relief(speeds, found, fresh=allowed != memory.allowed)
-    choice = Choice(speeds.table(relief, before), relief)
-    kinds = [has_window for has_window, *_ in seen.steps]
+        return found._replace(choice=before._replace(relief=min(before.relief, allowed), trial=0))
+    tables = {relief: _table(law, found, seen.groups, relief) for relief in (allowed, 0.0)}
+    keys = {one.key(relief) for one in seen.groups for relief in tables if one.threshold is not None}
+    relief = 0.0 if keys <= found.rates.keys() and tables[0.0][1] > tables[allowed][1] else allowed
+    choice, kinds = Choice(tables[relief][0], relief), [kind for kind, *_ in seen.steps]
     if before.trial and kinds and (before.trial > 1) not in kinds:  # rows bring along what they had drafted before
-        return replace(found, choice=replace(choice, trial=before.trial))
-    window = choice.at(speeds.rows)[0]
-    others = [other for other in (1, min(speeds.widest, _TRIAL_WINDOW)) if other != window]
-    other = next((one for one in others if one != memory.tried), *others[:1]) if others else window
-    if other == window or found.rest_s:
-        return replace(found, choice=choice)
-    return replace(found, choice=replace(choice, trial=other), tried=other)
-
-
-def _learned(memory: Memory, seen: Seen) -> Guesses:
-    """What is known of guesses: the latest of each place, of which some are forgotten while nobody is there."""
-    kept = math.exp(-max(0.0, seen.at_s - memory.at_s - seen.busy_s) / _FORGET_S)
-    found = {key: [(kept * made, kept * right) for made, right in counts] for key, counts in memory.guesses.items()}
-    for key, outcomes in seen.settled.items():
-        counts = found.get(key, [(0.0, 0.0)] * (WIDEST - 1))
-        for window, tokens, times in outcomes:
-            for place in range(min(tokens, window - 1)):
-                old, right = max(0.0, 1 - times / _SEEN), times * (tokens > place + 1)
-                counts[place] = old * counts[place][0] + times, old * counts[place][1] + right
-        found[key] = counts
-    return found
-
-
-def _fitted(law: PositionLaw, beyond: tuple[Beyond, Beyond], seen: Seen) -> tuple[Beyond, Beyond]:
-    """The sums after the latest steps."""
-    found = list(beyond)
-    for has_window, taken, at in seen.steps:
-        over = taken - law.seconds_at(at)
-        new = (1.0, at, at * at, over, at * over)
-        found[has_window] = tuple(_KEPT * old + one for old, one in zip(found[has_window], new, strict=True))  # type: ignore[assignment]
-    return found[0], found[1]
+        return found._replace(choice=choice._replace(trial=before.trial))
+    window, widest = choice.at(sum(one.rows for one in seen.groups))[0], max(one.widest for one in seen.groups)
+    others = [one for one in (1, min(widest, _TRIAL_WINDOW)) if one != window]
+    other = next((one for one in others if one != memory.tried), *others[:1]) if others and not rest_s else 0
+    return found._replace(choice=choice._replace(trial=other), tried=other or memory.tried)
 
 
 def _allowed(targets: Targets, memory: Memory, seen: Seen) -> tuple[float, float]:
     """By how much tau may be lowered now, and since when: the one rule, with its timer."""
-    pressure = max(
-        seen.per_token_s / targets.per_token if targets.per_token else 0.0,
-        seen.waited_s / targets.first_token if targets.first_token else 0.0,
-    )
+    waits = zip((seen.per_token_s, seen.waited_s), targets, strict=True)
+    pressure = max((seconds / most for seconds, most in waits if most), default=0.0)
     relief, since = memory.allowed, seen.at_s - memory.turned_s
-    most = max((group.room for group in seen.groups), default=0.0)
+    room = max(((one.threshold or 0.0) - one.least for one in seen.groups if one.least is not None), default=0.0)
     if pressure > 1:
-        if relief < most and (since >= _DOWN_S or not relief):
-            return round(min(relief + _NOTCH, most), 6), seen.at_s
-        return relief, memory.turned_s if relief < most else seen.at_s  # what is needed does not end
+        if relief < room and (since >= _DOWN_S or not relief):
+            return round(min(relief + _NOTCH, room), 6), seen.at_s
+        return relief, memory.turned_s if relief < room else seen.at_s  # what is needed does not end
     ended = int(since / (_SOON_S if pressure < _RELAXED else _AWHILE_S))
     return (round(max(relief - ended * _NOTCH, 0.0), 6), seen.at_s) if relief and ended else (relief, memory.turned_s)
 
 
-class Speeds:
-    """Tokens per second of all windows, by what is known."""
-
-    def __init__(self, law: PositionLaw, memory: Memory, groups: Sequence[Group]) -> None:
-        self._law, self._memory, self._groups = law, memory, groups
-        self.rows, self.widest = sum(group.rows for group in groups), max(group.widest for group in groups)
-        ar, windows = memory.beyond
-        self._lines = _line(ar if ar[0] else windows), _line(windows if windows[0] else ar)
-
-    def known(self, relief: float) -> bool:
-        """Whether guesses of all rows have been seen after such a relief: decoding by AR shows none."""
-        seen = {key for key, counts in self._memory.guesses.items() if counts[0][0] >= 1}
-        return all(group.threshold is None or group.key(relief) in seen for group in self._groups)
-
-    def best(self, relief: float) -> float:
-        """Those of the best window."""
-        return max(self._speed(self.rows, *one) for one in self._work(relief))
-
-    def table(self, relief: float, before: Choice) -> list[tuple[int, int, float]]:
-        """The best window for this many rows, and for powers of two; today's unless another is better by enough."""
-        work, found = self._work(relief), []
-        for rows in sorted({self.rows, *(2**power for power in range(WIDEST) if 2**power <= self._law.positions[-1])}):
-            speeds = [self._speed(rows, *one) for one in work]
-            now, best = min(before.at(rows)[0], self.widest), speeds.index(max(speeds)) + 1
-            window = now if speeds[best - 1] <= _GAIN * speeds[now - 1] and speeds[now - 1] >= speeds[0] else best
-            _, positions, kind = work[window - 1]
-            slope = (self._seconds(rows * (positions + 1), kind) - self._seconds(rows * positions, kind)) / rows
-            prune = round(min(0.95, max(0.0, speeds[window - 1] * slope)) * 20) / 20
-            found.append((rows, window, prune))
-        return found
-
-    def _work(self, relief: float) -> list[tuple[float, float, int]]:
-        """For each window, what a row settles and forwards on average, and which line its steps have."""
-        rates = [_rates(self._memory.guesses, group.key(relief)) for group in self._groups]
-        found = []
-        for window in range(1, self.widest + 1):
-            tokens = positions = 0.0
-            for group, own in zip(self._groups, rates, strict=True):
-                width, share = min(window, group.widest), group.rows / self.rows
-                each = expected(own, width)
-                tokens += share * each
-                positions += share * (each + width - 1 if width > 1 else 1)
-            found.append((tokens, positions, int(window > 1)))
-        return found
-
-    def _speed(self, rows: int, tokens: float, positions: float, kind: int) -> float:
-        return rows * tokens / self._seconds(rows * positions, kind)
-
-    def _seconds(self, positions: float, kind: int) -> float:
-        each, slope = self._lines[kind]
-        return self._law.seconds_at(positions) + each + slope * positions
+def _learned(memory: Memory, seen: Seen) -> dict[str, Sequence[float]]:
+    """How often guesses count, the latest of each place the most; one never made is taken for the one before it."""
+    found = dict(memory.rates) if seen.at_s - memory.at_s - seen.busy_s < _FORGET_S else {}
+    for key, outcomes in seen.settled.items():
+        rates = [*found.get(key, ())]
+        for place in range(WIDEST - 1):
+            right = [(tokens > place + 1, times) for wide, tokens, times in outcomes if place < min(tokens, wide - 1)]
+            if not right:
+                break
+            made, old = sum(times for _, times in right), [_RATE, *rates[: place + 1]][-1]
+            new = sum(times for counts, times in right if counts) / made
+            rates[place : place + 1] = [old + made / (made + _GUESSES) * (new - old)]
+        found |= {key: rates} if rates else {}  # AR shows no guesses
+    return found
 
 
-def _line(beyond: Beyond) -> tuple[float, float]:
-    """Seconds of every step, and of every position: by least squares, and none of them below 0.
-
-    Steps that all had as many positions do not tell the two apart; then it is the step's.
-    """
-    steps, positions, squares, seconds, products = beyond
-    if not steps:
-        return 0.0, 0.0
-    mean, taken = positions / steps, seconds / steps
-    slope = max(0.0, (products / steps - mean * taken) / (squares / steps - mean**2 + 1.0))  # in doubt, a bit less
-    return max(0.0, taken - slope * mean), slope
-
-
-def _rates(guesses: Guesses, key: str) -> list[float]:
-    """How often each guess counts; one never made is taken to count as often as the guess before it."""
-    rate, rates = _PRIOR_RIGHT, []
-    for made, right in guesses.get(key, [(0.0, 0.0)] * (WIDEST - 1)):
-        rate = (right + _PRIOR * rate) / (made + _PRIOR)
-        rates.append(rate)
-    return rates
-
-
-def _relief(speeds: Speeds, memory: Memory, *, fresh: bool) -> float:
-    """By how much tau is lowered: by all that is allowed, or not at all where that is known to be faster.
-
-    Nothing between the two is faster than both: the lower tau, the more passes. What has just been allowed is tried, as
-    is what nothing is known of; else the other takes its place where it is better by enough.
-    """
-    allowed = memory.allowed
-    if not allowed or fresh or not (speeds.known(0.0) and speeds.known(allowed)):
-        return allowed
-    none, full = speeds.best(0.0), speeds.best(allowed)
-    stays = memory.choice.relief == allowed
-    return allowed if (none <= _GAIN * full if stays else full > _GAIN * none) else 0.0
+def _table(
+    law: PositionLaw, found: Memory, groups: Sequence[Group], relief: float
+) -> tuple[list[tuple[int, int, float]], float]:
+    """What pays for these rows, and for powers of two, and how many tokens per second that gives these."""
+    rows, table, best = sum(one.rows for one in groups), [], 0.0
+    (of_ar, ar_s), (of_windows, windows_s) = found.beyond
+    beyond = ar_s if of_ar else windows_s, windows_s if of_windows else ar_s
+    work = []  # by window: what a row settles and forwards on average
+    for window in range(1, max(one.widest for one in groups) + 1):
+        tokens = positions = 0.0
+        for one in groups:
+            width, part = min(window, one.widest), one.rows / rows
+            each = expected(found.rates.get(one.key(relief), [_RATE]), width)
+            tokens, positions = tokens + part * each, positions + part * (each + width - 1 if width > 1 else 1)
+        work.append((tokens, positions))
+    for count in sorted({rows, *(2**power for power in range(WIDEST) if 2**power <= law.positions[-1])}):
+        seconds = [law.seconds_at(count * positions) + beyond[place > 0] for place, (_, positions) in enumerate(work)]
+        speed, place = max((count * work[place][0] / seconds[place], -place) for place in range(len(work)))
+        at = count * work[-place][1]
+        price = speed * (law.seconds_at(at + count) - law.seconds_at(at)) / count  # of a position, in tokens
+        table.append((count, 1 - place, round(min(0.95, price) * 20) / 20))
+        best = speed if count == rows else best
+    return table, best
 
 
-def replayed(log: Path) -> Iterator[tuple[Seen, Choice, Choice]]:
+class Controller:
+    """At work in an engine: it gathers what is seen, decides every few steps, and writes down on what."""
+
+    def __init__(
+        self, law: PositionLaw, targets: Targets, log: Path | None = None, say: Callable[[str], object] = print
+    ) -> None:
+        self.law, self.targets, self.memory = law, targets, Memory()
+        self._started = time.perf_counter()
+        self._ended: float | None = None  # when the last step did, if nothing else came after it
+        self._row_s = self._row_tokens = 0.0  # lately
+        self._begin(self._started)
+        self._log = Log(log, say, self._first_line)
+
+    def wake(self) -> None:
+        """Somebody comes after a time in which nobody was there."""
+        self.joined(alone=True)
+        self._decide(Seen(self._since - self._started, (), {}))
+
+    def joined(self, *, alone: bool) -> None:
+        """Newcomers' prompts were forwarded; nobody has waited for that if they are alone."""
+        self._ended = None
+        if alone:
+            self._begin(time.perf_counter())
+
+    def note(self, key: str, window: int, tokens: int) -> None:
+        """What a row's forward has settled."""
+        self._settled.setdefault(key, Counter())[window, tokens] += 1
+        self._tokens += tokens
+
+    def stepped(self, began: float, positions: int, rows: int) -> bool:
+        """A step has ended, and what lies between two is part of the later; whether to decide before the next."""
+        now = time.perf_counter()
+        self._steps.setdefault(positions > rows, []).append((now - (self._ended or began), positions))
+        self._ended = now
+        self._turns += 1
+        self._row_steps += rows
+        return self._turns >= (_TRIAL_STEPS if self.memory.choice.trial else _EVERY)
+
+    def decide(self, groups: Sequence[Group], waited_s: float) -> None:
+        """Choose by what has been seen since this was last done, and lately."""
+        now = time.perf_counter()
+        busy_s = now - self._since
+        fade = math.exp(-busy_s / _LATELY_S)
+        self._row_s = fade * self._row_s + busy_s * self._row_steps / max(self._turns, 1)
+        self._row_tokens = fade * self._row_tokens + self._tokens
+        per_token_s = self._row_s / self._row_tokens if self._row_tokens else 0.0
+        settled = {key: [(*one, count) for one, count in sorted(seen.items())] for key, seen in self._settled.items()}
+        steps = [(kind, *map(fmean, zip(*some, strict=True))) for kind, some in sorted(self._steps.items())]
+        self._begin(now)
+        self._decide(Seen(now - self._started, groups, settled, waited_s, per_token_s, busy_s, steps))
+
+    def _begin(self, now: float) -> None:
+        self._since = now
+        self._settled: dict[str, Counter[tuple[int, int]]] = {}
+        self._steps: dict[bool, list[tuple[float, int]]] = {}  # by whether they had windows
+        self._tokens = self._row_steps = self._turns = 0
+
+    def _decide(self, seen: Seen) -> None:
+        self.memory = decide(self.law, self.targets, self.memory, seen)
+        self._log.write({"seen": seen._asdict(), "choice": self.memory.choice})
+
+    def _first_line(self) -> dict[str, Any]:
+        self.memory = Memory()  # every file begins with one that knows nothing
+        return {"format": FORMAT, "law": vars(self.law), "targets": self.targets}
+
+
+def replayed(log: Path) -> Iterator[tuple[Seen, Any, Any]]:
     """What was seen at every decision of a log, what was chosen then, and what is chosen on it now.
 
     Raises:
-        UserError: a line that is none of a log of decisions, or a log of an earlier controller.
+        UserError: a line that is none of a log of decisions, or one of an earlier controller.
     """
     law, targets, memory = PositionLaw([1], [1.0]), Targets(), Memory()
     for number, line in enumerate(read_objects(log, []), 1):
         try:
-            if "law" in line:  # an engine has started
-                if line.get("format") != FORMAT:
-                    raise UserError("an earlier controller wrote this, which decided otherwise", where=str(log),
-                                    fix="replay it with the version that wrote it")  # fmt: skip
+            if line.get("format") == FORMAT:  # an engine has started
                 law, targets, memory = PositionLaw(**line["law"]), Targets(*line["targets"]), Memory()
                 continue
-            groups = [Group(**group) for group in line["seen"].pop("groups")]
-            seen, chosen = Seen(groups=groups, **line["seen"]), line["choice"]
-            then = Choice([tuple(one) for one in chosen.pop("table")], **chosen)
+            seen = Seen(**line["seen"] | {"groups": [Group(*one) for one in line["seen"]["groups"]]})
+            then = line["choice"]
         except (KeyError, TypeError) as error:
-            raise UserError(
-                "this is no line of a log of decisions", where=f"{log}, line {number}",
-                fix="give the file of marsbench serve --decision-log",
-            ) from error  # fmt: skip
+            raise UserError("this is no decision of today's controller", where=f"{log}, line {number}",
+                            fix="give a log of marsbench serve --decision-log, by this version") from error  # fmt: skip
         memory = decide(law, targets, memory, seen)
-        yield seen, then, replace(memory.choice, table=list(memory.choice.table))
+        yield seen, then, json.loads(json.dumps(memory.choice))
 
 
 def main() -> None:
     """Decide again on a log (`python -m marsbench.serving.controller FILE`); status 1 where a choice differs."""
     found = list(replayed(Path(sys.argv[1])))
-    differing = [seen for seen, then, now in found if then != now]
+    differing = [seen.at_s for seen, then, now in found if then != now]
     print(f"{len(found)} decisions, {len(differing)} of them come out otherwise")
-    for seen in differing[:5]:
-        print(f"  {seen.at_s:.3f} s after the start")
+    print("".join(f"  {at_s:.3f} s after the start\n" for at_s in differing[:5]), end="")
     sys.exit(1 if differing else 0)
 
 

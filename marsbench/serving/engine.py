@@ -21,10 +21,9 @@ from marsbench.errors import UserError
 from marsbench.methods.mixed import Mixed
 from marsbench.racing.position_law import PositionLaw, law_of
 from marsbench.racing.race import synchronize
-from marsbench.serving.controller import Group, key_of
+from marsbench.serving.controller import Controller, Group, key_of
 from marsbench.serving.likelihood import Scorer
 from marsbench.serving.messages import WIDEST, Ending, Job, Knob, Likelihood, Report, State, Wishes
-from marsbench.serving.observer import Controller
 from marsbench.serving.settings import Settings
 
 BEHIND = 2 * WIDEST  # slots for guesses: drafts, and masks behind them
@@ -271,7 +270,7 @@ class Engine:
         threshold, widest = self._threshold(wishes), self.widest(wishes)
         if self._controller is None:
             return Knob(threshold, widest, wishes.method == "mars-verified")
-        return self._controller.choice.knob(wishes, threshold, widest, max(1, len(self._running)))
+        return self._controller.memory.choice.knob(wishes, threshold, widest, max(1, len(self._running)))
 
     def _threshold(self, wishes: Wishes) -> float:
         """A request's own threshold, or the default of its method."""
@@ -287,7 +286,7 @@ class Engine:
                 waited = time.perf_counter() - min(self._came.values(), default=time.perf_counter())
                 self._controller.decide(self._groups(), waited)
                 self._to_decide = False
-            choice = self._controller.choice
+            choice = self._controller.memory.choice
             by = self.settings, choice.at(len(self._running)), choice.trial, choice.relief
         if by == self._by:  # nobody has joined since, and nobody's knob has changed
             return
@@ -307,7 +306,7 @@ class Engine:
             tau = {"ar": None, "mars-verified": 1.0, "mars": self._threshold(wishes)}[wishes.method]
             least = None if tau is None else wishes.min_threshold
             alike[Group(wishes.method, tau, least, self.widest(wishes), rows=1)] += 1
-        return [replace(group, rows=count) for group, count in alike.items()]
+        return [group._replace(rows=count) for group, count in alike.items()]
 
     # ---- a forward ----
 
@@ -404,7 +403,7 @@ class Engine:
             guesses=self._guesses,
             threshold=sum(taus) / len(taus) if taus else None,
             window=sum(one.knob.window for one in running) / len(running) if running else 0.0,
-            relief=self._controller.choice.relief if self._controller is not None else 0.0,
+            relief=self._controller.memory.choice.relief if self._controller is not None else 0.0,
         )
 
 

@@ -10,7 +10,6 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from marsbench.errors import UserError
-from marsbench.serving.controller import Targets
 from marsbench.serving.messages import Cancel, Failed, Job, MethodName, Ready
 from marsbench.serving.settings import Settings
 
@@ -42,8 +41,8 @@ def _start(settings: Settings) -> tuple[Any, Ready]:
     from marsbench.methods.settings import load_aloud
     from marsbench.progress import Reporter
     from marsbench.quiet import quieten_libraries
+    from marsbench.serving.controller import Controller, Targets
     from marsbench.serving.engine import Engine, bytes_per_slot, measured_law, slots_needed
-    from marsbench.serving.observer import Controller
     from marsbench.training.checkpoints import default_device
 
     quieten_libraries()
