@@ -12,8 +12,15 @@ from marsbench.findings.cells import BENCHMARKS
 from marsbench.presets import preset
 from marsbench.rows.kinds import EvaluationRow, Row, SweepRow
 from marsbench.studies.discrepancies import STUDY
-from marsbench.studies.discrepancies.lines import ALL_MASKS, CACHE_BLOCKS, NO_CACHE, PLAN, cache_grid, masks_grid
-from marsbench.studies.discrepancies.measured import LOOKED_AT
+from marsbench.studies.discrepancies.measured import (
+    ALL_MASKS,
+    CACHE_BLOCKS,
+    LOOKED_AT,
+    NO_CACHE,
+    PLAN,
+    cache_grid,
+    masks_grid,
+)
 from marsbench.studies.discrepancies.page import DISCREPANCIES, tally
 
 QUESTIONS = 20

@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 from made_up import PAGES, answered, claim_lines, lines_of, render, section
 
-from marsbench.findings.cells import columns, latest_cells
+from marsbench.findings.cells import columns, latest_cells, paper_label
 from marsbench.findings.claims import Finding, Measured
-from marsbench.findings.published import paper_label
 from marsbench.overview.pages import write_page
 from marsbench.paper import published
 from marsbench.rendering.page import TablePage

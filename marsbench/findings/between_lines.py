@@ -10,9 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from marsbench.findings.cells import BENCHMARKS, columns, done_cells, latest_cells
+from marsbench.findings.cells import BENCHMARKS, columns, done_cells, latest_cells, published_average, published_values
 from marsbench.findings.claims import TOKENS, Claim, Measured
-from marsbench.findings.published import published_average, published_values
 from marsbench.rows.kinds import EvaluationRow, Row
 from marsbench.running.plans import TablePlan
 from marsbench.statistics.curves import curve_advantage, points_gap

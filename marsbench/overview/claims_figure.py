@@ -9,9 +9,9 @@ from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING
 
+from marsbench.findings.cells import PUBLISHED_SCALES
 from marsbench.findings.claims import DIGITS, POINTS, TIMES, TOKENS, Claim, Judged
 from marsbench.findings.collection import Collection
-from marsbench.findings.published import PUBLISHED_SCALES
 from marsbench.rendering.claims import heading, sentence
 from marsbench.rendering.figures import drawn_alike, dress, error_bars, new_figure, save
 from marsbench.statistics.intervals import Estimate

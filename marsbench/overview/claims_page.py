@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from marsbench.findings.cells import PUBLISHED_SCALES
 from marsbench.findings.claims import ABSTRACT, Claim, Judged
 from marsbench.findings.collection import Collection
 from marsbench.findings.in_words import p_value
-from marsbench.findings.published import PUBLISHED_SCALES
 from marsbench.overview import claims_figure
 from marsbench.overview.index import remarks
 from marsbench.presets import preset

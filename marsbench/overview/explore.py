@@ -53,7 +53,7 @@ def _about(collection: Collection) -> str:
 def _race(sweep: SweepCells) -> dict[str, Any]:
     """The contenders, and for each batch size what each of them came to, relative to every one of them."""
     races = sweep.races
-    found = {row.contender: row for race in races.values() for row in race.values()}
+    found = {name: row for race in races.values() for name, row in race.items()}
     names = [name for name in sweep.names if name in found]
     return {
         "sizes": list(races),

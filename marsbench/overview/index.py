@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from marsbench.findings.cells import PUBLISHED_SCALES
 from marsbench.findings.claims import Judged, number
 from marsbench.findings.collection import Collection
-from marsbench.findings.published import PUBLISHED_SCALES
 from marsbench.presets import preset
 from marsbench.rendering.claims import bullet, corrected, published, tally, worded
 from marsbench.rendering.markdown import folded, paragraphs, table

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
 
+from marsbench.findings.cells import PUBLISHED_SCALES
 from marsbench.findings.claims import ELSEWHERE, OURS, POINTS, TOKENS, Claim, Finding, Judged, Section, number
 from marsbench.findings.in_words import p_value
-from marsbench.findings.published import PUBLISHED_SCALES
 from marsbench.findings.seeds import BySeed
 from marsbench.presets import preset
 from marsbench.rendering.markdown import paragraphs, table

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from marsbench.findings.between_lines import line_numbers
-from marsbench.findings.cells import Cells, columns, latest_cells
+from marsbench.findings.cells import PUBLISHED_SCALES, Cells, columns, latest_cells, paper_label, published_values
 from marsbench.findings.claims import DIGITS, Claim, Finding
 from marsbench.findings.in_words import plus_minus
-from marsbench.findings.published import PUBLISHED_SCALES, paper_label, published_values
 from marsbench.findings.seeds import BySeed
 from marsbench.paper import published
 from marsbench.rendering.claims import answers, claims_section, page_tally
+from marsbench.rendering.figures import average_figure
 from marsbench.rendering.markdown import folded, merged, paragraphs, table
 from marsbench.rendering.measured import HOW_TO_READ_ACCURACY, HOW_TO_READ_THE_CELLS, accuracy_table, measured_section
 from marsbench.rendering.sections import about, behind, title
@@ -37,7 +37,7 @@ def page_text(sections: Sections, rows: Sequence[Row], scale: str, seeds: BySeed
 
 def published_section(plan: TablePlan) -> str:
     """The paper's table: accuracy, and tokens per forward pass where it has them; nothing for a page of our own."""
-    if plan.own:
+    if plan.own or plan.figure:
         return ""
     lead = (
         f"**Published** by the authors (arXiv 2604.07023, {plan.name}), accuracy in %; nothing in this table was "
@@ -100,6 +100,7 @@ class TablePage:
     answers: tuple[str, ...] = ()  # names or letters of the claims whose findings it begins with; none = all
     figure: str = ""  # name of its figure; empty for a page without one
     caption: str = ""  # of the figure
+    curves: Mapping[str, Sequence[str]] = field(default_factory=dict)  # of it, by label; or it is drawn by
     drawing: Draw | None = None
     lines: tuple[str, ...] = ()  # of the table that it begins with; none = all
     figure_title: str = ""  # the paper's number of it, where it has one
@@ -121,7 +122,7 @@ class TablePage:
         first = [claim for claim in claims if not self.answers or {claim.name, claim.letter} & {*self.answers}]
         yield answers(first, seeds)
         yield f"## {self.figure_title}" if self.figure_title else ""
-        yield f"![{self.caption}]({self._figure_stem}.png)" if self.drawing else ""
+        yield f"![{self.caption}]({self._figure_stem}.png)" if self.figure else ""
         yield numbers_table(plan, {seed: self.prepared(of_seed) for seed, of_seed in seeds.items()}, self.lines)
         yield f"{HOW_TO_READ_ACCURACY} {about(self.opening, scale, seeds)}"
         yield folded(
@@ -135,6 +136,8 @@ class TablePage:
 
     def figures(self, rows: Sequence[Row], reports_dir: Path) -> list[Path]:
         cells, stem = latest_cells(self.prepared(rows)), reports_dir / self._figure_stem
+        if self.curves:
+            return average_figure(cells, self._shown(cells), self.curves, stem)
         return self.drawing(cells, self._shown(cells), stem) if self.drawing else []
 
     def tally(self, seeds: BySeed) -> str:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 
 from marsbench.findings.between_lines import emits, emits_more, more_accurate
 from marsbench.findings.cells import Cells, done_cells
-from marsbench.rendering.curve_figures import average_figure, shared_benchmarks, speed_on
+from marsbench.rendering.figures import shared_benchmarks, speed_on
 from marsbench.rendering.measured import HOW_TO_READ_ACCURACY, accuracy_table, speed_table
 from marsbench.rendering.page import TablePage
 from marsbench.running.plans import Arm, TablePlan
@@ -113,11 +112,6 @@ def _part_of_the_best(cells: Cells, plan: TablePlan) -> str:
     )
 
 
-def _draw(cells: Cells, plan: TablePlan, path_stem: Path) -> list[Path]:
-    """A curve per rank, from as many tokens trained as MARS has to twice as many."""
-    return average_figure(cells, plan, {words: [*points.values()] for words, points in _CURVES.items()}, path_stem)
-
-
 _more_accurate, _emits_more = partial(more_accurate, PLAN), partial(emits_more, PLAN)
 _NETWORK, _NETWORK_99 = "mars_gated_network_groups_4", "mars_gated_network_0.99"
 CLAIMS = (
@@ -167,10 +161,9 @@ PAGE = TablePage(
         "Accuracy against tokens per forward pass, verified in groups: adapters of two ranks, trained as long as MARS "
         "and twice as long, with 95 % intervals; across, AR SFT with its interval as a band"
     ),
-    drawing=_draw,
+    curves={words: [*points.values()] for words, points in _CURVES.items()},
     reading=f"{HOW_TO_READ_ACCURACY} Verified lines emit the tokens of AR decoding of their own checkpoint.",
     tables=(accuracy_table, _unchanged, speed_table, _part_of_the_best),
-    published=lambda plan: "",
     deviations=("The paper has no adapter: gated low-rank maps for masks are Apple's idea (arXiv 2507.11851).",),
 )
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from marsbench.findings.between_lines import lies_above
 from marsbench.findings.cells import Cells, columns
 from marsbench.findings.claims import Claim, Section
-from marsbench.rendering.curve_figures import panels_figure, speed_panel
+from marsbench.rendering.figures import panels_figure, speed_panel
 from marsbench.rendering.measured import HOW_TO_READ_ACCURACY, accuracy_table, speed_table
 from marsbench.rendering.page import TablePage
 from marsbench.running.plans import Arm, TablePlan
@@ -88,7 +88,6 @@ PAGE = TablePage(
     drawing=_draw,
     reading=f"{HOW_TO_READ_ACCURACY} {HOW_TO_READ_THE_METRICS}",
     tables=(accuracy_table, speed_table),
-    published=lambda _: "",
 )
 
 STUDY = table_study(PAGE, asks="which metric of confidence is best?", section=Section("Figure 6", appendix="D"))

@@ -15,9 +15,9 @@ from marsbench.findings.between_lines import as_accurate, emits, more_accurate
 from marsbench.findings.cells import AR_OBJECTIVE, MARS_OBJECTIVE, latest_stages, latest_step_cost
 from marsbench.findings.claims import ABSTRACT, ELSEWHERE, OURS, TIMES, Claim, Measured, Section
 from marsbench.paper import published
-from marsbench.rendering.deviations import NO_SFT_DEVIATION
 from marsbench.rendering.figures import accuracy_figure
 from marsbench.rendering.page import TablePage
+from marsbench.rendering.sections import NO_SFT_DEVIATION
 from marsbench.rows.kinds import Row
 from marsbench.running.plans import Arm, TablePlan, TrainedStage
 from marsbench.statistics.decisions import Bound
@@ -25,7 +25,7 @@ from marsbench.statistics.intervals import Estimate, Interval, median_ratio
 from marsbench.studies.lines import AR_SFT, ONE_TOKEN, mars
 from marsbench.studies.study import Item, table_study
 
-_BLOCKS = {"block_size": 4}
+_ONE, _SURE = {"block_size": 4, **ONE_TOKEN}, {"block_size": 4, "threshold": 0.95}
 PLAN = TablePlan(
     "2",
     "Accuracy when one token is generated per forward pass",
@@ -34,29 +34,25 @@ PLAN = TablePlan(
         AR_SFT,
         Arm("ar_sft_2x", "AR SFT (compute-matched)", "ar_sft_2x", "ar", {}, "ar_sft_10ep"),
         Arm(
-            "block_diffusion", "Block Diffusion (B = 4)", "block_diffusion", "block-diffusion",
-            {**_BLOCKS, **ONE_TOKEN}, "block_diffusion",
+            "block_diffusion", "Block Diffusion (B = 4)", "block_diffusion", "block-diffusion", _ONE, "block_diffusion"
         ),
+        Arm("mars_no_sft", "MARS w/o SFT loss (B = 4)", "mars_no_sft", "mars", _ONE),
+        Arm("mars", "MARS (B = 4)", "mars", "mars", _ONE, "mars"),
         Arm(
-            "mars_no_sft", "MARS w/o SFT loss (B = 4)", "mars_no_sft", "mars", {**_BLOCKS, **ONE_TOKEN}
-        ),
-        Arm("mars", "MARS (B = 4)", "mars", "mars", {**_BLOCKS, **ONE_TOKEN}, "mars"),
-        Arm(
-            "untrained_masks", "AR SFT, mask decoding (B = 4, tau = .95)", "ar_sft", "mars",
-            {**_BLOCKS, "threshold": 0.95}, untrained_masks=True,
+            "untrained_masks", "AR SFT, mask decoding (B = 4, tau = .95)", "ar_sft", "mars", _SURE,
+            untrained_masks=True,
         ),
         Arm(
             "untrained_masks_always", "AR SFT, mask decoding (B = 4, tau = 0)", "ar_sft", "mars",
-            {**_BLOCKS, "threshold": 0.0}, untrained_masks=True,
+            {"block_size": 4, "threshold": 0.0}, untrained_masks=True,
         ),
-        Arm("mars_95", "MARS (B = 4, tau = .95)", "mars", "mars", {**_BLOCKS, "threshold": 0.95}),
+        Arm("mars_95", "MARS (B = 4, tau = .95)", "mars", "mars", _SURE),
         Arm(
-            "mars_paper", "MARS, aligned as in the paper (B = 4)", "mars_paper_alignment", "mars",
-            {**_BLOCKS, **ONE_TOKEN}, optional=True,
+            "mars_paper", "MARS, aligned as in the paper (B = 4)", "mars_paper_alignment", "mars", _ONE, optional=True
         ),
         Arm(
-            "mars_paper_95", "MARS, aligned as in the paper (B = 4, tau = .95)", "mars_paper_alignment", "mars",
-            {**_BLOCKS, "threshold": 0.95}, optional=True,
+            "mars_paper_95", "MARS, aligned as in the paper (B = 4, tau = .95)", "mars_paper_alignment", "mars", _SURE,
+            optional=True,
         ),
     ),
     step_cost=True,

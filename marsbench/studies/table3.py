@@ -11,7 +11,7 @@ from pathlib import Path
 from marsbench.findings.between_lines import as_accurate, gains_more, more_accurate
 from marsbench.findings.cells import Cells
 from marsbench.findings.claims import OURS, Claim, Section
-from marsbench.rendering.curve_figures import (
+from marsbench.rendering.figures import (
     Curve,
     Panel,
     accuracy_on,
@@ -20,9 +20,9 @@ from marsbench.rendering.curve_figures import (
     panels_figure,
     shared_benchmarks,
 )
-from marsbench.rendering.deviations import BOTH_ABLATIONS_DEVIATION
 from marsbench.rendering.measured import HOW_TO_READ_ACCURACY
 from marsbench.rendering.page import TablePage
+from marsbench.rendering.sections import BOTH_ABLATIONS_DEVIATION
 from marsbench.running.plans import TablePlan
 from marsbench.studies.lines import ABLATIONS, AR_SFT, BLOCK_SIZES, MARS_STAGES, mars, mars_name
 from marsbench.studies.study import table_study

@@ -7,12 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
-from pathlib import Path
 
 from marsbench.findings.between_lines import as_accurate, emits, emits_more, more_accurate
-from marsbench.findings.cells import Cells
 from marsbench.findings.claims import OURS, Claim, Section
-from marsbench.rendering.curve_figures import average_figure
 from marsbench.rendering.measured import accuracy_table, speed_table
 from marsbench.rendering.page import TablePage
 from marsbench.running.plans import TablePlan
@@ -56,11 +53,6 @@ def _several_tokens() -> Iterator[Claim]:
         yield emits(PLAN, mars_name("mars", size, THRESHOLD), Bound(low=1.0), text=text, **said)
 
 
-def _draw(cells: Cells, plan: TablePlan, path_stem: Path) -> list[Path]:
-    lines = {f"MARS (B = {size})": [mars_name("mars", size, t) for t in (None, THRESHOLD)] for size in BLOCK_SIZES}
-    return average_figure(cells, plan, lines, path_stem)
-
-
 PAGE = TablePage(
     plan=PLAN,
     opening=(
@@ -71,7 +63,7 @@ PAGE = TablePage(
     answers=("more-tokens-b8", "more-tokens-b16", "level-b4", "level-b16", "cost-little-b4"),
     figure="tradeoff",
     caption="Average accuracy against tokens per forward pass, by block size, with 95 % intervals",
-    drawing=_draw,
+    curves={f"MARS (B = {size})": [mars_name("mars", size, t) for t in (None, THRESHOLD)] for size in BLOCK_SIZES},
     tables=(accuracy_table, speed_table),
 )
 

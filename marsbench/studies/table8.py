@@ -9,14 +9,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from marsbench.findings.between_lines import emits_more, lies_above, more_accurate
-from marsbench.findings.cells import Cells, columns
+from marsbench.findings.cells import PUBLISHED_SCALES, Cells, columns, paper_label, published_values
 from marsbench.findings.claims import Claim, Section
-from marsbench.findings.published import PUBLISHED_SCALES, paper_label, published_values
-from marsbench.rendering.curve_figures import panels_figure, speed_panel
-from marsbench.rendering.deviations import BOTH_ABLATIONS_DEVIATION
+from marsbench.rendering.figures import panels_figure, speed_panel
 from marsbench.rendering.markdown import paragraphs, table
 from marsbench.rendering.measured import accuracy_cell, question_counts, speed_cell
 from marsbench.rendering.page import TablePage
+from marsbench.rendering.sections import BOTH_ABLATIONS_DEVIATION
 from marsbench.running.plans import Arm, TablePlan
 from marsbench.studies.lines import ABLATIONS, AR_SFT, BLOCK_SIZES, MARS_STAGES, THRESHOLDS, mars, mars_name
 from marsbench.studies.study import Item, table_study

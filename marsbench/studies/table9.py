@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 
 from marsbench.findings.between_lines import as_accurate, emits, emits_more
-from marsbench.findings.cells import Cells
 from marsbench.findings.claims import OURS, Section
-from marsbench.rendering.curve_figures import average_figure
 from marsbench.rendering.measured import HOW_TO_READ_THE_CELLS, accuracy_table, speed_table
 from marsbench.rendering.page import TablePage
 from marsbench.running.plans import Arm, TablePlan
@@ -26,11 +23,6 @@ PLAN = TablePlan(
         mars("mars", 4, 0.95),
     ),
 )
-
-
-def _draw(cells: Cells, plan: TablePlan, path_stem: Path) -> list[Path]:
-    lines = {arm.label: [arm.name] for arm in reversed(plan.arms) if arm.name != "ar_sft"}
-    return average_figure(cells, plan, lines, path_stem)
 
 
 _emits_more, _as_accurate = partial(emits_more, PLAN), partial(as_accurate, PLAN)
@@ -52,7 +44,7 @@ PAGE = TablePage(
     answers=("a", "b", "c"),
     figure="tradeoff",
     caption="Average accuracy against tokens per forward pass of MARS and Jacobi decoding, with 95 % intervals",
-    drawing=_draw,
+    curves={arm.label: [arm.name] for arm in reversed(PLAN.arms) if arm.name != "ar_sft"},
     reading=f"{HOW_TO_READ_THE_CELLS} Jacobi decoding emits what has come to its fixed point.",
     tables=(accuracy_table, speed_table),
     deviations=(

@@ -1,23 +1,70 @@
-"""What is measured of discrepancies: pairs of lines compared, two small races, two scorers, stop strings."""
+"""The lines of the page of discrepancies, and what is measured: pairs of them, races, two scorers, stop strings."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 from marsbench.findings.between_lines import emits_more, label, more_accurate
 from marsbench.findings.cells import done_cells, latest_cells
 from marsbench.findings.claims import TIMES, Claim, Finding, Measured
 from marsbench.findings.in_words import p_value
 from marsbench.findings.seeds import BySeed
-from marsbench.findings.sweep import SweepCells, on_sweep, printed_ratio, speed_up
+from marsbench.findings.sweep import SweepCells, faster, on_sweep, printed_ratio, speed_up
+from marsbench.presets import Preset
+from marsbench.racing.grid import Contender, Grid
 from marsbench.rendering.claims import questions
 from marsbench.rendering.markdown import paragraphs, table
 from marsbench.rows.kinds import Row
+from marsbench.running.plans import Arm, TablePlan
 from marsbench.statistics.decisions import Bound
-from marsbench.statistics.intervals import Estimate, median_ratio, paired_difference
-from marsbench.studies.discrepancies.lines import ALL_MASKS, BLOCKS, NO_CACHE, PLAN, WINDOW
-from marsbench.studies.lines import mars_name
+from marsbench.statistics.intervals import Estimate, paired_difference
+from marsbench.studies.lines import ABLATIONS, AR_SFT, MARS_VARIANTS, mars, mars_name
+
+PLAN = TablePlan(
+    "discrepancies",
+    "What difference it makes where paper and released code differ",
+    (
+        Arm("base", "Base", "base", "ar", {}),
+        AR_SFT,
+        *[
+            mars(stage, 4, threshold)
+            for stage in dict.fromkeys((*MARS_VARIANTS, *ABLATIONS))
+            for threshold in (None, 0.95)
+        ],
+        mars("mars", 4, 1.0),
+    ),
+    own="Discrepancies",
+)
+AR, WINDOW, BLOCKS, NO_CACHE = "ar", "mars", "mars-block-cache", "mars-no-cache"
+CACHE_BLOCKS = (4, 16, 64)
+ALL_MASKS = f"{NO_CACHE}, all masks"
+_THRESHOLD = 0.95
+
+
+def cache_grid(scale: Preset) -> Grid:
+    """AR, MARS with its sliding window, and with block-level caches whose blocks are windows too, as load grows."""
+    blocks = [_entry(BLOCKS, f"{BLOCKS}, B_cache = {size}", cache_block=size) for size in CACHE_BLOCKS]
+    return _grid(scale, (Contender(AR, "mars", AR, {}), _entry(WINDOW), *blocks), (1, 4, 16, 48))
+
+
+def masks_grid(scale: Preset) -> Grid:
+    """MARS without a cache, with B - 1 masks in every forward and with as many as tokens may be generated."""
+    every = _entry(NO_CACHE, ALL_MASKS, appended_masks=scale.max_new_tokens)
+    return _grid(scale, (Contender(AR, "mars", AR, {}), _entry(NO_CACHE), every), (1, 16))
+
+
+def _entry(method: str, name: str = "", **options: Any) -> Contender:
+    return Contender(name or method, "mars", method, {"block_size": 4, **options}, threshold=_THRESHOLD)
+
+
+def _grid(scale: Preset, contenders: tuple[Contender, ...], batch_sizes: tuple[int, ...]) -> Grid:
+    """A race of five laps over 48 prompts; less where the scale asks few questions anyway."""
+    if scale.in_seconds:
+        return Grid(contenders, tuple(size for size in batch_sizes if size < 16), prompts=12, repeats=3, positions=0)
+    return Grid(contenders, batch_sizes, prompts=48, repeats=5, positions=0)
+
 
 DIFFERS, SAME, NOT_RUN = "differs", "no difference seen", "not run"
 
@@ -94,12 +141,7 @@ def _judged(measure: Callable[[SweepCells], Estimate | None], seeds: BySeed) -> 
 def _all_over_few(sweep: SweepCells, size: int) -> Estimate | None:
     """The speed of all masks over that of B - 1, lap by lap."""
     few, every = sweep.done.get((NO_CACHE, size)), sweep.done.get((ALL_MASKS, size))
-    if few is None or every is None:
-        return None
-    return median_ratio(
-        [seconds * sum(every.emitted) for seconds in few.seconds],
-        [seconds * sum(few.emitted) for seconds in every.seconds],
-    )
+    return faster(every, few) if few and every else None
 
 
 def masks(seeds: BySeed) -> str:

@@ -18,8 +18,17 @@ from marsbench.rendering.measured import accuracy_table, reasons
 from marsbench.rendering.sections import about, behind, racing, title
 from marsbench.rows.kinds import Row
 from marsbench.studies.discrepancies import measured
-from marsbench.studies.discrepancies.lines import PLAN, cache_grid, masks_grid
-from marsbench.studies.discrepancies.measured import DIFFERS, NOT_RUN, SAME, effect, effects_table, verdict
+from marsbench.studies.discrepancies.measured import (
+    DIFFERS,
+    NOT_RUN,
+    PLAN,
+    SAME,
+    cache_grid,
+    effect,
+    effects_table,
+    masks_grid,
+    verdict,
+)
 from marsbench.studies.lines import ABLATIONS, mars_name
 from marsbench.studies.study import Study
 

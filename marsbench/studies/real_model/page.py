@@ -24,11 +24,10 @@ from marsbench.findings.sweep import (
 from marsbench.methods import METHODS
 from marsbench.racing.position_law import position_law
 from marsbench.rendering.claims import claims_section, page_tally, plainly
-from marsbench.rendering.deviations import deviations_section
 from marsbench.rendering.figures import labelled_figure
 from marsbench.rendering.markdown import folded, paragraphs, table
 from marsbench.rendering.measured import measured_section, speed_cell, speed_table
-from marsbench.rendering.sections import about, how_section, title, training_section
+from marsbench.rendering.sections import about, deviations_section, how_section, title, training_section
 from marsbench.rows.kinds import EvaluationRow, Row, StepTimeRow, SweepRow, TrainingSpeedRow
 from marsbench.studies.real_model.lines import (
     ADAPTED,

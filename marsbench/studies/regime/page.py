@@ -12,10 +12,9 @@ from typing import Any
 import yaml
 
 from marsbench.findings.between_lines import emits, more_accurate
-from marsbench.findings.cells import BENCHMARKS, done_cells, latest_cells
+from marsbench.findings.cells import BENCHMARKS, PUBLISHED_SCALES, done_cells, latest_cells, published_average
 from marsbench.findings.claims import TIMES, Claim, Finding, Measured
 from marsbench.findings.in_words import one_line
-from marsbench.findings.published import PUBLISHED_SCALES, published_average
 from marsbench.findings.seeds import BySeed
 from marsbench.rendering.claims import held_against, published
 from marsbench.rendering.markdown import folded, paragraphs, table
@@ -236,13 +235,12 @@ def _left_standing(seeds: BySeed) -> Iterator[str]:
 
 def _room_lines(seeds: BySeed) -> list[list[str]]:
     (enough, first), (near, second) = room_on_enough(seeds), above_chance(seeds)
-    low, high = ROOM_ON_EACH.low, ROOM_ON_EACH.high
+    between = f"{ENOUGH} or more between {ROOM_ON_EACH.low:g} and {ROOM_ON_EACH.high:g}"
+    reach = "benchmarks whose interval reaches down to chance"
     return [
-        ["", "... at least four benchmarks", f"{ENOUGH} or more between {low:g} and {high:g}", enough, "", "",
-         _outcome(first), ""],
-        ["", "... none at chance", "benchmarks whose interval reaches down to chance", near, "", "",
-         _outcome(second), ""],
-    ]  # fmt: skip
+        ["", "... at least four benchmarks", between, enough, "", "", _outcome(first), ""],
+        ["", "... none at chance", reach, near, "", "", _outcome(second), ""],
+    ]
 
 
 def _room(seeds: BySeed) -> str:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from marsbench.presets import Preset
-from marsbench.racing.grid import Grid, read_grid, shipped_grid
+from marsbench.racing.grid import read_grid, shipped_grid
 from marsbench.running.plans import Arm, TablePlan
 from marsbench.studies.lines import BATCH_SIZES, speculative
 from marsbench.studies.speedup.claims import TABLE5_SECTION, TABLE6_SECTION, decoded_by_the_sweep, speed_claims
@@ -50,16 +49,12 @@ TABLE6 = TablePlan(
 )
 
 
-def _grid(scale: Preset, quick: bool) -> Grid:
-    return read_grid(shipped_grid(scale.scale), quick=quick)
-
-
 STUDY = Study(
     key="speedup",
     name="Speed",
     asks="how fast, at what accuracy, against what, at which batch size?",
     place=4,
-    grid=_grid,
+    grid=lambda scale, quick: read_grid(shipped_grid(scale.scale), quick=quick),
     sections=sections,
     figures=draw,
     claims=tuple(speed_claims()),
