@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
@@ -188,6 +189,17 @@ def test_rows_that_see_nothing_and_ends_of_caches_are_kept_within_bounds() -> No
         visible, 2, SIZE**-0.5,
     )  # fmt: skip
     assert found.isfinite().all() and not found[0].any() and found[1].any()
+
+
+@native
+def test_copies_lie_in_one_piece_of_memory(model: Any) -> None:
+    """Guards against copies in pages of their own, and against one that is written over another."""
+    decoder = decoder_of(model)
+    assert isinstance(decoder, LeanDecoder)
+    copies = [site.copy.packed for site in decoder._packing.sites if site.copy is not None and site.copy.is_native]
+    begins = sorted((copy.data_ptr(), copy.nbytes) for copy in copies)
+    assert len({copy.untyped_storage().data_ptr() for copy in copies}) == 1 and len(copies) > 4
+    assert all(at + size <= after and after % 64 == 0 for (at, size), (after, _) in pairwise(begins))
 
 
 @native
