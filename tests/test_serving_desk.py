@@ -46,6 +46,11 @@ def hangs(pipe: Connection, _: Settings) -> None:
     signal.pause()
 
 
+def loads(pipe: Connection, _: Settings) -> None:
+    """An engine that never gets ready."""
+    signal.pause()
+
+
 def halts(pipe: Connection, _: Settings) -> None:
     """An engine that stands still in the middle of a report."""
     pipe.send(READY)
@@ -137,6 +142,19 @@ def test_an_engine_that_says_nothing_is_started_anew(monkeypatch: pytest.MonkeyP
         assert desk._process.pid != first and desk.queued == 0
 
     assert "said nothing" in "".join(tried(hangs, monkeypatch, work, hang_timeout=0.5))
+
+
+def test_an_engine_that_is_stopped_while_it_loads_is_started_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a server that never gets ready, or never again, and says nothing; one that loads is left alone."""
+
+    async def work(desk: Desk) -> None:
+        first = desk._process.pid
+        await asyncio.sleep(0.8)
+        assert desk._process.pid == first, "it takes its time"
+        os.kill(first, signal.SIGSTOP)
+        await until(lambda: desk._deaths == 1)
+
+    assert "said nothing" in "".join(tried(loads, monkeypatch, work, hang_timeout=0.5))
 
 
 def test_half_a_report_stops_nobody(monkeypatch: pytest.MonkeyPatch) -> None:

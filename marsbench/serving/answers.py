@@ -100,7 +100,8 @@ class Answers:
         with ExitStack() as stack:
             with self.desk.let_in((body.n or 1) * (1 if isinstance(body, ChatRequest) else len(body.prompt))):
                 jobs = [job for ids in await self.prompt_ids(body) for job in self._jobs(ids, body, arrived)]
-                found = stack.enter_context(self.desk.submitted(jobs))
+                whole = not body.stream and not body.stops  # else a text must be looked at as it comes
+                found = stack.enter_context(self.desk.submitted(jobs, whole=whole))
             yield found
 
     async def prompt_ids(self, body: AnyRequest) -> list[list[int]]:
@@ -211,8 +212,7 @@ class Answers:
         choices = []
         async with aclosing(self._news(body)) as news:
             async for choice, pieces in news:
-                for tokens, _ in pieces:
-                    choice.text += choice.writer.write(tokens)
+                choice.text += choice.writer.write(list(chain.from_iterable(tokens for tokens, _ in pieces)))
                 if choice.ending is not None:
                     choice.text += choice.writer.close()
                     choices.append(choice)

@@ -40,7 +40,7 @@ def build(desk: Desk, say: Callable[[str], object] = print) -> Gate:
     _describe(app, desk, answers)
     _read(app, desk, answers)
     _steer(app, desk, answers)
-    return Gate(app, desk.settings, say)
+    return Gate(app, desk.settings, say, desk.check_room)
 
 
 def _explain_errors(app: FastAPI) -> None:

@@ -36,8 +36,9 @@ Piece = tuple[list[int], Likelihood | None]  # the tokens of one forward, and ho
 class Stream:
     """What one request gets. Whoever reads slowly finds more at once; what waits is bounded by the request's limit."""
 
-    def __init__(self, job: Job, news: asyncio.Event) -> None:
-        self.job, self._news = job, news
+    def __init__(self, job: Job, news: asyncio.Event, *, whole: bool = False) -> None:
+        """Of one that is wanted `whole`, tokens are no news before its ending."""
+        self.job, self._news, self._whole = job, news, whole
         self._pieces: list[Piece] = []
         self.ending: Ending | ApiError | None = None  # nothing more will come
         self.stopped = False  # whether it came to a stop string, which the engine knows nothing of
@@ -46,7 +47,8 @@ class Stream:
     def put(self, piece: Piece) -> None:
         """The tokens of one forward."""
         self._pieces.append(piece)
-        self._news.set()
+        if not self._whole:
+            self._news.set()
 
     def end(self, ending: Ending | ApiError) -> None:
         """Nothing more will come; of several endings the first counts."""
@@ -181,7 +183,7 @@ class Desk:
             timer.cancel()
         self._timers["look"] = asyncio.get_running_loop().call_later(_LOOK_S, self._look)
         waiting = [stream for stream in self._streams.values() if stream.ending is None]
-        if not waiting or self.ready is None:
+        if not (waiting if self.ready else self._is_stopped()):
             self._heard = time.monotonic()
         elif time.monotonic() - self._heard > self.settings.hang_timeout:
             self._say(f"the engine process has said nothing for {self.settings.hang_timeout:g} seconds; it is ended")
@@ -191,6 +193,14 @@ class Desk:
             if time.perf_counter() - stream.job.arrived > self.settings.deadline:
                 self._send(Cancel(stream.job.id))
                 stream.end(ApiError(504, f"no answer within {self.settings.deadline:g} seconds", code="deadline"))
+
+    def _is_stopped(self) -> bool:
+        """Whether somebody has stopped the process: one that loads has nothing to say, however long that takes."""
+        import psutil
+
+        with contextlib.suppress(psutil.Error):
+            return bool(psutil.Process(self._process.pid).status() == psutil.STATUS_STOPPED)
+        return False
 
     # ---- who may come in ----
 
@@ -206,16 +216,20 @@ class Desk:
         """Requests that wait, in the engine's queue or on their way to it."""
         return self._outside + len(self._queued)
 
+    def check_room(self, count: int = 1) -> None:
+        """Raise `ApiError` where so many more may not wait."""
+        self.check_open()
+        if self.queued + count > self.settings.max_queue:
+            self.metrics.counted["marsbench:requests_rejected"] += count
+            raise too_many(f"{self.queued} requests wait already, of {self.settings.max_queue} at most")
+
     @contextlib.contextmanager
     def let_in(self, count: int = 1) -> Iterator[None]:
         """Count requests as waiting while they are read; `ApiError` 429 where the queue has no room."""
-        self.check_open()
-        most = self.settings.max_queue
-        if count > most:
-            raise wrong(f"{count} answers are asked for at once, of {most} at most", "prompt")
-        if self.queued + count > most:
-            self.metrics.rejected.inc(count)
-            raise too_many(f"{self.queued} requests wait already, of {most} at most")
+        if count > self.settings.max_queue:
+            self.check_open()
+            raise wrong(f"{count} answers are asked for at once, of {self.settings.max_queue} at most", "prompt")
+        self.check_room(count)
         self._outside += count
         try:
             yield
@@ -223,18 +237,19 @@ class Desk:
             self._outside -= count
 
     @contextlib.contextmanager
-    def submitted(self, jobs: list[Job]) -> Iterator[tuple[list[Stream], asyncio.Event]]:
+    def submitted(self, jobs: list[Job], *, whole: bool = False) -> Iterator[tuple[list[Stream], asyncio.Event]]:
         """Hand jobs to the engine for the time of a `with` block; whatever has not ended by then is cancelled.
 
-        The event is set whenever there is something new for any of them.
+        The event is set whenever there is something new for any of them; where answers are wanted `whole`, that is
+        their endings.
         """
         self.check_open()
         news = asyncio.Event()
-        streams = [Stream(job, news) for job in jobs]
+        streams = [Stream(job, news, whole=whole) for job in jobs]
         for stream in streams:
             self._streams[stream.job.id] = stream
             self._queued.add(stream.job.id)
-            self.metrics.prompt_tokens.inc(len(stream.job.prompt_ids))
+            self.metrics.counted["vllm:prompt_tokens"] += len(stream.job.prompt_ids)
             self._send(stream.job)
         self._idle.clear()
         try:
@@ -242,7 +257,7 @@ class Desk:
         finally:
             for stream in streams:
                 if stream.ending is None:
-                    self.metrics.cancelled.inc()
+                    self.metrics.counted["marsbench:requests_cancelled"] += 1
                     self._send(Cancel(stream.job.id))
                 del self._streams[stream.job.id]
             if not self._streams:
@@ -275,8 +290,8 @@ class Desk:
         for number in report.started:
             if stream := self._streams.get(number):
                 self.metrics.queued.observe(now - stream.job.arrived)
-        self.metrics.tokens.inc(sum(len(tokens) for _, tokens, _ in report.tokens))
         for number, tokens, likelihood in report.tokens:
+            self.metrics.counted["vllm:generation_tokens"] += len(tokens)
             if stream := self._streams.get(number):
                 self._note_times(stream, now, len(tokens))
                 stream.put((tokens, likelihood))
@@ -292,13 +307,12 @@ class Desk:
         if stream.last is None:
             self.metrics.first_token.observe(now - stream.job.arrived)
         else:
-            for _ in range(count):
-                self.metrics.per_token.observe((now - stream.last) / count)
+            self.metrics.per_token.observe((now - stream.last) / max(count, 1), count)
         stream.last = now
 
     def _note_end(self, stream: Stream, ending: Ending, now: float) -> None:
         self.metrics.whole.observe(now - stream.job.arrived)
-        self.metrics.ended("error" if ending.failure else "length" if ending.finish == "length" else "stop")
+        self.metrics.ended["error" if ending.failure else "length" if ending.finish == "length" else "stop"] += 1
 
     # ---- the end ----
 

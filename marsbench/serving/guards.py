@@ -126,8 +126,13 @@ class Gate:
     gets no further. Every answer has its number, the client's own if it has given one.
     """
 
-    def __init__(self, app: Any, settings: Settings, say: Callable[[str], object] = print) -> None:
-        self._app, self._settings = app, settings
+    def __init__(
+        self, app: Any, settings: Settings, say: Callable[[str], object] = print,
+        check_room: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
+        """`check_room` raises `ApiError` where nobody more may wait for an answer."""
+        self._app, self._settings, self._check_room = app, settings, check_room
+        self._turn = asyncio.Lock()
         self._names = {"localhost", settings.host.lower(), *(name.lower() for name in settings.allowed_host)}
         self._log = Log(settings.request_log, say)
 
@@ -168,6 +173,8 @@ class Gate:
                 return
             self._check_key(scope, headers)
             body = await self._body(headers, receive)
+            if scope["method"] == "POST":
+                await self._take_turn(scope["path"])
             _check_parts(body)
         except ApiError as error:
             await answer(error)(scope, receive, send)
@@ -175,6 +182,17 @@ class Gate:
             return
         else:
             await self._app(scope, _replayed(body, receive), send)
+
+    async def _take_turn(self, path: str) -> None:
+        """Wait for a turn of the event loop in which no other body is read, and be refused early where need be.
+
+        To read a body takes milliseconds: if all that come at once did so in one turn, whoever asks for /health, and
+        all who stream, would stand behind them.
+        """
+        async with self._turn:
+            await asyncio.sleep(0)
+        if path.endswith("/completions"):
+            self._check_room()
 
     def _check_name(self, headers: Headers) -> None:
         """Refuse names and pages of others: one that leads a browser here acts for whoever sits before it."""

@@ -1,90 +1,115 @@
-"""What a monitoring system reads: vLLM's names where it has one, so that its dashboards work, and a few of our own."""
+"""What a monitoring system reads: vLLM's names where it has one, so that its dashboards work, and a few of our own.
+
+Plain numbers are counted with every token; what is made of them waits for who looks.
+"""
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterator
+from itertools import accumulate
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from marsbench.serving.messages import State
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+_GAUGES = {
+    "vllm:num_requests_running": "Requests in the batch.",
+    "vllm:num_requests_waiting": "Requests admitted and not in the batch yet.",
+    "vllm:kv_cache_usage_perc": "Part of the KV cache that is reserved, from 0 to 1.",
+    "marsbench:tau": "Mean threshold of the running requests that decode by mars.",
+    "marsbench:window": "Mean window of the running requests.",
+    "marsbench:tokens_per_forward": "Tokens that a row's forward settles, lately.",
+}
+_COUNTERS = {
+    "vllm:prompt_tokens": "Tokens of prompts.",
+    "vllm:generation_tokens": "Tokens generated.",
+    "vllm:spec_decode_num_drafts": "Windows with masks.",
+    "vllm:spec_decode_num_draft_tokens": "Masks in those windows.",
+    "vllm:spec_decode_num_accepted_tokens": "Tokens beyond the first of a forward.",
+    "marsbench:requests_rejected": "Requests turned away because the queue was full.",
+    "marsbench:requests_cancelled": "Requests whose client went away.",
+    "marsbench:engine_restarts": "Times that the engine process had to be started again.",
+    "marsbench:forwards": "Forward passes of the model.",
+}
+
+
+class Times:
+    """A histogram of seconds."""
+
+    def __init__(self, name: str, words: str) -> None:
+        self.name, self.words = name, words
+        self.counts, self.sum = [0] * (len(_SECONDS) + 1), 0.0
+
+    def observe(self, seconds: float, times: int = 1) -> None:
+        """Something took so long, so many times."""
+        self.counts[bisect_left(_SECONDS, seconds)] += times
+        self.sum += seconds * times
 
 
 class Metrics:
     """The numbers of one server."""
 
     def __init__(self, model: str) -> None:
-        disable_created_metrics()  # type: ignore[no-untyped-call]
-        self.registry = CollectorRegistry()
-        self.slots, self._last = 1, State()  # slots of the KV cache
-        labels = {"model_name": model}
-
-        def gauge(name: str, words: str) -> Gauge:
-            return Gauge(name, words, ["model_name"], registry=self.registry).labels(**labels)
-
-        def counter(name: str, words: str) -> Counter:
-            return Counter(name, words, ["model_name"], registry=self.registry).labels(**labels)
-
-        def histogram(name: str, words: str) -> Histogram:
-            found = Histogram(name, words, ["model_name"], registry=self.registry, buckets=_SECONDS)
-            return found.labels(**labels)
-
-        self.running = gauge("vllm:num_requests_running", "Requests in the batch.")
-        self.waiting = gauge("vllm:num_requests_waiting", "Requests admitted and not in the batch yet.")
-        self.cache = gauge("vllm:kv_cache_usage_perc", "Part of the KV cache that is reserved, from 0 to 1.")
-        self.prompt_tokens = counter("vllm:prompt_tokens", "Tokens of prompts.")
-        self.tokens = counter("vllm:generation_tokens", "Tokens generated.")
-        self.first_token = histogram("vllm:time_to_first_token_seconds", "From a request's arrival to its first token.")
-        self.per_token = histogram("vllm:inter_token_latency_seconds", "Between tokens; those of one forward share it.")
-        self.queued = histogram("vllm:request_queue_time_seconds", "From a request's arrival to its prompt's forward.")
-        self.whole = histogram("vllm:e2e_request_latency_seconds", "From a request's arrival to its end.")
-        self.drafts = counter("vllm:spec_decode_num_drafts", "Windows with masks.")
-        self.draft_tokens = counter("vllm:spec_decode_num_draft_tokens", "Masks in those windows.")
-        self.accepted = counter("vllm:spec_decode_num_accepted_tokens", "Tokens beyond the first of a forward.")
-        self._ended = Counter(
-            "vllm:request_success", "Requests by what ended them.", ["model_name", "finished_reason"],
-            registry=self.registry,
+        self._model, self._last = model, State()
+        self.slots = 1  # of the KV cache
+        self._tau, self._per_forward = 0.0, 0.0
+        self.counted, self.ended = Counter[str](), Counter[str]()  # by name; requests by what ended them
+        self.first_token = Times("vllm:time_to_first_token_seconds", "From a request's arrival to its first token.")
+        self.per_token = Times(
+            "vllm:inter_token_latency_seconds", "Between tokens; those of one forward share it."
         )  # fmt: skip
-        self.rejected = counter("marsbench:requests_rejected", "Requests turned away because the queue was full.")
-        self.cancelled = counter("marsbench:requests_cancelled", "Requests whose client went away.")
-        self.restarts = counter("marsbench:engine_restarts", "Times that the engine process had to be started again.")
-        self.forwards = counter("marsbench:forwards", "Forward passes of the model.")
-        self.threshold = gauge("marsbench:tau", "Mean threshold of the running requests that decode by mars.")
-        self.window = gauge("marsbench:window", "Mean window of the running requests.")
-        self.per_forward = gauge("marsbench:tokens_per_forward", "Tokens that a row's forward settles, lately.")
-        self._model = model
-
-    def ended(self, reason: str) -> None:
-        """A request has come to its end."""
-        self._ended.labels(model_name=self._model, finished_reason=reason).inc()
+        self.queued = Times("vllm:request_queue_time_seconds", "From a request's arrival to its prompt's forward.")
+        self.whole = Times("vllm:e2e_request_latency_seconds", "From a request's arrival to its end.")
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
 
     def take(self, state: State) -> None:
-        """What the engine says after a forward; it counts from its own start. Most gauges wait for who looks."""
-        last = self._last if state.forwards >= self._last.forwards else State()
-        self.forwards.inc(state.forwards - last.forwards)
-        if state.threshold is not None:  # else it stays what it was
-            self.threshold.set(state.threshold)
+        """What the engine says after a forward; it counts from its own start."""
+        last, counted = self._last if state.forwards >= self._last.forwards else State(), self.counted
+        counted["marsbench:forwards"] += state.forwards - last.forwards
+        self._tau = self._tau if state.threshold is None else state.threshold
         rows, settled = state.rows - last.rows, state.settled - last.settled
         if guesses := state.guesses - last.guesses:
-            self.drafts.inc(rows)
-            self.draft_tokens.inc(guesses)
-            self.accepted.inc(max(0, settled - rows))
+            counted["vllm:spec_decode_num_drafts"] += rows
+            counted["vllm:spec_decode_num_draft_tokens"] += guesses
+            counted["vllm:spec_decode_num_accepted_tokens"] += max(0, settled - rows)
         if rows:
-            self.per_forward.set(settled / rows)
+            self._per_forward = settled / rows
         self._last = state
 
     def lost(self) -> None:
         """The engine is gone, and all that it held."""
         self._last = State()
-        self.restarts.inc()
+        self.counted["marsbench:engine_restarts"] += 1
 
     def page(self) -> bytes:
         """The exposition format."""
-        self._set_gauges()
-        return generate_latest(self.registry)
+        return generate_latest(self._registry)
 
-    def _set_gauges(self) -> None:
+    def collect(self) -> Iterator[Metric]:
+        """All of them, as `prometheus_client` asks for them."""
         state = self._last
-        self.running.set(state.running)
-        self.waiting.set(state.waiting)
-        self.cache.set(state.slots / self.slots)
-        self.window.set(state.window)
+        now = (state.running, state.waiting, state.slots / self.slots, self._tau, state.window, self._per_forward)
+        for (name, words), value in zip(_GAUGES.items(), now, strict=True):
+            gauge = GaugeMetricFamily(name, words, labels=["model_name"])
+            gauge.add_metric([self._model], value)
+            yield gauge
+        for name, words in _COUNTERS.items():
+            counter = CounterMetricFamily(name, words, labels=["model_name"])
+            counter.add_metric([self._model], self.counted[name])
+            yield counter
+        ended = CounterMetricFamily(
+            "vllm:request_success", "Requests by what ended them.", labels=["model_name", "finished_reason"]
+        )
+        for reason, count in self.ended.items():
+            ended.add_metric([self._model, reason], count)
+        yield ended
+        for one in (self.first_token, self.per_token, self.queued, self.whole):
+            histogram = HistogramMetricFamily(one.name, one.words, labels=["model_name"])
+            buckets = zip([*map(str, map(float, _SECONDS)), "+Inf"], accumulate(one.counts), strict=True)
+            histogram.add_metric([self._model], list(buckets), one.sum)
+            yield histogram
