@@ -89,8 +89,8 @@ def sections(rows: Sequence[Row], scale: str, seeds: BySeed) -> list[str]:
     return [
         title(PLAN, scale),
         _in_part(cells, sweeps),
-        _whose_weights(rows),
-        "\n".join([*_fastest(sweeps), *_outsider(sweeps), *_answers(seeds, cells)]),
+        " ".join([_whose_weights(rows), _right(cells)]).strip(),
+        "\n".join([*_fastest(sweeps), *_outsider(sweeps), *_answers(seeds)]),
         f"![Tokens per second over ar by line, type of weights and batch size]({FIGURE}.png)" if sweeps else "",
         _clock_in_brief(sweeps),
         about(OPENING, scale, seeds),
@@ -163,6 +163,12 @@ def _whose_weights(rows: Sequence[Row]) -> str:
     return f"The base is {', '.join(said)}." if bases else ""
 
 
+def _right(cells: Cells) -> str:
+    answers = [right for row in done_cells(cells, AR.name).values() for right in row.correct]
+    known = f"It answers {sum(answers):g} of {len(answers):,} questions right, so accuracy says little here."
+    return known if answers else ""
+
+
 # ---- the answer ----
 
 
@@ -179,27 +185,28 @@ def _fastest(sweeps: Mapping[str, SweepCells]) -> Iterator[str]:
 
 
 def _outsider(sweeps: Mapping[str, SweepCells]) -> Iterator[str]:
-    """llama.cpp beside `ar` and the fastest lossless line, in each type of weights that it raced in."""
+    """llama.cpp beside `ar` and the fastest lossless line, in the types of weights that it raced in."""
+    said = []
     for dtype, sweep in sweeps.items():
         size = min(sweep.batch_sizes)
         others = sweep.at(size, lambda row: row.contender.startswith(OUTSIDER) and "quantised" in row.options)
-        plain, ar, best = sweep.done.get((OUTSIDER, size)), sweep.done.get(("ar", size)), _best_lossless(sweep, size)
-        if plain is not None and ar is not None and best is not None:
-            smaller = [f"{printed_speed_up(row)} times with weights in {row.options['quantised']}" for row in others]
-            yield (
-                f"- llama.cpp with the same weights in {dtype} is {printed_speed_up(plain)} times as fast as `ar`"
-                f"{'; ' if smaller else ''}{', '.join(smaller)}. The fastest lossless line is "
-                f"{printed_ratio(speed_ratio(best, plain))} times as fast as llama.cpp with the same weights."
+        plain, best = sweep.done.get((OUTSIDER, size)), _best_lossless(sweep, size)
+        if plain is not None and best is not None:
+            smaller = [f"{printed_speed_up(row)} with weights in {row.options['quantised']}" for row in others]
+            times = ", ".join([f"{printed_speed_up(plain)} times as fast as `ar`", *smaller])
+            said.append(
+                f"in {dtype} {times}; the fastest lossless line is "
+                f"{printed_ratio(speed_ratio(best, plain))} times as fast as it"
             )
+    if said:
+        yield f"- llama.cpp with the same weights is {'. It is '.join(said)}."
 
 
-def _answers(seeds: BySeed, cells: Cells) -> Iterator[str]:
-    """What drafts best, and how many questions the base answers right."""
+def _answers(seeds: BySeed) -> Iterator[str]:
+    """What drafts best."""
     for claim in CLAIMS:
         if claim.lines in ANSWERED and (found := claim.over(seeds.values())).estimate is not None:
             yield f"- {plainly(claim, found)}."
-    if answers := [right for row in done_cells(cells, AR.name).values() for right in row.correct]:
-        yield f"- The base answers {sum(answers):g} of {len(answers):,} questions right: accuracy says little here."
 
 
 def _clock_in_brief(sweeps: Mapping[str, SweepCells]) -> str:
