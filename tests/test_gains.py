@@ -27,9 +27,8 @@ from marsbench.show import token_texts
 from marsbench.statistics.intervals import Answers, share_of_tokens
 from marsbench.studies import study_of
 from marsbench.studies.gains import STUDY
-from marsbench.studies.gains.choice import cross_fitted, fastest_within
 from marsbench.studies.gains.free_tokens import Token, answers_of, share_free, share_together
-from marsbench.studies.gains.lines import ADAPTED, CHOSEN, CURVE, MEASURED, PLAN
+from marsbench.studies.gains.lines import ADAPTED, CHOSEN, CURVE, MEASURED, PLAN, cross_fitted, fastest_within
 from marsbench.studies.gains.measuring import gains_rows, places
 from marsbench.studies.gains.page import CLAIMS
 from marsbench.studies.gains.word_classes import CLASSES, template_words, token_class

@@ -26,7 +26,9 @@ def test_rows_survive_the_round_trip(tmp_path: Path) -> None:
     """Guards against a field that is written but not read."""
     rows = [
         row("a"),
-        TrainingRow("b", "done", "", "mini", "mars", 4, 10, 20, 30, 1.5, 0.25, "hash", {"seed": 0}),
+        TrainingRow(
+            "b", "done", "", "mini", "mars", 4, 10, 20, 30, 1.5, 0.25, checkpoint="hash", provenance={"seed": 0}
+        ),
         EvaluationRow(
             "c",
             "failed",

@@ -159,21 +159,15 @@ def agreement(first: SweepCells, second: SweepCells) -> list[Agreement]:
 
 def best_mars_at(sweep: SweepCells, batch_size: int) -> SweepRow | None:
     """The fastest threshold of `mars`, eager or compiled, that loses at most the allowed points on these questions."""
-
-    def allowed(row: SweepRow) -> bool:
-        cost = sweep.cost(row)
-        return row.method == "mars" and cost is not None and cost.value <= ALLOWED_LOSS
-
-    return max(sweep.at(batch_size, allowed), key=speed_of, default=None)
+    settings = sweep.at(batch_size, lambda row: row.method == "mars")
+    allowed = [row for row in settings if (cost := sweep.cost(row)) and cost.value <= ALLOWED_LOSS]
+    return max(allowed, key=speed_of, default=None)
 
 
 def best_verified_at(sweep: SweepCells, batch_size: int, *, adapted: bool = False) -> SweepRow | None:
     """The fastest layout and window of `mars-verified`, of MARS or of an adapter, eager or compiled."""
-
-    def alike(row: SweepRow) -> bool:
-        return (row.method, row.is_adapted) == ("mars-verified", adapted)
-
-    return max(sweep.at(batch_size, alike), key=speed_of, default=None)
+    alike = sweep.at(batch_size, lambda row: (row.method, row.is_adapted) == ("mars-verified", adapted))
+    return max(alike, key=speed_of, default=None)
 
 
 def speed_of(row: SweepRow) -> float:

@@ -204,12 +204,9 @@ def executor_of(run: Run, *, jobs: int | None = None, cluster: str | None = None
 
     That is where one process is all, and where it makes again what is there: each process would make it again.
     """
-    if cluster is not None:
-        return executor_at(run.workspace.logs, 1, cluster)
     jobs = jobs or default_jobs(run.scale)
-    if jobs == 1 or run.existing != "reuse":
-        return None
-    return executor_at(run.workspace.logs, jobs)
+    alone = cluster is None and (jobs == 1 or run.existing != "reuse")
+    return None if alone else executor_at(run.workspace.logs, jobs, cluster)
 
 
 def executor_at(logs: Path, jobs: int, cluster: str | None = None) -> Executor:

@@ -112,11 +112,10 @@ def worded(claim: Claim, finding: Finding) -> str:
     if claim.check:
         return outcome(finding.verdict)
     if finding.verdict == "supported" and claim.bound.is_non_inferiority and finding.estimate is not None:
-        interval = finding.estimate.interval
-        return {
-            (True, False): "supported, significantly better",
-            (False, True): "supported, yet significantly worse",
-        }.get((interval.low > 0, interval.high < 0), "supported")
+        if finding.estimate.interval.low > 0:
+            return "supported, significantly better"
+        if finding.estimate.interval.high < 0:
+            return "supported, yet significantly worse"
     return finding.verdict
 
 

@@ -142,7 +142,7 @@ def other_scores(cells: Cells, plan: TablePlan) -> str:
         [label, *[_other(done[label].get(name), score) for name, score in known]] for label in differ if differ[label]
     ]
     lead = "Other scores of the same answers, in %, of lines where they differ; `strict` is lm-eval's stock number:"
-    return f"{lead}\n\n{table(['', *heads], lines)}"
+    return paragraphs(lead, table(["", *heads], lines))
 
 
 def _other(row: EvaluationRow | None, score: str) -> str:
@@ -154,21 +154,21 @@ def _other(row: EvaluationRow | None, score: str) -> str:
 
 def what_was_cut(cells: Cells, plan: TablePlan) -> str:
     """Answers without an end, and prompts that lost their beginnings, for the arms that have any of them."""
-    answers = _shares(cells, plan, lambda row: [not whole for whole in row.finished])
-    prompts = _shares(cells, plan, lambda row: [bool(count) for count in row.prompt_cut])
     why = "Prompts whose beginnings were cut, as the context has no room for them beside the answer, in %:"
     return paragraphs(
-        f"Answers cut at the token limit, in %:\n\n{answers}" if answers else "",
-        f"{why}\n\n{prompts}" if prompts else "",
+        _shares(
+            "Answers cut at the token limit, in %:", cells, plan, lambda row: [not whole for whole in row.finished]
+        ),
+        _shares(why, cells, plan, lambda row: [bool(count) for count in row.prompt_cut]),
     )
 
 
-def _shares(cells: Cells, plan: TablePlan, cut: Callable[[EvaluationRow], list[bool]]) -> str:
-    """In % of questions, per arm and benchmark; arms without any are left out."""
+def _shares(lead: str, cells: Cells, plan: TablePlan, cut: Callable[[EvaluationRow], list[bool]]) -> str:
+    """In % of questions, per arm and benchmark; arms without any are left out, and all of it where none has any."""
     lines = []
     for arm in plan.arms:
         found = {name: cut(row) for name, row in done_cells(cells, arm.name).items()}
         if any(map(any, found.values())):
             shares = [found.get(name) or [] for name in columns(plan)]
             lines.append([arm.label, *[f"{100 * sum(share) / len(share):.1f}" if share else "" for share in shares]])
-    return table(["", *columns(plan).values()], lines) if lines else ""
+    return paragraphs(lead, table(["", *columns(plan).values()], lines)) if lines else ""

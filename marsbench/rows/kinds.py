@@ -27,6 +27,8 @@ class _Kept:
     status: Status
     reason: str  # why there are no numbers; empty when done
     scale: str  # whose models they are of; of checks, whose shape the models have that are timed
+    checkpoint: str = field(default="", kw_only=True)  # SHA-256 of the weights; empty where no single one is behind it
+    provenance: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -48,8 +50,6 @@ class EvaluationRow(_Kept):
     past_stop: list[int] = field(default_factory=list)  # tokens behind the task's first stop string, cut off unread
     seconds: float = 0.0  # generation and scoring together; a rough cost, not a benchmark
     max_new_tokens: int = 0
-    checkpoint: str = ""  # SHA-256 of the weights
-    provenance: Mapping[str, Any] = field(default_factory=dict)
     prompt_cut: list[int] = field(default_factory=list)  # tokens of the prompt that the context had no room for
     dtype: str = "float32"  # of weights and caches
     digests: list[str] = field(default_factory=list)  # of each answer's tokens: alike = the very same ones; or empty
@@ -80,9 +80,7 @@ class TrainingRow(_Kept):
     tokens: int  # tokens of the sequences seen, padding and noisy copies not counted
     seconds: float  # wall time of training, interruptions not counted
     loss: float  # mean over the last logging interval
-    checkpoint: str = ""
     measures: Mapping[str, float] = field(default_factory=dict)  # such as the accuracy of each Medusa head
-    provenance: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -92,7 +90,6 @@ class StepCostRow(_Kept):
     kind: ClassVar[str] = "step_cost"
     seconds: Mapping[str, list[float]]  # objective -> seconds of each repeat, in the same batch order for all
     memory: Mapping[str, list[int]] = field(default_factory=dict)  # objective -> bytes that a step must hold, alike
-    provenance: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -108,8 +105,6 @@ class ExactnessRow(_Kept):
     emitted: int
     row_forwards: int
     dtype: str
-    checkpoint: str = ""
-    provenance: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -150,8 +145,6 @@ class SweepRow(_Kept):
     samples: str = ""  # SHA-256 of the log of what was generated
     race: str = ""  # what was raced together
     dtype: str = ""
-    checkpoint: str = ""
-    provenance: Mapping[str, Any] = field(default_factory=dict)
     prompt_cut: list[int] = field(default_factory=list)  # per prompt, tokens that the context had no room for; or empty
     others_cores: list[float] = field(default_factory=list)  # of each timed lap: what others used; empty = unknown
     compiled: bool = False  # its steps as graphs, or operation by operation
@@ -231,8 +224,6 @@ class StepTimeRow(_Kept):
     seconds: list[list[float]]  # per shape and repeat: one step of the loop
     copied_per_second: list[float]  # per repeat: bytes read and bytes written, both counted
     weight_bytes: int = 0
-    checkpoint: str = ""
-    provenance: Mapping[str, Any] = field(default_factory=dict)
     others_cores: list[float] = field(default_factory=list)  # of each repeat: what others used; empty = unknown
     dtype: str = "float32"  # of weights and caches
     read_per_second: list[float] = field(default_factory=list)  # per repeat: bytes read, at best
@@ -253,7 +244,6 @@ class TrainingSpeedRow(_Kept):
     tokens: list[int]  # per timed step: of its sequences, padding and noisy copies not counted
     seconds: list[float]  # per timed step
     peak_bytes: int | None  # of the process, from its start on; None where the system does not tell
-    provenance: Mapping[str, Any] = field(default_factory=dict)
     others_cores: list[float] = field(default_factory=list)  # what others used meanwhile; empty = unknown
 
 
@@ -272,8 +262,6 @@ class GenerationRow(_Kept):
     forwards: int = 0  # forward passes of the model, the prompt's included
     finish: str = ""  # eos or length
     max_new_tokens: int = 0
-    checkpoint: str = ""
-    provenance: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -295,8 +283,6 @@ class TokenClassRow(_Kept):
     places: list[list[int]] = field(default_factory=list)  # its place among those that its forward settled, from 0
     template: list[str] = field(default_factory=list)  # the words that make up the class of template words
     max_new_tokens: int = 0
-    checkpoint: str = ""
-    provenance: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -307,8 +293,6 @@ class TextLossRow(_Kept):
     stage: str
     nats: list[float] = field(default_factory=list)  # negative log-likelihood of what follows the problem of a text
     tokens: list[int] = field(default_factory=list)  # how many tokens that is
-    checkpoint: str = ""
-    provenance: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -348,8 +332,6 @@ class ServingRow(_Kept):
     lag: list[float] = field(default_factory=list)  # by how much the load generator sent requests late
     answers: list[str] = field(default_factory=list)  # by question: hash of the texts that it was answered by
     timeline: Mapping[str, list[float]] = field(default_factory=dict)  # of a step: at, running, waiting, tau, window
-    checkpoint: str = ""
-    provenance: Mapping[str, Any] = field(default_factory=dict)
     others_cores: list[float] = field(default_factory=list)  # what neither server nor clients used; empty = unknown
     threads: int = 0  # of the engine, with HTTP as without; 0 = not said
 
@@ -365,7 +347,6 @@ class CheckRow(_Kept):
     holds: bool | None = None  # None where it only measures
     facts: Mapping[str, Any] = field(default_factory=dict)  # numbers by name, units in names
     seconds: float = 0.0  # that it took
-    provenance: Mapping[str, Any] = field(default_factory=dict)
 
 
 Row = (

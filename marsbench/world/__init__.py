@@ -85,10 +85,10 @@ def draw(benchmark: str, split: Split, seed: int, level: Difficulty = USUAL) -> 
             yield example
 
 
-def test_set(benchmark: str, size: int, seed: int = 0, level: Difficulty = USUAL) -> list[Example]:
+def test_set(benchmark: str, size: int, level: Difficulty = USUAL) -> list[Example]:
     """The first `size` different test questions of a benchmark."""
     chosen: dict[str, Example] = {}
-    for example in draw(benchmark, "test", seed, level):
+    for example in draw(benchmark, "test", 0, level):
         chosen.setdefault(example.prompt, example)
         if len(chosen) == size:
             break

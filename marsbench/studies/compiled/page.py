@@ -245,13 +245,11 @@ def _memory_bound(rows: Sequence[Row], races: dict[int, Race]) -> str:
     if not timed:
         return ""
     row = timed[-1]
-    lines = [
-        [
-            f"{rows_} x {window}", f"{1000 * median(seconds):.1f}",
-            f"{100 * row.weight_bytes / median(seconds) / row.read:.0f} %",
-        ]
-        for rows_, window, seconds in zip(row.rows, row.window, row.seconds, strict=True)
-    ]  # fmt: skip
+    lines = []
+    for count, window, repeats in zip(row.rows, row.window, row.seconds, strict=True):
+        seconds = median(repeats)
+        share = f"{100 * row.weight_bytes / seconds / row.read:.0f} %"
+        lines.append([f"{count} x {window}", f"{1000 * seconds:.1f}", share])
     steps = table(["rows x positions, eager", "ms per step", "of the roofline"], lines)
     pairs = {f"`{name}` over `{REFERENCE}`": (name, REFERENCE) for name in ("ar", COMPILED_AR)}
     said = f"{row.weight_bytes / 1e6:,.0f} MB of weights, {row.read / 1e9:.1f} GB/s read, {row.stage}."

@@ -1,10 +1,22 @@
-"""The lines of the page on where the gain comes from: MARS, lossless MARS, and other ways to several tokens."""
+"""The lines of the page on where the gain comes from: MARS, lossless MARS, other ways to several tokens; and a choice.
+
+One line is worked out: what thresholds give where they lose little, chosen on other questions. The fastest of several
+settings looks faster, and less costly, on the questions that it was chosen on than on others: some of what made it win
+is luck. So the even questions choose for the odd ones and the odd ones for the even ones (cross-fitting), and every
+answer that counts comes from a setting that this very question had no say in.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any, NamedTuple
 
+from marsbench.findings.cells import BENCHMARKS, Cells, latest_cells
+from marsbench.findings.sweep import ALLOWED_LOSS
+from marsbench.rows.kinds import EvaluationRow, Row
 from marsbench.running.plans import Arm, TablePlan
+from marsbench.statistics.intervals import Answers
 from marsbench.studies.lines import AR_SFT, THRESHOLDS, adapted, headed, mars, mars_name, speculative, verified
 
 
@@ -42,3 +54,78 @@ CURVE = (AR_OF_MARS, *[mars_name("mars", 4, threshold) for threshold in THRESHOL
 CHOSEN = Arm("mars_chosen", "MARS (B = 4, tau chosen on other questions)", "mars", "mars", {"block_size": 4})
 _AFTER = 1 + max(number for number, arm in enumerate(MEASURED.arms) if arm.name in CURVE)
 PLAN = replace(MEASURED, arms=(*MEASURED.arms[:_AFTER], CHOSEN, *MEASURED.arms[_AFTER:]))  # with what is worked out
+
+
+Questions = Sequence[int]  # their places in the benchmark
+
+
+class CrossFitted(NamedTuple):
+    """The answers of the settings that were chosen on other questions, in the benchmark's order."""
+
+    answers: Answers
+    by_even: int  # place of the setting that the even questions chose; the odd ones are answered by it
+    by_odd: int  # the reverse
+
+
+def cross_fitted(settings: Sequence[Answers], allowed_loss: float) -> CrossFitted:
+    """Answer every question with the fastest setting, among those that lose little on the other half of the questions.
+
+    Settings are of one benchmark; the first is what accuracy is lost against, in percentage points.
+
+    Raises:
+        ValueError: if there are fewer than two questions, or settings with unequally many answers.
+    """
+    counts = {len(values) for one in settings for values in (one.correct, one.emitted, one.forwards)}
+    if len(counts) != 1 or min(counts) < 2:
+        raise ValueError(f"nothing to choose from {len(settings)} settings with {sorted(counts)} answers")
+    (n,) = counts
+    by_even, by_odd = (fastest_within(settings, allowed_loss, range(first, n, 2)) for first in (0, 1))
+    used = [settings[by_even if place % 2 else by_odd] for place in range(n)]
+    found = [(one.correct[place], one.emitted[place], one.forwards[place]) for place, one in enumerate(used)]
+    correct, emitted, forwards = map(list, zip(*found, strict=True))
+    return CrossFitted(Answers(correct, emitted, forwards), by_even, by_odd)
+
+
+def fastest_within(settings: Sequence[Answers], allowed_loss: float, questions: Questions) -> int:
+    """The place of the setting with most tokens per forward pass among those that lose little on some questions.
+
+    The first setting is the reference, which loses nothing, so there always is an answer.
+    """
+    right = [sum(one.correct[place] for place in questions) for one in settings]
+    allowed = [place for place, count in enumerate(right) if 100 * (right[0] - count) <= allowed_loss * len(questions)]
+    return max(allowed, key=lambda place: _speed(settings[place], questions))
+
+
+def _speed(answers: Answers, questions: Questions) -> float:
+    return sum(answers.emitted[place] for place in questions) / sum(answers.forwards[place] for place in questions)
+
+
+class Choice(NamedTuple):
+    """The thresholds chosen on one benchmark."""
+
+    rows: Sequence[EvaluationRow]  # of the lines of `CURVE`
+    by_all: int  # place of what all questions choose
+    fitted: CrossFitted
+
+
+def with_choice(rows: Sequence[Row]) -> list[Row]:
+    """The rows, and those of the line whose thresholds were chosen on other questions, as if it had been measured."""
+    cells = latest_cells(rows)
+    line: dict[str, Any] = {"arm": CHOSEN.name, "method": CHOSEN.method, "options": CHOSEN.options}
+    chosen = []
+    for name in BENCHMARKS:
+        if found := choice(cells, name):
+            chosen.append(replace(found.rows[0], **line, **vars(found.fitted.answers), others={}, finished=[]))
+    return [*rows, *chosen]
+
+
+def choice(cells: Cells, benchmark: str) -> Choice | None:
+    """The thresholds chosen on a benchmark; None unless all lines to choose from answered the same questions."""
+    rows = [cells.get((arm, benchmark)) for arm in CURVE]
+    done = [row for row in rows if row is not None and row.status == "done"]
+    counts = {len(row.correct) for row in done}
+    if len(done) < len(CURVE) or len(counts) > 1 or min(counts) < 2:
+        return None
+    settings = [row.answers for row in done]
+    by_all = fastest_within(settings, ALLOWED_LOSS, range(len(done[0].correct)))
+    return Choice(done, by_all, cross_fitted(settings, ALLOWED_LOSS))

@@ -38,7 +38,7 @@ PLAN = TablePlan(
     own="Regime",
 )
 
-CONVERGED, SATURATED, ROOM, GENTLE, ABOUT_ONE = 1.5, 1.0, Bound(60.0, 95.0), 1.05, 1.05
+CONVERGED, SATURATED, ROOM, GENTLE, ABOUT_ONE = 1.5, 1.0, Bound(60.0, 95.0), Bound(high=1.05), Bound(high=1.05)
 OUTSIDE = "outside the bound"  # of what the paper itself has
 ROOM_ON_EACH, ENOUGH = Bound(40.0, 97.0), 4
 # Accuracy in % of an answer of the right form, drawn at random. BBH: two puzzles of yes or no, one of seven days.
@@ -119,15 +119,11 @@ CRITERIA = (
         text="Gentle: AR SFT hardly unlearns the base's text",
         compared="loss on held-out text, AR SFT over base",
         measure=_text_loss,
-        bound=Bound(high=GENTLE),
+        bound=GENTLE,
         unit=TIMES,
     ),
     emits(
-        PLAN,
-        UNTRAINED_MASKS.name,
-        Bound(high=ABOUT_ONE),
-        "v",
-        "Masks are new: before MARS training they settle next to nothing",
+        PLAN, UNTRAINED_MASKS.name, ABOUT_ONE, "v", "Masks are new: before MARS training they settle next to nothing"
     ),
 )
 
@@ -183,11 +179,8 @@ def tally(seeds: BySeed) -> str:
     """How many of the criteria hold, and what of the others."""
     verdicts = [one.over(seeds.values()).verdict for one in CRITERIA]
     verdicts += [room_on_enough(seeds)[1], above_chance(seeds)[1]]
-    rest = [
-        f"{verdicts.count(verdict)} {word}"
-        for verdict, word in (("not supported", "not"), ("inconclusive", "inconclusive"), ("not run", "not run"))
-        if verdict in verdicts
-    ]
+    words: dict[Verdict, str] = {"not supported": "not", "inconclusive": "inconclusive", "not run": "not run"}
+    rest = [f"{verdicts.count(verdict)} {word}" for verdict, word in words.items() if verdict in verdicts]
     return ", ".join([f"{verdicts.count('supported')} of {len(verdicts)} criteria hold", *rest])
 
 
