@@ -16,6 +16,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from typer.testing import CliRunner
 
+from marsbench import answering
 from marsbench.cli import app
 from marsbench.decoding.engine import decode
 from marsbench.decoding.generation import Generation, Request
@@ -92,7 +93,7 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Request, Generation]]
         seen.extend(zip(requests, found, strict=True))
         return found
 
-    monkeypatch.setattr(distilling, "decode", noting)
+    monkeypatch.setattr(answering, "decode", noting)
     return seen
 
 
@@ -321,7 +322,7 @@ def test_an_interruption_leaves_no_chat_data_and_all_answers(
     model: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards against half a file that somebody trains on, and answers that are only kept at the end."""
-    answer = distilling.Distiller._read
+    answer = Chats.spelling
     left = 10
 
     def interrupted(*arguments: Any) -> Any:
@@ -331,12 +332,12 @@ def test_an_interruption_leaves_no_chat_data_and_all_answers(
         left -= 1
         return answer(*arguments)
 
-    monkeypatch.setattr(distilling.Distiller, "_read", interrupted)
+    monkeypatch.setattr(Chats, "spelling", interrupted)
     out = tmp_path / "chats.jsonl"
     done = distill(model, prompts, out, *SAMPLED)
     assert done.exit_code == 130 and "the same command resumes" in done.stderr
     assert not out.exists()
-    monkeypatch.setattr(distilling.Distiller, "_read", answer)
+    monkeypatch.setattr(Chats, "spelling", answer)
     done = distill(model, prompts, out, *SAMPLED)
     assert done.exit_code == 0 and f"going on after 10 of {len(QUESTIONS)} answers" in done.stderr
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from marsbench.answering import Answering
 from marsbench.errors import UserError
 from marsbench.evaluation.benchmarks import GROUPS, benchmark
 from marsbench.evaluation.harness import AnswerLog, EngineModel, cut_in_words, evaluate, prepare, without_beginning
@@ -32,9 +33,7 @@ def ask(loaded: Loaded, log: AnswerLog, limit: int = LIMIT) -> EngineModel:
     """Two questions of BBH, whose prompts with their three examples are long."""
     exam = prepare(benchmark("bbh"), HERE / "data").first(2)
     method = build_method("ar", Options())
-    model = EngineModel(
-        exam, log, loaded, method, threshold=None, max_new_tokens=limit, batch_size=2, progress=lambda done, asked: None
-    )
+    model = EngineModel(exam, log, Answering(loaded, method, batch_size=2), limit, lambda done, asked: None)
     evaluate(model)
     return model
 

@@ -22,10 +22,10 @@ from marsbench.running import training_cost as training_speed_module
 from marsbench.running.run import Run
 from marsbench.running.training_cost import STAGES, TrainingSpeed, training_speed, training_speed_rows
 from marsbench.studies.real_model import STUDY
-from marsbench.training import arguments, memory, micro_batches, records, trainer
+from marsbench.training import arguments, memory, micro_batches, records
 from marsbench.training.gated import GatedAdapter, gated_loss
 from marsbench.training.memory import bytes_kept
-from marsbench.training.micro_batches import Batch, most_entries, pieces, row_sizes
+from marsbench.training.micro_batches import Batch, Fitting, pieces, row_sizes
 from marsbench.training.objectives import IGNORED, ar_loss, mars_loss
 from marsbench.training.records import TrainingRecord
 from marsbench.training.stages import Recipe, recipe
@@ -96,15 +96,21 @@ def test_pieces_teach_what_the_whole_batch_does(name: str, golden_models: dict[s
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-3)
 
 
-def test_what_fits_is_measured(golden_models: dict[str, PreTrainedModel], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_fits_is_measured(
+    golden_models: dict[str, PreTrainedModel], scale: Preset, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Guards against more at once than there is room for, a limit that nobody heeds, and numbers drawn on the way."""
     model = copy.deepcopy(golden_models["ar"]).train()
     monkeypatch.setattr("marsbench.training.micro_batches.resident", lambda _: 2 * GIB)
 
+    fitting = Fitting(recipe(scale, "ar_sft"), CPU)
+    fitting.longest = 64
+
     def fits(free: int | None, limit: int | None) -> int | None:
+        fitting.limit = limit
         monkeypatch.setattr("marsbench.training.micro_batches.at_hand", lambda _: free)
         loss = lambda **given: ar_loss(model, **given)  # noqa: E731
-        return most_entries(loss, model.parameters(), 64, noisy=False, device=CPU, limit=limit)
+        return fitting.room(loss, [*model.parameters()])
 
     before = torch.get_rng_state()
     most = fits(4 * GIB, None)
@@ -147,9 +153,9 @@ def test_a_process_near_its_limit_makes_room(
     given: list[None] = []
     monkeypatch.setattr(micro_batches, "resident", lambda device: int(held * GIB))
     monkeypatch.setattr(micro_batches, "give_back_freed_memory", lambda: given.append(None))
-    fitting = micro_batches.Fitting(recipe(scale, "base_mars"), CPU)
+    fitting = Fitting(recipe(scale, "base_mars"), CPU)
     fitting.limit = 8 * GIB
-    fitting.make_room(CPU)
+    fitting.make_room()
     assert len(given) == times
 
 
@@ -197,7 +203,7 @@ def test_a_training_in_pieces_learns_the_same(scale: Preset, tmp_path: Path, mon
     """Guards against a logged loss, or steps, that depend on how much memory is free; also where nobody tells."""
     records = {}
     for most in (10_000, 150, None):
-        monkeypatch.setattr(trainer, "most_entries", lambda *_, most=most, **__: most)
+        monkeypatch.setattr(Fitting, "room", lambda *_, most=most, **__: most)
         monkeypatch.setattr(arguments, "at_hand", lambda _, most=most: most)
         found = trained(scale, tmp_path / str(most))
         assert found is not None and found.steps == 8
@@ -209,12 +215,12 @@ def test_a_training_in_pieces_learns_the_same(scale: Preset, tmp_path: Path, mon
 
 def test_a_resumed_training_cuts_as_it_did(scale: Preset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against weights that depend on how much memory was free when an interrupted training went on."""
-    monkeypatch.setattr(trainer, "most_entries", lambda *_, **__: 150)
+    monkeypatch.setattr(Fitting, "room", lambda *_, **__: 150)
     whole = trained(scale, tmp_path / "whole")
     assert trained(scale, tmp_path / "cut", until=5) is None
     (state,) = (tmp_path / "cut").glob("*.partial/checkpoint-4/resumable.json")
     assert json.loads(state.read_text())["entries_at_once"] == 150
-    monkeypatch.setattr(trainer, "most_entries", lambda *_, **__: 10_000)
+    monkeypatch.setattr(Fitting, "room", lambda *_, **__: 10_000)
     resumed = trained(scale, tmp_path / "cut")
     assert whole is not None and resumed is not None
     assert (resumed.weights, resumed.losses) == (whole.weights, whole.losses)

@@ -277,7 +277,7 @@ class Step7(Task):
 def test_a_task_says_how_far_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Guards against a display that knows nothing of what runs elsewhere, and a state that outlives its task."""
     found = perform(Step7(name="count", title="", logs=tmp_path), [], tmp_path, "somewhere")
-    assert (found.value.node, found.value.step) == ("somewhere", Step("counting", 7, 10, 50.0))
+    assert (found.node, found.value.step) == ("somewhere", Step("counting", 7, 10, 50.0))
     assert read_state(tmp_path, "count") is None
     assert "counting" in log_of(tmp_path, "count").read_text() and "counting" not in capsys.readouterr().err
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import psutil
 import torch
 
-from marsbench.decoding.engine import decode
+from marsbench.answering import Answering
 from marsbench.decoding.generation import Request
 from marsbench.distilling.chats import Chats
 from marsbench.distilling.distill import Asking, Distiller
@@ -196,6 +196,7 @@ class Adapting:
         on_gpu = default_device() == "cuda"
         self._dtype = torch.bfloat16 if on_gpu or reads_bf16() else torch.float32
         self._loaded = load_aloud(base, self._reporter, dtype=self._dtype, device=default_device())
+        self._by_ar = Answering(self._loaded, fit("ar", self._loaded), batch_size=_ROWS)
         self._chats = Chats(self._loaded.tokenizer)
         parameters = sum(one.numel() for one in self._loaded.model.parameters())
         free = torch.cuda.mem_get_info()[0] if on_gpu else psutil.virtual_memory().available
@@ -258,11 +259,10 @@ class Adapting:
 
     def _seconds_alone(self) -> float:
         """What one answer takes in the race, decoded by `ar` and alone."""
-        method, (ends, pad) = fit("ar", self._loaded), default_ids(self._loaded)
         (ids,) = self._chats.encoded(self._prompts[:1], self._source)
         for _ in range(2):  # the first one warms up
             started = time.perf_counter()
-            decode(self._loaded.model, method, [Request(ids, _RACED_TOKENS)], eos_id=ends, pad_id=pad)
+            self._by_ar.decode([Request(ids, _RACED_TOKENS)])
         return time.perf_counter() - started
 
     # ---- the steps ----
@@ -278,8 +278,7 @@ class Adapting:
 
     def _distil(self, prompts: Sequence[list[Message]], out: Path) -> int:
         """Write the model's own answers; how many there are."""
-        method, asking = fit("ar", self._loaded), Asking(_TOKENS, batch_size=_ROWS)
-        distiller = Distiller(self._loaded, method, asking, self._reporter)
+        distiller = Distiller(self._by_ar, Asking(_TOKENS), self._reporter)
         return len(distiller.distill(prompts, self._source, out, keep_cut=True).written)
 
     def _run(self, steps: int, answers: Path | None = None) -> Run:

@@ -21,8 +21,7 @@ from marsbench.errors import UserError
 from marsbench.methods import METHODS, OPTIONS, Options, check_options, check_threshold, explained
 
 if TYPE_CHECKING:
-    from marsbench.decoding.engine import KindOfBatch, Method
-    from marsbench.decoding.outside import OutsideMethod
+    from marsbench.answering import Answering
     from marsbench.progress import Reporter
     from marsbench.training.checkpoints import Loaded
 
@@ -117,10 +116,6 @@ class Decoding:
         """The same for a checkpoint that was trained with this B, which is the window where none was typed."""
         return replace(self, options={"block_size": block_size, **self.options})
 
-    def rows(self, batch_size: int | None) -> int:
-        """How many to decode at once."""
-        return batch_size or (1 if METHODS[self.method].one_row else _ROWS)
-
     def load(self, checkpoint: str, reporter: Reporter, **how: Any) -> Loaded:
         from marsbench.methods.settings import load_aloud
         from marsbench.training.checkpoints import default_device
@@ -131,17 +126,17 @@ class Decoding:
         """The draft model, where one was named."""
         return self.load(self.draft, reporter, **how) if self.draft else None
 
-    def fitted(
-        self, loaded: Loaded, draft: Loaded | None, reporter: Reporter
-    ) -> tuple[Method | OutsideMethod, KindOfBatch]:
-        """The method for a checkpoint, and how its steps run; where they cannot be compiled, that is said."""
-        from marsbench.compiled.graphs import kind_of_batch
-        from marsbench.methods.fitting import fit
+    def answering(
+        self, loaded: Loaded, draft: Loaded | None, reporter: Reporter, batch_size: int | None = None
+    ) -> Answering:
+        """The checkpoint with the method; where its steps cannot be compiled, that is said."""
+        from marsbench.answering import Answering
 
-        method = fit(self.method, loaded, draft=draft, untrained_masks=self.untrained_masks, **self.options)
-        kind, not_compiled = kind_of_batch(loaded.model, method, self.compiled)
-        reporter.say_once(not_compiled)
-        return method, kind
+        return Answering.by(
+            self.method, loaded, reporter, draft=draft, untrained_masks=self.untrained_masks, compiled=self.compiled,
+            options=self.options, threshold=self.threshold, prefill_positions=self.prefill_positions,
+            batch_size=batch_size or (1 if METHODS[self.method].one_row else _ROWS),
+        )  # fmt: skip
 
 
 def decodes(

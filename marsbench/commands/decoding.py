@@ -52,9 +52,9 @@ def show(
     draft = decoding.load_draft(run.reporter)
     loaded = Checkpoints(run).named(checkpoint, adapter, stage, block_size, dtype_of(decoding.dtype))
     for way in ways:
-        chosen, kind = way.fitted(loaded, draft, run.reporter)
-        how = {"kind": kind, "prefill_positions": way.prefill_positions}
-        generation = answer(loaded, chosen, question, threshold=way.threshold, max_new_tokens=max_new_tokens, **how)
+        by = way.answering(loaded, draft, run.reporter)
+        how = {"kind": by.kind, "prefill_positions": by.prefill_positions}
+        generation = answer(loaded, by.method, question, threshold=by.threshold, max_new_tokens=max_new_tokens, **how)
         title = way.method if way.threshold is None else f"{way.method}, tau = {way.threshold:g}"
         found.append(shown(title, generation, loaded.tokenizer))
     _print_answers(question, found)
@@ -117,7 +117,7 @@ def decode(
 
     quieten_libraries()
     use_packing(decoding.pack)
-    from marsbench.decode_file import check_target, decode_file, read_prompts
+    from marsbench.answering import check_target, decode_file, read_prompts
     from marsbench.decoding.generation import Request
     from marsbench.methods.fitting import check_accept, default_ids
     from marsbench.progress import Reporter
@@ -128,13 +128,10 @@ def decode(
     loaded = decoding.load(model, reporter, adapter=adapter, needs_tokenizer=False)
     draft = decoding.load_draft(reporter, needs_tokenizer=False)
     eos, pad = default_ids(loaded, eos_id, pad_id)
-    chosen, kind = decoding.fitted(loaded, draft, reporter)
+    answering = decoding.answering(loaded, draft, reporter, batch_size)
     requests = [
         Request(ids, max_new_tokens, decoding.threshold, temperature=temperature, seed=seed + number)
         for number, ids in enumerate(prompts)
     ]
-    decode_file(
-        loaded.model, chosen, requests, prompt_ids, out, eos_id=eos, pad_id=pad, batch_size=decoding.rows(batch_size),
-        prefill_positions=decoding.prefill_positions, kind=kind, reporter=reporter,
-    )  # fmt: skip
+    decode_file(answering, requests, prompt_ids, out, reporter, eos_id=eos, pad_id=pad)
     typer.echo(f"wrote {out}")

@@ -157,9 +157,10 @@ def _in_words(row: EvaluationRow, answers: Path) -> list[str]:
 
 
 def _as_plain(row: EvaluationRow, answers: Path) -> dict[str, Any]:
+    from marsbench.evaluation.scoring import in_percent
     from marsbench.statistics.intervals import accuracy, tokens_per_forward
 
-    share, speed = accuracy(row.correct), tokens_per_forward(row.emitted, row.forwards)
+    share, speed = in_percent(accuracy(row.correct)), tokens_per_forward(row.emitted, row.forwards)
     return {
         "benchmark": row.benchmark,
         "checkpoint": row.arm,
@@ -167,9 +168,7 @@ def _as_plain(row: EvaluationRow, answers: Path) -> dict[str, Any]:
         "method": row.method,
         "options": dict(row.options),
         "score": row.metric,
-        "accuracy": 100 * share.value,
-        "interval": [100 * share.interval.low, 100 * share.interval.high],
-        "n": share.n,
+        **share,
         "tokens_per_forward": speed.value,
         "tokens_per_forward_interval": [speed.interval.low, speed.interval.high],
         "max_new_tokens": row.max_new_tokens,

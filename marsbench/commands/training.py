@@ -62,7 +62,7 @@ def distill(
     from marsbench.quiet import quieten_libraries
 
     quieten_libraries()
-    from marsbench.decode_file import check_target
+    from marsbench.answering import check_target
     from marsbench.distilling.chats import read_prompts
     from marsbench.distilling.distill import Asking, Distiller, check_is_ours
     from marsbench.progress import Reporter
@@ -78,12 +78,11 @@ def distill(
         from marsbench.running.checkpoints import Checkpoints
 
         loaded = Checkpoints(start.run()).load(stage, block_size, shared.dtype_of(decoding.dtype))
-    chosen, kind = decoding.fitted(loaded, draft, reporter)
-    asking = Asking(
-        max_new_tokens, temperature, samples, seed, decoding.rows(batch_size), decoding.threshold,
-        decoding.prefill_positions, kind,
+    distiller = Distiller(
+        decoding.answering(loaded, draft, reporter, batch_size), Asking(max_new_tokens, temperature, samples, seed),
+        reporter,
     )  # fmt: skip
-    found = Distiller(loaded, chosen, asking, reporter).distill(asked, prompts, out, limit=limit, keep_cut=keep_cut)
+    found = distiller.distill(asked, prompts, out, limit=limit, keep_cut=keep_cut)
     typer.echo(f"wrote {out}: {found.in_words()}")
 
 

@@ -17,9 +17,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
-from marsbench.decoding.engine import Batch, KindOfBatch, Method, context_length, decode
-from marsbench.decoding.generation import PREFILL_POSITIONS, Generation, Request
-from marsbench.decoding.outside import OutsideMethod
+from marsbench.answering import Answering
+from marsbench.decoding.engine import context_length
+from marsbench.decoding.generation import Generation, Request
 from marsbench.distilling.chats import Chats, Spelling
 from marsbench.errors import UserError
 from marsbench.files import write_atomically
@@ -29,7 +29,6 @@ from marsbench.locks import LockedError, locked
 from marsbench.methods.fitting import default_ids
 from marsbench.progress import Reporter
 from marsbench.training.chat_data import Message
-from marsbench.training.checkpoints import Loaded
 
 Reason = Literal["cut", "empty", "lost"]  # why an answer is left out
 
@@ -117,16 +116,12 @@ Key = tuple[int, int]  # prompt and sample, both from 0
 
 @dataclass(frozen=True)
 class Asking:
-    """How prompts are answered. Batch size, threshold and what follows it change how fast, not what is answered."""
+    """What prompts are asked for."""
 
     max_new_tokens: int
     temperature: float = 0.0
     samples: int = 1
     seed: int = 0
-    batch_size: int = 16
-    threshold: float | None = None
-    prefill_positions: int = PREFILL_POSITIONS
-    kind: KindOfBatch = Batch
 
 
 @dataclass(frozen=True)
@@ -170,13 +165,14 @@ def check_is_ours(out: Path) -> None:
 class Distiller:
     """A checkpoint that answers prompts by a lossless method."""
 
-    def __init__(self, loaded: Loaded, method: Method | OutsideMethod, asking: Asking, reporter: Reporter) -> None:
+    def __init__(self, answering: Answering, asking: Asking, reporter: Reporter) -> None:
         """Make ready.
 
         Raises:
             UserError: chats are not for this checkpoint, or its context has no room for a prompt.
         """
-        self._loaded, self._method, self._asking, self._reporter = loaded, method, asking, reporter
+        self._answering, self._asking, self._reporter = answering, asking, reporter
+        loaded = answering.loaded
         self._chats = Chats(loaded.tokenizer)
         ends, self._pad_id = default_ids(loaded)
         self._eos_ids = sorted({*ends, self._chats.end_id})  # a turn ends where the trainer will end it, too
@@ -231,13 +227,13 @@ class Distiller:
     def _settings(self, prompts: Sequence[list[Message]]) -> dict[str, Any]:
         """Everything that decides the answers; a lossless method does not, and neither does the batch size."""
         return {
-            "weights": self._loaded.weights[:16],
+            "weights": self._answering.loaded.weights[:16],
             "chat template": content_hash(self._chats.template),
             "prompts": content_hash(prompts),
             "max_new_tokens": self._asking.max_new_tokens,
             "temperature": self._asking.temperature,
             "seed": self._asking.seed,
-            "dtype": str(self._loaded.model.dtype).removeprefix("torch."),
+            "dtype": str(self._answering.loaded.model.dtype).removeprefix("torch."),
         }
 
     def _requests(self, prompts: Sequence[list[Message]], source: Path) -> dict[Key, Request]:
@@ -248,7 +244,7 @@ class Distiller:
             (number, sample): Request(
                 encoded[number],
                 asking.max_new_tokens,
-                asking.threshold,
+                self._answering.threshold,
                 temperature=asking.temperature,
                 seed=random.Random(f"{asking.seed} {number} {sample}").getrandbits(63),
             )
@@ -258,7 +254,7 @@ class Distiller:
     def _answer(self, requests: Mapping[Key, Request], prompts: Sequence[list[Message]], log: ResponseLog) -> None:
         """Decode what has no answer yet, with a bar; every answer is logged as soon as its row is finished."""
         todo = [key for key in requests if key not in log.answers]
-        stretch = _BATCHES_AT_ONCE * self._asking.batch_size
+        stretch = _BATCHES_AT_ONCE * self._answering.batch_size
         done, tokens, started = len(requests) - len(todo), 0, time.perf_counter()
         if done:
             self._reporter.say(f"going on after {done:,} of {len(requests):,} answers")
@@ -271,19 +267,14 @@ class Distiller:
             done, tokens = done + 1, tokens + generation.emitted
             bar.update(done, len(requests), f"{tokens / (time.perf_counter() - started):,.0f} tokens/s")
 
-        with self._reporter.bar(f"answering by {self._method.name}") as bar:
+        with self._reporter.bar(f"answering by {self._answering.method.name}") as bar:
             for first in range(0, len(todo), stretch):
                 keys = todo[first : first + stretch]
-                decode(
-                    self._loaded.model,
-                    self._method,
+                self._answering.decode(
                     [requests[key] for key in keys],
                     eos_id=self._eos_ids,
                     pad_id=self._pad_id,
-                    batch_size=self._asking.batch_size,
                     on_finished=partial(finished, keys),
-                    prefill_positions=self._asking.prefill_positions,
-                    kind=self._asking.kind,
                 )
 
     def _say_what_differs(self, written: Sequence[Response], prompts: Sequence[list[Message]]) -> None:

@@ -18,16 +18,14 @@ from lm_eval import evaluate as lm_eval_evaluate
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 
-from marsbench.decoding.engine import Batch, KindOfBatch, Method, context_length, decode
-from marsbench.decoding.generation import PREFILL_POSITIONS, Generation, Request
-from marsbench.decoding.outside import OutsideMethod
+from marsbench.answering import Answering
+from marsbench.decoding.engine import context_length
+from marsbench.decoding.generation import Generation, Request
 from marsbench.errors import UserError
 from marsbench.evaluation.answers import cut_text
 from marsbench.evaluation.benchmarks import Benchmark, load_tasks, question_numbers
 from marsbench.json_lines import Log
-from marsbench.methods.fitting import default_ids
 from marsbench.progress import Counted
-from marsbench.training.checkpoints import Loaded
 
 
 @dataclass(frozen=True)
@@ -118,15 +116,8 @@ class AnswerLog:
 
     def __init__(self, file: Path, others: Iterable[Path] = ()) -> None:
         """Open a log, with the answers in it and in `others`, which are only read."""
-        logs = [
-            Log(
-                one,
-                lambda record: LoggedAnswer(**record),
-                what="an answer",
-                mend="remove the line; it is answered again",
-            )
-            for one in (*others, file)
-        ]
+        mend = "remove the line; it is answered again"
+        logs = [Log(one, lambda told: LoggedAnswer(**told), what="an answer", mend=mend) for one in (*others, file)]
         self._log = logs[-1]
         self.answers = {answer.doc_id: answer for log in logs for answer in log.records()}
         self.emitted = 0  # tokens of what was added since
@@ -155,14 +146,9 @@ class LoggedModel(LM):  # type: ignore[misc]
         All methods generate to EOS or the limit; the task's stop strings cut the text afterwards, so that no method
         stops by another rule than the rest.
         """
-        numbers = [self.exam.number(request.task_name, request.doc_id) for request in requests]
-        self.answer(
-            {number: request for number, request in zip(numbers, requests, strict=True) if number not in self.answers}
-        )
-        return [
-            cut_text(self.answers[number].response, request.args[1].get("until", []))
-            for number, request in zip(numbers, requests, strict=True)
-        ]
+        asked = [(self.exam.number(request.task_name, request.doc_id), request) for request in requests]
+        self.answer({number: request for number, request in asked if number not in self.answers})
+        return [cut_text(self.answers[number].response, request.args[1].get("until", [])) for number, request in asked]
 
     def answer(self, requests: Mapping[int, Instance]) -> None:
         """Answer what is missing, by question number."""
@@ -190,68 +176,40 @@ class EngineModel(LoggedModel):
     """A checkpoint that our engine decodes."""
 
     def __init__(
-        self,
-        exam: Exam,
-        log: AnswerLog,
-        loaded: Loaded,
-        method: Method | OutsideMethod,
-        *,
-        threshold: float | None,
-        max_new_tokens: int,
-        batch_size: int,
-        progress: Counted,  # told of (answers so far, questions) as answers come in
-        prefill_positions: int = PREFILL_POSITIONS,
-        kind: KindOfBatch = Batch,
+        self, exam: Exam, log: AnswerLog, answering: Answering, max_new_tokens: int, progress: Counted
     ) -> None:
+        """`progress` is told of (answers so far, questions) as answers come in."""
         super().__init__(exam, log.answers)
-        self._log, self._loaded, self._method = log, loaded, method
-        self._threshold, self._max_new_tokens = threshold, max_new_tokens
-        self._batch_size, self._progress = batch_size, progress
-        self._prefill_positions, self._kind = prefill_positions, kind
+        self._log, self._answering, self._max_new_tokens, self._progress = log, answering, max_new_tokens, progress
 
     @property
     def room(self) -> int:
-        return room_for_prompt(self._loaded.model, self._max_new_tokens)
+        return room_for_prompt(self._answering.loaded.model, self._max_new_tokens)
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        return chat_text(self._loaded.tokenizer, chat_history, add_generation_prompt)
+        return chat_text(self._answering.loaded.tokenizer, chat_history, add_generation_prompt)
 
     def answer(self, requests: Mapping[int, Instance]) -> None:
         """Decode; every answer is logged as soon as its row is finished."""
-        tokenizer, asked = self._loaded.tokenizer, len(self.exam.asked())
-        todo = list(requests.items())
+        how, asked, todo = self._answering, len(self.exam.asked()), list(requests.items())
         self._progress(asked - len(todo), asked)
-
-        def decoded(tokens: list[int]) -> str:
-            return str(tokenizer.decode(tokens, skip_special_tokens=True))
 
         def finished(index: int, generation: Generation) -> None:
             (number, request), (_, cut) = todo[index], prompts[index]
-            text = decoded(generation.tokens)
+            text = how.text(generation.tokens)
             target = str(self.exam.tasks[request.task_name].doc_to_target(request.doc))
             eos = generation.finish == "eos"
-            past = past_stop(generation, decoded, request.args[1].get("until", []))
+            past = past_stop(generation, how.text, request.args[1].get("until", []))
             digest = digest_of(generation.tokens)
             self._log.add(
                 LoggedAnswer(number, text, generation.emitted, generation.forwards, eos, target, past, cut, digest)
             )
             self._progress(min(len(self.answers), asked), asked)
 
-        prompts = [
-            without_beginning(tokenizer(request.args[0], add_special_tokens=False).input_ids, self.room)
-            for _, request in todo
-        ]
-        eos_id, pad_id = default_ids(self._loaded)
-        decode(
-            self._loaded.model,
-            self._method,
-            [Request(prompt, self._max_new_tokens, self._threshold) for prompt, _ in prompts],
-            eos_id=eos_id,
-            pad_id=pad_id,
-            batch_size=1 if isinstance(self._method, OutsideMethod) and self._method.one_row else self._batch_size,
-            prefill_positions=self._prefill_positions,
-            kind=self._kind,
-            on_finished=finished,
+        encoded = [how.loaded.tokenizer(one.args[0], add_special_tokens=False).input_ids for _, one in todo]
+        prompts = [without_beginning(ids, self.room) for ids in encoded]
+        how.decode(
+            [Request(prompt, self._max_new_tokens, how.threshold) for prompt, _ in prompts], on_finished=finished
         )
 
 

@@ -19,15 +19,15 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 from lm_eval.utils import handle_arg_string, simple_parse_args_string
 
-from marsbench.compiled.graphs import kind_of_batch
-from marsbench.decoding.engine import context_length, decode
+from marsbench.answering import Answering
+from marsbench.decoding.engine import context_length
 from marsbench.decoding.generation import PREFILL_POSITIONS, Generation, Request
 from marsbench.errors import UserError, unknown_name
 from marsbench.evaluation.answers import cut_text
 from marsbench.evaluation.harness import chat_text, cut_in_words, room_for_prompt, without_beginning
 from marsbench.lm_eval_plugin import register
 from marsbench.methods import METHODS, OPTIONS, Options, check_options, check_threshold
-from marsbench.methods.fitting import check_accept, default_ids, fit
+from marsbench.methods.fitting import check_accept
 from marsbench.methods.settings import load_aloud
 from marsbench.progress import Reporter
 
@@ -139,26 +139,26 @@ class MarsbenchLM(LM):  # type: ignore[misc]
         _check_names(options, own)
         threshold, untrained_masks, compiled = map(_value, (threshold, untrained_masks, compiled))
         options = {name: _value(given) for name, given in options.items()}
-        switches = {"untrained_masks": untrained_masks, "compiled": compiled}
+        switches: dict[str, Any] = {"untrained_masks": untrained_masks, "compiled": compiled}
         _check_values(pretrained, method, accept, threshold, switches, options)
         rows = _DEFAULT_ROWS
         if not str(batch_size).startswith("auto"):
             rows = _count(batch_size, "batch size {!r} is no number of rows", "give 1 or more, or auto")
-        self._prefill_positions = _count(prefill_positions, "prefill positions {!r} are no number of tokens")
+        positions = _count(prefill_positions, "prefill positions {!r} are no number of tokens")
         if dtype not in _DTYPES:
             raise unknown_name("dtype", dtype, list(_DTYPES))
         state = PartialState(cpu=not torch.accelerator.is_available())
         self._rank, self._world_size = state.process_index, state.num_processes
         self._device = _device(device, state)
         how: dict[str, Any] = {"dtype": _DTYPES[dtype], "device": self._device}
-        self._loaded = load_aloud(str(pretrained), Reporter(), **how, adapter=adapter)
+        loaded = load_aloud(str(pretrained), Reporter(), **how, adapter=adapter)
         companion = load_aloud(draft, Reporter(), **how) if draft else None
-        self._method = fit(method, self._loaded, draft=companion, untrained_masks=untrained_masks, **options)
-        self._kind, not_compiled = kind_of_batch(self._loaded.model, self._method, bool(compiled))
-        Reporter().say_once(not_compiled)
-        self._threshold = threshold
-        self._batch_size = 1 if METHODS[method].one_row else min(rows, max_batch_size or rows)
-        self.batch_sizes = {"rows": self._batch_size}  # lm-eval writes and prints them beside its own idea
+        rows = 1 if METHODS[method].one_row else min(rows, max_batch_size or rows)
+        self._answering = Answering.by(
+            method, loaded, Reporter(), draft=companion, **switches, options=options, threshold=threshold,
+            batch_size=rows, prefill_positions=positions,
+        )  # fmt: skip
+        self.batch_sizes = {"rows": rows}  # lm-eval writes and prints them beside its own idea
         self._emitted = self._forwards = 0
 
     @classmethod
@@ -184,10 +184,10 @@ class MarsbenchLM(LM):  # type: ignore[misc]
     @property
     def tokenizer_name(self) -> str:
         """What lm-eval keys its request cache by."""
-        return str(self._loaded.tokenizer.name_or_path)
+        return str(self._answering.loaded.tokenizer.name_or_path)
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        return chat_text(self._loaded.tokenizer, chat_history, add_generation_prompt)
+        return chat_text(self._answering.loaded.tokenizer, chat_history, add_generation_prompt)
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """The model's answers, each cut at the first of its task's stop strings."""
@@ -195,54 +195,34 @@ class MarsbenchLM(LM):  # type: ignore[misc]
             generations = self._answers(requests)
         self._count(requests, generations)
         Reporter().say(
-            f"{self._method.name}: {self._emitted / self._forwards:.2f} tokens per forward pass "
+            f"{self._answering.method.name}: {self._emitted / self._forwards:.2f} tokens per forward pass "
             f"({self._emitted:,} tokens, {self._forwards:,} passes)"
         )
-        decode_ids = self._loaded.tokenizer.decode
-        texts = [str(decode_ids(generation.tokens, skip_special_tokens=True)) for generation in generations]
+        texts = [self._answering.text(generation.tokens) for generation in generations]
         return [
             cut_text(text, _stops(request.args[1].get("until"))) for text, request in zip(texts, requests, strict=True)
         ]
 
     def _answers(self, requests: list[Instance]) -> list[Generation]:
         """Decode, with a bar; what is cut off prompts is said first."""
-        eos_id, pad_id = default_ids(self._loaded)
         todo, cuts = zip(*[self._request(request) for request in requests], strict=True) if requests else ((), ())
         for task in dict.fromkeys(request.task_name for request in requests):
             own = [number for number, request in enumerate(requests) if request.task_name == task]
-            room = min(room_for_prompt(self._loaded.model, todo[number].max_new_tokens) for number in own)
+            room = min(room_for_prompt(self._answering.loaded.model, todo[number].max_new_tokens) for number in own)
             if words := cut_in_words(task, [cuts[number] for number in own], room):
                 Reporter().say(words)
-        with Reporter().bar("answering") as bar:
-            done = 0
-
-            def finished(index: int, generation: Generation) -> None:
-                nonlocal done
-                done += 1
-                bar.update(done, len(todo))
-
-            return decode(
-                self._loaded.model,
-                self._method,
-                todo,
-                eos_id=eos_id,
-                pad_id=pad_id,
-                batch_size=self._batch_size,
-                prefill_positions=self._prefill_positions,
-                kind=self._kind,
-                on_finished=finished,
-            )
+        return self._answering.decode_all(todo, Reporter(), "answering")
 
     def _request(self, request: Instance) -> tuple[Request, int]:
         context, settings = request.args
         limit = int(settings.get("max_gen_toks", settings.get("max_new_tokens", _DEFAULT_LIMIT)))
-        limit = min(limit, context_length(self._loaded.model) - 1)
+        limit = min(limit, context_length(self._answering.loaded.model) - 1)
         ids, cut = without_beginning(
-            self._loaded.tokenizer(context, add_special_tokens=False).input_ids,
-            room_for_prompt(self._loaded.model, limit),
+            self._answering.loaded.tokenizer(context, add_special_tokens=False).input_ids,
+            room_for_prompt(self._answering.loaded.model, limit),
         )
         temperature = float(settings.get("temperature") or 0.0) if settings.get("do_sample") else 0.0
-        return Request(ids, limit, self._threshold, temperature=temperature, seed=request.doc_id), cut
+        return Request(ids, limit, self._answering.threshold, temperature=temperature, seed=request.doc_id), cut
 
     def _count(self, requests: list[Instance], generations: list[Generation]) -> None:
         """Add up tokens and forwards over all processes; requests that only even out the processes do not count."""
@@ -255,8 +235,8 @@ class MarsbenchLM(LM):  # type: ignore[misc]
     def get_model_info(self) -> dict[str, Any]:
         return {
             "processes": self._world_size,
-            "method": self._method.name,
-            "threshold": self._threshold,
+            "method": self._answering.method.name,
+            "threshold": self._answering.threshold,
             "emitted_tokens": self._emitted,
             "forward_passes": self._forwards,
             "tokens_per_forward": self._emitted / self._forwards if self._forwards else None,

@@ -23,7 +23,7 @@ class ScoredFile:
 
     def summary(self) -> dict[str, Any]:
         """What there is to say, as plain data: accuracy in % with its 95 % interval, and the scores beside it."""
-        head = _percent(accuracy(self.scored.correct))
+        head = in_percent(accuracy(self.scored.correct))
         return {
             "benchmark": self.exam.benchmark.name,
             "n": len(self.scored.correct),
@@ -31,7 +31,7 @@ class ScoredFile:
             "score": self.exam.benchmark.headline,
             "accuracy": head["accuracy"],
             "interval": head["interval"],
-            "scores": {name: _percent(accuracy(_flat(values))) for name, values in self.scored.scores.items()},
+            "scores": {name: in_percent(accuracy(_flat(values))) for name, values in self.scored.scores.items()},
             "subtasks": self._subtasks(),
         }
 
@@ -40,7 +40,7 @@ class ScoredFile:
             return {}
         values = dict(zip(self.exam.asked(), self.scored.correct, strict=True))
         return {
-            task.removeprefix(f"{self.exam.benchmark.file.stem}_"): _percent(
+            task.removeprefix(f"{self.exam.benchmark.file.stem}_"): in_percent(
                 accuracy([values[self.exam.numbers[task][place]] for place in places])
             )
             for task, places in self.exam.places.items()
@@ -175,6 +175,7 @@ def _flat(values: Sequence[Any]) -> list[float]:
     return [part for value in values for part in (value if isinstance(value, list) else [value])]
 
 
-def _percent(estimate: Estimate) -> dict[str, Any]:
+def in_percent(estimate: Estimate) -> dict[str, Any]:
+    """An accuracy with its interval as plain data."""
     interval = estimate.interval
     return {"accuracy": 100 * estimate.value, "interval": [100 * interval.low, 100 * interval.high], "n": estimate.n}

@@ -46,6 +46,7 @@ MODELS: dict[str, Model] = {
         mask_over="<reponame>",
     )
 }
+_LONGER = {f"{name}-{source}": (model, source) for name, model in MODELS.items() for source in SOURCES}
 
 
 def cache_folder() -> Path:
@@ -55,7 +56,7 @@ def cache_folder() -> Path:
 
 def is_known(name: str) -> bool:
     """Whether a checkpoint's name is that of a model that can be fetched, with or without its source."""
-    return _parted(name)[0] in MODELS
+    return name in MODELS or name in _LONGER
 
 
 def which(name: str) -> str:
@@ -78,14 +79,6 @@ def is_there(name: str) -> bool:
 
 def described(name: str) -> tuple[Model, str]:
     """A model and its source, by its longer name; `UserError` for one that is not known."""
-    model, source = _parted(name)
-    if model not in MODELS or source not in SOURCES:
-        raise unknown_name("model", name, [*MODELS, *(f"{model}-{source}" for model in MODELS for source in SOURCES)])
-    return MODELS[model], source
-
-
-def _parted(name: str) -> tuple[str, str]:
-    if name in MODELS:
-        return name, ""
-    model, _, source = name.rpartition("-")
-    return (model, source) if source in SOURCES else (name, "")
+    if name not in _LONGER:
+        raise unknown_name("model", name, [*MODELS, *_LONGER])
+    return _LONGER[name]

@@ -8,8 +8,9 @@ from dataclasses import replace
 
 import torch
 
+from marsbench.answering import Answering
 from marsbench.compiled.graphs import kind_of_batch
-from marsbench.decoding.engine import Batch, KindOfBatch, Method
+from marsbench.decoding.engine import Batch, Method
 from marsbench.decoding.outside import OutsideMethod
 from marsbench.evaluation.benchmarks import benchmark, fingerprint
 from marsbench.evaluation.harness import AnswerLog, EngineModel, Exam, cut_in_words, evaluate
@@ -50,7 +51,9 @@ class Cells:
                 file.unlink(missing_ok=True)
         run.reporter.say_once(not_compiled)
         exam = run.exam(asked.benchmark, asked.questions).shard(*run.shard)
-        row = self._measure(arm, loaded, method, exam, key, title or f"{arm.label}, {asked.benchmark}", kind)
+        rows = 1 if isinstance(method, OutsideMethod) and method.one_row else run.scale.batch_size
+        how = Answering(loaded, method, kind, arm.options.get("threshold"), rows, run.prefill_positions)
+        row = self._measure(arm, how, exam, key, title or f"{arm.label}, {asked.benchmark}")
         if run.is_whole:  # one shard's answers are logged, and make a row together with the others'
             run.keep(row)
         return row
@@ -110,27 +113,19 @@ class Cells:
             }
         )
 
-    def _measure(
-        self, arm: Arm, loaded: Loaded, method: Method | OutsideMethod, exam: Exam, key: str, title: str,
-        kind: KindOfBatch,
-    ) -> EvaluationRow:  # fmt: skip
+    def _measure(self, arm: Arm, answering: Answering, exam: Exam, key: str, title: str) -> EvaluationRow:
         """Answer and score; the answers of an interrupted run are taken up."""
         origin, started = provenance(seed=self._run.seed), time.perf_counter()
-        workspace, scale, chosen = self._run.workspace, self._run.scale, exam.benchmark
+        workspace, scale, chosen, loaded = self._run.workspace, self._run.scale, exam.benchmark, answering.loaded
         limit = self._run.answer_limit(chosen.name)
         log = AnswerLog(workspace.answers(key, self._run.shard), workspace.shards(key))
         with self._run.reporter.bar(title) as bar:
             model = EngineModel(
                 exam,
                 log,
-                loaded,
-                method,
-                threshold=arm.options.get("threshold"),
-                max_new_tokens=limit,
-                batch_size=scale.batch_size,
-                prefill_positions=self._run.prefill_positions,
-                kind=kind,
-                progress=lambda done, asked: bar.update(
+                answering,
+                limit,
+                lambda done, asked: bar.update(
                     done, asked, tokens_per_second=log.emitted / (time.perf_counter() - started)
                 ),
             )

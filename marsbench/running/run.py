@@ -5,25 +5,28 @@ Whatever is finished is on disk, so an interrupted run goes on where it stopped.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from marsbench.decoding.generation import PREFILL_POSITIONS
 from marsbench.errors import UserError
 from marsbench.evaluation.benchmarks import benchmark
+from marsbench.keys import content_hash
 from marsbench.presets import Preset
 from marsbench.progress import Reporter
-from marsbench.rows.kinds import Row
+from marsbench.provenance import provenance
+from marsbench.rows.kinds import GenerationRow, Row, TokenClassRow
 from marsbench.rows.store import BorrowedStore, Existing, RowStore
 from marsbench.rows.workspace import Workspace
-from marsbench.running.plans import TablePlan
+from marsbench.running.plans import Arm, TablePlan
 
 if TYPE_CHECKING:  # who trains, or serves what is trained, needs none of the scoring packages
     from marsbench.evaluation.harness import Exam
 
 _RowKind = TypeVar("_RowKind", bound=Row)
+_OfLine = TypeVar("_OfLine", GenerationRow, TokenClassRow)
 
 
 @dataclass
@@ -118,3 +121,28 @@ class Run:
     def keep(self, row: Row) -> None:
         self.renewed(row.key)
         self.store.append(row)
+
+
+def kept(
+    run: Run, kind: type[_RowKind], content: Mapping[str, Any], what: str, make: Callable[[], Mapping[str, Any]]
+) -> _RowKind:
+    """The finished row of what was measured, or one that is made now.
+
+    `content` is all that its numbers depend on; `make` gives the fields that are not those of every row.
+    """
+    key = content_hash(content)
+    row = run.existing_row(key, kind, what)
+    if row is None:
+        origin, new = provenance(seed=run.seed), cast("Callable[..., _RowKind]", kind)
+        row = new(key=key, status="done", reason="", scale=run.scale.scale, **make(), provenance=origin)
+        run.keep(row)
+    return row
+
+
+def skipped(run: Run, kind: type[_OfLine], arm: Arm, asked: str, reason: str, what: str) -> _OfLine:
+    """The row of a line that could not be measured on what it was asked."""
+    run.reporter.say(f"{what}: skipped ({reason})")
+    said: list[Any] = [run.scale.scale, arm.name, arm.stage, arm.method, arm.options, asked]
+    key = content_hash({"skipped": [kind.kind, *said, reason]})
+    make: Callable[..., _OfLine] = kind
+    return make(key, "skipped", reason, *said, provenance=provenance(seed=run.seed))

@@ -29,8 +29,7 @@ from marsbench.neighbours import BUSY_CORES, cores, read_clocks, used_between
 from marsbench.presets import DEFAULT_BLOCK_SIZE, Preset
 from marsbench.rows.kinds import StepCostRow, TrainingSpeedRow
 from marsbench.running.checkpoints import Checkpoints
-from marsbench.running.kept import kept
-from marsbench.running.run import Run
+from marsbench.running.run import Run, kept
 from marsbench.training import checkpoints, records
 from marsbench.training.data import Collator, conversations, in_batches, lengths
 from marsbench.training.memory import bytes_kept, keep_freed_memory, peak

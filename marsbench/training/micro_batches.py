@@ -8,7 +8,7 @@ attention kernel and the number type.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -40,21 +40,44 @@ class Fitting:
         gib = recipe.pretrained.memory_gib
         # A limit in a scale's file is for a machine that others use too; a GPU's memory is the training's alone.
         self.limit = None if gib is None or device.type != "cpu" else int(gib * 2**30)
+        self.device = device
         self.rows = recipe.pretrained.rows_per_device[recipe.objective]
         self.most: int | None = None
 
-    def cut(self, batch: dict[str, Tensor], measure: Callable[[Fitting], int | None]) -> list[dict[str, Tensor]]:
-        """The pieces of a batch; `measure` says once how many entries have room."""
+    def cut(self, batch: Batch, loss: Callable[..., Tensor], weights: Sequence[nn.Parameter]) -> list[Batch]:
+        """The pieces of a batch, whose loss and all weights behind it are for `room`."""
         if self.most is None:
-            self.most = measure(self) or self.rows * self.longest * (1 + self.noisy)
+            self.most = self.room(loss, weights) or self.rows * self.longest * (1 + self.noisy)
         return pieces(batch, self.most, noisy=self.noisy)
 
-    def make_room(self, device: torch.device) -> None:
+    def room(self, loss: Callable[..., Tensor], weights: Sequence[nn.Parameter]) -> int | None:
+        """How many entries have room at once; None where the memory cannot be read.
+
+        `loss` is called with small batches: no gradient is taken, nothing drawn.
+        """
+        free, held, device = at_hand(self.device), resident(self.device), self.device
+        if free is None or held is None:
+            return None
+        room = free if self.limit is None else min(free, self.limit - held)
+
+        def kept(rows: int, length: int) -> int:
+            ids = torch.ones(rows, length, dtype=torch.long, device=device)
+            return bytes_kept(lambda: loss(input_ids=ids, labels=ids), weights)
+
+        # What is kept once, as are bf16 copies of the weights, is told from what every row leaves behind.
+        short = max(2, self.longest // 4)
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            one, two, long = kept(1, short), kept(2, short), kept(1, self.longest)
+        once = max(0, 2 * one - two)
+        per_entry = max(1, long - once) / (self.longest * (1 + self.noisy))
+        trained = sum(parameter.numel() for parameter in weights if parameter.requires_grad)
+        room -= once + _BYTES_PER_LOGIT * most_logits(device) + _MOMENTS * 4 * trained
+        return max(1, int(_SHARE * room / per_entry))
+
+    def make_room(self) -> None:
         """After a step: give freed memory back where the process has come near its limit."""
-        if self.limit is None:
-            return
-        held = resident(device)
-        if held is not None and held > _FULL * self.limit:
+        held = None if self.limit is None else resident(self.device)
+        if self.limit is not None and held is not None and held > _FULL * self.limit:
             give_back_freed_memory()
 
     def facts(self) -> dict[str, int]:
@@ -88,37 +111,3 @@ def _rows(batch: Batch, first: int, end: int) -> Batch:
     return {
         name: values[first:end, :width] if values.dim() == 2 else values[first:end] for name, values in batch.items()
     }
-
-
-def most_entries(
-    loss: Callable[..., Tensor],
-    weights: Iterable[nn.Parameter],
-    longest: int,
-    *,
-    noisy: bool,
-    device: torch.device,
-    limit: int | None,
-) -> int | None:
-    """How many entries have room at once; None where the memory cannot be read.
-
-    `loss` is called with small batches: no gradient is taken, nothing drawn. `limit` is in bytes of the whole process;
-    None = what is free. `longest` is in tokens; `noisy`: labelled tokens have noisy copies.
-    """
-    free, held, parameters = at_hand(device), resident(device), list(weights)
-    if free is None or held is None:
-        return None
-    room = free if limit is None else min(free, limit - held)
-
-    def kept(rows: int, length: int) -> int:
-        ids = torch.ones(rows, length, dtype=torch.long, device=device)
-        return bytes_kept(lambda: loss(input_ids=ids, labels=ids), parameters)
-
-    # What is kept once, as are bf16 copies of the weights, is told from what every row leaves behind.
-    short = max(2, longest // 4)
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        one, two, long = kept(1, short), kept(2, short), kept(1, longest)
-    once = max(0, 2 * one - two)
-    per_entry = max(1, long - once) / (longest * (1 + noisy))
-    trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
-    room -= once + _BYTES_PER_LOGIT * most_logits(device) + _MOMENTS * 4 * trained
-    return max(1, int(_SHARE * room / per_entry))

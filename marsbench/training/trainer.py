@@ -38,7 +38,7 @@ from marsbench.training import records
 from marsbench.training.arguments import arguments_of, rate_in_cycle
 from marsbench.training.learners import LEARNERS, Learner
 from marsbench.training.memory import keep_freed_memory
-from marsbench.training.micro_batches import Fitting, most_entries
+from marsbench.training.micro_batches import Fitting
 from marsbench.training.records import TrainingRecord
 from marsbench.training.stages import Recipe
 from marsbench.training.starting import collator_of, data_of, held_out, weights_of
@@ -202,24 +202,15 @@ class _StageTrainer(Trainer):
     ) -> Tensor:
         if self._fitting is None:
             return super().training_step(model, inputs, num_items_in_batch)
-        rows, found = len(inputs["labels"]), list[Tensor]()
-        for piece in self._fitting.cut(self._prepare_inputs(inputs), partial(self._room, model)):
-            self._share = len(piece["labels"]) / rows
-            found.append(super().training_step(model, piece, num_items_in_batch))
-        self._fitting.make_room(self.args.device)
-        return torch.stack(found).sum()
-
-    def _room(self, model: nn.Module, fitting: Fitting) -> int | None:
         model.train()
         frozen = getattr(model, "frozen", None)
         weights = [*model.parameters(), *(frozen.parameters() if isinstance(frozen, nn.Module) else [])]
-
-        def loss(**batch: Tensor) -> Tensor:
-            return self._loss_of(model, **batch)  # one autocast each, so that each makes its own bf16 copies
-
-        return most_entries(
-            loss, weights, fitting.longest, noisy=fitting.noisy, device=self.args.device, limit=fitting.limit
-        )
+        rows, found = len(inputs["labels"]), list[Tensor]()
+        for piece in self._fitting.cut(self._prepare_inputs(inputs), partial(self._loss_of, model), weights):
+            self._share = len(piece["labels"]) / rows
+            found.append(super().training_step(model, piece, num_items_in_batch))
+        self._fitting.make_room()
+        return torch.stack(found).sum()
 
     def create_scheduler(
         self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None

@@ -15,8 +15,7 @@ from marsbench.racing.course import Course
 from marsbench.racing.grid import Contender
 from marsbench.racing.sweep import Sweep
 from marsbench.rows.kinds import ExactnessRow, Row
-from marsbench.running.kept import kept
-from marsbench.running.run import Run
+from marsbench.running.run import Run, kept
 from marsbench.studies.engine.page import AR, EXACT, exactness_grid, profiled_grid
 from marsbench.training.checkpoints import Loaded
 

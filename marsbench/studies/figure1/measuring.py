@@ -10,9 +10,8 @@ from marsbench.keys import versions
 from marsbench.rows.kinds import GenerationRow, Row
 from marsbench.running.cells import Cells
 from marsbench.running.checkpoints import Checkpoints
-from marsbench.running.kept import kept, skipped
 from marsbench.running.plans import Arm
-from marsbench.running.run import Run
+from marsbench.running.run import Run, kept, skipped
 from marsbench.show import answer, sample_question, token_texts
 from marsbench.studies.figure1.page import PLAN
 from marsbench.training.checkpoints import Loaded

@@ -18,8 +18,7 @@ from marsbench.racing.questions import prompts_of, token_ids
 from marsbench.rows.kinds import Row, TokenClassRow
 from marsbench.running.cells import Cells
 from marsbench.running.checkpoints import Checkpoints
-from marsbench.running.kept import kept, skipped
-from marsbench.running.run import Run
+from marsbench.running.run import Run, kept, skipped
 from marsbench.running.tables import Table
 from marsbench.show import token_texts
 from marsbench.studies.gains.lines import CLASSED, MEASURED

@@ -23,7 +23,15 @@ from marsbench.running.plans import TablePlan
 from marsbench.statistics.intervals import paired_difference, speed_difference
 from marsbench.studies.gains import free_tokens
 from marsbench.studies.gains.lines import (
-    ADAPTED, AR_OF_MARS, CHOSEN, HEADED, MEASURED, PLAN, Choice, choice, with_choice,
+    ADAPTED,
+    AR_OF_MARS,
+    CHOSEN,
+    HEADED,
+    MEASURED,
+    PLAN,
+    Choice,
+    choice,
+    with_choice,
 )  # fmt: skip
 from marsbench.studies.lines import AR_SFT, THRESHOLDS
 from marsbench.studies.study import Study, measured_by, ours

@@ -12,8 +12,7 @@ from torch import Tensor
 from marsbench.keys import versions
 from marsbench.rows.kinds import Row, TextLossRow
 from marsbench.running.checkpoints import Checkpoints
-from marsbench.running.kept import kept
-from marsbench.running.run import Run
+from marsbench.running.run import Run, kept
 from marsbench.running.tables import Table
 from marsbench.studies.regime.page import PLAN
 from marsbench.training.checkpoints import Loaded

@@ -1,0 +1,125 @@
+"""A checkpoint that answers: its method, and how the loop runs it, beside what is asked.
+
+And `marsbench decode`: prompts as token ids in a JSON Lines file, continuations as token ids in another.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from marsbench.compiled.graphs import kind_of_batch
+from marsbench.decoding.engine import Batch, KindOfBatch, Method, check_requests, decode
+from marsbench.decoding.generation import PREFILL_POSITIONS, Generation, Request
+from marsbench.decoding.outside import OutsideMethod
+from marsbench.errors import UserError
+from marsbench.files import check_can_be_written, write_atomically
+from marsbench.json_lines import read_objects
+from marsbench.methods.fitting import default_ids, fit
+from marsbench.progress import Reporter
+from marsbench.training.checkpoints import Loaded
+
+
+@dataclass(frozen=True)
+class Answering:
+    """A checkpoint and the method that it is decoded by."""
+
+    loaded: Loaded
+    method: Method | OutsideMethod
+    kind: KindOfBatch = Batch  # how its steps run
+    threshold: float | None = None  # of every request
+    batch_size: int = 16  # rows at once
+    prefill_positions: int = PREFILL_POSITIONS  # of prompts in one forward, at most
+
+    @classmethod
+    def by(
+        cls,
+        name: str,
+        loaded: Loaded,
+        reporter: Reporter,
+        *,
+        draft: Loaded | None,
+        untrained_masks: bool,
+        compiled: bool,
+        options: Mapping[str, Any],
+        **how: Any,
+    ) -> Answering:
+        """By a method that is fitted to the checkpoint; where its steps cannot be compiled, that is said."""
+        method = fit(name, loaded, draft=draft, untrained_masks=untrained_masks, **options)
+        kind, not_compiled = kind_of_batch(loaded.model, method, compiled)
+        reporter.say_once(not_compiled)
+        return cls(loaded, method, kind, **how)
+
+    def decode(self, requests: Sequence[Request], **told: Any) -> list[Generation]:
+        """The continuations of requests; `told` goes to `decode`, an `eos_id` and `pad_id` of one's own among it."""
+        if "eos_id" not in told:
+            told["eos_id"], told["pad_id"] = default_ids(self.loaded)
+        return decode(
+            self.loaded.model, self.method, requests, batch_size=self.batch_size,
+            prefill_positions=self.prefill_positions, kind=self.kind, **told,
+        )  # fmt: skip
+
+    def decode_all(self, requests: Sequence[Request], reporter: Reporter, title: str, **told: Any) -> list[Generation]:
+        """The same with a bar of requests."""
+        done = 0
+        with reporter.bar(title) as bar:
+
+            def finished(index: int, generation: Generation) -> None:
+                nonlocal done
+                done += 1
+                bar.update(done, len(requests))
+
+            return self.decode(requests, on_finished=finished, **told)
+
+    def text(self, tokens: list[int]) -> str:
+        """Tokens as text, without the special ones."""
+        return str(self.loaded.tokenizer.decode(tokens, skip_special_tokens=True))
+
+
+def read_prompts(file: Path) -> list[list[int]]:
+    """The prompts of a file, one `{"prompt_ids": [...]}` a line; `UserError` with the line of whatever is wrong."""
+    return [
+        _prompt(one["prompt_ids"], f"{file}, line {number}")
+        for number, one in enumerate(read_objects(file, ["prompt_ids"]), 1)
+    ]
+
+
+def _prompt(ids: Any, where: str) -> list[int]:
+    if not isinstance(ids, list) or not all(type(token) is int for token in ids):
+        raise UserError('"prompt_ids" is not a list of integers', where=where, fix="give token ids, not text")
+    return ids
+
+
+def decode_file(
+    answering: Answering, requests: Sequence[Request], source: Path, target: Path, reporter: Reporter,
+    *, eos_id: Sequence[int], pad_id: int,
+) -> None:  # fmt: skip
+    """Continue the requests read from `source`, one a line, and write `target`, in the same order and all at once.
+
+    Raises:
+        UserError: a line that the model cannot run, or a target that cannot be written to; before anything is decoded.
+    """
+    check_target(source, target)
+    model = answering.loaded.model
+    check_requests(requests, model, where=f"{source}, line {{}}")
+    embeddings: Any = model.get_input_embeddings()
+    for name, token in (*(("EOS", token) for token in eos_id), ("pad", pad_id)):
+        if not 0 <= token < embeddings.num_embeddings:
+            raise UserError(
+                f"{name} id {token} lies outside the vocabulary of {embeddings.num_embeddings}", fix="give another id"
+            )
+    title = f"decoding {source.name} by {answering.method.name}"
+    generations = answering.decode_all(requests, reporter, title, eos_id=eos_id, pad_id=pad_id)
+    told = ("tokens", "forwards", "accepted", "finish")
+    lines = [json.dumps({name: getattr(one, name) for name in told}) + "\n" for one in generations]
+    write_atomically(target, "".join(lines).encode())
+
+
+def check_target(source: Path, target: Path) -> None:
+    """Refuse a target that cannot be written to, or that holds the prompts, before any work is done."""
+    check_can_be_written(target, "--out")
+    if target.exists() and source.exists() and target.samefile(source):
+        raise UserError("--out would overwrite the prompts", where=str(target), fix="choose another --out")
