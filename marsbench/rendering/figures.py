@@ -187,20 +187,15 @@ _REFERENCE_COLOUR = "0.35"
 _PANEL_WIDTH, _PANEL_HEIGHT, _LEGEND_LINE = 3.6, 3.0, 0.22  # inches
 
 
-@dataclass(frozen=True)
-class Curve:
-    """A line through points (x, accuracy as a fraction)."""
-
-    label: str
-    points: tuple[tuple[Estimate, Estimate], ...]
+Curve = Sequence[tuple[Estimate, Estimate]]  # points (x, accuracy as a fraction), a line through them
 
 
 @dataclass(frozen=True)
 class Panel:
-    """Curves on one pair of axes; `reference` is the accuracy of AR SFT, drawn across."""
+    """Curves on one pair of axes, by label; `reference` is the accuracy of AR SFT, drawn across."""
 
     title: str
-    curves: Sequence[Curve]
+    curves: Mapping[str, Curve]
     reference: Estimate | None = None
 
 
@@ -230,15 +225,15 @@ def _draw_panel(axes: Axes, panel: Panel) -> None:
         limits = panel.reference.interval
         axes.axhspan(100 * limits.low, 100 * limits.high, color=_REFERENCE_COLOUR, alpha=0.12, linewidth=0)
         axes.axhline(100 * panel.reference.value, color=_REFERENCE_COLOUR, linestyle=":", label="AR SFT")
-    for place, curve in enumerate(panel.curves):
+    for place, (label, points) in enumerate(panel.curves.items()):
         colour, marker, line = _STYLES[place % len(_STYLES)]
-        x, height = [point[0] for point in curve.points], [point[1] for point in curve.points]
+        x, height = [point[0] for point in points], [point[1] for point in points]
         axes.errorbar(
             [estimate.value for estimate in x],
             [100 * estimate.value for estimate in height],
             xerr=error_bars(x, 1.0),
             yerr=error_bars(height, 100.0),
-            label=curve.label, color=colour, marker=marker, linestyle=line, markersize=4.5, linewidth=1.2,
+            label=label, color=colour, marker=marker, linestyle=line, markersize=4.5, linewidth=1.2,
             elinewidth=0.8,
         )  # fmt: skip
     axes.spines[["top", "right"]].set_visible(False)
@@ -251,10 +246,10 @@ def speed_panel(cells: Cells, title: str, lines: Mapping[str, Sequence[str]], be
 
     Arms that were not measured on them all are left out.
     """
-    curves = []
+    curves = {}
     for label, arms in lines.items():
         found = [rows for arm in arms if (rows := _rows(cells, arm, benchmarks))]
-        curves.append(Curve(label, tuple((mean_speed(rows), mean_accuracy(rows)) for rows in found)))
+        curves[label] = [(mean_speed(rows), mean_accuracy(rows)) for rows in found]
     return Panel(title, curves, accuracy_on(cells, "ar_sft", benchmarks))
 
 

@@ -12,7 +12,6 @@ from marsbench.findings.between_lines import as_accurate, gains_more, more_accur
 from marsbench.findings.cells import Cells
 from marsbench.findings.claims import OURS, Claim, Section
 from marsbench.rendering.figures import (
-    Curve,
     Panel,
     accuracy_on,
     average_title,
@@ -57,10 +56,10 @@ def _claims() -> Iterator[Claim]:
 
 def _draw(cells: Cells, plan: TablePlan, path_stem: Path) -> list[Path]:
     benchmarks = shared_benchmarks(cells, plan)
-    curves = []
+    curves = {}
     for stage, label in reversed(MARS_STAGES.items()):  # MARS first, as in the other figures
         found = [(exactly(size), accuracy_on(cells, mars_name(stage, size), benchmarks)) for size in BLOCK_SIZES]
-        curves.append(Curve(label, tuple((x, height) for x, height in found if height is not None)))
+        curves[label] = [(x, height) for x, height in found if height is not None]
     panel = Panel(average_title(benchmarks), curves, accuracy_on(cells, "ar_sft", benchmarks))
     return panels_figure([panel], path_stem, across=1, x_label="block size B")
 
