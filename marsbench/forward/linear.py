@@ -347,8 +347,9 @@ class _Room:
 
     def keep(self, packed: Tensor) -> Tensor:
         """The same values, here."""
-        kept, self._free = self._free.split([taken := -(-packed.nbytes // _LINE) * _LINE, len(self._free) - taken])
-        return kept[: packed.nbytes].view(packed.dtype).view(packed.shape).copy_(packed)
+        kept = self._free[: packed.nbytes].view(packed.dtype).view(packed.shape)
+        self._free = self._free[-(-packed.nbytes // _LINE) * _LINE :]
+        return kept.copy_(packed)
 
 
 def _packed(weights: list[Tensor], biases: list[Tensor | None], room: _Room) -> Copy:
