@@ -104,6 +104,7 @@ def sections(rows: Sequence[Row], scale: str, seeds: BySeed) -> list[str]:
     found = [claim for claim in CLAIMS if claim.over(seeds.values()).estimate is not None]
     return [
         f"# Serving at scale {scale}: {asks}",
+        "" if loads else "**In part.** Not measured yet: requests that come by themselves, load by load.",
         paragraphs("\n".join(filter(None, [answers(found, seeds), _right(cells)]))),
         _few(cells),
         _carried(cells),
