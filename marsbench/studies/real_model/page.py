@@ -139,6 +139,11 @@ def in_brief(rows: Sequence[Row]) -> str:
                 f"in {dtype} the best line with an adapter is {printed_speed_up(adapted)} times as fast as `ar`, "
                 f"and prompt lookup alone {printed_speed_up(lookup)} times"
             )
+            if (outsider := sweep.done.get((OUTSIDER, size))) is not None:
+                best = max(lookup, adapted, key=speed_of)
+                said[-1] += (
+                    f", {printed_ratio(speed_ratio(best, outsider))} times as fast as llama.cpp on the same weights"
+                )
     return f"At batch {size}, lossless: {'; '.join(said)}." if said else ""
 
 
