@@ -141,9 +141,8 @@ def in_brief(rows: Sequence[Row]) -> str:
             )
             if (outsider := sweep.done.get((OUTSIDER, size))) is not None:
                 best = max(lookup, adapted, key=speed_of)
-                said[-1] += (
-                    f", {printed_ratio(speed_ratio(best, outsider))} times as fast as llama.cpp on the same weights"
-                )
+                ratio = printed_ratio(speed_ratio(best, outsider))
+                said.append(f"the faster of the two is {ratio} times as fast as llama.cpp with the same weights")
     return f"At batch {size}, lossless: {'; '.join(said)}." if said else ""
 
 
