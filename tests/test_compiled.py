@@ -148,8 +148,8 @@ def test_lm_eval_is_told_in_text(
 ) -> None:
     """Guards against "false" that is true because it is text."""
     folder = str(next(micro_checkpoints.glob("ar_sft-*")))
-    assert MarsbenchLM(folder, method="ar", compiled="false")._kind is Batch
-    assert MarsbenchLM(folder, method="ar", compiled="true")._kind is not Batch
+    assert MarsbenchLM(folder, method="ar", compiled="false")._answering.kind is Batch
+    assert MarsbenchLM(folder, method="ar", compiled="true")._answering.kind is not Batch
     assert "not compiled" not in capsys.readouterr().err
     monkeypatch.setattr(graphs, "cpp_compiler", lambda: None)
     MarsbenchLM(folder, method="ar", compiled=True)

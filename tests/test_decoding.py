@@ -183,7 +183,7 @@ OPTIONS = st.fixed_dictionaries(
 ).map(lambda chosen: chosen if chosen["layout"] == "groups" else chosen | {"groups": None})
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [name for name, info in METHODS.items() if not info.package])
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     prompts=PROMPTS,
@@ -208,7 +208,7 @@ def test_every_method_keeps_the_contract(
     choices: dict[str, Any] = {
         "limit": limit,
         "threshold": threshold if info.takes_threshold else None,
-        "temperature": 0.0 if method.startswith("hf-") else temperature,
+        "temperature": 0.0 if info.own_loop else temperature,
     }
     extra = options | companions(random_models, 32)
     together = run(model, method, prompts, batch_size=len(prompts), **choices, **extra)
@@ -256,7 +256,7 @@ def test_the_lean_decoder_follows_the_weights(random_models: dict[str, PreTraine
         before = after
 
 
-@pytest.mark.parametrize("method", [name for name in METHODS if not name.startswith("hf-")])
+@pytest.mark.parametrize("method", [name for name, info in METHODS.items() if not info.own_loop])
 def test_half_precision_runs(method: str, golden: dict[str, Any], golden_models: dict[str, PreTrainedModel]) -> None:
     """Guards against tensors of another type mixed in: a checkpoint in bfloat16, confidences in fp32."""
     models = {name: copy.deepcopy(model).bfloat16() for name, model in golden_models.items()}

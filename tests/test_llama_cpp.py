@@ -13,7 +13,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 from marsbench.decoding.engine import decode
 from marsbench.decoding.generation import Generation, Request
 from marsbench.errors import UserError
-from marsbench.methods import METHODS, Options, build_method
+from marsbench.methods import METHODS, Options, build_method, check_installed
 
 PEERS = [name for name, info in METHODS.items() if info.package == "llama_cpp"]
 installed = pytest.mark.skipif(
@@ -78,5 +78,5 @@ def test_it_says_what_is_missing(name: str, monkeypatch: pytest.MonkeyPatch) -> 
     """Guards against an import that fails in the middle of a race."""
     monkeypatch.setattr("marsbench.methods.find_spec", lambda package: None)
     with pytest.raises(UserError, match=r"needs the package llama_cpp") as caught:
-        build_method(name, Options())
+        check_installed(name)
     assert "marsbench[peers]" in caught.value.fix

@@ -20,7 +20,7 @@ from marsbench.methods import METHODS, Options, build_method
 from marsbench.training.medusa import MedusaHeads
 
 PAD, MASK = 0, 3
-OURS = [name for name in METHODS if not name.startswith("hf-")]
+OURS = [name for name, info in METHODS.items() if not info.own_loop]
 IN_ONE_PIECE = {"mars-no-cache", "block-diffusion"}  # whose rows are not cut
 
 

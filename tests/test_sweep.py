@@ -304,7 +304,7 @@ def test_a_race_goes_on_from_its_log(golden_models: dict[str, Any], tmp_path: Pa
     assert file.read_bytes().splitlines(keepends=True)[:4] == lines[:4]
 
 
-@pytest.mark.parametrize("name", [name for name, info in METHODS.items() if not info.needs])
+@pytest.mark.parametrize("name", [name for name, info in METHODS.items() if not info.needs and not info.package])
 def test_a_meter_hears_every_forward(name: str, golden_models: dict[str, Any]) -> None:
     """Guards against latencies read from the stamp of another forward."""
 

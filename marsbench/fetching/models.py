@@ -46,7 +46,7 @@ MODELS: dict[str, Model] = {
         mask_over="<reponame>",
     )
 }
-_LONGER = {f"{name}-{source}": (model, source) for name, model in MODELS.items() for source in SOURCES}
+_LONGER = {f"{name}-{source}": (name, source) for name in MODELS for source in SOURCES}
 
 
 def cache_folder() -> Path:
@@ -81,4 +81,5 @@ def described(name: str) -> tuple[Model, str]:
     """A model and its source, by its longer name; `UserError` for one that is not known."""
     if name not in _LONGER:
         raise unknown_name("model", name, [*MODELS, *_LONGER])
-    return _LONGER[name]
+    short, source = _LONGER[name]
+    return MODELS[short], source

@@ -35,6 +35,7 @@ __all__ = [
     "Need",
     "Options",
     "build_method",
+    "check_installed",
     "check_options",
     "check_threshold",
     "explained",
@@ -48,6 +49,12 @@ def method_class(name: str) -> Any:
     return getattr(import_module(f"{__name__}.{module}"), made_by)
 
 
+def check_installed(name: str) -> None:
+    """Refuse a method whose package is missing, with a `UserError`."""
+    if (package := METHODS[name].package) and find_spec(package) is None:
+        raise UserError(f"method {name!r} needs the package {package}", fix="pip install 'marsbench[peers]'")
+
+
 def build_method(name: str, options: Options) -> Method | OutsideMethod:
     """A method by name; `UserError` for an unknown one, for options out of range, and for what it needs and lacks.
 
@@ -55,8 +62,6 @@ def build_method(name: str, options: Options) -> Method | OutsideMethod:
     """
     check_options(name, options)
     info = METHODS[name]
-    if info.package and find_spec(info.package) is None:
-        raise UserError(f"method {name!r} needs the package {info.package}", fix="pip install 'marsbench[peers]'")
     wants_mask = info.needs_masks or ("draft" in info.needs and options.draft_method == "mars")
     if wants_mask and options.mask_id is None:
         raise UserError(

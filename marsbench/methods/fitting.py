@@ -9,7 +9,7 @@ from marsbench.decoding.generation import as_list
 from marsbench.decoding.outside import OutsideMethod
 from marsbench.errors import UserError, unknown_name
 from marsbench.forward.adapter import Adapted
-from marsbench.methods import METHODS, Options, build_method
+from marsbench.methods import METHODS, Options, build_method, check_installed
 from marsbench.training.checkpoints import Loaded
 
 
@@ -30,6 +30,7 @@ def fit(
     """
     given = {"mask_id": loaded.mask_id, "heads": loaded.heads, "draft": draft.model if draft else None}
     method = build_method(name, Options(**(given | options)))
+    check_installed(name)
     if METHODS[name].needs_masks and not untrained_masks:
         _check_masks(name, loaded)
     if name == "block-diffusion" and isinstance(loaded.model, Adapted):

@@ -21,6 +21,7 @@ from marsbench.decoding.acceptance import no_threshold
 from marsbench.decoding.generation import Meter, Request
 from marsbench.decoding.outside import OutsideMethod
 from marsbench.errors import UserError
+from marsbench.methods import check_installed
 
 Quantised = Literal["none", "q8_0", "q4_1"]
 _TYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
@@ -97,6 +98,7 @@ def _read(model: Any, quantised: Quantised, draft_length: int, ngram: int) -> An
     known = _READ.setdefault(model, {})
     wanted = quantised, draft_length, ngram
     if wanted not in known:
+        check_installed(LlamaCpp.name)
         from llama_cpp import Llama
         from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
