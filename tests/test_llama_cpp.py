@@ -49,6 +49,17 @@ def test_it_decodes_the_same_weights(name: str, kind: str, tied: bool) -> None:
 
 
 @installed
+def test_it_follows_the_weights() -> None:
+    """Guards against answers of a model as it was before it learned more."""
+    of = model("llama")
+    before = answers(of, "llama-cpp")
+    with torch.no_grad():
+        of.lm_head.weight.mul_(-1)
+    assert [one.tokens for one in answers(of, "llama-cpp")] == [one.tokens for one in answers(of, "ar")]
+    assert answers(of, "llama-cpp") != before
+
+
+@installed
 def test_quantised_weights_are_near(tmp_path: Path) -> None:
     """Guards against a type that is asked for and not written."""
     from gguf import GGUFReader

@@ -332,7 +332,7 @@ class Packing:
 
 class _Room:
     """One piece of memory for the copies of several sites, in large pages where there are such: it is read through in
-    every step, which takes 3 to 7 % longer from pages of four KiB.
+    every step, which takes longer from pages of four KiB.
     """
 
     def __init__(self, sites: Sequence[Site]) -> None:

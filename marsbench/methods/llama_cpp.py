@@ -24,6 +24,7 @@ from marsbench.errors import UserError
 from marsbench.methods import check_installed
 
 Quantised = Literal["none", "q8_0", "q4_1"]
+_Weights = list[tuple[int, int]]  # where each lies, and how often it was written to
 _TYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 _KINDS = {"llama": "llama", "qwen2": "qwen2"}  # transformers' name of an architecture -> llama.cpp's
 # Our modules -> the tensors of a GGUF file: of a layer, and of the whole model.
@@ -39,9 +40,9 @@ _OF_LAYER = {
     "mlp.down_proj": "ffn_down",
 }
 _WHOLE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
-# model -> (how it is quantised, tokens drafted) -> llama.cpp's own
-_READ: WeakKeyDictionary[Any, dict[tuple[str, int, int], Any]] = WeakKeyDictionary()
-atexit.register(lambda: [one.close() for known in _READ.values() for one in known.values()])  # before its library goes
+# model -> (how it is quantised, tokens drafted, of the longest match) -> where its weights were, and llama.cpp's own
+_READ: WeakKeyDictionary[Any, dict[tuple[str, int, int], tuple[_Weights, Any]]] = WeakKeyDictionary()
+atexit.register(lambda: [one.close() for known in _READ.values() for _, one in known.values()])  # before its library
 
 
 @dataclass(frozen=True)
@@ -94,24 +95,27 @@ class LlamaCppLookup(LlamaCpp):
 
 
 def _read(model: Any, quantised: Quantised, draft_length: int, ngram: int) -> Any:
-    """A model as llama.cpp reads it; it is written and read once."""
+    """A model as llama.cpp reads it; it is written and read once, as long as its weights stay what they are."""
     known = _READ.setdefault(model, {})
     wanted = quantised, draft_length, ngram
-    if wanted not in known:
+    weights = [(one.data_ptr(), one._version) for one in model.parameters()]
+    if wanted not in known or known[wanted][0] != weights:
         check_installed(LlamaCpp.name)
-        from llama_cpp import Llama
+        from llama_cpp import GGML_TYPE_F16, GGML_TYPE_F32, Llama
         from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
         drafts = LlamaPromptLookupDecoding(ngram, draft_length) if draft_length else None
-        threads = torch.get_num_threads()
+        threads, cache = torch.get_num_threads(), GGML_TYPE_F32 if model.dtype is torch.float32 else GGML_TYPE_F16
         with TemporaryDirectory() as folder:
             file = Path(folder) / "model.gguf"
             write_gguf(model, file, quantised)
-            known[wanted] = Llama(
+            reader = Llama(
                 str(file), n_ctx=model.config.max_position_embeddings, n_threads=threads, n_threads_batch=threads,
-                draft_model=drafts, logits_all=drafts is not None, use_mmap=False, verbose=False,
+                type_k=cache, type_v=cache, draft_model=drafts, logits_all=drafts is not None, use_mmap=False,
+                verbose=False,
             )  # fmt: skip
-    return known[wanted]
+        known[wanted] = weights, reader
+    return known[wanted][1]
 
 
 def write_gguf(model: Any, file: Path, quantised: Quantised = "none") -> None:
