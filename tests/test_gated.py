@@ -6,7 +6,9 @@ import copy
 import faulthandler
 import json
 import os
+from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -14,7 +16,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
-from torch import Tensor, distributed
+from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from typer.testing import CliRunner
@@ -28,12 +30,12 @@ from marsbench.forward.adapter import Adapted, hooked
 from marsbench.forward.draft_head import Markov, Network
 from marsbench.methods.fitting import default_ids, fit
 from marsbench.presets import HeadKind, preset
-from marsbench.training import gated, objectives, records
+from marsbench.training import objectives, records
 from marsbench.training.adapter_files import CONFIG, base_of, read_adapter
 from marsbench.training.checkpoints import Loaded, load, with_adapter
 from marsbench.training.data import chat_prompt
-from marsbench.training.gated import GatedAdapter, gated_loss
-from marsbench.training.objectives import IGNORED
+from marsbench.training.gated import GatedAdapter, HeadToTrain, gated_loss
+from marsbench.training.objectives import IGNORED, mars_loss
 from marsbench.training.stages import recipe, stage
 from marsbench.training.trainer import train
 from marsbench.world import test_set as questions_of
@@ -109,7 +111,7 @@ def test_the_loss_is_that_of_masks_as_decoding_puts_them(
     The last case makes its logits a chunk at a time.
     """
     monkeypatch.setattr(objectives, "MOST_LOGITS", most_logits)
-    monkeypatch.setattr(gated, "ALONE", 0.0)
+    monkeypatch.setattr(objectives, "ALONE", 0.0)
     model = copy.deepcopy(golden_models["ar"]).requires_grad_(False)
     torch.manual_seed(1)
     adapter = GatedAdapter(model, 2, head)
@@ -158,11 +160,11 @@ def test_a_part_of_the_masks_learns_without_the_head(
         torch.nn.init.normal_(parameter, std=0.3)
     losses = []
     for part in (0.0, 0.5, 1.0):
-        monkeypatch.setattr(gated, "ALONE", part)
+        monkeypatch.setattr(objectives, "ALONE", part)
         torch.manual_seed(0)
         losses.append(gated_loss(adapter, ids, labels, model=model, block_size=B, mask_token_id=MASK).item())
     assert len({*losses}) == 3
-    monkeypatch.setattr(adapter, "_kind", None)
+    monkeypatch.setattr(adapter.of_head, "_kind", None)
     torch.manual_seed(0)
     assert losses[-1] == gated_loss(adapter, ids, labels, model=model, block_size=B, mask_token_id=MASK).item()
 
@@ -285,6 +287,44 @@ def test_a_trained_head_comes_with_its_adapter(headed: Path, micro_checkpoints: 
     alone = [one.tokens for one in answers(base, "ar")]
     for layout in ("groups", "linear"):
         assert [one.tokens for one in answers(adapted, "mars-verified", layout=layout)] == alone
+
+
+def test_a_head_trained_with_mars_comes_with_its_model(micro_checkpoints: Path, tmp_path: Path) -> None:
+    """Guards against a head that is lost or left at its beginning, one among the model's weights, or in its tokens."""
+    folder = trained("mars_network", tmp_path, micro_checkpoints)
+    loaded, record = load(folder), records.finished(folder)
+    assert isinstance(loaded.model, Adapted) and record is not None
+    head, kept = loaded.model.adapter.head, load_file(folder / "draft_head.safetensors")
+    assert isinstance(head, Network) and all(torch.equal(values, kept[name]) for name, values in head._asdict().items())
+    assert all(values.any() for values in kept.values()), "it has learned"
+    plain = AutoModelForCausalLM.from_pretrained(folder)
+    assert load_file(folder / "model.safetensors").keys() <= plain.state_dict().keys()
+    assert record.parameters == sum(one.numel() for one in (*plain.parameters(), *kept.values()))
+    alone = [one.tokens for one in answers(replace(loaded, model=plain.eval()), "ar")]
+    for method, options in (
+        ("ar", {}),
+        ("mars-verified", {"layout": "groups"}),
+        ("mars-verified", {"layout": "linear"}),
+    ):
+        assert [one.tokens for one in answers(loaded, method, **options)] == alone, (method, options)
+
+
+@pytest.mark.parametrize("kind", ["markov", "network"])
+def test_a_head_acts_on_masks_of_mars_alone(kind: HeadKind, golden_models: dict[str, PreTrainedModel]) -> None:
+    """Guards against a fresh head that changes a loss, and one that reaches into the AR term."""
+    model = copy.deepcopy(golden_models["mars"])
+    to_train, loss = (
+        HeadToTrain(model, kind),
+        partial(mars_loss, model, *batch(golden_models), block_size=B, mask_token_id=MASK),
+    )
+    alone, fresh = (loss(head=head) for head in (None, to_train.head))
+    assert torch.equal(alone.total, fresh.total)
+    for values in to_train.values():
+        nn.init.normal_(values)
+    noisy = loss(head=to_train.head)
+    assert torch.equal(noisy.ar, alone.ar) and not torch.isclose(noisy.mask, alone.mask)
+    noisy.mask.backward()
+    assert all(values.grad is not None and values.grad.any() for values in to_train.values())
 
 
 def test_an_adapter_is_small_and_names_what_it_is_of(made: Path, micro_checkpoints: Path) -> None:

@@ -24,6 +24,7 @@ from marsbench.studies.real_model.lines import (
     AR_OF_MARS,
     BASE,
     GROUPS,
+    IN_BF16,
     LONG_ADAPTER,
     LONG_GROUPS,
     MARS_GROUPS,
@@ -145,7 +146,10 @@ def test_the_page_is_made_and_made_once(micro_checkpoints: Path, tmp_path: Path)
     workspace = Workspace(tmp_path, "micro", "limit4")
     rows = read_rows(workspace.results("real-model"))
     cells = {row.arm: row for row in rows if isinstance(row, EvaluationRow)}
-    assert cells.keys() == {arm.name for arm in PLAN.arms} and all(row.digests for row in cells.values())
+    arms = [*PLAN.arms, *(IN_BF16.arms if reads_bf16() else ())]
+    assert cells.keys() == {arm.name for arm in arms} and all(row.digests for row in cells.values())
+    in_bf16 = [cells[arm.name] for arm in arms[len(PLAN.arms) :]]
+    assert all(row.dtype == "bfloat16" and row.digests == in_bf16[0].digests for row in in_bf16)
     for arm in PLAN.arms:
         if METHODS[arm.method].lossless and (arm.stage == BASE or "gated" in arm.stage):
             assert cells[arm.name].digests == cells[AR.name].digests, arm.label

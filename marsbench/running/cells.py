@@ -66,7 +66,7 @@ class Cells:
         weights = [record.weights for one in arm.needs if (record := self._checkpoints.own(one)) is not None]
         if len(weights) < len(arm.needs):
             return None
-        return self._done(self._key(asked, weights[0], weights[1] if arm.draft else None), arm)
+        return self._done(self._key(asked, weights[0], weights[1] if arm.draft else None, arm.dtype), arm)
 
     def _done(self, key: str, arm: Arm) -> EvaluationRow | None:
         """A finished row, as the arm's: another table's line may have measured it."""

@@ -124,19 +124,20 @@ class Checkpoints:
 
     def available_for(self, arm: Arm) -> tuple[str, Loaded | None, Loaded | None]:
         """(why there are none, the checkpoint of a line, that of its draft model), both on the device."""
-        reason, loaded = self.available(arm.trained)
+        dtype = getattr(torch, arm.dtype)
+        reason, loaded = self.available(arm.trained, dtype)
         draft = None
         if not reason and arm.draft is not None:
-            reason, draft = self.available(arm.draft)
+            reason, draft = self.available(arm.draft, dtype)
         return (reason, None, None) if reason else ("", loaded, draft)
 
-    def available(self, trained: TrainedStage) -> tuple[str, Loaded | None]:
+    def available(self, trained: TrainedStage, dtype: torch.dtype = torch.float32) -> tuple[str, Loaded | None]:
         """The checkpoint of a table's lines, or their draft model's, on the device, or why there is none."""
         if reason := self.missing(*trained):
             return reason, None
         try:
             with self.others_may_fail(trained):
-                return "", self.load(*trained)
+                return "", self.load(*trained, dtype)
         except Unavailable as error:
             return error.reason, None
 

@@ -81,6 +81,7 @@ class Arm:
     untrained_masks: bool = False  # decode with masks although the checkpoint has never seen any
     optional: bool = False  # a line that pages leave out where it has no rows
     trained_block_size: int | None = None  # B of the checkpoint; None = the block size that it is decoded with
+    dtype: str = "float32"  # of weights and caches
 
     @property
     def block_size(self) -> int:

@@ -37,7 +37,7 @@ class Table:
             # Its batches are timed, in no shard; the paper says what the real scales cost.
             if self._plan.step_cost and self._run.scale.world and self._run.is_whole:
                 rows.append(step_cost_row(self._run))
-            for _, cells in groupby(self._asked, key=lambda one: one.arm.needs):
+            for _, cells in groupby(self._asked, key=lambda one: (one.arm.needs, one.arm.dtype)):
                 rows += self._lines([*cells])
             return rows
 

@@ -1,11 +1,12 @@
-"""Curves of accuracy against tokens per forward pass, and how much higher one lies than another.
+"""Curves of accuracy against tokens per forward pass, how much higher one lies than another, and curves of training.
 
-A curve is one checkpoint decoded at several thresholds: a point for each, straight lines between them.
+A curve is one checkpoint decoded at several thresholds: a point for each, straight lines between them. One of training
+is a line's tokens per forward pass by the tokens that it was trained on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,6 +47,30 @@ def curve_advantage(a: Sequence[Answers], b: Sequence[Answers]) -> Estimate:
 def points_gap(a: Sequence[tuple[float, float]], b: Sequence[tuple[float, float]]) -> float:
     """The same mean from points (tokens per forward pass, accuracy) alone, in the unit of the accuracies."""
     return float(_gap(np.array(a, dtype=float).T[..., None], np.array(b, dtype=float).T[..., None])[0])
+
+
+def after_training(curve: Mapping[int, Answers], tokens: int) -> Estimate:
+    """Tokens per forward pass after so many tokens of training, were each doubling to add as much as those measured.
+
+    Args:
+        curve: tokens trained -> answers to the same questions; two points at least.
+        tokens: where the straight line over the logarithm of tokens, by least squares, is read.
+
+    Returns:
+        The line's height there. The interval is a percentile bootstrap over questions, drawn for all points together:
+        neither the luck of training nor a curve that bends is in it.
+    """
+    line = np.vander(np.log2([*curve]), 2)
+    weights = np.array([np.log2(tokens), 1.0]) @ np.linalg.pinv(line)  # of each point
+    n = len(next(iter(curve.values())).emitted)
+    speeds = [_speed(point, resamples(n).T) for point in curve.values()]
+    measured = [_speed(point, np.ones((n, 1))) for point in curve.values()]
+    return Estimate(float((weights @ measured)[0]), percentiles(weights @ speeds), n)
+
+
+def _speed(point: Answers, draws: NDArray[np.generic]) -> _Values:
+    speeds: _Values = (np.array(point.emitted) @ draws) / (np.array(point.forwards) @ draws)
+    return speeds
 
 
 def _points(curve: Sequence[Answers], draws: NDArray[np.generic], extra: tuple[float, ...] = ()) -> _Values:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 from marsbench.findings.between_lines import emits, emits_more, more_accurate
 from marsbench.findings.cells import Cells, done_cells
@@ -43,6 +45,23 @@ _SURE = (
     _thresholded("mars_gated", "an adapter", 0.99),
     *[_thresholded(stage, words, tau) for stage, words in _WITH_HEADS.items() for tau in (0.99, 0.95)],
 )
+
+
+def _mars_with_head(name: str, words: str, method: str, options: Mapping[str, Any]) -> Arm:
+    label = f"MARS with a draft head trained with it{words}"
+    return Arm(
+        f"mars_network_{name}", label, "mars_network", method, dict(options), optional=True, trained_block_size=4
+    )
+
+
+_HEADED_MARS = (
+    _mars_with_head("ar", ", AR decoding", "ar", {}),
+    _mars_with_head("groups", ", verified, groups (W = 4)", _GROUPS.method, _GROUPS.options),
+    *[
+        _mars_with_head(f"{tau:g}", f" (tau = {short(tau)})", "mars", mars("mars", 4, tau).options)
+        for tau in (0.99, 0.95)
+    ],
+)
 PLAN = TablePlan(
     "adapter",
     "Masks that learn on a frozen model",
@@ -61,6 +80,7 @@ PLAN = TablePlan(
         _GROUPS,
         _LINEAR,
         mars("mars", 4, 0.95),
+        *_HEADED_MARS,
         Arm("ar_of_hard", "MARS at the adapter's rate, AR decoding", "mars_hard", "ar"),
         Arm("hard_groups", "MARS at the adapter's rate, verified, groups (W = 4)", "mars_hard", _GROUPS.method,
             _GROUPS.options, trained_block_size=4),

@@ -40,8 +40,7 @@ def write_adapter(adapter: Adapter, model: PreTrainedModel, folder: Path, base: 
     save_file(weights, folder / _WEIGHTS)
     save_file({"mask_vector": adapter.vector.detach().cpu()}, folder / _VECTOR)
     if adapter.head is not None:
-        parts = adapter.head._asdict()
-        save_file({name: one.detach().cpu().contiguous() for name, one in parts.items()}, folder / _HEAD)
+        write_head(adapter.head, folder)
     rank = len(next(iter(adapter.maps.values())).down)
     config = {
         "peft_type": "LORA",
@@ -55,6 +54,11 @@ def write_adapter(adapter: Adapter, model: PreTrainedModel, folder: Path, base: 
         "target_modules": sorted({name.rpartition(".")[2] for name in adapter.maps}),
     }
     (folder / CONFIG).write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
+
+
+def write_head(head: DraftHead, folder: Path) -> None:
+    """Write a draft head into the folder of its adapter, or of the model that it was trained with."""
+    save_file({name: one.detach().cpu().contiguous() for name, one in head._asdict().items()}, folder / _HEAD)
 
 
 def _place_of_decoder(model: PreTrainedModel) -> str:
@@ -106,11 +110,11 @@ def read_adapter(folder: Path, model: PreTrainedModel) -> Adapter:
             f"the adapter does not fit the model: {error} is missing", where=str(folder),
             fix="take the model that it was trained for",
         ) from error  # fmt: skip
-    return Adapter(vector, maps, _read_head(folder))
+    return Adapter(vector, maps, read_head(folder))
 
 
-def _read_head(folder: Path) -> DraftHead | None:
-    """The draft head in an adapter's folder, of the kind that the record names; without a record there is none."""
+def read_head(folder: Path) -> DraftHead | None:
+    """The draft head in a checkpoint's folder, of the kind that the record names; without a record there is none."""
     record = finished(folder)
     kind = "none" if record is None else record.recipe.get("head", "none")
     if kind == "none":
@@ -120,7 +124,7 @@ def _read_head(folder: Path) -> DraftHead | None:
     except (OSError, SafetensorError, TypeError) as error:
         raise UserError(
             f"the {kind} draft head cannot be loaded: {error}", where=str(folder / _HEAD),
-            fix="copy the adapter or train it again",
+            fix="copy the checkpoint or train it again",
         ) from error  # fmt: skip
 
 

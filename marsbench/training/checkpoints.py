@@ -25,9 +25,9 @@ from marsbench import hub
 from marsbench.errors import UserError
 from marsbench.fetching import models as fetchable
 from marsbench.fetching.fetch import fetch
-from marsbench.forward.adapter import Adapted, parted
+from marsbench.forward.adapter import Adapted, Adapter, parted
 from marsbench.progress import Reporter
-from marsbench.training.adapter_files import SHIPPED, base_of, is_adapter, read_adapter
+from marsbench.training.adapter_files import SHIPPED, base_of, is_adapter, read_adapter, read_head
 from marsbench.training.medusa import MedusaHeads
 from marsbench.training.records import TrainingRecord, finished, weights_hash
 from marsbench.training.stages import BLOCKWISE, STAGES
@@ -170,6 +170,9 @@ def _load(
             where=str(path),
             fix="choose a checkpoint of an architecture that transformers knows",
         )
+    if (head := read_head(folder)) is not None:
+        nothing = torch.zeros(model.config.get_text_config().hidden_size)  # what acts on masks is the head alone
+        model = cast(PreTrainedModel, Adapted(model, Adapter(nothing, {}, head)))
     record = finished(folder)
     heads = MedusaHeads.load(folder, dtype=dtype, device=device)
     trained_by = str(record.recipe["stage"]) if record else stage

@@ -15,13 +15,25 @@ from transformers import DynamicCache, PreTrainedModel
 
 from marsbench.errors import UserError
 from marsbench.forward.adapter import Adapter, LowRank, hooked
-from marsbench.forward.draft_head import DraftHead, Markov, kind_of_head
+from marsbench.forward.draft_head import DraftHead, kind_of_head
 from marsbench.presets import HeadKind
-from marsbench.training.objectives import IGNORED, mean_over_rows, nll_at
+from marsbench.training.objectives import IGNORED, by_head, mean_over_rows, nll_at
 from marsbench.training.visibility import additive_mask, blocks_of_responses
 
-# The part of masks that learn without the draft head: in decoding, masks alone say which tokens it chooses from.
-ALONE = 0.2
+
+class HeadToTrain(nn.ParameterDict):
+    """The weights of a draft head for a model, which begins as one that changes nothing; empty without a kind."""
+
+    def __init__(self, model: PreTrainedModel, kind: HeadKind) -> None:
+        super().__init__()
+        self._kind = None if kind == "none" else kind_of_head(kind)
+        if self._kind is not None:
+            embeddings: Any = model.get_input_embeddings()
+            self.update(self._kind.fresh(embeddings.num_embeddings, embeddings.embedding_dim)._asdict())
+
+    @property
+    def head(self) -> DraftHead | None:
+        return None if self._kind is None else self._kind(**dict(self.items()))
 
 
 class GatedAdapter(nn.Module):
@@ -41,11 +53,7 @@ class GatedAdapter(nn.Module):
         self.ups = nn.ParameterList(torch.zeros(layer.out_features, rank) for layer in layers.values())
         for down in self.downs:
             nn.init.kaiming_uniform_(down, a=math.sqrt(5))  # as peft does
-        self._kind = None if head == "none" else kind_of_head(head)
-        self.of_head = nn.ParameterDict()
-        if self._kind is not None:
-            embeddings: Any = model.get_input_embeddings()
-            self.of_head.update(self._kind.fresh(embeddings.num_embeddings, embeddings.embedding_dim)._asdict())
+        self.of_head = HeadToTrain(model, head)
 
     @property
     def frozen(self) -> PreTrainedModel:
@@ -54,11 +62,7 @@ class GatedAdapter(nn.Module):
     @property
     def adapter(self) -> Adapter:
         maps = zip(self._names, self.downs, self.ups, strict=True)
-        return Adapter(self.vector, {name: LowRank(down, up) for name, down, up in maps}, self.head)
-
-    @property
-    def head(self) -> DraftHead | None:
-        return None if self._kind is None else self._kind(**dict(self.of_head.items()))
+        return Adapter(self.vector, {name: LowRank(down, up) for name, down, up in maps}, self.of_head.head)
 
     def get_output_embeddings(self) -> nn.Module:
         head: nn.Module = self.frozen.get_output_embeddings()  # type: ignore[no-untyped-call]
@@ -129,25 +133,13 @@ def gated_loss(
         row,
         column,
         input_ids[row, at + 1],
-        **_by_head(alone.head, model, input_ids[row, at]),
+        **by_head(alone.of_head.head, model, input_ids[row, at]),
         input_ids=torch.full_like(position, mask_token_id),
         position_ids=position,
         attention_mask=additive_mask(visible, model.dtype),
         past_key_values=cache,
     )
     return mean_over_rows(nll, row, len(labels))
-
-
-def _by_head(head: DraftHead | None, model: PreTrainedModel, before: Tensor) -> dict[str, Any]:
-    """What a draft head does to masks, each behind its token of `before` [n], as `nll_at` takes it."""
-    if head is None:
-        return {}
-    heeds = (torch.rand(len(before), 1) >= ALONE).to(before.device)
-    if isinstance(head, Markov):
-        return {"more": (heeds * head.before[before], head.after)}
-    with torch.no_grad():  # and before the forward pass of masks, in which embeddings are shifted
-        embedded: Tensor = model.get_input_embeddings()(before)
-    return {"change": lambda states: states + heeds * head.change(head.seen(states), embedded)}
 
 
 def _visible(block: Tensor, position: Tensor, count: Tensor) -> Tensor:

@@ -9,11 +9,13 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from marsbench.training.adapter_files import write_adapter
-from marsbench.training.gated import GatedAdapter, gated_loss
+from marsbench.training.adapter_files import write_adapter, write_head
+from marsbench.training.gated import GatedAdapter, HeadToTrain, gated_loss
 from marsbench.training.medusa import MedusaHeads, head_accuracy, medusa_loss
 from marsbench.training.objectives import ar_loss, block_diffusion_loss, mars_loss
 from marsbench.training.stages import Objective, Recipe
+
+_HEAD = "draft_head"  # of a model in training
 
 
 class Learner:
@@ -36,6 +38,9 @@ class Learner:
         """
         return ar_loss(trained, **batch)
 
+    def end(self) -> None:
+        """Training has ended, and what it leaves is about to be saved."""
+
     def save(self, folder: Path, base: str) -> None:
         """Write what the `Trainer` does not; `base` is where the model lies, as seen from the checkpoint."""
 
@@ -45,12 +50,28 @@ class Learner:
 
 
 class _Mars(Learner):
+    """The model, and a draft head behind its masks, where one is wanted: a part of the model as long as it trains."""
+
+    def __init__(self, recipe: Recipe, tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> None:
+        super().__init__(recipe, tokenizer, model)
+        self._of_head = HeadToTrain(model, recipe.head)
+        if recipe.head != "none":
+            model.add_module(_HEAD, self._of_head)
+
     def loss(self, trained: nn.Module, **batch: Any) -> Tensor:
         chosen = self._recipe.variant
         return mars_loss(
             trained, **batch, **self._blocks, ar_weight=self._recipe.ar_weight, alignment=chosen.alignment,
-            blocks_from=chosen.blocks_from,
+            blocks_from=chosen.blocks_from, head=self._of_head.head,
         ).total  # fmt: skip
+
+    def end(self) -> None:
+        if hasattr(self.model, _HEAD):
+            delattr(self.model, _HEAD)
+
+    def save(self, folder: Path, base: str) -> None:
+        if (head := self._of_head.head) is not None:
+            write_head(head, folder)
 
 
 class _BlockDiffusion(Learner):

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import LlamaForCausalLM, Qwen2ForCausalLM
 
+from marsbench.forward.draft_head import DraftHead, Markov
 from marsbench.training.stages import Alignment, BlocksFrom
 from marsbench.training.visibility import (
     additive_mask,
@@ -27,6 +28,8 @@ from marsbench.training.visibility import (
 )
 
 IGNORED = -100
+# The part of masks that learn without the draft head: in decoding, masks alone say which tokens it chooses from.
+ALONE = 0.2
 # Logits that are held at once: 64 MiB in fp32, and several times that with what the loss keeps of them. The world's
 # batches stay far below. A GPU is only busy with more.
 MOST_LOGITS, MOST_LOGITS_ON_CUDA = 1 << 24, 1 << 28
@@ -80,6 +83,7 @@ def mars_loss(
     alignment: Alignment = "released",
     blocks_from: BlocksFrom = "sequence",
     weight: Tensor | None = None,
+    head: DraftHead | None = None,
 ) -> MarsLoss:
     """The MARS objective (paper section 3, equations 4 to 7), with the noisy stream cut down to what it needs.
 
@@ -103,6 +107,7 @@ def mars_loss(
         alignment: what predicts the first token of a block: see above.
         blocks_from: where blocks are counted from: the sequence's first token, or the first of each response.
         weight: fp32 [N], by how much each sequence counts; None = all the same.
+        head: a draft head behind the masks, which learns with them.
     """
     response = labels != IGNORED
     # The last labelled token is only ever predicted: neither it nor anything after it need enter the model.
@@ -120,8 +125,11 @@ def mars_loss(
     from_clean = torch.ones_like(from_copy) if ar_weight else ~from_copy
     clean_at, noisy_at = (at[row, column - 1] for at in (streams.clean_at, streams.noisy_at))
     at = torch.cat([clean_at[from_clean], noisy_at[from_copy]])
-    rows, targets = (torch.cat([one[from_clean], one[from_copy]]) for one in (row, labels[row, column]))
-    nll = nll_at(model, rows, at, targets, **_inputs(model, streams))
+    rows, targets, before = (
+        torch.cat([one[from_clean], one[from_copy]]) for one in (row, labels[row, column], input_ids[row, column - 1])
+    )
+    at_mask = torch.arange(len(rows), device=rows.device) >= from_clean.sum()
+    nll = nll_at(model, rows, at, targets, **by_head(head, model, before, at_mask), **_inputs(model, streams))
     clean_nll = nll.new_zeros(len(row)).masked_scatter(from_clean, nll[: int(from_clean.sum())])
     mask_nll = clean_nll.masked_scatter(from_copy, nll[int(from_clean.sum()) :])
     mask = mean_over_rows(mask_nll, row, len(labels), weight)
@@ -211,6 +219,23 @@ def _labelled(labels: Tensor) -> tuple[Tensor, Tensor]:
     """Row and column of every label that has a token before it to be predicted from."""
     row, column = (labels[:, 1:] != IGNORED).nonzero(as_tuple=True)
     return row, column + 1
+
+
+def by_head(head: DraftHead | None, model: Any, before: Tensor, at_mask: Tensor | None = None) -> dict[str, Any]:
+    """What a draft head does to entries, each behind its token of `before` [n], as `nll_at` takes it.
+
+    It acts on masks, bool `at_mask` [n]; None = all are. A part of them, drawn anew each time, goes without it.
+    """
+    if head is None:
+        return {}
+    heeds = (torch.rand(len(before), 1) >= ALONE).to(before.device)
+    if at_mask is not None:
+        heeds &= at_mask.unsqueeze(1)
+    if isinstance(head, Markov):
+        return {"more": (heeds * head.before[before], head.after)}
+    with torch.no_grad():  # and before a forward pass of masks in which embeddings are shifted
+        embedded: Tensor = getattr(model, "module", model).get_input_embeddings()(before)
+    return {"change": lambda states: states + heeds * head.change(head.seen(states), embedded)}
 
 
 def nll_at(

@@ -50,17 +50,15 @@ class Stage:
     share: float = 1.0  # of the budget's steps
     adapters_rate: bool = False  # at the learning rate of the scale's adapter
     ranks: int = 1  # of an adapter: its rank, in times the scale's
-    head: HeadKind = "none"  # of an adapter: its draft head; none = as the scale says
+    head: HeadKind = "none"  # the draft head behind its masks; none of an adapter = as the scale says
 
 
 # Masks where decoding puts them: behind a token that the model itself predicts, from the response's first on.
 _AS_DECODED = MarsVariant(alignment="paper", blocks_from="response", fills_with_eos=False)
 
 
-def _gated(summary: str, parent: str, *, passes: int = 1, ranks: int = 1, head: HeadKind = "none") -> Stage:
-    return Stage(
-        summary, parent, "gated", passes=passes, variant=_AS_DECODED, adapters_rate=True, ranks=ranks, head=head
-    )
+def _gated(summary: str, parent: str, **others: Any) -> Stage:
+    return Stage(summary, parent, "gated", variant=_AS_DECODED, adapters_rate=True, **others)
 
 
 STAGES: dict[str, Stage] = {
@@ -81,6 +79,9 @@ STAGES: dict[str, Stage] = {
     "mars": Stage("MARS, continued from AR SFT", "ar_sft", "mars"),
     "mars_hard": Stage("MARS at the learning rate of an adapter", "ar_sft", "mars", adapters_rate=True),
     "mars_2x": Stage("MARS, trained twice as long as `mars`", "ar_sft", "mars", passes=2),
+    "mars_network": Stage(
+        "MARS with a small network as the draft head of its masks, trained with it", "ar_sft", "mars", head="network"
+    ),
     "mars_paper_alignment": Stage(
         "MARS whose blocks begin with a token predicted from clean ones, as in the paper's equations",
         "ar_sft",
@@ -110,6 +111,8 @@ STAGES: dict[str, Stage] = {
     "base_gated_network": _gated(
         "an adapter on the base with a small network as its draft head", "base", head="network"
     ),
+    "base_gated_network_half": _gated("such a one, trained half as long", "base", head="network", share=1 / 2),
+    "base_gated_network_quarter": _gated("one trained a quarter as long", "base", head="network", share=1 / 4),
     "base_mars": Stage("MARS, straight from the base", "base", "mars"),
     "base_mars_2x": Stage("MARS, straight from the base, trained twice as long", "base", "mars", passes=2),
     "medusa": Stage("Medusa heads on the frozen AR SFT model", "ar_sft", "medusa"),
@@ -155,7 +158,7 @@ class Recipe:
     difficulty: str = "usual"  # of the world
     instruct_base: bool = False  # whether the base learned from conversations too
     rank: int | None = None  # of an adapter
-    head: HeadKind = "none"  # of an adapter
+    head: HeadKind = "none"  # the draft head
 
     @property
     def key(self) -> str:
@@ -195,7 +198,7 @@ def recipe(scale: Preset, stage_name: str, *, block_size: int = 4, seed: int = 0
     ready = scale.ready_checkpoint(chosen.parent, None) if world and chosen.parent else None  # the world's, untrained
     budget = world.pretraining_of(draft=chosen.draft) if world and chosen.plain_text else scale.finetuning
     budget = budget.part(chosen.share)
-    head = scale.adapter.head if chosen.head == "none" else chosen.head
+    head = scale.adapter.head if chosen.objective == "gated" and chosen.head == "none" else chosen.head
     return Recipe(
         scale=scale.scale,
         stage=stage_name,
@@ -218,7 +221,7 @@ def recipe(scale: Preset, stage_name: str, *, block_size: int = 4, seed: int = 0
         difficulty=world.difficulty if world else "usual",
         instruct_base=world is not None and world.instruct_base and chosen.plain_text,
         rank=scale.adapter.rank * chosen.ranks if chosen.objective == "gated" else None,
-        head=head if chosen.objective == "gated" else "none",
+        head=head,
     )
 
 

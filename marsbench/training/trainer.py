@@ -57,7 +57,8 @@ def train(
     """
     keep_freed_memory()
     without_cudnn_attention()
-    with _whole_on_every_device() if LEARNERS[recipe.objective].freezes_model else nullcontext():
+    has_heads = LEARNERS[recipe.objective].freezes_model or recipe.head != "none"
+    with _whole_on_every_device() if has_heads else nullcontext():
         return _train(recipe, folder, parent, progress, say, watch)
 
 
@@ -101,6 +102,8 @@ def _train(
     if resume:
         meter.go_on(json.loads((resume / _RESUMABLE).read_text(encoding="utf-8")))
     trainer.train(resume_from_checkpoint=str(resume) if resume else None)
+    parameters = sum(parameter.numel() for parameter in learner.trained.parameters())
+    learner.end()
     finished = work / "finished"
     _save(trainer, finished, tokenizer, learner, _base_seen_from(folder, recipe, parent))
     if trainer.is_world_process_zero():
@@ -109,7 +112,7 @@ def _train(
             folder,
             recipe,
             provenance={**started, "processes": arguments.world_size, **(fitting.facts() if fitting else {})},
-            parameters=sum(parameter.numel() for parameter in learner.trained.parameters()),
+            parameters=parameters,
             steps=steps,
             tokens=meter.tokens,
             seconds=meter.seconds,

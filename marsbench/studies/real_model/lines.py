@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,7 +14,8 @@ from marsbench.studies.lines import short
 
 BASE, ADAPTER, MARS = "base", "base_gated", "base_mars"
 LONG_ADAPTER, LONG_MARS, HEADED = "base_gated_4x", "base_mars_2x", "base_gated_network"
-ADAPTED = ADAPTER, LONG_ADAPTER, HEADED  # whose verified tokens are the base's
+HALF, QUARTER = f"{HEADED}_half", f"{HEADED}_quarter"
+ADAPTED = ADAPTER, LONG_ADAPTER, QUARTER, HALF, HEADED  # whose verified tokens are the base's
 _WORDS = {
     BASE: "Base",
     ADAPTER: "Base with an adapter",
@@ -21,6 +23,8 @@ _WORDS = {
     LONG_ADAPTER: "Base with an adapter trained four times as long",
     LONG_MARS: "MARS trained twice as long",
     HEADED: "Base with an adapter and a draft head",
+    HALF: "Base with an adapter and a draft head trained half as long",
+    QUARTER: "Base with an adapter and a draft head trained a quarter as long",
 }
 _LOOKUP = {"draft_length": 4}
 
@@ -61,6 +65,7 @@ HEADED_GROUPS, HEADED_BOTH = _verified(HEADED, "groups", 4), _with_lookup(HEADED
 HEADED_FEW = _arm(
     HEADED, "verified, two groups (W = 4)", "mars-verified", layout="groups", block_size=DEFAULT_BLOCK_SIZE, groups=2
 )
+HEADED_CURVE = _verified(QUARTER, "groups", 4), _verified(HALF, "groups", 4), HEADED_GROUPS
 PLAN = TablePlan(
     "real-model",
     "What MARS does for a model that people use",
@@ -69,7 +74,7 @@ PLAN = TablePlan(
         PROMPT_LOOKUP,
         *(GROUPS, NARROW, LINEAR, BOTH),
         *(LONG_GROUPS, LONG_NARROW, LONG_BOTH),
-        *(HEADED_GROUPS, HEADED_FEW, HEADED_BOTH),
+        *(HEADED_GROUPS, HEADED_FEW, HEADED_BOTH, *HEADED_CURVE[:-1]),
         *(AR_OF_MARS, MARS_GROUPS, MARS_NARROW, MARS_BOTH, SURE, UNSURE),
         *(AR_OF_LONG_MARS, LONG_MARS_GROUPS),
     ),
@@ -79,7 +84,7 @@ PLAN = TablePlan(
 )
 _TUNED = {MARS: AR_OF_MARS, LONG_MARS: AR_OF_LONG_MARS}
 OWN_AR = {arm.stage: _TUNED.get(arm.stage, AR) for arm in PLAN.arms}  # stage -> AR decoding of its own model
-CURVE = (GROUPS, LONG_GROUPS, HEADED_GROUPS, MARS_GROUPS, LONG_MARS_GROUPS)  # by how long masks were trained
+CURVE = (GROUPS, LONG_GROUPS, *HEADED_CURVE, MARS_GROUPS, LONG_MARS_GROUPS)  # by how long masks were trained
 
 _more = partial(emits_more, PLAN)
 ANSWERED = (HEADED_GROUPS.name, PROMPT_LOOKUP.name), (GROUPS.name, MARS_GROUPS.name)  # that the page begins with
@@ -100,8 +105,6 @@ CLAIMS = (
     ),
 )  # fmt: skip
 
-# ---- the race ----
-
 _RACED = (
     PROMPT_LOOKUP,
     *(HEADED_GROUPS, _verified(HEADED, "groups", 3), HEADED_FEW),
@@ -109,6 +112,18 @@ _RACED = (
     HEADED_BOTH,
     *(_with_lookup(HEADED, window, "linear") for window in (3, 4)),
 )
+
+# Who races, answering in bf16, where near ties of two tokens could come out otherwise.
+IN_BF16 = TablePlan(
+    "real-model-bf16",
+    "What is lossless stays so in bf16",
+    tuple(replace(arm, name=f"{arm.name}_bfloat16", dtype="bfloat16") for arm in (AR, *_RACED)),
+    benchmarks=("ifeval", "gsm8k", "humaneval"),
+    questions=34,
+    own="Real model in bf16",
+)
+
+# ---- the race ----
 
 
 OUTSIDER = "llama.cpp"

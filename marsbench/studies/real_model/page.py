@@ -29,6 +29,9 @@ from marsbench.rendering.markdown import folded, paragraphs, table
 from marsbench.rendering.measured import measured_section, speed_cell, speed_table
 from marsbench.rendering.sections import about, deviations_section, how_section, title, training_section
 from marsbench.rows.kinds import EvaluationRow, Row, StepTimeRow, SweepRow, TrainingSpeedRow
+from marsbench.running.plans import Arm, TablePlan
+from marsbench.statistics.curves import after_training
+from marsbench.statistics.intervals import mean_of_benchmarks
 from marsbench.studies.real_model.lines import (
     ADAPTED,
     ADAPTER,
@@ -37,6 +40,8 @@ from marsbench.studies.real_model.lines import (
     BASE,
     CLAIMS,
     CURVE,
+    HEADED_CURVE,
+    IN_BF16,
     MARS,
     OUTSIDER,
     OUTSIDERS,
@@ -61,6 +66,10 @@ HOW_AGREEMENT_IS_COUNTED = (
     "Answers with the very tokens of AR decoding of the same checkpoint, of those asked; `base` counts those with the "
     "tokens of the base, which nobody has trained."
 )
+HOW_BF16_IS_ASKED = (
+    "Who races, on the first questions of three benchmarks, in bf16 and without a clock. Where rounding depended "
+    "on how many positions are computed at once, near ties of two tokens would come out otherwise than in AR decoding."
+)
 HOW_THE_CLOCK_IS_READ = (
     "All contenders of a batch size and a type of weights decode the same prompts in one race, batch by batch in turn, "
     "after a lap that is watched. A number is the median over laps of the ratio of tokens per second over `ar`, AR "
@@ -77,6 +86,7 @@ HOW_TRAINING_IS_TIMED = (
     "How fast each objective trains on the machine by itself, from the base, each in a process of its own that nothing "
     "runs beside: the median over steps, the slowest and the fastest, and the most memory that the process ever held."
 )
+FAR = 2_000_000  # tokens of training, to which the curve is drawn on
 DEVIATIONS = (
     "Trainings are of minutes, on the model's own answers to training prompts: docs/your-own-model.md has the commands "
     "that distil, train and measure. The first questions of each benchmark are asked, and few are raced.",
@@ -99,7 +109,8 @@ def sections(rows: Sequence[Row], scale: str, seeds: BySeed) -> list[str]:
         folded(
             _clock(sweeps),
             claims_section(seeds, PLAN, CLAIMS, scale),
-            measured_section(cells, PLAN, seeds, HOW_LINES_DECODE, speed_table(cells, PLAN), _agreement(cells)),
+            measured_section(cells, PLAN, seeds, HOW_LINES_DECODE, *_answered(cells, PLAN, OWN_AR)),
+            _in_bf16(cells),
             _by_tokens_trained(cells, rows),
             paragraphs(training_section(rows, PLAN), _adapter_size(rows), _training_speed(rows)),
             how_section(rows, PLAN, scale),
@@ -151,6 +162,9 @@ def _in_part(cells: Cells, sweeps: Mapping[str, SweepCells]) -> str:
     lines = [arm.label for arm in PLAN.arms if done_cells(cells, arm.name).keys() < columns(PLAN).keys()]
     raced = [{name for name, _ in sweep.done} for sweep in sweeps.values()]
     missing = [f"answers of {', '.join(lines)}"] if lines else []
+    short = [arm for arm in IN_BF16.arms if done_cells(cells, arm.name).keys() < columns(IN_BF16).keys()]
+    if short and "bfloat16" in sweeps:
+        missing.append("answers in bfloat16")
     if not raced or not all(names >= {*grid_names()} for names in raced):
         missing.append("parts of the race" if any(raced) else "the race")
     return f"**In part.** Not measured yet: {'; '.join(missing)}." if missing else ""
@@ -230,24 +244,34 @@ def _clock_in_brief(sweeps: Mapping[str, SweepCells]) -> str:
 # ---- answers ----
 
 
-def _agreement(cells: Cells) -> str:
-    """Who says what AR decoding of the same checkpoint says, and who says what the base says."""
-    base = done_cells(cells, AR.name)
+def _answered(cells: Cells, plan: TablePlan, own_ar: Mapping[str, Arm]) -> tuple[str, str]:
+    return speed_table(cells, plan), _agreement(cells, plan, own_ar)
+
+
+def _agreement(cells: Cells, plan: TablePlan, own_ar: Mapping[str, Arm]) -> str:
+    """Who says what AR decoding of the same checkpoint says (stage -> that line), and who says what the base says."""
+    base, names = own_ar[BASE], columns(plan)
     lines, promised = [], []
-    for arm in PLAN.arms:
-        found, ar = done_cells(cells, arm.name), OWN_AR[arm.stage]
-        if not found or arm is AR:
+    for arm in plan.arms:
+        found, ar = done_cells(cells, arm.name), own_ar[arm.stage]
+        if not found or arm is base:
             continue
-        own = [_same(found, done_cells(cells, ar.name), [name]) for name in columns(PLAN)]
+        own = [_same(found, done_cells(cells, ar.name), [name]) for name in names]
         if METHODS[arm.method].lossless and arm is not ar:
             promised += own
         shown = [_counted(pair) if arm is not ar else "" for pair in own]
-        lines.append([arm.label, *shown, _counted(_same(found, base, columns(PLAN)))])
+        lines.append([arm.label, *shown, _counted(_same(found, done_cells(cells, base.name), names))])
     if not promised:
         return ""
     same, asked = (sum(counts) for counts in zip(*promised, strict=True))
     said = f"Of {asked:,} answers that a method promises to be those of AR decoding, {same:,} are."
-    return paragraphs(f"{HOW_AGREEMENT_IS_COUNTED} {said}", table(["", *columns(PLAN).values(), "base"], lines))
+    return paragraphs(f"{HOW_AGREEMENT_IS_COUNTED} {said}", table(["", *names.values(), "base"], lines))
+
+
+def _in_bf16(cells: Cells) -> str:
+    """Tokens per forward pass and agreement of the lines that answered in bf16; empty where none did."""
+    speeds, agreement = _answered(cells, IN_BF16, dict.fromkeys(OWN_AR, IN_BF16.arms[0]))
+    return agreement and paragraphs("## In bfloat16", HOW_BF16_IS_ASKED, speeds, agreement)
 
 
 def _same(
@@ -278,7 +302,26 @@ def _by_tokens_trained(cells: Cells, rows: Sequence[Row]) -> str:
     if not lines:
         return ""
     head = ["", "tokens trained", *columns(PLAN).values()]
-    return paragraphs("## By tokens trained", HOW_THE_CURVE_IS_READ, table(head, lines))
+    headed = {tokens[arm.stage]: found[arm.stage] for arm in HEADED_CURVE if found.get(arm.stage)}
+    return paragraphs("## By tokens trained", HOW_THE_CURVE_IS_READ, table(head, lines), _law(headed))
+
+
+def _law(curve: Mapping[int, Mapping[str, EvaluationRow]]) -> str:
+    """Where training on would lead a line with a draft head: tokens trained -> its row on each benchmark."""
+    names = [name for name in columns(PLAN) if all(name in rows for rows in curve.values())]
+    if len(curve) < 2 or not names:
+        return ""
+    points = {name: {tokens: rows[name].answers for tokens, rows in curve.items()} for name in names}
+    most = max(curve)
+    now, doubled, far = (
+        mean_of_benchmarks([after_training(of_one, tokens) for of_one in points.values()])
+        for tokens in (most, 2 * most, FAR)
+    )
+    return (
+        f"With a draft head a doubling of training adds {doubled.value - now.value:.2f} tokens per forward pass, by a "
+        f"straight line over the logarithm of tokens trained; were it to go on so, {FAR:,} tokens would give "
+        f"{printed_ratio(far)}. The interval is of the questions alone."
+    )
 
 
 def _adapter_size(rows: Sequence[Row]) -> str:
