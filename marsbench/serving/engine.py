@@ -157,6 +157,8 @@ class Engine:
     def _next_in_line(self) -> list[Job]:
         """Those at the head of the queue that rows, cache and one prefill have room for."""
         found: list[Job] = []
+        if not self._waiting:  # as before most steps
+            return found
         longest = max((one.slots for one in self._running.values()), default=0)
         prompt, scored = 0, sum(self._scored_slots(one.job) for one in self._running.values())
         for job in self._waiting:
@@ -291,7 +293,7 @@ class Engine:
 
     def _turn(self) -> None:
         """Bring the knobs of everybody in flight up to date."""
-        by: Any = self.settings
+        by: tuple[Any, ...] = (self.settings,)
         if self._controller is not None:
             if self._to_decide:
                 waited = time.perf_counter() - min(self._came.values(), default=time.perf_counter())
@@ -324,10 +326,11 @@ class Engine:
     def _step(self) -> None:
         began, before, rows = time.perf_counter(), self._meter.positions, len(self._running)
         for one in self._running.values():
+            guesses = one.knob.window - 1
             one.steps += 1
-            one.drafted += one.knob.window - 1
-            self._rows += 1
-            self._guesses += one.knob.window - 1
+            one.drafted += guesses
+            self._guesses += guesses
+        self._rows += rows
         self._safely(self._batch.step)
         for number in [number for number, one in self._running.items() if one.failure]:
             self._safely(lambda number=number: self._batch.leave(number))  # type: ignore[misc]
