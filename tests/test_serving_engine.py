@@ -528,6 +528,36 @@ def test_a_long_prompt_comes_in_pieces_between_the_steps_of_others(
     assert len(log.tokens[1]) == 40 and log.state.slots == 0
 
 
+def test_who_only_reads_on_is_told_of_several_forwards_at_once(
+    golden: dict[str, Any], golden_models: dict[str, PreTrainedModel]
+) -> None:
+    """Guards against a message for every step, and tokens that are lost or reordered where there is none."""
+    own = engine(golden_models["mars"])
+    heard: dict[int, list[int]] = {1: [], 2: []}
+
+    def hear(whole: bool) -> set[int]:
+        report = own.report(whole=whole)
+        for number, pieces in report.tokens.items():
+            heard[number] += [token for tokens, _ in pieces for token in tokens]
+        return set(report.tokens)
+
+    own.submit(job(1, golden["prompts"][0], 9, ignore_eos=True))
+    own.work()
+    assert own.is_urgent and hear(False) == {1}
+    own.work()
+    assert not own.is_urgent and hear(False) == set()
+    own.submit(job(2, golden["prompts"][1], 2, ignore_eos=True))
+    own.work()
+    assert own.is_urgent and hear(False) == {2}
+    own.work()
+    assert own.is_urgent and hear(False) == {2}, "it has ended"
+    assert hear(True) == {1} and [len(one) for one in heard.values()] == [3, 2]
+    alone = Log(engine(golden_models["mars"]))
+    alone.engine.submit(job(1, golden["prompts"][0], 3, ignore_eos=True))
+    alone.run()
+    assert alone.tokens[1] == heard[1]
+
+
 def test_who_allows_it_is_lowered_and_told(golden: dict[str, Any], golden_models: dict[str, PreTrainedModel]) -> None:
     """Guards against a usage that calls an answer lossless which is not, or tells pruning for tau."""
     log = Log(adapting(golden_models["mars"], PositionLaw([1, 256], [0.01, 0.011])))
