@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 
 from marsbench.serving import desk as desk_module
-from marsbench.serving.desk import Desk, Inbox
+from marsbench.serving.desk import Desk
 from marsbench.serving.errors import ApiError
+from marsbench.serving.line import Line
 from marsbench.serving.messages import Ending, Job, Ready, Report, State, Wishes
 from marsbench.serving.settings import Settings
 
@@ -37,7 +38,7 @@ def answers(pipe: Connection, _: Settings) -> None:
         if isinstance(job, Job):
             if not job.prompt_ids:
                 return
-            pipe.send(Report(State(), [job.id], [], [(job.id, Ending("eos", 1, 1, None, (1, 1)))]))
+            pipe.send(Report(State(), [job.id], {}, [(job.id, Ending("eos", 1, 1, None, (1, 1)))]))
 
 
 def hangs(pipe: Connection, _: Settings) -> None:
@@ -175,16 +176,39 @@ def test_messages_come_whole_however_they_are_cut() -> None:
     for message in sent:
         ours.send(message)
     whole = os.read(theirs.fileno(), 2**20)
-    for size in (1, 3, 5, 1000, len(whole)):
-        read, write = multiprocessing.Pipe()
-        inbox, found = Inbox(read), list[Any]()
+
+    async def read(size: int) -> None:
+        own, other = multiprocessing.Pipe()
+        found, lost = list[Any](), asyncio.Event()
+        line = Line(own, found.append, lost.set)
         for begin in range(0, len(whole), size):
-            os.write(write.fileno(), whole[begin : begin + size])
-            found += inbox.take()
-        assert found == sent
-        write.close()
-        with pytest.raises(EOFError):
-            inbox.take()
+            os.write(other.fileno(), whole[begin : begin + size])
+            await asyncio.sleep(0)
+        await until(lambda: found == sent)
+        other.close()
+        await asyncio.wait_for(lost.wait(), 10)
+        line.send(sent[0])  # to nobody
+        line.close()
+
+    for size in (1, 3, 5, 1000, len(whole)):
+        asyncio.run(read(size))
+
+
+def test_an_engine_that_does_not_read_holds_nobody_up() -> None:
+    """Guards against an event loop that waits for room in a pipe, and messages that are torn where it has none."""
+
+    async def sent() -> None:
+        own, other = multiprocessing.Pipe()
+        line = Line(own, lambda _: None, lambda: None)
+        messages = [job(number, *range(99)) for number in range(2000)]  # more than the pipe holds
+        for message in messages:
+            line.send(message)
+        found = [await asyncio.to_thread(other.recv) for _ in messages]
+        assert found == messages
+        line.close()
+        assert own.closed
+
+    asyncio.run(sent())
 
 
 def test_an_answer_has_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,20 +240,3 @@ def test_an_engine_is_started_as_soon_as_it_can_be(monkeypatch: pytest.MonkeyPat
         assert isinstance(await answer(desk, job(1, 5)), Ending) and not desk.over.is_set()
 
     assert "Too many open files" in "".join(tried(answers, monkeypatch, work))
-
-
-def test_the_pipe_is_closed_by_who_writes_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against letters that are written to another file, which has got the number of a closed pipe."""
-
-    async def work(desk: Desk) -> None:
-        await until(lambda: desk.ready)
-        pipe = desk._pipe
-        assert pipe is not None
-        for number in range(2000):  # more than the pipe holds
-            desk._send(job(number, *range(99)))
-        desk._hang_up(pipe)
-        assert not pipe.closed, "a thread is still writing"
-        desk._process.kill()
-        await until(lambda: pipe.closed)
-
-    tried(hangs, monkeypatch, work)

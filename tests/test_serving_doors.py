@@ -55,7 +55,7 @@ class MadeUp(Desk):
             ending = Ending(
                 "length", len(tokens), 2, None, (4, 4), True, (1, 0, 1), 6, None if message.streamed else said
             )
-            report = Report(State(), [message.id], [(message.id, tokens, said if message.streamed else None)],
+            report = Report(State(), [message.id], {message.id: [(tokens, said if message.streamed else None)]},
                             [(message.id, ending)])  # fmt: skip
             asyncio.get_running_loop().call_soon(self._take, report)
 
@@ -269,7 +269,7 @@ def test_one_answer_that_fails_ends_its_siblings() -> None:
         while len(desk.sent) < 3:
             await asyncio.sleep(0.01)
         failed = Ending("cancelled", 0, 0, None, (1, 1), failure="no memory")
-        desk._take(Report(State(), [], [], [(desk.sent[1].id, failed)]))
+        desk._take(Report(State(), [], {}, [(desk.sent[1].id, failed)]))
         return await task, desk.sent[3:]
 
     (status, _, raw), after = asyncio.run(tried())

@@ -54,13 +54,15 @@ class Log:
         self.started: list[int] = []
 
     def work(self) -> None:
-        report = self.engine.work()
+        self.engine.work()
+        report = self.engine.report()
         self.started += report.started
-        for number, tokens, likelihood in report.tokens:
+        for number, pieces in report.tokens.items():
             assert number not in self.ended
-            self.tokens.setdefault(number, []).extend(tokens)
-            if likelihood is not None:
-                self.scored.setdefault(number, []).append(likelihood)
+            for tokens, likelihood in pieces:
+                self.tokens.setdefault(number, []).extend(tokens)
+                if likelihood is not None:
+                    self.scored.setdefault(number, []).append(likelihood)
         for number, ending in report.ended:
             assert number not in self.ended, "told twice"
             self.ended[number] = ending
@@ -105,7 +107,8 @@ def test_room_is_never_exceeded_and_everybody_is_told(
         assert log.engine._batch._place.bytes() <= 2 * slots * bytes_per_slot(golden_models["mars"])
     log.run()
     assert sorted(log.ended) == list(range(len(asked)))
-    assert log.engine.work().state.running == log.engine.work().state.slots == 0
+    log.work()
+    assert log.state.running == log.state.slots == 0
     assert log.engine._batch._place.bytes() == 0
 
 
@@ -522,7 +525,37 @@ def test_a_long_prompt_comes_in_pieces_between_the_steps_of_others(
     log.engine.cancel(3)
     log.run()
     assert log.tokens[2] == alone.tokens[0] and log.ended[3].finish == "cancelled" and 3 not in log.tokens
-    assert len(log.tokens[1]) == 40 and log.engine.work().state.slots == 0
+    assert len(log.tokens[1]) == 40 and log.state.slots == 0
+
+
+def test_who_only_reads_on_is_told_of_several_forwards_at_once(
+    golden: dict[str, Any], golden_models: dict[str, PreTrainedModel]
+) -> None:
+    """Guards against a message for every step, and tokens that are lost or reordered where there is none."""
+    own = engine(golden_models["mars"])
+    heard: dict[int, list[int]] = {1: [], 2: []}
+
+    def hear(whole: bool) -> set[int]:
+        report = own.report(whole=whole)
+        for number, pieces in report.tokens.items():
+            heard[number] += [token for tokens, _ in pieces for token in tokens]
+        return set(report.tokens)
+
+    own.submit(job(1, golden["prompts"][0], 9, ignore_eos=True))
+    own.work()
+    assert own.is_urgent and hear(False) == {1}
+    own.work()
+    assert not own.is_urgent and hear(False) == set()
+    own.submit(job(2, golden["prompts"][1], 2, ignore_eos=True))
+    own.work()
+    assert own.is_urgent and hear(False) == {2}
+    own.work()
+    assert own.is_urgent and hear(False) == {2}, "it has ended"
+    assert hear(True) == {1} and [len(one) for one in heard.values()] == [3, 2]
+    alone = Log(engine(golden_models["mars"]))
+    alone.engine.submit(job(1, golden["prompts"][0], 3, ignore_eos=True))
+    alone.run()
+    assert alone.tokens[1] == heard[1]
 
 
 def test_who_allows_it_is_lowered_and_told(golden: dict[str, Any], golden_models: dict[str, PreTrainedModel]) -> None:

@@ -70,9 +70,9 @@ def test_what_waits_for_a_slow_reader_comes_at_once() -> None:
     news = asyncio.Event()
     stream = Stream(job(), news)
     for number in range(50):
-        stream.put(([number], None))
+        stream.put([([number], None)])
     assert news.is_set() and stream.take() == [([number], None) for number in range(50)]
-    stream.put(([50], None))
+    stream.put([([50], None)])
     stream.end(Ending("eos", 52, 52, None, (1, 1)))
     assert stream.take() == [([50], None)] and isinstance(stream.ending, Ending)
 

@@ -13,9 +13,9 @@ from contextlib import ExitStack, aclosing, asynccontextmanager
 from itertools import accumulate, chain
 from typing import Any, TypeVar
 
-from marsbench.serving.desk import Desk, Piece, Stream, too_many
+from marsbench.serving.desk import Desk, Stream, too_many
 from marsbench.serving.errors import ApiError, not_ready, wrong
-from marsbench.serving.messages import Ending, Job, Likelihood, MethodName, Ready, Wishes
+from marsbench.serving.messages import Ending, Job, Likelihood, MethodName, Piece, Ready, Wishes
 from marsbench.serving.text import Writer, bytes_of, decoding
 from marsbench.serving.wire import ChatRequest, CompletionRequest, Message, acceptance, dumps, event, usage
 

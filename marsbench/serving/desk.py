@@ -1,6 +1,6 @@
 """Where HTTP meets the engine: who may come in, whose tokens are whose, and what to do when the engine is gone.
 
-Everything here runs on the event loop, save for one thread that writes to the engine's pipe, which may be full.
+Everything here runs on the event loop.
 """
 
 from __future__ import annotations
@@ -8,20 +8,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import multiprocessing
-import os
-import pickle
-import queue
-import struct
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from multiprocessing.connection import Connection
 from typing import Any
 
 from marsbench.errors import UserError
 from marsbench.serving.errors import ApiError, engine_lost, not_ready, wrong
-from marsbench.serving.messages import Cancel, Ending, Failed, Job, Likelihood, Ready, Report, State
+from marsbench.serving.line import Line
+from marsbench.serving.messages import Cancel, Ending, Failed, Job, Piece, Ready, Report, State
 from marsbench.serving.metrics import Metrics
 from marsbench.serving.process import run
 from marsbench.serving.settings import Settings
@@ -29,8 +24,6 @@ from marsbench.serving.settings import Settings
 _DEATHS = 4  # of engines in a row, none of which has answered a request: then no other is started
 _FIRST_WAIT_S = 1.0  # before the second start; then twice as long each time
 _LOOK_S = 0.25  # how often it is looked after who waits too long
-_AT_ONCE = 2**16  # bytes that are read of the pipe before others have their turn
-Piece = tuple[list[int], Likelihood | None]  # the tokens of one forward, and how probable they are, where asked for
 
 
 class Stream:
@@ -44,9 +37,9 @@ class Stream:
         self.stopped = False  # whether it came to a stop string, which the engine knows nothing of
         self.last: float | None = None  # `time.perf_counter()` of the latest token
 
-    def put(self, piece: Piece) -> None:
-        """The tokens of one forward."""
-        self._pieces.append(piece)
+    def put(self, pieces: list[Piece]) -> None:
+        """The tokens of some forwards."""
+        self._pieces += pieces
         if not self._whole:
             self._news.set()
 
@@ -80,8 +73,7 @@ class Desk:
         self._deaths = 0  # since an engine last answered
         self._heard = time.monotonic()  # when the engine last said something, or had nothing to say
         self._process: Any = None
-        self._pipe: Connection | None = None
-        self._letters: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._line: Line | None = None
         self._idle = asyncio.Event()
         self._idle.set()
         self._timers: dict[str, asyncio.TimerHandle] = {}
@@ -102,9 +94,7 @@ class Desk:
             self._died()
             return
         theirs.close()
-        self._pipe, self._letters = pipe, queue.SimpleQueue()
-        threading.Thread(target=_post, args=(pipe, self._letters), daemon=True).start()
-        asyncio.get_running_loop().add_reader(pipe.fileno(), self._hear, pipe, Inbox(pipe))
+        self._line = Line(pipe, self._heed, self._lost)
         self._look()
 
     def close(self) -> None:
@@ -114,21 +104,11 @@ class Desk:
         if self._process is not None and self._process.pid is not None:
             self._process.kill()
             self._process.join(5)
-        if self._pipe is not None:
-            self._hang_up(self._pipe)
-
-    def _hear(self, pipe: Connection, inbox: Inbox) -> None:
-        """Read what the engine has sent."""
-        try:
-            messages = inbox.take()
-        except (EOFError, OSError):
-            self._lost(pipe)
-            return
-        for message in messages:
-            self._heard = time.monotonic()
-            self._heed(message)
+        self._hang_up()
 
     def _heed(self, message: Any) -> None:
+        """What the engine says."""
+        self._heard = time.monotonic()
         match message:
             case Report():
                 self._take(message)
@@ -141,15 +121,14 @@ class Desk:
             case Failed():
                 self._give_up(UserError(message.what, where=message.where, fix=message.fix))
 
-    def _hang_up(self, pipe: Connection) -> None:
-        """Who writes to the pipe closes it: else its number may be another file's by the time it is written to."""
-        asyncio.get_running_loop().remove_reader(pipe.fileno())
-        self._letters.put(None)
-        self._pipe = None
+    def _hang_up(self) -> None:
+        if self._line is not None:
+            self._line.close()
+        self._line = None
 
-    def _lost(self, pipe: Connection) -> None:
+    def _lost(self) -> None:
         """The engine is gone: tell everybody, and start another unless that has not helped before."""
-        self._hang_up(pipe)
+        self._hang_up()
         self.ready, self.state = None, State()
         self.metrics.lost()
         for stream in self._streams.values():
@@ -279,10 +258,11 @@ class Desk:
         self._send(self.settings)
 
     def _send(self, message: Any) -> None:
-        self._letters.put(message)
+        if self._line is not None:
+            self._line.send(message)
 
     def _take(self, report: Report) -> None:
-        """Bring what a forward brought to those whom it is for."""
+        """Bring what forwards brought to those whom it is for."""
         now = time.perf_counter()
         self.state = report.state
         self.metrics.take(report.state)
@@ -290,11 +270,12 @@ class Desk:
         for number in report.started:
             if stream := self._streams.get(number):
                 self.metrics.queued.observe(now - stream.job.arrived)
-        for number, tokens, likelihood in report.tokens:
-            self.metrics.counted["vllm:generation_tokens"] += len(tokens)
+        for number, pieces in report.tokens.items():
+            count = sum(len(tokens) for tokens, _ in pieces)
+            self.metrics.counted["vllm:generation_tokens"] += count
             if stream := self._streams.get(number):
-                self._note_times(stream, now, len(tokens))
-                stream.put((tokens, likelihood))
+                self._note_times(stream, now, count)
+                stream.put(pieces)
         for number, ending in report.ended:
             self._queued.discard(number)
             if not ending.failure and ending.finish != "cancelled":
@@ -328,52 +309,6 @@ class Desk:
         self.over.set()
 
 
-class Inbox:
-    """Takes messages out of a pipe as far as they have come.
-
-    `pipe.recv` waits for the rest of a message, which never comes of an engine that stands still in the middle of it.
-    """
-
-    def __init__(self, pipe: Connection) -> None:
-        self._pipe, self._bytes = pipe, bytearray()
-
-    def take(self) -> list[Any]:
-        """The messages that are whole by now; `EOFError` where no more can come."""
-        data = os.read(self._pipe.fileno(), _AT_ONCE)
-        if not data:
-            raise EOFError
-        self._bytes += data
-        found = []
-        while (place := self._first()) is not None:
-            found.append(pickle.loads(self._bytes[place]))
-            del self._bytes[: place.stop]
-        return found
-
-    def _first(self) -> slice | None:
-        """Where the first message lies, if it is whole: `multiprocessing` puts its size before it."""
-        begin = 4
-        if len(self._bytes) < begin:
-            return None
-        (size,) = struct.unpack_from("!i", self._bytes)
-        if size < 0:  # a long one's follows
-            begin = 12
-            if len(self._bytes) < begin:
-                return None
-            (size,) = struct.unpack_from("!Q", self._bytes, 4)
-        return slice(begin, begin + size) if len(self._bytes) >= begin + size else None
-
-
 def too_many(why: str) -> ApiError:
     """Nobody more can be served at the moment."""
     return ApiError(429, why, code="queue_full", retry_after=1)
-
-
-def _post(pipe: Connection, letters: queue.SimpleQueue[Any]) -> None:
-    """Write what is to be sent to the engine, until the event loop has no more; what nobody reads is dropped."""
-    with pipe:
-        with contextlib.suppress(OSError):
-            while (letter := letters.get()) is not None:
-                pipe.send(letter)
-            return
-        while letters.get() is not None:
-            pass

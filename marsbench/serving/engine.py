@@ -2,7 +2,7 @@
 
 A long prompt comes in pieces, one between two steps of those in flight, so that it stalls nobody.
 
-It knows nothing of HTTP or text. Whoever drives it calls `work` again and again and passes on what comes back.
+It knows nothing of HTTP or text. Whoever drives it calls `work` again and again, and now and then passes on the report.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Engine:
         self._settled = self._rows = self._guesses = 0
         self._by: Any = None  # what everybody in flight decodes by; None = not known
         self._stepping = False  # whether the last round was a step, so that newcomers come next
-        self._report = Report(State())
+        self._report = Report(State())  # what has come since the last one
 
     @property
     def idle(self) -> bool:
@@ -126,8 +126,21 @@ class Engine:
             self._running[number].used = used
             self._safely(lambda: self._batch.leave(number))
 
-    def work(self) -> Report:
-        """One round, and what it brought."""
+    @property
+    def is_urgent(self) -> bool:
+        """Whether somebody waits for the report to do more than read on: a request has started, or ended."""
+        return bool(self._report.started or self._report.ended)
+
+    def report(self, *, whole: bool = True) -> Report:
+        """What came since the last report; unless it is to be whole, tokens only of those who have started or ended."""
+        report, self._report = self._report, Report(State())
+        if not whole:
+            urgent = {*report.started, *(number for number, _ in report.ended)}
+            self._report.tokens.update((one, report.tokens.pop(one)) for one in report.tokens.keys() - urgent)
+        return replace(report, state=self._state())
+
+    def work(self) -> None:
+        """One round."""
         is_turn = self._stepping or not self._running
         newcomers = self._next_in_line() if is_turn and not self._joining else []
         self._stepping = not newcomers and not (is_turn and self._joining)
@@ -138,14 +151,14 @@ class Engine:
         elif self._running:
             self._turn()
             self._step()
-        report, self._report = self._report, Report(State())
-        return replace(report, state=self._state())
 
     # ---- who may come in ----
 
     def _next_in_line(self) -> list[Job]:
         """Those at the head of the queue that rows, cache and one prefill have room for."""
         found: list[Job] = []
+        if not self._waiting:  # as before most steps
+            return found
         longest = max((one.slots for one in self._running.values()), default=0)
         prompt, scored = 0, sum(self._scored_slots(one.job) for one in self._running.values())
         for job in self._waiting:
@@ -280,7 +293,7 @@ class Engine:
 
     def _turn(self) -> None:
         """Bring the knobs of everybody in flight up to date."""
-        by: Any = self.settings
+        by: tuple[Any, ...] = (self.settings,)
         if self._controller is not None:
             if self._to_decide:
                 waited = time.perf_counter() - min(self._came.values(), default=time.perf_counter())
@@ -313,10 +326,11 @@ class Engine:
     def _step(self) -> None:
         began, before, rows = time.perf_counter(), self._meter.positions, len(self._running)
         for one in self._running.values():
+            guesses = one.knob.window - 1
             one.steps += 1
-            one.drafted += one.knob.window - 1
-            self._rows += 1
-            self._guesses += one.knob.window - 1
+            one.drafted += guesses
+            self._guesses += guesses
+        self._rows += rows
         self._safely(self._batch.step)
         for number in [number for number, one in self._running.items() if one.failure]:
             self._safely(lambda number=number: self._batch.leave(number))  # type: ignore[misc]
@@ -355,7 +369,7 @@ class Engine:
         if tokens[-1] in self._eos_ids and not one.job.ignore_eos:
             tokens = tokens[:-1]
         if tokens or found:
-            self._report.tokens.append((number, tokens, found))
+            self._report.tokens.setdefault(number, []).append((tokens, found))
 
     def _scored(self, one: Running, tokens: list[int]) -> Likelihood | None:
         """How probable the latest tokens are; before the first ones, the prompt is read, and told if it is echoed."""

@@ -106,14 +106,17 @@ class State(NamedTuple):
     relief: float = 0.0  # by how much a controller has lowered tau where that is allowed
 
 
+# The tokens of one forward, an EOS left out, and how probable they are, where this is wanted as they come.
+Piece = tuple[list[int], Likelihood | None]
+
+
 @dataclass(frozen=True)
 class Report:
-    """What a forward brought."""
+    """What the latest forwards brought."""
 
     state: State
     started: list[int] = field(default_factory=list)
-    # A request, what it got, an EOS left out, and how probable that is, where this is wanted as it comes.
-    tokens: list[tuple[int, list[int], Likelihood | None]] = field(default_factory=list)
+    tokens: dict[int, list[Piece]] = field(default_factory=dict)  # request -> what each forward brought it
     ended: list[tuple[int, Ending]] = field(default_factory=list)
 
 
