@@ -25,9 +25,10 @@ from marsbench.methods import METHODS
 from marsbench.racing.position_law import position_law
 from marsbench.rendering.claims import claims_section, page_tally, plainly
 from marsbench.rendering.figures import labelled_figure
-from marsbench.rendering.markdown import folded, paragraphs, table
+from marsbench.rendering.markdown import paragraphs, table
 from marsbench.rendering.measured import measured_section, speed_cell, speed_table
-from marsbench.rendering.sections import about, deviations_section, how_section, title, training_section
+from marsbench.rendering.page import laid_out
+from marsbench.rendering.sections import behind, title
 from marsbench.rows.kinds import EvaluationRow, Row, StepTimeRow, SweepRow, TrainingSpeedRow
 from marsbench.studies.real_model.lines import (
     ADAPTED,
@@ -47,11 +48,6 @@ from marsbench.studies.real_model.lines import (
 from marsbench.studies.study import Study, measured_by, ours
 
 FIGURE = "figures/real-model_speed"  # beside the page, less the extension
-OPENING = (
-    "A pretrained, instruction-tuned model by itself, with a gated adapter that acts on masks alone, and fine-tuned by "
-    "MARS, both straight from it and on its own answers to training prompts, with the same batches and, but for lines "
-    "that say otherwise, the same steps. The adapter with a draft head was trained longer, and on more answers."
-)
 HOW_LINES_DECODE = (
     "Verified lines promise the tokens of AR decoding of their own checkpoint, those with an adapter the untouched "
     "base's; prompt lookup drafts what followed the last tokens earlier in the text, and together with masks what the "
@@ -60,18 +56,6 @@ HOW_LINES_DECODE = (
 HOW_AGREEMENT_IS_COUNTED = (
     "Answers with the very tokens of AR decoding of the same checkpoint, of those asked; `base` counts those with the "
     "tokens of the base, which nobody has trained."
-)
-HOW_THE_CLOCK_IS_READ = (
-    "All contenders of a batch size and a type of weights decode the same prompts in one race, batch by batch in turn, "
-    "after a lap that is watched. A number is the median over laps of the ratio of tokens per second over `ar`, AR "
-    "decoding of the base in the same loop, with its bootstrap 95 % interval. *Roofline* is the weights read per "
-    "second, by forwards and prompts' forwards, in % of what reading a large tensor moves per second on the same "
-    "machine. In bf16 rounding may depend on how many positions are computed at once, and near ties of two tokens come "
-    "out otherwise: a column says how many answers are those of `ar`, token for token."
-)
-HOW_THE_CURVE_IS_READ = (
-    "Tokens per forward pass, verified in groups of four, after trainings of several lengths: each is one of its own, "
-    "whose rate falls to zero at its end, so a point is what that many tokens give and not a look at a longer one."
 )
 HOW_TRAINING_IS_TIMED = (
     "How fast each objective trains on the machine by itself, from the base, each in a process of its own that nothing "
@@ -84,28 +68,28 @@ DEVIATIONS = (
 )
 
 
-def sections(rows: Sequence[Row], scale: str, seeds: BySeed) -> list[str]:
+def slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
     cells, sweeps = latest_cells(rows), SweepCells.by_dtype(rows)
+    raced = [row for row in rows if isinstance(row, SweepRow)]
     timed = [row for row in rows if isinstance(row, SweepRow | StepTimeRow)]
-    return [
-        title(PLAN, scale),
-        _in_part(cells, sweeps),
-        " ".join([_whose_weights(rows), _right(cells)]).strip(),
-        "\n".join([*_fastest(sweeps), *_outsider(sweeps), *_answers(seeds)]),
-        f"![Tokens per second over ar by line, type of weights and batch size]({FIGURE}.png)" if sweeps else "",
-        _clock_in_brief(sweeps),
-        about(OPENING, scale, seeds),
-        company_remark([*timed, *_training_speeds(rows)]),
-        folded(
-            _clock(sweeps),
-            claims_section(seeds, PLAN, CLAIMS, scale),
-            measured_section(cells, PLAN, seeds, HOW_LINES_DECODE, speed_table(cells, PLAN), _agreement(cells)),
-            _by_tokens_trained(cells, rows),
-            paragraphs(training_section(rows, PLAN), _adapter_size(rows), _training_speed(rows)),
-            how_section(rows, PLAN, scale),
-            deviations_section(rows, scale, DEVIATIONS),
-        ),
-    ]  # fmt: skip
+    figure = f"![Tokens per second over ar by line, type of weights and batch size]({FIGURE}.png)"
+    return {
+        "title": title(PLAN, scale),
+        "in_part": _in_part(cells, sweeps),
+        "base": _base(rows, cells),
+        "answers": "\n".join([*_fastest(sweeps), *_outsider(sweeps), *_answers(seeds)]),
+        "figure": figure if sweeps else "",
+        "brief": paragraphs(_clock_in_brief(sweeps), races_in_words(raced)),
+        "company": company_remark([*timed, *_training_speeds(rows)]),
+        "kinds": steps_in_words(SweepCells(raced)),
+        "races": paragraphs(*[_race(*one) for one in sweeps.items()]),
+        "claims": claims_section(seeds, PLAN, CLAIMS, scale),
+        "measured": measured_section(cells, PLAN, seeds, HOW_LINES_DECODE, speed_table(cells, PLAN), _agreement(cells)),
+        "curve": _by_tokens_trained(cells, rows),
+        "size": _adapter_size(rows),
+        "timed": _training_speed(rows),
+        **behind(rows, PLAN, scale, DEVIATIONS),
+    }
 
 
 def draw(rows: Sequence[Row], reports_dir: Path) -> list[Path]:
@@ -156,22 +140,20 @@ def _in_part(cells: Cells, sweeps: Mapping[str, SweepCells]) -> str:
     return f"**In part.** Not measured yet: {'; '.join(missing)}." if missing else ""
 
 
-def _whose_weights(rows: Sequence[Row]) -> str:
-    """Which of the packaged models the rows are of, where they are of one."""
+def _base(rows: Sequence[Row], cells: Cells) -> str:
+    """Which of the packaged models the rows are of, where they are of one, and what it gets right."""
     bases = sorted({str(row.provenance["base"]) for row in rows if row.provenance.get("base")})
     how = {
         base: f", whose weights were quantised ({described(base)[0].quantised}) and are dequantised here"
         for base in bases
         if is_known(base) and base.endswith("-gguf")
     }
-    said = [f"`{base}`{how.get(base, '')}" for base in bases]
-    return f"The base is {', '.join(said)}." if bases else ""
-
-
-def _right(cells: Cells) -> str:
-    answers = [right for row in done_cells(cells, AR.name).values() for right in row.correct]
-    known = f"It answers {sum(answers):g} of {len(answers):,} questions right, so accuracy says little here."
-    return known if answers else ""
+    named = ", ".join(f"`{base}`{how.get(base, '')}" for base in bases)
+    said = [f"The base is {named}."] if bases else []
+    if answers := [right for row in done_cells(cells, AR.name).values() for right in row.correct]:
+        right = f"{sum(answers):g} of {len(answers):,} questions"
+        said.append(f"It answers {right} right, so accuracy says little here.")
+    return " ".join(said)
 
 
 # ---- the answer ----
@@ -222,9 +204,9 @@ def _clock_in_brief(sweeps: Mapping[str, SweepCells]) -> str:
     names = dict.fromkeys(name for _, sweep, _ in races for name in sweep.names if name not in _LEFT_OUT)
     found = {name: [sweep.done.get((name, size)) for _, sweep, size in races] for name in names}
     lines = [[name, *[printed_speed_up(row) if row else "-" for row in rows]] for name, rows in found.items()]
-    head = ["tokens/s over `ar`", *[f"{dtype}, batch {size}" for dtype, _, size in races]]
-    raced = [row for _, sweep, _ in races for row in sweep.rows]
-    return paragraphs(table(head, lines), races_in_words(raced)) if lines else ""
+    return (
+        table(["tokens/s over `ar`", *[f"{dtype}, batch {size}" for dtype, _, size in races]], lines) if lines else ""
+    )
 
 
 # ---- answers ----
@@ -275,10 +257,7 @@ def _by_tokens_trained(cells: Cells, rows: Sequence[Row]) -> str:
         for stage, done in found.items()
         if done
     ]
-    if not lines:
-        return ""
-    head = ["", "tokens trained", *columns(PLAN).values()]
-    return paragraphs("## By tokens trained", HOW_THE_CURVE_IS_READ, table(head, lines))
+    return table(["", "tokens trained", *columns(PLAN).values()], lines)
 
 
 def _adapter_size(rows: Sequence[Row]) -> str:
@@ -309,13 +288,6 @@ def _training_speeds(rows: Sequence[Row]) -> list[TrainingSpeedRow]:
 
 
 # ---- the clock ----
-
-
-def _clock(sweeps: Mapping[str, SweepCells]) -> str:
-    if not sweeps:
-        return ""
-    how = f"{HOW_THE_CLOCK_IS_READ} {steps_in_words(next(iter(sweeps.values())))}"
-    return paragraphs("## By the clock", how, *[_race(*one) for one in sweeps.items()])
 
 
 def _race(dtype: str, sweep: SweepCells) -> str:
@@ -372,9 +344,9 @@ STUDY = Study(
     place=7,
     in_paper=False,
     plan=PLAN,
-    measure=measured_by("marsbench.studies.real_model.measuring", "real_model_rows"),
+    measure=measured_by("marsbench.studies.real_model.measuring", "races_and_speeds"),
     timed=True,
-    sections=sections,
+    sections=laid_out(__package__, slots),
     figures=draw,
     tally=tally,
     claims=ours("real-model", CLAIMS),
