@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib import resources
 from pathlib import Path
 
 from marsbench.findings.between_lines import line_numbers
@@ -18,7 +16,7 @@ from marsbench.rendering.claims import answers, claims_section, page_tally
 from marsbench.rendering.figures import average_figure
 from marsbench.rendering.markdown import folded, merged, paragraphs, table
 from marsbench.rendering.measured import HOW_TO_READ_ACCURACY, HOW_TO_READ_THE_CELLS, accuracy_table, measured_section
-from marsbench.rendering.sections import about, behind, racing, seeds_in_words, title
+from marsbench.rendering.sections import about, behind, title
 from marsbench.rows.kinds import EvaluationRow, Row
 from marsbench.running.plans import TablePlan
 from marsbench.world import modelled_on
@@ -26,8 +24,6 @@ from marsbench.world import modelled_on
 Draw = Callable[[Cells, TablePlan, Path], list[Path]]  # writes a figure; the path lacks the extension
 # What stands on a page: of one scale's rows, the scale, and the rows of all training seeds, which verdicts are of.
 Sections = Callable[[Sequence[Row], str, BySeed], Iterable[str]]
-Slots = Callable[[Sequence[Row], str, BySeed], Mapping[str, str]]  # what of it follows from rows, by name
-_SLOT = re.compile(r"\{(\w+)\}")
 
 
 def page_text(sections: Sections, rows: Sequence[Row], scale: str, seeds: BySeed | None = None) -> str:
@@ -37,38 +33,6 @@ def page_text(sections: Sections, rows: Sequence[Row], scale: str, seeds: BySeed
     """
     rows = [row for row in rows if row.scale == scale]
     return "\n\n".join(filter(None, sections(rows, scale, seeds or {0: rows}))) + "\n"
-
-
-def laid_out(package: str, slots: Slots) -> Sections:
-    """The sections of a page whose prose stands in `page.md` of a package, with slots in braces for what rows say.
-
-    Sections below a line `---` are folded. A line of a list, or a paragraph, whose slots are all empty is left out, and
-    so is a section whose slots that stand alone are.
-    """
-
-    def sections(rows: Sequence[Row], scale: str, seeds: BySeed) -> list[str]:
-        text = (resources.files(package) / "page.md").read_text(encoding="utf-8")
-        common = {"scale": scale, "racing": racing(scale), "seeds": seeds_in_words(seeds), "about": about(scale, seeds)}
-        first, *folds = [_filled(part, {**common, **slots(rows, scale, seeds)}) for part in text.split("\n---\n")]
-        return [first, folded(*folds)]
-
-    return sections
-
-
-def _filled(part: str, slots: Mapping[str, str]) -> str:
-    """A part of a page with its slots filled; a paragraph's lines become one."""
-    blocks = [re.sub(r"\n(?!- )", " ", block) for block in part.strip().split("\n\n")]
-    alone = [slots[block[1:-1]] for block in blocks if _SLOT.fullmatch(block)]
-    if alone and not any(alone):
-        return ""
-    return paragraphs(*["\n".join(_lines(block, slots)) for block in blocks])
-
-
-def _lines(block: str, slots: Mapping[str, str]) -> Iterator[str]:
-    for line in block.split("\n"):
-        names = _SLOT.findall(line)
-        if not names or any(slots[name] for name in names):
-            yield line.format_map(slots)
 
 
 def published_section(plan: TablePlan) -> str:

@@ -14,8 +14,8 @@ from marsbench.findings.sweep import SweepCells, printed_ratio, printed_speed_up
 from marsbench.presets import Preset
 from marsbench.racing.grid import COMPILED_AR, Contender, Grid, called, read_grid, shipped_grid
 from marsbench.rendering.figures import by_batch_figure
+from marsbench.rendering.layout import laid_out
 from marsbench.rendering.markdown import table
-from marsbench.rendering.page import laid_out
 from marsbench.rendering.sections import command, facts_section
 from marsbench.rows.kinds import Row, StepTimeRow, SweepRow
 from marsbench.studies.study import Study, measured_by

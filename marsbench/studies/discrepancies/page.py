@@ -19,9 +19,9 @@ from marsbench.findings.sweep import SweepCells, on_sweep, printed_ratio, speed_
 from marsbench.presets import Preset, preset
 from marsbench.racing.grid import Contender, Grid
 from marsbench.rendering.claims import plainly, questions
+from marsbench.rendering.layout import laid_out
 from marsbench.rendering.markdown import table
 from marsbench.rendering.measured import accuracy_table, reasons
-from marsbench.rendering.page import laid_out
 from marsbench.rendering.sections import behind, title
 from marsbench.rows.kinds import Row, SweepRow
 from marsbench.running.plans import Arm, TablePlan

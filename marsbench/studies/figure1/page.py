@@ -10,8 +10,8 @@ from marsbench.findings.claims import Section
 from marsbench.findings.in_words import one_line
 from marsbench.findings.seeds import BySeed
 from marsbench.rendering.figures import drawn_alike, save
+from marsbench.rendering.layout import laid_out
 from marsbench.rendering.markdown import paragraphs, table
-from marsbench.rendering.page import laid_out
 from marsbench.rendering.sections import command, facts_section, title, training_section
 from marsbench.rows.kinds import GenerationRow, Row, TrainingRow
 from marsbench.running.plans import Arm, TablePlan

@@ -25,9 +25,9 @@ from marsbench.methods import METHODS
 from marsbench.racing.position_law import position_law
 from marsbench.rendering.claims import claims_section, page_tally, plainly
 from marsbench.rendering.figures import labelled_figure
+from marsbench.rendering.layout import laid_out
 from marsbench.rendering.markdown import paragraphs, table
 from marsbench.rendering.measured import measured_section, speed_cell, speed_table
-from marsbench.rendering.page import laid_out
 from marsbench.rendering.sections import behind, title
 from marsbench.rows.kinds import EvaluationRow, Row, StepTimeRow, SweepRow, TrainingSpeedRow
 from marsbench.studies.real_model.lines import (

@@ -17,9 +17,9 @@ from marsbench.findings.claims import TIMES, Claim, Finding, Measured
 from marsbench.findings.in_words import one_line
 from marsbench.findings.seeds import BySeed
 from marsbench.rendering.claims import held_against, published
+from marsbench.rendering.layout import laid_out
 from marsbench.rendering.markdown import paragraphs, table
 from marsbench.rendering.measured import HOW_TO_READ_THE_CELLS, accuracy_table, measured_section
-from marsbench.rendering.page import laid_out
 from marsbench.rendering.sections import behind, title
 from marsbench.rows.kinds import Row, TextLossRow
 from marsbench.running.plans import Arm, TablePlan

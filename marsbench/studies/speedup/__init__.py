@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from marsbench.racing.grid import read_grid, shipped_grid
-from marsbench.rendering.page import laid_out
+from marsbench.rendering.layout import laid_out
 from marsbench.running.plans import Arm, TablePlan
 from marsbench.studies.lines import BATCH_SIZES, speculative
 from marsbench.studies.speedup.claims import TABLE5_SECTION, TABLE6_SECTION, decoded_by_the_sweep, speed_claims
