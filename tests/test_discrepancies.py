@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,7 +13,7 @@ from marsbench.findings.cells import BENCHMARKS
 from marsbench.presets import preset
 from marsbench.rows.kinds import EvaluationRow, Row, SweepRow
 from marsbench.studies.discrepancies import STUDY
-from marsbench.studies.discrepancies.measured import (
+from marsbench.studies.discrepancies.page import (
     ALL_MASKS,
     CACHE_BLOCKS,
     LOOKED_AT,
@@ -20,8 +21,8 @@ from marsbench.studies.discrepancies.measured import (
     PLAN,
     cache_grid,
     masks_grid,
+    tally,
 )
-from marsbench.studies.discrepancies.page import DISCREPANCIES, tally
 
 QUESTIONS = 20
 
@@ -102,10 +103,9 @@ def test_the_knee_is_the_first_batch_size_without_a_gain(seconds: list[float], s
 def test_what_was_not_run_says_so() -> None:
     """Guards against an empty section, and a page that cannot be rendered before everything is there."""
     page = STUDY.render([], "mini")
-    assert all(
-        section([], item.number).rstrip().endswith(("not run", "not run           |", "|")) for item in DISCREPANCIES
-    )
-    assert page.count("not run") >= len(DISCREPANCIES)
+    numbers = re.findall(r"^## (D\d+):", page, re.MULTILINE)
+    assert len(numbers) == 10 and all(section([], number).rstrip().endswith(("not run", "|")) for number in numbers)
+    assert page.count("not run") >= len(numbers)
     broken = [replace(row, status="failed", reason="out of memory", correct=[]) for row in cells("mars_b4", 1, 1)]
     assert "failed: out of memory" in STUDY.render(broken, "mini")
 

@@ -29,7 +29,7 @@ from marsbench.studies import study_of
 from marsbench.studies.gains import STUDY
 from marsbench.studies.gains.free_tokens import Token, answers_of, share_free, share_together
 from marsbench.studies.gains.lines import ADAPTED, CHOSEN, CURVE, HEADED, MEASURED, PLAN, cross_fitted, fastest_within
-from marsbench.studies.gains.measuring import gains_rows, places
+from marsbench.studies.gains.measuring import places
 from marsbench.studies.gains.page import CLAIMS
 from marsbench.studies.gains.word_classes import CLASSES, template_words, token_class
 
@@ -326,7 +326,7 @@ def test_a_scale_without_draft_models_says_how_to_name_one(tmp_path: Path) -> No
 
 def test_the_page_is_measured_once_and_its_parts_agree(run: Run) -> None:
     """Guards against classes of other answers than the table's, and against a second run that measures again."""
-    rows = gains_rows(run)
+    rows = STUDY.rows(run)
     cells = {row.arm: row for row in rows if isinstance(row, EvaluationRow)}
     assert set(cells) == {arm.name for arm in MEASURED.arms}
     assert all(row.status == "done" and len(row.correct) == 3 for row in cells.values())
@@ -340,5 +340,5 @@ def test_the_page_is_measured_once_and_its_parts_agree(run: Run) -> None:
     ends = [tokens[-1:] == [END] for tokens in classified.tokens]
     assert ends == [bool(finished) for finished in measured.finished]
     before = run.workspace.row_file.read_bytes()
-    assert gains_rows(replace(run)) == rows
+    assert STUDY.rows(replace(run)) == rows
     assert run.workspace.row_file.read_bytes() == before

@@ -18,7 +18,7 @@ from marsbench.running.checkpoints import Checkpoints
 from marsbench.running.run import Run
 from marsbench.statistics.decisions import Verdict
 from marsbench.studies.regime import STUDY, measuring
-from marsbench.studies.regime.measuring import regime_rows
+from marsbench.studies.regime.measuring import text_losses
 from marsbench.studies.regime.page import (
     CRITERIA,
     OF_SHORT_BASE,
@@ -111,8 +111,7 @@ def test_text_loss_is_that_of_the_model(
     """Guards against padding that is counted, a shift by one, and texts of another difficulty."""
     monkeypatch.setattr(measuring, "TEXTS", 70)
     run = Run(preset("micro"), Workspace(micro_checkpoints.parent.parent.parent, "micro"))
-    monkeypatch.setattr(measuring, "Table", lambda *_: type("Empty", (), {"rows": staticmethod(list)}))
-    first, second = regime_rows(run)
+    first, second = text_losses(run)
     assert isinstance(first, TextLossRow) and (first.stage, second.stage) == ("base", "ar_sft")
     loaded = Checkpoints(run).load("base", None)
     for place in (0, 69):
@@ -123,7 +122,7 @@ def test_text_loss_is_that_of_the_model(
         wanted = torch.tensor(ids[asked:])
         nats = torch.nn.functional.cross_entropy(logits[asked - 1 :], wanted, reduction="sum")
         assert first.nats[place] == pytest.approx(float(nats), rel=1e-4) and first.tokens[place] == len(wanted)
-    assert regime_rows(replace(run)) == [first, second], "rows that are there are not measured again"
+    assert text_losses(replace(run)) == [first, second], "rows that are there are not measured again"
 
 
 def test_scales_stand_beside_each_other() -> None:

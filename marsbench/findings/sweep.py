@@ -86,6 +86,11 @@ class SweepCells:
     def at(self, batch_size: int, wanted: Callable[[SweepRow], bool] = lambda row: True) -> list[SweepRow]:
         return [row for (_, size), row in self.done.items() if size == batch_size and wanted(row)]
 
+    def ratio(self, batch_size: int, name: str, baseline: str) -> Estimate | None:
+        """Tokens per second of a contender over those of another; None where one of them has no numbers."""
+        row, other = self.done.get((name, batch_size)), self.done.get((baseline, batch_size))
+        return speed_ratio(row, other) if row and other else None
+
     def gain(self, row: SweepRow | None, other: SweepRow | None) -> Estimate | None:
         """What accuracy a contender gains over another one, in points; None where one of them has no numbers."""
         return paired_difference(row.by_benchmark, other.by_benchmark).estimate if row and other else None

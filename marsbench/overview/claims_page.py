@@ -23,15 +23,10 @@ from marsbench.rendering.claims import (
     tally,
     worded,
 )
+from marsbench.rendering.layout import filled
 from marsbench.rendering.markdown import folded, paragraphs, table
 from marsbench.rendering.sections import reading
 from marsbench.studies.regime import page as regime
-
-HOW_TO_READ_THE_CLAIMS = (
-    "Every claim of the MARS paper (arXiv 2604.07023) that is tested here, in our words, in the order of the paper; "
-    "what it claims in two places counts twice. Claims of our own, and what was reported elsewhere, stand last."
-)
-
 
 Numbered = tuple[int, Judged]  # a claim with its number on the page, its place among all of them
 
@@ -39,20 +34,20 @@ Numbered = tuple[int, Judged]  # a claim with its number on the page, its place 
 def render(judged: Sequence[Judged], collections: Sequence[Collection]) -> str:
     """The page as Markdown: a pure function of rows. Claims are numbered in their order, checks among them."""
     numbered, said = list(enumerate(judged, 1)), sentences([one.claim for one in judged])
-    sections = [
-        "# The paper's claims and what was measured",
-        _summary(judged, collections),
-        f"{HOW_TO_READ_THE_CLAIMS} {WHAT_CHECKS_ARE} {reading(collections[0].scale)}",
-        *claims_figure.sections(judged, collections),
-        _by_section(judged, collections),
-        *dict.fromkeys(preset(one.scale).caveat for one in collections),
-        *dict.fromkeys(remark for one in collections for remark in remarks(one)),
-    ]
+    slots = {
+        "summary": _summary(judged, collections),
+        "checks": WHAT_CHECKS_ARE,
+        "reading": reading(collections[0].scale),
+        "figures": paragraphs(*claims_figure.sections(judged, collections)),
+        "by_section": _by_section(judged, collections),
+        "caveats": paragraphs(*dict.fromkeys(preset(one.scale).caveat for one in collections)),
+        "remarks": paragraphs(*dict.fromkeys(remark for one in collections for remark in remarks(one))),
+    }
     parts = [regime.beside({one.scale: one.rows.get("regime", {}) for one in collections})]
     for section in dict.fromkeys(one.claim.section for one in judged):
         found = [(number, one) for number, one in numbered if one.claim.section == section]
         parts.append(paragraphs(f"## {heading(section)}", _details(found, said, collections)))
-    return paragraphs(*sections, folded(*parts)) + "\n"
+    return "".join(filled(__package__, "claims.md", {**slots, "details": folded(*parts)})) + "\n"
 
 
 def _by_section(judged: Sequence[Judged], collections: Sequence[Collection]) -> str:

@@ -10,14 +10,14 @@ from marsbench.findings.collection import Collection
 from marsbench.findings.sweep import on_sweep, printed_ratio, speed_up
 from marsbench.presets import DEFAULT_SCALE, preset
 from marsbench.rendering.claims import bullet, corrected, tally
-from marsbench.rendering.markdown import paragraphs, table
+from marsbench.rendering.layout import filled
+from marsbench.rendering.markdown import table
 from marsbench.statistics.decisions import Bound
 from marsbench.statistics.intervals import Estimate
 from marsbench.studies.lines import BATCH_SIZES
 from marsbench.studies.real_model.page import in_brief
 
 BEGIN, END = "<!-- rendered by marsbench report: begin -->", "<!-- rendered by marsbench report: end -->"
-PICTURE = "speedup_by_batch_size.png"  # the sweep's
 SPEED, REAL = "speedup", "real-model"  # keys of studies
 # Page and name of the claims that the first screen is about, in its order.
 _HOLDS = (
@@ -52,20 +52,21 @@ def front_door(judged: Sequence[Judged], collections: Sequence[Collection], whol
     told = next(one for one in reversed(collections) if preset(one.scale).world and "table2" in one.rows)
     known = [found[key] for key in _HOLDS if found[key].findings[told.scale].estimate]
     papers = [one for one in judged if one.claim.papers and one.findings[told.scale].estimate]
-    lines = [
-        f"**Does MARS hold up?** At scale {told.scale} ({preset(told.scale).summary}), of the paper's claims measured "
-        f"there, {tally(papers, told.scale)}. {corrected(judged, told.scale)} {told.seeds_in_words}",
-        "\n".join(bullet(one.claim, one.findings[told.scale]) for one in known),
-        f"**How fast, against a strong baseline?** Tokens per second over AR decoding of the same checkpoint in the "
-        f"same loop, at scale {whole.scale}, each in its faster form, eager or compiled. That AR decoding, eager, is "
-        f"itself {printed_ratio(_over_generate(whole), 'not run')} times as fast as transformers' `generate`.",
-        _table(judged, whole),
-        _real_model(collections),
-        f"**What about my model?** A training step of MARS costs {found[_STEP].findings[whole.scale].found} an AR "
-        "step's; no parameter is added. [docs/your-own-model.md](docs/your-own-model.md) has the commands.",
-    ]
-    figures = (Path("reports") / Path(whole.links[SPEED]).parent / "figures").as_posix()
-    return paragraphs(*lines, f"![Speed over AR decoding by batch size]({figures}/{PICTURE})")
+    slots = {
+        "scale": told.scale,
+        "summary": preset(told.scale).summary,
+        "tally": tally(papers, told.scale),
+        "corrected": corrected(judged, told.scale),
+        "seeds": told.seeds_in_words,
+        "holds": "\n".join(bullet(one.claim, one.findings[told.scale]) for one in known),
+        "raced": whole.scale,
+        "over_generate": printed_ratio(_over_generate(whole), "not run"),
+        "speeds": _table(judged, whole),
+        "real": _real_model(collections),
+        "step": found[_STEP].findings[whole.scale].found,
+        "figures": (Path("reports") / Path(whole.links[SPEED]).parent / "figures").as_posix(),
+    }
+    return "".join(filled(__package__, "front_door.md", slots))
 
 
 def _real_model(collections: Sequence[Collection]) -> str:

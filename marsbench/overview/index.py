@@ -10,17 +10,13 @@ from marsbench.findings.claims import Judged, number
 from marsbench.findings.collection import Collection
 from marsbench.presets import preset
 from marsbench.rendering.claims import bullet, corrected, published, tally, worded
+from marsbench.rendering.layout import filled
 from marsbench.rendering.markdown import folded, paragraphs, table
 from marsbench.rendering.sections import reading
 from marsbench.studies import items, studies, study_of
 
 CLAIMS = "claims"  # the page of claims, which has no rows of its own
 EXPLORE = "explore.html"
-OPENING = (
-    "MARS (arXiv 2604.07023) fine-tunes an ordinary language model so that one forward pass can yield several tokens. "
-    "Mask tokens are put behind the text; the model predicts the next token and, at the masks, those after it, and "
-    "predictions are accepted from the left as long as the model's confidence reaches a threshold."
-)
 # Page and name of the claims that the index begins with.
 _FIRST = (
     ("table2", "matches-ar-sft"), ("table2", "paper-matches-ar-sft"), ("table2", "beats-more-ar"),
@@ -29,25 +25,6 @@ _FIRST = (
     ("serving", "over-ar"), ("serving", "one-at-a-time"), ("speedup", "best-verified"),
     ("real-model", "adapter-drafts"),
 )  # fmt: skip
-WORDS = {
-    "AR": "autoregressive decoding, the ordinary way: one token per forward pass",
-    "AR SFT": "the model before MARS, fine-tuned on the same conversations in the ordinary way",
-    "SFT loss": "the loss of that ordinary fine-tuning; MARS adds a loss on masked tokens to it",
-    "B, tau": "the block size, which is how many tokens a forward pass predicts; the threshold of confidence",
-    "tokens/forward": "tokens of an answer over the forward passes that they took; AR has 1",
-    "KV cache": "what a model keeps of earlier tokens; the *block-level cache* is the paper's, for batches: it takes "
-    "in B_cache tokens at a time",
-    "verified MARS": "ours: masks draft, and the same model checks the drafts, so the tokens are those of AR",
-    "speculative decoding": "a small draft model proposes tokens and the target, a large one, checks them",
-    "Jacobi decoding": "guesses at the next tokens, corrected by one forward pass after another; needs no training",
-    "points": "percentage points of accuracy, averaged over the benchmarks",
-    "[a, b]": "a 95 % interval",
-    "supported": "the whole interval lies beyond the tested bound; *not supported*: on the other side; *inconclusive*: "
-    "it holds the bound; *significantly worse*: surely a loss, not surely more than is allowed; *moot*: about a gain "
-    "that is not there",
-    "check": "what cannot come out otherwise unless something is broken; counted apart from the claims",
-    "non-inferiority": 'the test behind "matches" and "level": worse by less than 2 points',
-}
 
 
 class Line(NamedTuple):
@@ -72,20 +49,14 @@ def lines() -> list[Line]:
 
 
 def render(judged: Sequence[Judged], collections: Sequence[Collection]) -> str:
-    sections = [
-        "# The MARS paper, claim by claim",
-        _findings(judged, collections),
-        f"{OPENING} {reading(collections[0].scale)} [The page of claims]({CLAIMS}.md) has every claim with its test.",
-        paragraphs(*dict.fromkeys(preset(one.scale).caveat for one in collections)),
-        "## Every page",
-        _table(judged, collections),
-        f"`-- --scale NAME` behind a command makes the same at another scale. [A page to explore]({EXPLORE}), for a "
-        "browser, has every contender over any baseline, and answers side by side.",
-        folded(*[_scale(judged, collection) for collection in collections]),
-        "## Words",
-        table(["word", "meaning"], [[*entry] for entry in WORDS.items()], text=(0, 1)),
-    ]
-    return paragraphs(*sections) + "\n"
+    slots = {
+        "findings": _findings(judged, collections),
+        "reading": reading(collections[0].scale),
+        "caveats": paragraphs(*dict.fromkeys(preset(one.scale).caveat for one in collections)),
+        "pages": _table(judged, collections),
+        "scales": folded(*[_scale(judged, collection) for collection in collections]),
+    }
+    return "".join(filled(__package__, "index.md", slots)) + "\n"
 
 
 def _findings(judged: Sequence[Judged], collections: Sequence[Collection]) -> str:
@@ -103,7 +74,7 @@ def _findings(judged: Sequence[Judged], collections: Sequence[Collection]) -> st
             text = alike[0].claim.text + (f", batch {sizes}" if sizes else "")
             lines.append([text, " / ".join(paper), *measured, _worded(alike, collections)])
     head = ["claim", "the paper", *[each.scale for each in collections], "verdict"]
-    return table(head, lines, text=(0, len(head) - 1)) if lines else ""
+    return table(head, lines, text=(0, len(head) - 1))
 
 
 def _measured(alike: Sequence[Judged], scale: str) -> str:

@@ -15,7 +15,9 @@ def paragraphs(*parts: str) -> str:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, text: Collection[int] = (0,)) -> str:
-    """A Markdown table: the columns `text`, counted from 0, flush left, the others, numbers, flush right."""
+    """A Markdown table, empty without rows: the columns `text`, counted from 0, flush left, the others flush right."""
+    if not rows:
+        return ""
     align = ["left" if column in text else "right" for column in range(len(head))]
     lines = [[_cell(value) for value in row] for row in rows]
     return tabulate(lines, headers=head, tablefmt="pipe", disable_numparse=True, colalign=align)

@@ -124,15 +124,15 @@ class TablePage:
         yield f"## {self.figure_title}" if self.figure_title else ""
         yield f"![{self.caption}]({self._figure_stem}.png)" if self.figure else ""
         yield numbers_table(plan, {seed: self.prepared(of_seed) for seed, of_seed in seeds.items()}, self.lines)
-        yield f"{HOW_TO_READ_ACCURACY} {about(self.opening, scale, seeds)}"
+        yield f"{HOW_TO_READ_ACCURACY} {self.opening} {about(scale, seeds)}"
         yield folded(
             claims_section(seeds, plan, claims, scale),
             by_benchmark(plan, [claim for claim in claims if claim.name in self.split], seeds),
             measured_section(cells, plan, seeds, self.reading, *[make(cells, plan) for make in self.tables]),
             self.published(plan),
             *[section(ready) for section in self.more],
+            *behind(rows, plan, scale, self.deviations).values(),
         )
-        yield behind(rows, plan, scale, self.deviations)
 
     def figures(self, rows: Sequence[Row], reports_dir: Path) -> list[Path]:
         cells, stem = latest_cells(self.prepared(rows)), reports_dir / self._figure_stem

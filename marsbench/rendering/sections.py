@@ -11,7 +11,7 @@ from marsbench.findings.in_words import duration, one_line, with_interval
 from marsbench.findings.seeds import BySeed
 from marsbench.paper import published
 from marsbench.presets import DEFAULT_SCALE, option_for, preset
-from marsbench.rendering.markdown import folded, paragraphs, table
+from marsbench.rendering.markdown import paragraphs, table
 from marsbench.rendering.sessions import session_of
 from marsbench.rows.kinds import EvaluationRow, Row, StepCostRow, StepTimeRow, SweepRow, TrainingRow, TrainingSpeedRow
 from marsbench.running.plans import TablePlan, TrainedStage
@@ -76,10 +76,10 @@ def title(plan: TablePlan, scale: str) -> str:
     return f"# {plan.name} at scale {scale}: {words}"
 
 
-def about(what: str, scale: str, seeds: BySeed) -> str:
-    """What was done, what a small scale's results are not, which training seeds the page is of, and how to read it."""
+def about(scale: str, seeds: BySeed) -> str:
+    """What a small scale's results are not, which training seeds the page is of, and how to read it."""
     caveat = f"Results at scale {scale} test the mechanism; they are not Qwen numbers." if preset(scale).world else ""
-    return " ".join(filter(None, [what, caveat, seeds_in_words(seeds), reading(scale)]))
+    return " ".join(filter(None, [caveat, seeds_in_words(seeds), reading(scale)]))
 
 
 def reading(scale: str) -> str:
@@ -107,11 +107,13 @@ def seeds_in_words(seeds: BySeed) -> str:
     )
 
 
-def behind(rows: Sequence[Row], plan: TablePlan, scale: str, deviations: Sequence[str] = ()) -> str:
-    """What stands folded at the end of a page on trained checkpoints: training, provenance, known deviations."""
-    return folded(
-        training_section(rows, plan), how_section(rows, plan, scale), deviations_section(rows, scale, deviations)
-    )
+def behind(rows: Sequence[Row], plan: TablePlan, scale: str, deviations: Sequence[str] = ()) -> dict[str, str]:
+    """What stands last on a page on trained checkpoints: training, provenance, known deviations."""
+    return {
+        "training": training_section(rows, plan),
+        "how": how_section(rows, plan, scale),
+        "deviations": deviations_section(rows, scale, deviations),
+    }
 
 
 def training_section(rows: Sequence[Row], plan: TablePlan) -> str:

@@ -48,7 +48,7 @@ class Study(Item):
 
     sections: Sections  # of its page
     figures: Callable[[Sequence[Row], Path], list[Path]] = lambda rows, folder: []  # writes them below a folder
-    measure: Callable[[Run], list[Row]] | None = None  # all its rows, where they are not its plan's or its grid's
+    measure: Callable[[Run], list[Row]] | None = None  # its rows beside those of its plan and its grid
     grid: Callable[[Preset, bool], Grid] | None = None  # what it races at a scale, in full or quickly
     stages: tuple[TrainedStage, ...] = ()  # what it trains that is neither its plan's nor its grid's
     timed: bool = False  # whether its own `measure` times something, so that nothing may run beside it
@@ -81,13 +81,14 @@ class Study(Item):
         return list(dict.fromkeys([*of_plan, *of_grid, *self.stages]))
 
     def rows(self, run: Run) -> list[Row]:
-        """All rows of its page, those measured now that were missing."""
-        if self.measure is not None:
-            return self.measure(run)
+        """All rows of its page, those measured now that were missing; one of several shards only answers."""
         from marsbench.running.tables import Table
 
-        assert self.plan is not None, "a study without a measure of its own has a plan or a grid"
-        return Table(run, self.plan).rows()
+        rows = Table(run, self.cells).rows() if self.cells else []
+        if self.measure is not None and (run.is_whole or not self.cells):
+            known = {row.key for row in rows}  # races name the trainings of their lines again
+            rows += {row.key: row for row in self.measure(run) if row.key not in known}.values()
+        return rows
 
 
 def ours(page: str, claims: Iterable[Claim]) -> tuple[Claim, ...]:

@@ -10,22 +10,14 @@ from typing import Any
 
 from marsbench.findings.company import company_remark
 from marsbench.findings.seeds import BySeed
-from marsbench.findings.sweep import (
-    Race,
-    SweepCells,
-    printed_ratio,
-    printed_speed_up,
-    races_in_words,
-    speed_ratio,
-    speed_up,
-)
+from marsbench.findings.sweep import SweepCells, printed_ratio, printed_speed_up, races_in_words, speed_up
 from marsbench.presets import Preset
 from marsbench.racing.grid import COMPILED_AR, Contender, Grid, called, read_grid, shipped_grid
 from marsbench.rendering.figures import by_batch_figure
-from marsbench.rendering.markdown import folded, paragraphs, table
-from marsbench.rendering.sections import command, facts_section, racing, seeds_in_words
+from marsbench.rendering.layout import laid_out
+from marsbench.rendering.markdown import table
+from marsbench.rendering.sections import command, facts_section
 from marsbench.rows.kinds import Row, StepTimeRow, SweepRow
-from marsbench.statistics.intervals import Estimate
 from marsbench.studies.study import Study, measured_by
 
 EAGER = (
@@ -74,67 +66,50 @@ def random_grid(scale: Preset) -> Grid:
 
 
 FIGURE = "figures/compiled_speed"  # beside the page, less the extension
-
-WHAT_IT_IS = (
-    "An eager step is some 150 operations, launched one by one and fitted to the rows: no row that has ended, no "
-    "position that a row does not need. A compiled step is one graph of a fixed shape: as many rows as the next power "
-    "of two, lengths in steps of up to a factor of two, every window as wide as the method's widest. What a row lacks "
-    "is filled up and thrown away. `ar` and MARS are compiled alike, so that neither is held against the other's "
-    "launch costs."
-)
-THE_LAW = (
-    "A method's speed over `ar` is its tokens per forward over what its step costs in steps of `ar`. Compiling takes "
-    "the launch costs, alike for all, out of every step; what is left grows with positions, so a step of many "
-    "positions costs more steps of `ar` than before, while tokens per forward stay as they are. So the faster the "
-    "baseline, the less a wide window gains on the clock. *Steps of `ar`* is ms per forward over that of `ar` of the "
-    "same kind, the prompts' forwards included in both; *expected* is tokens per forward over it."
-)
-MEMORY_BOUND = (
-    "A step over one token reads every weight once and does little else, so the time to read the weights is its floor. "
-    "*Of the roofline* is the bytes of the weights over the step's time, in % of what reading a large tensor moves per "
-    "second on the same machine, measured between the steps. Weights are random: what a step costs depends on the "
-    "shape alone."
-)
+_PAIRS = tuple(zip(EAGER, COMPILED, strict=True))
+_LEFT = {
+    **{f"{one.name}: over `ar`, both eager": (one.name, "ar") for one, _ in _PAIRS[1:]},
+    **{f"{one.name}: over `ar`, both compiled": (other.name, COMPILED_AR) for one, other in _PAIRS[1:]},
+}
+_BOUGHT = {f"{one.name}: compiled over eager": (other.name, one.name) for one, other in _PAIRS}
+_BASELINES = {f"`{name}` over `{REFERENCE}`": (name, REFERENCE) for name in ("ar", COMPILED_AR)}
 
 
-def sections(rows: Sequence[Row], scale: str, seeds: BySeed) -> list[str]:
-    races, bound = _races(rows), _races(rows, random=True)
-    raced = [row for found in (races, bound) for race in found.values() for row in race.values()]
-    return [
-        f"# Compiled steps at scale {scale}: what a step as one graph buys",
-        "\n".join(_answers(races)),
-        f"![Tokens per second over eager ar by batch size]({FIGURE}.png)",
-        _by_batch(races, _LEFT, "what is left of MARS's gain"),
-        f"{WHAT_IT_IS} {racing(scale)} {seeds_in_words(seeds)}",
-        races_in_words(raced),
-        company_remark(raced),
-        folded(
-            _tokens(races),
-            _speed(races),
-            _law(races),
-            _compiling(races),
-            _memory_bound(rows, bound),
-            facts_section(rows, command("reproduce-compiled", scale)),
-        ),
-    ]
+def slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
+    sweep, random = _sweep(rows), _sweep(rows, random=True)
+    raced = [*sweep.done.values(), *random.done.values()]
+    return {
+        "answers": "\n".join(_answers(sweep)),
+        "left": _by_batch(sweep, _LEFT, "what is left of MARS's gain"),
+        "raced": races_in_words(raced),
+        "company": company_remark(raced),
+        "tokens": _tokens(sweep),
+        "baseline": _by_batch(sweep, _BASELINES, "the baseline"),
+        "bought": _by_batch(sweep, _BOUGHT, "what it buys"),
+        "law": _law(sweep),
+        "compiling": _compiling(sweep),
+        **_memory_bound(rows, random),
+        "facts": facts_section(rows, command("reproduce-compiled", scale)),
+    }
 
 
-def _answers(races: dict[int, Race]) -> Iterator[str]:
+def _sweep(rows: Sequence[Row], *, random: bool = False) -> SweepCells:
+    """The races on a trained checkpoint, or on random weights."""
+    return SweepCells.of([row for row in rows if isinstance(row, SweepRow) and (row.stage in RANDOM) == random])
+
+
+def _answers(sweep: SweepCells) -> Iterator[str]:
     """What is left of MARS's gain at the smallest and the largest batch size, and what compiling buys `ar`."""
-    for size in [size for size in races if size in (min(races), max(races))]:
-        race = races[size]
+    sizes = sweep.batch_sizes
+    for size in dict.fromkeys([*sizes[:1], *sizes[-1:]]):
         said = [
-            f"{name} {_said(race, name, 'ar')} eager and {_said(race, called(name, True), COMPILED_AR)} compiled"
-            for name in (one.name for one in EAGER[1:])
+            f"{one.name} {_said(sweep, size, one.name, 'ar')} eager and "
+            f"{_said(sweep, size, other.name, COMPILED_AR)} compiled"
+            for one, other in _PAIRS[1:]
         ]
         yield f"- Over `ar` of its own kind at batch {size}: {'; '.join(said)}."
-        yield f"- At batch {size}, compiled `ar` is {_said(race, COMPILED_AR, 'ar')} times as fast as eager `ar`."
-
-
-def _races(rows: Sequence[Row], *, random: bool = False) -> dict[int, Race]:
-    """The races on a trained checkpoint, or on random weights."""
-    raced = [row for row in rows if isinstance(row, SweepRow) and (row.stage in RANDOM) == random]
-    return SweepCells.of(raced).races
+        bought = _said(sweep, size, COMPILED_AR, "ar")
+        yield f"- At batch {size}, compiled `ar` is {bought} times as fast as eager `ar`."
 
 
 def tally(seeds: BySeed) -> str:
@@ -142,75 +117,54 @@ def tally(seeds: BySeed) -> str:
 
     Numbers, no verdict: those of the first seed, which the page shows.
     """
-    races = _races(next(iter(seeds.values())))
-    race = races[min(races)] if races else {}
-    rows = [row for row in race.values() if row.method == "mars"]
+    sweep = _sweep(next(iter(seeds.values())))
+    rows = sweep.at(min(sweep.batch_sizes, default=0), lambda row: row.method == "mars")
     known = [ratio.value for row in sorted(rows, key=lambda row: row.compiled) if (ratio := speed_up(row))]
     if len(known) < 2:
         return "measured"
-    return f"MARS over `ar`, batch {min(races)}: {known[0]:.2f} eager, {known[1]:.2f} compiled"
+    return f"MARS over `ar`, batch {rows[0].batch_size}: {known[0]:.2f} eager, {known[1]:.2f} compiled"
 
 
 def draw(rows: Sequence[Row], reports_dir: Path) -> list[Path]:
-    races = _races(rows)
+    sweep = _sweep(rows)
     series = {
-        one.name: {size: ratio for size, race in races.items() if (ratio := _ratio(race, one.name, "ar"))}
+        one.name: {size: ratio for size in sweep.batch_sizes if (ratio := sweep.ratio(size, one.name, "ar"))}
         for one in (*EAGER, *COMPILED)
     }
     dotted = [one.name for one in EAGER]
     return by_batch_figure(series, "tokens per second, relative to eager ar", reports_dir / FIGURE, dotted=dotted)
 
 
-def _ratio(race: Race, name: str, baseline: str) -> Estimate | None:
-    return speed_ratio(race[name], race[baseline]) if {name, baseline} <= race.keys() else None
+def _said(sweep: SweepCells, size: int, name: str, baseline: str) -> str:
+    return printed_ratio(sweep.ratio(size, name, baseline), "not run")
 
 
-def _said(race: Race, name: str, baseline: str) -> str:
-    return printed_ratio(_ratio(race, name, baseline)) if {name, baseline} <= race.keys() else "not run"
-
-
-def _by_batch(races: dict[int, Race], pairs: dict[str, tuple[str, str]], first: str = "") -> str:
-    head = [first, *[f"batch {size}" for size in races]]
-    return table(head, [[line, *[_said(race, *pair) for race in races.values()]] for line, pair in pairs.items()])
-
-
-def _tokens(races: dict[int, Race]) -> str:
-    """Whether compiled steps give the tokens of eager ones."""
-    lines = [
-        [compiled.name, *[_same(race[compiled.name], race[eager.name]) for race in races.values()]]
-        for eager, compiled in zip(EAGER, COMPILED, strict=True)
-        if all({eager.name, compiled.name} <= race.keys() for race in races.values())
-    ]
-    text = (
-        "Prompts whose tokens are those of eager `ar`, in fp32. `mars` commits what it has not verified: its line is "
-        "to be read beside eager `mars`, in brackets."
+def _by_batch(sweep: SweepCells, pairs: dict[str, tuple[str, str]], first: str = "") -> str:
+    head = [first, *[f"batch {size}" for size in sweep.batch_sizes]]
+    return table(
+        head, [[line, *[_said(sweep, size, *pair) for size in sweep.batch_sizes]] for line, pair in pairs.items()]
     )
-    return paragraphs("## The same tokens", text, table(["", *[f"batch {size}" for size in races]], lines))
 
 
-def _same(row: SweepRow, eager: SweepRow) -> str:
+def _tokens(sweep: SweepCells) -> str:
+    """Whether compiled steps give the tokens of eager ones."""
+    lines = []
+    for eager, compiled in _PAIRS:
+        rows = [[sweep.done.get((one.name, size)) for one in (eager, compiled)] for size in sweep.batch_sizes]
+        lines.append([compiled.name, *[_same(one, other) if one and other else "not run" for one, other in rows]])
+    return table(["", *[f"batch {size}" for size in sweep.batch_sizes]], lines)
+
+
+def _same(eager: SweepRow, row: SweepRow) -> str:
     return f"{row.same_as.get('ar', 0)} of {row.prompts}" + ("" if row.is_lossless else f" ({eager.same_as['ar']})")
 
 
-_PAIRS = list(zip(EAGER, COMPILED, strict=True))
-_LEFT = {
-    **{f"{one.name}: over `ar`, both eager": (one.name, "ar") for one, _ in _PAIRS[1:]},
-    **{f"{one.name}: over `ar`, both compiled": (other.name, COMPILED_AR) for one, other in _PAIRS[1:]},
-}
-
-
-def _speed(races: dict[int, Race]) -> str:
-    over_generate = {f"`{name}` over `{REFERENCE}`": (name, REFERENCE) for name in ("ar", COMPILED_AR)}
-    over_eager = {f"{one.name}: compiled over eager": (other.name, one.name) for one, other in _PAIRS}
-    baseline, bought = _by_batch(races, over_generate, "the baseline"), _by_batch(races, over_eager, "what it buys")
-    return paragraphs("## Speed", baseline, bought)
-
-
-def _law(races: dict[int, Race]) -> str:
+def _law(sweep: SweepCells) -> str:
     lines = []
     for contender in (*EAGER[1:], *COMPILED[1:]):
-        for size, race in races.items():
-            row, ar = race.get(contender.name), race.get(COMPILED_AR if contender.compiled else "ar")
+        for size in sweep.batch_sizes:
+            row = sweep.done.get((contender.name, size))
+            ar = sweep.done.get((COMPILED_AR if contender.compiled else "ar", size))
             if row is None or ar is None:
                 continue
             # Milliseconds of a lap per forward of the batch; the prompts' are in the time and not counted.
@@ -221,39 +175,33 @@ def _law(races: dict[int, Race]) -> str:
                 f"{tokens / steps:.2f}", printed_speed_up(row),
             ])  # fmt: skip
     head = ["", "batch", "positions of a row that count", "tokens/forward", "steps of `ar`", "expected", "measured"]
-    return paragraphs("## Why it falls as it does", THE_LAW, table(head, lines))
+    return table(head, lines)
 
 
-def _compiling(races: dict[int, Race]) -> str:
-    if not races:
-        return ""
+def _compiling(sweep: SweepCells) -> str:
     lines = [
-        [name, f"{row.graphs}", f"{row.compile_seconds:.0f}", f"{row.compile_seconds / row.graphs:.1f}"]
-        for name, row in races[max(races)].items()
-        if row.graphs
+        [row.contender, f"{row.graphs}", f"{row.compile_seconds:.0f}", f"{row.compile_seconds / row.graphs:.1f}"]
+        for row in sweep.at(max(sweep.batch_sizes, default=0), lambda row: row.graphs > 0)
     ]
-    text = (
-        "Shapes that came up over all batch sizes of the page, and the seconds that it took to compile them, or to "
-        "take them from torch's cache on disk where they had been compiled before. Decoding pays once for each."
-    )
-    return paragraphs("## What compiling takes", text, table(["", "graphs", "seconds", "each"], lines))
+    return table(["", "graphs", "seconds", "each"], lines) if sweep.done else ""
 
 
-def _memory_bound(rows: Sequence[Row], races: dict[int, Race]) -> str:
+def _memory_bound(rows: Sequence[Row], random: SweepCells) -> dict[str, str]:
     """A model whose weights do not fit into caches: how near its steps are to the memory's speed."""
     timed = [row for row in rows if isinstance(row, StepTimeRow) and row.status == "done"]
     if not timed:
-        return ""
+        return dict.fromkeys(("shape", "steps", "bound"), "")
     row = timed[-1]
     lines = []
     for count, window, repeats in zip(row.rows, row.window, row.seconds, strict=True):
         seconds = median(repeats)
         share = f"{100 * row.weight_bytes / seconds / row.read:.0f} %"
         lines.append([f"{count} x {window}", f"{1000 * seconds:.1f}", share])
-    steps = table(["rows x positions, eager", "ms per step", "of the roofline"], lines)
-    pairs = {f"`{name}` over `{REFERENCE}`": (name, REFERENCE) for name in ("ar", COMPILED_AR)}
-    said = f"{row.weight_bytes / 1e6:,.0f} MB of weights, {row.read / 1e9:.1f} GB/s read, {row.stage}."
-    return paragraphs("## A model that memory bounds", said, MEMORY_BOUND, steps, _by_batch(races, pairs))
+    return {
+        "shape": f"{row.weight_bytes / 1e6:,.0f} MB of weights, {row.read / 1e9:.1f} GB/s read, {row.stage}.",
+        "steps": table(["rows x positions, eager", "ms per step", "of the roofline"], lines),
+        "bound": _by_batch(random, _BASELINES),
+    }
 
 
 STUDY = Study(
@@ -264,7 +212,7 @@ STUDY = Study(
     in_paper=False,
     measure=measured_by("marsbench.studies.compiled.measuring", "compiled_rows"),
     timed=True,
-    sections=sections,
+    sections=laid_out(__package__, slots),
     figures=draw,
     tally=tally,
 )

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 
 from marsbench.findings.company import company_remark
 from marsbench.findings.seeds import BySeed
-from marsbench.findings.sweep import Race, SweepCells, races_in_words
+from marsbench.findings.sweep import SweepCells, races_in_words
 from marsbench.methods import METHODS
 from marsbench.presets import Preset
 from marsbench.racing.grid import Contender, Grid, checkpoints_of
-from marsbench.rendering.markdown import folded, paragraphs, table
-from marsbench.rendering.sections import command, facts_section, racing, seeds_in_words
-from marsbench.rows.kinds import ExactnessRow, Row, TrainingRow
+from marsbench.rendering.layout import laid_out
+from marsbench.rendering.markdown import table
+from marsbench.rendering.sections import command, facts_section
+from marsbench.rows.kinds import ExactnessRow, Row, SweepRow, TrainingRow
 from marsbench.studies.study import Study, measured_by
 
 _BATCH = 32  # prompts decoded at once where only tokens count
@@ -61,97 +63,72 @@ def exactness_grid(scale: Preset) -> Grid:
 PARTS = "decoder", "LM head", "proposing", "accepting", "loop"  # of a step, as they are timed
 
 
-def sections(rows: Sequence[Row], scale: str, seeds: BySeed) -> list[str]:
-    races = SweepCells.of(rows).races
-    raced = [row for race in races.values() for row in race.values()]
-    return [
-        f"# The engine at scale {scale}: lossless methods, and where the time goes",
-        "\n".join(_answers(rows, races)),
-        _exactness(rows),
-        "One loop decodes by every method; what differs between the lines is the method alone. How fast each is, "
-        f"[speed](speedup.md) says. {racing(scale)} {seeds_in_words(seeds)}",
-        races_in_words(raced),
-        company_remark(raced),
-        folded(_profiles(races), _costs(races), _heads(rows), facts_section(rows, command("reproduce-engine", scale))),
-    ]
-
-
-def _answers(rows: Sequence[Row], races: dict[int, Race]) -> Iterator[str]:
-    exact = [row for row in rows if isinstance(row, ExactnessRow) and METHODS[row.method].lossless]
-    if exact:
-        same, asked = sum(row.same_as_ar for row in exact), sum(row.prompts for row in exact)
-        yield f"- Of {asked:,} answers by lossless methods, {same:,} are those of `ar`, token for token."
-    for size, race in races.items():
-        shares = [f"{name} {share['decoder'] + share['LM head']:.0f} %" for name, share in _shares(race).items()]
-        if shares:
-            yield f"- At batch {size}, the model itself takes this share of a step: {', '.join(shares)}."
-
-
-def _shares(race: Race) -> dict[str, dict[str, float]]:
-    """Contender -> part of a step -> its share of the time, in %."""
-    profiles = {name: row.profile for name, row in race.items() if row.profile}
+def slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
+    raced = [row for race in SweepCells.of(rows).races.values() for row in race.values()]
+    exact = [row for row in rows if isinstance(row, ExactnessRow)]
     return {
-        name: {part: 100 * profile.get(part, 0.0) / sum(profile.values()) for part in PARTS}
-        for name, profile in profiles.items()
+        "answers": "\n".join(_answers(exact, raced)),
+        "dtype": exact[0].dtype if exact else "full precision",
+        "exactness": _exactness(exact),
+        "raced": races_in_words(raced),
+        "company": company_remark(raced),
+        "profiles": _profiles(raced),
+        "costs": _costs(raced),
+        "heads": "\n".join(_heads(rows)),
+        "facts": facts_section(rows, command("reproduce-engine", scale)),
     }
 
 
-def _exactness(rows: Sequence[Row]) -> str:
-    found = [row for row in rows if isinstance(row, ExactnessRow)]
-    head = ["method", "options", "checkpoint", "prompts", "same tokens as `ar`", "tokens/forward"]
+def _answers(exact: Sequence[ExactnessRow], raced: Sequence[SweepRow]) -> Iterator[str]:
+    lossless = [row for row in exact if METHODS[row.method].lossless]
+    if lossless:
+        same, asked = sum(row.same_as_ar for row in lossless), sum(row.prompts for row in lossless)
+        yield f"- Of {asked:,} answers by lossless methods, {same:,} are those of `ar`, token for token."
+    profiled = [row for row in raced if row.profile]
+    for size, rows in groupby(profiled, key=lambda row: row.batch_size):
+        shares = [f"{row.contender} {_share(row, 'decoder', 'LM head'):.0f} %" for row in rows]
+        yield f"- At batch {size}, the model itself takes this share of a step: {', '.join(shares)}."
+
+
+def _share(row: SweepRow, *parts: str) -> float:
+    """What some parts of a step take of its time, in %."""
+    return 100 * sum(row.profile.get(part, 0.0) for part in parts) / sum(row.profile.values())
+
+
+def _exactness(exact: Sequence[ExactnessRow]) -> str:
     lines = []
-    for row in found:
+    for row in exact:
         options = ", ".join(f"{name} = {value}" for name, value in row.options.items())
         counts = f"{row.prompts:,}", f"{row.same_as_ar:,}", f"{row.emitted / row.row_forwards:.2f}"
         lines.append([row.method, options, row.stage, *counts])
-    text = (
-        "Every test question of every benchmark, decoded greedily in " + (found[0].dtype if found else "full precision")
-        + " and held against `ar` of the same checkpoint, token by token. `mars` and `mars-speculative` with a "
-        "threshold commit what they have not verified; all others verify."
-    )  # fmt: skip
-    return paragraphs("## Is it lossless?", text, table(head, lines, text=(0, 1, 2)))
+    head = ["method", "options", "checkpoint", "prompts", "same tokens as `ar`", "tokens/forward"]
+    return table(head, lines, text=(0, 1, 2))
 
 
-def _profiles(races: dict[int, Race]) -> str:
-    lines = [
-        [f"{name}, batch {size}", *[f"{share[part]:.0f}" for part in PARTS]]
-        for size, race in races.items()
-        for name, share in _shares(race).items()
-    ]
-    text = (
-        "Shares of the time in %, in a run of its own with timers switched on. The decoder and the LM head are the "
-        "model's; proposing and accepting are the method's; the loop is the rest: attention masks, cache places, "
-        "committing tokens, and what the host does."
-    )
-    return paragraphs("## Where the time goes", text, table(["", *PARTS], lines))
+def _profiles(raced: Sequence[SweepRow]) -> str:
+    profiled = [row for row in raced if row.profile]
+    return table(["", *PARTS], [[_called(row), *[f"{_share(row, part):.0f}" for part in PARTS]] for row in profiled])
 
 
-def _costs(races: dict[int, Race]) -> str:
-    text = (
-        "Entries that one forward covers, per row of the batch, and the most that KV caches ever held. The cache has "
-        "as many slots per row as the longest row needs at the time."
-    )
-    lines = [
-        [f"{name}, batch {size}", f"{row.positions_of_a_row:.1f}", f"{row.cache_bytes / 1024:,.0f}"]
-        for size, race in races.items()
-        for name, row in race.items()
-    ]
-    held = table(["", "positions", "cache, KiB"], lines)
-    return paragraphs("## What a forward covers, and what the cache holds", text, held)
+def _costs(raced: Sequence[SweepRow]) -> str:
+    lines = [[_called(row), f"{row.positions_of_a_row:.1f}", f"{row.cache_bytes / 1024:,.0f}"] for row in raced]
+    return table(["", "positions", "cache, KiB"], lines)
 
 
-def _heads(rows: Sequence[Row]) -> str:
+def _called(row: SweepRow) -> str:
+    return f"{row.contender}, batch {row.batch_size}"
+
+
+def _heads(rows: Sequence[Row]) -> Iterator[str]:
     trained = {row.stage: row for row in rows if isinstance(row, TrainingRow)}
-    lines = []
     if "medusa" in trained:
         measures = sorted(trained["medusa"].measures.items())
         found = ", ".join(f"{100 * share:.1f} %" for name, share in measures if name.startswith("head_"))
         heads = f"heads 1 to {len(measures)}, conversations they were not trained on"
-        lines.append(f"- Medusa heads name the right token ({heads}): {found}.")
+        yield f"- Medusa heads name the right token ({heads}): {found}."
     if "mars" in trained and "draft_ar_sft" in trained:
         draft, target = trained["draft_ar_sft"].parameters, trained["mars"].parameters
-        lines.append(f"- The draft model has {draft:,} parameters, {100 * draft / target:.0f} % of the target's.")
-    return paragraphs("## What the drafting methods were given", "\n".join(lines)) if lines else ""
+        yield f"- The draft model has {draft:,} parameters, {100 * draft / target:.0f} % of the target's."
 
 
 STUDY = Study(
@@ -163,5 +140,5 @@ STUDY = Study(
     measure=measured_by("marsbench.studies.engine.measuring", "engine_rows"),
     timed=True,
     stages=tuple(checkpoints_of((*PROFILED, *EXACT))),
-    sections=sections,
+    sections=laid_out(__package__, slots),
 )

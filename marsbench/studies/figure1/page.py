@@ -10,8 +10,9 @@ from marsbench.findings.claims import Section
 from marsbench.findings.in_words import one_line
 from marsbench.findings.seeds import BySeed
 from marsbench.rendering.figures import drawn_alike, save
-from marsbench.rendering.markdown import folded, paragraphs, table
-from marsbench.rendering.sections import about, command, facts_section, title, training_section
+from marsbench.rendering.layout import laid_out
+from marsbench.rendering.markdown import paragraphs, table
+from marsbench.rendering.sections import command, facts_section, title, training_section
 from marsbench.rows.kinds import GenerationRow, Row, TrainingRow
 from marsbench.running.plans import Arm, TablePlan
 from marsbench.show import Shown, drawing, merged, shaded
@@ -30,29 +31,20 @@ PLAN = TablePlan(
     figure=True,
 )
 FIGURE = "figures/figure1_answers"  # beside the page, less the extension
-OPENING = (
-    "One question, answered greedily by one MARS checkpoint, as in the MARS paper's Figure 1 (arXiv 2604.07023). A "
-    "single answer illustrates the method; how fast it is on average, Tables 4 and 8 say. The end of an answer counts "
-    "as a token, which has no text."
-)
 
 
-def sections(rows: Sequence[Row], scale: str, seeds: BySeed) -> list[str]:
+def slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
     answers = _answers(rows)
     shown = [row for row in rows if isinstance(row, GenerationRow | TrainingRow)]
-    asked = dict.fromkeys(row.question for row in answers.values())
-    return [
-        title(PLAN, scale),
-        f"![The answers, neighbouring forward passes in different shades]({FIGURE}.png)",
-        _counts(answers),
-        about(OPENING, scale, seeds),
-        folded(
-            paragraphs("## The question", *map(_fenced, asked)) if asked else "",
-            *[_text(row) for row in answers.values() if row.status == "done"],
-            training_section(shown, PLAN),
-            facts_section(shown, command(f"reproduce-{PLAN.key}", scale)),
-        ),
-    ]
+    done = {name: row for name, row in answers.items() if row.status == "done"}
+    return {
+        "title": title(PLAN, scale),
+        "counts": _counts(answers),
+        "question": paragraphs(*map(_fenced, dict.fromkeys(row.question for row in answers.values()))),
+        **{arm.name: _text(done[arm.name]) if arm.name in done else "" for arm in PLAN.arms},
+        "training": training_section(shown, PLAN),
+        "facts": facts_section(shown, command(f"reproduce-{PLAN.key}", scale)),
+    }
 
 
 def draw(rows: Sequence[Row], reports_dir: Path) -> list[Path]:
@@ -109,6 +101,6 @@ STUDY = Study(
     plan=PLAN,
     scored=False,
     measure=measured_by("marsbench.studies.figure1.measuring", "figure1_rows"),
-    sections=sections,
+    sections=laid_out(__package__, slots),
     figures=draw,
 )

@@ -19,7 +19,6 @@ from marsbench.rows.kinds import Row, TokenClassRow
 from marsbench.running.cells import Cells
 from marsbench.running.checkpoints import Checkpoints
 from marsbench.running.run import Run, kept, skipped
-from marsbench.running.tables import Table
 from marsbench.show import token_texts
 from marsbench.studies.gains.lines import CLASSED, MEASURED
 from marsbench.studies.gains.word_classes import CLASSES, CODE_BENCHMARK, template_words, token_class
@@ -29,16 +28,10 @@ from marsbench.world import modelled_on
 QUESTIONS = 100  # of each benchmark, at most
 
 
-def gains_rows(run: Run) -> list[Row]:
-    """The rows of the page's table, then the tokens of one line by class; these are not shared out among shards."""
-    rows = Table(run, MEASURED).rows()
-    if not run.is_whole:
-        return rows
-    names = run.asked(MEASURED)
+def classed_tokens(run: Run) -> list[Row]:
     reason, loaded = Checkpoints(run).available(CLASSED.trained)
-    if loaded is None:
-        return [*rows, *[_skipped(run, name, reason) for name in names]]
-    return [*rows, *[_row(run, loaded, name) for name in names]]
+    names = run.asked(MEASURED)
+    return [_row(run, loaded, name) if loaded else _skipped(run, name, reason) for name in names]
 
 
 def _row(run: Run, loaded: Loaded, name: str) -> TokenClassRow:

@@ -25,9 +25,10 @@ from marsbench.methods import METHODS
 from marsbench.racing.position_law import position_law
 from marsbench.rendering.claims import claims_section, page_tally, plainly
 from marsbench.rendering.figures import labelled_figure
-from marsbench.rendering.markdown import folded, paragraphs, table
+from marsbench.rendering.layout import laid_out
+from marsbench.rendering.markdown import paragraphs, table
 from marsbench.rendering.measured import measured_section, speed_cell, speed_table
-from marsbench.rendering.sections import about, deviations_section, how_section, title, training_section
+from marsbench.rendering.sections import behind, title
 from marsbench.rows.kinds import EvaluationRow, Row, StepTimeRow, SweepRow, TrainingSpeedRow
 from marsbench.running.plans import Arm, TablePlan
 from marsbench.statistics.curves import after_training
@@ -52,11 +53,6 @@ from marsbench.studies.real_model.lines import (
 from marsbench.studies.study import Study, measured_by, ours
 
 FIGURE = "figures/real-model_speed"  # beside the page, less the extension
-OPENING = (
-    "A pretrained, instruction-tuned model by itself, with a gated adapter that acts on masks alone, and fine-tuned by "
-    "MARS, both straight from it and on its own answers to training prompts, with the same batches and, but for lines "
-    "that say otherwise, the same steps. The adapter with a draft head was trained longer, and on more answers."
-)
 HOW_LINES_DECODE = (
     "Verified lines promise the tokens of AR decoding of their own checkpoint, those with an adapter the untouched "
     "base's; prompt lookup drafts what followed the last tokens earlier in the text, and together with masks what the "
@@ -65,22 +61,6 @@ HOW_LINES_DECODE = (
 HOW_AGREEMENT_IS_COUNTED = (
     "Answers with the very tokens of AR decoding of the same checkpoint, of those asked; `base` counts those with the "
     "tokens of the base, which nobody has trained."
-)
-HOW_BF16_IS_ASKED = (
-    "Who races, on the first questions of three benchmarks, in bf16 and without a clock. Where rounding depended "
-    "on how many positions are computed at once, near ties of two tokens would come out otherwise than in AR decoding."
-)
-HOW_THE_CLOCK_IS_READ = (
-    "All contenders of a batch size and a type of weights decode the same prompts in one race, batch by batch in turn, "
-    "after a lap that is watched. A number is the median over laps of the ratio of tokens per second over `ar`, AR "
-    "decoding of the base in the same loop, with its bootstrap 95 % interval. *Roofline* is the weights read per "
-    "second, by forwards and prompts' forwards, in % of what reading a large tensor moves per second on the same "
-    "machine. In bf16 rounding may depend on how many positions are computed at once, and near ties of two tokens come "
-    "out otherwise: a column says how many answers are those of `ar`, token for token."
-)
-HOW_THE_CURVE_IS_READ = (
-    "Tokens per forward pass, verified in groups of four, after trainings of several lengths: each is one of its own, "
-    "whose rate falls to zero at its end, so a point is what that many tokens give and not a look at a longer one."
 )
 HOW_TRAINING_IS_TIMED = (
     "How fast each objective trains on the machine by itself, from the base, each in a process of its own that nothing "
@@ -94,29 +74,30 @@ DEVIATIONS = (
 )
 
 
-def sections(rows: Sequence[Row], scale: str, seeds: BySeed) -> list[str]:
+def slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
     cells, sweeps = latest_cells(rows), SweepCells.by_dtype(rows)
+    raced = [row for row in rows if isinstance(row, SweepRow)]
     timed = [row for row in rows if isinstance(row, SweepRow | StepTimeRow)]
-    return [
-        title(PLAN, scale),
-        _in_part(cells, sweeps),
-        " ".join([_whose_weights(rows), _right(cells)]).strip(),
-        "\n".join([*_fastest(sweeps), *_outsider(sweeps), *_answers(seeds)]),
-        f"![Tokens per second over ar by line, type of weights and batch size]({FIGURE}.png)" if sweeps else "",
-        _clock_in_brief(sweeps),
-        about(OPENING, scale, seeds),
-        company_remark([*timed, *_training_speeds(rows)]),
-        folded(
-            _clock(sweeps),
-            claims_section(seeds, PLAN, CLAIMS, scale),
-            measured_section(cells, PLAN, seeds, HOW_LINES_DECODE, *_answered(cells, PLAN, OWN_AR)),
-            _in_bf16(cells),
-            _by_tokens_trained(cells, rows),
-            paragraphs(training_section(rows, PLAN), _adapter_size(rows), _training_speed(rows)),
-            how_section(rows, PLAN, scale),
-            deviations_section(rows, scale, DEVIATIONS),
-        ),
-    ]  # fmt: skip
+    figure = f"![Tokens per second over ar by line, type of weights and batch size]({FIGURE}.png)"
+    return {
+        "title": title(PLAN, scale),
+        "in_part": _in_part(cells, sweeps),
+        "base": _base(rows, cells),
+        "answers": "\n".join([*_fastest(sweeps), *_outsider(sweeps), *_answers(seeds)]),
+        "figure": figure if sweeps else "",
+        "brief": paragraphs(_clock_in_brief(sweeps), races_in_words(raced)),
+        "company": company_remark([*timed, *_training_speeds(rows)]),
+        "kinds": steps_in_words(SweepCells(raced)),
+        "races": paragraphs(*[_race(*one) for one in sweeps.items()]),
+        "claims": claims_section(seeds, PLAN, CLAIMS, scale),
+        "measured": measured_section(cells, PLAN, seeds, HOW_LINES_DECODE, *_answered(cells, PLAN, OWN_AR)),
+        "in_bf16": _in_bf16(cells),
+        "curve": _by_tokens_trained(cells, rows),
+        "law": _law(cells, rows),
+        "size": _adapter_size(rows),
+        "timed": _training_speed(rows),
+        **behind(rows, PLAN, scale, DEVIATIONS),
+    }
 
 
 def draw(rows: Sequence[Row], reports_dir: Path) -> list[Path]:
@@ -170,22 +151,20 @@ def _in_part(cells: Cells, sweeps: Mapping[str, SweepCells]) -> str:
     return f"**In part.** Not measured yet: {'; '.join(missing)}." if missing else ""
 
 
-def _whose_weights(rows: Sequence[Row]) -> str:
-    """Which of the packaged models the rows are of, where they are of one."""
+def _base(rows: Sequence[Row], cells: Cells) -> str:
+    """Which of the packaged models the rows are of, where they are of one, and what it gets right."""
     bases = sorted({str(row.provenance["base"]) for row in rows if row.provenance.get("base")})
     how = {
         base: f", whose weights were quantised ({described(base)[0].quantised}) and are dequantised here"
         for base in bases
         if is_known(base) and base.endswith("-gguf")
     }
-    said = [f"`{base}`{how.get(base, '')}" for base in bases]
-    return f"The base is {', '.join(said)}." if bases else ""
-
-
-def _right(cells: Cells) -> str:
-    answers = [right for row in done_cells(cells, AR.name).values() for right in row.correct]
-    known = f"It answers {sum(answers):g} of {len(answers):,} questions right, so accuracy says little here."
-    return known if answers else ""
+    named = ", ".join(f"`{base}`{how.get(base, '')}" for base in bases)
+    said = [f"The base is {named}."] if bases else []
+    if answers := [right for row in done_cells(cells, AR.name).values() for right in row.correct]:
+        right = f"{sum(answers):g} of {len(answers):,} questions"
+        said.append(f"It answers {right} right, so accuracy says little here.")
+    return " ".join(said)
 
 
 # ---- the answer ----
@@ -236,9 +215,9 @@ def _clock_in_brief(sweeps: Mapping[str, SweepCells]) -> str:
     names = dict.fromkeys(name for _, sweep, _ in races for name in sweep.names if name not in _LEFT_OUT)
     found = {name: [sweep.done.get((name, size)) for _, sweep, size in races] for name in names}
     lines = [[name, *[printed_speed_up(row) if row else "-" for row in rows]] for name, rows in found.items()]
-    head = ["tokens/s over `ar`", *[f"{dtype}, batch {size}" for dtype, _, size in races]]
-    raced = [row for _, sweep, _ in races for row in sweep.rows]
-    return paragraphs(table(head, lines), races_in_words(raced)) if lines else ""
+    return (
+        table(["tokens/s over `ar`", *[f"{dtype}, batch {size}" for dtype, _, size in races]], lines) if lines else ""
+    )
 
 
 # ---- answers ----
@@ -271,7 +250,7 @@ def _agreement(cells: Cells, plan: TablePlan, own_ar: Mapping[str, Arm]) -> str:
 def _in_bf16(cells: Cells) -> str:
     """Tokens per forward pass and agreement of the lines that answered in bf16; empty where none did."""
     speeds, agreement = _answered(cells, IN_BF16, dict.fromkeys(OWN_AR, IN_BF16.arms[0]))
-    return agreement and paragraphs("## In bfloat16", HOW_BF16_IS_ASKED, speeds, agreement)
+    return agreement and paragraphs(speeds, agreement)
 
 
 def _same(
@@ -292,30 +271,31 @@ def _counted(same_of: tuple[int, int]) -> str:
 
 def _by_tokens_trained(cells: Cells, rows: Sequence[Row]) -> str:
     """Tokens per forward pass, verified in groups of four, by the tokens that the masks were trained on."""
-    tokens = {stage.stage: row.tokens for stage, row in latest_stages(rows).items() if row.status == "done"}
+    tokens = _tokens_trained(rows)
     found = {arm.stage: done_cells(cells, arm.name) for arm in CURVE if arm.stage in tokens}
     lines = [
         [f"`{stage}`", f"{tokens[stage]:,}", *[speed_cell(done.get(name)) for name in columns(PLAN)]]
         for stage, done in found.items()
         if done
     ]
-    if not lines:
-        return ""
-    head = ["", "tokens trained", *columns(PLAN).values()]
-    headed = {tokens[arm.stage]: found[arm.stage] for arm in HEADED_CURVE if found.get(arm.stage)}
-    return paragraphs("## By tokens trained", HOW_THE_CURVE_IS_READ, table(head, lines), _law(headed))
+    return table(["", "tokens trained", *columns(PLAN).values()], lines)
 
 
-def _law(curve: Mapping[int, Mapping[str, EvaluationRow]]) -> str:
-    """Where training on would lead a line with a draft head: tokens trained -> its row on each benchmark."""
-    names = [name for name in columns(PLAN) if all(name in rows for rows in curve.values())]
-    if len(curve) < 2 or not names:
+def _tokens_trained(rows: Sequence[Row]) -> dict[str, int]:
+    return {stage.stage: row.tokens for stage, row in latest_stages(rows).items() if row.status == "done"}
+
+
+def _law(cells: Cells, rows: Sequence[Row]) -> str:
+    """Where training on would lead the lines with a draft head."""
+    tokens = _tokens_trained(rows)
+    found = {tokens[arm.stage]: done_cells(cells, arm.name) for arm in HEADED_CURVE if arm.stage in tokens}
+    curve = {trained: done for trained, done in found.items() if done.keys() >= columns(PLAN).keys()}
+    if len(curve) < 2:
         return ""
-    points = {name: {tokens: rows[name].answers for tokens, rows in curve.items()} for name in names}
-    most = max(curve)
+    points = [{trained: done[name].answers for trained, done in curve.items()} for name in columns(PLAN)]
     now, doubled, far = (
-        mean_of_benchmarks([after_training(of_one, tokens) for of_one in points.values()])
-        for tokens in (most, 2 * most, FAR)
+        mean_of_benchmarks([after_training(of_one, trained) for of_one in points])
+        for trained in (max(curve), 2 * max(curve), FAR)
     )
     return (
         f"With a draft head a doubling of training adds {doubled.value - now.value:.2f} tokens per forward pass, by a "
@@ -352,13 +332,6 @@ def _training_speeds(rows: Sequence[Row]) -> list[TrainingSpeedRow]:
 
 
 # ---- the clock ----
-
-
-def _clock(sweeps: Mapping[str, SweepCells]) -> str:
-    if not sweeps:
-        return ""
-    how = f"{HOW_THE_CLOCK_IS_READ} {steps_in_words(next(iter(sweeps.values())))}"
-    return paragraphs("## By the clock", how, *[_race(*one) for one in sweeps.items()])
 
 
 def _race(dtype: str, sweep: SweepCells) -> str:
@@ -415,9 +388,9 @@ STUDY = Study(
     place=7,
     in_paper=False,
     plan=PLAN,
-    measure=measured_by("marsbench.studies.real_model.measuring", "real_model_rows"),
+    measure=measured_by("marsbench.studies.real_model.measuring", "races_and_speeds"),
     timed=True,
-    sections=sections,
+    sections=laid_out(__package__, slots),
     figures=draw,
     tally=tally,
     claims=ours("real-model", CLAIMS),

@@ -1,4 +1,4 @@
-"""The rows of the page: its lines on all benchmarks, and the loss of base and AR SFT on text that none has met."""
+"""What the page has beside its lines: the loss of base and AR SFT on text that none has met."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from marsbench.keys import versions
 from marsbench.rows.kinds import Row, TextLossRow
 from marsbench.running.checkpoints import Checkpoints
 from marsbench.running.run import Run, kept
-from marsbench.running.tables import Table
-from marsbench.studies.regime.page import PLAN
 from marsbench.training.checkpoints import Loaded
 from marsbench.training.data import Collator, solved_text
 from marsbench.training.objectives import IGNORED
@@ -25,11 +23,8 @@ _SEED = 700_000  # of a stream that no training draws from
 _TEXTS_AT_ONCE = 64
 
 
-def regime_rows(run: Run) -> list[Row]:
-    rows = Table(run, PLAN).rows()
-    if run.scale.world is None or not run.is_whole:
-        return rows
-    return [*rows, *[_text_loss(run, stage) for stage in ("base", "ar_sft")]]
+def text_losses(run: Run) -> list[Row]:
+    return [_text_loss(run, stage) for stage in ("base", "ar_sft")] if run.scale.world else []
 
 
 def _text_loss(run: Run, stage: str) -> TextLossRow:

@@ -17,9 +17,10 @@ from marsbench.findings.claims import TIMES, Claim, Finding, Measured
 from marsbench.findings.in_words import one_line
 from marsbench.findings.seeds import BySeed
 from marsbench.rendering.claims import held_against, published
-from marsbench.rendering.markdown import folded, paragraphs, table
+from marsbench.rendering.layout import laid_out
+from marsbench.rendering.markdown import paragraphs, table
 from marsbench.rendering.measured import HOW_TO_READ_THE_CELLS, accuracy_table, measured_section
-from marsbench.rendering.sections import about, behind, title
+from marsbench.rendering.sections import behind, title
 from marsbench.rows.kinds import Row, TextLossRow
 from marsbench.running.plans import Arm, TablePlan
 from marsbench.statistics.decisions import Bound, Verdict
@@ -150,29 +151,22 @@ HOW_CRITERIA_ARE_JUDGED = (
     "else *inconclusive*. Intervals cover questions and, with several training seeds, the luck of training, as on the "
     "page of claims; two one-sided tests at 2.5 % each decide an equivalence. One that fails is left standing."
 )
-TRIALS = (
-    "Single trials that came before the settings of scale mini, by AR training alone, on seeds that no row has. They "
-    "are the grounds of a choice, not measurements of the scale, and no rows of them are kept. Only the last four are "
-    "of seed 0. They told that the base was not converged, so it was trained on; and then that it left no room, so "
-    "tests ask GSM8K for six events and HumanEval for up to six operations, one more than any training shows."
-)
 
 
-def sections(rows: Sequence[Row], scale: str, seeds: BySeed) -> list[str]:
+def slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
     cells = latest_cells(rows)
-    return [
-        title(PLAN, scale),
-        "\n".join([f"- {tally(seeds)}.", *_left_standing(seeds)]),
-        _criteria(seeds),
-        f"{HOW_CRITERIA_ARE_JUDGED} {about(OPENING, scale, seeds)}",
-        folded(
-            _room(seeds),
-            measured_section(cells, PLAN, seeds, HOW_TO_READ_THE_CELLS, accuracy_table(cells, PLAN)),
-            _text_losses(seeds),
-            _trials(scale),
-        ),
-        behind(rows, PLAN, scale),
-    ]
+    return {
+        "title": title(PLAN, scale),
+        "answers": "\n".join([f"- {tally(seeds)}.", *_left_standing(seeds)]),
+        "criteria": _criteria(seeds),
+        "judged": HOW_CRITERIA_ARE_JUDGED,
+        "opening": OPENING,
+        "room": _room(seeds),
+        "measured": measured_section(cells, PLAN, seeds, HOW_TO_READ_THE_CELLS, accuracy_table(cells, PLAN)),
+        "losses": _text_losses(seeds),
+        "trials": _trials(scale),
+        **behind(rows, PLAN, scale),
+    }
 
 
 def tally(seeds: BySeed) -> str:
@@ -213,7 +207,7 @@ def _criteria(seeds: BySeed) -> str:
         lines.append([*line, _outcome(found.verdict), published_in_words(one)])
         if one.letter == "iii":
             lines += _room_lines(seeds)
-    return paragraphs("## Criteria", table(head, lines, text=(0, 1, 2, 6, 7)))
+    return table(head, lines, text=(0, 1, 2, 6, 7))
 
 
 def _left_standing(seeds: BySeed) -> Iterator[str]:
@@ -242,10 +236,8 @@ def _room(seeds: BySeed) -> str:
         [BENCHMARKS[name], one.found, f"{CHANCE.get(name, 0.0):.1f}", _outcome(one.verdict)]
         for name, one in found.items()
     ]
-    low, high = ROOM_ON_EACH.low, ROOM_ON_EACH.high
-    lead = "AR SFT on each benchmark, in %, beside an answer of the right form drawn at random:"
-    head = ["", "AR SFT", "by chance", f"between {low:g} and {high:g}"]
-    return paragraphs("## AR SFT on each benchmark", lead, table(head, lines, text=(0, 3)))
+    head = ["", "AR SFT", "by chance", f"between {ROOM_ON_EACH.low:g} and {ROOM_ON_EACH.high:g}"]
+    return table(head, lines, text=(0, 3))
 
 
 def _text_losses(seeds: BySeed) -> str:
@@ -258,20 +250,17 @@ def _text_losses(seeds: BySeed) -> str:
         }
         if found:
             lines.append([str(seed), *[losses.get(stage, "not run") for stage in ("base", "ar_sft")]])
-    title = "## Loss on held-out text of the world, nats per token"
-    return paragraphs(title, table(["seed", "base", "AR SFT"], lines, text=())) if lines else ""
+    return table(["seed", "base", "AR SFT"], lines, text=())
 
 
 def _trials(scale: str) -> str:
     file = resources.files(__package__) / f"{scale}_trials.yaml"
     trials: list[dict[str, Any]] = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else []
-    if not trials:
-        return ""
     lines = [
         [one["what"], *[f"{one[name]:.1f}" for name in BENCHMARKS], f"{fmean(one[name] for name in BENCHMARKS):.1f}"]
         for one in trials
     ]
-    return paragraphs("## Trials", TRIALS, table(["", *BENCHMARKS.values(), "Average"], lines))
+    return table(["", *BENCHMARKS.values(), "Average"], lines)
 
 
 STUDY = Study(
@@ -281,7 +270,7 @@ STUDY = Study(
     place=0,
     in_paper=False,
     plan=PLAN,
-    measure=measured_by("marsbench.studies.regime.measuring", "regime_rows"),
-    sections=sections,
+    measure=measured_by("marsbench.studies.regime.measuring", "text_losses"),
+    sections=laid_out(__package__, slots),
     tally=tally,
 )

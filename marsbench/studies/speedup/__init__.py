@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from marsbench.racing.grid import read_grid, shipped_grid
+from marsbench.rendering.layout import laid_out
 from marsbench.running.plans import Arm, TablePlan
 from marsbench.studies.lines import BATCH_SIZES, speculative
 from marsbench.studies.speedup.claims import TABLE5_SECTION, TABLE6_SECTION, decoded_by_the_sweep, speed_claims
-from marsbench.studies.speedup.page import draw, sections
+from marsbench.studies.speedup.page import draw, slots
 from marsbench.studies.study import Item, Study
 
 # The lines of the paper's Tables 5 and 6, which the sweep races by the clock.
@@ -55,7 +56,7 @@ STUDY = Study(
     asks="how fast, at what accuracy, against what, at which batch size?",
     place=4,
     grid=lambda scale, quick: read_grid(shipped_grid(scale.scale), quick=quick),
-    sections=sections,
+    sections=laid_out(__package__, slots),
     figures=draw,
     claims=tuple(speed_claims()),
     remark=decoded_by_the_sweep,

@@ -17,33 +17,29 @@ from marsbench.findings.sweep import (
     speed_up,
 )
 from marsbench.racing.position_law import PositionLaw, Work, fastest
-from marsbench.rendering.markdown import paragraphs, table
+from marsbench.rendering.markdown import table
 from marsbench.rows.kinds import StepTimeRow
 from marsbench.statistics.intervals import Estimate, Interval
 
-HOW_THE_LAW_WORKS = (
-    "A step of the loop was timed for windows of different widths and batches of different sizes, apart from any "
-    "race. The law says that its time depends on the product alone, the positions per forward. With the forwards that "
-    "each prompt takes (measured at the smallest batch size; they are the same at all), it predicts the fastest window "
-    "for every batch size. Regret is what that choice loses against the fastest window that the races found."
-)
 
-
-def law_section(sweep: SweepCells) -> str:
+def law_slots(sweep: SweepCells) -> dict[str, str]:
+    """What the page says of the law; all of it empty where no steps were timed."""
     if (law := sweep.law) is None or sweep.step_times is None:
-        return ""
+        return dict.fromkeys(("steps", "spread", "chosen", "regret", "double"), "")
     shown = [count for count in law.positions if count & (count - 1) == 0]
     costs = ["ms per step", *[f"{1000 * law.seconds_at(count):.2f}" for count in shown]]
-    regrets = _regrets(sweep, law)
-    chosen = table(
-        ["windows of", "batch", "by the law", "by the races", "regret, % [95 %]"],
-        [[one.family, str(one.batch_size), one.chosen, one.best, with_interval(one.loss, 1)] for one in regrets],
-        text=(0, 2, 3),
-    )
-    steps = table(["positions", *map(str, shown)], [costs])
-    return paragraphs(
-        "## The position law", HOW_THE_LAW_WORKS, steps, _spread(sweep.step_times), chosen, _summary(regrets)
-    )
+    regrets, double = _regrets(sweep, law), law.positions_at(2.0)
+    return {
+        "steps": table(["positions", *map(str, shown)], [costs]),
+        "spread": _spread(sweep.step_times),
+        "chosen": table(
+            ["windows of", "batch", "by the law", "by the races", "regret, % [95 %]"],
+            [[one.family, str(one.batch_size), one.chosen, one.best, with_interval(one.loss, 1)] for one in regrets],
+            text=(0, 2, 3),
+        ),
+        "regret": _summary(regrets),
+        "double": "" if double is None else f"{double:.0f}",
+    }
 
 
 def _spread(timed: StepTimeRow) -> str:
@@ -112,20 +108,12 @@ def _summary(regrets: Sequence[Regret]) -> str:
     )
 
 
-def knee_section(sweep: SweepCells) -> str:
-    parts = ["## Where more load stops paying"]
-    if sweep.law is not None and (double := sweep.law.positions_at(2.0)) is not None:
-        parts.append(
-            f"A step over {double:.0f} positions takes twice as long as a step over one on this machine. `ar` has as "
-            "many positions as rows; a method with a wider window has that many times more for the same rows, so it "
-            "comes to that point at a batch that many times smaller. Beyond it a forward costs more nearly in "
-            "proportion to its positions, and what counts more and more is positions per emitted token, of which `ar` "
-            "has the fewest, 1."
-        )
+def knee_table(sweep: SweepCells) -> str:
+    """Up to which batch size the best settings pay."""
     head = ["", "positions/token", *[f"batch {size}" for size in sweep.batch_sizes], "pays up to"]
     best = [find(sweep, size) for find in (best_mars_at, best_verified_at) for size in sweep.batch_sizes]
-    lines = [_knee_line(sweep, name) for name in dict.fromkeys(row.contender for row in best if row is not None)]
-    return paragraphs(*parts, table(head, lines))
+    names = dict.fromkeys(row.contender for row in best if row is not None)
+    return table(head, [_knee_line(sweep, name) for name in names])
 
 
 def _knee_line(sweep: SweepCells, name: str) -> list[str]:

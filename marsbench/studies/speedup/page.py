@@ -30,45 +30,38 @@ from marsbench.findings.sweep import (
 from marsbench.presets import preset
 from marsbench.racing.grid import COMPILED_AR
 from marsbench.rendering.claims import bullet_by_size
-from marsbench.rendering.markdown import folded, paragraphs, table
-from marsbench.rendering.sections import command, facts_section, racing, seeds_in_words
+from marsbench.rendering.markdown import table
+from marsbench.rendering.sections import command, facts_section
 from marsbench.rows.kinds import Row, SweepRow
 from marsbench.studies.speedup import figures
 from marsbench.studies.speedup.claims import decoded_by_the_sweep, speed_claims
-from marsbench.studies.speedup.law import knee_section, law_section
+from marsbench.studies.speedup.law import knee_table, law_slots
 from marsbench.studies.speedup.tables import table5, table6
 from marsbench.training.stages import STAGES
 
-WHAT_DIFFERS = (
-    "A setting that loses at most {loss:g} point is chosen, and reported, on the prompts raced, which flatters it. "
-    "Other pages race other prompts and checkpoints, so their ratios differ."
-)
-ONE_LOOP = "Every method runs through one loop, one cache and one clock; `hf-generate` is transformers' own `generate`."
 SMALL = " These are models of a million parameters or less; they test the mechanism and are not Qwen numbers."
 
 
-def sections(rows: Sequence[Row], scale: str, seeds: BySeed) -> list[str]:
+def slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
     sweep = SweepCells.of(rows)
-    return [
-        f"# Speed at scale {scale}: how fast, at what accuracy, against what",
-        _answers(seeds, sweep.batch_sizes),
-        f"![{_BY_BATCH}]({figures.BY_BATCH}.png)",
-        _answer(sweep),
-        f"{steps_in_words(sweep)} {decoded_by_the_sweep([rows])} {WHAT_DIFFERS.format(loss=ALLOWED_LOSS)} "
-        f"{racing(scale)} {seeds_in_words(seeds)} {ONE_LOOP}{SMALL if preset(scale).world else ''}",
-        races_in_words(sweep.rows),
-        company_remark([*sweep.rows, *([sweep.step_times] if sweep.step_times else [])]),
-        folded(
-            _all(sweep),
-            paragraphs("## Accuracy by speed", f"{_BY_SPEED}.\n\n![{_BY_SPEED}]({figures.PARETO_SPEED}.png)"),
-            table5(sweep),
-            table6(sweep),
-            law_section(sweep.eager),
-            knee_section(sweep.eager),
-            _checks(sweep),
-            facts_section(rows, command("speedup-sweep", scale)),
-        ),
-    ]
+    return {
+        "answers": _answers(seeds, sweep.batch_sizes),
+        "loss": f"{ALLOWED_LOSS:g}",
+        "answer": _answer(sweep),
+        "kinds": steps_in_words(sweep),
+        "decoded": decoded_by_the_sweep([rows]),
+        "stages": in_words(sweep.decoded),
+        "small": SMALL if preset(scale).world else "",
+        "raced": races_in_words(sweep.rows),
+        "company": company_remark([*sweep.rows, *([sweep.step_times] if sweep.step_times else [])]),
+        "contenders": _contenders(sweep),
+        **table5(sweep.eager),  # without a cache, and with this one, steps have no fixed shape to be compiled
+        **table6(sweep),
+        **law_slots(sweep.eager),
+        "knee": knee_table(sweep.eager),
+        "checks": _checks(sweep),
+        "facts": facts_section(rows, command("speedup-sweep", scale)),
+    }
 
 
 def _answers(seeds: BySeed, sizes: Sequence[int]) -> str:
@@ -104,8 +97,7 @@ def _answer(sweep: SweepCells) -> str:
     lines.append(
         ["points that `mars` loses [95 %]", *[with_interval(one, 1, signed=True) if one else "" for one in lost]]
     )
-    text = "Each contender, and `ar`, in its faster form, eager or compiled; further down each against its like."
-    return paragraphs("## The answer", text, table(["", *[f"batch {size}" for size in sizes]], lines))
+    return table(["", *[f"batch {size}" for size in sizes]], lines)
 
 
 _BESTS: dict[str, Callable[[SweepCells, int], SweepRow | None]] = {
@@ -128,23 +120,17 @@ def _setting(row: SweepRow | None) -> str:
 # ---------------------------------------------------------------------- every contender
 
 
-def _all(sweep: SweepCells) -> str:
+def _contenders(sweep: SweepCells) -> str:
     held_against: dict[str, list[str]] = {}  # baseline -> contenders
     for baseline, name in dict.fromkeys((baseline_of(row), row.contender) for row in sweep.rows):
         held_against.setdefault(baseline, []).append(name)
     tables = [_all_over(sweep, baseline == COMPILED_AR, names) for baseline, names in held_against.items()]
-    text = (
-        "Accuracy in %, benchmarks weighing the same; tokens/forward and accuracy at the smallest batch size, as the "
-        'batch size changes tokens by rounding at most. "as `ar`" counts the prompts whose tokens equal those of `ar` '
-        "on the same checkpoint. `ar`, and all contenders that name no other checkpoint, decode stage "
-        f"{in_words(sweep.decoded)}."
-    )
     reasons = "\n".join(
         f"- {row.contender}, batch {row.batch_size}: {row.status}: {one_line(row.reason)}"
         for row in sweep.rows
         if row.status != "done"
     )
-    return "\n\n".join(["## Every contender", text, *tables, reasons])
+    return "\n\n".join([*tables, reasons])
 
 
 def _all_over(sweep: SweepCells, compiled: bool, names: Sequence[str]) -> str:
@@ -182,15 +168,6 @@ def _model_of(name: str) -> str | None:
     return STAGES[name].parent if STAGES[name].objective in ("medusa", "gated") else name
 
 
-_BY_BATCH = (
-    "Speed over ar by batch size, each in its faster form: of each method the setting that is fastest there and loses "
-    f"at most {ALLOWED_LOSS:g} point"
-)
-
-
-_BY_SPEED = "Accuracy against tokens per second, relative to ar, by batch size"
-
-
 def _checks(sweep: SweepCells) -> str:
     lines = []
     for size in sweep.batch_sizes:
@@ -198,8 +175,4 @@ def _checks(sweep: SweepCells) -> str:
         if ratio is not None:
             inside = ratio.interval.low <= 1 <= ratio.interval.high
             lines.append([str(size), printed_ratio(ratio), "yes" if inside else "no"])
-    if not lines:
-        return ""
-    text = "`ar` raced against `ar` under another name must not differ from it: the interval must contain 1."
-    head = ["batch", "`ar, again` over `ar`", "contains 1"]
-    return paragraphs("## Is the clock fair?", text, table(head, lines))
+    return table(["batch", "`ar, again` over `ar`", "contains 1"], lines)

@@ -5,18 +5,18 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from marsbench.findings.in_words import signed_number, with_interval
-from marsbench.findings.sweep import SweepCells, in_words, over, printed_speed_up, steps_in_words
+from marsbench.findings.sweep import SweepCells, over, printed_speed_up
 from marsbench.paper import published
 from marsbench.rendering.markdown import paragraphs, table
 from marsbench.rows.kinds import SweepRow
 
 
-def table5(sweep: SweepCells) -> str:
-    sweep = sweep.eager  # without a cache, and with this one, steps have no fixed shape to be compiled
+def table5(sweep: SweepCells) -> dict[str, str]:
+    """What was measured, and what was published; both empty where nothing was measured."""
     cached = [row for row in sweep.rows if row.method == "mars-block-cache"]
     blocks = sorted({int(row.options["cache_block"]) for row in cached})
     if not blocks:
-        return ""
+        return {"table5": "", "published5": ""}
     names = {int(row.options["cache_block"]): row.contender for row in cached}
     without = next((row.contender for row in sweep.rows if row.method == "mars-no-cache"), None)
     head = ["batch", "no cache", *[f"B_cache {block}" for block in blocks]]
@@ -28,14 +28,7 @@ def table5(sweep: SweepCells) -> str:
         lines += [[str(size), *shown], ["positions/forward", *positions]]
         if size == sweep.batch_sizes[-1]:
             lines.append(["accuracy in %", *[f"{100 * row.accuracy.value:.1f}" if row else "" for row in cells]])
-    text = (
-        "Tokens per second over `ar` with its KV cache, by batch size and block size of the cache, tau = .95. All "
-        "contenders of this table decode eagerly, `ar` too: no step is compiled. Without "
-        "a cache, a forward covers the prefix and B - 1 masks (the authors' covers the prefix and 256). Below each "
-        "line, the positions that a forward covers; below them all, the accuracy, which the batch size changes by "
-        "rounding at most. Where B_cache exceeds B, tokens are predicted further ahead than MARS was trained for."
-    )
-    return paragraphs("## Table 5: the block-level cache", text, table(head, lines), _published5())
+    return {"table5": table(head, lines), "published5": _published5()}
 
 
 def _published5() -> str:
@@ -46,8 +39,7 @@ def _published5() -> str:
         [str(size), found.get((size, None, True), ""), *[found.get((size, block, False), "") for block in blocks]]
         for size in sorted({row.batch_size for row in rows if row.batch_size is not None})
     ]
-    lead = "**Published** (arXiv 2604.07023, Table 5): Qwen2.5 7B, 256 questions of GSM8K; nothing was measured here."
-    return paragraphs(lead, table(["batch", "no cache", *[f"B_cache {block}" for block in blocks]], lines))
+    return table(["batch", "no cache", *[f"B_cache {block}" for block in blocks]], lines)
 
 
 AR_SFT = "ar, AR SFT"  # `ar` on the checkpoint that MARS goes on from
@@ -74,27 +66,17 @@ TABLE6 = (AR_BY_AR, MARS_BY_AR, MARS_BY_MARS)
 _HEADS6 = "over AR SFT by AR SFT", "points gained [95 %]"
 
 
-def table6(sweep: SweepCells) -> str:
-    cells = {
-        (size, compiled): [(line, row) for line in TABLE6 if (row := line.row(sweep, size, compiled=compiled))]
-        for size in sweep.batch_sizes
-        for compiled in (False, True)
-    }
-    if not any(cells.values()):
-        return ""
-    parts = [
-        "## Table 6: speculative decoding",
-        "Target by draft. Tokens per forward of the target say what drafting yields, time per round what it costs; a "
-        f"speed-up is the one over the other. {steps_in_words(sweep)} "
-        "Points gained are over `ar` on the AR SFT checkpoint; they include what "
-        f"further training gives: the MARS target is {in_words(sweep.decoded)}, which goes on from AR SFT.",
-    ]
-    for (size, compiled), known in cells.items():
-        if known or not compiled:
-            lines = [_table6_line(sweep, line, row, known[0][1]) for line, row in known]
-            head = ["", "tokens/target forward", "ms/round", f"tokens/s {over(compiled)}", *_HEADS6]
-            parts += [f"Batch size {size}{', compiled' if compiled else ''}:", table(head, lines)]
-    return paragraphs(*parts, _published6())
+def table6(sweep: SweepCells) -> dict[str, str]:
+    """The same of Table 6, with a table per batch size, eager and compiled."""
+    parts = []
+    for size in sweep.batch_sizes:
+        for compiled in (False, True):
+            known = [(line, row) for line in TABLE6 if (row := line.row(sweep, size, compiled=compiled))]
+            if known:
+                lines = [_table6_line(sweep, line, row, known[0][1]) for line, row in known]
+                head = ["", "tokens/target forward", "ms/round", f"tokens/s {over(compiled)}", *_HEADS6]
+                parts += [f"Batch size {size}{', compiled' if compiled else ''}:", table(head, lines)]
+    return {"table6": paragraphs(*parts), "published6": _published6() if parts else ""}
 
 
 def _table6_line(sweep: SweepCells, line: Pairing, row: SweepRow, first: SweepRow) -> list[str]:
@@ -117,8 +99,4 @@ def _published6() -> str:
         tokens, speed = found["tokens_per_target_forward"], found["tokens_per_second"]
         numbers = [f"{tokens:g}", f"{1000 * tokens / speed:.0f}", f"{speed:g}", f"{found['speedup']:g}"]
         lines.append([line.words, *numbers, signed_number(found["accuracy_delta"], 1)])
-    lead = (
-        "**Published** (arXiv 2604.07023, Table 6): Qwen2.5 7B with 0.5B drafts, 256 questions of GSM8K, batch size 1; "
-        "nothing in it was measured here. The time per round is tokens per target forward over tokens per second."
-    )
-    return paragraphs(lead, table(head, lines))
+    return table(head, lines)
