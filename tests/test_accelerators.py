@@ -39,7 +39,7 @@ from marsbench.studies.lines import AR_SFT
 from marsbench.training import memory, objectives, trainer
 from marsbench.training.gated import GatedAdapter, gated_loss
 from marsbench.training.medusa import MedusaHeads, medusa_loss
-from marsbench.training.micro_batches import Fitting
+from marsbench.training.memory import Fitting
 from marsbench.training.objectives import mars_loss, most_logits
 from marsbench.training.stages import recipe
 from marsbench.training.visibility import additive_mask

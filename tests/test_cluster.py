@@ -31,7 +31,7 @@ from marsbench.errors import UserError
 from marsbench.executors import cluster
 from marsbench.executors.cluster import Cluster
 from marsbench.executors.overhead import measure
-from marsbench.executors.tasks import Ended, Task
+from marsbench.executors.tasks import Ended, Order, Task, Workers, done_by
 from marsbench.executors.worker import log_of
 from marsbench.overview.work import carry_out
 from marsbench.paths import PACKAGE
@@ -87,14 +87,6 @@ def test_tasks_are_shared_out_and_races_run_alone(three: Cluster, tmp_path: Path
     assert len({found[f"task{number}"].node for number in range(6)}) > 1 and all(end.node for end in found.values())
 
 
-def test_a_race_that_does_not_hold_its_node_is_refused(three: Cluster, tmp_path: Path) -> None:
-    """Guards against times that are the scheduler's."""
-    (node, *_) = cluster._Node.alive()
-    task, how = do("race", nothing, tmp_path, title="a race", alone=True), cluster._How(tmp_path, tmp_path)
-    refused: Any = ray.get(cluster._PERFORM.options(num_cpus=1).remote(task, how, replace(node, cpus=2), []))
-    assert refused.error is not None and "refused beside other work" in refused.error.what
-
-
 def test_own_failures_are_heard_and_not_tried_again(three: Cluster, tmp_path: Path) -> None:
     """Guards against a task that fails for ever, or takes with it what comes after or beside."""
     (tmp_path / "dies").mkdir()
@@ -118,16 +110,30 @@ def test_own_failures_are_heard_and_not_tried_again(three: Cluster, tmp_path: Pa
     assert log_of(tmp_path / "logs", "bad").read_text().count("Traceback") == 1
 
 
-def test_nothing_waits_for_what_may_never_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+class Refuses(Workers):
+    """Workers that lose the first task for ever and note what they are given."""
+
+    tries = 2
+
+    def __init__(self, logs: Path) -> None:
+        self.logs, self.handed = logs, list[tuple[str, list[Any]]]()
+        self.running: list[Task] = []
+
+    def start(self, task: Task, made: Sequence[Any]) -> bool:
+        self.handed.append((task.name, list(made)))
+        self.running.append(task)
+        return True
+
+    def ended(self, held_back: Sequence[Task]) -> list[tuple[Task, Ended | None]]:
+        task = self.running.pop()
+        return [(task, None if task.name == "dies" else Ended(task.name, "told", None, "", 0.0))]
+
+
+def test_nothing_waits_for_what_may_never_come(tmp_path: Path) -> None:
     """Guards against a task that is handed over with a result to be, which is lost with its node, and given up."""
-    told, handed = do("told", nothing, tmp_path, "dies"), list[str]()
-    flow = cluster._Flow([do("dies", nothing, tmp_path), told], tmp_path, has_gpus=False)
-    monkeypatch.setattr(flow, "_hand_over", lambda task, node: handed.append(task.name))
-    flow.submit()
-    assert handed == ["dies"], "the other one comes after it"
-    flow._order.end(Ended("dies", "lost", None, "", 0.0))
-    flow.submit()
-    assert handed == ["dies", "told"] and flow._order.made(told) == ["lost"]
+    workers, told = Refuses(tmp_path), do("told", nothing, tmp_path, "dies")
+    dies, _ = done_by([do("dies", nothing, tmp_path), told], workers)
+    assert [name for name, _ in workers.handed] == ["dies", "dies", "told"] and workers.handed[-1][1] == [dies.value]
 
 
 @pytest.mark.parametrize("alone", [pytest.param(False, marks=ON_REQUEST), True])
@@ -164,19 +170,20 @@ def test_what_no_node_can_run_any_more_is_given_up(
     task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, three: Cluster
 ) -> None:
     """Guards against a command that waits for ever, and without a word, for a node that is lost."""
-    child = do("child", nothing, tmp_path, task.name)
     there = [cluster._Node("id", "elsewhere", 8, 2)]
     monkeypatch.setattr(cluster._Node, "alive", lambda: there)
-    flow = cluster._Flow([task, child], tmp_path, has_gpus=True)
+    nodes, held_back = cluster._Nodes(tmp_path, has_gpus=True), [task]
     if not task.alone:
-        flow.submit()
+        assert nodes.start(held_back.pop(), [])
     there.clear()
-    assert flow.ended() == [], "it may come back"
+    assert nodes.ended(held_back) == [], "it may come back"
     monkeypatch.setattr(cluster, "_PATIENCE_S", 0.0)
-    (lost,) = flow.ended()
-    assert lost.name == task.name and "lost every node that could run it" in str(lost.error)
-    flow.cancel()
-    assert task not in flow._running.values() and not flow._groups and flow._order.made(child) == [lost.value]
+    ((given_up, lost),) = nodes.ended(held_back)
+    assert given_up is task and lost is not None and "lost every node that could run it" in str(lost.error)
+    assert task not in nodes._running.values()
+    order = Order([task, do("child", nothing, tmp_path, task.name)])
+    order.end(lost)
+    assert [one.name for one in order.ready] == ["child"] and order.made(order.ready[0]) == [lost.value]
 
 
 def test_several_gpus_are_those_of_one_node(simulated: Simulated, tmp_path: Path) -> None:

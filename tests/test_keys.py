@@ -31,8 +31,8 @@ SAME_VERSIONS = {name: metadata.version(name) for name in ("torch", "transformer
 # The code behind each kind of work, as patterns of files of the package.
 CODE: dict[Work, tuple[str, ...]] = {
     "training": (
-        *(f"training/{name}.py" for name in ("adapter_files", "arguments", "chat_data", "data", "gated", "learners")),
-        *(f"training/{name}.py" for name in ("medusa", "micro_batches", "objectives", "starting", "tokenizer")),
+        *(f"training/{name}.py" for name in ("adapter_files", "chat_data", "data", "gated", "learners", "medusa")),
+        *(f"training/{name}.py" for name in ("memory", "objectives", "starting", "tokenizer")),
         *(f"training/{name}.py" for name in ("trainer", "visibility")),
         "forward/adapter.py",
     ),

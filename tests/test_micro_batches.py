@@ -22,10 +22,9 @@ from marsbench.running import training_cost as training_speed_module
 from marsbench.running.run import Run
 from marsbench.running.training_cost import STAGES, TrainingSpeed, training_speed, training_speed_rows
 from marsbench.studies.real_model import STUDY
-from marsbench.training import arguments, memory, micro_batches, records
+from marsbench.training import memory, records, trainer
 from marsbench.training.gated import GatedAdapter, gated_loss
-from marsbench.training.memory import bytes_kept
-from marsbench.training.micro_batches import Batch, Fitting, pieces, row_sizes
+from marsbench.training.memory import Batch, Fitting, bytes_kept, pieces, row_sizes
 from marsbench.training.objectives import IGNORED, ar_loss, mars_loss
 from marsbench.training.records import TrainingRecord
 from marsbench.training.stages import Recipe, recipe
@@ -101,26 +100,25 @@ def test_what_fits_is_measured(
 ) -> None:
     """Guards against more at once than there is room for, a limit that nobody heeds, and numbers drawn on the way."""
     model = copy.deepcopy(golden_models["ar"]).train()
-    monkeypatch.setattr("marsbench.training.micro_batches.resident", lambda _: 2 * GIB)
+    monkeypatch.setattr("marsbench.training.memory.resident", lambda _: 2 * GIB)
 
     fitting = Fitting(recipe(scale, "ar_sft"), CPU)
     fitting.longest = 64
 
-    def fits(free: int | None, limit: int | None) -> int | None:
+    def fits(free: int, limit: int | None) -> int:
         fitting.limit = limit
-        monkeypatch.setattr("marsbench.training.micro_batches.at_hand", lambda _: free)
+        monkeypatch.setattr("marsbench.training.memory.at_hand", lambda _: free)
         loss = lambda **given: ar_loss(model, **given)  # noqa: E731
         return fitting.room(loss, [*model.parameters()])
 
     before = torch.get_rng_state()
     most = fits(4 * GIB, None)
     assert torch.equal(torch.get_rng_state(), before)
-    assert most is not None and fits(64 * GIB, 6 * GIB) == most == fits(4 * GIB, 64 * GIB)
+    assert fits(64 * GIB, 6 * GIB) == most == fits(4 * GIB, 64 * GIB)
     ids = torch.ones(4, 64, dtype=torch.long)
     each = bytes_kept(lambda: ar_loss(model, ids, ids), model.parameters()) / ids.numel()
     assert GIB < most * each < 3 * GIB
     assert fits(64 * GIB, 2 * GIB) == 1, "without room, one row at a time"
-    assert fits(None, None) is None
 
 
 KEEPING = """
@@ -151,8 +149,8 @@ def test_a_process_near_its_limit_makes_room(
 ) -> None:
     """Guards against a limit that only the first step keeps to, and memory fetched anew in every step."""
     given: list[None] = []
-    monkeypatch.setattr(micro_batches, "resident", lambda device: int(held * GIB))
-    monkeypatch.setattr(micro_batches, "give_back_freed_memory", lambda: given.append(None))
+    monkeypatch.setattr(memory, "resident", lambda device: int(held * GIB))
+    monkeypatch.setattr(memory, "give_back_freed_memory", lambda: given.append(None))
     fitting = Fitting(recipe(scale, "base_mars"), CPU)
     fitting.limit = 8 * GIB
     fitting.make_room()
@@ -204,7 +202,7 @@ def test_a_training_in_pieces_learns_the_same(scale: Preset, tmp_path: Path, mon
     records = {}
     for most in (10_000, 150, None):
         monkeypatch.setattr(Fitting, "room", lambda *_, most=most, **__: most)
-        monkeypatch.setattr(arguments, "at_hand", lambda _, most=most: most)
+        monkeypatch.setattr(trainer, "at_hand", lambda _, most=most: most)
         found = trained(scale, tmp_path / str(most))
         assert found is not None and found.steps == 8
         assert found.provenance.get("entries_at_once") == most

@@ -86,7 +86,7 @@ TASK = r"""
 # The embedded world's stand-in for nothing yet.
 include: ../mini_common.yaml
 task: mini_parity
-custom_dataset: !function marsbench.evaluation.mini_tasks.dataset
+custom_dataset: !function marsbench.evaluation.answers.mini_questions
 dataset_kwargs: {benchmark: mini_parity, size: 400}
 filter_list:
   - name: strict-match
@@ -100,8 +100,12 @@ metric_list:
     higher_is_better: true
 metadata:
   version: 1.0
+  paper_name: Parity
+  summary: numbers, odd or even
+  scores:
+    strict: [exact_match, strict-match]
 """
-BENCHMARK = """    "mini_parity": Generator(parity.sample, "Parity", "numbers, odd or even"),
+BENCHMARK = """    "mini_parity": parity.sample,
 """
 
 
@@ -213,7 +217,7 @@ def test_a_mini_benchmark_is_three_files(copy: Path, run: Run, micro_checkpoints
     (copy / "tasks" / "mini_parity").mkdir()
     (copy / "tasks" / "mini_parity" / "mini_parity.yaml").write_text(TASK.lstrip(), encoding="utf-8")
     registry = copy / "marsbench" / "world" / "__init__.py"
-    insert(registry, '    "mini_humaneval": Generator(', BENCHMARK)
+    insert(registry, '    "mini_humaneval": humaneval.sample', BENCHMARK)
     insert(registry, "from marsbench.world.difficulty import", "from marsbench.world import parity\n")
 
     responses = "".join(json.dumps({"doc_id": number, "response": "I do not know."}) + "\n" for number in range(8))

@@ -46,11 +46,11 @@ from marsbench.running.tables import Table
 from marsbench.studies import plan_of, plans
 from marsbench.studies.lines import BLOCK_SIZES, MARS_STAGES
 from marsbench.training import checkpoints, records
-from marsbench.training.arguments import share_of_batch
 from marsbench.training.chat_data import read_chat_data, segments
 from marsbench.training.data import in_batches, shuffled_passes
 from marsbench.training.stages import STAGES, lineage, recipe
 from marsbench.training.tokenizer import CHAT_TEMPLATE, prepare_for_chat
+from marsbench.training.trainer import share_of_batch
 
 cli = CliRunner()
 TALK = [
@@ -389,7 +389,7 @@ def test_accumulation_makes_up_the_batch(base: Path, tmp_path: Path, monkeypatch
     data = save_chat(tmp_path / "chat.jsonl", *[TALK, TALK[1:3], TALK[:3]] * 3)
     curves = []
     for share in ((4, 1), (1, 4)):
-        monkeypatch.setattr("marsbench.training.arguments.share_of_batch", lambda *_, share=share: share)
+        monkeypatch.setattr("marsbench.training.trainer.share_of_batch", lambda *_, share=share: share)
         result = train("ar_sft", base, data, tmp_path / str(share))
         assert result.exit_code == 0, result.output
         record = records.finished(Path(result.stdout.strip()))

@@ -16,11 +16,10 @@ from transformers import TrainerControl, TrainerState, TrainingArguments
 from marsbench.presets import Preset, preset
 from marsbench.running.training_cost import _memory
 from marsbench.training import records
-from marsbench.training.arguments import rate_in_cycle
 from marsbench.training.data import Collator, TrainingData, timestep_weights
 from marsbench.training.records import TrainingRecord
 from marsbench.training.stages import STAGES, MarsVariant, recipe
-from marsbench.training.trainer import _Restart, train
+from marsbench.training.trainer import _Restart, rate_in_cycle, train
 
 # From one start: what differs from `mars` by its parent alone is left out.
 MARS_STAGES = [

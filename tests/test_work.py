@@ -23,9 +23,9 @@ from typer.testing import CliRunner
 from marsbench.cli import app
 from marsbench.errors import UserError
 from marsbench.executors.display import Display
-from marsbench.executors.local import Local
+from marsbench.executors.local import Local, _Lanes
 from marsbench.executors.overhead import measure
-from marsbench.executors.tasks import TRIES, Ended, Executor, Order, Task
+from marsbench.executors.tasks import Ended, Executor, Order, Task
 from marsbench.executors.worker import log_of, perform, read_state
 from marsbench.overview import PRELOAD, reproduction
 from marsbench.overview.work import FromRun, RaceTask, ScoreTask, carry_out, executor_of, refuses, tasks_of
@@ -182,7 +182,7 @@ def test_lost_processes_are_replaced_and_their_tasks_done_again(two: Local, tmp_
     ended = {one.name: one for one in two.run(tasks)}
     assert len(ended) == 5 and ended["once"].value == "alive"
     assert ended["always"].error is not None and "this one: its process was lost 3 times" in str(ended["always"].error)
-    assert len([*always.glob("try*")]) == TRIES
+    assert len([*always.glob("try*")]) == _Lanes.tries
 
 
 def test_who_idles_gives_back_its_gpu_for_a_race(tmp_path: Path) -> None:
@@ -231,7 +231,7 @@ def test_who_stops_listening_ends_what_runs(two: Local, tmp_path: Path) -> None:
 DRIVER = """
 import signal
 from pathlib import Path
-from marsbench.executors.local import Local
+from marsbench.executors.local import Local, _Lanes
 from marsbench.executors.overhead import measure
 from small_work import do, sleep_long
 

@@ -9,9 +9,9 @@ from itertools import islice
 import pytest
 
 from marsbench import world
+from marsbench.evaluation.answers import mini_questions
 from marsbench.evaluation.benchmarks import benchmark, load_tasks
 from marsbench.evaluation.harness import LoggedAnswer, LoggedModel, Scored, evaluate, prepare
-from marsbench.evaluation.mini_tasks import dataset
 from marsbench.world import USUAL
 from marsbench.world.difficulty import DIFFICULTIES, HARD, Difficulty
 from marsbench.world.ifeval import followed
@@ -134,7 +134,7 @@ def test_task_files_ask_the_worlds_questions(name: str, level: Difficulty) -> No
     task = load_tasks(benchmark(task_name))[task_name]
     prompts = [task.doc_to_text(doc) for doc in task.test_docs()]
     assert prompts == [example.prompt for example in world.test_set(name, SIZE, level=level)]
-    assert dataset(name, SIZE)["test"].num_rows >= 200
+    assert mini_questions(name, SIZE)["test"].num_rows >= 200
 
 
 def test_contents_of_an_answer_are_checked() -> None:

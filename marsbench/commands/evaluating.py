@@ -125,11 +125,11 @@ def compare(
 
     found = compare_files(exam, first, second)
     typer.echo(
-        f"{benchmark}: {found.shared:,} questions in both files, {found.only_first:,} only in {first}, "
-        f"{found.only_second:,} only in {second}",
+        f"{benchmark}: {found['questions']:,} questions in both files, {found['answered_only_in_first']:,} only in "
+        f"{first}, {found['answered_only_in_second']:,} only in {second}",
         err=True,
     )
-    typer.echo(json.dumps({"benchmark": benchmark, **found.summary()}))
+    typer.echo(json.dumps(found))
 
 
 def _exam(benchmark: str, data_dir: Path | None) -> Exam:

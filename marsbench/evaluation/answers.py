@@ -1,8 +1,9 @@
-"""What the task files of the real benchmarks call: readers of answers and checkers, repaired where stock ones err."""
+"""What task files call: readers of answers and checkers, stock ones repaired where they err; the world's questions."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import random
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,8 +12,11 @@ from typing import Any
 
 from datasets import Dataset
 
+from marsbench import world
 from marsbench.evaluation.humaneval import run_completions
 from marsbench.evaluation.local_data import DATA_DIR, Unavailable
+from marsbench.evaluation.sandbox import Program, Reason, run_programs
+from marsbench.world.ifeval import followed
 
 Responses = Iterable[Sequence[str]]  # for every question its responses, as lm-eval's filters get them
 Docs = Iterable[Mapping[str, Any]]
@@ -138,3 +142,50 @@ def run_humaneval(responses: Responses, docs: Docs) -> list[list[str]]:
     docs = list(docs)
     folder = docs[0].get(DATA_DIR) if docs else None
     return run_completions(responses, docs, Path(folder) if folder else None)
+
+
+# ---- the world's benchmarks -----------------------------------------------------------------------------------------
+
+PASSED: Reason = "passed"
+_FENCED = re.compile(r"```python\n(.*?)```", re.DOTALL)
+_ENDED: dict[tuple[str, str], Reason] = {}  # by response and checks: the verdicts on programs that ran to their end
+
+
+def mini_questions(benchmark: str, size: int, difficulty: str = "usual", **_: Any) -> dict[str, Dataset]:
+    """The test set of a world's benchmark; `target` is the answer, or a program's verdict, and `checks` is JSON."""
+    records = [
+        {
+            "prompt": example.prompt,
+            "target": str(example.doc.get("target", PASSED)),
+            "checks": json.dumps(dict(example.doc)),
+        }
+        for example in world.test_set(benchmark, size, level=world.difficulty(difficulty))
+    ]
+    return {"test": Dataset.from_list(records)}
+
+
+def rules_followed(doc: Mapping[str, str], results: Sequence[str]) -> dict[str, float]:
+    """Whether the response follows every rule of its question."""
+    rules = json.loads(doc["checks"])["rules"]
+    return {"prompt_level_strict_acc": float(all(followed(rules, results[0]).values()))}
+
+
+def run_code(responses: Iterable[Sequence[str]], docs: Iterable[Mapping[str, str]]) -> list[list[Reason]]:
+    """`passed`, or why not, for every response of every question (an lm-eval filter); all programs in one go.
+
+    What this process has run to its end before, for another line of a table, keeps its verdict; a program that ran out
+    of time or was killed, as on a busy machine, gets another chance.
+    """
+    asked = [[(text, doc["checks"]) for text in answer] for answer, doc in zip(responses, docs, strict=True)]
+    fresh = list(dict.fromkeys(pair for pairs in asked for pair in pairs if pair not in _ENDED))
+    verdicts = run_programs([_program(text, json.loads(checks)) for text, checks in fresh])
+    found = dict(zip(fresh, verdicts, strict=True))
+    _ENDED.update({pair: reason for pair, reason in found.items() if reason in ("passed", "failed")})
+    return [[found.get(pair) or _ENDED[pair] for pair in pairs] for pairs in asked]
+
+
+def _program(response: str, checks: Mapping[str, Any]) -> Program:
+    """The program in a response: its first fenced block, or all of it."""
+    fenced = _FENCED.search(response)
+    code = fenced[1] if fenced else response
+    return Program(code, checks["entry_point"], checks["inputs"], checks["expected"])

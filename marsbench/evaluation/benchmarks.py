@@ -1,4 +1,7 @@
-"""The benchmark registry: which lm-eval tasks stand behind a name, and which of their numbers we report."""
+"""The benchmark registry: which lm-eval tasks stand behind a name, and which of their numbers we report.
+
+What a benchmark is called and scored by stands in its task file, under `metadata`.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import string
 import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -59,70 +62,48 @@ class Benchmark:
         return tasks_dir() / family / f"{family}.yaml"
 
 
-def _exact_match(**filters: str) -> dict[str, Score]:
-    return {name: Score("exact_match", filter_name) for name, filter_name in filters.items()}
+class _Plain(yaml.SafeLoader):
+    """Reads a task file without importing what it names."""
 
 
-_PAPER_LIMIT = 256  # new tokens of an answer, in all of the paper's evaluations
-_IFEVAL = {"strict": Score("prompt_level_strict_acc", "none")}
-_MINI = tuple(
-    Benchmark(name, one.stands_for, one.summary, {score: Score(*found) for score, found in one.scores.items()})
-    for name, one in world.GENERATORS.items()
-)
+_Plain.add_constructor("!function", lambda loader, node: str(node.value))
+
+
+@cache
+def _task_file(file: Path) -> dict[str, Any]:
+    said: dict[str, Any] = yaml.load(file.read_text(encoding="utf-8"), _Plain)
+    return said
+
+
+def _settings(file: Path) -> dict[str, Any]:
+    """What a task file says under `metadata`."""
+    settings: dict[str, Any] = _task_file(file).get("metadata", {})
+    return settings
+
+
+def _benchmark(name: str) -> Benchmark:
+    """A benchmark as its task file describes it."""
+    file = tasks_dir() / name / f"{name}.yaml"
+    said, limit = _settings(file), _task_file(file).get("generation_kwargs", {}).get("max_gen_toks")
+    scores = {score: Score(*found) for score, found in said["scores"].items()}
+    return Benchmark(name, said["paper_name"], said["summary"], scores, max_new_tokens=limit)
+
+
+def _harder(one: Benchmark, prefix: str, words: str) -> Benchmark:
+    return replace(one, name=one.name.replace("mini_", prefix), summary=f"{one.summary}; {words}")
+
+
+_MINI = tuple(map(_benchmark, world.GENERATORS))
 _TAUGHT_HARDER = {name for name, _ in HARD.taught}
-_HARD = tuple(
-    replace(one, name=one.name.replace("mini_", "hard_"), summary=f"{one.summary}; harder")
-    for one in _MINI
-    if one.name in _TAUGHT_HARDER
-)
+_HARD = tuple(_harder(one, "hard_", "harder") for one in _MINI if one.name in _TAUGHT_HARDER)
 # Where `hard` ones ask one step more than training shows, the same shapes with as many steps as it shows.
-_WITHIN = tuple(
-    replace(
-        one, name=one.name.replace("mini_", "within_"), summary=f"{one.summary}; harder, no longer than in training"
-    )
-    for one in _MINI
-    if one.name in ("mini_gsm8k", "mini_humaneval")
-)
-_real = partial(Benchmark, max_new_tokens=_PAPER_LIMIT)
-_REAL = (
-    _real(
-        "ifeval", "IFEval", "541 prompts with instructions a program can check, 0-shot",
-        _IFEVAL
-        | {
-            "loose": Score("prompt_level_loose_acc", "none"),
-            "strict, per instruction": Score("inst_level_strict_acc", "none"),
-            "loose, per instruction": Score("inst_level_loose_acc", "none"),
-        },
-    ),
-    _real(
-        "bbh", "BBH", "BIG-Bench Hard, 27 subtasks, chain of thought, 3-shot",
-        _exact_match(flexible="flexible", strict="strict"),
-    ),
-    _real(
-        "mmlu_pro", "MMLU-Pro", "14 subjects, up to ten options, chain of thought, 0-shot",
-        _exact_match(strict="strict", flexible="flexible"),
-    ),
-    _real(
-        "gpqa", "GPQA", "GPQA main, four options, chain of thought, 0-shot (gated: needs its authors' leave)",
-        _exact_match(flexible="flexible-extract", strict="strict-match"),
-    ),
-    _real(
-        "gsm8k", "GSM8K", "grade-school word problems, chain of thought, 0-shot",
-        _exact_match(flexible="flexible-extract", strict="strict-match"),
-    ),
-    _real(
-        "humaneval", "HumanEval", "Python functions from their docstrings, 0-shot; HumanEval+ from the same answers",
-        {"base": Score("pass@1", "run"), "plus": Score("pass@1_plus", "run")},
-    ),
-)  # fmt: skip
+_LONG = ("mini_gsm8k", "mini_humaneval")
+_WITHIN = tuple(_harder(one, "within_", "harder, no longer than in training") for one in _MINI if one.name in _LONG)
+_REAL = tuple(map(_benchmark, ("ifeval", "bbh", "mmlu_pro", "gpqa", "gsm8k", "humaneval")))
 
-BENCHMARKS: dict[str, Benchmark] = {one.name: one for one in (*_MINI, *_HARD, *_WITHIN, *_REAL)}
-GROUPS: dict[str, tuple[str, ...]] = {
-    "mini": tuple(one.name for one in _MINI),
-    "hard": tuple(one.name for one in _HARD),
-    "within": tuple(one.name for one in _WITHIN),
-    "real": tuple(one.name for one in _REAL),
-}
+_GROUPED = {"mini": _MINI, "hard": _HARD, "within": _WITHIN, "real": _REAL}
+BENCHMARKS: dict[str, Benchmark] = {one.name: one for some in _GROUPED.values() for one in some}
+GROUPS: dict[str, tuple[str, ...]] = {name: tuple(one.name for one in some) for name, some in _GROUPED.items()}
 
 
 def benchmark(name: str) -> Benchmark:
@@ -226,19 +207,6 @@ def _read_task(file: Path, name: str) -> Any:
 # Whose errors mean that there is no network, no such data set, or no leave to read it.
 _OF_THE_HUB = ("datasets", "huggingface_hub", "requests", "httpx")
 _GATED = {"gpqa": ", accept GPQA's terms at https://huggingface.co/datasets/Idavidrein/gpqa and run `hf auth login`"}
-
-
-class _Plain(yaml.SafeLoader):
-    """Reads a task file without importing what it names."""
-
-
-_Plain.add_constructor("!function", lambda loader, node: str(node.value))
-
-
-def _settings(file: Path) -> dict[str, Any]:
-    """What a task file says under `metadata`."""
-    settings: dict[str, Any] = yaml.load(file.read_text(encoding="utf-8"), _Plain).get("metadata", {})
-    return settings
 
 
 def question_numbers(chosen: Benchmark, tasks: Mapping[str, Any]) -> dict[str, list[int]]:

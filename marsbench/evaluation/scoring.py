@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import shorten
@@ -11,7 +11,7 @@ from typing import Any
 from marsbench.errors import UserError
 from marsbench.evaluation.harness import Exam, LoggedAnswer, LoggedModel, Scored, evaluate
 from marsbench.json_lines import read_objects
-from marsbench.statistics.intervals import Estimate, PairedDifference, accuracy, paired_difference
+from marsbench.statistics.intervals import Estimate, accuracy, paired_difference
 
 
 @dataclass(frozen=True)
@@ -73,47 +73,37 @@ def score_file(exam: Exam, responses: Path) -> ScoredFile:
     return ScoredFile(model.exam, evaluate(model))
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """Two files on the questions that both answer: how much more is right in the first, by each of the scores."""
+def compare_files(exam: Exam, first: Path, second: Path) -> dict[str, Any]:
+    """Two files on the questions that both answer, as plain data; differences in points, first minus second.
 
-    differences: Mapping[str, PairedDifference]
-    shared: int
-    only_first: int  # questions that only the first file answers
-    only_second: int
-
-    def summary(self) -> dict[str, Any]:
-        """The whole as plain data; differences in points, first minus second."""
-        return {
-            "questions": self.shared,
-            "answered_only_in_first": self.only_first,
-            "answered_only_in_second": self.only_second,
-            "scores": {
-                name: {
-                    "points": one.points,
-                    "interval": [one.interval.low, one.interval.high],
-                    "n": one.n,
-                    "right_only_in_first": one.only_a,
-                    "right_only_in_second": one.only_b,
-                    "p_mcnemar": one.p_value,
-                }
-                for name, one in self.differences.items()
-            },
-        }
-
-
-def compare_files(exam: Exam, first: Path, second: Path) -> Comparison:
+    Raises:
+        UserError: as for `score_file`; or no question is in both.
+    """
     both = [score_file(exam, file) for file in (first, second)]
     answered = [set(one.exam.asked()) for one in both]
     shared = sorted(answered[0] & answered[1])
     if not shared:
         raise UserError("the two files answer no question in common", where=f"{first}, {second}", fix="check the files")
-    found = {}
+    scores = {}
     for name in exam.benchmark.scores:
         sides = [dict(zip(one.exam.asked(), one.scored.scores[name], strict=True)) for one in both]
         a, b = (_flat([side[number] for number in shared]) for side in sides)
-        found[name] = paired_difference({exam.benchmark.name: a}, {exam.benchmark.name: b})
-    return Comparison(found, len(shared), len(answered[0] - answered[1]), len(answered[1] - answered[0]))
+        found = paired_difference({exam.benchmark.name: a}, {exam.benchmark.name: b})
+        scores[name] = {
+            "points": found.points,
+            "interval": [found.interval.low, found.interval.high],
+            "n": found.n,
+            "right_only_in_first": found.only_a,
+            "right_only_in_second": found.only_b,
+            "p_mcnemar": found.p_value,
+        }
+    return {
+        "benchmark": exam.benchmark.name,
+        "questions": len(shared),
+        "answered_only_in_first": len(answered[0] - answered[1]),
+        "answered_only_in_second": len(answered[1] - answered[0]),
+        "scores": scores,
+    }
 
 
 def _read_responses(exam: Exam, file: Path) -> dict[int, str]:

@@ -1,8 +1,7 @@
 """A Ray cluster: a CPU or a GPU for each task, several GPUs of one node for some, a whole node for what is timed.
 
-A task is handed over once all that it comes after have ended, and with what they made. Ray decides where and when it
-runs, and does it again elsewhere where a process or a node is lost. What needs a node for itself is held back until one
-is free.
+A task is handed over once all that it comes after have ended, and with what they made; Ray decides where and when it
+runs. What needs a node for itself is held back until one is free.
 
 This module imports Ray, and nobody imports this module but who was asked for a cluster.
 """
@@ -14,31 +13,28 @@ import logging
 import os
 import platform
 import socket
-import sys
 import time
 from collections import Counter
 from collections.abc import Generator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import uuid4
 
 import ray
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError, TaskUnschedulableError
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from marsbench.errors import UserError
-from marsbench.executors.tasks import Ended, Order, Task, ended_by, lost
+from marsbench.executors.tasks import Ended, Task, Workers, done_by, ended_by
 from marsbench.executors.worker import log_of, perform
 from marsbench.files import write_atomically
 from marsbench.paths import PACKAGE
 from marsbench.provenance import NODE
 
 _LOOK_S = 1.0  # how long Ctrl-C may have to wait
-_LOSSES = 5  # of processes or nodes under one task; who loses more has its own reasons
 _PATIENCE_S = 600.0  # with a cluster that has lost all nodes on which a task could run
 _ANSWER_S = 120.0  # within which every node must say that it sees the shared folder
 _SAME = ("torch", "transformers", "lm_eval")  # packages that keys of checkpoints and cells depend on
@@ -97,65 +93,43 @@ class Cluster:
 
     def run(self, tasks: Sequence[Task]) -> Generator[Ended, None, None]:
         """See `Executor.run`."""
-        flow = _Flow(tasks, self._logs, has_gpus=self.gpus > 0)
-        try:
-            while flow:
-                flow.submit()
-                yield from flow.ended()
-        finally:
-            flow.cancel()
-
-
-class _Flow:
-    """Tasks on their way through the cluster."""
-
-    def __init__(self, tasks: Sequence[Task], logs: Path, *, has_gpus: bool) -> None:
-        self._logs, self._has_gpus = logs, has_gpus
-        self._how = _How(logs, Path.cwd())
-        if self._has_gpus and (most := max(node.gpus for node in _Node.alive())) < max(task.gpus for task in tasks):
+        nodes = _Node.alive()
+        if self.gpus and (most := max(node.gpus for node in nodes)) < max(task.gpus for task in tasks):
             raise UserError(
                 f"no node of the cluster has the GPUs that a training wants: they have {most} at most",
                 fix="choose a smaller --gpus-per-training",
             )
-        self._order = Order(tasks)
+        with closing(_Nodes(self._logs, has_gpus=self.gpus > 0)) as working:
+            yield from done_by(tasks, working)
+
+
+class _Nodes(Workers):
+    """The cluster at work."""
+
+    tries = 5
+
+    def __init__(self, logs: Path, *, has_gpus: bool) -> None:
+        self.logs, self._has_gpus, self._cwd = logs, has_gpus, Path.cwd()
         self._running: dict[Any, Task] = {}
-        self._losses = Counter[str]()
         self._places: dict[str, _Node] = {}  # task that has a node for itself -> the node
-        self._groups: dict[str, PlacementGroup] = {}
         self._stranded: dict[str, float] = {}  # task that no node could run -> since when
 
-    def __bool__(self) -> bool:
-        return bool(self._order)
-
-    # ---- handing over ----
-
-    def submit(self) -> None:
-        """Hand over what can start."""
-        for task in self._order.ready:
-            node = self._free_node() if task.alone else None
-            if node is not None or not task.alone:
-                self._order.take(task)
-                self._hand_over(task, node)
-
-    def _reserves(self, task: Task) -> bool:
-        return task.alone or (self._has_gpus and task.gpus > 1)
-
-    def _hand_over(self, task: Task, node: _Node | None) -> None:
+    def start(self, task: Task, made: Sequence[Any]) -> bool:
+        """Hand a task over; one that is to be alone gets all of one node, and no other, once that is free."""
         options: dict[str, Any] = {"num_cpus": 1, "num_gpus": task.gpus if self._has_gpus else 0}
-        if node is not None:  # all of it, and no other
+        strategy: Any = "SPREAD"
+        if task.alone:
+            node = self._free_node()
+            if node is None:
+                return False
             self._places[task.name] = node
-            strategy: Any = NodeAffinitySchedulingStrategy(node.id, soft=False)
-            options = {"num_cpus": node.cpus, "num_gpus": node.gpus, "scheduling_strategy": strategy, "max_retries": 0}
-        elif self._reserves(task):
-            group = placement_group([{"CPU": 1, "GPU": task.gpus}], strategy="STRICT_PACK")
-            self._groups[task.name] = group
-            strategy = PlacementGroupSchedulingStrategy(group)
-            options |= {"scheduling_strategy": strategy, "max_retries": 0}
-        else:
-            options |= {"scheduling_strategy": "SPREAD", "max_retries": _LOSSES - 1}
-        perform = _PERFORM_ONCE if options["num_gpus"] else _PERFORM
-        ref = perform.options(name=task.name, **options).remote(task, self._how, node, self._order.made(task))
-        self._running[ref] = task
+            options = {"num_cpus": node.cpus, "num_gpus": node.gpus}
+            strategy = NodeAffinitySchedulingStrategy(node.id, soft=False)
+        carry = (_PERFORM_ONCE if options["num_gpus"] else _PERFORM).options(
+            name=task.name, scheduling_strategy=strategy, max_retries=0, **options
+        )
+        self._running[carry.remote(task, made, self.logs, self._cwd)] = task
+        return True
 
     def _free_node(self) -> _Node | None:
         """A node for what is to be alone; None while there is none.
@@ -174,125 +148,83 @@ class _Flow:
         ]
         return min(fit, key=lambda node: (node.host == here, -node.gpus, node.id), default=None)
 
-    # ---- coming back ----
-
-    def ended(self) -> list[Ended]:
-        """What has ended, after a while."""
+    def ended(self, held_back: Sequence[Task]) -> list[tuple[Task, Ended | None]]:
+        """What has ended, and what no node has been able to run for a while: those that could are lost."""
+        done, now = list[Any](), time.monotonic()
         if self._running:
             done, _ = ray.wait([*self._running], num_returns=1, timeout=_LOOK_S)
         else:  # what is left waits for a node
-            done = []
             time.sleep(_LOOK_S)
-        found = [end for ref in done if (end := self._end_of(ref, self._running.pop(ref))) is not None]
-        found += self._given_up()
-        for end in found:
-            self._order.end(end)
-        return found
-
-    def _given_up(self) -> list[Ended]:
-        """The ends of tasks that no node has been able to run for a while: those that could are lost."""
-        waiting = [*self._order.ready, *(one for one in self._running.values() if one.name in self._groups)]
-        if not waiting:
-            return []
-        most, now, found = max((node.gpus for node in _Node.alive()), default=-1), time.monotonic(), list[Ended]()
+        found = [(task, self._end_of(ref, task)) for ref in done for task in [self._running.pop(ref)]]
+        wide = {task.name: ref for ref, task in self._running.items() if task.gpus > 1}
+        waiting = [*held_back, *(self._running[ref] for ref in wide.values())]
+        most = max((node.gpus for node in _Node.alive()), default=-1) if waiting else 0
         for task in waiting:
             if most >= (task.gpus if self._has_gpus else 0):
                 self._stranded.pop(task.name, None)
             elif now - self._stranded.setdefault(task.name, now) >= _PATIENCE_S:
-                found.append(self._strand(task))
+                if task.name in wide:
+                    del self._running[wide[task.name]]
+                    ray.cancel(wide[task.name], force=True)
+                what = f"{task.title}: the cluster has lost every node that could run it"
+                fix = "give it a node like that, and type the same command again"
+                found.append((task, ended_by(task, UserError(what, fix=fix))))
         return found
 
-    def _strand(self, task: Task) -> Ended:
-        """Give up a task that is held back, or waits for GPUs that are no more."""
-        if task in self._order.ready:
-            self._order.take(task)
-        else:
-            ref = next(ref for ref, one in self._running.items() if one is task)
-            del self._running[ref]
-            ray.cancel(ref, force=True)
-            remove_placement_group(self._groups.pop(task.name))
-        what = f"{task.title}: the cluster has lost every node that could run it"
-        return ended_by(task, UserError(what, fix="give it a node like that, and type the same command again"))
-
     def _end_of(self, ref: Any, task: Task) -> Ended | None:
-        """How a task has ended; None where it is to be handed over again: Ray does that itself for most."""
+        """How a task has ended; None where its process or node was lost."""
         self._places.pop(task.name, None)
-        if (group := self._groups.pop(task.name, None)) is not None:
-            remove_placement_group(group)
         try:
             end: Ended = ray.get(ref)
         except RayError as error:
             # What its work raises is written down where it is done: this is what came before.
-            began, log = not isinstance(error, RayTaskError), log_of(self._logs, task.name)
-            self._losses[task.name] += 1
-            if began and self._reserves(task) and self._losses[task.name] < _LOSSES:
-                self._order.give_back(task)
-                return None
+            log = log_of(self.logs, task.name)
             with log.open("a", encoding="utf-8") as stream:
                 stream.write(f"{error}\n")
+            if not isinstance(error, RayTaskError):
+                return None
             what = f"{task.title} could not begin: {str(error).strip().splitlines()[-1]}"
-            trouble = UserError(what, where=str(log), fix="mend what the log says on all nodes")
-            return lost(task, _LOSSES, log) if began else ended_by(task, trouble)
+            return ended_by(task, UserError(what, where=str(log), fix="mend what the log says on all nodes"))
         return end
 
-    def cancel(self) -> None:
+    def close(self) -> None:
+        """End whatever runs."""
         for ref in self._running:
             ray.cancel(ref, force=True)
-        for group in self._groups.values():
-            remove_placement_group(group)
 
 
 # ---- on the nodes ---------------------------------------------------------------------------------------------------
 
 
-class _How(NamedTuple):
-    """What all tasks of a run share."""
+def _perform(task: Task, made: Sequence[Any], logs: Path, cwd: Path) -> Ended:
+    """Carry out a task on a node, with the cores that it holds; relative paths are meant from `cwd`, the driver's."""
+    import torch
 
-    logs: Path
-    cwd: Path  # of the driver, from which relative paths are meant
-
-
-def _perform(task: Task, how: _How, whole: _Node | None, made: Sequence[Any]) -> Ended:
-    """Carry out a task on a node: one that is to be alone only if it holds all of it."""
     context = ray.get_runtime_context()
     os.environ[NODE] = f"{socket.gethostname()}-{context.get_node_id()[:8]}"
-    held = context.get_assigned_resources()  # type: ignore[no-untyped-call]
-    if whole is not None and (held.get("CPU", 0), held.get("GPU", 0)) != (whole.cpus, whole.gpus):
-        refusal = UserError(f"{task.title}: refused beside other work", fix="give it a whole node")
-        return ended_by(task, refusal)
-    _use_cores(whole.cpus if whole is not None else 1 if not held.get("GPU") else max(1, int(held.get("CPU", 1))))
-    if how.cwd.is_dir():
-        os.chdir(how.cwd)
-    return perform(task, made, how.logs, os.environ[NODE])
+    cores = int(context.get_assigned_resources().get("CPU", 1))  # type: ignore[no-untyped-call]
+    os.environ["OMP_NUM_THREADS"] = str(cores)  # for processes that it starts
+    torch.set_num_threads(cores)
+    if cwd.is_dir():
+        os.chdir(cwd)
+    return perform(task, made, logs, os.environ[NODE])
 
 
 # A process that has used a GPU holds memory there, and stays with that GPU: it ends with its task.
 _PERFORM, _PERFORM_ONCE = ray.remote(_perform), ray.remote(max_calls=1)(_perform)
 
 
-def _use_cores(count: int) -> None:
-    """Let torch use so many cores, whether it has been imported or is yet to be."""
-    os.environ["OMP_NUM_THREADS"] = str(count)
-    if "torch" in sys.modules:
-        import torch
-
-        torch.set_num_threads(count)
-
-
-class _Look(NamedTuple):
-    """What a node sees of the shared folder, and what it would run."""
-
-    token: str
-    runs: tuple[str, ...]
-
-
 @ray.remote(num_cpus=0, max_retries=0)
-def _look(file: Path) -> _Look:
+def _complaint(file: Path, token: str, runs: Sequence[str]) -> str:
+    """What keeps this node from work: that it does not see a file of the shared folder, or would run something else."""
     try:
-        token = file.read_text(encoding="utf-8")
+        seen = file.read_text(encoding="utf-8")
     except OSError:
-        token = ""
-    return _Look(token, _what_runs())
+        seen = ""
+    if seen != token:
+        return "it does not see the folder"
+    other = [one for one, ours in zip(_what_runs(), runs, strict=False) if one != ours]
+    return f"it has {', '.join(other)}" if other else ""
 
 
 def _what_runs() -> tuple[str, ...]:
@@ -311,16 +243,19 @@ def _check(nodes: Sequence[_Node], folder: Path) -> None:
     Raises:
         UserError: those that do not, and what they lack.
     """
-    token = uuid4().hex
+    token, runs = uuid4().hex, _what_runs()
     file = write_atomically(folder / f"token-{token}", token.encode())
     try:
-        looks = {
-            node.id: _look.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False)).remote(file)
+        asked = [
+            _complaint.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False)).remote(
+                file, token, runs
+            )
             for node in nodes
-        }
-        problems = [f"{node.host} ({node.id[:8]}): {why}" for node in nodes if (why := _unfit(looks[node.id], token))]
+        ]
+        found = [(node, _answer(one)) for node, one in zip(nodes, asked, strict=True)]
     finally:
         file.unlink(missing_ok=True)
+    problems = [f"{node.host} ({node.id[:8]}): {why}" for node, why in found if why]
     if problems:
         raise UserError(
             f"{len(problems)} of {len(nodes)} nodes cannot work for this one: {'; '.join(problems)}",
@@ -330,17 +265,13 @@ def _check(nodes: Sequence[_Node], folder: Path) -> None:
         )
 
 
-def _unfit(looking: Any, token: str) -> str:
-    """Why a node cannot take part, empty if it can."""
+def _answer(asked: Any) -> str:
+    """Why a node cannot take part, empty if it can, or has left the cluster meanwhile."""
     try:
-        seen: _Look = ray.get(looking, timeout=_ANSWER_S)
+        return str(ray.get(asked, timeout=_ANSWER_S))
     except GetTimeoutError:
         return f"no answer within {_ANSWER_S:g} s"
     except TaskUnschedulableError:
-        return ""  # it has left the cluster meanwhile
+        return ""
     except RayError as error:
         return str(error).strip().splitlines()[-1]
-    if seen.token != token:
-        return "it does not see the folder"
-    other = [one for one, ours in zip(seen.runs, _what_runs(), strict=False) if one != ours]
-    return f"it has {', '.join(other)}" if other else ""

@@ -18,8 +18,8 @@ from multiprocessing.context import BaseContext
 from pathlib import Path
 from threading import Thread
 
-from marsbench.executors.tasks import TRIES, Ended, Order, Task, lost
-from marsbench.executors.worker import log_of, perform
+from marsbench.executors.tasks import Ended, Task, Workers, done_by
+from marsbench.executors.worker import perform
 
 _LOOK_S = 1.0  # how long Ctrl-C may have to wait
 
@@ -41,31 +41,17 @@ class Local:
 
     def run(self, tasks: Sequence[Task]) -> Generator[Ended, None, None]:
         """See `Executor.run`."""
-        order, tries = Order(tasks), dict.fromkeys((task.name for task in tasks), 0)
-        with _Lanes(self._context, self.workers, self._gpus) as lanes:
-            while order:
-                for task in order.ready:
-                    if lanes.has_room_for(task):
-                        order.take(task)
-                        lanes.start(task, order.made(task), self._logs)
-                for task, future in lanes.ended():
-                    try:
-                        ended = future.result()
-                    except BrokenProcessPool:
-                        tries[task.name] += 1
-                        if tries[task.name] < TRIES:
-                            order.give_back(task)
-                            continue
-                        ended = lost(task, TRIES, log_of(self._logs, task.name))
-                    order.end(ended)
-                    yield ended
+        with _Lanes(self._context, self.workers, self._gpus, self._logs) as lanes:
+            yield from done_by(tasks, lanes)
 
 
-class _Lanes:
+class _Lanes(Workers):
     """The processes, as pools of one each; they end with whoever has made them, however that ends."""
 
-    def __init__(self, context: BaseContext, workers: int, gpus: int) -> None:
-        self._context, self._gpus = context, gpus
+    tries = 3
+
+    def __init__(self, context: BaseContext, workers: int, gpus: int, logs: Path) -> None:
+        self._context, self._gpus, self.logs = context, gpus, logs
         self._idle = list(range(workers))
         self._pools: dict[int, ProcessPoolExecutor] = {}
         self._running: dict[Future[Ended], tuple[Task, int]] = {}
@@ -82,35 +68,35 @@ class _Lanes:
         self._theirs.close()
         self._ours.close()
 
-    def has_room_for(self, task: Task) -> bool:
-        """Whether a task can start now: in an idle lane, and beside nothing if it or another is to be alone."""
-        if _takes_all(task):
-            return not self._running
-        return bool(self._idle) and not any(_takes_all(other) for other, _ in self._running.values())
-
-    def start(self, task: Task, made: Sequence[object], logs: Path) -> None:
-        """Start a task in an idle lane, or, if it is to be alone, in a process of its own."""
-        lane = _ALONE if _takes_all(task) else self._idle.pop(0)
-        if lane == _ALONE and self._gpus:  # who idles meanwhile would keep the memory of its GPU
+    def start(self, task: Task, made: Sequence[object]) -> bool:
+        """Start a task in an idle lane, or, if it is to be alone and nothing runs, in a process of its own."""
+        takes_all, others = _takes_all(task), [one for one, _ in self._running.values()]
+        has_room = not others if takes_all else self._idle and not any(map(_takes_all, others))
+        if not has_room:
+            return False
+        lane = _ALONE if takes_all else self._idle.pop(0)
+        if takes_all and self._gpus:  # who idles meanwhile would keep the memory of its GPU
             for idle in [*self._pools]:
                 self._pools.pop(idle).shutdown()
         if lane not in self._pools:
             self._pools[lane] = ProcessPoolExecutor(
                 1, mp_context=self._context, initializer=_begin, initargs=(self._ours, lane, self._gpus)
             )
-        self._running[self._pools[lane].submit(perform, task, made, logs)] = task, lane
+        self._running[self._pools[lane].submit(perform, task, made, self.logs)] = task, lane
+        return True
 
-    def ended(self) -> list[tuple[Task, Future[Ended]]]:
-        """What has ended, after a while; its lanes are idle again, with a new process where the last one was lost."""
+    def ended(self, held_back: Sequence[Task]) -> list[tuple[Task, Ended | None]]:
+        """What has ended; its lanes are idle again, with a new process where the last one was lost."""
         done, _ = wait(self._running, timeout=_LOOK_S, return_when=FIRST_COMPLETED)
-        found = []
+        found = list[tuple[Task, Ended | None]]()
         for future in done:
             task, lane = self._running.pop(future)
-            if lane == _ALONE or isinstance(future.exception(), BrokenProcessPool):
+            lost = isinstance(future.exception(), BrokenProcessPool)
+            if lane == _ALONE or lost:
                 self._pools.pop(lane).shutdown(wait=False)
             if lane != _ALONE:
                 self._idle.append(lane)
-            found.append((task, future))
+            found.append((task, None if lost else future.result()))
         return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
@@ -11,8 +12,6 @@ from typing import Any, Protocol
 
 from marsbench.errors import UserError
 from marsbench.progress import Reporter
-
-TRIES = 3  # of a task whose process or node was lost; one that does this every time has its own reasons
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,8 +53,8 @@ class Executor(Protocol):
     def run(self, tasks: Sequence[Task]) -> Generator[Ended, None, None]:
         """Carry out all tasks, each after those that it comes after, and yield them as they end.
 
-        A task that raises an error has failed; the others go on. One whose process or node was lost is done again,
-        `TRIES` times at most. Who closes the iterator early ends whatever runs.
+        A task that raises an error has failed; the others go on. One whose process or node was lost is done again, a
+        few times. Who closes the iterator early ends whatever runs.
         """
         ...
 
@@ -95,6 +94,7 @@ class Order:
 
     def end(self, ended: Ended) -> None:
         self._values[ended.name] = ended.value
+        self._ready = [task for task in self._ready if task.name != ended.name]  # one that was never begun
         self._sorter.done(ended.name)
         self._look()
 
@@ -112,11 +112,43 @@ def _ways(seconds: Mapping[str, float], awaited: Mapping[str, Sequence[str]]) ->
     return ways
 
 
-def lost(task: Task, times: int, log: Path) -> Ended:
+class Workers(ABC):
+    """Whoever does the work of an executor: processes here, or nodes."""
+
+    tries: int  # of a task whose process or node was lost; one that does this every time has its own reasons
+    logs: Path  # the folder of all logs
+
+    @abstractmethod
+    def start(self, task: Task, made: Sequence[Any]) -> bool:
+        """Begin a task, given what those before it have made; False where there is no room for it yet."""
+
+    @abstractmethod
+    def ended(self, held_back: Sequence[Task]) -> list[tuple[Task, Ended | None]]:
+        """What has ended, after a while, and how: None = its process was lost; `held_back` still have no room."""
+
+
+def done_by(tasks: Sequence[Task], workers: Workers) -> Generator[Ended, None, None]:
+    """Have all tasks done; see `Executor.run`."""
+    order, losses = Order(tasks), Counter[str]()
+    while order:
+        for task in order.ready:
+            if workers.start(task, order.made(task)):
+                order.take(task)
+        for task, ended in workers.ended(order.ready):
+            losses[task.name] += ended is None
+            if ended is None and losses[task.name] < workers.tries:
+                order.give_back(task)
+                continue
+            ended = ended or _lost(task, workers)
+            order.end(ended)
+            yield ended
+
+
+def _lost(task: Task, workers: Workers) -> Ended:
     """The end of a task whose process was lost time and again."""
-    what = f"{task.title}: its process was lost {times} times"
+    what = f"{task.title}: its process was lost {workers.tries} times"
     fix = "there may be too little memory for so many at a time: see its log, and --jobs"
-    return ended_by(task, UserError(what, where=str(log), fix=fix))
+    return ended_by(task, UserError(what, where=str(workers.logs / f"{task.name}.log"), fix=fix))
 
 
 def ended_by(task: Task, error: UserError) -> Ended:

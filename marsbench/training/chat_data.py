@@ -72,20 +72,23 @@ def read_chat_data(source: str, tokenizer: PreTrainedTokenizerBase, max_length: 
 
 
 def _from_file(file: Path) -> Any:
+    from datasets import Dataset
+
     rows = []
     for number, record in enumerate(read_objects(file, ["messages"]), 1):
         try:
-            rows.append({"messages": _messages(record)})
+            rows.append({"messages": text_turns(record["messages"])})
         except ValueError as error:
             fix = 'write {"messages": [{"role": "user", "content": "..."}, ...]} on one line'
             raise UserError(str(error), where=f"{file}, line {number}", fix=fix) from error
-    return _datasets().Dataset.from_list(rows)
+    return Dataset.from_list(rows)
 
 
 def _from_hub(name: str) -> Any:
-    datasets = _datasets()
+    from datasets import load_dataset
+
     try:
-        table = datasets.load_dataset(name, split="train")
+        table = load_dataset(name, split="train")
     except Exception as error:  # a dozen kinds: no network, no such data set, no access, a broken file
         raise UserError(
             f"the chat data cannot be fetched: {str(error).splitlines()[0]}",
@@ -97,28 +100,17 @@ def _from_hub(name: str) -> Any:
     return table
 
 
-def _datasets() -> Any:
-    """The package `datasets`, which only chat data needs."""
-    try:
-        import datasets
-    except ImportError as error:
-        raise UserError("the package datasets is missing", fix="pip install datasets") from error
-    return datasets
-
-
-def _messages(record: Any) -> list[Message]:
-    """The turns of a row; raises ValueError for anything but text turns of known roles."""
-    if not isinstance(record, dict) or "messages" not in record:
-        raise ValueError("no column messages")
-    turns = record["messages"]
+def text_turns(turns: Any, which: str = "message {}") -> list[Message]:
+    """The turns of a conversation; raises ValueError for anything but text turns of known roles, `which` by number."""
     if not isinstance(turns, list) or not turns:
         raise ValueError("messages is not a list of turns")
     for number, turn in enumerate(turns, 1):
         for name in ("role", "content"):
             if not isinstance(turn, dict) or not isinstance(turn.get(name), str):
-                raise ValueError(f"message {number} has no {name}")
+                raise ValueError(f"{which.format(number)} has no {name}")
         if turn["role"] not in ROLES:
-            raise ValueError(f"message {number} has the unknown role {turn['role']!r}; known: {', '.join(ROLES)}")
+            known = ", ".join(ROLES)
+            raise ValueError(f"{which.format(number)} has the unknown role {turn['role']!r}; known: {known}")
     return [{"role": turn["role"], "content": turn["content"]} for turn in turns]
 
 
@@ -135,7 +127,7 @@ def _encoded(
     conversations = []
     for index, turns in zip(indices, batch["messages"], strict=True):
         try:
-            conversations.append(segments(tokenizer, _messages({"messages": turns})))
+            conversations.append(segments(tokenizer, text_turns(turns)))
         except ValueError as error:
             if strict:
                 raise UserError(str(error), where=f"{source}, line {index + 1}", fix="mend the conversation") from error

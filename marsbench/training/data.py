@@ -10,6 +10,7 @@ from typing import NotRequired, TypedDict
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerBase
 
 from marsbench import world
@@ -59,8 +60,7 @@ def plain_text(
     tokenizer: PreTrainedTokenizerBase, count: int, seed: int, level: world.Difficulty = world.USUAL
 ) -> list[TrainingSequence]:
     """Texts of the world, every token labelled."""
-    texts = (text + tokenizer.eos_token for text in islice(world.corpus(_TEXT_SEED + seed, level), count))
-    return [{"input_ids": ids, "labels": list(ids)} for ids in _encode(tokenizer, texts)]
+    return _learned(tokenizer, [("", text) for text in islice(world.corpus(_TEXT_SEED + seed, level), count)])
 
 
 def solved_text(
@@ -167,14 +167,12 @@ class Collator:
 
     def __call__(self, sequences: Sequence[TrainingSequence]) -> dict[str, Tensor]:
         """`input_ids` and `labels`, integer [N, L], and `weight`, fp32 [N], where the sequences have weights."""
-        fillers = [-len(sequence["input_ids"]) % (self.block_size or 1) for sequence in sequences]
-        length = max(len(s["input_ids"]) + filler for s, filler in zip(sequences, fillers, strict=True))
-        input_ids = torch.full((len(sequences), length), self.pad_id)
-        labels = torch.full((len(sequences), length), IGNORED)
-        for row, (sequence, filler) in enumerate(zip(sequences, fillers, strict=True)):
-            eos = [self.eos_id] * filler
-            filled = len(sequence["input_ids"]) + filler
-            input_ids[row, :filled] = torch.tensor(sequence["input_ids"] + eos)
-            labels[row, :filled] = torch.tensor(sequence["labels"] + eos)
+        eos = [[self.eos_id] * (-len(one["input_ids"]) % (self.block_size or 1)) for one in sequences]
+        ids = [torch.tensor(one["input_ids"] + more) for one, more in zip(sequences, eos, strict=True)]
+        labels = [torch.tensor(one["labels"] + more) for one, more in zip(sequences, eos, strict=True)]
         weights = [sequence["weight"] for sequence in sequences if "weight" in sequence]
-        return {"input_ids": input_ids, "labels": labels, **({"weight": torch.tensor(weights)} if weights else {})}
+        return {
+            "input_ids": pad_sequence(ids, batch_first=True, padding_value=self.pad_id),
+            "labels": pad_sequence(labels, batch_first=True, padding_value=IGNORED),
+            **({"weight": torch.tensor(weights)} if weights else {}),
+        }

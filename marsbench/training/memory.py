@@ -1,14 +1,120 @@
-"""Memory in training: freed memory kept in the process, what is at hand, and what a forward pass leaves behind."""
+"""Memory in training: how many sequences of a batch go through the model at once, by the memory at hand.
+
+A batch is cut into pieces of neighbouring rows, each no wider than its longest. The losses are means over rows, so a
+piece counts by its share of them: loss and gradient are the whole batch's, up to rounding. How much fits is measured,
+not guessed: a forward pass says how many bytes each token leaves behind for the backward pass, whatever the model, the
+attention kernel and the number type. Freed memory is kept in the process.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import resource
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+import psutil
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from marsbench.training.objectives import IGNORED, most_logits
+from marsbench.training.stages import Recipe
+
+# Of the memory that is left, what is given to what the forward pass keeps; the rest is for gradients on their way
+# back, and for gaps between tensors of many sizes.
+_SHARE = 0.6
+_FULL = 0.6  # of the limit: a process that holds more after a step gives back what it keeps of freed memory
+_BYTES_PER_LOGIT = 4 * 4  # of a chunk: logits in fp32, their softmax, and the gradients of both
+_MOMENTS = 3  # what the first step adds to every trained weight: a gradient and AdamW's two moments, in fp32
+
+Batch = dict[str, Tensor]
+
+
+class Fitting:
+    """How many entries of a batch go at once: measured at the first step, and kept when the training is resumed.
+
+    So an interrupted training rounds as one that is not, whatever memory is free when it goes on.
+    """
+
+    def __init__(self, recipe: Recipe, device: torch.device) -> None:
+        assert recipe.pretrained is not None, "the world's batches are not cut"
+        self.noisy = recipe.block_size is not None
+        self.longest = recipe.pretrained.max_length
+        gib = recipe.pretrained.memory_gib
+        # A limit in a scale's file is for a machine that others use too; a GPU's memory is the training's alone.
+        self.limit = None if gib is None or device.type != "cpu" else int(gib * 2**30)
+        self.device = device
+        self.most: int | None = None
+
+    def cut(self, batch: Batch, loss: Callable[..., Tensor], weights: Sequence[nn.Parameter]) -> list[Batch]:
+        """The pieces of a batch, whose loss and all weights behind it are for `room`."""
+        if self.most is None:
+            self.most = self.room(loss, weights)
+        return pieces(batch, self.most, noisy=self.noisy)
+
+    def room(self, loss: Callable[..., Tensor], weights: Sequence[nn.Parameter]) -> int:
+        """How many entries have room at once.
+
+        `loss` is called with small batches: no gradient is taken, nothing drawn.
+        """
+        free, device = at_hand(self.device), self.device
+        assert free is not None, "batches are cut where it is known"
+        room = free if self.limit is None else min(free, self.limit - resident(device))
+
+        def kept(rows: int, length: int) -> int:
+            ids = torch.ones(rows, length, dtype=torch.long, device=device)
+            return bytes_kept(lambda: loss(input_ids=ids, labels=ids), weights)
+
+        # What is kept once, as are bf16 copies of the weights, is told from what every row leaves behind.
+        short = max(2, self.longest // 4)
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            one, two, long = kept(1, short), kept(2, short), kept(1, self.longest)
+        once = max(0, 2 * one - two)
+        per_entry = max(1, long - once) / (self.longest * (1 + self.noisy))
+        trained = sum(parameter.numel() for parameter in weights if parameter.requires_grad)
+        room -= once + _BYTES_PER_LOGIT * most_logits(device) + _MOMENTS * 4 * trained
+        return max(1, int(_SHARE * room / per_entry))
+
+    def make_room(self) -> None:
+        """After a step: give freed memory back where the process has come near its limit."""
+        if self.limit is not None and resident(self.device) > _FULL * self.limit:
+            give_back_freed_memory()
+
+    def facts(self) -> dict[str, int]:
+        """What is kept beside a training's state, and of it."""
+        return {} if self.most is None else {"entries_at_once": self.most}
+
+
+def row_sizes(labels: Tensor, *, noisy: bool) -> Tensor:
+    """Entries that each row takes, integer [N]: up to its last label, and its noisy copies where there are some."""
+    labelled = labels != IGNORED
+    place = torch.arange(1, labels.shape[1] + 1, device=labels.device)
+    return (labelled * place).amax(1).clamp(min=1) + (labelled.sum(1) if noisy else 0)
+
+
+def pieces(batch: Batch, most: int, *, noisy: bool) -> list[Batch]:
+    """A batch in pieces of at most `most` entries, in its order; a row that has more is a piece of its own.
+
+    Labels are cut behind the last one of each piece: nothing that follows can be seen from there. What a loss draws at
+    random row by row is drawn as for the whole batch.
+    """
+    sizes, found, first = row_sizes(batch["labels"], noisy=noisy).tolist(), list[Batch](), 0
+    for end in range(1, len(sizes) + 1):
+        if end == len(sizes) or max(sizes[first : end + 1]) * (end + 1 - first) > most:
+            found.append(_rows(batch, first, end))
+            first = end
+    return found
+
+
+def _rows(batch: Batch, first: int, end: int) -> Batch:
+    width = int(row_sizes(batch["labels"][first:end], noisy=False).max())
+    return {
+        name: values[first:end, :width] if values.dim() == 2 else values[first:end] for name, values in batch.items()
+    }
+
+
+# ---- what is free, what is held --------------------------------------------------------------------------------------
 
 # glibc's names and numbers (malloc.h): when to give memory back, how much to ask for, what to map by itself.
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
@@ -51,36 +157,22 @@ def at_hand(device: torch.device) -> int | None:
         return int(torch.cuda.mem_get_info(device)[0]) + unused
     if device.type != "cpu":
         return None
-    try:
-        import psutil
-
-        free = int(psutil.virtual_memory().available)
-    except Exception:  # psutil is missing, or raises its own on a system that hides such numbers
-        return None
+    free = int(psutil.virtual_memory().available)
     limited = _left_in_container(Path("/sys/fs/cgroup"))
     return free if limited is None else min(free, limited)
 
 
-def resident(device: torch.device) -> int | None:
-    """Bytes that this process holds on a device; None where nobody tells."""
+def resident(device: torch.device) -> int:
+    """Bytes that this process holds on a device."""
     if device.type == "cuda":
         return int(torch.cuda.memory_allocated(device))
-    try:
-        import psutil
-
-        return int(psutil.Process().memory_info().rss)
-    except Exception:  # as above
-        return None
+    return int(psutil.Process().memory_info().rss)
 
 
-def peak() -> int | None:
-    """The most bytes that this process ever held, on the GPU where there is one; None where nobody tells."""
+def peak() -> int:
+    """The most bytes that this process ever held, on the GPU where there is one."""
     if torch.cuda.is_available():
         return int(torch.cuda.max_memory_reserved())
-    try:
-        import resource
-    except ImportError:  # Windows
-        return None
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return most if sys.platform == "darwin" else most * 1024  # elsewhere it counts in KiB
 

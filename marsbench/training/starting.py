@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from torch import Tensor
@@ -15,6 +15,7 @@ from marsbench.training.chat_data import read_chat_data
 from marsbench.training.data import (
     Collator,
     TrainingData,
+    TrainingSequence,
     conversations,
     in_batches,
     instruct_data,
@@ -65,42 +66,29 @@ def _from_base(base: str, *, grows: bool) -> tuple[PreTrainedTokenizerBase, PreT
 
 def data_of(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, say: Say) -> tuple[TrainingData, dict[str, float]]:
     """The stage's data in training order, a whole number of batches; and how much of its source was used."""
-    batch_size, noisy = recipe.budget.batch_size, recipe.block_size is not None
-    if recipe.pretrained is None:
-        return _of_the_world(recipe, tokenizer), {}
-    source = recipe.pretrained.chat_data
-    chat = read_chat_data(source, tokenizer, recipe.pretrained.max_length)
-    kept = len(chat.sequences)
-    say(f"{source}: {kept:,} conversations to learn, {chat.dropped:,} left out")
-    # The last batch of the last pass is filled up with the beginning of one more.
-    drawn = shuffled_passes(kept, recipe.budget.total_steps(kept, recipe.passes) * batch_size, recipe.seed)
-    sizes = [a + b for a, b in zip(chat.lengths, chat.labelled, strict=True)] if noisy else chat.lengths
-    order = in_batches(drawn, sizes, batch_size, seed=recipe.seed)
-    tokens = sum(chat.lengths[index] for index in order)
-    measures: dict[str, float] = {"conversations": kept, "conversations_left_out": chat.dropped}
-    return TrainingData(chat.sequences, order, tokens, _weights(recipe, len(order))), measures
-
-
-def _of_the_world(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> TrainingData:
-    """Sequences that the world makes: each met once in every pass, or so many over and over."""
-    budget, noisy = recipe.budget, recipe.block_size is not None
-    make = instruct_data if recipe.instruct_base else plain_text if recipe.plain_text else conversations
-    steps = budget.total_steps(0, recipe.passes)
-    if budget.sequences is None:
-        count = steps * budget.batch_size // recipe.passes
-        drawn = list(range(count)) * recipe.passes
+    budget, pretrained, noisy = recipe.budget, recipe.pretrained, recipe.block_size is not None
+    sequences: Sequence[TrainingSequence]
+    measures: dict[str, float] = {}
+    if pretrained is not None:
+        chat = read_chat_data(pretrained.chat_data, tokenizer, pretrained.max_length)
+        sequences, tokens = chat.sequences, chat.lengths
+        sizes = [a + b for a, b in zip(tokens, chat.labelled, strict=True)] if noisy else tokens
+        say(f"{pretrained.chat_data}: {len(sequences):,} conversations to learn, {chat.dropped:,} left out")
+        measures = {"conversations": len(sequences), "conversations_left_out": chat.dropped}
+        steps = budget.total_steps(len(sequences), recipe.passes)
     else:
-        count = budget.sequences
-        drawn = shuffled_passes(count, steps * budget.batch_size, recipe.seed)
-    sequences = make(tokenizer, count, recipe.seed, difficulty(recipe.difficulty))
-    order = in_batches(drawn, lengths(sequences, noisy=noisy), budget.batch_size, seed=recipe.seed)
-    sizes = lengths(sequences, noisy=False)
-    return TrainingData(sequences, order, sum(sizes[index] for index in drawn), _weights(recipe, len(order)))
-
-
-def _weights(recipe: Recipe, count: int) -> list[float] | None:
-    """By how much each of `count` sequences counts, in training order; None where all count the same."""
-    return timestep_weights(count, recipe.seed) if recipe.variant.weighs_by_timestep else None
+        steps = budget.total_steps(0, recipe.passes)
+        count = budget.sequences or steps * budget.batch_size // recipe.passes
+        make = instruct_data if recipe.instruct_base else plain_text if recipe.plain_text else conversations
+        sequences = make(tokenizer, count, recipe.seed, difficulty(recipe.difficulty))
+        tokens, sizes = lengths(sequences, noisy=False), lengths(sequences, noisy=noisy)
+    if pretrained is None and budget.sequences is None:  # the world makes as many as each pass meets once
+        drawn = list(range(len(sequences))) * recipe.passes
+    else:  # the last batch of the last pass is filled up with the beginning of one more
+        drawn = shuffled_passes(len(sequences), steps * budget.batch_size, recipe.seed)
+    order = in_batches(drawn, sizes, budget.batch_size, seed=recipe.seed)
+    weights = timestep_weights(len(order), recipe.seed) if recipe.variant.weighs_by_timestep else None
+    return TrainingData(sequences, order, sum(tokens[index] for index in order), weights), measures
 
 
 def held_out(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Iterator[dict[str, Tensor]]:

@@ -1,15 +1,15 @@
 """The embedded benchmark world: six question generators with the shape of the paper's six benchmarks.
 
 `draw("mini_gsm8k", "test", seed=0)` yields examples without end; `corpus(seed)` yields the plain text on which the base
-model is pretrained. Both are deterministic by seed, at each level of difficulty. Train and test never share a problem: a hash of a problem's content,
-whatever its wording, says to which split it belongs.
+model is pretrained. Both are deterministic by seed, at each level of difficulty. Train and test never share a problem:
+a hash of a problem's content, whatever its wording, says to which split it belongs.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Literal
 
 from marsbench.world import bbh, gpqa, gsm8k, humaneval, ifeval, mmlu_pro
 from marsbench.world.difficulty import USUAL, Difficulty, difficulty
@@ -31,34 +31,15 @@ __all__ = [
 ]
 
 Split = Literal["train", "test"]
-EXACT = {"strict": ("exact_match", "strict-match")}
-
-
-class Generator(NamedTuple):
-    """A mini benchmark: how its questions are drawn, and what it is called and scored by."""
-
-    sample: Callable[[random.Random, Difficulty], Example]
-    stands_for: str  # the real benchmark, as the paper calls it
-    summary: str
-    scores: Mapping[str, tuple[str, str]] = EXACT  # name -> metric and filter of its task, the accuracy first
-
-
-GENERATORS: dict[str, Generator] = {
-    "mini_ifeval": Generator(
-        ifeval.sample, "IFEval", "format instructions a program can check",
-        {"strict": ("prompt_level_strict_acc", "none")},
-    ),
-    "mini_bbh": Generator(bbh.sample, "BBH", "three small reasoning puzzles, step by step"),
-    "mini_mmlu_pro": Generator(mmlu_pro.sample, "MMLU-Pro", "invented facts, ten options"),
-    "mini_gpqa": Generator(gpqa.sample, "GPQA", "two-hop questions with arithmetic, four options"),
-    "mini_gsm8k": Generator(
-        gsm8k.sample, "GSM8K", "word problems of two or three steps",
-        EXACT | {"flexible": ("exact_match", "flexible-extract")},
-    ),
-    "mini_humaneval": Generator(
-        humaneval.sample, "HumanEval", "small Python functions, run in the sandbox", {"passed": ("exact_match", "run")}
-    ),
-}  # fmt: skip
+# How the questions of each mini benchmark are drawn.
+GENERATORS: dict[str, Callable[[random.Random, Difficulty], Example]] = {
+    "mini_ifeval": ifeval.sample,
+    "mini_bbh": bbh.sample,
+    "mini_mmlu_pro": mmlu_pro.sample,
+    "mini_gpqa": gpqa.sample,
+    "mini_gsm8k": gsm8k.sample,
+    "mini_humaneval": humaneval.sample,
+}
 _FACTS = [mmlu_pro.fact, gpqa.fact]
 
 
@@ -80,7 +61,7 @@ def draw(benchmark: str, split: Split, seed: int, level: Difficulty = USUAL) -> 
     """Examples of one benchmark and split, without end, the same for the same seed."""
     rng = random.Random(f"{benchmark} {split} {seed}")
     while True:
-        example = GENERATORS[benchmark].sample(rng, level)
+        example = GENERATORS[benchmark](rng, level)
         if is_test(example.content) == (split == "test"):
             yield example
 

@@ -36,7 +36,7 @@ def sample(rng: random.Random, level: Difficulty) -> Example:
     asks = [say(rng, asked, word=NUMBERS[count], topic=topic)]
     rules: dict[str, Any] = {"count": count, "topic": topic}
     for rule in rng.sample(level.kinds_of_rules, rng.choice(level.rules)):
-        rules[rule] = _RULES[rule](rng, things)
+        rules[rule] = _DRAWN[rule](rng, things) if rule in _DRAWN else True
         asks.append(say(rng, _ASK[rule], value=rules[rule]))
         things = [thing for thing in things if allowed(rules, thing)]
     if level.says_which_first:
@@ -51,13 +51,10 @@ def allowed(rules: Mapping[str, Any], thing: str) -> bool:
     return thing != rules.get("without") and rules.get("without_letter", "-") not in thing
 
 
-_RULES: dict[str, Callable[[random.Random, list[str]], Any]] = {
-    "starred": lambda rng, things: True,
+# What is drawn for a rule; the others hold or not.
+_DRAWN: dict[str, Callable[[random.Random, list[str]], str]] = {
     "opener": lambda rng, things: rng.choice(OPENERS),
     "closer": lambda rng, things: rng.choice(CLOSERS),
-    "capitals": lambda rng, things: True,
-    "quoted": lambda rng, things: True,
-    "numbered": lambda rng, things: True,
     "without": lambda rng, things: rng.choice(things[1:]),
     "without_letter": lambda rng, things: rng.choice(_rare_letters(things)),
 }
