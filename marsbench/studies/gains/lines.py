@@ -20,9 +20,14 @@ from marsbench.statistics.intervals import Answers
 from marsbench.studies.lines import AR_SFT, THRESHOLDS, adapted, headed, mars, mars_name, speculative, verified
 
 
-def _medusa(width: int, shape: str) -> Arm:
+def _medusa(stage: str, words: str, width: int, shape: str) -> Arm:
     """Medusa, whose heads sit on the frozen AR SFT model."""
-    return Arm(f"medusa_{width}", f"Medusa, {shape}", "medusa", "medusa", {"tree_width": width})
+    return Arm(
+        f"{stage}_{width}", f"Medusa{words}, {shape}", stage, "medusa", {"tree_width": width}, optional=bool(words)
+    )
+
+
+_MEDUSAS = {"medusa": "", "medusa_hard": " at the adapter's rate"}
 
 
 ADAPTED = replace(adapted("groups", 4), optional=True)  # rows of a scale may be older than its line
@@ -38,8 +43,11 @@ MEASURED = TablePlan(
         verified("groups", 4),
         Arm("lookup", "MARS, prompt lookup", "mars", "prompt-lookup", {"draft_length": 4}),
         Arm("jacobi_of_mars", "MARS, Jacobi decoding", "mars", "jacobi", {"block_size": 4}),
-        _medusa(1, "a chain"),
-        _medusa(3, "a tree"),
+        *[
+            _medusa(stage, words, width, shape)
+            for stage, words in _MEDUSAS.items()
+            for width, shape in ((1, "a chain"), (3, "a tree"))
+        ],
         replace(speculative("ar_sft", "draft_ar_sft"), label="AR SFT, speculative decoding", published=None),
         ADAPTED,
         HEADED,
