@@ -314,4 +314,4 @@ def test_the_likeliest_tokens_of_a_mask_are_the_largest(vocabulary: int, dtype: 
 def test_lookup_asks_its_masks_for_what_it_was_asked() -> None:
     """Guards against an option that reaches the masks under the name of another."""
     lookup = MarsLookup(MASK, window=3, metric="margin", layout="linear", head_top=7)
-    assert lookup._masks == MarsVerified(MASK, window=3, metric="margin", layout="linear", head_top=7)
+    assert lookup._masks == MarsVerified(MASK, window=3, metric="margin", layout="linear", head_top=7, groups=3)
