@@ -101,18 +101,20 @@ class MarsVerified:
         else:
             every, accepted = None, verify(rows, answer)
         ends = accepted.advance - 1  # the draft that comes last
+        stands = (rows.groups >> ends & 1).bool() & (ends == rows.drafted if in_line else ends <= masks)
+        if _are_in_vain(rows, stands):
+            masks = 0
         if in_line:
             entries = (rows.drafted + first + 1).unsqueeze(1) + torch.arange(masks, device=ends.device)
-            seen = ends == rows.drafted
         else:
-            entries, seen = group_entries(rows, masks, ends.clamp(max=masks)), ends <= masks
+            entries = group_entries(rows, masks, ends.clamp(max=masks))
         if every is None:
             logits = answer.logits(entries)
         else:
             is_even = in_line and rows.extent.even  # every row's masks stand at the same entries
-            logits = every[:, count:] if is_even else at_entries(every, entries - first)
+            logits = every[:, count:][:, :masks] if is_even else at_entries(every, entries - first)
         drafts, logits = read_masks(rows, answer, entries, logits, accepted, self.head_top)
-        room = room_for_drafts(rows, accepted) * (seen & (rows.groups >> ends & 1).bool())
+        room = room_for_drafts(rows, accepted) * stands
         if rows.extent.thresholded:
             passing = passing_run(confidence(logits, self.metric) >= rows.bar.unsqueeze(1))
             room = torch.minimum(room, passing)
@@ -121,6 +123,11 @@ class MarsVerified:
     def _masks(self, rows: Rows) -> int:
         """How many masks stand in a group of the next window: none where no row has a group."""
         return 0 if self.groups is not None and rows.extent.groups == (0, 0) else self.window - 1
+
+
+def _are_in_vain(rows: Rows, stands: Tensor) -> bool:
+    """Whether no masks need be read: asked of a single row alone, and where the answer is not waited for."""
+    return len(rows) == 1 and not rows.fixed and stands.device.type == "cpu" and not stands.item()
 
 
 def _stands(rows: Rows, count: int) -> Tensor:
