@@ -24,7 +24,7 @@ from marsbench.decoding.generation import Generation, Layout, Request
 from marsbench.errors import UserError
 from marsbench.forward.adapter import Adapted, hooked
 from marsbench.forward.decoder import LeanDecoder, decoder_of
-from marsbench.forward.draft_head import KINDS, DraftHead, Markov, Network
+from marsbench.forward.draft_head import KINDS, DraftHead, HeadInUse, Markov, Network
 from marsbench.forward.native import cpp_compiler
 from marsbench.methods import Options, build_method
 from marsbench.methods.mars_lookup import MarsLookup
@@ -136,6 +136,22 @@ def test_graphs_say_what_fitted_steps_do(layout: str, kind: str, model: PreTrain
     for adapted in (knows, Adapted(model, replace(knows.adapter, head=None)), knows):
         assert run(adapted, method, graphs.batch, **options) == run(adapted, method, **options)
     assert len(graphs) > 0
+
+
+def test_a_row_alone_reads_no_masks_in_vain(model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against small steps of a head whose guesses nobody will use, and guesses left out that somebody would."""
+    adapted, read = with_noise(model, "network"), list[int]()
+    behind = HeadInUse.behind
+
+    def counted(head: HeadInUse, states: Tensor, ids: Tensor, logits: Tensor) -> Any:
+        read.append(states.shape[1])
+        return behind(head, states, ids, logits)
+
+    monkeypatch.setattr(HeadInUse, "behind", counted)
+    method = build_method("mars-verified", Options(mask_id=MASK, layout="linear"))
+    (found,) = decode(adapted, method, [Request(prompts()[0], NEW)], eos_id=EOS, pad_id=PAD)
+    assert found.forwards == NEW, "drafts of noise are wrong"
+    assert read == [3] * (NEW // 2 + 1), "in every other forward masks have seen no wrong draft, and in the last one"
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -314,4 +330,4 @@ def test_the_likeliest_tokens_of_a_mask_are_the_largest(vocabulary: int, dtype: 
 def test_lookup_asks_its_masks_for_what_it_was_asked() -> None:
     """Guards against an option that reaches the masks under the name of another."""
     lookup = MarsLookup(MASK, window=3, metric="margin", layout="linear", head_top=7)
-    assert lookup._masks == MarsVerified(MASK, window=3, metric="margin", layout="linear", head_top=7)
+    assert lookup._masks == MarsVerified(MASK, window=3, metric="margin", layout="linear", head_top=7, groups=3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from marsbench.decoding.engine import decode
-from marsbench.decoding.generation import Request
+from marsbench.decoding.generation import Layout, Request
 from marsbench.methods.ar import Autoregressive
 from marsbench.methods.mars_lookup import UNLIKELY, MarsLookup
 from marsbench.methods.prompt_lookup import look_up
@@ -19,37 +20,43 @@ MASK = 3
 TEXT = [7, 8, 9, 10, 5, 6, 30, 31, 32, 7, 8, 9, 20, 21, 7, 8, 9]
 
 
-def joined(method: MarsLookup, guesses: list[int], sure: float, end: int = 60) -> list[int]:
-    """What is drafted behind TEXT, given what the masks guess and how sure they are."""
+def noted(method: MarsLookup, guesses: list[int], sure: float, end: int = 60) -> tuple[list[int], bool]:
+    """What is drafted behind TEXT, given what the masks guess and how sure they are, and whether masks stand there."""
     tokens = torch.zeros(1, 64, dtype=torch.long)
     tokens[0, : len(TEXT)] = torch.tensor(TEXT)
-    one = torch.ones(1, dtype=torch.long)
-    drafts, count = method._joined(
-        tokens, len(TEXT) * one, torch.tensor([guesses]), len(guesses) * one, torch.tensor([sure]), end * one
-    )
-    return [*drafts[0, : int(count)].tolist()]
+    one, rows = torch.ones(1, dtype=torch.long), SimpleNamespace(end=torch.tensor([end]))
+    guessed = torch.tensor([guesses], dtype=torch.long)
+    method._note(rows, tokens, len(TEXT) * one, guessed, len(guesses) * one, torch.tensor([sure]))
+    return [*rows.drafts[0, : int(rows.drafted)].tolist()], bool(rows.groups)
 
 
-def test_who_is_likelier_right_goes_first() -> None:
-    """Guards against good guesses of the masks thrown away, and against bad ones in front of what is looked up."""
-    method = MarsLookup(MASK, window=3, draft_length=3)
-    assert joined(method, [5, 6], UNLIKELY / 2) == [20, 21, 7]
-    assert joined(method, [5, 6], 0.9) == [5, 6, 30, 31, 32]
-    assert joined(method, [50, 51], 0.9) == [50, 51], "nothing is looked up behind words that are new"
+def joined(method: MarsLookup, guesses: list[int], sure: float, end: int = 60) -> list[int]:
+    return noted(method, guesses, sure, end)[0]
 
 
-def test_in_a_line_only_long_matches_go_on_behind_the_masks() -> None:
-    """Guards against a match of a token or two that spoils the masks behind it, which groups of masks do not mind."""
+@pytest.mark.parametrize("layout", ["groups", "linear"])
+def test_who_is_likelier_right_goes_first(layout: Layout) -> None:
+    """Guards against good guesses of the masks thrown away, bad ones in front of what is looked up, and masks that are
+    forwarded where their answers will hardly ever be of use, or not where nothing else drafts.
+    """
+    method = MarsLookup(MASK, window=3, draft_length=3, layout=layout)
+    assert noted(method, [5, 6], UNLIKELY / 2) == ([20, 21, 7], False)
+    assert noted(method, [], 0.0) == ([20, 21, 7], False)
+    assert noted(method, [20, 21], 0.9) == ([20, 21, 7, 8, 9], True), "9 20 21 stood there before"
+    assert noted(method, [50, 51], 0.9) == ([50, 51], True), "nothing is looked up behind words that are new"
+
+
+def test_only_long_matches_go_on_behind_the_masks() -> None:
+    """Guards against a match of a token or two that spoils the masks behind it."""
     method = MarsLookup(MASK, window=3, draft_length=3, layout="linear")
-    assert joined(method, [5, 6], 0.9) == [5, 6]
-    assert joined(method, [20, 21], 0.9) == [20, 21, 7, 8, 9], "9 20 21 stood there before"
+    assert joined(method, [5, 6], 0.9) == [5, 6], "10 5 6 stood there, not 9 5 6"
 
 
 def test_drafts_end_where_the_row_does() -> None:
     """Guards against drafts that nobody could use, forwarded at every answer's end."""
     method = MarsLookup(MASK, window=3, draft_length=3)
-    assert joined(method, [5, 6], 0.9, end=len(TEXT) + 4) == [5, 6, 30]
-    assert joined(method, [5, 6], 0.9, end=len(TEXT) + 1) == []
+    assert joined(method, [20, 21], 0.9, end=len(TEXT) + 4) == [20, 21, 7]
+    assert joined(method, [20, 21], 0.9, end=len(TEXT) + 1) == []
 
 
 def test_only_as_long_a_match_as_asked_for_is_looked_up() -> None:

@@ -96,6 +96,7 @@ class Stand:
             draft_pending=most.draft_pending,
             room=(shape.length, 1),
             windows=(most.drafted + 1, 1),
+            groups=(-1, 0),
         )
         slots = shape.length + most.behind
         self.draft_cache = FixedCache.like(like.draft_cache, shape.rows, slots)

@@ -13,22 +13,25 @@ from marsbench.forward.window import Answer, at_entries, places
 _LINES = 32  # of a vocabulary that is searched
 
 
-def read_masks(rows: Rows, answer: Answer, entries: Tensor, logits: Tensor, accepted: Accepted, top: int) -> Tensor:
-    """What masks guess behind a run of accepted tokens, integer [N, K].
+def read_masks(
+    rows: Rows, answer: Answer, entries: Tensor, logits: Tensor, accepted: Accepted, top: int
+) -> tuple[Tensor, Tensor]:
+    """What masks guess behind a run of accepted tokens, integer [N, K], and the logits [N, K, ...] that say so.
 
     Args:
         rows: the rows in flight.
         answer: the model's, to the window that the masks stand in.
         entries: integer [N, K], those of the masks in the window.
-        logits: [N, K, V], there; they become the draft head's.
+        logits: [N, K, V], there.
         accepted: what has just been accepted.
-        top: how many of each mask's likeliest tokens a draft head chooses from.
+        top: how many of each mask's likeliest tokens a draft head chooses from: those that its logits are about.
     """
     place = torch.arange(logits.shape[1], device=logits.device)
     position = (rows.length + accepted.advance).unsqueeze(1) + place
     if answer.head is None or not len(place):
-        return rows.choose(logits, position)
-    return _chained(rows, answer.head, answer.states(entries), logits, accepted.last(), position, top)
+        return rows.choose(logits, position), logits
+    found, _, theirs = _chained(rows, answer.head, answer.states(entries), logits, accepted.last(), position, top)
+    return found, theirs
 
 
 def read_line(rows: Rows, answer: Answer, logits: Tensor, masks: int, top: int) -> Tensor:
@@ -49,34 +52,34 @@ def read_line(rows: Rows, answer: Answer, logits: Tensor, masks: int, top: int) 
     behind = drafted + 1 + place[:masks]
     theirs, states = at_entries(logits, behind), answer.states(last(rows) + behind)
     before, position = ids.gather(1, drafted).squeeze(1), rows.length.unsqueeze(1) + behind
-    guesses = _chained(rows, answer.head, states, theirs, before, position, top)
+    guesses, likeliest, heeded = _chained(rows, answer.head, states, theirs, before, position, top)
+    theirs.fill_(torch.finfo(logits.dtype).min).scatter_(2, likeliest, heeded)
     logits.flatten(0, 1).index_copy_(0, places(behind, logits.shape[1]), theirs.flatten(0, 1))
     return ids.scatter(1, behind, guesses)
 
 
 def _chained(
     rows: Rows, head: HeadInUse, states: Tensor, logits: Tensor, before: Tensor, position: Tensor, top: int
-) -> Tensor:
-    """Guesses [N, K] from left to right, the first behind tokens `before` [N]; `logits` [N, K, V] become the head's.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Guesses [N, K] from left to right, the first behind tokens `before` [N]; and of the `top` tokens that each mask's
+    `logits` [N, K, V] find likeliest, [N, K, top], the head's logits.
 
-    Other tokens than the `top` of a mask get the lowest logit: what a head adds means nothing beside what it has not
-    been added to, since the softmax that it learned through is blind to what all tokens get.
+    Others cannot be chosen: what a head adds means nothing beside what it has not been added to, since the softmax that
+    it learned through is blind to what all tokens get.
     """
     values, likeliest = _likeliest(logits, top)
     heeding, found, theirs = head.behind(states, likeliest, values), [], []
-    lowest = torch.finfo(logits.dtype).min
     for place in range(logits.shape[1]):
         ids, heeded = likeliest[:, place], heeding(place, before)
         before = ids.gather(1, heeded.argmax(1, keepdim=True)).squeeze(1)
         if rows.extent.sampled:
-            every = torch.full_like(logits[:, :1], lowest, dtype=torch.float32)
+            every = torch.full_like(logits[:, :1], torch.finfo(logits.dtype).min, dtype=torch.float32)
             every.scatter_(2, ids.unsqueeze(1), heeded.unsqueeze(1))
             drawn = rows.choose(every, position[:, place : place + 1]).squeeze(1)
             before = torch.where(rows.temperature > 0, drawn, before)
         found.append(before)
         theirs.append(heeded)
-    logits.fill_(lowest).scatter_(2, likeliest, torch.stack(theirs, dim=1).to(logits.dtype))
-    return torch.stack(found, dim=1)
+    return torch.stack(found, dim=1), likeliest, torch.stack(theirs, dim=1).to(logits.dtype)
 
 
 def _likeliest(logits: Tensor, top: int) -> tuple[Tensor, Tensor]:

@@ -33,6 +33,7 @@ class Extent(NamedTuple):
     room: tuple[int, int] = (0, 0)  # tokens that a row may still get: the most and the least
     cut: bool = False  # whether any row samples from a part of the tokens only
     windows: tuple[int, int] = (1, 1)  # the widest and the narrowest, where a method lets rows differ
+    groups: tuple[int, int] = (-1, -1)  # the most and the least of `groups`, as numbers
 
 
 class Most(NamedTuple):
@@ -66,7 +67,7 @@ class Rows:
     cut: Tensor  # fp32 [N, 3], top_k, top_p and min_p of what may be sampled
     drafts: Tensor  # [N, D], guesses at the tokens after the committed ones, for methods that verify guesses
     drafted: Tensor  # [N], how many of them there are
-    groups: Tensor  # [N], bit j: whether masks stand behind draft j, where a method leaves some of them out
+    groups: Tensor  # [N], bit j: whether masks stand behind draft j, where a method leaves some of them out, or all
     draft_cached: Tensor  # [N], `cached` of the draft model
     window: Tensor  # [N], tokens that a forward settles at most, where a method lets rows differ
     verified: Tensor  # bool [N], whether guesses are checked before they count, likewise
@@ -88,28 +89,29 @@ class Rows:
             return []
         pending, draft_pending = self.length - self.cached, self.length - self.draft_cached
         room = self.end - self.length
-        rows = torch.stack([pending, self.drafted, self.length, draft_pending, room, self.window])
+        rows = torch.stack([pending, self.drafted, self.length, draft_pending, room, self.window, self.groups])
         most, least = rows.amax(1), rows.amin(1)
         # No threshold at all is an infinite bar, for one token per forward (+) or for all drafts (-).
         cut = (self.cut[:, 0] > 0) | (self.cut[:, 1] < 1) | (self.cut[:, 2] > 0)
         options = torch.stack([self.bar.isfinite().any(), (self.temperature > 0).any(), cut.any()])
         numbers = torch.cat([most, least, options.long(), *(other.flatten() for other in others)]).tolist()
-        largest, smallest = numbers[:6], numbers[6:12]
+        largest, smallest, (thresholded, sampled, is_cut) = numbers[:7], numbers[7:14], numbers[14:17]
         self.extent = Extent(
             pending=largest[0],
             drafted=largest[1],
             length=largest[2],
             even=largest[:2] == smallest[:2],
-            thresholded=bool(numbers[12]),
-            sampled=bool(numbers[13]),
-            cut=bool(numbers[14]),
+            thresholded=bool(thresholded),
+            sampled=bool(sampled),
+            cut=bool(is_cut),
             level=largest[0] == smallest[0],
             draft_pending=largest[3],
             draft_level=largest[3] == smallest[3],
             room=(largest[4], smallest[4]),
             windows=(largest[5], smallest[5]),
+            groups=(largest[6], smallest[6]),
         )
-        return numbers[15:]
+        return numbers[17:]
 
     def turn(self, knobs: Mapping[int, tuple[float, int, bool]]) -> None:
         """Change how some rows decode: row -> the confidence to pass, its window, whether its guesses are checked."""

@@ -77,15 +77,19 @@ def tree_window(rows: Rows, depth: Tensor, ancestors: Tensor) -> Window:
     return line._replace(visible=visible)
 
 
-def grouped_window(rows: Rows, group: int, mask_id: int, stands: Tensor | None = None) -> Window:
+def grouped_window(
+    rows: Rows, group: int, mask_id: int, count: int | None = None, stands: Tensor | None = None
+) -> Window:
     """`linear_window` of the drafts, and behind it a group of `group` masks for every place where they may end.
 
     Group j, from 0 to the number of the row's drafts, sees the prefix, the first j drafts and itself, causally; its
     positions go on from draft j as if the masks stood there. Nothing else sees it. Its entries are `group_entries`.
-    Where `stands` [N, D + 1] is False, fillers stand in place of the group.
+    There are the first `count` of these groups, or all. Where `stands` [N, count] is False, fillers stand in place of
+    the group.
     """
-    line = linear_window(rows)
-    of_group, in_group, visible = _groups(rows.extent.pending, rows.extent.drafted, group, rows.length.device)
+    line, drafts = linear_window(rows), rows.extent.drafted
+    count = drafts + 1 if count is None else count
+    of_group, in_group, visible = _groups(rows.extent.pending, drafts, count, group, rows.length.device)
     masks = line.input_ids.new_full((len(rows), len(of_group)), mask_id)
     real = line.real
     if real is not None or stands is not None:
@@ -99,7 +103,7 @@ def grouped_window(rows: Rows, group: int, mask_id: int, stands: Tensor | None =
         line.slots + len(of_group),
         visible,
         real,
-        rows.extent.pending + rows.extent.drafted,
+        rows.extent.pending + drafts,
     )
 
 
@@ -114,10 +118,10 @@ def causal(width: int, device: torch.device) -> Tensor:
     return (_kept_causal if _is_kept(width) else _causal)(width, device)
 
 
-def _groups(tokens: int, drafts: int, group: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+def _groups(tokens: int, drafts: int, count: int, group: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """For groups of masks behind `tokens` + `drafts` entries: each mask's group, its place there, and who sees whom."""
-    width = tokens + drafts + (drafts + 1) * group
-    return (_kept_groups if _is_kept(width) else _grouped)(tokens, drafts, group, device)
+    width = tokens + drafts + count * group
+    return (_kept_groups if _is_kept(width) else _grouped)(tokens, drafts, count, group, device)
 
 
 def _range(count: int, device: torch.device) -> Tensor:
@@ -133,9 +137,9 @@ def _causal(width: int, device: torch.device) -> Tensor:
     return torch.ones(width, width, dtype=torch.bool, device=device).tril_()
 
 
-def _grouped(tokens: int, drafts: int, group: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    of_group = torch.arange(drafts + 1, device=device).repeat_interleave(group)  # [M]
-    in_group = torch.arange(group, device=device).repeat(drafts + 1)  # [M]
+def _grouped(tokens: int, drafts: int, count: int, group: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    of_group = torch.arange(count, device=device).repeat_interleave(group)  # [M]
+    in_group = torch.arange(group, device=device).repeat(count)  # [M]
     line = tokens + drafts
     visible = torch.zeros(line + len(of_group), line + len(of_group), dtype=torch.bool, device=device)
     visible[:line, :line] = causal(line, device)

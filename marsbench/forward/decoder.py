@@ -28,7 +28,7 @@ from marsbench.forward.cache import RaggedCache
 from marsbench.forward.draft_head import DraftHead, HeadInUse, packed
 from marsbench.forward.linear import LayerSites, Packing, Site
 from marsbench.forward.modules import ModuleDecoder
-from marsbench.forward.native import product
+from marsbench.forward.native import product, unit_norm
 from marsbench.forward.plain import is_leaf, is_plain, is_plainly_its_class
 from marsbench.forward.probe import check_by_forward
 from marsbench.forward.window import Answer, Window, makes_a_graph
@@ -168,7 +168,8 @@ class LeanDecoder:
             return answer
         in_use = HeadInUse(self._draft_head, self._embed, self._lm_head, self._lm_head.rows)
         if self._packed_head is not None and not torch.is_grad_enabled():
-            in_use = replace(in_use, head=self._packed_head, linear=product)
+            normed = unit_norm if self._is_native else in_use.normed
+            in_use = replace(in_use, head=self._packed_head, linear=product, normed=normed)
         return replace(answer, head=in_use)
 
     def _follow_adapter(self, adapter: Adapter, like: Tensor) -> None:

@@ -24,6 +24,11 @@ from marsbench.forward.native import can_pack, pack
 
 _RANK = 64  # of the table
 Linear = Callable[[Tensor, Tensor], Tensor]  # values [..., in] and a weight to [..., out]
+Norm = Callable[[Tensor], Tensor]
+
+
+def _normed(values: Tensor) -> Tensor:
+    return F.rms_norm(values, values.shape[-1:])
 
 
 class Markov(NamedTuple):
@@ -60,15 +65,15 @@ class Network(NamedTuple):
         middle = len(self.of_state)
         return self.of_state.shape == self.of_token.shape == (middle, size) and self.out.shape == (size, middle)
 
-    def seen(self, states: Tensor, linear: Linear = F.linear) -> Tensor:
+    def seen(self, states: Tensor, linear: Linear = F.linear, normed: Norm = _normed) -> Tensor:
         """What it sees of masks' states [..., H], as the LM head reads them: [..., F]."""
         rows = states.reshape(-1, states.shape[-1])  # a product of our own takes two dimensions
-        seen = linear(_normed(rows), self.of_state)
+        seen = linear(normed(rows), self.of_state)
         return seen.view(*states.shape[:-1], seen.shape[-1])
 
-    def change(self, seen: Tensor, embedded: Tensor, linear: Linear = F.linear) -> Tensor:
+    def change(self, seen: Tensor, embedded: Tensor, linear: Linear = F.linear, normed: Norm = _normed) -> Tensor:
         """What is added to the states [..., H], from `seen` [..., F] and the previous tokens' embeddings [..., H]."""
-        return linear(F.silu(seen + linear(_normed(embedded), self.of_token)), self.out)
+        return linear(F.silu(seen + linear(normed(embedded), self.of_token)), self.out)
 
 
 DraftHead = Markov | Network
@@ -100,6 +105,7 @@ class HeadInUse:
     lm_head: Callable[[Tensor], Tensor]
     rows: Tensor | None  # [V, H], the LM head's, where nothing else makes logits of states
     linear: Linear = F.linear  # what multiplies by a network's weights as they lie in `head`
+    normed: Norm = _normed  # what normalises states and embeddings
 
     def behind(self, states: Tensor, ids: Tensor, logits: Tensor) -> Callable[[int, Tensor], Tensor]:
         """What it makes of the logits of some tokens, one mask after the other.
@@ -116,10 +122,11 @@ class HeadInUse:
         if isinstance(head, Markov):
             after = F.embedding(ids, head.after).float()
             return lambda place, before: _plus(logits[:, place], after[:, place], F.embedding(before, head.before))
-        seen, rows = head.seen(states, self.linear), None if self.rows is None else F.embedding(ids, self.rows).float()
+        seen = head.seen(states, self.linear, self.normed)
+        rows = None if self.rows is None else F.embedding(ids, self.rows).float()
 
         def heeding(place: int, before: Tensor) -> Tensor:
-            code = head.change(seen[:, place], self.embed(before), self.linear)
+            code = head.change(seen[:, place], self.embed(before), self.linear, self.normed)
             if rows is not None:
                 return _plus(logits[:, place], rows[:, place], code)
             return self.lm_head((states[:, place] + code).unsqueeze(1)).squeeze(1).gather(1, ids[:, place]).float()
@@ -137,7 +144,3 @@ def packed(head: DraftHead | None) -> DraftHead | None:
 def _plus(logits: Tensor, rows: Tensor, code: Tensor) -> Tensor:
     """Logits fp32 [N, T], and fp32 [N, T, R] times [N, R]."""
     return torch.baddbmm(logits.unsqueeze(-1), rows, code.float().unsqueeze(-1)).squeeze(-1)
-
-
-def _normed(values: Tensor) -> Tensor:
-    return F.rms_norm(values, values.shape[-1:])

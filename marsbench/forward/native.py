@@ -48,6 +48,13 @@ def product(values: Tensor, packed: Tensor, bias: Tensor | None = None) -> Tenso
     return found
 
 
+def unit_norm(values: Tensor) -> Tensor:
+    """`F.rms_norm` of values [M, H] without a weight, in one operation."""
+    values, epsilon = values.contiguous(), torch.finfo(torch.float32).eps
+    found: Tensor = torch.ops.marsbench.norm.default(values, None, values.new_ones(values.shape[1]), epsilon)
+    return found
+
+
 def can_pack(outputs: int, inputs: int, dtype: torch.dtype) -> bool:
     """Whether `linear.cpp` takes weights of that size and type."""
     return dtype in (torch.float32, torch.bfloat16) and outputs % BLOCK == 0 and inputs % 2 == 0

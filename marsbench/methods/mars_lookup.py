@@ -1,10 +1,10 @@
 """Lossless MARS decoding whose drafts come from two sources: the masks, and what followed the same n-gram before.
 
-Masks see the whole context and guess a few tokens; a text that repeats itself tells many, at no cost. Neither order is
-best everywhere. Where masks guess well, lookup in front of them loses tokens. Where they were hardly trained, their
-guesses are wrong, and lookup behind them is never reached. The masks' own confidence tells the two apart: lookup goes
-first where their first guess is less likely to be right than what is looked up commonly is, and goes on behind their
-guesses elsewhere.
+A text that repeats itself tells what comes next at no cost, while masks cost a part of a forward pass wherever they
+stand. So a forward has one kind of chain. Where masks have guessed and are sure enough, their guesses are drafted, a
+long match goes on behind them, and masks stand there again. Elsewhere what is looked up is drafted alone, without
+masks: most such chains break somewhere, and masks behind the break would have been forwarded in vain. Where nothing is
+found either, masks begin anew.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ UNLIKELY = 0.3
 class MarsLookup:
     """Drafts from masks as in `MarsVerified`, and `draft_length` tokens from the text so far as in `PromptLookup`.
 
-    With n drafts, from wherever they are, a forward has the positions of `MarsVerified` in the same layout. In `linear`
-    a wrong draft spoils the masks behind it too, so there only the longest matches go on behind the masks' guesses.
+    A forward has the positions of `MarsVerified` in the same layout, and those of what is looked up; or of
+    `PromptLookup`, where nothing else is drafted. Groups of masks stand behind the masks' own guesses only.
     """
 
     name: ClassVar[str] = "mars-lookup"
@@ -53,58 +53,50 @@ class MarsLookup:
         return self._masks.bar(threshold)
 
     def most(self) -> Most:
-        """Drafts of both kinds, and masks behind them or behind each of them."""
-        masks = self.window - 1
-        groups = self._most_drafts + 1 if self.layout == "groups" else 1
-        return Most(pending=1, drafted=self._most_drafts, behind=self._most_drafts + groups * masks)
+        """Drafts of both kinds, and masks behind them or behind each of the masks' own."""
+        drafts, groups = self.window - 1 + self.draft_length, self.window if self.layout == "groups" else 1
+        return Most(pending=1, drafted=drafts, behind=drafts + groups * (self.window - 1))
 
     def propose(self, rows: Rows) -> Window:
         """Drafts and masks in the chosen layout; only the drafts in front of the first answer are to be looked up."""
         if not rows.drafts.shape[1]:
-            nothing, unsure = rows.tokens[:, :0], torch.zeros_like(rows.bar)
-            rows.drafts, rows.drafted = self._joined(rows.tokens, rows.length, nothing, rows.drafted, unsure, rows.end)
+            self._note(rows, rows.tokens, rows.length, rows.tokens[:, :0], rows.drafted, torch.zeros_like(rows.bar))
             rows.measure()
         return self._masks.propose(rows)
 
     def accept(self, rows: Rows, window: Window, answer: Answer) -> Accepted:
         """The right drafts and the token after them; the next drafts are noted in `rows`."""
         accepted, guesses, logits, room = self._masks.read(rows, answer)
-        count, sure = room.clamp(max=guesses.shape[1]), confidence(logits[:, :1], "probability").sum(1)
-        rows.drafts, rows.drafted = self._joined(*continued(rows, accepted), guesses, count, sure, rows.end)
+        sure = confidence(logits[:, :1], "probability").sum(1)
+        self._note(rows, *continued(rows, accepted), guesses, room.clamp(max=guesses.shape[1]), sure)
         return accepted
 
     @property
     def _masks(self) -> MarsVerified:
-        return MarsVerified(self.mask_id, self.window, self.metric, self.layout, head_top=self.head_top)
+        return MarsVerified(self.mask_id, self.window, self.metric, self.layout, self.window, self.head_top)
 
-    @property
-    def _most_drafts(self) -> int:
-        return self.window - 1 + self.draft_length
-
-    def _joined(
-        self, tokens: Tensor, length: Tensor, guesses: Tensor, count: Tensor, sure: Tensor, end: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """What is drafted next: the masks' guesses and what is looked up behind them, or only what is looked up.
+    def _note(self, rows: Rows, tokens: Tensor, length: Tensor, guesses: Tensor, count: Tensor, sure: Tensor) -> None:
+        """Note in `rows` what is drafted next, and whether masks stand there.
 
         Args:
+            rows: the rows in flight.
             tokens: integer [N, T], the texts so far.
             length: integer [N], their lengths.
-            guesses: integer [N, W - 1] or [N, 0], of the masks.
-            count: integer [N], how many of them are drafted.
+            guesses: integer [N, K], of the masks; of these there may be none.
+            count: integer [N], how many of them may be used.
             sure: fp32 [N], how likely the first of them is right.
-            end: integer [N], the lengths at which the rows must stop.
-
-        Returns:
-            Drafts [N, W - 1 + draft_length], and how many of them there are, [N].
         """
-        ahead, known = look_up(tokens, length, self.draft_length, longest=self.ngram)
-        place = torch.arange(self._most_drafts, device=tokens.device)
-        ours, spare = place < count.unsqueeze(1), tokens.shape[1] - 1
-        drafts = F.pad(guesses, (0, len(place) - guesses.shape[1]))
-        longer = tokens.scatter(1, torch.where(ours, length.unsqueeze(1) + place, spare), drafts)
-        shortest = 1 if self.layout == "groups" else self.ngram
-        behind, more = look_up(longer, length + count, self.draft_length, longest=self.ngram, shortest=shortest)
-        drafts = torch.where(ours, drafts, behind.gather(1, (place - count.unsqueeze(1)).clamp(0, behind.shape[1] - 1)))
-        first = (known > 0) & (sure < UNLIKELY)
-        drafts = torch.where(first.unsqueeze(1), F.pad(ahead, (0, len(place) - ahead.shape[1])), drafts)
-        return drafts, torch.minimum(torch.where(first, known, count + more), end - length - 1).clamp(min=0)
+        drafts, drafted = look_up(tokens, length, self.draft_length, longest=self.ngram)
+        alone = (drafted > 0) & ((count == 0) | (sure < UNLIKELY))
+        if guesses.shape[1]:
+            place = torch.arange(guesses.shape[1] + self.draft_length, device=tokens.device)
+            ours, spare = place < count.unsqueeze(1), tokens.shape[1] - 1
+            both = F.pad(guesses, (0, self.draft_length))
+            longer = tokens.scatter(1, torch.where(ours, length.unsqueeze(1) + place, spare), both)
+            found, more = look_up(longer, length + count, self.draft_length, longest=self.ngram, shortest=self.ngram)
+            behind = found.gather(1, (place - count.unsqueeze(1)).clamp(0, self.draft_length - 1))
+            alone_too = F.pad(drafts, (0, guesses.shape[1]))
+            drafts = torch.where(alone.unsqueeze(1), alone_too, torch.where(ours, both, behind))
+            drafted = torch.where(alone, drafted, count + more)
+        rows.drafts, rows.drafted = drafts, torch.minimum(drafted, rows.end - length - 1).clamp(min=0)
+        rows.groups = alone.long() - 1

@@ -64,7 +64,7 @@ class MarsSpeculative:
         entries = group_entries(rows, masks, verified.advance - 1)
         logits = answer.logits(entries)
         behind = verified.advance.unsqueeze(1) + torch.arange(masks, device=logits.device)
-        extension = read_masks(rows, answer, entries, logits, verified, self.head_top)
+        extension, logits = read_masks(rows, answer, entries, logits, verified, self.head_top)
         sure = passing_run(confidence(logits, self.metric) >= rows.bar.unsqueeze(1))
         ids = F.pad(verified.ids, (0, masks)).scatter(1, behind, extension)
         return Accepted.run(rows, ids, verified.advance + sure, verified.kept)

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from marsbench.decoding.acceptance import bar, confidence, passing_run
-from marsbench.decoding.chain import read_line, read_masks
+from marsbench.decoding.chain import read_masks
 from marsbench.decoding.generation import Layout, Metric
 from marsbench.decoding.rows import Accepted, Most, Rows
 from marsbench.decoding.verification import accept_right, own_tokens, room_for_drafts, verify
@@ -32,7 +32,7 @@ class Reading(NamedTuple):
 
     accepted: Accepted
     drafts: Tensor  # [N, W - 1], the next ones
-    logits: Tensor  # [N, W - 1, V], theirs
+    logits: Tensor  # [N, W - 1, V], theirs; of a draft head, over the tokens that it chose from
     room: Tensor  # [N], how many of them may be used, which may be more than there are
 
 
@@ -72,10 +72,12 @@ class MarsVerified:
 
     def propose(self, rows: Rows) -> Window:
         """Drafts and masks in the chosen layout."""
-        masks = self.window - 1
-        if self.layout == "groups":
-            return grouped_window(rows, masks, self.mask_id, None if self.groups is None else _stands(rows))
-        return linear_window(rows, masks=masks, mask_id=self.mask_id)
+        masks, varies = self._masks(rows), self.groups is not None and len({*rows.extent.groups, -1}) > 1
+        if self.layout == "groups" and masks:
+            count = min(rows.extent.drafted, masks) + 1
+            return grouped_window(rows, masks, self.mask_id, count, _stands(rows, count) if varies else None)
+        each = masks * rows.groups.ne(0) if varies and masks else None
+        return linear_window(rows, masks=masks, mask_id=self.mask_id, each=each)
 
     def accept(self, rows: Rows, window: Window, answer: Answer) -> Accepted:
         """The right drafts and the token after them; the next drafts are noted in `rows`."""
@@ -86,49 +88,51 @@ class MarsVerified:
         return accepted
 
     def read(self, rows: Rows, answer: Answer) -> Reading:
-        """What the answer to a window of `propose` says, whoever made the drafts in it."""
-        reading = (self._read_groups if self.layout == "groups" else self._read_line)(rows, answer)
-        if not rows.extent.thresholded:
-            return reading
-        passing = passing_run(confidence(reading.logits, self.metric) >= rows.bar.unsqueeze(1))
-        return reading._replace(room=torch.minimum(reading.room, passing))
+        """What the answer to a window of `propose` says, whoever made the drafts in it.
 
-    def _read_groups(self, rows: Rows, answer: Answer) -> Reading:
-        """The logits of the group of masks that has seen the right drafts and no wrong one."""
-        masks, drafted = self.window - 1, drafts_of(rows).shape[1]
-        if len(rows) * drafted * masks <= _SPARE:
-            every = answer.logits(slice(last(rows), None))
-            accepted = accept_right(rows, own_tokens(rows, every[:, : drafted + 1]))
-            entries = group_entries(rows, masks, accepted.advance - 1)
-            logits = at_entries(every, entries - last(rows))
+        Masks are read where they have seen the right drafts and no wrong one; where none have, the next forward goes
+        without their drafts.
+        """
+        masks, first, count = self._masks(rows), last(rows), drafts_of(rows).shape[1] + 1
+        in_line = self.layout == "linear"
+        if in_line or len(rows) * min(count - 1, masks) * masks <= _SPARE:
+            every = answer.logits(slice(first, None))
+            accepted = accept_right(rows, own_tokens(rows, every[:, :count]))
         else:
-            accepted = verify(rows, answer)
-            entries = group_entries(rows, masks, accepted.advance - 1)
+            every, accepted = None, verify(rows, answer)
+        ends = accepted.advance - 1  # the draft that comes last
+        stands = (rows.groups >> ends & 1).bool() & (ends == rows.drafted if in_line else ends <= masks)
+        if _are_in_vain(rows, stands):
+            masks = 0
+        if in_line:
+            entries = (rows.drafted + first + 1).unsqueeze(1) + torch.arange(masks, device=ends.device)
+        else:
+            entries = group_entries(rows, masks, ends.clamp(max=masks))
+        if every is None:
             logits = answer.logits(entries)
-        drafts = read_masks(rows, answer, entries, logits, accepted, self.head_top)
-        room = room_for_drafts(rows, accepted)
-        if self.groups is not None:
-            room = room * (rows.groups >> (accepted.advance - 1) & 1)
+        else:
+            is_even = in_line and rows.extent.even  # every row's masks stand at the same entries
+            logits = every[:, count:][:, :masks] if is_even else at_entries(every, entries - first)
+        drafts, logits = read_masks(rows, answer, entries, logits, accepted, self.head_top)
+        room = room_for_drafts(rows, accepted) * stands
+        if rows.extent.thresholded:
+            passing = passing_run(confidence(logits, self.metric) >= rows.bar.unsqueeze(1))
+            room = torch.minimum(room, passing)
         return Reading(accepted, drafts, logits, room)
 
-    def _read_line(self, rows: Rows, answer: Answer) -> Reading:
-        """The drafts' and the masks' logits in one go; a row that had a wrong draft goes without drafts next."""
-        count, first = drafts_of(rows).shape[1] + 1, last(rows)
-        logits = answer.logits(slice(first, first + count + self.window - 1))
-        ids = read_line(rows, answer, logits, self.window - 1, self.head_top)
-        accepted = accept_right(rows, ids[:, :count])
-        if rows.extent.even:  # every row's masks stand at the same entries
-            drafts, logits = ids[:, count:], logits[:, count:]
-        else:
-            masks = (rows.drafted + 1).unsqueeze(1) + torch.arange(self.window - 1, device=ids.device)
-            drafts, logits = ids.gather(1, masks), at_entries(logits, masks)
-        room = room_for_drafts(rows, accepted)
-        return Reading(accepted, drafts, logits, room.masked_fill(accepted.advance <= rows.drafted, 0))
+    def _masks(self, rows: Rows) -> int:
+        """How many masks stand in a group of the next window: none where no row has a group."""
+        return 0 if self.groups is not None and rows.extent.groups == (0, 0) else self.window - 1
 
 
-def _stands(rows: Rows) -> Tensor:
-    """Which groups of masks stand in the rows' next windows, bool [N, D + 1]."""
-    place = torch.arange(rows.extent.drafted + 1, device=rows.groups.device)
+def _are_in_vain(rows: Rows, stands: Tensor) -> bool:
+    """Whether no masks need be read: asked of a single row alone, and where the answer is not waited for."""
+    return len(rows) == 1 and not rows.fixed and stands.device.type == "cpu" and not stands.item()
+
+
+def _stands(rows: Rows, count: int) -> Tensor:
+    """Which of the first groups of masks stand in the rows' next windows, bool [N, count]."""
+    place = torch.arange(count, device=rows.groups.device)
     return (rows.groups.unsqueeze(1) >> place & 1).bool()
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from marsbench.decoding.acceptance import no_threshold
@@ -67,17 +68,13 @@ def look_up(tokens: Tensor, length: Tensor, most: int, *, longest: int, shortest
     Returns:
         Tokens [N, D], and how many of them were found, [N].
     """
-    length = length.unsqueeze(1)
-    place = torch.arange(tokens.shape[1], device=tokens.device)
-    same = place < length - 1  # [N, T]: the n tokens that end here are the row's last n
-    found = torch.zeros_like(length)
-    for n in range(longest):
-        shifted = tokens.roll(n, 1) == tokens.gather(1, (length - 1 - n).clamp(min=0))
-        same = same & shifted & (place >= n)
-        if n + 1 >= shortest:
-            # Later places win over earlier ones, and longer matches over shorter ones.
-            latest = torch.where(same, place + 1, 0).amax(1, keepdim=True)
-            found = torch.where(latest > 0, latest, found)
-    offset = torch.arange(most, device=tokens.device)
-    drafts = tokens.gather(1, (found + offset).clamp(max=tokens.shape[1] - 1))
-    return drafts, torch.where(found > 0, length - found, 0).clamp(max=most).squeeze(1)
+    size, last = tokens.shape[1], length.unsqueeze(1) - 1
+    place, offset = (torch.arange(count, device=tokens.device) for count in (size, max(longest, most)))
+    ending = tokens.gather(1, (last - longest + 1 + offset[:longest]).clamp(min=0))  # [N, longest]
+    before = F.pad(tokens, (longest - 1, 0), value=-1).unfold(1, longest, 1)  # [N, T, longest], those up to each place
+    match = (before == ending.unsqueeze(1)).flip(-1).cumprod(-1).sum(-1)  # [N, T], how many are alike, from the end
+    # Longer matches win over shorter ones, and later places over earlier ones.
+    best = torch.where((match >= shortest) & (place < last), match * size + place, -1).amax(1, keepdim=True)
+    found, is_found = best % size + 1, best.squeeze(1) >= 0
+    drafts = tokens.gather(1, (found + offset[:most]).clamp(max=size - 1))
+    return drafts, torch.where(is_found, (last + 1 - found).squeeze(1), 0).clamp(max=most)
