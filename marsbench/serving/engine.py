@@ -11,7 +11,6 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from statistics import median
 from typing import Any
 
 from marsbench.compiled.graphs import Graphs, why_not
@@ -19,8 +18,6 @@ from marsbench.decoding.engine import Batch, check_requests, context_length
 from marsbench.decoding.generation import Generation, Meter, Request, as_list
 from marsbench.errors import UserError
 from marsbench.methods.mixed import Mixed
-from marsbench.racing.position_law import PositionLaw, law_of
-from marsbench.racing.race import synchronize
 from marsbench.serving.controller import Controller, Group, key_of
 from marsbench.serving.likelihood import Scorer
 from marsbench.serving.messages import WIDEST, Ending, Job, Knob, Likelihood, Report, State, Wishes
@@ -28,8 +25,6 @@ from marsbench.serving.settings import Settings
 
 BEHIND = 2 * WIDEST  # slots for guesses: drafts, and masks behind them
 _SLOT_STEP = 64  # the cache grows by so many slots
-_WINDOWS = (1, 2, 4, 8)  # that the position law is measured with
-_PROMPT, _STEPS, _REPEATS = 32, 6, 3
 _PIECE = 256  # positions of prompts that are forwarded between two steps, at most
 _TROUBLE = (MemoryError, RuntimeError)  # torch's own lack of memory is a RuntimeError
 
@@ -436,32 +431,3 @@ def bytes_per_slot(model: Any) -> int:
 
 def _first_line(error: BaseException) -> str:
     return next(iter(str(error).splitlines()), "") or "no memory"
-
-
-# ---- the position law of the model on this machine, for a controller ----
-
-
-def measured_law(model: Any, rows: int) -> PositionLaw:
-    """What a forward costs by its positions, from steps of up to `rows` rows and windows of up to 8; takes seconds."""
-    counts = sorted({min(2**power, rows) for power in range(rows.bit_length() + 1)})
-    shapes = [(count, window) for count in counts for window in _WINDOWS]
-    seconds: list[list[float]] = [[] for _ in shapes]
-    for _ in range(_REPEATS):  # in turn, so that a disturbance does not fall on one shape alone
-        for place, shape in enumerate(shapes):
-            seconds[place].append(_step(model, *shape))
-    return law_of([count * window for count, window in shapes], seconds)
-
-
-def _step(model: Any, rows: int, window: int) -> float:
-    """Median seconds of a step; its first two warm up."""
-    batch = Batch(model, Mixed(0), eos_id=-1, pad_id=0, on_finished=lambda *_: None)
-    request = Request([1] * _PROMPT, _STEPS + 9, threshold=1.0, window=window, ignore_eos=True)
-    batch.join(dict.fromkeys(range(rows), request))
-    found = []
-    for _ in range(_STEPS):
-        synchronize()
-        started = time.perf_counter()
-        batch.step()
-        synchronize()
-        found.append(time.perf_counter() - started)
-    return median(found[2:])

@@ -44,8 +44,9 @@ def _start(settings: Settings) -> tuple[Any, Ready]:
     from marsbench.methods.settings import load_aloud
     from marsbench.progress import Reporter
     from marsbench.quiet import quieten_libraries
+    from marsbench.racing.step_time import measured_law
     from marsbench.serving.controller import Controller, Targets
-    from marsbench.serving.engine import Engine, bytes_per_slot, measured_law, slots_needed
+    from marsbench.serving.engine import Engine, bytes_per_slot, slots_needed
     from marsbench.training.checkpoints import default_device
 
     quieten_libraries()
