@@ -37,20 +37,29 @@ class Running:
     knob: Knob
     slots: int
     scorer: Scorer | None = None  # of one whose log-probabilities are wanted as its tokens come
-    steps: int = 0  # decoding steps that it took part in
     used: int | None = None  # tokens that are wanted of it, once that is known
     failure: str = ""  # why it cannot be answered
+    before: int = 0  # the engine's steps before its first
 
     def __post_init__(self) -> None:
         self.thresholds: tuple[float, float] | None = None
         self.windows = (self.knob.window, self.knob.window)
         self.lossless = True
-        self.accepted: Counter[int] = Counter()  # its decoding steps by the tokens that they settled beyond the first
-        self.drafted = 0  # masks that stood in them
-        self.turn(self.knob)
+        self.accepted: Counter[int] = Counter()  # its steps with masks by the tokens that they settled beyond the first
+        self._drafted = self._counted = 0  # masks that stood in its steps, up to that one of the engine
+        self.turn(self.knob, 0)
 
-    def turn(self, knob: Knob) -> None:
-        """Decode otherwise from now on; an answer tells its tau, or its pruning if it was checked throughout."""
+    def begin(self, steps: int) -> None:
+        """Its prompt has been read when the engine has done so many steps."""
+        self.before = self._counted = steps
+
+    def drafted(self, steps: int) -> int:
+        """Masks that have stood in its steps when the engine has done so many."""
+        return self._drafted + (steps - self._counted) * (self.knob.window - 1)
+
+    def turn(self, knob: Knob, steps: int) -> None:
+        """Decode otherwise after so many steps; an answer tells its tau, or its pruning if always checked."""
+        self._drafted, self._counted = self.drafted(steps), steps
         self.knob = knob
         self.key = key_of(self.job.wishes.method, knob.threshold, knob.verified)  # of what a controller remembers
         self.windows = min(self.windows[0], knob.window), max(self.windows[1], knob.window)
@@ -90,7 +99,9 @@ class Engine:
         self._joining: dict[int, Running] = {}  # those whose prompts are being forwarded
         self._pieces: Iterator[None] = iter(())  # what is left of that
         self._apart: set[int] = set()  # those that wait since there was no memory for their prompts together
-        self._settled = self._rows = self._guesses = 0
+        self._steps = 0
+        self._settled = self._rows = self._guesses = 0  # of the last two, those of requests that have ended
+        self._failed: list[int] = []  # requests that are to leave since they have failed
         self._by: Any = None  # what everybody in flight decodes by; None = not known
         self._stepping = False  # whether the last round was a step, so that newcomers come next
         self._report = Report(State())  # what has come since the last one
@@ -222,8 +233,8 @@ class Engine:
             else:
                 for job in jobs:
                     self._fail(job, f"the prompt cannot be run: {_first_line(error)}")
-        self._running |= self._joining
-        self._joining.clear()
+        for number in list(self._joining):
+            self._arrive(number)
         self._by = None  # their knobs may be others, and be turned back before the next step
         if self._controller is not None:
             self._controller.joined(alone=alone)
@@ -235,11 +246,10 @@ class Engine:
         self._came |= dict.fromkeys((job.id for job in jobs), time.perf_counter())
         self._report.started[:] = [number for number in self._report.started if number not in self._apart]
 
-    def _in_flight(self, number: int) -> Running:
-        """A request with its first tokens, or further on."""
-        if number in self._joining:
-            self._running[number] = self._joining.pop(number)
-        return self._running[number]
+    def _arrive(self, number: int) -> None:
+        """A request is in flight, with its first tokens."""
+        one = self._running[number] = self._joining.pop(number)
+        one.begin(self._steps)
 
     def _score_alone(self, job: Job) -> None:
         """A job that generates nothing."""
@@ -302,7 +312,7 @@ class Engine:
         for number, one in self._running.items():
             knob = self._knob(one.job.wishes)
             if knob != one.knob:
-                one.turn(knob)
+                one.turn(knob, self._steps)
                 turned[number] = knob
         self._batch.turn(turned)
 
@@ -320,15 +330,12 @@ class Engine:
 
     def _step(self) -> None:
         began, before, rows = time.perf_counter(), self._meter.positions, len(self._running)
-        for one in self._running.values():
-            guesses = one.knob.window - 1
-            one.steps += 1
-            one.drafted += guesses
-            self._guesses += guesses
-        self._rows += rows
+        self._steps += 1
         self._safely(self._batch.step)
-        for number in [number for number, one in self._running.items() if one.failure]:
-            self._safely(lambda number=number: self._batch.leave(number))  # type: ignore[misc]
+        while self._failed:
+            number = self._failed.pop()
+            if number in self._running:
+                self._safely(lambda number=number: self._batch.leave(number))  # type: ignore[misc]
         if self._controller is not None:
             self._to_decide |= self._controller.stepped(began, self._meter.positions - before, rows)
 
@@ -354,10 +361,13 @@ class Engine:
                 self._batch = self._make_batch()
 
     def _tokens(self, number: int, tokens: list[int]) -> None:
-        one = self._in_flight(number)
-        if one.steps:
+        if number in self._joining:
+            self._arrive(number)
+        one = self._running[number]
+        if one.before < self._steps:  # else these are the prompt's
             self._settled += len(tokens)
-            one.accepted[len(tokens) - 1] += one.knob.window > 1  # without masks there is nothing to accept
+            if one.knob.window > 1:  # without masks there is nothing to accept
+                one.accepted[len(tokens) - 1] += 1
             if self._controller is not None:
                 self._controller.note(one.key, one.knob.window, len(tokens))
         found = self._scored(one, tokens) if one.job.best is not None and one.job.streamed else None
@@ -374,6 +384,7 @@ class Engine:
             found = one.scorer.read([*prompt, *tokens])
         except _TROUBLE as error:
             one.failure = f"its log-probabilities cannot be had: {_first_line(error)}"
+            self._failed.append(one.job.id)
             return None
         return found if one.job.echo else found.part(len(prompt))
 
@@ -387,10 +398,13 @@ class Engine:
                 found = self._scorer(job).read([*job.prompt_ids, *answer]).part(0 if job.echo else len(job.prompt_ids))
             except _TROUBLE as error:
                 one.failure = f"its log-probabilities cannot be had: {_first_line(error)}"
-        accepted = tuple(one.accepted[size] for size in range(one.windows[1] if one.steps else 0))
+        steps, drafted = self._steps - one.before, one.drafted(self._steps)
+        self._rows += steps
+        self._guesses += drafted
+        accepted = tuple(one.accepted[size] for size in range(one.windows[1] if steps else 0))
         ending = Ending(
             finish, generation.emitted, generation.forwards, one.thresholds, one.windows, one.lossless, accepted,
-            one.drafted, found, one.failure,
+            drafted, found, one.failure,
         )  # fmt: skip
         self._end(job, ending)
 
@@ -408,8 +422,8 @@ class Engine:
             forwards=self._meter.forwards + self._meter.prompt_forwards,
             positions=self._meter.positions + self._meter.prompt_positions,
             settled=self._settled,
-            rows=self._rows,
-            guesses=self._guesses,
+            rows=self._rows + sum(self._steps - one.before for one in self._running.values()),
+            guesses=self._guesses + sum(one.drafted(self._steps) for one in self._running.values()),
             threshold=sum(taus) / len(taus) if taus else None,
             window=sum(one.knob.window for one in running) / len(running) if running else 0.0,
             relief=self._controller.memory.choice.relief if self._controller is not None else 0.0,
