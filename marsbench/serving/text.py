@@ -39,7 +39,7 @@ def bytes_of(tokenizer: Any, token: int, text: str) -> bytes:
     name = str(tokenizer.convert_ids_to_tokens(token))
     if re.fullmatch("<0x[0-9A-F]{2}>", name):
         return bytes([int(name[3:5], 16)])
-    letters = {letter: byte for byte, letter in bytes_to_unicode().items()}  # as byte-level tokenizers write them
+    letters = {letter: byte for byte, letter in bytes_to_unicode().items()}  # type: ignore[no-untyped-call]
     return bytes(letters[one] for one in name) if letters.keys() >= set(name) else text.encode()
 
 
