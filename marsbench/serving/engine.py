@@ -124,10 +124,10 @@ class Engine:
             self._waiting.remove(job)
             del self._came[job.id]
             self._apart.discard(job.id)
-            self._end(job, Ending("cancelled", 0, 0, None, (1, 1)))
+            self._end(job, Ending("cancelled"))
         if number in self._joining:  # a long prompt comes alone
             self._pieces = iter(())
-            self._end(self._joining.pop(number).job, Ending("cancelled", 0, 0, None, (1, 1)))
+            self._end(self._joining.pop(number).job, Ending("cancelled"))
         if number in self._running:
             self._running[number].used = used
             self._safely(lambda: self._batch.leave(number))
@@ -258,7 +258,7 @@ class Engine:
         except _TROUBLE as error:
             self._fail(job, f"the prompt cannot be run: {_first_line(error)}")
         else:
-            self._end(job, Ending("length", 0, 1, None, (1, 1), likelihood=found))
+            self._end(job, Ending("length", forwards=1, likelihood=found))
 
     def _scorer(self, job: Job) -> Scorer:
         return Scorer(self.model, job.best or 0, self.settings.prefill_positions)
@@ -271,7 +271,7 @@ class Engine:
         )  # fmt: skip
 
     def _fail(self, job: Job, why: str) -> None:
-        self._end(job, Ending("cancelled", 0, 0, None, (1, 1), failure=why))
+        self._end(job, Ending("cancelled", failure=why))
 
     # ---- knobs ----
 
