@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import types
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import chain
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -23,6 +25,7 @@ from marsbench.forward.linear import packing
 from marsbench.methods import Options, build_method
 from marsbench.methods.mixed import Mixed
 from marsbench.racing.position_law import PositionLaw
+from marsbench.serving import process
 from marsbench.serving.controller import Controller, Group, Seen, Targets
 from marsbench.serving.engine import BEHIND, Engine, bytes_per_slot
 from marsbench.serving.likelihood import Scorer
@@ -568,3 +571,36 @@ def test_who_allows_it_is_lowered_and_told(golden: dict[str, Any], golden_models
     verified, mars = log.ended[0], log.ended[1]
     assert not verified.lossless and verified.thresholds is not None and verified.thresholds[0] >= 0.6
     assert mars.thresholds is not None and 0.4 <= mars.thresholds[0] < 0.9 == mars.thresholds[1]
+
+
+def test_messages_are_few_where_steps_are_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a message for every step, and against news of a start or an end that waits for others."""
+
+    class Fast:
+        """An engine of 20 steps, a millisecond each."""
+
+        def __init__(self) -> None:
+            self.steps, self.told = 0, list[tuple[int, bool]]()
+
+        @property
+        def is_urgent(self) -> bool:
+            return self.steps in (9, 12)
+
+        @property
+        def idle(self) -> bool:
+            if self.steps == 20:
+                other.close()  # nobody is left to decode for
+            return self.steps == 20
+
+        def work(self) -> None:
+            self.steps += 1
+
+        def report(self, *, whole: bool) -> None:
+            self.told.append((self.steps, whole))
+
+    own, other = multiprocessing.Pipe()
+    fast = Fast()
+    monkeypatch.setattr(process, "time", types.SimpleNamespace(perf_counter=lambda: 100 + fast.steps / 1000))
+    with pytest.raises((EOFError, ConnectionResetError)):
+        process._serve(own, cast(Engine, fast))
+    assert fast.told == [(1, True), (7, True), (9, False), (12, True), (18, True)]

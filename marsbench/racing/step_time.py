@@ -18,6 +18,7 @@ from marsbench.decoding.windows import last, linear_window
 from marsbench.forward.window import Answer, Window
 from marsbench.neighbours import Watch, cores
 from marsbench.progress import Counted
+from marsbench.racing.position_law import PositionLaw, law_of
 from marsbench.racing.race import synchronize
 
 _CONTEXT = 64  # tokens of every prompt
@@ -25,6 +26,7 @@ _STEPS = 8  # timed together
 _REPEATS = 9
 _ROWS = (1, 4, 16, 64)
 _WINDOWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+_FEW_WINDOWS, _FEW_REPEATS = (1, 2, 4, 8), 3  # for who cannot wait
 _COPY_BYTES = 256 * 2**20  # far more than any cache holds
 _READ_BYTES = 2**30
 _LAPS_ON_GPU = 10
@@ -101,6 +103,15 @@ def step_times(model: Any, positions: int, progress: Counted) -> StepTimes:
             used = cores([neighbours.used()])
             others += [] if used is None else [used]
     return StepTimes(_CONTEXT, shapes, seconds, copied, read, others if len(others) == len(copied) else [])
+
+
+def measured_law(model: Any, rows: int) -> PositionLaw:
+    """What a step costs by its positions, from a few shapes of up to `rows` rows; takes seconds."""
+    counts = sorted({min(2**power, rows) for power in range(rows.bit_length() + 1)})
+    shapes = [StepShape(count, window) for count in counts for window in _FEW_WINDOWS]
+    # In turn, so that a disturbance does not fall on one shape alone.
+    laps = [[_step(model, shape) for shape in shapes] for _ in range(_FEW_REPEATS)]
+    return law_of([shape.positions for shape in shapes], list(zip(*laps, strict=True)))
 
 
 def _step(model: Any, shape: StepShape) -> float:

@@ -187,7 +187,7 @@ class Answers:
     # ---- answers ----
 
     async def _news(self, body: AnyRequest) -> AsyncGenerator[tuple[Choice, list[Piece]], None]:
-        """What comes for each choice; the last of a choice brings nothing but its ending."""
+        """What comes for each choice, the last of it with its ending."""
         decode = decoding(self.ready.tokenizer)
         async with self._submitted(body) as (streams, news):
             choices = [Choice(index, stream, Writer(decode, body.stops)) for index, stream in enumerate(streams)]
@@ -195,17 +195,16 @@ class Answers:
                 await news.wait()
                 news.clear()
                 for choice in list(choices):
-                    ending = choice.stream.ending  # looked at first, so that nothing comes between it and the pieces
-                    if pieces := choice.stream.take():
+                    ending, pieces = choice.stream.ending, choice.stream.take()
+                    if isinstance(ending, Ending):
+                        choices.remove(choice)
+                        choice.ending = ending
+                    if pieces or choice.ending is not None:
                         yield choice, pieces
                     if isinstance(ending, ApiError):
                         raise ending
                     if choice.writer.stopped:
                         self.desk.stop(choice.stream, choice.writer.used)
-                    if ending is not None:
-                        choices.remove(choice)
-                        choice.ending = ending
-                        yield choice, []
 
     async def collect(self, body: AnyRequest, shape: Shape, entry: Body) -> bytes:
         """The body of an answer, when all of it is there."""
@@ -275,28 +274,28 @@ class Answers:
         return {"usage": counted} | acceptance(endings)
 
     async def events(self, body: AnyRequest, shape: Shape, entry: Body) -> AsyncGenerator[bytes, None]:
-        """A stream's events, to the last."""
+        """A stream's events, to the last, those that come together in one piece."""
         choices = []
         async with aclosing(self._news(body)) as news:
             async for choice, pieces in news:
+                found = []
                 if choice.index not in shape.begun and (echoed := self._echoed(body, choice)):
-                    yield shape.part(choice.index, echoed)
+                    found.append(shape.part(choice.index, echoed))
                 chunks = functools.partial(self._chunks, body, choice, pieces, shape)
                 is_long = choice.stream.job.echo and body.best is not None and not choice.scored
-                for chunk in await self.aside(0, chunks) if is_long else chunks():
-                    yield chunk
+                found += await self.aside(0, chunks) if is_long else chunks()
                 if choice.ending is not None:
                     choices.append(choice)
                     if rest := choice.writer.close():
-                        yield shape.part(choice.index, rest)
-                    found = choice.ending.likelihood  # of an echo alone: all others came with their tokens
-                    said = None if found is None else await self.aside(0, self._logprobs, body, found, choice, 0)
-                    yield event(shape.chunk(choice.index, "", finish=choice.finish, logprobs=said))
+                        found.append(shape.part(choice.index, rest))
+                    scored = choice.ending.likelihood  # of an echo alone: all others came with their tokens
+                    said = None if scored is None else await self.aside(0, self._logprobs, body, scored, choice, 0)
+                    found.append(event(shape.chunk(choice.index, "", finish=choice.finish, logprobs=said)))
+                if found:
+                    yield b"".join(found)
         choices.sort(key=lambda choice: choice.index)
         costs = self._costs(choices, entry)
-        if shape.with_usage:
-            yield event(shape.head | {"choices": []} | costs)
-        yield event("[DONE]")
+        yield (event(shape.head | {"choices": []} | costs) if shape.with_usage else b"") + event("[DONE]")
 
     def _chunks(self, body: AnyRequest, choice: Choice, pieces: list[Piece], shape: Shape) -> list[bytes]:
         """What has come as events: one for all of it, or one for each forward, or for each one's log-probabilities."""

@@ -11,7 +11,6 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from statistics import median
 from typing import Any
 
 from marsbench.compiled.graphs import Graphs, why_not
@@ -19,8 +18,6 @@ from marsbench.decoding.engine import Batch, check_requests, context_length
 from marsbench.decoding.generation import Generation, Meter, Request, as_list
 from marsbench.errors import UserError
 from marsbench.methods.mixed import Mixed
-from marsbench.racing.position_law import PositionLaw, law_of
-from marsbench.racing.race import synchronize
 from marsbench.serving.controller import Controller, Group, key_of
 from marsbench.serving.likelihood import Scorer
 from marsbench.serving.messages import WIDEST, Ending, Job, Knob, Likelihood, Report, State, Wishes
@@ -28,8 +25,6 @@ from marsbench.serving.settings import Settings
 
 BEHIND = 2 * WIDEST  # slots for guesses: drafts, and masks behind them
 _SLOT_STEP = 64  # the cache grows by so many slots
-_WINDOWS = (1, 2, 4, 8)  # that the position law is measured with
-_PROMPT, _STEPS, _REPEATS = 32, 6, 3
 _PIECE = 256  # positions of prompts that are forwarded between two steps, at most
 _TROUBLE = (MemoryError, RuntimeError)  # torch's own lack of memory is a RuntimeError
 
@@ -42,20 +37,29 @@ class Running:
     knob: Knob
     slots: int
     scorer: Scorer | None = None  # of one whose log-probabilities are wanted as its tokens come
-    steps: int = 0  # decoding steps that it took part in
     used: int | None = None  # tokens that are wanted of it, once that is known
     failure: str = ""  # why it cannot be answered
+    before: int = 0  # the engine's steps before its first
 
     def __post_init__(self) -> None:
         self.thresholds: tuple[float, float] | None = None
         self.windows = (self.knob.window, self.knob.window)
         self.lossless = True
-        self.accepted: Counter[int] = Counter()  # its decoding steps by the tokens that they settled beyond the first
-        self.drafted = 0  # masks that stood in them
-        self.turn(self.knob)
+        self.accepted: Counter[int] = Counter()  # its steps with masks by the tokens that they settled beyond the first
+        self._drafted = self._counted = 0  # masks that stood in its steps, up to that one of the engine
+        self.turn(self.knob, 0)
 
-    def turn(self, knob: Knob) -> None:
-        """Decode otherwise from now on; an answer tells its tau, or its pruning if it was checked throughout."""
+    def begin(self, steps: int) -> None:
+        """Its prompt has been read when the engine has done so many steps."""
+        self.before = self._counted = steps
+
+    def drafted(self, steps: int) -> int:
+        """Masks that have stood in its steps when the engine has done so many."""
+        return self._drafted + (steps - self._counted) * (self.knob.window - 1)
+
+    def turn(self, knob: Knob, steps: int) -> None:
+        """Decode otherwise after so many steps; an answer tells its tau, or its pruning if always checked."""
+        self._drafted, self._counted = self.drafted(steps), steps
         self.knob = knob
         self.key = key_of(self.job.wishes.method, knob.threshold, knob.verified)  # of what a controller remembers
         self.windows = min(self.windows[0], knob.window), max(self.windows[1], knob.window)
@@ -95,7 +99,9 @@ class Engine:
         self._joining: dict[int, Running] = {}  # those whose prompts are being forwarded
         self._pieces: Iterator[None] = iter(())  # what is left of that
         self._apart: set[int] = set()  # those that wait since there was no memory for their prompts together
-        self._settled = self._rows = self._guesses = 0
+        self._steps = 0
+        self._settled = self._rows = self._guesses = 0  # of the last two, those of requests that have ended
+        self._failed: list[int] = []  # requests that are to leave since they have failed
         self._by: Any = None  # what everybody in flight decodes by; None = not known
         self._stepping = False  # whether the last round was a step, so that newcomers come next
         self._report = Report(State())  # what has come since the last one
@@ -118,10 +124,10 @@ class Engine:
             self._waiting.remove(job)
             del self._came[job.id]
             self._apart.discard(job.id)
-            self._end(job, Ending("cancelled", 0, 0, None, (1, 1)))
+            self._end(job, Ending("cancelled"))
         if number in self._joining:  # a long prompt comes alone
             self._pieces = iter(())
-            self._end(self._joining.pop(number).job, Ending("cancelled", 0, 0, None, (1, 1)))
+            self._end(self._joining.pop(number).job, Ending("cancelled"))
         if number in self._running:
             self._running[number].used = used
             self._safely(lambda: self._batch.leave(number))
@@ -227,8 +233,8 @@ class Engine:
             else:
                 for job in jobs:
                     self._fail(job, f"the prompt cannot be run: {_first_line(error)}")
-        self._running |= self._joining
-        self._joining.clear()
+        for number in list(self._joining):
+            self._arrive(number)
         self._by = None  # their knobs may be others, and be turned back before the next step
         if self._controller is not None:
             self._controller.joined(alone=alone)
@@ -240,11 +246,10 @@ class Engine:
         self._came |= dict.fromkeys((job.id for job in jobs), time.perf_counter())
         self._report.started[:] = [number for number in self._report.started if number not in self._apart]
 
-    def _in_flight(self, number: int) -> Running:
-        """A request with its first tokens, or further on."""
-        if number in self._joining:
-            self._running[number] = self._joining.pop(number)
-        return self._running[number]
+    def _arrive(self, number: int) -> None:
+        """A request is in flight, with its first tokens."""
+        one = self._running[number] = self._joining.pop(number)
+        one.begin(self._steps)
 
     def _score_alone(self, job: Job) -> None:
         """A job that generates nothing."""
@@ -253,7 +258,7 @@ class Engine:
         except _TROUBLE as error:
             self._fail(job, f"the prompt cannot be run: {_first_line(error)}")
         else:
-            self._end(job, Ending("length", 0, 1, None, (1, 1), likelihood=found))
+            self._end(job, Ending("length", forwards=1, likelihood=found))
 
     def _scorer(self, job: Job) -> Scorer:
         return Scorer(self.model, job.best or 0, self.settings.prefill_positions)
@@ -266,7 +271,7 @@ class Engine:
         )  # fmt: skip
 
     def _fail(self, job: Job, why: str) -> None:
-        self._end(job, Ending("cancelled", 0, 0, None, (1, 1), failure=why))
+        self._end(job, Ending("cancelled", failure=why))
 
     # ---- knobs ----
 
@@ -307,7 +312,7 @@ class Engine:
         for number, one in self._running.items():
             knob = self._knob(one.job.wishes)
             if knob != one.knob:
-                one.turn(knob)
+                one.turn(knob, self._steps)
                 turned[number] = knob
         self._batch.turn(turned)
 
@@ -325,15 +330,12 @@ class Engine:
 
     def _step(self) -> None:
         began, before, rows = time.perf_counter(), self._meter.positions, len(self._running)
-        for one in self._running.values():
-            guesses = one.knob.window - 1
-            one.steps += 1
-            one.drafted += guesses
-            self._guesses += guesses
-        self._rows += rows
+        self._steps += 1
         self._safely(self._batch.step)
-        for number in [number for number, one in self._running.items() if one.failure]:
-            self._safely(lambda number=number: self._batch.leave(number))  # type: ignore[misc]
+        while self._failed:
+            number = self._failed.pop()
+            if number in self._running:
+                self._safely(lambda number=number: self._batch.leave(number))  # type: ignore[misc]
         if self._controller is not None:
             self._to_decide |= self._controller.stepped(began, self._meter.positions - before, rows)
 
@@ -359,10 +361,13 @@ class Engine:
                 self._batch = self._make_batch()
 
     def _tokens(self, number: int, tokens: list[int]) -> None:
-        one = self._in_flight(number)
-        if one.steps:
+        if number in self._joining:
+            self._arrive(number)
+        one = self._running[number]
+        if one.before < self._steps:  # else these are the prompt's
             self._settled += len(tokens)
-            one.accepted[len(tokens) - 1] += one.knob.window > 1  # without masks there is nothing to accept
+            if one.knob.window > 1:  # without masks there is nothing to accept
+                one.accepted[len(tokens) - 1] += 1
             if self._controller is not None:
                 self._controller.note(one.key, one.knob.window, len(tokens))
         found = self._scored(one, tokens) if one.job.best is not None and one.job.streamed else None
@@ -379,6 +384,7 @@ class Engine:
             found = one.scorer.read([*prompt, *tokens])
         except _TROUBLE as error:
             one.failure = f"its log-probabilities cannot be had: {_first_line(error)}"
+            self._failed.append(one.job.id)
             return None
         return found if one.job.echo else found.part(len(prompt))
 
@@ -392,10 +398,13 @@ class Engine:
                 found = self._scorer(job).read([*job.prompt_ids, *answer]).part(0 if job.echo else len(job.prompt_ids))
             except _TROUBLE as error:
                 one.failure = f"its log-probabilities cannot be had: {_first_line(error)}"
-        accepted = tuple(one.accepted[size] for size in range(one.windows[1] if one.steps else 0))
+        steps, drafted = self._steps - one.before, one.drafted(self._steps)
+        self._rows += steps
+        self._guesses += drafted
+        accepted = tuple(one.accepted[size] for size in range(one.windows[1] if steps else 0))
         ending = Ending(
             finish, generation.emitted, generation.forwards, one.thresholds, one.windows, one.lossless, accepted,
-            one.drafted, found, one.failure,
+            drafted, found, one.failure,
         )  # fmt: skip
         self._end(job, ending)
 
@@ -413,8 +422,8 @@ class Engine:
             forwards=self._meter.forwards + self._meter.prompt_forwards,
             positions=self._meter.positions + self._meter.prompt_positions,
             settled=self._settled,
-            rows=self._rows,
-            guesses=self._guesses,
+            rows=self._rows + sum(self._steps - one.before for one in self._running.values()),
+            guesses=self._guesses + sum(one.drafted(self._steps) for one in self._running.values()),
             threshold=sum(taus) / len(taus) if taus else None,
             window=sum(one.knob.window for one in running) / len(running) if running else 0.0,
             relief=self._controller.memory.choice.relief if self._controller is not None else 0.0,
@@ -436,32 +445,3 @@ def bytes_per_slot(model: Any) -> int:
 
 def _first_line(error: BaseException) -> str:
     return next(iter(str(error).splitlines()), "") or "no memory"
-
-
-# ---- the position law of the model on this machine, for a controller ----
-
-
-def measured_law(model: Any, rows: int) -> PositionLaw:
-    """What a forward costs by its positions, from steps of up to `rows` rows and windows of up to 8; takes seconds."""
-    counts = sorted({min(2**power, rows) for power in range(rows.bit_length() + 1)})
-    shapes = [(count, window) for count in counts for window in _WINDOWS]
-    seconds: list[list[float]] = [[] for _ in shapes]
-    for _ in range(_REPEATS):  # in turn, so that a disturbance does not fall on one shape alone
-        for place, shape in enumerate(shapes):
-            seconds[place].append(_step(model, *shape))
-    return law_of([count * window for count, window in shapes], seconds)
-
-
-def _step(model: Any, rows: int, window: int) -> float:
-    """Median seconds of a step; its first two warm up."""
-    batch = Batch(model, Mixed(0), eos_id=-1, pad_id=0, on_finished=lambda *_: None)
-    request = Request([1] * _PROMPT, _STEPS + 9, threshold=1.0, window=window, ignore_eos=True)
-    batch.join(dict.fromkeys(range(rows), request))
-    found = []
-    for _ in range(_STEPS):
-        synchronize()
-        started = time.perf_counter()
-        batch.step()
-        synchronize()
-        found.append(time.perf_counter() - started)
-    return median(found[2:])

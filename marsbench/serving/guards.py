@@ -200,7 +200,7 @@ class Gate:
         if "*" not in self._names and not (_is_address(given) or _host(given) in self._names):
             raise ApiError(403, f"this server is not called {given!r}: see --allowed-host", code="foreign_host")
         origin = headers.get(b"origin", b"").decode("latin-1").lower()
-        netloc = _netloc(origin)
+        netloc = origin.partition("://")[2]
         ours = netloc == given or _host(netloc) in self._settings.allowed_host
         if origin and not ours and not self._cors(headers):
             raise ApiError(403, f"pages of {origin} may not ask this server: see --cors-origin", code="foreign_origin")
@@ -274,14 +274,6 @@ def is_open_to_all(settings: Settings) -> bool:
     """Whether whoever reaches the server from another machine may use it."""
     host = settings.host.lower()
     return not (settings.api_key or host in ("localhost", "::1") or host.startswith("127."))
-
-
-def _netloc(origin: str) -> str:
-    """The `host:port` of an origin."""
-    try:
-        return urlsplit(origin).netloc
-    except ValueError:
-        return ""
 
 
 def _host(netloc: str) -> str:

@@ -79,10 +79,10 @@ class Ending:
     """How a request ended and what it took."""
 
     finish: Finish
-    emitted: int  # tokens, an EOS counted once
-    forwards: int
-    thresholds: tuple[float, float] | None  # the lowest and the highest that counted; None for `ar`
-    windows: tuple[int, int]
+    emitted: int = 0  # tokens, an EOS counted once
+    forwards: int = 0
+    thresholds: tuple[float, float] | None = None  # the lowest and the highest that counted; None for `ar`
+    windows: tuple[int, int] = (1, 1)
     lossless: bool = True  # whether its tokens are those of `ar`
     accepted: tuple[int, ...] = ()  # decoding steps by how many tokens they settled beyond the first
     drafted: int = 0  # masks that stood in them

@@ -60,7 +60,7 @@ class Metrics:
         self.counted, self.ended = Counter[str](), Counter[str]()  # by name; requests by what ended them
         self.first_token = Times("vllm:time_to_first_token_seconds", "From a request's arrival to its first token.")
         self.per_token = Times(
-            "vllm:inter_token_latency_seconds", "Between tokens; those of one forward share it."
+            "vllm:inter_token_latency_seconds", "Between tokens; those that come together share it."
         )  # fmt: skip
         self.queued = Times("vllm:request_queue_time_seconds", "From a request's arrival to its prompt's forward.")
         self.whole = Times("vllm:e2e_request_latency_seconds", "From a request's arrival to its end.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import resource
-import selectors
+import select
 import signal
 import time
 from dataclasses import replace
@@ -44,8 +44,9 @@ def _start(settings: Settings) -> tuple[Any, Ready]:
     from marsbench.methods.settings import load_aloud
     from marsbench.progress import Reporter
     from marsbench.quiet import quieten_libraries
+    from marsbench.racing.step_time import measured_law
     from marsbench.serving.controller import Controller, Targets
-    from marsbench.serving.engine import Engine, bytes_per_slot, measured_law, slots_needed
+    from marsbench.serving.engine import Engine, bytes_per_slot, slots_needed
     from marsbench.training.checkpoints import default_device
 
     quieten_libraries()
@@ -127,16 +128,17 @@ def _serve(pipe: Connection, engine: Any) -> None:
     his clients, on cores that the next step needs.
     """
     told = 0.0
-    with selectors.DefaultSelector() as letters:  # `pipe.poll` would make one of these for every round
-        letters.register(pipe, selectors.EVENT_READ)
-        while True:
-            while engine.idle or letters.select(0):
-                _hear(engine, pipe.recv())
-            engine.work()
-            now = time.perf_counter()
-            if (is_due := now - told > _PAUSE_S) or engine.is_urgent:
-                pipe.send(engine.report(whole=is_due))
-                told = now if is_due else told
+    letters = select.poll()  # `pipe.poll` would make one of these for every round
+    letters.register(pipe, select.POLLIN)
+    while True:
+        while engine.idle or letters.poll(0):
+            _hear(engine, pipe.recv())
+        engine.work()
+        quiet_s = time.perf_counter() - told
+        if quiet_s > _PAUSE_S or engine.is_urgent:
+            is_whole = quiet_s > _PAUSE_S / 2  # where somebody is woken anyway, another message is spared
+            pipe.send(engine.report(whole=is_whole))
+            told += quiet_s if is_whole else 0.0
 
 
 def _hear(engine: Any, message: Job | Cancel | Settings) -> None:

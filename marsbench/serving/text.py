@@ -32,14 +32,14 @@ def decoding(tokenizer: Any) -> Decode:
 
 def bytes_of(tokenizer: Any, token: int, text: str) -> bytes:
     """The bytes that a token stands for, whose text by itself is known: of a part of a character, these are no text."""
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
     if _UNFINISHED not in text:
         return text.encode()
     name = str(tokenizer.convert_ids_to_tokens(token))
     if re.fullmatch("<0x[0-9A-F]{2}>", name):
         return bytes([int(name[3:5], 16)])
-    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]  # bytes that byte-level tokenizers write as they are
-    others = [byte for byte in range(256) if byte not in plain]
-    letters = {chr(byte): byte for byte in plain} | {chr(256 + place): byte for place, byte in enumerate(others)}
+    letters = {letter: byte for byte, letter in bytes_to_unicode().items()}  # type: ignore[no-untyped-call]
     return bytes(letters[one] for one in name) if letters.keys() >= set(name) else text.encode()
 
 
