@@ -21,8 +21,7 @@ from marsbench.cli import app
 from marsbench.decoding.engine import decode
 from marsbench.decoding.generation import Generation, Request
 from marsbench.distilling import distill as distilling
-from marsbench.distilling.chats import Chats, read_prompts
-from marsbench.distilling.distill import Response
+from marsbench.distilling.distill import Chats, Response, read_prompts
 from marsbench.errors import UserError
 from marsbench.methods.ar import Autoregressive
 from marsbench.training.chat_data import read_chat_data
@@ -258,7 +257,7 @@ BAD = {
     "nothing asked": ({"messages": [{"role": "assistant", "content": "4"}]}, "asks nothing"),
     "only a system prompt": ({"messages": [{"role": "system", "content": "Be brief."}]}, "asks nothing"),
     "empty": ({"prompt": " "}, "asks nothing"),
-    "no such role": ({"messages": [{"role": "human", "content": "One?"}]}, "turn 1 of messages has no role"),
+    "no such role": ({"messages": [{"role": "human", "content": "One?"}]}, "turn 1 of messages has the unknown role"),
     "no content": ({"messages": [{"role": "user", "content": None}]}, "turn 1 of messages has no content"),
 }
 

@@ -267,7 +267,7 @@ class Step7(Task):
     def run(self, made: Sequence[Any], reporter: Reporter) -> Any:
         with reporter.bar("counting") as bar:
             bar.update(7, 10, "", 50.0)
-            time.sleep(2.5)
+            bar.update(8, 10, "", 50.0)  # too soon for another note
             return read_state(self.logs, "count")
 
     def failed(self, error: UserError) -> Any:
@@ -277,7 +277,7 @@ class Step7(Task):
 def test_a_task_says_how_far_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Guards against a display that knows nothing of what runs elsewhere, and a state that outlives its task."""
     found = perform(Step7(name="count", title="", logs=tmp_path), [], tmp_path, "somewhere")
-    assert (found.node, found.value.step) == ("somewhere", Step("counting", 7, 10, 50.0))
+    assert (found.node, found.value) == ("somewhere", Step("counting", 7, 10, 50.0))
     assert read_state(tmp_path, "count") is None
     assert "counting" in log_of(tmp_path, "count").read_text() and "counting" not in capsys.readouterr().err
 
@@ -285,8 +285,7 @@ def test_a_task_says_how_far_it_is(tmp_path: Path, capsys: pytest.CaptureFixture
 def test_the_display_puts_all_together(tmp_path: Path) -> None:
     """Guards against tokens of one process only, tasks counted twice, and a time left that forgets what runs."""
     display = Display(Reporter(), [do(name, nothing, tmp_path, seconds=10.0) for name in "abcd"], tmp_path)
-    now = time.time()
-    half = {name: display_state(now, Step("", 1, 2, 40.0)) for name in "bc"}
+    half = {name: Step("", 1, 2, 40.0) for name in "bc"}
     perform(LeavesState(name="a", title="", logs=tmp_path), [], tmp_path)
     with display:
         assert not [*tmp_path.glob("*.state")], "what a killed run has left passes for running"
@@ -307,13 +306,6 @@ class LeavesState(Task):
 
     def failed(self, error: UserError) -> Any:
         raise error
-
-
-def display_state(beat: float, step: Step) -> Any:
-    """How far a task is."""
-    from marsbench.executors.worker import State
-
-    return State(beat, step)
 
 
 # ---- the work of a run ----------------------------------------------------------------------------------------------

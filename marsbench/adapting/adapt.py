@@ -12,13 +12,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-import psutil
 import torch
 
 from marsbench.answering import Answering
 from marsbench.decoding.generation import Request
-from marsbench.distilling.chats import Chats
-from marsbench.distilling.distill import Asking, Distiller
+from marsbench.distilling.distill import Asking, Chats, Distiller
 from marsbench.errors import UserError
 from marsbench.files import write_atomically
 from marsbench.forward.linear import reads_bf16
@@ -38,6 +36,7 @@ from marsbench.statistics.intervals import Estimate, median_ratio
 from marsbench.training.bases import ship
 from marsbench.training.chat_data import Message
 from marsbench.training.checkpoints import default_device
+from marsbench.training.memory import at_hand
 
 LAPS = 5  # of the race
 HELD_OUT_EVERY = 6  # of that many prompts one is held out, until there are enough
@@ -199,7 +198,7 @@ class Adapting:
         self._by_ar = Answering(self._loaded, fit("ar", self._loaded), batch_size=_ROWS)
         self._chats = Chats(self._loaded.tokenizer)
         parameters = sum(one.numel() for one in self._loaded.model.parameters())
-        free = torch.cuda.mem_get_info()[0] if on_gpu else psutil.virtual_memory().available
+        free = at_hand(self._loaded.model.device) or 0
         if free < _COPIES * 4 * parameters:
             raise UserError(
                 f"training takes some {_COPIES * 4 * parameters / 2**30:.1f} GiB, and {free / 2**30:.1f} are free",

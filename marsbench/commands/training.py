@@ -63,8 +63,7 @@ def distill(
 
     quieten_libraries()
     from marsbench.answering import check_target
-    from marsbench.distilling.chats import read_prompts
-    from marsbench.distilling.distill import Asking, Distiller, check_is_ours
+    from marsbench.distilling.distill import Asking, Distiller, check_is_ours, read_prompts
     from marsbench.progress import Reporter
 
     shared.use_packing(decoding.pack)
@@ -163,7 +162,7 @@ def adapt(
 
         marsbench adapt --base smollm2-135m --prompts PROMPTS.jsonl --out adapted
     """
-    from marsbench.distilling.chats import read_prompts
+    from marsbench.distilling.distill import read_prompts
     from marsbench.presets import preset, scales_with_chat_data
 
     asked, names = read_prompts(prompts, column), scales_with_chat_data()

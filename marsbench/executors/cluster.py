@@ -29,7 +29,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from marsbench.errors import UserError
 from marsbench.executors.tasks import Ended, Task, Workers, done_by, ended_by
-from marsbench.executors.worker import log_of, perform
+from marsbench.executors.worker import forget_state, log_of, perform
 from marsbench.files import write_atomically
 from marsbench.paths import PACKAGE
 from marsbench.provenance import NODE
@@ -178,6 +178,7 @@ class _Nodes(Workers):
             end: Ended = ray.get(ref)
         except RayError as error:
             # What its work raises is written down where it is done: this is what came before.
+            forget_state(self.logs, task.name)
             log = log_of(self.logs, task.name)
             with log.open("a", encoding="utf-8") as stream:
                 stream.write(f"{error}\n")

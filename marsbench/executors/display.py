@@ -11,12 +11,11 @@ from threading import Event, Thread
 from rich.markup import escape
 
 from marsbench.executors.tasks import Ended, Task
-from marsbench.executors.worker import BEAT_S, State, forget_state, log_of, read_state
-from marsbench.progress import Reporter, roughly
+from marsbench.executors.worker import forget_state, log_of, read_state
+from marsbench.progress import Reporter, Step, roughly
 
 _LOOK_S = 2.0
 _LOOK_BESIDE_RACES_S = 15.0  # so that looking is not what a race waits for
-_GONE_S = 60.0  # a task that has said nothing for so long is not running: its node is lost
 
 
 class Display:
@@ -58,26 +57,21 @@ class Display:
             racing = any(self._tasks[name].alone for name in running)
             self._bar.update(len(self._ended), len(self._tasks), self._note(running))
 
-    def _running(self) -> dict[str, State]:
+    def _running(self) -> dict[str, Step]:
         """The tasks that run, and how far each is."""
-        now, found = time.time(), {name: read_state(self._logs, name) for name in self._tasks.keys() - self._ended}
-        return {
-            name: state
-            for name, state in found.items()
-            if state is not None and (self._tasks[name].alone or now - state.beat < max(_GONE_S, BEAT_S))
-        }
+        found = {name: read_state(self._logs, name) for name in self._tasks.keys() - self._ended}
+        return {name: step for name, step in found.items() if step is not None}
 
-    def _note(self, running: dict[str, State]) -> str:
+    def _note(self, running: dict[str, Step]) -> str:
         waiting = len(self._tasks) - len(self._ended) - len(running)
-        rate = sum(state.step.tokens_per_second for state in running.values() if state.step is not None)
+        rate = sum(step.tokens_per_second for step in running.values())
         said = [f"{len(running)} running", f"{waiting} waiting", f"{rate:,.0f} tokens/s" if rate else ""]
         return ", ".join(filter(None, [*said, self._time_left(running)]))
 
-    def _time_left(self, running: dict[str, State]) -> str:
+    def _time_left(self, running: dict[str, Step]) -> str:
         """How long the rest may take, if what is done says how good the estimates are; empty before anything is."""
         done = sum(self._tasks[name].seconds for name in self._ended)
-        for name, state in running.items():  # the part of its present step that is done: of several steps, a guess
-            if state.step is not None and state.step.total:
-                done += self._tasks[name].seconds * state.step.done / state.step.total
+        for name, step in running.items():  # the part of its present step that is done: of several steps, a guess
+            done += self._tasks[name].seconds * step.done / step.total if step.total else 0.0
         whole, passed = sum(task.seconds for task in self._tasks.values()), time.monotonic() - self._begun
         return f"{roughly(passed * (whole - done) / done)} left" if done else ""

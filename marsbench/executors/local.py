@@ -19,7 +19,7 @@ from pathlib import Path
 from threading import Thread
 
 from marsbench.executors.tasks import Ended, Task, Workers, done_by
-from marsbench.executors.worker import perform
+from marsbench.executors.worker import forget_state, perform
 
 _LOOK_S = 1.0  # how long Ctrl-C may have to wait
 
@@ -92,6 +92,8 @@ class _Lanes(Workers):
         for future in done:
             task, lane = self._running.pop(future)
             lost = isinstance(future.exception(), BrokenProcessPool)
+            if lost:
+                forget_state(self.logs, task.name)
             if lane == _ALONE or lost:
                 self._pools.pop(lane).shutdown(wait=False)
             if lane != _ALONE:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr
-from dataclasses import asdict, dataclass
+from contextlib import contextmanager, redirect_stderr, suppress
 from pathlib import Path
-from threading import Event, Thread
 from typing import Any
 
 from marsbench.errors import UserError
@@ -18,28 +17,19 @@ from marsbench.executors.tasks import Ended, Task
 from marsbench.files import write_atomically
 from marsbench.progress import Reporter, Step
 
-BEAT_S = 2.0  # between two notes of how far a task is
-
-
-@dataclass(frozen=True)
-class State:
-    """How far a running task is, as its process notes it in a file beside its log."""
-
-    beat: float  # time of the note, in seconds since 1970
-    step: Step | None = None  # None before the first
+_NOTES_S = 2.0  # between two notes of how far a task is
 
 
 def log_of(logs: Path, name: str) -> Path:
     return logs / f"{name}.log"
 
 
-def read_state(logs: Path, name: str) -> State | None:
-    """How far a task is; None where it is not running."""
+def read_state(logs: Path, name: str) -> Step | None:
+    """How far a task is, as its process notes it in a file beside its log; None where it is not running."""
     try:
-        told = json.loads(_state_of(logs, name).read_text(encoding="utf-8"))
+        return Step(*json.loads(_state_of(logs, name).read_text(encoding="utf-8")))
     except (OSError, ValueError):  # a network file system may show a file that is on its way
         return None
-    return State(told["beat"], Step(*told["step"]) if told["step"] else None)
 
 
 def forget_state(logs: Path, name: str) -> None:
@@ -98,27 +88,17 @@ def _in_words(problem: Exception, task: Task, log: Path) -> UserError:
 @contextmanager
 def _followed(task: Task, logs: Path) -> Iterator[Reporter]:
     """A reporter whose steps are noted in a file, every few seconds; once where every disturbance would be timed."""
-    file, ended, steps = _state_of(logs, task.name), Event(), list[Step]()
+    file, noted = _state_of(logs, task.name), -math.inf
 
     def follow(step: Step) -> None:
-        steps[:] = [step]
+        nonlocal noted
+        if not task.alone and time.monotonic() - noted > _NOTES_S:
+            noted = time.monotonic()
+            with suppress(OSError):  # nothing that work should end for
+                write_atomically(file, json.dumps(step).encode())
 
-    def note() -> None:
-        state = State(time.time(), steps[0] if steps else None)
-        write_atomically(file, json.dumps(asdict(state)).encode())
-
-    def beat() -> None:
-        while not ended.wait(BEAT_S):
-            note()
-
-    note()
-    heart = Thread(target=beat, daemon=True)
-    if not task.alone:
-        heart.start()
+    write_atomically(file, json.dumps(Step(task.title, 0, 0)).encode())
     try:
         yield Reporter(follow)
     finally:
-        ended.set()
-        if not task.alone:
-            heart.join()
         file.unlink(missing_ok=True)

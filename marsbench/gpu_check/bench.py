@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
@@ -56,8 +56,6 @@ class Bench:
 
     device: torch.device
     quick: bool = False
-    prompts: int = field(init=False)
-    new_tokens: int = field(init=False)
 
     def __post_init__(self) -> None:
         self.prompts, self.new_tokens = (6, 16) if self.quick else (24, 64)

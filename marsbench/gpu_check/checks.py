@@ -6,6 +6,7 @@ import math
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -15,7 +16,6 @@ import torch
 import torch.nn.functional as F
 from rich.console import Console
 from torch import Tensor
-from transformers import TrainerCallback
 
 from marsbench.decoding.engine import Batch, KindOfBatch
 from marsbench.decoding.outside import OutsideMethod
@@ -107,14 +107,17 @@ def training_resumes(bench: Bench) -> Found:
     chosen = recipe(in_seconds().adapted(steps=steps), "base")
     with tempfile.TemporaryDirectory() as name:
 
-        def run(place: str, *callbacks: TrainerCallback) -> list[float]:
-            return train(chosen, Path(name) / place, None, lambda *_: None, lambda _: None, *callbacks).losses
+        def run(place: str, until: int | None = None) -> list[float]:
+            def stop(step: int, *_: object) -> None:
+                if until is not None and step >= until:
+                    raise _Broken
+
+            return train(chosen, Path(name) / place, None, stop, lambda _: None).losses
 
         straight = run("straight")
-        try:
-            run("broken", _Break(broken_at))
-        except _Broken:
-            resumed = run("broken")
+        with suppress(_Broken):
+            run("broken", broken_at)
+        resumed = run("broken")
     differ = max((abs(one - two) for one, two in zip(straight, resumed, strict=True)), default=math.inf)
     return Found(
         differ < 1e-4 and all(map(math.isfinite, straight)), {"losses": straight, "largest difference": differ}
@@ -123,17 +126,6 @@ def training_resumes(bench: Bench) -> Found:
 
 class _Broken(Exception):
     """A training was interrupted on purpose."""
-
-
-class _Break(TrainerCallback):
-    """Interrupts a training after so many steps."""
-
-    def __init__(self, step: int) -> None:
-        self._step = step
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        if state.global_step == self._step:
-            raise _Broken
 
 
 # ---- what is fast ----

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +23,7 @@ from transformers import PreTrainedTokenizerBase
 from marsbench.errors import UserError
 from marsbench.json_lines import read_objects
 from marsbench.locks import locked
-from marsbench.training.data import TrainingSequence
+from marsbench.training.data import TrainingSequence, with_labels
 from marsbench.training.objectives import IGNORED
 
 ROLES = ("system", "user", "assistant", "tool")
@@ -132,9 +132,9 @@ def _encoded(
             if strict:
                 raise UserError(str(error), where=f"{source}, line {index + 1}", fix="mend the conversation") from error
     sequences = [
-        (ids[:max_length], labels[:max_length])
-        for ids, labels in _with_labels(tokenizer, conversations)
-        if any(label != IGNORED for label in labels[1:max_length])
+        (one["input_ids"][:max_length], one["labels"][:max_length])
+        for one in with_labels(tokenizer, conversations)
+        if any(label != IGNORED for label in one["labels"][1:max_length])
     ]
     return {
         "input_ids": [ids for ids, _ in sequences],
@@ -168,19 +168,3 @@ def segments(tokenizer: PreTrainedTokenizerBase, messages: list[Message]) -> lis
         found += [(after[at : len(before)], False), (after[len(before) : stop], True)]
         at = stop
     return found
-
-
-def _with_labels(
-    tokenizer: PreTrainedTokenizerBase, conversations: Iterable[list[tuple[str, bool]]]
-) -> Iterator[tuple[list[int], list[int]]]:
-    """Token ids and labels of each conversation; segments are tokenised apart, as prompt and answer are in decoding."""
-    kept = list(conversations)
-    texts = [text for parts in kept for text, _ in parts]
-    pieces = iter(tokenizer(texts, add_special_tokens=False).input_ids if texts else [])
-    for parts in kept:
-        ids, labels = list[int](), list[int]()
-        for _, learned in parts:
-            piece = next(pieces)
-            ids += piece
-            labels += piece if learned else [IGNORED] * len(piece)
-        yield ids, labels

@@ -43,31 +43,44 @@ def conversations(
 
 
 def _answered(tokenizer: PreTrainedTokenizerBase, drawn: Iterable[world.Example]) -> list[TrainingSequence]:
-    return _learned(tokenizer, [(chat_prompt(tokenizer, example.prompt), example.response) for example in drawn])
+    return _learned(tokenizer, ((chat_prompt(tokenizer, one.prompt), one.response) for one in drawn))
 
 
-def _learned(tokenizer: PreTrainedTokenizerBase, pairs: Sequence[tuple[str, str]]) -> list[TrainingSequence]:
+def _learned(tokenizer: PreTrainedTokenizerBase, pairs: Iterable[tuple[str, str]]) -> list[TrainingSequence]:
     """What is read, and what is learned with an EOS behind it."""
-    given = _encode(tokenizer, (read for read, _ in pairs))
-    rest = _encode(tokenizer, (said + tokenizer.eos_token for _, said in pairs))
-    return [
-        {"input_ids": read + said, "labels": [IGNORED] * len(read) + said}
-        for read, said in zip(given, rest, strict=True)
-    ]
+    end = tokenizer.eos_token
+    return with_labels(tokenizer, [[(read, False), (said + end, True)] for read, said in pairs])
+
+
+def with_labels(
+    tokenizer: PreTrainedTokenizerBase, conversations: Sequence[Sequence[tuple[str, bool]]]
+) -> list[TrainingSequence]:
+    """Conversations in segments to read (False) and to learn (True), tokenised apart, as prompts are in decoding."""
+    texts = [text for parts in conversations for text, _ in parts]
+    pieces = iter(tokenizer(texts, add_special_tokens=False).input_ids if texts else [])
+    found = list[TrainingSequence]()
+    for parts in conversations:
+        ids, labels = list[int](), list[int]()
+        for _, learned in parts:
+            piece = next(pieces)
+            ids += piece
+            labels += piece if learned else [IGNORED] * len(piece)
+        found.append({"input_ids": ids, "labels": labels})
+    return found
 
 
 def plain_text(
     tokenizer: PreTrainedTokenizerBase, count: int, seed: int, level: world.Difficulty = world.USUAL
 ) -> list[TrainingSequence]:
     """Texts of the world, every token labelled."""
-    return _learned(tokenizer, [("", text) for text in islice(world.corpus(_TEXT_SEED + seed, level), count)])
+    return _learned(tokenizer, (("", text) for text in islice(world.corpus(_TEXT_SEED + seed, level), count)))
 
 
 def solved_text(
     tokenizer: PreTrainedTokenizerBase, count: int, seed: int, level: world.Difficulty = world.USUAL
 ) -> list[TrainingSequence]:
     """Texts of the world, problems not labelled."""
-    return _learned(tokenizer, list(islice(world.texts(_TEXT_SEED + seed, level), count)))
+    return _learned(tokenizer, islice(world.texts(_TEXT_SEED + seed, level), count))
 
 
 def instruct_data(
@@ -82,11 +95,6 @@ def instruct_data(
     chats = _answered(tokenizer, islice(world.conversations(_BASE_CHAT_SEED + seed, level), count // 2))
     mixed = [sequence for pair in zip(texts, chats, strict=False) for sequence in pair]
     return [*mixed, *texts[len(chats) :]]
-
-
-def _encode(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str]) -> list[list[int]]:
-    encoded: list[list[int]] = tokenizer(list(texts), add_special_tokens=False).input_ids
-    return encoded
 
 
 def lengths(sequences: Sequence[TrainingSequence], *, noisy: bool) -> list[int]:
