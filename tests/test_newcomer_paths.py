@@ -1,4 +1,8 @@
-"""CONTRIBUTING's paths, followed by a newcomer in a copy of the package: the files that it names, and no others."""
+"""CONTRIBUTING's paths, followed by a newcomer in a copy of the package: the files that it names, and no others.
+
+Two of the five stand elsewhere: a page in `test_studies.py::test_a_study_is_one_module`, a scale in
+`test_scales.py::test_a_scale_is_one_file`.
+"""
 
 from __future__ import annotations
 
@@ -127,7 +131,7 @@ def run(copy: Path) -> Run:
     return running
 
 
-# What is typed: a command of ours, what pytest is to run, or an expression about the world.
+# What is typed: a command of ours, what pytest is to run, a program of Python, or an expression about the world.
 TYPING = """
 import contextlib, io, json, sys
 import pytest
@@ -143,6 +147,10 @@ for name, *given in map(json.loads, sys.argv[1:]):
     elif name == "pytest":
         with contextlib.redirect_stdout(io.StringIO()) as printed:
             assert pytest.main(["-q", "-p", "no:cacheprovider", *given]) == 0, printed.getvalue()
+        said.append(printed.getvalue())
+    elif name == "python":
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            exec(given[0], {})
         said.append(printed.getvalue())
     else:
         said.append(eval(name))
@@ -232,3 +240,30 @@ def test_a_mini_benchmark_is_three_files(copy: Path, run: Run, micro_checkpoints
     assert json.loads(after) == before
     assert "mini_parity" in listed and "n = 2" in found
     assert [json.loads(said.splitlines()[-1])["accuracy"] for said in (right, wrong)] == [100.0, 0.0]
+
+
+COUNTER = """    "marsbench:answers_cut": "Answers that their limit has cut.",
+"""
+COUNTED = """        self.metrics.counted["marsbench:answers_cut"] += ending.finish == "length"
+"""
+# A desk that two answers come to, one of them cut, and what it tells of them.
+ANSWERED = """
+from types import SimpleNamespace
+from marsbench.serving.desk import Desk
+from marsbench.serving.messages import Ending
+from marsbench.serving.settings import Settings
+desk = Desk(Settings("", "micro"), print)
+for finish in ("eos", "length"):
+    desk._note_end(SimpleNamespace(job=SimpleNamespace(arrived=0.0)), Ending(finish, 1, 1, None, (1, 1)), 1.0)
+print(desk.metrics.page().decode())
+"""
+
+
+def test_a_server_metric_is_two_files(copy: Path, run: Run) -> None:
+    """Guards against a metric that has to be made known in a third place, before `/metrics` tells it."""
+    serving = copy / "marsbench" / "serving"
+    insert(serving / "metrics.py", '    "marsbench:forwards": ', COUNTER)
+    insert(serving / "desk.py", "        self.metrics.whole.observe(now - stream.job.arrived)\n", COUNTED)
+    (told,) = run(["python", ANSWERED])
+    assert "# HELP marsbench:answers_cut_total Answers that their limit has cut." in told
+    assert 'marsbench:answers_cut_total{model_name="micro"} 1.0' in told
