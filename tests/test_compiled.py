@@ -42,8 +42,7 @@ from marsbench.presets import preset
 from marsbench.racing import course
 from marsbench.racing.course import Course
 from marsbench.racing.grid import BASELINES, Contender, Grid, read_grid
-from marsbench.racing.race import Entrant, Race
-from marsbench.racing.rounds import RoundLog
+from marsbench.racing.race import Entrant, Race, RoundLog
 from marsbench.rows.kinds import Row, SweepRow
 from marsbench.rows.store import RowStore, read_rows
 from marsbench.rows.workspace import Workspace

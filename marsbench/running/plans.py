@@ -83,6 +83,11 @@ class Arm:
     trained_block_size: int | None = None  # B of the checkpoint; None = the block size that it is decoded with
 
     @property
+    def identity(self) -> dict[str, Any]:
+        """What rows say of the line, by their fields."""
+        return {"arm": self.name, "stage": self.stage, "method": self.method, "options": self.options}
+
+    @property
     def block_size(self) -> int:
         """B of the line's checkpoint, where its training has one."""
         return self.trained_block_size or int(self.options.get("block_size", DEFAULT_BLOCK_SIZE))
