@@ -158,9 +158,8 @@ def _in_words(row: EvaluationRow, answers: Path) -> list[str]:
 
 def _as_plain(row: EvaluationRow, answers: Path) -> dict[str, Any]:
     from marsbench.evaluation.scoring import in_percent
-    from marsbench.statistics.intervals import accuracy, tokens_per_forward
 
-    share, speed = in_percent(accuracy(row.correct)), tokens_per_forward(row.emitted, row.forwards)
+    share, speed = in_percent(row.accuracy), row.tokens_per_forward
     return {
         "benchmark": row.benchmark,
         "checkpoint": row.arm,
