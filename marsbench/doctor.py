@@ -163,12 +163,9 @@ def check_memory(needed_gib: float) -> Check:
         available = available_memory_gib()
     except (ImportError, OSError) as error:
         return Check("memory", "warn", f"cannot be measured: {error}", "mend the packages above first")
+    finding = f"{available:.1f} GiB available, {needed_gib:g} needed"
     fix = "stop other programs, or choose a smaller --scale"
-    return _check_room("memory", available, needed_gib, f"{available:.1f} GiB available", fix)
-
-
-def _check_room(name: str, free: float, needed: float, finding: str, fix: str) -> Check:
-    return Check(name, "ok" if free >= needed else "fail", f"{finding}, {needed:g} needed", fix)
+    return Check("memory", "ok" if available >= needed_gib else "fail", finding, fix)
 
 
 def available_memory_gib() -> float:
@@ -189,7 +186,8 @@ def check_disk(output: Path, needed_gib: float) -> Check:
     folder = nearest_existing(output)
     free = shutil.disk_usage(folder).free / GIB
     fix = "free some space, or choose another folder with --output"
-    return _check_room("disk", free, needed_gib, f"{free:.1f} GiB free at {folder}", fix)
+    finding = f"{free:.1f} GiB free at {folder}, {needed_gib:g} needed"
+    return Check("disk", "ok" if free >= needed_gib else "fail", finding, fix)
 
 
 def check_writable(output: Path) -> Check:

@@ -1,15 +1,16 @@
-"""Progress on a terminal, and plain lines where there is none (a log file, a CI run)."""
+"""Progress and tables on a terminal, and plain lines where there is none (a log file, a CI run)."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
+from rich.table import Table
 
 _LINE_EVERY_S = 20.0
 Counted = Callable[[int, int], None]  # told how far something is: (done, of so many)
@@ -121,3 +122,15 @@ class Reporter:
         columns += [*([TimeRemainingColumn()] if guesses else []), TextColumn("{task.fields[note]}")]
         with Progress(*columns, console=self._console, transient=True) as progress:
             yield Bar(title, progress, self._console, self._follow)
+
+
+def terminal_table(
+    title: str, heads: Sequence[str], rows: Iterable[Sequence[str]], *, whole_names: bool = False
+) -> Table:
+    """A table for a terminal, whose words are folded; with `whole_names` those of the first column are not."""
+    table = Table(title=title, title_justify="left")
+    for number, head in enumerate(heads):
+        table.add_column(head, overflow="fold", no_wrap=whole_names and number == 0)
+    for row in rows:
+        table.add_row(*row)
+    return table

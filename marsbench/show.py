@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from textwrap import TextWrapper
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.text import Text
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:  # what is only drawn again needs no model
     from matplotlib.figure import Figure
     from transformers import PreTrainedTokenizerBase
 
+    from marsbench.answering import Answering
     from marsbench.decoding.generation import Generation
-    from marsbench.training.checkpoints import Loaded
 
 # Two light shades that differ in brightness too, so that neither color vision nor a gray printer matters.
 SHADES = ("#dbe9f6", "#f0a830")
@@ -48,19 +48,14 @@ def sample_question() -> str:
     return world.test_set("mini_gsm8k", 1)[0].prompt
 
 
-def answer(
-    loaded: Loaded, method: Any, question: str, *, threshold: float | None, max_new_tokens: int, **how: Any
-) -> Generation:
-    """Answer one question by a method that is fitted to the checkpoint; `how` goes to `decode`."""
-    from marsbench.decoding.engine import decode
+def answer(answering: Answering, question: str, max_new_tokens: int) -> Generation:
+    """The answer to one question."""
     from marsbench.decoding.generation import Request
-    from marsbench.methods.fitting import default_ids
     from marsbench.training.data import chat_prompt
 
-    ids = loaded.tokenizer(chat_prompt(loaded.tokenizer, question), add_special_tokens=False).input_ids
-    eos_id, pad_id = default_ids(loaded)
-    request = Request(ids, max_new_tokens, threshold)
-    (generation,) = decode(loaded.model, method, [request], eos_id=eos_id, pad_id=pad_id, batch_size=1, **how)
+    tokenizer = answering.loaded.tokenizer
+    ids = tokenizer(chat_prompt(tokenizer, question), add_special_tokens=False).input_ids
+    (generation,) = answering.decode([Request(ids, max_new_tokens, answering.threshold)])
     return generation
 
 

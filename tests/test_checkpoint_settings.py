@@ -150,7 +150,7 @@ def test_a_run_says_once_what_it_leaves_out(
     run = Run(preset("micro"), Workspace(micro_checkpoints.parent.parent.parent, "micro"), reporter=Reporter())
     monkeypatch.setattr(run.reporter, "_console", Console(file=said))
     monkeypatch.setattr(
-        "marsbench.running.checkpoints.left_out_in_words", lambda name, model: "it asks for repetition_penalty 1.1"
+        "marsbench.methods.settings.left_out_in_words", lambda name, model: "it asks for repetition_penalty 1.1"
     )
     for _ in range(2):
         Checkpoints(run).load("mars", 4)

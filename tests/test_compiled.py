@@ -42,8 +42,7 @@ from marsbench.presets import preset
 from marsbench.racing import course
 from marsbench.racing.course import Course
 from marsbench.racing.grid import BASELINES, Contender, Grid, read_grid
-from marsbench.racing.race import Entrant, Race
-from marsbench.racing.rounds import RoundLog
+from marsbench.racing.race import Entrant, Race, RoundLog
 from marsbench.rows.kinds import Row, SweepRow
 from marsbench.rows.store import RowStore, read_rows
 from marsbench.rows.workspace import Workspace
@@ -272,13 +271,13 @@ def test_nothing_is_compiled_in_a_lap(made: Steps, monkeypatch: pytest.MonkeyPat
     contenders = [Entrant("ar", model, ar), Entrant("ar, compiled", model, ar, kind=Graphs().batch)]
     prompts = [[4] * length for length in (2, 3, 70, 5, 150, 6)]
     race = Race(contenders, prompts, batch_size=2, max_new_tokens=5, eos_id=-1, pad_id=0, laps=2)
-    counts, timed = [], Race._timed
+    counts, turn = [], Race._turn
 
     def counted(self: Race, *arguments: Any) -> Any:
         counts.append(len(made))
-        return timed(self, *arguments)
+        return turn(self, *arguments)
 
-    monkeypatch.setattr(Race, "_timed", counted)
+    monkeypatch.setattr(Race, "_turn", counted)
     found = race.run(RoundLog())
     assert len(made) >= 3 and set(counts) == {len(made)}
     assert [one.status for one in found.values()] == ["done", "done"]

@@ -21,8 +21,7 @@ from marsbench.findings.company import company_of, company_remark
 from marsbench.methods import Options, build_method
 from marsbench.neighbours import Neighbour, Reading, Used, Watch, cores, in_words, look, used_between, warning
 from marsbench.provenance import provenance
-from marsbench.racing.race import Entrant, Race
-from marsbench.racing.rounds import RoundLog
+from marsbench.racing.race import Entrant, Race, RoundLog
 from marsbench.rows.kinds import Row, StepTimeRow, SweepRow, from_json, to_json
 from marsbench.rows.store import read_rows
 from marsbench.studies import study_of

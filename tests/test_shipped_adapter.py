@@ -35,10 +35,10 @@ def test_it_is_whole_and_small() -> None:
 def test_it_is_what_decodes_at_its_scale() -> None:
     """Guards against a user who asks for masks at that scale, and is told to train for hours first."""
     scale = preset("135m")
-    name = Start("135m").own_stage(None)
+    name = Start("135m").own_stage
     assert scale.ready_checkpoint(name, 4) == str(FOLDER) and scale.ships(str(FOLDER))
     assert stage(name).objective == "gated"
-    assert Start("135m").own_stage("mars") == "mars" and Start("mini").own_stage(None) == "mars"
+    assert Start("135m", stage="mars").own_stage == "mars" and Start("mini").own_stage == "mars"
 
 
 @pytest.mark.slow

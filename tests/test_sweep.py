@@ -28,11 +28,9 @@ from marsbench.findings.sweep import Agreement, SweepCells, agreement, speed_up
 from marsbench.methods import METHODS, Options, build_method
 from marsbench.paths import PACKAGE
 from marsbench.presets import preset
-from marsbench.racing.estimates import race_s
 from marsbench.racing.grid import BASELINES, Contender, Grid, read_grid, shipped_grid
 from marsbench.racing.position_law import PositionLaw, Work, fastest, predicted_seconds
-from marsbench.racing.race import Entrant, Race
-from marsbench.racing.rounds import RoundLog
+from marsbench.racing.race import Entrant, Race, RoundLog
 from marsbench.rows.kinds import StepTimeRow, SweepRow
 from marsbench.rows.store import read_rows, rows_text
 from marsbench.rows.workspace import Workspace
@@ -370,14 +368,14 @@ def test_mini_races_both_forms_of_what_may_win() -> None:
 def test_grids_for_gpus_race_what_is_recorded_in_at_most_eight_hours(scale: str) -> None:
     """Guards against speed-ups that are the host's, and against a race that takes a day of a GPU."""
     grid = read_grid(shipped_grid(scale))
-    assert race_s(grid, preset(scale)) < 8 * 3600
+    assert grid.seconds(preset(scale)) < 8 * 3600
     eager = [one for one in grid.contenders if not one.compiled]
     for one in (compiled := [one for one in grid.contenders if one.compiled]):
         assert replace(one, name=one.name.removesuffix(", compiled"), compiled=False) in eager
     assert {one.method for one in compiled} == {"ar", "mars", "mars-verified", "prompt-lookup"}
     assert grid.backend is None, "that of the device: graphs of eager operations on CUDA"
     quick = read_grid(shipped_grid(scale), quick=True)
-    assert all(one in quick.contenders for one in compiled) and race_s(quick, preset(scale)) < 3 * 3600
+    assert all(one in quick.contenders for one in compiled) and quick.seconds(preset(scale)) < 3 * 3600
 
 
 def test_races_on_a_gpu_are_reckoned_by_steps() -> None:
@@ -390,7 +388,7 @@ def test_races_on_a_gpu_are_reckoned_by_steps() -> None:
 
     def step(method: str, batch_size: int, compiled: bool = False) -> float:
         contender = Contender(method, "mars", method, {}, compiled=compiled)
-        return race_s(Grid((contender,), (batch_size,), prompts=16, repeats=3), scale) / (4 * 256)
+        return Grid((contender,), (batch_size,), prompts=16, repeats=3).seconds(scale) / (4 * 256)
 
     assert step("ar", 1) == pytest.approx(16 * costs["ours"]) and step("ar", 16) == pytest.approx(costs["ours"])
     assert step("ar", 16, compiled=True) == pytest.approx(5 / 4 * costs["ours"])

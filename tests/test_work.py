@@ -570,7 +570,8 @@ def test_overhead_is_measured(tmp_path: Path) -> None:
 def test_processes_train_together(tmp_path: Path) -> None:
     """Guards against a training on several GPUs that trains something else, twice, or writes rows of its own."""
     run = run_in(tmp_path, None)
-    (task,) = graph.trainings([TrainedStage("base", None)], run.scale, FromRun(run), settings_of(run), gpus=2)
+    (task,) = graph.trainings([TrainedStage("base", None)], run.scale, FromRun(run), gpus=2)
+    task = replace(task, settings=settings_of(run))
     two = ("--multi_gpu", "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no")
     train_on_many(task, 2, run.workspace.logs, two)
     record = records.finished(run.workspace.checkpoint(recipe(run.scale, "base")))

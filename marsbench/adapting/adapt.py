@@ -25,8 +25,7 @@ from marsbench.methods.settings import load_aloud
 from marsbench.presets import DEFAULT_BLOCK_SIZE, Preset
 from marsbench.progress import Reporter, roughly
 from marsbench.racing.grid import Contender
-from marsbench.racing.race import Entrant, Outcome, Race
-from marsbench.racing.rounds import RoundLog
+from marsbench.racing.race import Entrant, Outcome, Race, RoundLog
 from marsbench.rendering.markdown import paragraphs, table
 from marsbench.rows.workspace import Workspace
 from marsbench.running.checkpoints import Checkpoints

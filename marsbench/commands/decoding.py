@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from marsbench.commands.decoder import BatchSize, Decoding, decodes
-from marsbench.commands.shared import Adapter, BlockSize, Checkpoint, OwnStage, Start, dtype_of, starts, use_packing
+from marsbench.commands.shared import Adapter, Start, starts, use_packing
 from marsbench.errors import UserError
 
 if TYPE_CHECKING:
@@ -17,44 +17,37 @@ if TYPE_CHECKING:
 
 
 @decodes()
-@starts("scale", "seed", "output")
+@starts("whose", "adapter", "stage", "block_size", "scale", "seed", "output")
 def show(
     start: Start,
     decoding: Decoding,
     prompt: Annotated[str | None, typer.Argument(help="A user's question; by default one of mini_gsm8k.")] = None,
-    checkpoint: Checkpoint = None,
-    adapter: Adapter = None,
-    stage: OwnStage = None,
     method: Annotated[
         list[str] | None, typer.Option(help="How to decode, several times to compare; by default ar and mars.")
     ] = None,
     threshold: Annotated[float, typer.Option(help="Confidence for methods that take one.")] = 0.95,
-    block_size: BlockSize = 4,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Limit of the answer.")] = 96,
     image: Annotated[Path | None, typer.Option(help="Also draw it: FILE.png, .svg or .pdf.")] = None,
 ) -> None:
     """Print an answer with the tokens of one forward pass shaded together (the paper's Figure 1)."""
     if prompt is not None and not prompt.strip():
         raise UserError("the question is empty", fix="write one, or leave it out for one of mini_gsm8k")
-    names, checkpoint, stage = method or ["ar", "mars"], checkpoint or adapter, start.own_stage(stage)
-    ways = [replace(decoding, threshold=threshold).by(name).at(block_size) for name in names]
+    names = method or ["ar", "mars"]
+    ways = [replace(decoding, threshold=threshold).by(name).at(start.block_size) for name in names]
     for way in ways:
-        way.check(stage=None if checkpoint else stage)
+        way.check(stage=start.trained_stage)
     decoding.check_heard(*names)
     run = start.run()
     use_packing(decoding.pack)
-    from marsbench.running.checkpoints import Checkpoints
     from marsbench.show import answer, check_image, draw, sample_question, shown
 
     if image:
         check_image(image)
     question, found = sample_question() if prompt is None else prompt, []
     draft = decoding.load_draft(run.reporter)
-    loaded = Checkpoints(run).named(checkpoint, adapter, stage, block_size, dtype_of(decoding.dtype))
+    loaded = start.loaded(run, decoding.dtype)
     for way in ways:
-        by = way.answering(loaded, draft, run.reporter)
-        how = {"kind": by.kind, "prefill_positions": by.prefill_positions}
-        generation = answer(loaded, by.method, question, threshold=by.threshold, max_new_tokens=max_new_tokens, **how)
+        generation = answer(way.answering(loaded, draft, run.reporter), question, max_new_tokens)
         title = way.method if way.threshold is None else f"{way.method}, tau = {way.threshold:g}"
         found.append(shown(title, generation, loaded.tokenizer))
     _print_answers(question, found)
@@ -113,9 +106,6 @@ def decode(
     if mask_id is not None:
         decoding = replace(decoding, options={**decoding.options, "mask_id": mask_id})
     decoding.check(stage=None)
-    from marsbench.quiet import quieten_libraries
-
-    quieten_libraries()
     use_packing(decoding.pack)
     from marsbench.answering import check_target, decode_file, read_prompts
     from marsbench.decoding.generation import Request

@@ -19,15 +19,13 @@ if TYPE_CHECKING:
 
 
 @decodes()
-@shared.starts("limit", "shard", "data_dir", "scale", "seed", "existing", "output")
+@shared.starts(
+    "whose", "adapter", "stage", "block_size", "limit", "shard", "data_dir", "scale", "seed", "existing", "output"
+)
 def eval_(
     start: shared.Start,
     decoding: Decoding,
     benchmark: Annotated[list[str], typer.Option(help="What to ask, several times for several: see `marsbench list`.")],
-    checkpoint: shared.Checkpoint = None,
-    adapter: shared.Adapter = None,
-    stage: shared.OwnStage = None,
-    block_size: shared.BlockSize = 4,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Rows decoded at once [default: the scale's].")] = None,
     max_new_tokens: Annotated[
         int | None, typer.Option(min=1, help="Limit of every answer [default: the benchmark's].")
@@ -41,29 +39,31 @@ def eval_(
     """
     from marsbench.evaluation.benchmarks import benchmarks
 
-    checkpoint, stage = checkpoint or adapter, start.own_stage(stage)
-    names, typed, decoding = benchmarks(benchmark), decoding, decoding.at(block_size)
-    decoding.check(stage=None if checkpoint else stage)
+    names, typed, decoding = benchmarks(benchmark), decoding, decoding.at(start.block_size)
+    decoding.check(stage=start.trained_stage)
     typed.check_heard(decoding.method)
     run = start.run()
     run.scale = replace(run.scale, batch_size=batch_size or run.scale.batch_size)
     run.max_new_tokens, run.compiled = max_new_tokens, decoding.compiled
     run.prefill_positions = decoding.prefill_positions
     shared.use_packing(decoding.pack)
-    from marsbench.running.cells import ask
-    from marsbench.running.plans import Arm
+    from marsbench.rows.workspace import full_disk_explained
+    from marsbench.running.cells import Cells
+    from marsbench.running.plans import Arm, Asked
 
-    who, method = Path(adapter or checkpoint or stage).name, decoding.method
+    who, method = Path(start.adapter or start.whose or start.own_stage).name, decoding.method
     arm = Arm(
-        who, f"{who} by {method}", stage, method, _told(decoding), untrained_masks=decoding.untrained_masks,
-        trained_block_size=block_size,
+        who, f"{who} by {method}", start.own_stage, method, _told(decoding), untrained_masks=decoding.untrained_masks,
+        trained_block_size=start.block_size,
     )  # fmt: skip
-    from_where = {"checkpoint": checkpoint, "adapter": adapter, "draft": decoding.draft}
+    run.check_exams(names)
     rows = []
-    for row in ask(run, arm, names, **from_where, dtype=shared.dtype_of(decoding.dtype)):
-        rows.append(row)
-        if not as_json:
-            typer.echo("\n".join(_in_words(row, run.workspace.answers(row.key, run.shard))))
+    with full_disk_explained(run.workspace.runs):
+        draft, loaded, cells = decoding.load_draft(run.reporter), start.loaded(run, decoding.dtype), Cells(run)
+        for name in names:
+            rows.append(cells.cell(Asked(arm, name, None), loaded, draft))
+            if not as_json:
+                typer.echo("\n".join(_in_words(rows[-1], run.workspace.answers(rows[-1].key, run.shard))))
     if as_json:
         typer.echo(json.dumps([_as_plain(row, run.workspace.answers(row.key, run.shard)) for row in rows], indent=1))
 
@@ -158,9 +158,8 @@ def _in_words(row: EvaluationRow, answers: Path) -> list[str]:
 
 def _as_plain(row: EvaluationRow, answers: Path) -> dict[str, Any]:
     from marsbench.evaluation.scoring import in_percent
-    from marsbench.statistics.intervals import accuracy, tokens_per_forward
 
-    share, speed = in_percent(accuracy(row.correct)), tokens_per_forward(row.emitted, row.forwards)
+    share, speed = in_percent(row.accuracy), row.tokens_per_forward
     return {
         "benchmark": row.benchmark,
         "checkpoint": row.arm,

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Callable, Sequence
+from typing import Annotated
 
 import typer
 
-from marsbench.commands.shared import Start, starts, table
+from marsbench.commands.shared import Start, starts
 from marsbench.errors import unknown_name
 
-if TYPE_CHECKING:
-    from rich.table import Table
+Listed = tuple[str, Sequence[str], Sequence[Sequence[str]]]  # title, heads, rows
 
 
 @starts("scale", "data_dir", "output")
@@ -62,27 +61,29 @@ def list_(
     """Show what there is: scales, training stages, decoding methods, benchmarks and tables."""
     from rich.console import Console
 
+    from marsbench.progress import terminal_table
+
     if what != "all" and what not in _LISTINGS:
         raise unknown_name("list", what, [*_LISTINGS, "all"])
     for name, listed in _LISTINGS.items():
         if what in ("all", name):
-            Console().print(listed())
+            Console().print(terminal_table(*listed(), whole_names=True))
 
 
-def _scales() -> Table:
+def _scales() -> Listed:
     from marsbench.presets import preset, scales
 
-    return table("scales", ("name", "what"), [(name, preset(name).summary) for name in scales()])
+    return ("scales", ("name", "what"), [(name, preset(name).summary) for name in scales()])
 
 
-def _stages() -> Table:
+def _stages() -> Listed:
     from marsbench.training.stages import STAGES
 
     rows = [(name, stage.parent or "-", stage.summary) for name, stage in STAGES.items()]
-    return table("stages", ("name", "starts from", "what"), rows)
+    return ("stages", ("name", "starts from", "what"), rows)
 
 
-def _methods() -> Table:
+def _methods() -> Listed:
     from marsbench.methods import METHODS, NEEDS
 
     rows = [
@@ -92,17 +93,17 @@ def _methods() -> Table:
         )
         for name, info in METHODS.items()
     ]  # fmt: skip
-    return table("methods", ("name", "what", "output equals", "lossless", "needs", "batch size"), rows)
+    return ("methods", ("name", "what", "output equals", "lossless", "needs", "batch size"), rows)
 
 
-def _benchmarks() -> Table:
+def _benchmarks() -> Listed:
     from marsbench.evaluation.benchmarks import BENCHMARKS
 
     rows = [(one.name, one.paper_name, one.summary) for one in BENCHMARKS.values()]
-    return table("benchmarks", ("name", "stands for", "what"), rows)
+    return ("benchmarks", ("name", "stands for", "what"), rows)
 
 
-def _tables() -> Table:
+def _tables() -> Listed:
     from marsbench.studies import items, studies
 
     rows = []
@@ -112,10 +113,10 @@ def _tables() -> Table:
         rows.append((item.key, item.name, item.asks, lines, asked, f"marsbench reproduce {item.key}"))
     apart = ", ".join(study.key for study in studies().values() if not study.in_paper)
     rows.append(("all", "The whole paper", f"all of the above but {apart}", "", "", "marsbench reproduce all"))
-    return table("tables, figures and pages", ("name", "what", "asks", "lines", "benchmarks", "how"), rows)
+    return ("tables, figures and pages", ("name", "what", "asks", "lines", "benchmarks", "how"), rows)
 
 
-_LISTINGS: dict[str, Callable[[], Table]] = {
+_LISTINGS: dict[str, Callable[[], Listed]] = {
     "scales": _scales,
     "stages": _stages,
     "methods": _methods,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import fields
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -50,7 +49,7 @@ def plan(
     """
     from rich.console import Console
 
-    from marsbench.racing.estimates import sweep_tables
+    from marsbench.overview.planning import sweep_tables
     from marsbench.racing.grid import read_grid, shipped_grid
 
     chosen = start.preset()
@@ -67,8 +66,7 @@ def plan(
 
 
 def _parts(name: str, scale: Preset, gpus: int, overhead: float, price: float | None) -> list[Table | str]:
-    from marsbench.overview.planning import work_tables
-    from marsbench.running.estimates import plan_tables
+    from marsbench.overview.planning import plan_tables, work_tables
     from marsbench.studies import plan_of, studies_of_paper, study_of
 
     wanted = studies_of_paper() if name == "all" else [study_of(name)]
@@ -102,7 +100,7 @@ def overhead(
     )
 
 
-@shared.starts(*[one.name for one in fields(shared.Start)])
+@shared.starts(*shared.OF_RUN)
 def reproduce(
     start: shared.Start,
     what: Annotated[
@@ -114,9 +112,6 @@ def reproduce(
     jobs: shared.Jobs = None,
     cluster: shared.ClusterAddress = None,
     gpus_per_training: shared.GpusPerTraining = 1,
-    base: shared.Base = None,
-    chat_data: shared.ChatData = None,
-    max_steps: shared.MaxSteps = None,
 ) -> None:
     """Measure one of the paper's tables or figures, a page of our own, or the whole paper, and write the page.
 
@@ -146,12 +141,11 @@ def reproduce(
     if jobs != 1 and cluster is None:
         import_ahead(PRELOAD)
     run = start.run()
-    if max_steps and run.scale.world:
+    if start.max_steps and run.scale.world:
         raise UserError(
             f"--max-steps is not for scale {start.scale}, whose pages are of trainings in full",
             fix=f"leave it out, or choose a scale of {', '.join(scales_with_chat_data())}",
         )
-    run.scale = run.scale.adapted(base=base, chat_data=chat_data, steps=max_steps)
     from marsbench.findings.collection import whole_paper_folder
     from marsbench.overview.pages import write_whole_paper
     from marsbench.overview.reproduction import reproduce_all, reproduce_page

@@ -32,12 +32,10 @@ def _settings(typed: dict[str, Any]) -> Settings:
     [shared.option_of(name, one, getattr(Settings, name)) for name, one in options_of(Settings).items()],
     _settings,
 )
-@shared.starts("scale")
+@shared.starts("whose", "stage", "scale")
 def serve(
     start: shared.Start,
     settings: Settings,
-    checkpoint: shared.Checkpoint = None,
-    stage: shared.OwnStage = None,
     dtype: Annotated[
         str | None,
         typer.Option(
@@ -53,7 +51,6 @@ def serve(
     block_size; `PUT /v1/speed` turns the default knob for everybody in flight who fixed none. docs/serving.md has the
     rest.
     """
-    stage = start.own_stage(stage)
     settings = replace(settings, dtype=dtype, untrained_masks=untrained_masks)
     if dtype is not None:
         shared.dtype_of(dtype)
@@ -75,10 +72,11 @@ def serve(
 
     from marsbench.serving.serve import serve as run
 
+    checkpoint, stage = start.whose, start.own_stage
     called = settings.name or (stage if checkpoint is None else os.path.basename(os.path.normpath(checkpoint)))
     if checkpoint is None:
         from marsbench.running.checkpoints import Checkpoints
 
-        checkpoint = str(Checkpoints(replace(start, output=output).run()).path(stage, 4))
+        checkpoint = str(Checkpoints(replace(start, output=output).run()).path(stage, start.block_size))
     keys = settings.api_key or tuple(key for key in [os.environ.get(KEY_VARIABLE)] if key is not None)
     run(replace(settings, name=called, checkpoint=checkpoint, api_key=keys), typer.echo)

@@ -20,23 +20,20 @@ import typer
 
 from marsbench.errors import UserError, unknown_name
 from marsbench.methods.options import Option
-from marsbench.presets import DEFAULT_SCALE, preset
+from marsbench.presets import DEFAULT_BLOCK_SIZE, DEFAULT_SCALE, preset
 
 if TYPE_CHECKING:
     import torch
-    from rich.table import Table
 
     from marsbench.presets import Preset
     from marsbench.running.run import Run
+    from marsbench.training.checkpoints import Loaded
 
 Command = Callable[..., None]
 
 AskedBenchmark = Annotated[str, typer.Option(help="What was asked: see `marsbench list benchmarks`.")]
 DataDir = Annotated[Path | None, typer.Option(envvar="MARSBENCH_DATA", help="Local copy of the benchmark data.")]
 
-Checkpoint = Annotated[
-    str | None, typer.Option(help="Checkpoint folder or hub name; without it, the scale's own --stage.")
-]
 Adapter = Annotated[
     str | None,
     typer.Option(
@@ -45,20 +42,11 @@ Adapter = Annotated[
         help="Gated adapter to act on the checkpoint's masks; without --checkpoint, on the one that it was trained on.",
     ),
 ]
-OwnStage = Annotated[
-    str | None,
-    typer.Option(
-        help="Stage of the scale's own checkpoint, trained if missing [default: mars; at 135m the shipped adapter].",
-        show_default=False,
-    ),
-]
-
 GridFile = Annotated[
     Path | None, typer.Option(help="YAML file of contenders and batch sizes; without it, the scale's own.")
 ]
 Quick = Annotated[bool, typer.Option("--quick", help="Fewer prompts, laps and batch sizes, as the grid says.")]
 
-BlockSize = Annotated[int, typer.Option(min=2, help="B that the checkpoint was, or is to be, trained with.")]
 Jobs = Annotated[
     int | None,
     typer.Option(min=1, help="Processes at a time [default: one per GPU; without GPUs, one per core for the world]."),
@@ -69,13 +57,6 @@ ClusterAddress = Annotated[
         "--cluster", metavar="auto|ADDRESS", help="Work on a Ray cluster: the one of this machine, or at an address."
     ),
 ]
-Base = Annotated[
-    str | None, typer.Option(help="Pretrained checkpoint to start from, folder or hub name, at a scale that has one.")
-]
-ChatData = Annotated[
-    str | None, typer.Option(help="Conversations, JSON Lines file or hub data set with `messages`, at such a scale.")
-]
-MaxSteps = Annotated[int | None, typer.Option(min=1, help="Steps of every stage, in place of the scale's budget.")]
 GpusPerTraining = Annotated[
     int, typer.Option(min=1, help="GPUs of one machine that each training of a real model gets, through accelerate.")
 ]
@@ -97,11 +78,16 @@ UntrainedMasks = Annotated[
 ]
 
 _DTYPES = ("float32", "bfloat16", "float16")
+# The options of `Start` that make a run and say what it trains on; the others say which checkpoint decodes.
+OF_RUN = (
+    "scale", "seed", "benchmarks", "limit", "shard", "existing", "data_dir", "train_all", "checkpoint", "output",
+    "base", "chat_data", "max_steps",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Start:
-    """Which run a command starts, as it was typed."""
+    """Which run a command starts, which checkpoint it decodes with, and what it trains on, as it was typed."""
 
     scale: Annotated[str, typer.Option(help="Model, data and budgets: see `marsbench list scales`.")] = DEFAULT_SCALE
     seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of initial weights and training data.")] = 0
@@ -131,12 +117,54 @@ class Start:
     ] = None
     output: Annotated[Path, typer.Option(help="Folder for runs/, results/ and reports/.")] = Path(".")
 
-    def own_stage(self, named: str | None) -> str:
+    whose: Annotated[
+        str | None,
+        typer.Option("--checkpoint", help="Checkpoint folder or hub name; without it, the scale's own --stage."),
+    ] = None
+    adapter: Adapter = None
+    stage: Annotated[
+        str | None,
+        typer.Option(
+            help="Stage of the scale's own checkpoint, trained if missing "
+            "[default: mars; at 135m the shipped adapter].",
+            show_default=False,
+        ),
+    ] = None
+    block_size: Annotated[int, typer.Option(min=2, help="B that the checkpoint was, or is to be, trained with.")] = (
+        DEFAULT_BLOCK_SIZE
+    )
+
+    base: Annotated[
+        str | None,
+        typer.Option(help="Pretrained checkpoint to start from, folder or hub name, at a scale that has one."),
+    ] = None
+    chat_data: Annotated[
+        str | None,
+        typer.Option(help="Conversations, JSON Lines file or hub data set with `messages`, at such a scale."),
+    ] = None
+    max_steps: Annotated[
+        int | None, typer.Option(min=1, help="Steps of every stage, in place of the scale's budget.")
+    ] = None
+
+    @property
+    def own_stage(self) -> str:
         """The stage that a user names, or the one that decodes at this scale where nobody does."""
-        return named or preset(self.scale).stage
+        return self.stage or preset(self.scale).stage
+
+    @property
+    def trained_stage(self) -> str | None:
+        """The same, None where somebody's checkpoint or adapter decodes, of which nothing is known yet."""
+        return None if self.whose or self.adapter else self.own_stage
+
+    def loaded(self, run: Run, dtype: str = "float32") -> Loaded:
+        """The checkpoint that decodes, trained now if it is the scale's own and missing."""
+        from marsbench.running.checkpoints import Checkpoints
+
+        named = self.whose or self.adapter, self.adapter, self.own_stage, self.block_size
+        return Checkpoints(run).named(*named, dtype_of(dtype))
 
     def preset(self) -> Preset:
-        """The scale with the checkpoints that a user names for its stages, as in "mars=FOLDER" or "mars-b8=FOLDER"."""
+        """The scale with what a user names: checkpoints of its stages, as in "mars-b8=FOLDER", or what it trains on."""
         from marsbench.training.stages import stage
 
         chosen = preset(self.scale).with_checkpoints(self.checkpoint or [], train_all=self.train_all)
@@ -148,7 +176,7 @@ class Start:
                 raise UserError(
                     "there is no such checkpoint", where=place, fix=f"check the path behind --checkpoint {named}="
                 )
-        return chosen
+        return chosen.adapted(base=self.base, chat_data=self.chat_data, steps=self.max_steps)
 
     def run(self) -> Run:
         """The run, with the machine's noise kept off the terminal.
@@ -232,7 +260,10 @@ def handing(
 
 
 def use_packing(pack: bool) -> None:
-    """Have weights packed for decoding, or not, by this process and those that it starts."""
+    """Have weights packed for decoding, or not, by this process and those that it starts; libraries keep quiet."""
+    from marsbench.quiet import quieten_libraries
+
+    quieten_libraries()
     from marsbench.forward.linear import set_packing
 
     set_packing(pack)
@@ -264,17 +295,6 @@ def check_cluster(cluster: str | None, **given: object) -> None:
                 f"--{option} and --cluster do not go together",
                 fix=f"leave --{option} out: the cluster shares the work out, and makes what is missing",
             )
-
-
-def table(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    from rich.table import Table
-
-    found = Table(title=title, title_justify="left")
-    for number, head in enumerate(heads):
-        found.add_column(head, overflow="fold", no_wrap=number == 0)
-    for row in rows:
-        found.add_row(*row)
-    return found
 
 
 def _part(text: str | None) -> tuple[int, int]:

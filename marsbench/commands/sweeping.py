@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,10 +14,7 @@ from marsbench.commands.decoder import Decoding
 from marsbench.errors import UserError
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from marsbench.findings.sweep import Agreement
-    from marsbench.racing.tune import Advice
     from marsbench.rows.kinds import Row
 
 
@@ -73,8 +70,6 @@ def results(
     Of a cell that several files hold, the last finished row counts. Nested fields are called as in
     `options.threshold` and `provenance.commit`. Without --out, prints a summary of the rows.
     """
-    from rich.console import Console
-
     from marsbench.findings.export import export, matching, merged
     from marsbench.rows.store import read_rows
 
@@ -88,23 +83,24 @@ def results(
                 "the two have no cell of a sweep in common", where=str(against),
                 fix="give the rows of two sweeps of one grid, as in results/mini/speedup.jsonl",
             )  # fmt: skip
-        Console().print(_agreement_table(cells))
+        columns = ("contender", "batch size", "first", "second", "agree")
+        _print("speed-up over ar in two runs", columns, map(_compared, cells))
         share = sum(cell.agrees for cell in cells) / len(cells)
         typer.echo(f"{share:.1%} of {len(cells)} cells agree: their intervals overlap")
         return
     if out is not None:
         typer.echo(f"wrote {len(rows):,} rows to {export(rows, out)}")
         return
-    Console().print(_rows_table(rows) if rows else "no row matches")
+    if not rows:
+        typer.echo("no row matches")
+        return
+    heads = ("key", "kind", "scale", "what", "batch size", "status", "measured")
+    _print(f"{len(rows):,} rows", heads, map(_line, rows))
 
 
-@shared.starts("data_dir", "scale", "seed", "output")
+@shared.starts("whose", "adapter", "stage", "block_size", "data_dir", "scale", "seed", "output")
 def tune(
     start: shared.Start,
-    checkpoint: shared.Checkpoint = None,
-    adapter: shared.Adapter = None,
-    stage: shared.OwnStage = None,
-    block_size: shared.BlockSize = 4,
     batch_size: Annotated[int, typer.Option(min=1, help="Prompts decoded at once.")] = 1,
     max_loss: Annotated[float, typer.Option(min=0, help="Points of accuracy that may be lost against AR.")] = 1.0,
     benchmarks: Annotated[
@@ -119,61 +115,49 @@ def tune(
     Times forward passes by their positions on this machine, measures how many tokens each setting accepts, predicts
     which is fastest, and races that one against AR.
     """
-    checkpoint, stage = checkpoint or adapter, start.own_stage(stage)
-    Decoding("mars", options={"block_size": block_size}).check(stage=None if checkpoint else stage)
+    Decoding("mars").at(start.block_size).check(stage=start.trained_stage)
     run = replace(start, benchmarks=benchmarks).run()
     shared.use_packing(pack)
-    from rich.console import Console
-
     from marsbench.racing.questions import per_benchmark
     from marsbench.racing.tune import tune as advise
-    from marsbench.running.checkpoints import Checkpoints
 
     names = list(run.benchmarks or run.scale.benchmarks)
     per_benchmark(prompts, names)
-    for name in names:  # missing data is found out before anything is trained
-        run.exam(name)
-    loaded = Checkpoints(run).named(checkpoint, adapter, stage, block_size)
+    run.check_exams(names)
     advice = advise(
         run,
-        loaded,
-        block_size=block_size,
+        start.loaded(run),
+        block_size=start.block_size,
         batch_size=batch_size,
         prompts=prompts,
         max_points_lost=max_loss,
         positions=positions,
     )
-    Console().print(_advice_table(advice))
-    typer.echo(advice.summary(batch_size, max_loss))
-
-
-def _rows_table(rows: Sequence[Row]) -> Table:
-    """Measured rows, a line each, by what tells them apart."""
-    lines = []
-    for row in rows:
-        words = [getattr(row, name, "") for name in ("contender", "arm", "benchmark", "stage")]
-        what = ", ".join(dict.fromkeys(filter(None, words)))
-        batch_size, started = getattr(row, "batch_size", ""), row.provenance.get("started", "")
-        lines.append((row.key, row.kind, row.scale, what, str(batch_size), row.status, str(started)))
-    heads = ("key", "kind", "scale", "what", "batch size", "status", "measured")
-    return shared.table(f"{len(rows):,} rows", heads, lines)
-
-
-def _agreement_table(cells: Sequence[Agreement]) -> Table:
-    lines = []
-    for cell in cells:
-        shown = (
-            f"{one.value:.2f} [{one.interval.low:.2f}, {one.interval.high:.2f}]" for one in (cell.first, cell.second)
-        )
-        lines.append((cell.contender, str(cell.batch_size), *shown, "yes" if cell.agrees else "no"))
-    return shared.table("speed-up over ar in two runs", ("contender", "batch size", "first", "second", "agree"), lines)
-
-
-def _advice_table(advice: Advice) -> Table:
-    """The settings of a checkpoint, the fastest expected first."""
     lines = [
         (one.contender.name, f"{one.tokens_per_forward:.2f}", f"{one.points_lost:+.1f}", f"{one.speed_up:.2f}")
         for one in advice.settings
     ]
-    heads = ("setting", "tokens/forward", "points of accuracy lost", "expected speed over ar")
-    return shared.table("settings", heads, lines)
+    _print("settings", ("setting", "tokens/forward", "points of accuracy lost", "expected speed over ar"), lines)
+    typer.echo(advice.summary(batch_size, max_loss))
+
+
+def _print(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    from rich.console import Console
+
+    from marsbench.progress import terminal_table
+
+    Console().print(terminal_table(title, heads, rows, whole_names=True))
+
+
+def _line(row: Row) -> tuple[str, ...]:
+    """A measured row by what tells it apart."""
+    words = [getattr(row, name, "") for name in ("contender", "arm", "benchmark", "stage")]
+    what = ", ".join(dict.fromkeys(filter(None, words)))
+    batch_size, started = getattr(row, "batch_size", ""), row.provenance.get("started", "")
+    return row.key, row.kind, row.scale, what, str(batch_size), row.status, str(started)
+
+
+def _compared(cell: Agreement) -> tuple[str, ...]:
+    """A cell of two sweeps, with its speed-up in both."""
+    shown = (f"{one.value:.2f} [{one.interval.low:.2f}, {one.interval.high:.2f}]" for one in (cell.first, cell.second))
+    return cell.contender, str(cell.batch_size), *shown, "yes" if cell.agrees else "no"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, get_args
 
@@ -23,13 +24,12 @@ KeepCut = Annotated[
 
 
 @decodes("ar", which="How to decode: a lossless one of `marsbench list methods`.")
-@shared.starts("scale", "output")
+@shared.starts("whose", "block_size", "scale", "output")
 def distill(
     start: shared.Start,
     decoding: Decoding,
     prompts: shared.PromptFile,
     out: Annotated[Path, typer.Option(help="Where the chat data goes: JSON Lines, in the order of the prompts.")],
-    checkpoint: shared.Checkpoint = None,
     stage: Annotated[str, typer.Option(help="Stage of the scale's own checkpoint, trained if missing.")] = "ar_sft",
     column: shared.PromptColumn = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first N prompts.")] = None,
@@ -38,7 +38,6 @@ def distill(
     temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 0.0,
     samples: Annotated[int, typer.Option(min=1, help="Answers to each prompt, with a --temperature.")] = 1,
     seed: Annotated[int, typer.Option(min=0, help="Seed of sampling, from which every answer has its own.")] = 0,
-    block_size: shared.BlockSize = 4,
     batch_size: BatchSize = None,
 ) -> None:
     """Have a model answer prompts, and write that as chat data for `marsbench train --chat-data`.
@@ -55,28 +54,23 @@ def distill(
     Answers are kept in OUT.answers as they come: an interrupted run goes on when the same command is given again, and
     may go on with another method or batch size, a larger --limit or more --samples. Other options want another --out.
     """
-    typed, decoding = decoding, decoding.at(block_size)
-    decoding.check(stage=None if checkpoint else stage)
+    typed, decoding = decoding, decoding.at(start.block_size)
+    decoding.check(stage=None if start.whose else stage)
     typed.check_heard(decoding.method)
     _check_distilling(decoding.method, temperature, samples)
-    from marsbench.quiet import quieten_libraries
-
-    quieten_libraries()
+    shared.use_packing(decoding.pack)
     from marsbench.answering import check_target
     from marsbench.distilling.distill import Asking, Distiller, check_is_ours, read_prompts
     from marsbench.progress import Reporter
 
-    shared.use_packing(decoding.pack)
     check_target(prompts, out)
     check_is_ours(out)
     asked, reporter = read_prompts(prompts, column), Reporter()
     draft = decoding.load_draft(reporter)
-    if checkpoint:
-        loaded = decoding.load(checkpoint, reporter)
+    if start.whose:
+        loaded = decoding.load(start.whose, reporter)
     else:
-        from marsbench.running.checkpoints import Checkpoints
-
-        loaded = Checkpoints(start.run()).load(stage, block_size, shared.dtype_of(decoding.dtype))
+        loaded = replace(start, stage=stage).loaded(start.run(), decoding.dtype)
     distiller = Distiller(
         decoding.answering(loaded, draft, reporter, batch_size), Asking(max_new_tokens, temperature, samples, seed),
         reporter,
@@ -96,14 +90,10 @@ def _check_distilling(method: str, temperature: float, samples: int) -> None:
         )
 
 
-@shared.starts("scale", "seed", "existing", "output")
+@shared.starts("block_size", "base", "chat_data", "max_steps", "scale", "seed", "existing", "output")
 def train(
     start: shared.Start,
     stage: Annotated[str, typer.Argument(help="What to train: see `marsbench list stages`.")],
-    block_size: shared.BlockSize = 4,
-    base: shared.Base = None,
-    chat_data: shared.ChatData = None,
-    max_steps: shared.MaxSteps = None,
     batch_size: Annotated[
         int | None, typer.Option(min=1, help="Sequences per step, over all devices, in place of the scale's.")
     ] = None,
@@ -124,9 +114,9 @@ def train(
     from marsbench.progress import is_first_process
     from marsbench.running.checkpoints import Checkpoints
 
-    run.scale = run.scale.adapted(base=base, chat_data=chat_data, steps=max_steps, batch_size=batch_size, head=kind)
+    run.scale = run.scale.adapted(batch_size=batch_size, head=kind)
     checkpoints = Checkpoints(run)
-    chosen = checkpoints.recipe(stage, block_size)
+    chosen = checkpoints.recipe(stage, start.block_size)
     checkpoints.train(chosen)
     if is_first_process():
         typer.echo(run.workspace.checkpoint(chosen))
@@ -177,11 +167,9 @@ def adapt(
     typer.echo(Adapting(base, asked, prompts, out, preset(chosen)).run(hours))
 
 
-@shared.starts("scale", "seed", "output")
+@shared.starts("base", "chat_data", "scale", "seed", "output")
 def training_speed(
     start: shared.Start,
-    base: shared.Base = None,
-    chat_data: shared.ChatData = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Sequences per step, in place of the scale's.")] = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps to time, after three that are not.")] = 10,
 ) -> None:
@@ -195,7 +183,7 @@ def training_speed(
     from marsbench.running.training_cost import STAGES
     from marsbench.running.training_cost import training_speed as measured
 
-    run.scale = run.scale.adapted(base=base, chat_data=chat_data, batch_size=batch_size)
+    run.scale = run.scale.adapted(batch_size=batch_size)
     checkpoints = Checkpoints(run)
     for stage in STAGES:
         typer.echo(measured(checkpoints.recipe(stage, DEFAULT_BLOCK_SIZE), steps).in_words())

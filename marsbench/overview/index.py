@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from marsbench.findings.cells import PUBLISHED_SCALES
 from marsbench.findings.claims import Judged, number
@@ -14,6 +13,7 @@ from marsbench.rendering.layout import filled
 from marsbench.rendering.markdown import folded, paragraphs, table
 from marsbench.rendering.sections import reading
 from marsbench.studies import items, studies, study_of
+from marsbench.studies.study import Item
 
 CLAIMS = "claims"  # the page of claims, which has no rows of its own
 EXPLORE = "explore.html"
@@ -25,27 +25,6 @@ _FIRST = (
     ("serving", "over-ar"), ("serving", "one-at-a-time"), ("speedup", "best-verified"),
     ("real-model", "adapter-drafts"),
 )  # fmt: skip
-
-
-class Line(NamedTuple):
-    """A line of the index."""
-
-    key: str  # as claims name what they belong to
-    name: str
-    asks: str
-    page: str
-    anchor: str
-    session: str  # that makes the page
-
-
-def lines() -> list[Line]:
-    """A line for everything that can be reproduced, in the paper's order; the page of claims stands before our own."""
-    found = [
-        Line(item.key, item.name, item.asks, study_of(item.key).key, item.anchor, item.session) for item in items()
-    ]
-    ours = next((place for place, item in enumerate(items()) if not item.section), len(found))
-    claims = Line(CLAIMS, "Claims", "every claim of the paper with its test and verdict", CLAIMS, "", "reproduce-all")
-    return [*found[:ours], claims, *found[ours:]]
 
 
 def render(judged: Sequence[Judged], collections: Sequence[Collection]) -> str:
@@ -116,28 +95,29 @@ def remarks(collection: Collection) -> list[str]:
 
 
 def _table(judged: Sequence[Judged], collections: Sequence[Collection]) -> str:
+    """A line for everything that can be reproduced, in the paper's order; the page of claims stands before our own."""
     head = ["", "asks", *[each.scale for each in collections], "command"]
     shown = [
-        [line.name, line.asks, *[_linked(line, judged, one) for one in collections], f"`nox -s {line.session}`"]
-        for line in lines()
+        [item.name, item.asks, *[_linked(item, judged, one) for one in collections], f"`nox -s {item.session}`"]
+        for item in items()
     ]
+    every = [f"[{_verdict(judged, one)}]({CLAIMS}.md)" for one in collections]
+    claims = ["Claims", "every claim of the paper with its test and verdict", *every, "`nox -s reproduce-all`"]
+    shown.insert(next((place for place, item in enumerate(items()) if not item.section), len(shown)), claims)
     return table(head, shown, text=range(len(head)))
 
 
-def _linked(line: Line, judged: Sequence[Judged], collection: Collection) -> str:
+def _linked(item: Item, judged: Sequence[Judged], collection: Collection) -> str:
     """What came out, with the way to the page; empty where a scale has no rows of it."""
-    if line.page == CLAIMS:
-        return f"[{_verdict(line, judged, collection)}]({CLAIMS}.md)"
-    if line.page not in collection.rows:
+    page = study_of(item.key)
+    if page.key not in collection.rows:
         return ""
-    verdict = _verdict(line, judged, collection)
-    return f"[{verdict}]({collection.links[line.page]}{line.anchor})" if line.page in collection.links else verdict
+    of_item = [one for one in judged if one.claim.item == item.key]
+    verdict = page.tally(collection.rows[page.key]) if page.tally else _verdict(of_item, collection)
+    return f"[{verdict}]({collection.links[page.key]}{item.anchor})" if page.key in collection.links else verdict
 
 
-def _verdict(line: Line, judged: Sequence[Judged], collection: Collection) -> str:
-    """How many of a line's claims are supported; the paper's own, where it has any."""
-    if line.page != CLAIMS and (own := study_of(line.page).tally):
-        return own(collection.rows[line.page])
-    of_line = [one for one in judged if line.page == CLAIMS or one.claim.item == line.key]
-    counted = [one for one in of_line if one.claim.papers] or of_line
+def _verdict(judged: Sequence[Judged], collection: Collection) -> str:
+    """How many of some claims are supported; the paper's own, where there are any."""
+    counted = [one for one in judged if one.claim.papers] or judged
     return tally(counted, collection.scale) if counted else "measured"

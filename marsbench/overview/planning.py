@@ -1,4 +1,4 @@
-"""What the work behind some studies will take on so many machines: the graph with its costs, and how long it runs.
+"""What `marsbench plan` says: what a table or a sweep is made of, the graph of the work behind it, how long it runs.
 
 Estimates, like those that they are made of; nothing is run, read or fetched.
 """
@@ -6,20 +6,152 @@ Estimates, like those that they are made of; nothing is run, read or fetched.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from heapq import heappop, heappush
+from typing import Any
 
 from rich.table import Table
 
+from marsbench.evaluation.benchmarks import benchmark as benchmark_of
 from marsbench.executors.tasks import Ended, Order, Task
 from marsbench.overview.work import tasks_of
 from marsbench.presets import Preset
-from marsbench.running.estimates import cost, terminal_table
+from marsbench.progress import terminal_table
+from marsbench.racing.grid import Grid
+from marsbench.running.estimates import Training, decoding_s, questions_of, trainings
 from marsbench.running.graph import Known, RunTask
+from marsbench.running.plans import TablePlan, TrainedStage
 from marsbench.studies.study import Study
 
 _WORKERS = {"one core": 1, "2 cores": 2, "8 cores": 8}, {"one GPU": 1, "8 GPUs": 8, "64 GPUs": 64}
 _GPUS_OF_A_NODE = 8  # whose other GPUs idle while one is raced on
+_NOT_TRAINED = "none: skipped unless it is trained first"
+
+
+# ---- what a table or a sweep is made of -----------------------------------------------------------------------------
+
+
+def plan_tables(plan: TablePlan, scale: Preset) -> list[Table | str]:
+    """What a table will take: its lines, checkpoints and data, as tables and sentences for a terminal."""
+    return [
+        f"{plan.name} at scale {scale.scale}: {plan.title}",
+        _lines_table(plan, scale),
+        _training_table(plan, scale),
+        _decoding_table(plan, scale),
+        *_notes(plan, scale),
+    ]
+
+
+def _lines_table(plan: TablePlan, scale: Preset) -> Table:
+    rows = []
+    for arm in plan.arms:
+        ready, options = scale.ready_checkpoint(*arm.trained), {**arm.options}
+        if "draft" in options:
+            draft = options.pop("draft")
+            options["draft"] = draft if scale.world else f"{draft.removeprefix('draft_')} of 0.5b"
+        own = f"our own {arm.stage}, trained" if scale.tables_train else _NOT_TRAINED
+        there = "shipped with marsbench" if ready and scale.ships(ready) else ready
+        rows.append((arm.label, arm.method, _in_words(options), there or own))
+    return terminal_table("Lines", ("line", "method", "options", "checkpoint"), rows)
+
+
+def _in_words(options: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in options.items()) or "-"
+
+
+def _training_table(plan: TablePlan, scale: Preset) -> Table | str:
+    stages = trainings(plan, scale)
+    if not stages:
+        return "Nothing to train."
+    data = scale.pretrained.chat_data if scale.pretrained else "the embedded world"
+    known = [item.gpu_hours for item in stages if item.gpu_hours is not None]
+    steps, tokens = sum(item.steps for item in stages), sum(item.tokens for item in stages)
+    whole = Training("together", steps, tokens, sum(known) if known else None)
+    rows = [
+        (one.stage, f"{one.steps:,}", f"{one.tokens:,}", "-" if one.gpu_hours is None else f"{one.gpu_hours:,.0f}")
+        for one in (*stages, whole)
+    ]
+    return terminal_table(f"Training on {data}, estimated", ("stage", "steps", "tokens", "H200 hours"), rows)
+
+
+def _decoding_table(plan: TablePlan, scale: Preset) -> Table:
+    """A row per benchmark, with every answer as long as it may be: all lines cost the same."""
+    lines, benchmarks = len(plan.arms), plan.of(scale.benchmarks)
+    title = f"Decoding {lines * len(benchmarks)} cells ({lines} lines x {len(benchmarks)} benchmarks), at most"
+    whole, rows = 0, []
+    for name in benchmarks:
+        questions = questions_of(name, scale, plan.questions)
+        tokens = questions * benchmark_of(name).answer_limit(scale.max_new_tokens)
+        hours = decoding_s(tokens, scale) / 3600
+        whole += lines * tokens
+        rows.append((name, f"{questions:,}", f"{tokens:,}", f"{hours:.2f}", f"{lines * hours:.1f}"))
+    rows.append(("together", "", f"{whole:,} in all lines", "", f"{decoding_s(whole, scale) / 3600:.1f}"))
+    heads = ("benchmark", "questions", "tokens of one line", "hours of one line", "hours of all lines")
+    return terminal_table(title, heads, rows)
+
+
+def _notes(plan: TablePlan, scale: Preset) -> list[str]:
+    reckoned = scale.assumptions
+    notes = [
+        f"Estimates, not measurements. Decoding: every answer {scale.max_new_tokens} tokens long, at "
+        f"{reckoned.tokens_per_second:,.0f} tokens per second on one device; {reckoned.source}. Answers that end "
+        "earlier and several tokens per forward pass make it shorter; so do lines that are skipped."
+    ]
+    if scale.pretrained and trainings(plan, scale):
+        notes += [
+            f"Training tokens: {reckoned.tokens_per_sequence} per sequence, without padding and noisy copies.",
+            f"Data: {reckoned.sequences:,} conversations. H200 hours: the paper's for AR SFT and for MARS at this "
+            "scale (Appendix A); twice AR SFT's for two passes, and MARS's for block diffusion, which has two streams "
+            "too.",
+            f"Training needs about {reckoned.training_memory_gib:g} GiB per device and "
+            f"{reckoned.training_disk_gib:g} GiB of disk.",
+        ]
+    needs = f"Measuring needs {scale.memory_gib:g} GiB of free memory and {scale.disk_gib:g} GiB of disk."
+    packing = (
+        "On a CPU, large weights are packed for decoding, which takes as much memory again as they do: it is counted "
+        "in, and left out where there is no room, or with --no-pack."
+    )
+    return [*notes, needs, *([packing] if scale.pretrained else [])]
+
+
+def sweep_tables(grid: Grid, scale: Preset, price: float | None = None) -> list[Table | str]:
+    """What a sweep will measure, how much it decodes at most, and what that costs at a price for an hour."""
+    rows = []
+    for one in grid.contenders:
+        ready = scale.ready_checkpoint(*TrainedStage.of(one.stage, one.trained_block_size))
+        own = f"our own {one.stage}" if scale.tables_train else _NOT_TRAINED
+        rows.append((one.name, one.method, _in_words(one.shown), ready or own, one.draft or "-"))
+    heads = ("contender", "method", "options", "checkpoint", "draft")
+    names = grid.benchmarks or scale.benchmarks
+    cells = len(grid.contenders) * len(grid.batch_sizes)
+    return [
+        f"A sweep at scale {scale.scale}",
+        terminal_table("Contenders, each at every batch size", heads, rows),
+        f"{cells} cells: {len(grid.contenders)} contenders at batch sizes {', '.join(map(str, grid.batch_sizes))}.",
+        f"{grid.prompts} prompts of {', '.join(names)}; one lap that is watched and {grid.repeats} that are timed.",
+        _races_in_words(grid, scale, price),
+    ]
+
+
+def _races_in_words(grid: Grid, scale: Preset, price: float | None) -> str:
+    reckoned, hours = scale.assumptions, grid.seconds(scale) / 3600
+    if reckoned.steps_s is None:
+        how = f"at {reckoned.tokens_per_second:,.0f} tokens per second ({reckoned.source})"
+    else:
+        ours, library = (1000 * reckoned.steps_s[name] for name in ("ours", "library"))
+        how = f"at a token for a forward, {ours:.1f} ms each ({library:.0f} ms in a loop of another library)"
+    return (
+        f"At most {grid.tokens(scale):,} tokens, every answer as long as it may be: "
+        f"{hours:.1f} hours{cost(hours, price)} {how}. An estimate, not a measurement."
+    )
+
+
+def cost(hours: float, price: float | None) -> str:
+    """What so many hours of one device cost, in words; nothing without a price."""
+    return "" if price is None else f" ({hours * price:,.0f} at {price:g} an hour)"
+
+
+# ---- the work behind some studies -----------------------------------------------------------------------------------
 
 
 def work_tables(
@@ -48,17 +180,16 @@ def _in_hours(hours: float) -> str:
 
 
 def _graph_table(tasks: Sequence[RunTask]) -> Table:
-    table = terminal_table("The work", "what", "after", "pieces", "device hours")
     groups = defaultdict(list)
     for task in tasks:
         groups[task.listed].append(task)
-    listed = {task.name: task.listed for task in tasks}
+    listed, rows = {task.name: task.listed for task in tasks}, []
     for title, some in groups.items():
         after = dict.fromkeys(listed[name] for task in some for name in task.after)
         shown = ", ".join(after) if len(after) <= 2 else f"{len(after)} of the above"
-        table.add_row(title, shown or "-", str(len(some)), _hours_of(some))
-    table.add_row("together", "", str(len(tasks)), _hours_of(tasks))
-    return table
+        rows.append((title, shown or "-", str(len(some)), _hours_of(some)))
+    rows.append(("together", "", str(len(tasks)), _hours_of(tasks)))
+    return terminal_table("The work", ("what", "after", "pieces", "device hours"), rows)
 
 
 def _hours_of(tasks: Sequence[RunTask]) -> str:

@@ -5,9 +5,9 @@ A plan, one shard, processes of this machine and a cluster all read that list.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,6 @@ from marsbench.executors.display import Display
 from marsbench.executors.tasks import Executor
 from marsbench.overview import PRELOAD
 from marsbench.presets import Preset
-from marsbench.racing.estimates import race_s
 from marsbench.rows.kinds import Row
 from marsbench.rows.store import RowStore
 from marsbench.running.graph import Known, Made, RunTask, after, answers, cells_of, settings_of, trainings
@@ -62,30 +61,26 @@ class RaceTask(PageTask):
 
 
 def tasks_of(
-    wanted: Sequence[Study], scale: Preset, known: Known, settings: Mapping[str, Any] | None = None, *,
+    wanted: Sequence[Study], scale: Preset, known: Known, *,
     workers: int, quick: bool = False, gpus: int = 1, shard: tuple[int, int] = (1, 1),
 ) -> list[RunTask]:  # fmt: skip
     """All that some studies lack, each task behind those that it comes after.
 
-    `settings` are the run's, for its processes; None where it is only planned. `shard` is (i, n) of all questions and
-    contenders: only the whole is scored.
+    `shard` is (i, n) of all questions and contenders: only the whole is scored.
     """
-    given = settings or {}
     stages = [one for study in wanted for one in study.trains(scale, quick)]
-    trained = trainings(stages, scale, known, given, gpus=gpus if scale.pretrained else 1)
+    trained = trainings(stages, scale, known, gpus=gpus if scale.pretrained else 1)
     asked = cells_of([study.cells for study in wanted if study.cells], known)
-    found: list[RunTask] = [*trained, *answers(asked, trained, scale, known, given, workers=workers, shard=shard)]
+    found: list[RunTask] = [*trained, *answers(asked, trained, scale, known, workers=workers, shard=shard)]
     pages = [study for study in wanted if study.grid is not None or shard == (1, 1)]
-    return [*found, *[task for study in pages for task in _tasks_of_page(study, scale, known, given, found, quick)]]
+    return [*found, *[task for study in pages for task in _tasks_of_page(study, scale, known, found, quick)]]
 
 
-def _tasks_of_page(
-    study: Study, scale: Preset, known: Known, settings: Mapping[str, Any], before: Sequence[RunTask], quick: bool
-) -> list[PageTask]:
+def _tasks_of_page(study: Study, scale: Preset, known: Known, before: Sequence[RunTask], quick: bool) -> list[PageTask]:
     """What makes the rows of a page: one race per batch size, or all in one."""
     cells = cells_of([study.cells] if study.cells else [], known)
     first = after([*study.trains(scale, quick), *cells], before)
-    common: dict[str, Any] = {"after": first, "settings": settings, "study": study.key}
+    common: dict[str, Any] = {"after": first, "study": study.key}
     if study.grid is None:
         timed = study.times(scale)
         title = f"timing and scoring {study.name}" if timed else f"scoring {study.name}"
@@ -94,7 +89,7 @@ def _tasks_of_page(
     return [
         RaceTask(
             name=f"{study.key}-batch{size}", title=f"racing {study.name}, {size} at once", alone=True,
-            seconds=race_s(grid.at(size), scale), batch_size=size, quick=quick, **common,
+            seconds=grid.at(size).seconds(scale), batch_size=size, quick=quick, **common,
         )
         for size in grid.batch_sizes
     ]  # fmt: skip
@@ -140,10 +135,9 @@ def carry_out(
     wanted = [study for study in wanted if executor is not None and not refuses(study, run, quick=quick)]
     if executor is None or not wanted:
         return {}
-    tasks = tasks_of(
-        wanted, run.scale, FromRun(run), settings_of(run),
-        workers=executor.workers, quick=quick, gpus=gpus, shard=run.shard,
-    )  # fmt: skip
+    how: dict[str, Any] = {"workers": executor.workers, "quick": quick, "gpus": gpus, "shard": run.shard}
+    planned, settings = tasks_of(wanted, run.scale, FromRun(run), **how), settings_of(run)
+    tasks = [replace(task, settings=settings) for task in planned]
     written, made = set[str](), dict[str, Made]()
     with closing(executor.run(tasks)) as running, Display(run.reporter, tasks, run.workspace.logs) as display:
         for ended in running:

@@ -1,32 +1,35 @@
-"""The course that all contenders of a grid run: their checkpoints, the prompts, the questions behind them."""
+"""The course that all contenders of a grid run: their models, loaded once, the prompts, the questions behind them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
 
-from marsbench.compiled.graphs import default_backend
+from marsbench.compiled.graphs import Graphs, default_backend, why_not
+from marsbench.decoding.engine import Method
 from marsbench.decoding.outside import OutsideMethod
 from marsbench.errors import UserError
 from marsbench.evaluation.benchmarks import benchmarks
 from marsbench.evaluation.harness import room_for_prompt
 from marsbench.keys import content_hash, versions
-from marsbench.methods.fitting import default_ids
+from marsbench.methods import METHODS
+from marsbench.methods.fitting import default_ids, fit
 from marsbench.provenance import products, provenance
-from marsbench.racing.entrants import Entrants, Load
 from marsbench.racing.grid import Contender, Grid
 from marsbench.racing.profile import profile
 from marsbench.racing.questions import Prompts, Questions, ask, per_benchmark
-from marsbench.racing.race import Outcome, Race
+from marsbench.racing.race import Entrant, Outcome, Race
 from marsbench.racing.step_time import StepTimes, step_times
 from marsbench.rows.kinds import TrainingRow
 from marsbench.running.checkpoints import Checkpoints
 from marsbench.running.run import Run
 from marsbench.training.checkpoints import Loaded, default_device
+
+Load = Callable[[str, int, torch.dtype], Loaded]  # stage, block size -> its model; `UserError` where there is none
 
 
 class Cell(NamedTuple):
@@ -51,7 +54,10 @@ class Course:
         self._checkpoints = Checkpoints(replace(run, existing="reuse"))
         self._trains = load is None
         self._backend = grid.backend or default_backend(torch.device(default_device()))
-        self.entrants = Entrants(load or self._checkpoint, getattr(torch, grid.dtype), self._backend)
+        self._load, self._loaded = load or self._checkpoint, dict[tuple[str, int], Loaded]()
+        # Graphs belong to one method: both are kept, so that what was compiled at one batch size serves at the
+        # next, and at one threshold for all.
+        self._compiled: dict[str, tuple[Method | OutsideMethod, Graphs]] = {}
         self.benchmarks = benchmarks(grid.benchmarks or run.benchmarks or run.scale.benchmarks)
         self.max_new_tokens = grid.max_new_tokens or max(map(run.answer_limit, self.benchmarks))
         per_benchmark(grid.prompts, self.benchmarks)  # refuses what cannot be shared, before anything is trained
@@ -66,6 +72,55 @@ class Course:
             raise UserError(reason)
         return self._checkpoints.load(stage, block_size, dtype)
 
+    # ---- who runs ----
+
+    def _model(self, stage: str, block_size: int) -> Loaded:
+        if (stage, block_size) not in self._loaded:
+            self._loaded[stage, block_size] = self._load(stage, block_size, getattr(torch, self.grid.dtype))
+        return self._loaded[stage, block_size]
+
+    def target(self, contender: Contender) -> Loaded:
+        return self._model(contender.stage, contender.trained_block_size)
+
+    def draft(self, contender: Contender) -> Loaded | None:
+        """The draft model, for a contender that has one."""
+        return self._model(contender.draft, contender.trained_block_size) if contender.draft else None
+
+    def entrant(self, contender: Contender, batch_size: int) -> Entrant:
+        """A contender ready to race; `UserError` says why it cannot."""
+        if METHODS[contender.method].one_row and batch_size > 1:
+            raise UserError(f"{contender.method} decodes one sequence at a time", fix="race it at batch size 1")
+        loaded = self.target(contender)
+        method = fit(contender.method, loaded, draft=self.draft(contender), **contender.options)
+        if not contender.compiled:
+            return Entrant(contender.name, loaded.model, method, contender.threshold)
+        if reason := why_not(loaded.model, method, self._backend):
+            raise UserError(f"it cannot be compiled: {reason}", fix="race it without `compiled`")
+        method, graphs = self._compiled.setdefault(_steps_of(contender), (method, Graphs(self._backend)))
+        return Entrant(contender.name, loaded.model, method, contender.threshold, graphs.batch)
+
+    def compiling(self, contender: Contender) -> dict[str, Any]:
+        """What compiling a contender's steps has taken so far, as rows have it; nothing of one that is not compiled."""
+        if not contender.compiled:
+            return {}
+        _, graphs = self._compiled[_steps_of(contender)]
+        return {"graphs": len(graphs), "compile_seconds": round(graphs.compile_seconds, 3)}
+
+    def weights(self, contender: Contender) -> dict[str, Any]:
+        """The hashes of a contender's weights, as far as its checkpoints are there."""
+        try:
+            draft = self.draft(contender)
+            return {"target": self.target(contender).weights, "draft": draft.weights if draft else None}
+        except UserError:
+            return {}
+
+    def weight_bytes(self, contender: Contender) -> tuple[int, int]:
+        """What the target model takes, and what it takes together with its heads and its draft model."""
+        loaded, draft = self.target(contender), self.draft(contender)
+        target = size_of(loaded.model)
+        heads = size_of(loaded.heads) if loaded.heads is not None and contender.method == "medusa" else 0
+        return target, target + heads + (size_of(draft.model) if draft else 0)
+
     # ---- what the contenders share ----
 
     @property
@@ -75,7 +130,7 @@ class Course:
     @cached_property
     def baseline(self) -> Loaded:
         """The checkpoint of `ar`, whose tokenizer writes the prompts for all."""
-        return self.entrants.target(self.plain)
+        return self.target(self.plain)
 
     @property
     def ids(self) -> dict[str, Any]:
@@ -122,7 +177,7 @@ class Course:
             "kind": "sweep",
             "entry": contender.keyed,
             "batch_size": batch_size,
-            **self.entrants.weights(contender),
+            **self.weights(contender),
         }
         compiled = {"backend": self._backend} if contender.compiled else {}
         profiled = {"profiled": True} if self.grid.profiled else {}
@@ -130,9 +185,11 @@ class Course:
 
     def why_not(self, cell: Cell) -> str:
         """Why a cell cannot be measured, empty if it can."""
-        if reason := self.entrants.why_not(cell.contender, cell.batch_size):
-            return reason
-        tokenizer = self.entrants.target(cell.contender).own_tokenizer
+        try:
+            self.entrant(cell.contender, cell.batch_size)
+        except UserError as error:
+            return error.reason
+        tokenizer = self.target(cell.contender).own_tokenizer
         if tokenizer is not None and self.questions.prompts(tokenizer, self._room) != self.prompts:
             return "its tokenizer reads the prompts otherwise than that of `ar`"
         return ""
@@ -140,7 +197,7 @@ class Course:
     def race(self, cells: Sequence[Cell], laps: int | None = None) -> Race:
         """The race of some contenders at one batch size, of so many timed laps; None = as many as the grid says."""
         return Race(
-            [self.entrants.entrant(cell.contender, cell.batch_size) for cell in cells],
+            [self.entrant(cell.contender, cell.batch_size) for cell in cells],
             self.prompts.ids,
             batch_size=cells[0].batch_size,
             max_new_tokens=self.max_new_tokens,
@@ -159,9 +216,19 @@ class Course:
 
     def profile(self, cell: Cell) -> dict[str, float]:
         """Where a contender's time goes, where the grid asks for it; a loop that is not ours is not looked into."""
-        entrant = self.entrants.entrant(cell.contender, cell.batch_size)
+        entrant = self.entrant(cell.contender, cell.batch_size)
         if not self.grid.profiled or entrant.compiled or isinstance(entrant.method, OutsideMethod):
             return {}
         return profile(
             entrant, self.prompts.ids, batch_size=cell.batch_size, max_new_tokens=self.max_new_tokens, **self.ids
         )
+
+
+def _steps_of(contender: Contender) -> str:
+    """What decides a contender's steps: everything but its name and its threshold."""
+    return content_hash({**contender.keyed, "name": "", "threshold": None})
+
+
+def size_of(module: Any) -> int:
+    """Bytes of a module's parameters, shared ones counted once."""
+    return sum(parameter.numel() * parameter.element_size() for parameter in module.parameters())

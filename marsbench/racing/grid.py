@@ -13,6 +13,7 @@ A list among a contender's settings stands for as many contenders; several lists
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from importlib import resources
@@ -24,7 +25,8 @@ import yaml
 
 from marsbench.errors import UserError, unknown_name
 from marsbench.methods import METHODS, OPTIONS, Options, check_options
-from marsbench.presets import preset
+from marsbench.presets import Preset, preset
+from marsbench.running.estimates import decoding_s
 from marsbench.running.plans import TrainedStage
 from marsbench.training.stages import stage
 
@@ -63,7 +65,7 @@ class Contender:
 
     @property
     def keyed(self) -> dict[str, Any]:
-        """What goes into keys. Without `compiled`, an contender has the key of the time when there were no others."""
+        """What goes into keys. Without `compiled`, a contender has the key of the time when there were no others."""
         return {name: value for name, value in vars(self).items() if name != "compiled" or value}
 
 
@@ -109,6 +111,30 @@ class Grid:
         """The race at one batch size; forward passes are timed with the first."""
         first = batch_size == self.batch_sizes[0]
         return replace(self, batch_sizes=(batch_size,), positions=self.positions if first else 0)
+
+    def tokens(self, scale: Preset) -> int:
+        """What all contenders decode in all laps, if every answer is as long as it may be."""
+        laps, cells = self.repeats + 1, len(self.contenders) * len(self.batch_sizes)
+        return cells * laps * self.prompts * (self.max_new_tokens or scale.max_new_tokens)
+
+    def seconds(self, scale: Preset) -> float:
+        """How long its races take at most: every answer as long as it may be, a token for a forward."""
+        if scale.assumptions.steps_s is None:
+            return decoding_s(self.tokens(scale), scale)
+        costs = scale.assumptions.steps_s
+        return sum(self._laps_s(one, size, scale, costs) for one in self.contenders for size in self.batch_sizes)
+
+    def _laps_s(self, contender: Contender, batch_size: int, scale: Preset, costs: Mapping[str, float]) -> float:
+        """What all laps of a contender at a batch size take on a GPU, where a step takes long whatever its rows."""
+        method = METHODS[contender.method]
+        if method.one_row and batch_size > 1:
+            return 0.0
+        longest = self.max_new_tokens or scale.max_new_tokens
+        step = costs["library" if method.own_loop else "ours"]
+        if method.recomputes:  # as many positions as an answer may come to, on average: a prompt and half of it
+            step = max(step, batch_size * longest * costs["position"])
+        laps = self.repeats + 1 + contender.compiled  # who is compiled decodes everything once beforehand
+        return laps * math.ceil(self.prompts / batch_size) * longest * step
 
 
 def shipped_grid(scale: str) -> Path:
@@ -247,8 +273,4 @@ _WORDS = {"threshold": "tau", "cache_block": "B_cache", "block_size": "window", 
 
 def _said(name: str, value: Any) -> str:
     """A setting as part of a contender's name."""
-    return (
-        f"{_WORDS.get(name, name)} = {value:g}"
-        if isinstance(value, (int, float))
-        else f"{_WORDS.get(name, name)} = {value}"
-    )
+    return f"{_WORDS.get(name, name)} = {format(value, 'g') if isinstance(value, int | float) else value}"

@@ -10,10 +10,14 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from marsbench.rows.kinds import StepTimeRow, SweepRow
+
+if TYPE_CHECKING:
+    from marsbench.racing.step_time import StepTimes
 
 
 @dataclass(frozen=True)
@@ -43,9 +47,9 @@ class PositionLaw:
         return float(np.interp(limit, self.seconds[place - 1 : place + 1], self.positions[place - 1 : place + 1]))
 
 
-def position_law(row: StepTimeRow) -> PositionLaw:
-    """The law of a machine from a row: the median over repeats, and over the shapes that have as many positions."""
-    return law_of([rows * window for rows, window in zip(row.rows, row.window, strict=True)], row.seconds)
+def position_law(times: StepTimeRow | StepTimes) -> PositionLaw:
+    """The law of a machine from what was timed: the median over repeats, and over shapes of as many positions."""
+    return law_of([rows * window for rows, window in zip(times.rows, times.window, strict=True)], times.seconds)
 
 
 def law_of(positions: Sequence[int], seconds: Sequence[Sequence[float]]) -> PositionLaw:

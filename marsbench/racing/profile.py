@@ -3,51 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from types import SimpleNamespace
+from typing import Any
 
-from marsbench.decoding.engine import Batch, Method
+from marsbench.decoding.engine import Batch
 from marsbench.decoding.generation import Request
 from marsbench.decoding.outside import OutsideMethod
-from marsbench.decoding.rows import Most
-from marsbench.forward.decoder import Decoder
 from marsbench.racing.race import Entrant, synchronize
-
-
-class _Timed:
-    """A method whose two functions are timed."""
-
-    name: ClassVar[str] = "timed"
-    causal_prompt: ClassVar[bool] = False  # prompts in one piece, whatever the method
-
-    def __init__(self, method: Method, parts: _Parts) -> None:
-        self._method, self._parts = method, parts
-
-    def bar(self, threshold: float | None) -> float:
-        return self._method.bar(threshold)
-
-    def most(self) -> Most | None:
-        return self._method.most()
-
-    def propose(self, rows: Any) -> Any:
-        with self._parts.timed("proposing"):
-            return self._method.propose(rows)
-
-    def accept(self, rows: Any, window: Any, answer: Any) -> Any:
-        with self._parts.timed("accepting"):
-            return self._method.accept(rows, window, answer)
-
-
-class _TimedDecoder:
-    """A decoder that is timed."""
-
-    def __init__(self, decoder: Decoder, parts: _Parts) -> None:
-        self._decoder, self._parts = decoder, parts
-
-    def __call__(self, cache: Any, window: Any, relative: Any) -> Any:
-        with self._parts.timed("decoder"):
-            return self._decoder(cache, window, relative)
 
 
 class _Parts:
@@ -65,6 +29,15 @@ class _Parts:
             yield
         finally:
             self.stop()
+
+    def around(self, function: Callable[..., Any], part: str) -> Any:
+        """A function that is timed."""
+
+        def run(*given: Any) -> Any:
+            with self.timed(part):
+                return function(*given)
+
+        return run
 
     def start(self, part: str) -> None:
         self._switch()
@@ -91,8 +64,13 @@ def profile(
     `decoder` and `LM head` are the model's; `proposing` and `accepting` the method's (a draft model's forwards count
     for the method); `loop` is the rest: masks, cache places, committing, and what the host does.
     """
-    assert not isinstance(contender.method, OutsideMethod), "its loop is not ours to look into"
+    method = contender.method
+    assert not isinstance(method, OutsideMethod), "its loop is not ours to look into"
     parts, lm_head = _Parts(), contender.model.get_output_embeddings()
+    timed: Any = SimpleNamespace(
+        name="timed", causal_prompt=False, bar=method.bar, most=method.most,  # prompts in one piece
+        propose=parts.around(method.propose, "proposing"), accept=parts.around(method.accept, "accepting"),
+    )  # fmt: skip
     hooks = [
         lm_head.register_forward_pre_hook(lambda *_: parts.start("LM head")),
         lm_head.register_forward_hook(lambda *_: parts.stop()),
@@ -102,8 +80,8 @@ def profile(
     try:
         with parts.timed("loop"):
             for first in range(0, len(requests), batch_size):
-                batch = Batch(contender.model, _Timed(contender.method, parts), on_finished=lambda *_: None, **ids)
-                batch.decoder = _TimedDecoder(batch.decoder, parts)
+                batch = Batch(contender.model, timed, on_finished=lambda *_: None, **ids)
+                batch.decoder = parts.around(batch.decoder, "decoder")
                 batch.join(dict(enumerate(requests[first : first + batch_size])))
                 while len(batch):
                     batch.step()

@@ -10,10 +10,11 @@ after it are timed and not watched; they must yield the same tokens.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from math import gcd
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,9 +22,9 @@ import torch
 from marsbench.decoding.engine import Batch, KindOfBatch, Method, decode
 from marsbench.decoding.generation import Generation, Meter, Request
 from marsbench.decoding.outside import OutsideMethod
-from marsbench.neighbours import Watch
+from marsbench.json_lines import Log
+from marsbench.neighbours import Used, Watch, cores
 from marsbench.progress import Counted
-from marsbench.racing.rounds import Round, RoundLog, Turn, Watched
 from marsbench.rows.kinds import Status
 
 WATCHED = 0  # the number of the lap that is not timed
@@ -55,16 +56,106 @@ class Stopwatch(Meter):
         self.stamps.append(time.perf_counter())
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What a race found of one contender; lists have an entry per prompt unless they say otherwise."""
+@dataclass(frozen=True, kw_only=True)
+class Watched:
+    """What a contender did with some prompts in the lap that is watched; lists have an entry per prompt."""
 
-    seconds: list[float]  # of each timed lap
     generations: list[Generation] = field(default_factory=list)
-    first_token: list[float] = field(default_factory=list)
-    last_token: list[float] = field(default_factory=list)
+    first_token: list[float] = field(default_factory=list)  # seconds from the start of its batch to a prompt's first
+    last_token: list[float] = field(default_factory=list)  # and to its last one
     meter: Meter = field(default_factory=Meter)
-    peak_bytes: int | None = None
+    peak_bytes: int | None = None  # the most that tensors held on the device, the model's included; None on a CPU
+
+    @classmethod
+    def of(cls, generations: list[Generation], watch: Stopwatch, started: float) -> Watched:
+        """A batch whose rows all joined at its first forward: when their tokens came, and the work."""
+        after = [stamp - started for stamp in watch.stamps]
+        return cls(
+            generations=generations,
+            first_token=[round(after[one.settled_by[0] - 1], 6) for one in generations],
+            last_token=[round(after[one.settled_by[-1] - 1], 6) for one in generations],
+            meter=Meter(**{name: getattr(watch, name) for name in vars(Meter())}),
+            peak_bytes=torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None,
+        )
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One contender's turn at one batch of prompts."""
+
+    seconds: float
+    status: Status = "done"
+    reason: str = ""
+    watched: Watched | None = None  # in the lap that is watched
+
+
+Round = Mapping[str, Turn]  # contender -> its turn at a batch; who has dropped out is missing
+
+
+class RoundLog:
+    """The rounds of a race as they end, so that an interrupted race loses one round at most."""
+
+    def __init__(self, file: Path | None = None) -> None:
+        """Take up the rounds of a file; without one, they are kept in memory."""
+        mend = "remove the file; the race is run anew"
+        self._log = Log(file, self._take, what="a round of a race", mend=mend) if file is not None else None
+        self.contenders: list[str] = []  # who started, as far as a file says
+        self.rounds: dict[tuple[int, int], Round] = {}  # (lap, batch) -> round
+        self.others: dict[tuple[int, int], Used | None] = {}  # (lap, batch) -> what other processes used meanwhile
+        self.dropped_out: set[str] = set()  # who has failed or taken too long
+        if self._log is not None:
+            self._log.records()
+
+    def begin(self, contenders: Sequence[str]) -> None:
+        """Start a race anew with these contenders."""
+        if self._log is not None:
+            self._log.file.unlink(missing_ok=True)
+        self._keep({"contenders": list(contenders)})
+
+    def add(self, lap: int, batch: int, turns: Round, others: Used | None = None) -> None:
+        """Keep a round and what other processes used meanwhile; it is on disk when this returns."""
+        found = {name: asdict(turn) for name, turn in turns.items()}
+        self._keep({"lap": lap, "batch": batch, "turns": found, "others": others})
+
+    def turns(self, name: str) -> dict[tuple[int, int], Turn]:
+        """One contender's turns, by lap and batch."""
+        return {place: turns[name] for place, turns in self.rounds.items() if name in turns}
+
+    def others_in(self, lap: int) -> float | None:
+        """What other processes used in a lap, in cores; None where it is not known of all its rounds."""
+        return cores(used for (of, _), used in self.others.items() if of == lap)
+
+    def _keep(self, record: Mapping[str, Any]) -> None:
+        self._take(record)
+        if self._log is not None:
+            self._log.append(record)
+
+    def _take(self, record: Mapping[str, Any]) -> None:
+        """What a line of the file says: who starts, or a round."""
+        if "contenders" in record:
+            self.contenders, self.rounds, self.others, self.dropped_out = record["contenders"], {}, {}, set()
+            return
+        turns = {name: _turn_of(turn) for name, turn in record["turns"].items()}
+        place, others = (record["lap"], record["batch"]), record.get("others")  # which an earlier version's has not
+        self.rounds[place], self.others[place] = turns, Used(*others) if others else None
+        self.dropped_out |= {name for name, turn in turns.items() if turn.status != "done"}
+
+
+def _turn_of(record: Mapping[str, Any]) -> Turn:
+    """The turn that a log's line holds."""
+    watched = record["watched"]
+    if watched is not None:
+        generations = [Generation(**generation) for generation in watched["generations"]]
+        meter = {name: watched["meter"][name] for name in vars(Meter())}
+        watched = Watched(**{**watched, "generations": generations, "meter": Meter(**meter)})
+    return Turn(**{**record, "watched": watched})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome(Watched):
+    """What a race found of one contender, with all prompts."""
+
+    seconds: list[float] = field(default_factory=list)  # of each timed lap
     others_cores: list[float] = field(default_factory=list)  # of each timed lap: what other processes used; or empty
     status: Status = "done"
     reason: str = ""
@@ -138,30 +229,26 @@ class Race:
     def _turn(self, contender: Entrant, lap: int, batch: int, log: RoundLog) -> Turn:
         watch = Stopwatch() if lap == WATCHED else None
         try:
-            seconds, generations, started = self._timed(contender, self.batches[batch], watch)
+            if watch is not None and torch.cuda.is_available():
+                torch.cuda.reset_peak_memory_stats()
+            synchronize()
+            started = time.perf_counter()
+            generations = self._decode(contender, self.batches[batch], watch)
+            synchronize()
+            seconds = time.perf_counter() - started
         except Exception as error:  # whatever it is, the others race on
-            _free_memory()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()  # what a failed turn may still hold
             return Turn(0.0, "failed", f"{type(error).__name__}: {str(error).strip()}")
         if watch is not None:
             spent = seconds + sum(turn.seconds for turn in log.turns(contender.name).values())
             if spent > self.limit_s:
                 return Turn(seconds, "timeout", f"more than {self.limit_s:g} s for {len(self.prompts)} prompts")
-            return Turn(seconds, watched=_watched(generations, watch, started))
+            return Turn(seconds, watched=Watched.of(generations, watch, started))
         known = log.rounds[WATCHED, batch][contender.name].watched
         if known is None or known.generations != generations:
             return Turn(seconds, "failed", "the same prompts did not give the same tokens twice")
         return Turn(seconds)
-
-    def _timed(
-        self, contender: Entrant, batch: range, watch: Stopwatch | None
-    ) -> tuple[float, list[Generation], float]:
-        if watch is not None and torch.cuda.is_available():
-            torch.cuda.reset_peak_memory_stats()
-        synchronize()
-        started = time.perf_counter()
-        generations = self._decode(contender, batch, watch)
-        synchronize()
-        return time.perf_counter() - started, generations, started
 
     def _decode(self, contender: Entrant, batch: range, meter: Meter | None) -> list[Generation]:
         return decode(
@@ -178,17 +265,16 @@ class Race:
     def _outcome(self, turns: Mapping[tuple[int, int], Turn], others: list[float]) -> Outcome:
         for turn in turns.values():
             if turn.status != "done":
-                return Outcome([], status=turn.status, reason=turn.reason)
+                return Outcome(status=turn.status, reason=turn.reason)
         batches = range(len(self.batches))
         watched = [found for batch in batches if (found := turns[WATCHED, batch].watched) is not None]
-        peaks = [one.peak_bytes for one in watched if one.peak_bytes is not None]
         return Outcome(
             seconds=[sum(turns[lap, batch].seconds for batch in batches) for lap in range(1, self.laps + 1)],
             generations=[generation for one in watched for generation in one.generations],
             first_token=[seconds for one in watched for seconds in one.first_token],
             last_token=[seconds for one in watched for seconds in one.last_token],
             meter=_added(one.meter for one in watched),
-            peak_bytes=max(peaks, default=None),
+            peak_bytes=max((one.peak_bytes for one in watched if one.peak_bytes is not None), default=None),
             others_cores=others,
         )
 
@@ -204,31 +290,13 @@ def rotation(count: int, number: int) -> list[int]:
     return [(number + step * stride) % count for step in range(count)]
 
 
-def _watched(generations: list[Generation], watch: Stopwatch, started: float) -> Watched:
-    """A batch whose rows all joined at its first forward: when their tokens came, and the work."""
-    after = [stamp - started for stamp in watch.stamps]
-    return Watched(
-        generations,
-        [round(after[one.settled_by[0] - 1], 6) for one in generations],
-        [round(after[one.settled_by[-1] - 1], 6) for one in generations],
-        Meter(**{name: getattr(watch, name) for name in vars(Meter())}),
-        torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None,
-    )
-
-
-def _added(meters: Iterator[Meter]) -> Meter:
+def _added(meters: Iterable[Meter]) -> Meter:
     whole = Meter()
     for one in meters:
         for name, value in vars(one).items():
             known = getattr(whole, name)
             setattr(whole, name, max(known, value) if name == "cache_bytes" else known + value)
     return whole
-
-
-def _free_memory() -> None:
-    """Give back what a failed turn may still hold on the device."""
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
 
 
 def synchronize() -> None:

@@ -38,22 +38,18 @@ class StepShape(NamedTuple):
     rows: int
     window: int
 
-    @property
-    def positions(self) -> int:
-        """Entries of a step."""
-        return self.rows * self.window
-
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Seconds per step for each shape and repeat, and bytes copied and read per second for each repeat."""
+    """Seconds of a step for each shape and repeat, and the machine's memory: the fields of a `StepTimeRow`."""
 
     context: int
-    shapes: list[StepShape]
+    rows: list[int]
+    window: list[int]
     seconds: list[list[float]]
     copied_per_second: list[float]
     read_per_second: list[float]
-    others_cores: list[float]  # of each repeat: what other processes used; empty where it cannot be told
+    others_cores: list[float]
 
 
 @dataclass(frozen=True)
@@ -102,7 +98,8 @@ def step_times(model: Any, positions: int, progress: Counted) -> StepTimes:
             read.append(read_per_second(model.device))
             used = cores([neighbours.used()])
             others += [] if used is None else [used]
-    return StepTimes(_CONTEXT, shapes, seconds, copied, read, others if len(others) == len(copied) else [])
+    rows, widths = [shape.rows for shape in shapes], [shape.window for shape in shapes]
+    return StepTimes(_CONTEXT, rows, widths, seconds, copied, read, others if len(others) == len(copied) else [])
 
 
 def measured_law(model: Any, rows: int) -> PositionLaw:

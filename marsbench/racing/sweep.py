@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from marsbench.decoding.generation import Generation
+from marsbench.errors import UserError
+from marsbench.files import write_atomically
 from marsbench.forward.linear import packing_in_words
 from marsbench.keys import content_hash
 from marsbench.locks import locked
 from marsbench.neighbours import warning
 from marsbench.provenance import node, provenance
-from marsbench.racing.course import Cell, Course
-from marsbench.racing.entrants import Load, size_of
+from marsbench.racing.course import Cell, Course, Load, size_of
 from marsbench.racing.grid import BASELINES, Grid
-from marsbench.racing.race import Outcome
-from marsbench.racing.rounds import RoundLog
-from marsbench.racing.sweep_rows import sweep_row
+from marsbench.racing.race import Outcome, RoundLog
 from marsbench.rows.kinds import Row, StepTimeRow, SweepRow
 from marsbench.rows.workspace import full_disk_explained
-from marsbench.running.run import Run
+from marsbench.running.run import Run, kept
 
 
 class Sweep:
@@ -73,42 +76,140 @@ class Sweep:
         with self._run.reporter.bar(f"racing {len(racing)} contenders, {cells[0].batch_size} at once") as bar:
             outcomes = self._course.race(racing).run(log, bar.update)
         for cell in ready:
-            self._run.keep(sweep_row(self._course, cell, outcomes[cell.name], outcomes))
+            self._run.keep(_sweep_row(self._course, cell, outcomes[cell.name], outcomes))
         self._run.reporter.say(f"raced {len(racing)} contenders at batch size {cells[0].batch_size}")
 
     def _skip(self, cell: Cell, reason: str) -> None:
         known = self._run.store.rows().get(cell.key)
         if not (isinstance(known, SweepRow) and (known.status, known.reason) == ("skipped", reason)):
-            self._run.keep(sweep_row(self._course, cell, Outcome([], status="skipped", reason=reason), {}))
+            self._run.keep(_sweep_row(self._course, cell, Outcome(status="skipped", reason=reason), {}))
 
 
 def _step_times(course: Course) -> StepTimeRow:
     """What a forward costs by its shape, on the checkpoint of `ar`."""
     loaded, run = course.baseline, course.run
-    key = content_hash({"kind": "step_time", "weights": loaded.weights, **course.everywhere})
-    known = run.existing_row(key, StepTimeRow, "the times of forward passes")
-    if known is not None:
-        return known
-    origin = provenance(seed=run.seed)
-    run.reporter.say_once(warning())
-    found = course.step_times()
-    row = StepTimeRow(
-        key=key,
-        status="done",
-        reason="",
-        scale=run.scale.scale,
-        stage=course.plain.stage,
-        context=found.context,
-        rows=[shape.rows for shape in found.shapes],
-        window=[shape.window for shape in found.shapes],
-        seconds=found.seconds,
-        copied_per_second=found.copied_per_second,
-        read_per_second=found.read_per_second,
-        weight_bytes=size_of(loaded.model),
-        checkpoint=loaded.weights,
-        provenance={**origin, **loaded.origin, **packing_in_words()},
-        others_cores=found.others_cores,
-        dtype=course.grid.dtype,
-    )
-    run.keep(row)
-    return row
+
+    def timed() -> dict[str, Any]:
+        run.reporter.say_once(warning())
+        return {
+            **vars(course.step_times()),
+            "stage": course.plain.stage,
+            "weight_bytes": size_of(loaded.model),
+            "checkpoint": loaded.weights,
+            "dtype": course.grid.dtype,
+            "provenance": {**loaded.origin, **packing_in_words()},
+        }
+
+    content = {"kind": "step_time", "weights": loaded.weights, **course.everywhere}
+    return kept(run, StepTimeRow, content, "the times of forward passes", timed)
+
+
+# ---- what is written down of a cell ---------------------------------------------------------------------------------
+
+
+def _sweep_row(course: Course, cell: Cell, found: Outcome, outcomes: Mapping[str, Outcome]) -> SweepRow:
+    """The row of a cell, its samples written first; `outcomes` are those of its race."""
+    contender = cell.contender
+    identity: dict[str, Any] = {
+        "key": cell.key,
+        "status": found.status,
+        "reason": found.reason,
+        "scale": course.run.scale.scale,
+        "contender": contender.name,
+        "stage": contender.stage,
+        "draft": contender.draft or "",
+        "method": contender.method,
+        "options": contender.shown,
+        "compiled": contender.compiled,
+        "batch_size": cell.batch_size,
+        "benchmarks": course.questions.benchmarks,
+        "prompts": len(course.prompts.ids),
+        "prompts_hash": content_hash(course.prompts.ids),
+        "prompt_cut": course.prompts.cuts if any(course.prompts.cuts) else [],
+        "max_new_tokens": course.max_new_tokens,
+        "dtype": course.grid.dtype,
+        "provenance": {**provenance(seed=course.run.seed), **_origin(course, cell), **packing_in_words()},
+    }
+    measured = _measured(course, cell, found, outcomes) if found.status == "done" else {}
+    return SweepRow(**identity, **measured)
+
+
+def _origin(course: Course, cell: Cell) -> dict[str, str]:
+    try:
+        return course.target(cell.contender).origin
+    except UserError:
+        return {}
+
+
+def _measured(course: Course, cell: Cell, found: Outcome, outcomes: Mapping[str, Outcome]) -> dict[str, Any]:
+    generations, responses = found.generations, course.responses(found)
+    correct = course.questions.score(responses)
+    target, together = course.weight_bytes(cell.contender)
+    return {
+        "seconds": [round(seconds, 6) for seconds in found.seconds],
+        "baselines": _baselines(outcomes),
+        "correct": correct,
+        "emitted": [one.emitted for one in generations],
+        "row_forwards": [one.forwards for one in generations],
+        "finished": [int(one.finish == "eos") for one in generations],
+        "first_token": found.first_token,
+        "last_token": found.last_token,
+        **vars(found.meter),
+        "target_bytes": target,
+        "weight_bytes": together,
+        "peak_bytes": found.peak_bytes,
+        "others_cores": found.others_cores,
+        "same_as": _same_as(course, found, outcomes),
+        "samples": _log_samples(course, cell.key, generations, responses, correct),
+        "race": content_hash(sorted(outcomes)),
+        "checkpoint": course.target(cell.contender).weights,
+        "profile": course.profile(cell),
+        **course.compiling(cell.contender),
+    }
+
+
+def _baselines(outcomes: Mapping[str, Outcome]) -> dict[str, dict[str, Any]]:
+    return {
+        name: {"seconds": [round(seconds, 6) for seconds in one.seconds], "emitted": one.emitted}
+        for name in BASELINES
+        if (one := outcomes.get(name)) is not None and one.status == "done"
+    }
+
+
+def _same_as(course: Course, found: Outcome, outcomes: Mapping[str, Outcome]) -> dict[str, int]:
+    """Each contender that decodes by `ar` -> prompts that it and this one give the same tokens."""
+    tokens = [one.tokens for one in found.generations]
+    references = [contender.name for contender in course.grid.contenders if contender.method == "ar"]
+    return {
+        name: sum(mine == theirs.tokens for mine, theirs in zip(tokens, outcomes[name].generations, strict=True))
+        for name in references
+        if name in outcomes and outcomes[name].status == "done"
+    }
+
+
+def _log_samples(
+    course: Course, key: str, generations: Sequence[Generation], responses: Sequence[str], correct: Sequence[float]
+) -> str:
+    """Write down what was generated; returns the hash of that file."""
+    lines = [
+        {
+            "benchmark": question.benchmark,
+            "doc_id": question.doc_id,
+            "response": response,
+            "correct": right,
+            "tokens": one.tokens,
+            "eos_id": one.eos_id,
+            "accepted": one.accepted,
+        }
+        for question, response, right, one in zip(
+            course.questions.questions, responses, correct, generations, strict=True
+        )
+    ]
+    content = "".join(json.dumps(line) + "\n" for line in lines).encode()
+    file = write_atomically(course.run.workspace.samples(key), content)
+    logged = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    for one, line in zip(generations, logged, strict=True):
+        in_log = len(line["tokens"]) + (line["eos_id"] is not None)
+        if not sum(line["accepted"]) == one.emitted == in_log:
+            raise RuntimeError(f"{sum(line['accepted'])} accepted, {one.emitted} emitted, {in_log} logged tokens")
+    return hashlib.sha256(content).hexdigest()

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from marsbench.neighbours import warning
 from marsbench.racing.course import Course
 from marsbench.racing.grid import Contender, Grid
-from marsbench.racing.position_law import PositionLaw, Work, law_of, predicted_speed
-from marsbench.racing.race import Outcome
-from marsbench.racing.rounds import RoundLog
+from marsbench.racing.position_law import PositionLaw, Work, position_law, predicted_speed
+from marsbench.racing.race import Outcome, RoundLog
 from marsbench.running.run import Run
 from marsbench.statistics.intervals import Estimate, median_ratio
 from marsbench.training.checkpoints import Loaded
@@ -91,8 +90,7 @@ def tune(
     course, reporter = Course(run, grid, lambda *_: loaded), run.reporter
     watched = course.race(course.cells(_ROWS), laps=0)  # refuses what cannot decode so, before anything is timed
     reporter.say_once(warning())
-    times = course.step_times()
-    law = law_of([shape.positions for shape in times.shapes], times.seconds)
+    law = position_law(course.step_times())
     with reporter.bar(f"measuring the acceptance of {len(grid.contenders)} settings") as bar:
         found = watched.run(RoundLog(), bar.update)
     settings = _settings(law, found, course, batch_size)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from statistics import median
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 from marsbench.methods import METHODS
 from marsbench.statistics.intervals import Answers, Estimate, accuracy, mean_of_benchmarks, tokens_per_forward
@@ -19,10 +19,14 @@ SCHEMA = 1
 Status = Literal["done", "skipped", "failed", "timeout"]
 
 
+_KINDS: dict[str, type[Row]] = {}  # by what a line calls them
+
+
 @dataclass(frozen=True)
-class _Kept:
+class Row:
     """What every row says."""
 
+    kind: ClassVar[str]
     key: str  # hash of everything that can change the numbers
     status: Status
     reason: str  # why there are no numbers; empty when done
@@ -30,16 +34,26 @@ class _Kept:
     checkpoint: str = field(default="", kw_only=True)  # SHA-256 of the weights; empty where no single one is behind it
     provenance: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
 
+    def __init_subclass__(cls) -> None:
+        if "kind" in vars(cls):
+            _KINDS[cls.kind] = cls
+
 
 @dataclass(frozen=True)
-class EvaluationRow(_Kept):
-    """One arm on one benchmark. The lists have one entry per question, in the benchmark's order."""
+class _OfLine(Row):
+    """What rows of a page's line say, too."""
 
-    kind: ClassVar[str] = "evaluation"
-    arm: str  # name of the table line
+    arm: str  # name of the line
     stage: str
     method: str
-    options: Mapping[str, Any]  # the method's options
+    options: Mapping[str, Any]  # the method's options, and `threshold`
+
+
+@dataclass(frozen=True)
+class EvaluationRow(_OfLine):
+    """One line on one benchmark. The lists have one entry per question, in the benchmark's order."""
+
+    kind: ClassVar[str] = "evaluation"
     benchmark: str
     metric: str  # name of the score that `correct` is, as the benchmark registry has it
     correct: list[float] = field(default_factory=list)  # 0 or 1
@@ -69,7 +83,7 @@ class EvaluationRow(_Kept):
 
 
 @dataclass(frozen=True)
-class TrainingRow(_Kept):
+class TrainingRow(Row):
     """One stage trained."""
 
     kind: ClassVar[str] = "training"
@@ -84,7 +98,7 @@ class TrainingRow(_Kept):
 
 
 @dataclass(frozen=True)
-class StepCostRow(_Kept):
+class StepCostRow(Row):
     """What one training step costs: the objectives timed in turn on the same batches."""
 
     kind: ClassVar[str] = "step_cost"
@@ -93,7 +107,7 @@ class StepCostRow(_Kept):
 
 
 @dataclass(frozen=True)
-class ExactnessRow(_Kept):
+class ExactnessRow(Row):
     """One method held against `ar` of the same checkpoint on every prompt of all benchmarks."""
 
     kind: ClassVar[str] = "exactness"
@@ -108,7 +122,7 @@ class ExactnessRow(_Kept):
 
 
 @dataclass(frozen=True)
-class SweepRow(_Kept):
+class SweepRow(Row):
     """One cell of a sweep: a contender at a batch size, raced against the baselines; it can be read by itself.
 
     Prompt i is a question of benchmark i modulo the number of benchmarks; lists "per prompt" are in that order.
@@ -213,7 +227,7 @@ class SweepRow(_Kept):
 
 
 @dataclass(frozen=True)
-class StepTimeRow(_Kept):
+class StepTimeRow(Row):
     """What a forward pass costs on this machine by its shape, and how fast the machine copies and reads memory."""
 
     kind: ClassVar[str] = "step_time"
@@ -235,7 +249,7 @@ class StepTimeRow(_Kept):
 
 
 @dataclass(frozen=True)
-class TrainingSpeedRow(_Kept):
+class TrainingSpeedRow(Row):
     """How fast a stage trains on this machine, and in how much memory."""
 
     kind: ClassVar[str] = "training_speed"
@@ -248,14 +262,10 @@ class TrainingSpeedRow(_Kept):
 
 
 @dataclass(frozen=True)
-class GenerationRow(_Kept):
+class GenerationRow(_OfLine):
     """One answer to one question, token by token."""
 
     kind: ClassVar[str] = "generation"
-    arm: str  # name of the line
-    stage: str
-    method: str
-    options: Mapping[str, Any]  # the method's options, and `threshold`
     question: str
     texts: list[str] = field(default_factory=list)  # what each token before EOS adds to the text
     settled_by: list[int] = field(default_factory=list)  # which forward settled each token, from 1; an EOS comes last
@@ -265,7 +275,7 @@ class GenerationRow(_Kept):
 
 
 @dataclass(frozen=True)
-class TokenClassRow(_Kept):
+class TokenClassRow(_OfLine):
     """Which tokens of the answers to a benchmark's questions had a forward pass of their own, and which came with one.
 
     The lists of lists have one entry per question, in the benchmark's order, and in it one per token emitted; an
@@ -273,10 +283,6 @@ class TokenClassRow(_Kept):
     """
 
     kind: ClassVar[str] = "token_classes"
-    arm: str  # name of the line whose answers they are
-    stage: str
-    method: str
-    options: Mapping[str, Any]  # the method's options, and `threshold`
     benchmark: str
     classes: list[str] = field(default_factory=list)  # the names of the classes
     tokens: list[list[int]] = field(default_factory=list)  # each token's class, as its place in `classes`, from 0
@@ -286,7 +292,7 @@ class TokenClassRow(_Kept):
 
 
 @dataclass(frozen=True)
-class TextLossRow(_Kept):
+class TextLossRow(Row):
     """How well one stage's model predicts plain text of the world that no stage has met; an entry per text."""
 
     kind: ClassVar[str] = "text_loss"
@@ -296,7 +302,7 @@ class TextLossRow(_Kept):
 
 
 @dataclass(frozen=True)
-class ServingRow(_Kept):
+class ServingRow(Row):
     """A lap of a server: one policy under one load. Only what requests came to together is kept: there are thousands.
 
     Times are in seconds and count from when a request was due. A list of times has those at the 50th, 90th and 99th
@@ -337,7 +343,7 @@ class ServingRow(_Kept):
 
 
 @dataclass(frozen=True)
-class CheckRow(_Kept):
+class CheckRow(Row):
     """What one check of a GPU found there."""
 
     kind: ClassVar[str] = "check"
@@ -347,23 +353,6 @@ class CheckRow(_Kept):
     holds: bool | None = None  # None where it only measures
     facts: Mapping[str, Any] = field(default_factory=dict)  # numbers by name, units in names
     seconds: float = 0.0  # that it took
-
-
-Row = (
-    EvaluationRow
-    | TrainingRow
-    | StepCostRow
-    | ExactnessRow
-    | SweepRow
-    | StepTimeRow
-    | TrainingSpeedRow
-    | GenerationRow
-    | TokenClassRow
-    | TextLossRow
-    | ServingRow
-    | CheckRow
-)
-_KINDS: dict[str, type[Row]] = {row.kind: row for row in get_args(Row)}
 
 
 def any_measured(rows: Iterable[Row]) -> bool:

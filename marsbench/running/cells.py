@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
-
-import torch
 
 from marsbench.answering import Answering
 from marsbench.compiled.graphs import kind_of_batch
@@ -18,14 +15,12 @@ from marsbench.forward.linear import packing_in_words
 from marsbench.keys import content_hash, versions
 from marsbench.methods import OPTIONS
 from marsbench.methods.fitting import fit
-from marsbench.methods.settings import load_aloud
 from marsbench.provenance import products, provenance
 from marsbench.rows.kinds import EvaluationRow, Status
-from marsbench.rows.workspace import full_disk_explained
 from marsbench.running.checkpoints import Checkpoints
 from marsbench.running.plans import Arm, Asked
 from marsbench.running.run import Run
-from marsbench.training.checkpoints import Loaded, default_device
+from marsbench.training.checkpoints import Loaded
 
 _DTYPE = "float32"  # in which everything is decoded unless somebody says otherwise
 
@@ -84,8 +79,10 @@ class Cells:
         """The row of a cell that could not be measured."""
         arm, scale, origin = asked.arm, self._run.scale.scale, provenance(seed=self._run.seed)
         key = content_hash({"skipped": [arm.name, asked.benchmark, scale, reason]})
-        identity = arm.name, arm.stage, arm.method, arm.options, asked.benchmark, benchmark(asked.benchmark).headline
-        return EvaluationRow(key, status, reason, scale, *identity, provenance=origin)
+        metric = benchmark(asked.benchmark).headline
+        return EvaluationRow(
+            key, status, reason, scale, **arm.identity, benchmark=asked.benchmark, metric=metric, provenance=origin
+        )
 
     def _key(
         self, asked: Asked, weights: str | None, draft: str | None, dtype: str = _DTYPE, compiled: bool = False
@@ -133,13 +130,14 @@ class Cells:
         cuts = [answer.prompt_cut for answer in scored.answers]
         if said := cut_in_words(chosen.name, cuts, model.room):
             self._run.reporter.say(said)
-        identity = arm.name, arm.stage, arm.method, arm.options, chosen.name, chosen.headline
         row = EvaluationRow(
             key,
             "done",
             "",
             scale.scale,
-            *identity,
+            **arm.identity,
+            benchmark=chosen.name,
+            metric=chosen.headline,
             correct=scored.correct,
             others={name: values for name, values in scored.scores.items() if name != chosen.headline},
             emitted=[answer.emitted for answer in scored.answers],
@@ -161,29 +159,3 @@ class Cells:
 
 def _dtype_of(loaded: Loaded) -> str:
     return str(loaded.model.dtype).removeprefix("torch.")
-
-
-def ask(
-    run: Run,
-    arm: Arm,
-    benchmarks: Sequence[str],
-    *,
-    checkpoint: str | None = None,
-    adapter: str | None = None,
-    draft: str | None = None,
-    dtype: torch.dtype = torch.float32,
-) -> Iterator[EvaluationRow]:
-    """The rows of one checkpoint on some benchmarks, whoever trained it, as they come.
-
-    Without `checkpoint` (a folder or hub name), the scale's own of the arm's stage, trained now if need be.
-
-    Raises:
-        UserError: questions or checkpoints are missing; found out before anything is trained.
-    """
-    for name in benchmarks:
-        run.exam(name)
-    with full_disk_explained(run.workspace.runs):
-        companion = load_aloud(draft, run.reporter, dtype=dtype, device=default_device()) if draft else None
-        loaded, cells = Checkpoints(run).named(checkpoint, adapter, *arm.trained, dtype), Cells(run)
-        for name in benchmarks:
-            yield cells.cell(Asked(arm, name, None), loaded, companion)

@@ -15,15 +15,15 @@ from marsbench.errors import UserError
 from marsbench.evaluation.local_data import Unavailable
 from marsbench.fetching.models import which
 from marsbench.locks import locked
-from marsbench.methods.settings import left_out_in_words, load_aloud
+from marsbench.methods.settings import load_aloud
 from marsbench.presets import DEFAULT_BLOCK_SIZE
 from marsbench.progress import is_first_process
 from marsbench.rows.kinds import TrainingRow
 from marsbench.running.plans import Arm, TrainedStage, is_ours, parents_first
 from marsbench.running.run import Run
-from marsbench.training import checkpoints, records
+from marsbench.training import records
 from marsbench.training.bases import checked_base
-from marsbench.training.checkpoints import Loaded
+from marsbench.training.checkpoints import Loaded, default_device
 from marsbench.training.records import TrainingRecord
 from marsbench.training.stages import Recipe, recipe, stage
 
@@ -91,10 +91,8 @@ class Checkpoints:
 
     def load(self, stage: str, block_size: int | None, dtype: torch.dtype = torch.float32) -> Loaded:
         """The checkpoint of a stage, on the device; what decoding leaves out of its own settings is said."""
-        path, device = self.path(stage, block_size), checkpoints.default_device()
-        loaded = checkpoints.load(path, dtype=dtype, device=device, stage=stage)
-        self._run.reporter.say_once(left_out_in_words(path, loaded.model))
-        return loaded
+        path = self.path(stage, block_size)
+        return load_aloud(path, self._run.reporter, dtype=dtype, device=default_device(), stage=stage)
 
     def named(
         self,
@@ -107,8 +105,7 @@ class Checkpoints:
         """The checkpoint that a user names (a folder, a hub name), whoever trained it; without one, that of a stage."""
         if checkpoint is None:
             return self.load(stage, block_size, dtype)
-        device = checkpoints.default_device()
-        return load_aloud(checkpoint, self._run.reporter, dtype=dtype, device=device, adapter=adapter)
+        return load_aloud(checkpoint, self._run.reporter, dtype=dtype, device=default_device(), adapter=adapter)
 
     def path(self, stage: str, block_size: int | None) -> str:
         """Folder or hub name of a stage's checkpoint: the ready one if there is one, else ours, trained if need be."""

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 _LEAST_S = 60.0  # of answering; less is not worth a task of its own
 _PER_WORKER = 4  # tasks of answering for each worker, so that none has to wait long for the last one
-_PLANNED: Mapping[str, Any] = {}  # in place of a run's settings
 _OF_EACH = ("reporter", "borrowed", "failures")  # what every process has of its own, of a run
 
 
@@ -198,7 +197,6 @@ def trainings(
     wanted: Iterable[TrainedStage],
     scale: Preset,
     known: Known,
-    settings: Mapping[str, Any] = _PLANNED,
     *,
     gpus: int = 1,
 ) -> list[TrainTask]:
@@ -212,7 +210,6 @@ def trainings(
                 after=after([parent], found.values()) if parent else (),
                 seconds=training(trained, scale).hours * 3600 / gpus,
                 gpus=gpus,
-                settings=settings,
                 trained=trained,
             )
     return list(found.values())
@@ -233,8 +230,8 @@ def cells_of(plans: Iterable[TablePlan], known: Known) -> list[Asked]:
 
 
 def answers(
-    wanted: Iterable[Asked], trained: Sequence[TrainTask], scale: Preset, known: Known,
-    settings: Mapping[str, Any] = _PLANNED, *, workers: int, shard: tuple[int, int] = (1, 1),
+    wanted: Iterable[Asked], trained: Sequence[TrainTask], scale: Preset, known: Known, *,
+    workers: int, shard: tuple[int, int] = (1, 1),
 ) -> list[AnswerTask]:  # fmt: skip
     """What is to be answered: tasks of about the same size, each of one checkpoint, after what trains that.
 
@@ -260,7 +257,6 @@ def answers(
                     title=f"answering with {arm.trained.title}, piece {numbers[arm.trained]}",
                     after=after(arm.needs, trained),
                     seconds=whole / len(shards),
-                    settings=settings,
                     cells=tuple(some),
                     shard=part,
                 )

@@ -84,6 +84,11 @@ class Arm:
     dtype: str = "float32"  # of weights and caches
 
     @property
+    def identity(self) -> dict[str, Any]:
+        """What rows say of the line, by their fields."""
+        return {"arm": self.name, "stage": self.stage, "method": self.method, "options": self.options}
+
+    @property
     def block_size(self) -> int:
         """B of the line's checkpoint, where its training has one."""
         return self.trained_block_size or int(self.options.get("block_size", DEFAULT_BLOCK_SIZE))

@@ -5,7 +5,7 @@ Whatever is finished is on disk, so an interrupted run goes on where it stopped.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -84,6 +84,11 @@ class Run:
             self._exams[name, limit] = prepare(benchmark(name), self.data_dir).first(limit)
         return self._exams[name, limit]
 
+    def check_exams(self, names: Iterable[str]) -> None:
+        """Find out what cannot be asked before anything is trained."""
+        for name in names:
+            self.exam(name)
+
     def cannot_ask(self, name: str, questions: int | None = None) -> str:
         """Why a benchmark cannot be asked on this machine, empty where it can."""
         from marsbench.evaluation.local_data import Unavailable
@@ -128,13 +133,16 @@ def kept(
 ) -> _RowKind:
     """The finished row of what was measured, or one that is made now.
 
-    `content` is all that its numbers depend on; `make` gives the fields that are not those of every row.
+    `content` is all that its numbers depend on; `make` gives the fields that are not those of every row, and whatever
+    the row's `provenance` says beside the usual.
     """
     key = content_hash(content)
     row = run.existing_row(key, kind, what)
     if row is None:
         origin, new = provenance(seed=run.seed), cast("Callable[..., _RowKind]", kind)
-        row = new(key=key, status="done", reason="", scale=run.scale.scale, **make(), provenance=origin)
+        made = dict(make())
+        made["provenance"] = {**origin, **made.get("provenance", {})}
+        row = new(key=key, status="done", reason="", scale=run.scale.scale, **made)
         run.keep(row)
     return row
 
@@ -142,7 +150,7 @@ def kept(
 def skipped(run: Run, kind: type[_OfLine], arm: Arm, asked: str, reason: str, what: str) -> _OfLine:
     """The row of a line that could not be measured on what it was asked."""
     run.reporter.say(f"{what}: skipped ({reason})")
-    said: list[Any] = [run.scale.scale, arm.name, arm.stage, arm.method, arm.options, asked]
+    said: list[Any] = [run.scale.scale, *arm.identity.values(), asked]
     key = content_hash({"skipped": [kind.kind, *said, reason]})
     make: Callable[..., _OfLine] = kind
     return make(key, "skipped", reason, *said, provenance=provenance(seed=run.seed))

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -181,18 +180,14 @@ def training_speed_rows(run: Run, steps: int) -> list[TrainingSpeedRow]:
 
 
 def _row(run: Run, chosen: Recipe, steps: int) -> TrainingSpeedRow:
+    def timed() -> dict[str, Any]:
+        run.reporter.say(f"timing {steps} steps of training {chosen.stage}")
+        found = training_speed(chosen, steps)
+        others = [] if found.others_cores is None else [found.others_cores]
+        return {**found._asdict(), "block_size": chosen.block_size, "others_cores": others}
+
     content = {"kind": "training_speed", "recipe": chosen.key, "steps": steps, "versions": versions("timing")}
-    title = f"the speed of training {chosen.stage}"
-    return kept(run, TrainingSpeedRow, content, title, partial(_timed, run, chosen, steps))
-
-
-def _timed(run: Run, chosen: Recipe, steps: int) -> dict[str, Any]:
-    run.reporter.say(f"timing {steps} steps of training {chosen.stage}")
-    found = training_speed(chosen, steps)
-    return {
-        "stage": chosen.stage, "block_size": chosen.block_size, "tokens": found.tokens, "seconds": found.seconds,
-        "peak_bytes": found.peak_bytes, "others_cores": [] if found.others_cores is None else [found.others_cores],
-    }  # fmt: skip
+    return kept(run, TrainingSpeedRow, content, f"the speed of training {chosen.stage}", timed)
 
 
 def training_speed(chosen: Recipe, steps: int) -> TrainingSpeed:

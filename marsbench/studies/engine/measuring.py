@@ -30,14 +30,14 @@ def engine_rows(run: Run) -> list[Row]:
 
 def _exactness(course: Course, contender: Contender) -> ExactnessRow:
     """One method against AR of the same checkpoint on every prompt, token by token."""
-    run, loaded = course.run, course.entrants.target(contender)
+    run, loaded = course.run, course.target(contender)
     content = {
         "kind": "exactness",
         "entry": contender.keyed,
         "max_new_tokens": course.max_new_tokens,
         "questions": course.questions.fingerprint(),
         "versions": versions("decoding"),
-        **course.entrants.weights(contender),
+        **course.weights(contender),
     }
     make = partial(_compared, course, contender, loaded)
     return kept(run, ExactnessRow, content, f"exactness of {contender.name}", make)
@@ -60,6 +60,6 @@ def _compared(course: Course, contender: Contender, loaded: Loaded) -> dict[str,
 def _decoded(course: Course, contender: Contender) -> Sequence[Generation]:
     (size,) = course.grid.batch_sizes
     batch_size = 1 if METHODS[contender.method].one_row else size
-    entrant = course.entrants.entrant(contender, batch_size)
+    entrant = course.entrant(contender, batch_size)
     requests = [Request(prompt, course.max_new_tokens, entrant.threshold) for prompt in course.prompts.ids]
     return decode(entrant.model, entrant.method, requests, batch_size=batch_size, **course.ids)

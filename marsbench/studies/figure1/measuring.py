@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+from marsbench.answering import Answering
 from marsbench.evaluation.local_data import Unavailable
 from marsbench.keys import versions
 from marsbench.rows.kinds import GenerationRow, Row
@@ -55,17 +56,11 @@ def _row(run: Run, arm: Arm, question: str) -> GenerationRow:
 
 
 def _answered(run: Run, arm: Arm, loaded: Loaded, question: str) -> dict[str, Any]:
-    generation = answer(
-        loaded,
-        Cells(run).method(arm, loaded),
-        question,
-        threshold=arm.options.get("threshold"),
-        max_new_tokens=run.scale.max_new_tokens,
-    )
+    answering = Answering(loaded, Cells(run).method(arm, loaded), threshold=arm.options.get("threshold"))
+    generation = answer(answering, question, run.scale.max_new_tokens)
     run.reporter.say(f"{arm.label}: {generation.tokens_per_forward:.2f} tokens/forward")
     return {
-        "arm": arm.name, "stage": arm.stage, "method": arm.method, "options": arm.options, "question": question,
-        "texts": token_texts(generation.tokens, loaded.tokenizer), "settled_by": generation.settled_by,
-        "forwards": generation.forwards, "finish": generation.finish, "max_new_tokens": run.scale.max_new_tokens,
-        "checkpoint": loaded.weights,
+        **arm.identity, "question": question, "texts": token_texts(generation.tokens, loaded.tokenizer),
+        "settled_by": generation.settled_by, "forwards": generation.forwards, "finish": generation.finish,
+        "max_new_tokens": run.scale.max_new_tokens, "checkpoint": loaded.weights,
     }  # fmt: skip

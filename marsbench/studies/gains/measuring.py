@@ -7,13 +7,12 @@ from functools import partial
 from itertools import groupby
 from typing import Any
 
-from marsbench.decoding.engine import decode
+from marsbench.answering import Answering
 from marsbench.decoding.generation import Generation, Request
 from marsbench.evaluation.benchmarks import fingerprint
 from marsbench.evaluation.harness import Exam, cut_in_words, room_for_prompt
 from marsbench.evaluation.local_data import Unavailable
 from marsbench.keys import versions
-from marsbench.methods.fitting import default_ids
 from marsbench.racing.questions import prompts_of, token_ids
 from marsbench.rows.kinds import Row, TokenClassRow
 from marsbench.running.cells import Cells
@@ -74,10 +73,9 @@ def _counted(run: Run, loaded: Loaded, exam: Exam, title: str) -> dict[str, Any]
     free = sum(place > 0 for of_answer in found for place in of_answer)
     run.reporter.say(f"{title}: {free:,} of {sum(map(len, found)):,} came with another token's forward pass")
     return {
-        "arm": CLASSED.name, "stage": CLASSED.stage, "method": CLASSED.method, "options": CLASSED.options,
-        "benchmark": exam.benchmark.name, "classes": list(CLASSES), "tokens": tokens, "places": found,
-        "template": [] if code else sorted(template), "max_new_tokens": run.answer_limit(exam.benchmark.name),
-        "checkpoint": loaded.weights,
+        **CLASSED.identity, "benchmark": exam.benchmark.name, "classes": list(CLASSES), "tokens": tokens,
+        "places": found, "template": [] if code else sorted(template), "checkpoint": loaded.weights,
+        "max_new_tokens": run.answer_limit(exam.benchmark.name),
     }  # fmt: skip
 
 
@@ -87,16 +85,9 @@ def _decoded(run: Run, loaded: Loaded, exam: Exam, title: str) -> list[Generatio
     asked = token_ids([prompts[number] for number in exam.asked()], loaded.tokenizer, room)
     if said := cut_in_words(exam.benchmark.name, asked.cuts, room):
         run.reporter.say(said)
-    eos_id, pad_id = default_ids(loaded)
+    answering = Answering(loaded, Cells(run).method(CLASSED, loaded), batch_size=run.scale.batch_size)
     with run.reporter.bar(title):
-        return decode(
-            loaded.model,
-            Cells(run).method(CLASSED, loaded),
-            [Request(prompt, limit, CLASSED.options["threshold"]) for prompt in asked.ids],
-            eos_id=eos_id,
-            pad_id=pad_id,
-            batch_size=run.scale.batch_size,
-        )
+        return answering.decode([Request(prompt, limit, CLASSED.options["threshold"]) for prompt in asked.ids])
 
 
 def with_end(texts: Sequence[str], generation: Generation) -> list[str | None]:
