@@ -26,7 +26,7 @@ from marsbench.rendering.claims import (
 from marsbench.rendering.layout import filled
 from marsbench.rendering.markdown import folded, paragraphs, table
 from marsbench.rendering.sections import reading
-from marsbench.studies.regime import page as regime
+from marsbench.studies import regime
 
 Numbered = tuple[int, Judged]  # a claim with its number on the page, its place among all of them
 
