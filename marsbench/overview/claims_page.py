@@ -47,7 +47,7 @@ def render(judged: Sequence[Judged], collections: Sequence[Collection]) -> str:
     for section in dict.fromkeys(one.claim.section for one in judged):
         found = [(number, one) for number, one in numbered if one.claim.section == section]
         parts.append(paragraphs(f"## {heading(section)}", _details(found, said, collections)))
-    return "".join(filled(__package__, "claims.md", {**slots, "details": folded(*parts)})) + "\n"
+    return paragraphs(*filled(__package__, "claims.md", {**slots, "details": folded(*parts)})) + "\n"
 
 
 def _by_section(judged: Sequence[Judged], collections: Sequence[Collection]) -> str:

@@ -15,7 +15,8 @@ from marsbench.findings.claims import Claim
 from marsbench.findings.in_words import plus_minus, with_interval
 from marsbench.findings.sweep import ALLOWED_LOSS
 from marsbench.rendering.figures import speed_figure
-from marsbench.rendering.markdown import paragraphs, table
+from marsbench.rendering.layout import filled
+from marsbench.rendering.markdown import table
 from marsbench.rendering.measured import HOW_TO_READ_ACCURACY, accuracy_table, speed_table
 from marsbench.rendering.page import TablePage
 from marsbench.rows.kinds import EvaluationRow, Row
@@ -56,15 +57,6 @@ HOW_LINES_COMPARE = (
     "heads sit on the frozen AR SFT model, which also is the target of speculative decoding, and what an adapter "
     "drafts for."
 )
-HOW_TAU_IS_CHOSEN = (
-    f"What tau gives at equal accuracy: on each benchmark, the tau with most tokens per forward pass among those that "
-    f"lose at most {ALLOWED_LOSS:g} point of accuracy against AR decoding of the same checkpoint, or one token per "
-    "forward pass where every tau loses more. Chosen on all questions and reported on the same ones, the best of "
-    f"{len(THRESHOLDS)} thresholds looks better than it is, since some of what made it win is luck. So the even "
-    "questions choose tau for the odd ones and the odd ones for the even ones: no question has a say in the tau that "
-    f'answers it. These answers make up the line "{CHOSEN.label}". Its interval holds for the two thresholds chosen; '
-    f"what it loses may exceed {ALLOWED_LOSS:g} point, and the table says by how much."
-)
 
 
 def _costs(cells: Cells, plan: TablePlan) -> str:
@@ -87,8 +79,8 @@ def _chosen(rows: Sequence[Row]) -> str:
     for benchmark, column in columns(PLAN).items():
         found = choice(cells, benchmark)
         lines.append([column, *(_chosen_line(cells, benchmark, found) if found else ["not run"] * (len(head) - 1))])
-    heading = f"## MARS that may lose {ALLOWED_LOSS:g} point of accuracy"
-    return paragraphs(heading, HOW_TAU_IS_CHOSEN, table(head, lines))
+    how = {"loss": f"{ALLOWED_LOSS:g}", "thresholds": str(len(THRESHOLDS)), "line": CHOSEN.label}
+    return "".join(filled(__package__, "chosen.md", {**how, "chosen": table(head, lines)}))
 
 
 def _chosen_line(cells: Cells, benchmark: str, found: Choice) -> list[str]:
