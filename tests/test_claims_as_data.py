@@ -18,8 +18,7 @@ from marsbench.overview.front_door import front_door
 from marsbench.rendering.page import TablePage
 from marsbench.rows.store import read_rows
 from marsbench.rows.workspace import Workspace
-from marsbench.studies import pages, studies
-from marsbench.studies.regime import page as regime
+from marsbench.studies import pages, regime, studies
 
 ROOT = Path(__file__).resolve().parent.parent
 REPORTS = ROOT / "reports"

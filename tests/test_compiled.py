@@ -47,9 +47,8 @@ from marsbench.rows.kinds import Row, SweepRow
 from marsbench.rows.store import RowStore, read_rows
 from marsbench.rows.workspace import Workspace
 from marsbench.running.run import Run
-from marsbench.studies.compiled import measuring
+from marsbench.studies.compiled import RANDOM, measuring
 from marsbench.studies.compiled.measuring import random_weights
-from marsbench.studies.compiled.page import RANDOM
 from marsbench.studies.speedup import STUDY
 from marsbench.studies.speedup.claims import decoded_by_the_sweep
 from marsbench.studies.speedup.law import families

@@ -12,13 +12,13 @@ import pytest
 from marsbench.findings.cells import BENCHMARKS
 from marsbench.presets import preset
 from marsbench.rows.kinds import EvaluationRow, Row, SweepRow
-from marsbench.studies.discrepancies import STUDY
-from marsbench.studies.discrepancies.page import (
+from marsbench.studies.discrepancies import (
     ALL_MASKS,
     CACHE_BLOCKS,
     LOOKED_AT,
     NO_CACHE,
     PLAN,
+    STUDY,
     cache_grid,
     masks_grid,
     tally,

@@ -26,11 +26,10 @@ from marsbench.running.tables import Table
 from marsbench.show import token_texts
 from marsbench.statistics.intervals import Answers, share_of_tokens
 from marsbench.studies import study_of
-from marsbench.studies.gains import STUDY
+from marsbench.studies.gains import CLAIMS, STUDY
 from marsbench.studies.gains.free_tokens import Token, answers_of, share_free, share_together
 from marsbench.studies.gains.lines import ADAPTED, CHOSEN, CURVE, HEADED, MEASURED, PLAN, cross_fitted, fastest_within
 from marsbench.studies.gains.measuring import places
-from marsbench.studies.gains.page import CLAIMS
 from marsbench.studies.gains.word_classes import CLASSES, template_words, token_class
 
 # ---- choosing a threshold -------------------------------------------------------------------------------------------

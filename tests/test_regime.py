@@ -17,18 +17,19 @@ from marsbench.rows.workspace import Workspace
 from marsbench.running.checkpoints import Checkpoints
 from marsbench.running.run import Run
 from marsbench.statistics.decisions import Verdict
-from marsbench.studies.regime import STUDY, measuring
-from marsbench.studies.regime.measuring import text_losses
-from marsbench.studies.regime.page import (
+from marsbench.studies.regime import (
     CRITERIA,
     OF_SHORT_BASE,
     PLAN,
+    STUDY,
     TWICE,
     UNTRAINED_MASKS,
     above_chance,
     beside,
+    measuring,
     room_on_enough,
 )
+from marsbench.studies.regime.measuring import text_losses
 from marsbench.training.data import solved_text
 from marsbench.world import difficulty
 

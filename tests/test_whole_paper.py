@@ -37,7 +37,7 @@ from marsbench.rows.workspace import Workspace
 from marsbench.running.run import Run
 from marsbench.statistics.decisions import holm
 from marsbench.studies import items, pages, studies, study_of
-from marsbench.studies.discrepancies.page import PLAN, effect
+from marsbench.studies.discrepancies import PLAN, effect
 from marsbench.studies.study import Study
 from marsbench.studies.table2 import PAGE as TABLE2
 

@@ -19,13 +19,6 @@ from marsbench.statistics.intervals import Estimate
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-HOW_TO_READ = (
-    "Every claim with a published number, under its own number: the effect that was measured, with its 95 % interval, "
-    "beside the published ones. The vertical line is no effect: 0 for differences, 1 for ratios and for "
-    "tokens/forward; the sign of an effect is its side of that line. A measured effect is held against the published "
-    "one of the same model or, where there is none, of the smallest model that has one. Claims that rest on the same "
-    "comparison count each. The axis of points is linear up to 5 points and logarithmic beyond."
-)
 UNITS = (POINTS, TOKENS, TIMES)  # from the top of the figure
 _LINEAR_UP_TO = 5.0  # points
 _POINT_TICKS = (-50, -20, -10, -5, -2, 0, 2, 5, 10, 20, 50, 100)
@@ -114,10 +107,7 @@ Panels = dict[tuple[str, bool], Panel]  # (unit, whether differences) -> what is
 
 def sections(judged: Sequence[Judged], collections: Sequence[Collection]) -> Iterator[str]:
     """What the page of claims says of published numbers: a sentence and the figure for each scale with rows."""
-    shown = _compared(judged, collections)
-    if shown:
-        yield f"## Measured beside published\n\n{HOW_TO_READ}"
-    for scale, compared in shown.items():
+    for scale, compared in _compared(judged, collections).items():
         caption = f"Effects measured at scale {scale} with 95 % intervals beside the published ones, claim by claim"
         yield f"{agreement(compared, scale)}\n\n![{caption}]({_stem(scale)}.png)"
 

@@ -26,7 +26,7 @@ from marsbench.rendering.claims import (
 from marsbench.rendering.layout import filled
 from marsbench.rendering.markdown import folded, paragraphs, table
 from marsbench.rendering.sections import reading
-from marsbench.studies.regime import page as regime
+from marsbench.studies import regime
 
 Numbered = tuple[int, Judged]  # a claim with its number on the page, its place among all of them
 
@@ -47,7 +47,7 @@ def render(judged: Sequence[Judged], collections: Sequence[Collection]) -> str:
     for section in dict.fromkeys(one.claim.section for one in judged):
         found = [(number, one) for number, one in numbered if one.claim.section == section]
         parts.append(paragraphs(f"## {heading(section)}", _details(found, said, collections)))
-    return "".join(filled(__package__, "claims.md", {**slots, "details": folded(*parts)})) + "\n"
+    return paragraphs(*filled(__package__, "claims.md", {**slots, "details": folded(*parts)})) + "\n"
 
 
 def _by_section(judged: Sequence[Judged], collections: Sequence[Collection]) -> str:

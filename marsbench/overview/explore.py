@@ -16,7 +16,7 @@ from marsbench.overview.index import EXPLORE
 from marsbench.presets import preset
 from marsbench.racing.grid import COMPILED_AR, Contender
 from marsbench.rows.kinds import GenerationRow, Row, SweepRow
-from marsbench.studies.figure1.page import PLAN
+from marsbench.studies.figure1 import PLAN
 
 SPEED, ANSWERS = "speedup", "figure1"  # keys of the studies whose rows it shows
 _PAGES = {SPEED: "every contender with its intervals", ANSWERS: "how the answers came about"}

@@ -15,7 +15,7 @@ from marsbench.rendering.markdown import table
 from marsbench.statistics.decisions import Bound
 from marsbench.statistics.intervals import Estimate
 from marsbench.studies.lines import BATCH_SIZES
-from marsbench.studies.real_model.page import in_brief
+from marsbench.studies.real_model import in_brief
 
 BEGIN, END = "<!-- rendered by marsbench report: begin -->", "<!-- rendered by marsbench report: end -->"
 SPEED, REAL = "speedup", "real-model"  # keys of studies

@@ -167,16 +167,13 @@ def work_tables(
         return tasks_of(studies, scale, Known(scale), workers=workers, gpus=min(gpus, workers))
 
     hours = {name: makespan(tasks(count), count, overhead) / 3600 for name, count in devices.items()}
-    said = ", ".join(f"{name} {_in_hours(took)}{cost(devices[name] * took, price)}" for name, took in hours.items())
+    times = {name: f"{took:,.1f} hours" if took >= 0.1 else f"{took * 60:.1f} minutes" for name, took in hours.items()}
+    said = ", ".join(f"{name} {times[name]}{cost(devices[name] * took, price)}" for name, took in hours.items())
     return [
         _graph_table(tasks(max(devices.values()))),
         f"All of it from nothing, every answer as long as it may be and {overhead:g} s for the start of every task: "
         f"{said}. An estimate, not a measurement; races have a node of up to {_GPUS_OF_A_NODE} devices for themselves.",
     ]
-
-
-def _in_hours(hours: float) -> str:
-    return f"{hours:,.1f} hours" if hours >= 0.1 else f"{hours * 60:.1f} minutes"
 
 
 def _graph_table(tasks: Sequence[RunTask]) -> Table:

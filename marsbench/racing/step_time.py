@@ -108,7 +108,7 @@ def measured_law(model: Any, rows: int) -> PositionLaw:
     shapes = [StepShape(count, window) for count in counts for window in _FEW_WINDOWS]
     # In turn, so that a disturbance does not fall on one shape alone.
     laps = [[_step(model, shape) for shape in shapes] for _ in range(_FEW_REPEATS)]
-    return law_of([shape.positions for shape in shapes], list(zip(*laps, strict=True)))
+    return law_of([shape.rows * shape.window for shape in shapes], list(zip(*laps, strict=True)))
 
 
 def _step(model: Any, shape: StepShape) -> float:

@@ -30,8 +30,8 @@ def laid_out(package: str, slots: Slots) -> Sections:
 def filled(package: str, name: str, slots: Mapping[str, str]) -> list[str]:
     """The parts of a layout, which a line `---` parts, with their slots filled.
 
-    A line of a list, or a paragraph, whose slots are all empty is left out, and so is a part whose slots that stand
-    alone are. The lines of a paragraph become one.
+    A line of a list, or a paragraph, whose slots are all empty is left out, and so is a section, a part that begins
+    with its heading `##`, whose slots that stand alone are. The lines of a paragraph become one.
     """
     text = (resources.files(package) / name).read_text(encoding="utf-8")
     return [_part(part, slots) for part in text.split("\n---\n")]
@@ -40,7 +40,7 @@ def filled(package: str, name: str, slots: Mapping[str, str]) -> list[str]:
 def _part(part: str, slots: Mapping[str, str]) -> str:
     blocks = [re.sub(r"\n(?!- |\|)", " ", block) for block in part.strip().split("\n\n")]
     alone = [slots[block[1:-1]] for block in blocks if _SLOT.fullmatch(block)]
-    if alone and not any(alone):
+    if blocks[0].startswith("## ") and alone and not any(alone):
         return ""
     return paragraphs(*["\n".join(_lines(block, slots)) for block in blocks])
 

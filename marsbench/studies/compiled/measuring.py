@@ -12,7 +12,7 @@ from marsbench.racing.course import Course
 from marsbench.racing.sweep import Sweep
 from marsbench.rows.kinds import Row
 from marsbench.running.run import Run
-from marsbench.studies.compiled.page import RANDOM, random_grid, trained_grid
+from marsbench.studies.compiled import RANDOM, random_grid, trained_grid
 from marsbench.training.checkpoints import Loaded, default_device
 
 

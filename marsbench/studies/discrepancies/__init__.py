@@ -1,3 +1,295 @@
-"""Discrepancies: where the paper and its released code differ, and what each difference comes to."""
+"""The page of discrepancies: where the paper and its released code differ, and what each difference comes to here.
 
-from marsbench.studies.discrepancies.page import STUDY as STUDY
+What is said and done stands in `page.md`; here is what a run found: pairs of lines, races, scorers, stop strings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from marsbench.findings.between_lines import emits_more, label, more_accurate
+from marsbench.findings.cells import done_cells, latest_cells
+from marsbench.findings.claims import TIMES, Claim, Finding, Measured
+from marsbench.findings.company import company_remark
+from marsbench.findings.in_words import p_value
+from marsbench.findings.seeds import BySeed
+from marsbench.findings.sweep import SweepCells, on_sweep, printed_ratio, speed_up
+from marsbench.presets import Preset, preset
+from marsbench.racing.grid import Contender, Grid
+from marsbench.rendering.claims import plainly, questions
+from marsbench.rendering.layout import laid_out
+from marsbench.rendering.markdown import table
+from marsbench.rendering.measured import accuracy_table, reasons
+from marsbench.rendering.sections import behind, title
+from marsbench.rows.kinds import Row, SweepRow
+from marsbench.running.plans import Arm, TablePlan
+from marsbench.statistics.decisions import Bound
+from marsbench.statistics.intervals import paired_difference
+from marsbench.studies.lines import ABLATIONS, AR_SFT, MARS_VARIANTS, mars, mars_name
+from marsbench.studies.study import Study
+
+if TYPE_CHECKING:
+    from marsbench.running.run import Run
+
+PLAN = TablePlan(
+    "discrepancies",
+    "What difference it makes where paper and released code differ",
+    (
+        Arm("base", "Base", "base", "ar", {}),
+        AR_SFT,
+        *[
+            mars(stage, 4, threshold)
+            for stage in dict.fromkeys((*MARS_VARIANTS, *ABLATIONS))
+            for threshold in (None, 0.95)
+        ],
+        mars("mars", 4, 1.0),
+    ),
+    own="Discrepancies",
+)
+AR, WINDOW, BLOCKS, NO_CACHE = "ar", "mars", "mars-block-cache", "mars-no-cache"
+CACHE_BLOCKS = (4, 16, 64)
+ALL_MASKS = f"{NO_CACHE}, all masks"
+_THRESHOLD = 0.95
+
+
+def cache_grid(scale: Preset) -> Grid:
+    """AR, MARS with its sliding window, and with block-level caches whose blocks are windows too, as load grows."""
+    blocks = [_entry(BLOCKS, f"{BLOCKS}, B_cache = {size}", cache_block=size) for size in CACHE_BLOCKS]
+    return _grid(scale, (Contender(AR, "mars", AR, {}), _entry(WINDOW), *blocks), (1, 4, 16, 48))
+
+
+def masks_grid(scale: Preset) -> Grid:
+    """MARS without a cache, with B - 1 masks in every forward and with as many as tokens may be generated."""
+    every = _entry(NO_CACHE, ALL_MASKS, appended_masks=scale.max_new_tokens)
+    return _grid(scale, (Contender(AR, "mars", AR, {}), _entry(NO_CACHE), every), (1, 16))
+
+
+def _entry(method: str, name: str = "", **options: Any) -> Contender:
+    return Contender(name or method, "mars", method, {"block_size": 4, **options}, threshold=_THRESHOLD)
+
+
+def _grid(scale: Preset, contenders: tuple[Contender, ...], batch_sizes: tuple[int, ...]) -> Grid:
+    """A race of five laps over 48 prompts; less where the scale asks few questions anyway."""
+    if scale.in_seconds:
+        return Grid(contenders, tuple(size for size in batch_sizes if size < 16), prompts=12, repeats=3, positions=0)
+    return Grid(contenders, batch_sizes, prompts=48, repeats=5, positions=0)
+
+
+DIFFERS, SAME, NOT_RUN = "differs", "no difference seen", "not run"
+_TAUS = (None, 0.95)
+
+
+def _against_mars(stage: str) -> tuple[tuple[str, str], ...]:
+    """A way of training against the released one, at one token per forward pass and with a threshold."""
+    return tuple((mars_name(stage, 4, tau), mars_name("mars", 4, tau)) for tau in _TAUS)
+
+
+# What a discrepancy comes to between lines: pairs of them.
+PAIRS = {
+    "D1": _against_mars("mars_paper_alignment"),
+    "D2": (
+        *[(mars_name("mars_no_sft", 4, tau), mars_name("mars_no_sft_released", 4, tau)) for tau in _TAUS],
+        *[(mars_name("mars", 4), mars_name(name, 4)) for name in ABLATIONS],
+    ),
+    "D3": _against_mars("mars_response_blocks"),
+    "D4": _against_mars("mars_no_eos_padding"),
+    "D7": ((mars_name("mars", 4, 1.0), mars_name("mars", 4)),),
+}
+_TOLD = ("D1", "D2", "D3", "D4")  # whose first pair the page begins with
+
+
+def slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
+    cells, sweep = latest_cells(rows), SweepCells.of(rows)
+    shown = SweepCells.of(next(iter(seeds.values()), ()))  # numbers without a verdict are of the seed shown
+    load, knee = _load(shown, seeds)
+    found = {
+        **{number: _effects_table(seeds, pairs) for number, pairs in PAIRS.items()},
+        **{"D5": _cache_blocks(shown), "D8": _scorers(seeds), "D10": _masks(shown, seeds)},
+        **{"D13": _stop_rules(seeds), "D14": load},
+    }
+    return {
+        "title": title(PLAN, scale),
+        "tally": tally(seeds),
+        **{f"first_{number.lower()}": _in_words(seeds, *PAIRS[number][0]) for number in _TOLD},
+        "effects": _effects_table(seeds, [pair for pairs in PAIRS.values() for pair in pairs]),
+        "caveat": preset(scale).caveat,
+        "company": company_remark(sweep.rows),
+        **{number.lower(): said or NOT_RUN for number, said in found.items()},
+        "knee": knee,
+        "accuracy": accuracy_table(cells, PLAN),
+        "reasons": reasons(cells, PLAN),
+        **behind(rows, PLAN, scale),
+    }
+
+
+# ---- pairs of lines ----
+
+
+def effect(seeds: BySeed, first: str, second: str) -> tuple[Finding, Finding] | None:
+    """Line `first` minus line `second`: accuracy and tokens per forward pass, on the benchmarks that both answered.
+
+    They are two claims that it has more, open to both sides; None if there are no such benchmarks.
+    """
+    accuracy, tokens = (kind(PLAN, first, second).over(seeds.values()) for kind in (more_accurate, emits_more))
+    return None if accuracy.estimate is None or tokens.estimate is None else (accuracy, tokens)
+
+
+def tally(seeds: BySeed) -> str:
+    """How many of the compared lines differ, and how many of these comparisons are of one training seed."""
+    found = [measured for pairs in PAIRS.values() for pair in pairs if (measured := effect(seeds, *pair))]
+    differ, alone = sum(_verdict(*one) != SAME for one in found), sum(accuracy.seeds == 1 for accuracy, _ in found)
+    return f"{differ} of {len(found)} comparisons of lines differ ({alone} of one training seed alone)"
+
+
+def _in_words(seeds: BySeed, first: str, second: str) -> str:
+    found = effect(seeds, first, second)
+    return plainly(more_accurate(PLAN, first, second), found[0]) if found else ""
+
+
+def _verdict(accuracy: Finding, tokens: Finding) -> str:
+    """Which of the two differ."""
+    names = [name for name, one in (("accuracy", accuracy), ("tokens/forward", tokens)) if one.decided]
+    return f"{' and '.join(names)} {DIFFERS if len(names) == 1 else 'differ'}" if names else SAME
+
+
+def _effects_table(seeds: BySeed, pairs: Sequence[tuple[str, str]]) -> str:
+    """A table of differences between pairs of lines."""
+    lines = []
+    for first, second in pairs:
+        words = f"{label(PLAN, first)} minus {label(PLAN, second)}"
+        if found := effect(seeds, first, second):
+            accuracy, tokens = found
+            numbers = [accuracy.found, p_value(accuracy.p), tokens.number, questions(accuracy), str(accuracy.seeds)]
+            lines.append([words, *numbers, _verdict(*found)])
+        else:
+            lines.append([words, "", "", "", "", "", NOT_RUN])
+    head = ["", "accuracy", "p", "tokens/forward", "questions", "seeds", "verdict"]
+    return table(head, lines, text=(0, 6))
+
+
+# ---- the two small races ----
+
+
+def _cache_blocks(sweep: SweepCells) -> str:
+    """What B_cache does to positions, tokens per forward and speed."""
+    names = list(dict.fromkeys(row.contender for row in sweep.rows if row.method in (WINDOW, BLOCKS)))
+    sizes = sorted({size for name, size in sweep.done if name in names})
+    lines = []
+    for name in names:
+        rows = [sweep.done.get((name, size)) for size in sizes]
+        lines += [
+            [f"{name}: speed over `ar`", *[printed_ratio(speed_up(row), NOT_RUN) for row in rows]],
+            ["positions/forward", *[f"{row.positions_per_forward:.0f}" if row else "" for row in rows]],
+            ["tokens/forward", *[f"{row.tokens_per_forward:.2f}" if row else "" for row in rows]],
+        ]
+    return table(["", *[f"batch {size}" for size in sizes]], lines) if sizes else ""
+
+
+def _over(seeds: BySeed, size: int, name: str, baseline: str) -> Finding:
+    """A ratio of speeds over all training seeds, held against 1."""
+    measure = on_sweep(lambda sweep: sweep.ratio(size, name, baseline))
+    return Claim(measure=measure, bound=Bound(low=1.0), unit=TIMES).over(seeds.values())
+
+
+def _masks(sweep: SweepCells, seeds: BySeed) -> str:
+    """B - 1 masks against all that may be generated."""
+    lines = []
+    for size in sweep.batch_sizes:
+        rows = [row for name in (NO_CACHE, ALL_MASKS) if (row := sweep.done.get((name, size)))]
+        if len(rows) == 2:
+            ratio = _over(seeds, size, ALL_MASKS, NO_CACHE)
+            positions = [f"{row.positions_per_forward:.0f}" for row in rows]
+            lines.append([str(size), *positions, ratio.number, DIFFERS if ratio.decided else SAME])
+    head = ["batch", "positions/forward, B - 1 masks", "all masks", "speed of all masks over B - 1", "verdict"]
+    return table(head, lines, text=(0, 4))
+
+
+def _load(sweep: SweepCells, seeds: BySeed) -> tuple[str, str]:
+    """Speed-up over AR as load grows, and where it ends, in words."""
+
+    def speed(size: int) -> Finding:
+        measure = on_sweep(lambda sweep: speed_up(sweep.done.get((WINDOW, size))))
+        return Claim(measure=measure, bound=Bound(low=1.0), unit=TIMES).over(seeds.values())
+
+    rows: dict[int, SweepRow] = {size: row for (name, size), row in sweep.done.items() if name == WINDOW}
+    found = {size: one for size in sorted(rows) if (one := speed(size)).estimate is not None}
+    lines = [[str(size), f"{rows[size].positions_per_forward:.0f}", one.number] for size, one in found.items()]
+    knee = next((size for size, one in found.items() if one.verdict != "supported"), None)
+    said = (
+        f"MARS (tau = .95) is faster than `ar` at every batch size measured, up to {max(found, default=0)}."
+        if knee is None
+        else f"From batch size {knee} on, MARS (tau = .95) is not shown to be faster than `ar`."
+    )
+    return table(["batch", "positions/forward", "speed over `ar`"], lines), said if found else ""
+
+
+# ---- scorers and stop strings ----
+
+STRICT, FLEXIBLE = "strict", "flexible"  # GSM8K's two scores
+# The lines whose answers are scored twice and looked through for stop strings.
+LOOKED_AT = ("base", "ar_sft", mars_name("mars", 4), mars_name("mars", 4, 0.95))
+
+
+def _scorers(seeds: BySeed) -> str:
+    """GSM8K by its two scores, on the same answers, of all training seeds."""
+    lines = []
+    for name in LOOKED_AT:
+        measure = partial(_last_number_minus_filter, name=name)
+        found = Claim(measure=measure, bound=Bound(low=0.0), signed=True).over(seeds.values())
+        if found.estimate is not None:
+            verdict = DIFFERS if found.decided else SAME
+            lines.append([label(PLAN, name), found.found, p_value(found.p), str(found.seeds), verdict])
+    head = ["GSM8K", "last number minus lm-eval's filter", "p", "seeds", "verdict"]
+    return table(head, lines, text=(0, 4))
+
+
+def _last_number_minus_filter(rows: Sequence[Row], name: str) -> Measured:
+    """How the two scores of one line differ; nothing where one is missing."""
+    row = done_cells(latest_cells(rows), name).get("gsm8k")
+    scores = {row.metric: row.correct, **row.others} if row else {}
+    if STRICT not in scores or FLEXIBLE not in scores:
+        return Measured()
+    return Measured(paired_difference({"gsm8k": scores[FLEXIBLE]}, {"gsm8k": scores[STRICT]}).estimate)
+
+
+def _stop_rules(seeds: BySeed) -> str:
+    """How many tokens a stop string would have saved, in the answers of all training seeds."""
+    lines = []
+    for name in LOOKED_AT:
+        cells = [row for rows in seeds.values() for row in done_cells(latest_cells(rows), name).values()]
+        rows = [row for row in cells if row.past_stop]
+        if rows:
+            emitted, past = (sum(sum(getattr(row, name)) for row in rows) for name in ("emitted", "past_stop"))
+            answers = [count for row in rows for count in row.past_stop]
+            ended = [value for row in rows for value in row.finished]
+            lines.append(
+                [label(PLAN, name), _percent(sum(ended), len(ended)),
+                 f"{sum(map(bool, answers)):,} of {len(answers):,}", _percent(past, emitted), DIFFERS if past else SAME]
+            )  # fmt: skip
+    head = ["", "ended by EOS, %", "answers with a stop string before", "tokens behind it, % of all", "verdict"]
+    return table(head, lines, text=(0, 4))
+
+
+def _percent(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.2f}"
+
+
+def _races(run: Run) -> list[Row]:
+    from marsbench.racing.sweep import Sweep
+
+    return [row for grid in (cache_grid, masks_grid) for row in Sweep(run, grid(run.scale)).rows()]
+
+
+STUDY = Study(
+    key="discrepancies",
+    name="Discrepancies",
+    asks="where paper and released code differ: does it matter?",
+    place=1,
+    plan=PLAN,
+    measure=_races,
+    timed=True,
+    sections=laid_out(__package__, slots),
+    tally=tally,
+)

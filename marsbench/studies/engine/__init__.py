@@ -1,3 +1,144 @@
-"""Engine: are the lossless methods exact, and where does the time of a step go?"""
+"""The engine's page: which methods are lossless, what a forward covers, and where a step's time goes."""
 
-from marsbench.studies.engine.page import STUDY as STUDY
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+from marsbench.findings.company import company_remark
+from marsbench.findings.seeds import BySeed
+from marsbench.findings.sweep import SweepCells, races_in_words
+from marsbench.methods import METHODS
+from marsbench.presets import Preset
+from marsbench.racing.grid import Contender, Grid, checkpoints_of
+from marsbench.rendering.layout import laid_out
+from marsbench.rendering.markdown import table
+from marsbench.rendering.sections import command, facts_section
+from marsbench.rows.kinds import ExactnessRow, Row, SweepRow, TrainingRow
+from marsbench.studies.study import Study, measured_by
+
+_BATCH = 32  # prompts decoded at once where only tokens count
+
+
+def _verified(layout: str, window: int, threshold: float | None = None) -> Contender:
+    options = {"layout": layout, "block_size": window}
+    name = f"mars-verified, {layout}, window {window}" + (f", tau = {threshold:g}" if threshold is not None else "")
+    return Contender(name, "mars", "mars-verified", options, threshold)
+
+
+AR = Contender("ar", "mars", "ar", {})
+MARS = Contender("mars", "mars", "mars", {"block_size": 4}, 0.95)
+SPECULATIVE = Contender("speculative", "mars", "speculative", {"draft_length": 4}, draft="draft_ar_sft")
+PROMPT_LOOKUP = Contender("prompt-lookup", "mars", "prompt-lookup", {"draft_length": 4})
+PROFILED = (AR, MARS, _verified("groups", 4), _verified("linear", 4, 0.5))
+EXACT = (
+    MARS,  # not lossless: what the verified ones are held against
+    _verified("groups", 4),
+    _verified("groups", 8),
+    _verified("linear", 4, 0.5),
+    SPECULATIVE,
+    Contender(
+        "speculative-mars-draft", "mars", "speculative", {"draft_length": 4, "draft_method": "mars"}, None, "draft_mars"
+    ),
+    Contender("medusa-chain", "medusa", "medusa", {"tree_width": 1}),
+    Contender("medusa-tree", "medusa", "medusa", {"tree_width": 3}),
+    Contender("jacobi", "mars", "jacobi", {"block_size": 4}),
+    PROMPT_LOOKUP,
+    Contender("mars-speculative", "mars", "mars-speculative", {"draft_method": "mars"}, 0.95, "draft_mars"),
+)
+
+
+def profiled_grid(scale: Preset) -> Grid:
+    """Where the time of a step goes, at two batch sizes; who is how fast is the sweep's to say."""
+    sizes, prompts = ((1, 4), 12) if scale.in_seconds else ((1, 16), 48)
+    return Grid(PROFILED, sizes, prompts=prompts, repeats=2, positions=0, profiled=True)
+
+
+def exactness_grid(scale: Preset) -> Grid:
+    """Every question, decoded once."""
+    every = (scale.questions or 400) * len(scale.benchmarks)
+    return Grid((AR, *EXACT), (_BATCH,), prompts=every, repeats=0, positions=0)
+
+
+PARTS = "decoder", "LM head", "proposing", "accepting", "loop"  # of a step, as they are timed
+
+
+def slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
+    raced = [row for race in SweepCells.of(rows).races.values() for row in race.values()]
+    exact = [row for row in rows if isinstance(row, ExactnessRow)]
+    return {
+        "answers": "\n".join(_answers(exact, raced)),
+        "dtype": exact[0].dtype if exact else "full precision",
+        "exactness": _exactness(exact),
+        "raced": races_in_words(raced),
+        "company": company_remark(raced),
+        "profiles": _profiles(raced),
+        "costs": _costs(raced),
+        "heads": "\n".join(_heads(rows)),
+        "facts": facts_section(rows, command("reproduce-engine", scale)),
+    }
+
+
+def _answers(exact: Sequence[ExactnessRow], raced: Sequence[SweepRow]) -> Iterator[str]:
+    lossless = [row for row in exact if METHODS[row.method].lossless]
+    if lossless:
+        same, asked = sum(row.same_as_ar for row in lossless), sum(row.prompts for row in lossless)
+        yield f"- Of {asked:,} answers by lossless methods, {same:,} are those of `ar`, token for token."
+    profiled = [row for row in raced if row.profile]
+    for size, rows in groupby(profiled, key=lambda row: row.batch_size):
+        shares = [f"{row.contender} {_share(row, 'decoder', 'LM head'):.0f} %" for row in rows]
+        yield f"- At batch {size}, the model itself takes this share of a step: {', '.join(shares)}."
+
+
+def _share(row: SweepRow, *parts: str) -> float:
+    """What some parts of a step take of its time, in %."""
+    return 100 * sum(row.profile.get(part, 0.0) for part in parts) / sum(row.profile.values())
+
+
+def _exactness(exact: Sequence[ExactnessRow]) -> str:
+    lines = []
+    for row in exact:
+        options = ", ".join(f"{name} = {value}" for name, value in row.options.items())
+        counts = f"{row.prompts:,}", f"{row.same_as_ar:,}", f"{row.emitted / row.row_forwards:.2f}"
+        lines.append([row.method, options, row.stage, *counts])
+    head = ["method", "options", "checkpoint", "prompts", "same tokens as `ar`", "tokens/forward"]
+    return table(head, lines, text=(0, 1, 2))
+
+
+def _profiles(raced: Sequence[SweepRow]) -> str:
+    profiled = [row for row in raced if row.profile]
+    return table(["", *PARTS], [[_called(row), *[f"{_share(row, part):.0f}" for part in PARTS]] for row in profiled])
+
+
+def _costs(raced: Sequence[SweepRow]) -> str:
+    lines = [[_called(row), f"{row.positions_of_a_row:.1f}", f"{row.cache_bytes / 1024:,.0f}"] for row in raced]
+    return table(["", "positions", "cache, KiB"], lines)
+
+
+def _called(row: SweepRow) -> str:
+    return f"{row.contender}, batch {row.batch_size}"
+
+
+def _heads(rows: Sequence[Row]) -> Iterator[str]:
+    trained = {row.stage: row for row in rows if isinstance(row, TrainingRow)}
+    if "medusa" in trained:
+        measures = sorted(trained["medusa"].measures.items())
+        found = ", ".join(f"{100 * share:.1f} %" for name, share in measures if name.startswith("head_"))
+        heads = f"heads 1 to {len(measures)}, conversations they were not trained on"
+        yield f"- Medusa heads name the right token ({heads}): {found}."
+    if "mars" in trained and "draft_ar_sft" in trained:
+        draft, target = trained["draft_ar_sft"].parameters, trained["mars"].parameters
+        yield f"- The draft model has {draft:,} parameters, {100 * draft / target:.0f} % of the target's."
+
+
+STUDY = Study(
+    key="engine",
+    name="Engine",
+    asks="are the lossless methods exact, and where does a step's time go?",
+    place=3,
+    in_paper=False,
+    measure=measured_by("marsbench.studies.engine.measuring", "engine_rows"),
+    timed=True,
+    stages=tuple(checkpoints_of((*PROFILED, *EXACT))),
+    sections=laid_out(__package__, slots),
+)

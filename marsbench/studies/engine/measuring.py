@@ -16,7 +16,7 @@ from marsbench.racing.grid import Contender
 from marsbench.racing.sweep import Sweep
 from marsbench.rows.kinds import ExactnessRow, Row
 from marsbench.running.run import Run, kept
-from marsbench.studies.engine.page import AR, EXACT, exactness_grid, profiled_grid
+from marsbench.studies.engine import AR, EXACT, exactness_grid, profiled_grid
 from marsbench.training.checkpoints import Loaded
 
 

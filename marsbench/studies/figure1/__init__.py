@@ -1,3 +1,106 @@
-"""Figure 1: an answer with the tokens of one forward pass shaded together."""
+"""Figure 1: an answer with the tokens of one forward pass shaded together, one token per forward pass and several."""
 
-from marsbench.studies.figure1.page import STUDY as STUDY
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from marsbench.findings.between_lines import label
+from marsbench.findings.claims import Section
+from marsbench.findings.in_words import one_line
+from marsbench.findings.seeds import BySeed
+from marsbench.rendering.figures import drawn_alike, save
+from marsbench.rendering.layout import laid_out
+from marsbench.rendering.markdown import paragraphs, table
+from marsbench.rendering.sections import command, facts_section, title, training_section
+from marsbench.rows.kinds import GenerationRow, Row, TrainingRow
+from marsbench.running.plans import Arm, TablePlan
+from marsbench.show import Shown, drawing, merged, shaded
+from marsbench.studies.study import Study, measured_by
+
+PLAN = TablePlan(
+    "1",
+    "One answer, and which forward pass settled each of its tokens",
+    (
+        Arm("ar", "one token per forward pass", "mars", "ar"),
+        Arm("mars", "MARS (B = 4, tau = .95)", "mars", "mars", {"block_size": 4, "threshold": 0.95}),
+        Arm("verified", "verified MARS (groups of 4)", "mars", "mars-verified", {"block_size": 4, "layout": "groups"}),
+    ),
+    benchmarks=("gsm8k",),
+    questions=1,
+    figure=True,
+)
+FIGURE = "figures/figure1_answers"  # beside the page, less the extension
+
+
+def slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
+    answers = _answers(rows)
+    shown = [row for row in rows if isinstance(row, GenerationRow | TrainingRow)]
+    done = {name: row for name, row in answers.items() if row.status == "done"}
+    return {
+        "title": title(PLAN, scale),
+        "counts": _counts(answers),
+        "question": paragraphs(*map(_fenced, dict.fromkeys(row.question for row in answers.values()))),
+        **{arm.name: _text(done[arm.name]) if arm.name in done else "" for arm in PLAN.arms},
+        "training": training_section(shown, PLAN),
+        "facts": facts_section(shown, command(f"reproduce-{PLAN.key}", scale)),
+    }
+
+
+def draw(rows: Sequence[Row], reports_dir: Path) -> list[Path]:
+    done = [_shown(row) for row in _answers(rows).values() if row.status == "done"]
+    with drawn_alike():
+        return save(drawing(done), reports_dir / FIGURE)
+
+
+def _answers(rows: Sequence[Row]) -> dict[str, GenerationRow]:
+    """Line -> its answer to the first question; the page to explore has those to the others."""
+    given = [row for row in rows if isinstance(row, GenerationRow)]
+    found = {row.arm: row for row in given if row.question == given[0].question}
+    return {arm.name: found[arm.name] for arm in PLAN.arms if arm.name in found}
+
+
+def _counts(answers: dict[str, GenerationRow]) -> str:
+    lines = []
+    for arm in PLAN.arms:
+        row = answers.get(arm.name)
+        if row is None or row.status != "done":
+            lines.append([arm.label, "not run" if row is None else f"{row.status}: {one_line(row.reason)}", "", ""])
+        else:
+            tokens = len(row.settled_by)
+            lines.append([arm.label, str(tokens), str(row.forwards), f"{tokens / row.forwards:.2f}"])
+    return table(["", "tokens", "forward passes", "tokens/forward"], lines)
+
+
+def _text(row: GenerationRow) -> str:
+    note = "A bar parts forward passes." + ("" if row.finish == "eos" else " The answer was cut at the token limit.")
+    return paragraphs(f"## {_label(row)}", note, _fenced(shaded(_shown(row), color=False).plain))
+
+
+def _shown(row: GenerationRow) -> Shown:
+    return merged(_label(row), row.texts, row.settled_by, row.forwards)
+
+
+def _label(row: GenerationRow) -> str:
+    words = label(PLAN, row.arm)
+    return f"{words[0].upper()}{words[1:]}"
+
+
+def _fenced(text: str) -> str:
+    fence = "```"
+    while fence in text:
+        fence += "`"
+    return f"{fence}text\n{text}\n{fence}"
+
+
+STUDY = Study(
+    key="figure1",
+    name="Figure 1",
+    asks="what does an answer look like, forward pass by forward pass?",
+    section=Section("Figure 1", (1,)),
+    plan=PLAN,
+    scored=False,
+    measure=measured_by("marsbench.studies.figure1.measuring", "figure1_rows"),
+    sections=laid_out(__package__, slots),
+    figures=draw,
+)

@@ -14,7 +14,7 @@ from marsbench.running.checkpoints import Checkpoints
 from marsbench.running.plans import Arm
 from marsbench.running.run import Run, kept, skipped
 from marsbench.show import answer, sample_question, token_texts
-from marsbench.studies.figure1.page import PLAN
+from marsbench.studies.figure1 import PLAN
 from marsbench.training.checkpoints import Loaded
 from marsbench.world import modelled_on, test_set
 from marsbench.world.difficulty import difficulty

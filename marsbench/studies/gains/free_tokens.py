@@ -9,25 +9,14 @@ from typing import NamedTuple
 from marsbench.findings.between_lines import label
 from marsbench.findings.cells import BENCHMARKS
 from marsbench.findings.in_words import one_line, plus_minus
+from marsbench.rendering.layout import filled
 from marsbench.rendering.markdown import paragraphs, table
 from marsbench.rows.kinds import Row, TokenClassRow
 from marsbench.statistics.intervals import Estimate, share_of_tokens
 from marsbench.studies.gains.lines import MEASURED
-from marsbench.studies.gains.word_classes import CLASSES, CODE, CODE_BENCHMARK, CONTENT, DIGITS, END, SYMBOLS, TEMPLATE
+from marsbench.studies.gains.word_classes import CLASSES, END
 from marsbench.world import modelled_on
 
-HOW_TO_READ_FREE_TOKENS = (
-    "Every forward pass settles one token at least, which it would have been needed for anyway; what else it settles "
-    "comes for free. With B = {block_size}, at most {most} of {block_size} tokens can. Tokens of one answer go "
-    "together, so intervals are bootstraps over questions."
-)
-HOW_TOKENS_ARE_CLASSED = (
-    f"The text of a token decides its class. `{END}` is the end of the answer. A token with a letter in it is `{CODE}` "
-    f"(a keyword or a name) where answers are programs ({BENCHMARKS[CODE_BENCHMARK]}), "
-    f"elsewhere a word: one of the `{TEMPLATE}` if it occurs in at least half of that benchmark's answers here, "
-    f"whatever was asked, else one of the `{CONTENT}`. Of the others, tokens with a digit are `{DIGITS}`; operators, "
-    f"punctuation and white space are `{SYMBOLS}`."
-)
 HOW_THE_WORLD_SPEAKS = (
     " In the embedded world the wording of an answer is drawn at random among synonyms, while its numbers follow from "
     "the question: a word may be harder to foresee than a digit, which natural text need not share."
@@ -49,25 +38,28 @@ def section(rows: Sequence[Row]) -> str:
     of_benchmark = {modelled_on(row.benchmark): row for row in rows if isinstance(row, TokenClassRow)}
     known = {name: of_benchmark[name] for name in BENCHMARKS if name in of_benchmark}
     answers = {name: answers_of(row) for name, row in known.items() if row.status == "done"}
-    missing = [
-        f"- {BENCHMARKS[name]}: {row.status}: {one_line(row.reason)}"
-        for name, row in known.items()
-        if row.status != "done"
+    reasons = [
+        f"- {BENCHMARKS[name]}: {row.status}: {one_line(row.reason)}" for name, row in known.items() if row.reason
     ]
-    parts = ["## Which tokens come for free", "" if known else "not run", *missing]
-    if answers:
-        everything = [answer for found in answers.values() for answer in found]
-        listed = {name: ", ".join(f"`{word}`" for word in row.template) for name, row in known.items() if row.template}
-        templates = "; ".join(f"{BENCHMARKS[name]}: {words}" for name, words in listed.items())
-        row = next(row for row in known.values() if row.status == "done")
-        parts += [
-            _how(row, answers),
-            _by_benchmark(answers, everything),
-            f"Template words by benchmark: {templates}." if templates else "",
-            _by_place(everything, int(row.options["block_size"])),
-            _by_pair(everything),
-        ]
-    return paragraphs(*parts)
+    missing = paragraphs(*reasons)
+    if not answers:
+        return paragraphs("## Which tokens come for free", "" if known else "not run", missing)
+    row = next(row for row in known.values() if row.status == "done")
+    size, everything = int(row.options["block_size"]), [answer for found in answers.values() for answer in found]
+    words = {name: ", ".join(f"`{word}`" for word in row.template) for name, row in known.items() if row.template}
+    slots = {
+        "missing": missing,
+        "line": label(MEASURED, row.arm),
+        "counts": ", ".join(f"{BENCHMARKS[name]} {len(found):,}" for name, found in answers.items()),
+        "block_size": str(size),
+        "most": str(size - 1),
+        "world": HOW_THE_WORLD_SPEAKS if modelled_on(row.benchmark) != row.benchmark else "",
+        "by_benchmark": _by_benchmark(answers, everything),
+        "templates": "; ".join(f"{BENCHMARKS[name]}: {found}" for name, found in words.items()),
+        "by_place": _by_place(everything, size),
+        "by_pair": _by_pair(everything),
+    }
+    return "".join(filled(__package__, "free_tokens.md", slots))
 
 
 def answers_of(row: TokenClassRow) -> list[Answer]:
@@ -99,22 +91,12 @@ def _share(places: Sequence[Sequence[int]]) -> Estimate | None:
 # ---------------------------------------------------------------------- the section's parts
 
 
-def _how(row: TokenClassRow, answers: dict[str, list[Answer]]) -> str:
-    size = int(row.options["block_size"])
-    counts = ", ".join(f"{BENCHMARKS[name]} {len(found):,}" for name, found in answers.items())
-    return (
-        f"{label(MEASURED, row.arm)} on the first questions of each benchmark ({counts}). "
-        f"{HOW_TO_READ_FREE_TOKENS.format(block_size=size, most=size - 1)} {HOW_TOKENS_ARE_CLASSED}"
-        f"{HOW_THE_WORLD_SPEAKS if modelled_on(row.benchmark) != row.benchmark else ''}"
-    )
-
-
 def _by_benchmark(answers: dict[str, list[Answer]], everything: list[Answer]) -> str:
     lines = [
         [kind, *[_percent(share_free(found, kind)) for found in (*answers.values(), everything)]] for kind in CLASSES
     ]
     head = ["", *[BENCHMARKS[name] for name in answers], "all questions"]
-    return paragraphs("The share of tokens that came for free, in % ± half of the 95 % interval:", table(head, lines))
+    return table(head, lines)
 
 
 def _by_place(answers: Sequence[Answer], block_size: int) -> str:
@@ -129,11 +111,7 @@ def _by_place(answers: Sequence[Answer], block_size: int) -> str:
             lines.append([kind, f"{len(places):,}", _ratio(len(places), len(tokens)), *shares, gain])
     ordinals = ["1st", *[{2: "2nd", 3: "3rd"}.get(n, f"{n}th") for n in range(2, block_size + 1)]]
     head = ["", "tokens", "% of tokens", *[f"{ordinal}, in %" for ordinal in ordinals], "% of free tokens"]
-    lead = (
-        "All questions together: a class's place in the forward pass that settled it, from the first token, which is "
-        "not free, to the last; and its share of all free tokens."
-    )
-    return paragraphs(lead, table(head, lines))
+    return table(head, lines)
 
 
 def _by_pair(answers: Sequence[Answer]) -> str:
@@ -143,12 +121,7 @@ def _by_pair(answers: Sequence[Answer]) -> str:
         for before in CLASSES
         if before != END
     ]
-    lead = (
-        "Which classes come together: of the tokens of a class (column) that follow one of another class (line), the "
-        "share that the same forward pass settled, in % ± half of the 95 % interval, all questions together. What is "
-        "blank does not occur."
-    )
-    return paragraphs(lead, table(["after", *CLASSES], lines))
+    return table(["after", *CLASSES], lines)
 
 
 def _percent(share: Estimate | None) -> str:

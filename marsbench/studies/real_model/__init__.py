@@ -1,3 +1,397 @@
-"""Real model: what do masks, an adapter and the text so far buy on a model that people use, by the clock too?"""
+"""The page on a real model: its answers, how many tokens a forward gives, who agrees with whom, and the clock."""
 
-from marsbench.studies.real_model.page import STUDY as STUDY
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+
+from marsbench.fetching.models import described, is_known
+from marsbench.findings.cells import Cells, columns, done_cells, latest_cells, latest_stages
+from marsbench.findings.company import company_remark
+from marsbench.findings.seeds import BySeed
+from marsbench.findings.sweep import (
+    A_A,
+    SweepCells,
+    printed_ratio,
+    printed_speed_up,
+    races_in_words,
+    speed_of,
+    speed_ratio,
+    speed_up,
+    steps_in_words,
+)
+from marsbench.methods import METHODS
+from marsbench.racing.position_law import position_law
+from marsbench.rendering.claims import claims_section, page_tally, plainly
+from marsbench.rendering.figures import labelled_figure
+from marsbench.rendering.layout import laid_out
+from marsbench.rendering.markdown import paragraphs, table
+from marsbench.rendering.measured import measured_section, speed_cell, speed_table
+from marsbench.rendering.sections import behind, title
+from marsbench.rows.kinds import EvaluationRow, Row, StepTimeRow, SweepRow, TrainingSpeedRow
+from marsbench.running.plans import Arm, TablePlan
+from marsbench.statistics.curves import after_training
+from marsbench.statistics.intervals import mean_of_benchmarks
+from marsbench.studies.real_model.lines import (
+    ADAPTED,
+    ADAPTER,
+    ANSWERED,
+    AR,
+    BASE,
+    CLAIMS,
+    CURVE,
+    HEADED_CURVE,
+    IN_BF16,
+    MARS,
+    OUTSIDER,
+    OUTSIDERS,
+    OWN_AR,
+    PLAN,
+    grid_names,
+)
+from marsbench.studies.study import Study, measured_by, ours
+
+FIGURE = "figures/real-model_speed"  # beside the page, less the extension
+HOW_LINES_DECODE = (
+    "Verified lines promise the tokens of AR decoding of their own checkpoint, those with an adapter the untouched "
+    "base's; prompt lookup drafts what followed the last tokens earlier in the text, and together with masks what the "
+    "text does not hold is left to them. Lines with tau accept what masks say while their confidence reaches tau."
+)
+HOW_AGREEMENT_IS_COUNTED = (
+    "Answers with the very tokens of AR decoding of the same checkpoint, of those asked; `base` counts those with the "
+    "tokens of the base, which nobody has trained."
+)
+HOW_TRAINING_IS_TIMED = (
+    "How fast each objective trains on the machine by itself, from the base, each in a process of its own that nothing "
+    "runs beside: the median over steps, the slowest and the fastest, and the most memory that the process ever held."
+)
+FAR = 2_000_000  # tokens of training, to which the curve is drawn on
+DEVIATIONS = (
+    "Trainings are of minutes, on the model's own answers to training prompts: docs/your-own-model.md has the commands "
+    "that distil, train and measure. The first questions of each benchmark are asked, and few are raced.",
+    "Of the adapters only the one with a draft head races; the others are shown by their tokens per forward pass.",
+)
+
+
+def slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
+    cells, sweeps = latest_cells(rows), SweepCells.by_dtype(rows)
+    raced = [row for row in rows if isinstance(row, SweepRow)]
+    timed = [row for row in rows if isinstance(row, SweepRow | StepTimeRow)]
+    figure = f"![Tokens per second over ar by line, type of weights and batch size]({FIGURE}.png)"
+    return {
+        "title": title(PLAN, scale),
+        "in_part": _in_part(cells, sweeps),
+        "base": _base(rows, cells),
+        "answers": "\n".join([*_fastest(sweeps), *_outsider(sweeps), *_answers(seeds)]),
+        "figure": figure if sweeps else "",
+        "brief": paragraphs(_clock_in_brief(sweeps), races_in_words(raced)),
+        "company": company_remark([*timed, *_training_speeds(rows)]),
+        "kinds": steps_in_words(SweepCells(raced)),
+        "races": paragraphs(*[_race(*one) for one in sweeps.items()]),
+        "claims": claims_section(seeds, PLAN, CLAIMS, scale),
+        "measured": measured_section(cells, PLAN, seeds, HOW_LINES_DECODE, *_answered(cells, PLAN, OWN_AR)),
+        "in_bf16": _in_bf16(cells),
+        "curve": _by_tokens_trained(cells, rows),
+        "law": _law(cells, rows),
+        "size": _adapter_size(rows),
+        "timed": _training_speed(rows),
+        **behind(rows, PLAN, scale, DEVIATIONS),
+    }
+
+
+def draw(rows: Sequence[Row], reports_dir: Path) -> list[Path]:
+    sweeps = SweepCells.by_dtype(rows)
+    series = {
+        f"{dtype}, batch {size}": {
+            row.contender: ratio for row in sweep.at(size) if row.contender != A_A and (ratio := speed_up(row))
+        }
+        for dtype, sweep in sweeps.items()
+        for size in sweep.batch_sizes
+    }
+    return labelled_figure(series, "tokens per second over ar", reports_dir / FIGURE) if series else []
+
+
+def tally(seeds: BySeed) -> str:
+    """The verdicts, and the best lossless setting by the clock at the smallest batch size."""
+    said = [page_tally(CLAIMS, seeds)]
+    for dtype, sweep in SweepCells.by_dtype(next(iter(seeds.values()))).items():
+        if best := _best_lossless(sweep, sweep.batch_sizes[0]):
+            said.append(f"fastest lossless in {dtype}, batch {best.batch_size}: {printed_speed_up(best)} `ar`")
+    return "; ".join(said)
+
+
+def in_brief(rows: Sequence[Row]) -> str:
+    """Its speeds at the smallest batch in a sentence, for pages on the whole paper; empty without a race."""
+    said = []
+    for dtype, sweep in SweepCells.by_dtype(rows).items():
+        size = min(sweep.batch_sizes)
+        lookup, adapted = _best_lossless(sweep, size, stages=(BASE,)), _best_lossless(sweep, size, stages=ADAPTED)
+        if lookup and adapted:
+            said.append(
+                f"in {dtype} the best line with an adapter is {printed_speed_up(adapted)} times as fast as `ar`, "
+                f"and prompt lookup alone {printed_speed_up(lookup)} times"
+            )
+            if (outsider := sweep.done.get((OUTSIDER, size))) is not None:
+                best = max(lookup, adapted, key=speed_of)
+                ratio = printed_ratio(speed_ratio(best, outsider))
+                said.append(f"the faster of the two is {ratio} times as fast as llama.cpp with the same weights")
+    return f"At batch {size}, lossless: {'; '.join(said)}." if said else ""
+
+
+def _in_part(cells: Cells, sweeps: Mapping[str, SweepCells]) -> str:
+    lines = [arm.label for arm in PLAN.arms if done_cells(cells, arm.name).keys() < columns(PLAN).keys()]
+    raced = [{name for name, _ in sweep.done} for sweep in sweeps.values()]
+    missing = [f"answers of {', '.join(lines)}"] if lines else []
+    short = [arm for arm in IN_BF16.arms if done_cells(cells, arm.name).keys() < columns(IN_BF16).keys()]
+    if short and "bfloat16" in sweeps:
+        missing.append("answers in bfloat16")
+    if not raced or not all(names >= {*grid_names()} for names in raced):
+        missing.append("parts of the race" if any(raced) else "the race")
+    return f"**In part.** Not measured yet: {'; '.join(missing)}." if missing else ""
+
+
+def _base(rows: Sequence[Row], cells: Cells) -> str:
+    """Which of the packaged models the rows are of, where they are of one, and what it gets right."""
+    bases = sorted({str(row.provenance["base"]) for row in rows if row.provenance.get("base")})
+    how = {
+        base: f", whose weights were quantised ({described(base)[0].quantised}) and are dequantised here"
+        for base in bases
+        if is_known(base) and base.endswith("-gguf")
+    }
+    named = ", ".join(f"`{base}`{how.get(base, '')}" for base in bases)
+    said = [f"The base is {named}."] if bases else []
+    if answers := [right for row in done_cells(cells, AR.name).values() for right in row.correct]:
+        right = f"{sum(answers):g} of {len(answers):,} questions"
+        said.append(f"It answers {right} right, so accuracy says little here.")
+    return " ".join(said)
+
+
+# ---- the answer ----
+
+
+def _fastest(sweeps: Mapping[str, SweepCells]) -> Iterator[str]:
+    for dtype, sweep in sweeps.items():
+        size = min(sweep.batch_sizes)
+        ar, best = sweep.done.get(("ar", size)), _best_lossless(sweep, size)
+        if ar is not None and best is not None:
+            yield (
+                f"- In {dtype} at batch {size}, the fastest line that gives the base's very tokens is "
+                f"{best.contender}: {printed_speed_up(best)} times as fast as `ar`, which is "
+                f"{printed_ratio(speed_up(ar, 'hf-generate'))} times as fast as `hf-generate`."
+            )
+
+
+def _outsider(sweeps: Mapping[str, SweepCells]) -> Iterator[str]:
+    """llama.cpp beside `ar` and the fastest lossless line, in the types of weights that it raced in."""
+    said = []
+    for dtype, sweep in sweeps.items():
+        size = min(sweep.batch_sizes)
+        others = sweep.at(size, lambda row: row.contender.startswith(OUTSIDER) and "quantised" in row.options)
+        plain, best = sweep.done.get((OUTSIDER, size)), _best_lossless(sweep, size)
+        if plain is not None and best is not None:
+            smaller = [f"{printed_speed_up(row)} with weights in {row.options['quantised']}" for row in others]
+            times = ", ".join([f"{printed_speed_up(plain)} times as fast as `ar`", *smaller])
+            said.append(
+                f"in {dtype} {times}; the fastest lossless line is "
+                f"{printed_ratio(speed_ratio(best, plain))} times as fast as it"
+            )
+    if said:
+        yield f"- llama.cpp with the same weights is {'. It is '.join(said)}."
+
+
+def _answers(seeds: BySeed) -> Iterator[str]:
+    """What drafts best."""
+    for claim in CLAIMS:
+        if claim.lines in ANSWERED and (found := claim.over(seeds.values())).estimate is not None:
+            yield f"- {plainly(claim, found)}."
+
+
+_LEFT_OUT = {A_A, *OUTSIDERS} - {OUTSIDER}  # of the first table; they stand by the clock
+
+
+def _clock_in_brief(sweeps: Mapping[str, SweepCells]) -> str:
+    races = [(dtype, sweep, size) for dtype, sweep in sweeps.items() for size in sweep.batch_sizes]
+    names = dict.fromkeys(name for _, sweep, _ in races for name in sweep.names if name not in _LEFT_OUT)
+    found = {name: [sweep.done.get((name, size)) for _, sweep, size in races] for name in names}
+    lines = [[name, *[printed_speed_up(row) if row else "-" for row in rows]] for name, rows in found.items()]
+    return (
+        table(["tokens/s over `ar`", *[f"{dtype}, batch {size}" for dtype, _, size in races]], lines) if lines else ""
+    )
+
+
+# ---- answers ----
+
+
+def _answered(cells: Cells, plan: TablePlan, own_ar: Mapping[str, Arm]) -> tuple[str, str]:
+    return speed_table(cells, plan), _agreement(cells, plan, own_ar)
+
+
+def _agreement(cells: Cells, plan: TablePlan, own_ar: Mapping[str, Arm]) -> str:
+    """Who says what AR decoding of the same checkpoint says (stage -> that line), and who says what the base says."""
+    base, names = own_ar[BASE], columns(plan)
+    lines, promised = [], []
+    for arm in plan.arms:
+        found, ar = done_cells(cells, arm.name), own_ar[arm.stage]
+        if not found or arm is base:
+            continue
+        own = [_same(found, done_cells(cells, ar.name), [name]) for name in names]
+        if METHODS[arm.method].lossless and arm is not ar:
+            promised += own
+        shown = [_counted(pair) if arm is not ar else "" for pair in own]
+        lines.append([arm.label, *shown, _counted(_same(found, done_cells(cells, base.name), names))])
+    if not promised:
+        return ""
+    same, asked = (sum(counts) for counts in zip(*promised, strict=True))
+    said = f"Of {asked:,} answers that a method promises to be those of AR decoding, {same:,} are."
+    return paragraphs(f"{HOW_AGREEMENT_IS_COUNTED} {said}", table(["", *names.values(), "base"], lines))
+
+
+def _in_bf16(cells: Cells) -> str:
+    """Tokens per forward pass and agreement of the lines that answered in bf16; empty where none did."""
+    speeds, agreement = _answered(cells, IN_BF16, dict.fromkeys(OWN_AR, IN_BF16.arms[0]))
+    return agreement and paragraphs(speeds, agreement)
+
+
+def _same(
+    one: Mapping[str, EvaluationRow], other: Mapping[str, EvaluationRow], names: Iterable[str]
+) -> tuple[int, int]:
+    """How many answers of two lines on some benchmarks have the same tokens, and how many are known of both."""
+    pairs = [(one[name].digests, other[name].digests) for name in names if name in one and name in other]
+    known = [(a, b) for first, second in pairs if first and second for a, b in zip(first, second, strict=True)]
+    return sum(a == b for a, b in known), len(known)
+
+
+def _counted(same_of: tuple[int, int]) -> str:
+    return "{:,} of {:,}".format(*same_of) if same_of[1] else "n/a"
+
+
+# ---- what longer training buys ----
+
+
+def _by_tokens_trained(cells: Cells, rows: Sequence[Row]) -> str:
+    """Tokens per forward pass, verified in groups of four, by the tokens that the masks were trained on."""
+    tokens = _tokens_trained(rows)
+    found = {arm.stage: done_cells(cells, arm.name) for arm in CURVE if arm.stage in tokens}
+    lines = [
+        [f"`{stage}`", f"{tokens[stage]:,}", *[speed_cell(done.get(name)) for name in columns(PLAN)]]
+        for stage, done in found.items()
+        if done
+    ]
+    return table(["", "tokens trained", *columns(PLAN).values()], lines)
+
+
+def _tokens_trained(rows: Sequence[Row]) -> dict[str, int]:
+    return {stage.stage: row.tokens for stage, row in latest_stages(rows).items() if row.status == "done"}
+
+
+def _law(cells: Cells, rows: Sequence[Row]) -> str:
+    """Where training on would lead the lines with a draft head."""
+    tokens = _tokens_trained(rows)
+    found = {tokens[arm.stage]: done_cells(cells, arm.name) for arm in HEADED_CURVE if arm.stage in tokens}
+    curve = {trained: done for trained, done in found.items() if done.keys() >= columns(PLAN).keys()}
+    if len(curve) < 2:
+        return ""
+    points = [{trained: done[name].answers for trained, done in curve.items()} for name in columns(PLAN)]
+    now, doubled, far = (
+        mean_of_benchmarks([after_training(of_one, trained) for of_one in points])
+        for trained in (max(curve), 2 * max(curve), FAR)
+    )
+    return (
+        f"With a draft head a doubling of training adds {doubled.value - now.value:.2f} tokens per forward pass, by a "
+        f"straight line over the logarithm of tokens trained; were it to go on so, {FAR:,} tokens would give "
+        f"{printed_ratio(far)}. The interval is of the questions alone."
+    )
+
+
+def _adapter_size(rows: Sequence[Row]) -> str:
+    """What an adapter takes on the disk; it is kept in fp32."""
+    parameters = {stage.stage: row.parameters for stage, row in latest_stages(rows).items() if row.status == "done"}
+    if not parameters.keys() >= {ADAPTER, MARS}:
+        return ""
+    own, whole = parameters[ADAPTER], parameters[MARS]
+    return (
+        f"An adapter's weights, kept in fp32, take {4 * own / 2**20:.0f} MiB: {100 * own / whole:.1f} % of the model's."
+    )
+
+
+def _training_speed(rows: Sequence[Row]) -> str:
+    lines = []
+    for row in _training_speeds(rows):
+        rates = sorted(tokens / seconds for tokens, seconds in zip(row.tokens, row.seconds, strict=True))
+        peak = "unknown" if row.peak_bytes is None else f"{row.peak_bytes / 2**30:.2f}"
+        lines.append(
+            [f"`{row.stage}`", f"{median(rates):,.0f}", f"{rates[0]:,.0f} to {rates[-1]:,.0f}", peak, str(len(rates))]
+        )
+    head = ["", "tokens/s", "of a step", "peak, GiB", "steps timed"]
+    return paragraphs(HOW_TRAINING_IS_TIMED, table(head, lines)) if lines else ""
+
+
+def _training_speeds(rows: Sequence[Row]) -> list[TrainingSpeedRow]:
+    return list({row.stage: row for row in rows if isinstance(row, TrainingSpeedRow)}.values())
+
+
+# ---- the clock ----
+
+
+def _race(dtype: str, sweep: SweepCells) -> str:
+    """Speed-ups by batch size, tokens per forward, and how near to the memory's speed each comes."""
+    read = sweep.step_times.read if sweep.step_times else 0.0
+    head = [""]
+    for size in sweep.batch_sizes:
+        head += [f"batch {size}", "tokens/forward", "as the base's `ar`", "roofline, %"]
+    lines = [
+        [name, *[text for size in sweep.batch_sizes for text in _raced(sweep.done.get((name, size)), read)]]
+        for name in sweep.names
+    ]
+    return paragraphs(f"### In {dtype}", table(head, lines), _a_step(sweep.step_times))
+
+
+def _a_step(row: StepTimeRow | None) -> str:
+    """How near a step of AR decoding comes to the memory's speed without prompts, and what more positions cost."""
+    if row is None or not row.weight_bytes:
+        return ""
+    law = position_law(row)
+    alone = law.seconds_at(1)
+    share = 100 * row.weight_bytes / alone / row.read
+    costs = [f"{law.seconds_at(count) / alone:.2f} times as long over {count}" for count in (4, 8, 16)]
+    return (
+        f"A step of `ar` for one row, prompts left out, takes {1e3 * alone:.1f} ms: its weights are read at "
+        f"{share:.0f} % of the {row.read / 1e9:.0f} GB/s that reading moves. A step takes {', '.join(costs)} positions."
+    )
+
+
+def _raced(row: SweepRow | None, read: float) -> list[str]:
+    if row is None:
+        return ["not run", "", "", ""]
+    traffic = row.weights_read_per_second
+    return [
+        printed_speed_up(row),
+        f"{row.tokens_per_forward:.2f}",
+        f"{row.same_as['ar']} of {row.prompts}" if "ar" in row.same_as else "",
+        f"{100 * traffic / read:.0f}" if traffic and read else "n/a",
+    ]
+
+
+def _best_lossless(sweep: SweepCells, size: int, stages: Collection[str] = (BASE, *ADAPTED)) -> SweepRow | None:
+    """The fastest contender whose tokens are promised to be the base's; AR decoding itself left out."""
+    found = sweep.at(
+        size, lambda row: row.is_lossless and row.method not in ("ar", "hf-generate") and row.stage in stages
+    )
+    return max(found, key=speed_of, default=None)
+
+
+STUDY = Study(
+    key="real-model",
+    name="Real model",
+    asks="what does MARS do for a model that people use, on hardware that everybody has?",
+    place=7,
+    in_paper=False,
+    plan=PLAN,
+    measure=measured_by("marsbench.studies.real_model.measuring", "races_and_speeds"),
+    timed=True,
+    sections=laid_out(__package__, slots),
+    figures=draw,
+    tally=tally,
+    claims=ours("real-model", CLAIMS),
+)

@@ -1,3 +1,276 @@
-"""Regime: does a scale stand where the paper stands, by criteria that look at AR training and untrained masks alone?"""
+"""The regime: criteria about AR training and masks before any training with them, and the trials behind a scale."""
 
-from marsbench.studies.regime.page import STUDY as STUDY
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from importlib import resources
+from statistics import fmean
+from typing import Any
+
+import yaml
+
+from marsbench.findings.between_lines import emits, more_accurate
+from marsbench.findings.cells import BENCHMARKS, PUBLISHED_SCALES, done_cells, latest_cells, published_average
+from marsbench.findings.claims import TIMES, Claim, Finding, Measured
+from marsbench.findings.in_words import one_line
+from marsbench.findings.seeds import BySeed
+from marsbench.rendering.claims import held_against, published
+from marsbench.rendering.layout import laid_out
+from marsbench.rendering.markdown import paragraphs, table
+from marsbench.rendering.measured import HOW_TO_READ_THE_CELLS, accuracy_table, measured_section
+from marsbench.rendering.sections import behind, title
+from marsbench.rows.kinds import Row, TextLossRow
+from marsbench.running.plans import Arm, TablePlan
+from marsbench.statistics.decisions import Bound, Verdict
+from marsbench.statistics.intervals import paired_difference, ratio_of_totals
+from marsbench.studies.lines import AR_SFT
+from marsbench.studies.study import Study, measured_by
+from marsbench.studies.table2 import PLAN as TABLE2
+
+_OF_TABLE2 = {arm.name: arm for arm in TABLE2.arms}
+OF_SHORT_BASE = Arm("ar_sft_of_short_base", "AR SFT of a base trained 2/3 as long", "ar_sft_of_short_base", "ar")
+TWICE, UNTRAINED_MASKS, MARS = (_OF_TABLE2[name] for name in ("ar_sft_2x", "untrained_masks", "mars_95"))
+PLAN = TablePlan(
+    "regime",
+    "Is fine-tuning where the paper's is?",
+    (_OF_TABLE2["base"], AR_SFT, TWICE, OF_SHORT_BASE, UNTRAINED_MASKS, MARS),
+    own="Regime",
+)
+
+CONVERGED, SATURATED, ROOM, GENTLE, ABOUT_ONE = 1.5, 1.0, Bound(60.0, 95.0), Bound(high=1.05), Bound(high=1.05)
+OUTSIDE = "outside the bound"  # of what the paper itself has
+ROOM_ON_EACH, ENOUGH = Bound(40.0, 97.0), 4
+# Accuracy in % of an answer of the right form, drawn at random. BBH: two puzzles of yes or no, one of seven days.
+CHANCE = {"bbh": 100 * (1 / 2 + 1 / 2 + 1 / 7) / 3, "mmlu_pro": 10.0, "gpqa": 25.0}
+
+
+def _equivalent(first: str, second: str, margin: float, *said: str) -> Claim:
+    """Two lines that are equally accurate within a margin: two one-sided tests, by one interval."""
+    return more_accurate(PLAN, first, second, *said, bound=Bound(-margin, margin))
+
+
+def _accuracy(rows: Sequence[Row], benchmarks: Sequence[str]) -> Measured:
+    """AR SFT's accuracy in points on some benchmarks, against none right, so that shares of several seeds count too."""
+    done = done_cells(latest_cells(rows), AR_SFT.name)
+    asked = {name: done[name].correct for name in benchmarks if name in done}
+    if len(asked) < len(benchmarks):
+        return Measured()
+    found = paired_difference(asked, {name: [0.0] * len(correct) for name, correct in asked.items()})
+    return Measured(found.estimate, tuple(asked), len(benchmarks))
+
+
+def on_each(seeds: BySeed) -> dict[str, Finding]:
+    """AR SFT's accuracy on every benchmark, over all training seeds."""
+    claims = {name: Claim(measure=partial(_accuracy, benchmarks=[name]), bound=ROOM_ON_EACH) for name in BENCHMARKS}
+    return {name: claim.over(seeds.values()) for name, claim in claims.items()}
+
+
+def room_on_enough(seeds: BySeed) -> tuple[str, Verdict]:
+    """How many benchmarks leave room both ways, in words, and whether those are enough."""
+    verdicts = [finding.verdict for finding in on_each(seeds).values()]
+    if "not run" in verdicts:
+        return "n/a", "not run"
+    sure, possible = verdicts.count("supported"), len(verdicts) - verdicts.count("not supported")
+    verdict: Verdict = "supported" if sure >= ENOUGH else "inconclusive" if possible >= ENOUGH else "not supported"
+    return f"{sure} surely, {possible} possibly", verdict
+
+
+def above_chance(seeds: BySeed) -> tuple[str, Verdict]:
+    """Which benchmarks may be answered by chance, in words, and whether there is none."""
+    found = {name: finding.estimate for name, finding in on_each(seeds).items()}
+    known = {name: estimate for name, estimate in found.items() if estimate is not None}
+    if len(known) < len(found):
+        return "n/a", "not run"
+    near = [BENCHMARKS[name] for name, one in known.items() if one.interval.low <= CHANCE.get(name, 0.0)]
+    below_chance = [name for name, one in known.items() if one.interval.high <= CHANCE.get(name, 0.0)]
+    verdict: Verdict = "not supported" if below_chance else "inconclusive" if near else "supported"
+    return ", ".join(near) or "none", verdict
+
+
+def _text_loss(rows: Sequence[Row]) -> Measured:
+    """The loss on held-out text after AR SFT, over that of the base."""
+    nats = {row.stage: row.nats for row in rows if isinstance(row, TextLossRow) and row.status == "done"}
+    if not nats.keys() >= {"base", "ar_sft"}:
+        return Measured()
+    return Measured(ratio_of_totals(nats["ar_sft"], nats["base"]))
+
+
+CRITERIA = (
+    _equivalent(
+        AR_SFT.name, OF_SHORT_BASE.name, CONVERGED, "i", "Converged: a third less pretraining hardly changes AR SFT"
+    ),
+    replace(
+        _equivalent(
+            TWICE.name, AR_SFT.name, SATURATED, "ii", "Saturated: AR SFT twice as long is equivalent to AR SFT"
+        ),
+        published=more_accurate(TABLE2, TWICE.name, AR_SFT.name).published,
+    ),
+    Claim(
+        letter="iii",
+        text="Room both ways: AR SFT's average accuracy",
+        compared="average of AR SFT",
+        measure=partial(_accuracy, benchmarks=list(BENCHMARKS)),
+        bound=ROOM,
+        published=lambda scale: published_average(TABLE2, AR_SFT.name, scale, "accuracy"),
+    ),
+    Claim(
+        letter="iv",
+        text="Gentle: AR SFT hardly unlearns the base's text",
+        compared="loss on held-out text, AR SFT over base",
+        measure=_text_loss,
+        bound=GENTLE,
+        unit=TIMES,
+    ),
+    emits(
+        PLAN, UNTRAINED_MASKS.name, ABOUT_ONE, "v", "Masks are new: before MARS training they settle next to nothing"
+    ),
+)
+
+
+def published_in_words(criterion: Claim) -> str:
+    """What the paper's own averages say of a criterion, at its scales; empty where they say nothing."""
+    said = []
+    for scale, name in PUBLISHED_SCALES.items():
+        value, bound = criterion.published(scale), criterion.bound
+        if value is not None:
+            where = "" if bound.low <= value <= bound.high else f", {OUTSIDE}"
+            said.append(f"{published(criterion, scale)} ({name}{where})")
+    return ", ".join(said)
+
+
+# ---- the page ----
+
+OPENING = (
+    "The paper fine-tunes a well-trained instruct model gently. Whether a scale of ours does, these criteria say: by "
+    "AR training, and by masks that no training has shown, never by what MARS does."
+)
+HOW_CRITERIA_ARE_JUDGED = (
+    "A criterion is *supported* if the whole 95 % interval lies inside the bounds, *not supported* if it lies outside, "
+    "else *inconclusive*. Intervals cover questions and, with several training seeds, the luck of training, as on the "
+    "page of claims; two one-sided tests at 2.5 % each decide an equivalence. One that fails is left standing."
+)
+
+
+def slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
+    cells = latest_cells(rows)
+    return {
+        "title": title(PLAN, scale),
+        "answers": "\n".join([f"- {tally(seeds)}.", *_left_standing(seeds)]),
+        "criteria": _criteria(seeds),
+        "judged": HOW_CRITERIA_ARE_JUDGED,
+        "opening": OPENING,
+        "room": _room(seeds),
+        "measured": measured_section(cells, PLAN, seeds, HOW_TO_READ_THE_CELLS, accuracy_table(cells, PLAN)),
+        "losses": _text_losses(seeds),
+        "trials": _trials(scale),
+        **behind(rows, PLAN, scale),
+    }
+
+
+def tally(seeds: BySeed) -> str:
+    """How many of the criteria hold, and what of the others."""
+    verdicts = [one.over(seeds.values()).verdict for one in CRITERIA]
+    verdicts += [room_on_enough(seeds)[1], above_chance(seeds)[1]]
+    words: dict[Verdict, str] = {"not supported": "not", "inconclusive": "inconclusive", "not run": "not run"}
+    rest = [f"{verdicts.count(verdict)} {word}" for verdict, word in words.items() if verdict in verdicts]
+    return ", ".join([f"{verdicts.count('supported')} of {len(verdicts)} criteria hold", *rest])
+
+
+def beside(scales: Mapping[str, BySeed]) -> str:
+    """Every criterion at several scales, for the pages on the whole paper; empty where none has rows of the regime."""
+    measured = {scale: seeds for scale, seeds in scales.items() if seeds}
+    if not measured:
+        return ""
+    lines = []
+    for one in CRITERIA:
+        found = [one.over(seeds.values()) for seeds in measured.values()]
+        said = [f"{each.found}: {_outcome(each.verdict)}" for each in found]
+        lines.append([one.letter, one.text, held_against(one), *said, published_in_words(one)])
+    head = ["", "criterion", "tested", *measured, "the paper"]
+    lead = f"{OPENING} {HOW_CRITERIA_ARE_JUDGED}"
+    return paragraphs("## The regime, scale beside scale", lead, table(head, lines, text=range(len(head))))
+
+
+def _outcome(verdict: Verdict) -> str:
+    return {"supported": "holds", "not supported": "fails"}.get(verdict, verdict)
+
+
+def _criteria(seeds: BySeed) -> str:
+    head = ["", "criterion", "tested", "result", "questions or texts", "seeds", "outcome", "the paper"]
+    lines = []
+    for one in CRITERIA:
+        found = one.over(seeds.values())
+        counts = ["n/a", "n/a"] if found.estimate is None else [f"{found.estimate.n:,}", str(found.seeds)]
+        line = [one.letter, one.text, held_against(one), found.found, *counts]
+        lines.append([*line, _outcome(found.verdict), published_in_words(one)])
+        if one.letter == "iii":
+            lines += _room_lines(seeds)
+    return table(head, lines, text=(0, 1, 2, 6, 7))
+
+
+def _left_standing(seeds: BySeed) -> Iterator[str]:
+    for one in CRITERIA:
+        found = one.over(seeds.values())
+        if found.verdict in ("not supported", "inconclusive"):
+            yield f"- {one.letter}, {_outcome(found.verdict)}: {one.text} ({found.found})."
+    outside = [one.letter for one in CRITERIA if OUTSIDE in published_in_words(one)]
+    if outside:
+        yield f"- The paper's own numbers would not meet {' and '.join(outside)}: the bounds are ours."
+
+
+def _room_lines(seeds: BySeed) -> list[list[str]]:
+    (enough, first), (near, second) = room_on_enough(seeds), above_chance(seeds)
+    between = f"{ENOUGH} or more between {ROOM_ON_EACH.low:g} and {ROOM_ON_EACH.high:g}"
+    reach = "benchmarks whose interval reaches down to chance"
+    return [
+        ["", "... at least four benchmarks", between, enough, "", "", _outcome(first), ""],
+        ["", "... none at chance", reach, near, "", "", _outcome(second), ""],
+    ]
+
+
+def _room(seeds: BySeed) -> str:
+    found = on_each(seeds)
+    lines = [
+        [BENCHMARKS[name], one.found, f"{CHANCE.get(name, 0.0):.1f}", _outcome(one.verdict)]
+        for name, one in found.items()
+    ]
+    head = ["", "AR SFT", "by chance", f"between {ROOM_ON_EACH.low:g} and {ROOM_ON_EACH.high:g}"]
+    return table(head, lines, text=(0, 3))
+
+
+def _text_losses(seeds: BySeed) -> str:
+    lines = []
+    for seed, rows in sorted(seeds.items()):
+        found = {row.stage: row for row in rows if isinstance(row, TextLossRow)}
+        losses = {
+            stage: f"{sum(row.nats) / sum(row.tokens):.4f}" if row.status == "done" else one_line(row.reason)
+            for stage, row in found.items()
+        }
+        if found:
+            lines.append([str(seed), *[losses.get(stage, "not run") for stage in ("base", "ar_sft")]])
+    return table(["seed", "base", "AR SFT"], lines, text=())
+
+
+def _trials(scale: str) -> str:
+    file = resources.files(__package__) / f"{scale}_trials.yaml"
+    trials: list[dict[str, Any]] = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else []
+    lines = [
+        [one["what"], *[f"{one[name]:.1f}" for name in BENCHMARKS], f"{fmean(one[name] for name in BENCHMARKS):.1f}"]
+        for one in trials
+    ]
+    return table(["", *BENCHMARKS.values(), "Average"], lines)
+
+
+STUDY = Study(
+    key="regime",
+    name="Regime",
+    asks="is fine-tuning at this scale as gentle, and its base as well trained, as in the paper?",
+    place=0,
+    in_paper=False,
+    plan=PLAN,
+    measure=measured_by("marsbench.studies.regime.measuring", "text_losses"),
+    sections=laid_out(__package__, slots),
+    tally=tally,
+)

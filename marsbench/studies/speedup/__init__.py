@@ -1,14 +1,47 @@
-"""Speed: how fast, at what accuracy, against what, at which batch size; the paper's Tables 5 and 6 by the clock."""
+"""The speed page: how fast, at what accuracy, against what; Tables 5 and 6; and where more load stops paying."""
 
 from __future__ import annotations
 
-from marsbench.racing.grid import read_grid, shipped_grid
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import groupby
+from pathlib import Path
+
+from marsbench.findings.claims import OURS
+from marsbench.findings.company import company_remark
+from marsbench.findings.in_words import one_line, plus_minus, with_interval
+from marsbench.findings.seeds import BySeed
+from marsbench.findings.sweep import (
+    A_A,
+    ALLOWED_LOSS,
+    SweepCells,
+    baseline_of,
+    best_mars_at,
+    best_verified_at,
+    in_words,
+    over,
+    over_faster_ar,
+    printed_ratio,
+    printed_speed_up,
+    races_in_words,
+    speed_up,
+    steps_in_words,
+)
+from marsbench.presets import preset
+from marsbench.racing.grid import COMPILED_AR, read_grid, shipped_grid
+from marsbench.rendering.claims import bullet_by_size
 from marsbench.rendering.layout import laid_out
+from marsbench.rendering.markdown import table
+from marsbench.rendering.sections import command, facts_section
+from marsbench.rows.kinds import Row, SweepRow
 from marsbench.running.plans import Arm, TablePlan
 from marsbench.studies.lines import BATCH_SIZES, speculative
+from marsbench.studies.speedup import figures
 from marsbench.studies.speedup.claims import TABLE5_SECTION, TABLE6_SECTION, decoded_by_the_sweep, speed_claims
-from marsbench.studies.speedup.page import draw, slots
+from marsbench.studies.speedup.law import knee_table, law_slots
+from marsbench.studies.speedup.tables import table5, table6
 from marsbench.studies.study import Item, Study
+from marsbench.training.stages import STAGES
 
 # The lines of the paper's Tables 5 and 6, which the sweep races by the clock.
 CACHE_BLOCKS = (4, 8, 16, 32, 64, 128, 256)
@@ -48,6 +81,145 @@ TABLE6 = TablePlan(
     benchmarks=("gsm8k",),
     questions=256,
 )
+
+
+SMALL = " These are models of a million parameters or less; they test the mechanism and are not Qwen numbers."
+
+
+def slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
+    sweep = SweepCells.of(rows)
+    return {
+        "answers": _answers(seeds, sweep.batch_sizes),
+        "loss": f"{ALLOWED_LOSS:g}",
+        "answer": _answer(sweep),
+        "kinds": steps_in_words(sweep),
+        "decoded": decoded_by_the_sweep([rows]),
+        "stages": in_words(sweep.decoded),
+        "small": SMALL if preset(scale).world else "",
+        "raced": races_in_words(sweep.rows),
+        "company": company_remark([*sweep.rows, *([sweep.step_times] if sweep.step_times else [])]),
+        "contenders": _contenders(sweep),
+        **table5(sweep.eager),  # without a cache, and with this one, steps have no fixed shape to be compiled
+        **table6(sweep),
+        **law_slots(sweep.eager),
+        "knee": knee_table(sweep.eager),
+        "checks": _checks(sweep),
+        "facts": facts_section(rows, command("speedup-sweep", scale)),
+    }
+
+
+def _answers(seeds: BySeed, sizes: Sequence[int]) -> str:
+    """A sentence for each kind of contender: what it is at the smallest batch, and at the largest."""
+    ends = {sizes[0], sizes[-1]} if sizes else {}
+    told = [one for one in speed_claims() if one.whose == OURS and one.batch_size in ends]
+    return "\n".join(bullet_by_size(list(same), seeds) for _, same in groupby(told, key=lambda one: one.name))
+
+
+def draw(rows: Sequence[Row], reports_dir: Path) -> list[Path]:
+    return figures.draw(SweepCells.of(rows), reports_dir)
+
+
+# ---------------------------------------------------------------------- the answer
+
+
+def _answer(sweep: SweepCells) -> str:
+    sizes = sweep.batch_sizes
+    baselines = [sweep.done.get(("ar", size)) for size in sizes]
+    lines = [
+        ["`ar` over `hf-generate`, both eager", *[printed_ratio(speed_up(row, "hf-generate"), "") for row in baselines]]
+    ]
+    if sweep.has_compiled:
+        compiled = [sweep.done.get((COMPILED_AR, size)) for size in sizes]
+        lines.append(["compiled `ar` over eager `ar`", *[printed_speed_up(row) for row in compiled]])
+    for words, choose in _BESTS.items():
+        found = [choose(sweep, size) for size in sizes]
+        if any(found):
+            lines.append([f"{words}, over `ar`", *[printed_ratio(over_faster_ar(sweep, row), "") for row in found]])
+            lines.append(["setting", *[_setting(row) for row in found]])
+            lines.append(["tokens/forward", *[f"{row.tokens_per_forward:.2f}" if row else "" for row in found]])
+    lost = [sweep.cost(best_mars_at(sweep, size)) for size in sizes]
+    lines.append(
+        ["points that `mars` loses [95 %]", *[with_interval(one, 1, signed=True) if one else "" for one in lost]]
+    )
+    return table(["", *[f"batch {size}" for size in sizes]], lines)
+
+
+_BESTS: dict[str, Callable[[SweepCells, int], SweepRow | None]] = {
+    f"`mars`, at most {ALLOWED_LOSS:g} point lost": best_mars_at,
+    "`mars-verified`": best_verified_at,
+    "`mars-verified` with an adapter on AR SFT": partial(best_verified_at, adapted=True),
+}
+
+
+def _setting(row: SweepRow | None) -> str:
+    if row is None:
+        return ""
+    options = {"tau": row.options.get("threshold", "one"), "window": row.options.get("block_size")}
+    words = [str(row.options["layout"])] if "layout" in row.options else []
+    words += [f"{name} {value}" for name, value in options.items() if value is not None]
+    head = ["draft head"] if STAGES[row.stage].head != "none" else []
+    return ", ".join([*words, *head, "compiled" if row.compiled else "eager"])
+
+
+# ---------------------------------------------------------------------- every contender
+
+
+def _contenders(sweep: SweepCells) -> str:
+    held_against: dict[str, list[str]] = {}  # baseline -> contenders
+    for baseline, name in dict.fromkeys((baseline_of(row), row.contender) for row in sweep.rows):
+        held_against.setdefault(baseline, []).append(name)
+    tables = [_all_over(sweep, baseline == COMPILED_AR, names) for baseline, names in held_against.items()]
+    reasons = "\n".join(
+        f"- {row.contender}, batch {row.batch_size}: {row.status}: {one_line(row.reason)}"
+        for row in sweep.rows
+        if row.status != "done"
+    )
+    return "\n\n".join([*tables, reasons])
+
+
+def _all_over(sweep: SweepCells, compiled: bool, names: Sequence[str]) -> str:
+    sizes = sweep.batch_sizes
+    like = "as compiled `ar`" if compiled else "as `ar`"
+    head = [f"tokens/s {over(compiled)}", *[f"batch {size}" for size in sizes], "tokens/forward", "accuracy", like]
+    lines = []
+    for name in names:
+        cells = [sweep.done.get((name, size)) for size in sizes]
+        first = next((row for row in cells if row is not None), None)
+        why = {row.batch_size: row.status for row in reversed(sweep.rows) if row.contender == name}
+        shown = [
+            printed_speed_up(row) if row else why.get(size, "not run") for row, size in zip(cells, sizes, strict=True)
+        ]
+        if first is None:
+            lines.append([name, *shown, "", "", ""])
+        else:  # what hardly depends on the batch size
+            accuracy = plus_minus(first.accuracy, 1, factor=100)
+            lines.append([name, *shown, f"{first.tokens_per_forward:.2f}", accuracy, _as_ar(sweep, first)])
+    return table(head, lines)
+
+
+def _as_ar(sweep: SweepCells, row: SweepRow) -> str:
+    """How many prompts get the tokens that AR decoding of the same model gives."""
+    compiled = baseline_of(row) == COMPILED_AR  # in 16 bits, compiled steps round otherwise
+    alike = [other for other in reversed(sweep.rows) if other.method == "ar" and other.compiled == compiled]
+    stages = {_model_of(other.stage): other.contender for other in alike}
+    same = row.same_as.get(stages.get(_model_of(row.stage), ""))
+    promise = " (promised)" if row.is_lossless and same is not None and same < row.prompts else ""
+    return "" if same is None else f"{same} of {row.prompts}{promise}"
+
+
+def _model_of(name: str) -> str | None:
+    """The stage whose weights a stage decodes with: Medusa's heads and adapters leave the model as it is."""
+    return STAGES[name].parent if STAGES[name].objective in ("medusa", "gated") else name
+
+
+def _checks(sweep: SweepCells) -> str:
+    lines = []
+    for size in sweep.batch_sizes:
+        ratio = speed_up(sweep.done.get((A_A, size)))
+        if ratio is not None:
+            inside = ratio.interval.low <= 1 <= ratio.interval.high
+            lines.append([str(size), printed_ratio(ratio), "yes" if inside else "no"])
+    return table(["batch", "`ar, again` over `ar`", "contains 1"], lines)
 
 
 STUDY = Study(
