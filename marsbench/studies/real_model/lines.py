@@ -57,11 +57,11 @@ GROUPS, NARROW, LINEAR = (
     _verified(ADAPTER, "groups", 3),
     _verified(ADAPTER, "linear", 4),
 )
-BOTH, MARS_GROUPS, MARS_BOTH = _with_lookup(ADAPTER, 3), _verified(MARS, "groups", 4), _with_lookup(MARS, 3)
-MARS_NARROW, SURE, UNSURE = _verified(MARS, "groups", 3), _at(0.95), _at(0.7)
+MARS_GROUPS, MARS_NARROW = _verified(MARS, "groups", 4), _verified(MARS, "groups", 3)
+SURE, UNSURE = _at(0.95), _at(0.7)
 LONG_GROUPS, LONG_NARROW = _verified(LONG_ADAPTER, "groups", 4), _verified(LONG_ADAPTER, "groups", 3)
-LONG_BOTH, LONG_MARS_GROUPS = _with_lookup(LONG_ADAPTER, 3), _verified(LONG_MARS, "groups", 4)
-HEADED_GROUPS, HEADED_BOTH = _verified(HEADED, "groups", 4), _with_lookup(HEADED, 3)
+LONG_MARS_GROUPS, HEADED_GROUPS = _verified(LONG_MARS, "groups", 4), _verified(HEADED, "groups", 4)
+HEADED_BOTH = _with_lookup(HEADED, 3)
 HEADED_FEW = _arm(
     HEADED, "verified, two groups (W = 4)", "mars-verified", layout="groups", block_size=DEFAULT_BLOCK_SIZE, groups=2
 )
@@ -72,10 +72,10 @@ PLAN = TablePlan(
     (
         AR,
         PROMPT_LOOKUP,
-        *(GROUPS, NARROW, LINEAR, BOTH),
-        *(LONG_GROUPS, LONG_NARROW, LONG_BOTH),
+        *(GROUPS, NARROW, LINEAR),
+        *(LONG_GROUPS, LONG_NARROW),
         *(HEADED_GROUPS, HEADED_FEW, HEADED_BOTH, *HEADED_CURVE[:-1]),
-        *(AR_OF_MARS, MARS_GROUPS, MARS_NARROW, MARS_BOTH, SURE, UNSURE),
+        *(AR_OF_MARS, MARS_GROUPS, MARS_NARROW, SURE, UNSURE),
         *(AR_OF_LONG_MARS, LONG_MARS_GROUPS),
     ),
     benchmarks=("gsm8k", "humaneval"),
@@ -90,17 +90,12 @@ _more = partial(emits_more, PLAN)
 ANSWERED = (HEADED_GROUPS.name, PROMPT_LOOKUP.name), (GROUPS.name, MARS_GROUPS.name)  # that the page begins with
 CLAIMS = (
     _more(GROUPS.name, PROMPT_LOOKUP.name, "a", "An adapter's masks draft better than the text so far"),
-    _more(BOTH.name, PROMPT_LOOKUP.name, "b", "Masks and the text so far draft better than the text alone"),
-    _more(*ANSWERED[1], "c", "An adapter drafts better than MARS after the same steps", "adapter-drafts"),
-    _more(LONG_GROUPS.name, GROUPS.name, "d", "Four times the training makes the adapter draft better", check=True),
+    _more(*ANSWERED[1], "b", "An adapter drafts better than MARS after the same steps", "adapter-drafts"),
+    _more(LONG_GROUPS.name, GROUPS.name, "c", "Four times the training makes the adapter draft better", check=True),
+    _more(MARS_GROUPS.name, SURE.name, "d", "Verified masks emit more than tau = .95 does"),
+    _more(*ANSWERED[0], "e", "With a draft head, an adapter's masks draft better than the text so far"),
     _more(
-        LONG_BOTH.name, PROMPT_LOOKUP.name, "e",
-        "So trained, masks and the text so far draft better than the text alone",
-    ),
-    _more(MARS_GROUPS.name, SURE.name, "f", "Verified masks emit more than tau = .95 does"),
-    _more(*ANSWERED[0], "g", "With a draft head, an adapter's masks draft better than the text so far"),
-    _more(
-        HEADED_BOTH.name, PROMPT_LOOKUP.name, "h",
+        HEADED_BOTH.name, PROMPT_LOOKUP.name, "f",
         "With a draft head, masks and the text so far draft better than the text alone",
     ),
 )  # fmt: skip
