@@ -1,4 +1,4 @@
-"""Looking around before anything runs: `doctor` and `list`."""
+"""Looking around before anything runs: `doctor`, `gpu-check` and `list`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The paper's tables: `plan`, `reproduce` and `report`."""
+"""The paper's tables: `plan`, `overhead`, `reproduce` and `report`."""
 
 from __future__ import annotations
 

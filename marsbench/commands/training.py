@@ -1,4 +1,4 @@
-"""Making checkpoints, and what they are made from: `fetch`, `distill` and `train`."""
+"""Making checkpoints, and what they are made from: `fetch`, `adapt`, `distill`, `train`, `training-speed`."""
 
 from __future__ import annotations
 

@@ -68,7 +68,8 @@ def profile(
     assert not isinstance(method, OutsideMethod), "its loop is not ours to look into"
     parts, lm_head = _Parts(), contender.model.get_output_embeddings()
     timed: Any = SimpleNamespace(
-        name="timed", causal_prompt=False, bar=method.bar, most=method.most,  # prompts in one piece
+        name="timed", causal_prompt=False,  # prompts in one piece, whatever the method
+        bar=method.bar, most=method.most,
         propose=parts.around(method.propose, "proposing"), accept=parts.around(method.accept, "accepting"),
     )  # fmt: skip
     hooks = [

@@ -30,8 +30,9 @@ def laid_out(package: str, slots: Slots) -> Sections:
 def filled(package: str, name: str, slots: Mapping[str, str]) -> list[str]:
     """The parts of a layout, which a line `---` parts, with their slots filled.
 
-    A line of a list, or a paragraph, whose slots are all empty is left out, and so is a section, a part that begins
-    with its heading `##`, whose slots that stand alone are. The lines of a paragraph become one.
+    A line of a list, or a paragraph, whose slots are all empty is left out. So is a section (a part that begins with a
+    heading `##`) where some slots are paragraphs by themselves and all of these are empty. The lines of a paragraph
+    become one.
     """
     text = (resources.files(package) / name).read_text(encoding="utf-8")
     return [_part(part, slots) for part in text.split("\n---\n")]

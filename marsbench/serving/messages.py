@@ -1,4 +1,4 @@
-"""What the two processes say to each other: jobs and knobs one way, what every forward brought the other way.
+"""What the two processes say to each other: jobs and knobs one way, what forwards brought the other way.
 
 Nothing heavy is imported here.
 """

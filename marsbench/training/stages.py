@@ -50,7 +50,7 @@ class Stage:
     share: float = 1.0  # of the budget's steps
     adapters_rate: bool = False  # at the learning rate of the scale's adapter
     ranks: int = 1  # of an adapter: its rank, in times the scale's
-    head: HeadKind = "none"  # the draft head behind its masks; none of an adapter = as the scale says
+    head: HeadKind = "none"  # the draft head behind its masks; for an adapter, none = as the scale says
 
 
 # Masks where decoding puts them: behind a token that the model itself predicts, from the response's first on.
