@@ -143,8 +143,8 @@ def test_a_share_of_tokens_has_an_interval_over_questions() -> None:
 QUESTIONS = 12
 TOKENS = {name: 20 for name in (arm.name for arm in PLAN.arms)} | {
     "ar_sft": 10, "ar_of_mars": 10, "mars_b4_0.95": 14, "mars_b4_0.9": 16, "mars_b4_0.8": 18,
-    "verified_groups": 25, "verified_linear": 22, "medusa_hard_1": 21, "medusa_hard_3": 24, "lookup": 12, "jacobi_of_mars": 11,
-    "ar_sft_by_draft_ar_sft": 40,
+    "verified_groups": 25, "verified_linear": 22, "medusa_hard_1": 21, "medusa_hard_3": 24, "lookup": 12,
+    "jacobi_of_mars": 11, "ar_sft_by_draft_ar_sft": 40,
 }  # fmt: skip
 WRONG = {"mars_b4_0.8": {0}, "mars_b4_0.7": {1, 2}, "mars_b4_0.6": {1, 2}, "mars_b4_0.5": {1, 2}}  # questions
 
