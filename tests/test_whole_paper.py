@@ -475,9 +475,8 @@ def test_claims_name_their_places() -> None:
     claims = paper_claims()
     assert list(dict.fromkeys(heading(one.section) for one in claims)) == SECTIONS
     assert sum(one.in_abstract for one in claims) == 10
-    assert {(one.item, one.page) for one in claims} - {(line.key, line.page) for line in index.lines()} == {
-        ("abstract", "table2")
-    }
+    listed = {(item.key, study_of(item.key).key) for item in items()}
+    assert {(one.item, one.page) for one in claims} - listed == {("abstract", "table2")}
     for one in claims:
         assert one.papers != (one.whose in (OURS, ELSEWHERE)) and not sentence(one).startswith("Ours: Ours")
     names = [(one.page, one.name, one.batch_size, one.compared) for one in claims]
@@ -488,9 +487,9 @@ def test_the_index_has_a_line_for_everything(published_rows: Path, monkeypatch: 
     """Guards against a report that nobody finds, a wrong count, and a measured page that is called not run."""
     text = page_of(published_rows, "index")
     lines = {line[0]: line[1:] for line in lines_of(section(text, "Every page"))[2:]}
-    assert {*studies(), "claims"} == {line.page for line in index.lines()}
+    assert {*studies()} == {study_of(item.key).key for item in items()}
     assert {*[item.name for item in items()], "Claims"} == set(lines)
-    (tiny_rows, _) = collect(published_rows, "mini", pages())
+    tiny_rows, other = collect(published_rows, "mini", pages())
     judged_claims = [claim.over(tiny_rows.of(claim.page)) for claim in paper_claims()[2:7]]
     supported = sum(found.verdict == "supported" for found in judged_claims)
     assert lines["Table 2"][1].startswith(f"[{supported} of 5 claims supported")
@@ -508,7 +507,8 @@ def test_the_index_has_a_line_for_everything(published_rows: Path, monkeypatch: 
     new = replace(study_of("gains"), key="something", name="Something", asks="what?", place=99)
     more = {**studies(), "something": new}
     monkeypatch.setattr(registry, "studies", lambda: more)
-    assert index.lines()[-1] == index.Line("something", "Something", "what?", "something", "", "reproduce -- something")
+    added = lines_of(index._table([], [tiny_rows, other]))[-1]
+    assert added == ["Something", "what?", "", "", "`nox -s reproduce -- something`"]
 
 
 def test_the_index_says_what_did_not_hold(tmp_path: Path) -> None:
