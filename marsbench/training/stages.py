@@ -111,8 +111,7 @@ STAGES: dict[str, Stage] = {
     "base_gated_network": _gated(
         "an adapter on the base with a small network as its draft head", "base", head="network"
     ),
-    "base_gated_network_half": _gated("such a one, trained half as long", "base", head="network", share=1 / 2),
-    "base_gated_network_quarter": _gated("one trained a quarter as long", "base", head="network", share=1 / 4),
+    "base_gated_network_quarter": _gated("such a one, trained a quarter as long", "base", head="network", share=1 / 4),
     "base_mars": Stage("MARS, straight from the base", "base", "mars"),
     "base_mars_2x": Stage("MARS, straight from the base, trained twice as long", "base", "mars", passes=2),
     "medusa": Stage("Medusa heads on the frozen AR SFT model", "ar_sft", "medusa"),

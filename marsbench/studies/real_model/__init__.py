@@ -83,7 +83,7 @@ def slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
         "title": title(PLAN, scale),
         "in_part": _in_part(cells, sweeps),
         "base": _base(rows, cells),
-        "answers": "\n".join([*_fastest(sweeps), *_outsider(sweeps), *_answers(seeds)]),
+        "answers": "\n".join([*_fastest(sweeps), *_outsider(sweeps), *_answers(cells, seeds)]),
         "figure": figure if sweeps else "",
         "brief": paragraphs(_clock_in_brief(sweeps), races_in_words(raced)),
         "company": company_remark([*timed, *_training_speeds(rows)]),
@@ -200,11 +200,13 @@ def _outsider(sweeps: Mapping[str, SweepCells]) -> Iterator[str]:
         yield f"- llama.cpp with the same weights is {'. It is '.join(said)}."
 
 
-def _answers(seeds: BySeed) -> Iterator[str]:
-    """What drafts best."""
+def _answers(cells: Cells, seeds: BySeed) -> Iterator[str]:
+    """What drafts best, and whether what is lossless is so in bf16 too."""
     for claim in CLAIMS:
-        if claim.lines in ANSWERED and (found := claim.over(seeds.values())).estimate is not None:
+        if claim.lines == ANSWERED and (found := claim.over(seeds.values())).estimate is not None:
             yield f"- {plainly(claim, found)}."
+    if said := _promised(cells, IN_BF16, _AR_IN_BF16):
+        yield f"- In bfloat16 as well a verified answer is the base's: {said[0].lower()}{said[1:]}."
 
 
 _LEFT_OUT = {A_A, *OUTSIDERS} - {OUTSIDER}  # of the first table; they stand by the clock
@@ -230,26 +232,38 @@ def _answered(cells: Cells, plan: TablePlan, own_ar: Mapping[str, Arm]) -> tuple
 def _agreement(cells: Cells, plan: TablePlan, own_ar: Mapping[str, Arm]) -> str:
     """Who says what AR decoding of the same checkpoint says (stage -> that line), and who says what the base says."""
     base, names = own_ar[BASE], columns(plan)
-    lines, promised = [], []
+    lines = []
     for arm in plan.arms:
         found, ar = done_cells(cells, arm.name), own_ar[arm.stage]
         if not found or arm is base:
             continue
         own = [_same(found, done_cells(cells, ar.name), [name]) for name in names]
-        if METHODS[arm.method].lossless and arm is not ar:
-            promised += own
         shown = [_counted(pair) if arm is not ar else "" for pair in own]
         lines.append([arm.label, *shown, _counted(_same(found, done_cells(cells, base.name), names))])
-    if not promised:
+    if not (said := _promised(cells, plan, own_ar)):
         return ""
-    same, asked = (sum(counts) for counts in zip(*promised, strict=True))
-    said = f"Of {asked:,} answers that a method promises to be those of AR decoding, {same:,} are."
-    return paragraphs(f"{HOW_AGREEMENT_IS_COUNTED} {said}", table(["", *names.values(), "base"], lines))
+    return paragraphs(f"{HOW_AGREEMENT_IS_COUNTED} {said}.", table(["", *names.values(), "base"], lines))
+
+
+def _promised(cells: Cells, plan: TablePlan, own_ar: Mapping[str, Arm]) -> str:
+    """How many answers are those of AR decoding, of those that are promised to be; empty without any."""
+    lossless = [arm for arm in plan.arms if METHODS[arm.method].lossless and arm is not own_ar[arm.stage]]
+    found = [
+        _same(done, done_cells(cells, own_ar[arm.stage].name), columns(plan))
+        for arm in lossless
+        if (done := done_cells(cells, arm.name))
+    ]
+    same, asked = (sum(counts) for counts in zip(*found, strict=True)) if found else (0, 0)
+    said = f"Of {asked:,} answers that a method promises to be those of AR decoding, {same:,} are"
+    return said if found else ""
+
+
+_AR_IN_BF16 = dict.fromkeys(OWN_AR, IN_BF16.arms[0])
 
 
 def _in_bf16(cells: Cells) -> str:
     """Tokens per forward pass and agreement of the lines that answered in bf16; empty where none did."""
-    speeds, agreement = _answered(cells, IN_BF16, dict.fromkeys(OWN_AR, IN_BF16.arms[0]))
+    speeds, agreement = _answered(cells, IN_BF16, _AR_IN_BF16)
     return agreement and paragraphs(speeds, agreement)
 
 

@@ -14,8 +14,8 @@ from marsbench.studies.lines import short
 
 BASE, ADAPTER, MARS = "base", "base_gated", "base_mars"
 LONG_ADAPTER, LONG_MARS, HEADED = "base_gated_4x", "base_mars_2x", "base_gated_network"
-HALF, QUARTER = f"{HEADED}_half", f"{HEADED}_quarter"
-ADAPTED = ADAPTER, LONG_ADAPTER, QUARTER, HALF, HEADED  # whose verified tokens are the base's
+QUARTER = f"{HEADED}_quarter"
+ADAPTED = ADAPTER, LONG_ADAPTER, QUARTER, HEADED  # whose verified tokens are the base's
 _WORDS = {
     BASE: "Base",
     ADAPTER: "Base with an adapter",
@@ -23,7 +23,6 @@ _WORDS = {
     LONG_ADAPTER: "Base with an adapter trained four times as long",
     LONG_MARS: "MARS trained twice as long",
     HEADED: "Base with an adapter and a draft head",
-    HALF: "Base with an adapter and a draft head trained half as long",
     QUARTER: "Base with an adapter and a draft head trained a quarter as long",
 }
 _LOOKUP = {"draft_length": 4}
@@ -65,7 +64,7 @@ HEADED_BOTH = _with_lookup(HEADED, 3)
 HEADED_FEW = _arm(
     HEADED, "verified, two groups (W = 4)", "mars-verified", layout="groups", block_size=DEFAULT_BLOCK_SIZE, groups=2
 )
-HEADED_CURVE = _verified(QUARTER, "groups", 4), _verified(HALF, "groups", 4), HEADED_GROUPS
+HEADED_CURVE = _verified(QUARTER, "groups", 4), HEADED_GROUPS
 PLAN = TablePlan(
     "real-model",
     "What MARS does for a model that people use",
@@ -87,13 +86,15 @@ OWN_AR = {arm.stage: _TUNED.get(arm.stage, AR) for arm in PLAN.arms}  # stage ->
 CURVE = (GROUPS, LONG_GROUPS, *HEADED_CURVE, MARS_GROUPS, LONG_MARS_GROUPS)  # by how long masks were trained
 
 _more = partial(emits_more, PLAN)
-ANSWERED = (HEADED_GROUPS.name, PROMPT_LOOKUP.name), (GROUPS.name, MARS_GROUPS.name)  # that the page begins with
+ANSWERED = HEADED_GROUPS.name, PROMPT_LOOKUP.name  # the claim that the page begins with
 CLAIMS = (
     _more(GROUPS.name, PROMPT_LOOKUP.name, "a", "An adapter's masks draft better than the text so far"),
-    _more(*ANSWERED[1], "b", "An adapter drafts better than MARS after the same steps", "adapter-drafts"),
+    _more(
+        GROUPS.name, MARS_GROUPS.name, "b", "An adapter drafts better than MARS after the same steps", "adapter-drafts"
+    ),
     _more(LONG_GROUPS.name, GROUPS.name, "c", "Four times the training makes the adapter draft better", check=True),
     _more(MARS_GROUPS.name, SURE.name, "d", "Verified masks emit more than tau = .95 does"),
-    _more(*ANSWERED[0], "e", "With a draft head, an adapter's masks draft better than the text so far"),
+    _more(*ANSWERED, "e", "With a draft head, an adapter's masks draft better than the text so far"),
     _more(
         HEADED_BOTH.name, PROMPT_LOOKUP.name, "f",
         "With a draft head, masks and the text so far draft better than the text alone",
