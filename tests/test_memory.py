@@ -259,7 +259,7 @@ def test_windows_that_recur_are_kept() -> None:
     """Guards against the shape of a decoding step that is worked out anew at every step, and a store without end."""
     device = torch.device("cpu")
     assert windows.causal(7, device) is windows.causal(7, device)
-    assert windows._groups(2, 3, 4, device)[2] is windows._groups(2, 3, 4, device)[2]
+    assert windows._groups(2, 3, 4, 3, device)[2] is windows._groups(2, 3, 4, 3, device)[2]
     most = windows._WIDEST_KEPT
     assert torch.equal(windows.causal(most + 1, device)[:most, :most], windows.causal(most, device))
     sizes = [kept.cache_info().maxsize for kept in (windows._kept_causal, windows._kept_groups)]

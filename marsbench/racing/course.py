@@ -20,10 +20,11 @@ from marsbench.methods import METHODS
 from marsbench.methods.fitting import default_ids, fit
 from marsbench.provenance import products, provenance
 from marsbench.racing.grid import Contender, Grid
+from marsbench.racing.position_law import StepTimes
 from marsbench.racing.profile import profile
 from marsbench.racing.questions import Prompts, Questions, ask, per_benchmark
 from marsbench.racing.race import Entrant, Outcome, Race
-from marsbench.racing.step_time import StepTimes, step_times
+from marsbench.racing.step_time import step_times
 from marsbench.rows.kinds import TrainingRow
 from marsbench.running.checkpoints import Checkpoints
 from marsbench.running.run import Run

@@ -10,14 +10,23 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from marsbench.rows.kinds import StepTimeRow, SweepRow
 
-if TYPE_CHECKING:
-    from marsbench.racing.step_time import StepTimes
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Seconds of a step for each shape and repeat, and the machine's memory: the fields of a `StepTimeRow`."""
+
+    context: int
+    rows: list[int]
+    window: list[int]
+    seconds: list[list[float]]
+    copied_per_second: list[float]
+    read_per_second: list[float]
+    others_cores: list[float]
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from marsbench.decoding.windows import last, linear_window
 from marsbench.forward.window import Answer, Window
 from marsbench.neighbours import Watch, cores
 from marsbench.progress import Counted
-from marsbench.racing.position_law import PositionLaw, law_of
+from marsbench.racing.position_law import PositionLaw, StepTimes, law_of
 from marsbench.racing.race import synchronize
 
 _CONTEXT = 64  # tokens of every prompt
@@ -37,19 +37,6 @@ class StepShape(NamedTuple):
 
     rows: int
     window: int
-
-
-@dataclass(frozen=True)
-class StepTimes:
-    """Seconds of a step for each shape and repeat, and the machine's memory: the fields of a `StepTimeRow`."""
-
-    context: int
-    rows: list[int]
-    window: list[int]
-    seconds: list[list[float]]
-    copied_per_second: list[float]
-    read_per_second: list[float]
-    others_cores: list[float]
 
 
 @dataclass(frozen=True)

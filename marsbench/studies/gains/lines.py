@@ -22,9 +22,7 @@ from marsbench.studies.lines import AR_SFT, THRESHOLDS, adapted, headed, mars, m
 
 def _medusa(stage: str, words: str, width: int, shape: str) -> Arm:
     """Medusa, whose heads sit on the frozen AR SFT model."""
-    return Arm(
-        f"{stage}_{width}", f"Medusa{words}, {shape}", stage, "medusa", {"tree_width": width}, optional=bool(words)
-    )
+    return Arm(f"{stage}_{width}", f"Medusa{words}, {shape}", stage, "medusa", {"tree_width": width})
 
 
 _MEDUSAS = {"medusa": "", "medusa_hard": " at the adapter's rate"}
