@@ -128,10 +128,11 @@ def mars_loss(
     rows, targets, before = (
         torch.cat([one[from_clean], one[from_copy]]) for one in (row, labels[row, column], input_ids[row, column - 1])
     )
-    at_mask = torch.arange(len(rows), device=rows.device) >= from_clean.sum()
+    clean = int(from_clean.sum())
+    at_mask = torch.arange(len(rows), device=rows.device) >= clean
     nll = nll_at(model, rows, at, targets, **by_head(head, model, before, at_mask), **_inputs(model, streams))
-    clean_nll = nll.new_zeros(len(row)).masked_scatter(from_clean, nll[: int(from_clean.sum())])
-    mask_nll = clean_nll.masked_scatter(from_copy, nll[int(from_clean.sum()) :])
+    clean_nll = nll.new_zeros(len(row)).masked_scatter(from_clean, nll[:clean])
+    mask_nll = clean_nll.masked_scatter(from_copy, nll[clean:])
     mask = mean_over_rows(mask_nll, row, len(labels), weight)
     ar = mean_over_rows(clean_nll, row, len(labels), weight) if ar_weight else torch.zeros_like(mask)
     return MarsLoss(total=mask + ar_weight * ar, mask=mask, ar=ar)

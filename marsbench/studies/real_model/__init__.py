@@ -55,8 +55,9 @@ from marsbench.studies.study import Study, measured_by, ours
 FIGURE = "figures/real-model_speed"  # beside the page, less the extension
 HOW_LINES_DECODE = (
     "Verified lines promise the tokens of AR decoding of their own checkpoint, those with an adapter the untouched "
-    "base's; prompt lookup drafts what followed the last tokens earlier in the text, and together with masks what the "
-    "text does not hold is left to them. Lines with tau accept what masks say while their confidence reaches tau."
+    "base's; prompt lookup drafts what followed the last tokens earlier in the text; together with masks it goes on "
+    "behind their guesses, and drafts alone, in a forward without masks, where they are unsure. Lines with tau accept "
+    "what masks say while their confidence reaches tau."
 )
 HOW_AGREEMENT_IS_COUNTED = (
     "Answers with the very tokens of AR decoding of the same checkpoint, of those asked; `base` counts those with the "
@@ -217,9 +218,7 @@ def _clock_in_brief(sweeps: Mapping[str, SweepCells]) -> str:
     names = dict.fromkeys(name for _, sweep, _ in races for name in sweep.names if name not in _LEFT_OUT)
     found = {name: [sweep.done.get((name, size)) for _, sweep, size in races] for name in names}
     lines = [[name, *[printed_speed_up(row) if row else "-" for row in rows]] for name, rows in found.items()]
-    return (
-        table(["tokens/s over `ar`", *[f"{dtype}, batch {size}" for dtype, _, size in races]], lines) if lines else ""
-    )
+    return table(["tokens/s over `ar`", *[f"{dtype}, batch {size}" for dtype, _, size in races]], lines)
 
 
 # ---- answers ----
