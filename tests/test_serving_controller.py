@@ -145,6 +145,17 @@ def _settled(window: int, right: float, times: int) -> list[tuple[int, int, int]
     return [one for one in found if one[2]]
 
 
+def test_an_unlikely_draft_is_left_out_where_positions_are_free() -> None:
+    """Guards against drafts that are likelier wrong than right, which take the next forward's drafts with them."""
+    group, memory = Group("mars-verified", 1.0, None, 4, 1), Memory()
+    for step in range(30):
+        settled = {group.key(0): _settled(used(memory, 1), 0.6, 20)}
+        memory = decide(FLAT, Targets(), memory, Seen(float(step), [group], settled, busy_s=1.0))
+    window, prune = memory.choice.at(1)
+    each = expected(memory.rates[group.key(0)], window)
+    assert window == 4 and prune == pytest.approx((each - 1) / each, abs=0.06)
+
+
 @pytest.mark.parametrize(("law", "window"), [(FLAT, 8), (STEEP, 1)])
 def test_the_window_is_what_the_law_says(law: PositionLaw, window: int) -> None:
     """Guards against a controller that drafts as much on a machine that positions cost dearly as on one they do not."""

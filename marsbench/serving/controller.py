@@ -191,9 +191,10 @@ def _table(
     for count in sorted({rows, *(2**power for power in range(WIDEST) if 2**power <= law.positions[-1])}):
         seconds = [law.seconds_at(count * positions) + beyond[place > 0] for place, (_, positions) in enumerate(work)]
         speed, place = max((count * work[place][0] / seconds[place], -place) for place in range(len(work)))
-        at = count * work[-place][1]
+        each, at = work[-place][0], count * work[-place][1]
         price = speed * (law.seconds_at(at + count) - law.seconds_at(at)) / count  # of a position, in tokens
-        table.append((count, 1 - place, round(min(0.95, price) * 20) / 20))
+        # A draft that is wrong also takes the next forward's drafts with it: masks behind it have seen it.
+        table.append((count, 1 - place, round(min(0.95, (price + each - 1) / each) * 20) / 20))
         best = speed if count == rows else best
     return table, best
 
