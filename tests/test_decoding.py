@@ -179,6 +179,7 @@ OPTIONS = st.fixed_dictionaries(
         "tree_width": st.integers(1, 4),
         "metric": st.sampled_from(["probability", "margin"]),
         "groups": st.sampled_from([None, 1, 2]),
+        "shifted": st.booleans(),
     }
 ).map(lambda chosen: chosen if chosen["layout"] == "groups" else chosen | {"groups": None})
 
@@ -373,6 +374,31 @@ def test_verified_drafts_are_those_of_a_plain_forward(
             accepted.append(min(right + 1, len(text) - known))
             known += right + 1
         assert generation.accepted == accepted
+
+
+@pytest.mark.parametrize("shifted", [False, True])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(prompt=st.lists(st.integers(4, 23), min_size=1, max_size=11), limit=st.integers(1, 13), block=st.integers(2, 5))
+def test_block_diffusion_by_whole_forwards(
+    shifted: bool, prompt: list[int], limit: int, block: int, random_models: dict[str, PreTrainedModel]
+) -> None:
+    """Guards against a token that is read from a wrong place, or from a cache that is not what a forward would see."""
+    model, end = random_models["qwen2"], len(prompt) + limit
+    tokens: list[int | None] = [*prompt, *[None] * limit]
+    while None in tokens:
+        start = tokens.index(None) // block * block
+        shown = torch.tensor([[MASK if one is None else one for one in (tokens + [None] * block)[: start + block]]])
+        of = torch.arange(start + block) // block
+        hidden = torch.zeros(1, 1, len(of), len(of)).masked_fill(of > of.unsqueeze(1), -torch.inf)
+        with torch.no_grad():
+            logits = model(input_ids=shown, attention_mask=hidden).logits[0]
+        places = [place for place in range(start, min(start + block, end)) if tokens[place] is None]
+        said = {place: logits[place - shifted].softmax(0).max(0) for place in places}
+        best = max(places, key=lambda place: float(said[place].values))
+        tokens[best] = int(said[best].indices)
+    expected = tokens[len(prompt) :]
+    (found,) = run(model, "block-diffusion", [prompt], limit=limit, block_size=block, shifted=shifted)
+    assert found.tokens == expected[: expected.index(EOS) if EOS in expected else limit]
 
 
 @torch.inference_mode()

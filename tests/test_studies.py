@@ -105,6 +105,8 @@ def test_the_registry_is_in_the_papers_order() -> None:
         "lengths",
         "adapter",
         "engine",
+        "map",
+        "rivals",
         "speedup",
         "compiled",
         "serving",

@@ -240,13 +240,14 @@ def test_logits_in_chunks_teach_the_same(
     assert most > 20 * vocabulary and least <= 7 * vocabulary
 
 
-def test_block_diffusion_loss_equals_the_whole_layout(golden_models: dict[str, PreTrainedModel]) -> None:
+@pytest.mark.parametrize("shifted", [False, True])
+def test_block_diffusion_loss_equals_the_whole_layout(shifted: bool, golden_models: dict[str, PreTrainedModel]) -> None:
     """Guards against a shortened noisy stream, a leak of answers, or a wrong weight: compares definitions."""
     model, length, block = golden_models["mars"], 24, 4
     ids = torch.randint(4, 900, (2, length), generator=torch.Generator().manual_seed(0))
     labels = ids.masked_fill(torch.arange(length) < torch.tensor([[6], [9]]), -100)
     torch.manual_seed(1)
-    loss = block_diffusion_loss(model, ids, labels, block_size=block, mask_token_id=MASK)
+    loss = block_diffusion_loss(model, ids, labels, block_size=block, mask_token_id=MASK, shifted=shifted)
 
     torch.manual_seed(1)
     level = torch.empty(2, 1).uniform_(0.05, 1.0)
@@ -265,7 +266,11 @@ def test_block_diffusion_loss_equals_the_whole_layout(golden_models: dict[str, P
         input_ids=torch.cat([ids, ids.masked_fill(masked, MASK)], 1),
         position_ids=torch.arange(length).repeat(2, 2),
         attention_mask=torch.zeros(2, 1, 2 * length, 2 * length).masked_fill(~visible, -torch.inf),
-    ).logits[:, length:]
+    ).logits
+    clean, logits = logits.split(length, 1)
+    if shifted:  # the first token of a block is predicted where the last of the block before it stands, unmasked
+        begins = (torch.arange(length) % block == 0).unsqueeze(1)
+        logits = torch.where(begins, clean.roll(1, 1), logits.roll(1, 1))
     nll = torch.nn.functional.cross_entropy(logits.transpose(1, 2), ids, reduction="none") * masked / level
     assert loss.item() == pytest.approx((nll.sum(1) / (labels != -100).sum(1)).mean().item(), rel=1e-5)
 

@@ -18,9 +18,10 @@ from marsbench.forward.window import Answer, Window
 class BlockDiffusion:
     """Blocks of B positions counted from the start of the sequence, attention bidirectional inside a block (BD3-LM).
 
-    A forward predicts every masked position of a row's current block in place and settles the most confident one, and
-    with a threshold every other one that passes. A block that is full is forwarded once more as clean tokens, in the
-    same pass as the next block's first, and then stays in the cache.
+    A forward predicts every masked position of a row's current block, in place or, `shifted`, where the token before
+    it stands, and settles the most confident one, and with a threshold every other one that passes. A block that is
+    full is forwarded once more as clean tokens, in the same pass as the next block's first, and then stays in the
+    cache; `shifted`, its last token comes along again as long as it has something to predict.
     """
 
     name: ClassVar[str] = "block-diffusion"
@@ -29,6 +30,7 @@ class BlockDiffusion:
     mask_id: int
     block_size: int = 4
     metric: Metric = "probability"
+    shifted: bool = False
 
     def bar(self, threshold: float | None) -> float:
         """The confidence that a threshold asks for."""
@@ -39,22 +41,25 @@ class BlockDiffusion:
         return None
 
     def propose(self, rows: Rows) -> Window:
-        """The full blocks that are not cached yet, then the current one with masks where it has no token."""
+        """The full blocks that are not cached yet, or the token that predicts; then the current one with its masks."""
         block_start = self._block_start(rows)
-        full = int((block_start - rows.cached).amax())
-        offset = torch.arange(full + self.block_size, device=block_start.device)
-        position = (block_start - full).unsqueeze(1) + offset
+        ahead = max(int((block_start - rows.cached).amax()), int(self.shifted))
+        offset = torch.arange(ahead + self.block_size, device=block_start.device)
+        position = (block_start - ahead).unsqueeze(1) + offset
         input_ids = rows.tokens.gather(1, position.clamp(0, rows.tokens.shape[1] - 1))
         input_ids = input_ids.masked_fill(self._open(rows, position), self.mask_id)
-        block = (offset - full).div(self.block_size, rounding_mode="floor")
+        block = (offset - ahead).div(self.block_size, rounding_mode="floor")
         visible = block <= block.unsqueeze(1)
         slots = int(block_start.amax()) + self.block_size
-        return Window(input_ids, position, block_start - full, slots, visible, position >= rows.cached.unsqueeze(1))
+        first = torch.minimum(rows.cached, block_start - int(self.shifted)).clamp(min=0)
+        return Window(input_ids, position, block_start - ahead, slots, visible, position >= first.unsqueeze(1))
 
     def accept(self, rows: Rows, window: Window, answer: Answer) -> Accepted:
         """The most confident masked position, and every one that passes the bar."""
         block_start = self._block_start(rows)
-        logits, position = answer.logits(slice(-self.block_size, None)), window.position[:, -self.block_size :]
+        position, width = window.position[:, -self.block_size :], window.position.shape[1]
+        first = width - self.block_size - int(self.shifted)
+        logits = answer.logits(slice(first, first + self.block_size))
         masked = self._open(rows, position) & (position < rows.end.unsqueeze(1))
         sure = confidence(logits, self.metric).masked_fill(~masked, -torch.inf)
         best = torch.nn.functional.one_hot(sure.argmax(1), sure.shape[1]).bool()

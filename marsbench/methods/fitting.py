@@ -28,7 +28,8 @@ def fit(
     Raises:
         UserError: the method is unknown, its options are out of range, or the checkpoint lacks what it needs.
     """
-    given = {"mask_id": loaded.mask_id, "heads": loaded.heads, "draft": draft.model if draft else None}
+    draft_model = draft.model if draft else None
+    given = {"mask_id": loaded.mask_id, "heads": loaded.heads, "shifted": loaded.shifted, "draft": draft_model}
     method = build_method(name, Options(**(given | options)))
     check_installed(name)
     if METHODS[name].needs_masks and not untrained_masks:

@@ -34,6 +34,7 @@ class Options:
     mask_id: int | None = None  # the id of `<|mask|>`, None for a checkpoint without one
     draft: Any = None  # the draft model
     heads: Any = None  # Medusa heads
+    shifted: bool = False  # whether the token before each mask of block diffusion predicts it
     block_size: Annotated[
         int,
         Option(

@@ -50,4 +50,4 @@ def _lines(block: str, slots: Mapping[str, str]) -> Iterator[str]:
     for line in block.split("\n"):
         names = _SLOT.findall(line)
         if not names or any(slots[name] for name in names):
-            yield line.format_map(slots)
+            yield line.format_map(slots).strip()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
 from marsbench.findings.between_lines import emits, emits_more, more_accurate
 from marsbench.findings.cells import Cells, done_cells
@@ -13,7 +11,18 @@ from marsbench.rendering.measured import HOW_TO_READ_ACCURACY, accuracy_table, s
 from marsbench.rendering.page import TablePage
 from marsbench.running.plans import Arm, TablePlan
 from marsbench.statistics.decisions import Bound
-from marsbench.studies.lines import AR_SFT, HEADS, adapted, drafting, headed, mars, mars_name, short, verified
+from marsbench.studies.lines import (
+    AR_SFT,
+    HEADS,
+    adapted,
+    drafting,
+    headed,
+    mars,
+    mars_name,
+    short,
+    verified,
+    verified_with_head,
+)
 from marsbench.studies.study import table_study
 
 _GROUPS, _LINEAR = verified("groups", 4), verified("linear", 5, 0.5)
@@ -47,20 +56,10 @@ _SURE = (
 )
 
 
-def _mars_with_head(name: str, words: str, method: str, options: Mapping[str, Any]) -> Arm:
-    label = f"MARS with a draft head trained with it{words}"
-    return Arm(
-        f"mars_network_{name}", label, "mars_network", method, dict(options), optional=True, trained_block_size=4
-    )
-
-
 _HEADED_MARS = (
-    _mars_with_head("ar", ", AR decoding", "ar", {}),
-    _mars_with_head("groups", ", verified, groups (W = 4)", _GROUPS.method, _GROUPS.options),
-    *[
-        _mars_with_head(f"{tau:g}", f" (tau = {short(tau)})", "mars", mars("mars", 4, tau).options)
-        for tau in (0.99, 0.95)
-    ],
+    Arm("mars_network_ar", "MARS with a draft head, AR decoding", "mars_network", "ar", optional=True),
+    verified_with_head(),
+    *[mars("mars_network", 4, threshold) for threshold in (0.99, 0.95)],
 )
 PLAN = TablePlan(
     "adapter",
@@ -133,7 +132,7 @@ def _part_of_the_best(cells: Cells, plan: TablePlan) -> str:
 
 
 _more_accurate, _emits_more = partial(more_accurate, PLAN), partial(emits_more, PLAN)
-_MARS_95 = mars_name("mars", 4, 0.95)
+_MARS_95, _HEADED_95 = (mars_name(stage, 4, 0.95) for stage in ("mars", "mars_network"))
 _NETWORK, _NETWORK_99 = "mars_gated_network_groups_4", "mars_gated_network_0.99"
 CLAIMS = (
     emits(
@@ -161,8 +160,8 @@ CLAIMS = (
         margin=1.0,
     ),
     _emits_more("mars_network_groups", _GROUPS.name, "l", "Behind MARS's own masks a draft head drafts better too"),
-    _more_accurate("mars_network_0.95", _MARS_95, "l", "With it MARS loses less at tau = .95", "mends"),
-    _emits_more("mars_network_0.95", _MARS_95, "l", "With it more tokens pass at tau = .95"),
+    _more_accurate(_HEADED_95, _MARS_95, "l", "With it MARS loses less at tau = .95", "mends"),
+    _emits_more(_HEADED_95, _MARS_95, "l", "With it more tokens pass at tau = .95"),
 )  # fmt: skip
 PAGE = TablePage(
     plan=PLAN,
@@ -177,7 +176,7 @@ PAGE = TablePage(
     answers=("b", "c", "d", "i", "mends"),
     lines=(
         *(AR_SFT.name, "gated_groups", "mars_gated_markov_groups_4", _NETWORK, "mars_gated_network_groups_8"),
-        *("mars_gated_0.99", _NETWORK_99, "ar_of_mars", _GROUPS.name, _MARS_95, "mars_network_0.95", "hard_groups"),
+        *("mars_gated_0.99", _NETWORK_99, "ar_of_mars", _GROUPS.name, _MARS_95, _HEADED_95, "hard_groups"),
     ),
     figure="sizes",
     caption=(

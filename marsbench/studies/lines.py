@@ -27,6 +27,7 @@ MARS_VARIANTS = {
     "mars_response_blocks": "MARS, blocks counted from the response",
     "mars_no_eos_padding": "MARS, no labelled EOS filled in",
 }
+HEADED_MARS = {"mars_network": "MARS with a draft head"}  # stage -> its words, trained at B = 4
 _PAPER_NAMES = {"mars": "mars", "mars_no_sft_released": "mars_no_sft"}
 
 
@@ -34,9 +35,9 @@ def mars(stage: str, block_size: int, threshold: float | None = None) -> Arm:
     """MARS, an ablation or a variant of it, at one token per forward or with a threshold."""
     how = ONE_TOKEN if threshold is None else {"threshold": threshold}
     said = "" if threshold is None else f", tau = {short(threshold)}"
-    label = f"{(MARS_STAGES | MARS_VARIANTS)[stage]} (B = {block_size}{said})"
-    name = mars_name(stage, block_size, threshold)
-    return Arm(name, label, stage, "mars", {"block_size": block_size, **how}, _PAPER_NAMES.get(stage))
+    label = f"{(MARS_STAGES | MARS_VARIANTS | HEADED_MARS)[stage]} (B = {block_size}{said})"
+    name, options = mars_name(stage, block_size, threshold), {"block_size": block_size, **how}
+    return Arm(name, label, stage, "mars", options, _PAPER_NAMES.get(stage), optional=stage in HEADED_MARS)
 
 
 def mars_name(stage: str, block_size: int, threshold: float | None = None) -> str:
@@ -51,6 +52,13 @@ def verified(layout: str, window: int, threshold: float | None = None) -> Arm:
         f"verified_{layout}", f"MARS verified, {layout} (W = {window})", "mars", "mars-verified",
         {"layout": layout, "block_size": window, **pruned}, trained_block_size=DEFAULT_BLOCK_SIZE,
     )  # fmt: skip
+
+
+def verified_with_head() -> Arm:
+    """Lossless MARS in groups, with a draft head that was trained with it."""
+    ((stage, words),) = HEADED_MARS.items()
+    label = f"{words}, verified, groups (W = 4)"
+    return replace(verified("groups", 4), name=f"{stage}_groups", label=label, stage=stage, optional=True)
 
 
 def adapted(layout: str, window: int, threshold: float | None = None) -> Arm:

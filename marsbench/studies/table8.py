@@ -17,9 +17,19 @@ from marsbench.rendering.measured import accuracy_cell, question_counts, speed_c
 from marsbench.rendering.page import TablePage
 from marsbench.rendering.sections import BOTH_ABLATIONS_DEVIATION
 from marsbench.running.plans import Arm, TablePlan
-from marsbench.studies.lines import ABLATIONS, AR_SFT, BLOCK_SIZES, MARS_STAGES, THRESHOLDS, mars, mars_name
+from marsbench.studies.lines import (
+    ABLATIONS,
+    AR_SFT,
+    BLOCK_SIZES,
+    HEADED_MARS,
+    MARS_STAGES,
+    THRESHOLDS,
+    mars,
+    mars_name,
+)
 from marsbench.studies.study import Item, table_study
 
+SIZE_WITH_HEAD = BLOCK_SIZES[0]  # of MARS with a draft head, which the paper has not
 PLAN = TablePlan(
     "8",
     "Accuracy against tokens per forward pass, by threshold and block size, with and without the SFT loss",
@@ -31,6 +41,7 @@ PLAN = TablePlan(
             for size in BLOCK_SIZES
             for threshold in (None, *THRESHOLDS)
         ],
+        *[mars(stage, SIZE_WITH_HEAD, threshold) for stage in HEADED_MARS for threshold in (None, *THRESHOLDS)],
     ),
     benchmarks=("gsm8k", "humaneval"),
 )
@@ -68,10 +79,12 @@ def _grid(numbers: Numbers, benchmark: str, plan: TablePlan) -> list[list[str]]:
     """Lines by stage and threshold, with the two numbers of each block size side by side."""
     arms = {arm.name: arm for arm in plan.arms}
     lines = [[AR_SFT.label, "", *numbers(AR_SFT, benchmark), *[""] * (2 * len(BLOCK_SIZES) - 2)]]
-    for stage, label in MARS_STAGES.items():
+    for stage, label in (MARS_STAGES | HEADED_MARS).items():
         for threshold in (None, *THRESHOLDS):
-            found = [numbers(arms[mars_name(stage, size, threshold)], benchmark) for size in BLOCK_SIZES]
-            lines.append([label, "" if threshold is None else f"{threshold:g}", *sum(found, ())])
+            known = [arms.get(mars_name(stage, size, threshold)) for size in BLOCK_SIZES]
+            if any(known):
+                found = [numbers(arm, benchmark) if arm else ("", "") for arm in known]
+                lines.append([label, "" if threshold is None else f"{threshold:g}", *sum(found, ())])
     return lines
 
 
@@ -118,10 +131,11 @@ def _published_grid(scale: str, benchmark: str, plan: TablePlan) -> list[list[st
 
 
 def _draw(cells: Cells, plan: TablePlan, path_stem: Path) -> list[Path]:
-    panels = []
+    panels, known = [], {arm.name for arm in plan.arms}
     for benchmark, title in columns(plan).items():
         for size in BLOCK_SIZES:
-            curves = {label: _curve(stage, size) for stage, label in reversed(MARS_STAGES.items())}
+            shown = [*HEADED_MARS.items()] * (size == SIZE_WITH_HEAD) + [*reversed(MARS_STAGES.items())]
+            curves = {label: _curve(stage, size) for stage, label in shown if _curve(stage, size)[0] in known}
             panels.append(speed_panel(cells, f"{title}, B = {size}", curves, [benchmark]))
     return panels_figure(panels, path_stem, across=len(BLOCK_SIZES))
 

@@ -80,6 +80,11 @@ class Loaded:
         """Whether its training showed it masks; True where it does not say how it was trained."""
         return self.stage is None or STAGES[self.stage].objective in BLOCKWISE
 
+    @property
+    def shifted(self) -> bool:
+        """Whether it was trained to predict masked tokens where the token before them stands."""
+        return self.stage is not None and STAGES[self.stage].variant.alignment == "paper"
+
 
 def default_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"

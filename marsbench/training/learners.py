@@ -76,7 +76,7 @@ class _Mars(Learner):
 
 class _BlockDiffusion(Learner):
     def loss(self, trained: nn.Module, **batch: Any) -> Tensor:
-        return block_diffusion_loss(trained, **batch, **self._blocks)
+        return block_diffusion_loss(trained, **batch, **self._blocks, shifted=self._recipe.variant.alignment == "paper")
 
 
 class _Medusa(Learner):

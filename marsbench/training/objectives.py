@@ -139,12 +139,13 @@ def mars_loss(
 
 
 def block_diffusion_loss(
-    model: nn.Module, input_ids: Tensor, labels: Tensor, *, block_size: int, mask_token_id: int
+    model: nn.Module, input_ids: Tensor, labels: Tensor, *, block_size: int, mask_token_id: int, shifted: bool = False
 ) -> Tensor:
-    """The block-diffusion baseline's objective (BD3-LM, linear schedule, in-place prediction, bidirectional blocks).
+    """The block-diffusion baseline's objective (BD3-LM, linear schedule, bidirectional blocks).
 
     Every sequence draws t ~ U(0.05, 1) from torch's generator, masks each response token with probability t, and weighs
-    the cross-entropy of the masked tokens by 1/t. Each masked token is predicted from its own position.
+    the cross-entropy of the masked tokens by 1/t. Each masked token is predicted from its own position, or `shifted`
+    from the one before it: in the noisy stream, and for the first token of a block in the clean one.
 
     Args: as for `mars_loss`.
 
@@ -160,7 +161,11 @@ def block_diffusion_loss(
     copied = needs_noisy_copy(response, block, bidirectional=True)
     streams = _streams(input_ids, noise, enters, copied, block, bidirectional=True)
     row, column = masked.nonzero(as_tuple=True)
-    nll = nll_at(model, row, streams.noisy_at[row, column], labels[row, column], **_inputs(model, streams))
+    at = streams.noisy_at[row, column]
+    if shifted:
+        begins = block[row, column] != block[row, column - 1]
+        at = torch.where(begins, streams.clean_at[row, column - 1], streams.noisy_at[row, column - 1])
+    nll = nll_at(model, row, at, labels[row, column], **_inputs(model, streams))
     weighted = nll / noise_level[row, 0]
     tokens = response.sum(1).clamp(min=1)
     return torch.zeros(len(labels), device=labels.device).index_add(0, row, weighted).div(tokens).mean()

@@ -22,7 +22,8 @@ class MarsVariant:
     """How a MARS stage trains where paper and code differ; the defaults are what the released MARS trainer does."""
 
     # What predicts the first token of a block: the last mask of the block before it (released), or the clean token
-    # before it, as in AR (paper, equations 4 and 6). The others are predicted by the mask before them either way.
+    # before it, as in AR (paper, equations 4 and 6). The others are predicted by the mask before them either way. In
+    # block diffusion, which predicts each token where it stands, the paper's equations may mean the one before too.
     alignment: Alignment = "released"
     # Where blocks are counted from: the first token of the sequence (released), or of each response (paper).
     blocks_from: BlocksFrom = "sequence"
@@ -65,9 +66,24 @@ STAGES: dict[str, Stage] = {
     "base": Stage("next-token prediction on plain text, from random weights", None, "ar", plain_text=True),
     "short_base": Stage("`base`, trained two thirds as long", None, "ar", plain_text=True, share=2 / 3),
     "ar_sft": Stage("AR fine-tuning on conversations", "base", "ar"),
-    "ar_sft_of_short_base": Stage("AR fine-tuning of the short base", "short_base", "ar"),
     "ar_sft_2x": Stage("AR fine-tuning, twice as long (the compute-matched control)", "base", "ar", passes=2),
     "block_diffusion": Stage("block diffusion, continued from AR SFT", "ar_sft", "block_diffusion"),
+    "block_diffusion_4x": Stage(
+        "such block diffusion, trained four times as long", "ar_sft", "block_diffusion", passes=4
+    ),
+    "block_diffusion_shifted": Stage(
+        "block diffusion whose masked tokens are predicted where the token before them stands, as in AR",
+        "ar_sft",
+        "block_diffusion",
+        variant=MarsVariant(alignment="paper"),
+    ),
+    "mars_no_sft_hard": Stage(
+        "MARS without the AR term at the learning rate of an adapter",
+        "ar_sft",
+        "mars",
+        ar_weight=0.0,
+        adapters_rate=True,
+    ),
     "mars_no_sft": Stage("MARS without the AR term (clean ablation), from AR SFT", "ar_sft", "mars", ar_weight=0.0),
     "mars_no_sft_released": Stage(
         "MARS without the AR term, each sequence weighed by 1/t, as in the released code",
@@ -118,8 +134,32 @@ STAGES: dict[str, Stage] = {
     "medusa_hard": Stage("such heads at the learning rate of an adapter", "ar_sft", "medusa", adapters_rate=True),
     "draft_base": Stage("`base` of the small draft model", None, "ar", plain_text=True, draft=True),
     "draft_ar_sft": Stage("AR fine-tuning of the draft model", "draft_base", "ar", draft=True),
+    "draft_ar_sft_hard": Stage(
+        "AR fine-tuning of the draft model at the learning rate of an adapter",
+        "draft_base",
+        "ar",
+        draft=True,
+        adapters_rate=True,
+    ),
     "draft_mars": Stage("MARS, continued from the draft's AR SFT", "draft_ar_sft", "mars", draft=True),
 }
+
+
+def _corner(ending: str, words: str, base: str, *, hard: bool) -> dict[str, Stage]:
+    """AR fine-tuning, MARS and its ablation from another base, or all of them at another rate, than the tables have."""
+    sft = f"ar_sft{ending}"
+    return {
+        sft: Stage(f"AR fine-tuning {words}", base, "ar", adapters_rate=hard),
+        f"mars{ending}": Stage(f"MARS {words}", sft, "mars", adapters_rate=hard),
+        f"mars_no_sft{ending}": Stage(
+            f"MARS without the AR term {words}", sft, "mars", ar_weight=0.0, adapters_rate=hard
+        ),
+    }
+
+
+STAGES |= _corner("_of_short_base", "of the short base", "short_base", hard=False)
+STAGES |= _corner("_hard_sft", "at the adapter's rate, as is what it continues from", "base", hard=True)
+STAGES |= _corner("_hard_sft_of_short_base", "of the short base at the adapter's rate", "short_base", hard=True)
 BLOCK_SIZES = (4, 8, 16)
 BLOCKWISE: tuple[Objective, ...] = ("mars", "block_diffusion", "gated")  # show the model masks, block by block
 

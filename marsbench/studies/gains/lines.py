@@ -17,15 +17,25 @@ from marsbench.findings.sweep import ALLOWED_LOSS
 from marsbench.rows.kinds import EvaluationRow, Row
 from marsbench.running.plans import Arm, TablePlan
 from marsbench.statistics.intervals import Answers
-from marsbench.studies.lines import AR_SFT, THRESHOLDS, adapted, headed, mars, mars_name, speculative, verified
+from marsbench.studies.lines import (
+    AR_SFT,
+    THRESHOLDS,
+    adapted,
+    headed,
+    mars,
+    mars_name,
+    speculative,
+    verified,
+    verified_with_head,
+)
 
 
-def _medusa(stage: str, words: str, width: int, shape: str) -> Arm:
+def medusa(stage: str, words: str, width: int, shape: str) -> Arm:
     """Medusa, whose heads sit on the frozen AR SFT model."""
     return Arm(f"{stage}_{width}", f"Medusa{words}, {shape}", stage, "medusa", {"tree_width": width})
 
 
-_MEDUSAS = {"medusa": "", "medusa_hard": " at the adapter's rate"}
+MEDUSAS = {"medusa": "", "medusa_hard": " at the adapter's rate"}
 
 
 ADAPTED = replace(adapted("groups", 4), optional=True)  # rows of a scale may be older than its line
@@ -39,11 +49,12 @@ MEASURED = TablePlan(
         *[mars("mars", 4, threshold) for threshold in THRESHOLDS],
         verified("linear", 5, 0.5),
         verified("groups", 4),
+        verified_with_head(),
         Arm("lookup", "MARS, prompt lookup", "mars", "prompt-lookup", {"draft_length": 4}),
         Arm("jacobi_of_mars", "MARS, Jacobi decoding", "mars", "jacobi", {"block_size": 4}),
         *[
-            _medusa(stage, words, width, shape)
-            for stage, words in _MEDUSAS.items()
+            medusa(stage, words, width, shape)
+            for stage, words in MEDUSAS.items()
             for width, shape in ((1, "a chain"), (3, "a tree"))
         ],
         replace(speculative("ar_sft", "draft_ar_sft"), label="AR SFT, speculative decoding", published=None),

@@ -38,10 +38,12 @@ from marsbench.studies.real_model.lines import (
     ADAPTER,
     ANSWERED,
     AR,
+    AROUND_FEW,
     BASE,
     CLAIMS,
     CURVE,
     HEADED_CURVE,
+    HEADED_FEW,
     IN_BF16,
     MARS,
     OUTSIDER,
@@ -90,6 +92,7 @@ def slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
         "company": company_remark([*timed, *_training_speeds(rows)]),
         "kinds": steps_in_words(SweepCells(raced)),
         "races": paragraphs(*[_race(*one) for one in sweeps.items()]),
+        "few_groups": _few_groups(sweeps),
         "claims": claims_section(seeds, PLAN, CLAIMS, scale),
         "measured": measured_section(cells, PLAN, seeds, HOW_LINES_DECODE, *_answered(cells, PLAN, OWN_AR)),
         "in_bf16": _in_bf16(cells),
@@ -372,6 +375,16 @@ def _a_step(row: StepTimeRow | None) -> str:
         f"A step of `ar` for one row, prompts left out, takes {1e3 * alone:.1f} ms: its weights are read at "
         f"{share:.0f} % of the {row.read / 1e9:.0f} GB/s that reading moves. A step takes {', '.join(costs)} positions."
     )
+
+
+def _few_groups(sweeps: Mapping[str, SweepCells]) -> str:
+    """What it buys to forward two groups of masks, not one behind every draft, over the better of all and one."""
+    said = []
+    for dtype, sweep in sweeps.items():
+        few, *others = (sweep.done.get((arm.label, min(sweep.batch_sizes))) for arm in (HEADED_FEW, *AROUND_FEW))
+        if few is not None and (known := [row for row in others if row is not None]):
+            said.append(f"{printed_ratio(speed_ratio(few, max(known, key=speed_of)))} times in {dtype}")
+    return " and ".join(said)
 
 
 def _raced(row: SweepRow | None, read: float) -> list[str]:

@@ -64,6 +64,7 @@ HEADED_BOTH = _with_lookup(HEADED, 3)
 HEADED_FEW = _arm(
     HEADED, "verified, two groups (W = 4)", "mars-verified", layout="groups", block_size=DEFAULT_BLOCK_SIZE, groups=2
 )
+AROUND_FEW = HEADED_GROUPS, _verified(HEADED, "linear", 4)  # of the same window: a group behind every draft, or one
 HEADED_CURVE = _verified(QUARTER, "groups", 4), HEADED_GROUPS
 PLAN = TablePlan(
     "real-model",
@@ -73,7 +74,7 @@ PLAN = TablePlan(
         PROMPT_LOOKUP,
         *(GROUPS, NARROW, LINEAR),
         *(LONG_GROUPS, LONG_NARROW),
-        *(HEADED_GROUPS, HEADED_FEW, HEADED_BOTH, *HEADED_CURVE[:-1]),
+        *(HEADED_GROUPS, HEADED_FEW, HEADED_BOTH, _with_lookup(HEADED, 4), *HEADED_CURVE[:-1]),
         *(AR_OF_MARS, MARS_GROUPS, MARS_NARROW, SURE, UNSURE),
         *(AR_OF_LONG_MARS, LONG_MARS_GROUPS),
     ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -11,8 +11,9 @@ from marsbench.findings.company import company_remark
 from marsbench.findings.in_words import bracketed
 from marsbench.findings.seeds import BySeed
 from marsbench.rendering.claims import answers
-from marsbench.rendering.markdown import folded, paragraphs, table
-from marsbench.rendering.sections import command, facts_section, seeds_in_words
+from marsbench.rendering.layout import laid_out
+from marsbench.rendering.markdown import paragraphs, table
+from marsbench.rendering.sections import command, facts_section
 from marsbench.rows.kinds import Row, ServingRow
 from marsbench.statistics.decisions import Bound
 from marsbench.statistics.intervals import Estimate
@@ -54,38 +55,7 @@ UNDER_LOAD = (
     "The paper's abstract ends with a claim that it does not measure: under high request load a server can raise its "
     "throughput on the fly by lowering tau."
 )
-WHAT_IT_IS = (
-    "`marsbench serve` answers the test questions over HTTP, streamed, {tokens} tokens each at most, in one batch of "
-    "at most {rows} requests; all others wait in a queue. All policies ask one server, save those that adapt, which "
-    "ask one that adapts, and all of them ask the same questions in the same order. Either as many requests as are "
-    "said are in flight at any time, or they come by themselves, at the times of a Poisson process, the same for every "
-    "policy, whatever became of earlier ones; every time counts from when a request was due. A load of 1 is what `ar` "
-    "carries with {carried} in flight. A lap takes {least:.1f} to {most:.1f} s, and there are {repeats} of each; "
-    "numbers are geometric means over laps, with 95 % intervals by Student's t on logarithms. {unanswered}"
-)
-TARGETS = (
-    "An answer is good if its first token comes within {first:.0f} ms and the others within {each:.2f} ms each: "
-    f"{FIRST_TOKEN:.0f} and {PER_TOKEN:.0f} times what a token of `ar` takes when nobody else is there. Goodput is "
-    "good answers per second of arrivals."
-)
-THE_KNEE = (
-    "{count:g} requests are in flight at any time, so the batch is always full: what is measured is what a policy "
-    "carries. A forward over more positions costs more, so beyond saturation a policy buys tokens per forward over "
-    "what its forward costs in forwards of `ar`, and no more; *cost of a forward* is what follows from the two columns "
-    "before it."
-)
-WHAT_A_USER_GETS = (
-    "So many requests are in flight at any time, and the next follows when one is answered. Times are in ms at the "
-    "50th and 90th percentile, each the mean over laps; *a user's tokens/s* are those of all answers over the time "
-    "that their users waited. A position costs little while few are computed, so this is where drafts pay. Of "
-    "{asked:,} times that `adaptive, lossless` and `ar` were asked the same question in the same lap, {same:,} have "
-    "the same answer, character for character."
-)
-HOW_POLICIES_DIFFER = (
-    "`adaptive, lossless` asks for `mars-verified`: windows and pruning follow the load, its answers are those of "
-    "`ar`. `adaptive, tau may fall` asks for the same and allows the controller to leave checking out while a target "
-    f"is missed: to accept what passes tau, which it lowers notch by notch, down to {LOWEST:g}."
-)
+COST = "cost of a forward, in forwards of `ar`"
 HOW_LOADS_ARE_READ = (
     "Times in ms at the 50th, 90th and 99th percentile, each the mean over laps; *tau* is the mean over answers of the "
     "lowest they were decoded with, 1 where they are those of `ar`; *lag* is by how much the load generator was late "
@@ -93,48 +63,55 @@ HOW_LOADS_ARE_READ = (
 )
 
 
-def sections(rows: Sequence[Row], scale: str, seeds: BySeed) -> list[str]:
+def sections(rows: Sequence[Row], scale: str, seeds: BySeed) -> Iterable[str]:
+    if not cells_of(rows):
+        return [f"# Serving at scale {scale}: nothing measured yet"]
+    return laid_out(__package__, _slots)(rows, scale, seeds)
+
+
+def _slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
     cells = cells_of(rows)
     laps = [row for some in cells.values() for row in some]
-    if not laps:
-        return [f"# Serving at scale {scale}: nothing measured yet"]
-    asks = "does lowering tau buy throughput under load?" if full(cells) else "what do its users get?"
-    loads = _loads(cells)
+    loads, last = _loads(cells), laps[-1]
     shown = [load for place, load in enumerate(loads) if place in (0, len(loads) // 2, len(loads) - 1)]
     found = [claim for claim in CLAIMS if claim.over(seeds.values()).estimate is not None]
-    return [
-        f"# Serving at scale {scale}: {asks}",
-        "" if loads else "**In part.** Not measured yet: requests that come by themselves, load by load.",
-        paragraphs("\n".join(filter(None, [answers(found, seeds), _right(cells)]))),
-        _few(cells),
-        _carried(cells),
-        f"![Good answers per second by load]({GOODPUT}.png)" if loads else "",
-        _by_load(cells, shown),
-        f"{UNDER_LOAD if full(cells) else ''} {_what_it_is(cells, laps)} {seeds_in_words(seeds)}".strip(),
-        company_remark(laps),
-        folded(
-            paragraphs(
-                _verdict(cells),
-                HOW_POLICIES_DIFFER,
-                TARGETS.format(first=1000 * laps[-1].target_first_token, each=1000 * laps[-1].target_per_token),
-            ),
-            _other_loads(cells, [load for load in loads if load not in shown]),
-            _http(cells),
-            _steps(cells),
-            facts_section(rows, command("serving-load", scale)),
-        ),
-    ]
-
-
-def _what_it_is(cells: Cells, laps: Sequence[ServingRow]) -> str:
-    row, seconds = laps[0], [lap.took for lap in laps]
-    carried = full(cells) or max(FEW)
-    missed = lost(laps)
-    unanswered = f"Of {sum(lap.requests for lap in laps):,} requests, {missed:,} were not answered." if missed else ""
-    return WHAT_IT_IS.format(
-        tokens=row.max_new_tokens, rows=row.rows, carried=f"{carried:g}", least=min(seconds), most=max(seconds),
-        repeats=max(map(len, cells.values())), unanswered=unanswered,
-    )  # fmt: skip
+    same, asked = same_answers(cells, LOSSLESS.name)
+    few, carried, missed, steps = _few(cells), _carried(cells), lost(laps), _steps(cells)
+    return {
+        "asks": "does lowering tau buy throughput under load?" if full(cells) else "what do its users get?",
+        "in_part": "" if loads else "**In part.** Not measured yet: requests that come by themselves, load by load.",
+        "answers": "\n".join(filter(None, [answers(found, seeds), _right(cells)])),
+        "few": few,
+        "asked": f"{asked:,}" if few else "",
+        "same": f"{same:,}" if few else "",
+        "carried": carried,
+        "in_flight": f"{full(cells):g}" if carried else "",
+        "figure": f"![Good answers per second by load]({GOODPUT}.png)" if loads else "",
+        "by_load": paragraphs("## Load by load", HOW_LOADS_ARE_READ, _by_load(cells, shown)) if loads else "",
+        "under_load": UNDER_LOAD if full(cells) else "",
+        "tokens": str(last.max_new_tokens),
+        "rows": str(last.rows),
+        "load_of_one": f"{full(cells) or max(FEW):g}",
+        "least": f"{min(row.took for row in laps):.1f}",
+        "most": f"{max(row.took for row in laps):.1f}",
+        "repeats": str(max(map(len, cells.values()))),
+        "unanswered": f"Of {sum(row.requests for row in laps):,} requests, {missed:,} were not answered."
+        if missed
+        else "",
+        "company": company_remark(laps),
+        "verdict": _verdict(cells),
+        "lowest": f"{LOWEST:g}",
+        "target_first": f"{1000 * last.target_first_token:.0f}",
+        "target_each": f"{1000 * last.target_per_token:.2f}",
+        "times_first": f"{FIRST_TOKEN:.0f}",
+        "times_each": f"{PER_TOKEN:.0f}",
+        "other_loads": _by_load(cells, [load for load in loads if load not in shown]),
+        "at_once": str(AT_ONCE),
+        "http": _http(cells),
+        "steps": steps,
+        "step_figure": f"![Requests, tau and window over time]({STEP}.png)" if steps else "",
+        "facts": facts_section(rows, command("serving-load", scale)),
+    }
 
 
 def _right(cells: Cells) -> str:
@@ -234,7 +211,7 @@ def _verdict(cells: Cells) -> str:
         if compared:
             said = f"not {words}; behind {'; '.join(worse)}" if worse else words
             found.append(f"Goodput of `{policy.name}` is {said}.")
-    return paragraphs("## The verdict", *found)
+    return paragraphs(*found)
 
 
 # ---- tables ----
@@ -250,14 +227,11 @@ def _few(cells: Cells) -> str:
                     f"{count:g}", policy.name, _ms(rows, "first_token", 1, 2), _ms(rows, "per_token", 2, 2),
                     _ms(rows, "whole", 0, 2), f"{over_repeats(rows, of_a_request).value:,.0f}",
                     _said(over) if policy != AR else "", f"{over_repeats(rows, tokens_per_second).value:,.0f}",
-                    f"{per_forward(rows):.2f}",
+                    f"{per_forward(rows):.2f}", _cost(rows, over) if policy != AR else "",
                 ])  # fmt: skip
-    if not any(line[1] == LOSSLESS.name for line in lines):
-        return ""
     head = ["at a time", "", "first token", "per token", "whole answer", "a user's tokens/s", "over `ar`",
-            "all users' tokens/s", "tokens/forward"]  # fmt: skip
-    same, asked = same_answers(cells, LOSSLESS.name)
-    return paragraphs(table(head, lines, text=(1,)), WHAT_A_USER_GETS.format(asked=asked, same=same))
+            "all users' tokens/s", "tokens/forward", COST]  # fmt: skip
+    return table(head, lines, text=(1,)) if any(line[1] == LOSSLESS.name for line in lines) else ""
 
 
 def _carried(cells: Cells) -> str:
@@ -265,14 +239,16 @@ def _carried(cells: Cells) -> str:
     for policy in POLICIES:
         if rows := cells.get((policy.name, "together", count)):
             over = _ratio(cells, policy.name, AR.name, "together", count, tokens_per_second)
-            tokens = per_forward(rows)
-            cost = f"{tokens / over.value:.2f}" if over is not None and over.value else "n/a"
             carried = over_repeats(rows, tokens_per_second).value
-            lines.append([policy.name, f"{carried:,.0f}", _said(over), f"{tokens:.2f}", cost, _share(rows)])
-    if not count or not lines:
-        return ""
-    head = ["a full server", "tokens/s", "over `ar`", "tokens/forward", "cost of a forward, in forwards of `ar`"]
-    return paragraphs(table([*head, "right, %"], lines), THE_KNEE.format(count=count))
+            numbers = [f"{carried:,.0f}", _said(over), f"{per_forward(rows):.2f}", _cost(rows, over), _share(rows)]
+            lines.append([policy.name, *numbers])
+    head = ["a full server", "tokens/s", "over `ar`", "tokens/forward", COST]
+    return table([*head, "right, %"], lines) if count else ""
+
+
+def _cost(rows: Sequence[ServingRow], over: Estimate | None) -> str:
+    """What a policy's forward costs in forwards of `ar`, by its tokens per forward and its speed over `ar`'s."""
+    return f"{per_forward(rows) / over.value:.2f}" if over is not None and over.value else "n/a"
 
 
 def _share(rows: Sequence[ServingRow]) -> str:
@@ -284,24 +260,14 @@ def _http(cells: Cells) -> str:
     served, bare = (cells.get((AR.name, shape, float(AT_ONCE))) for shape in ("together", "engine"))
     if not served or not bare:
         return ""
-    text = (
-        f"The same requests, {AT_ONCE} at a time, by the engine alone and over HTTP, streamed token by token, in turn. "
-        "The smaller the model, the more of a step is HTTP's: a model of a million parameters is the worst case."
-    )
     speeds = [f"{over_repeats(rows, tokens_per_second).value:,.0f}" for rows in (bare, served)]
     head = ["", "engine alone, tokens/s", "over HTTP, tokens/s", "of the engine's"]
     lines = [[AR.name, *speeds, _said(ratio(served, bare, tokens_per_second))]]
-    return paragraphs("## What HTTP costs", text, table(head, lines))
+    return table(head, lines)
 
 
 def _by_load(cells: Cells, loads: Sequence[float]) -> str:
-    parts = [f"### Load {load:g}\n\n{_table(cells, load)}" for load in loads]
-    return paragraphs("## Load by load", HOW_LOADS_ARE_READ, *parts) if parts else ""
-
-
-def _other_loads(cells: Cells, loads: Sequence[float]) -> str:
-    parts = [f"### Load {load:g}\n\n{_table(cells, load)}" for load in loads]
-    return paragraphs("## Other loads", *parts) if parts else ""
+    return paragraphs(*[f"### Load {load:g}\n\n{_table(cells, load)}" for load in loads])
 
 
 def _table(cells: Cells, load: float) -> str:
@@ -331,13 +297,5 @@ def _steps(cells: Cells) -> str:
                     policy.name, f"{goodput(row):.1f}", _ms(rows, "whole"), f"{max(row.timeline['waiting']):g}",
                     f"{switches(row, 'relief')}", f"{min(row.timeline['tau']):.2f}",
                 ])  # fmt: skip
-    if not lines:
-        return ""
-    text = (
-        "The load goes from 0.5 to 1.5 and back, a third of the time each, in one run. *Turns of tau* are those found "
-        "by looking ten times a second: a controller lowers it by one notch at a time while a target is missed, and "
-        "raises it, more slowly, when both are well met."
-    )
     head = ["", "good/s", "whole answer, ms", "most waiting", "turns of tau", "lowest mean tau"]
-    image = f"![Requests, tau and window over time]({STEP}.png)"
-    return paragraphs("## A step in load", text, table(head, lines), image)
+    return table(head, lines)
