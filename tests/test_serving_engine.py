@@ -449,7 +449,12 @@ def test_a_knob_turned_and_turned_back_reaches_who_joined_between(
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """A controller that turns whatever it can at every second step."""
-    for name, value in {"controller._EVERY": 2, "controller._DOWN_S": 0.0, "controller._TRIAL_SHARE": 1.0}.items():
+    for name, value in {
+        "controller._EVERY": 2,
+        "controller._EVERY_S": 0.0,
+        "controller._DOWN_S": 0.0,
+        "controller._TRIAL_SHARE": 1.0,
+    }.items():
         monkeypatch.setattr(f"marsbench.serving.{name}", value)
 
 

@@ -28,7 +28,8 @@ from marsbench.serving.logs import Log
 from marsbench.serving.messages import WIDEST, Knob, MethodName, Wishes
 
 FORMAT = 3  # of the log
-_EVERY, _TRIAL_STEPS, _TRIAL_SHARE, _TRIAL_WINDOW = 8, 3, 0.04, 4  # steps between decisions; trials' part of the time
+_EVERY, _EVERY_S = 8, 0.02  # steps and seconds between decisions, which take the time of half a small model's step
+_TRIAL_STEPS, _TRIAL_SHARE, _TRIAL_WINDOW = 3, 0.04, 4  # trials' part of the time
 _GUESSES, _STEPS, _RATE = 50, 10, 0.6  # that count as much as all before; how often a guess counts, at first
 _NOTCH, _RELAXED, _DOWN_S, _SOON_S, _AWHILE_S = 0.1, 0.6, 0.2, 1.0, 10.0  # of tau; of a target; a notch's times
 _LATELY_S, _FORGET_S = 0.5, 60.0  # for the time per token; without anybody, after which nothing is known of guesses
@@ -235,7 +236,9 @@ class Controller:
         self._ended = now
         self._turns += 1
         self._row_steps += rows
-        return self._turns >= (_TRIAL_STEPS if self.memory.choice.trial else _EVERY)
+        if self.memory.choice.trial:
+            return self._turns >= _TRIAL_STEPS
+        return self._turns >= _EVERY and now - self._since >= _EVERY_S
 
     def decide(self, groups: Sequence[Group], waited_s: float) -> None:
         """Choose by what has been seen since this was last done, and lately."""
