@@ -498,13 +498,13 @@ def test_nobody_waits_while_nobody_is_in_flight(monkeypatch: pytest.MonkeyPatch)
         controller.wake()
         controller.joined(alone=True)
         for _ in range(20):
-            clock += 0.004
+            clock += 0.008
             for _ in range(2):
                 controller.note("ar", 1, 1)
-            if controller.stepped(clock - 0.004, 5, 2):
+            if controller.stepped(clock - 0.008, 5, 2):
                 controller.decide([Group("mars", 0.9, None, 4, 2)], 0.0)
-    assert len(seen) == 9 and max(one.per_token_s for one in seen) == pytest.approx(0.004)
-    assert seen[-1].steps == [(True, pytest.approx(0.004), 5)] and seen[-1].busy_s == pytest.approx(0.032)
+    assert len(seen) == 9 and max(one.per_token_s for one in seen) == pytest.approx(0.008)
+    assert seen[-1].steps == [(True, pytest.approx(0.008), 5)] and seen[-1].busy_s == pytest.approx(0.064)
 
 
 @pytest.mark.usefixtures("often")

@@ -383,7 +383,7 @@ def _few_groups(sweeps: Mapping[str, SweepCells]) -> str:
     for dtype, sweep in sweeps.items():
         few, *others = (sweep.done.get((arm.label, min(sweep.batch_sizes))) for arm in (HEADED_FEW, *AROUND_FEW))
         if few is not None and (known := [row for row in others if row is not None]):
-            said.append(f"{printed_ratio(speed_ratio(few, max(known, key=speed_of)))} times in {dtype}")
+            said.append(f"{printed_ratio(speed_ratio(few, max(known, key=speed_of)))} in {dtype}")
     return " and ".join(said)
 
 
