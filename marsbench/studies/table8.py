@@ -134,7 +134,8 @@ def _draw(cells: Cells, plan: TablePlan, path_stem: Path) -> list[Path]:
     panels, known = [], {arm.name for arm in plan.arms}
     for benchmark, title in columns(plan).items():
         for size in BLOCK_SIZES:
-            shown = [*HEADED_MARS.items()] * (size == SIZE_WITH_HEAD) + [*reversed(MARS_STAGES.items())]
+            # Colours go by place, so what one panel alone has comes last.
+            shown = (*reversed(MARS_STAGES.items()), *HEADED_MARS.items())
             curves = {label: _curve(stage, size) for stage, label in shown if _curve(stage, size)[0] in known}
             panels.append(speed_panel(cells, f"{title}, B = {size}", curves, [benchmark]))
     return panels_figure(panels, path_stem, across=len(BLOCK_SIZES))
