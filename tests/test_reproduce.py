@@ -366,7 +366,8 @@ def test_lm_eval_runs_our_model(reproduced: Path, tmp_path: Path) -> None:
 # ---- committed pages ------------------------------------------------------------------------------------------------
 
 
-COMMITTED = {(DEFAULT_SCALE, name) for name in studies() if name != "real-model"}
+UNMEASURED = {"map", "rivals"}  # whose rows are still to come
+COMMITTED = {(DEFAULT_SCALE, name) for name in studies() if name not in {"real-model", *UNMEASURED}}
 
 
 @pytest.mark.parametrize("scale", scales())
