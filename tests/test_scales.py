@@ -44,7 +44,7 @@ from marsbench.running.plans import Arm, TablePlan
 from marsbench.running.run import Run
 from marsbench.running.tables import Table
 from marsbench.studies import plan_of, plans
-from marsbench.studies.lines import BLOCK_SIZES, MARS_STAGES
+from marsbench.studies.lines import BLOCK_SIZES, HEADED_MARS, MARS_STAGES
 from marsbench.training import checkpoints, records
 from marsbench.training.chat_data import read_chat_data, segments
 from marsbench.training.data import in_batches, shuffled_passes
@@ -500,7 +500,7 @@ def test_training_hours_are_the_papers() -> None:
         "ar_sft": 100, "ar_sft_2x": 200, "block_diffusion, B = 4": 202, "mars_no_sft, B = 4": 202, "mars, B = 4": 202,
         "mars_paper_alignment, B = 4": 202,
     }  # fmt: skip
-    own = len(BLOCK_SIZES) * len(MARS_STAGES)
+    own = len(BLOCK_SIZES) * len(MARS_STAGES) + len(HEADED_MARS)
     assert len(trainings(plan_of("table8"), preset("mini"))) == 1 + own, (
         "every block size, parents once, of a shipped base"
     )
