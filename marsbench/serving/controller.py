@@ -28,7 +28,7 @@ from marsbench.serving.logs import Log
 from marsbench.serving.messages import WIDEST, Knob, MethodName, Wishes
 
 FORMAT = 3  # of the log
-_EVERY, _EVERY_S = 8, 0.05  # steps and seconds between decisions, which take the time of half a small model's step
+_EVERY, _EVERY_S = 8, 0.05  # steps and seconds between decisions; one takes about as long as a small model's step
 _TRIAL_STEPS, _TRIAL_SHARE, _TRIAL_WINDOW = 3, 0.04, 4  # trials' part of the time
 _GUESSES, _STEPS, _RATE = 50, 10, 0.6  # that count as much as all before; how often a guess counts, at first
 _NOTCH, _RELAXED, _DOWN_S, _SOON_S, _AWHILE_S = 0.1, 0.6, 0.2, 1.0, 10.0  # of tau; of a target; a notch's times

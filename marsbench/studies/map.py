@@ -1,4 +1,4 @@
-"""The map: MARS from a base trained long or short, fine-tuned gently or hard, where the tables have one such corner."""
+"""The map: MARS from a base trained long or short, fine-tuned gently or hard; the tables have one of the corners."""
 
 from __future__ import annotations
 
