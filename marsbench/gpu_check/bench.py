@@ -8,7 +8,7 @@ from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers import AutoModelForCausalLM, Qwen2Config
 
 from marsbench import world
 from marsbench.compiled.fixed import Steps
@@ -26,6 +26,7 @@ from marsbench.training.data import chat_prompt
 from marsbench.training.medusa import MedusaHeads
 
 _BASES = PACKAGE / "presets" / "bases" / "mini"
+BLOCK_SIZE = 4
 _THRESHOLD = 0.7  # of methods that take one: some tokens are accepted together, some are not
 _SHAPES: dict[str, dict[str, Any]] = {  # of Qwen2 models, by their scale
     "small": {
@@ -92,15 +93,14 @@ class Bench:
     def method(self, name: str, loaded: Loaded) -> Method | OutsideMethod:
         """A method with all that it may need; heads know nothing, and draft all the same."""
         torch.manual_seed(1)
-        model = loaded.model
+        model, draft = loaded.model, None
         heads = MedusaHeads(model.config.hidden_size).to(model.device, model.dtype)
-        draft = checkpoints.load(_BASES / "draft_base", device=str(model.device)).model
+        if "draft" in METHODS[name].needs:
+            draft = checkpoints.load(_BASES / "draft_base", device=str(model.device)).model
         return build_method(name, Options(mask_id=loaded.mask_id, draft=draft, heads=heads))
 
-    def answers(
-        self, loaded: Loaded, name: str, method: Method | OutsideMethod, kind: KindOfBatch = Batch, **ids: Any
-    ) -> list[list[int]]:
-        threshold = _THRESHOLD if METHODS[name].takes_threshold else None
+    def answers(self, loaded: Loaded, name: str, kind: KindOfBatch = Batch, **ids: Any) -> list[list[int]]:
+        method, threshold = self.method(name, loaded), _THRESHOLD if METHODS[name].takes_threshold else None
         requests = [Request(prompt, self.new_tokens, threshold) for prompt in self.requests]
         settings = {"eos_id": loaded.tokenizer.eos_token_id, "pad_id": loaded.tokenizer.pad_token_id, **ids}
         rows = 1 if METHODS[name].one_row else 8
@@ -118,24 +118,16 @@ class Bench:
     def random_model(self, size: str, dtype: torch.dtype) -> Any:
         """A Qwen2 model of a scale's shape, made on the device."""
         torch.manual_seed(0)
-        usual = torch.get_default_dtype()
-        torch.set_default_dtype(dtype)
-        try:
-            with self.device:
-                model: Any = Qwen2ForCausalLM(Qwen2Config(**_SHAPES[size], max_position_embeddings=4096))
-                return model.eval()
-        finally:
-            torch.set_default_dtype(usual)
+        config = Qwen2Config(**_SHAPES[size], max_position_embeddings=4096)
+        with self.device:
+            return AutoModelForCausalLM.from_config(config, dtype=dtype).eval()  # type: ignore[no-untyped-call]
 
-    def timed(self, model: Any, method: Method, *, rows: int, kind: KindOfBatch) -> Timed:
+    def timed(self, model: Any, name: str, *, rows: int, kind: KindOfBatch) -> Timed:
         """One decode, after one that met all its shapes."""
-        prompt, threshold = 16 if self.quick else 128, 0.0 if method.name == "mars" else None
-        requests = [
-            Request(
-                [5 + (7 * place + row) % 500 for place in range(prompt)], self.new_tokens, threshold, ignore_eos=True
-            )
-            for row in range(rows)
-        ]
+        method = build_method(name, Options(mask_id=3, block_size=BLOCK_SIZE))
+        length, threshold = 16 if self.quick else 128, 0.0 if name == "mars" else None
+        prompts = [[5 + (7 * place + row) % 500 for place in range(length)] for row in range(rows)]
+        requests = [Request(prompt, self.new_tokens, threshold, ignore_eos=True) for prompt in prompts]
         for _ in range(2):
             watch = Stopwatch()
             done = decode(model, method, requests, eos_id=2, pad_id=0, batch_size=rows, meter=watch, kind=kind)

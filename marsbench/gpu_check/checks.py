@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -21,10 +22,10 @@ from marsbench.decoding.engine import Batch, KindOfBatch
 from marsbench.decoding.outside import OutsideMethod
 from marsbench.errors import UserError, unknown_name
 from marsbench.files import write_atomically
-from marsbench.gpu_check.bench import Bench, Found
-from marsbench.gpu_check.page import checks_of, rows_file, verdict, write_gpu_page
+from marsbench.gpu_check.bench import BLOCK_SIZE, Bench, Found
+from marsbench.gpu_check.page import ROWS, checks_of, verdict, write_gpu_page
 from marsbench.keys import content_hash
-from marsbench.methods import METHODS, Options, build_method
+from marsbench.methods import METHODS
 from marsbench.presets import in_seconds
 from marsbench.provenance import float32_products, provenance
 from marsbench.racing.race import synchronize
@@ -37,7 +38,6 @@ from marsbench.training.trainer import train
 
 _GIB = 2**30
 _SEVEN_B_GIB = 24  # of free memory, without which the 7B model is not tried
-_BLOCK_SIZE = 4
 
 # ---- what is right ----
 
@@ -45,11 +45,11 @@ _BLOCK_SIZE = 4
 def methods_agree(bench: Bench) -> Found:
     """Every method says on this device what it says on the CPU, and a lossless one what `ar` says, in fp32."""
     here, there = bench.trained(), bench.trained(torch.device("cpu"))
-    ar, facts = bench.answers(here, "ar", bench.method("ar", here)), dict[str, Any]()
+    ar, facts = bench.answers(here, "ar"), dict[str, Any]()
     for name, info in METHODS.items():
         if info.package:  # decodes on the CPU alone
             continue
-        mine, theirs = (bench.answers(one, name, bench.method(name, one)) for one in (here, there))
+        mine, theirs = (bench.answers(one, name) for one in (here, there))
         facts[name] = {"as on the CPU": _same(mine, theirs)}
         if info.lossless:
             facts[name]["as ar"] = _same(mine, ar)
@@ -63,13 +63,12 @@ def graphs_agree(bench: Bench) -> Found:
         method = bench.method(name, loaded)
         if isinstance(method, OutsideMethod) or method.most() is None:
             continue
-        eager, captured = (bench.answers(loaded, name, method, kind) for kind in (Batch, bench.captured()))
-        facts[name] = _same(eager, captured)
-    method, kind = build_method("ar", Options()), bench.captured()
-    before = bench.answers(loaded, "ar", method, kind)
+        facts[name] = _agree(bench, loaded, bench.captured(), name)
+    kind = bench.captured()
+    before = bench.answers(loaded, "ar", kind)
     # Where the first EOS may have lain.
     held = [torch.full((1,), token, device=bench.device) for token in range(4, 4000)]
-    facts["a second batch"] = _same(before, bench.answers(loaded, "ar", method, kind))
+    facts["a second batch"] = _same(before, bench.answers(loaded, "ar", kind))
     facts["another EOS"] = _agree(bench, loaded, kind, eos_id=before[0][0])
     weights = {name: value + 0.01 * torch.randn_like(value) for name, value in loaded.model.state_dict().items()}
     loaded.model.load_state_dict(weights, assign=True)
@@ -110,22 +109,18 @@ def training_resumes(bench: Bench) -> Found:
         def run(place: str, until: int | None = None) -> list[float]:
             def stop(step: int, *_: object) -> None:
                 if until is not None and step >= until:
-                    raise _Broken
+                    raise InterruptedError
 
             return train(chosen, Path(name) / place, None, stop, lambda _: None).losses
 
         straight = run("straight")
-        with suppress(_Broken):
+        with suppress(InterruptedError):
             run("broken", broken_at)
         resumed = run("broken")
     differ = max((abs(one - two) for one, two in zip(straight, resumed, strict=True)), default=math.inf)
     return Found(
         differ < 1e-4 and all(map(math.isfinite, straight)), {"losses": straight, "largest difference": differ}
     )
-
-
-class _Broken(Exception):
-    """A training was interrupted on purpose."""
 
 
 # ---- what is fast ----
@@ -154,13 +149,10 @@ def steps_near_the_floor(bench: Bench) -> Found:
     weights = sum(parameter.nbytes for parameter in model.parameters())
     facts: dict[str, Any] = {"weights, bytes": weights, "floor, s": weights / read_per_second(bench.device)}
     kinds: dict[str, KindOfBatch] = {"eager": Batch, "captured": bench.captured()}
-    for rows in (1,) if bench.quick else (1, 16):
-        for name in ("ar", "mars", "mars-verified"):
-            method = build_method(name, Options(mask_id=3, block_size=_BLOCK_SIZE))
-            assert not isinstance(method, OutsideMethod)
-            for said, kind in kinds.items():
-                found = bench.timed(model, method, rows=rows, kind=kind)
-                facts[f"{name}, {rows} at once, {said}, s"] = median(found.steps)
+    for rows, name in product((1,) if bench.quick else (1, 16), ("ar", "mars", "mars-verified")):
+        for said, kind in kinds.items():
+            found = bench.timed(model, name, rows=rows, kind=kind)
+            facts[f"{name}, {rows} at once, {said}, s"] = median(found.steps)
     faster = facts["ar, 1 at once, captured, s"] < facts["ar, 1 at once, eager, s"]
     return Found(faster if bench.on_gpu else None, facts)  # on a CPU nothing is captured
 
@@ -198,9 +190,7 @@ def decoding_fits(bench: Bench) -> Found:
     for size in sizes:
         bench.forget_peak()
         model = bench.random_model(size, bench.half)
-        method = build_method("mars", Options(mask_id=3, block_size=_BLOCK_SIZE))
-        assert not isinstance(method, OutsideMethod)
-        found = bench.timed(model, method, rows=1 if bench.quick else 16, kind=Batch)
+        found = bench.timed(model, "mars", rows=1 if bench.quick else 16, kind=Batch)
         facts[size] = {
             "weights, bytes": sum(parameter.nbytes for parameter in model.parameters()),
             "peak, bytes": bench.peak_bytes(),
@@ -223,7 +213,7 @@ CHECKS: dict[str, Callable[[Bench], Found]] = {
 def _backward(bench: Bench, model: Any, ids: Tensor) -> Tensor:
     """The MARS loss in bf16 where every token is learned, and its gradients in the model."""
     with torch.autocast(bench.device.type, torch.bfloat16):
-        loss = mars_loss(model, ids, ids, block_size=_BLOCK_SIZE, mask_token_id=3).total
+        loss = mars_loss(model, ids, ids, block_size=BLOCK_SIZE, mask_token_id=3).total
     loss.backward()  # type: ignore[no-untyped-call]
     return loss.detach()
 
@@ -232,10 +222,9 @@ def _same(first: list[list[int]], second: list[list[int]]) -> int:
     return sum(one == two for one, two in zip(first, second, strict=True))
 
 
-def _agree(bench: Bench, loaded: Any, kind: KindOfBatch, **ids: Any) -> int:
-    """How many answers of `ar` are those of eager steps."""
-    method = build_method("ar", Options())
-    return _same(bench.answers(loaded, "ar", method, kind, **ids), bench.answers(loaded, "ar", method, **ids))
+def _agree(bench: Bench, loaded: Any, kind: KindOfBatch, name: str = "ar", **ids: Any) -> int:
+    """How many answers of a method are those of eager steps."""
+    return _same(bench.answers(loaded, name, kind, **ids), bench.answers(loaded, name, **ids))
 
 
 def device_here(*, cpu: bool) -> torch.device:
@@ -255,30 +244,25 @@ def run_checks(
     A check that fails does not keep the others from running, and what is measured is kept at once. `output` is the
     folder that holds results/ and reports/; None = nothing is written.
     """
-    for name in names:
-        if name not in CHECKS:
-            raise unknown_name("check", name, list(CHECKS))
+    if unknown := [name for name in names if name not in CHECKS]:
+        raise unknown_name("check", unknown[0], list(CHECKS))
     bench, made = Bench(device, quick), list[CheckRow]()
+    called = torch.cuda.get_device_name(device) if bench.on_gpu else "CPU"
     for name in names or CHECKS:
+        key = content_hash({"kind": CheckRow.kind, "check": name, "device": called, "quick": quick})
+        row = CheckRow(key, "failed", "", bench.size, name, called, quick, provenance=provenance(seed=0))
+        began = time.perf_counter()
         with console.status(f"{name}: {(CHECKS[name].__doc__ or '').partition(chr(10))[0]}"):
-            row = _run(bench, name)
+            try:
+                found = CHECKS[name](bench)
+                row = replace(row, status="done", holds=found.holds, facts=found.facts)
+            except Exception as error:  # a driver's, a compiler's, a lack of memory: the others still run
+                row = replace(row, reason=f"{type(error).__name__}: {error}"[:300])
+        row = replace(row, seconds=round(time.perf_counter() - began, 3))
         console.print(f"{name}: {verdict(row)} ({row.seconds:.1f} s)", highlight=False)
         made.append(row)
         if output is not None:
             rows = {one.key: one for one in (*checks_of(output), row)}
-            write_atomically(rows_file(output), rows_text(rows.values()).encode())
+            write_atomically(output / ROWS, rows_text(rows.values()).encode())
             write_gpu_page(output)
     return made
-
-
-def _run(bench: Bench, name: str) -> CheckRow:
-    device = torch.cuda.get_device_name(bench.device) if bench.on_gpu else "CPU"
-    key = content_hash({"kind": CheckRow.kind, "check": name, "device": device, "quick": bench.quick})
-    began = time.perf_counter()
-    row = CheckRow(key, "failed", "", bench.size, name, device, bench.quick, provenance=provenance(seed=0))
-    try:
-        found = CHECKS[name](bench)
-        row = replace(row, status="done", holds=found.holds, facts=found.facts)
-    except Exception as error:  # a driver's, a compiler's, a lack of memory: the others still run
-        row = replace(row, reason=f"{type(error).__name__}: {error}"[:300])
-    return replace(row, seconds=round(time.perf_counter() - began, 3))

@@ -11,17 +11,13 @@ from marsbench.rendering.markdown import table
 from marsbench.rows.kinds import CheckRow
 from marsbench.rows.store import read_rows
 
-_ROWS, _PAGE = "results/gpu/checks.jsonl", "reports/gpu.md"
-_SCALES = (("bytes", 2**30, "GiB"), ("s", 1e-3, "ms"))  # a unit in a name -> what it is shown in
-
-
-def rows_file(root: Path) -> Path:
-    return root / _ROWS
+ROWS, _PAGE = "results/gpu/checks.jsonl", "reports/gpu.md"
+_SCALES = {"bytes": (2**30, "GiB"), "s": (1e-3, "ms")}  # a unit in a name -> what it is shown in
 
 
 def checks_of(root: Path) -> list[CheckRow]:
     """All rows of checks that there are; none where no GPU was checked."""
-    file = rows_file(root)
+    file = root / ROWS
     return [row for row in read_rows(file) if isinstance(row, CheckRow)] if file.exists() else []
 
 
@@ -37,7 +33,7 @@ def render(rows: Sequence[CheckRow]) -> str:
         of_device = [row for row in rows if row.device == device]
         lines = [[row.check, verdict(row), f"{row.seconds:.0f} s", "quick" if row.quick else ""] for row in of_device]
         parts += [f"## {device}", table(["check", "verdict", "took", ""], lines, text=(0, 1, 3))]
-        parts += ["\n".join(_numbers(of_device))]
+        parts += ["\n".join(f"- {row.check}: {'; '.join(_in_words(row.facts))}." for row in of_device if row.facts)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -47,25 +43,14 @@ def verdict(row: CheckRow) -> str:
     return {True: "holds", False: "DOES NOT HOLD", None: "measured"}[row.holds]
 
 
-def _numbers(rows: Sequence[CheckRow]) -> Iterator[str]:
-    for row in rows:
-        if row.facts:
-            yield f"- {row.check}: {'; '.join(_in_words(row.facts))}."
-
-
 def _in_words(facts: Mapping[str, Any]) -> Iterator[str]:
     for name, value in facts.items():
+        what, _, unit = name.rpartition(", ")
         if isinstance(value, Mapping):
             yield f"{name} ({', '.join(_in_words(value))})"
+        elif unit in _SCALES and value is not None:
+            yield f"{what} {value / _SCALES[unit][0]:.3g} {_SCALES[unit][1]}"
+        elif isinstance(value, list):
+            yield f"{name} {', '.join(f'{one:.3f}' for one in value)}"
         else:
-            yield _fact(name, value)
-
-
-def _fact(name: str, value: Any) -> str:
-    what, _, unit = name.rpartition(", ")
-    for given, factor, shown in _SCALES:
-        if unit == given and value is not None:
-            return f"{what} {value / factor:.3g} {shown}"
-    if isinstance(value, list):
-        return f"{name} {', '.join(f'{one:.3f}' for one in value)}"
-    return f"{name} {value:,.4g}" if isinstance(value, float) else f"{name} {'n/a' if value is None else value}"
+            yield f"{name} {value:,.4g}" if isinstance(value, float) else f"{name} {'n/a' if value is None else value}"
