@@ -15,20 +15,7 @@ from marsbench.world import bbh, gpqa, gsm8k, humaneval, ifeval, mmlu_pro
 from marsbench.world.difficulty import USUAL, Difficulty, difficulty
 from marsbench.world.language import Example, is_test
 
-__all__ = [
-    "GENERATORS",
-    "USUAL",
-    "Difficulty",
-    "Example",
-    "Split",
-    "corpus",
-    "difficulty",
-    "draw",
-    "modelled_on",
-    "test_set",
-    "texts",
-    "within_training",
-]
+__all__ = ["USUAL", "Difficulty", "Example", "difficulty"]  # of its modules, what others take from here
 
 Split = Literal["train", "test"]
 # How the questions of each mini benchmark are drawn.
@@ -43,13 +30,10 @@ GENERATORS: dict[str, Callable[[random.Random, Difficulty], Example]] = {
 _FACTS = [mmlu_pro.fact, gpqa.fact]
 
 
-# What names of its benchmarks begin with: the usual ones, the harder ones, those of these that stay within training.
-_OF_THE_WORLD = ("mini_", "hard_", "within_")
-
-
 def modelled_on(benchmark: str) -> str:
     """The real benchmark that one of the world's has the shape of, `gsm8k` for `mini_gsm8k`; a real one is its own."""
-    return next((benchmark.removeprefix(one) for one in _OF_THE_WORLD if benchmark.startswith(one)), benchmark)
+    group, _, name = benchmark.partition("_")  # the usual ones, the harder ones, those that stay within training
+    return name if group in ("mini", "hard", "within") else benchmark
 
 
 def within_training(benchmark: str) -> str:

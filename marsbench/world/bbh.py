@@ -7,7 +7,6 @@ day of the week. How many operands, moves and days is the difficulty. Every answ
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 
 from marsbench.world.difficulty import Difficulty
 from marsbench.world.language import Example, say
@@ -38,8 +37,7 @@ def _reduced(text: str) -> str:
         return text.replace("not True", "no").replace("not False", "True").replace("no", "False")
     operator = "and" if "and" in words else "or"
     at = words.index(operator)
-    values = words[at - 1] == "True", words[at + 1] == "True"
-    result = all(values) if operator == "and" else any(values)
+    result = (all if operator == "and" else any)(words[one] == "True" for one in (at - 1, at + 1))
     return " ".join([*words[: at - 1], str(result), *words[at + 2 :]])
 
 
@@ -77,9 +75,6 @@ def date_understanding(rng: random.Random, level: Difficulty) -> Example:
     return Example(prompt, f"{thought} {_ANSWER.format(answer=passed[-1])}", f"bbh {prompt}", {"target": passed[-1]})
 
 
-SUBTASKS: list[Callable[[random.Random, Difficulty], Example]] = [boolean_expressions, navigate, date_understanding]
-
-
 def sample(rng: random.Random, level: Difficulty) -> Example:
     """Draw one puzzle of one of the three subtasks."""
-    return rng.choice(SUBTASKS)(rng, level)
+    return rng.choice([boolean_expressions, navigate, date_understanding])(rng, level)

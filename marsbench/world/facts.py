@@ -13,15 +13,13 @@ from typing import NamedTuple
 from marsbench.world.difficulty import Difficulty
 
 _SEED = 2604
-_ONSETS = ["b", "d", "f", "g", "k", "l", "m", "n", "p", "r", "s", "t", "v", "z"]
-_VOWELS = ["a", "e", "i", "o", "u"]
 
 
 def _names(rng: random.Random, count: int, ending: str, capital: bool = True) -> list[str]:
     """`count` different two-syllable names with a common ending."""
     names: set[str] = set()
     while len(names) < count:
-        name = "".join(rng.choice(_ONSETS) + rng.choice(_VOWELS) for _ in range(2)) + ending
+        name = "".join(rng.choice("bdfgklmnprstvz") + rng.choice("aeiou") for _ in range(2)) + ending
         names.add(name.capitalize() if capital else name)
     return sorted(names)
 

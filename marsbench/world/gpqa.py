@@ -12,15 +12,9 @@ import random
 from marsbench.world.difficulty import Difficulty
 from marsbench.world.facts import facts, known
 from marsbench.world.language import Example, say
-from marsbench.world.mmlu_pro import closing, search
+from marsbench.world.mmlu_pro import choice
 
-LETTERS = "ABCD"
 KINDS = ["gas", "liquid", "glass", "metal"]  # by a molecule's mass, the last for all above
-
-
-def kind_of(mass: int, level: Difficulty) -> str:
-    """The kind of matter that a molecule of this mass forms."""
-    return KINDS[min(mass // level.mass_per_kind, 3)]
 
 
 def fact(rng: random.Random, level: Difficulty) -> str:
@@ -44,8 +38,7 @@ def sample(rng: random.Random, level: Difficulty) -> Example:
     elements = known(rng, masses, level.elements_per_molecule)
     counts = [rng.randint(*level.atoms) for _ in elements]
     parts = [count * masses[element] for count, element in zip(counts, elements, strict=True)]
-    options, kind = rng.sample(KINDS, len(KINDS)), kind_of(sum(parts), level)
-    letter = LETTERS[options.index(kind)]
+    options, kind = rng.sample(KINDS, len(KINDS)), KINDS[min(sum(parts) // level.mass_per_kind, 3)]
     molecule = [f"{count} {element}" for count, element in zip(counts, elements, strict=True)]
     question = say(
         rng,
@@ -53,13 +46,9 @@ def sample(rng: random.Random, level: Difficulty) -> Example:
         "[What does it form|What kind of matter is it|As what does it occur|What is it]?",
         atoms=f"{', '.join(molecule[:-1])} and {molecule[-1]}",
     )
-    lines = [f"{mark} {option}" for mark, option in zip(LETTERS, options, strict=True)]
     total = _total(rng, parts, kind)
     hops = [_hop(rng, one, masses[one], count) for one, count in zip(elements, counts, strict=True)]
-    thoughts = [*hops, total, search(rng, options, kind), closing(rng, letter)]
-    return Example(
-        "\n".join([question, *lines]), " ".join(thoughts), f"gpqa {' '.join(molecule)} {options}", {"target": letter}
-    )
+    return choice(rng, question, options, kind, [*hops, total], f"gpqa {' '.join(molecule)} {options}")
 
 
 def _total(rng: random.Random, parts: list[int], kind: str) -> str:

@@ -29,24 +29,6 @@ _THOUGHT = {
 }
 
 
-def _step(rng: random.Random, total: int, largest: int) -> tuple[str, int, int]:
-    """One event: (operator, operand, new total)."""
-    choices = ["+", "+"]
-    if total > 2:
-        choices += ["-", "-"]
-    if total <= 10:
-        choices.append("*")
-    operator = rng.choice(choices)
-    if operator == "+":
-        n = rng.randint(1, largest)
-        return operator, n, total + n
-    if operator == "-":
-        n = rng.randint(1, min(largest, total - 1))
-        return operator, n, total - n
-    n = rng.randint(2, 3)
-    return operator, n, total * n
-
-
 def sample(rng: random.Random, level: Difficulty) -> Example:
     """Draw one problem with a worked answer."""
     name, things, start = rng.choice(NAMES), rng.choice(THINGS), rng.randint(*level.start)
@@ -56,7 +38,9 @@ def sample(rng: random.Random, level: Difficulty) -> Example:
     thoughts = [say(rng, begins, **words)]
     content, total = f"gsm8k {name} {things} {start}", start
     for order in (ORDER if max(level.events) <= len(ORDER) else LONG_ORDER)[: rng.choice(level.events)]:
-        operator, n, after = _step(rng, total, level.operand)
+        operator = rng.choice(["+", "+", *(["-", "-"] if total > 2 else []), *(["*"] if total <= 10 else [])])
+        n = rng.randint(*{"+": (1, level.operand), "-": (1, min(level.operand, total - 1)), "*": (2, 3)}[operator])
+        after = {"+": total + n, "-": total - n, "*": total * n}[operator]
         words |= {"n": n, "a": total, "b": after}
         story.append(f"{order} {say(rng, _STORY[operator], **words)}")
         thoughts.append(f"{order} {say(rng, _THOUGHT[operator], **words)}")

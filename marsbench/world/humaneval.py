@@ -68,15 +68,13 @@ def sample(rng: random.Random, level: Difficulty) -> Example:
     argument = rng.choice(["x", "xs", "s"])
     if argument == "xs":
         return _on_list(rng, name)
-    operations, inputs = (NUMBER, _NUMBERS) if argument == "x" else (STRING, _STRINGS)
-    return _chain(rng, name, argument, operations, inputs, rng.choice(level.operations))
+    return _chain(rng, name, argument, rng.choice(level.operations))
 
 
-def _chain(
-    rng: random.Random, name: str, argument: str, operations: list[Operation], inputs: list[Any], count: int
-) -> Example:
+def _chain(rng: random.Random, name: str, argument: str, count: int) -> Example:
     """So many operations, one after the other, on a number or a string."""
-    wording, lines, value, values = argument, [], argument, inputs
+    operations, inputs = (NUMBER, _NUMBERS) if argument == "x" else (STRING, _STRINGS)
+    wording, lines, value, values = argument, [], argument, list[Any](inputs)
     chosen = [(operation, rng.randint(2, 9)) for operation in rng.sample(operations, min(count, len(operations)))]
     result = rng.choice(RESULTS)
     for number, (operation, k) in enumerate(chosen):

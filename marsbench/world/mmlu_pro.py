@@ -26,21 +26,22 @@ def fact(rng: random.Random, level: Difficulty) -> str:
     return say(rng, FACT, c=country, a=attribute, v=countries[country][attribute])
 
 
-def search(rng: random.Random, options: list[str], answer: str, *, restated: bool = False) -> str:
-    """The options gone through one by one up to the right one; `restated` says the answer beside each of them."""
-    checks = []
+def choice(
+    rng: random.Random, question: str, options: list[str], answer: str, thoughts: list[str], content: str,
+    *, restated: bool = False,
+) -> Example:  # fmt: skip
+    """A question with its options; behind the thoughts, these are gone through up to the right one, which is chosen.
+
+    `restated` says the answer beside each option. The choice always ends alike.
+    """
+    lines = [f"{letter} {option}" for letter, option in zip(LETTERS, options, strict=False)]
     for letter, option in zip(LETTERS, options, strict=False):
-        beside = f", {answer}:" if restated else ""
         verdict = say(rng, "[yes|right]" if option == answer else "[no|wrong]")
-        checks.append(f"{letter} {option}{beside} {verdict}.")
+        thoughts.append(f"{letter} {option}{f', {answer}:' if restated else ''} {verdict}.")
         if option == answer:
             break
-    return " ".join(checks)
-
-
-def closing(rng: random.Random, letter: str) -> str:
-    """The sentence that states the choice, in one of its wordings; every one ends the same way."""
-    return say(rng, "[So the|Hence the|Therefore the|The|Thus the] answer is ({l}).", l=letter)
+    thoughts.append(say(rng, "[So the|Hence the|Therefore the|The|Thus the] answer is ({l}).", l=letter))
+    return Example("\n".join([question, *lines]), " ".join(thoughts), content, {"target": letter})
 
 
 def sample(rng: random.Random, level: Difficulty) -> Example:
@@ -49,13 +50,6 @@ def sample(rng: random.Random, level: Difficulty) -> Example:
     (country,), attribute = known(rng, countries), rng.choice(ATTRIBUTES)
     answer = countries[country][attribute]
     options = rng.sample(COLORS, len(LETTERS))
-    letter = LETTERS[options.index(answer)]
     question = say(rng, _QUESTION, c=country, a=attribute)
-    lines = [f"{mark} {option}" for mark, option in zip(LETTERS, options, strict=True)]
     thought = say(rng, FACT, c=country, a=attribute, v=answer)
-    return Example(
-        "\n".join([question, *lines]),
-        f"{thought} {search(rng, options, answer, restated=True)} {closing(rng, letter)}",
-        f"mmlu {country} {attribute} {options}",
-        {"target": letter},
-    )
+    return choice(rng, question, options, answer, [thought], f"mmlu {country} {attribute} {options}", restated=True)
