@@ -19,7 +19,7 @@ import pytest
 import wget
 
 from marsbench.errors import UserError
-from marsbench.evaluation import humaneval
+from marsbench.evaluation import humaneval, sandbox
 from marsbench.evaluation.humaneval import (
     LOCAL_FILE,
     Problem,
@@ -28,7 +28,7 @@ from marsbench.evaluation.humaneval import (
     run_completions,
     score_programs,
 )
-from marsbench.evaluation.sandbox import Calls, Recording
+from marsbench.evaluation.sandbox import Program, Recording
 from marsbench.json_lines import read_objects
 
 FIXTURE = Path(__file__).parent / "data"
@@ -130,7 +130,7 @@ def test_every_input_has_its_own_time_limit() -> None:
     """Guards against one limit for all inputs, and against limits that ignore how long the reference takes."""
     code = "import time\ndef wait(*seconds):\n    time.sleep(seconds[{index}])"
     inputs = [[0.0, 0.6, 1.6], [0.4, 1.3, 1.3]]  # limits: 1.0 s and about 1.6 s
-    problem = Problem("W/0", "wait", code.format(index=0), inputs, 1, 0)
+    problem = Problem(Program(code.format(index=0), "wait", inputs, None), 1)
     programs = [("W/0", code.format(index=index)) for index in (0, 1, 2)]
     scores = score_programs(programs, {"W/0": problem})
     assert scores == ["passed", "passed", "timeout"]
@@ -140,7 +140,7 @@ def test_every_reference_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a reference for each program, which doubles the work."""
     asked: list[str] = []
 
-    def count(calls: Sequence[Calls], **options: Any) -> list[Recording]:
+    def count(calls: Sequence[Program], **options: Any) -> list[Recording]:
         asked.extend(call.entry_point for call in calls)
         return record_outputs(calls, **options)
 
@@ -153,7 +153,7 @@ def test_every_reference_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_hostile_programs_do_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against attacks that pass, hang, leave files or processes, or cost other programs their verdict."""
-    right = PROBLEMS["HumanEval/55"].reference
+    right = PROBLEMS["HumanEval/55"].reference.code
     programs = [
         f"{right}\nright = fib\ndef fib(n):\n{textwrap.indent(textwrap.dedent(attack), '    ')}\n    return right(n)"
         for attack in HOSTILE.values()
@@ -162,7 +162,8 @@ def test_hostile_programs_do_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o777)  # permissions must not stand in for the sandbox
         monkeypatch.setattr(tempfile, "tempdir", folder)
-        scores = score_programs([("HumanEval/55", code) for code in [*programs, right]], PROBLEMS, jobs=2)
+        monkeypatch.setattr(sandbox, "WORTH_A_WORKER", 4)  # two workers
+        scores = score_programs([("HumanEval/55", code) for code in [*programs, right]], PROBLEMS)
         assert list(Path(folder).rglob("*")) == []
         assert psutil.wait_procs(processes_at_home_in(folder), timeout=5)[1] == []
     found = dict(zip([*HOSTILE, "right"], scores, strict=True))
@@ -217,7 +218,7 @@ def test_problem_without_tests_is_the_users_to_mend() -> None:
 
 def test_reference_that_does_not_run_is_the_users_to_mend() -> None:
     """Guards against programs that are measured by a broken reference."""
-    problem = Problem("X/0", "f", "def f(:", [[1], [2]], 1, 0)
+    problem = Problem(Program("def f(:", "f", [[1], [2]], None), 1)
     with pytest.raises(UserError, match="reference solution of X/0 does not run: failed"):
         score_programs([("X/0", "def f(x):\n    return x")], {"X/0": problem})
 

@@ -26,7 +26,7 @@ import torch
 
 from marsbench.errors import UserError
 from marsbench.evaluation import sandbox
-from marsbench.evaluation.sandbox import Calls, Program, Reason, Recording, record_outputs, run_programs
+from marsbench.evaluation.sandbox import Program, Reason, Recording, record_outputs, run_programs
 
 PASSED = "passed"
 RIGHT = Program("def add(a, b):\n    return a + b", "add", [[1, 2], [3, 4]], [3, 7])
@@ -374,7 +374,6 @@ def outcome(folder: Path) -> Outcome:
         start = time.monotonic()
         verdicts = run_programs(
             [program for attack in attacks for program in (attack, RIGHT)],
-            jobs=2,
             time_limit_s=1.0,
             memory_limit_mb=512,
         )
@@ -459,7 +458,7 @@ def test_no_process_is_left(outcome: Outcome) -> None:
 
 def check(code: str, expected: Any, *arguments: Any, entry_point: str = "f", atol: float = 0.0) -> Reason:
     program = Program(textwrap.dedent(code), entry_point, [list(arguments)], [expected], atol)
-    return run_programs([program], jobs=1)[0]
+    return run_programs([program])[0]
 
 
 @pytest.mark.parametrize(
@@ -573,21 +572,21 @@ def test_outputs_and_times_are_recorded() -> None:
         "import collections, time\ndef f(x, s):\n    time.sleep(s)\n    return [x, x], collections.Counter('aab'), 0.5"
     )
     inputs = [["first", 0.0], ["second", 0.3]]
-    [recording] = record_outputs([Calls(code, "f", inputs)])
+    [recording] = record_outputs([Program(code, "f", inputs, None)])
     assert recording.outputs == [([word, word], {"a": 2, "b": 1}, 0.5) for word, _ in inputs]
     assert recording.seconds[0] < 0.2 < recording.seconds[1] < 0.6
 
 
 def test_large_outputs_are_recorded() -> None:
     """Guards against the limit of programs, which would cut the 130 MB of HumanEval/15's reference."""
-    [recording] = record_outputs([Calls("def f(size):\n    return 'x' * size", "f", [[2**27]])])
+    [recording] = record_outputs([Program("def f(size):\n    return 'x' * size", "f", [[2**27]], None)])
     assert [len(output) for output in recording.outputs] == [2**27]
 
 
 @pytest.mark.parametrize("code, reason", [("def f(:", "failed"), ("import os\nos._exit(0)", "killed")])
 def test_outputs_of_broken_code_are_not_recorded(code: str, reason: Any) -> None:
     """Guards against half a recording, against which every program would fail."""
-    assert record_outputs([Calls(code, "f", [[]])]) == [Recording(reason, [], [])]
+    assert record_outputs([Program(code, "f", [[]], None)]) == [Recording(reason, [], [])]
 
 
 @pytest.mark.parametrize("obstacle", ["pass", "signal.signal(signal.SIGALRM, signal.SIG_IGN)"])

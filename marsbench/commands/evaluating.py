@@ -57,15 +57,16 @@ def eval_(
         trained_block_size=start.block_size,
     )  # fmt: skip
     run.check_exams(names)
-    rows = []
+    found = []
     with full_disk_explained(run.workspace.runs):
         draft, loaded, cells = decoding.load_draft(run.reporter), start.loaded(run, decoding.dtype), Cells(run)
         for name in names:
-            rows.append(cells.cell(Asked(arm, name, None), loaded, draft))
+            row = cells.cell(Asked(arm, name, None), loaded, draft)
+            found.append(_as_plain(row, run.workspace.answers(row.key, run.shard)))
             if not as_json:
-                typer.echo("\n".join(_in_words(rows[-1], run.workspace.answers(rows[-1].key, run.shard))))
+                typer.echo("\n".join(_in_words(found[-1])))
     if as_json:
-        typer.echo(json.dumps([_as_plain(row, run.workspace.answers(row.key, run.shard)) for row in rows], indent=1))
+        typer.echo(json.dumps(found, indent=1))
 
 
 def _told(decoding: Decoding) -> dict[str, Any]:
@@ -94,18 +95,15 @@ def score(
     if out is not None:
         check_can_be_written(out, "--out")
     exam = _exam(benchmark, data_dir)
-    from marsbench.evaluation.scoring import score_file
+    from marsbench.evaluation.scoring import score_file, summary, verdicts
 
     scored = score_file(exam, responses)
     if out is not None:
-        write_atomically(out, "".join(json.dumps(verdict) + "\n" for verdict in scored.verdicts()).encode())
-    summary = scored.summary()
-    typer.echo(
-        f"{benchmark}: {summary['accuracy']:.1f} % ({summary['score']}), {summary['n']:,} of "
-        f"{summary['questions']:,} questions answered",
-        err=True,
-    )
-    typer.echo(json.dumps(summary))
+        write_atomically(out, "".join(json.dumps(verdict) + "\n" for verdict in verdicts(scored)).encode())
+    found = summary(scored)
+    said = f"{benchmark}: {found['accuracy']:.1f} % ({found['score']}), {found['n']:,} of {found['questions']:,}"
+    typer.echo(f"{said} questions answered", err=True)
+    typer.echo(json.dumps(found))
 
 
 def compare(
@@ -141,19 +139,18 @@ def _exam(benchmark: str, data_dir: Path | None) -> Exam:
     return harness.prepare(benchmarks.benchmark(benchmark), data_dir)
 
 
-def _in_words(row: EvaluationRow, answers: Path) -> list[str]:
+def _in_words(found: dict[str, Any]) -> list[str]:
     """What an evaluation found: a line, one on what was cut short, and where the answers are."""
-    found = _as_plain(row, answers)
-    low, high = found["interval"]
+    (low, high), limit = found["interval"], found["max_new_tokens"]
     lines = [
-        f"{row.benchmark}: accuracy {found['accuracy']:.1f} % (95 % interval {low:.1f} to {high:.1f}), "
+        f"{found['benchmark']}: accuracy {found['accuracy']:.1f} % (95 % interval {low:.1f} to {high:.1f}), "
         f"n = {found['n']}; {found['tokens_per_forward']:.2f} tokens per forward pass"
     ]
     if cut := found["cut_answers"]:
-        lines.append(f"  {cut:,} of {found['n']:,} answers were cut at {row.max_new_tokens} tokens, without an end")
+        lines.append(f"  {cut:,} of {found['n']:,} answers were cut at {limit} tokens, without an end")
     if cut := found["cut_prompts"]:
         lines.append(f"  {cut:,} of {found['n']:,} prompts lost their beginnings, for which the context had no room")
-    return [*lines, f"  answers: {answers}"]
+    return [*lines, f"  answers: {found['answers']}"]
 
 
 def _as_plain(row: EvaluationRow, answers: Path) -> dict[str, Any]:

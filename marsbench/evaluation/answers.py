@@ -13,8 +13,7 @@ from typing import Any
 from datasets import Dataset
 
 from marsbench import world
-from marsbench.evaluation.humaneval import run_completions
-from marsbench.evaluation.local_data import DATA_DIR, Unavailable
+from marsbench.evaluation.local_data import Unavailable
 from marsbench.evaluation.sandbox import Program, Reason, run_programs
 from marsbench.world.ifeval import followed
 
@@ -37,20 +36,19 @@ def _each(change: Callable[[str], str]) -> Callable[[Responses, Docs], list[list
 
 # ---- BBH ------------------------------------------------------------------------------------------------------------
 
-_STOCK_BBH_STOPS = ("</s>", "Q", "\n\n")
 _ANSWER_IS = re.compile(r"answer is:?\s*(.*)", re.IGNORECASE)
 _AROUND = " \t.`*\"'"  # what writers put around an answer
 
 
-def _last_answer(text: str) -> str:
+cut_as_stock_bbh = _each(lambda text: cut_text(text, ("</s>", "Q", "\n\n")))
+
+
+@_each
+def last_answer(text: str) -> str:
     """What follows the last "answer is" on its line; without one, the last line."""
     found = _ANSWER_IS.findall(text)
     lines = text.strip().splitlines()
     return (found[-1] if found else lines[-1] if lines else "").strip(_AROUND)
-
-
-cut_as_stock_bbh = _each(lambda text: cut_text(text, _STOCK_BBH_STOPS))
-last_answer = _each(_last_answer)
 
 
 # ---- MMLU-Pro -------------------------------------------------------------------------------------------------------
@@ -63,13 +61,11 @@ _CHOICES = (
 )
 
 
-def _chosen_letter(text: str) -> str:
+@_each
+def chosen_letter(text: str) -> str:
     """The option that the response settles on, empty if no rule finds one."""
     found = (rule.search(text) for rule in _CHOICES)
     return next((match[1] for match in found if match), "")
-
-
-chosen_letter = _each(_chosen_letter)
 
 
 # ---- GPQA -----------------------------------------------------------------------------------------------------------
@@ -99,8 +95,7 @@ def _seed(text: object) -> int:
 def check_sentence_model(data_dir: Path | None) -> None:
     """See to it that NLTK finds its English sentence model, which the stock checker would otherwise download.
 
-    Raises:
-        Unavailable: the model is neither in NLTK's folders nor in `nltk_data` beside local data.
+    `Unavailable` where the model is neither in NLTK's folders nor in `nltk_data` beside local data.
     """
     import nltk
 
@@ -134,32 +129,18 @@ def instructions_followed(doc: Mapping[str, Any], results: Sequence[str]) -> dic
     return verdicts
 
 
-# ---- HumanEval and HumanEval+ ---------------------------------------------------------------------------------------
-
-
-def run_humaneval(responses: Responses, docs: Docs) -> list[list[str]]:
-    """A word for every response, all programs in one go; the tests lie where the questions came from."""
-    docs = list(docs)
-    folder = docs[0].get(DATA_DIR) if docs else None
-    return run_completions(responses, docs, Path(folder) if folder else None)
-
-
 # ---- the world's benchmarks -----------------------------------------------------------------------------------------
 
-PASSED: Reason = "passed"
-_FENCED = re.compile(r"```python\n(.*?)```", re.DOTALL)
+_FENCED = re.compile(r"```python\n(.*?)```", re.DOTALL)  # a program is a response's first such block, or all of it
 _ENDED: dict[tuple[str, str], Reason] = {}  # by response and checks: the verdicts on programs that ran to their end
 
 
 def mini_questions(benchmark: str, size: int, difficulty: str = "usual", **_: Any) -> dict[str, Dataset]:
     """The test set of a world's benchmark; `target` is the answer, or a program's verdict, and `checks` is JSON."""
+    drawn = world.test_set(benchmark, size, level=world.difficulty(difficulty))
     records = [
-        {
-            "prompt": example.prompt,
-            "target": str(example.doc.get("target", PASSED)),
-            "checks": json.dumps(dict(example.doc)),
-        }
-        for example in world.test_set(benchmark, size, level=world.difficulty(difficulty))
+        {"prompt": one.prompt, "target": str(one.doc.get("target", "passed")), "checks": json.dumps(dict(one.doc))}
+        for one in drawn
     ]
     return {"test": Dataset.from_list(records)}
 
@@ -170,7 +151,7 @@ def rules_followed(doc: Mapping[str, str], results: Sequence[str]) -> dict[str, 
     return {"prompt_level_strict_acc": float(all(followed(rules, results[0]).values()))}
 
 
-def run_code(responses: Iterable[Sequence[str]], docs: Iterable[Mapping[str, str]]) -> list[list[Reason]]:
+def run_code(responses: Responses, docs: Docs) -> list[list[Reason]]:
     """`passed`, or why not, for every response of every question (an lm-eval filter); all programs in one go.
 
     What this process has run to its end before, for another line of a table, keeps its verdict; a program that ran out
@@ -178,14 +159,11 @@ def run_code(responses: Iterable[Sequence[str]], docs: Iterable[Mapping[str, str
     """
     asked = [[(text, doc["checks"]) for text in answer] for answer, doc in zip(responses, docs, strict=True)]
     fresh = list(dict.fromkeys(pair for pairs in asked for pair in pairs if pair not in _ENDED))
-    verdicts = run_programs([_program(text, json.loads(checks)) for text, checks in fresh])
-    found = dict(zip(fresh, verdicts, strict=True))
+    programs = []
+    for text, checks in fresh:
+        fenced, tests = _FENCED.search(text), json.loads(checks)
+        code = fenced[1] if fenced else text
+        programs.append(Program(code, tests["entry_point"], tests["inputs"], tests["expected"]))
+    found = dict(zip(fresh, run_programs(programs), strict=True))
     _ENDED.update({pair: reason for pair, reason in found.items() if reason in ("passed", "failed")})
     return [[found.get(pair) or _ENDED[pair] for pair in pairs] for pairs in asked]
-
-
-def _program(response: str, checks: Mapping[str, Any]) -> Program:
-    """The program in a response: its first fenced block, or all of it."""
-    fenced = _FENCED.search(response)
-    code = fenced[1] if fenced else response
-    return Program(code, checks["entry_point"], checks["inputs"], checks["expected"])

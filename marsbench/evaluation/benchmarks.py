@@ -11,9 +11,8 @@ import string
 import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
 
@@ -22,13 +21,6 @@ from marsbench.errors import unknown_name
 from marsbench.evaluation import local_data
 from marsbench.paths import tasks_dir
 from marsbench.world.difficulty import HARD
-
-
-class Score(NamedTuple):
-    """A number that lm-eval computes for every question: a metric, after a filter."""
-
-    metric: str
-    filter: str
 
 
 @dataclass(frozen=True)
@@ -40,12 +32,14 @@ class Benchmark:
     """
 
     name: str
+    file: Path
     paper_name: str  # its column head in the paper
     summary: str
-    scores: Mapping[str, Score]
-    subtasks: tuple[str, ...] = ()  # where several lm-eval tasks make it up
-    only: str | None = None  # the one subtask that is asked, None = all
-    max_new_tokens: int | None = None  # of an answer; None = the scale's
+    scores: Mapping[str, tuple[str, str]]  # what lm-eval computes for every question: a metric, after a filter
+    subtasks: tuple[str, ...]  # those that are asked, where several lm-eval tasks make it up
+    max_new_tokens: int | None  # of an answer; None = the scale's
+    files: Mapping[str, str]  # of a data folder, by split
+    id_column: str | None
 
     @property
     def headline(self) -> str:
@@ -56,11 +50,6 @@ class Benchmark:
         """How many new tokens an answer may have, asked at a scale whose own limit is `of_scale`."""
         return of_scale if self.max_new_tokens is None else self.max_new_tokens
 
-    @property
-    def file(self) -> Path:
-        family = self.name.removesuffix(f"_{self.only}") if self.only else self.name
-        return tasks_dir() / family / f"{family}.yaml"
-
 
 class _Plain(yaml.SafeLoader):
     """Reads a task file without importing what it names."""
@@ -69,28 +58,23 @@ class _Plain(yaml.SafeLoader):
 _Plain.add_constructor("!function", lambda loader, node: str(node.value))
 
 
-@cache
-def _task_file(file: Path) -> dict[str, Any]:
-    said: dict[str, Any] = yaml.load(file.read_text(encoding="utf-8"), _Plain)
-    return said
-
-
-def _settings(file: Path) -> dict[str, Any]:
-    """What a task file says under `metadata`."""
-    settings: dict[str, Any] = _task_file(file).get("metadata", {})
-    return settings
+def _file_of(name: str) -> Path:
+    return tasks_dir() / name / f"{name}.yaml"
 
 
 def _benchmark(name: str) -> Benchmark:
     """A benchmark as its task file describes it."""
-    file = tasks_dir() / name / f"{name}.yaml"
-    said, limit = _settings(file), _task_file(file).get("generation_kwargs", {}).get("max_gen_toks")
-    scores = {score: Score(*found) for score, found in said["scores"].items()}
-    return Benchmark(name, said["paper_name"], said["summary"], scores, max_new_tokens=limit)
+    whole = yaml.load(_file_of(name).read_text(encoding="utf-8"), _Plain)
+    said, limit = whole["metadata"], whole.get("generation_kwargs", {}).get("max_gen_toks")
+    return Benchmark(
+        name, _file_of(name), said["paper_name"], said["summary"], said["scores"], tuple(said.get("subtasks", ())),
+        limit, said.get("files", {}), said.get("id_column"),
+    )  # fmt: skip
 
 
 def _harder(one: Benchmark, prefix: str, words: str) -> Benchmark:
-    return replace(one, name=one.name.replace("mini_", prefix), summary=f"{one.summary}; {words}")
+    name = one.name.replace("mini_", prefix)
+    return replace(one, name=name, file=_file_of(name), summary=f"{one.summary}; {words}")
 
 
 _MINI = tuple(map(_benchmark, world.GENERATORS))
@@ -109,11 +93,11 @@ GROUPS: dict[str, tuple[str, ...]] = {name: tuple(one.name for one in some) for 
 def benchmark(name: str) -> Benchmark:
     """A benchmark, or one subtask of one (`bbh_word_sorting`), by name; a `UserError` names those there are."""
     if name in BENCHMARKS:
-        return _with_subtasks(BENCHMARKS[name])
+        return BENCHMARKS[name]
     for family in BENCHMARKS.values():
         subtask = name.removeprefix(f"{family.name}_")
-        if subtask != name and subtask in _with_subtasks(family).subtasks:
-            return replace(family, name=name, only=subtask, subtasks=(subtask,))
+        if subtask != name and subtask in family.subtasks:
+            return replace(family, name=name, subtasks=(subtask,))
     raise unknown_name("benchmark", name, list(BENCHMARKS))
 
 
@@ -123,21 +107,20 @@ def benchmarks(names: Iterable[str]) -> list[str]:
     return [benchmark(name).name for name in dict.fromkeys(found)]
 
 
-def _with_subtasks(chosen: Benchmark) -> Benchmark:
-    """The benchmark with the subtasks that its task file names."""
-    return replace(chosen, subtasks=tuple(_settings(chosen.file).get("subtasks", ())))
-
-
 def load_tasks(chosen: Benchmark, data_dir: Path | None = None) -> dict[str, Any]:
     """The lm-eval tasks of a benchmark, by lm-eval's name.
 
-    Data of the real benchmarks comes from the hub, or from `data_dir` where that is given.
-
-    Raises:
-        Unavailable: the data, or something that scoring needs, is not on this machine.
-        UserError: local data is damaged.
+    Data of the real benchmarks comes from the hub, or from `data_dir` where that is given. `Unavailable` where it, or
+    something that scoring needs, is not on this machine; `UserError` where local data is damaged.
     """
-    _check_scorer(chosen, data_dir)
+    if chosen.name == "ifeval":  # what scoring needs must be there before hours of decoding
+        from marsbench.evaluation.answers import check_sentence_model
+
+        check_sentence_model(data_dir)
+    elif chosen.name == "humaneval":
+        from marsbench.evaluation.humaneval import load_problems
+
+        load_problems(data_dir)
     family = chosen.file.stem
     parts = {f"{family}_{subtask}": subtask for subtask in chosen.subtasks} or {family: ""}
     return {name: _load(chosen, name, subtask, data_dir) for name, subtask in parts.items()}
@@ -148,7 +131,7 @@ def local_files(chosen: Benchmark) -> list[str]:
     names = [
         string.Template(name).safe_substitute(SUBTASK=subtask)
         for subtask in chosen.subtasks or ("",)
-        for name in _settings(chosen.file).get("files", {}).values()
+        for name in chosen.files.values()
     ]
     if chosen.name == "humaneval":
         from marsbench.evaluation.humaneval import LOCAL_FILE
@@ -157,23 +140,11 @@ def local_files(chosen: Benchmark) -> list[str]:
     return list(dict.fromkeys(names))  # subtasks may share a file
 
 
-def _check_scorer(chosen: Benchmark, data_dir: Path | None) -> None:
-    """See to it that what scoring needs is there, before hours of decoding."""
-    if chosen.name == "ifeval":
-        from marsbench.evaluation.answers import check_sentence_model
-
-        check_sentence_model(data_dir)
-    elif chosen.name == "humaneval":
-        from marsbench.evaluation.humaneval import load_problems
-
-        load_problems(data_dir)
-
-
 def _load(chosen: Benchmark, name: str, subtask: str, data_dir: Path | None) -> Any:
     """One lm-eval task; a file that names data files is a template, whose blanks are filled in first."""
     import lm_eval.tasks
 
-    if "files" not in _settings(chosen.file):
+    if not chosen.files:
         return _read_task(chosen.file, name)
     places = {"LM_EVAL": str(Path(lm_eval.tasks.__file__).parent), "SUBTASK": subtask}
     text = string.Template(chosen.file.read_text(encoding="utf-8")).safe_substitute(places)
@@ -214,7 +185,7 @@ def question_numbers(chosen: Benchmark, tasks: Mapping[str, Any]) -> dict[str, l
 
     Subtasks that share one file are numbered by its rows, others one after the other.
     """
-    column = _settings(chosen.file).get("id_column")
+    column = chosen.id_column
     if column is not None and len(tasks) > 1:
         whole = next(iter(tasks.values()))
         rows = {found: row for row, found in enumerate(whole.dataset[whole.config.test_split][column])}
@@ -226,24 +197,19 @@ def question_numbers(chosen: Benchmark, tasks: Mapping[str, Any]) -> dict[str, l
     return numbers
 
 
-def fingerprint(tasks: Mapping[str, Any]) -> dict[str, Any]:
-    """What of tasks can change a score: prompts, filters, metrics, versions and the questions themselves."""
-    return {name: _task_fingerprint(task) for name, task in tasks.items()}
-
-
-def _task_fingerprint(task: Any) -> dict[str, Any]:
-    config = {key: value for key, value in task.config.to_dict().items() if key not in _ORIGIN}
-    plain: dict[str, Any] = json.loads(json.dumps(config, default=lambda value: type(value).__name__))
-    return plain | {"version": (task.config.metadata or {}).get("version"), "questions": questions_hash(task)}
-
-
 _ORIGIN = ("custom_dataset", "dataset_kwargs", "dataset_path", "dataset_name", "metadata")  # where questions come from
 
 
-def questions_hash(task: Any) -> str:
-    """Sixteen hexadecimal digits of SHA-256 over a task's questions, wherever they came from."""
-    digest = hashlib.sha256()
-    for doc in task.eval_docs:
-        content = {column: value for column, value in doc.items() if column != local_data.DATA_DIR}
-        digest.update(json.dumps(content, sort_keys=True, default=str).encode())
-    return digest.hexdigest()[:16]
+def fingerprint(tasks: Mapping[str, Any]) -> dict[str, Any]:
+    """What of tasks can change a score: prompts, filters, metrics, versions and a hash of the questions themselves."""
+    found = {}
+    for name, task in tasks.items():
+        config = {key: value for key, value in task.config.to_dict().items() if key not in _ORIGIN}
+        plain: dict[str, Any] = json.loads(json.dumps(config, default=lambda value: type(value).__name__))
+        digest = hashlib.sha256()
+        for doc in task.eval_docs:
+            content = {column: value for column, value in doc.items() if column != local_data.DATA_DIR}
+            digest.update(json.dumps(content, sort_keys=True, default=str).encode())
+        version = (task.config.metadata or {}).get("version")
+        found[name] = plain | {"version": version, "questions": digest.hexdigest()[:16]}
+    return found

@@ -97,6 +97,7 @@ class Scored:
     A score is 0 or 1 per question, or a list of these where a question has parts.
     """
 
+    exam: Exam
     answers: list[LoggedAnswer]
     scores: Mapping[str, list[Any]]
 
@@ -162,14 +163,8 @@ class LoggedModel(LM):  # type: ignore[misc]
 
 def chat_text(tokenizer: Any, chat_history: list[dict[str, str]], add_generation_prompt: bool) -> str:
     """A conversation in the tokenizer's template; without a generation prompt, its last turn is left open."""
-    return str(
-        tokenizer.apply_chat_template(
-            chat_history,
-            tokenize=False,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=not add_generation_prompt,
-        )
-    )
+    how = {"add_generation_prompt": add_generation_prompt, "continue_final_message": not add_generation_prompt}
+    return str(tokenizer.apply_chat_template(chat_history, tokenize=False, **how))
 
 
 class EngineModel(LoggedModel):
@@ -194,16 +189,15 @@ class EngineModel(LoggedModel):
         how, asked, todo = self._answering, len(self.exam.asked()), list(requests.items())
         self._progress(asked - len(todo), asked)
 
-        def finished(index: int, generation: Generation) -> None:
+        def finished(index: int, done: Generation) -> None:
             (number, request), (_, cut) = todo[index], prompts[index]
-            text = how.text(generation.tokens)
             target = str(self.exam.tasks[request.task_name].doc_to_target(request.doc))
-            eos = generation.finish == "eos"
-            past = past_stop(generation, how.text, request.args[1].get("until", []))
-            digest = digest_of(generation.tokens)
             self._log.add(
-                LoggedAnswer(number, text, generation.emitted, generation.forwards, eos, target, past, cut, digest)
-            )
+                LoggedAnswer(
+                    number, how.text(done.tokens), done.emitted, done.forwards, done.finish == "eos", target,
+                    past_stop(done, how.text, request.args[1].get("until", [])), cut, digest_of(done.tokens),
+                )
+            )  # fmt: skip
             self._progress(min(len(self.answers), asked), asked)
 
         encoded = [how.loaded.tokenizer(one.args[0], add_special_tokens=False).input_ids for _, one in todo]
@@ -272,15 +266,10 @@ def evaluate(model: LoggedModel) -> Scored:
     found: dict[str, dict[int, Any]] = {name: {} for name in exam.benchmark.scores}
     for task, samples in results["samples"].items():
         for sample in samples:
-            for name, score in exam.benchmark.scores.items():
-                if sample["filter"] == score.filter:
-                    found[name][exam.numbers[task][sample["doc_id"]]] = _number(sample[score.metric])
+            for name, (metric, after) in exam.benchmark.scores.items():
+                if sample["filter"] == after:
+                    value, number = sample[metric], exam.numbers[task][sample["doc_id"]]
+                    found[name][number] = [*map(float, value)] if isinstance(value, list) else float(value)
     order = exam.asked()
-    return Scored(
-        [model.answers[number] for number in order],
-        {name: [values[number] for number in order] for name, values in found.items()},
-    )
-
-
-def _number(value: Any) -> Any:
-    return [float(part) for part in value] if isinstance(value, list) else float(value)
+    scores = {name: [values[number] for number in order] for name, values in found.items()}
+    return Scored(exam, [model.answers[number] for number in order], scores)

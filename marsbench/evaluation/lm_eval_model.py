@@ -47,23 +47,7 @@ def _check_names(options: Iterable[str], others: Sequence[str]) -> None:
             raise UserError(f"lm-eval's model marsbench has no option {name!r}", where="--model_args", fix=fix)
 
 
-def _check_values(
-    pretrained: Any, method: Any, accept: Any, threshold: Any, switches: Mapping[str, Any], options: Mapping[str, Any]
-) -> None:
-    """Refuse what cannot be meant, before anything is loaded; `switches` are on or off."""
-    if not pretrained:
-        raise UserError("no checkpoint is named", fix="give --model_args pretrained=FOLDER_OR_HUB_NAME")
-    for name, given in switches.items():
-        if not isinstance(given, bool):
-            raise UserError(f"{name}={given!r} is neither true nor false", fix="give one of the two")
-    check_accept(method, accept, threshold)
-    chosen = Options(**options)
-    check_options(method, chosen)
-    check_threshold(method, threshold, chosen.metric)
-
-
-def _count(given: int | str, wrong: str, fix: str = "give 1 or more") -> int:
-    """A number from 1; `wrong` says what anything else is not."""
+def _at_least_1(given: int | str, wrong: str, fix: str = "give 1 or more") -> int:
     if not str(given).isdecimal() or not int(given):
         raise UserError(wrong.format(given), fix=fix)
     return int(given)
@@ -128,28 +112,35 @@ class MarsbenchLM(LM):  # type: ignore[misc]
 
         `batch_size` is of rows (`auto` is 16), `prefill_positions` of prompt tokens in one forward, at most. lm-eval
         says `device` cuda unless told otherwise, so without CUDA, or with several processes, each takes its own.
-        `options` are fields of `marsbench.methods.Options`.
-
-        Raises:
-            UserError: an option that there is not or that is out of range, before anything is loaded, or a checkpoint
-                that the method does not go with.
+        `options` are fields of `marsbench.methods.Options`. `UserError` for an option that there is not or that is out
+        of range, before anything is loaded, and for a checkpoint that the method does not go with.
         """
         super().__init__()
         own = [name for name in inspect.signature(type(self)).parameters if name != "options"]
         _check_names(options, own)
         threshold, untrained_masks, compiled = map(_value, (threshold, untrained_masks, compiled))
         options = {name: _value(given) for name, given in options.items()}
+        if not pretrained:
+            raise UserError("no checkpoint is named", fix="give --model_args pretrained=FOLDER_OR_HUB_NAME")
         switches: dict[str, Any] = {"untrained_masks": untrained_masks, "compiled": compiled}
-        _check_values(pretrained, method, accept, threshold, switches, options)
+        for name, given in switches.items():
+            if not isinstance(given, bool):
+                raise UserError(f"{name}={given!r} is neither true nor false", fix="give one of the two")
+        check_accept(method, accept, threshold)
+        chosen = Options(**options)
+        check_options(method, chosen)
+        check_threshold(method, threshold, chosen.metric)
         rows = _DEFAULT_ROWS
         if not str(batch_size).startswith("auto"):
-            rows = _count(batch_size, "batch size {!r} is no number of rows", "give 1 or more, or auto")
-        positions = _count(prefill_positions, "prefill positions {!r} are no number of tokens")
+            rows = _at_least_1(batch_size, "batch size {!r} is no number of rows", "give 1 or more, or auto")
+        positions = _at_least_1(prefill_positions, "prefill positions {!r} are no number of tokens")
         if dtype not in _DTYPES:
             raise unknown_name("dtype", dtype, list(_DTYPES))
         state = PartialState(cpu=not torch.accelerator.is_available())
         self._rank, self._world_size = state.process_index, state.num_processes
-        self._device = _device(device, state)
+        if state.num_processes > 1 or device is None or (device.startswith("cuda") and not torch.cuda.is_available()):
+            device = state.device
+        self._device = torch.device(device)
         how: dict[str, Any] = {"dtype": _DTYPES[dtype], "device": self._device}
         loaded = load_aloud(str(pretrained), Reporter(), **how, adapter=adapter)
         companion = load_aloud(draft, Reporter(), **how) if draft else None
@@ -178,10 +169,6 @@ class MarsbenchLM(LM):  # type: ignore[misc]
             return cls(**(given | dict(arg_dict)))
 
     @property
-    def device(self) -> torch.device:
-        return self._device
-
-    @property
     def tokenizer_name(self) -> str:
         """What lm-eval keys its request cache by."""
         return str(self._answering.loaded.tokenizer.name_or_path)
@@ -193,44 +180,36 @@ class MarsbenchLM(LM):  # type: ignore[misc]
         """The model's answers, each cut at the first of its task's stop strings."""
         with _explained():
             generations = self._answers(requests)
-        self._count(requests, generations)
+        # Added up over all processes; requests that only even out the processes do not count.
+        own = {id(request): generation for request, generation in zip(requests, generations, strict=True)}.values()
+        counts = [sum(one.emitted for one in own), sum(one.forwards for one in own)]
+        emitted, forwards = self.all_gather(torch.tensor([counts], device=self._device)).sum(0).tolist()
+        self._emitted, self._forwards = self._emitted + emitted, self._forwards + forwards
         Reporter().say(
             f"{self._answering.method.name}: {self._emitted / self._forwards:.2f} tokens per forward pass "
             f"({self._emitted:,} tokens, {self._forwards:,} passes)"
         )
         texts = [self._answering.text(generation.tokens) for generation in generations]
-        return [
-            cut_text(text, _stops(request.args[1].get("until"))) for text, request in zip(texts, requests, strict=True)
-        ]
+        stops = [request.args[1].get("until") or [] for request in requests]
+        return [cut_text(text, [at] if isinstance(at, str) else at) for text, at in zip(texts, stops, strict=True)]
 
     def _answers(self, requests: list[Instance]) -> list[Generation]:
         """Decode, with a bar; what is cut off prompts is said first."""
-        todo, cuts = zip(*[self._request(request) for request in requests], strict=True) if requests else ((), ())
-        for task in dict.fromkeys(request.task_name for request in requests):
-            own = [number for number, request in enumerate(requests) if request.task_name == task]
-            room = min(room_for_prompt(self._answering.loaded.model, todo[number].max_new_tokens) for number in own)
-            if words := cut_in_words(task, [cuts[number] for number in own], room):
+        todo, cuts = list[Request](), dict[str, list[tuple[int, int]]]()  # by task
+        model, tokenizer = self._answering.loaded.model, self._answering.loaded.tokenizer
+        for request in requests:
+            context, settings = request.args
+            limit = int(settings.get("max_gen_toks", settings.get("max_new_tokens", _DEFAULT_LIMIT)))
+            limit = min(limit, context_length(model) - 1)
+            room = room_for_prompt(model, limit)
+            ids, cut = without_beginning(tokenizer(context, add_special_tokens=False).input_ids, room)
+            temperature = float(settings.get("temperature") or 0.0) if settings.get("do_sample") else 0.0
+            todo.append(Request(ids, limit, self._answering.threshold, temperature=temperature, seed=request.doc_id))
+            cuts.setdefault(request.task_name, []).append((cut, room))
+        for task, found in cuts.items():
+            if words := cut_in_words(task, [cut for cut, _ in found], min(room for _, room in found)):
                 Reporter().say(words)
         return self._answering.decode_all(todo, Reporter(), "answering")
-
-    def _request(self, request: Instance) -> tuple[Request, int]:
-        context, settings = request.args
-        limit = int(settings.get("max_gen_toks", settings.get("max_new_tokens", _DEFAULT_LIMIT)))
-        limit = min(limit, context_length(self._answering.loaded.model) - 1)
-        ids, cut = without_beginning(
-            self._answering.loaded.tokenizer(context, add_special_tokens=False).input_ids,
-            room_for_prompt(self._answering.loaded.model, limit),
-        )
-        temperature = float(settings.get("temperature") or 0.0) if settings.get("do_sample") else 0.0
-        return Request(ids, limit, self._answering.threshold, temperature=temperature, seed=request.doc_id), cut
-
-    def _count(self, requests: list[Instance], generations: list[Generation]) -> None:
-        """Add up tokens and forwards over all processes; requests that only even out the processes do not count."""
-        own = {id(request): generation for request, generation in zip(requests, generations, strict=True)}.values()
-        counts = [sum(one.emitted for one in own), sum(one.forwards for one in own)]
-        total = self.all_gather(torch.tensor([counts], device=self._device)).sum(0)
-        self._emitted += int(total[0])
-        self._forwards += int(total[1])
 
     def get_model_info(self) -> dict[str, Any]:
         return {
@@ -263,19 +242,9 @@ class MarsbenchLM(LM):  # type: ignore[misc]
     loglikelihood_rolling = loglikelihood
 
 
-def _device(wanted: str | None, state: PartialState) -> torch.device:
-    if state.num_processes > 1 or wanted is None or (wanted.startswith("cuda") and not torch.cuda.is_available()):
-        return torch.device(state.device)
-    return torch.device(wanted)
-
-
 def _value(given: Any) -> Any:
     """A value as lm-eval's command line would read it: text that says a number, yes or no, or nothing, is meant so."""
     return handle_arg_string(given) if isinstance(given, str) else given
-
-
-def _stops(until: Any) -> list[str]:
-    return [until] if isinstance(until, str) else list(until or [])
 
 
 register()  # for programs that imported torch before lm-eval

@@ -25,11 +25,8 @@ def dataset(
 ) -> dict[str, Dataset]:
     """A data set, split by split; called by lm-eval with what a task file says under `metadata`.
 
-    Every question tells in the column `DATA_DIR` where it came from: some scorers need more from there.
-
-    Raises:
-        Unavailable: there is no such file.
-        UserError: a line is not what it should be; see `read_objects`.
+    Every question tells in the column `DATA_DIR` where it came from: some scorers need more from there. `Unavailable`
+    where there is no such file, `UserError` where a line is not what it should be; see `read_objects`.
     """
     return {split: _split(data_dir, file, tuple(columns), id_column) for split, file in files.items()}
 

@@ -20,17 +20,16 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections import deque
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
-from dataclasses import dataclass, field
+from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal, TypeVar, cast, get_args
+from typing import Any, Literal, cast, get_args
 
 from marsbench.errors import UserError
 
-T = TypeVar("T")
 # failed: wrong value or exception; timeout: past the time limit; killed: the process ended early.
 Reason = Literal["passed", "failed", "timeout", "killed"]
 READY = "ready"
@@ -57,42 +56,30 @@ class PlainUnpickler(pickle.Unpickler):
 
 
 @dataclass(frozen=True)
-class Calls:
-    """Calls of a function that `code` defines: `entry_point(*inputs[i])`, for at most `limits_s[i]` seconds.
+class Program:
+    """Generated code and its tests: `entry_point(*inputs[i])` must return what equals `expected[i]`.
 
-    Without `limits_s`, only the time of all calls together is limited.
+    Floats may differ by `atol`, where 0 means 1e-6. As in evalplus, a function called `find_zero` (HumanEval/32) may
+    return any root of its polynomial. Of a reference solution nothing is expected: its calls are only made. Each call
+    may take `limits_s[i]` seconds; without these, only the time of all together is limited.
     """
 
     code: str
     entry_point: str
     inputs: list[list[Any]]
-    limits_s: list[float] | None = field(default=None, kw_only=True)
-
-    def __post_init__(self) -> None:
-        if self.limits_s is not None and len(self.inputs) != len(self.limits_s):
-            raise ValueError(f"{len(self.inputs)} inputs, {len(self.limits_s)} limits: need one for one")
-
-
-@dataclass(frozen=True)
-class Program(Calls):
-    """Generated code and its tests: call `i` must return what equals `expected[i]`.
-
-    Floats may differ by `atol`, where 0 means 1e-6. As in evalplus, a function called `find_zero`
-    (HumanEval/32) may return any root of its polynomial.
-    """
-
-    expected: list[Any]
+    expected: list[Any] | None
     atol: float = 0.0
+    limits_s: list[float] | None = None
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.inputs or len(self.inputs) != len(self.expected):
-            raise ValueError(f"{len(self.inputs)} inputs, {len(self.expected)} expected: need one for one")
+        for what, given in (("expected", self.expected), ("limits", self.limits_s)):
+            if given is not None and not 0 < len(self.inputs) == len(given):
+                raise ValueError(f"{len(self.inputs)} inputs, {len(given)} {what}: need one for one")
 
 
 @dataclass(frozen=True)
 class Recording:
-    """What each call returned, and the seconds it took; both empty unless all calls did (`reason` is "passed")."""
+    """What each call of a reference returned, and the seconds it took; both empty unless all calls returned."""
 
     reason: Reason
     outputs: list[Any]
@@ -100,70 +87,35 @@ class Recording:
 
 
 def run_programs(
-    programs: Sequence[Program], *, jobs: int | None = None, time_limit_s: float = 2.0, memory_limit_mb: int = 1024
+    programs: Sequence[Program], *, time_limit_s: float = 2.0, memory_limit_mb: int = 1024
 ) -> list[Reason]:
-    """Verdicts in the order of `programs`, from `jobs` workers (default: one per core, fewer for a few programs).
+    """Verdicts in the order of `programs`, from a worker per core, or fewer for a few programs.
 
-    `time_limit_s` (at most 60) is wall-clock time for all inputs of a program together. `memory_limit_mb`
-    bounds its address space, except on macOS, which has no such limit. Raises `UserError` if no worker can
-    start.
+    `time_limit_s` (at most 60) is wall-clock time for all inputs of a program together. `memory_limit_mb` bounds its
+    address space, except on macOS, which has no such limit. `UserError` if no worker can start.
     """
-    return [reply.reason for reply in _ask_all(programs, jobs, time_limit_s, memory_limit_mb)]
+    asked = record_outputs(programs, time_limit_s=time_limit_s, memory_limit_mb=memory_limit_mb)
+    return [recording.reason for recording in asked]
 
 
 def record_outputs(
-    calls: Sequence[Calls],
-    *,
-    jobs: int | None = None,
-    time_limit_s: float = EVALPLUS_MAX_TIME_LIMIT_S,
-    memory_limit_mb: int = 1024,
+    references: Sequence[Program], *, time_limit_s: float = EVALPLUS_MAX_TIME_LIMIT_S, memory_limit_mb: int = 1024
 ) -> list[Recording]:
-    """What reference solutions return, in the order of `calls`; the rest is as for `run_programs`."""
-    found = []
-    for reply, call in zip(_ask_all(calls, jobs, time_limit_s, memory_limit_mb), calls, strict=True):
-        record, length = io.BytesIO(reply.record), len(call.inputs) if reply.reason == "passed" else 0
-        pairs = [PlainUnpickler(record).load() for _ in range(length)]
-        found.append(Recording(reply.reason, [output for output, _ in pairs], [seconds for _, seconds in pairs]))
-    return found
+    """What reference solutions return, in their order; the rest is as for `run_programs`."""
+    jobs, of_thread = max(1, min(os.cpu_count() or 1, len(references) // WORTH_A_WORKER)), threading.local()
+    with (
+        tempfile.TemporaryDirectory(prefix="marsbench-sandbox-") as scratch,
+        ExitStack() as workers,
+        ThreadPoolExecutor(jobs) as pool,  # after an interrupt, each worker ends with the program it is at
+    ):
 
+        def ask(program: Program) -> Recording:
+            if not hasattr(of_thread, "worker"):
+                of_thread.worker = workers.enter_context(closing(_Worker(scratch, time_limit_s, memory_limit_mb)))
+            recording: Recording = of_thread.worker.ask(program)
+            return recording
 
-def _ask_all(requests: Sequence[Calls], jobs: int | None, time_limit_s: float, memory_limit_mb: int) -> list[_Reply]:
-    """The workers' replies, in the order of `requests`."""
-    if time_limit_s > EVALPLUS_MAX_TIME_LIMIT_S:
-        raise ValueError(f"time_limit_s is {time_limit_s}, but evalplus stops at {EVALPLUS_MAX_TIME_LIMIT_S}")
-    if not requests:
-        return []
-    few = max(1, len(requests) // WORTH_A_WORKER)
-    jobs = min(jobs or min(os.cpu_count() or 1, few), len(requests))
-    replies: dict[int, _Reply] = {}
-    pending = deque(enumerate(requests))
-
-    def work(scratch: str) -> None:
-        with closing(_Worker(scratch, time_limit_s, memory_limit_mb)) as worker:
-            for index, request in _drain(pending):
-                replies[index] = worker.ask(request)
-
-    with tempfile.TemporaryDirectory(prefix="marsbench-sandbox-") as scratch, ThreadPoolExecutor(jobs) as pool:
-        try:
-            list(pool.map(work, [scratch] * jobs))
-        finally:
-            pending.clear()  # after an interrupt, each worker ends with the program it is at
-    return [replies[index] for index in range(len(requests))]
-
-
-def _drain(pending: deque[T]) -> Iterator[T]:
-    """Takes items off a queue that several threads share until it is empty."""
-    with suppress(IndexError):
-        while True:
-            yield pending.popleft()
-
-
-@dataclass(frozen=True)
-class _Reply:
-    """A worker's reply; `record` holds a pickled (output, seconds) for each call, where they were asked for."""
-
-    reason: Reason
-    record: bytes = b""
+        return list(pool.map(ask, references))
 
 
 class _Worker:
@@ -174,24 +126,28 @@ class _Worker:
         self._environment = _environment(scratch, memory_limit_mb)
         self._start()
 
-    def ask(self, request: Calls) -> _Reply:
+    def ask(self, program: Program) -> Recording:
         if self._process.poll() is not None:  # it ended while it had nothing to do, which is no program's doing
             self.close()
             self._start()
         reason: Reason = "killed"
         with suppress(EOFError, ConnectionError):
-            self._connection.send(request)
+            self._connection.send(program)
             # Running and comparing are two calls of evalplus.
             if self._connection.poll(2 * (self._time_limit_s + EVALPLUS_SLACK_S)):
                 message = self._connection.recv_bytes()
                 word, _, record = message.partition(b"\n")
                 if word.decode() not in get_args(Reason):
                     raise RuntimeError(f"the sandbox worker failed:\n{message.decode()}")
-                return _Reply(cast(Reason, word.decode()), record)
+                stream = io.BytesIO(record)  # a pickled (output, seconds) for each call, where they were asked for
+                pairs = [PlainUnpickler(stream).load() for _ in range(len(program.inputs) if record else 0)]
+                return Recording(
+                    cast(Reason, word.decode()), [output for output, _ in pairs], [seconds for _, seconds in pairs]
+                )
             reason = "timeout"
         self.close()
         self._start()
-        return _Reply(reason)
+        return Recording(reason, [], [])
 
     def close(self) -> None:
         """Kills the worker and whatever runs in its session."""
@@ -210,10 +166,11 @@ class _Worker:
                 except OSError as error:  # this account cannot even reach the interpreter
                     print(error, file=log, flush=True)
                     continue
-                if self._is_ready():
-                    if account is None and os.geteuid() == 0:
-                        _warn_of_root()
-                    return
+                with suppress(EOFError, ConnectionError):
+                    if self._connection.poll(START_LIMIT_S) and self._connection.recv_bytes().decode() == READY:
+                        if account is None and os.geteuid() == 0:
+                            _warn_of_root()
+                        return
                 self.close()
             log.seek(0)
             raise UserError(
@@ -230,23 +187,11 @@ class _Worker:
         with closing(theirs):
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "marsbench.evaluation.sandbox_worker", *arguments],
-                cwd=self._scratch,
-                env=self._environment,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=log_fd,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-                user=account.pw_uid if account else None,
-                group=account.pw_gid if account else None,
+                cwd=self._scratch, env=self._environment, pass_fds=[theirs.fileno()], start_new_session=True,
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log_fd,
+                user=account.pw_uid if account else None, group=account.pw_gid if account else None,
                 extra_groups=[] if account else None,
-            )
-
-    def _is_ready(self) -> bool:
-        try:
-            return self._connection.poll(START_LIMIT_S) and self._connection.recv_bytes().decode() == READY
-        except (EOFError, ConnectionError):
-            return False
+            )  # fmt: skip
 
 
 @cache

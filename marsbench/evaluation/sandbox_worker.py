@@ -34,6 +34,8 @@ import time
 import traceback
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import IO, Any
 
@@ -41,7 +43,7 @@ import numpy as np
 from evalplus.eval import FAIL, PASS, untrusted_check
 from evalplus.eval._special_oracle import _poly
 
-from marsbench.evaluation.sandbox import READY, Calls, PlainUnpickler, Program, Reason
+from marsbench.evaluation.sandbox import READY, PlainUnpickler, Program, Reason
 
 MIN_RECORD_LIMIT_BYTES = 64 * 2**20
 REFERENCE_RECORD_LIMIT_BYTES = 512 * 2**20  # HumanEval/15 of HumanEval+ takes 130 MB
@@ -74,54 +76,44 @@ for mapping in (Counter, OrderedDict, defaultdict):  # recorded as the plain dic
 def main() -> None:
     """Serves programs until the other end of the pipe closes."""
     multiprocessing.set_start_method("fork")  # evalplus hands live objects to its child
-    connection, time_limit_s = Connection(_connection_fd()), float(sys.argv[2])
+    connection, time_limit_s = Connection(int(sys.argv[1])), float(sys.argv[2])
     connection.send_bytes(READY.encode())
-    while True:
-        try:
+    with suppress(EOFError):
+        while True:
             message = connection.recv_bytes()
-        except EOFError:
-            return
-        try:
-            reply = answer(pickle.loads(message), time_limit_s, len(message))
-        except Exception:
-            reply = traceback.format_exc().encode()
-        connection.send_bytes(reply)
+            try:
+                reply = answer(pickle.loads(message), time_limit_s, len(message))
+            except Exception:
+                reply = traceback.format_exc().encode()
+            connection.send_bytes(reply)
 
 
-def _connection_fd() -> int:
-    return int(sys.argv[1])
-
-
-def answer(request: Calls, time_limit_s: float, size_bytes: int) -> bytes:
-    """The word on a program, or for mere calls: the word on them, a line break and their record.
-
-    `size_bytes` is the size of the pickled request.
-    """
-    time_limit_s = min(time_limit_s, sum(request.limits_s or [time_limit_s]))
+def answer(program: Program, time_limit_s: float, size_bytes: int) -> bytes:
+    """The word on a program of so many bytes as a pickle, or for mere calls: theirs, a line break and their record."""
+    time_limit_s = min(time_limit_s, sum(program.limits_s or [time_limit_s]))
     record_limit_bytes = REFERENCE_RECORD_LIMIT_BYTES
-    if isinstance(request, Program):  # a right one records about as much as is expected of it
+    if program.expected is not None:  # a right one records about as much as is expected of it
         record_limit_bytes = MIN_RECORD_LIMIT_BYTES + 4 * size_bytes
     with tempfile.TemporaryFile() as record:
-        reason = run(request, record, time_limit_s, record_limit_bytes)
+        reason = run(program, record, time_limit_s, record_limit_bytes)
         record.seek(0)
         if reason != "passed":
             return reason.encode()
-        if isinstance(request, Program):
-            return b"passed" if _is_right(request, record, time_limit_s) else b"failed"
+        if program.expected is not None:
+            return b"passed" if _is_right(program, record, time_limit_s) else b"failed"
         return b"passed\n" + record.read()
 
 
-def run(calls: Calls, record: IO[bytes], time_limit_s: float, record_limit_bytes: int) -> Reason:
+def run(program: Program, record: IO[bytes], time_limit_s: float, record_limit_bytes: int) -> Reason:
     """Makes the calls in a child, which writes down what they return; passed: all of them returned."""
     start = time.monotonic()
     # For evalplus, all inputs of the program are one call under one time limit.
-    limits = [calls.limits_s, record, time_limit_s, record_limit_bytes]
-    arguments = [calls.code, calls.entry_point, calls.inputs, *limits]
+    arguments = [replace(program, expected=None), record, time_limit_s, record_limit_bytes]
     status = _evalplus(f"from {__name__} import run_locked as call", [arguments], [None], 0.0, time_limit_s)
     if status == PASS:
         return "passed"
     # The limit of one input ends the child before it can tell evalplus a status.
-    limit_s = time_limit_s if status == FAIL else min(calls.limits_s or [time_limit_s])
+    limit_s = time_limit_s if status == FAIL else min(program.limits_s or [time_limit_s])
     if time.monotonic() - start >= limit_s:
         return "timeout"
     return "failed" if status == FAIL else "killed"
@@ -132,10 +124,9 @@ def _is_right(program: Program, record: IO[bytes], time_limit_s: float) -> bool:
     # Any root answers HumanEval/32. evalplus 0.3.1 has a rule for that, but counts no input of the problem as
     # done and so fails every program; hence the polynomial's value there is compared with zero.
     is_root = program.entry_point == "find_zero"
-    expected = [0.0] * len(program.inputs) if is_root else program.expected
+    expected = [0.0] * len(program.inputs) if is_root else program.expected or []
     code = f"from {__name__} import replayer\ncall = replayer({record.fileno()}, {is_root})"
-    status = _evalplus(code, program.inputs, expected, program.atol, time_limit_s)
-    return bool(status == PASS)
+    return bool(_evalplus(code, program.inputs, expected, program.atol, time_limit_s) == PASS)
 
 
 def _evalplus(code: str, inputs: list[Any], expected: list[Any], atol: float, time_limit_s: float) -> str:
@@ -158,17 +149,12 @@ def replayer(record_fd: int, is_root: bool) -> Callable[..., Any]:
     return replay
 
 
-def run_locked(
-    code: str,
-    entry_point: str,
-    inputs: list[list[Any]],
-    limits_s: list[float] | None,
-    record: IO[bytes],
-    time_limit_s: float,
-    record_limit_bytes: int,
-) -> None:
+def run_locked(program: Program, record: IO[bytes], time_limit_s: float, record_limit_bytes: int) -> None:
     """Locks this process for good, runs generated code in it, and records what its function returns, and when."""
-    _leave_worker()
+    os.close(int(sys.argv[1]))  # and with the pipe every descriptor through which generated code could speak
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in range(3):
+        os.dup2(null, fd)
     _limit_resources(time_limit_s, record_limit_bytes)
     for module, names in UNAUDITED.items():
         for name in names.split():
@@ -176,24 +162,16 @@ def run_locked(
     sys.modules.update(dict.fromkeys(REFUSED_MODULES))  # type: ignore[arg-type]  # None: not to be imported
     _refuse_side_effects()
     namespace: dict[str, Any] = {}
-    exec(code, namespace)
-    function = namespace[entry_point]
-    for index, arguments in enumerate(inputs):
-        if limits_s:  # ends this process then, however it swallows exceptions
+    exec(program.code, namespace)
+    function = namespace[program.entry_point]
+    for index, arguments in enumerate(program.inputs):
+        if program.limits_s:  # ends this process then, however it swallows exceptions
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
-            signal.setitimer(signal.ITIMER_REAL, limits_s[index])
+            signal.setitimer(signal.ITIMER_REAL, program.limits_s[index])
         start = time.perf_counter()
         value = function(*arguments)
         pickle.dump((value, time.perf_counter() - start), record)
     record.flush()
-
-
-def _leave_worker() -> None:
-    """Gives up every descriptor through which generated code could speak."""
-    os.close(_connection_fd())
-    null = os.open(os.devnull, os.O_RDWR)
-    for fd in range(3):
-        os.dup2(null, fd)
 
 
 def _limit_resources(time_limit_s: float, record_limit_bytes: int) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
@@ -14,48 +13,35 @@ from marsbench.json_lines import read_objects
 from marsbench.statistics.intervals import Estimate, accuracy, paired_difference
 
 
-@dataclass(frozen=True)
-class ScoredFile:
-    """A file of responses, scored."""
-
-    exam: Exam
-    scored: Scored
-
-    def summary(self) -> dict[str, Any]:
-        """What there is to say, as plain data: accuracy in % with its 95 % interval, and the scores beside it."""
-        head = in_percent(accuracy(self.scored.correct))
-        return {
-            "benchmark": self.exam.benchmark.name,
-            "n": len(self.scored.correct),
-            "questions": sum(len(numbers) for numbers in self.exam.numbers.values()),
-            "score": self.exam.benchmark.headline,
-            "accuracy": head["accuracy"],
-            "interval": head["interval"],
-            "scores": {name: in_percent(accuracy(_flat(values))) for name, values in self.scored.scores.items()},
-            "subtasks": self._subtasks(),
-        }
-
-    def _subtasks(self) -> dict[str, dict[str, Any]]:
-        if len(self.exam.tasks) == 1:
-            return {}
-        values = dict(zip(self.exam.asked(), self.scored.correct, strict=True))
-        return {
-            task.removeprefix(f"{self.exam.benchmark.file.stem}_"): in_percent(
-                accuracy([values[self.exam.numbers[task][place]] for place in places])
-            )
-            for task, places in self.exam.places.items()
-        }
-
-    def verdicts(self) -> list[dict[str, Any]]:
-        """Every question with its scores, in the order of their numbers."""
-        names = self.scored.scores.keys()
-        return [
-            {"doc_id": answer.doc_id, **dict(zip(names, values, strict=True))}
-            for answer, *values in zip(self.scored.answers, *self.scored.scores.values(), strict=True)
-        ]
+def summary(scored: Scored) -> dict[str, Any]:
+    """What there is to say, as plain data: accuracy in % with its 95 % interval, and the scores beside it."""
+    exam, correct, family = scored.exam, scored.correct, f"{scored.exam.benchmark.file.stem}_"
+    head, by_number = in_percent(accuracy(correct)), dict(zip(exam.asked(), correct, strict=True))
+    subtasks = {
+        task.removeprefix(family): in_percent(accuracy([by_number[exam.numbers[task][place]] for place in places]))
+        for task, places in exam.places.items()
+    }
+    return {
+        "benchmark": exam.benchmark.name,
+        "n": len(correct),
+        "questions": sum(len(numbers) for numbers in exam.numbers.values()),
+        "score": exam.benchmark.headline,
+        "accuracy": head["accuracy"],
+        "interval": head["interval"],
+        "scores": {name: in_percent(accuracy(_flat(values))) for name, values in scored.scores.items()},
+        "subtasks": subtasks if len(exam.tasks) > 1 else {},
+    }
 
 
-def score_file(exam: Exam, responses: Path) -> ScoredFile:
+def verdicts(scored: Scored) -> list[dict[str, Any]]:
+    """Every question with its scores, in the order of their numbers."""
+    return [
+        {"doc_id": answer.doc_id, **dict(zip(scored.scores, values, strict=True))}
+        for answer, *values in zip(scored.answers, *scored.scores.values(), strict=True)
+    ]
+
+
+def score_file(exam: Exam, responses: Path) -> Scored:
     """Score a file of responses, JSON Lines of `{"doc_id": ..., "response": ...}`.
 
     `doc_id` is the question's number (its row in the benchmark's data, from 0; the subtasks of BBH in alphabetical
@@ -63,22 +49,15 @@ def score_file(exam: Exam, responses: Path) -> ScoredFile:
     not scored.
 
     A line that says what was expected of its answer (`target`, as in the logs of `marsbench eval`) must belong to this
-    benchmark: answers to other questions would score, too, and say nothing.
-
-    Raises:
-        UserError: a line is no such object, its question does not exist, is answered twice, or was another one.
+    benchmark: answers to other questions would score, too, and say nothing. `UserError` where a line is no such object,
+    or its question does not exist, is answered twice, or was another one.
     """
-    found = _read_responses(exam, responses)
-    model = LoggedModel(exam.only(found), {number: LoggedAnswer(number, text) for number, text in found.items()})
-    return ScoredFile(model.exam, evaluate(model))
+    said = {number: LoggedAnswer(number, text) for number, text in _read_responses(exam, responses).items()}
+    return evaluate(LoggedModel(exam.only(said), said))
 
 
 def compare_files(exam: Exam, first: Path, second: Path) -> dict[str, Any]:
-    """Two files on the questions that both answer, as plain data; differences in points, first minus second.
-
-    Raises:
-        UserError: as for `score_file`; or no question is in both.
-    """
+    """Two files on the questions that both answer (else `UserError`), as plain data; points are first minus second."""
     both = [score_file(exam, file) for file in (first, second)]
     answered = [set(one.exam.asked()) for one in both]
     shared = sorted(answered[0] & answered[1])
@@ -86,7 +65,7 @@ def compare_files(exam: Exam, first: Path, second: Path) -> dict[str, Any]:
         raise UserError("the two files answer no question in common", where=f"{first}, {second}", fix="check the files")
     scores = {}
     for name in exam.benchmark.scores:
-        sides = [dict(zip(one.exam.asked(), one.scored.scores[name], strict=True)) for one in both]
+        sides = [dict(zip(one.exam.asked(), one.scores[name], strict=True)) for one in both]
         a, b = (_flat([side[number] for number in shared]) for side in sides)
         found = paired_difference({exam.benchmark.name: a}, {exam.benchmark.name: b})
         scores[name] = {
@@ -129,22 +108,15 @@ def _read_responses(exam: Exam, file: Path) -> dict[int, str]:
             raise UserError(
                 f"question {record['doc_id']!r} is answered twice", where=where, fix="keep one of the lines"
             )
-        if record.get("target"):
-            _check_target(exam, record["target"], targets[number], where)
+        if (logged := record.get("target")) and logged != targets[number]:
+            asked, here = (shorten(str(text), 60, placeholder=" ...") for text in (logged, targets[number]))
+            raise UserError(
+                f"this answers another question than {exam.benchmark.name} asks: {asked!r} was expected of it, here it "
+                f"is {here!r}", where=where,
+                fix='name the benchmark that was asked, or leave "target" out of the lines to score them all the same',
+            )  # fmt: skip
         found[number] = record["response"]
     return found
-
-
-def _check_target(exam: Exam, logged: Any, expected: str, where: str) -> None:
-    """Refuse an answer that was given to another question than the one it would be scored by."""
-    if logged != expected:
-        asked, here = (shorten(str(text), 60, placeholder=" ...") for text in (logged, expected))
-        raise UserError(
-            f"this answers another question than {exam.benchmark.name} asks: {asked!r} was expected of it, here it is "
-            f"{here!r}",
-            where=where,
-            fix='name the benchmark that was asked, or leave "target" out of the lines to score them all the same',
-        )
 
 
 def _names(exam: Exam) -> dict[str, int]:
