@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -36,17 +37,9 @@ class Answering:
 
     @classmethod
     def by(
-        cls,
-        name: str,
-        loaded: Loaded,
-        reporter: Reporter,
-        *,
-        draft: Loaded | None,
-        untrained_masks: bool,
-        compiled: bool,
-        options: Mapping[str, Any],
-        **how: Any,
-    ) -> Answering:
+        cls, name: str, loaded: Loaded, reporter: Reporter, *, draft: Loaded | None, untrained_masks: bool,
+        compiled: bool, options: Mapping[str, Any], **how: Any,
+    ) -> Answering:  # fmt: skip
         """By a method that is fitted to the checkpoint; where its steps cannot be compiled, that is said."""
         method = fit(name, loaded, draft=draft, untrained_masks=untrained_masks, **options)
         kind, not_compiled = kind_of_batch(loaded.model, method, compiled)
@@ -64,15 +57,9 @@ class Answering:
 
     def decode_all(self, requests: Sequence[Request], reporter: Reporter, title: str, **told: Any) -> list[Generation]:
         """The same with a bar of requests."""
-        done = 0
+        done = count(1)
         with reporter.bar(title) as bar:
-
-            def finished(index: int, generation: Generation) -> None:
-                nonlocal done
-                done += 1
-                bar.update(done, len(requests))
-
-            return self.decode(requests, on_finished=finished, **told)
+            return self.decode(requests, on_finished=lambda *_: bar.update(next(done), len(requests)), **told)
 
     def text(self, tokens: list[int]) -> str:
         """Tokens as text, without the special ones."""
@@ -81,16 +68,12 @@ class Answering:
 
 def read_prompts(file: Path) -> list[list[int]]:
     """The prompts of a file, one `{"prompt_ids": [...]}` a line; `UserError` with the line of whatever is wrong."""
-    return [
-        _prompt(one["prompt_ids"], f"{file}, line {number}")
-        for number, one in enumerate(read_objects(file, ["prompt_ids"]), 1)
-    ]
-
-
-def _prompt(ids: Any, where: str) -> list[int]:
-    if not isinstance(ids, list) or not all(type(token) is int for token in ids):
-        raise UserError('"prompt_ids" is not a list of integers', where=where, fix="give token ids, not text")
-    return ids
+    prompts = [one["prompt_ids"] for one in read_objects(file, ["prompt_ids"])]
+    for number, ids in enumerate(prompts, 1):
+        if not isinstance(ids, list) or not all(type(token) is int for token in ids):
+            where = f"{file}, line {number}"
+            raise UserError('"prompt_ids" is not a list of integers', where=where, fix="give token ids, not text")
+    return prompts
 
 
 def decode_file(
@@ -99,8 +82,7 @@ def decode_file(
 ) -> None:  # fmt: skip
     """Continue the requests read from `source`, one a line, and write `target`, in the same order and all at once.
 
-    Raises:
-        UserError: a line that the model cannot run, or a target that cannot be written to; before anything is decoded.
+    `UserError` for a line that the model cannot run, or a target that cannot be written to, before anything is decoded.
     """
     check_target(source, target)
     model = answering.loaded.model

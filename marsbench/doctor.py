@@ -12,6 +12,7 @@ import platform
 import shutil
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -68,11 +69,9 @@ def checks(scale: str, output: Path, data_dir: Path | None = None) -> list[Check
 
 def check_python() -> Check:
     """Is this Python among the supported ones? An uninstalled marsbench is for `check_packages` to report."""
-    version = platform.python_version()
-    try:
+    version, supported = platform.python_version(), ""
+    with suppress(metadata.PackageNotFoundError):
         supported = metadata.metadata("marsbench")["Requires-Python"]
-    except metadata.PackageNotFoundError:
-        return Check("python", "ok", version)
     fits = SpecifierSet(supported).contains(version, prereleases=True)
     finding = version if fits else f"{version}, needed {supported}"
     return Check("python", "ok" if fits else "fail", finding, "make the environment with a newer Python")
@@ -95,14 +94,13 @@ def check_packages() -> Iterator[Check]:
 def check_package(requirement: Requirement, extra: str = "") -> Check:
     """Is the package there in a version that fits? One that belongs to an extra only warns."""
     wanted = f"{requirement.name}{requirement.specifier}"
-    fix = f"pip install 'marsbench[{extra}]'" if extra else f"pip install '{wanted}'"
-    try:
-        version = metadata.version(requirement.name)
-    except metadata.PackageNotFoundError:
-        return Check(requirement.name, "warn" if extra else "fail", "not installed", fix)
-    if requirement.specifier.contains(version, prereleases=True):
-        return Check(requirement.name, "ok", version)
-    return Check(requirement.name, "warn" if extra else "fail", f"{version}, needed {wanted}", fix)
+    fix, found = f"pip install 'marsbench[{extra}]'" if extra else f"pip install '{wanted}'", "not installed"
+    with suppress(metadata.PackageNotFoundError):
+        found = metadata.version(requirement.name)
+        if requirement.specifier.contains(found, prereleases=True):
+            return Check(requirement.name, "ok", found)
+        found += f", needed {wanted}"
+    return Check(requirement.name, "warn" if extra else "fail", found, fix)
 
 
 def check_device(scale: str) -> Check:
@@ -140,11 +138,10 @@ def check_idle() -> Iterator[Check]:
     """Does anybody else compute here? It takes half a second to see."""
     fix = "stop them before a race: it would time the scheduler"
     used, busiest = neighbours.look()
-    if used is None:
-        yield Check("idle", "ok", "this machine does not tell what other processes use")
-    else:
-        busy = used > neighbours.BUSY_CORES
-        yield Check("idle", "warn" if busy else "ok", neighbours.in_words(used, busiest if busy else []), fix)
+    busy = used is not None and used > neighbours.BUSY_CORES
+    told = "" if used is None else neighbours.in_words(used, busiest if busy else [])
+    finding = told or "this machine does not tell what other processes use"
+    yield Check("idle", "warn" if busy else "ok", finding, fix)
     yield from check_idle_gpus(fix)
 
 
@@ -160,33 +157,26 @@ def check_idle_gpus(fix: str) -> Iterator[Check]:
 def check_memory(needed_gib: float) -> Check:
     """Is enough memory free on the device that will compute?"""
     try:
-        available = available_memory_gib()
+        import psutil
+        import torch
+
+        found = [psutil.virtual_memory().available]
+        if torch.cuda.is_available():  # a process loads its model on one device, whatever the others have free
+            found = [torch.cuda.mem_get_info(index)[0] for index in range(torch.cuda.device_count())]
     except (ImportError, OSError) as error:
         return Check("memory", "warn", f"cannot be measured: {error}", "mend the packages above first")
+    available = max(found) / GIB
     finding = f"{available:.1f} GiB available, {needed_gib:g} needed"
     fix = "stop other programs, or choose a smaller --scale"
     return Check("memory", "ok" if available >= needed_gib else "fail", finding, fix)
-
-
-def available_memory_gib() -> float:
-    """Free memory of the CUDA device that has most of it, or of the machine where there is none, in GiB.
-
-    A process loads its model on one device, whatever the others have free.
-    """
-    import psutil
-    import torch
-
-    if torch.cuda.is_available():
-        return max(torch.cuda.mem_get_info(index)[0] for index in range(torch.cuda.device_count())) / GIB
-    return float(psutil.virtual_memory().available) / GIB
 
 
 def check_disk(output: Path, needed_gib: float) -> Check:
     """Is enough room left where the output goes?"""
     folder = nearest_existing(output)
     free = shutil.disk_usage(folder).free / GIB
-    fix = "free some space, or choose another folder with --output"
     finding = f"{free:.1f} GiB free at {folder}, {needed_gib:g} needed"
+    fix = "free some space, or choose another folder with --output"
     return Check("disk", "ok" if free >= needed_gib else "fail", finding, fix)
 
 
@@ -212,11 +202,6 @@ def check_data(scale: str, data_dir: Path | None) -> list[Check]:
     if not data_dir.is_dir():
         fix = "correct --data-dir or MARSBENCH_DATA, or leave both out"
         return [Check("data", "warn" if in_world else "fail", f"{data_dir} is no folder", fix)]
-    return check_local_data(data_dir)
-
-
-def check_local_data(data_dir: Path) -> list[Check]:
-    """Is the data of each real benchmark in the folder? A table skips those without."""
     try:
         from marsbench.evaluation.benchmarks import GROUPS, benchmark, local_files
 
@@ -224,7 +209,7 @@ def check_local_data(data_dir: Path) -> list[Check]:
     except (UserError, ImportError, OSError) as error:
         return [Check("data", "warn", f"cannot be looked for: {error}", "mend the packages and task files first")]
     found = []
-    for name in files:
+    for name in files:  # a table skips those that lack some
         missing = [file for file in files[name] if not (data_dir / file).exists()]
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         lacks = f"{data_dir} lacks {missing[0]}{more}: {name} will be skipped" if missing else ""

@@ -28,24 +28,19 @@ def write_atomically(path: Path, content: bytes) -> Path:
 def check_can_be_written(file: Path, option: str) -> None:
     """Refuse a file that `write_atomically` could not write, before hours of work for it; leaves nothing behind."""
     try:
-        unfit = _unfit(file)
+        folder = nearest_existing(file.parent)
+        if file.is_dir():
+            unfit = "it is a folder"
+        elif file.exists() and not file.is_file():
+            unfit = "it is no ordinary file"
+        elif not folder.is_dir():
+            unfit = f"{folder} is no folder"
+        else:
+            with tempfile.NamedTemporaryFile(dir=folder, prefix=f".{file.name}."):
+                return
     except OSError as error:
         unfit = error.strerror or str(error)
-    if unfit:
-        raise UserError(f"the output cannot be written: {unfit}", where=str(file), fix=f"choose another {option}")
-
-
-def _unfit(file: Path) -> str:
-    """Why a file cannot be written, empty where it can; an OSError where the system says so itself."""
-    if file.is_dir():
-        return "it is a folder"
-    if file.exists() and not file.is_file():
-        return "it is no ordinary file"
-    folder = nearest_existing(file.parent)
-    if not folder.is_dir():
-        return f"{folder} is no folder"
-    with tempfile.NamedTemporaryFile(dir=folder, prefix=f".{file.name}."):
-        return ""
+    raise UserError(f"the output cannot be written: {unfit}", where=str(file), fix=f"choose another {option}")
 
 
 def nearest_existing(path: Path) -> Path:

@@ -6,11 +6,9 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from marsbench.errors import UserError
-
-_LOOK_BACK = 1 << 16  # bytes
 
 _Record = TypeVar("_Record")
 
@@ -34,17 +32,16 @@ class Log(Generic[_Record]):
         """Add a line; one that was cut short is removed."""
         self.file.parent.mkdir(parents=True, exist_ok=True)
         with self.file.open("a+b") as stream:
-            stream.truncate(_end_of_whole_lines(stream))
+            stream.seek(max(stream.seek(0, os.SEEK_END) - 1, 0))
+            if stream.read(1) not in (b"", b"\n"):  # a kill cut the last line short
+                stream.seek(0)
+                stream.truncate(stream.read().rfind(b"\n") + 1)
             stream.write(json.dumps(record).encode() + b"\n")
             stream.flush()
             os.fsync(stream.fileno())
 
     def records(self) -> list[_Record]:
-        """What all whole lines stand for; only those that are new since the last call are read.
-
-        Raises:
-            UserError: a line that is none, with file and line.
-        """
+        """What all whole lines stand for; only new ones are read. `UserError`, with file and line, for what is none."""
         if not self.file.exists():
             return []
         with self.file.open("rb") as stream:
@@ -54,22 +51,17 @@ class Log(Generic[_Record]):
             stream.seek(self._bytes)
             fresh = stream.read()
         whole = fresh[: fresh.rfind(b"\n") + 1]
-        self._records += self._read(whole.decode(), first=len(self._records) + 1)
+        self._records += parse_lines(
+            whole.decode(), str(self.file), self._parse, what=self._what, mend=self._mend, first=len(self._records) + 1
+        )
         self._bytes += len(whole)
         return list(self._records)
-
-    def _read(self, text: str, first: int) -> list[_Record]:
-        return parse_lines(text, str(self.file), self._parse, what=self._what, mend=self._mend, first=first)
 
 
 def parse_lines(
     text: str, where: str, parse: Callable[[dict[str, Any]], _Record], *, what: str, mend: str, first: int = 1
 ) -> list[_Record]:
-    """What the lines of a text stand for; see `Log`. `where` and `first`, the number of the first line, are for errors.
-
-    Raises:
-        UserError: a line that is none, with its number.
-    """
+    """What the lines of a text stand for; see `Log`. `where` and the number of the `first` line are for errors."""
     found = []
     for number, line in enumerate(text.splitlines(), first):
         try:
@@ -82,26 +74,10 @@ def parse_lines(
     return found
 
 
-def _end_of_whole_lines(stream: BinaryIO) -> int:
-    """Where the last whole line of a file ends; looks back from its end, not through all of it."""
-    end = stream.seek(0, os.SEEK_END)
-    while end:
-        start = max(0, end - _LOOK_BACK)
-        stream.seek(start)
-        newline = stream.read(end - start).rfind(b"\n")
-        if newline >= 0:
-            return start + newline + 1
-        end = start
-    return 0
-
-
 def read_objects(file: Path, columns: Sequence[str], *, unique: str | None = None) -> list[dict[str, Any]]:
-    """The objects of a file, one a line.
+    """The objects of a file, one a line, all with the `columns`; no two agree in the column `unique`.
 
-    Every object must have the `columns`, and no two agree in the column `unique`.
-
-    Raises:
-        UserError: no such file, nothing in it, or a line that is no such object; with file and line.
+    `UserError`, with file and line, for no such file, nothing in it, or a line that is no such object.
     """
     try:
         lines = file.read_bytes().splitlines()
@@ -110,34 +86,21 @@ def read_objects(file: Path, columns: Sequence[str], *, unique: str | None = Non
     if not lines:
         needed = ", ".join(f'"{column}": ...' for column in columns or ["..."])
         raise UserError("the file is empty", where=str(file), fix=f"give lines of {{{needed}}}")
-    records = [_object(line, columns, f"{file}, line {number}") for number, line in enumerate(lines, 1)]
-    if unique is not None:
-        _check_unique(file, records, unique)
+    records, first = list[dict[str, Any]](), dict[str, int]()
+    for number, line in enumerate(lines, 1):
+        where = f"{file}, line {number}"
+        try:
+            record = json.loads(line.decode("utf-8"))
+        except UnicodeDecodeError as error:
+            raise UserError("not UTF-8", where=where, fix="save the file as UTF-8") from error
+        except json.JSONDecodeError as error:
+            raise UserError(f"not a line of JSON: {error}", where=where, fix="mend or remove the line") from error
+        if not isinstance(record, dict):
+            raise UserError("not a JSON object", where=where, fix='write {"...": ...}, in braces')
+        if missing := ", ".join(column for column in columns if column not in record):
+            raise UserError(f"no column {missing}", where=where, fix=f"every line needs {', '.join(columns)}")
+        if unique is not None and (earlier := first.setdefault(json.dumps(record[unique]), number)) != number:
+            what = f"{unique} {record[unique]!r} stands in line {earlier} already"
+            raise UserError(what, where=where, fix="keep one of the two lines")
+        records.append(record)
     return records
-
-
-def _object(line: bytes, columns: Sequence[str], where: str) -> dict[str, Any]:
-    try:
-        record = json.loads(line.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise UserError("not UTF-8", where=where, fix="save the file as UTF-8") from error
-    except json.JSONDecodeError as error:
-        raise UserError(f"not a line of JSON: {error}", where=where, fix="mend or remove the line") from error
-    if not isinstance(record, dict):
-        raise UserError("not a JSON object", where=where, fix='write {"...": ...}, in braces')
-    missing = [column for column in columns if column not in record]
-    if missing:
-        raise UserError(f"no column {', '.join(missing)}", where=where, fix=f"every line needs {', '.join(columns)}")
-    return record
-
-
-def _check_unique(file: Path, records: Sequence[Mapping[str, Any]], column: str) -> None:
-    first: dict[str, int] = {}
-    for number, record in enumerate(records, 1):
-        earlier = first.setdefault(json.dumps(record[column]), number)
-        if earlier != number:
-            raise UserError(
-                f"{column} {record[column]!r} stands in line {earlier} already",
-                where=f"{file}, line {number}",
-                fix="keep one of the two lines",
-            )

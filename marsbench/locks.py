@@ -27,11 +27,7 @@ def locked(file: Path, *, patience_s: float = math.inf, say: Callable[[str], Non
 
     The system frees the locks of whoever dies. Where a file system has no such locks, a file that exists stands for
     one, and it stays there if its holder's machine is lost: nobody waits longer than an hour for it. `say` is told whom
-    we wait for, once.
-
-    Raises:
-        LockedError: somebody still holds it; says who.
-        UserError: the file system can lock nothing.
+    we wait for, once; a `LockedError` says who still holds it, a `UserError` that the file system can lock nothing.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(file)

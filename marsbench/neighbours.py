@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -39,8 +39,11 @@ class Neighbour(NamedTuple):
     cores: float
 
 
-def read_clocks() -> Reading | None:
-    """The clocks now; None where the machine does not tell its busy time."""
+def read_clocks(*, children: bool = False) -> Reading | None:
+    """The clocks now; None where the machine does not tell its busy time.
+
+    With `children`, what those in flight and theirs have used counts as our own, too.
+    """
     try:
         import psutil
 
@@ -48,41 +51,25 @@ def read_clocks() -> Reading | None:
     except Exception:  # psutil is missing, or raises its own on a system that hides such numbers
         return None
     ended = os.times()
-    own = time.process_time() + ended.children_user + ended.children_system
-    return Reading(time.perf_counter(), machine, own)
-
-
-def read_clocks_of_all() -> Reading | None:
-    """The same where what counts as our own is also what the children in flight and theirs have used."""
-    reading = read_clocks()
-    if reading is None:
-        return None
-    import psutil
-
-    spent = 0.0
-    for child in psutil.Process().children(recursive=True):
+    wall, own = time.perf_counter(), time.process_time() + ended.children_user + ended.children_system
+    for child in psutil.Process().children(recursive=True) if children else ():
         with suppress(psutil.Error):  # it has just ended
             times = child.cpu_times()
-            spent += times.user + times.system
-    return reading._replace(own=reading.own + spent)
+            own += times.user + times.system
+    return Reading(wall, machine, own)
 
 
 def _busy_seconds(psutil: Any) -> float:
     """Busy time of the cores that this process may use, as far as they can be told apart."""
     allowed = _allowed()
-    if len(allowed) == os.cpu_count():
-        return _busy(psutil.cpu_times())
-    each = psutil.cpu_times(percpu=True)
-    return sum(_busy(each[core]) for core in allowed) if allowed[-1] < len(each) else _busy(psutil.cpu_times())
+    each = [] if len(allowed) == os.cpu_count() else psutil.cpu_times(percpu=True)
+    found = [each[core] for core in allowed] if allowed[-1] < len(each) else [psutil.cpu_times()]
+    return sum(float(getattr(times, field, 0.0)) for times in found for field in _BUSY_FIELDS)
 
 
 def _allowed() -> list[int]:
     """The cores that this process may use: all of them, where the system does not say."""
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
-
-
-def _busy(times: Any) -> float:
-    return sum(float(getattr(times, field, 0.0)) for field in _BUSY_FIELDS)
 
 
 def used_between(before: Reading | None, after: Reading | None) -> Used | None:
@@ -102,50 +89,40 @@ def used_between(before: Reading | None, after: Reading | None) -> Used | None:
 
 def cores(parts: Iterable[Used | None]) -> float | None:
     """What others used over several times together, in cores; None if one of them cannot be told."""
-    cpu = wall = 0.0
-    for part in parts:
-        if part is None:
-            return None
-        cpu, wall = cpu + part.cpu, wall + part.wall
-    return round(cpu / wall, 3) if wall else None
+    known = list(parts)
+    wall = sum(0.0 if part is None else part.wall for part in known)
+    return round(sum(part.cpu for part in known if part) / wall, 3) if wall and None not in known else None
 
 
 class Watch:
-    """Watches the neighbours from its making on."""
+    """Watches the neighbours from its making on; with `children`, these are none of them."""
 
-    def __init__(self, clocks: Callable[[], Reading | None] = read_clocks) -> None:
-        self._clocks, self._before = clocks, clocks()
+    def __init__(self, *, children: bool = False) -> None:
+        self._children, self._before = children, read_clocks(children=children)
 
     def used(self) -> Used | None:
-        return used_between(self._before, self._clocks())
+        return used_between(self._before, read_clocks(children=self._children))
 
 
 def look(seconds: float = _LOOK_S) -> tuple[float | None, list[Neighbour]]:
     """Wait and see: how many cores others use, None where it cannot be told, and the busiest of them."""
-    watch, before, started = Watch(), _cpu_seconds(), time.perf_counter()
+    watch, _ = Watch(), _since_last_time()
     time.sleep(seconds)
-    after, passed = _cpu_seconds(), time.perf_counter() - started
-    found = [
-        Neighbour(name, (spent - before[process][1]) / passed)
-        for process, (name, spent) in after.items()
-        if process in before
-    ]
-    busiest = sorted((one for one in found if one.cores >= BUSY_CORES / 2), key=lambda one: -one.cores)
+    busiest = sorted((one for one in _since_last_time() if one.cores >= BUSY_CORES / 2), key=lambda one: -one.cores)
     return cores([watch.used()]), busiest[:3]
 
 
-def _cpu_seconds() -> dict[tuple[int, float], tuple[str, float]]:
-    """(id, start) of every other process -> its name and the CPU seconds that it has used, where that may be read."""
+def _since_last_time() -> list[Neighbour]:
+    """Every other process that may be read, and how many cores it kept busy since the last call; 0 at the first."""
     try:
         import psutil
     except ImportError:
-        return {}
-    found = {}
-    for process in psutil.process_iter(["pid", "create_time", "name", "cpu_times"]):
-        told = process.info
-        if told["pid"] != os.getpid() and told["cpu_times"] is not None:
-            spent = told["cpu_times"].user + told["cpu_times"].system
-            found[told["pid"], told["create_time"]] = (str(told["name"]), spent)
+        return []
+    found = []
+    for process in psutil.process_iter(["name"]):  # the same objects in every call, which remember the last
+        if process.pid != os.getpid():
+            with suppress(psutil.Error):
+                found.append(Neighbour(str(process.info["name"]), process.cpu_percent() / 100))
     return found
 
 

@@ -26,22 +26,16 @@ class Step(NamedTuple):
     tokens_per_second: float = 0.0  # read, or written; 0 where nobody counts them
 
 
-def unfollowed(step: Step) -> None:
-    """What a reporter does with steps that nobody follows."""
+Follow = Callable[[Step], None]
 
 
 class Bar:
     """One piece of long work."""
 
     def __init__(
-        self,
-        title: str,
-        progress: Progress | None,
-        console: Console,
-        follow: Callable[[Step], None] = unfollowed,
-        *,
-        guesses: bool = True,
-    ) -> None:
+        self, title: str, progress: Progress | None, console: Console, follow: Follow = lambda _: None,
+        *, guesses: bool = True,
+    ) -> None:  # fmt: skip
         self._title, self._progress, self._console, self._follow = title, progress, console, follow
         self._guesses = guesses
         self._task = progress.add_task(title, total=None, note="") if progress else None
@@ -53,24 +47,14 @@ class Bar:
         self._follow(Step(self._title, done, total, tokens_per_second))
         if self._progress is not None and self._task is not None:
             self._progress.update(self._task, completed=done, total=total, note=note)
-        else:
-            self._update_lines(done, total, note)
-
-    def _update_lines(self, done: int, total: int, note: str) -> None:
-        """A line, if the last one is old enough."""
+            return
         now = time.monotonic()
-        self._begun = self._begun or (now, done)
-        if now - self._printed > _LINE_EVERY_S:
-            self._printed = now
-            since, done_before = self._begun
-            left = _time_left(now - since, done - done_before, total - done) if self._guesses else ""
-            said = [f"{done}/{total}", left, note]
-            self._console.print(f"  {self._title}: {', '.join(filter(None, said))}", highlight=False, soft_wrap=True)
-
-
-def _time_left(seconds: float, done: int, to_do: int) -> str:
-    """How long the rest takes at the speed so far; empty while nothing is known of that."""
-    return f"{roughly(seconds / done * to_do)} left" if done else ""
+        since, before = self._begun = self._begun or (now, done)
+        if now - self._printed > _LINE_EVERY_S:  # a line, with the time left at the speed so far if that is known
+            self._printed, known = now, self._guesses and done > before
+            left = f"{roughly((now - since) / (done - before) * (total - done))} left" if known else ""
+            said = ", ".join(filter(None, [f"{done}/{total}", left, note]))
+            self._console.print(f"  {self._title}: {said}", highlight=False, soft_wrap=True)
 
 
 def roughly(seconds: float) -> str:
@@ -93,7 +77,7 @@ class Reporter:
     `follow` hears of every step of its bars: a process that works for another one tells it by that how far it is.
     """
 
-    def __init__(self, follow: Callable[[Step], None] = unfollowed) -> None:
+    def __init__(self, follow: Follow = lambda _: None) -> None:
         self._follow = follow
         self._console = Console(stderr=True, quiet=not is_first_process())
         self._said: set[str] = set()  # what must not be said twice

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+from contextlib import suppress
 from datetime import datetime, timezone
 from functools import cache
 from importlib import metadata
@@ -22,6 +23,7 @@ def provenance(*, seed: int) -> dict[str, Any]:
     """What to write beside a measurement that starts now."""
     import torch
 
+    policy, spins = os.environ.get("OMP_WAIT_POLICY", "the library's own"), os.environ.get("GOMP_SPINCOUNT")
     return {
         **_commit(),
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -32,7 +34,7 @@ def provenance(*, seed: int) -> dict[str, Any]:
         **({"gpus": gpus} if (gpus := gpus_now()) else {}),
         "threads": torch.get_num_threads(),
         "float32_products": float32_products(),
-        "wait_policy": _wait_policy(),
+        "wait_policy": policy if spins is None else f"{policy}, GOMP_SPINCOUNT={spins}",  # how threads wait
         "seed": seed,
         **({"node": node()} if node() else {}),
     }
@@ -51,23 +53,18 @@ def _commit() -> dict[str, Any]:
     def git(*command: str) -> str:
         return subprocess.run(["git", *command], cwd=root, capture_output=True, text=True, check=True).stdout.strip()
 
-    try:
-        return {
-            "commit": git("rev-parse", "HEAD"),
-            "dirty": bool(git("status", "--porcelain", "--", "marsbench", "tasks")),
-        }
-    except (OSError, subprocess.CalledProcessError):
-        return {"commit": "unknown", "dirty": None}
+    with suppress(OSError, subprocess.CalledProcessError):
+        dirty = bool(git("status", "--porcelain", "--", "marsbench", "tasks"))
+        return {"commit": git("rev-parse", "HEAD"), "dirty": dirty}
+    return {"commit": "unknown", "dirty": None}
 
 
 @cache
 def _versions() -> dict[str, str]:
     found = {}
     for package in PACKAGES:
-        try:
+        with suppress(metadata.PackageNotFoundError):
             found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
     return found
 
 
@@ -120,10 +117,9 @@ def _driver_says(of: str, *fields: str) -> list[list[str]]:
 
 def _as_number(told: str) -> float | str:
     """A number of the driver's, or its words: a version, or that it does not know."""
-    try:
+    with suppress(ValueError):
         return float(told)
-    except ValueError:
-        return told
+    return told
 
 
 def float32_products() -> str:
@@ -144,16 +140,8 @@ def products(dtype: str) -> dict[str, str]:
 
 def _cpu_name() -> str:
     """The processor's marketing name where Linux tells it, else what Python knows."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
-
-
-def _wait_policy() -> str:
-    """How threads wait for each other: what the environment asks for, if anything."""
-    policy = os.environ.get("OMP_WAIT_POLICY", "the library's own")
-    spins = os.environ.get("GOMP_SPINCOUNT")
-    return policy if spins is None else f"{policy}, GOMP_SPINCOUNT={spins}"
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

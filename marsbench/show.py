@@ -87,13 +87,10 @@ def merged(title: str, texts: Sequence[str], settled_by: Sequence[int], forwards
 
 def shaded(generation: Shown, *, color: bool = True) -> Text:
     """For a terminal: shades that change with every forward, or bars between forwards where there is no color."""
-    text = Text()
-    for number, (_, piece) in enumerate(generation.pieces):
-        if color:
-            text.append(piece, style=f"black on {SHADES[number % 2]}")
-        else:
-            text.append(piece if number == 0 else f"|{piece}")
-    return text
+    pieces = [piece for _, piece in generation.pieces]
+    if not color:
+        return Text("|".join(pieces))
+    return Text.assemble(*((piece, f"black on {SHADES[number % 2]}") for number, piece in enumerate(pieces)))
 
 
 def draw(generations: list[Shown], file: Path) -> None:
@@ -109,11 +106,8 @@ def check_image(file: Path) -> None:
 
     kinds = sorted(Figure().canvas.get_supported_filetypes())
     if file.suffix.lower().removeprefix(".") not in kinds:
-        raise UserError(
-            f"no image can be drawn with the ending {file.suffix!r}",
-            where=str(file),
-            fix=f"choose among {', '.join(kinds)}",
-        )
+        what, fix = f"no image can be drawn with the ending {file.suffix!r}", f"choose among {', '.join(kinds)}"
+        raise UserError(what, where=str(file), fix=fix)
     check_can_be_written(file, "--image")
 
 

@@ -190,7 +190,7 @@ def test_doctor_looks_at_one_gpu_at_a_time(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(free))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (free[index], 80 * doctor.GIB))
-    assert doctor.available_memory_gib() == 20
+    assert "20.0 GiB available" in doctor.check_memory(20).finding
     assert [doctor.check_memory(needed).ok for needed in (20, 21)] == ["ok", "fail"]
 
 

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from marsbench.commands.decoder import BatchSize, Decoding, decodes
 from marsbench.commands.shared import Adapter, Start, starts, use_packing
 from marsbench.errors import UserError
-
-if TYPE_CHECKING:
-    from marsbench.show import Shown
 
 
 @decodes()
@@ -39,7 +36,9 @@ def show(
     decoding.check_heard(*names)
     run = start.run()
     use_packing(decoding.pack)
-    from marsbench.show import answer, check_image, draw, sample_question, shown
+    from rich.console import Console
+
+    from marsbench.show import answer, check_image, draw, sample_question, shaded, shown
 
     if image:
         check_image(image)
@@ -50,36 +49,15 @@ def show(
         generation = answer(way.answering(loaded, draft, run.reporter), question, max_new_tokens)
         title = way.method if way.threshold is None else f"{way.method}, tau = {way.threshold:g}"
         found.append(shown(title, generation, loaded.tokenizer))
-    _print_answers(question, found)
-    if image:
-        draw(found, image)
-        typer.echo(f"wrote {image}")
-
-
-def _print_answers(question: str, found: list[Shown]) -> None:
-    """The question and its answers, with the forward passes shaded, or parted where there is no terminal."""
-    from rich.console import Console
-
-    from marsbench.show import shaded
-
     console = Console(soft_wrap=True)
     border = "each forward pass in a shade of its own" if console.is_terminal else "forward passes parted by |"
     console.print(f"{question}\n({border})", highlight=False, markup=False)
-    for answer in found:
-        console.print(f"\n{answer.summary}", style="bold", highlight=False)
-        console.print(shaded(answer, color=console.is_terminal))
-
-
-Accept = Annotated[
-    str | None,
-    typer.Option(
-        help="`one`: exactly one token per pass, for mars, mars-no-cache, mars-block-cache and block-diffusion."
-    ),
-]
-MaskId = Annotated[
-    int | None,
-    typer.Option(help="Mask token of mars methods and block-diffusion; by default the tokenizer's <|mask|>."),
-]
+    for one in found:
+        console.print(f"\n{one.summary}", style="bold", highlight=False)
+        console.print(shaded(one, color=console.is_terminal))
+    if image:
+        draw(found, image)
+        typer.echo(f"wrote {image}")
 
 
 @decodes(window=("--block-size", "--window"))
@@ -89,14 +67,22 @@ def decode(
     prompt_ids: Annotated[Path, typer.Option(help='JSON Lines, one {"prompt_ids": [...]} a line.')],
     out: Annotated[Path, typer.Option(help="Where the continuations go, one line per prompt, in the same order.")],
     adapter: Adapter = None,
-    accept: Accept = None,
+    accept: Annotated[
+        str | None,
+        typer.Option(
+            help="`one`: exactly one token per pass, for mars, mars-no-cache, mars-block-cache and block-diffusion."
+        ),
+    ] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Limit of every continuation; an EOS counts.")] = 256,
     batch_size: BatchSize = None,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     seed: Annotated[int, typer.Option(min=0, help="Seed of sampling; prompt i takes seed + i.")] = 0,
     eos_id: Annotated[int | None, typer.Option(help="EOS; by default the checkpoint's.")] = None,
     pad_id: Annotated[int | None, typer.Option(help="Padding; by default the checkpoint's, else EOS.")] = None,
-    mask_id: MaskId = None,
+    mask_id: Annotated[
+        int | None,
+        typer.Option(help="Mask token of mars methods and block-diffusion; by default the tokenizer's <|mask|>."),
+    ] = None,
 ) -> None:
     """Continue prompts given as token ids.
 

@@ -117,9 +117,5 @@ def _tables() -> Listed:
 
 
 _LISTINGS: dict[str, Callable[[], Listed]] = {
-    "scales": _scales,
-    "stages": _stages,
-    "methods": _methods,
-    "benchmarks": _benchmarks,
-    "tables": _tables,
+    listed.__name__.removeprefix("_"): listed for listed in (_scales, _stages, _methods, _benchmarks, _tables)
 }

@@ -22,7 +22,7 @@ from marsbench.decoding.generation import Request
 from marsbench.errors import UserError
 from marsbench.keys import content_hash, versions
 from marsbench.methods.fitting import default_ids, fit
-from marsbench.neighbours import Watch, cores, read_clocks_of_all, warning
+from marsbench.neighbours import Watch, cores, warning
 from marsbench.presets import DEFAULT_BLOCK_SIZE, Preset
 from marsbench.provenance import provenance
 from marsbench.racing.questions import Questions, ask
@@ -131,7 +131,7 @@ class Bench:
         if known is not None:
             return known
         self.run.reporter.say(f"{what}, repeat {cell.repeat + 1}")
-        watch = Watch(read_clocks_of_all)
+        watch = Watch(children=True)
         if cell.shape == "engine":
             outcome = Outcome(self._without_http(cell.policy, [shot.body["prompt"] for shot in shots]), [])
         else:
