@@ -78,8 +78,7 @@ def _harder(one: Benchmark, prefix: str, words: str) -> Benchmark:
 
 
 _MINI = tuple(map(_benchmark, world.GENERATORS))
-_TAUGHT_HARDER = {name for name, _ in HARD.taught}
-_HARD = tuple(_harder(one, "hard_", "harder") for one in _MINI if one.name in _TAUGHT_HARDER)
+_HARD = tuple(_harder(one, "hard_", "harder") for one in _MINI if one.name in dict(HARD.taught))
 # Where `hard` ones ask one step more than training shows, the same shapes with as many steps as it shows.
 _LONG = ("mini_gsm8k", "mini_humaneval")
 _WITHIN = tuple(_harder(one, "within_", "harder, no longer than in training") for one in _MINI if one.name in _LONG)

@@ -59,16 +59,12 @@ def load_problems(data_dir: Path | None = None) -> dict[str, Problem]:
             ) from error
     else:
         records = read_objects(local_file(data_dir, LOCAL_FILE), COLUMNS, unique="task_id")
-    return {
-        one["task_id"]: Problem(
-            Program(
-                one["prompt"] + one["canonical_solution"], one["entry_point"], one["base_input"] + one["plus_input"],
-                None, one["atol"],
-            ),
-            len(one["base_input"]),
-        )
-        for one in records
-    }  # fmt: skip
+    problems = {}
+    for one in records:
+        code, inputs = one["prompt"] + one["canonical_solution"], one["base_input"] + one["plus_input"]
+        reference = Program(code, one["entry_point"], inputs, None, one["atol"])
+        problems[one["task_id"]] = Problem(reference, len(one["base_input"]))
+    return problems
 
 
 def score_programs(programs: Sequence[tuple[str, str]], problems: Mapping[str, Problem]) -> list[str]:

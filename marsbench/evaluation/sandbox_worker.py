@@ -61,13 +61,8 @@ LIBRARIES = (*(folder + os.sep for folder in LIBRARY_FOLDERS), os.path.dirname(n
 
 # Functions that reach beyond their process without an audit event.
 UNAUDITED_OS = "mkfifo mknod pidfd_open setns setpgid setpgrp setpriority setsid unshare"
-UNAUDITED = {
-    os: UNAUDITED_OS,
-    posix: UNAUDITED_OS,
-    signal: "pidfd_send_signal",
-    subprocess: "_fork_exec",
-    _posixsubprocess: "fork_exec",
-}
+UNAUDITED = {os: UNAUDITED_OS, posix: UNAUDITED_OS, signal: "pidfd_send_signal"}
+UNAUDITED |= {subprocess: "_fork_exec", _posixsubprocess: "fork_exec"}
 
 for mapping in (Counter, OrderedDict, defaultdict):  # recorded as the plain dict that they equal
     copyreg.pickle(mapping, lambda items: (dict, (dict(items),)))
