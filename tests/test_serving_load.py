@@ -17,11 +17,10 @@ from marsbench.rows.kinds import ServingRow
 from marsbench.rows.store import read_rows
 from marsbench.rows.workspace import Workspace
 from marsbench.running.run import Run
-from marsbench.studies.serving import STUDY
+from marsbench.studies.serving import STUDY, tally
 from marsbench.studies.serving.findings import full, goodput, lost, same_answers, switches, typical
 from marsbench.studies.serving.load import Heard, read_answer
 from marsbench.studies.serving.measuring import Targets, arrivals, serving_rows, summed
-from marsbench.studies.serving.page import tally
 from marsbench.studies.serving.policies import (
     AR,
     AT_ONCE,
