@@ -209,7 +209,7 @@ def test_the_study_runs_and_resumes(micro_checkpoints: Path, tmp_path: Path, mon
     same, asked = same_answers(cells, LOSSLESS.name)
     assert same == asked > 12
     known = len(read_rows(run.workspace.row_file))
-    monkeypatch.setattr("marsbench.studies.serving.measuring._Server", None)  # nothing is left to be asked
+    monkeypatch.setattr("marsbench.studies.serving.measuring._serving", None)  # nothing is left to be asked
     again = Run(preset("micro"), Workspace(tmp_path, "micro"))
     assert [row.key for row in serving_rows(again)] == [row.key for row in rows]
     assert len(read_rows(run.workspace.row_file)) == known

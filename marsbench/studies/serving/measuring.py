@@ -9,9 +9,8 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from multiprocessing import get_context
-from pathlib import Path
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
@@ -85,7 +84,7 @@ class Bench:
         room = int(self.loaded.model.config.max_position_embeddings) - self.effort.max_new_tokens
         self.prompts = self.questions.prompts(self.loaded.tokenizer, room).ids
         self.targets = Targets()
-        self._servers: dict[bool, _Server] = {}
+        self._servers: dict[bool, str] = {}
 
     def rows(self) -> Iterator[Row]:
         """Cell by cell; what is on disk already is not measured again."""
@@ -119,15 +118,16 @@ class Bench:
             self.run.reporter.say(f"{what}, repeat {cell.repeat + 1}")
             watch = Watch(read_clocks_of_all)
             heard, states = self._fired(cell, shots)
-            others = cores([watch.used()])
+            others, texts = cores([watch.used()]), _texts(heard, asked, len(self.prompts))
+            hashes = [hashlib.sha256(repr(some).encode()).hexdigest()[:8] if some else "" for some in texts]
             return {
                 "stage": self.run.scale.stage, "policy": policy.name, "shape": cell.shape, "load": cell.load,
                 "repeat": cell.repeat, "rows": effort.rows, "queue": QUEUE,
                 "seconds": {"steady": 1.0, "step": 3.0}.get(cell.shape, 0.0) * effort.seconds,
                 "max_new_tokens": effort.max_new_tokens, "target_first_token": targets.first_token,
                 "target_per_token": targets.per_token, **summed(heard, targets),
-                "right": sum(self._scores(heard, asked)) if effort.scored else None,
-                "answers": _answers(heard, asked, len(self.prompts)) if policy.lossless else [],
+                "right": self._right(heard, asked, texts) if effort.scored else None,
+                "answers": hashes if policy.lossless else [],
                 "timeline": _timeline(states), "checkpoint": self.loaded.weights,
                 "others_cores": [] if others is None else [others], "threads": torch.get_num_threads(),
             }  # fmt: skip
@@ -146,7 +146,7 @@ class Bench:
         """What comes of a cell's requests."""
         if cell.shape == "engine":
             return self._without_http(cell.policy, [shot.body["prompt"] for shot in shots]), []
-        url = self._server(cell.policy.adapts).url
+        url = self._server(cell.policy.adapts)
         every = _WATCH_S if cell.shape == "step" else None
         at_once = int(cell.load) if cell.shape == "together" else None
         heard, states = self._generator.submit(fire, url, shots, at_once, every).result()
@@ -186,23 +186,17 @@ class Bench:
     def _body(self, policy: Policy, prompt: list[int]) -> dict[str, Any]:
         return {"prompt": prompt, "max_tokens": self.effort.max_new_tokens, **policy.asks}
 
-    def _scores(self, heard: list[Heard], asked: list[int]) -> list[int]:
-        """Which answers are right; of each question, every answer that differs from the others is scored once."""
-        texts: dict[int, list[str]] = {}
-        for one, question in zip(heard, asked, strict=True):
-            known = texts.setdefault(question, [""])
-            if one.text not in known:
-                known.append(one.text)
+    def _right(self, heard: list[Heard], asked: list[int], texts: list[list[str]]) -> int:
+        """How many answers are right; of each question, every text is scored once."""
         right: dict[tuple[int, str], float] = {}
-        for turn in range(max(map(len, texts.values()), default=0)):
-            now = [texts.get(question, [""])[turn:][:1] or [""] for question in range(len(self.prompts))]
-            for question, score in enumerate(self.questions.score([text for (text,) in now])):
-                right[question, now[question][0]] = score
-        return [int(right[question, one.text]) for one, question in zip(heard, asked, strict=True) if is_whole(one)]
+        for turn in range(max(map(len, texts))):
+            now = [some[turn] if turn < len(some) else "" for some in texts]
+            right |= zip(enumerate(now), self.questions.score(now), strict=True)
+        return sum(int(right[question, one.text]) for one, question in zip(heard, asked, strict=True) if is_whole(one))
 
     # ---- the servers ----
 
-    def _server(self, adapts: bool) -> _Server:
+    def _server(self, adapts: bool) -> str:
         """The server of policies that adapt, or of those that do not; started and warmed up when it is first needed."""
         if adapts not in self._servers:
             options, targets = ["--max-rows", str(self.effort.rows)], self.targets
@@ -212,36 +206,31 @@ class Bench:
                 options += ["--adapt", "--decision-log", str(log)]
                 options += ["--target-ms-per-token", f"{1000 * targets.per_token:g}"]
                 options += ["--target-first-token-ms", f"{1000 * targets.first_token:g}"]
-            server = self._servers[adapts] = _Server(self.path, options)
-            self._open.callback(server.end)
+            url = self._servers[adapts] = self._open.enter_context(_serving(self.path, options))
             for policy in self.effort.policies:
                 if policy.adapts == adapts:
                     shots = [Shot(0.0, self._body(policy, prompt)) for prompt in self.prompts[: self.effort.rows]]
-                    self._generator.submit(fire, server.url, shots).result()
+                    self._generator.submit(fire, url, shots).result()
         return self._servers[adapts]
 
 
-class _Server:
-    """`marsbench serve` in a process of its own."""
-
-    def __init__(self, checkpoint: str, options: list[str]) -> None:
-        command = [sys.executable, "-m", "marsbench", "serve", "--checkpoint", checkpoint, "--port", "0"]
-        limits = ["--max-queue", str(QUEUE), "--max-connections", str(QUEUE)]
-        limits += ["--threads", str(torch.get_num_threads())]
-        self._process = subprocess.Popen([*command, *limits, *options], stdout=subprocess.PIPE, text=True)
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            if "http://" in line:
-                self.url = line[line.index("http://") :].strip()
-                return
-        raise UserError("the server has not started", where=str(Path(checkpoint)), fix="see its message above")
-
-    def end(self) -> None:
-        self._process.terminate()
+@contextmanager
+def _serving(checkpoint: str, options: list[str]) -> Iterator[str]:
+    """`marsbench serve` in a process of its own, by its address."""
+    command = [sys.executable, "-m", "marsbench", "serve", "--checkpoint", checkpoint, "--port", "0"]
+    limits = ["--max-queue", str(QUEUE), "--max-connections", str(QUEUE), "--threads", str(torch.get_num_threads())]
+    with subprocess.Popen([*command, *limits, *options], stdout=subprocess.PIPE, text=True) as process:
         try:
-            self._process.wait(20)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
+            line = next((line for line in process.stdout or () if "http://" in line), "")
+            if not line:
+                raise UserError("the server has not started", where=checkpoint, fix="see its message above")
+            yield line[line.index("http://") :].strip()
+        finally:
+            process.terminate()
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
 
 
 def arrivals(drawn: random.Random, cell: Cell, carried: float, effort: Effort) -> list[float]:
@@ -287,13 +276,13 @@ def _percentiles(values: Sequence[float]) -> list[float]:
     return [round(float(one), 6) for one in np.quantile(values, _PERCENTILES)] if values else []
 
 
-def _answers(heard: Sequence[Heard], asked: Sequence[int], questions: int) -> list[str]:
-    """Of each question, a hash of the different texts that it was answered by; empty where it was not."""
+def _texts(heard: Sequence[Heard], asked: Sequence[int], questions: int) -> list[list[str]]:
+    """Of each question, the different texts that it was answered by."""
     texts: list[set[str]] = [set() for _ in range(questions)]
     for one, question in zip(heard, asked, strict=True):
         if is_whole(one):
             texts[question].add(one.text)
-    return [hashlib.sha256(repr(sorted(some)).encode()).hexdigest()[:8] if some else "" for some in texts]
+    return [sorted(some) for some in texts]
 
 
 def _timeline(states: States) -> dict[str, list[float]]:

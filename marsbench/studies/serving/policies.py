@@ -28,12 +28,10 @@ class Policy:
         return self.asks["method"] != "mars" and "min_threshold" not in self.asks
 
 
-def fixed_tau(threshold: float) -> Policy:
-    return Policy(f"mars, tau = {threshold:g}", {"method": "mars", "threshold": threshold, "block_size": 4})
-
-
 AR = Policy("ar", {"method": "ar"})
-FAST, EXACT = fixed_tau(LOWEST), fixed_tau(HIGHEST)
+FAST, EXACT = (
+    Policy(f"mars, tau = {tau:g}", {"method": "mars", "threshold": tau, "block_size": 4}) for tau in (LOWEST, HIGHEST)
+)
 VERIFIED = Policy("mars-verified", {"method": "mars-verified", "block_size": 5, "threshold": 0.5})
 LOSSLESS = Policy("adaptive, lossless", {"method": "mars-verified", "block_size": 8}, adapts=True)
 LOSSY = Policy("adaptive, tau may fall", {**LOSSLESS.asks, "min_threshold": LOWEST}, adapts=True)
