@@ -21,7 +21,7 @@ from pydantic import (
 )
 
 from marsbench.serving.errors import wrong
-from marsbench.serving.messages import WIDEST, Ending, MethodName
+from marsbench.serving.messages import WIDEST, MethodName
 
 
 def _whole(text: str) -> str:
@@ -239,37 +239,3 @@ def dumps(body: Any) -> str:
 def event(body: Any) -> bytes:
     """A server-sent event."""
     return f"data: {body if isinstance(body, str) else dumps(body)}\n\n".encode("ascii")
-
-
-def usage(prompts: list[int], methods: list[MethodName], endings: list[tuple[int, Ending]]) -> dict[str, Any]:
-    """Tokens in and out, and what they took: of prompts counted once, and of each answer its tokens and its ending."""
-    of_each = [
-        {
-            "method": method,
-            "threshold": None if ending.thresholds is None else list(ending.thresholds),
-            "block_size": list(ending.windows),
-            "lossless": ending.lossless,
-            "forwards": ending.forwards,
-            "tokens_per_forward": round(used / max(ending.forwards, 1), 4),
-        }
-        for method, (used, ending) in zip(methods, endings, strict=True)
-    ]
-    read, written = sum(prompts), sum(used for used, _ in endings)
-    counts = {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
-    return counts | {"marsbench": of_each[0] if len(of_each) == 1 else of_each}
-
-
-def acceptance(endings: list[Ending]) -> dict[str, Any]:
-    """How guesses fared, under vLLM's names; nothing where none were made."""
-    most = max((len(ending.accepted) for ending in endings), default=0)
-    counts = [sum(ending.accepted[size] for ending in endings if size < len(ending.accepted)) for size in range(most)]
-    steps, drafted = sum(counts), sum(ending.drafted for ending in endings)
-    if not drafted:
-        return {}
-    accepted = sum(size * count for size, count in enumerate(counts))
-    found = {
-        "mean_acceptance_length": round(1 + accepted / steps, 4), "draft_acceptance_rate": round(accepted / drafted, 4),
-        "acceptance_histogram": counts, "num_spec_steps": steps, "num_accepted_draft_tokens": accepted,
-        "num_draft_tokens": drafted, "num_spec_tokens": most - 1,
-    }  # fmt: skip
-    return {"metrics": {"speculative_decoding": found}}
