@@ -8,17 +8,7 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    PlainValidator,
-    StrictBool,
-    StrictInt,
-    StrictStr,
-    WithJsonSchema,
-)
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, StrictBool, StrictStr, WithJsonSchema
 
 from marsbench.serving.errors import wrong
 from marsbench.serving.messages import WIDEST, MethodName
@@ -50,6 +40,7 @@ _OF_PROMPTS = {"anyOf": [{"type": "string"}, {"type": "array"}], "description": 
 Text = Annotated[StrictStr, AfterValidator(_whole)]
 _Confidence = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 _Token = Annotated[int, Field(strict=True, ge=0)]
+_Window = Annotated[int, Field(strict=True, ge=1, le=WIDEST)]
 _Best = Annotated[int, Field(strict=True, ge=0, le=20)]
 # Fields of others that nothing here can honour -> the values that ask for nothing; null does so always.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -111,9 +102,7 @@ class _Decoding(_Body):
     method: MethodName | None = Field(None, description="Ours: how to decode.")
     threshold: _Confidence | None = Field(None, description="Ours: tau, fixed for this request.")
     min_threshold: _Confidence | None = Field(None, description="Ours: how far a controller may lower tau.")
-    block_size: Annotated[int, Field(strict=True, ge=1, le=WIDEST)] | None = Field(
-        None, description="Ours: tokens that one forward settles at most."
-    )
+    block_size: _Window | None = Field(None, description="Ours: tokens that one forward settles at most.")
 
     @property
     def stops(self) -> list[str]:
@@ -228,7 +217,7 @@ class SpeedRequest(BaseModel):
 
     threshold: _Confidence | None = None
     draft_threshold: _Confidence | None = None
-    block_size: Annotated[StrictInt, Field(ge=1, le=WIDEST)] | None = None
+    block_size: _Window | None = None
 
 
 def dumps(body: Any) -> str:

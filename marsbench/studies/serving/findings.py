@@ -47,11 +47,6 @@ def of_a_request(row: ServingRow) -> float:
     return row.emitted / max(row.waited, 1e-9)
 
 
-def requests_per_second(row: ServingRow) -> float:
-    """Answers over the time until the last of them."""
-    return row.answered / max(row.took, 1e-9)
-
-
 def per_forward(rows: Sequence[ServingRow]) -> float:
     """Tokens per forward pass of a row."""
     return sum(row.emitted for row in rows) / max(sum(row.forwards for row in rows), 1)

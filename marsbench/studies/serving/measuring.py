@@ -29,7 +29,6 @@ from marsbench.racing.questions import ask
 from marsbench.rows.kinds import Row, ServingRow
 from marsbench.running.checkpoints import Checkpoints
 from marsbench.running.run import Run, kept
-from marsbench.studies.serving.findings import requests_per_second
 from marsbench.studies.serving.load import Heard, Shot, States, fire
 from marsbench.studies.serving.policies import (
     AR,
@@ -104,7 +103,7 @@ class Bench:
                     continue
                 row = self._row(cell, median(carried) if carried else 0.0)
                 if (cell.policy, cell.shape, cell.load) == (AR, "together", self.effort.full):
-                    carried.append(requests_per_second(row))
+                    carried.append(row.answered / max(row.took, 1e-9))
                 yield row
 
     # ---- one cell ----
