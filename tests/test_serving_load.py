@@ -17,11 +17,10 @@ from marsbench.rows.kinds import ServingRow
 from marsbench.rows.store import read_rows
 from marsbench.rows.workspace import Workspace
 from marsbench.running.run import Run
-from marsbench.studies.serving import STUDY
+from marsbench.studies.serving import STUDY, tally
 from marsbench.studies.serving.findings import full, goodput, lost, same_answers, switches, typical
 from marsbench.studies.serving.load import Heard, read_answer
 from marsbench.studies.serving.measuring import Targets, arrivals, serving_rows, summed
-from marsbench.studies.serving.page import tally
 from marsbench.studies.serving.policies import (
     AR,
     AT_ONCE,
@@ -210,7 +209,7 @@ def test_the_study_runs_and_resumes(micro_checkpoints: Path, tmp_path: Path, mon
     same, asked = same_answers(cells, LOSSLESS.name)
     assert same == asked > 12
     known = len(read_rows(run.workspace.row_file))
-    monkeypatch.setattr("marsbench.studies.serving.measuring._Server", None)  # nothing is left to be asked
+    monkeypatch.setattr("marsbench.studies.serving.measuring._serving", None)  # nothing is left to be asked
     again = Run(preset("micro"), Workspace(tmp_path, "micro"))
     assert [row.key for row in serving_rows(again)] == [row.key for row in rows]
     assert len(read_rows(run.workspace.row_file)) == known

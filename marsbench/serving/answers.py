@@ -7,17 +7,17 @@ import functools
 import random
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, aclosing, asynccontextmanager
-from itertools import accumulate, chain
+from contextlib import ExitStack, aclosing
+from itertools import accumulate, chain, zip_longest
 from typing import Any, TypeVar
 
-from marsbench.serving.desk import Desk, Stream, too_many
-from marsbench.serving.errors import ApiError, not_ready, wrong
+from marsbench.serving.desk import Desk, Stream
+from marsbench.serving.errors import ApiError, not_ready, too_many, wrong
 from marsbench.serving.messages import Ending, Job, Likelihood, MethodName, Piece, Ready, Wishes
 from marsbench.serving.text import Writer, bytes_of, decoding
-from marsbench.serving.wire import ChatRequest, CompletionRequest, Message, acceptance, dumps, event, usage
+from marsbench.serving.wire import ChatRequest, CompletionRequest, Message, dumps, event
 
 T = TypeVar("T")
 Body = dict[str, Any]
@@ -93,19 +93,7 @@ class Answers:
 
     # ---- jobs ----
 
-    @asynccontextmanager
-    async def _submitted(self, body: AnyRequest) -> AsyncIterator[tuple[list[Stream], asyncio.Event]]:
-        """A request's jobs in the engine, for the time of a `with` block; it counts as waiting before it is read."""
-        arrived = time.perf_counter()
-        with ExitStack() as stack:
-            with self.desk.let_in((body.n or 1) * (1 if isinstance(body, ChatRequest) else len(body.prompt))):
-                jobs = [job for ids in await self.prompt_ids(body) for job in self._jobs(ids, body, arrived)]
-                whole = not body.stream and not body.stops  # else a text must be looked at as it comes
-                found = stack.enter_context(self.desk.submitted(jobs, whole=whole))
-            yield found
-
-    async def prompt_ids(self, body: AnyRequest) -> list[list[int]]:
-        """The prompts as token ids."""
+    async def _prompt_ids(self, body: AnyRequest) -> list[list[int]]:
         if isinstance(body, ChatRequest):
             return [await self.chat_ids(body.messages)]
         return [await self.text_ids(one) if isinstance(one, str) else one for one in body.prompt]
@@ -151,7 +139,7 @@ class Answers:
         cut = max(0, body.top_k or 0), 1.0 if body.top_p is None else body.top_p, body.min_p or 0.0
         return [
             Job(
-                self.desk.number(), ids, limit, self._wishes(body), temperature=sampled, cut=cut,
+                next(self.desk.numbers), ids, limit, self._wishes(body), temperature=sampled, cut=cut,
                 seed=(seed + number + 2**63) % 2**64 - 2**63, ignore_eos=body.ignore_eos, best=body.best, echo=echo,
                 streamed=bool(body.stream) and limit > 0, arrived=arrived,
             )
@@ -187,9 +175,13 @@ class Answers:
     # ---- answers ----
 
     async def _news(self, body: AnyRequest) -> AsyncGenerator[tuple[Choice, list[Piece]], None]:
-        """What comes for each choice, the last of it with its ending."""
-        decode = decoding(self.ready.tokenizer)
-        async with self._submitted(body) as (streams, news):
+        """What comes for each choice, the last of it with its ending; it counts as waiting before it is read."""
+        arrived, decode = time.perf_counter(), decoding(self.ready.tokenizer)
+        with ExitStack() as stack:
+            with self.desk.let_in((body.n or 1) * (1 if isinstance(body, ChatRequest) else len(body.prompt))):
+                jobs = [job for ids in await self._prompt_ids(body) for job in self._jobs(ids, body, arrived)]
+                whole = not body.stream and not body.stops  # else a text must be looked at as it comes
+                streams, news = stack.enter_context(self.desk.submitted(jobs, whole=whole))
             choices = [Choice(index, stream, Writer(decode, body.stops)) for index, stream in enumerate(streams)]
             while choices:
                 await news.wait()
@@ -228,7 +220,7 @@ class Answers:
             text = self._echoed(body, choice) + choice.text
             kind: Body = {"message": {"role": "assistant", "content": text}} if shape.chat else {"text": text}
             found.append({"index": choice.index, **kind, "logprobs": said, "finish_reason": choice.finish})
-        return dumps(shape.head | {"object": shape.whole, "choices": found} | self._costs(choices, entry)).encode()
+        return dumps(shape.head | {"object": shape.whole, "choices": found} | _costs(choices, entry)).encode()
 
     def _echoed(self, body: AnyRequest, choice: Choice) -> str:
         """The prompt's text where it is to be repeated."""
@@ -262,17 +254,6 @@ class Answers:
             ]
         }
 
-    def _costs(self, choices: list[Choice], entry: Body) -> Body:
-        """The usage of all choices together, and how guesses fared in them; the log's entry gets its share."""
-        endings = [choice.ending for choice in choices if choice.ending is not None]
-        prompts = {id(choice.stream.job.prompt_ids): choice.prompt for choice in choices}  # each of them was read once
-        methods = [choice.stream.job.wishes.method for choice in choices]
-        used = [(choice.used, ending) for choice, ending in zip(choices, endings, strict=True)]
-        counted = usage(list(prompts.values()), methods, used)
-        entry |= {name: counted[name] for name in ("prompt_tokens", "completion_tokens")}
-        entry |= {"finish": [choice.finish for choice in choices]}
-        return {"usage": counted} | acceptance(endings)
-
     async def events(self, body: AnyRequest, shape: Shape, entry: Body) -> AsyncGenerator[bytes, None]:
         """A stream's events, to the last, those that come together in one piece."""
         choices = []
@@ -294,7 +275,7 @@ class Answers:
                 if found:
                     yield b"".join(found)
         choices.sort(key=lambda choice: choice.index)
-        costs = self._costs(choices, entry)
+        costs = _costs(choices, entry)
         yield (event(shape.head | {"choices": []} | costs) if shape.with_usage else b"") + event("[DONE]")
 
     def _chunks(self, body: AnyRequest, choice: Choice, pieces: list[Piece], shape: Shape) -> list[bytes]:
@@ -363,3 +344,35 @@ class Shape:
             self._around[index] = before, behind
         before, behind = self._around[index]
         return before + dumps(text).encode("ascii") + behind
+
+
+def _costs(choices: Sequence[Choice], entry: Body) -> Body:
+    """The usage of all choices together, and how guesses fared in them, under vLLM's names; nothing where none were
+    made. The log's entry gets its share.
+    """
+    endings = [choice.ending for choice in choices if choice.ending is not None]
+    # Each prompt was read once.
+    read = sum({id(choice.stream.job.prompt_ids): choice.prompt for choice in choices}.values())
+    counts = {"prompt_tokens": read, "completion_tokens": sum(choice.used for choice in choices)}
+    entry |= counts | {"finish": [choice.finish for choice in choices]}
+    of_each = [
+        {
+            "method": choice.stream.job.wishes.method,
+            "threshold": None if ending.thresholds is None else list(ending.thresholds),
+            "block_size": list(ending.windows), "lossless": ending.lossless, "forwards": ending.forwards,
+            "tokens_per_forward": round(choice.used / max(ending.forwards, 1), 4),
+        }
+        for choice, ending in zip(choices, endings, strict=True)
+    ]  # fmt: skip
+    ours = {"total_tokens": sum(counts.values()), "marsbench": of_each[0] if len(of_each) == 1 else of_each}
+    found: Body = {"usage": counts | ours}
+    histogram = [sum(sizes) for sizes in zip_longest(*(ending.accepted for ending in endings), fillvalue=0)]
+    if drafted := sum(ending.drafted for ending in endings):
+        steps, accepted = sum(histogram), sum(size * count for size, count in enumerate(histogram))
+        found["metrics"] = {"speculative_decoding": {
+            "mean_acceptance_length": round(1 + accepted / steps, 4),
+            "draft_acceptance_rate": round(accepted / drafted, 4), "acceptance_histogram": histogram,
+            "num_spec_steps": steps, "num_accepted_draft_tokens": accepted, "num_draft_tokens": drafted,
+            "num_spec_tokens": len(histogram) - 1,
+        }}  # fmt: skip
+    return found

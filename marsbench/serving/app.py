@@ -17,13 +17,7 @@ from marsbench.serving.answers import Answers, Shape
 from marsbench.serving.desk import Desk
 from marsbench.serving.errors import ApiError, wrong
 from marsbench.serving.guards import ClientGone, EventStream, Gate, Json, answer, until_gone
-from marsbench.serving.wire import (
-    ChatRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    SpeedRequest,
-    TokenizeRequest,
-)
+from marsbench.serving.wire import ChatRequest, CompletionRequest, DetokenizeRequest, SpeedRequest, TokenizeRequest
 
 _ERROR = {"description": "An error in OpenAI's envelope."}
 
@@ -78,9 +72,7 @@ def _complete(app: FastAPI, answers: Answers) -> None:
         _check_model(answers, body.model)
         body.check()
         settings, options = answers.settings, body.stream_options
-        shape = Shape(
-            settings.name, isinstance(body, ChatRequest), options is not None and options.include_usage
-        )  # fmt: skip
+        shape = Shape(settings.name, isinstance(body, ChatRequest), options is not None and options.include_usage)
         entry = request.scope["log"]
         if body.stream:
             return EventStream(answers.events(body, shape, entry), settings.ping)

@@ -22,12 +22,6 @@ _SPARE_FILES = 64  # of the process, that are no connections
 _MOST_AHEAD = 2**16  # bytes of requests that come before the one at hand is answered
 
 
-def most_connections(settings: Settings) -> int:
-    """How many there may be: as many as is said, and files can be opened."""
-    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return max(1, min(settings.max_connections, files - _SPARE_FILES))
-
-
 class _Counting:
     """A transport that knows how many bytes it was given."""
 
@@ -56,7 +50,8 @@ class Connection(H11Protocol):
 
     def __init__(self, settings: Settings, **of_uvicorn: Any) -> None:
         super().__init__(**of_uvicorn)
-        self._settings, self._most = settings, most_connections(settings)
+        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._settings, self._most = settings, max(1, min(settings.max_connections, files - _SPARE_FILES))
         self._taken, self._took_at = 0, self.loop.time()
         self._since: float | None = self.loop.time()  # the peer has begun something that is not all here
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import multiprocessing
 import time
 from collections.abc import Callable, Iterator
@@ -14,9 +15,9 @@ from dataclasses import replace
 from typing import Any
 
 from marsbench.errors import UserError
-from marsbench.serving.errors import ApiError, engine_lost, not_ready, wrong
+from marsbench.serving.errors import ApiError, not_ready, too_many, wrong
 from marsbench.serving.line import Line
-from marsbench.serving.messages import Cancel, Ending, Failed, Job, Piece, Ready, Report, State
+from marsbench.serving.messages import Cancel, Ending, Job, Piece, Ready, Report, State
 from marsbench.serving.metrics import Metrics
 from marsbench.serving.process import run
 from marsbench.serving.settings import Settings
@@ -69,13 +70,11 @@ class Desk:
         self._streams: dict[int, Stream] = {}
         self._outside = 0  # requests that have been let in and have not reached the engine yet
         self._queued: set[int] = set()
-        self._numbers = iter(range(1, 1 << 62))
+        self.numbers = itertools.count(1)  # of jobs
         self._deaths = 0  # since an engine last answered
         self._heard = time.monotonic()  # when the engine last said something, or had nothing to say
         self._process: Any = None
         self._line: Line | None = None
-        self._idle = asyncio.Event()
-        self._idle.set()
         self._timers: dict[str, asyncio.TimerHandle] = {}
 
     # ---- the engine process ----
@@ -118,8 +117,8 @@ class Desk:
                 if message.warning:
                     self._say(f"warning: {message.warning}")
                 self.started.set()
-            case Failed():
-                self._give_up(UserError(message.what, where=message.where, fix=message.fix))
+            case UserError():  # by which it could not start
+                self._give_up(message)
 
     def _hang_up(self) -> None:
         if self._line is not None:
@@ -132,7 +131,8 @@ class Desk:
         self.ready, self.state = None, State()
         self.metrics.lost()
         for stream in self._streams.values():
-            stream.end(engine_lost())
+            why = "the engine process has ended; nothing of this request is left"
+            stream.end(ApiError(500, why, code="engine_lost"))
         self._queued.clear()
         if self.fatal or self.draining:
             self.over.set()
@@ -230,7 +230,6 @@ class Desk:
             self._queued.add(stream.job.id)
             self.metrics.counted["vllm:prompt_tokens"] += len(stream.job.prompt_ids)
             self._send(stream.job)
-        self._idle.clear()
         try:
             yield streams, news
         finally:
@@ -239,18 +238,12 @@ class Desk:
                     self.metrics.counted["marsbench:requests_cancelled"] += 1
                     self._send(Cancel(stream.job.id))
                 del self._streams[stream.job.id]
-            if not self._streams:
-                self._idle.set()
 
     def stop(self, stream: Stream, used: int) -> None:
         """A stop string has come with the answer's first `used` tokens: no more are wanted, only the ending."""
         if not stream.stopped and stream.ending is None:
             stream.stopped = True
             self._send(Cancel(stream.job.id, used))
-
-    def number(self) -> int:
-        """A number for a job."""
-        return next(self._numbers)
 
     def turn(self, **knobs: Any) -> None:
         """Set the default knobs, from the next forward on, and for an engine that takes this one's place."""
@@ -274,7 +267,11 @@ class Desk:
             count = sum(len(tokens) for tokens, _ in pieces)
             self.metrics.counted["vllm:generation_tokens"] += count
             if stream := self._streams.get(number):
-                self._note_times(stream, now, count)
+                if stream.last is None:
+                    self.metrics.first_token.observe(now - stream.job.arrived)
+                else:
+                    self.metrics.per_token.observe((now - stream.last) / max(count, 1), count)
+                stream.last = now
                 stream.put(pieces)
         for number, ending in report.ended:
             self._queued.discard(number)
@@ -283,13 +280,6 @@ class Desk:
             if stream := self._streams.get(number):
                 self._note_end(stream, ending, now)
                 stream.end(ApiError(500, ending.failure, code="engine_failure") if ending.failure else ending)
-
-    def _note_times(self, stream: Stream, now: float, count: int) -> None:
-        if stream.last is None:
-            self.metrics.first_token.observe(now - stream.job.arrived)
-        else:
-            self.metrics.per_token.observe((now - stream.last) / max(count, 1), count)
-        stream.last = now
 
     def _note_end(self, stream: Stream, ending: Ending, now: float) -> None:
         self.metrics.whole.observe(now - stream.job.arrived)
@@ -300,15 +290,11 @@ class Desk:
     async def drain(self) -> None:
         """Let nobody in any more, and wait until all have their answers, or the time is up and they are told."""
         self.draining = True
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._idle.wait(), self.settings.drain)
+        until = time.monotonic() + self.settings.drain
+        while self._streams and time.monotonic() < until:
+            await asyncio.sleep(_LOOK_S / 10)
         for stream in self._streams.values():
             stream.end(ApiError(503, "the server is shutting down; this answer is not complete", code="shutting_down"))
         if self._streams:
             await asyncio.sleep(0.5)  # for those words to go out
         self.over.set()
-
-
-def too_many(why: str) -> ApiError:
-    """Nobody more can be served at the moment."""
-    return ApiError(429, why, code="queue_full", retry_after=1)

@@ -8,7 +8,7 @@ It knows nothing of HTTP or text. Whoever drives it calls `work` again and again
 from __future__ import annotations
 
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -46,20 +46,16 @@ class Running:
         self.windows = (self.knob.window, self.knob.window)
         self.lossless = True
         self.accepted: Counter[int] = Counter()  # its steps with masks by the tokens that they settled beyond the first
-        self._drafted = self._counted = 0  # masks that stood in its steps, up to that one of the engine
+        self._drafted = self.counted = 0  # masks that stood in its steps, up to that one of the engine
         self.turn(self.knob, 0)
-
-    def begin(self, steps: int) -> None:
-        """Its prompt has been read when the engine has done so many steps."""
-        self.before = self._counted = steps
 
     def drafted(self, steps: int) -> int:
         """Masks that have stood in its steps when the engine has done so many."""
-        return self._drafted + (steps - self._counted) * (self.knob.window - 1)
+        return self._drafted + (steps - self.counted) * (self.knob.window - 1)
 
     def turn(self, knob: Knob, steps: int) -> None:
         """Decode otherwise after so many steps; an answer tells its tau, or its pruning if always checked."""
-        self._drafted, self._counted = self.drafted(steps), steps
+        self._drafted, self.counted = self.drafted(steps), steps
         self.knob = knob
         self.key = key_of(self.job.wishes.method, knob.threshold, knob.verified)  # of what a controller remembers
         self.windows = min(self.windows[0], knob.window), max(self.windows[1], knob.window)
@@ -93,9 +89,8 @@ class Engine:
             meter=self._meter, prefill_positions=settings.prefill_positions, shapes=shapes,
         )  # fmt: skip
         self._batch = self._make_batch()
-        self._waiting: deque[Job] = deque()
+        self._waiting: dict[int, tuple[Job, float]] = {}  # in their order, and when they came
         self._running: dict[int, Running] = {}
-        self._came: dict[int, float] = {}  # when those came that wait
         self._joining: dict[int, Running] = {}  # those whose prompts are being forwarded
         self._pieces: Iterator[None] = iter(())  # what is left of that
         self._apart: set[int] = set()  # those that wait since there was no memory for their prompts together
@@ -113,18 +108,15 @@ class Engine:
 
     def submit(self, job: Job) -> None:
         """Put a job at the end of the queue."""
-        self._waiting.append(job)
-        self._came[job.id] = time.perf_counter()
+        self._waiting[job.id] = job, time.perf_counter()
 
     def cancel(self, number: int, used: int | None = None) -> None:
         """End a request; what it has come to is reported as cancelled, or as stopped where its first `used` tokens are
         all that is wanted. One that is gone already is none.
         """
-        for job in [job for job in self._waiting if job.id == number]:
-            self._waiting.remove(job)
-            del self._came[job.id]
-            self._apart.discard(job.id)
-            self._end(job, Ending("cancelled"))
+        if number in self._waiting:
+            self._apart.discard(number)
+            self._end(self._waiting.pop(number)[0], Ending("cancelled"))
         if number in self._joining:  # a long prompt comes alone
             self._pieces = iter(())
             self._end(self._joining.pop(number).job, Ending("cancelled"))
@@ -167,7 +159,7 @@ class Engine:
             return found
         longest = max((one.slots for one in self._running.values()), default=0)
         prompt, scored = 0, sum(self._scored_slots(one.job) for one in self._running.values())
-        for job in self._waiting:
+        for job, _ in self._waiting.values():
             longest, prompt = max(longest, self._slots(job)), max(prompt, len(job.prompt_ids))
             rows = len(self._running) + len(found) + 1
             scored += self._scored_slots(job)
@@ -177,8 +169,7 @@ class Engine:
                 break
             found.append(job)
         for job in found:
-            self._waiting.popleft()
-            del self._came[job.id]
+            del self._waiting[job.id]
             self._apart.discard(job.id)
         return found
 
@@ -242,14 +233,13 @@ class Engine:
     def _put_back(self, jobs: list[Job]) -> None:
         """Let newcomers wait once more, to come one by one: where many find no memory, each of them may."""
         self._apart |= {job.id for job in jobs}
-        self._waiting.extendleft(reversed(jobs))
-        self._came |= dict.fromkeys((job.id for job in jobs), time.perf_counter())
+        self._waiting = {job.id: (job, time.perf_counter()) for job in jobs} | self._waiting
         self._report.started[:] = [number for number in self._report.started if number not in self._apart]
 
     def _arrive(self, number: int) -> None:
         """A request is in flight, with its first tokens."""
         one = self._running[number] = self._joining.pop(number)
-        one.begin(self._steps)
+        one.before = one.counted = self._steps
 
     def _score_alone(self, job: Job) -> None:
         """A job that generates nothing."""
@@ -301,7 +291,8 @@ class Engine:
         by: tuple[Any, ...] = (self.settings,)
         if self._controller is not None:
             if self._to_decide:
-                waited = time.perf_counter() - min(self._came.values(), default=time.perf_counter())
+                now = time.perf_counter()
+                waited = now - min((at for _, at in self._waiting.values()), default=now)
                 self._controller.decide(self._groups(), waited)
                 self._to_decide = False
             choice = self._controller.memory.choice

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 
+@dataclass(eq=False)
 class ApiError(Exception):
     """An answer that is an error."""
 
-    def __init__(
-        self, status: int, message: str, *, param: str | None = None, code: str | None = None,
-        retry_after: int | None = None,
-    ) -> None:  # fmt: skip
-        super().__init__(message)
-        self.status, self.message, self.param, self.code = status, message, param, code
-        self.retry_after = retry_after
+    status: int
+    message: str
+    param: str | None = None
+    code: str | None = None
+    retry_after: int | None = None
 
     @property
     def envelope(self) -> dict[str, Any]:
@@ -35,11 +35,11 @@ def wrong(message: str, param: str | None = None, code: str | None = None) -> Ap
     return ApiError(400, message, param=param, code=code)
 
 
-def engine_lost() -> ApiError:
-    """The engine process has died under a request."""
-    return ApiError(500, "the engine process has ended; nothing of this request is left", code="engine_lost")
-
-
 def not_ready(why: str) -> ApiError:
     """Nobody can be served at the moment."""
     return ApiError(503, why, code="unavailable", retry_after=1)
+
+
+def too_many(why: str) -> ApiError:
+    """Nobody more can be served at the moment."""
+    return ApiError(429, why, code="queue_full", retry_after=1)

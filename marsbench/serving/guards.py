@@ -9,23 +9,20 @@ import ipaddress
 import re
 import time
 import uuid
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, MutableMapping
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import anyio
 from starlette.responses import RedirectResponse, Response
+from starlette.types import Message, Receive, Scope, Send
 
 from marsbench.serving.errors import ApiError, wrong
 from marsbench.serving.logs import Log
 from marsbench.serving.settings import Settings
 from marsbench.serving.wire import dumps, event
 
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
 Headers = dict[bytes, bytes]
 T = TypeVar("T")
 _OPEN = ("/health", "/ping")  # routes that ask for no key

@@ -12,6 +12,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 _AT_ONCE = 2**16  # bytes that are read before others have their turn
+_SIZE = struct.Struct("!i")  # stands before each message; it would be another before one of more than 2 GiB
 
 
 class Line:
@@ -33,7 +34,7 @@ class Line:
         """Have a message written as soon as there is room."""
         data = pickle.dumps(message)
         is_first = not self._left
-        self._left += struct.pack("!i", len(data)) + data
+        self._left += _SIZE.pack(len(data)) + data
         if is_first:
             self._write()
 
@@ -65,20 +66,10 @@ class Line:
             self._lost()
             return
         self._came += data
-        while not self._pipe.closed and (place := self._first()) is not None:
-            message = pickle.loads(self._came[place])
-            del self._came[: place.stop]
+        while not self._pipe.closed and len(self._came) >= _SIZE.size:
+            end = _SIZE.size + _SIZE.unpack_from(self._came)[0]
+            if len(self._came) < end:
+                return
+            message = pickle.loads(self._came[_SIZE.size : end])
+            del self._came[:end]
             self._heed(message)
-
-    def _first(self) -> slice | None:
-        """Where the first message lies, if it is whole: its size stands before it."""
-        begin = 4
-        if len(self._came) < begin:
-            return None
-        (size,) = struct.unpack_from("!i", self._came)
-        if size < 0:  # a long one's follows
-            begin = 12
-            if len(self._came) < begin:
-                return None
-            (size,) = struct.unpack_from("!Q", self._came, 4)
-        return slice(begin, begin + size) if len(self._came) >= begin + size else None

@@ -130,12 +130,3 @@ class Ready:
     methods: tuple[MethodName, ...]  # that the checkpoint can do
     slots: int  # of the KV cache
     warning: str = ""
-
-
-@dataclass(frozen=True)
-class Failed:
-    """The engine could not start, by a mistake that the user can mend."""
-
-    what: str
-    where: str
-    fix: str

@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from marsbench.errors import UserError
-from marsbench.serving.messages import Cancel, Failed, Job, MethodName, Ready
+from marsbench.serving.messages import Cancel, Job, MethodName, Ready
 from marsbench.serving.settings import Settings
 
 _PAUSE_S = 0.005  # between two messages to those who only read on
@@ -26,7 +26,7 @@ def run(pipe: Connection, settings: Settings) -> None:
     try:
         engine, ready = _start(settings)
     except UserError as error:
-        pipe.send(Failed(error.what, error.where, error.fix))
+        pipe.send(error)
         return
     try:
         pipe.send(ready)
@@ -66,7 +66,8 @@ def _start(settings: Settings) -> tuple[Any, Ready]:
     settings = replace(settings, kv_slots=slots)
     controller = None
     if settings.adapt:
-        targets = Targets(_seconds(settings.target_ms_per_token), _seconds(settings.target_first_token_ms))
+        in_ms = settings.target_ms_per_token, settings.target_first_token_ms
+        targets = Targets(*(None if one is None else one / 1000 for one in in_ms))
         law = measured_law(loaded.model, settings.max_rows)
         controller = Controller(law, targets, settings.decision_log, Reporter().say)
     engine = Engine(loaded.model, settings, mask_id=loaded.mask_id, eos_id=eos_id, pad_id=pad_id, controller=controller)
@@ -79,10 +80,6 @@ def _start(settings: Settings) -> tuple[Any, Ready]:
 def usual_dtype(device: str) -> str:
     """In what a server computes unless it is told: a GPU reads weights and cache of 16 bits in half the time."""
     return "bfloat16" if device == "cuda" else "float32"
-
-
-def _seconds(milliseconds: float | None) -> float | None:
-    return None if milliseconds is None else milliseconds / 1000
 
 
 def slots_within(settings: Settings, of_one: int, free: int) -> tuple[int, str]:
@@ -132,20 +129,16 @@ def _serve(pipe: Connection, engine: Any) -> None:
     letters.register(pipe, select.POLLIN)
     while True:
         while engine.idle or letters.poll(0):
-            _hear(engine, pipe.recv())
+            match message := pipe.recv():
+                case Job():
+                    engine.submit(message)
+                case Cancel():
+                    engine.cancel(message.id, message.used)
+                case Settings():
+                    engine.settings = message
         engine.work()
         quiet_s = time.perf_counter() - told
         if quiet_s > _PAUSE_S or engine.is_urgent:
             is_whole = quiet_s > _PAUSE_S / 2  # where somebody is woken anyway, another message is spared
             pipe.send(engine.report(whole=is_whole))
             told += quiet_s if is_whole else 0.0
-
-
-def _hear(engine: Any, message: Job | Cancel | Settings) -> None:
-    match message:
-        case Job():
-            engine.submit(message)
-        case Cancel():
-            engine.cancel(message.id, message.used)
-        case Settings():
-            engine.settings = message

@@ -76,7 +76,11 @@ async def _serve(settings: Settings, own: socket.socket, say: Callable[[str], No
         await desk.started.wait()
         if desk.fatal is not None:
             raise desk.fatal
-        _check_method(desk)
+        if desk.ready is not None and settings.method not in (None, *desk.ready.methods):
+            raise UserError(
+                f"method {settings.method!r} needs a checkpoint trained with masks", where=settings.checkpoint,
+                fix="use a MARS checkpoint, --method ar, or --untrained-masks to see what happens without",
+            )  # fmt: skip
         connection: Any = functools.partial(Connection, settings)
         config = uvicorn.Config(
             build(desk, say), log_level="warning", access_log=False, timeout_graceful_shutdown=5, lifespan="off",
@@ -100,16 +104,6 @@ async def _serve(settings: Settings, own: socket.socket, say: Callable[[str], No
     finally:
         desk.close()
         own.close()
-
-
-def _check_method(desk: Desk) -> None:
-    """Refuse a default method that no request could be answered by."""
-    if desk.ready is not None and desk.settings.method not in (None, *desk.ready.methods):
-        raise UserError(
-            f"method {desk.settings.method!r} needs a checkpoint trained with masks",
-            where=desk.settings.checkpoint,
-            fix="use a MARS checkpoint, --method ar, or --untrained-masks to see what happens without",
-        )
 
 
 def _heed_signals(desk: Desk, say: Callable[[str], None]) -> None:

@@ -96,22 +96,16 @@ class Stops:
         if ends:
             self.found = True
             return self._held[: min(ends)[1]]
-        keep = self._open()
+        # The longest ending with which a stop string may begin is kept back.
+        sizes = [size for stop in self._stops for size in range(min(len(stop), len(self._held) + 1))
+                 if self._held.endswith(stop[:size])]  # fmt: skip
+        keep = max(sizes, default=0)
         sent, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
         return sent
 
     def close(self) -> str:
         """What was kept back, when no more text comes."""
         return "" if self.found else self._held
-
-    def _open(self) -> int:
-        """The length of the longest ending with which a stop string may begin."""
-        longest = max((len(stop) - 1 for stop in self._stops), default=0)
-        return next(
-            (size for size in range(min(longest, len(self._held)), 0, -1)
-             if any(stop.startswith(self._held[-size:]) for stop in self._stops)),
-            0,
-        )  # fmt: skip
 
 
 class Writer:
@@ -129,19 +123,14 @@ class Writer:
 
     def write(self, tokens: Sequence[int]) -> str:
         """What these tokens add to what may be sent."""
-        if not self._one_by_one:
-            self.used += len(tokens)
-            return self._detokenizer.write(tokens)
         sent = ""
-        for token in tokens:
+        for portion in [[token] for token in tokens] if self._one_by_one else [tokens]:
             if self.stopped:
                 break
-            self.used += 1
-            sent += self._stops.write(self._detokenizer.write([token]))
+            self.used += len(portion)
+            sent += self._stops.write(self._detokenizer.write(portion))
         return sent
 
     def close(self) -> str:
         """What was kept back, when no more tokens come."""
-        if not self._one_by_one:
-            return self._detokenizer.close()
         return self._stops.write(self._detokenizer.close()) + self._stops.close()

@@ -8,20 +8,10 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    PlainValidator,
-    StrictBool,
-    StrictInt,
-    StrictStr,
-    WithJsonSchema,
-)
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, StrictBool, StrictStr, WithJsonSchema
 
 from marsbench.serving.errors import wrong
-from marsbench.serving.messages import WIDEST, Ending, MethodName
+from marsbench.serving.messages import WIDEST, MethodName
 
 
 def _whole(text: str) -> str:
@@ -50,6 +40,7 @@ _OF_PROMPTS = {"anyOf": [{"type": "string"}, {"type": "array"}], "description": 
 Text = Annotated[StrictStr, AfterValidator(_whole)]
 _Confidence = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 _Token = Annotated[int, Field(strict=True, ge=0)]
+_Window = Annotated[int, Field(strict=True, ge=1, le=WIDEST)]
 _Best = Annotated[int, Field(strict=True, ge=0, le=20)]
 # Fields of others that nothing here can honour -> the values that ask for nothing; null does so always.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -111,9 +102,7 @@ class _Decoding(_Body):
     method: MethodName | None = Field(None, description="Ours: how to decode.")
     threshold: _Confidence | None = Field(None, description="Ours: tau, fixed for this request.")
     min_threshold: _Confidence | None = Field(None, description="Ours: how far a controller may lower tau.")
-    block_size: Annotated[int, Field(strict=True, ge=1, le=WIDEST)] | None = Field(
-        None, description="Ours: tokens that one forward settles at most."
-    )
+    block_size: _Window | None = Field(None, description="Ours: tokens that one forward settles at most.")
 
     @property
     def stops(self) -> list[str]:
@@ -228,7 +217,7 @@ class SpeedRequest(BaseModel):
 
     threshold: _Confidence | None = None
     draft_threshold: _Confidence | None = None
-    block_size: Annotated[StrictInt, Field(ge=1, le=WIDEST)] | None = None
+    block_size: _Window | None = None
 
 
 def dumps(body: Any) -> str:
@@ -239,37 +228,3 @@ def dumps(body: Any) -> str:
 def event(body: Any) -> bytes:
     """A server-sent event."""
     return f"data: {body if isinstance(body, str) else dumps(body)}\n\n".encode("ascii")
-
-
-def usage(prompts: list[int], methods: list[MethodName], endings: list[tuple[int, Ending]]) -> dict[str, Any]:
-    """Tokens in and out, and what they took: of prompts counted once, and of each answer its tokens and its ending."""
-    of_each = [
-        {
-            "method": method,
-            "threshold": None if ending.thresholds is None else list(ending.thresholds),
-            "block_size": list(ending.windows),
-            "lossless": ending.lossless,
-            "forwards": ending.forwards,
-            "tokens_per_forward": round(used / max(ending.forwards, 1), 4),
-        }
-        for method, (used, ending) in zip(methods, endings, strict=True)
-    ]
-    read, written = sum(prompts), sum(used for used, _ in endings)
-    counts = {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
-    return counts | {"marsbench": of_each[0] if len(of_each) == 1 else of_each}
-
-
-def acceptance(endings: list[Ending]) -> dict[str, Any]:
-    """How guesses fared, under vLLM's names; nothing where none were made."""
-    most = max((len(ending.accepted) for ending in endings), default=0)
-    counts = [sum(ending.accepted[size] for ending in endings if size < len(ending.accepted)) for size in range(most)]
-    steps, drafted = sum(counts), sum(ending.drafted for ending in endings)
-    if not drafted:
-        return {}
-    accepted = sum(size * count for size, count in enumerate(counts))
-    found = {
-        "mean_acceptance_length": round(1 + accepted / steps, 4), "draft_acceptance_rate": round(accepted / drafted, 4),
-        "acceptance_histogram": counts, "num_spec_steps": steps, "num_accepted_draft_tokens": accepted,
-        "num_draft_tokens": drafted, "num_spec_tokens": most - 1,
-    }  # fmt: skip
-    return {"metrics": {"speculative_decoding": found}}

@@ -11,7 +11,7 @@ import numpy as np
 
 from marsbench.rows.kinds import Row, ServingRow
 from marsbench.statistics.intervals import Estimate, Interval, percentiles, reach, resamples
-from marsbench.studies.serving.policies import AR, FEW
+from marsbench.studies.serving.policies import AR, FEW, POLICIES, Policy
 
 Cells = dict[tuple[str, str, float], list[ServingRow]]  # (policy, shape, load) -> its repeats
 Measure = Callable[[ServingRow], float]
@@ -45,11 +45,6 @@ def tokens_per_second(row: ServingRow) -> float:
 def of_a_request(row: ServingRow) -> float:
     """Tokens per second that a user gets: those of answers over the time that their users waited."""
     return row.emitted / max(row.waited, 1e-9)
-
-
-def requests_per_second(row: ServingRow) -> float:
-    """Answers over the time until the last of them."""
-    return row.answered / max(row.took, 1e-9)
 
 
 def per_forward(rows: Sequence[ServingRow]) -> float:
@@ -103,12 +98,18 @@ def over_repeats(rows: Sequence[ServingRow], measure: Measure) -> Estimate:
     return typical([measure(row) for row in rows])
 
 
-def ratio(ones: Sequence[ServingRow], others: Sequence[ServingRow], measure: Measure) -> Estimate | None:
-    """One policy's number over another's, repeat by repeat, which asked the same; None where the other's is 0."""
-    pairs = [(measure(one), measure(other)) for one, other in zip(ones, others, strict=False)]
-    if not pairs or any(not other for _, other in pairs):
-        return None
-    return typical([one / other for one, other in pairs])
+def ratio(cells: Cells, one: str, other: str, shape: str, load: float, measure: Measure) -> Estimate | None:
+    """One policy's number over another's, repeat by repeat, which asked the same; None where there is none, or of 0."""
+    pairs = [
+        (measure(mine), measure(its))
+        for mine, its in zip(cells.get((one, shape, load), []), cells.get((other, shape, load), []), strict=False)
+    ]
+    return typical([mine / its for mine, its in pairs]) if pairs and all(its for _, its in pairs) else None
+
+
+def by_policy(cells: Cells, shape: str, load: float) -> list[tuple[Policy, list[ServingRow]]]:
+    """The repeats of all policies that were measured so."""
+    return [(one, cells[one.name, shape, load]) for one in POLICIES if (one.name, shape, load) in cells]
 
 
 def times(rows: Sequence[ServingRow], name: str) -> list[float]:

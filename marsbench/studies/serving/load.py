@@ -1,4 +1,4 @@
-"""A load generator in a process of its own: requests go out when they are due, whatever became of earlier ones.
+"""A load generator for a process of its own: requests go out when they are due, whatever became of earlier ones.
 
 Times count from when a request was due, so that a slow server cannot hide behind a client that waits for it (an open
 loop); how late each was sent is the generator's own lag, and said beside the server's times. Where as many requests as
@@ -12,17 +12,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-import multiprocessing
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection
 from typing import Any
 from urllib.parse import urlsplit
 
 _LEAD_S = 0.05  # before the first request is due
 _GIVE_UP_S = 120.0  # on one answer
+States = list[tuple[float, dict[str, Any]]]  # of the server: seconds, and the body of `GET /v1/speed`
 
 
 @dataclass(frozen=True)
@@ -46,80 +45,45 @@ class Heard:
     usage: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Volley:
-    """All requests of one measurement."""
+def fire(
+    url: str, shots: Sequence[Shot], at_once: int | None = None, watch_every: float | None = None
+) -> tuple[list[Heard], States]:
+    """What comes of all requests of one measurement, in their order.
 
-    url: str
-    shots: Sequence[Shot]
-    at_once: int | None = None  # as many as are always in flight: the next is due when an answer is there, not before
-    watch_every: float | None = None  # how often the server's state is asked for meanwhile, in seconds
-
-
-@dataclass
-class Outcome:
-    """What came of them, in their order, and the server's states: seconds, and the body of `GET /v1/speed`."""
-
-    heard: list[Heard]
-    states: list[tuple[float, dict[str, Any]]]
+    Args:
+        at_once: as many as are always in flight: the next is due when an answer is there, not before.
+        watch_every: how often the server's state is asked for meanwhile, in seconds.
+    """
+    return asyncio.run(_fired(url, shots, at_once, watch_every))
 
 
-class Generator:
-    """The process, for the time of a `with` block."""
-
-    def __enter__(self) -> Generator:
-        context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs,), daemon=True, name="marsbench load")
-        self._process.start()
-        theirs.close()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._pipe.close()
-        self._process.join(10)
-        self._process.kill()
-
-    def fire(self, volley: Volley) -> Outcome:
-        self._pipe.send(volley)
-        found: Outcome = self._pipe.recv()
-        return found
-
-
-def _serve(pipe: Connection) -> None:
-    try:
-        while True:
-            pipe.send(asyncio.run(_fire(pipe.recv())))
-    except (EOFError, BrokenPipeError, KeyboardInterrupt):
-        return
-
-
-async def _fire(volley: Volley) -> Outcome:
+async def _fired(
+    url: str, shots: Sequence[Shot], at_once: int | None, watch_every: float | None
+) -> tuple[list[Heard], States]:
     started = time.perf_counter() + _LEAD_S
     looks: list[Exchange] = []
-    watch = asyncio.create_task(_watch(volley, looks))
-    seats = asyncio.Semaphore(volley.at_once or len(volley.shots))
+    watch = asyncio.create_task(_watch(url, watch_every, looks))
+    seats = asyncio.Semaphore(at_once or len(shots))
     tasks: list[asyncio.Task[Exchange]] = []
-    for shot in volley.shots:
+    for shot in shots:
         await asyncio.sleep(max(0.0, started + shot.at - time.perf_counter()))
         await seats.acquire()
         body = shot.body | {"stream": True, "stream_options": {"include_usage": True}}
-        tasks.append(asyncio.create_task(_exchanged(volley.url, "POST /v1/completions", body)))
+        tasks.append(asyncio.create_task(_exchanged(url, "POST /v1/completions", body)))
         tasks[-1].add_done_callback(lambda _: seats.release())
     exchanges = await asyncio.gather(*tasks)
     watch.cancel()
     await asyncio.gather(watch, return_exceptions=True)
-    return Outcome(
-        [_heard(one, started, None if volley.at_once else shot.at)
-         for one, shot in zip(exchanges, volley.shots, strict=True)],
-        [(one.sent - started, state) for one in looks if (state := _state(one))],
-    )  # fmt: skip
+    due = [None if at_once else shot.at for shot in shots]
+    said = [(one.sent - started, *read_answer(one.came)) for one in looks]
+    states = [(at, json.loads(b"".join(data for _, data in body))) for at, status, body in said if status == 200]
+    return [_heard(one, started, at) for one, at in zip(exchanges, due, strict=True)], states
 
 
-async def _watch(volley: Volley, looks: list[Exchange]) -> None:
-    while volley.watch_every is not None:
-        looks.append(await _exchanged(volley.url, "GET /v1/speed"))
-        await asyncio.sleep(volley.watch_every)
+async def _watch(url: str, every: float | None, looks: list[Exchange]) -> None:
+    while every is not None:
+        looks.append(await _exchanged(url, "GET /v1/speed"))
+        await asyncio.sleep(every)
 
 
 async def _exchanged(url: str, route: str, body: Any = None) -> Exchange:
@@ -197,22 +161,11 @@ def _heard(exchange: Exchange, since: float, due: float | None) -> Heard:
     due = sent if due is None else due
     heard = Heard(due, max(0.0, sent - due), status)
     for at, line in _lines(body):
-        if line.startswith(b"data: {"):
-            _take(json.loads(line[6:]), heard, at - since)
+        event = json.loads(line[6:]) if line.startswith(b"data: {") else {}
+        if "error" in event:
+            heard.status = 500
+        heard.usage = event.get("usage") or heard.usage
+        if text := "".join(choice["text"] for choice in event.get("choices", ())):
+            heard.text += text
+            heard.first, heard.last = heard.first or at - since, at - since
     return heard
-
-
-def _state(look: Exchange) -> dict[str, Any]:
-    status, body = read_answer(look.came)
-    found: dict[str, Any] = json.loads(b"".join(data for _, data in body)) if status == 200 else {}
-    return found
-
-
-def _take(event: dict[str, Any], heard: Heard, at: float) -> None:
-    if "error" in event:
-        heard.status = 500
-        return
-    heard.usage = event.get("usage") or heard.usage
-    if event["choices"] and event["choices"][0]["text"]:
-        heard.text += event["choices"][0]["text"]
-        heard.first, heard.last = heard.first or at, at

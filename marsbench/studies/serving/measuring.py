@@ -8,9 +8,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from functools import cached_property
-from pathlib import Path
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack, contextmanager
+from multiprocessing import get_context
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
@@ -20,17 +20,16 @@ import torch
 from marsbench.decoding.engine import decode
 from marsbench.decoding.generation import Request
 from marsbench.errors import UserError
-from marsbench.keys import content_hash, versions
+from marsbench.keys import versions
 from marsbench.methods.fitting import default_ids, fit
 from marsbench.neighbours import Watch, cores, warning
-from marsbench.presets import DEFAULT_BLOCK_SIZE, Preset
+from marsbench.presets import DEFAULT_BLOCK_SIZE
 from marsbench.provenance import provenance
-from marsbench.racing.questions import Questions, ask
+from marsbench.racing.questions import ask
 from marsbench.rows.kinds import Row, ServingRow
 from marsbench.running.checkpoints import Checkpoints
-from marsbench.running.run import Run
-from marsbench.studies.serving.findings import requests_per_second
-from marsbench.studies.serving.load import Generator, Heard, Outcome, Shot, Volley
+from marsbench.running.run import Run, kept
+from marsbench.studies.serving.load import Heard, Shot, States, fire
 from marsbench.studies.serving.policies import (
     AR,
     AT_ONCE,
@@ -43,7 +42,7 @@ from marsbench.studies.serving.policies import (
     Policy,
     effort_at,
 )
-from marsbench.training.checkpoints import Loaded, load
+from marsbench.training.checkpoints import load
 
 _WATCH_S = 0.1  # between two looks at the server's state, in a step
 _PERCENTILES = (0.5, 0.9, 0.99)
@@ -58,22 +57,16 @@ class Targets(NamedTuple):
 
 
 def serving_rows(run: Run) -> list[Row]:
-    with _cores_left(run.scale):
-        return list(Bench(run).rows())
-
-
-@contextmanager
-def _cores_left(scale: Preset) -> Iterator[None]:
-    """Leave a core to HTTP and the load generator, where there are several and a step is over in no time.
+    """All rows; a core is left to HTTP and the load generator, where there are several and a step is over in no time.
 
     The engine alone and the one behind HTTP get as many threads: they wait for one another, and all of them stand still
     where one has to share its core. A step of a model that people use takes so long that what HTTP does beside it is
     little.
     """
     threads = torch.get_num_threads()
-    torch.set_num_threads(max(1, threads - 1) if scale.world else threads)
+    torch.set_num_threads(max(1, threads - 1) if run.scale.world else threads)
     try:
-        yield
+        return list(Bench(run).rows())
     finally:
         torch.set_num_threads(threads)
 
@@ -84,22 +77,13 @@ class Bench:
     def __init__(self, run: Run) -> None:
         self.run, self.effort = run, effort_at(run.scale)
         self.path = Checkpoints(run).path(run.scale.stage, DEFAULT_BLOCK_SIZE)
-        self.targets = Targets()
-        self._servers: dict[bool, _Server] = {}
-
-    @cached_property
-    def loaded(self) -> Loaded:
-        return load(self.path)
-
-    @cached_property
-    def questions(self) -> Questions:
-        names = [name for name in self.run.scale.benchmarks if self.run.scale.world or name in _ASKED]
-        return ask(names, self.effort.questions, self.loaded.tokenizer, self.run.data_dir)
-
-    @cached_property
-    def prompts(self) -> list[list[int]]:
+        self.loaded = load(self.path)
+        names = [name for name in run.scale.benchmarks if run.scale.world or name in _ASKED]
+        self.questions = ask(names, self.effort.questions, self.loaded.tokenizer, run.data_dir)
         room = int(self.loaded.model.config.max_position_embeddings) - self.effort.max_new_tokens
-        return self.questions.prompts(self.loaded.tokenizer, room).ids
+        self.prompts = self.questions.prompts(self.loaded.tokenizer, room).ids
+        self.targets = Targets()
+        self._servers: dict[bool, str] = {}
 
     def rows(self) -> Iterator[Row]:
         """Cell by cell; what is on disk already is not measured again."""
@@ -108,53 +92,66 @@ class Bench:
         self.run.reporter.say(f"serving under load: about {minutes:.0f} min, less what is there already")
         alone = Cell(AR, "together", 1.0, 0)
         carried: list[float] = []  # requests per second, by `ar` on a full server
-        with Generator() as generator, self._serving():
-            first = self._row(generator, alone)
+        with ExitStack() as self._open:
+            self._generator = self._open.enter_context(ProcessPoolExecutor(1, get_context("spawn")))
+            first = self._row(alone)
             yield first
             token = first.per_token[0]
             self.targets = Targets(round(FIRST_TOKEN * token, 4), round(PER_TOKEN * token, 5))
             for cell in self.effort.cells():
                 if cell == alone:
                     continue
-                row = self._row(generator, cell, median(carried) if carried else 0.0)
+                row = self._row(cell, median(carried) if carried else 0.0)
                 if (cell.policy, cell.shape, cell.load) == (AR, "together", self.effort.full):
-                    carried.append(requests_per_second(row))
+                    carried.append(row.answered / max(row.took, 1e-9))
                 yield row
 
     # ---- one cell ----
 
-    def _row(self, generator: Generator, cell: Cell, carried: float = 0.0) -> ServingRow:
+    def _row(self, cell: Cell, carried: float = 0.0) -> ServingRow:
+        policy, effort, targets = cell.policy, self.effort, self.targets
         shots, asked = self._shots(cell, carried)
-        key = self._key(cell, [shot.at for shot in shots])
-        what = f"{cell.policy.name}, {cell.shape} at {cell.load:g}"
-        known = self.run.existing_row(key, ServingRow, what)
-        if known is not None:
-            return known
-        self.run.reporter.say(f"{what}, repeat {cell.repeat + 1}")
-        watch = Watch(children=True)
+        what = f"{policy.name}, {cell.shape} at {cell.load:g}"
+
+        def lap() -> dict[str, Any]:
+            self.run.reporter.say(f"{what}, repeat {cell.repeat + 1}")
+            watch = Watch(children=True)
+            heard, states = self._fired(cell, shots)
+            others, texts = cores([watch.used()]), _texts(heard, asked, len(self.prompts))
+            hashes = [hashlib.sha256(repr(some).encode()).hexdigest()[:8] if some else "" for some in texts]
+            return {
+                "stage": self.run.scale.stage, "policy": policy.name, "shape": cell.shape, "load": cell.load,
+                "repeat": cell.repeat, "rows": effort.rows, "queue": QUEUE,
+                "seconds": {"steady": 1.0, "step": 3.0}.get(cell.shape, 0.0) * effort.seconds,
+                "max_new_tokens": effort.max_new_tokens, "target_first_token": targets.first_token,
+                "target_per_token": targets.per_token, **summed(heard, targets),
+                "right": self._right(heard, asked, texts) if effort.scored else None,
+                "answers": hashes if policy.lossless else [],
+                "timeline": _timeline(states), "checkpoint": self.loaded.weights,
+                "others_cores": [] if others is None else [others], "threads": torch.get_num_threads(),
+            }  # fmt: skip
+
+        origin = provenance(seed=self.run.seed)
+        content = {
+            "kind": "serving", "policy": [policy.name, policy.asks, policy.adapts],
+            "cell": [cell.shape, cell.load, cell.repeat], "targets": targets, "times": [shot.at for shot in shots],
+            "limits": [effort.rows, QUEUE, effort.max_new_tokens], "questions": self.questions.fingerprint(),
+            "weights": self.loaded.weights, "versions": versions("decoding", "timing"),
+            "machine": [origin["hardware"], origin["threads"], origin["versions"]["torch"]],
+        }  # fmt: skip
+        return kept(self.run, ServingRow, content, what, lap)
+
+    def _fired(self, cell: Cell, shots: list[Shot]) -> tuple[list[Heard], States]:
+        """What comes of a cell's requests."""
         if cell.shape == "engine":
-            outcome = Outcome(self._without_http(cell.policy, [shot.body["prompt"] for shot in shots]), [])
-        else:
-            server = self._server(generator, cell.policy.adapts)
-            every = _WATCH_S if cell.shape == "step" else None
-            at_once = int(cell.load) if cell.shape == "together" else None
-            outcome = generator.fire(Volley(server.url, shots, at_once, every))
-            if not any(heard.status == 200 for heard in outcome.heard):
-                raise UserError("the server answers nobody any more", where=server.url, fix="measure what is left anew")
-        others = cores([watch.used()])
-        row = ServingRow(
-            key=key, status="done", reason="", scale=self.run.scale.scale, stage=self.run.scale.stage,
-            policy=cell.policy.name, shape=cell.shape, load=cell.load, repeat=cell.repeat, rows=self.effort.rows,
-            queue=QUEUE, seconds={"steady": 1.0, "step": 3.0}.get(cell.shape, 0.0) * self.effort.seconds,
-            max_new_tokens=self.effort.max_new_tokens, target_first_token=self.targets.first_token,
-            target_per_token=self.targets.per_token, **summed(outcome.heard, self.targets),
-            right=sum(self._scores(outcome.heard, asked)) if self.effort.scored else None,
-            answers=_answers(outcome.heard, asked, len(self.prompts)) if cell.policy.lossless else [],
-            timeline=_timeline(outcome), checkpoint=self.loaded.weights, provenance=provenance(seed=self.run.seed),
-            others_cores=[] if others is None else [others], threads=torch.get_num_threads(),
-        )  # fmt: skip
-        self.run.keep(row)
-        return row
+            return self._without_http(cell.policy, [shot.body["prompt"] for shot in shots]), []
+        url = self._server(cell.policy.adapts)
+        every = _WATCH_S if cell.shape == "step" else None
+        at_once = int(cell.load) if cell.shape == "together" else None
+        heard, states = self._generator.submit(fire, url, shots, at_once, every).result()
+        if not any(one.status == 200 for one in heard):
+            raise UserError("the server answers nobody any more", where=url, fix="measure what is left anew")
+        return heard, states
 
     def _without_http(self, policy: Policy, prompts: list[list[int]]) -> list[Heard]:
         """What comes of prompts when nothing but the engine is asked, as many at once as of a server."""
@@ -188,41 +185,17 @@ class Bench:
     def _body(self, policy: Policy, prompt: list[int]) -> dict[str, Any]:
         return {"prompt": prompt, "max_tokens": self.effort.max_new_tokens, **policy.asks}
 
-    def _key(self, cell: Cell, due: list[float]) -> str:
-        origin = provenance(seed=self.run.seed)
-        machine = [origin["hardware"], origin["threads"], origin["versions"]["torch"]]
-        return content_hash({
-            "kind": "serving", "policy": [cell.policy.name, cell.policy.asks, cell.policy.adapts],
-            "cell": [cell.shape, cell.load, cell.repeat], "targets": self.targets, "times": due,
-            "limits": [self.effort.rows, QUEUE, self.effort.max_new_tokens], "questions": self.questions.fingerprint(),
-            "weights": self.loaded.weights, "machine": machine, "versions": versions("decoding", "timing"),
-        })  # fmt: skip
-
-    def _scores(self, heard: list[Heard], asked: list[int]) -> list[int]:
-        """Which answers are right; of each question, every answer that differs from the others is scored once."""
-        texts: dict[int, list[str]] = {}
-        for one, question in zip(heard, asked, strict=True):
-            known = texts.setdefault(question, [""])
-            if one.text not in known:
-                known.append(one.text)
+    def _right(self, heard: list[Heard], asked: list[int], texts: list[list[str]]) -> int:
+        """How many answers are right; of each question, every text is scored once."""
         right: dict[tuple[int, str], float] = {}
-        for turn in range(max(map(len, texts.values()), default=0)):
-            now = [texts.get(question, [""])[turn:][:1] or [""] for question in range(len(self.prompts))]
-            for question, score in enumerate(self.questions.score([text for (text,) in now])):
-                right[question, now[question][0]] = score
-        return [int(right[question, one.text]) for one, question in zip(heard, asked, strict=True) if is_whole(one)]
+        for turn in range(max(map(len, texts))):
+            now = [some[turn] if turn < len(some) else "" for some in texts]
+            right |= zip(enumerate(now), self.questions.score(now), strict=True)
+        return sum(int(right[question, one.text]) for one, question in zip(heard, asked, strict=True) if is_whole(one))
 
     # ---- the servers ----
 
-    @contextmanager
-    def _serving(self) -> Iterator[None]:
-        try:
-            yield
-        finally:
-            for server in self._servers.values():
-                server.end()
-
-    def _server(self, generator: Generator, adapts: bool) -> _Server:
+    def _server(self, adapts: bool) -> str:
         """The server of policies that adapt, or of those that do not; started and warmed up when it is first needed."""
         if adapts not in self._servers:
             options, targets = ["--max-rows", str(self.effort.rows)], self.targets
@@ -232,35 +205,31 @@ class Bench:
                 options += ["--adapt", "--decision-log", str(log)]
                 options += ["--target-ms-per-token", f"{1000 * targets.per_token:g}"]
                 options += ["--target-first-token-ms", f"{1000 * targets.first_token:g}"]
-            server = self._servers[adapts] = _Server(self.path, options)
+            url = self._servers[adapts] = self._open.enter_context(_serving(self.path, options))
             for policy in self.effort.policies:
                 if policy.adapts == adapts:
                     shots = [Shot(0.0, self._body(policy, prompt)) for prompt in self.prompts[: self.effort.rows]]
-                    generator.fire(Volley(server.url, shots))
+                    self._generator.submit(fire, url, shots).result()
         return self._servers[adapts]
 
 
-class _Server:
-    """`marsbench serve` in a process of its own."""
-
-    def __init__(self, checkpoint: str, options: list[str]) -> None:
-        command = [sys.executable, "-m", "marsbench", "serve", "--checkpoint", checkpoint, "--port", "0"]
-        limits = ["--max-queue", str(QUEUE), "--max-connections", str(QUEUE)]
-        limits += ["--threads", str(torch.get_num_threads())]
-        self._process = subprocess.Popen([*command, *limits, *options], stdout=subprocess.PIPE, text=True)
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            if "http://" in line:
-                self.url = line[line.index("http://") :].strip()
-                return
-        raise UserError("the server has not started", where=str(Path(checkpoint)), fix="see its message above")
-
-    def end(self) -> None:
-        self._process.terminate()
+@contextmanager
+def _serving(checkpoint: str, options: list[str]) -> Iterator[str]:
+    """`marsbench serve` in a process of its own, by its address."""
+    command = [sys.executable, "-m", "marsbench", "serve", "--checkpoint", checkpoint, "--port", "0"]
+    limits = ["--max-queue", str(QUEUE), "--max-connections", str(QUEUE), "--threads", str(torch.get_num_threads())]
+    with subprocess.Popen([*command, *limits, *options], stdout=subprocess.PIPE, text=True) as process:
         try:
-            self._process.wait(20)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
+            line = next((line for line in process.stdout or () if "http://" in line), "")
+            if not line:
+                raise UserError("the server has not started", where=checkpoint, fix="see its message above")
+            yield line[line.index("http://") :].strip()
+        finally:
+            process.terminate()
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
 
 
 def arrivals(drawn: random.Random, cell: Cell, carried: float, effort: Effort) -> list[float]:
@@ -306,24 +275,24 @@ def _percentiles(values: Sequence[float]) -> list[float]:
     return [round(float(one), 6) for one in np.quantile(values, _PERCENTILES)] if values else []
 
 
-def _answers(heard: Sequence[Heard], asked: Sequence[int], questions: int) -> list[str]:
-    """Of each question, a hash of the different texts that it was answered by; empty where it was not."""
+def _texts(heard: Sequence[Heard], asked: Sequence[int], questions: int) -> list[list[str]]:
+    """Of each question, the different texts that it was answered by."""
     texts: list[set[str]] = [set() for _ in range(questions)]
     for one, question in zip(heard, asked, strict=True):
         if is_whole(one):
             texts[question].add(one.text)
-    return [hashlib.sha256(repr(sorted(some)).encode()).hexdigest()[:8] if some else "" for some in texts]
+    return [sorted(some) for some in texts]
 
 
-def _timeline(outcome: Outcome) -> dict[str, list[float]]:
-    if not outcome.states:
+def _timeline(states: States) -> dict[str, list[float]]:
+    if not states:
         return {}
-    states = [(at, found["state"]) for at, found in outcome.states]
+    said = [found["state"] for _, found in states]
     return {
         "at": [round(at, 3) for at, _ in states],
-        "running": [state["running"] for _, state in states],
-        "waiting": [state["queued"] for _, state in states],
-        "tau": [1.0 if state["threshold"] is None else round(state["threshold"], 4) for _, state in states],
-        "window": [round(state["window"], 3) for _, state in states],
-        "relief": [state["relief"] for _, state in states],
+        "running": [state["running"] for state in said],
+        "waiting": [state["queued"] for state in said],
+        "tau": [1.0 if state["threshold"] is None else round(state["threshold"], 4) for state in said],
+        "window": [round(state["window"], 3) for state in said],
+        "relief": [state["relief"] for state in said],
     }

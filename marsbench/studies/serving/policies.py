@@ -28,12 +28,10 @@ class Policy:
         return self.asks["method"] != "mars" and "min_threshold" not in self.asks
 
 
-def fixed_tau(threshold: float) -> Policy:
-    return Policy(f"mars, tau = {threshold:g}", {"method": "mars", "threshold": threshold, "block_size": 4})
-
-
 AR = Policy("ar", {"method": "ar"})
-FAST, EXACT = fixed_tau(LOWEST), fixed_tau(HIGHEST)
+FAST, EXACT = (
+    Policy(f"mars, tau = {tau:g}", {"method": "mars", "threshold": tau, "block_size": 4}) for tau in (LOWEST, HIGHEST)
+)
 VERIFIED = Policy("mars-verified", {"method": "mars-verified", "block_size": 5, "threshold": 0.5})
 LOSSLESS = Policy("adaptive, lossless", {"method": "mars-verified", "block_size": 8}, adapts=True)
 LOSSY = Policy("adaptive, tau may fall", {**LOSSLESS.asks, "min_threshold": LOWEST}, adapts=True)
@@ -79,16 +77,15 @@ class Effort:
         """All laps: those that others are reckoned by come first, and policies take turns."""
         for repeat in range(self.repeats):
             for count in self.requests:
-                yield from _in_some_order(self._held_against(count), "together", float(count), repeat)
+                others = (AR,) if count == AT_ONCE else (AR, LOSSLESS)
+                asked = self.policies if count == self.full else others
+                yield from _in_some_order(asked, "together", float(count), repeat)
                 if count == AT_ONCE:
                     yield Cell(AR, "engine", float(count), repeat)
         for repeat in range(self.repeats):
             for load in self.loads:
                 yield from _in_some_order(self.steady, "steady", load, repeat)
         yield from [Cell(policy, "step", HIGH, 0) for policy in self.stepped]
-
-    def _held_against(self, count: int) -> tuple[Policy, ...]:
-        return self.policies if count == self.full else (AR,) if count == AT_ONCE else (AR, LOSSLESS)
 
     def minutes(self) -> float:
         """About how long it takes, with what is left in the queue when no more requests come."""
