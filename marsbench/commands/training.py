@@ -60,7 +60,7 @@ def distill(
     _check_distilling(decoding.method, temperature, samples)
     shared.use_packing(decoding.pack)
     from marsbench.answering import check_target
-    from marsbench.distilling.distill import Asking, Distiller, check_is_ours, read_prompts
+    from marsbench.distilling.distill import Distiller, check_is_ours, read_prompts
     from marsbench.progress import Reporter
 
     check_target(prompts, out)
@@ -71,12 +71,12 @@ def distill(
         loaded = decoding.load(start.whose, reporter)
     else:
         loaded = replace(start, stage=stage).loaded(start.run(), decoding.dtype)
+    answering = decoding.answering(loaded, draft, reporter, batch_size)
     distiller = Distiller(
-        decoding.answering(loaded, draft, reporter, batch_size), Asking(max_new_tokens, temperature, samples, seed),
-        reporter,
-    )  # fmt: skip
-    found = distiller.distill(asked, prompts, out, limit=limit, keep_cut=keep_cut)
-    typer.echo(f"wrote {out}: {found.in_words()}")
+        answering, reporter, max_new_tokens=max_new_tokens, temperature=temperature, samples=samples, seed=seed
+    )
+    _, found = distiller.distill(asked, prompts, out, limit=limit, keep_cut=keep_cut)
+    typer.echo(f"wrote {out}: {found}")
 
 
 def _check_distilling(method: str, temperature: float, samples: int) -> None:
