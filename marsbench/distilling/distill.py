@@ -25,7 +25,7 @@ from transformers import PreTrainedTokenizerBase
 from marsbench.answering import Answering
 from marsbench.decoding.engine import context_length
 from marsbench.decoding.generation import Generation, Request
-from marsbench.errors import UserError
+from marsbench.errors import UserError, told_to_user
 from marsbench.files import write_atomically
 from marsbench.json_lines import Log, read_objects
 from marsbench.keys import content_hash
@@ -115,15 +115,11 @@ class Chats:
 
     def encoded(self, prompts: Sequence[list[Message]], source: Path) -> list[list[int]]:
         """Prompts as token ids, up to where the assistant begins; `UserError` for one that the template refuses."""
-        texts = []
+        texts, mend = list[str](), "mend or remove the line"
         for number, turns in enumerate(prompts, 1):
-            try:
+            place = f"{source}, line {number}"
+            with told_to_user("the chat template refuses the prompt", TemplateError, where=place, fix=mend):
                 texts.append(str(self.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)))
-            except TemplateError as error:
-                raise UserError(
-                    f"the chat template refuses the prompt: {error}", where=f"{source}, line {number}",
-                    fix="mend or remove the line",
-                ) from error  # fmt: skip
         ids: list[list[int]] = self.tokenizer(texts, add_special_tokens=False).input_ids
         return ids
 
