@@ -34,7 +34,7 @@ from marsbench.running.training_cost import training_speed
 from marsbench.statistics.intervals import Estimate, median_ratio
 from marsbench.training.bases import ship
 from marsbench.training.chat_data import Message
-from marsbench.training.checkpoints import default_device
+from marsbench.training.checkpoints import default_device, with_adapter
 from marsbench.training.memory import at_hand
 from marsbench.training.stages import Recipe
 
@@ -166,12 +166,8 @@ class Adapting:
     def __init__(self, base: str, prompts: Sequence[list[Message]], source: Path, out: Path, scale: Preset) -> None:
         """Look at everything that could stand in the way.
 
-        Args:
-            base: checkpoint folder, hub name or the short name of a model that is fetched.
-            prompts: the turns before each answer.
-            source: the file that they were read from, one a line.
-            out: the folder of the outcome.
-            scale: batch size, learning rate and rank of the training.
+        `prompts` are the turns before each answer, one a line of `source`; `out` is the folder of the outcome, and
+        `scale` says how to train.
 
         Raises:
             UserError: there are too few prompts, the model is not for chats, or memory has no room for its training.
@@ -280,9 +276,7 @@ class Adapting:
 
     def _race(self, plan: Plan, adapter: Path) -> list[Result]:
         """All contenders on the prompts held out, at batch size 1."""
-        loaded = load_aloud(
-            self._base, self._reporter, dtype=self._dtype, device=default_device(), adapter=str(adapter)
-        )
+        loaded = with_adapter(self._loaded, adapter)
         entrants = [Entrant(one.name, loaded.model, fit(one.method, loaded, **one.options)) for one in CONTENDERS]
         prompts = self._chats.encoded([self._prompts[number] for number in plan.kept_back], self._source)
         race = Race(entrants, prompts, 1, _RACED_TOKENS, *self._chats.ends(loaded), LAPS)
