@@ -80,8 +80,7 @@ def _train(
     work = folder.with_name(folder.name + ".partial")
     tokenizer, model, started_from = weights_of(recipe, parent)
     data, measures = data_of(recipe, tokenizer, say)
-    steps = len(data) // recipe.budget.batch_size
-    arguments, fitting = arguments_of(recipe, steps, work)
+    arguments, fitting = arguments_of(recipe, len(data) // recipe.budget.batch_size, work)
     learner = LEARNERS[recipe.objective](recipe, tokenizer, model)
     nn.Module.to(model, arguments.device)  # the `Trainer` moves only what it trains
     meter = _Meter(data.tokens, progress, fitting)
@@ -111,7 +110,7 @@ def _train(
             recipe=asdict(recipe),
             provenance={**started, "processes": arguments.world_size, **(fitting.facts() if fitting else {})},
             parameters=parameters,
-            steps=steps,
+            steps=arguments.max_steps,
             tokens=data.tokens,
             seconds=meter.seconds,
             loss=meter.loss,
