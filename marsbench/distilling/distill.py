@@ -12,7 +12,7 @@ import json
 import random
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -184,8 +184,8 @@ def check_is_ours(out: Path) -> None:
 Answers = dict[tuple[int, int], Response]  # by prompt and sample, both from 0
 
 
-def _open_log(file: Path, settings: Mapping[str, Any]) -> tuple[Log[Response | dict[str, Any]], Answers]:
-    """The log of all answers, behind a first line that says how they come about; and those that are in it.
+def _open_log(file: Path, settings: Mapping[str, Any]) -> tuple[Callable[[Response], None], Answers]:
+    """What logs an answer, the first behind a line that says how all come about; and the answers that are logged.
 
     Raises:
         UserError: it holds answers that came about otherwise, or lines that are none.
@@ -196,17 +196,23 @@ def _open_log(file: Path, settings: Mapping[str, Any]) -> tuple[Log[Response | d
         mend="remove the line, and its prompt is answered again; without line 1, remove the file",
     )  # fmt: skip
     lines = log.records()
-    if not lines:
-        log.append({"settings": settings})
-        return log, {}
-    theirs = lines[0]["settings"] if isinstance(lines[0], dict) else {}
+    head: list[dict[str, Any]] = [] if lines else [{"settings": settings}]
+    answers = {(one.prompt, one.sample): one for one in lines if isinstance(one, Response)}
+
+    def add(answer: Response) -> None:
+        for record in (*head, vars(answer)):
+            log.append(record)
+        head.clear()
+        answers[answer.prompt, answer.sample] = answer
+
+    theirs = lines[0]["settings"] if lines and isinstance(lines[0], dict) else {}
     other = [f"{name} {theirs.get(name)}, not {value}" for name, value in settings.items() if theirs.get(name) != value]
-    if other:
+    if lines and other:
         raise UserError(
             f"the answers so far are of another run ({'; '.join(other)})", where=str(file),
             fix="type what was typed then, or choose another --out; removing this file gives its answers up",
         )  # fmt: skip
-    return log, {(one.prompt, one.sample): one for one in lines if isinstance(one, Response)}
+    return add, answers
 
 
 @contextmanager
@@ -272,8 +278,8 @@ class Distiller:
         asked, file = prompts[:limit], log_beside(out)
         with _alone_with(file):
             requests = self._requests(asked, source)
-            log, answers = _open_log(file, self._settings(prompts))
-            self._answer(requests, asked, log, answers)
+            add, answers = _open_log(file, self._settings(prompts))
+            self._answer(requests, asked, add, answers)
             reasons = {key: answers[key].left_out(keep_cut=keep_cut) for key in requests}
             written = [answers[key] for key in requests if reasons[key] is None]
             words = self._in_words(written, Counter(reasons.values()), len(asked) * self._samples - len(requests))
@@ -324,8 +330,8 @@ class Distiller:
         }
 
     def _answer(
-        self, requests: Mapping[tuple[int, int], Request], prompts: Sequence[list[Message]], log: Log[Any],
-        answers: Answers,
+        self, requests: Mapping[tuple[int, int], Request], prompts: Sequence[list[Message]],
+        add: Callable[[Response], None], answers: Answers,
     ) -> None:  # fmt: skip
         """Decode what has no answer yet, with a bar; every answer is logged as soon as its row is finished."""
         todo = [key for key in requests if key not in answers]
@@ -339,8 +345,7 @@ class Distiller:
             nonlocal done, tokens
             key, said = keys[index], generation.tokens
             text, spelling = self._chats.text(said), self._chats.spelling(said, prompts[key[0]])
-            answers[key] = Response(*key, text, generation.emitted, generation.finish == "eos", spelling)
-            log.append(vars(answers[key]))
+            add(Response(*key, text, generation.emitted, generation.finish == "eos", spelling))
             done, tokens = done + 1, tokens + generation.emitted
             bar.update(done, len(requests), f"{tokens / (time.perf_counter() - started):,.0f} tokens/s")
 
