@@ -7,6 +7,9 @@ anything else is a bug and keeps its traceback.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class UserError(Exception):
     """A mistake that the user can mend: what is wrong, where, and how to mend it."""
@@ -33,3 +36,14 @@ class NothingMeasured(UserError):
 def unknown_name(kind: str, name: str, known: list[str]) -> UserError:
     """The error for a name that no registry holds, with the names that it does hold."""
     return UserError(f"unknown {kind} {name!r}", fix=f"choose one of: {', '.join(known)}")
+
+
+@contextmanager
+def told_to_user(what: str, *kinds: type[Exception], where: object, fix: str) -> Iterator[None]:
+    """Within a `with` block, errors of some kinds are the user's to mend: `what` failed, and their own first line."""
+    try:
+        yield
+    except UserError:
+        raise
+    except kinds as error:
+        raise UserError(f"{what}: {next(iter(str(error).splitlines()), '')}", where=str(where), fix=fix) from error

@@ -31,7 +31,7 @@ def test_visibility_between_whole_streams_equals_the_golden_masks(golden: dict[s
         noisy_first = torch.tensor([[cell == "1" for cell in row] for row in entry["rows"]])
         clean_first = noisy_first.roll((length, length), (0, 1))
         position, noisy = torch.arange(length).repeat(2), torch.arange(2 * length) >= length
-        block = blocks_of_sequence(length, entry["block_size"]).repeat(2)
+        block = blocks_of_sequence(torch.ones(1, length), entry["block_size"])[0].repeat(2)
         assert torch.equal(stream_visibility(position, block, noisy, torch.zeros_like(noisy)), clean_first)
 
 
@@ -81,7 +81,7 @@ def test_a_row_costs_the_same_in_any_batch(golden: dict[str, Any], golden_models
 @given(st.lists(st.booleans(), min_size=1, max_size=24), st.integers(1, 8), st.booleans())
 def test_needs_noisy_copy_is_what_attention_says(response: list[bool], block_size: int, bidirectional: bool) -> None:
     """Guards against dropping the noisy copy of a token that could see a mask."""
-    block = blocks_of_sequence(len(response), block_size).unsqueeze(0)
+    block = blocks_of_sequence(torch.ones(1, len(response)), block_size)
     copied = needs_noisy_copy(torch.tensor([response]), block, bidirectional=bidirectional)[0]
     for at in range(len(response)):
         block = range(at // block_size * block_size, min(at // block_size * block_size + block_size, len(response)))
@@ -99,7 +99,7 @@ def test_blocks_of_responses_by_counting(response: list[bool], block_size: int) 
     counted = block_numbers(response, block_size, "response")
     assert blocks_of_responses(torch.tensor([response]), block_size).tolist() == [counted]
     if all(response):
-        assert blocks_of_sequence(len(response), block_size).tolist() == counted
+        assert blocks_of_sequence(torch.ones(1, len(response)), block_size)[0].tolist() == counted
 
 
 def block_numbers(response: list[bool], block_size: int, blocks_from: BlocksFrom) -> list[int]:

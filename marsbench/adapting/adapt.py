@@ -16,11 +16,11 @@ import torch
 
 from marsbench.answering import Answering
 from marsbench.decoding.generation import Request
-from marsbench.distilling.distill import Asking, Chats, Distiller
+from marsbench.distilling.distill import Chats, Distiller
 from marsbench.errors import UserError
 from marsbench.files import write_atomically
 from marsbench.forward.linear import reads_bf16
-from marsbench.methods.fitting import default_ids, fit
+from marsbench.methods.fitting import fit
 from marsbench.methods.settings import load_aloud
 from marsbench.presets import DEFAULT_BLOCK_SIZE, Preset
 from marsbench.progress import Reporter, roughly
@@ -34,8 +34,9 @@ from marsbench.running.training_cost import training_speed
 from marsbench.statistics.intervals import Estimate, median_ratio
 from marsbench.training.bases import ship
 from marsbench.training.chat_data import Message
-from marsbench.training.checkpoints import default_device
+from marsbench.training.checkpoints import default_device, with_adapter
 from marsbench.training.memory import at_hand
+from marsbench.training.stages import Recipe
 
 LAPS = 5  # of the race
 HELD_OUT_EVERY = 6  # of that many prompts one is held out, until there are enough
@@ -78,15 +79,14 @@ class Result(NamedTuple):
 def page_of(base: str, adapter: Path, dtype: torch.dtype, plan: Plan, results: Sequence[Result]) -> str:
     """One screen: what the adapter buys on this machine, with which settings, and the commands to use it."""
     best = max(results, key=lambda one: one.speed_up.value)
-    name = str(dtype).removeprefix("torch.")
-    options = best.contender.typed
-    on_it = f"--checkpoint {adapter} --dtype {name}"
+    name, options = best.contender.name, best.contender.options
+    kind = str(dtype).removeprefix("torch.")
+    on_it = f"--checkpoint {adapter} --dtype {kind}"
     fastest = (
-        f"{best.contender.name[0].upper()}{best.contender.name[1:]} is the fastest that gives the model's own tokens: "
-        f"{_printed(best.speed_up)} times as fast as `ar` at batch size 1 in {name}, with "
-        f"{best.tokens_per_forward:.2f} tokens per forward pass."
-        if best.contender.name != "ar"
-        else f"Nothing was faster than `ar` at batch size 1 in {name}: train longer (--hours), or on more prompts."
+        f"{name[0].upper()}{name[1:]} is the fastest that gives the model's own tokens: {_printed(best.speed_up)} "
+        f"times as fast as `ar` at batch size 1 in {kind}, with {best.tokens_per_forward:.2f} tokens per forward pass."
+        if name != "ar"
+        else f"Nothing was faster than `ar` at batch size 1 in {kind}: train longer (--hours), or on more prompts."
     )
     lines = [
         [
@@ -95,31 +95,30 @@ def page_of(base: str, adapter: Path, dtype: torch.dtype, plan: Plan, results: S
         ]
         for one in results
     ]  # fmt: skip
-    return (
-        paragraphs(
-            f"# An adapter for {base}",
-            fastest,
-            _agreement(results, plan),
-            table(["", "tokens/s over `ar`", "tokens/forward", "answers as `ar`'s"], lines),
-            f"Trained for {plan.steps:,} steps on the model's own answers to {plan.prompts - plan.held_out:,} prompts; "
-            f"raced on {plan.held_out} that training did not see, {LAPS} laps.",
-            "## Use it",
-            "\n".join([
-                "```console",
-                f"$ marsbench decode {on_it} {options} --prompt-ids prompts.jsonl --out out.jsonl",
-                f'$ marsbench show "A question of yours" {on_it} {options}',
-                f"$ marsbench serve {on_it} {_served(best.contender)}",
-                "```",
-            ]),
-        )
-        + "\n"
+    # A server knows fewer methods.
+    served = f"mars-verified --block-size {options['block_size']}" if "block_size" in options else "ar"
+    page = paragraphs(
+        f"# An adapter for {base}",
+        fastest,
+        _agreement(results, plan),
+        table(["", "tokens/s over `ar`", "tokens/forward", "answers as `ar`'s"], lines),
+        f"Trained for {plan.steps:,} steps on the model's own answers to {plan.prompts - plan.held_out:,} prompts; "
+        f"raced on {plan.held_out} that training did not see, {LAPS} laps.",
+        "## Use it",
+        "\n".join([
+            "```console",
+            f"$ marsbench decode {on_it} {best.contender.typed} --prompt-ids prompts.jsonl --out out.jsonl",
+            f'$ marsbench show "A question of yours" {on_it} {best.contender.typed}',
+            f"$ marsbench serve {on_it} --method {served}",
+            "```",
+        ]),
     )  # fmt: skip
+    return f"{page}\n"
 
 
 def _agreement(results: Sequence[Result], plan: Plan) -> str:
     """Whether anything was lost."""
-    gaps = [gap for one in results for gap in one.gaps]
-    asked = plan.held_out * len(results)
+    gaps, asked = [gap for one in results for gap in one.gaps], plan.held_out * len(results)
     if not gaps:
         return f"Nothing was lost: all {asked} answers have the tokens of `ar`."
     return (
@@ -135,12 +134,6 @@ def _printed(ratio: Estimate) -> str:
     return f"{ratio.value:.2f} [{ratio.interval.low:.2f}, {ratio.interval.high:.2f}]"
 
 
-def _served(contender: Contender) -> str:
-    """As `marsbench serve` takes them, which knows fewer methods."""
-    window = contender.options.get("block_size")
-    return f"--method mars-verified --block-size {window}" if window else "--method ar"
-
-
 STAGE = "base_gated_network"
 CONTENDERS = (
     Contender("ar", "", "ar", {}),
@@ -148,15 +141,12 @@ CONTENDERS = (
     *[
         Contender(f"masks, {layout}, W = {window}", "", "mars-verified", {"layout": layout, "block_size": window})
         for layout in ("linear", "groups")
-        for window in (3, DEFAULT_BLOCK_SIZE)
+        for window in (3, 4)
     ],
-    Contender(
-        "masks, two groups, W = 4", "", "mars-verified",
-        {"layout": "groups", "block_size": DEFAULT_BLOCK_SIZE, "groups": 2},
-    ),
+    Contender("masks, two groups, W = 4", "", "mars-verified", {"layout": "groups", "block_size": 4, "groups": 2}),
     Contender(
         "masks, linear, W = 4, and prompt lookup", "", "mars-lookup",
-        {"layout": "linear", "block_size": DEFAULT_BLOCK_SIZE, "draft_length": 4},
+        {"layout": "linear", "block_size": 4, "draft_length": 4},
     ),
 )  # fmt: skip
 _TOKENS, _RACED_TOKENS = 192, 96  # of an answer at most: to learn from, and in the race
@@ -176,12 +166,8 @@ class Adapting:
     def __init__(self, base: str, prompts: Sequence[list[Message]], source: Path, out: Path, scale: Preset) -> None:
         """Look at everything that could stand in the way.
 
-        Args:
-            base: checkpoint folder, hub name or the short name of a model that is fetched.
-            prompts: the turns before each answer.
-            source: the file that they were read from, one a line.
-            out: the folder of the outcome.
-            scale: batch size, learning rate and rank of the training.
+        `prompts` are the turns before each answer, one a line of `source`; `out` is the folder of the outcome, and
+        `scale` says how to train.
 
         Raises:
             UserError: there are too few prompts, the model is not for chats, or memory has no room for its training.
@@ -190,6 +176,7 @@ class Adapting:
             raise UserError(f"{len(prompts)} prompts are too few", where=str(source), fix=f"give {_FEWEST} or more")
         self._base = str(Path(base).resolve()) if Path(base).is_dir() else base
         self._prompts, self._source, self._out, self._scale = prompts, source, out, scale
+        self._workspace, self._answers = Workspace(out / "work", scale.scale), out / "answers.jsonl"
         self._reporter = Reporter()
         on_gpu = default_device() == "cuda"
         self._dtype = torch.bfloat16 if on_gpu or reads_bf16() else torch.float32
@@ -212,7 +199,8 @@ class Adapting:
             UserError: the time is too short for a training.
         """
         plan = self._plan(hours)
-        self._answer(plan)
+        asked = enumerate(self._prompts[: plan.prompts])
+        self._distil([turns for number, turns in asked if number not in plan.kept_back], self._answers)
         adapter = self._train(plan)
         results = self._race(plan, adapter)
         page = self._out / "README.md"
@@ -232,7 +220,7 @@ class Adapting:
         started = time.perf_counter()
         learned = self._distil(self._prompts[:_ROWS], self._out / "probe.jsonl")
         per_answer = (time.perf_counter() - started) / learned
-        probed = Checkpoints(self._run(_SHORTEST, self._out / "probe.jsonl")).recipe(STAGE, DEFAULT_BLOCK_SIZE)
+        _, probed = self._training(_SHORTEST, self._out / "probe.jsonl")
         per_step = max(training_speed(probed, _PROBED_STEPS).seconds)
         alone = self._seconds_alone() * len(CONTENDERS) * (LAPS + 2)
         left = 3600 * hours - (time.perf_counter() - started)
@@ -265,45 +253,33 @@ class Adapting:
 
     # ---- the steps ----
 
-    @property
-    def _answers(self) -> Path:
-        return self._out / "answers.jsonl"
-
-    def _answer(self, plan: Plan) -> None:
-        """The model's own answers to all prompts that are not held out."""
-        asked = enumerate(self._prompts[: plan.prompts])
-        self._distil([turns for number, turns in asked if number not in plan.kept_back], self._answers)
-
     def _distil(self, prompts: Sequence[list[Message]], out: Path) -> int:
         """Write the model's own answers; how many there are."""
-        distiller = Distiller(self._by_ar, Asking(_TOKENS), self._reporter)
-        return len(distiller.distill(prompts, self._source, out, keep_cut=True).written)
+        distiller = Distiller(self._by_ar, self._reporter, max_new_tokens=_TOKENS)
+        return distiller.distill(prompts, self._source, out, keep_cut=True)[0]
 
-    def _run(self, steps: int, answers: Path | None = None) -> Run:
-        scale = self._scale.adapted(base=self._base, chat_data=str(answers or self._answers), steps=steps)
-        return Run(scale, Workspace(self._out / "work", scale.scale), reporter=self._reporter)
+    def _training(self, steps: int, answers: Path) -> tuple[Checkpoints, Recipe]:
+        scale = self._scale.adapted(base=self._base, chat_data=str(answers), steps=steps)
+        checkpoints = Checkpoints(Run(scale, self._workspace, reporter=self._reporter))
+        return checkpoints, checkpoints.recipe(STAGE, DEFAULT_BLOCK_SIZE)
 
     def _train(self, plan: Plan) -> Path:
         """The folder of the adapter, trained and as it is handed on."""
-        target, run = self._out / "adapter", self._run(plan.steps)
+        target = self._out / "adapter"
         if not target.exists():
-            checkpoints = Checkpoints(run)
-            recipe = checkpoints.recipe(STAGE, DEFAULT_BLOCK_SIZE)
+            checkpoints, recipe = self._training(plan.steps, self._answers)
             checkpoints.train(recipe)
-            ship(run.workspace.checkpoint(recipe), target)
+            ship(self._workspace.checkpoint(recipe), target)
         return target
 
     # ---- the race ----
 
     def _race(self, plan: Plan, adapter: Path) -> list[Result]:
         """All contenders on the prompts held out, at batch size 1."""
-        loaded = load_aloud(
-            self._base, self._reporter, dtype=self._dtype, device=default_device(), adapter=str(adapter)
-        )
+        loaded = with_adapter(self._loaded, adapter)
         entrants = [Entrant(one.name, loaded.model, fit(one.method, loaded, **one.options)) for one in CONTENDERS]
-        ends, pad = default_ids(loaded)
         prompts = self._chats.encoded([self._prompts[number] for number in plan.kept_back], self._source)
-        race = Race(entrants, prompts, 1, _RACED_TOKENS, sorted({*ends, self._chats.end_id}), pad, LAPS)
+        race = Race(entrants, prompts, 1, _RACED_TOKENS, *self._chats.ends(loaded), LAPS)
         with self._reporter.bar("racing on the prompts held out") as bar:
             found = race.run(RoundLog(), bar.update)
         return [self._result(one, found, prompts) for one in CONTENDERS if found[one.name].status == "done"]

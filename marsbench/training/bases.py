@@ -5,34 +5,31 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
-from marsbench.errors import UserError
+from marsbench.errors import UserError, told_to_user
 from marsbench.training import checkpoints, records
 from marsbench.training.adapter_files import CONFIG, base_of, is_adapter
 
 
 def checked_base(folder: str) -> Path:
     """A shipped base's folder, once its weights are found to be those of its record; `UserError` otherwise."""
-    fix = "install marsbench again, or train everything anew with --from-scratch"
-    try:
-        record = records.finished(Path(folder))
-        whole = record is not None and record.weights == records.weights_hash(Path(folder))
-    except (OSError, ValueError, TypeError) as error:
-        raise UserError(f"the shipped base cannot be read: {error}", where=folder, fix=fix) from error
-    if record is None:
-        raise UserError("the shipped base is missing", where=folder, fix=fix)
-    if not whole:
-        raise UserError("the shipped base is damaged: its weights are not those of its record", where=folder, fix=fix)
-    return Path(folder)
+    place, fix = Path(folder), "install marsbench again, or train everything anew with --from-scratch"
+    with told_to_user("the shipped base cannot be read", OSError, ValueError, TypeError, where=folder, fix=fix):
+        record = records.finished(place)
+        if record is None:
+            raise UserError("the shipped base is missing", where=folder, fix=fix)
+        if record.weights != records.weights_hash(place):
+            said = "the shipped base is damaged: its weights are not those of its record"
+            raise UserError(said, where=folder, fix=fix)
+    return place
 
 
 def ship(trained: Path, target: Path) -> None:
@@ -58,9 +55,7 @@ def ship(trained: Path, target: Path) -> None:
         torch.nn.Module.to(loaded.model, torch.bfloat16)
         loaded.model.save_pretrained(partial)
         loaded.tokenizer.save_pretrained(partial)
-    shipped = replace(record, weights=records.weights_hash(partial))
-    (partial / records.RECORD).write_text(json.dumps(asdict(shipped), indent=1) + "\n", encoding="utf-8")
-    partial.rename(target)
+    records.publish(replace(record, weights=records.weights_hash(partial)), partial, target)
 
 
 if __name__ == "__main__":

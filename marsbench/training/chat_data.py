@@ -20,7 +20,7 @@ from typing import Any
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from marsbench.errors import UserError
+from marsbench.errors import UserError, told_to_user
 from marsbench.json_lines import read_objects
 from marsbench.locks import locked
 from marsbench.training.data import TrainingSequence, with_labels
@@ -49,6 +49,29 @@ def read_chat_data(source: str, tokenizer: PreTrainedTokenizerBase, max_length: 
     """
     local = source.endswith((".jsonl", ".json")) or Path(source).is_file()
     table = _from_file(Path(source)) if local else _from_hub(source)
+
+    def encoded(batch: dict[str, list[Any]], indices: Iterable[int]) -> dict[str, list[Any]]:
+        """A batch of rows as columns of token ids, labels and their counts; rows that teach nothing are left out."""
+        conversations = []
+        for index, turns in zip(indices, batch["messages"], strict=True):
+            try:
+                conversations.append(segments(tokenizer, text_turns(turns)))
+            except ValueError as error:
+                if local:
+                    where = f"{source}, line {index + 1}"
+                    raise UserError(str(error), where=where, fix="mend the conversation") from error
+        sequences = [
+            (one["input_ids"][:max_length], one["labels"][:max_length])
+            for one in with_labels(tokenizer, conversations)
+            if any(label != IGNORED for label in one["labels"][1:max_length])
+        ]
+        return {
+            "input_ids": [ids for ids, _ in sequences],
+            "labels": [labels for _, labels in sequences],
+            "length": [len(ids) for ids, _ in sequences],
+            "labelled": [sum(label != IGNORED for label in labels) for _, labels in sequences],
+        }
+
     # All that the tokenised rows depend on, this file included; their name in the cache.
     parts = [table._fingerprint, tokenizer.chat_template, tokenizer.eos_token, sorted(tokenizer.get_vocab().items())]
     parts += [max_length, Path(__file__).read_text(encoding="utf-8")]
@@ -56,45 +79,32 @@ def read_chat_data(source: str, tokenizer: PreTrainedTokenizerBase, max_length: 
     # A hub data set is tokenised once and kept; whichever process comes first does it, and the others wait for it.
     with nullcontext() if local else locked(Path(f"{table.cache_files[0]['filename']}.{key}.lock")):
         rows = table.map(
-            partial(_encoded, tokenizer=tokenizer, max_length=max_length, source=source, strict=local),
-            with_indices=True,
-            batched=True,
-            remove_columns=table.column_names,
-            num_proc=None if local else os.cpu_count(),
-            keep_in_memory=local,
-            new_fingerprint=key,
-        )
+            encoded, with_indices=True, batched=True, remove_columns=table.column_names,
+            num_proc=None if local else os.cpu_count(), keep_in_memory=local, new_fingerprint=key,
+        )  # fmt: skip
     if not len(rows):
-        raise UserError(
-            "no conversation has an assistant's turn to learn", where=source, fix="check the roles, or the max length"
-        )
+        fix = "check the roles, or the max length"
+        raise UserError("no conversation has an assistant's turn to learn", where=source, fix=fix)
     return ChatData(rows, list(rows["length"]), list(rows["labelled"]), len(table) - len(rows))
 
 
 def _from_file(file: Path) -> Any:
     from datasets import Dataset
 
-    rows = []
+    fix, rows = 'write {"messages": [{"role": "user", "content": "..."}, ...]} on one line', []
     for number, record in enumerate(read_objects(file, ["messages"]), 1):
-        try:
+        with told_to_user("this is no conversation", ValueError, where=f"{file}, line {number}", fix=fix):
             rows.append({"messages": text_turns(record["messages"])})
-        except ValueError as error:
-            fix = 'write {"messages": [{"role": "user", "content": "..."}, ...]} on one line'
-            raise UserError(str(error), where=f"{file}, line {number}", fix=fix) from error
     return Dataset.from_list(rows)
 
 
 def _from_hub(name: str) -> Any:
     from datasets import load_dataset
 
-    try:
+    # It raises a dozen kinds of errors: no network, no such data set, no access, a broken file.
+    fix = "check the name and the network, or give a JSON Lines file: --chat-data FILE.jsonl"
+    with told_to_user("the chat data cannot be fetched", Exception, where=name, fix=fix):
         table = load_dataset(name, split="train")
-    except Exception as error:  # a dozen kinds: no network, no such data set, no access, a broken file
-        raise UserError(
-            f"the chat data cannot be fetched: {str(error).splitlines()[0]}",
-            where=name,
-            fix="check the name and the network, or give a JSON Lines file: --chat-data FILE.jsonl",
-        ) from error
     if "messages" not in table.column_names:
         raise UserError("no column messages", where=name, fix="choose a data set of conversations")
     return table
@@ -112,36 +122,6 @@ def text_turns(turns: Any, which: str = "message {}") -> list[Message]:
             known = ", ".join(ROLES)
             raise ValueError(f"{which.format(number)} has the unknown role {turn['role']!r}; known: {known}")
     return [{"role": turn["role"], "content": turn["content"]} for turn in turns]
-
-
-def _encoded(
-    batch: dict[str, list[Any]],
-    indices: Iterable[int],
-    *,
-    tokenizer: PreTrainedTokenizerBase,
-    max_length: int,
-    source: str,
-    strict: bool,
-) -> dict[str, list[Any]]:
-    """A batch of rows as columns of token ids, labels and their counts; rows that teach nothing are left out."""
-    conversations = []
-    for index, turns in zip(indices, batch["messages"], strict=True):
-        try:
-            conversations.append(segments(tokenizer, text_turns(turns)))
-        except ValueError as error:
-            if strict:
-                raise UserError(str(error), where=f"{source}, line {index + 1}", fix="mend the conversation") from error
-    sequences = [
-        (one["input_ids"][:max_length], one["labels"][:max_length])
-        for one in with_labels(tokenizer, conversations)
-        if any(label != IGNORED for label in one["labels"][1:max_length])
-    ]
-    return {
-        "input_ids": [ids for ids, _ in sequences],
-        "labels": [labels for _, labels in sequences],
-        "length": [len(ids) for ids, _ in sequences],
-        "labelled": [sum(label != IGNORED for label in labels) for _, labels in sequences],
-    }
 
 
 def segments(tokenizer: PreTrainedTokenizerBase, messages: list[Message]) -> list[tuple[str, bool]]:

@@ -22,14 +22,14 @@ from transformers import (
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from marsbench import hub
-from marsbench.errors import UserError
+from marsbench.errors import UserError, told_to_user
 from marsbench.fetching import models as fetchable
 from marsbench.fetching.fetch import fetch
 from marsbench.forward.adapter import Adapted, Adapter, parted
 from marsbench.progress import Reporter
 from marsbench.training.adapter_files import SHIPPED, base_of, is_adapter, read_adapter, read_head
 from marsbench.training.medusa import MedusaHeads
-from marsbench.training.records import TrainingRecord, finished, weights_hash
+from marsbench.training.records import finished, weights_hash
 from marsbench.training.stages import BLOCKWISE, STAGES
 
 _NEEDED = ("*.json", "*.safetensors", "*.txt", "*.jinja", "*.model")  # files of a hub checkpoint that are loaded
@@ -53,11 +53,8 @@ class Loaded:
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The tokenizer; `UserError` for a checkpoint without one."""
         if self.own_tokenizer is None:
-            raise UserError(
-                "the checkpoint has no tokenizer.json",
-                where=str(self.model.name_or_path),
-                fix="copy it from the checkpoint it was made of",
-            )
+            where, fix = str(self.model.name_or_path), "copy it from the checkpoint it was made of"
+            raise UserError("the checkpoint has no tokenizer.json", where=where, fix=fix)
         return self.own_tokenizer
 
     @property
@@ -65,10 +62,8 @@ class Loaded:
         """The id of `<|mask|>`, None for a tokenizer without one."""
         if self.own_tokenizer is None:
             return None
-        mask: int | None = self.tokenizer.mask_token_id
-        if mask is None:
-            mask = self.tokenizer.get_vocab().get("<|mask|>")
-        return mask
+        mask: int | None = self.own_tokenizer.mask_token_id
+        return self.own_tokenizer.get_vocab().get("<|mask|>") if mask is None else mask
 
     @property
     def origin(self) -> dict[str, str]:
@@ -155,62 +150,46 @@ def _load(
     if not (folder.is_absolute() or folder.exists() or str(path).startswith(".")):
         folder = _fetched(str(path))
     _check_folder(folder, needs_tokenizer)
-    try:
+    # transformers and safetensors raise a dozen kinds of errors for a file cut short.
+    fix = "a file may be cut short; copy or train it again"
+    with told_to_user("the checkpoint cannot be loaded", Exception, where=path, fix=fix):
         config, renamed = _config(folder)
         opened: Any = AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=dtype, output_loading_info=True)
         model: PreTrainedModel = opened[0]
         torch.nn.Module.to(model, device).eval()  # type: ignore[no-untyped-call]
-        tokenizer = (
-            AutoTokenizer.from_pretrained(folder, config=config) if (folder / "tokenizer.json").is_file() else None
-        )
-    except Exception as error:  # transformers and safetensors raise a dozen kinds for a file cut short
-        raise UserError(
-            f"the checkpoint cannot be loaded: {str(error).splitlines()[0]}",
-            where=str(path),
-            fix="a file may be cut short; copy or train it again",
-        ) from error
+        has_tokenizer = (folder / "tokenizer.json").is_file()
+        tokenizer = AutoTokenizer.from_pretrained(folder, config=config) if has_tokenizer else None
     if unfit := sorted([*opened[1]["missing_keys"], *(opened[1]["unexpected_keys"] if renamed else [])]):
         raise UserError(
-            f"the weights do not fit a {type(model).__name__}: {', '.join(unfit[:3])}",
-            where=str(path),
+            f"the weights do not fit a {type(model).__name__}: {', '.join(unfit[:3])}", where=str(path),
             fix="choose a checkpoint of an architecture that transformers knows",
-        )
+        )  # fmt: skip
     if (head := read_head(folder)) is not None:
         nothing = torch.zeros(model.config.get_text_config().hidden_size)  # what acts on masks is the head alone
         model = cast(PreTrainedModel, Adapted(model, Adapter(nothing, {}, head)))
-    record = finished(folder)
     heads = MedusaHeads.load(folder, dtype=dtype, device=device)
-    trained_by = str(record.recipe["stage"]) if record else stage
-    weights = record.weights if record else weights_hash(folder)
-    return Loaded(model, tokenizer, weights, trained_by, heads, _base(folder, record))
-
-
-def _base(folder: Path, record: TrainingRecord | None) -> str | None:
-    if record is not None:
-        pretrained = record.recipe["pretrained"]
-        return str(pretrained["base"]) if pretrained else None
-    fetched = folder / fetchable.RECORD
-    return str(json.loads(fetched.read_text(encoding="utf-8"))["name"]) if fetched.is_file() else None
+    if record := finished(folder):
+        stage, base = str(record.recipe["stage"]), (record.recipe["pretrained"] or {}).get("base")
+    else:
+        fetched = folder / fetchable.RECORD
+        base = json.loads(fetched.read_text(encoding="utf-8"))["name"] if fetched.is_file() else None
+    return Loaded(model, tokenizer, record.weights if record else weights_hash(folder), stage, heads, base)
 
 
 def _fetched(name: str) -> Path:
+    """The folder of a model of `fetching`, or of a hub checkpoint."""
     if fetchable.is_known(name):
         return fetch(name, Reporter().say)
     try:
         with hub.from_cache_if_out_of_reach():
             return Path(snapshot_download(name, allow_patterns=list(_NEEDED)))
     except Exception as error:  # a dozen kinds: no network, no such checkpoint, no access, no valid name
+        what = f"the checkpoint cannot be loaded: {str(error).splitlines()[0]}"
+        fix = "the folder or hub name may be wrong, or access to it not granted; check both"
         if hub.out_of_reach():
-            raise UserError(
-                "there is no such folder, no copy of a hub checkpoint of that name, and the hub cannot be reached",
-                where=name,
-                fix="check the name and the network",
-            ) from error
-        raise UserError(
-            f"the checkpoint cannot be loaded: {str(error).splitlines()[0]}",
-            where=name,
-            fix="the folder or hub name may be wrong, or access to it not granted; check both",
-        ) from error
+            what = "there is no such folder, no copy of a hub checkpoint of that name, and the hub cannot be reached"
+            fix = "check the name and the network"
+        raise UserError(what, where=name, fix=fix) from error
 
 
 def _config(folder: Path) -> tuple[PreTrainedConfig, bool]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from typing import NotRequired, TypedDict
 
 import torch
@@ -36,20 +36,48 @@ def chat_prompt(tokenizer: PreTrainedTokenizerBase, question: str) -> str:
 
 
 def conversations(
-    tokenizer: PreTrainedTokenizerBase, count: int, seed: int, level: world.Difficulty = world.USUAL
+    tokenizer: PreTrainedTokenizerBase, count: int, seed: int, level: world.Difficulty
 ) -> list[TrainingSequence]:
     """Question and answer in the chat template; only the answer and its EOS are labelled."""
-    return _answered(tokenizer, islice(world.conversations(_CHAT_SEED + seed, level), count))
+    return _learned(tokenizer, _chats(tokenizer, _CHAT_SEED + seed, level), count)
 
 
-def _answered(tokenizer: PreTrainedTokenizerBase, drawn: Iterable[world.Example]) -> list[TrainingSequence]:
-    return _learned(tokenizer, ((chat_prompt(tokenizer, one.prompt), one.response) for one in drawn))
+def plain_text(
+    tokenizer: PreTrainedTokenizerBase, count: int, seed: int, level: world.Difficulty
+) -> list[TrainingSequence]:
+    """Texts of the world, every token labelled."""
+    return _learned(tokenizer, (("", text) for text in world.corpus(_TEXT_SEED + seed, level)), count)
 
 
-def _learned(tokenizer: PreTrainedTokenizerBase, pairs: Iterable[tuple[str, str]]) -> list[TrainingSequence]:
-    """What is read, and what is learned with an EOS behind it."""
+def solved_text(
+    tokenizer: PreTrainedTokenizerBase, count: int, seed: int, level: world.Difficulty
+) -> list[TrainingSequence]:
+    """Texts of the world, problems not labelled."""
+    return _learned(tokenizer, world.texts(_TEXT_SEED + seed, level), count)
+
+
+def instruct_data(
+    tokenizer: PreTrainedTokenizerBase, count: int, seed: int, level: world.Difficulty
+) -> list[TrainingSequence]:
+    """What an instruct base learns from: plain text and conversations in turn, none that fine-tuning will meet.
+
+    Only what follows a problem is labelled, in plain text as well: problems are drawn at random, and a model that is to
+    foresee them learns to copy from them much later (see the trials on the page of the regime).
+    """
+    in_turn = zip(world.texts(_TEXT_SEED + seed, level), _chats(tokenizer, _BASE_CHAT_SEED + seed, level), strict=False)
+    return _learned(tokenizer, chain.from_iterable(in_turn), count)
+
+
+def _chats(tokenizer: PreTrainedTokenizerBase, seed: int, level: world.Difficulty) -> Iterator[tuple[str, str]]:
+    return ((chat_prompt(tokenizer, one.prompt), one.response) for one in world.conversations(seed, level))
+
+
+def _learned(
+    tokenizer: PreTrainedTokenizerBase, pairs: Iterable[tuple[str, str]], count: int
+) -> list[TrainingSequence]:
+    """The first of endless pairs: what is read, and what is learned with an EOS behind it."""
     end = tokenizer.eos_token
-    return with_labels(tokenizer, [[(read, False), (said + end, True)] for read, said in pairs])
+    return with_labels(tokenizer, [[(read, False), (said + end, True)] for read, said in islice(pairs, count)])
 
 
 def with_labels(
@@ -67,34 +95,6 @@ def with_labels(
             labels += piece if learned else [IGNORED] * len(piece)
         found.append({"input_ids": ids, "labels": labels})
     return found
-
-
-def plain_text(
-    tokenizer: PreTrainedTokenizerBase, count: int, seed: int, level: world.Difficulty = world.USUAL
-) -> list[TrainingSequence]:
-    """Texts of the world, every token labelled."""
-    return _learned(tokenizer, (("", text) for text in islice(world.corpus(_TEXT_SEED + seed, level), count)))
-
-
-def solved_text(
-    tokenizer: PreTrainedTokenizerBase, count: int, seed: int, level: world.Difficulty = world.USUAL
-) -> list[TrainingSequence]:
-    """Texts of the world, problems not labelled."""
-    return _learned(tokenizer, islice(world.texts(_TEXT_SEED + seed, level), count))
-
-
-def instruct_data(
-    tokenizer: PreTrainedTokenizerBase, count: int, seed: int, level: world.Difficulty = world.USUAL
-) -> list[TrainingSequence]:
-    """What an instruct base learns from: plain text and conversations in turn, none that fine-tuning will meet.
-
-    Only what follows a problem is labelled, in plain text as well: problems are drawn at random, and a model that is to
-    foresee them learns to copy from them much later (see the trials on the page of the regime).
-    """
-    texts = solved_text(tokenizer, (count + 1) // 2, seed, level)
-    chats = _answered(tokenizer, islice(world.conversations(_BASE_CHAT_SEED + seed, level), count // 2))
-    mixed = [sequence for pair in zip(texts, chats, strict=False) for sequence in pair]
-    return [*mixed, *texts[len(chats) :]]
 
 
 def lengths(sequences: Sequence[TrainingSequence], *, noisy: bool) -> list[int]:

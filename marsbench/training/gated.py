@@ -46,7 +46,11 @@ class GatedAdapter(nn.Module):
     def __init__(self, model: PreTrainedModel, rank: int, head: HeadKind = "none") -> None:
         super().__init__()
         self._model = (model,)  # in a tuple, so that it is neither moved, saved nor trained with this
-        layers = linear_layers(model)
+        decoder: nn.Module = model.get_decoder()  # type: ignore[no-untyped-call]
+        layers = {name: layer for name, layer in decoder.named_modules() if isinstance(layer, nn.Linear)}
+        if not layers:
+            what = f"{type(model).__name__} has no plain linear layers for an adapter to act on"
+            raise UserError(what, fix="choose another base")
         self._names = list(layers)
         self.vector = nn.Parameter(torch.zeros(model.config.get_text_config().hidden_size))
         self.downs = nn.ParameterList(torch.empty(rank, layer.in_features) for layer in layers.values())
@@ -73,17 +77,6 @@ class GatedAdapter(nn.Module):
             return self.frozen(**inputs)
 
 
-def linear_layers(model: PreTrainedModel) -> dict[str, nn.Linear]:
-    """The linear layers of a model's decoder by name; the LM head is none of them."""
-    decoder: nn.Module = model.get_decoder()  # type: ignore[no-untyped-call]
-    found = {name: layer for name, layer in decoder.named_modules() if isinstance(layer, nn.Linear)}
-    if not found:
-        raise UserError(
-            f"{type(model).__name__} has no plain linear layers for an adapter to act on", fix="choose another base"
-        )
-    return found
-
-
 def gated_loss(
     adapter: nn.Module,
     input_ids: Tensor,
@@ -100,16 +93,8 @@ def gated_loss(
     it, which sees all earlier blocks, clean, and the masks of its own. As in decoding. A draft head is told the true
     token before the predicted one; a part of the masks, drawn anew each time, goes without it.
 
-    Args:
-        adapter: a `GatedAdapter` (or a distributed wrapper around one).
-        input_ids: integer [N, L], padded on the right.
-        labels: integer [N, L], -100 on prompt and padding.
-        model: the frozen model below the adapter.
-        block_size: B, in tokens.
-        mask_token_id: the id that stands in for response tokens.
-
-    Returns:
-        Scalar tensor.
+    `adapter` is a `GatedAdapter` (or a distributed wrapper around one), `model` the frozen one below it, `block_size` B
+    in tokens, `mask_token_id` what stands in for response tokens; all else is as in `objectives`.
     """
     response = labels != IGNORED
     ahead = torch.randint(block_size, (len(labels), 1)).to(labels.device)

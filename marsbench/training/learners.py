@@ -39,7 +39,7 @@ class Learner:
         return ar_loss(trained, **batch)
 
     def end(self) -> None:
-        """Training has ended, and what it leaves is about to be saved."""
+        """Tidy up before the `Trainer` saves."""
 
     def save(self, folder: Path, base: str) -> None:
         """Write what the `Trainer` does not; `base` is where the model lies, as seen from the checkpoint."""

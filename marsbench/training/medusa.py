@@ -55,14 +55,8 @@ class MedusaHeads(nn.Module):
 def medusa_loss(heads: nn.Module, input_ids: Tensor, labels: Tensor, *, backbone: PreTrainedModel) -> Tensor:
     """Cross-entropy of every head at every labelled token it can guess, head k weighted by 0.8^k.
 
-    Args:
-        heads: a `MedusaHeads` (or a distributed wrapper around one).
-        input_ids: integer [N, L], padded on the right.
-        labels: integer [N, L], -100 where there is nothing to learn.
-        backbone: the frozen model below the heads.
-
-    Returns:
-        Scalar tensor.
+    `heads` are `MedusaHeads` (or a distributed wrapper around some) above a frozen `backbone`; batches are as in
+    `objectives`. A scalar tensor.
     """
     total = torch.zeros((), device=input_ids.device)
     for head, (logits, targets) in enumerate(_guesses(heads, input_ids, labels, backbone)):

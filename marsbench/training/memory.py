@@ -102,16 +102,11 @@ def pieces(batch: Batch, most: int, *, noisy: bool) -> list[Batch]:
     sizes, found, first = row_sizes(batch["labels"], noisy=noisy).tolist(), list[Batch](), 0
     for end in range(1, len(sizes) + 1):
         if end == len(sizes) or max(sizes[first : end + 1]) * (end + 1 - first) > most:
-            found.append(_rows(batch, first, end))
+            rows = {name: values[first:end] for name, values in batch.items()}
+            width = int(row_sizes(rows["labels"], noisy=False).max())
+            found.append({name: values[:, :width] if values.dim() == 2 else values for name, values in rows.items()})
             first = end
     return found
-
-
-def _rows(batch: Batch, first: int, end: int) -> Batch:
-    width = int(row_sizes(batch["labels"][first:end], noisy=False).max())
-    return {
-        name: values[first:end, :width] if values.dim() == 2 else values[first:end] for name, values in batch.items()
-    }
 
 
 # ---- what is free, what is held --------------------------------------------------------------------------------------

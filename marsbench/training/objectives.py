@@ -1,15 +1,17 @@
 """The three training objectives: AR, MARS and block diffusion.
 
-All three share one convention: `labels` are -100 on prompt and padding, and the tokens themselves on the response; the
-loss is the mean over a sequence's labelled tokens, then the mean over the batch (the authors' normalisation). Logits
-are taken only where there is a label.
+All of them, and those of heads and adapters elsewhere, share one convention. The model is a causal language model of
+transformers, or a distributed wrapper around one. `input_ids`, integer [N, L], are padded on the right; `labels`,
+integer [N, L], are -100 on prompt and padding, and the tokens themselves on the response. The loss is the mean over a
+sequence's labelled tokens, then the mean over the batch (the authors' normalisation), a scalar tensor. Logits are taken
+only where there is a label.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -46,27 +48,8 @@ class MarsLoss:
     ar: Tensor
 
 
-class _Streams(NamedTuple):
-    """A batch with both streams in one row: the clean tokens that matter, then the noisy copies; S entries a row."""
-
-    input_ids: Tensor  # [N, S]
-    position: Tensor  # [N, S]
-    visible: Tensor  # bool [N, S, S]
-    clean_at: Tensor  # [N, L], where a clean token stands in its row
-    noisy_at: Tensor  # [N, L], where its noisy copy stands, if it has one
-
-
 def ar_loss(model: nn.Module, input_ids: Tensor, labels: Tensor) -> Tensor:
-    """Next-token cross-entropy over the labelled tokens.
-
-    Args:
-        model: a causal language model of transformers (or a distributed wrapper around one).
-        input_ids: integer [N, L], padded on the right.
-        labels: integer [N, L], -100 where there is nothing to learn.
-
-    Returns:
-        Scalar tensor.
-    """
+    """Next-token cross-entropy over the labelled tokens."""
     row, column = _labelled(labels)
     nll = nll_at(model, row, column - 1, labels[row, column], input_ids=input_ids)
     return mean_over_rows(nll, row, len(labels))
@@ -98,9 +81,7 @@ def mars_loss(
     others from B - 1 masks.
 
     Args:
-        model: a causal language model of transformers (or a distributed wrapper around one).
-        input_ids: integer [N, L], padded on the right.
-        labels: integer [N, L], -100 on prompt and padding.
+        model, input_ids, labels: as the module says.
         block_size: B, in tokens.
         mask_token_id: the id that stands in for response tokens in the noisy stream.
         ar_weight: weight of the clean stream's AR term; 0 is the paper's "w/o SFT loss", cleanly ablated.
@@ -113,24 +94,25 @@ def mars_loss(
     # The last labelled token is only ever predicted: neither it nor anything after it need enter the model.
     enters = _up_to_last(response).roll(-1, 1)
     enters[:, -1] = False
-    block = _blocks(response, block_size, blocks_from)
+    block = (blocks_of_responses if blocks_from == "response" else blocks_of_sequence)(response, block_size)
     copied = needs_noisy_copy(response, block)
     if alignment == "paper":
         # The last mask of a block predicts nothing, and no other mask sees it.
         copied &= block == block.roll(-1, 1)
-    streams = _streams(input_ids, input_ids.masked_fill(response, mask_token_id), enters, copied, block)
+    noise = input_ids.masked_fill(response, mask_token_id)
+    inputs, clean_at, noisy_at = _streams(model, input_ids, noise, enters, copied, block)
     row, column = _labelled(labels)
     from_copy = copied[row, column - 1]
     # The clean logits serve the AR term everywhere and the mask term where there is no noisy copy.
     from_clean = torch.ones_like(from_copy) if ar_weight else ~from_copy
-    clean_at, noisy_at = (at[row, column - 1] for at in (streams.clean_at, streams.noisy_at))
+    clean_at, noisy_at = (at[row, column - 1] for at in (clean_at, noisy_at))
     at = torch.cat([clean_at[from_clean], noisy_at[from_copy]])
     rows, targets, before = (
         torch.cat([one[from_clean], one[from_copy]]) for one in (row, labels[row, column], input_ids[row, column - 1])
     )
     clean = int(from_clean.sum())
     at_mask = torch.arange(len(rows), device=rows.device) >= clean
-    nll = nll_at(model, rows, at, targets, **by_head(head, model, before, at_mask), **_inputs(model, streams))
+    nll = nll_at(model, rows, at, targets, **by_head(head, model, before, at_mask), **inputs)
     clean_nll = nll.new_zeros(len(row)).masked_scatter(from_clean, nll[:clean])
     mask_nll = clean_nll.masked_scatter(from_copy, nll[clean:])
     mask = mean_over_rows(mask_nll, row, len(labels), weight)
@@ -145,51 +127,46 @@ def block_diffusion_loss(
 
     Every sequence draws t ~ U(0.05, 1) from torch's generator, masks each response token with probability t, and weighs
     the cross-entropy of the masked tokens by 1/t. Each masked token is predicted from its own position, or `shifted`
-    from the one before it: in the noisy stream, and for the first token of a block in the clean one.
-
-    Args: as for `mars_loss`.
-
-    Returns:
-        Scalar tensor.
+    from the one before it: in the noisy stream, and for the first token of a block in the clean one. The rest is as for
+    `mars_loss`.
     """
     response = labels != IGNORED
     noise_level = torch.empty(len(labels), 1, device=labels.device).uniform_(0.05, 1.0)
     masked = response & (torch.rand(labels.shape, device=labels.device) < noise_level)
     noise = input_ids.masked_fill(masked, mask_token_id)
-    enters = _up_to_last(response)
-    block = _blocks(response, block_size, "sequence")
+    block = blocks_of_sequence(response, block_size)
     copied = needs_noisy_copy(response, block, bidirectional=True)
-    streams = _streams(input_ids, noise, enters, copied, block, bidirectional=True)
+    enters = _up_to_last(response)
+    inputs, clean_at, noisy_at = _streams(model, input_ids, noise, enters, copied, block, bidirectional=True)
     row, column = masked.nonzero(as_tuple=True)
-    at = streams.noisy_at[row, column]
+    at = noisy_at[row, column]
     if shifted:
         begins = block[row, column] != block[row, column - 1]
-        at = torch.where(begins, streams.clean_at[row, column - 1], streams.noisy_at[row, column - 1])
-    nll = nll_at(model, row, at, labels[row, column], **_inputs(model, streams))
+        at = torch.where(begins, clean_at[row, column - 1], noisy_at[row, column - 1])
+    nll = nll_at(model, row, at, labels[row, column], **inputs)
     weighted = nll / noise_level[row, 0]
     tokens = response.sum(1).clamp(min=1)
     return torch.zeros(len(labels), device=labels.device).index_add(0, row, weighted).div(tokens).mean()
 
 
-def _blocks(response: Tensor, block_size: int, blocks_from: BlocksFrom) -> Tensor:
-    """The block of each token, integer [N, L], for bool `response` [N, L]."""
-    if blocks_from == "response":
-        return blocks_of_responses(response, block_size)
-    return blocks_of_sequence(response.shape[1], block_size).to(response.device).expand_as(response)
-
-
 def _streams(
-    clean: Tensor, noise: Tensor, enters: Tensor, copied: Tensor, block: Tensor, *, bidirectional: bool = False
-) -> _Streams:
-    """Lay the clean tokens that enter the model and the noisy copies of those that need one side by side.
+    model: nn.Module, clean: Tensor, noise: Tensor, enters: Tensor, copied: Tensor, block: Tensor, *,
+    bidirectional: bool = False,
+) -> tuple[dict[str, Any], Tensor, Tensor]:  # fmt: skip
+    """Both streams in one row: the clean tokens that enter the model, then the noisy copies of those that need one.
 
     Args:
+        model: what they go through.
         clean: integer [N, L], the tokens as they are.
         noise: integer [N, L], the tokens of the noisy stream.
         enters: bool [N, L], which tokens matter to the loss at all.
         copied: bool [N, L], which of them need a noisy copy.
         block: integer [N, L], the block of each token.
         bidirectional: let tokens of one block and stream see each other both ways.
+
+    Returns:
+        keyword arguments of a transformers model, S entries a row; and integer [N, L], where a clean token stands in
+        its row, and where its noisy copy does, if it has one.
     """
     length = clean.shape[1]
     wanted = torch.cat([enters, enters & copied], dim=1)
@@ -202,23 +179,18 @@ def _streams(
     # Nobody looks at filler but filler itself, which must see something.
     entry = torch.arange(source.shape[1], device=clean.device)
     visible &= (entry < counts).unsqueeze(1) | (entry == entry.unsqueeze(1))
-    stands_at = wanted.cumsum(1) - 1
-    input_ids = torch.cat([clean, noise], dim=1).gather(1, source)
-    return _Streams(input_ids, position, visible, stands_at[:, :length], stands_at[:, length:])
+    inputs = {
+        "input_ids": torch.cat([clean, noise], dim=1).gather(1, source),
+        "position_ids": position,
+        "attention_mask": additive_mask(visible, next(model.parameters()).dtype),
+    }
+    clean_at, noisy_at = torch.split(wanted.cumsum(1) - 1, length, dim=1)
+    return inputs, clean_at, noisy_at
 
 
 def _up_to_last(marked: Tensor) -> Tensor:
     """bool [N, L]: everything up to and with the last marked token of a row."""
     return marked.int().flip(1).cummax(1).values.flip(1).bool()
-
-
-def _inputs(model: nn.Module, streams: _Streams) -> dict[str, Any]:
-    """The streams as keyword arguments of a transformers model."""
-    return {
-        "input_ids": streams.input_ids,
-        "position_ids": streams.position,
-        "attention_mask": additive_mask(streams.visible, next(model.parameters()).dtype),
-    }
 
 
 def _labelled(labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -274,7 +246,7 @@ def nll_at(
     head_is_last = _kind(getattr(alone, "frozen", alone)) in _HEAD_IS_LAST and type(head) is nn.Linear
     entries = max(1, most_logits(row.device) // head.out_features)
     chunked = head_is_last and len(row) > entries
-    code, after = (None, None) if more is None else more
+    code, after = more or (None, None)
 
     def pick(_: nn.Module, arguments: tuple[Tensor, ...]) -> tuple[Tensor]:
         states = arguments[0][row, column]
@@ -294,7 +266,7 @@ def nll_at(
     finally:
         picking.remove()
         vars(head).pop("forward", None)
-    return found if chunked else _nll(_with_more(found, code, after), targets)
+    return found if chunked else _nll(found, targets, code, after)
 
 
 def _kind(model: nn.Module) -> type[nn.Module]:
@@ -303,23 +275,19 @@ def _kind(model: nn.Module) -> type[nn.Module]:
 
 
 def most_logits(device: torch.device) -> int:
-    """Logits that are held at once on a device."""
     return MOST_LOGITS_ON_CUDA if device.type == "cuda" else MOST_LOGITS
 
 
 def _nll_of_chunk(
     hidden: Tensor, targets: Tensor, code: Tensor | None, after: Tensor | None, weight: Tensor, bias: Tensor | None
 ) -> Tensor:
-    return _nll(_with_more(F.linear(hidden, weight, bias), code, after), targets)
+    return _nll(F.linear(hidden, weight, bias), targets, code, after)
 
 
-def _with_more(logits: Tensor, code: Tensor | None, after: Tensor | None) -> Tensor:
-    """Logits [n, V] and the product of [n, r] and [V, r], where there is one."""
-    return logits if code is None or after is None else logits + code @ after.T
-
-
-def _nll(logits: Tensor, targets: Tensor) -> Tensor:
-    """Negative log-likelihood [n] in fp32."""
+def _nll(logits: Tensor, targets: Tensor, code: Tensor | None, after: Tensor | None) -> Tensor:
+    """Negative log-likelihood [n] in fp32 by logits [n, V], to which a draft head may add [n, r] times [V, r]."""
+    if code is not None and after is not None:
+        logits = logits + code @ after.T
     return F.cross_entropy(logits.float(), targets, reduction="none")
 
 

@@ -12,8 +12,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from marsbench.training.stages import Recipe
-
 RECORD = "marsbench.json"
 
 
@@ -43,9 +41,8 @@ def finished(folder: Path) -> TrainingRecord | None:
         return None
 
 
-def publish(folder: Path, target: Path, recipe: Recipe, **facts: Any) -> None:
-    """Write the record into a folder that holds model and tokenizer, and move it to its place in one step."""
-    record = TrainingRecord(key=recipe.key, recipe=asdict(recipe), weights=weights_hash(folder), **facts)
+def publish(record: TrainingRecord, folder: Path, target: Path) -> None:
+    """Write a record into the folder that it is about, and move that to its place in one step."""
     (folder / RECORD).write_text(json.dumps(asdict(record), indent=1) + "\n", encoding="utf-8")
     folder.rename(target)
 
@@ -55,6 +52,5 @@ def weights_hash(folder: Path) -> str:
     digest = hashlib.sha256()
     for file in sorted(folder.glob("*.safetensors")):
         with file.open("rb") as stream:
-            while chunk := stream.read(1 << 20):
-                digest.update(chunk)
+            hashlib.file_digest(stream, lambda: digest)
     return digest.hexdigest()

@@ -33,9 +33,6 @@ class MarsVariant:
     weighs_by_timestep: bool = False
 
 
-RELEASED = MarsVariant()
-
-
 @dataclass(frozen=True)
 class Stage:
     """One step of the training path."""
@@ -46,7 +43,7 @@ class Stage:
     plain_text: bool = False  # learns from the world's plain text instead of conversations
     passes: int = 1  # times over the data
     ar_weight: float = 1.0  # weight of the AR term in the MARS loss
-    variant: MarsVariant = RELEASED  # of MARS training, where paper and released code differ
+    variant: MarsVariant = MarsVariant()  # of MARS training, where paper and released code differ
     draft: bool = False  # trains the scale's small model, the draft of speculative decoding
     share: float = 1.0  # of the budget's steps
     adapters_rate: bool = False  # at the learning rate of the scale's adapter
@@ -58,8 +55,22 @@ class Stage:
 _AS_DECODED = MarsVariant(alignment="paper", blocks_from="response", fills_with_eos=False)
 
 
-def _gated(summary: str, parent: str, **others: Any) -> Stage:
+def _mars(summary: str, parent: str = "ar_sft", **others: Any) -> Stage:
+    return Stage(summary, parent, "mars", **others)
+
+
+def _gated(summary: str, parent: str = "ar_sft", **others: Any) -> Stage:
     return Stage(summary, parent, "gated", variant=_AS_DECODED, adapters_rate=True, **others)
+
+
+def _corner(ending: str, words: str, base: str, *, hard: bool) -> dict[str, Stage]:
+    """AR fine-tuning, MARS and its ablation from another base, or all of them at another rate, than the tables have."""
+    sft = f"ar_sft{ending}"
+    return {
+        sft: Stage(f"AR fine-tuning {words}", base, "ar", adapters_rate=hard),
+        f"mars{ending}": _mars(f"MARS {words}", sft, adapters_rate=hard),
+        f"mars_no_sft{ending}": _mars(f"MARS without the AR term {words}", sft, ar_weight=0.0, adapters_rate=hard),
+    }
 
 
 STAGES: dict[str, Stage] = {
@@ -73,93 +84,59 @@ STAGES: dict[str, Stage] = {
     ),
     "block_diffusion_shifted": Stage(
         "block diffusion whose masked tokens are predicted where the token before them stands, as in AR",
-        "ar_sft",
-        "block_diffusion",
-        variant=MarsVariant(alignment="paper"),
+        "ar_sft", "block_diffusion", variant=MarsVariant(alignment="paper"),
     ),
-    "mars_no_sft_hard": Stage(
-        "MARS without the AR term at the learning rate of an adapter",
-        "ar_sft",
-        "mars",
-        ar_weight=0.0,
-        adapters_rate=True,
+    "mars_no_sft_hard": _mars(
+        "MARS without the AR term at the learning rate of an adapter", ar_weight=0.0, adapters_rate=True
     ),
-    "mars_no_sft": Stage("MARS without the AR term (clean ablation), from AR SFT", "ar_sft", "mars", ar_weight=0.0),
-    "mars_no_sft_released": Stage(
+    "mars_no_sft": _mars("MARS without the AR term (clean ablation), from AR SFT", ar_weight=0.0),
+    "mars_no_sft_released": _mars(
         "MARS without the AR term, each sequence weighed by 1/t, as in the released code",
-        "ar_sft",
-        "mars",
-        ar_weight=0.0,
-        variant=MarsVariant(weighs_by_timestep=True),
+        ar_weight=0.0, variant=MarsVariant(weighs_by_timestep=True),
     ),
-    "mars": Stage("MARS, continued from AR SFT", "ar_sft", "mars"),
-    "mars_hard": Stage("MARS at the learning rate of an adapter", "ar_sft", "mars", adapters_rate=True),
-    "mars_2x": Stage("MARS, trained twice as long as `mars`", "ar_sft", "mars", passes=2),
-    "mars_network": Stage(
-        "MARS with a small network as the draft head of its masks, trained with it", "ar_sft", "mars", head="network"
-    ),
-    "mars_paper_alignment": Stage(
+    "mars": _mars("MARS, continued from AR SFT"),
+    "mars_hard": _mars("MARS at the learning rate of an adapter", adapters_rate=True),
+    "mars_2x": _mars("MARS, trained twice as long as `mars`", passes=2),
+    "mars_network": _mars("MARS with a small network as the draft head of its masks, trained with it", head="network"),
+    "mars_paper_alignment": _mars(
         "MARS whose blocks begin with a token predicted from clean ones, as in the paper's equations",
-        "ar_sft",
-        "mars",
         variant=MarsVariant(alignment="paper"),
     ),
-    "mars_response_blocks": Stage(
+    "mars_response_blocks": _mars(
         "MARS with blocks counted from the start of the response, as the paper describes them",
-        "ar_sft",
-        "mars",
         variant=MarsVariant(blocks_from="response"),
     ),
-    "mars_no_eos_padding": Stage(
+    "mars_no_eos_padding": _mars(
         "MARS without the labelled EOS that the released code fills the last block with",
-        "ar_sft",
-        "mars",
         variant=MarsVariant(fills_with_eos=False),
     ),
-    "mars_gated": _gated("a gated adapter on the frozen AR SFT model: masks learn, no token changes", "ar_sft"),
-    "mars_gated_2x": _gated("such an adapter, trained twice as long", "ar_sft", passes=2),
-    "mars_gated_wide": _gated("such an adapter of three times the rank", "ar_sft", ranks=3),
-    "mars_gated_wide_2x": _gated("one of three times the rank, trained twice as long", "ar_sft", passes=2, ranks=3),
-    "mars_gated_markov": _gated("an adapter with a table as its draft head", "ar_sft", head="markov"),
-    "mars_gated_network": _gated("an adapter with a small network as its draft head", "ar_sft", head="network"),
+    "mars_gated": _gated("a gated adapter on the frozen AR SFT model: masks learn, no token changes"),
+    "mars_gated_2x": _gated("such an adapter, trained twice as long", passes=2),
+    "mars_gated_wide": _gated("such an adapter of three times the rank", ranks=3),
+    "mars_gated_wide_2x": _gated("one of three times the rank, trained twice as long", passes=2, ranks=3),
+    "mars_gated_markov": _gated("an adapter with a table as its draft head", head="markov"),
+    "mars_gated_network": _gated("an adapter with a small network as its draft head", head="network"),
     "base_gated": _gated("a gated adapter on the frozen base itself", "base"),
     "base_gated_4x": _gated("such an adapter, trained four times as long", "base", passes=4),
     "base_gated_network": _gated(
         "an adapter on the base with a small network as its draft head", "base", head="network"
     ),
     "base_gated_network_quarter": _gated("such a one, trained a quarter as long", "base", head="network", share=1 / 4),
-    "base_mars": Stage("MARS, straight from the base", "base", "mars"),
-    "base_mars_2x": Stage("MARS, straight from the base, trained twice as long", "base", "mars", passes=2),
+    "base_mars": _mars("MARS, straight from the base", "base"),
+    "base_mars_2x": _mars("MARS, straight from the base, trained twice as long", "base", passes=2),
     "medusa": Stage("Medusa heads on the frozen AR SFT model", "ar_sft", "medusa"),
     "medusa_hard": Stage("such heads at the learning rate of an adapter", "ar_sft", "medusa", adapters_rate=True),
     "draft_base": Stage("`base` of the small draft model", None, "ar", plain_text=True, draft=True),
     "draft_ar_sft": Stage("AR fine-tuning of the draft model", "draft_base", "ar", draft=True),
     "draft_ar_sft_hard": Stage(
         "AR fine-tuning of the draft model at the learning rate of an adapter",
-        "draft_base",
-        "ar",
-        draft=True,
-        adapters_rate=True,
+        "draft_base", "ar", draft=True, adapters_rate=True,
     ),
-    "draft_mars": Stage("MARS, continued from the draft's AR SFT", "draft_ar_sft", "mars", draft=True),
-}
-
-
-def _corner(ending: str, words: str, base: str, *, hard: bool) -> dict[str, Stage]:
-    """AR fine-tuning, MARS and its ablation from another base, or all of them at another rate, than the tables have."""
-    sft = f"ar_sft{ending}"
-    return {
-        sft: Stage(f"AR fine-tuning {words}", base, "ar", adapters_rate=hard),
-        f"mars{ending}": Stage(f"MARS {words}", sft, "mars", adapters_rate=hard),
-        f"mars_no_sft{ending}": Stage(
-            f"MARS without the AR term {words}", sft, "mars", ar_weight=0.0, adapters_rate=hard
-        ),
-    }
-
-
-STAGES |= _corner("_of_short_base", "of the short base", "short_base", hard=False)
-STAGES |= _corner("_hard_sft", "at the adapter's rate, as is what it continues from", "base", hard=True)
-STAGES |= _corner("_hard_sft_of_short_base", "of the short base at the adapter's rate", "short_base", hard=True)
+    "draft_mars": _mars("MARS, continued from the draft's AR SFT", "draft_ar_sft", draft=True),
+    **_corner("_of_short_base", "of the short base", "short_base", hard=False),
+    **_corner("_hard_sft", "at the adapter's rate, as is what it continues from", "base", hard=True),
+    **_corner("_hard_sft_of_short_base", "of the short base at the adapter's rate", "short_base", hard=True),
+}  # fmt: skip
 BLOCK_SIZES = (4, 8, 16)
 BLOCKWISE: tuple[Objective, ...] = ("mars", "block_diffusion", "gated")  # show the model masks, block by block
 
@@ -204,11 +181,8 @@ class Recipe:
     def key(self) -> str:
         """Sixteen hexadecimal digits; what came later is left out where it is at its default."""
         facts = asdict(self)
-        for kept, values in ((facts["budget"], _LATER_IN_BUDGETS), (facts, _LATER)):
-            for name, default in values.items():
-                if kept[name] == default:
-                    del kept[name]
-        return content_hash(facts)
+        facts["budget"] = {name: value for name, value in facts["budget"].items() if (name, value) not in _LATER}
+        return content_hash({name: value for name, value in facts.items() if (name, value) not in _LATER})
 
     @property
     def name(self) -> str:
@@ -217,8 +191,8 @@ class Recipe:
         return f"{self.stage}{blocks}-{self.key}"
 
 
-_LATER = {"difficulty": "usual", "instruct_base": False, "rank": None, "head": "none"}
-_LATER_IN_BUDGETS = {"cycle": None, "sequences": None}
+_LATER = [("difficulty", "usual"), ("instruct_base", False), ("rank", None), ("head", "none")]  # in recipes
+_LATER += [("cycle", None), ("sequences", None)]  # in their budgets
 _WEIGHTS = "model.safetensors"
 
 
@@ -232,25 +206,19 @@ def recipe(scale: Preset, stage_name: str, *, block_size: int = 4, seed: int = 0
             f"scale {scale.scale} does not train {stage_name}: its base {pretrained.base} is pretrained",
             fix="use that as --checkpoint, and a checkpoint of a smaller scale as --draft",
         )
-    has_blocks = chosen.objective in BLOCKWISE
-    model = None if world is None else world.draft_model if chosen.draft else world.model
     parents = lineage(scale, stage_name)[:-1]
     ready = scale.ready_checkpoint(chosen.parent, None) if world and chosen.parent else None  # the world's, untrained
     budget = world.pretraining_of(draft=chosen.draft) if world and chosen.plain_text else scale.finetuning
     budget = budget.part(chosen.share)
-    head = scale.adapter.head if chosen.objective == "gated" and chosen.head == "none" else chosen.head
+    gated = chosen.objective == "gated"
     return Recipe(
         scale=scale.scale,
         stage=stage_name,
-        block_size=block_size if has_blocks else None,
+        block_size=block_size if chosen.objective in BLOCKWISE else None,
         seed=seed,
-        objective=chosen.objective,
-        plain_text=chosen.plain_text,
-        passes=chosen.passes,
-        ar_weight=chosen.ar_weight,
-        variant=chosen.variant,
+        **{name: getattr(chosen, name) for name in ("objective", "plain_text", "passes", "ar_weight", "variant")},
         budget=replace(budget, learning_rate=scale.adapter.learning_rate) if chosen.adapters_rate else budget,
-        model=model,
+        model=None if world is None else world.draft_model if chosen.draft else world.model,
         vocabulary_size=world.vocabulary_size if world else None,
         pretrained=pretrained,
         chat_data_hash=_file_hash(Path(pretrained.chat_data)) if pretrained else None,
@@ -260,8 +228,8 @@ def recipe(scale: Preset, stage_name: str, *, block_size: int = 4, seed: int = 0
         transformers=metadata.version("transformers"),
         difficulty=world.difficulty if world else "usual",
         instruct_base=world is not None and world.instruct_base and chosen.plain_text,
-        rank=scale.adapter.rank * chosen.ranks if chosen.objective == "gated" else None,
-        head=head,
+        rank=scale.adapter.rank * chosen.ranks if gated else None,
+        head=scale.adapter.head if gated and chosen.head == "none" else chosen.head,
     )
 
 

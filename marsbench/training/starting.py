@@ -10,20 +10,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, Qwen2Config, 
 
 from marsbench.errors import UserError
 from marsbench.progress import Say
-from marsbench.training import checkpoints
+from marsbench.training import checkpoints, data
 from marsbench.training.chat_data import read_chat_data
-from marsbench.training.data import (
-    Collator,
-    TrainingData,
-    TrainingSequence,
-    conversations,
-    in_batches,
-    instruct_data,
-    lengths,
-    plain_text,
-    shuffled_passes,
-    timestep_weights,
-)
+from marsbench.training.data import Collator, TrainingData, TrainingSequence
 from marsbench.training.learners import LEARNERS
 from marsbench.training.stages import Recipe
 from marsbench.training.tokenizer import build_tokenizer, prepare_for_chat
@@ -79,15 +68,16 @@ def data_of(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, say: Say) -> tup
     else:
         steps = budget.total_steps(0, recipe.passes)
         count = budget.sequences or steps * budget.batch_size // recipe.passes
-        make = instruct_data if recipe.instruct_base else plain_text if recipe.plain_text else conversations
+        texts = data.plain_text if recipe.plain_text else data.conversations
+        make = data.instruct_data if recipe.instruct_base else texts
         sequences = make(tokenizer, count, recipe.seed, difficulty(recipe.difficulty))
-        tokens, sizes = lengths(sequences, noisy=False), lengths(sequences, noisy=noisy)
+        tokens, sizes = data.lengths(sequences, noisy=False), data.lengths(sequences, noisy=noisy)
     if pretrained is None and budget.sequences is None:  # the world makes as many as each pass meets once
         drawn = list(range(len(sequences))) * recipe.passes
     else:  # the last batch of the last pass is filled up with the beginning of one more
-        drawn = shuffled_passes(len(sequences), steps * budget.batch_size, recipe.seed)
-    order = in_batches(drawn, sizes, budget.batch_size, seed=recipe.seed)
-    weights = timestep_weights(len(order), recipe.seed) if recipe.variant.weighs_by_timestep else None
+        drawn = data.shuffled_passes(len(sequences), steps * budget.batch_size, recipe.seed)
+    order = data.in_batches(drawn, sizes, budget.batch_size, seed=recipe.seed)
+    weights = data.timestep_weights(len(order), recipe.seed) if recipe.variant.weighs_by_timestep else None
     return TrainingData(sequences, order, sum(tokens[index] for index in order), weights), measures
 
 
@@ -95,11 +85,6 @@ def held_out(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Iterator[dic
     """Batches of conversations that no stage has been trained on, where the world makes them."""
     level, size = difficulty(recipe.difficulty), recipe.budget.batch_size
     count = 0 if recipe.pretrained else _HELD_OUT
-    data = conversations(tokenizer, count, _HELD_OUT_SEED + recipe.seed, level)
+    drawn = data.conversations(tokenizer, count, _HELD_OUT_SEED + recipe.seed, level)
     collate = Collator(tokenizer.pad_token_id, tokenizer.eos_token_id)
-    yield from (collate(data[first : first + size]) for first in range(0, len(data), size))
-
-
-def collator_of(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Collator:
-    block_size = recipe.block_size if recipe.variant.fills_with_eos else None
-    return Collator(tokenizer.pad_token_id, tokenizer.eos_token_id, block_size)
+    yield from (collate(drawn[first : first + size]) for first in range(0, len(drawn), size))

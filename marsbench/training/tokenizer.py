@@ -27,7 +27,7 @@ CHAT_TEMPLATE = (
 
 
 def build_tokenizer(
-    vocabulary_size: int, *, texts: int = 20_000, seed: int = 0, level: world.Difficulty = world.USUAL
+    vocabulary_size: int, *, texts: int = 20_000, level: world.Difficulty = world.USUAL
 ) -> PreTrainedTokenizerFast:
     """Train the tokenizer: at most `vocabulary_size` entries, digits one by one, `<|mask|>` included.
 
@@ -50,7 +50,7 @@ def build_tokenizer(
         show_progress=False,
     )
     core.train_from_iterator(
-        [*islice(world.corpus(seed, level), texts), f"system\n{SYSTEM}\nuser\nassistant\n" * 1000], trainer
+        [*islice(world.corpus(0, level), texts), f"system\n{SYSTEM}\nuser\nassistant\n" * 1000], trainer
     )
     tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=core,

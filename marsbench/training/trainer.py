@@ -11,15 +11,17 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import LambdaLR
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from transformers import (
     PreTrainedTokenizerBase,
     PrinterCallback,
@@ -36,11 +38,12 @@ from marsbench.forward.attention import without_cudnn_attention
 from marsbench.progress import Say
 from marsbench.provenance import provenance
 from marsbench.training import records
+from marsbench.training.data import Collator
 from marsbench.training.learners import LEARNERS, Learner
 from marsbench.training.memory import Fitting, at_hand, keep_freed_memory
 from marsbench.training.records import TrainingRecord
 from marsbench.training.stages import Recipe
-from marsbench.training.starting import collator_of, data_of, held_out, weights_of
+from marsbench.training.starting import data_of, held_out, weights_of
 
 # Told at every log step of (step, steps, loss, tokens per second).
 OnLog = Callable[[int, int, float, float], None]
@@ -60,16 +63,10 @@ def train(
     keep_freed_memory()
     without_cudnn_attention()
     has_heads = LEARNERS[recipe.objective].freezes_model or recipe.head != "none"
-    with _whole_on_every_device() if has_heads else nullcontext():
-        return _train(recipe, folder, parent, progress, say, watch)
-
-
-@contextmanager
-def _whole_on_every_device() -> Iterator[None]:
-    """Train without FSDP, whatever the launcher says: heads and adapters are small, and have no layers to share out."""
-    launched_with = os.environ.pop("ACCELERATE_USE_FSDP", None)
+    # Heads and adapters are small, and have no layers to share out: no FSDP for them, whatever the launcher says.
+    launched_with = os.environ.pop("ACCELERATE_USE_FSDP", None) if has_heads else None
     try:
-        yield
+        return _train(recipe, folder, parent, progress, say, watch)
     finally:
         if launched_with is not None:
             os.environ["ACCELERATE_USE_FSDP"] = launched_with
@@ -83,25 +80,24 @@ def _train(
     work = folder.with_name(folder.name + ".partial")
     tokenizer, model, started_from = weights_of(recipe, parent)
     data, measures = data_of(recipe, tokenizer, say)
-    steps = len(data) // recipe.budget.batch_size
-    arguments, fitting = arguments_of(recipe, steps, work)
+    arguments, fitting = arguments_of(recipe, len(data) // recipe.budget.batch_size, work)
     learner = LEARNERS[recipe.objective](recipe, tokenizer, model)
     nn.Module.to(model, arguments.device)  # the `Trainer` moves only what it trains
-    meter = _Meter(steps, data.tokens, progress, fitting)
+    meter = _Meter(data.tokens, progress, fitting)
+    filled_up_to = recipe.block_size if recipe.variant.fills_with_eos else None
     trainer = _StageTrainer(
         loss=learner.loss,
         model=learner.trained,
         args=arguments,
         train_dataset=data,
-        data_collator=collator_of(recipe, tokenizer),
+        data_collator=Collator(tokenizer.pad_token_id, tokenizer.eos_token_id, filled_up_to),
         callbacks=[meter, *([watch] if watch else [])],
         cycle=recipe.budget.cycle,
         fitting=fitting,
     )
     if arguments.process_index:
         set_seed(recipe.seed + arguments.process_index)  # other rows of a batch are masked at random by other numbers
-    resume = _last_resumable(work)
-    if resume:
+    if resume := _last_resumable(work):
         meter.go_on(json.loads((resume / _RESUMABLE).read_text(encoding="utf-8")))
     trainer.train(resume_from_checkpoint=str(resume) if resume else None)
     parameters = sum(parameter.numel() for parameter in learner.trained.parameters())
@@ -109,25 +105,26 @@ def _train(
     finished = work / "finished"
     _save(trainer, finished, tokenizer, learner, _base_seen_from(folder, recipe, parent))
     if trainer.is_world_process_zero():
-        records.publish(
-            finished,
-            folder,
-            recipe,
+        record = TrainingRecord(
+            key=recipe.key,
+            recipe=asdict(recipe),
             provenance={**started, "processes": arguments.world_size, **(fitting.facts() if fitting else {})},
             parameters=parameters,
-            steps=steps,
-            tokens=meter.tokens,
+            steps=arguments.max_steps,
+            tokens=data.tokens,
             seconds=meter.seconds,
             loss=meter.loss,
             losses=[entry["loss"] for entry in trainer.state.log_history if "loss" in entry],
             measures=measures | learner.measures(held_out(recipe, tokenizer)),
             base_weights=None if learner.saves_model else started_from,
+            weights=records.weights_hash(finished),
         )
+        records.publish(record, finished, folder)
         shutil.rmtree(work)
     trainer.accelerator.wait_for_everyone()
-    record = records.finished(folder)
-    assert record is not None, "the first process has just published it"
-    return record
+    published = records.finished(folder)
+    assert published is not None, "the first process has just published it"
+    return published
 
 
 def _save(trainer: Trainer, folder: Path, tokenizer: PreTrainedTokenizerBase, learner: Learner, base: str) -> None:
@@ -210,16 +207,15 @@ def rate_in_cycle(step: int, cycle: int) -> float:
 
 def _computes_in_bf16() -> bool:
     """Whether bf16 saves time here: on an accelerator, and on a CPU that has instructions for it."""
-    if torch.accelerator.is_available():
-        return True
-    return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())  # type: ignore[no-untyped-call]
+    return torch.accelerator.is_available() or (
+        torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())  # type: ignore[no-untyped-call]
+    )
 
 
 def _recomputes(recipe: Recipe) -> bool:
     """Whether activations are computed twice; what is trained beside a frozen model has few."""
-    if recipe.pretrained is None or LEARNERS[recipe.objective].freezes_model:
-        return False
-    return recipe.pretrained.gradient_checkpointing
+    frozen = LEARNERS[recipe.objective].freezes_model
+    return recipe.pretrained is not None and not frozen and recipe.pretrained.gradient_checkpointing
 
 
 def _cuts_by_memory(recipe: Recipe, arguments: TrainingArguments) -> bool:
@@ -228,10 +224,8 @@ def _cuts_by_memory(recipe: Recipe, arguments: TrainingArguments) -> bool:
     Several processes must each make as many passes as the others. What is computed twice is not seen to be kept. The
     world's batches are small.
     """
-    cut = recipe.pretrained is not None and LEARNERS[recipe.objective].is_mean_over_rows
-    if not cut or _recomputes(recipe) or arguments.world_size > 1:
-        return False
-    return at_hand(arguments.device) is not None
+    cut = recipe.pretrained is not None and LEARNERS[recipe.objective].is_mean_over_rows and not _recomputes(recipe)
+    return cut and arguments.world_size == 1 and at_hand(arguments.device) is not None
 
 
 def share_of_batch(batch_size: int, processes: int, limit: int | None = None) -> tuple[int, int]:
@@ -259,13 +253,9 @@ def share_of_batch(batch_size: int, processes: int, limit: int | None = None) ->
 class _StageTrainer(Trainer):
     """`Trainer` with the stage's own loss, rate and optimizer in cycles, and batches cut, where the stage has it so."""
 
-    def __init__(
-        self, *, loss: Callable[..., Tensor], cycle: int | None, fitting: Fitting | None, **arguments: Any
-    ) -> None:
-        super().__init__(**arguments)
-        self._loss = loss
-        self._cycle = cycle
-        self._fitting = fitting
+    def __init__(self, loss: Callable[..., Tensor], cycle: int | None, fitting: Fitting | None, **others: Any) -> None:
+        super().__init__(**others)
+        self._loss, self._cycle, self._fitting = loss, cycle, fitting
         self._share = 1.0  # of the batch's rows, that are in the piece at hand
         self.remove_callback(PrinterCallback)
         if cycle:
@@ -273,15 +263,8 @@ class _StageTrainer(Trainer):
         # The losses are means already: gradient accumulation must average them, not sum them.
         self.model_accepts_loss_kwargs = False
 
-    def compute_loss(
-        self,
-        model: nn.Module,
-        inputs: dict[str, Tensor],
-        return_outputs: bool = False,
-        num_items_in_batch: Tensor | int | None = None,
-    ) -> Tensor:
-        loss = self._loss_of(model, **inputs)
-        return loss if self._share == 1 else loss * self._share
+    def compute_loss(self, model: nn.Module, inputs: dict[str, Tensor], *_: Any, **__: Any) -> Tensor:
+        return self._loss_of(model, **inputs) * self._share
 
     def _loss_of(self, model: nn.Module, **batch: Tensor) -> Tensor:
         """The loss of a batch, all of it in bf16 on an accelerator that is to compute in it.
@@ -289,29 +272,23 @@ class _StageTrainer(Trainer):
         accelerate sees to the model's own forward pass alone: not to chunks of logits, nor to a model below an adapter.
         """
         device = self.args.device.type
-        if device == "cpu" or not self.args.bf16:
-            return self._loss(model, **batch)
-        with torch.autocast(device, torch.bfloat16):
+        with torch.autocast(device, torch.bfloat16) if self.args.bf16 and device != "cpu" else nullcontext():
             return self._loss(model, **batch)
 
-    def training_step(
-        self, model: nn.Module, inputs: dict[str, Tensor], num_items_in_batch: Tensor | int | None = None
-    ) -> Tensor:
+    def training_step(self, model: nn.Module, inputs: dict[str, Tensor], *counted: Any, **named: Any) -> Tensor:
         if self._fitting is None:
-            return super().training_step(model, inputs, num_items_in_batch)
+            return super().training_step(model, inputs, *counted, **named)
         model.train()
         frozen = getattr(model, "frozen", None)
         weights = [*model.parameters(), *(frozen.parameters() if isinstance(frozen, nn.Module) else [])]
         rows, found = len(inputs["labels"]), list[Tensor]()
         for piece in self._fitting.cut(self._prepare_inputs(inputs), partial(self._loss_of, model), weights):
             self._share = len(piece["labels"]) / rows
-            found.append(super().training_step(model, piece, num_items_in_batch))
+            found.append(super().training_step(model, piece, *counted, **named))
         self._fitting.make_room()
         return torch.stack(found).sum()
 
-    def create_scheduler(
-        self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None
-    ) -> torch.optim.lr_scheduler.LRScheduler:
+    def create_scheduler(self, num_training_steps: int, optimizer: Optimizer | None = None) -> LRScheduler:
         chosen = optimizer or self.optimizer
         if self._cycle is None or chosen is None:
             return super().create_scheduler(num_training_steps, optimizer)
@@ -335,23 +312,18 @@ class _Restart(TrainerCallback):
 class _Meter(TrainerCallback):
     """Counts time and tokens across interruptions, reports progress, and marks states as complete."""
 
-    def __init__(self, steps: int, tokens: int, progress: OnLog, fitting: Fitting | None) -> None:
-        self.tokens = tokens
-        self._fitting = fitting
+    def __init__(self, tokens: int, progress: OnLog, fitting: Fitting | None) -> None:
+        self._tokens, self._progress, self._fitting = tokens, progress, fitting
         self.loss = float("nan")
-        self.seconds_before = 0.0
-        self._steps = steps
-        self._progress = progress
-        self._started = time.perf_counter()
-        self._first_step = 0
+        self._started, self._seconds_before, self._first_step = time.perf_counter(), 0.0, 0
 
     @property
     def seconds(self) -> float:
-        return self.seconds_before + time.perf_counter() - self._started
+        return self._seconds_before + time.perf_counter() - self._started
 
     def go_on(self, kept: dict[str, Any]) -> None:
         """Take up what an interrupted run has left beside its state."""
-        self.seconds_before = float(kept["seconds"])
+        self._seconds_before = float(kept["seconds"])
         if self._fitting:
             self._fitting.most = kept.get("entries_at_once")
 
@@ -360,12 +332,12 @@ class _Meter(TrainerCallback):
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **said: Any) -> None:
         self.loss = float(said["logs"].get("loss", self.loss))
-        steps = state.global_step - self._first_step
-        rate = self.tokens * steps / self._steps / (time.perf_counter() - self._started)
-        self._progress(state.global_step, self._steps, self.loss, rate)
+        tokens = self._tokens * (state.global_step - self._first_step) / args.max_steps
+        rate = tokens / (time.perf_counter() - self._started)
+        self._progress(state.global_step, args.max_steps, self.loss, rate)
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        saved = Path(str(args.output_dir)) / f"checkpoint-{state.global_step}"
         if state.is_world_process_zero:
             kept = {"seconds": self.seconds, **(self._fitting.facts() if self._fitting else {})}
-            (saved / _RESUMABLE).write_text(json.dumps(kept), encoding="utf-8")
+            file = Path(str(args.output_dir)) / f"checkpoint-{state.global_step}" / _RESUMABLE
+            file.write_text(json.dumps(kept), encoding="utf-8")

@@ -17,9 +17,9 @@ from torch import Tensor
 from marsbench.forward.masks import ALIGNED
 
 
-def blocks_of_sequence(length: int, block_size: int) -> Tensor:
-    """Which block each token is in, integer [L]; the first begins with the first token of the sequence."""
-    return torch.arange(length) // block_size
+def blocks_of_sequence(response: Tensor, block_size: int) -> Tensor:
+    """Which block each token of `response` [N, L] is in, integer [N, L]; the first begins with the sequence."""
+    return torch.arange(response.shape[1], device=response.device).expand(response.shape) // block_size
 
 
 def blocks_of_responses(response: Tensor, block_size: int, ahead: Tensor | int = 0) -> Tensor:
