@@ -12,6 +12,7 @@ from weakref import WeakValueDictionary
 import psutil
 import pytest
 import torch
+from packed_or_not import packing
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
@@ -21,7 +22,7 @@ from marsbench.decoding.generation import Request
 from marsbench.forward import linear as linear_module
 from marsbench.forward.cache import RaggedCache
 from marsbench.forward.decoder import LeanDecoder, decoder_of
-from marsbench.forward.linear import packing, packing_in_words
+from marsbench.forward.linear import packing_in_words
 from marsbench.forward.native import VARIABLE, is_native
 from marsbench.forward.window import Window
 from marsbench.methods.ar import Autoregressive

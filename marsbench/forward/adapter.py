@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -22,8 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from marsbench.errors import UserError
-from marsbench.forward.draft_head import DraftHead, check_head
-from marsbench.forward.window import Window, makes_a_graph
+from marsbench.forward.draft_head import DraftHead
+from marsbench.forward.window import Window, kept
 
 
 class LowRank(NamedTuple):
@@ -77,16 +76,16 @@ class Adapted:
 
 
 def _check_fits(model: Any, adapter: Adapter) -> None:
-    decoder = model.get_decoder()
-    if len(adapter.vector) != model.get_input_embeddings().embedding_dim:
+    decoder, embeddings = model.get_decoder(), model.get_input_embeddings()
+    if len(adapter.vector) != embeddings.embedding_dim:
         raise _unfit("its embeddings are of another size")
     for name, (down, up) in adapter.maps.items():
         layer = _layer(decoder, name)
         size = getattr(layer, "out_features", len(up)), getattr(layer, "in_features", down.shape[1])
         if size != (len(up), down.shape[1]):
             raise _unfit(f"layer {name} is of another size")
-    if adapter.head is not None:
-        check_head(adapter.head, model)
+    if adapter.head is not None and not adapter.head.fits(embeddings.num_embeddings, embeddings.embedding_dim):
+        raise _unfit("its draft head is of another size")
 
 
 def parted(model: Any) -> tuple[Any, Adapter | None]:
@@ -102,18 +101,13 @@ def masks_of(window: Window) -> Tensor | None:
     device = window.input_ids.device
     if not isinstance(begin, int):
         return torch.arange(width, device=device) >= begin.unsqueeze(1)
-    is_kept = rows * width <= _MOST_KEPT and not makes_a_graph()
-    return (_kept_from if is_kept else _from)(begin, rows, width, device)
+    return _from(width, begin, rows, device)
 
 
-def _from(begin: int, rows: int, width: int, device: torch.device) -> Tensor:
+@kept
+def _from(width: int, begin: int, rows: int, device: torch.device) -> Tensor:
     """The entries of every row from one on, bool [rows, width]."""
     return (torch.arange(width, device=device) >= begin).repeat(rows, 1)
-
-
-# The shapes of decoding steps recur.
-_MOST_KEPT = 4096  # entries
-_kept_from = lru_cache(maxsize=64)(_from)
 
 
 # ---- through a model's own modules ----

@@ -8,15 +8,14 @@ of it, and what a position gives does not depend on how many stand beside it, a 
 answers are those of `ar`, token for token, in bf16 too. Elsewhere it is oneDNN's, for few positions, which gains
 nothing where weights fit into the cache.
 
-The packed copies (`Packing`) lie beside the model and take as much memory as its weights; nothing is written to it.
+The packed copies lie beside the model and take as much memory as its weights; nothing is written to it.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
@@ -52,17 +51,6 @@ def packing_is_on() -> bool:
 def set_packing(on: bool) -> None:
     """Have weights packed, or not, by this process and those that it starts."""
     os.environ[VARIABLE] = "1" if on else "0"
-
-
-@contextmanager
-def packing(on: bool) -> Iterator[None]:
-    """Have weights packed, or not, for the time of a `with` block."""
-    before = os.environ.get(VARIABLE)
-    set_packing(on)
-    try:
-        yield
-    finally:
-        os.environ.pop(VARIABLE) if before is None else os.environ.__setitem__(VARIABLE, before)
 
 
 # ---- one product ----
@@ -114,10 +102,9 @@ class Copy:
             return by_onednn(values.expand(2, -1), self.packed, self.bias)[:1]
         return by_onednn(values, self.packed, self.bias)
 
-    def adapted(self, values: Tensor, gate: Tensor, maps: _PackedMaps) -> Tensor:
-        """The same with an adapter's maps, by `linear.cpp`; for `gate` see `Site`."""
-        given = values, self.packed, self.bias, maps.down, maps.columns, gate
-        found: Tensor = torch.ops.marsbench.adapted.default(*given)
+    def adapted(self, values: Tensor, gate: Tensor, down: Tensor, columns: list[Tensor]) -> Tensor:
+        """The same with an adapter's packed maps, by `linear.cpp`; for `gate` see `Site`."""
+        found: Tensor = torch.ops.marsbench.adapted.default(values, self.packed, self.bias, down, columns, gate)
         return found
 
     @property
@@ -159,11 +146,6 @@ def _beside(kernel: _Kernel, values: Tensor, weights: Sequence[Tensor], biases: 
     """What layers give for values [M, in], one beside the other, [M, out]."""
     mapped = [kernel(values, weight, bias) for weight, bias in zip(weights, biases, strict=True)]
     return mapped[0] if len(mapped) == 1 else torch.cat(mapped, 1)
-
-
-def is_read_slowly(values: Tensor) -> bool:
-    """Whether `F.linear` may not be the way to multiply values [M, in] by large ones: few, on a CPU."""
-    return 0 < len(values) <= FEW and values.device.type == "cpu" and not torch.is_grad_enabled()
 
 
 def _by_torch(values: Tensor, layers: Sequence[Mapping[str, Any]]) -> Tensor:
@@ -224,7 +206,7 @@ class Site:
         self._sizes = [sum(layer.out_features for layer in output.values()) for output in outputs]
         self.is_large = sum(weight.numel() for weight in self.weights) >= LARGE
         self._maps: _Maps | None = None
-        self.copy: Copy | None = None  # seen to by `Packing`
+        self.copy: Copy | None = None  # seen to by `pack_sites`
 
     def __call__(self, values: Tensor, gate: Tensor | None = None) -> Sequence[Tensor]:
         """What the layers give for values [M, in]: every output, [M, out].
@@ -235,7 +217,8 @@ class Site:
             return self._adapted(self._maps, values, gate)
         if self.copy is not None and self.copy.is_native and not torch.is_grad_enabled():
             return self._parts(self.copy(values))
-        if (self.copy is None and not self.is_large) or not is_read_slowly(values):
+        is_small = self.copy is None and not self.is_large
+        if is_small or not 0 < len(values) <= FEW or values.device.type != "cpu" or torch.is_grad_enabled():
             return [_by_torch(values, layers) for layers in self._outputs]
         if self.copy is not None and not torch.compiler.is_compiling():
             return self._parts(self.copy(values))
@@ -275,59 +258,38 @@ class Site:
         """All entries go into the few dimensions of a map, those of tokens become zero there, and the rest is added:
         zeros, for tokens. That takes fewer operations than gathering masks, and the same whatever a window holds.
         """
-        if maps.packed is None or self.copy is None or torch.is_grad_enabled():
+        if maps.packed_down is None or self.copy is None or torch.is_grad_enabled():
             return maps.add(values.mm(maps.across).mul_(gate), self(values))
-        return self._parts(self.copy.adapted(values, gate, maps.packed))
+        return self._parts(self.copy.adapted(values, gate, maps.packed_down, maps.packed_columns))
 
     def _parts(self, product: Tensor) -> Sequence[Tensor]:
         return (product,) if len(self._sizes) == 1 else product.split_with_sizes(self._sizes, 1)
 
 
-class LayerSites(NamedTuple):
-    """The sites of one transformer layer."""
+@torch.no_grad()
+def pack_sites(sites: Sequence[Site]) -> bool:
+    """Have every packed copy be of its weights as they are now; those that are missing are made if there is room.
 
-    attention: Site  # queries, keys and values
-    out: Site
-    mlp: Site  # gate; up
-    down: Site
-
-
-class Packing:
-    """The packed copies of a model's sites; they go when this does.
-
-    Args:
-        sites: all of them.
+    A copy goes with the last of the sites that hold it. Whether copies were made or given up is returned.
     """
-
-    def __init__(self, sites: Sequence[Site]) -> None:
-        self.sites = sites
-        self.changes = 0  # how often copies were made or given up
-
-    @torch.no_grad()
-    def follow(self) -> None:
-        """Have every copy be of its weights as they are now; those that are missing are made if there is room."""
-        has_changed, missing = False, list[Site]()
-        for site in self.sites:
-            found = None
-            if packing_is_on() and can_be_packed(site.weights):
-                found = COPIES.get(_places(site.weights))  # our own, or another decoder's of the same model
-                if (
-                    found is None
-                    or found.is_native != _native_for(site.weights)
-                    or not found.is_of(site.weights, site.biases)
-                ):
-                    found = None
-                    missing.append(site)
-            has_changed |= site.copy is not found
-            site.copy = found  # what is replaced is given back before its successor is made
-        needed = sum(weight.nbytes for site in missing for weight in site.weights) * _SPARE
-        if missing and needed < psutil.virtual_memory().available:
-            room = _Room(missing)
-            for site in missing:
-                site.copy = _packed(site.weights, site.biases, room)
-            has_changed = True
-        if has_changed:
-            self.changes += 1
+    has_changed, missing = False, list[Site]()
+    for site in sites:
+        found = None
+        if packing_is_on() and can_be_packed(site.weights):
+            found = COPIES.get(_places(site.weights))  # our own, or another decoder's of the same model
+            is_native = _native_for(site.weights)
+            if found is None or found.is_native != is_native or not found.is_of(site.weights, site.biases):
+                found = None
+                missing.append(site)
+        has_changed |= site.copy is not found
+        site.copy = found  # what is replaced is given back before its successor is made
+    needed = sum(weight.nbytes for site in missing for weight in site.weights) * _SPARE
+    if not missing or needed >= psutil.virtual_memory().available:
+        return has_changed
+    room = _Room(missing)
+    for site in missing:
+        site.copy = _packed(site.weights, site.biases, room)
+    return True
 
 
 class _Room:
@@ -392,20 +354,17 @@ def packing_in_words() -> dict[str, Any]:
 # ---- an adapter's maps ----
 
 
-class _PackedMaps(NamedTuple):
-    """The maps of a site as `linear.cpp` reads them; their inner values are filled up to whole blocks."""
-
-    down: Tensor
-    columns: list[Tensor]  # of the layers, from the top
-
-
 class _Maps(NamedTuple):
-    """The maps of one site."""
+    """The maps of one site.
+
+    As `linear.cpp` reads them, the inner values are filled up to whole blocks.
+    """
 
     across: Tensor  # [in, R]: all first factors as one
     ranks: list[int]  # of each output; together they are R
     ups: list[Tensor]  # [r, output] each
-    packed: _PackedMaps | None
+    packed_down: Tensor | None  # for `linear.cpp`
+    packed_columns: list[Tensor]  # likewise, of the layers, from the top
 
     @classmethod
     def of(cls, pairs: Sequence[Sequence[LowRank]], is_native: bool) -> _Maps:
@@ -413,15 +372,15 @@ class _Maps(NamedTuple):
         every = [pair for of_output in pairs for pair in of_output]
         ups: list[Tensor] = [torch.block_diag(*[pair.up for pair in of_output]) for of_output in pairs]  # type: ignore[no-untyped-call]
         down = torch.cat([pair.down for pair in every])
-        packed = None
+        packed_down, columns = None, list[Tensor]()
         if is_native:
             if any(len(pair.up) % BLOCK for pair in every):  # a block holds outputs of several layers
                 every = [LowRank(down, torch.block_diag(*ups))]  # type: ignore[no-untyped-call]
             spare = [-pair.up.shape[1] % BLOCK for pair in every]
             downs = [F.pad(pair.down, (0, 0, 0, more)) for pair, more in zip(every, spare, strict=True)]
             columns = [pack(F.pad(pair.up, (0, more))) for pair, more in zip(every, spare, strict=True)]
-            packed = _PackedMaps(pack(torch.cat(downs)), columns)
-        return cls(down.t().contiguous(), [up.shape[1] for up in ups], [up.t() for up in ups], packed)
+            packed_down = pack(torch.cat(downs))
+        return cls(down.t().contiguous(), [up.shape[1] for up in ups], [up.t() for up in ups], packed_down, columns)
 
     def add(self, inner: Tensor, outputs: Sequence[Tensor]) -> Sequence[Tensor]:
         """What the first factors gave, [M, R], by the second ones, added to each of the outputs in place."""
