@@ -10,7 +10,7 @@ one small tensor a step. Joining, leaving and changing the shape stay outside.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from math import isfinite
@@ -128,6 +128,7 @@ class Stand:
             self.rows.end.copy_(ends)
 
     def clear(self) -> None:
+        """Have all rows end where they are."""
         self.rows.end.copy_(self.rows.length)
 
     def bytes(self) -> int:
@@ -156,7 +157,7 @@ class Steps:
         """A place with nobody on it; `UserError` where the method's windows have no fixed shape."""
         return Fixed(self, decoder, method)
 
-    def stand(self, decoder: Decoder, method: Method, shape: Shape, like: Stand | Fitted) -> Stand:
+    def stand(self, decoder: Decoder, method: Method, shape: Shape, like: Fitted) -> Stand:
         """A stand with nobody on it, for the model that `like` is of."""
         most = method.most()
         assert most is not None, "seen to by `Fixed`"
@@ -170,7 +171,7 @@ class Steps:
         return lambda: static_step(decoder, method, stand)
 
 
-class Fixed:
+class Fixed(Fitted):
     """A stand, and who sits where. Where it is too small, or more than twice too large, everybody moves to another.
 
     Prompts are of all lengths, so they are forwarded in shapes that are fitted to them.
@@ -179,34 +180,34 @@ class Fixed:
         steps: makes stands and runs their steps.
         decoder: the model's.
         method: with windows of a fixed shape, else this is a `UserError`.
-        lag: steps that may be under way before the first of them is read.
-        to_end: whether a stand is long enough for its requests' ends at once, else it grows with them.
+        records: whether steps are recorded: one is under way while the one before is read, and a stand is long enough
+            for its requests' ends at once, else it grows with them.
     """
 
-    def __init__(self, steps: Steps, decoder: Decoder, method: Method, *, lag: int = 0, to_end: bool = False) -> None:
+    def __init__(self, steps: Steps, decoder: Decoder, method: Method, *, records: bool = False) -> None:
         most = method.most()
         if most is None:
             raise UserError(
                 f"the windows of method {method.name!r} have no fixed shape", fix="decode without --compile"
             )
-        self.seats: dict[int, Seat] = {}
-        self.lag = lag
-        self._steps, self._decoder, self._method, self._to_end = steps, decoder, method, to_end
+        super().__init__()
+        self.lag = int(records)
+        self._steps, self._decoder, self._method = steps, decoder, method
         self._most_new = most.behind + 1  # tokens that a step brings a row
         self.stand: Stand | None = None
         self._step: Callable[[], Tensor] | None = None
 
     def fits(self, ahead: int) -> bool:
-        """Whether the stand will do for another step although `ahead` have not been read."""
+        """See `Fitted`."""
         return self.stand is not None and self.stand.shape.fits(self._needed(self.seats.values(), ahead))
 
     def make_room(self) -> None:
         """Have everybody move to a stand that fits."""
-        if self.stand is not None:
-            self._move([*self.seats.values()], self.stand)
+        if self.seats:
+            self._move([*self.seats.values()], self)
 
     def step(self, decoder: Decoder, method: Method, number: int) -> Callable[[], list[New]]:
-        """Move every row forward by a step; see `static_step`."""
+        """See `Fitted` and `static_step`."""
         assert self._step is not None, "somebody is there"
         read = _on_its_way(self._step())
         return lambda: told(read(), number)
@@ -227,41 +228,33 @@ class Fixed:
             self.seats |= dict(zip(places, lot.seats.values(), strict=True))
 
     def take_out(self, gone: Sequence[int]) -> None:
-        """Take rows out of the steps to come; without anybody left, there is no stand."""
-        assert self.stand is not None, "somebody was there"
+        """See `Fitted`: rows that are out stay as they are; without anybody left, there is no stand."""
         if self.seats:
-            at = torch.tensor(gone, device=self.stand.rows.length.device)
-            self.stand.rows.end[at] = self.stand.rows.length[at]
+            at = torch.tensor(gone, device=self.rows.length.device)
+            self.rows.end[at] = self.rows.length[at]
         else:
             self._leave()
 
-    def turn(self, knobs: Mapping[int, tuple[float, int, bool]]) -> None:
-        """Change how rows decode; see `Rows.turn`."""
-        if self.stand is not None:
-            self.stand.rows.turn(knobs)
-
-    def bytes(self) -> int:
-        """Memory that the caches hold, in bytes."""
-        return 0 if self.stand is None else self.stand.bytes()
-
-    def _move(self, seats: Sequence[Seat], like: Stand | Fitted) -> None:
+    def _move(self, seats: Sequence[Seat], like: Fitted) -> None:
         """Have everybody in flight move to a stand that is large enough for `seats`."""
         stand = self._steps.stand(self._decoder, self._method, self._needed(seats, 0), like)
         if self.stand is not None:
-            stand.put(range(len(self.seats)), self.stand.rows, self.stand.cache, self.seats)
+            stand.put(range(len(self.seats)), self.rows, self.cache, self.seats)
             self._leave()
-        self.stand, self.seats = stand, dict(enumerate(self.seats.values()))
+        self.stand, self._rows, self.cache = stand, stand.rows, stand.cache
+        self.seats = dict(enumerate(self.seats.values()))
         self._step = self._steps.step_on(self._decoder, self._method, stand)
 
     def _leave(self) -> None:
         assert self.stand is not None, "somebody was there"
         self._steps.left(self._decoder, self._method, self.stand)
-        self.stand = self._step = None
+        self.stand = self._step = self._rows = None
+        self.cache = RaggedCache()
 
     def _needed(self, seats: Iterable[Seat], ahead: int) -> Shape:
         """The shape of the next step of these requests."""
         seats = [*seats]
-        if self._to_end:
+        if self.lag:
             length = max(seat.end for seat in seats)
         else:  # so many tokens can come with that step, and with each whose tokens are not known yet
             length = max(seat.length for seat in seats) + self._most_new * (1 + ahead)

@@ -104,10 +104,9 @@ class Graphs(Steps):
 
     def place(self, decoder: Decoder, method: Method, device: torch.device) -> Fixed:
         """A place with nobody on it; `UserError` where the method's windows have no fixed shape."""
-        records = records_on(device)  # then it works while the host reads what it did before
-        return Fixed(self, decoder, method, lag=int(records), to_end=records)
+        return Fixed(self, decoder, method, records=records_on(device))
 
-    def stand(self, decoder: Decoder, method: Method, shape: Shape, like: Stand | Fitted) -> Stand:
+    def stand(self, decoder: Decoder, method: Method, shape: Shape, like: Fitted) -> Stand:
         """A stand with nobody on it: one that was left, or a new one."""
         _, found = self._spare.pop((decoder, method, shape, like.cache.dtype), (0, None))
         return super().stand(decoder, method, shape, like) if found is None else found

@@ -14,7 +14,10 @@ from marsbench.forward.decoder import Decoder
 
 
 class Fitted:
-    """Rows, the seats that they belong to, and what they have cached; nothing is held where nobody is."""
+    """Rows, the seats that they belong to, and what they have cached; nothing is held where nobody is.
+
+    `compiled.Fixed` is the same in fixed shapes.
+    """
 
     lag = 0  # steps that may be under way before the first of them is read
 
@@ -29,14 +32,14 @@ class Fitted:
         return self._rows
 
     def fits(self, ahead: int) -> bool:
-        """A step fits in any case."""
+        """Whether there is room for a step although `ahead` others have not been read."""
         return True
 
     def make_room(self) -> None:
-        """There is room in any case."""
+        """Make it, when all others have been read."""
 
     def step(self, decoder: Decoder, method: Method, number: int) -> Callable[[], list[New]]:
-        """Move every row forward; what comes of it has been read already."""
+        """Move every row by forward `number`; what comes of it, for who waits: here it has been read already."""
         rows = self.rows
         before = rows.length
         window, accepted = advance(decoder, method, rows, self.cache, number)
@@ -64,7 +67,7 @@ class Fitted:
         self.seats = dict(enumerate(seat for lot in lots for seat in lot.seats.values()))
 
     def take_out(self, gone: Sequence[int]) -> None:
-        """Close the gaps that rows have left, whose seats are gone, in memory too."""
+        """Give up rows, one at least, whose seats are gone: the gaps are closed, in memory too."""
         rows, count = self.rows, len(self.seats)
         order, movers = list(range(count)), [row for row in self.seats if row >= count]
         holes = [row for row in gone if row < count]

@@ -24,7 +24,7 @@ class Seat:
     index: int  # what the caller calls the request
     request: Request
     bar: float  # the confidence to pass
-    before: int  # forwards of the batch before the request's first
+    before: int = 0  # forwards of the batch before the request's first
     tokens: list[int] = field(default_factory=list)
     settled_by: list[int] = field(default_factory=list)
 
