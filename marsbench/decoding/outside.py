@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
+from marsbench.decoding.acceptance import no_threshold
 from marsbench.decoding.generation import Generation, Meter, Request, end_of, split_eos
 from marsbench.errors import UserError
 
@@ -19,9 +20,9 @@ class OutsideMethod(ABC):
     name: ClassVar[str]
     one_row: ClassVar[bool] = False  # decodes one sequence at a time
 
-    @abstractmethod
     def bar(self, threshold: float | None) -> float:
-        """Refuse a threshold that the method cannot take."""
+        """Refuse a threshold."""
+        return no_threshold(self.name, threshold)
 
     @abstractmethod
     def continue_batch(

@@ -32,13 +32,18 @@ def own_tokens(rows: Rows, logits: Tensor) -> Tensor:
 
 def accept_right(rows: Rows, ids: Tensor) -> Accepted:
     """`verify`, given the tokens `ids` [N, D + 1] that the model itself says from the last committed token on."""
+    if not rows.extent.drafted:
+        return Accepted.run(rows, ids, torch.ones_like(rows.length), pending(rows))
+    verified = right_drafts(rows, ids)
+    return Accepted.run(rows, ids, verified + 1, pending(rows) + verified)
+
+
+def right_drafts(rows: Rows, ids: Tensor) -> Tensor:
+    """How many of each row's drafts are what the model itself says from the last committed token on, [N]."""
     drafts = drafts_of(rows)
     count = drafts.shape[1]
-    if not count:
-        return Accepted.run(rows, ids, torch.ones_like(rows.length), pending(rows))
-    right = (ids[:, :count] == drafts) & (torch.arange(count, device=ids.device) < rows.drafted.unsqueeze(1))
-    verified = passing_run(right)
-    return Accepted.run(rows, ids, verified + 1, pending(rows) + verified)
+    ours = torch.arange(count, device=ids.device) < rows.drafted.unsqueeze(1)
+    return passing_run((ids[:, :count] == drafts) & ours)
 
 
 def room_for_drafts(rows: Rows, accepted: Accepted) -> Tensor:

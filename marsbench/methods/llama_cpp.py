@@ -11,13 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
-from marsbench.decoding.acceptance import no_threshold
 from marsbench.decoding.generation import Meter, Request
 from marsbench.decoding.outside import OutsideMethod
 from marsbench.errors import UserError
@@ -49,14 +48,10 @@ atexit.register(lambda: [one.close() for known in _READ.values() for _, one in k
 class LlamaCpp(OutsideMethod):
     """llama.cpp's own greedy loop, one sequence at a time, with as many threads as torch has."""
 
-    name: ClassVar[str] = "llama-cpp"
-    one_row: ClassVar[bool] = True
+    name = "llama-cpp"
+    one_row = True
 
     quantised: Quantised = "none"
-
-    def bar(self, threshold: float | None) -> float:
-        """It takes no threshold."""
-        return no_threshold(self.name, threshold)
 
     def continue_batch(
         self, model: Any, requests: Sequence[Request], eos_ids: list[int], pad_id: int, meter: Meter | None = None
@@ -84,7 +79,7 @@ class LlamaCpp(OutsideMethod):
 class LlamaCppLookup(LlamaCpp):
     """The same with llama.cpp's own prompt lookup, as its Python package has it."""
 
-    name: ClassVar[str] = "llama-cpp-lookup"
+    name = "llama-cpp-lookup"
 
     draft_length: int = 4
     ngram: int = 3

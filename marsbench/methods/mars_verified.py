@@ -8,7 +8,7 @@ whatever the threshold, which only prunes drafts that are unlikely to be right.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +18,7 @@ from marsbench.decoding.acceptance import bar, confidence, passing_run
 from marsbench.decoding.chain import read_masks
 from marsbench.decoding.generation import Layout, Metric
 from marsbench.decoding.rows import Accepted, Most, Rows
+from marsbench.decoding.step import Method
 from marsbench.decoding.verification import accept_right, own_tokens, room_for_drafts, verify
 from marsbench.decoding.windows import drafts_of, group_entries, grouped_window, last, linear_window
 from marsbench.forward.window import Answer, Window, at_entries
@@ -37,7 +38,7 @@ class Reading(NamedTuple):
 
 
 @dataclass(frozen=True)
-class MarsVerified:
+class MarsVerified(Method):
     """Drafts from masks, at most `window` tokens per forward; `window` need not be the B of the training.
 
     With n drafts and W = `window`, a row's forward has these positions:
@@ -50,8 +51,7 @@ class MarsVerified:
       masks have seen it, so the next forward goes without drafts: it pays to prune them by a threshold.
     """
 
-    name: ClassVar[str] = "mars-verified"
-    causal_prompt: ClassVar[bool] = True
+    name = "mars-verified"
 
     mask_id: int
     window: int = 4
