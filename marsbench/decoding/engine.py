@@ -37,7 +37,7 @@ class Shapes(Protocol):
     """What runs steps in fixed shapes."""
 
     def place(self, decoder: Decoder, method: Method, device: torch.device) -> Fitted:
-        """A place with nobody on it; `UserError` where the method's windows have no fixed shape."""
+        """A place with nobody on it, for a method whose windows have a fixed shape."""
         ...
 
 
@@ -127,9 +127,9 @@ class Batch:
         for lot in lots:
             is_long = lot.rows.extent.pending > most and self.method.causal_prompt
             for window in leading_windows(lot.rows) if is_long else ():
-                forward(self.decoder, lot.cache, window)
+                forward(self.decoder, lot.rows.cache, window)
                 if self._meter is not None:
-                    self._meter.count(window.input_ids.numel(), lot.cache.bytes(), prompt=True)
+                    self._meter.count(window.input_ids.numel(), lot.bytes(), prompt=True)
                 yield
         news = self._drain()
         try:

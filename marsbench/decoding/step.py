@@ -43,10 +43,10 @@ class Method(ABC):
         """Read the answer, say what to keep of it, and note the drafts for the next window in `rows`."""
 
 
-def advance(decoder: Decoder, method: Method, rows: Rows, cache: RaggedCache, number: int) -> tuple[Window, Accepted]:
+def advance(decoder: Decoder, method: Method, rows: Rows, number: int) -> tuple[Window, Accepted]:
     """The one step of every method, forward `number` of the batch: what was forwarded, and what was accepted."""
     window = method.propose(rows)
-    accepted = method.accept(rows, window, forward(decoder, cache, window))
+    accepted = method.accept(rows, window, forward(decoder, rows.cache, window))
     commit(rows, accepted, number)
     return window, accepted
 

@@ -56,12 +56,3 @@ def continued(rows: Rows, accepted: Accepted) -> tuple[Tensor, Tensor]:
     inside = accepted.chosen & (accepted.position < rows.end.unsqueeze(1))
     place = torch.where(inside, accepted.position, rows.tokens.shape[1] - 1)
     return rows.tokens.scatter(1, place, accepted.ids), torch.minimum(rows.length + accepted.advance, rows.end)
-
-
-def guesses_behind(ids: Tensor, accepted: Accepted, count: int) -> Tensor:
-    """What a window's answers `ids` [N, K] say of the `count` tokens after the accepted ones, the last one repeated.
-
-    Past the first wrong draft they were read in a wrong context: fit to be verified, not to be trusted.
-    """
-    at = accepted.advance.unsqueeze(1) + torch.arange(count, device=ids.device)
-    return ids.gather(1, at.clamp(max=ids.shape[1] - 1))

@@ -8,7 +8,7 @@ import torch
 
 from marsbench.decoding.rows import Accepted, Most, Rows
 from marsbench.decoding.step import Method
-from marsbench.decoding.verification import guesses_behind, room_for_drafts, verify
+from marsbench.decoding.verification import room_for_drafts, verify
 from marsbench.decoding.windows import linear_window
 from marsbench.forward.window import Answer, Window
 
@@ -40,7 +40,8 @@ class Jacobi(Method):
         offset = torch.arange(count, device=accepted.ids.device)
         place = (rows.length + accepted.advance).unsqueeze(1) + offset
         entering = rows.tokens.gather(1, (place * 2_654_435_761 >> 8) % rows.start.unsqueeze(1))
-        known = offset < (accepted.ids.shape[1] - accepted.advance).unsqueeze(1)
-        rows.drafts = torch.where(known, guesses_behind(accepted.ids, accepted, count), entering)
+        # Past the first wrong guess the answers were read in a wrong context: fit to be verified, not to be trusted.
+        behind, most = accepted.advance.unsqueeze(1) + offset, accepted.ids.shape[1] - 1
+        rows.drafts = torch.where(behind <= most, accepted.ids.gather(1, behind.clamp(max=most)), entering)
         rows.drafted = room_for_drafts(rows, accepted).clamp(max=count)
         return accepted

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from marsbench.decoding.rows import Accepted, Most, Rows
-from marsbench.decoding.step import Method, commit, forward
+from marsbench.decoding.step import Method, advance, forward
 from marsbench.decoding.verification import verify
 from marsbench.decoding.windows import leading_windows, linear_window
 from marsbench.forward.decoder import Decoder, decoder_of
@@ -64,9 +64,7 @@ class Drafter:
                 forward(decoder, rows.draft_cache, window)
         known, unfinished = 0, most
         while unfinished:
-            window = self.method.propose(lane)
-            answer = forward(decoder, rows.draft_cache, window)
-            commit(lane, self.method.accept(lane, window, answer), 1)
+            advance(decoder, self.method, lane, 1)
             # A row that has all its drafts waits for the others: it says its last token again.
             lane.cached = torch.minimum(lane.cached, lane.length - 1)
             if self.is_steady:
@@ -91,6 +89,7 @@ class Drafter:
             tokens=rows.tokens.clone(),
             born=rows.born.clone(),
             cached=rows.draft_cached,
+            cache=rows.draft_cache,
             end=torch.minimum(rows.length + drafts, rows.end - 1),
             bar=torch.full_like(rows.bar, bar),
             drafts=rows.tokens[:, :0],
