@@ -208,8 +208,8 @@ def test_nothing_is_packed_that_need_not_be(monkeypatch: pytest.MonkeyPatch) -> 
     torch.testing.assert_close(logits_of(llama()), plain, atol=0, rtol=0)
     assert len(linear_module.COPIES) == 0
     with torch.inference_mode():
-        assert not linear_module.can_be_packed([torch.ones(64, 64)]), "it has no version"
-    assert not linear_module.can_be_packed([torch.ones(64, 64).t()[1:]]) and not linear_module.can_be_packed(
+        assert not linear_module.packed_for([torch.ones(64, 64)]), "it has no version"
+    assert not linear_module.packed_for([torch.ones(64, 64).t()[1:]]) and not linear_module.packed_for(
         [torch.ones(4, 4)]
     )
 

@@ -31,6 +31,10 @@ class LowRank(NamedTuple):
     down: Tensor  # [r, in]
     up: Tensor  # [out, r], the adapter's scale in it
 
+    def change(self, values: Tensor) -> Tensor:
+        """That, in the type of the input."""
+        return F.linear(F.linear(values, self.down.to(values)), self.up.to(values))
+
 
 @dataclass(frozen=True, eq=False)
 class Adapter:
@@ -126,11 +130,11 @@ def hooked(model: Any, adapter: Adapter, masked: Tensor | None) -> Iterator[None
         UserError: the model has no layer of a name, or one that does not map entry by entry.
     """
     decoder = model.get_decoder()
-    places: list[tuple[nn.Module, Callable[..., Tensor]]] = [
-        (decoder.get_input_embeddings(), _shifting(adapter.vector, masked)),
-        *((_layer(decoder, name), _mapping(name, pair, masked)) for name, pair in adapter.maps.items()),
+    embeddings, layers = decoder.get_input_embeddings(), {name: _layer(decoder, name) for name in adapter.maps}
+    handles = [embeddings.register_forward_hook(_adding(lambda _: adapter.vector, masked))]
+    handles += [
+        layers[name].register_forward_hook(_adding(pair.change, masked, name)) for name, pair in adapter.maps.items()
     ]
-    handles = [module.register_forward_hook(hook) for module, hook in places]
     try:
         yield
     finally:
@@ -146,28 +150,18 @@ def _layer(decoder: Any, name: str) -> nn.Module:
     return layer
 
 
-def _shifting(vector: Tensor, masked: Tensor | None) -> Callable[..., Tensor]:
-    def hook(_: nn.Module, __: tuple[Tensor, ...], embedded: Tensor) -> Tensor:
-        return _where(masked, embedded + vector.to(embedded), embedded)
+def _adding(change: Callable[[Tensor], Tensor], masked: Tensor | None, name: str = "") -> Callable[..., Tensor]:
+    """A hook that adds what comes of a module's input to its output, at masks."""
 
-    return hook
-
-
-def _mapping(name: str, pair: LowRank, masked: Tensor | None) -> Callable[..., Tensor]:
     def hook(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        values = inputs[0]
-        if masked is not None and output.numel() != masked.numel() * output.shape[-1]:
+        if masked is None:
+            return output + change(inputs[0]).to(output)
+        if output.numel() != masked.numel() * output.shape[-1]:
             raise _unfit(f"layer {name} does not map entry by entry")
-        change = F.linear(F.linear(values, pair.down.to(values)), pair.up.to(values))
-        return _where(masked, output + change, output)
+        there = masked.to(output.device).view(*output.shape[:-1], 1)
+        return torch.where(there, output + change(inputs[0]).to(output), output)
 
     return hook
-
-
-def _where(masked: Tensor | None, there: Tensor, elsewhere: Tensor) -> Tensor:
-    if masked is None:
-        return there
-    return torch.where(masked.to(there.device).view(*there.shape[:-1], 1), there, elsewhere)
 
 
 def _unfit(why: str) -> UserError:

@@ -85,7 +85,8 @@ class Copy:
     watched: list[Watched]
     packed: Tensor  # of all layers, as `linear.cpp` or as oneDNN reads it
     bias: Tensor | None  # [out]
-    is_native: bool  # whether it is `linear.cpp`'s
+    kind: str  # of `packed_for`
+    is_native: bool  # whether that is `linear.cpp`
 
     def is_of(self, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> bool:
         """Whether these are the same ones, and nothing has been written to them."""
@@ -162,14 +163,22 @@ def _not_packed(values: Tensor, weights: Sequence[Tensor]) -> _Kernel:
     return _on_the_right if len(values) <= NARROW else by_onednn
 
 
-def can_be_packed(weights: Sequence[Any]) -> bool:
-    """Whether weights are plain, on the CPU and of a type that is read there, and large together, for oneDNN."""
-    return (
-        all(type(one) in _ORDINARY and one.device.type == "cpu" for one in weights)
-        and all(one.dim() == 2 and one.is_contiguous() for one in weights)
-        and not any(one.is_inference() for one in weights)  # it has no version
-        and (_native_for(weights) or _onednn_for(weights))
-    )
+def packed_for(weights: Sequence[Any]) -> str:
+    """What a copy of weights is for: "native" is `linear.cpp`, else "oneDNN"; empty where there can be none.
+
+    They are plain, on the CPU and of a type that is read there; for oneDNN, they are large together.
+    """
+    if (
+        not all(type(one) in _ORDINARY and one.device.type == "cpu" for one in weights)
+        or not all(one.dim() == 2 and one.is_contiguous() for one in weights)
+        or any(one.is_inference() for one in weights)  # it has no version
+    ):
+        return ""
+    outputs, dtypes = sum(map(len, weights)), {weight.dtype for weight in weights}
+    if len(dtypes) == 1 and can_pack(outputs, weights[0].shape[1], *dtypes) and is_native():
+        return "native"
+    is_read = dtypes <= {torch.float32, *([torch.bfloat16] if reads_bf16() else [])}
+    return "oneDNN" if HAS_ONEDNN and is_read and sum(one.numel() for one in weights) >= LARGE else ""
 
 
 # Inductor has a lowering of oneDNN's operation for weights that it has packed itself, and fails on others: it gets to
@@ -272,23 +281,22 @@ def pack_sites(sites: Sequence[Site]) -> bool:
 
     A copy goes with the last of the sites that hold it. Whether copies were made or given up is returned.
     """
-    has_changed, missing = False, list[Site]()
+    has_changed, missing = False, list[tuple[Site, str]]()
     for site in sites:
         found = None
-        if packing_is_on() and can_be_packed(site.weights):
+        if packing_is_on() and (kind := packed_for(site.weights)):
             found = COPIES.get(_places(site.weights))  # our own, or another decoder's of the same model
-            is_native = _native_for(site.weights)
-            if found is None or found.is_native != is_native or not found.is_of(site.weights, site.biases):
+            if found is None or found.kind != kind or not found.is_of(site.weights, site.biases):
                 found = None
-                missing.append(site)
+                missing.append((site, kind))
         has_changed |= site.copy is not found
         site.copy = found  # what is replaced is given back before its successor is made
-    needed = sum(weight.nbytes for site in missing for weight in site.weights) * _SPARE
+    needed = sum(weight.nbytes for site, _ in missing for weight in site.weights) * _SPARE
     if not missing or needed >= psutil.virtual_memory().available:
         return has_changed
-    room = _Room(missing)
-    for site in missing:
-        site.copy = _packed(site.weights, site.biases, room)
+    room = _Room([site for site, kind in missing if kind == "native"])
+    for site, kind in missing:
+        site.copy = _packed(site.weights, site.biases, kind, room)
     return True
 
 
@@ -298,8 +306,7 @@ class _Room:
     """
 
     def __init__(self, sites: Sequence[Site]) -> None:
-        weights = [weight for site in sites if _native_for(site.weights) for weight in site.weights]
-        nbytes = sum(weight.nbytes for weight in weights) + _LINE * len(sites)
+        nbytes = sum(weight.nbytes for site in sites for weight in site.weights) + _LINE * (len(sites) + 1)
         if hasattr(mmap, "MADV_HUGEPAGE"):
             memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             memory.madvise(mmap.MADV_HUGEPAGE)
@@ -314,31 +321,19 @@ class _Room:
         return kept.copy_(packed)
 
 
-def _packed(weights: list[Tensor], biases: list[Tensor | None], room: _Room) -> Copy:
+def _packed(weights: list[Tensor], biases: list[Tensor | None], kind: str, room: _Room) -> Copy:
     """A copy; layers without a bias get zeros where others have one."""
     bias = None
     if any(one is not None for one in biases):
         each = zip(weights, biases, strict=True)
         bias = torch.cat([weight.new_zeros(len(weight)) if one is None else one.detach() for weight, one in each])
     whole = torch.cat([weight.detach() for weight in weights])
-    native = _native_for(weights)
-    packed = room.keep(pack(whole)) if native else torch.ops.mkldnn._reorder_linear_weight(whole, _PACKED_FOR)
+    is_native = kind == "native"
+    packed = room.keep(pack(whole)) if is_native else torch.ops.mkldnn._reorder_linear_weight(whole, _PACKED_FOR)
     watched = [Watched(one) for one in (*weights, *biases) if one is not None]
-    copy = Copy(weights, biases, watched, packed, bias, native)
+    copy = Copy(weights, biases, watched, packed, bias, kind, is_native)
     COPIES[_places(weights)] = copy
     return copy
-
-
-def _native_for(weights: Sequence[Tensor]) -> bool:
-    """Whether a copy of weights is `linear.cpp`'s."""
-    outputs, dtypes = sum(map(len, weights)), {weight.dtype for weight in weights}
-    return len(dtypes) == 1 and can_pack(outputs, weights[0].shape[1], *dtypes) and is_native()
-
-
-def _onednn_for(weights: Sequence[Tensor]) -> bool:
-    """Whether it may be oneDNN's."""
-    is_read = all(one.dtype is torch.float32 or (one.dtype is torch.bfloat16 and reads_bf16()) for one in weights)
-    return HAS_ONEDNN and is_read and sum(one.numel() for one in weights) >= LARGE
 
 
 def packing_in_words() -> dict[str, Any]:
@@ -347,7 +342,7 @@ def packing_in_words() -> dict[str, Any]:
     """
     if not COPIES:
         return {}
-    by = sorted({"native" if copy.is_native else "oneDNN" for copy in COPIES.values()})
+    by = sorted({copy.kind for copy in COPIES.values()})
     return {"packing": {"bytes": sum(copy.nbytes for copy in COPIES.values()), "by": by}}
 
 

@@ -25,7 +25,7 @@ from marsbench.methods import check_installed
 Quantised = Literal["none", "q8_0", "q4_1"]
 _Weights = list[tuple[int, int]]  # where each lies, and how often it was written to
 _TYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
-_KINDS = {"llama": "llama", "qwen2": "qwen2"}  # transformers' name of an architecture -> llama.cpp's
+_KINDS = ("llama", "qwen2")  # architectures, as both transformers and llama.cpp call them
 # Our modules -> the tensors of a GGUF file: of a layer, and of the whole model.
 _OF_LAYER = {
     "input_layernorm": "attn_norm",
@@ -122,10 +122,10 @@ def write_gguf(model: Any, file: Path, quantised: Quantised = "none") -> None:
     import gguf
 
     config = model.config
-    kind = _KINDS.get(config.model_type)
-    if kind is None or model.dtype not in _TYPES:
+    kind = config.model_type
+    if kind not in _KINDS or model.dtype not in _TYPES:
         raise UserError(
-            f"llama.cpp is not given a model of the kind {config.model_type} in {model.dtype}",
+            f"llama.cpp is not given a model of the kind {kind} in {model.dtype}",
             fix="race it with a Llama or Qwen2 model",
         )
     writer: Any = gguf.GGUFWriter(file, kind)
