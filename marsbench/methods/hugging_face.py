@@ -30,7 +30,8 @@ class HfGenerate(OutsideMethod):
     ) -> list[tuple[list[int], list[int]]]:
         """One batch: per request its new tokens and how many came with each forward."""
         watching = [_Forwards(meter)] if meter else []
-        continued = _generated(model, requests, eos_ids, pad_id, watching)
+        with generating_by(model):
+            continued = _generated(model, requests, eos_ids, pad_id, watching)
         return [(tokens, [1] * len(tokens)) for tokens in continued]
 
 
@@ -52,7 +53,7 @@ class HfAssisted(OutsideMethod):
     ) -> list[tuple[list[int], list[int]]]:
         """One request: its new tokens and how many came with each forward of the target."""
         rounds = _Forwards(meter)
-        with generating_by(
+        with generating_by(model), generating_by(  # in this order: a model may draft for itself
             self.draft, num_assistant_tokens=self.draft_length, num_assistant_tokens_schedule="constant",
             assistant_confidence_threshold=0.0,
         ):  # fmt: skip
@@ -65,19 +66,18 @@ class HfAssisted(OutsideMethod):
 def _generated(
     model: Any, requests: Sequence[Request], eos_ids: list[int], pad_id: int, watching: list[_Forwards], **more: Any
 ) -> list[list[int]]:
-    """New tokens of every request, to the furthest limit of all."""
+    """New tokens of every request, to the furthest limit of all, within `generating_by`."""
     longest = max(len(request.prompt_ids) for request in requests)
     padding = [longest - len(request.prompt_ids) for request in requests]
     padded = [[pad_id] * pads + list(request.prompt_ids) for pads, request in zip(padding, requests, strict=True)]
     greedy: dict[str, Any] = {"max_new_tokens": max(request.max_new_tokens for request in requests), "do_sample": False}
-    with generating_by(model):
-        output = model.generate(
-            torch.tensor(padded, device=model.device),
-            attention_mask=torch.tensor([[0] * pads + [1] * (longest - pads) for pads in padding], device=model.device),
-            stopping_criteria=StoppingCriteriaList(watching),
-            generation_config=GenerationConfig(**greedy, eos_token_id=eos_ids, pad_token_id=pad_id),  # type: ignore[no-untyped-call]
-            **more,
-        )
+    output = model.generate(
+        torch.tensor(padded, device=model.device),
+        attention_mask=torch.tensor([[0] * pads + [1] * (longest - pads) for pads in padding], device=model.device),
+        stopping_criteria=StoppingCriteriaList(watching),
+        generation_config=GenerationConfig(**greedy, eos_token_id=eos_ids, pad_token_id=pad_id),  # type: ignore[no-untyped-call]
+        **more,
+    )
     continued: list[list[int]] = output[:, longest:].tolist()
     return continued
 
