@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel
 from transformers.generation.logits_process import TemperatureLogitsWarper
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
@@ -25,7 +26,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 from marsbench import hub
 from marsbench.compiled.graphs import kind_of_batch
 from marsbench.decoding.engine import Method, decode
-from marsbench.decoding.generation import PREFILL_POSITIONS, Generation, Request
+from marsbench.decoding.generation import PREFILL_POSITIONS, Request
 from marsbench.decoding.outside import OutsideMethod
 from marsbench.errors import UserError
 from marsbench.forward.adapter import Adapted
@@ -108,7 +109,7 @@ def generate(
     if method in METHODS and "heads" in METHODS[method].needs:
         heads = MedusaHeads.load(Path(str(model.name_or_path)), dtype=model.dtype, device=model.device)
     options = Options(
-        mask_id=_mask_id(model, adapter) if mask_id is None else mask_id,
+        mask_id=_tokenizer_mask(str(adapter or model.name_or_path or "")) if mask_id is None else mask_id,
         draft=draft,
         **{name: others[name] for name in OPTIONS if name in others},
     )
@@ -137,7 +138,9 @@ def generate(
     )  # fmt: skip
     if token_streamer is not None:
         token_streamer.end()  # type: ignore[no-untyped-call]
-    sequences = _sequences(input_ids, generations, pad_id)
+    ended = [torch.tensor(one.tokens if one.eos_id is None else [*one.tokens, one.eos_id]) for one in generations]
+    new = pad_sequence(ended, batch_first=True, padding_value=pad_id).to(input_ids)
+    sequences = torch.cat([input_ids, new], dim=1)
     return GenerateDecoderOnlyOutput(sequences=sequences) if config.return_dict_in_generate else sequences  # type: ignore[arg-type]
 
 
@@ -166,13 +169,6 @@ def _requests(
         Request(ids[kept.bool()].tolist(), limit, threshold, temperature=temperature, seed=seed + row)
         for row, (ids, kept) in enumerate(zip(input_ids, real, strict=True))
     ]
-
-
-def _sequences(input_ids: Tensor, generations: list[Generation], pad_id: int) -> Tensor:
-    ended = [g.tokens if g.eos_id is None else [*g.tokens, g.eos_id] for g in generations]
-    longest = max(map(len, ended))
-    new = torch.tensor([row + [pad_id] * (longest - len(row)) for row in ended], device=input_ids.device)
-    return torch.cat([input_ids, new], dim=1)
 
 
 def _put(streamer: BaseStreamer, index: int, tokens: list[int]) -> None:
@@ -217,6 +213,8 @@ def _refuse_unsupported(config: GenerationConfig, processors: Iterable[Any], cri
 
 @lru_cache(maxsize=8)
 def _tokenizer_mask(name_or_path: str) -> int | None:
+    if not name_or_path:
+        return None
     try:
         with nullcontext() if Path(name_or_path).is_dir() else hub.from_cache_if_out_of_reach():
             tokenizer = AutoTokenizer.from_pretrained(name_or_path)
@@ -224,8 +222,3 @@ def _tokenizer_mask(name_or_path: str) -> int | None:
         return None
     mask: int | None = tokenizer.mask_token_id
     return mask if mask is not None else tokenizer.get_vocab().get("<|mask|>")
-
-
-def _mask_id(model: PreTrainedModel, adapter: str | Path | None) -> int | None:
-    place = str(adapter or model.name_or_path or "")
-    return _tokenizer_mask(place) if place else None

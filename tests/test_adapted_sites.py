@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from packed_or_not import packing
 from test_adapter import noisy, states
 from test_architectures import SHAPE
 from torch import Tensor
@@ -14,7 +15,7 @@ from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from marsbench.forward import linear as linear_module
 from marsbench.forward.adapter import Adapted
-from marsbench.forward.linear import Copy, packing
+from marsbench.forward.linear import Copy
 from marsbench.forward.native import is_native
 
 pytestmark = pytest.mark.skipif(not is_native(), reason="no C++ compiler")

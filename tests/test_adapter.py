@@ -11,6 +11,7 @@ from weakref import WeakValueDictionary
 
 import pytest
 import torch
+from packed_or_not import packing
 from test_architectures import EOS, KNOWN, MASK, NEW, PAD, SHAPE, prompts
 from test_static import in_flight, llama, tokens_of
 from torch import Tensor, nn
@@ -26,7 +27,6 @@ from marsbench.forward import linear as linear_module
 from marsbench.forward.adapter import Adapted, Adapter, LowRank, hooked
 from marsbench.forward.cache import RaggedCache
 from marsbench.forward.decoder import LeanDecoder, decoder_of
-from marsbench.forward.linear import packing
 from marsbench.forward.modules import ModuleDecoder
 from marsbench.forward.native import cpp_compiler
 from marsbench.forward.window import Answer, Window

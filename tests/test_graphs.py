@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from packed_or_not import packing
 from test_static import EOS, MASK, PAD, SETTINGS, Traffic, llama, method_of
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -24,11 +25,9 @@ from transformers import LlamaForCausalLM
 
 from marsbench.compiled import graphs as graphs_module
 from marsbench.compiled.graphs import Graphs, Run, kind_of_batch, why_not
-from marsbench.decoding import windows
 from marsbench.decoding.engine import Batch, decode
 from marsbench.decoding.generation import Request
-from marsbench.forward import adapter, decoder
-from marsbench.forward.linear import packing
+from marsbench.forward import decoder, window
 from marsbench.forward.masks import additive_mask, lowest_of
 from marsbench.methods import Options, build_method
 from marsbench.training import visibility
@@ -149,7 +148,7 @@ def test_recorded_steps_say_what_eager_ones_do(what: str, given: dict[str, Any])
         traffic = Traffic(kind, model, method, seed=5, count=5)
         traffic.run()
         found.append((traffic.done, traffic.told, traffic.meter.forwards))
-        for kept in (windows._kept_causal, windows._kept_groups, windows._kept_range, adapter._kept_from):
+        for kept in window.KEPT:
             kept.cache_clear()
         decode(model, method_of("ar", given), [Request([5] * 300, 1)], eos_id=EOS, pad_id=PAD)
     assert found[1] == found[0] and found[2] == found[0]
@@ -158,7 +157,7 @@ def test_recorded_steps_say_what_eager_ones_do(what: str, given: dict[str, Any])
 
 def test_graphs_hold_nothing_that_is_kept_for_a_while(given: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """The test above can fail."""
-    for module in (windows, decoder):
+    for module in (window, decoder):
         monkeypatch.setattr(module, "makes_a_graph", lambda: False)
     with pytest.raises(Freed):
         test_recorded_steps_say_what_eager_ones_do("mars", given)

@@ -20,6 +20,7 @@ from marsbench.decoding import windows
 from marsbench.decoding.engine import Batch, decode
 from marsbench.decoding.fitted import Fitted
 from marsbench.decoding.generation import Generation, Request
+from marsbench.forward import window
 from marsbench.forward.cache import RaggedCache
 from marsbench.methods import Options, build_method
 
@@ -158,7 +159,7 @@ def test_an_empty_batch_holds_nothing(method: str, model: PreTrainedModel, draft
     while len(batch):
         assert cache_bytes(batch) > 0
         batch.step()
-    assert (cache_bytes(batch), row_bytes(batch), batch._place.cache.flat_slots.numel()) == (0, 0, 0)  # type: ignore[attr-defined]
+    assert (cache_bytes(batch), row_bytes(batch), batch._place._rows) == (0, 0, None)
     batch.join({0: Request(prompt(9), 1)})
     assert (cache_bytes(batch), row_bytes(batch)) == (0, 0)
 
@@ -259,11 +260,11 @@ def test_windows_that_recur_are_kept() -> None:
     """Guards against the shape of a decoding step that is worked out anew at every step, and a store without end."""
     device = torch.device("cpu")
     assert windows.causal(7, device) is windows.causal(7, device)
-    assert windows._groups(2, 3, 4, 3, device)[2] is windows._groups(2, 3, 4, 3, device)[2]
-    most = windows._WIDEST_KEPT
+    assert windows._groups(17, 5, 2, 3, device)[2] is windows._groups(17, 5, 2, 3, device)[2]
+    most = window.WIDEST_KEPT
     assert torch.equal(windows.causal(most + 1, device)[:most, :most], windows.causal(most, device))
-    sizes = [kept.cache_info().maxsize for kept in (windows._kept_causal, windows._kept_groups)]
-    assert sum(size or 10**9 for size in sizes) * most**2 <= 16 * 2**20
+    sizes = [kept.cache_info().maxsize for kept in window.KEPT]
+    assert len(sizes) == 4 and sum(size or 10**9 for size in sizes) * most**2 <= 16 * 2**20
 
 
 # ---- all of it ------------------------------------------------------------------------------------------------------
@@ -278,7 +279,7 @@ def test_memory_is_back_when_all_is_done(model: PreTrainedModel, draft: PreTrain
     soak(model, draft, draw, 30)  # what is made once: fused weights, windows of decoding steps
     with tensors_kept() as kept:
         soak(model, draft, draw, REQUESTS)
-        for recurring in (windows._kept_causal, windows._kept_groups, windows._kept_range):
+        for recurring in window.KEPT:
             recurring.cache_clear()  # a test of its own holds their size
         found = kept()
     assert found == (0, 0)

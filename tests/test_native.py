@@ -125,8 +125,7 @@ def test_a_prompt_gives_the_same_bits_however_it_comes(dtype: torch.dtype) -> No
     torch.manual_seed(0)
     layer, values = torch.nn.Linear(64, 96, dtype=dtype), torch.randn(150, 64, dtype=dtype)
     site = linear_module.Site({"layer": layer})
-    packing = linear_module.Packing([site])
-    packing.follow()
+    linear_module.pack_sites([site])
     assert site.is_native
     (whole,), parts = site(values), [site(part)[0] for part in values.split([1, 63, 86])]
     assert torch.equal(whole, torch.cat(parts))
@@ -196,7 +195,7 @@ def test_copies_lie_in_one_piece_of_memory(model: Any) -> None:
     """Guards against copies in pages of their own, and against one that is written over another."""
     decoder = decoder_of(model)
     assert isinstance(decoder, LeanDecoder)
-    copies = [site.copy.packed for site in decoder._packing.sites if site.copy is not None and site.copy.is_native]
+    copies = [site.copy.packed for site in decoder._with_head if site.copy is not None and site.copy.is_native]
     begins = sorted((copy.data_ptr(), copy.nbytes) for copy in copies)
     assert len({copy.untyped_storage().data_ptr() for copy in copies}) == 1 and len(copies) > 4
     assert all(at + size <= after and after % 64 == 0 for (at, size), (after, _) in pairwise(begins))

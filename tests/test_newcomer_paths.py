@@ -29,26 +29,21 @@ METHOD = '''
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
-from marsbench.decoding.acceptance import no_threshold
 from marsbench.decoding.rows import Accepted, Most, Rows
+from marsbench.decoding.step import Method
 from marsbench.decoding.verification import room_for_drafts, verify
 from marsbench.decoding.windows import linear_window
 from marsbench.forward.window import Answer, Window
 
 
 @dataclass(frozen=True)
-class Stutter:
+class Stutter(Method):
     """The last token `times` times, verified."""
 
-    name: ClassVar[str] = "stutter"
-    causal_prompt: ClassVar[bool] = True
+    name = "stutter"
 
     times: int = 2
-
-    def bar(self, threshold: float | None) -> float:
-        return no_threshold(self.name, threshold)
 
     def most(self) -> Most:
         return Most(pending=1, drafted=self.times, behind=self.times)

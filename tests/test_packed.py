@@ -12,6 +12,7 @@ from weakref import WeakValueDictionary
 import psutil
 import pytest
 import torch
+from packed_or_not import packing
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
@@ -21,7 +22,7 @@ from marsbench.decoding.generation import Request
 from marsbench.forward import linear as linear_module
 from marsbench.forward.cache import RaggedCache
 from marsbench.forward.decoder import LeanDecoder, decoder_of
-from marsbench.forward.linear import packing, packing_in_words
+from marsbench.forward.linear import packing_in_words
 from marsbench.forward.native import VARIABLE, is_native
 from marsbench.forward.window import Window
 from marsbench.methods.ar import Autoregressive
@@ -207,8 +208,8 @@ def test_nothing_is_packed_that_need_not_be(monkeypatch: pytest.MonkeyPatch) -> 
     torch.testing.assert_close(logits_of(llama()), plain, atol=0, rtol=0)
     assert len(linear_module.COPIES) == 0
     with torch.inference_mode():
-        assert not linear_module.can_be_packed([torch.ones(64, 64)]), "it has no version"
-    assert not linear_module.can_be_packed([torch.ones(64, 64).t()[1:]]) and not linear_module.can_be_packed(
+        assert not linear_module.packed_for([torch.ones(64, 64)]), "it has no version"
+    assert not linear_module.packed_for([torch.ones(64, 64).t()[1:]]) and not linear_module.packed_for(
         [torch.ones(4, 4)]
     )
 

@@ -14,11 +14,12 @@ from typing import Any
 
 import pytest
 import torch
+from packed_or_not import packing
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from marsbench.decoding.engine import decode
 from marsbench.decoding.generation import Request
-from marsbench.forward.linear import packing, packing_in_words
+from marsbench.forward.linear import packing_in_words
 from marsbench.methods.ar import Autoregressive
 from marsbench.methods.hugging_face import HfGenerate
 from marsbench.racing.step_time import StepShape, _copied_per_second, _step

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM, Qwen3Co
 
 from marsbench.decoding.engine import Batch, decode
 from marsbench.decoding.generation import PREFILL_POSITIONS, Generation, Meter, Request
-from marsbench.decoding.prefill import groups_of
+from marsbench.decoding.requests import groups_of
 from marsbench.errors import UserError
 from marsbench.methods import METHODS, Options, build_method
 from marsbench.training.medusa import MedusaHeads

@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from packed_or_not import packing
 from test_graphs import taped
 from transformers import PreTrainedModel
 
@@ -21,7 +22,6 @@ from marsbench.compiled.fixed import Steps
 from marsbench.decoding.engine import Batch, context_length, decode
 from marsbench.decoding.generation import Request
 from marsbench.errors import UserError
-from marsbench.forward.linear import packing
 from marsbench.methods import Options, build_method
 from marsbench.methods.mixed import Mixed
 from marsbench.racing.position_law import PositionLaw

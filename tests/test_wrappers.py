@@ -13,6 +13,7 @@ import accelerate
 import pytest
 import torch
 import torch.nn.functional as F
+from packed_or_not import packing
 from safetensors.torch import save_model
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -24,7 +25,7 @@ from marsbench.decoding.generation import Generation, Request
 from marsbench.forward import decoder as decoder_module
 from marsbench.forward import linear as linear_module
 from marsbench.forward.decoder import LeanDecoder, ModuleDecoder, decoder_of
-from marsbench.forward.linear import Site, packing
+from marsbench.forward.linear import Site
 from marsbench.methods import Options, build_method
 
 PROMPT, NEW = [4, 5, 6, 7, 8], 10

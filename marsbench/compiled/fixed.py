@@ -10,7 +10,7 @@ one small tensor a step. Joining, leaving and changing the shape stay outside.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from math import isfinite
@@ -24,7 +24,6 @@ from marsbench.decoding.fitted import Fitted
 from marsbench.decoding.rows import Extent, Most, Rows
 from marsbench.decoding.seats import New, Seat
 from marsbench.decoding.step import Method, advance, to_tell, told
-from marsbench.errors import UserError
 from marsbench.forward.cache import RaggedCache
 from marsbench.forward.decoder import Decoder
 
@@ -77,8 +76,8 @@ class FixedCache(RaggedCache):
 class Stand:
     """Rows and caches of one shape, in buffers that are written in place."""
 
-    def __init__(self, shape: Shape, most: Most, like: Rows, cache: RaggedCache) -> None:
-        """Empty rows, as wide as the shape says; `like` and `cache` tell of dtypes, layers and heads."""
+    def __init__(self, shape: Shape, most: Most, like: Rows) -> None:
+        """Empty rows, as wide as the shape says; `like` tells of dtypes, layers and heads."""
         self.shape = shape
         narrow = {"tokens": shape.length + 1, "born": 0, "drafts": most.drafted}
         fields: dict[str, Any] = {
@@ -98,14 +97,12 @@ class Stand:
             windows=(most.drafted + 1, 1),
             groups=(-1, 0),
         )
-        slots = shape.length + most.behind
-        self.draft_cache = FixedCache.like(like.draft_cache, shape.rows, slots)
-        self.rows = Rows(draft_cache=self.draft_cache, extent=extent, fixed=True, **fields)
+        self.caches = [FixedCache.like(cache, shape.rows, shape.length + most.behind) for cache in like.caches]
+        self.rows = Rows(**fields, cache=self.caches[0], draft_cache=self.caches[1], extent=extent, fixed=True)
         for values in (self.rows.start, self.rows.length, self.rows.end):
             values += 1  # an empty row is a prompt of one token that has come to its end
-        self.cache = FixedCache.like(cache, shape.rows, slots)
 
-    def put(self, places: Sequence[int], rows: Rows, cache: RaggedCache, chosen: Iterable[int]) -> None:
+    def put(self, places: Sequence[int], rows: Rows, chosen: Iterable[int]) -> None:
         """Copy rows `chosen` of others, and what they have cached, to `places`."""
         device = rows.length.device
         at, those = (torch.tensor([*one], dtype=torch.long, device=device) for one in (places, chosen))
@@ -114,8 +111,8 @@ class Stand:
             if new.dim() == 2:  # as wide as here, cut or filled up with zeros
                 new = F.pad(new, (0, max(0, values.shape[1] - new.shape[1])))[:, : values.shape[1]]
             values[at] = new
-        self.cache.put(at, cache, those)
-        self.draft_cache.put(at, rows.draft_cache, those)
+        for mine, theirs in zip(self.caches, rows.caches, strict=True):
+            mine.put(at, theirs, those)
 
     @contextmanager
     def still(self) -> Iterator[None]:
@@ -128,19 +125,21 @@ class Stand:
             self.rows.end.copy_(ends)
 
     def clear(self) -> None:
+        """Have all rows end where they are."""
         self.rows.end.copy_(self.rows.length)
 
     def bytes(self) -> int:
         """Memory that the caches hold, in bytes."""
-        return self.cache.bytes() + self.draft_cache.bytes()
+        return sum(cache.bytes() for cache in self.caches)
 
 
 def static_step(decoder: Decoder, method: Method, stand: Stand) -> Tensor:
     """One forward for every row of a stand, ended rows staying as they are; what `to_tell` says of it."""
-    rows = replace(stand.rows, draft_cache=stand.draft_cache.alias())
+    cache, draft_cache = (one.alias() for one in stand.caches)
+    rows = replace(stand.rows, cache=cache, draft_cache=draft_cache)
     before = rows.length
     alive = before < rows.end
-    window, accepted = advance(decoder, method, rows, stand.cache.alias(), 0)
+    window, accepted = advance(decoder, method, rows, 0)
     new = to_tell(rows, before, window, accepted, alive)
     for name in ("length", "cached", "drafts", "drafted", "groups", "draft_cached"):
         mine, after = getattr(stand.rows, name), getattr(rows, name)
@@ -153,14 +152,14 @@ class Steps:
     """Runs steps on stands, operation by operation."""
 
     def place(self, decoder: Decoder, method: Method, device: torch.device) -> Fixed:
-        """A place with nobody on it; `UserError` where the method's windows have no fixed shape."""
+        """A place with nobody on it, for a method whose windows have a fixed shape."""
         return Fixed(self, decoder, method)
 
-    def stand(self, decoder: Decoder, method: Method, shape: Shape, like: Stand | Fitted) -> Stand:
+    def stand(self, decoder: Decoder, method: Method, shape: Shape, like: Fitted) -> Stand:
         """A stand with nobody on it, for the model that `like` is of."""
         most = method.most()
         assert most is not None, "seen to by `Fixed`"
-        return Stand(shape, most, like.rows, like.cache)
+        return Stand(shape, most, like.rows)
 
     def left(self, decoder: Decoder, method: Method, stand: Stand) -> None:
         """A stand is no longer needed."""
@@ -170,7 +169,7 @@ class Steps:
         return lambda: static_step(decoder, method, stand)
 
 
-class Fixed:
+class Fixed(Fitted):
     """A stand, and who sits where. Where it is too small, or more than twice too large, everybody moves to another.
 
     Prompts are of all lengths, so they are forwarded in shapes that are fitted to them.
@@ -178,35 +177,32 @@ class Fixed:
     Args:
         steps: makes stands and runs their steps.
         decoder: the model's.
-        method: with windows of a fixed shape, else this is a `UserError`.
-        lag: steps that may be under way before the first of them is read.
-        to_end: whether a stand is long enough for its requests' ends at once, else it grows with them.
+        method: with windows of a fixed shape.
+        records: whether steps are recorded: one is under way while the one before is read, and a stand is long enough
+            for its requests' ends at once, else it grows with them.
     """
 
-    def __init__(self, steps: Steps, decoder: Decoder, method: Method, *, lag: int = 0, to_end: bool = False) -> None:
+    def __init__(self, steps: Steps, decoder: Decoder, method: Method, *, records: bool = False) -> None:
         most = method.most()
-        if most is None:
-            raise UserError(
-                f"the windows of method {method.name!r} have no fixed shape", fix="decode without --compile"
-            )
-        self.seats: dict[int, Seat] = {}
-        self.lag = lag
-        self._steps, self._decoder, self._method, self._to_end = steps, decoder, method, to_end
+        assert most is not None, "`why_not` has been asked"
+        super().__init__()
+        self.lag = int(records)
+        self._steps, self._decoder, self._method = steps, decoder, method
         self._most_new = most.behind + 1  # tokens that a step brings a row
         self.stand: Stand | None = None
         self._step: Callable[[], Tensor] | None = None
 
     def fits(self, ahead: int) -> bool:
-        """Whether the stand will do for another step although `ahead` have not been read."""
+        """See `Fitted`."""
         return self.stand is not None and self.stand.shape.fits(self._needed(self.seats.values(), ahead))
 
     def make_room(self) -> None:
         """Have everybody move to a stand that fits."""
-        if self.stand is not None:
-            self._move([*self.seats.values()], self.stand)
+        if self.seats:
+            self._move([*self.seats.values()], self)
 
     def step(self, decoder: Decoder, method: Method, number: int) -> Callable[[], list[New]]:
-        """Move every row forward by a step; see `static_step`."""
+        """See `Fitted` and `static_step`."""
         assert self._step is not None, "somebody is there"
         read = _on_its_way(self._step())
         return lambda: told(read(), number)
@@ -223,45 +219,35 @@ class Fixed:
         free = [row for row in range(self.stand.shape.rows) if row not in self.seats]
         for lot in lots:
             places, free = free[: len(lot.seats)], free[len(lot.seats) :]
-            self.stand.put(places, lot.rows, lot.cache, lot.seats)
+            self.stand.put(places, lot.rows, lot.seats)
             self.seats |= dict(zip(places, lot.seats.values(), strict=True))
 
     def take_out(self, gone: Sequence[int]) -> None:
-        """Take rows out of the steps to come; without anybody left, there is no stand."""
-        assert self.stand is not None, "somebody was there"
+        """See `Fitted`: rows that are out stay as they are; without anybody left, there is no stand."""
         if self.seats:
-            at = torch.tensor(gone, device=self.stand.rows.length.device)
-            self.stand.rows.end[at] = self.stand.rows.length[at]
+            at = torch.tensor(gone, device=self.rows.length.device)
+            self.rows.end[at] = self.rows.length[at]
         else:
             self._leave()
 
-    def turn(self, knobs: Mapping[int, tuple[float, int, bool]]) -> None:
-        """Change how rows decode; see `Rows.turn`."""
-        if self.stand is not None:
-            self.stand.rows.turn(knobs)
-
-    def bytes(self) -> int:
-        """Memory that the caches hold, in bytes."""
-        return 0 if self.stand is None else self.stand.bytes()
-
-    def _move(self, seats: Sequence[Seat], like: Stand | Fitted) -> None:
+    def _move(self, seats: Sequence[Seat], like: Fitted) -> None:
         """Have everybody in flight move to a stand that is large enough for `seats`."""
         stand = self._steps.stand(self._decoder, self._method, self._needed(seats, 0), like)
         if self.stand is not None:
-            stand.put(range(len(self.seats)), self.stand.rows, self.stand.cache, self.seats)
+            stand.put(range(len(self.seats)), self.rows, self.seats)
             self._leave()
-        self.stand, self.seats = stand, dict(enumerate(self.seats.values()))
+        self.stand, self._rows, self.seats = stand, stand.rows, dict(enumerate(self.seats.values()))
         self._step = self._steps.step_on(self._decoder, self._method, stand)
 
     def _leave(self) -> None:
         assert self.stand is not None, "somebody was there"
         self._steps.left(self._decoder, self._method, self.stand)
-        self.stand = self._step = None
+        self.stand = self._step = self._rows = None
 
     def _needed(self, seats: Iterable[Seat], ahead: int) -> Shape:
         """The shape of the next step of these requests."""
         seats = [*seats]
-        if self._to_end:
+        if self.lag:
             length = max(seat.end for seat in seats)
         else:  # so many tokens can come with that step, and with each whose tokens are not known yet
             length = max(seat.length for seat in seats) + self._most_new * (1 + ahead)

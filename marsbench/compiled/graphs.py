@@ -99,24 +99,23 @@ class Graphs(Steps):
         return len(self._compiled) or len(self._recorded)
 
     def batch(self, model: Any, method: Method, **settings: Any) -> Batch:
-        """A `Batch` whose steps are these; `UserError` for a method without fixed shapes."""
+        """A `Batch` whose steps are these, for a method with fixed shapes; see `why_not`."""
         return Batch(model, method, shapes=self, **settings)
 
     def place(self, decoder: Decoder, method: Method, device: torch.device) -> Fixed:
-        """A place with nobody on it; `UserError` where the method's windows have no fixed shape."""
-        records = records_on(device)  # then it works while the host reads what it did before
-        return Fixed(self, decoder, method, lag=int(records), to_end=records)
+        """A place with nobody on it, for a method whose windows have a fixed shape."""
+        return Fixed(self, decoder, method, records=records_on(device))
 
-    def stand(self, decoder: Decoder, method: Method, shape: Shape, like: Stand | Fitted) -> Stand:
+    def stand(self, decoder: Decoder, method: Method, shape: Shape, like: Fitted) -> Stand:
         """A stand with nobody on it: one that was left, or a new one."""
-        _, found = self._spare.pop((decoder, method, shape, like.cache.dtype), (0, None))
+        _, found = self._spare.pop((decoder, method, shape, like.rows.cache.dtype), (0, None))
         return super().stand(decoder, method, shape, like) if found is None else found
 
     def left(self, decoder: Decoder, method: Method, stand: Stand) -> None:
         """Keep a stand that a step was recorded of."""
         if stand in self._recorded:
             stand.clear()
-            self._spare[decoder, method, stand.shape, stand.cache.dtype] = next(_NUMBERS), stand
+            self._spare[decoder, method, stand.shape, stand.rows.cache.dtype] = next(_NUMBERS), stand
             _give_back(_SPARE_BYTES)
 
     def step_on(self, decoder: Decoder, method: Method, stand: Stand) -> Run:
@@ -129,7 +128,7 @@ class Graphs(Steps):
         backend = self._backend or default_backend(device)
         if backend != "eager" or not records_on(device):  # what is recorded need not be traced before
             natively = tuple(one.natively for one in decoders if isinstance(one, LeanDecoder))
-            key = (decoders, natively, method, stand.shape, stand.cache.dtype)
+            key = (decoders, natively, method, stand.shape, stand.rows.cache.dtype)
             if key not in self._compiled:
                 with self._timed(), stand.still():
                     self._compiled[key] = _compiled(static_step, backend)

@@ -17,71 +17,27 @@ import torch
 from marsbench.decoding.fitted import Fitted
 from marsbench.decoding.generation import PREFILL_POSITIONS, Generation, Meter, Request, as_list
 from marsbench.decoding.outside import OnFinished, OutsideMethod, decode_outside
-from marsbench.decoding.prefill import check_prefill_positions, groups_of, leading_windows
-from marsbench.decoding.requests import check_requests, context_length, laid_out
+from marsbench.decoding.requests import check_prefill_positions, check_requests, context_length, groups_of, laid_out
 from marsbench.decoding.seats import New, Seat
 from marsbench.decoding.step import Method, forward
+from marsbench.decoding.windows import leading_windows
 from marsbench.errors import UserError
 from marsbench.forward.adapter import parted
 from marsbench.forward.decoder import Decoder, decoder_of
 from marsbench.forward.modules import device_of
 
-__all__ = [
-    "Batch",
-    "KindOfBatch",
-    "Method",
-    "OnTokens",
-    "check_requests",
-    "context_length",
-    "decode",
-    "forward",
-]
+__all__ = ["Batch", "KindOfBatch", "Method", "OnTokens", "check_requests", "context_length", "decode", "forward"]
 
 # Called with a request's index and the tokens that a forward has just added, as they come (an EOS may be among them).
 OnTokens = Callable[[int, list[int]], None]
 News = Callable[[], None]  # a callback with what it is to be told, called when the batch is in order
 
 
-class Place(Protocol):
-    """Where rows lie on the device and which seats they belong to: `Fitted`, or of fixed shapes."""
-
-    lag: int  # steps that may be under way before the first of them is read
-    seats: dict[int, Seat]  # by row
-
-    def fits(self, ahead: int) -> bool:
-        """Whether there is room for a step although `ahead` others have not been read."""
-        ...
-
-    def make_room(self) -> None:
-        """Make it, when all others have been read."""
-        ...
-
-    def step(self, decoder: Decoder, method: Method, number: int) -> Callable[[], list[New]]:
-        """Move every row by forward `number`; what comes of it, for who waits."""
-        ...
-
-    def take_in(self, newcomers: Sequence[Fitted]) -> None:
-        """Make room for rows whose prompts have been forwarded."""
-        ...
-
-    def take_out(self, gone: Sequence[int]) -> None:
-        """Give up rows whose seats are gone, one at least."""
-        ...
-
-    def turn(self, knobs: Mapping[int, tuple[float, int, bool]]) -> None:
-        """Change how rows decode; see `Rows.turn`."""
-        ...
-
-    def bytes(self) -> int:
-        """Memory that the caches hold, in bytes."""
-        ...
-
-
 class Shapes(Protocol):
     """What runs steps in fixed shapes."""
 
-    def place(self, decoder: Decoder, method: Method, device: torch.device) -> Place:
-        """A place with nobody on it; `UserError` where the method's windows have no fixed shape."""
+    def place(self, decoder: Decoder, method: Method, device: torch.device) -> Fitted:
+        """A place with nobody on it, for a method whose windows have a fixed shape."""
         ...
 
 
@@ -129,7 +85,7 @@ class Batch:
         self.model, self.method = model, method
         self.decoder = decoder_of(model)
         self._device = device_of(model)
-        self._place: Place = Fitted() if shapes is None else shapes.place(self.decoder, method, self._device)
+        self._place = Fitted() if shapes is None else shapes.place(self.decoder, method, self._device)
         self._eos_ids, self._pad_id = frozenset(as_list(eos_id)), pad_id
         self._on_finished, self._on_tokens = on_finished, on_tokens
         self._meter, self._prefill_positions = meter, prefill_positions
@@ -171,9 +127,9 @@ class Batch:
         for lot in lots:
             is_long = lot.rows.extent.pending > most and self.method.causal_prompt
             for window in leading_windows(lot.rows) if is_long else ():
-                forward(self.decoder, lot.cache, window)
+                forward(self.decoder, lot.rows.cache, window)
                 if self._meter is not None:
-                    self._meter.count(window.input_ids.numel(), lot.cache.bytes(), prompt=True)
+                    self._meter.count(window.input_ids.numel(), lot.bytes(), prompt=True)
                 yield
         news = self._drain()
         try:
@@ -229,10 +185,7 @@ class Batch:
 
     def _laid_out(self, requests: Mapping[int, Request], most: int) -> Fitted:
         """Rows of their own for some requests; `UserError` for a threshold that the method cannot take."""
-        seats = [
-            Seat(index, request, self.method.bar(request.threshold), self._forwards - 1)
-            for index, request in requests.items()
-        ]
+        seats = [Seat(index, request, self.method.bar(request.threshold)) for index, request in requests.items()]
         rows = laid_out(seats, pad_id=self._pad_id, device=self._device)
         rows.prefill_positions = most
         return Fitted(rows, seats)
@@ -256,7 +209,7 @@ class Batch:
         number, new = self._under_way.popleft()
         return self._settle(self._place, number, new())
 
-    def _settle(self, place: Place, number: int, new: Sequence[New], *, prompt: bool = False) -> list[News]:
+    def _settle(self, place: Fitted, number: int, new: Sequence[New], *, prompt: bool = False) -> list[News]:
         """Note what forward `number` has brought the rows of a place; what there is to tell, and who goes."""
         news: list[News] = []
         positions, gone = 0, []
@@ -317,14 +270,9 @@ def decode(
     batch has become free.
 
     Args:
-        model: a causal language model of transformers, in eval mode.
-        method: how to propose and accept.
+        model, method, eos_id, pad_id, on_finished, on_tokens: as for `Batch`; an outside method tells no tokens.
         requests: what to continue.
-        eos_id: the token that ends a sequence, or several of which any does.
-        pad_id: any id; fills the unused ends of rows.
         batch_size: rows in flight at once, at most.
-        on_finished: called with a request's index and its generation as soon as a row is finished.
-        on_tokens: called with a request's index and its new tokens after every forward.
         meter: counts the work; of an outside method's, it only hears the ticks.
         prefill_positions: prompts' positions in one forward, at most; see `Batch`. An outside method has its own way.
         kind: makes the batch, given what `Batch` is: `Batch` itself, or `Graphs().batch` for compiled steps.

@@ -9,17 +9,19 @@ import torch
 from marsbench.decoding.rows import Rows
 from marsbench.decoding.seats import New, Seat
 from marsbench.decoding.step import Method, advance, to_tell, told
-from marsbench.forward.cache import RaggedCache
 from marsbench.forward.decoder import Decoder
 
 
 class Fitted:
-    """Rows, the seats that they belong to, and what they have cached; nothing is held where nobody is."""
+    """Rows, the seats that they belong to, and what they have cached; nothing is held where nobody is.
+
+    `compiled.Fixed` is the same in fixed shapes.
+    """
 
     lag = 0  # steps that may be under way before the first of them is read
 
     def __init__(self, rows: Rows | None = None, seats: Iterable[Seat] = ()) -> None:
-        self._rows, self.cache = rows, RaggedCache()
+        self._rows = rows
         self.seats: dict[int, Seat] = dict(enumerate(seats))  # by row
 
     @property
@@ -29,17 +31,17 @@ class Fitted:
         return self._rows
 
     def fits(self, ahead: int) -> bool:
-        """A step fits in any case."""
+        """Whether there is room for a step although `ahead` others have not been read."""
         return True
 
     def make_room(self) -> None:
-        """There is room in any case."""
+        """Make it, when all others have been read."""
 
     def step(self, decoder: Decoder, method: Method, number: int) -> Callable[[], list[New]]:
-        """Move every row forward; what comes of it has been read already."""
+        """Move every row by forward `number`; what comes of it, for who waits: here it has been read already."""
         rows = self.rows
         before = rows.length
-        window, accepted = advance(decoder, method, rows, self.cache, number)
+        window, accepted = advance(decoder, method, rows, number)
         new = to_tell(rows, before, window, accepted)
         numbers, width = rows.measure(new), new.shape[1]
         of_rows = [numbers[at : at + width] for at in range(0, len(numbers), width)]
@@ -51,20 +53,16 @@ class Fitted:
         lots = [lot for lot in (self, *newcomers) if lot.seats]
         if not lots:
             return
-        rows, cache = lots[0].rows, lots[0].cache
-        try:
-            if len(lots) > 1:
-                cache.extend(*(lot.cache for lot in lots[1:]))
-                rows.extend(*(lot.rows for lot in lots[1:]))
-        except BaseException:  # there was no memory for them
-            for store in (cache, rows.draft_cache):
-                store.keep(len(rows), rows.extent.length)
-            raise
-        self._rows, self.cache = rows, cache
+        if len(lots) > 1:
+            lots[0].rows.extend(*(lot.rows for lot in lots[1:]))
+        self._rows = lots[0].rows
         self.seats = dict(enumerate(seat for lot in lots for seat in lot.seats.values()))
 
     def take_out(self, gone: Sequence[int]) -> None:
-        """Close the gaps that rows have left, whose seats are gone, in memory too."""
+        """Give up rows, one at least, whose seats are gone: the gaps are closed, in memory too."""
+        if not self.seats:
+            self._rows = None
+            return
         rows, count = self.rows, len(self.seats)
         order, movers = list(range(count)), [row for row in self.seats if row >= count]
         holes = [row for row in gone if row < count]
@@ -73,14 +71,11 @@ class Fitted:
         sources, targets, chosen = (
             torch.tensor(each, dtype=torch.long, device=rows.length.device) for each in (movers, holes, order)
         )
-        longest = max((seat.length for seat in self.seats.values()), default=0)
-        for store in (self.cache, rows.draft_cache):
-            store.move(sources, targets, count, longest)
+        longest = max(seat.length for seat in self.seats.values())
+        for cache in rows.caches:
+            cache.move(sources, targets, count, longest)
         self.seats = {row: self.seats[one] for row, one in enumerate(order)}
-        if self.seats:
-            rows.take(chosen, max(seat.end for seat in self.seats.values()) + 1)
-        else:
-            self._rows = None
+        rows.take(chosen, max(seat.end for seat in self.seats.values()) + 1)
 
     def turn(self, knobs: Mapping[int, tuple[float, int, bool]]) -> None:
         """Change how rows decode; see `Rows.turn`."""
@@ -88,4 +83,4 @@ class Fitted:
 
     def bytes(self) -> int:
         """Memory that the caches hold, in bytes."""
-        return self.cache.bytes() + (0 if self._rows is None else self._rows.draft_cache.bytes())
+        return 0 if self._rows is None else sum(cache.bytes() for cache in self._rows.caches)

@@ -62,6 +62,12 @@ class Generation:
     finish: Finish
     eos_id: int | None = None  # the EOS that ended it, where one did
 
+    @classmethod
+    def of(cls, emitted: list[int], settled_by: list[int], forwards: int, finish: Finish) -> Generation:
+        """Made of all tokens that were emitted, an EOS among them."""
+        kept, eos_id = (emitted[:-1], emitted[-1]) if finish == "eos" else (emitted, None)
+        return cls(kept, settled_by, forwards, finish, eos_id)
+
     @property
     def emitted(self) -> int:
         """Tokens emitted, an EOS counted once: `tokens_per_forward` of AR is exactly 1."""
@@ -125,8 +131,3 @@ def end_of(tokens: list[int], request: Request, eos_ids: Collection[int]) -> tup
         found = (at for at in range(len(stop), len(tokens) + 1) if tokens[at - len(stop) : at] == stop)
         ends += [(at, "stop") for at in found][:1]
     return min(ends, default=(len(tokens), "length"))
-
-
-def split_eos(tokens: list[int], finish: Finish) -> tuple[list[int], int | None]:
-    """Emitted tokens as those before the EOS, and the EOS, if one ended them."""
-    return (tokens[:-1], tokens[-1]) if finish == "eos" else (tokens, None)

@@ -6,7 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
-from marsbench.decoding.generation import Generation, Meter, Request, end_of, split_eos
+from marsbench.decoding.acceptance import no_threshold
+from marsbench.decoding.generation import Generation, Meter, Request, end_of
 from marsbench.errors import UserError
 
 # Called with a request's index and what it has come to.
@@ -19,9 +20,9 @@ class OutsideMethod(ABC):
     name: ClassVar[str]
     one_row: ClassVar[bool] = False  # decodes one sequence at a time
 
-    @abstractmethod
     def bar(self, threshold: float | None) -> float:
-        """Refuse a threshold that the method cannot take."""
+        """Refuse a threshold."""
+        return no_threshold(self.name, threshold)
 
     @abstractmethod
     def continue_batch(
@@ -66,5 +67,4 @@ def _cut(tokens: list[int], accepted: list[int], request: Request, eos_ids: list
     """Cut at the request's own end, and count only the forwards up to there."""
     emitted, finish = end_of(tokens[: request.max_new_tokens], request, eos_ids)
     settled_by = [number for number, count in enumerate(accepted, 1) for _ in range(count)][:emitted]
-    kept, eos = split_eos(tokens[:emitted], finish)
-    return Generation(kept, settled_by, settled_by[-1], finish, eos)
+    return Generation.of(tokens[:emitted], settled_by, settled_by[-1], finish)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,34 +22,47 @@ def check_requests(requests: Sequence[Request], model: Any, *, where: str = "req
     """Refuse requests that no method could run, naming the first that is wrong by `where` and its number."""
     vocabulary, context = model.get_input_embeddings().num_embeddings, context_length(model)
     for number, request in enumerate(requests, 1):
-        place = where.format(number)
-        if not request.prompt_ids:
-            raise UserError("the prompt is empty", where=place, fix="give at least one token id")
-        if min(request.prompt_ids) < 0 or max(request.prompt_ids) >= vocabulary:
-            raise UserError(
-                f"a prompt id lies outside the vocabulary of {vocabulary}",
-                where=place,
-                fix="tokenize the prompt with this checkpoint's tokenizer",
-            )
-        if request.max_new_tokens < 1:
-            raise UserError("max_new_tokens must be at least 1", where=place, fix="ask for one token or more")
-        if not (0 < request.top_p <= 1 and 0 <= request.min_p <= 1):
-            raise UserError(
-                "top_p must be above 0, and neither it nor min_p above 1", where=place, fix="leave them out"
-            )
-        if not request.temperature >= 0:
-            raise UserError("temperature must be 0 or more", where=place, fix="give 0 for greedy decoding")
-        if request.window < 1:
-            raise UserError("a window must hold at least 1 token", where=place, fix="give 1 for one token per forward")
-        if any(not stop for stop in request.stop):
-            raise UserError("a stop sequence is empty", where=place, fix="leave it out")
-        if len(request.prompt_ids) + request.max_new_tokens > context:
-            raise UserError(
-                f"prompt of {len(request.prompt_ids)} and limit of {request.max_new_tokens} tokens exceed the model's "
-                f"context of {context}",
-                where=place,
-                fix="shorten the prompt or lower max_new_tokens",
-            )
+        least, most = min(request.prompt_ids, default=0), max(request.prompt_ids, default=0)
+        size, limit, top_p, min_p = len(request.prompt_ids), request.max_new_tokens, request.top_p, request.min_p
+        refused = [
+            (not size, "the prompt is empty", "give at least one token id"),
+            (least < 0 or most >= vocabulary, f"a prompt id lies outside the vocabulary of {vocabulary}",
+             "tokenize the prompt with this checkpoint's tokenizer"),
+            (limit < 1, "max_new_tokens must be at least 1", "ask for one token or more"),
+            (not 0 < top_p <= 1 or not 0 <= min_p <= 1, "top_p must be above 0, and neither it nor min_p above 1",
+             "leave them out"),
+            (not request.temperature >= 0, "temperature must be 0 or more", "give 0 for greedy decoding"),
+            (request.window < 1, "a window must hold at least 1 token", "give 1 for one token per forward"),
+            (not all(request.stop), "a stop sequence is empty", "leave it out"),
+            (size + limit > context,
+             f"prompt of {size} and limit of {limit} tokens exceed the model's context of {context}",
+             "shorten the prompt or lower max_new_tokens"),
+        ]  # fmt: skip
+        for is_so, why, fix in refused:
+            if is_so:
+                raise UserError(why, where=where.format(number), fix=fix)
+
+
+def check_prefill_positions(positions: int) -> None:
+    """Refuse a bound that no prompt could keep, with a `UserError`."""
+    if positions < 1:
+        raise UserError(f"{positions} prefill positions hold no token", fix="give 1 or more")
+
+
+def groups_of(requests: Mapping[int, Request], most: int) -> list[dict[int, Request]]:
+    """Requests in their order, in groups that have `most` positions at most, padded to their longest prompt.
+
+    A prompt that is longer than that is a group of its own.
+    """
+    groups: list[dict[int, Request]] = []
+    longest = 0
+    for index, request in requests.items():
+        longest = max(longest, len(request.prompt_ids))
+        if not groups or (len(groups[-1]) + 1) * longest > most:
+            groups.append({})
+            longest = len(request.prompt_ids)
+        groups[-1][index] = request
+    return groups
 
 
 def laid_out(seats: Sequence[Seat], *, pad_id: int, device: torch.device) -> Rows:

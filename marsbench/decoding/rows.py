@@ -21,12 +21,12 @@ EMPTY = 0  # `born` of a position that holds no token yet
 class Extent(NamedTuple):
     """What the host knows of the rows without asking the device again."""
 
-    pending: int  # most committed tokens of a row that are not cached yet
-    drafted: int  # most drafts of a row
-    length: int  # most committed tokens of a row
-    even: bool  # whether all rows have as many pending tokens and drafts
-    thresholded: bool  # whether any row has a confidence to pass
-    sampled: bool  # whether any row samples
+    pending: int = 0  # most committed tokens of a row that are not cached yet
+    drafted: int = 0  # most drafts of a row
+    length: int = 0  # most committed tokens of a row
+    even: bool = False  # whether all rows have as many pending tokens and drafts
+    thresholded: bool = False  # whether any row has a confidence to pass
+    sampled: bool = False  # whether any row samples
     level: bool = False  # whether all rows have as many pending tokens
     draft_pending: int = 0  # `pending` of the draft model
     draft_level: bool = False  # `level` of the draft model
@@ -43,9 +43,6 @@ class Most(NamedTuple):
     drafted: int
     behind: int  # entries of a window behind the last committed token; a step adds no more tokens than these and one
     draft_pending: int = 0
-
-
-_UNKNOWN = Extent(0, 0, 0, even=False, thresholded=False, sampled=False)  # of rows that have not been measured
 
 
 @dataclass
@@ -71,9 +68,10 @@ class Rows:
     draft_cached: Tensor  # [N], `cached` of the draft model
     window: Tensor  # [N], tokens that a forward settles at most, where a method lets rows differ
     verified: Tensor  # bool [N], whether guesses are checked before they count, likewise
-    draft_cache: RaggedCache = field(default_factory=RaggedCache)
+    cache: RaggedCache = field(default_factory=RaggedCache)
+    draft_cache: RaggedCache = field(default_factory=RaggedCache)  # of the draft model
     prefill_positions: int = PREFILL_POSITIONS  # of a prompt in one forward, at most
-    extent: Extent = _UNKNOWN
+    extent: Extent = field(default_factory=Extent)  # until it is measured
     fixed: bool = False  # whether `extent` is a bound that was set once, and nothing is to be measured
 
     def __len__(self) -> int:
@@ -82,6 +80,11 @@ class Rows:
     def tensors(self) -> dict[str, Tensor]:
         """Every field that has an entry per row."""
         return {name: values for name, values in vars(self).items() if isinstance(values, Tensor)}
+
+    @property
+    def caches(self) -> tuple[RaggedCache, RaggedCache]:
+        """The model's and the draft model's."""
+        return self.cache, self.draft_cache
 
     def measure(self, *others: Tensor) -> list[int]:
         """Bring `extent` up to date; `others` (integers) travel along, so that there is one read from the device."""
@@ -134,8 +137,14 @@ class Rows:
         every = (self, *others)
         for rows in every:
             rows.born[:, -1] = EMPTY  # the spare column of a narrower batch becomes an ordinary one
-        joined = {name: _stacked([getattr(rows, name) for rows in every]) for name in self.tensors()}
-        self.draft_cache.extend(*(other.draft_cache for other in others))
+        try:
+            joined = {name: _stacked([getattr(rows, name) for rows in every]) for name in self.tensors()}
+            for cache, *more in zip(*(rows.caches for rows in every), strict=True):
+                cache.extend(*more)
+        except BaseException:  # there was no memory for them
+            for cache in self.caches:
+                cache.keep(len(self), self.extent.length)
+            raise
         for name, values in joined.items():
             setattr(self, name, values)
         self.measure()

@@ -6,7 +6,7 @@ from collections.abc import Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from marsbench.decoding.generation import Finish, Generation, Request, end_of, split_eos
+from marsbench.decoding.generation import Finish, Generation, Request, end_of
 
 
 class New(NamedTuple):
@@ -24,7 +24,7 @@ class Seat:
     index: int  # what the caller calls the request
     request: Request
     bar: float  # the confidence to pass
-    before: int  # forwards of the batch before the request's first
+    before: int = 0  # forwards of the batch before the request's first
     tokens: list[int] = field(default_factory=list)
     settled_by: list[int] = field(default_factory=list)
 
@@ -58,5 +58,4 @@ class Seat:
 
     def generation(self, finish: Finish, forwards: int) -> Generation:
         """What it has come to when the batch has run so many forwards."""
-        kept, eos = split_eos(self.tokens, finish)
-        return Generation(kept, self.settled_by, forwards - self.before, finish, eos)
+        return Generation.of(self.tokens, self.settled_by, forwards - self.before, finish)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Protocol
+from abc import ABC, abstractmethod
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from marsbench.decoding.acceptance import bar, no_threshold
 from marsbench.decoding.rows import Accepted, Most, Rows
 from marsbench.decoding.seats import New
 from marsbench.forward.cache import RaggedCache
@@ -14,33 +16,37 @@ from marsbench.forward.decoder import Decoder
 from marsbench.forward.window import Answer, Window
 
 
-class Method(Protocol):
+class Method(ABC):
     """A decoding method: functions of the rows in flight, without a state of its own."""
 
     name: ClassVar[str]
-    causal_prompt: ClassVar[bool]  # whether plain causal windows may cache a long prompt's beginning before `propose`
+    causal_prompt: ClassVar[bool] = True  # whether plain causal windows may cache a prompt's beginning before `propose`
 
     def bar(self, threshold: float | None) -> float:
-        """The confidence that a request's threshold asks for; `UserError` where the method cannot take it."""
-        ...
+        """The confidence that a request's threshold asks for; `UserError` where the method cannot take it.
+
+        One that compares confidences has a `metric`.
+        """
+        metric = getattr(self, "metric", None)
+        return no_threshold(self.name, threshold) if metric is None else bar(threshold, metric)
 
     def most(self) -> Most | None:
         """What its steps need at most, None where no bound can be given: then it has no static step."""
-        ...
+        return None
 
+    @abstractmethod
     def propose(self, rows: Rows) -> Window:
         """Say what to forward."""
-        ...
 
+    @abstractmethod
     def accept(self, rows: Rows, window: Window, answer: Answer) -> Accepted:
         """Read the answer, say what to keep of it, and note the drafts for the next window in `rows`."""
-        ...
 
 
-def advance(decoder: Decoder, method: Method, rows: Rows, cache: RaggedCache, number: int) -> tuple[Window, Accepted]:
+def advance(decoder: Decoder, method: Method, rows: Rows, number: int) -> tuple[Window, Accepted]:
     """The one step of every method, forward `number` of the batch: what was forwarded, and what was accepted."""
     window = method.propose(rows)
-    accepted = method.accept(rows, window, forward(decoder, cache, window))
+    accepted = method.accept(rows, window, forward(decoder, rows.cache, window))
     commit(rows, accepted, number)
     return window, accepted
 

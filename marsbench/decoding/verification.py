@@ -32,13 +32,18 @@ def own_tokens(rows: Rows, logits: Tensor) -> Tensor:
 
 def accept_right(rows: Rows, ids: Tensor) -> Accepted:
     """`verify`, given the tokens `ids` [N, D + 1] that the model itself says from the last committed token on."""
+    if not rows.extent.drafted:
+        return Accepted.run(rows, ids, torch.ones_like(rows.length), pending(rows))
+    verified = right_drafts(rows, ids)
+    return Accepted.run(rows, ids, verified + 1, pending(rows) + verified)
+
+
+def right_drafts(rows: Rows, ids: Tensor) -> Tensor:
+    """How many of each row's drafts are what the model itself says from the last committed token on, [N]."""
     drafts = drafts_of(rows)
     count = drafts.shape[1]
-    if not count:
-        return Accepted.run(rows, ids, torch.ones_like(rows.length), pending(rows))
-    right = (ids[:, :count] == drafts) & (torch.arange(count, device=ids.device) < rows.drafted.unsqueeze(1))
-    verified = passing_run(right)
-    return Accepted.run(rows, ids, verified + 1, pending(rows) + verified)
+    ours = torch.arange(count, device=ids.device) < rows.drafted.unsqueeze(1)
+    return passing_run((ids[:, :count] == drafts) & ours)
 
 
 def room_for_drafts(rows: Rows, accepted: Accepted) -> Tensor:
@@ -51,12 +56,3 @@ def continued(rows: Rows, accepted: Accepted) -> tuple[Tensor, Tensor]:
     inside = accepted.chosen & (accepted.position < rows.end.unsqueeze(1))
     place = torch.where(inside, accepted.position, rows.tokens.shape[1] - 1)
     return rows.tokens.scatter(1, place, accepted.ids), torch.minimum(rows.length + accepted.advance, rows.end)
-
-
-def guesses_behind(ids: Tensor, accepted: Accepted, count: int) -> Tensor:
-    """What a window's answers `ids` [N, K] say of the `count` tokens after the accepted ones, the last one repeated.
-
-    Past the first wrong draft they were read in a wrong context: fit to be verified, not to be trusted.
-    """
-    at = accepted.advance.unsqueeze(1) + torch.arange(count, device=ids.device)
-    return ids.gather(1, at.clamp(max=ids.shape[1] - 1))

@@ -6,13 +6,13 @@ stands where, and who sees whom, is the same for all rows, and is worked out onc
 
 from __future__ import annotations
 
-from functools import lru_cache
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from marsbench.decoding.rows import Rows
-from marsbench.forward.window import Window, makes_a_graph
+from marsbench.forward.window import Window, kept
 
 
 def pending(rows: Rows) -> Tensor:
@@ -89,7 +89,9 @@ def grouped_window(
     """
     line, drafts = linear_window(rows), rows.extent.drafted
     count = drafts + 1 if count is None else count
-    of_group, in_group, visible = _groups(rows.extent.pending, drafts, count, group, rows.length.device)
+    tokens = rows.extent.pending
+    line_width = tokens + drafts
+    of_group, in_group, visible = _groups(line_width + count * group, line_width, tokens, group, rows.length.device)
     masks = line.input_ids.new_full((len(rows), len(of_group)), mask_id)
     real = line.real
     if real is not None or stands is not None:
@@ -113,44 +115,42 @@ def group_entries(rows: Rows, group: int, chosen: Tensor) -> Tensor:
     return (first + chosen * group).unsqueeze(1) + _range(group, chosen.device)
 
 
+def leading_windows(rows: Rows) -> Iterator[Window]:
+    """Windows over the beginning of a long prompt, for the caller to forward, each before it asks for the next.
+
+    They are plainly causal, and what is left has no more than `rows.prefill_positions`. Rows that are several fit.
+    """
+    while rows.extent.pending > rows.prefill_positions:
+        begin, width = rows.cached, rows.prefill_positions
+        position = begin.unsqueeze(1) + torch.arange(width, device=begin.device)
+        slots = rows.extent.length - rows.extent.pending + width
+        yield Window(rows.tokens.gather(1, position), position, begin, slots, causal(width, begin.device))
+        rows.cached = begin + width
+        rows.extent = rows.extent._replace(pending=rows.extent.pending - width)
+
+
+@kept
 def causal(width: int, device: torch.device) -> Tensor:
     """Every entry sees itself and those before it, bool [width, width]."""
-    return (_kept_causal if _is_kept(width) else _causal)(width, device)
-
-
-def _groups(tokens: int, drafts: int, count: int, group: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """For groups of masks behind `tokens` + `drafts` entries: each mask's group, its place there, and who sees whom."""
-    width = tokens + drafts + count * group
-    return (_kept_groups if _is_kept(width) else _grouped)(tokens, drafts, count, group, device)
-
-
-def _range(count: int, device: torch.device) -> Tensor:
-    return (_kept_range if _is_kept(count) else torch.arange)(count, device=device)
-
-
-def _is_kept(width: int) -> bool:
-    """Whether what is made for a width is kept; in a graph it is made anew."""
-    return width <= _WIDEST_KEPT and not makes_a_graph()
-
-
-def _causal(width: int, device: torch.device) -> Tensor:
     return torch.ones(width, width, dtype=torch.bool, device=device).tril_()
 
 
-def _grouped(tokens: int, drafts: int, count: int, group: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+@kept
+def _range(count: int, device: torch.device) -> Tensor:
+    return torch.arange(count, device=device)
+
+
+@kept
+def _groups(width: int, line: int, tokens: int, group: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """For groups of masks that fill a `width` behind a line of `tokens` and drafts: each mask's group, its place there,
+    and who sees whom.
+    """
+    count = (width - line) // group if group else 0
     of_group = torch.arange(count, device=device).repeat_interleave(group)  # [M]
     in_group = torch.arange(group, device=device).repeat(count)  # [M]
-    line = tokens + drafts
     visible = torch.zeros(line + len(of_group), line + len(of_group), dtype=torch.bool, device=device)
     visible[:line, :line] = causal(line, device)
     visible[line:, :line] = torch.arange(line, device=device) < tokens + of_group.unsqueeze(1)
     same = of_group == of_group.unsqueeze(1)
     visible[line:, line:] = same & (in_group <= in_group.unsqueeze(1))
     return of_group, in_group, visible
-
-
-# The shapes of decoding steps recur, and 64 of them hold 4 MiB at most. A prompt's is seen once and may be as large as
-# the cache: it is made anew and dropped.
-_WIDEST_KEPT = 256  # entries
-_kept_causal, _kept_groups = lru_cache(maxsize=64)(_causal), lru_cache(maxsize=64)(_grouped)
-_kept_range = lru_cache(maxsize=_WIDEST_KEPT)(torch.arange)

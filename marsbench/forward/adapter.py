@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -22,8 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from marsbench.errors import UserError
-from marsbench.forward.draft_head import DraftHead, check_head
-from marsbench.forward.window import Window, makes_a_graph
+from marsbench.forward.draft_head import DraftHead
+from marsbench.forward.window import Window, kept
 
 
 class LowRank(NamedTuple):
@@ -31,6 +30,10 @@ class LowRank(NamedTuple):
 
     down: Tensor  # [r, in]
     up: Tensor  # [out, r], the adapter's scale in it
+
+    def change(self, values: Tensor) -> Tensor:
+        """That, in the type of the input."""
+        return F.linear(F.linear(values, self.down.to(values)), self.up.to(values))
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,16 +80,16 @@ class Adapted:
 
 
 def _check_fits(model: Any, adapter: Adapter) -> None:
-    decoder = model.get_decoder()
-    if len(adapter.vector) != model.get_input_embeddings().embedding_dim:
+    decoder, embeddings = model.get_decoder(), model.get_input_embeddings()
+    if len(adapter.vector) != embeddings.embedding_dim:
         raise _unfit("its embeddings are of another size")
     for name, (down, up) in adapter.maps.items():
         layer = _layer(decoder, name)
         size = getattr(layer, "out_features", len(up)), getattr(layer, "in_features", down.shape[1])
         if size != (len(up), down.shape[1]):
             raise _unfit(f"layer {name} is of another size")
-    if adapter.head is not None:
-        check_head(adapter.head, model)
+    if adapter.head is not None and not adapter.head.fits(embeddings.num_embeddings, embeddings.embedding_dim):
+        raise _unfit("its draft head is of another size")
 
 
 def parted(model: Any) -> tuple[Any, Adapter | None]:
@@ -102,18 +105,13 @@ def masks_of(window: Window) -> Tensor | None:
     device = window.input_ids.device
     if not isinstance(begin, int):
         return torch.arange(width, device=device) >= begin.unsqueeze(1)
-    is_kept = rows * width <= _MOST_KEPT and not makes_a_graph()
-    return (_kept_from if is_kept else _from)(begin, rows, width, device)
+    return _from(width, begin, rows, device)
 
 
-def _from(begin: int, rows: int, width: int, device: torch.device) -> Tensor:
+@kept
+def _from(width: int, begin: int, rows: int, device: torch.device) -> Tensor:
     """The entries of every row from one on, bool [rows, width]."""
     return (torch.arange(width, device=device) >= begin).repeat(rows, 1)
-
-
-# The shapes of decoding steps recur.
-_MOST_KEPT = 4096  # entries
-_kept_from = lru_cache(maxsize=64)(_from)
 
 
 # ---- through a model's own modules ----
@@ -132,11 +130,11 @@ def hooked(model: Any, adapter: Adapter, masked: Tensor | None) -> Iterator[None
         UserError: the model has no layer of a name, or one that does not map entry by entry.
     """
     decoder = model.get_decoder()
-    places: list[tuple[nn.Module, Callable[..., Tensor]]] = [
-        (decoder.get_input_embeddings(), _shifting(adapter.vector, masked)),
-        *((_layer(decoder, name), _mapping(name, pair, masked)) for name, pair in adapter.maps.items()),
+    embeddings, layers = decoder.get_input_embeddings(), {name: _layer(decoder, name) for name in adapter.maps}
+    handles = [embeddings.register_forward_hook(_adding(lambda _: adapter.vector, masked))]
+    handles += [
+        layers[name].register_forward_hook(_adding(pair.change, masked, name)) for name, pair in adapter.maps.items()
     ]
-    handles = [module.register_forward_hook(hook) for module, hook in places]
     try:
         yield
     finally:
@@ -152,28 +150,18 @@ def _layer(decoder: Any, name: str) -> nn.Module:
     return layer
 
 
-def _shifting(vector: Tensor, masked: Tensor | None) -> Callable[..., Tensor]:
-    def hook(_: nn.Module, __: tuple[Tensor, ...], embedded: Tensor) -> Tensor:
-        return _where(masked, embedded + vector.to(embedded), embedded)
+def _adding(change: Callable[[Tensor], Tensor], masked: Tensor | None, name: str = "") -> Callable[..., Tensor]:
+    """A hook that adds what comes of a module's input to its output, at masks."""
 
-    return hook
-
-
-def _mapping(name: str, pair: LowRank, masked: Tensor | None) -> Callable[..., Tensor]:
     def hook(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        values = inputs[0]
-        if masked is not None and output.numel() != masked.numel() * output.shape[-1]:
+        if masked is None:
+            return output + change(inputs[0]).to(output)
+        if output.numel() != masked.numel() * output.shape[-1]:
             raise _unfit(f"layer {name} does not map entry by entry")
-        change = F.linear(F.linear(values, pair.down.to(values)), pair.up.to(values))
-        return _where(masked, output + change, output)
+        there = masked.to(output.device).view(*output.shape[:-1], 1)
+        return torch.where(there, output + change(inputs[0]).to(output), output)
 
     return hook
-
-
-def _where(masked: Tensor | None, there: Tensor, elsewhere: Tensor) -> Tensor:
-    if masked is None:
-        return there
-    return torch.where(masked.to(there.device).view(*there.shape[:-1], 1), there, elsewhere)
 
 
 def _unfit(why: str) -> UserError:

@@ -86,9 +86,6 @@ class RaggedCache:
         that come and go do not have everything copied every time.
         """
         self._rows = rows
-        if not rows:
-            self._layers, self._capacity, self.flat_slots = [], 0, torch.empty(0)
-            return
         capacity = min(self._capacity, _room(longest + _GROWTH))
         held = max((len(keys) * keys.shape[1] for keys, _ in self._layers), default=0)
         if 2 * rows * capacity <= held:

@@ -26,11 +26,10 @@ from marsbench.forward.attention import without_cudnn_attention
 from marsbench.forward.between import NativePass, Norm, Pass, Shape, is_for, spread
 from marsbench.forward.cache import RaggedCache
 from marsbench.forward.draft_head import DraftHead, HeadInUse, packed
-from marsbench.forward.linear import LayerSites, Packing, Site
-from marsbench.forward.modules import ModuleDecoder
+from marsbench.forward.linear import Site, pack_sites
+from marsbench.forward.modules import ModuleDecoder, check_by_forward
 from marsbench.forward.native import product, unit_norm
 from marsbench.forward.plain import is_leaf, is_plain, is_plainly_its_class
-from marsbench.forward.probe import check_by_forward
 from marsbench.forward.window import Answer, Window, makes_a_graph
 
 _SILU = (nn.SiLU, type(ACT2FN["silu"]))  # what a model's activation is, if it is not strange
@@ -58,7 +57,8 @@ def decoder_of(model: Any) -> Decoder:
         UserError: a model that does what this engine does not know.
     """
     without_cudnn_attention()
-    model = _unwrapped(model)
+    if not isinstance(model, Adapted):
+        model = getattr(model, "_orig_mod", model)  # what `torch.compile` has wrapped: its parts are the same
     alone, _ = parted(model)
     if is_plain(alone):
         lean = _LEAN.get(model)
@@ -72,11 +72,6 @@ def decoder_of(model: Any) -> Decoder:
     if not is_plainly_its_class(alone):
         check_by_forward(alone)
     return decoder
-
-
-def _unwrapped(model: Any) -> Any:
-    """The model in what `torch.compile` has made of it: its parts are the same."""
-    return model if isinstance(model, Adapted) else getattr(model, "_orig_mod", model)
 
 
 class LeanDecoder:
@@ -97,7 +92,8 @@ class LeanDecoder:
             attention.q_proj.out_features // size, attention.k_proj.out_features // size, size, attention.scaling
         )
         self._is_native = False
-        self._packing = Packing([*self._sites, *head])
+        self._with_head = [*self._sites, *head]
+        self._packed = 0  # how often copies were made or given up
         self._vector = torch.empty(0)  # the adapter's, on the device of the model and of its type, as its maps are
         self._draft_head: DraftHead | None = None  # the adapter's, likewise
         self._packed_head: DraftHead | None = None  # the same as `linear.cpp` reads it, where it can be
@@ -114,12 +110,12 @@ class LeanDecoder:
     @property
     def is_bare(self) -> bool:
         """Whether nothing hangs on the LM head either."""
-        return self._lm_head.is_plain
+        return self._lm_head.plain is not None
 
     @property
     def natively(self) -> tuple[bool, ...]:
         """Which of its maps are computed in C++: others become another graph."""
-        return tuple(site.is_native for site in self._packing.sites)
+        return tuple(site.is_native for site in self._with_head)
 
     def addresses(self) -> tuple[int, ...]:
         """Where everything lies that a step reads of the model; what it reads of an adapter is told by a number."""
@@ -129,12 +125,12 @@ class LeanDecoder:
     def follow(self) -> None:
         """Bring what is kept of the weights up to date."""
         self._lm_head.follow()
-        self._packing.follow()
+        self._packed += pack_sites(self._with_head)
         like = self._embed._parameters["weight"]
         if self._adapter is not None:
             self._follow_adapter(self._adapter, like)
         is_packed = all(site.is_native for site in self._sites)
-        sizes = like.shape[1], self._layers[0].sites.down.weights[0].shape[1]
+        sizes = like.shape[1], self._layers[0].down.weights[0].shape[1]
         self._is_native = is_packed and is_for(self._shape, sizes)
         frequencies = self._rotary._buffers["inv_freq"]
         turned_by = (None if frequencies.is_inference() else frequencies._version, like.dtype, like.device)
@@ -174,7 +170,7 @@ class LeanDecoder:
 
     def _follow_adapter(self, adapter: Adapter, like: Tensor) -> None:
         """Lay the adapter's maps beside the layers, on the device of the model's weights and in their type."""
-        beside = like.device, like.dtype, self._packing.changes
+        beside = like.device, like.dtype, self._packed
         if self._beside != beside:
             adapter = adapter.like(like)
             self._vector, self._draft_head = adapter.vector, adapter.head
@@ -209,12 +205,9 @@ class _Layer:
             layers = getattr(layer, part)._modules
             return Site(*({f"layers.{number}.{part}.{name}": layers[name] for name in output} for output in outputs))
 
-        self.sites = LayerSites(
-            attention=site("self_attn", ("q_proj", "k_proj", "v_proj")),
-            out=site("self_attn", ("o_proj",)),
-            mlp=site("mlp", ("gate_proj",), ("up_proj",)),
-            down=site("mlp", ("down_proj",)),
-        )
+        self.attention, self.out = site("self_attn", ("q_proj", "k_proj", "v_proj")), site("self_attn", ("o_proj",))
+        self.mlp, self.down = site("mlp", ("gate_proj",), ("up_proj",)), site("mlp", ("down_proj",))
+        self.sites = self.attention, self.out, self.mlp, self.down
         activation = layer.mlp.act_fn
         self._norms = Norm(layer.input_layernorm), Norm(layer.post_attention_layernorm)
         self._activation: Callable[[Tensor], Tensor] | None = None if type(activation) in _SILU else activation
@@ -225,12 +218,12 @@ class _Layer:
         `gate` is for `Site`s.
         """
         hidden, seen = one.norm(self._norms[0], hidden, change)
-        (every,) = self.sites.attention(seen, gate)
-        (change,) = self.sites.out(one.attention(self._number, every), gate)
+        (every,) = self.attention(seen, gate)
+        (change,) = self.out(one.attention(self._number, every), gate)
         hidden, seen = one.norm(self._norms[1], hidden, change)
-        opening, up = self.sites.mlp(seen, gate)
+        opening, up = self.mlp(seen, gate)
         acted = one.swiglu(opening, up) if self._activation is None else self._activation(opening) * up
-        (change,) = self.sites.down(acted, gate)
+        (change,) = self.down(acted, gate)
         return hidden, change
 
 
@@ -241,26 +234,26 @@ class _Head:
         self._module = module
         is_linear = type(module) is nn.Linear and type(module.weight) is nn.Parameter
         self.site = Site({"lm_head": module}) if is_linear else None
-        self.is_plain = False
+        self.plain: Site | None = None  # the same, where nothing hangs on the module
 
     def follow(self) -> None:
         """See what hangs on the module now."""
-        self.is_plain = self.site is not None and is_leaf(self._module)
+        self.plain = self.site if is_leaf(self._module) else None
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """Hidden states [..., H] to logits [..., V]."""
-        if self.site is not None and self.is_plain:
-            if self.site.copy is None and not self.site.is_large:  # values may be of any shape
-                return self.site(hidden)[0]
-            (logits,) = self.site(hidden.flatten(0, -2))
-            return logits.view(*hidden.shape[:-1], logits.shape[1])
-        by_module: Tensor = self._module(hidden)
-        return by_module
+        if self.plain is None:
+            by_module: Tensor = self._module(hidden)
+            return by_module
+        if self.plain.copy is None and not self.plain.is_large:  # values may be of any shape
+            return self.plain(hidden)[0]
+        (logits,) = self.plain(hidden.flatten(0, -2))
+        return logits.view(*hidden.shape[:-1], logits.shape[1])
 
     @property
     def rows(self) -> Tensor | None:
         """Its weight [V, H], where nothing else makes logits of states."""
-        return self.site.weights[0] if self.site is not None and self.is_plain else None
+        return None if self.plain is None else self.plain.weights[0]
 
 
 _LEAN: WeakKeyDictionary[Any, LeanDecoder] = WeakKeyDictionary()  # model -> what was made of it

@@ -13,13 +13,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from marsbench.errors import UserError, unknown_name
+from marsbench.errors import unknown_name
 from marsbench.forward.native import can_pack, pack
 
 _RANK = 64  # of the table
@@ -85,15 +85,6 @@ def kind_of_head(name: str) -> type[Markov] | type[Network]:
     if name not in KINDS:
         raise unknown_name("kind of draft head", name, list(KINDS))
     return KINDS[name]
-
-
-def check_head(head: DraftHead, model: Any) -> None:
-    """Refuse a head that is not for a model; `UserError`."""
-    embeddings = model.get_input_embeddings()
-    if not head.fits(embeddings.num_embeddings, embeddings.embedding_dim):
-        raise UserError(
-            "this adapter does not fit: its draft head is of another size", fix="take the model that it was trained for"
-        )
 
 
 @dataclass(frozen=True)

@@ -8,15 +8,14 @@ of it, and what a position gives does not depend on how many stand beside it, a 
 answers are those of `ar`, token for token, in bf16 too. Elsewhere it is oneDNN's, for few positions, which gains
 nothing where weights fit into the cache.
 
-The packed copies (`Packing`) lie beside the model and take as much memory as its weights; nothing is written to it.
+The packed copies lie beside the model and take as much memory as its weights; nothing is written to it.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
@@ -54,17 +53,6 @@ def set_packing(on: bool) -> None:
     os.environ[VARIABLE] = "1" if on else "0"
 
 
-@contextmanager
-def packing(on: bool) -> Iterator[None]:
-    """Have weights packed, or not, for the time of a `with` block."""
-    before = os.environ.get(VARIABLE)
-    set_packing(on)
-    try:
-        yield
-    finally:
-        os.environ.pop(VARIABLE) if before is None else os.environ.__setitem__(VARIABLE, before)
-
-
 # ---- one product ----
 
 
@@ -97,7 +85,8 @@ class Copy:
     watched: list[Watched]
     packed: Tensor  # of all layers, as `linear.cpp` or as oneDNN reads it
     bias: Tensor | None  # [out]
-    is_native: bool  # whether it is `linear.cpp`'s
+    kind: str  # of `packed_for`
+    is_native: bool  # whether that is `linear.cpp`
 
     def is_of(self, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> bool:
         """Whether these are the same ones, and nothing has been written to them."""
@@ -114,10 +103,9 @@ class Copy:
             return by_onednn(values.expand(2, -1), self.packed, self.bias)[:1]
         return by_onednn(values, self.packed, self.bias)
 
-    def adapted(self, values: Tensor, gate: Tensor, maps: _PackedMaps) -> Tensor:
-        """The same with an adapter's maps, by `linear.cpp`; for `gate` see `Site`."""
-        given = values, self.packed, self.bias, maps.down, maps.columns, gate
-        found: Tensor = torch.ops.marsbench.adapted.default(*given)
+    def adapted(self, values: Tensor, gate: Tensor, down: Tensor, columns: list[Tensor]) -> Tensor:
+        """The same with an adapter's packed maps, by `linear.cpp`; for `gate` see `Site`."""
+        found: Tensor = torch.ops.marsbench.adapted.default(values, self.packed, self.bias, down, columns, gate)
         return found
 
     @property
@@ -161,11 +149,6 @@ def _beside(kernel: _Kernel, values: Tensor, weights: Sequence[Tensor], biases: 
     return mapped[0] if len(mapped) == 1 else torch.cat(mapped, 1)
 
 
-def is_read_slowly(values: Tensor) -> bool:
-    """Whether `F.linear` may not be the way to multiply values [M, in] by large ones: few, on a CPU."""
-    return 0 < len(values) <= FEW and values.device.type == "cpu" and not torch.is_grad_enabled()
-
-
 def _by_torch(values: Tensor, layers: Sequence[Mapping[str, Any]]) -> Tensor:
     """The same of layers' own parameters, in as little time as it takes to ask for them."""
     if len(layers) == 1:
@@ -180,14 +163,22 @@ def _not_packed(values: Tensor, weights: Sequence[Tensor]) -> _Kernel:
     return _on_the_right if len(values) <= NARROW else by_onednn
 
 
-def can_be_packed(weights: Sequence[Any]) -> bool:
-    """Whether weights are plain, on the CPU and of a type that is read there, and large together, for oneDNN."""
-    return (
-        all(type(one) in _ORDINARY and one.device.type == "cpu" for one in weights)
-        and all(one.dim() == 2 and one.is_contiguous() for one in weights)
-        and not any(one.is_inference() for one in weights)  # it has no version
-        and (_native_for(weights) or _onednn_for(weights))
-    )
+def packed_for(weights: Sequence[Any]) -> str:
+    """What a copy of weights is for: "native" is `linear.cpp`, else "oneDNN"; empty where there can be none.
+
+    They are plain, on the CPU and of a type that is read there; for oneDNN, they are large together.
+    """
+    if (
+        not all(type(one) in _ORDINARY and one.device.type == "cpu" for one in weights)
+        or not all(one.dim() == 2 and one.is_contiguous() for one in weights)
+        or any(one.is_inference() for one in weights)  # it has no version
+    ):
+        return ""
+    outputs, dtypes = sum(map(len, weights)), {weight.dtype for weight in weights}
+    if len(dtypes) == 1 and can_pack(outputs, weights[0].shape[1], *dtypes) and is_native():
+        return "native"
+    is_read = dtypes <= {torch.float32, *([torch.bfloat16] if reads_bf16() else [])}
+    return "oneDNN" if HAS_ONEDNN and is_read and sum(one.numel() for one in weights) >= LARGE else ""
 
 
 # Inductor has a lowering of oneDNN's operation for weights that it has packed itself, and fails on others: it gets to
@@ -224,7 +215,7 @@ class Site:
         self._sizes = [sum(layer.out_features for layer in output.values()) for output in outputs]
         self.is_large = sum(weight.numel() for weight in self.weights) >= LARGE
         self._maps: _Maps | None = None
-        self.copy: Copy | None = None  # seen to by `Packing`
+        self.copy: Copy | None = None  # seen to by `pack_sites`
 
     def __call__(self, values: Tensor, gate: Tensor | None = None) -> Sequence[Tensor]:
         """What the layers give for values [M, in]: every output, [M, out].
@@ -235,7 +226,8 @@ class Site:
             return self._adapted(self._maps, values, gate)
         if self.copy is not None and self.copy.is_native and not torch.is_grad_enabled():
             return self._parts(self.copy(values))
-        if (self.copy is None and not self.is_large) or not is_read_slowly(values):
+        is_small = self.copy is None and not self.is_large
+        if is_small or not 0 < len(values) <= FEW or values.device.type != "cpu" or torch.is_grad_enabled():
             return [_by_torch(values, layers) for layers in self._outputs]
         if self.copy is not None and not torch.compiler.is_compiling():
             return self._parts(self.copy(values))
@@ -275,59 +267,37 @@ class Site:
         """All entries go into the few dimensions of a map, those of tokens become zero there, and the rest is added:
         zeros, for tokens. That takes fewer operations than gathering masks, and the same whatever a window holds.
         """
-        if maps.packed is None or self.copy is None or torch.is_grad_enabled():
+        if maps.packed_down is None or self.copy is None or torch.is_grad_enabled():
             return maps.add(values.mm(maps.across).mul_(gate), self(values))
-        return self._parts(self.copy.adapted(values, gate, maps.packed))
+        return self._parts(self.copy.adapted(values, gate, maps.packed_down, maps.packed_columns))
 
     def _parts(self, product: Tensor) -> Sequence[Tensor]:
         return (product,) if len(self._sizes) == 1 else product.split_with_sizes(self._sizes, 1)
 
 
-class LayerSites(NamedTuple):
-    """The sites of one transformer layer."""
+@torch.no_grad()
+def pack_sites(sites: Sequence[Site]) -> bool:
+    """Have every packed copy be of its weights as they are now; those that are missing are made if there is room.
 
-    attention: Site  # queries, keys and values
-    out: Site
-    mlp: Site  # gate; up
-    down: Site
-
-
-class Packing:
-    """The packed copies of a model's sites; they go when this does.
-
-    Args:
-        sites: all of them.
+    A copy goes with the last of the sites that hold it. Whether copies were made or given up is returned.
     """
-
-    def __init__(self, sites: Sequence[Site]) -> None:
-        self.sites = sites
-        self.changes = 0  # how often copies were made or given up
-
-    @torch.no_grad()
-    def follow(self) -> None:
-        """Have every copy be of its weights as they are now; those that are missing are made if there is room."""
-        has_changed, missing = False, list[Site]()
-        for site in self.sites:
-            found = None
-            if packing_is_on() and can_be_packed(site.weights):
-                found = COPIES.get(_places(site.weights))  # our own, or another decoder's of the same model
-                if (
-                    found is None
-                    or found.is_native != _native_for(site.weights)
-                    or not found.is_of(site.weights, site.biases)
-                ):
-                    found = None
-                    missing.append(site)
-            has_changed |= site.copy is not found
-            site.copy = found  # what is replaced is given back before its successor is made
-        needed = sum(weight.nbytes for site in missing for weight in site.weights) * _SPARE
-        if missing and needed < psutil.virtual_memory().available:
-            room = _Room(missing)
-            for site in missing:
-                site.copy = _packed(site.weights, site.biases, room)
-            has_changed = True
-        if has_changed:
-            self.changes += 1
+    has_changed, missing = False, list[tuple[Site, str]]()
+    for site in sites:
+        found = None
+        if packing_is_on() and (kind := packed_for(site.weights)):
+            found = COPIES.get(_places(site.weights))  # our own, or another decoder's of the same model
+            if found is None or found.kind != kind or not found.is_of(site.weights, site.biases):
+                found = None
+                missing.append((site, kind))
+        has_changed |= site.copy is not found
+        site.copy = found  # what is replaced is given back before its successor is made
+    needed = sum(weight.nbytes for site, _ in missing for weight in site.weights) * _SPARE
+    if not missing or needed >= psutil.virtual_memory().available:
+        return has_changed
+    room = _Room([site for site, kind in missing if kind == "native"])
+    for site, kind in missing:
+        site.copy = _packed(site.weights, site.biases, kind, room)
+    return True
 
 
 class _Room:
@@ -336,8 +306,7 @@ class _Room:
     """
 
     def __init__(self, sites: Sequence[Site]) -> None:
-        weights = [weight for site in sites if _native_for(site.weights) for weight in site.weights]
-        nbytes = sum(weight.nbytes for weight in weights) + _LINE * len(sites)
+        nbytes = sum(weight.nbytes for site in sites for weight in site.weights) + _LINE * (len(sites) + 1)
         if hasattr(mmap, "MADV_HUGEPAGE"):
             memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             memory.madvise(mmap.MADV_HUGEPAGE)
@@ -352,31 +321,19 @@ class _Room:
         return kept.copy_(packed)
 
 
-def _packed(weights: list[Tensor], biases: list[Tensor | None], room: _Room) -> Copy:
+def _packed(weights: list[Tensor], biases: list[Tensor | None], kind: str, room: _Room) -> Copy:
     """A copy; layers without a bias get zeros where others have one."""
     bias = None
     if any(one is not None for one in biases):
         each = zip(weights, biases, strict=True)
         bias = torch.cat([weight.new_zeros(len(weight)) if one is None else one.detach() for weight, one in each])
     whole = torch.cat([weight.detach() for weight in weights])
-    native = _native_for(weights)
-    packed = room.keep(pack(whole)) if native else torch.ops.mkldnn._reorder_linear_weight(whole, _PACKED_FOR)
+    is_native = kind == "native"
+    packed = room.keep(pack(whole)) if is_native else torch.ops.mkldnn._reorder_linear_weight(whole, _PACKED_FOR)
     watched = [Watched(one) for one in (*weights, *biases) if one is not None]
-    copy = Copy(weights, biases, watched, packed, bias, native)
+    copy = Copy(weights, biases, watched, packed, bias, kind, is_native)
     COPIES[_places(weights)] = copy
     return copy
-
-
-def _native_for(weights: Sequence[Tensor]) -> bool:
-    """Whether a copy of weights is `linear.cpp`'s."""
-    outputs, dtypes = sum(map(len, weights)), {weight.dtype for weight in weights}
-    return len(dtypes) == 1 and can_pack(outputs, weights[0].shape[1], *dtypes) and is_native()
-
-
-def _onednn_for(weights: Sequence[Tensor]) -> bool:
-    """Whether it may be oneDNN's."""
-    is_read = all(one.dtype is torch.float32 or (one.dtype is torch.bfloat16 and reads_bf16()) for one in weights)
-    return HAS_ONEDNN and is_read and sum(one.numel() for one in weights) >= LARGE
 
 
 def packing_in_words() -> dict[str, Any]:
@@ -385,27 +342,24 @@ def packing_in_words() -> dict[str, Any]:
     """
     if not COPIES:
         return {}
-    by = sorted({"native" if copy.is_native else "oneDNN" for copy in COPIES.values()})
+    by = sorted({copy.kind for copy in COPIES.values()})
     return {"packing": {"bytes": sum(copy.nbytes for copy in COPIES.values()), "by": by}}
 
 
 # ---- an adapter's maps ----
 
 
-class _PackedMaps(NamedTuple):
-    """The maps of a site as `linear.cpp` reads them; their inner values are filled up to whole blocks."""
-
-    down: Tensor
-    columns: list[Tensor]  # of the layers, from the top
-
-
 class _Maps(NamedTuple):
-    """The maps of one site."""
+    """The maps of one site.
+
+    As `linear.cpp` reads them, the inner values are filled up to whole blocks.
+    """
 
     across: Tensor  # [in, R]: all first factors as one
     ranks: list[int]  # of each output; together they are R
     ups: list[Tensor]  # [r, output] each
-    packed: _PackedMaps | None
+    packed_down: Tensor | None  # for `linear.cpp`
+    packed_columns: list[Tensor]  # likewise, of the layers, from the top
 
     @classmethod
     def of(cls, pairs: Sequence[Sequence[LowRank]], is_native: bool) -> _Maps:
@@ -413,15 +367,15 @@ class _Maps(NamedTuple):
         every = [pair for of_output in pairs for pair in of_output]
         ups: list[Tensor] = [torch.block_diag(*[pair.up for pair in of_output]) for of_output in pairs]  # type: ignore[no-untyped-call]
         down = torch.cat([pair.down for pair in every])
-        packed = None
+        packed_down, columns = None, list[Tensor]()
         if is_native:
             if any(len(pair.up) % BLOCK for pair in every):  # a block holds outputs of several layers
                 every = [LowRank(down, torch.block_diag(*ups))]  # type: ignore[no-untyped-call]
             spare = [-pair.up.shape[1] % BLOCK for pair in every]
             downs = [F.pad(pair.down, (0, 0, 0, more)) for pair, more in zip(every, spare, strict=True)]
             columns = [pack(F.pad(pair.up, (0, more))) for pair, more in zip(every, spare, strict=True)]
-            packed = _PackedMaps(pack(torch.cat(downs)), columns)
-        return cls(down.t().contiguous(), [up.shape[1] for up in ups], [up.t() for up in ups], packed)
+            packed_down = pack(torch.cat(downs))
+        return cls(down.t().contiguous(), [up.shape[1] for up in ups], [up.t() for up in ups], packed_down, columns)
 
     def add(self, inner: Tensor, outputs: Sequence[Tensor]) -> Sequence[Tensor]:
         """What the first factors gave, [M, R], by the second ones, added to each of the outputs in place."""

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from contextlib import nullcontext
-from functools import lru_cache
+from contextlib import nullcontext, suppress
 from typing import Any
+from weakref import WeakSet
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from marsbench.errors import UserError
 from marsbench.forward.adapter import hooked, masks_of, parted
@@ -36,7 +36,7 @@ class ModuleDecoder:
 
     def __init__(self, model: Any) -> None:
         self.model = model
-        refuse_unknown(parted(model)[0])
+        _refuse_unknown(parted(model)[0])
 
     def __call__(self, cache: RaggedCache, window: Window, relative: Tensor) -> Answer:
         """Run a window; see `Decoder`."""
@@ -101,23 +101,19 @@ def _with_what_follows(head: Callable[[Tensor], Tensor], config: Any) -> Callabl
     return logits
 
 
-def refuse_unknown(model: Any) -> None:
-    """Refuse what could not run a window of ours: not every entry may see what it should, or stand where it does.
-
-    Raises:
-        UserError: the model is of such a kind.
-    """
+def _refuse_unknown(model: Any) -> None:
+    """Refuse what could not run a window of ours: not every entry may see what it should, or stand where it does."""
     decoder = model.get_decoder()
     config = decoder.config
     if getattr(config, "is_encoder_decoder", False) or getattr(model.config, "is_encoder_decoder", False):
-        raise refused(model, "an encoder-decoder")
-    kind: Any = type(decoder)
-    missing = _not_taken(kind)
+        raise _refused(model, "an encoder-decoder")
+    takes = inspect.signature(type(decoder).forward).parameters
+    missing = [name for name in _ARGUMENTS if name not in takes]
     if missing or getattr(config, "alibi", False):
-        raise refused(model, f"a decoder that takes no {missing[0] if missing else 'position_ids'}")
+        raise _refused(model, f"a decoder that takes no {missing[0] if missing else 'position_ids'}")
     strange = sorted(layer_kinds(config) - {_FULL, _SLIDING})
     if strange:
-        raise refused(model, f"layers of the kind {', '.join(strange)}")
+        raise _refused(model, f"layers of the kind {', '.join(strange)}")
     attention = getattr(config, "_attn_implementation", None)
     if attention is not None and attention not in _MASKED:
         raise UserError(
@@ -127,17 +123,71 @@ def refuse_unknown(model: Any) -> None:
         )
 
 
-@lru_cache(maxsize=64)
-def _not_taken(kind: type[nn.Module]) -> list[str]:
-    """The arguments of ours that a class of decoders does not have."""
-    takes = inspect.signature(kind.forward).parameters
-    return [name for name in _ARGUMENTS if name not in takes]
-
-
-def refused(model: Any, why: str) -> UserError:
+def _refused(model: Any, why: str) -> UserError:
     """The error for a model that this engine cannot run."""
     return UserError(
         f"{type(model).__name__} has {why}, which this engine does not know",
         where=str(getattr(model, "name_or_path", "")),
         fix="take a decoder with full or sliding-window attention and positions, such as Qwen2, Llama or Mistral",
     )
+
+
+# ---- a short comparison ----
+
+_SHORTEST, _LONGEST = 16, 64  # tokens of the made-up prompt
+_LATER = 5  # of them, how many come in the second window
+_PASSED: WeakSet[Any] = WeakSet()  # models
+
+
+def check_by_forward(model: Any) -> None:
+    """Hold our logits to those of a model's own forward pass, once for every model.
+
+    Whatever its class does that its parts do not show (a scale on its logits, a prompt that an adapter puts before
+    ours, a hook on the whole) shows here, before anything wrong is decoded.
+
+    Raises:
+        UserError: they differ by more than rounding.
+    """
+    if not callable(model) or model in _PASSED:
+        return
+    _compare(model)
+    with suppress(TypeError):  # a wrapper that cannot be referred to weakly
+        _PASSED.add(model)
+
+
+@torch.inference_mode()
+def _compare(model: Any) -> None:
+    config = model.get_decoder().config
+    context, reach = getattr(config, "max_position_embeddings", None), getattr(config, "sliding_window", None) or 0
+    long = min(max(_SHORTEST, reach + 8), _LONGEST, context or _LONGEST)  # more than a small sliding window holds
+    places = torch.arange(2 * long, device=device_of(model)).view(2, long)
+    ids: Tensor = 1 + (places * 7919 + 4) % (model.get_input_embeddings().num_embeddings - 1)
+    rows = [ids[0], ids[1, : long - 3]]
+    theirs = [model(input_ids=row.unsqueeze(0), use_cache=False).logits[0].float() for row in rows]
+    try:
+        ours = _by_windows(ModuleDecoder(model), ids)
+    except (UserError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        raise _refused(model, f"a forward pass that fails on our windows ({type(error).__name__}: {error})") from error
+    size = torch.cat(theirs).square().mean().sqrt()
+    off = torch.cat([(a - b).square().mean(-1).sqrt() for a, b in zip(ours, theirs, strict=True)]) / size
+    if not off.mean() <= torch.finfo(model.get_decoder().dtype).eps ** 0.5:
+        hint = " (its dropout is on: call model.eval())" if getattr(model, "training", False) else ""
+        raise _refused(model, f"something between its parts{hint}: its logits are {off.mean():.0%} off what they make")
+
+
+def _by_windows(decoder: ModuleDecoder, ids: Tensor) -> list[Tensor]:
+    """Logits of the first row, and of the second up to its third last token, in two windows with fillers."""
+    cache, found, long = RaggedCache(), [], ids.shape[1]
+    for width, ends in ((long - _LATER, (long - _LATER, long - _LATER - 2)), (_LATER, (long, long - 3))):
+        end = torch.tensor(ends, device=ids.device)
+        begin, offset = end - width, torch.arange(ends[0], device=ids.device)
+        places = begin.unsqueeze(1) + offset[:width]
+        cache.prepare(torch.where(places < 0, len(offset), places), len(offset))
+        causal = torch.ones(width, width, dtype=torch.bool, device=ids.device).tril()
+        window = Window(ids.gather(1, places.clamp(min=0)), places, begin, len(offset), causal)
+        found.append(decoder(cache, window, (offset - begin.unsqueeze(1)).clamp(-1, width)).logits(slice(None)))
+    first, second = (logits.float() for logits in found)
+    # The second row's first window begins with two fillers, and its second one with one.
+    return [torch.cat([first[0], second[0]]), torch.cat([first[1, 2:], second[1, 1:]])]

@@ -27,10 +27,7 @@ _COMPILERS = ("g++", "clang++", "c++", "cl")
 _SOURCES = [Path(__file__).with_name(name) for name in ("between.cpp", "linear.cpp")]
 _HEADER = Path(__file__).with_name("lanes.h")
 # What a CPU can do, as torch names it -> how a compiler is told. Never more than that: caches are shared by machines.
-_FLAGS = {
-    "AVX512": ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma"],
-    "AVX2": ["-mavx2", "-mfma"],
-}
+_FLAGS = {"AVX512": ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma"], "AVX2": ["-mavx2", "-mfma"]}
 BLOCK = 16  # outputs of packed weights that lie beside each other
 
 

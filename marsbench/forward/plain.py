@@ -6,51 +6,35 @@ quantised layer, no `forward` of an instance's own. All of that may come and go 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from types import ModuleType
+from typing import Any
 
 from torch import nn
 from torch.nn.modules import module as torch_module
-from transformers import LlamaForCausalLM, LlamaModel, Qwen2ForCausalLM, Qwen2Model
+from transformers import LlamaForCausalLM, Qwen2ForCausalLM
 from transformers.models.llama import modeling_llama as llama
 from transformers.models.qwen2 import modeling_qwen2 as qwen2
 
 _ROPES = ("default", "linear", "llama3")  # rotary embeddings that do not depend on the length of the sequence
-
-
-class Kind(NamedTuple):
-    """The classes of a model's parts."""
-
-    decoder: type[nn.Module]
-    layer: type[nn.Module]
-    attention: type[nn.Module]
-    mlp: type[nn.Module]
-    norm: type[nn.Module]
-    rotary: type[nn.Module]
-
-
-_KINDS: dict[type[nn.Module], Kind] = {
-    Qwen2ForCausalLM: Kind(
-        Qwen2Model,
-        qwen2.Qwen2DecoderLayer,
-        qwen2.Qwen2Attention,
-        qwen2.Qwen2MLP,
-        qwen2.Qwen2RMSNorm,
-        qwen2.Qwen2RotaryEmbedding,
-    ),
-    LlamaForCausalLM: Kind(
-        LlamaModel,
-        llama.LlamaDecoderLayer,
-        llama.LlamaAttention,
-        llama.LlamaMLP,
-        llama.LlamaRMSNorm,
-        llama.LlamaRotaryEmbedding,
-    ),
-}
-# What the classes themselves do: libraries that patch models put other functions in their place.
-_FORWARDS = [(one, one.forward) for model, kind in _KINDS.items() for one in (model, *kind, nn.Linear, nn.Embedding)]
-_GLOBAL_HOOKS = (torch_module._global_forward_hooks, torch_module._global_forward_pre_hooks)
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+_PARTS = {  # a decoder's parts by their names, and their classes' names without the family's
+    "": "Model", "layer": "DecoderLayer", "self_attn": "Attention", "mlp": "MLP", "rotary_emb": "RotaryEmbedding",
+    **dict.fromkeys(("norm", "input_layernorm", "post_attention_layernorm"), "RMSNorm"),
+}  # fmt: skip
+_LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+Kind = dict[str, type[nn.Module]]
+
+
+def _kind(family: ModuleType, name: str) -> Kind:
+    """The classes of a decoder's parts, by the parts' names."""
+    own = {part: getattr(family, name + of) for part, of in _PARTS.items()}
+    return {**own, **dict.fromkeys(_LINEAR, nn.Linear), "embed_tokens": nn.Embedding, "layers": nn.ModuleList}
+
+
+_KINDS: dict[type[nn.Module], Kind] = {Qwen2ForCausalLM: _kind(qwen2, "Qwen2"), LlamaForCausalLM: _kind(llama, "Llama")}
+# What the classes themselves do: libraries that patch models put other functions in their place.
+_FORWARDS = {one: one.forward for model, kind in _KINDS.items() for one in (model, *kind.values())}
+del _FORWARDS[nn.ModuleList]  # which has none
 
 
 def is_plain(model: Any) -> bool:
@@ -66,13 +50,22 @@ def is_plain(model: Any) -> bool:
     if decoder is not model._modules.get("model") or head is None or head is not model._modules.get("lm_head"):
         return False
     # Adapters are found in the first layer, before all the others are looked at.
-    return all(_are_of_their_class(kind, decoder)) and _has_fixed_attention(decoder) and not any(_GLOBAL_HOOKS)
+    if not all(_is_known(kind, name, module) for name, module in decoder.named_modules()):
+        return False
+    sorts = {(type(one), one.device, one.dtype) for one in decoder.parameters()}
+    return (
+        len(sorts) == 1
+        and next(iter(sorts))[0] is nn.Parameter
+        and all(one.forward is known and known.__module__ == one.__module__ for one, known in _FORWARDS.items())
+        and not any((torch_module._global_forward_hooks, torch_module._global_forward_pre_hooks))
+        and _has_fixed_attention(decoder)
+    )
 
 
 def is_plainly_its_class(model: Any) -> bool:
     """Whether a model's own forward pass does nothing but run a known decoder's modules and its LM head."""
     kind = _KINDS.get(type(model))
-    return kind is not None and type(model.get_decoder()) is kind.decoder and runs_its_class(model)
+    return kind is not None and type(model.get_decoder()) is kind[""] and runs_its_class(model)
 
 
 def runs_its_class(module: Any) -> bool:
@@ -86,31 +79,11 @@ def is_leaf(module: Any) -> bool:
     return not module._modules and runs_its_class(module)
 
 
-def _are_of_their_class(kind: Kind, decoder: Any) -> Iterator[bool]:
-    """Whether the decoder's parts are what they seem, part by part."""
-    yield type(decoder) is kind.decoder and runs_its_class(decoder)
-    yield _is_leaf(decoder.norm, kind.norm) and _is_leaf(decoder.rotary_emb, kind.rotary)
-    yield _is_leaf(decoder.embed_tokens, nn.Embedding)
-    yield type(decoder.layers) is nn.ModuleList and runs_its_class(decoder.layers) and len(decoder._modules) == 4
-    for layer in decoder.layers:
-        attention, mlp = layer.self_attn, layer.mlp
-        yield all(
-            type(one) is known and runs_its_class(one)
-            for one, known in ((layer, kind.layer), (attention, kind.attention), (mlp, kind.mlp))
-        )
-        linears = (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj)
-        yield all(_is_leaf(one, nn.Linear) for one in (*linears, mlp.gate_proj, mlp.up_proj, mlp.down_proj))
-        yield all(_is_leaf(one, kind.norm) for one in (layer.input_layernorm, layer.post_attention_layernorm))
-        yield len(layer._modules) == 4 and len(attention._modules) == 4 and len(mlp._modules) == 4
-        yield _is_leaf(mlp.act_fn, type(mlp.act_fn))
-    parameters = [*decoder.parameters()]
-    yield {type(parameter) for parameter in parameters} == {nn.Parameter}
-    yield len({(parameter.device, parameter.dtype) for parameter in parameters}) == 1
-    yield all(one.forward is known and known.__module__ == one.__module__ for one, known in _FORWARDS)
-
-
-def _is_leaf(module: Any, known: type[nn.Module]) -> bool:
-    return type(module) is known and is_leaf(module)
+def _is_known(kind: Kind, name: str, module: nn.Module) -> bool:
+    """Whether a decoder's part is what its name says; an activation may be of any class."""
+    name = name.rpartition(".")[2]
+    known = kind.get("layer" if name.isdigit() else name)
+    return is_leaf(module) if name == "act_fn" else type(module) is known and runs_its_class(module)
 
 
 def _has_fixed_attention(decoder: Any) -> bool:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import lru_cache, wraps
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -74,3 +75,27 @@ def recording() -> Iterator[None]:
 def makes_a_graph() -> bool:
     """Whether operations are recorded or compiled: then nothing may be among them that is kept for a while only."""
     return _RECORDING[0] or torch.compiler.is_compiling()
+
+
+WIDEST_KEPT = 256  # entries
+KEPT: list[Any] = []  # what keeps, of every function
+_Shape = ParamSpec("_Shape")
+_Made = TypeVar("_Made")
+
+
+def kept(make: Callable[Concatenate[int, _Shape], _Made]) -> Callable[Concatenate[int, _Shape], _Made]:
+    """Have what a function makes of shapes, of which a window's width comes first, made once, but not in a graph.
+
+    The shapes of decoding steps recur, and 64 of them hold 4 MiB at most. A prompt's is seen once and may be as large
+    as the cache: it is made anew and dropped.
+    """
+    keeping = lru_cache(maxsize=64)(make)
+    KEPT.append(keeping)
+
+    @wraps(make)
+    def made(width: int, /, *shape: _Shape.args, **named: _Shape.kwargs) -> _Made:
+        if width <= WIDEST_KEPT and not makes_a_graph():
+            return keeping(width, *shape, **named)  # type: ignore[arg-type]  # ints and devices
+        return make(width, *shape, **named)
+
+    return made

@@ -11,28 +11,16 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from marsbench.errors import UserError
-from marsbench.methods.registry import (
-    METHODS,
-    NEEDS,
-    OPTIONS,
-    MethodInfo,
-    Need,
-    Options,
-    check_options,
-    check_threshold,
-    explained,
-)
+from marsbench.methods.registry import METHODS, NEEDS, OPTIONS, Options, check_options, check_threshold, explained
 
 if TYPE_CHECKING:
-    from marsbench.decoding.engine import Method
     from marsbench.decoding.outside import OutsideMethod
+    from marsbench.decoding.step import Method
 
 __all__ = [
     "METHODS",
     "NEEDS",
     "OPTIONS",
-    "MethodInfo",
-    "Need",
     "Options",
     "build_method",
     "check_installed",
@@ -58,7 +46,7 @@ def check_installed(name: str) -> None:
 def build_method(name: str, options: Options) -> Method | OutsideMethod:
     """A method by name; `UserError` for an unknown one, for options out of range, and for what it needs and lacks.
 
-    A class is made of the options that its fields are called after, or by its own `of`.
+    A class is made of the options that its fields are called after.
     """
     check_options(name, options)
     info = METHODS[name]
@@ -81,8 +69,10 @@ def build_method(name: str, options: Options) -> Method | OutsideMethod:
             fix="use a checkpoint of stage medusa (marsbench train medusa)",
         )
     chosen = method_class(name)
-    if hasattr(chosen, "of"):
-        made: Method | OutsideMethod = chosen.of(options)
-    else:
-        made = chosen(**{one.name: getattr(options, one.name) for one in fields(chosen) if one.init})
+    taken: dict[str, Any] = {one.name: getattr(options, one.name, None) for one in fields(chosen) if one.init}
+    if "drafter" in taken:
+        from marsbench.methods.speculative import Drafter
+
+        taken["drafter"] = Drafter.of(options)
+    made: Method | OutsideMethod = chosen(**taken)
     return made

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
-from marsbench.decoding.acceptance import no_threshold
 from marsbench.decoding.rows import Accepted, Most, Rows
+from marsbench.decoding.step import Method
 from marsbench.decoding.verification import verify
 from marsbench.decoding.windows import linear_window
 from marsbench.forward.window import Answer, Window
 
 
 @dataclass(frozen=True)
-class Autoregressive:
+class Autoregressive(Method):
     """The next token, with a KV cache."""
 
-    name: ClassVar[str] = "ar"
-    causal_prompt: ClassVar[bool] = True
-
-    def bar(self, threshold: float | None) -> float:
-        """AR takes no threshold."""
-        return no_threshold(self.name, threshold)
+    name = "ar"
 
     def most(self) -> Most:
         """One token a step."""

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from marsbench.decoding.acceptance import bar, confidence
+from marsbench.decoding.acceptance import confidence
 from marsbench.decoding.generation import Metric
-from marsbench.decoding.rows import EMPTY, Accepted, Most, Rows
+from marsbench.decoding.rows import EMPTY, Accepted, Rows
+from marsbench.decoding.step import Method
 from marsbench.forward.window import Answer, Window
 
 
 @dataclass(frozen=True)
-class BlockDiffusion:
+class BlockDiffusion(Method):
     """Blocks of B positions counted from the start of the sequence, attention bidirectional inside a block (BD3-LM).
 
     A forward predicts every masked position of a row's current block, in place or, `shifted`, where the token before
@@ -24,21 +24,13 @@ class BlockDiffusion:
     cache; `shifted`, its last token comes along again as long as it has something to predict.
     """
 
-    name: ClassVar[str] = "block-diffusion"
-    causal_prompt: ClassVar[bool] = False  # attention goes both ways inside a block, in the prompt's too
+    name = "block-diffusion"
+    causal_prompt = False  # attention goes both ways inside a block, in the prompt's too
 
     mask_id: int
     block_size: int = 4
     metric: Metric = "probability"
     shifted: bool = False
-
-    def bar(self, threshold: float | None) -> float:
-        """The confidence that a threshold asks for."""
-        return bar(threshold, self.metric)
-
-    def most(self) -> Most | None:
-        """The window is as wide as the blocks that are not cached."""
-        return None
 
     def propose(self, rows: Rows) -> Window:
         """The full blocks that are not cached yet, or the token that predicts; then the current one with its masks."""

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
 
-from marsbench.decoding.acceptance import no_threshold
 from marsbench.decoding.generation import Meter, Request
 from marsbench.decoding.outside import OutsideMethod
 from marsbench.methods.settings import generating_by
@@ -24,71 +23,63 @@ from marsbench.methods.settings import generating_by
 class HfGenerate(OutsideMethod):
     """`model.generate(do_sample=False)` and nothing else, batches padded on the left."""
 
-    name: ClassVar[str] = "hf-generate"
-
-    def bar(self, threshold: float | None) -> float:
-        """`generate` takes no threshold."""
-        return no_threshold(self.name, threshold)
+    name = "hf-generate"
 
     def continue_batch(
         self, model: Any, requests: Sequence[Request], eos_ids: list[int], pad_id: int, meter: Meter | None = None
     ) -> list[tuple[list[int], list[int]]]:
         """One batch: per request its new tokens and how many came with each forward."""
-        limit = max(request.max_new_tokens for request in requests)
-        input_ids, attention_mask = _left_padded(requests, pad_id, model.device)
+        watching = [_Forwards(meter)] if meter else []
         with generating_by(model):
-            output = model.generate(
-                input_ids,
-                attention_mask=attention_mask,
-                stopping_criteria=StoppingCriteriaList([_Forwards(meter)] if meter else []),
-                generation_config=_greedy(limit, eos_ids, pad_id),
-            )
-        continued = output[:, input_ids.shape[1] :].tolist()
+            continued = _generated(model, requests, eos_ids, pad_id, watching)
         return [(tokens, [1] * len(tokens)) for tokens in continued]
 
 
 @dataclass(frozen=True)
 class HfAssisted(OutsideMethod):
-    """`model.generate(assistant_model=...)`: transformers' own speculative decoding, one sequence at a time."""
+    """`model.generate(assistant_model=...)`: transformers' own speculative decoding, one sequence at a time.
 
-    name: ClassVar[str] = "hf-assisted"
-    one_row: ClassVar[bool] = True
+    The draft model drafts as many tokens in every round, however sure it is of them.
+    """
+
+    name = "hf-assisted"
+    one_row = True
 
     draft: Any
     draft_length: int = 4
-
-    def bar(self, threshold: float | None) -> float:
-        """Assisted generation takes no threshold."""
-        return no_threshold(self.name, threshold)
 
     def continue_batch(
         self, model: Any, requests: Sequence[Request], eos_ids: list[int], pad_id: int, meter: Meter | None = None
     ) -> list[tuple[list[int], list[int]]]:
         """One request: its new tokens and how many came with each forward of the target."""
-        (request,) = requests
-        input_ids, attention_mask = _left_padded(requests, pad_id, model.device)
         rounds = _Forwards(meter)
-        with generating_by(model), generating_by(self.draft, **self._drafting):
-            output = model.generate(
-                input_ids,
-                attention_mask=attention_mask,
-                assistant_model=self.draft,
-                stopping_criteria=StoppingCriteriaList([rounds]),
-                generation_config=_greedy(request.max_new_tokens, eos_ids, pad_id),
-            )
-        tokens = output[0, input_ids.shape[1] :].tolist()
-        ends = [length - input_ids.shape[1] for length in rounds.lengths]
+        with generating_by(model), generating_by(  # in this order: a model may draft for itself
+            self.draft, num_assistant_tokens=self.draft_length, num_assistant_tokens_schedule="constant",
+            assistant_confidence_threshold=0.0,
+        ):  # fmt: skip
+            (tokens,) = _generated(model, requests, eos_ids, pad_id, [rounds], assistant_model=self.draft)
+        ends = [length - len(requests[0].prompt_ids) for length in rounds.lengths]
         counts = [end - before for before, end in zip([0, *ends], ends, strict=False)]
         return [(tokens, [count for count in counts if count > 0])]
 
-    @property
-    def _drafting(self) -> dict[str, Any]:
-        """How the draft model drafts: as many tokens in every round, however sure it is of them."""
-        return {
-            "num_assistant_tokens": self.draft_length,
-            "num_assistant_tokens_schedule": "constant",
-            "assistant_confidence_threshold": 0.0,
-        }
+
+def _generated(
+    model: Any, requests: Sequence[Request], eos_ids: list[int], pad_id: int, watching: list[_Forwards], **more: Any
+) -> list[list[int]]:
+    """New tokens of every request, to the furthest limit of all, within `generating_by`."""
+    longest = max(len(request.prompt_ids) for request in requests)
+    padding = [longest - len(request.prompt_ids) for request in requests]
+    padded = [[pad_id] * pads + list(request.prompt_ids) for pads, request in zip(padding, requests, strict=True)]
+    greedy: dict[str, Any] = {"max_new_tokens": max(request.max_new_tokens for request in requests), "do_sample": False}
+    output = model.generate(
+        torch.tensor(padded, device=model.device),
+        attention_mask=torch.tensor([[0] * pads + [1] * (longest - pads) for pads in padding], device=model.device),
+        stopping_criteria=StoppingCriteriaList(watching),
+        generation_config=GenerationConfig(**greedy, eos_token_id=eos_ids, pad_token_id=pad_id),  # type: ignore[no-untyped-call]
+        **more,
+    )
+    continued: list[list[int]] = output[:, longest:].tolist()
+    return continued
 
 
 class _Forwards(StoppingCriteria):
@@ -103,16 +94,3 @@ class _Forwards(StoppingCriteria):
         if self._meter is not None:
             self._meter.tick()
         return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
-
-
-def _left_padded(requests: Sequence[Request], pad_id: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Prompts [N, P] padded on the left, and which of their tokens are real."""
-    longest = max(len(request.prompt_ids) for request in requests)
-    padded = [[pad_id] * (longest - len(request.prompt_ids)) + list(request.prompt_ids) for request in requests]
-    real = [[0] * (longest - len(request.prompt_ids)) + [1] * len(request.prompt_ids) for request in requests]
-    return torch.tensor(padded, device=device), torch.tensor(real, device=device)
-
-
-def _greedy(limit: int, eos_ids: list[int], pad_id: int) -> GenerationConfig:
-    settings: dict[str, Any] = {"max_new_tokens": limit, "do_sample": False}
-    return GenerationConfig(**settings, eos_token_id=eos_ids, pad_token_id=pad_id)  # type: ignore[no-untyped-call]

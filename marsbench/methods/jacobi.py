@@ -3,33 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
-from marsbench.decoding.acceptance import no_threshold
 from marsbench.decoding.rows import Accepted, Most, Rows
-from marsbench.decoding.verification import guesses_behind, room_for_drafts, verify
+from marsbench.decoding.step import Method
+from marsbench.decoding.verification import room_for_drafts, verify
 from marsbench.decoding.windows import linear_window
 from marsbench.forward.window import Answer, Window
 
 
 @dataclass(frozen=True)
-class Jacobi:
+class Jacobi(Method):
     """Fixed-point iteration over the next `window` tokens.
 
     What the model said in the last forward is what the next one is asked about; tokens of the prompt,
     drawn at random, enter the window behind it. What has come to its fixed point from the left is committed.
     """
 
-    name: ClassVar[str] = "jacobi"
-    causal_prompt: ClassVar[bool] = True
+    name = "jacobi"
 
     window: int = 4
-
-    def bar(self, threshold: float | None) -> float:
-        """Jacobi decoding takes no threshold."""
-        return no_threshold(self.name, threshold)
 
     def most(self) -> Most:
         """The guesses of the last forward."""
@@ -46,7 +40,8 @@ class Jacobi:
         offset = torch.arange(count, device=accepted.ids.device)
         place = (rows.length + accepted.advance).unsqueeze(1) + offset
         entering = rows.tokens.gather(1, (place * 2_654_435_761 >> 8) % rows.start.unsqueeze(1))
-        known = offset < (accepted.ids.shape[1] - accepted.advance).unsqueeze(1)
-        rows.drafts = torch.where(known, guesses_behind(accepted.ids, accepted, count), entering)
+        # Past the first wrong guess the answers were read in a wrong context: fit to be verified, not to be trusted.
+        behind, most = accepted.advance.unsqueeze(1) + offset, accepted.ids.shape[1] - 1
+        rows.drafts = torch.where(behind <= most, accepted.ids.gather(1, behind.clamp(max=most)), entering)
         rows.drafted = room_for_drafts(rows, accepted).clamp(max=count)
         return accepted

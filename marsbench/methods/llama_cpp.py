@@ -11,13 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
-from marsbench.decoding.acceptance import no_threshold
 from marsbench.decoding.generation import Meter, Request
 from marsbench.decoding.outside import OutsideMethod
 from marsbench.errors import UserError
@@ -26,7 +25,7 @@ from marsbench.methods import check_installed
 Quantised = Literal["none", "q8_0", "q4_1"]
 _Weights = list[tuple[int, int]]  # where each lies, and how often it was written to
 _TYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
-_KINDS = {"llama": "llama", "qwen2": "qwen2"}  # transformers' name of an architecture -> llama.cpp's
+_KINDS = ("llama", "qwen2")  # architectures, as both transformers and llama.cpp call them
 # Our modules -> the tensors of a GGUF file: of a layer, and of the whole model.
 _OF_LAYER = {
     "input_layernorm": "attn_norm",
@@ -49,14 +48,10 @@ atexit.register(lambda: [one.close() for known in _READ.values() for _, one in k
 class LlamaCpp(OutsideMethod):
     """llama.cpp's own greedy loop, one sequence at a time, with as many threads as torch has."""
 
-    name: ClassVar[str] = "llama-cpp"
-    one_row: ClassVar[bool] = True
+    name = "llama-cpp"
+    one_row = True
 
     quantised: Quantised = "none"
-
-    def bar(self, threshold: float | None) -> float:
-        """It takes no threshold."""
-        return no_threshold(self.name, threshold)
 
     def continue_batch(
         self, model: Any, requests: Sequence[Request], eos_ids: list[int], pad_id: int, meter: Meter | None = None
@@ -84,7 +79,7 @@ class LlamaCpp(OutsideMethod):
 class LlamaCppLookup(LlamaCpp):
     """The same with llama.cpp's own prompt lookup, as its Python package has it."""
 
-    name: ClassVar[str] = "llama-cpp-lookup"
+    name = "llama-cpp-lookup"
 
     draft_length: int = 4
     ngram: int = 3
@@ -127,10 +122,10 @@ def write_gguf(model: Any, file: Path, quantised: Quantised = "none") -> None:
     import gguf
 
     config = model.config
-    kind = _KINDS.get(config.model_type)
-    if kind is None or model.dtype not in _TYPES:
+    kind = config.model_type
+    if kind not in _KINDS or model.dtype not in _TYPES:
         raise UserError(
-            f"llama.cpp is not given a model of the kind {config.model_type} in {model.dtype}",
+            f"llama.cpp is not given a model of the kind {kind} in {model.dtype}",
             fix="race it with a Llama or Qwen2 model",
         )
     writer: Any = gguf.GGUFWriter(file, kind)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
-from marsbench.decoding.acceptance import bar, confidence, leading_run
+from marsbench.decoding.acceptance import confidence, leading_run
 from marsbench.decoding.chain import read_line
 from marsbench.decoding.generation import Metric
 from marsbench.decoding.rows import Accepted, Most, Rows
+from marsbench.decoding.step import Method
 from marsbench.decoding.windows import last, linear_window, pending
 from marsbench.forward.window import Answer, Window
 
 
 @dataclass(frozen=True)
-class Mars:
+class Mars(Method):
     """The sliding window with a KV cache.
 
     Candidate 0 comes from the last committed token, so it is exactly the AR prediction; candidate j >= 1 comes from
@@ -22,17 +22,12 @@ class Mars:
     forward, for which masks are of no use: they stand behind every token that they could change.
     """
 
-    name: ClassVar[str] = "mars"
-    causal_prompt: ClassVar[bool] = True
+    name = "mars"
 
     mask_id: int
     block_size: int = 4
     metric: Metric = "probability"
     head_top: int = 64
-
-    def bar(self, threshold: float | None) -> float:
-        """The confidence that a threshold asks for."""
-        return bar(threshold, self.metric)
 
     def most(self) -> Most | None:
         """What a step has accepted, and masks."""

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from marsbench.decoding.acceptance import bar, confidence, leading_run
+from marsbench.decoding.acceptance import confidence, leading_run
 from marsbench.decoding.chain import read_line
 from marsbench.decoding.generation import Metric
-from marsbench.decoding.rows import Accepted, Most, Rows
+from marsbench.decoding.rows import Accepted, Rows
+from marsbench.decoding.step import Method
 from marsbench.decoding.windows import last, linear_window
 from marsbench.forward.window import Answer, Window
 
 
 @dataclass(frozen=True)
-class MarsBlockCache:
+class MarsBlockCache(Method):
     """Blocks of `cache_block` positions (B_cache), counted from the end of the prompt.
 
     Every forward covers the row's current block, tokens accepted so far and masks for the rest, against the cached
@@ -26,28 +26,17 @@ class MarsBlockCache:
     let rows that are done with a block wait for the others.
     """
 
-    name: ClassVar[str] = "mars-block-cache"
-    causal_prompt: ClassVar[bool] = True
+    name = "mars-block-cache"
 
     mask_id: int
     cache_block: int = 4
     metric: Metric = "probability"
     head_top: int = 64
 
-    def bar(self, threshold: float | None) -> float:
-        """The confidence that a threshold asks for."""
-        return bar(threshold, self.metric)
-
-    def most(self) -> Most | None:
-        """The window is what is left of a block."""
-        return None
-
     def propose(self, rows: Rows) -> Window:
         """The tokens that are not cached, and masks up to the end of the block."""
         needed = self._block_end(rows) - rows.length - 1
-        window = linear_window(rows, masks=int(needed.amax()), mask_id=self.mask_id)
-        inside = window.position < (rows.length + needed).unsqueeze(1)
-        return window._replace(real=inside if window.real is None else inside & window.real)
+        return linear_window(rows, masks=int(needed.amax()), mask_id=self.mask_id, each=needed)
 
     def accept(self, rows: Rows, window: Window, answer: Answer) -> Accepted:
         """The leading candidates of the block whose confidence passes."""

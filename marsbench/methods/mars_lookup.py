@@ -10,7 +10,6 @@ found either, masks begin anew.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +18,7 @@ from torch import Tensor
 from marsbench.decoding.acceptance import confidence
 from marsbench.decoding.generation import Layout, Metric
 from marsbench.decoding.rows import Accepted, Most, Rows
+from marsbench.decoding.step import Method
 from marsbench.decoding.verification import continued
 from marsbench.forward.window import Answer, Window
 from marsbench.methods.mars_verified import MarsVerified
@@ -30,15 +30,14 @@ UNLIKELY = 0.3
 
 
 @dataclass(frozen=True)
-class MarsLookup:
+class MarsLookup(Method):
     """Drafts from masks as in `MarsVerified`, and `draft_length` tokens from the text so far as in `PromptLookup`.
 
     A forward has the positions of `MarsVerified` in the same layout, and those of what is looked up; or of
     `PromptLookup`, where nothing else is drafted. Groups of masks stand behind the masks' own guesses only.
     """
 
-    name: ClassVar[str] = "mars-lookup"
-    causal_prompt: ClassVar[bool] = True
+    name = "mars-lookup"
 
     mask_id: int
     window: int = 4

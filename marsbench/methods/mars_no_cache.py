@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 
-from marsbench.decoding.rows import Accepted, Most, Rows
+from marsbench.decoding.rows import Accepted, Rows
 from marsbench.decoding.windows import linear_window
 from marsbench.forward.window import Answer, Window
 from marsbench.methods.mars import Mars
@@ -21,14 +20,13 @@ class MarsNoCache(Mars):
     many as tokens may be generated. Masks behind the first B - 1 change nothing but the cost.
     """
 
-    name: ClassVar[str] = "mars-no-cache"
-    causal_prompt: ClassVar[bool] = False  # nothing is to stay in the cache, and every later forward is wider still
+    name = "mars-no-cache"
+    causal_prompt = False  # nothing is to stay in the cache, and every later forward is wider still
 
     appended_masks: int | None = None
 
-    def most(self) -> Most | None:
+    def most(self) -> None:
         """The window grows with the row."""
-        return None
 
     def propose(self, rows: Rows) -> Window:
         """The committed tokens, none of which is cached, and masks."""

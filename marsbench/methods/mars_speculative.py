@@ -3,47 +3,35 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 
-from marsbench.decoding.acceptance import bar, confidence, passing_run
+from marsbench.decoding.acceptance import confidence, passing_run
 from marsbench.decoding.chain import read_masks
 from marsbench.decoding.generation import Metric
 from marsbench.decoding.rows import Accepted, Most, Rows
+from marsbench.decoding.step import Method
 from marsbench.decoding.verification import verify
 from marsbench.decoding.windows import group_entries, grouped_window
 from marsbench.forward.window import Answer, Window
-from marsbench.methods.registry import Options
 from marsbench.methods.speculative import Drafter, forget_wrong_drafts
 
 
 @dataclass(frozen=True)
-class MarsSpeculative:
+class MarsSpeculative(Method):
     """The right drafts, the model's own token after them, and what the masks behind it are sure of.
 
     The extension is not verified: it obeys the threshold. Without a threshold there is none.
     """
 
-    name: ClassVar[str] = "mars-speculative"
-    causal_prompt: ClassVar[bool] = True
+    name = "mars-speculative"
 
     drafter: Drafter
     mask_id: int
     block_size: int = 4
     metric: Metric = "probability"
     head_top: int = 64
-
-    @classmethod
-    def of(cls, options: Options) -> MarsSpeculative:
-        """Made of options."""
-        assert options.mask_id is not None, "checked by build_method"
-        return cls(Drafter.of(options), options.mask_id, options.block_size, options.metric, options.head_top)
-
-    def bar(self, threshold: float | None) -> float:
-        """The confidence that the extension needs."""
-        return bar(threshold, self.metric)
 
     def most(self) -> Most | None:
         """The drafts, and masks behind each of them; the extension is forwarded again, by both models."""

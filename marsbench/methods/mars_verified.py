@@ -8,16 +8,17 @@ whatever the threshold, which only prunes drafts that are unlikely to be right.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from marsbench.decoding.acceptance import bar, confidence, passing_run
+from marsbench.decoding.acceptance import confidence, passing_run
 from marsbench.decoding.chain import read_masks
 from marsbench.decoding.generation import Layout, Metric
 from marsbench.decoding.rows import Accepted, Most, Rows
+from marsbench.decoding.step import Method
 from marsbench.decoding.verification import accept_right, own_tokens, room_for_drafts, verify
 from marsbench.decoding.windows import drafts_of, group_entries, grouped_window, last, linear_window
 from marsbench.forward.window import Answer, Window, at_entries
@@ -37,7 +38,7 @@ class Reading(NamedTuple):
 
 
 @dataclass(frozen=True)
-class MarsVerified:
+class MarsVerified(Method):
     """Drafts from masks, at most `window` tokens per forward; `window` need not be the B of the training.
 
     With n drafts and W = `window`, a row's forward has these positions:
@@ -50,8 +51,7 @@ class MarsVerified:
       masks have seen it, so the next forward goes without drafts: it pays to prune them by a threshold.
     """
 
-    name: ClassVar[str] = "mars-verified"
-    causal_prompt: ClassVar[bool] = True
+    name = "mars-verified"
 
     mask_id: int
     window: int = 4
@@ -62,7 +62,7 @@ class MarsVerified:
 
     def bar(self, threshold: float | None) -> float:
         """The confidence that a draft must have; without a threshold, none."""
-        return -torch.inf if threshold is None else bar(threshold, self.metric)
+        return -torch.inf if threshold is None else super().bar(threshold)
 
     def most(self) -> Most:
         """Drafts, and masks behind them or behind each of them."""
@@ -74,8 +74,11 @@ class MarsVerified:
         """Drafts and masks in the chosen layout."""
         masks, varies = self._masks(rows), self.groups is not None and len({*rows.extent.groups, -1}) > 1
         if self.layout == "groups" and masks:
-            count = min(rows.extent.drafted, masks) + 1
-            return grouped_window(rows, masks, self.mask_id, count, _stands(rows, count) if varies else None)
+            count, stands = min(rows.extent.drafted, masks) + 1, None
+            if varies:
+                place = torch.arange(count, device=rows.groups.device)
+                stands = (rows.groups.unsqueeze(1) >> place & 1).bool()
+            return grouped_window(rows, masks, self.mask_id, count, stands)
         each = masks * rows.groups.ne(0) if varies and masks else None
         return linear_window(rows, masks=masks, mask_id=self.mask_id, each=each)
 
@@ -128,12 +131,6 @@ class MarsVerified:
 def _are_in_vain(rows: Rows, stands: Tensor) -> bool:
     """Whether no masks need be read: asked of a single row alone, and where the answer is not waited for."""
     return len(rows) == 1 and not rows.fixed and stands.device.type == "cpu" and not stands.item()
-
-
-def _stands(rows: Rows, count: int) -> Tensor:
-    """Which of the first groups of masks stand in the rows' next windows, bool [N, count]."""
-    place = torch.arange(count, device=rows.groups.device)
-    return (rows.groups.unsqueeze(1) >> place & 1).bool()
 
 
 def _likeliest(sure: Tensor, drafted: Tensor, most: int) -> Tensor:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import prod
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from marsbench.decoding.acceptance import no_threshold
 from marsbench.decoding.rows import Accepted, Most, Rows
+from marsbench.decoding.step import Method
 from marsbench.decoding.verification import room_for_drafts
 from marsbench.decoding.windows import drafts_of, last, pending, tree_window
 from marsbench.forward.window import Answer, Window
@@ -44,15 +44,6 @@ class _Nodes(NamedTuple):
     ancestors: tuple[tuple[bool, ...], ...]  # [M, M], which nodes are on a node's path, itself among them
 
 
-class _Tree(NamedTuple):
-    """`_Nodes` as tensors."""
-
-    depth: Tensor
-    rank: Tensor
-    parent: Tensor
-    ancestors: Tensor
-
-
 def _nodes(heads: int, width: int) -> _Nodes:
     paths = tree_paths(heads, width)
     entry = {path: number for number, path in enumerate([(), *paths])}
@@ -64,20 +55,19 @@ def _nodes(heads: int, width: int) -> _Nodes:
     )
 
 
-def _tree(nodes: _Nodes, device: torch.device) -> _Tree:
-    depth, rank, parent, ancestors = (torch.tensor(numbers, device=device) for numbers in nodes)
-    return _Tree(depth, rank, parent, ancestors)
+def _tree(nodes: _Nodes, device: torch.device) -> list[Tensor]:
+    """The fields of `_Nodes` as tensors."""
+    return [torch.tensor(numbers, device=device) for numbers in nodes]
 
 
 _kept_tree = lru_cache(maxsize=None)(_tree)  # for good: recorded steps read it where it lies
 
 
 @dataclass(frozen=True)
-class Medusa:
+class Medusa(Method):
     """Verification of a tree of the heads' best guesses."""
 
-    name: ClassVar[str] = "medusa"
-    causal_prompt: ClassVar[bool] = True
+    name = "medusa"
 
     heads: nn.Module  # hidden states [..., H] -> [..., heads, H]
     tree_width: int = 1
@@ -88,10 +78,6 @@ class Medusa:
         object.__setattr__(self, "count", len(self.heads))  # type: ignore[arg-type]
         object.__setattr__(self, "nodes", _nodes(self.count, self.tree_width))
 
-    def bar(self, threshold: float | None) -> float:
-        """Medusa takes no threshold."""
-        return no_threshold(self.name, threshold)
-
     def most(self) -> Most:
         """The tree. What is right of it off the chain of first guesses is forwarded once more."""
         nodes = len(self.nodes.depth)
@@ -99,19 +85,20 @@ class Medusa:
 
     def propose(self, rows: Rows) -> Window:
         """The committed tokens and the tree, which is not there yet in front of the first answer."""
-        tree = self._tree(rows)
-        return tree_window(rows, tree.depth, tree.ancestors)
+        depth, _, _, ancestors = self._tree(rows)
+        return tree_window(rows, depth, ancestors)
 
     def accept(self, rows: Rows, window: Window, answer: Answer) -> Accepted:
         """The longest path of right guesses, and the token after it; the heads guess on from there."""
-        ahead = F.pad(self._tree(rows).depth[: rows.extent.drafted] + 1, (1, 0))
+        depth, *_ = self._tree(rows)
+        ahead = F.pad(depth[: rows.extent.drafted] + 1, (1, 0))
         ids = rows.choose(answer.logits(slice(last(rows), None)), rows.length.unsqueeze(1) + ahead)
         path, steps, on_chain = self._right_path(rows, ids)
         accepted = Accepted.run(rows, ids.gather(1, path), steps + 1, pending(rows) + on_chain)
         self._draft(rows, accepted, answer, last(rows) + path.gather(1, steps.unsqueeze(1)))
         return accepted
 
-    def _tree(self, rows: Rows) -> _Tree:
+    def _tree(self, rows: Rows) -> list[Tensor]:
         tree = _tree if torch.compiler.is_compiling() else _kept_tree
         return tree(self.nodes, rows.tokens.device)
 
@@ -123,7 +110,7 @@ class Medusa:
             and how many of those lie on the chain of first guesses, whose entries stand together [N].
         """
         nodes = rows.extent.drafted
-        parent = self._tree(rows).parent[:nodes]
+        parent = self._tree(rows)[2][:nodes]
         right = (drafts_of(rows) == ids[:, parent]) & (rows.drafted > 0).unsqueeze(1)
         here = torch.zeros_like(rows.length)
         way, steps, on_chain = [here], here, here
@@ -138,7 +125,8 @@ class Medusa:
 
     def _draft(self, rows: Rows, accepted: Accepted, answer: Answer, entry: Tensor) -> None:
         """Have the heads guess on from an `entry` [N, 1], and note their guesses in `rows`."""
-        tree, states = self._tree(rows), self.heads(answer.states(entry)).squeeze(1)  # [N, heads, H]
+        depth, rank, *_ = self._tree(rows)
+        states = self.heads(answer.states(entry)).squeeze(1)  # [N, heads, H]
         best = answer.lm_head(states).topk(self.tree_width, dim=-1).indices  # [N, heads, width]
-        rows.drafts = best[:, tree.depth, tree.rank]
-        rows.drafted = room_for_drafts(rows, accepted).clamp(max=1) * len(tree.depth)
+        rows.drafts = best[:, depth, rank]
+        rows.drafted = room_for_drafts(rows, accepted).clamp(max=1) * len(depth)

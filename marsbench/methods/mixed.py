@@ -9,38 +9,33 @@ step.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from marsbench.decoding.acceptance import bar, confidence, leading_run, passing_run
+from marsbench.decoding.acceptance import confidence, leading_run, passing_run
 from marsbench.decoding.chain import read_line
 from marsbench.decoding.generation import Metric
 from marsbench.decoding.rows import Accepted, Most, Rows
-from marsbench.decoding.verification import room_for_drafts
-from marsbench.decoding.windows import drafts_of, last, linear_window, pending
+from marsbench.decoding.step import Method
+from marsbench.decoding.verification import right_drafts, room_for_drafts
+from marsbench.decoding.windows import last, linear_window, pending
 from marsbench.forward.window import Answer, Window
 
 
 @dataclass(frozen=True)
-class Mixed:
+class Mixed(Method):
     """What `ar`, `mars` and `mars-verified` in its linear layout do, as each row's request says.
 
     A row of window 1 is `ar`, whatever its threshold; a wider one is `mars`, or `mars-verified` where it is `verified`.
     """
 
-    name: ClassVar[str] = "mixed"
-    causal_prompt: ClassVar[bool] = True
+    name = "mixed"
 
     mask_id: int
     metric: Metric = "probability"
     head_top: int = 64
     widest: int | None = None  # that any row's window may become; None = no bound, and no steps of fixed shape
-
-    def bar(self, threshold: float | None) -> float:
-        """The confidence that a threshold asks for; without one, none is enough."""
-        return bar(threshold, self.metric)
 
     def most(self) -> Most | None:
         """What rows of the widest window need: accepted masks that are pending, or drafts, and masks behind them."""
@@ -64,7 +59,7 @@ class Mixed:
             return Accepted.run(rows, ids, torch.ones_like(rows.length), pending(rows))
         place = torch.arange(logits.shape[1], device=logits.device)
         passes = confidence(logits, self.metric) >= rows.bar.unsqueeze(1)
-        checked = _right(rows, ids)
+        checked = right_drafts(rows, ids)
         taken = leading_run(passes & (place < rows.window.unsqueeze(1)))
         count = torch.where(rows.verified, checked + 1, taken)
         accepted = Accepted.run(rows, ids, count, pending(rows) + torch.where(rows.verified, checked, 0))
@@ -79,11 +74,3 @@ class Mixed:
         room = torch.minimum(room_for_drafts(rows, accepted), rows.window - 1)
         usable = rows.verified & (accepted.advance > rows.drafted)
         rows.drafts, rows.drafted = drafts, torch.where(usable, torch.minimum(room, passing_run(sure)), 0)
-
-
-def _right(rows: Rows, ids: Tensor) -> Tensor:
-    """How many of each row's drafts are what the model itself says, [N]."""
-    drafts = drafts_of(rows)
-    count = drafts.shape[1]
-    ours = torch.arange(count, device=ids.device) < rows.drafted.unsqueeze(1)
-    return passing_run((ids[:, :count] == drafts) & ours)

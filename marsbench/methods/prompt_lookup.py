@@ -3,35 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from marsbench.decoding.acceptance import no_threshold
 from marsbench.decoding.rows import Accepted, Most, Rows
+from marsbench.decoding.step import Method
 from marsbench.decoding.verification import continued, verify
 from marsbench.decoding.windows import linear_window
 from marsbench.forward.window import Answer, Window
 
 
 @dataclass(frozen=True)
-class PromptLookup:
+class PromptLookup(Method):
     """Drafts `draft_length` tokens: those behind the latest earlier place where the row's last n tokens stand.
 
     The longest n that is found anywhere counts, from `ngram` down to 1.
     """
 
-    name: ClassVar[str] = "prompt-lookup"
-    causal_prompt: ClassVar[bool] = True
+    name = "prompt-lookup"
 
     draft_length: int = 4
     ngram: int = 3
-
-    def bar(self, threshold: float | None) -> float:
-        """Prompt lookup takes no threshold."""
-        return no_threshold(self.name, threshold)
 
     def most(self) -> Most:
         """The draft."""

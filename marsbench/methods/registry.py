@@ -7,14 +7,14 @@ command line, `generate`, lm-eval's arguments, grids and plans alike.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Integral, Real
-from typing import Annotated, Any, Literal
+from types import NoneType
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from marsbench.decoding.acceptance import bar, no_threshold
 from marsbench.decoding.generation import Layout, Metric
 from marsbench.errors import UserError, unknown_name
-from marsbench.methods.options import Option, options_of
 
 Need = Literal["masks", "draft", "heads"]
 NEEDS: dict[Need, str] = {
@@ -22,6 +22,40 @@ NEEDS: dict[Need, str] = {
     "draft": "a draft model (--draft)",
     "heads": "Medusa heads (a `medusa` checkpoint)",
 }
+
+
+@dataclass(frozen=True)
+class Option:
+    """What a user is told of an option and what it may be, said where the field of a dataclass is; so is its default.
+
+    threshold: Annotated[float, Option("Confidence to accept a token.", least=0, most=1)] = 0.95
+    """
+
+    help: str
+    least: float | None = None
+    most: float | None = None
+    called: str = ""  # in messages, where its name does not say enough
+    kind: Any = None  # the field's type, without None
+    choices: tuple[str, ...] = ()  # of a `Literal`
+
+
+def options_of(of: type) -> dict[str, Option]:
+    """The fields of a dataclass that are options, by name."""
+    hints = get_type_hints(of, include_extras=True)
+    return {
+        name: replace(one, **_kind(hint.__origin__))
+        for name, hint in hints.items()
+        for one in getattr(hint, "__metadata__", ())
+        if isinstance(one, Option)
+    }
+
+
+def _kind(hint: Any) -> dict[str, Any]:
+    """What values a hint allows."""
+    kinds = [one for one in get_args(hint) if one is not NoneType] if NoneType in get_args(hint) else [hint]
+    if get_origin(kinds[0]) is Literal:
+        return {"kind": str, "choices": get_args(kinds[0])}
+    return {"kind": get_origin(kinds[0]) or kinds[0]}
 
 
 @dataclass(frozen=True)
@@ -97,7 +131,6 @@ class MethodInfo:
     options: tuple[str, ...] = ()  # names of `OPTIONS` that it takes
     needs: tuple[Need, ...] = ()
     lossless: bool = False  # equals AR decoding of the same checkpoint, whatever its options
-    takes_threshold: bool = False
     one_row: bool = False  # runs at batch size 1 only
     recomputes: bool = False  # every forward reads the whole sequence
     own_loop: bool = False  # another library's
@@ -108,126 +141,75 @@ class MethodInfo:
         """Whether the checkpoint must have seen masks in training."""
         return "masks" in self.needs
 
+    @property
+    def takes_threshold(self) -> bool:
+        """Whether it compares confidences with one."""
+        return "metric" in self.options
+
 
 METHODS: dict[str, MethodInfo] = {
     "ar": MethodInfo("ar:Autoregressive", "one token per forward, KV cache", "greedy decoding", lossless=True),
     "mars": MethodInfo(
-        "mars:Mars",
-        "sliding window of masks, KV cache",
-        "`ar` when one token is accepted per forward",
-        ("block_size", "metric", "head_top"),
-        needs=("masks",),
-        takes_threshold=True,
+        "mars:Mars", "sliding window of masks, KV cache", "`ar` when one token is accepted per forward",
+        ("block_size", "metric", "head_top"), needs=("masks",),
     ),
     "mars-no-cache": MethodInfo(
-        "mars_no_cache:MarsNoCache",
-        "`mars` that recomputes the prefix in every forward",
-        "`mars`",
-        ("block_size", "metric", "appended_masks", "head_top"),
-        needs=("masks",),
-        takes_threshold=True,
-        recomputes=True,
+        "mars_no_cache:MarsNoCache", "`mars` that recomputes the prefix in every forward", "`mars`",
+        ("block_size", "metric", "appended_masks", "head_top"), needs=("masks",), recomputes=True,
     ),
     "mars-block-cache": MethodInfo(
-        "mars_block_cache:MarsBlockCache",
-        "the paper's block-level cache, B_cache masks wide",
-        "`ar` when one token is accepted per forward",
-        ("cache_block", "metric", "head_top"),
-        needs=("masks",),
-        takes_threshold=True,
+        "mars_block_cache:MarsBlockCache", "the paper's block-level cache, B_cache masks wide",
+        "`ar` when one token is accepted per forward", ("cache_block", "metric", "head_top"), needs=("masks",),
     ),
     "mars-verified": MethodInfo(
-        "mars_verified:MarsVerified",
-        "masks draft, the model's own AR logits verify, in one forward",
-        "`ar`",
-        ("block_size", "metric", "layout", "groups", "head_top"),
-        needs=("masks",),
-        takes_threshold=True,
-        lossless=True,
+        "mars_verified:MarsVerified", "masks draft, the model's own AR logits verify, in one forward", "`ar`",
+        ("block_size", "metric", "layout", "groups", "head_top"), needs=("masks",), lossless=True,
     ),
     "mars-lookup": MethodInfo(
-        "mars_lookup:MarsLookup",
-        "`mars-verified` that also drafts what followed the same n-gram",
-        "`ar`",
-        ("block_size", "metric", "layout", "draft_length", "ngram", "head_top"),
-        needs=("masks",),
-        takes_threshold=True,
-        lossless=True,
+        "mars_lookup:MarsLookup", "`mars-verified` that also drafts what followed the same n-gram", "`ar`",
+        ("block_size", "metric", "layout", "draft_length", "ngram", "head_top"), needs=("masks",), lossless=True,
     ),
     "speculative": MethodInfo(
-        "speculative:Speculative",
-        "a small model drafts, the model verifies",
-        "`ar`",
-        ("draft_length", "draft_method", "draft_threshold", "block_size"),
-        needs=("draft",),
-        lossless=True,
+        "speculative:Speculative", "a small model drafts, the model verifies", "`ar`",
+        ("draft_length", "draft_method", "draft_threshold", "block_size"), needs=("draft",), lossless=True,
     ),
     "mars-speculative": MethodInfo(
-        "mars_speculative:MarsSpeculative",
-        "`speculative` whose verification goes on with masks",
+        "mars_speculative:MarsSpeculative", "`speculative` whose verification goes on with masks",
         "`ar` without a threshold",
         ("draft_length", "draft_method", "draft_threshold", "block_size", "metric", "head_top"),
         needs=("masks", "draft"),
-        takes_threshold=True,
     ),
     "medusa": MethodInfo(
-        "medusa:Medusa",
-        "extra heads draft a chain or a tree, the model verifies",
-        "`ar`",
-        ("tree_width",),
-        needs=("heads",),
-        lossless=True,
+        "medusa:Medusa", "extra heads draft a chain or a tree, the model verifies", "`ar`", ("tree_width",),
+        needs=("heads",), lossless=True,
     ),
     "jacobi": MethodInfo(
         "jacobi:Jacobi", "fixed-point iteration over the next tokens", "`ar`", ("block_size",), lossless=True
     ),
     "prompt-lookup": MethodInfo(
-        "prompt_lookup:PromptLookup",
-        "what followed the same n-gram before is the draft",
-        "`ar`",
-        ("draft_length", "ngram"),
-        lossless=True,
+        "prompt_lookup:PromptLookup", "what followed the same n-gram before is the draft", "`ar`",
+        ("draft_length", "ngram"), lossless=True,
     ),
     "block-diffusion": MethodInfo(
-        "block_diffusion:BlockDiffusion",
-        "fills a block in any order, bidirectional attention in it",
-        "-",
-        ("block_size", "metric"),
-        needs=("masks",),
-        takes_threshold=True,
+        "block_diffusion:BlockDiffusion", "fills a block in any order, bidirectional attention in it", "-",
+        ("block_size", "metric"), needs=("masks",),
     ),
     "hf-generate": MethodInfo(
         "hugging_face:HfGenerate", "transformers' own `generate`", "`ar`", lossless=True, own_loop=True
     ),
     "hf-assisted": MethodInfo(
-        "hugging_face:HfAssisted",
-        "transformers' own `generate` with an assistant model",
-        "`ar`",
-        ("draft_length",),
-        needs=("draft",),
-        lossless=True,
-        one_row=True,
-        own_loop=True,
+        "hugging_face:HfAssisted", "transformers' own `generate` with an assistant model", "`ar`", ("draft_length",),
+        needs=("draft",), lossless=True, one_row=True, own_loop=True,
     ),
     "llama-cpp": MethodInfo(
-        "llama_cpp:LlamaCpp",
-        "llama.cpp's own loop over the same weights",
-        "`ar`, where they are not quantised",
-        ("quantised",),
-        one_row=True,
-        own_loop=True,
-        package="llama_cpp",
+        "llama_cpp:LlamaCpp", "llama.cpp's own loop over the same weights", "`ar`, where they are not quantised",
+        ("quantised",), one_row=True, own_loop=True, package="llama_cpp",
     ),
     "llama-cpp-lookup": MethodInfo(
-        "llama_cpp:LlamaCppLookup",
-        "llama.cpp with its own prompt lookup",
-        "`ar`, where they are not quantised",
-        ("quantised", "draft_length", "ngram"),
-        one_row=True,
-        own_loop=True,
-        package="llama_cpp",
+        "llama_cpp:LlamaCppLookup", "llama.cpp with its own prompt lookup", "`ar`, where they are not quantised",
+        ("quantised", "draft_length", "ngram"), one_row=True, own_loop=True, package="llama_cpp",
     ),
-}
+}  # fmt: skip
 
 
 def explained(name: str, default: str = "") -> str:

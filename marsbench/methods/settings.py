@@ -13,26 +13,12 @@ from marsbench.training.checkpoints import Loaded, load
 
 # What would change tokens even where the most probable one is taken -> the values by which it does not.
 _CHANGES_TOKENS: dict[str, tuple[Any, ...]] = {
-    "repetition_penalty": (1.0,),
-    "encoder_repetition_penalty": (1.0,),
-    "no_repeat_ngram_size": (0,),
-    "encoder_no_repeat_ngram_size": (0,),
-    "min_length": (0,),
-    "min_new_tokens": (0,),
-    "num_beams": (1,),
-    "guidance_scale": (1.0,),
-    "max_time": (),
-    "forced_bos_token_id": (),
-    "forced_eos_token_id": (),
-    "suppress_tokens": ([],),
-    "begin_suppress_tokens": ([],),
-    "bad_words_ids": ([],),
-    "stop_strings": ([], ""),
-    "sequence_bias": ({}, []),
-    "exponential_decay_length_penalty": (),
-    "watermarking_config": (),
-    "token_healing": (False,),
-}
+    **dict.fromkeys(("repetition_penalty", "encoder_repetition_penalty", "num_beams", "guidance_scale"), (1,)),
+    **dict.fromkeys(("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "min_length", "min_new_tokens"), (0,)),
+    **dict.fromkeys(("suppress_tokens", "begin_suppress_tokens", "bad_words_ids"), ([],)),
+    **dict.fromkeys(("max_time", "forced_bos_token_id", "forced_eos_token_id", "exponential_decay_length_penalty"), ()),
+    "watermarking_config": (), "stop_strings": ([], ""), "sequence_bias": ({}, []), "token_healing": (False,),
+}  # fmt: skip
 
 
 @contextmanager

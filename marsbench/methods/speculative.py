@@ -5,16 +5,14 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 from math import isfinite
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
-from marsbench.decoding.acceptance import no_threshold
-from marsbench.decoding.prefill import leading_windows
 from marsbench.decoding.rows import Accepted, Most, Rows
-from marsbench.decoding.step import Method, commit, forward
+from marsbench.decoding.step import Method, advance, forward
 from marsbench.decoding.verification import verify
-from marsbench.decoding.windows import linear_window
+from marsbench.decoding.windows import leading_windows, linear_window
 from marsbench.forward.decoder import Decoder, decoder_of
 from marsbench.forward.window import Answer, Window
 from marsbench.methods.ar import Autoregressive
@@ -66,9 +64,7 @@ class Drafter:
                 forward(decoder, rows.draft_cache, window)
         known, unfinished = 0, most
         while unfinished:
-            window = self.method.propose(lane)
-            answer = forward(decoder, rows.draft_cache, window)
-            commit(lane, self.method.accept(lane, window, answer), 1)
+            advance(decoder, self.method, lane, 1)
             # A row that has all its drafts waits for the others: it says its last token again.
             lane.cached = torch.minimum(lane.cached, lane.length - 1)
             if self.is_steady:
@@ -93,6 +89,7 @@ class Drafter:
             tokens=rows.tokens.clone(),
             born=rows.born.clone(),
             cached=rows.draft_cached,
+            cache=rows.draft_cache,
             end=torch.minimum(rows.length + drafts, rows.end - 1),
             bar=torch.full_like(rows.bar, bar),
             drafts=rows.tokens[:, :0],
@@ -102,22 +99,12 @@ class Drafter:
 
 
 @dataclass(frozen=True)
-class Speculative:
+class Speculative(Method):
     """The draft model's tokens, verified."""
 
-    name: ClassVar[str] = "speculative"
-    causal_prompt: ClassVar[bool] = True
+    name = "speculative"
 
     drafter: Drafter
-
-    @classmethod
-    def of(cls, options: Options) -> Speculative:
-        """Made of options."""
-        return cls(Drafter.of(options))
-
-    def bar(self, threshold: float | None) -> float:
-        """Drafts are verified, whatever the draft model's confidence."""
-        return no_threshold(self.name, threshold)
 
     def most(self) -> Most | None:
         """The drafts."""
