@@ -28,7 +28,7 @@ from marsbench.executors.overhead import measure
 from marsbench.executors.tasks import Ended, Executor, Order, Task
 from marsbench.executors.worker import log_of, perform, read_state
 from marsbench.overview import PRELOAD, reproduction
-from marsbench.overview.work import FromRun, RaceTask, ScoreTask, carry_out, executor_of, refuses, tasks_of
+from marsbench.overview.work import FromRun, PageTask, carry_out, executor_of, refuses, tasks_of
 from marsbench.paths import PACKAGE
 from marsbench.presets import preset
 from marsbench.progress import Reporter, Step
@@ -79,12 +79,12 @@ def test_every_piece_comes_after_all_that_it_needs(scale: str) -> None:
             needed = {stage for one in task.cells for stage in (one.arm.trained, one.arm.draft) if stage is not None}
             if scale == "micro":
                 assert {f"training-{stage.slug}" for stage in needed - {("base", None)}} <= before
-        if isinstance(task, ScoreTask) and (plan := study_of(task.study).cells) is not None:
+        if isinstance(task, PageTask) and not task.batch_size and (plan := study_of(task.study).cells) is not None:
             places = {place for name in task.after for place in of_answers(tasks[name])}
             assert places >= {one.place for one in graph.cells_of([plan], known) if known.questions_left(one)}
-    assert sum(isinstance(task, RaceTask) for task in tasks.values()) > 1
-    assert all(task.alone for task in tasks.values() if isinstance(task, RaceTask))
-    timed = {name for name, task in tasks.items() if task.alone and isinstance(task, ScoreTask)}
+    races = [task for task in tasks.values() if isinstance(task, PageTask) and task.batch_size]
+    assert len(races) > 1 and all(task.alone for task in races)
+    timed = {name for name, task in tasks.items() if task.alone and task not in races}
     assert timed == ({"table2", "discrepancies"} if scale == "micro" else {"discrepancies"})
 
 

@@ -29,6 +29,7 @@ from marsbench.racing.race import Entrant, Outcome, Race, RoundLog
 from marsbench.rendering.markdown import paragraphs, table
 from marsbench.rows.workspace import Workspace
 from marsbench.running.checkpoints import Checkpoints
+from marsbench.running.plans import TrainedStage
 from marsbench.running.run import Run
 from marsbench.running.training_cost import training_speed
 from marsbench.statistics.intervals import Estimate, median_ratio
@@ -232,7 +233,7 @@ class Adapting:
         started = time.perf_counter()
         learned = self._distil(self._prompts[:_ROWS], self._out / "probe.jsonl")
         per_answer = (time.perf_counter() - started) / learned
-        probed = Checkpoints(self._run(_SHORTEST, self._out / "probe.jsonl")).recipe(STAGE, DEFAULT_BLOCK_SIZE)
+        probed = Checkpoints(self._run(_SHORTEST, self._out / "probe.jsonl")).recipe(TrainedStage.of(STAGE))
         per_step = max(training_speed(probed, _PROBED_STEPS).seconds)
         alone = self._seconds_alone() * len(CONTENDERS) * (LAPS + 2)
         left = 3600 * hours - (time.perf_counter() - started)
@@ -288,7 +289,7 @@ class Adapting:
         target, run = self._out / "adapter", self._run(plan.steps)
         if not target.exists():
             checkpoints = Checkpoints(run)
-            recipe = checkpoints.recipe(STAGE, DEFAULT_BLOCK_SIZE)
+            recipe = checkpoints.recipe(TrainedStage.of(STAGE))
             checkpoints.train(recipe)
             ship(run.workspace.checkpoint(recipe), target)
         return target

@@ -28,13 +28,12 @@ from ray.exceptions import GetTimeoutError, RayError, RayTaskError, TaskUnschedu
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from marsbench.errors import UserError
-from marsbench.executors.tasks import Ended, Executor, Task, ended_by
+from marsbench.executors.tasks import LOOK_S, Ended, Executor, Task, ended_by
 from marsbench.executors.worker import forget_state, log_of, perform
 from marsbench.files import write_atomically
 from marsbench.paths import PACKAGE
 from marsbench.provenance import NODE
 
-_LOOK_S = 1.0  # how long Ctrl-C may have to wait
 _PATIENCE_S = 600.0  # with a cluster that has lost all nodes on which a task could run
 _ANSWER_S = 120.0  # within which every node must say that it sees the shared folder
 _SAME = ("torch", "transformers", "lm_eval")  # packages that keys of checkpoints and cells depend on
@@ -72,9 +71,7 @@ class Cluster(Executor):
     def __init__(self, address: str, logs: Path) -> None:
         """Connect, and make sure that all nodes see one folder and run the same code.
 
-        Args:
-            address: of the cluster; "auto" = the one of this machine.
-            logs: the folder of the tasks' logs, on storage that all nodes share.
+        Address "auto" is the cluster of this machine. The logs lie on storage that all nodes share.
 
         Raises:
             UserError: there is no such cluster, or a node of it is not fit for the work.
@@ -142,9 +139,9 @@ class Cluster(Executor):
         """What has ended, and what no node has been able to run for a while: those that could are lost."""
         done, now = list[Any](), time.monotonic()
         if self._running:
-            done, _ = ray.wait([*self._running], num_returns=1, timeout=_LOOK_S)
+            done, _ = ray.wait([*self._running], num_returns=1, timeout=LOOK_S)
         else:  # what is left waits for a node
-            time.sleep(_LOOK_S)
+            time.sleep(LOOK_S)
         found = [(task, self._end_of(ref, task)) for ref in done for task in [self._running.pop(ref)]]
         wide = {task.name: ref for ref, task in self._running.items() if task.gpus > 1}
         waiting = [*held_back, *(self._running[ref] for ref in wide.values())]

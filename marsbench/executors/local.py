@@ -18,10 +18,8 @@ from multiprocessing.context import BaseContext
 from pathlib import Path
 from threading import Thread
 
-from marsbench.executors.tasks import Ended, Executor, Task
+from marsbench.executors.tasks import LOOK_S, Ended, Executor, Task
 from marsbench.executors.worker import forget_state, perform
-
-_LOOK_S = 1.0  # how long Ctrl-C may have to wait
 
 
 class Local(Executor):
@@ -35,11 +33,7 @@ class Local(Executor):
     def __init__(self, workers: int, logs: Path, *, gpus: int = 0, preload: Sequence[str] = ()) -> None:
         """Nothing is started yet.
 
-        Args:
-            workers: how many processes.
-            logs: the folder of the tasks' logs.
-            gpus: how many GPUs the processes share, one each; 0 = a core each.
-            preload: modules that every task imports.
+        The processes share so many GPUs, one each, or have a core each; `preload` names what every task imports.
         """
         self.workers, self.logs, self._gpus = workers, logs, gpus
         self._context = import_ahead(preload)
@@ -78,7 +72,7 @@ class Local(Executor):
 
     def ended(self, held_back: Sequence[Task]) -> list[tuple[Task, Ended | None]]:
         """What has ended; its lanes are idle again, with a new process where the last one was lost."""
-        done, _ = wait(self._running, timeout=_LOOK_S, return_when=FIRST_COMPLETED)
+        done, _ = wait(self._running, timeout=LOOK_S, return_when=FIRST_COMPLETED)
         found = list[tuple[Task, Ended | None]]()
         for future in done:
             task, lane = self._running.pop(future)

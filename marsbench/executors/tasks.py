@@ -13,6 +13,8 @@ from typing import Any
 from marsbench.errors import UserError
 from marsbench.progress import Reporter
 
+LOOK_S = 1.0  # how long Ctrl-C may have to wait
+
 
 @dataclass(frozen=True, kw_only=True)
 class Task(ABC):

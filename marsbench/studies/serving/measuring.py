@@ -23,11 +23,12 @@ from marsbench.errors import UserError
 from marsbench.keys import content_hash, versions
 from marsbench.methods.fitting import default_ids, fit
 from marsbench.neighbours import Watch, cores, read_clocks_of_all, warning
-from marsbench.presets import DEFAULT_BLOCK_SIZE, Preset
+from marsbench.presets import Preset
 from marsbench.provenance import provenance
 from marsbench.racing.questions import Questions, ask
 from marsbench.rows.kinds import Row, ServingRow
 from marsbench.running.checkpoints import Checkpoints
+from marsbench.running.plans import TrainedStage
 from marsbench.running.run import Run
 from marsbench.studies.serving.findings import requests_per_second
 from marsbench.studies.serving.load import Generator, Heard, Outcome, Shot, Volley
@@ -83,7 +84,7 @@ class Bench:
 
     def __init__(self, run: Run) -> None:
         self.run, self.effort = run, effort_at(run.scale)
-        self.path = Checkpoints(run).path(run.scale.stage, DEFAULT_BLOCK_SIZE)
+        self.path = Checkpoints(run).path(TrainedStage.of(run.scale.stage))
         self.targets = Targets()
         self._servers: dict[bool, _Server] = {}
 
