@@ -32,7 +32,7 @@ from marsbench.running.checkpoints import Checkpoints
 from marsbench.running.plans import TrainedStage
 from marsbench.running.run import Run
 from marsbench.running.training_cost import training_speed
-from marsbench.statistics.intervals import Estimate, median_ratio
+from marsbench.statistics.intervals import Estimate
 from marsbench.training.bases import ship
 from marsbench.training.chat_data import Message
 from marsbench.training.checkpoints import default_device
@@ -311,12 +311,10 @@ class Adapting:
 
     def _result(self, contender: Contender, found: dict[str, Outcome], prompts: Sequence[list[int]]) -> Result:
         ar, one = found["ar"], found[contender.name]
-        ratio = median_ratio(
-            [seconds * one.emitted for seconds in ar.seconds], [seconds * ar.emitted for seconds in one.seconds]
-        )
         pairs = [(a.tokens, b.tokens) for a, b in zip(ar.generations, one.generations, strict=True)]
         gaps = [self._gap(ids, a, b) for ids, (a, b) in zip(prompts, pairs, strict=True) if a != b]
-        return Result(contender, ratio, one.emitted / one.row_forwards, sum(a == b for a, b in pairs), gaps)
+        same = sum(a == b for a, b in pairs)
+        return Result(contender, one.speed_over(ar), one.emitted / one.row_forwards, same, gaps)
 
     @torch.inference_mode()
     def _gap(self, prompt: list[int], ar: list[int], other: list[int]) -> float:

@@ -20,7 +20,6 @@ from marsbench.methods import METHODS
 from marsbench.methods.fitting import default_ids, fit
 from marsbench.provenance import products, provenance
 from marsbench.racing.grid import Contender, Grid
-from marsbench.racing.position_law import StepTimes
 from marsbench.racing.profile import profile
 from marsbench.racing.questions import Prompts, Questions, ask, per_benchmark
 from marsbench.racing.race import Entrant, Outcome, Race
@@ -206,7 +205,7 @@ class Course:
         tokenizer: Any = self.baseline.tokenizer
         return [str(tokenizer.decode(one.tokens, skip_special_tokens=True)) for one in found.generations]
 
-    def step_times(self) -> StepTimes:
+    def step_times(self) -> dict[str, Any]:
         with self.run.reporter.bar("timing forward passes by their shape") as bar:
             return step_times(self.baseline.model, self.grid.positions, bar.update)
 
