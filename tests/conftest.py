@@ -57,6 +57,7 @@ def micro_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a checkpoint of every kind at scale micro, trained once for all test processes."""
     from marsbench.rows.workspace import Workspace
     from marsbench.running.checkpoints import Checkpoints
+    from marsbench.running.plans import TrainedStage
     from marsbench.running.run import Run
 
     own = tmp_path_factory.getbasetemp()
@@ -64,7 +65,7 @@ def micro_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with FileLock(f"{shared}.lock"):
         run = Run(preset("micro"), Workspace(shared, "micro"))
         for stage in ("mars", "medusa", "draft_mars"):
-            Checkpoints(run).path(stage, 4)
+            Checkpoints(run).path(TrainedStage.of(stage))
     return run.workspace.runs / "checkpoints"
 
 

@@ -21,6 +21,7 @@ from marsbench.paths import PACKAGE
 from marsbench.presets import Preset, preset
 from marsbench.rows.workspace import Workspace
 from marsbench.running.checkpoints import Checkpoints
+from marsbench.running.plans import TrainedStage
 from marsbench.running.run import Run
 from marsbench.training import checkpoints, records
 from marsbench.training.bases import ship
@@ -60,8 +61,8 @@ def test_stages_start_from_the_shipped_base(shipping: Preset, tmp_path: Path) ->
     assert lineage(shipping, "mars") == ["ar_sft", "mars"] and lineage(preset("micro"), "mars")[0] == "base"
     assert recipe(shipping, "ar_sft").key != recipe(preset("micro"), "ar_sft").key
     found, short = of(shipping, tmp_path), replace(shipping.finetuning, steps=1)
-    assert found.path("base", None) == shipping.published["base"]
-    folder = Path(of(replace(shipping, finetuning=short), tmp_path).path("ar_sft", None))
+    assert found.path(TrainedStage("base", None)) == shipping.published["base"]
+    folder = Path(of(replace(shipping, finetuning=short), tmp_path).path(TrainedStage("ar_sft", None)))
     started, ended = (load_file(Path(one) / WEIGHTS) for one in (shipping.published["base"], folder))
     assert all((ended[name] - tensor.float()).abs().max() < 0.02 for name, tensor in started.items()), "not its child"
     assert not list(folder.parent.glob("base-*"))
@@ -81,13 +82,13 @@ def test_a_missing_or_damaged_base_is_one_clear_line(shipping: Preset, tmp_path:
     save_file({**weights, name: weights[name] + 1}, folder / WEIGHTS, metadata={"format": "pt"})
     for stage in ("base", "ar_sft"):
         with pytest.raises(UserError, match="the shipped base is damaged"):
-            of(shipping, tmp_path).path(stage, None)
+            of(shipping, tmp_path).path(TrainedStage(stage, None))
     (folder / records.RECORD).write_text("{")
     with pytest.raises(UserError, match="the shipped base cannot be read"):
-        of(shipping, tmp_path).path("base", None)
+        of(shipping, tmp_path).path(TrainedStage("base", None))
     shutil.rmtree(folder)
     with pytest.raises(UserError, match=r"(?s)the shipped base is missing.*--from-scratch"):
-        of(shipping, tmp_path).path("base", None)
+        of(shipping, tmp_path).path(TrainedStage("base", None))
 
 
 @pytest.mark.slow

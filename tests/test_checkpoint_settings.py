@@ -29,6 +29,7 @@ from marsbench.presets import preset
 from marsbench.progress import Reporter
 from marsbench.rows.workspace import Workspace
 from marsbench.running.checkpoints import Checkpoints
+from marsbench.running.plans import TrainedStage
 from marsbench.running.run import Run
 from marsbench.serving.process import _start
 from marsbench.serving.settings import Settings
@@ -153,7 +154,7 @@ def test_a_run_says_once_what_it_leaves_out(
         "marsbench.methods.settings.left_out_in_words", lambda name, model: "it asks for repetition_penalty 1.1"
     )
     for _ in range(2):
-        Checkpoints(run).load("mars", 4)
+        Checkpoints(run).load(TrainedStage.of("mars"))
     assert said.getvalue().count("repetition_penalty 1.1") == 1
 
 

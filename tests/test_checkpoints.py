@@ -15,6 +15,7 @@ from marsbench.progress import Reporter
 from marsbench.rows.kinds import TrainingRow
 from marsbench.rows.workspace import Workspace
 from marsbench.running.checkpoints import Checkpoints
+from marsbench.running.plans import TrainedStage
 from marsbench.running.run import Run
 from marsbench.training.records import finished
 
@@ -45,7 +46,7 @@ def test_who_comes_second_waits_and_uses_what_the_first_has_trained(
         preset("micro"), Workspace(tmp_path, "micro"), "rerun" if existing == "rerun" else "reuse", reporter=heard
     )
     checkpoints, rows = Checkpoints(run), list[TrainingRow]()
-    chosen = checkpoints.recipe("base", None)
+    chosen = checkpoints.recipe(TrainedStage("base", None))
     folder = run.workspace.checkpoint(chosen)
     if existing == "rerun":  # an older one is there when both begin
         shutil.copytree(micro_checkpoints / chosen.name, folder)
@@ -74,7 +75,7 @@ def test_the_lock_is_given_back_when_training_fails(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr("marsbench.training.trainer.train", fails)
     checkpoints = Checkpoints(Run(preset("micro"), Workspace(tmp_path, "micro")))
-    chosen = checkpoints.recipe("base", None)
+    chosen = checkpoints.recipe(TrainedStage("base", None))
     with pytest.raises(RuntimeError, match="no luck"):
         checkpoints.train(chosen)
     FileLock(Workspace(tmp_path, "micro").lock(chosen)).acquire(timeout=1).lock.release()

@@ -31,7 +31,7 @@ from marsbench.errors import UserError
 from marsbench.executors import cluster
 from marsbench.executors.cluster import Cluster
 from marsbench.executors.overhead import measure
-from marsbench.executors.tasks import Ended, Order, Task, Workers, done_by
+from marsbench.executors.tasks import Ended, Executor, Order, Task
 from marsbench.executors.worker import log_of
 from marsbench.overview.work import carry_out
 from marsbench.paths import PACKAGE
@@ -110,8 +110,8 @@ def test_own_failures_are_heard_and_not_tried_again(three: Cluster, tmp_path: Pa
     assert log_of(tmp_path / "logs", "bad").read_text().count("Traceback") == 1
 
 
-class Refuses(Workers):
-    """Workers that lose the first task for ever and note what they are given."""
+class Refuses(Executor):
+    """One that loses the first task for ever and notes what it is given."""
 
     tries = 2
 
@@ -132,7 +132,7 @@ class Refuses(Workers):
 def test_nothing_waits_for_what_may_never_come(tmp_path: Path) -> None:
     """Guards against a task that is handed over with a result to be, which is lost with its node, and given up."""
     workers, told = Refuses(tmp_path), do("told", nothing, tmp_path, "dies")
-    dies, _ = done_by([do("dies", nothing, tmp_path), told], workers)
+    dies, _ = workers.run([do("dies", nothing, tmp_path), told])
     assert [name for name, _ in workers.handed] == ["dies", "dies", "told"] and workers.handed[-1][1] == [dies.value]
 
 
@@ -172,7 +172,9 @@ def test_what_no_node_can_run_any_more_is_given_up(
     """Guards against a command that waits for ever, and without a word, for a node that is lost."""
     there = [cluster._Node("id", "elsewhere", 8, 2)]
     monkeypatch.setattr(cluster._Node, "alive", lambda: there)
-    nodes, held_back = cluster._Nodes(tmp_path, has_gpus=True), [task]
+    nodes, held_back = three, [task]
+    nodes.gpus = 2
+    nodes.open(held_back)
     if not task.alone:
         assert nodes.start(held_back.pop(), [])
     there.clear()

@@ -18,11 +18,10 @@ from marsbench.presets import preset
 from marsbench.quiet import quieten_libraries
 from marsbench.rows.kinds import EvaluationRow, Row, TokenClassRow, TrainingRow, from_json, to_json
 from marsbench.rows.workspace import Workspace
-from marsbench.running.cells import Cells
+from marsbench.running.cells import Cells, Table
 from marsbench.running.checkpoints import Checkpoints
 from marsbench.running.plans import Asked, TablePlan, TrainedStage
 from marsbench.running.run import Run
-from marsbench.running.tables import Table
 from marsbench.show import token_texts
 from marsbench.statistics.intervals import Answers, share_of_tokens
 from marsbench.studies import study_of
@@ -307,7 +306,7 @@ def test_a_line_with_a_draft_model_loads_it_and_depends_on_it(run: Run) -> None:
     assert cells["draft_ar_sft"].key != cells["draft_mars"].key
     checkpoints, kept = Checkpoints(run), run.store.rows()
     plan, (target, draft_stage) = speculative("draft_ar_sft"), speculative("draft_ar_sft").stages
-    loaded, other = checkpoints.load(*target), replace(checkpoints.load(*draft_stage), weights="another")
+    loaded, other = checkpoints.load(target), replace(checkpoints.load(draft_stage), weights="another")
     assert Cells(run).cell(Asked(plan.arms[1], "mini_gsm8k", None), loaded, other).key not in kept, (
         "other weights, another cell"
     )
@@ -316,11 +315,12 @@ def test_a_line_with_a_draft_model_loads_it_and_depends_on_it(run: Run) -> None:
 def test_a_scale_without_draft_models_says_how_to_name_one(tmp_path: Path) -> None:
     """Guards against a table of the paper's scales that one missing draft ends, or that tries to train it."""
     big = Checkpoints(Run(preset("7b").with_checkpoints([], train_all=True), Workspace(tmp_path, "7b")))
-    assert not big.trains("draft_ar_sft", None)
-    assert "--checkpoint draft_ar_sft=..." in big.missing("draft_ar_sft", None)
+    draft = TrainedStage("draft_ar_sft", None)
+    assert not big.trains(draft)
+    assert "--checkpoint draft_ar_sft=..." in big.missing(draft)
     with_draft = preset("7b").with_checkpoints(["draft_ar_sft=some/draft"])
     named = Checkpoints(Run(with_draft, Workspace(tmp_path, "7b")))
-    assert named.missing("draft_ar_sft", None) == ""
+    assert named.missing(draft) == ""
 
 
 def test_the_page_is_measured_once_and_its_parts_agree(run: Run) -> None:

@@ -15,6 +15,7 @@ from marsbench.presets import preset
 from marsbench.rows.kinds import Row, TextLossRow, from_json, to_json
 from marsbench.rows.workspace import Workspace
 from marsbench.running.checkpoints import Checkpoints
+from marsbench.running.plans import TrainedStage
 from marsbench.running.run import Run
 from marsbench.statistics.decisions import Verdict
 from marsbench.studies.regime import (
@@ -114,7 +115,7 @@ def test_text_loss_is_that_of_the_model(
     run = Run(preset("micro"), Workspace(micro_checkpoints.parent.parent.parent, "micro"))
     first, second = text_losses(run)
     assert isinstance(first, TextLossRow) and (first.stage, second.stage) == ("base", "ar_sft")
-    loaded = Checkpoints(run).load("base", None)
+    loaded = Checkpoints(run).load(TrainedStage("base", None))
     for place in (0, 69):
         text = solved_text(loaded.tokenizer, 70, measuring._SEED, difficulty("usual"))[place]
         ids, asked = text["input_ids"], max(1, sum(label == -100 for label in text["labels"]))

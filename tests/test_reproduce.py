@@ -34,9 +34,9 @@ from marsbench.quiet import quieten_libraries
 from marsbench.rows.kinds import EvaluationRow, ExactnessRow, GenerationRow, TrainingRow
 from marsbench.rows.store import read_rows, rows_text
 from marsbench.rows.workspace import Workspace
+from marsbench.running.cells import Table
 from marsbench.running.plans import TablePlan
 from marsbench.running.run import Run
-from marsbench.running.tables import Table
 from marsbench.studies import pages, plan_of, studies, study_of
 from marsbench.studies.lines import AR_SFT
 from marsbench.training.stages import recipe

@@ -38,11 +38,11 @@ from marsbench.paths import PACKAGE
 from marsbench.presets import Preset, preset, scales
 from marsbench.rows.kinds import TrainingRow
 from marsbench.rows.workspace import Workspace
+from marsbench.running.cells import Table
 from marsbench.running.checkpoints import Checkpoints
 from marsbench.running.estimates import trainings
-from marsbench.running.plans import Arm, TablePlan
+from marsbench.running.plans import Arm, TablePlan, TrainedStage
 from marsbench.running.run import Run
-from marsbench.running.tables import Table
 from marsbench.studies import plan_of, plans
 from marsbench.studies.lines import BLOCK_SIZES, HEADED_MARS, MARS_STAGES
 from marsbench.training import checkpoints, records
@@ -346,15 +346,15 @@ def test_a_table_takes_published_checkpoints_unless_told_to_train(
     trained: list[str] = []
     monkeypatch.setattr(Checkpoints, "train", lambda self, chosen: trained.append(chosen.stage))
     scale = preset("7b").with_checkpoints([f"ar_sft={base}"])
-    assert of(scale).load("ar_sft", 4).stage == "ar_sft"
-    assert of(scale).path("base", 4) == "Qwen/Qwen2.5-7B-Instruct"
-    assert of(scale).path("mars", 8) == preset("7b").published["mars-b8"]
-    assert of(scale).path("ar_sft", 8) == str(base), "a window of 8 is no other checkpoint"
+    assert of(scale).load(TrainedStage.of("ar_sft")).stage == "ar_sft"
+    assert of(scale).path(TrainedStage.of("base")) == "Qwen/Qwen2.5-7B-Instruct"
+    assert of(scale).path(TrainedStage("mars", 8)) == preset("7b").published["mars-b8"]
+    assert of(scale).path(TrainedStage.of("ar_sft", 8)) == str(base), "a window of 8 is no other checkpoint"
     named = scale.with_checkpoints(["mars=four", "mars-b16=sixteen"])
-    found = [of(named).path("mars", size) for size in (4, 8, 16)]
+    found = [of(named).path(TrainedStage("mars", size)) for size in (4, 8, 16)]
     assert found == ["four", preset("7b").published["mars-b8"], "sixteen"]
     assert trained == []
-    of(scale.with_checkpoints([], train_all=True)).path("ar_sft", 4)
+    of(scale.with_checkpoints([], train_all=True)).path(TrainedStage.of("ar_sft"))
     assert trained == ["ar_sft"]
     with pytest.raises(UserError, match="names no stage"):
         scale.with_checkpoints(["mars"])

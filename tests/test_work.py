@@ -23,12 +23,12 @@ from typer.testing import CliRunner
 from marsbench.cli import app
 from marsbench.errors import UserError
 from marsbench.executors.display import Display
-from marsbench.executors.local import Local, _Lanes
+from marsbench.executors.local import Local
 from marsbench.executors.overhead import measure
 from marsbench.executors.tasks import Ended, Executor, Order, Task
 from marsbench.executors.worker import log_of, perform, read_state
 from marsbench.overview import PRELOAD, reproduction
-from marsbench.overview.work import FromRun, RaceTask, ScoreTask, carry_out, executor_of, refuses, tasks_of
+from marsbench.overview.work import FromRun, PageTask, carry_out, executor_of, refuses, tasks_of
 from marsbench.paths import PACKAGE
 from marsbench.presets import preset
 from marsbench.progress import Reporter, Step
@@ -79,12 +79,12 @@ def test_every_piece_comes_after_all_that_it_needs(scale: str) -> None:
             needed = {stage for one in task.cells for stage in (one.arm.trained, one.arm.draft) if stage is not None}
             if scale == "micro":
                 assert {f"training-{stage.slug}" for stage in needed - {("base", None)}} <= before
-        if isinstance(task, ScoreTask) and (plan := study_of(task.study).cells) is not None:
+        if isinstance(task, PageTask) and not task.batch_size and (plan := study_of(task.study).cells) is not None:
             places = {place for name in task.after for place in of_answers(tasks[name])}
             assert places >= {one.place for one in graph.cells_of([plan], known) if known.questions_left(one)}
-    assert sum(isinstance(task, RaceTask) for task in tasks.values()) > 1
-    assert all(task.alone for task in tasks.values() if isinstance(task, RaceTask))
-    timed = {name for name, task in tasks.items() if task.alone and isinstance(task, ScoreTask)}
+    races = [task for task in tasks.values() if isinstance(task, PageTask) and task.batch_size]
+    assert len(races) > 1 and all(task.alone for task in races)
+    timed = {name for name, task in tasks.items() if task.alone and task not in races}
     assert timed == ({"table2", "discrepancies"} if scale == "micro" else {"discrepancies"})
 
 
@@ -182,7 +182,7 @@ def test_lost_processes_are_replaced_and_their_tasks_done_again(two: Local, tmp_
     ended = {one.name: one for one in two.run(tasks)}
     assert len(ended) == 5 and ended["once"].value == "alive"
     assert ended["always"].error is not None and "this one: its process was lost 3 times" in str(ended["always"].error)
-    assert len([*always.glob("try*")]) == _Lanes.tries
+    assert len([*always.glob("try*")]) == Local.tries
 
 
 def test_who_idles_gives_back_its_gpu_for_a_race(tmp_path: Path) -> None:
@@ -231,7 +231,7 @@ def test_who_stops_listening_ends_what_runs(two: Local, tmp_path: Path) -> None:
 DRIVER = """
 import signal
 from pathlib import Path
-from marsbench.executors.local import Local, _Lanes
+from marsbench.executors.local import Local
 from marsbench.executors.overhead import measure
 from small_work import do, sleep_long
 
@@ -347,23 +347,24 @@ def test_rows_outlive_the_work_that_dies_after_them(tmp_path: Path) -> None:
     assert [row.key for row in made.rows] == ["dies: True", "dies: False"]
 
 
-class Here:
-    """An executor that does everything at once in this process, as another one would: by `perform`."""
+class Here(Executor):
+    """One that does everything at once in this process, as another one would: by `perform`."""
 
-    workers = 2
+    workers, tries = 2, 1
 
     def __init__(self, logs: Path) -> None:
         self.logs, self.done = logs, list[str]()
+        self.over: list[tuple[Task, Ended | None]] = []
 
-    def run(self, tasks: Sequence[Task]) -> Any:
-        order = Order(tasks)
-        while order:
-            task = order.ready[0]
-            order.take(task)
-            ended = perform(task, order.made(task), self.logs)
+    def start(self, task: Task, made: Sequence[Any]) -> bool:
+        if not self.over:
+            self.over.append((task, perform(task, made, self.logs)))
             self.done.append(task.name)
-            order.end(ended)
-            yield ended
+        return self.over[-1][0] is task
+
+    def ended(self, held_back: Sequence[Task]) -> list[tuple[Task, Ended | None]]:
+        found, self.over = self.over, []
+        return found
 
 
 def run_in(folder: Path, checkpoints: Path | None, **more: Any) -> Run:

@@ -22,16 +22,17 @@ from marsbench.files import write_atomically
 from marsbench.forward.linear import reads_bf16
 from marsbench.methods.fitting import fit
 from marsbench.methods.settings import load_aloud
-from marsbench.presets import DEFAULT_BLOCK_SIZE, Preset
+from marsbench.presets import Preset
 from marsbench.progress import Reporter, roughly
 from marsbench.racing.grid import Contender
 from marsbench.racing.race import Entrant, Outcome, Race, RoundLog
 from marsbench.rendering.markdown import paragraphs, table
 from marsbench.rows.workspace import Workspace
 from marsbench.running.checkpoints import Checkpoints
+from marsbench.running.plans import TrainedStage
 from marsbench.running.run import Run
 from marsbench.running.training_cost import training_speed
-from marsbench.statistics.intervals import Estimate, median_ratio
+from marsbench.statistics.intervals import Estimate
 from marsbench.training.bases import ship
 from marsbench.training.chat_data import Message
 from marsbench.training.checkpoints import default_device, with_adapter
@@ -261,7 +262,7 @@ class Adapting:
     def _training(self, steps: int, answers: Path) -> tuple[Checkpoints, Recipe]:
         scale = self._scale.adapted(base=self._base, chat_data=str(answers), steps=steps)
         checkpoints = Checkpoints(Run(scale, self._workspace, reporter=self._reporter))
-        return checkpoints, checkpoints.recipe(STAGE, DEFAULT_BLOCK_SIZE)
+        return checkpoints, checkpoints.recipe(TrainedStage.of(STAGE))
 
     def _train(self, plan: Plan) -> Path:
         """The folder of the adapter, trained and as it is handed on."""
@@ -286,12 +287,10 @@ class Adapting:
 
     def _result(self, contender: Contender, found: dict[str, Outcome], prompts: Sequence[list[int]]) -> Result:
         ar, one = found["ar"], found[contender.name]
-        ratio = median_ratio(
-            [seconds * one.emitted for seconds in ar.seconds], [seconds * ar.emitted for seconds in one.seconds]
-        )
         pairs = [(a.tokens, b.tokens) for a, b in zip(ar.generations, one.generations, strict=True)]
         gaps = [self._gap(ids, a, b) for ids, (a, b) in zip(prompts, pairs, strict=True) if a != b]
-        return Result(contender, ratio, one.emitted / one.row_forwards, sum(a == b for a, b in pairs), gaps)
+        same = sum(a == b for a, b in pairs)
+        return Result(contender, one.speed_over(ar), one.emitted / one.row_forwards, same, gaps)
 
     @torch.inference_mode()
     def _gap(self, prompt: list[int], ar: list[int], other: list[int]) -> float:

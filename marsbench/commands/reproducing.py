@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 
 from marsbench.commands import shared
 from marsbench.errors import UserError
 from marsbench.presets import scales_with_chat_data
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from marsbench.presets import Preset
 
 _OVERHEAD_S = 5.5  # of a task beside its work, as docs/clusters.md has it; `marsbench overhead` measures a cluster
 
@@ -49,29 +44,23 @@ def plan(
     """
     from rich.console import Console
 
-    from marsbench.overview.planning import sweep_tables
+    from marsbench.overview.planning import plan_tables, sweep_tables, work_tables
     from marsbench.racing.grid import read_grid, shipped_grid
+    from marsbench.studies import plan_of, studies_of_paper, study_of
 
-    chosen = start.preset()
+    chosen, name = start.preset(), table or "2"
+    name = f"table{name}" if name.isdecimal() else name
     if sweep and table:
         raise UserError("--sweep and --table are two plans", fix="leave one of them out")
-    table = table or "2"
     if sweep:
         parts = sweep_tables(read_grid(grid or shipped_grid(start.scale), quick=quick), chosen, price_per_hour)
     else:
-        name = f"table{table}" if table.isdecimal() else table
-        parts = _parts(name, chosen, gpus_per_training, overhead, price_per_hour)
+        wanted = studies_of_paper() if name == "all" else [study_of(name)]
+        head = [f"The whole paper at scale {chosen.scale}"] if name == "all" else plan_tables(plan_of(name), chosen)
+        how: dict[str, Any] = {"gpus": gpus_per_training, "overhead": overhead, "price": price_per_hour}
+        parts = [*head, *work_tables(wanted, chosen, **how)]
     for part in parts:
         Console().print(part, highlight=False)
-
-
-def _parts(name: str, scale: Preset, gpus: int, overhead: float, price: float | None) -> list[Table | str]:
-    from marsbench.overview.planning import plan_tables, work_tables
-    from marsbench.studies import plan_of, studies_of_paper, study_of
-
-    wanted = studies_of_paper() if name == "all" else [study_of(name)]
-    head = [f"The whole paper at scale {scale.scale}"] if name == "all" else plan_tables(plan_of(name), scale)
-    return [*head, *work_tables(wanted, scale, gpus=gpus, overhead=overhead, price=price)]
 
 
 @shared.starts("output")
@@ -173,11 +162,11 @@ def report(start: shared.Start) -> None:
     from marsbench.presets import preset
     from marsbench.rows.workspace import Workspace
 
-    scale, output, written = start.scale, start.output, 0
+    scale, output, written = start.scale, start.output, False
     preset(scale)
     for page in write_scale(output, scale):
         typer.echo(f"wrote {page}")
-        written += 1
+        written = True
     if not written:
         raise UserError(
             "there are no rows", where=str(Workspace(output, scale).results("table2").parent),

@@ -76,7 +76,9 @@ def serve(
     called = settings.name or (stage if checkpoint is None else os.path.basename(os.path.normpath(checkpoint)))
     if checkpoint is None:
         from marsbench.running.checkpoints import Checkpoints
+        from marsbench.running.plans import TrainedStage
 
-        checkpoint = str(Checkpoints(replace(start, output=output).run()).path(stage, start.block_size))
+        trained = TrainedStage.of(stage, start.block_size)
+        checkpoint = Checkpoints(replace(start, output=output).run()).path(trained)
     keys = settings.api_key or tuple(key for key in [os.environ.get(KEY_VARIABLE)] if key is not None)
     run(replace(settings, name=called, checkpoint=checkpoint, api_key=keys), typer.echo)

@@ -158,10 +158,15 @@ class Start:
 
     def loaded(self, run: Run, dtype: str = "float32") -> Loaded:
         """The checkpoint that decodes, trained now if it is the scale's own and missing."""
+        from marsbench.methods.settings import load_aloud
         from marsbench.running.checkpoints import Checkpoints
+        from marsbench.running.plans import TrainedStage
+        from marsbench.training.checkpoints import default_device
 
-        named = self.whose or self.adapter, self.adapter, self.own_stage, self.block_size
-        return Checkpoints(run).named(*named, dtype_of(dtype))
+        if (named := self.whose or self.adapter) is None:
+            return Checkpoints(run).load(TrainedStage.of(self.own_stage, self.block_size), dtype_of(dtype))
+        how: dict[str, Any] = {"dtype": dtype_of(dtype), "device": default_device(), "adapter": self.adapter}
+        return load_aloud(named, run.reporter, **how)
 
     def preset(self) -> Preset:
         """The scale with what a user names: checkpoints of its stages, as in "mars-b8=FOLDER", or what it trains on."""

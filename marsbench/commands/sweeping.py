@@ -125,14 +125,9 @@ def tune(
     per_benchmark(prompts, names)
     run.check_exams(names)
     advice = advise(
-        run,
-        start.loaded(run),
-        block_size=start.block_size,
-        batch_size=batch_size,
-        prompts=prompts,
-        max_points_lost=max_loss,
-        positions=positions,
-    )
+        run, start.loaded(run), block_size=start.block_size, batch_size=batch_size, prompts=prompts,
+        max_points_lost=max_loss, positions=positions,
+    )  # fmt: skip
     lines = [
         (one.contender.name, f"{one.tokens_per_forward:.2f}", f"{one.points_lost:+.1f}", f"{one.speed_up:.2f}")
         for one in advice.settings

@@ -12,7 +12,7 @@ from marsbench.commands import shared
 from marsbench.commands.decoder import BatchSize, Decoding, decodes
 from marsbench.errors import UserError, unknown_name
 from marsbench.methods import METHODS
-from marsbench.presets import DEFAULT_BLOCK_SIZE, HeadKind
+from marsbench.presets import HeadKind
 
 if TYPE_CHECKING:
     from marsbench.training.stages import Stage
@@ -110,10 +110,11 @@ def train(
     run = start.run()
     from marsbench.progress import is_first_process
     from marsbench.running.checkpoints import Checkpoints
+    from marsbench.running.plans import TrainedStage
 
     run.scale = run.scale.adapted(batch_size=batch_size, head=kind)
     checkpoints = Checkpoints(run)
-    chosen = checkpoints.recipe(stage, start.block_size)
+    chosen = checkpoints.recipe(TrainedStage.of(stage, start.block_size))
     checkpoints.train(chosen)
     if is_first_process():
         typer.echo(run.workspace.checkpoint(chosen))
@@ -176,13 +177,14 @@ def training_speed(
     """
     run = start.run()
     from marsbench.running.checkpoints import Checkpoints
+    from marsbench.running.plans import TrainedStage
     from marsbench.running.training_cost import STAGES
     from marsbench.running.training_cost import training_speed as measured
 
     run.scale = run.scale.adapted(batch_size=batch_size)
     checkpoints = Checkpoints(run)
     for stage in STAGES:
-        typer.echo(measured(checkpoints.recipe(stage, DEFAULT_BLOCK_SIZE), steps).in_words())
+        typer.echo(measured(checkpoints.recipe(TrainedStage.of(stage)), steps).in_words())
 
 
 def fetch(

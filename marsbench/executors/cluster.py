@@ -15,8 +15,8 @@ import platform
 import socket
 import time
 from collections import Counter
-from collections.abc import Generator, Sequence
-from contextlib import closing, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -28,13 +28,12 @@ from ray.exceptions import GetTimeoutError, RayError, RayTaskError, TaskUnschedu
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from marsbench.errors import UserError
-from marsbench.executors.tasks import Ended, Task, Workers, done_by, ended_by
+from marsbench.executors.tasks import LOOK_S, Ended, Executor, Task, ended_by
 from marsbench.executors.worker import forget_state, log_of, perform
 from marsbench.files import write_atomically
 from marsbench.paths import PACKAGE
 from marsbench.provenance import NODE
 
-_LOOK_S = 1.0  # how long Ctrl-C may have to wait
 _PATIENCE_S = 600.0  # with a cluster that has lost all nodes on which a task could run
 _ANSWER_S = 120.0  # within which every node must say that it sees the shared folder
 _SAME = ("torch", "transformers", "lm_eval")  # packages that keys of checkpoints and cells depend on
@@ -64,15 +63,15 @@ class _Node:
         ]
 
 
-class Cluster:
+class Cluster(Executor):
     """The nodes of a Ray cluster."""
+
+    tries = 5
 
     def __init__(self, address: str, logs: Path) -> None:
         """Connect, and make sure that all nodes see one folder and run the same code.
 
-        Args:
-            address: of the cluster; "auto" = the one of this machine.
-            logs: the folder of the tasks' logs, on storage that all nodes share.
+        Address "auto" is the cluster of this machine. The logs lie on storage that all nodes share.
 
         Raises:
             UserError: there is no such cluster, or a node of it is not fit for the work.
@@ -85,38 +84,26 @@ class Cluster:
                 where=address,
                 fix="start one: `ray start --head` here, `ray start --address=...` on the others; see docs/clusters.md",
             ) from error
-        self._logs = logs.resolve()
-        nodes = _Node.alive()
-        _check(nodes, self._logs)
+        self.logs, nodes = logs.resolve(), _Node.alive()
+        _check(nodes, self.logs)
         self.gpus = sum(node.gpus for node in nodes)
         self.workers = self.gpus or sum(node.cpus for node in nodes)
 
-    def run(self, tasks: Sequence[Task]) -> Generator[Ended, None, None]:
-        """See `Executor.run`."""
-        nodes = _Node.alive()
-        if self.gpus and (most := max(node.gpus for node in nodes)) < max(task.gpus for task in tasks):
+    def open(self, tasks: Sequence[Task]) -> None:
+        """See `Executor.open`; `UserError` where no node has the GPUs that a task wants."""
+        most = max(node.gpus for node in _Node.alive())
+        if self.gpus and most < max(task.gpus for task in tasks):
             raise UserError(
                 f"no node of the cluster has the GPUs that a training wants: they have {most} at most",
                 fix="choose a smaller --gpus-per-training",
             )
-        with closing(_Nodes(self._logs, has_gpus=self.gpus > 0)) as working:
-            yield from done_by(tasks, working)
-
-
-class _Nodes(Workers):
-    """The cluster at work."""
-
-    tries = 5
-
-    def __init__(self, logs: Path, *, has_gpus: bool) -> None:
-        self.logs, self._has_gpus, self._cwd = logs, has_gpus, Path.cwd()
-        self._running: dict[Any, Task] = {}
-        self._places: dict[str, _Node] = {}  # task that has a node for itself -> the node
-        self._stranded: dict[str, float] = {}  # task that no node could run -> since when
+        self._cwd, self._running = Path.cwd(), dict[Any, Task]()
+        self._places = dict[str, _Node]()  # task that has a node for itself -> the node
+        self._stranded = dict[str, float]()  # task that no node could run -> since when
 
     def start(self, task: Task, made: Sequence[Any]) -> bool:
         """Hand a task over; one that is to be alone gets all of one node, and no other, once that is free."""
-        options: dict[str, Any] = {"num_cpus": 1, "num_gpus": task.gpus if self._has_gpus else 0}
+        options: dict[str, Any] = {"num_cpus": 1, "num_gpus": task.gpus if self.gpus else 0}
         strategy: Any = "SPREAD"
         if task.alone:
             node = self._free_node()
@@ -144,7 +131,7 @@ class _Nodes(Workers):
         fit = [
             node
             for node in nodes
-            if node.host not in taken and not (others and hosts[node.host] > 1) and (node.gpus or not self._has_gpus)
+            if node.host not in taken and not (others and hosts[node.host] > 1) and (node.gpus or not self.gpus)
         ]
         return min(fit, key=lambda node: (node.host == here, -node.gpus, node.id), default=None)
 
@@ -152,15 +139,15 @@ class _Nodes(Workers):
         """What has ended, and what no node has been able to run for a while: those that could are lost."""
         done, now = list[Any](), time.monotonic()
         if self._running:
-            done, _ = ray.wait([*self._running], num_returns=1, timeout=_LOOK_S)
+            done, _ = ray.wait([*self._running], num_returns=1, timeout=LOOK_S)
         else:  # what is left waits for a node
-            time.sleep(_LOOK_S)
+            time.sleep(LOOK_S)
         found = [(task, self._end_of(ref, task)) for ref in done for task in [self._running.pop(ref)]]
         wide = {task.name: ref for ref, task in self._running.items() if task.gpus > 1}
         waiting = [*held_back, *(self._running[ref] for ref in wide.values())]
         most = max((node.gpus for node in _Node.alive()), default=-1) if waiting else 0
         for task in waiting:
-            if most >= (task.gpus if self._has_gpus else 0):
+            if most >= (task.gpus if self.gpus else 0):
                 self._stranded.pop(task.name, None)
             elif now - self._stranded.setdefault(task.name, now) >= _PATIENCE_S:
                 if task.name in wide:

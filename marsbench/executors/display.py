@@ -18,28 +18,26 @@ _LOOK_S = 2.0
 _LOOK_BESIDE_RACES_S = 15.0  # so that looking is not what a race waits for
 
 
-class Display:
+class Display(ExitStack):
     """What is done, running and waiting, tokens per second of all together, and how long it may take."""
 
     def __init__(self, reporter: Reporter, tasks: Sequence[Task], logs: Path) -> None:
+        super().__init__()
         self._reporter, self._logs = reporter, logs
         self._tasks = {task.name: task for task in tasks}
         self._ended: set[str] = set()
-        self._begun, self._over, self._stack = time.monotonic(), Event(), ExitStack()
+        self._begun, self._over = time.monotonic(), Event()
 
     def __enter__(self) -> Display:
         for name in self._tasks:  # an earlier run may have been killed
             forget_state(self._logs, name)
         title = f"{len(self._tasks)} pieces of work"
-        self._bar = self._stack.enter_context(self._reporter.bar(title, guesses=False))
-        self._thread = Thread(target=self._watch, daemon=True)
-        self._thread.start()
+        self._bar = self.enter_context(self._reporter.bar(title, guesses=False))
+        watching = Thread(target=self._watch, daemon=True)
+        watching.start()
+        self.callback(watching.join)
+        self.callback(self._over.set)  # which comes first
         return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
-        self._stack.close()
 
     def end(self, ended: Ended) -> None:
         self._ended.add(ended.name)

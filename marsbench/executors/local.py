@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import forkserver, get_context
@@ -18,49 +18,34 @@ from multiprocessing.context import BaseContext
 from pathlib import Path
 from threading import Thread
 
-from marsbench.executors.tasks import Ended, Task, Workers, done_by
+from marsbench.executors.tasks import LOOK_S, Ended, Executor, Task
 from marsbench.executors.worker import forget_state, perform
 
-_LOOK_S = 1.0  # how long Ctrl-C may have to wait
 
+class Local(Executor):
+    """So many processes at a time; what is to be alone has the machine for itself, and all its cores.
 
-class Local:
-    """So many processes at a time; what is to be alone has the machine for itself, and all its cores."""
+    They are pools of one process each, and end with whoever has made them, however that ends.
+    """
+
+    tries = 3
 
     def __init__(self, workers: int, logs: Path, *, gpus: int = 0, preload: Sequence[str] = ()) -> None:
         """Nothing is started yet.
 
-        Args:
-            workers: how many processes.
-            logs: the folder of the tasks' logs.
-            gpus: how many GPUs the processes share, one each; 0 = a core each.
-            preload: modules that every task imports.
+        The processes share so many GPUs, one each, or have a core each; `preload` names what every task imports.
         """
-        self.workers, self._logs, self._gpus = workers, logs, gpus
+        self.workers, self.logs, self._gpus = workers, logs, gpus
         self._context = import_ahead(preload)
 
-    def run(self, tasks: Sequence[Task]) -> Generator[Ended, None, None]:
-        """See `Executor.run`."""
-        with _Lanes(self._context, self.workers, self._gpus, self._logs) as lanes:
-            yield from done_by(tasks, lanes)
-
-
-class _Lanes(Workers):
-    """The processes, as pools of one each; they end with whoever has made them, however that ends."""
-
-    tries = 3
-
-    def __init__(self, context: BaseContext, workers: int, gpus: int, logs: Path) -> None:
-        self._context, self._gpus, self.logs = context, gpus, logs
-        self._idle = list(range(workers))
-        self._pools: dict[int, ProcessPoolExecutor] = {}
-        self._running: dict[Future[Ended], tuple[Task, int]] = {}
-
-    def __enter__(self) -> _Lanes:
+    def open(self, tasks: Sequence[Task]) -> None:
+        """See `Executor.open`."""
+        self._idle, self._pools = list(range(self.workers)), dict[int, ProcessPoolExecutor]()
+        self._running = dict[Future[Ended], tuple[Task, int]]()
         self._ours, self._theirs = self._context.Pipe(duplex=False)
-        return self
 
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """See `Executor.close`."""
         if self._running:
             self._theirs.close()  # which ends all processes at once
         for pool in self._pools.values():
@@ -87,7 +72,7 @@ class _Lanes(Workers):
 
     def ended(self, held_back: Sequence[Task]) -> list[tuple[Task, Ended | None]]:
         """What has ended; its lanes are idle again, with a new process where the last one was lost."""
-        done, _ = wait(self._running, timeout=_LOOK_S, return_when=FIRST_COMPLETED)
+        done, _ = wait(self._running, timeout=LOOK_S, return_when=FIRST_COMPLETED)
         found = list[tuple[Task, Ended | None]]()
         for future in done:
             task, lane = self._running.pop(future)

@@ -8,10 +8,12 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from marsbench.errors import UserError
 from marsbench.progress import Reporter
+
+LOOK_S = 1.0  # how long Ctrl-C may have to wait
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,20 +45,6 @@ class Ended:
     error: UserError | None  # why it failed for its own reasons, None where it did not
     node: str  # where it ran
     seconds: float  # it took
-
-
-class Executor(Protocol):
-    """Carries out tasks."""
-
-    workers: int  # how many tasks run at a time
-
-    def run(self, tasks: Sequence[Task]) -> Generator[Ended, None, None]:
-        """Carry out all tasks, each after those that it comes after, and yield them as they end.
-
-        A task that raises an error has failed; the others go on. One whose process or node was lost is done again, a
-        few times. Who closes the iterator early ends whatever runs.
-        """
-        ...
 
 
 class Order:
@@ -112,11 +100,39 @@ def _ways(seconds: Mapping[str, float], awaited: Mapping[str, Sequence[str]]) ->
     return ways
 
 
-class Workers(ABC):
-    """Whoever does the work of an executor: processes here, or nodes."""
+class Executor(ABC):
+    """Carries out tasks, on processes here or on nodes."""
 
+    workers: int  # how many tasks run at a time
     tries: int  # of a task whose process or node was lost; one that does this every time has its own reasons
     logs: Path  # the folder of all logs
+
+    def run(self, tasks: Sequence[Task]) -> Generator[Ended, None, None]:
+        """Carry out all tasks, each after those that it comes after, and yield them as they end.
+
+        A task that raises an error has failed; the others go on. One whose process or node was lost is done again, a
+        few times. Who closes the iterator early ends whatever runs.
+        """
+        order, losses = Order(tasks), Counter[str]()
+        self.open(tasks)
+        try:
+            while order:
+                for task in order.ready:
+                    if self.start(task, order.made(task)):
+                        order.take(task)
+                for task, ended in self.ended(order.ready):
+                    losses[task.name] += ended is None
+                    if ended is None and losses[task.name] < self.tries:
+                        order.give_back(task)
+                        continue
+                    ended = ended or self._lost(task)
+                    order.end(ended)
+                    yield ended
+        finally:
+            self.close()
+
+    def open(self, tasks: Sequence[Task]) -> None:  # noqa: B027
+        """Get ready for some tasks; nothing runs yet."""
 
     @abstractmethod
     def start(self, task: Task, made: Sequence[Any]) -> bool:
@@ -126,29 +142,14 @@ class Workers(ABC):
     def ended(self, held_back: Sequence[Task]) -> list[tuple[Task, Ended | None]]:
         """What has ended, after a while, and how: None = its process was lost; `held_back` still have no room."""
 
+    def close(self) -> None:  # noqa: B027
+        """End whatever runs."""
 
-def done_by(tasks: Sequence[Task], workers: Workers) -> Generator[Ended, None, None]:
-    """Have all tasks done; see `Executor.run`."""
-    order, losses = Order(tasks), Counter[str]()
-    while order:
-        for task in order.ready:
-            if workers.start(task, order.made(task)):
-                order.take(task)
-        for task, ended in workers.ended(order.ready):
-            losses[task.name] += ended is None
-            if ended is None and losses[task.name] < workers.tries:
-                order.give_back(task)
-                continue
-            ended = ended or _lost(task, workers)
-            order.end(ended)
-            yield ended
-
-
-def _lost(task: Task, workers: Workers) -> Ended:
-    """The end of a task whose process was lost time and again."""
-    what = f"{task.title}: its process was lost {workers.tries} times"
-    fix = "there may be too little memory for so many at a time: see its log, and --jobs"
-    return ended_by(task, UserError(what, where=str(workers.logs / f"{task.name}.log"), fix=fix))
+    def _lost(self, task: Task) -> Ended:
+        """The end of a task whose process was lost time and again."""
+        what = f"{task.title}: its process was lost {self.tries} times"
+        fix = "there may be too little memory for so many at a time: see its log, and --jobs"
+        return ended_by(task, UserError(what, where=str(self.logs / f"{task.name}.log"), fix=fix))
 
 
 def ended_by(task: Task, error: UserError) -> Ended:

@@ -44,11 +44,7 @@ def _state_of(logs: Path, name: str) -> Path:
 def perform(task: Task, made: Sequence[Any], logs: Path, node: str = "") -> Ended:
     """Carry out a task here; what it says goes to its log, and its error, if there is one, into its end.
 
-    Args:
-        task: what to do.
-        made: what the tasks before have made.
-        logs: the folder of all logs.
-        node: the name of this machine in a cluster.
+    `made` is what the tasks before have made, `node` the name of this machine in a cluster.
     """
     started, error = time.perf_counter(), None
     log = log_of(logs, task.name)

@@ -4,6 +4,6 @@
 PRELOAD = (
     "marsbench.overview.work",
     "marsbench.racing.sweep",
-    "marsbench.running.tables",
+    "marsbench.running.cells",
     "marsbench.training.trainer",
 )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from marsbench.errors import UserError
 from marsbench.executors.display import Display
-from marsbench.executors.tasks import Executor
+from marsbench.executors.tasks import Ended, Executor
 from marsbench.overview import PRELOAD
 from marsbench.presets import Preset
 from marsbench.rows.kinds import Row
@@ -32,32 +32,20 @@ _SCORING_S = 5.0  # of putting the answers of a page together and scoring them
 
 @dataclass(frozen=True, kw_only=True)
 class PageTask(RunTask):
-    """A task that makes rows of one page."""
+    """Makes rows of one page: one of its races, or whatever it measures itself beside the scores of its answers."""
 
     study: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScoreTask(PageTask):
-    """Puts the answers of a page together and scores them, and measures whatever the page alone does."""
-
-    def do(self, run: Run) -> Made:
-        return Made(page=tuple(study_of(self.study).rows(run)))
-
-
-@dataclass(frozen=True, kw_only=True)
-class RaceTask(PageTask):
-    """Runs one race of a page."""
-
-    batch_size: int
-    quick: bool
+    batch_size: int | None = None  # of its race; None = all rows of a page that has none
+    quick: bool = False
 
     def do(self, run: Run) -> Made:
         from marsbench.racing.sweep import Sweep
 
-        grid = study_of(self.study).grid
-        assert grid is not None, "who races has a grid"
-        return Made(page=tuple(Sweep(run, grid(run.scale, self.quick).part(run.shard).at(self.batch_size)).rows()))
+        study = study_of(self.study)
+        if study.grid is None or self.batch_size is None:
+            return Made(page=tuple(study.rows(run)))
+        grid = study.grid(run.scale, self.quick).part(run.shard).at(self.batch_size)
+        return Made(page=tuple(Sweep(run, grid).rows()))
 
 
 def tasks_of(
@@ -84,10 +72,10 @@ def _tasks_of_page(study: Study, scale: Preset, known: Known, before: Sequence[R
     if study.grid is None:
         timed = study.times(scale)
         title = f"timing and scoring {study.name}" if timed else f"scoring {study.name}"
-        return [ScoreTask(name=study.key, title=title, seconds=_SCORING_S, alone=timed, **common)]
+        return [PageTask(name=study.key, title=title, seconds=_SCORING_S, alone=timed, **common)]
     grid = study.grid(scale, quick)
     return [
-        RaceTask(
+        PageTask(
             name=f"{study.key}-batch{size}", title=f"racing {study.name}, {size} at once", alone=True,
             seconds=grid.at(size).seconds(scale), batch_size=size, quick=quick, **common,
         )
@@ -114,7 +102,7 @@ class FromRun(Known):
     def questions_left(self, asked: Asked) -> int:
         """See `Known`; none where it cannot be asked, as its page will say."""
         try:
-            if self._checkpoints.missing(*asked.arm.trained) or self._cells.known(asked):
+            if self._checkpoints.missing(asked.arm.trained) or self._cells.known(asked):
                 return 0
             return len(self._run.exam(asked.benchmark, asked.questions).asked())
         except UserError:
@@ -138,43 +126,34 @@ def carry_out(
     how: dict[str, Any] = {"workers": executor.workers, "quick": quick, "gpus": gpus, "shard": run.shard}
     planned, settings = tasks_of(wanted, run.scale, FromRun(run), **how), settings_of(run)
     tasks = [replace(task, settings=settings) for task in planned]
-    written, made = set[str](), dict[str, Made]()
+    written, made = set[str](), dict[str, Ended]()
     with closing(executor.run(tasks)) as running, Display(run.reporter, tasks, run.workspace.logs) as display:
         for ended in running:
-            made[ended.name] = ended.value
-            _write(ended.value.rows, run, written)
+            made[ended.name] = ended
+            for row in ended.value.rows:  # who was lost at the last moment, or shares a cell, hands them over again
+                if row.key not in written and run.store.rows().get(row.key) != row:
+                    run.keep(row)
+                written.add(row.key)
             if ended.error is None:
                 RowStore(run.workspace.journal(ended.name)).remove()
             display.end(ended)
-    parts: dict[str, list[Made]] = {study.key: [] for study in wanted}
-    for task in tasks:
-        if isinstance(task, PageTask):
-            parts[task.study].append(made[task.name])
-    return {key: _page(some) for key, some in parts.items()}
+    of_pages = [task for task in tasks if isinstance(task, PageTask)]
+    return {one.key: _page([made[task.name] for task in of_pages if task.study == one.key]) for one in wanted}
 
 
-def _write(rows: Sequence[Row], run: Run, written: set[str]) -> None:
-    """Write rows that are new: who was lost at the last moment, or shares a cell, hands them over again."""
-    for row in rows:
-        if row.key not in written and run.store.rows().get(row.key) != row:
-            run.keep(row)
-        written.add(row.key)
-
-
-def _page(parts: Sequence[Made]) -> list[Row] | UserError:
+def _page(parts: Sequence[Ended]) -> list[Row] | UserError:
     """The rows of a page, from all that made some of them, or the first reason why there are none."""
     if error := next((part.error for part in parts if part.error is not None), None):
         return error
-    if len(parts) == 1:
-        return [*parts[0].page]
+    rows = [row for part in parts for row in part.value.page]
     # Each race names the trainings and the timed steps that all of them need.
-    return list({row.key: row for part in parts for row in part.page}.values())
+    return rows if len(parts) == 1 else list({row.key: row for row in rows}.values())
 
 
 def refuses(study: Study, run: Run, *, quick: bool) -> bool:
     """Whether a study will say at once that it cannot be measured, so that nothing is trained for it in vain."""
     from marsbench.racing.sweep import Sweep
-    from marsbench.running.tables import Table
+    from marsbench.running.cells import Table
 
     try:
         if study.grid is not None:

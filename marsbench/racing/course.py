@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -20,13 +20,13 @@ from marsbench.methods import METHODS
 from marsbench.methods.fitting import default_ids, fit
 from marsbench.provenance import products, provenance
 from marsbench.racing.grid import Contender, Grid
-from marsbench.racing.position_law import StepTimes
 from marsbench.racing.profile import profile
 from marsbench.racing.questions import Prompts, Questions, ask, per_benchmark
 from marsbench.racing.race import Entrant, Outcome, Race
 from marsbench.racing.step_time import step_times
 from marsbench.rows.kinds import TrainingRow
 from marsbench.running.checkpoints import Checkpoints
+from marsbench.running.plans import TrainedStage
 from marsbench.running.run import Run
 from marsbench.training.checkpoints import Loaded, default_device
 
@@ -55,7 +55,7 @@ class Course:
         self._checkpoints = Checkpoints(replace(run, existing="reuse"))
         self._trains = load is None
         self._backend = grid.backend or default_backend(torch.device(default_device()))
-        self._load, self._loaded = load or self._checkpoint, dict[tuple[str, int], Loaded]()
+        self._load = cache(load or self._checkpoint)
         # Graphs belong to one method: both are kept, so that what was compiled at one batch size serves at the
         # next, and at one threshold for all.
         self._compiled: dict[str, tuple[Method | OutsideMethod, Graphs]] = {}
@@ -69,16 +69,15 @@ class Course:
 
     def _checkpoint(self, stage: str, block_size: int, dtype: torch.dtype) -> Loaded:
         """A stage's checkpoint; `UserError` where there is none and training one would take days."""
-        if reason := self._checkpoints.missing(stage, block_size):
+        trained = TrainedStage.of(stage, block_size)
+        if reason := self._checkpoints.missing(trained):
             raise UserError(reason)
-        return self._checkpoints.load(stage, block_size, dtype)
+        return self._checkpoints.load(trained, dtype)
 
     # ---- who runs ----
 
     def _model(self, stage: str, block_size: int) -> Loaded:
-        if (stage, block_size) not in self._loaded:
-            self._loaded[stage, block_size] = self._load(stage, block_size, getattr(torch, self.grid.dtype))
-        return self._loaded[stage, block_size]
+        return self._load(stage, block_size, getattr(torch, self.grid.dtype))
 
     def target(self, contender: Contender) -> Loaded:
         return self._model(contender.stage, contender.trained_block_size)
@@ -174,12 +173,7 @@ class Course:
         return [Cell(contender, batch_size, self._key(contender, batch_size)) for contender in self.grid.contenders]
 
     def _key(self, contender: Contender, batch_size: int) -> str:
-        content = {
-            "kind": "sweep",
-            "entry": contender.keyed,
-            "batch_size": batch_size,
-            **self.weights(contender),
-        }
+        content = {"kind": "sweep", "entry": contender.keyed, "batch_size": batch_size, **self.weights(contender)}
         compiled = {"backend": self._backend} if contender.compiled else {}
         profiled = {"profiled": True} if self.grid.profiled else {}
         return content_hash({**content, **self.everywhere, **compiled, **profiled})
@@ -211,7 +205,7 @@ class Course:
         tokenizer: Any = self.baseline.tokenizer
         return [str(tokenizer.decode(one.tokens, skip_special_tokens=True)) for one in found.generations]
 
-    def step_times(self) -> StepTimes:
+    def step_times(self) -> dict[str, Any]:
         with self.run.reporter.bar("timing forward passes by their shape") as bar:
             return step_times(self.baseline.model, self.grid.positions, bar.update)
 

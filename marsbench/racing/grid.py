@@ -16,7 +16,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
-from importlib import resources
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ import yaml
 
 from marsbench.errors import UserError, unknown_name
 from marsbench.methods import METHODS, OPTIONS, Options, check_options
+from marsbench.paths import PACKAGE
 from marsbench.presets import Preset, preset
 from marsbench.running.estimates import decoding_s
 from marsbench.running.plans import TrainedStage
@@ -138,9 +138,7 @@ class Grid:
 
 
 def shipped_grid(scale: str) -> Path:
-    name = preset(scale).grid or scale
-    with resources.as_file(resources.files("marsbench.presets") / "grids" / f"{name}.yaml") as file:
-        return file
+    return PACKAGE / "presets" / "grids" / f"{preset(scale).grid or scale}.yaml"
 
 
 def read_grid(file: Path, *, quick: bool = False) -> Grid:
@@ -181,7 +179,7 @@ def _grid(settings: Any, quick: bool) -> Grid:
     contenders = [
         contender for number, given in enumerate(settings["contenders"], 1) for contender in _contenders(given, number)
     ]
-    _check_names(contenders)
+    _check(contenders)
     if leaves_out:
         contenders = [contender for contender in contenders if not contender.compiled]
     batch_sizes = tuple(settings["batch_sizes"])
@@ -195,21 +193,18 @@ def _grid(settings: Any, quick: bool) -> Grid:
     return Grid(**{**settings, **chosen, "benchmarks": tuple(settings.get("benchmarks") or ())})
 
 
-def _check_names(contenders: list[Contender]) -> None:
+def _check(contenders: list[Contender]) -> None:
+    """Refuse names that come twice, and compiled contenders that have no `ar` of their kind."""
     names = [contender.name for contender in contenders]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise UserError(f"two contenders are called {twice[0]!r}", fix="give one of them another `name`")
     if "ar" not in names:
         raise UserError("no contender is called 'ar'", fix="add one: speed-ups are relative to it")
-    _check_compiled({contender.name: contender for contender in contenders})
-
-
-def _check_compiled(contenders: Mapping[str, Contender]) -> None:
-    """Refuse compiled contenders without a compiled `ar`, and an `ar` of either kind that is another one's."""
-    plain, compiled = contenders["ar"], contenders.get(COMPILED_AR)
+    by_name = {contender.name: contender for contender in contenders}
+    plain, compiled = by_name["ar"], by_name.get(COMPILED_AR)
     if compiled is not None and compiled != replace(plain, name=COMPILED_AR, compiled=True):
         raise UserError(f"{COMPILED_AR!r} is not 'ar', compiled", fix="give `ar` compiled: [false, true] in its place")
-    found = next((contender.name for contender in contenders.values() if contender.compiled), None)
+    found = next((contender.name for contender in contenders if contender.compiled), None)
     if found is not None and compiled is None:
         raise UserError(
             f"{found!r} has no compiled 'ar' to be held against",

@@ -17,19 +17,6 @@ from marsbench.rows.kinds import StepTimeRow, SweepRow
 
 
 @dataclass(frozen=True)
-class StepTimes:
-    """Seconds of a step for each shape and repeat, and the machine's memory: the fields of a `StepTimeRow`."""
-
-    context: int
-    rows: list[int]
-    window: list[int]
-    seconds: list[list[float]]
-    copied_per_second: list[float]
-    read_per_second: list[float]
-    others_cores: list[float]
-
-
-@dataclass(frozen=True)
 class PositionLaw:
     """Seconds of a step at some numbers of positions, ascending."""
 
@@ -56,18 +43,17 @@ class PositionLaw:
         return float(np.interp(limit, self.seconds[place - 1 : place + 1], self.positions[place - 1 : place + 1]))
 
 
-def position_law(times: StepTimeRow | StepTimes) -> PositionLaw:
-    """The law of a machine from what was timed: the median over repeats, and over shapes of as many positions."""
-    return law_of([rows * window for rows, window in zip(times.rows, times.window, strict=True)], times.seconds)
+def position_law(times: StepTimeRow) -> PositionLaw:
+    return law_of(times.rows, times.window, times.seconds)
 
 
-def law_of(positions: Sequence[int], seconds: Sequence[Sequence[float]]) -> PositionLaw:
-    """The law of measured steps: for each, its positions and the seconds of every repeat."""
+def law_of(rows: Sequence[int], windows: Sequence[int], seconds: Sequence[Sequence[float]]) -> PositionLaw:
+    """The law of a machine from steps of some shapes: the median over repeats, and over shapes of as many positions."""
     from scipy.optimize import isotonic_regression
 
     found: dict[int, list[float]] = {}
-    for count, repeats in zip(positions, seconds, strict=True):
-        found.setdefault(count, []).append(median(repeats))
+    for count, window, repeats in zip(rows, windows, seconds, strict=True):
+        found.setdefault(count * window, []).append(median(repeats))
     known = sorted(found)
     # More positions never cost less: where they seem to, that is noise.
     smooth = isotonic_regression([median(found[count]) for count in known])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -24,20 +24,12 @@ class _Parts:
 
     @contextmanager
     def timed(self, part: str) -> Iterator[None]:
+        """Around a block, or a function that it decorates."""
         self.start(part)
         try:
             yield
         finally:
             self.stop()
-
-    def around(self, function: Callable[..., Any], part: str) -> Any:
-        """A function that is timed."""
-
-        def run(*given: Any) -> Any:
-            with self.timed(part):
-                return function(*given)
-
-        return run
 
     def start(self, part: str) -> None:
         self._switch()
@@ -70,7 +62,7 @@ def profile(
     timed: Any = SimpleNamespace(
         name="timed", causal_prompt=False,  # prompts in one piece, whatever the method
         bar=method.bar, most=method.most,
-        propose=parts.around(method.propose, "proposing"), accept=parts.around(method.accept, "accepting"),
+        propose=parts.timed("proposing")(method.propose), accept=parts.timed("accepting")(method.accept),
     )  # fmt: skip
     hooks = [
         lm_head.register_forward_pre_hook(lambda *_: parts.start("LM head")),
@@ -82,7 +74,7 @@ def profile(
         with parts.timed("loop"):
             for first in range(0, len(requests), batch_size):
                 batch = Batch(contender.model, timed, on_finished=lambda *_: None, **ids)
-                batch.decoder = parts.around(batch.decoder, "decoder")
+                batch.decoder = parts.timed("decoder")(batch.decoder)
                 batch.join(dict(enumerate(requests[first : first + batch_size])))
                 while len(batch):
                     batch.step()

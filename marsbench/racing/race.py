@@ -10,7 +10,7 @@ after it are timed and not watched; they must yield the same tokens.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from math import gcd
@@ -26,6 +26,7 @@ from marsbench.json_lines import Log
 from marsbench.neighbours import Used, Watch, cores
 from marsbench.progress import Counted
 from marsbench.rows.kinds import Status
+from marsbench.statistics.intervals import Estimate, median_ratio
 
 WATCHED = 0  # the number of the lap that is not timed
 
@@ -46,11 +47,12 @@ class Entrant:
         return self.kind is not Batch
 
 
-@dataclass
 class Stopwatch(Meter):
     """A meter that also notes when each forward's tokens were there, by `time.perf_counter`."""
 
-    stamps: list[float] = field(default_factory=list)
+    def __init__(self) -> None:
+        super().__init__()
+        self.stamps: list[float] = []
 
     def tick(self) -> None:
         self.stamps.append(time.perf_counter())
@@ -74,7 +76,7 @@ class Watched:
             generations=generations,
             first_token=[round(after[one.settled_by[0] - 1], 6) for one in generations],
             last_token=[round(after[one.settled_by[-1] - 1], 6) for one in generations],
-            meter=Meter(**{name: getattr(watch, name) for name in vars(Meter())}),
+            meter=watch,
             peak_bytes=torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None,
         )
 
@@ -146,8 +148,7 @@ def _turn_of(record: Mapping[str, Any]) -> Turn:
     watched = record["watched"]
     if watched is not None:
         generations = [Generation(**generation) for generation in watched["generations"]]
-        meter = {name: watched["meter"][name] for name in vars(Meter())}
-        watched = Watched(**{**watched, "generations": generations, "meter": Meter(**meter)})
+        watched = Watched(**{**watched, "generations": generations, "meter": Meter(**watched["meter"])})
     return Turn(**{**record, "watched": watched})
 
 
@@ -169,6 +170,11 @@ class Outcome(Watched):
     def row_forwards(self) -> int:
         """Forward passes of the model, summed over the prompts."""
         return sum(generation.forwards for generation in self.generations)
+
+    def speed_over(self, ar: Outcome) -> Estimate:
+        """Its tokens per second over those of another contender of the same race, lap by lap."""
+        theirs, mine = ([one * self.emitted for one in ar.seconds], [one * ar.emitted for one in self.seconds])
+        return median_ratio(theirs, mine)
 
 
 @dataclass(frozen=True)
@@ -273,7 +279,7 @@ class Race:
             generations=[generation for one in watched for generation in one.generations],
             first_token=[seconds for one in watched for seconds in one.first_token],
             last_token=[seconds for one in watched for seconds in one.last_token],
-            meter=_added(one.meter for one in watched),
+            meter=_added([one.meter for one in watched]),
             peak_bytes=max((one.peak_bytes for one in watched if one.peak_bytes is not None), default=None),
             others_cores=others,
         )
@@ -290,13 +296,9 @@ def rotation(count: int, number: int) -> list[int]:
     return [(number + step * stride) % count for step in range(count)]
 
 
-def _added(meters: Iterable[Meter]) -> Meter:
-    whole = Meter()
-    for one in meters:
-        for name, value in vars(one).items():
-            known = getattr(whole, name)
-            setattr(whole, name, max(known, value) if name == "cache_bytes" else known + value)
-    return whole
+def _added(meters: Sequence[Meter]) -> Meter:
+    found = {name: [getattr(one, name) for one in meters] for name in vars(Meter())}
+    return Meter(**{name: max(of) if name == "cache_bytes" else sum(of) for name, of in found.items()})
 
 
 def synchronize() -> None:

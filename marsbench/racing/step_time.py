@@ -18,7 +18,7 @@ from marsbench.decoding.windows import last, linear_window
 from marsbench.forward.window import Answer, Window
 from marsbench.neighbours import Watch, cores
 from marsbench.progress import Counted
-from marsbench.racing.position_law import PositionLaw, StepTimes, law_of
+from marsbench.racing.position_law import PositionLaw, law_of
 from marsbench.racing.race import synchronize
 
 _CONTEXT = 64  # tokens of every prompt
@@ -63,8 +63,11 @@ class _Probe:
         return Accepted.run(rows, ids, one, rows.length - rows.cached)
 
 
-def step_times(model: Any, positions: int, progress: Counted) -> StepTimes:
-    """Time every shape of up to so many positions that the model's context allows, in turn, several times over."""
+def step_times(model: Any, positions: int, progress: Counted) -> dict[str, Any]:
+    """Time every shape of up to so many positions that the model's context allows, in turn, several times over.
+
+    What comes out are fields of a `StepTimeRow`.
+    """
     room = context_length(model) - _CONTEXT - _STEPS - 1
     shapes = [
         StepShape(rows, width) for rows in _ROWS for width in _WINDOWS if rows * width <= positions and width < room
@@ -85,8 +88,11 @@ def step_times(model: Any, positions: int, progress: Counted) -> StepTimes:
             read.append(read_per_second(model.device))
             used = cores([neighbours.used()])
             others += [] if used is None else [used]
-    rows, widths = [shape.rows for shape in shapes], [shape.window for shape in shapes]
-    return StepTimes(_CONTEXT, rows, widths, seconds, copied, read, others if len(others) == len(copied) else [])
+    return {
+        "context": _CONTEXT, "rows": [shape.rows for shape in shapes], "window": [shape.window for shape in shapes],
+        "seconds": seconds, "copied_per_second": copied, "read_per_second": read,
+        "others_cores": others if len(others) == len(copied) else [],
+    }  # fmt: skip
 
 
 def measured_law(model: Any, rows: int) -> PositionLaw:
@@ -95,7 +101,8 @@ def measured_law(model: Any, rows: int) -> PositionLaw:
     shapes = [StepShape(count, window) for count in counts for window in _FEW_WINDOWS]
     # In turn, so that a disturbance does not fall on one shape alone.
     laps = [[_step(model, shape) for shape in shapes] for _ in range(_FEW_REPEATS)]
-    return law_of([shape.rows * shape.window for shape in shapes], list(zip(*laps, strict=True)))
+    rows_of_each, windows = zip(*shapes, strict=True)
+    return law_of(rows_of_each, windows, list(zip(*laps, strict=True)))
 
 
 def _step(model: Any, shape: StepShape) -> float:

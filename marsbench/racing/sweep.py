@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from marsbench.decoding.generation import Generation
-from marsbench.errors import UserError
 from marsbench.files import write_atomically
 from marsbench.forward.linear import packing_in_words
 from marsbench.keys import content_hash
@@ -46,9 +45,8 @@ class Sweep:
             # The laps of one race are run on one machine: it goes on only there.
             here = [node()] if node() else []
             file = self._run.workspace.race(content_hash([*[cell.key for cell in cells], *here]))
-            with locked(
-                file.with_suffix(".jsonl.lock"), say=self._run.reporter.say
-            ):  # of two sweeps in one folder, the second waits and finds the rows
+            # Of two sweeps in one folder, the second waits and finds the rows.
+            with locked(file.with_suffix(".jsonl.lock"), say=self._run.reporter.say):
                 self._race(cells, RoundLog(file))
                 file.unlink(missing_ok=True)  # its rows are kept; who failed may try again
         rows = self._run.store.rows()
@@ -92,7 +90,7 @@ def _step_times(course: Course) -> StepTimeRow:
     def timed() -> dict[str, Any]:
         run.reporter.say_once(warning())
         return {
-            **vars(course.step_times()),
+            **course.step_times(),
             "stage": course.plain.stage,
             "weight_bytes": size_of(loaded.model),
             "checkpoint": loaded.weights,
@@ -110,35 +108,19 @@ def _step_times(course: Course) -> StepTimeRow:
 def _sweep_row(course: Course, cell: Cell, found: Outcome, outcomes: Mapping[str, Outcome]) -> SweepRow:
     """The row of a cell, its samples written first; `outcomes` are those of its race."""
     contender = cell.contender
+    origin = course.target(contender).origin if course.weights(contender) else {}
     identity: dict[str, Any] = {
-        "key": cell.key,
-        "status": found.status,
-        "reason": found.reason,
-        "scale": course.run.scale.scale,
-        "contender": contender.name,
-        "stage": contender.stage,
-        "draft": contender.draft or "",
-        "method": contender.method,
-        "options": contender.shown,
-        "compiled": contender.compiled,
-        "batch_size": cell.batch_size,
-        "benchmarks": course.questions.benchmarks,
-        "prompts": len(course.prompts.ids),
+        "key": cell.key, "status": found.status, "reason": found.reason, "scale": course.run.scale.scale,
+        "contender": contender.name, "stage": contender.stage, "draft": contender.draft or "",
+        "method": contender.method, "options": contender.shown, "compiled": contender.compiled,
+        "batch_size": cell.batch_size, "benchmarks": course.questions.benchmarks, "prompts": len(course.prompts.ids),
         "prompts_hash": content_hash(course.prompts.ids),
         "prompt_cut": course.prompts.cuts if any(course.prompts.cuts) else [],
-        "max_new_tokens": course.max_new_tokens,
-        "dtype": course.grid.dtype,
-        "provenance": {**provenance(seed=course.run.seed), **_origin(course, cell), **packing_in_words()},
-    }
+        "max_new_tokens": course.max_new_tokens, "dtype": course.grid.dtype,
+        "provenance": {**provenance(seed=course.run.seed), **origin, **packing_in_words()},
+    }  # fmt: skip
     measured = _measured(course, cell, found, outcomes) if found.status == "done" else {}
     return SweepRow(**identity, **measured)
-
-
-def _origin(course: Course, cell: Cell) -> dict[str, str]:
-    try:
-        return course.target(cell.contender).origin
-    except UserError:
-        return {}
 
 
 def _measured(course: Course, cell: Cell, found: Outcome, outcomes: Mapping[str, Outcome]) -> dict[str, Any]:
@@ -146,26 +128,17 @@ def _measured(course: Course, cell: Cell, found: Outcome, outcomes: Mapping[str,
     correct = course.questions.score(responses)
     target, together = course.weight_bytes(cell.contender)
     return {
-        "seconds": [round(seconds, 6) for seconds in found.seconds],
-        "baselines": _baselines(outcomes),
+        "seconds": [round(seconds, 6) for seconds in found.seconds], "baselines": _baselines(outcomes),
         "correct": correct,
-        "emitted": [one.emitted for one in generations],
-        "row_forwards": [one.forwards for one in generations],
+        "emitted": [one.emitted for one in generations], "row_forwards": [one.forwards for one in generations],
         "finished": [int(one.finish == "eos") for one in generations],
-        "first_token": found.first_token,
-        "last_token": found.last_token,
-        **vars(found.meter),
-        "target_bytes": target,
-        "weight_bytes": together,
-        "peak_bytes": found.peak_bytes,
-        "others_cores": found.others_cores,
-        "same_as": _same_as(course, found, outcomes),
+        "first_token": found.first_token, "last_token": found.last_token, **vars(found.meter),
+        "target_bytes": target, "weight_bytes": together, "peak_bytes": found.peak_bytes,
+        "others_cores": found.others_cores, "same_as": _same_as(course, found, outcomes),
         "samples": _log_samples(course, cell.key, generations, responses, correct),
-        "race": content_hash(sorted(outcomes)),
-        "checkpoint": course.target(cell.contender).weights,
-        "profile": course.profile(cell),
-        **course.compiling(cell.contender),
-    }
+        "race": content_hash(sorted(outcomes)), "checkpoint": course.target(cell.contender).weights,
+        "profile": course.profile(cell), **course.compiling(cell.contender),
+    }  # fmt: skip
 
 
 def _baselines(outcomes: Mapping[str, Outcome]) -> dict[str, dict[str, Any]]:
@@ -193,23 +166,16 @@ def _log_samples(
     """Write down what was generated; returns the hash of that file."""
     lines = [
         {
-            "benchmark": question.benchmark,
-            "doc_id": question.doc_id,
-            "response": response,
-            "correct": right,
-            "tokens": one.tokens,
-            "eos_id": one.eos_id,
-            "accepted": one.accepted,
+            "benchmark": question.benchmark, "doc_id": question.doc_id, "response": response, "correct": right,
+            "tokens": one.tokens, "eos_id": one.eos_id, "accepted": one.accepted,
         }
         for question, response, right, one in zip(
             course.questions.questions, responses, correct, generations, strict=True
         )
-    ]
+    ]  # fmt: skip
+    for one in generations:
+        if one.emitted != (logged := len(one.tokens) + (one.eos_id is not None)):
+            raise RuntimeError(f"{one.emitted} emitted, {logged} logged tokens")
     content = "".join(json.dumps(line) + "\n" for line in lines).encode()
-    file = write_atomically(course.run.workspace.samples(key), content)
-    logged = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-    for one, line in zip(generations, logged, strict=True):
-        in_log = len(line["tokens"]) + (line["eos_id"] is not None)
-        if not sum(line["accepted"]) == one.emitted == in_log:
-            raise RuntimeError(f"{sum(line['accepted'])} accepted, {one.emitted} emitted, {in_log} logged tokens")
+    write_atomically(course.run.workspace.samples(key), content)
     return hashlib.sha256(content).hexdigest()

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from marsbench.neighbours import warning
 from marsbench.racing.course import Course
 from marsbench.racing.grid import Contender, Grid
-from marsbench.racing.position_law import PositionLaw, Work, position_law, predicted_speed
+from marsbench.racing.position_law import PositionLaw, Work, law_of, predicted_speed
 from marsbench.racing.race import Outcome, RoundLog
 from marsbench.running.run import Run
-from marsbench.statistics.intervals import Estimate, median_ratio
+from marsbench.statistics.intervals import Estimate
 from marsbench.training.checkpoints import Loaded
 
 THRESHOLDS = (0.95, 0.9, 0.8, 0.7, 0.6, 0.5)
@@ -90,7 +90,8 @@ def tune(
     course, reporter = Course(run, grid, lambda *_: loaded), run.reporter
     watched = course.race(course.cells(_ROWS), laps=0)  # refuses what cannot decode so, before anything is timed
     reporter.say_once(warning())
-    law = position_law(course.step_times())
+    times = course.step_times()
+    law = law_of(times["rows"], times["window"], times["seconds"])
     with reporter.bar(f"measuring the acceptance of {len(grid.contenders)} settings") as bar:
         found = watched.run(RoundLog(), bar.update)
     settings = _settings(law, found, course, batch_size)
@@ -101,11 +102,7 @@ def tune(
     pair = [cell for cell in course.cells(batch_size) if cell.contender in (course.plain, best.contender)]
     with reporter.bar(f"racing {best.contender.name} against ar") as bar:
         raced = course.race(pair).run(RoundLog(), bar.update)
-    ar, chosen = raced["ar"], raced[best.contender.name]
-    ratio = median_ratio(
-        [seconds * chosen.emitted for seconds in ar.seconds], [seconds * ar.emitted for seconds in chosen.seconds]
-    )
-    return Advice(settings, best, ratio)
+    return Advice(settings, best, raced[best.contender.name].speed_over(raced["ar"]))
 
 
 def _settings(law: PositionLaw, found: dict[str, Outcome], course: Course, batch_size: int) -> list[Setting]:

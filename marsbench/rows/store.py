@@ -12,7 +12,7 @@ from marsbench.json_lines import Log, parse_lines
 from marsbench.locks import locked
 from marsbench.rows.kinds import Row, from_json, to_json
 
-_PATIENCE_S = 600.0  # with another writer, who holds the lock for a moment at a time
+PATIENCE_S = 600.0  # with another writer, who holds the lock for a moment at a time
 _MEND = "remove the line; its cell is measured again"
 
 Existing = Literal["reuse", "rerun", "fail"]  # what to do about a result that is there already
@@ -34,7 +34,7 @@ class RowStore:
 
     def append(self, row: Row) -> None:
         """Add a row; it is on disk when this returns."""
-        with locked(self._lock, patience_s=_PATIENCE_S):
+        with locked(self._lock, patience_s=PATIENCE_S):
             self._log.append(to_json(row))
 
     def rows(self) -> dict[str, Row]:

@@ -12,9 +12,9 @@ from pathlib import Path
 from marsbench.errors import UserError
 from marsbench.locks import locked
 from marsbench.presets import DEFAULT_SCALE
+from marsbench.rows.store import PATIENCE_S
 from marsbench.training.stages import Recipe
 
-_PATIENCE_S = 600.0  # with a writer of rows, who holds the lock for a moment at a time
 _FULL = 32 * 2**20  # bytes free below which a failed write is put down to a full disk
 
 
@@ -97,7 +97,7 @@ class Workspace:
             with tempfile.TemporaryFile(dir=self.runs) as probe:
                 probe.write(b"\0" * 4096)
                 probe.flush()
-            with locked(self.row_file.with_suffix(".jsonl.lock"), patience_s=_PATIENCE_S):
+            with locked(self.row_file.with_suffix(".jsonl.lock"), patience_s=PATIENCE_S):
                 pass  # locks work here
         except OSError as error:
             raise UserError(

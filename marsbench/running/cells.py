@@ -1,9 +1,11 @@
-"""Cells: a line of a table on one benchmark, answered, scored and kept as a row."""
+"""Cells: a line of a table on one benchmark, answered, scored and kept as a row; and tables, which are made of them."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import groupby
 
 from marsbench.answering import Answering
 from marsbench.compiled.graphs import kind_of_batch
@@ -11,14 +13,16 @@ from marsbench.decoding.engine import Batch, Method
 from marsbench.decoding.outside import OutsideMethod
 from marsbench.evaluation.benchmarks import benchmark, fingerprint
 from marsbench.evaluation.harness import AnswerLog, EngineModel, Exam, cut_in_words, evaluate
+from marsbench.evaluation.local_data import Unavailable
 from marsbench.forward.linear import packing_in_words
 from marsbench.keys import content_hash, versions
 from marsbench.methods import OPTIONS
 from marsbench.methods.fitting import fit
 from marsbench.provenance import products, provenance
-from marsbench.rows.kinds import EvaluationRow, Status
+from marsbench.rows.kinds import EvaluationRow, Row, Status
+from marsbench.rows.workspace import full_disk_explained
 from marsbench.running.checkpoints import Checkpoints
-from marsbench.running.plans import Arm, Asked
+from marsbench.running.plans import Arm, Asked, TablePlan
 from marsbench.running.run import Run
 from marsbench.training.checkpoints import Loaded
 
@@ -117,44 +121,95 @@ class Cells:
         limit = self._run.answer_limit(chosen.name)
         log = AnswerLog(workspace.answers(key, self._run.shard), workspace.shards(key))
         with self._run.reporter.bar(title) as bar:
-            model = EngineModel(
-                exam,
-                log,
-                answering,
-                limit,
-                lambda done, asked: bar.update(
-                    done, asked, tokens_per_second=log.emitted / (time.perf_counter() - started)
-                ),
-            )
+
+            def follow(done: int, asked: int) -> None:
+                bar.update(done, asked, tokens_per_second=log.emitted / (time.perf_counter() - started))
+
+            model = EngineModel(exam, log, answering, limit, follow)
             scored = evaluate(model)
         cuts = [answer.prompt_cut for answer in scored.answers]
         if said := cut_in_words(chosen.name, cuts, model.room):
             self._run.reporter.say(said)
         row = EvaluationRow(
-            key,
-            "done",
-            "",
-            scale.scale,
-            **arm.identity,
-            benchmark=chosen.name,
-            metric=chosen.headline,
+            key, "done", "", scale.scale, **arm.identity, benchmark=chosen.name, metric=chosen.headline,
             correct=scored.correct,
             others={name: values for name, values in scored.scores.items() if name != chosen.headline},
             emitted=[answer.emitted for answer in scored.answers],
             forwards=[answer.forwards for answer in scored.answers],
             finished=[int(answer.finished) for answer in scored.answers],
             past_stop=[answer.past_stop for answer in scored.answers],
-            seconds=round(time.perf_counter() - started, 3),
-            max_new_tokens=limit,
-            checkpoint=loaded.weights,
+            seconds=round(time.perf_counter() - started, 3), max_new_tokens=limit, checkpoint=loaded.weights,
             provenance={**origin, **loaded.origin, **packing_in_words()},
-            prompt_cut=cuts,
-            dtype=_dtype_of(loaded),
-            digests=scored.digests,
-        )
+            prompt_cut=cuts, dtype=_dtype_of(loaded), digests=scored.digests,
+        )  # fmt: skip
         share, speed = sum(row.correct) / len(row.correct), sum(row.emitted) / sum(row.forwards)
         self._run.reporter.say(f"{title}: {share:.1%} of {len(row.correct)}, {speed:.2f} tokens/forward")
         return row
+
+
+class Table:
+    """One table of a run."""
+
+    def __init__(self, run: Run, plan: TablePlan) -> None:
+        self._run, self._plan = run, plan
+        self._checkpoints, self._cells = Checkpoints(run), Cells(run)
+        self._benchmarks = run.asked(plan)
+        self._asked = [Asked(arm, name, plan.questions) for arm in plan.arms for name in self._benchmarks]
+
+    def rows(self) -> list[Row]:
+        """All rows in the table's order: trainings, the cost of a step, then the cells."""
+        with full_disk_explained(self._run.workspace.runs):
+            reasons = self._reasons()
+            if all(reasons.values()):  # nothing is trained for questions that cannot be asked
+                for name, reason in reasons.items():
+                    self._run.reporter.say(f"{name}: skipped ({reason})")
+                return [self._cells.without(one, reasons[one.benchmark]) for one in self._asked]
+            rows: list[Row] = [*self._checkpoints.trainings(self._plan.stages)]
+            # Its batches are timed, in no shard; the paper says what the real scales cost.
+            if self._plan.step_cost and self._run.scale.world and self._run.is_whole:
+                from marsbench.running.training_cost import step_cost_row  # the trainer comes with it
+
+                rows.append(step_cost_row(self._run))
+            for _, cells in groupby(self._asked, key=lambda one: (one.arm.needs, one.arm.dtype)):
+                rows += self._lines([*cells])
+            return rows
+
+    @property
+    def can_ask(self) -> bool:
+        """Whether this machine has the questions of any of its benchmarks: for none, nothing is trained."""
+        return not all(self._reasons().values())
+
+    def _reasons(self) -> dict[str, str]:
+        """Why each benchmark cannot be asked here, empty where it can."""
+        return {name: self._run.cannot_ask(name, self._plan.questions) for name in self._benchmarks}
+
+    def _lines(self, cells: Sequence[Asked]) -> list[EvaluationRow]:
+        """Lines that share their checkpoints, on every benchmark; what cannot be measured says why."""
+        known = [self._cells.known(one) for one in cells]
+        if len(measured := [row for row in known if row is not None]) == len(cells):  # nothing is to be loaded
+            return measured
+        failures = [self._failure(one) for one in cells]
+        found = ("", None, None) if all(failures) else self._checkpoints.available(cells[0].arm)
+        return [self._row(one, why, *found) for one, why in zip(cells, failures, strict=True)]
+
+    def _failure(self, asked: Asked) -> str:
+        """Why another process of this run could not measure a cell, empty where none has tried in vain."""
+        places = [*[one.place for one in asked.arm.needs], asked.place]
+        return next(filter(None, (self._run.failures.get(place, "") for place in places)), "")
+
+    def _row(
+        self, asked: Asked, failure: str, missing: str, loaded: Loaded | None, draft: Loaded | None
+    ) -> EvaluationRow:
+        """A cell, or a row that says why there is none: another process has failed, or something is missing here."""
+        title = f"{asked.arm.label}, {asked.benchmark} (cell {self._asked.index(asked) + 1} of {len(self._asked)})"
+        try:
+            if loaded is not None and not failure:
+                return self._cells.cell(asked, loaded, draft, title)
+        except Unavailable as error:
+            missing = error.reason
+        status: Status = "failed" if failure else "skipped"
+        self._run.reporter.say(f"{title}: {status} ({failure or missing})")
+        return self._cells.without(asked, failure or missing, status)
 
 
 def _dtype_of(loaded: Loaded) -> str:

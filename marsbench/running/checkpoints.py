@@ -19,7 +19,7 @@ from marsbench.methods.settings import load_aloud
 from marsbench.presets import DEFAULT_BLOCK_SIZE
 from marsbench.progress import is_first_process
 from marsbench.rows.kinds import TrainingRow
-from marsbench.running.plans import Arm, TrainedStage, is_ours, parents_first
+from marsbench.running.plans import Arm, TrainedStage, drafts_from_afar, is_ours, parents_first
 from marsbench.running.run import Run
 from marsbench.training import records
 from marsbench.training.bases import checked_base
@@ -40,103 +40,77 @@ class Checkpoints:
 
     # ---- which there are ----
 
-    def recipe(self, stage: str, block_size: int | None) -> Recipe:
-        return recipe(self._scale, stage, block_size=block_size or DEFAULT_BLOCK_SIZE, seed=self._run.seed)
+    def recipe(self, trained: TrainedStage) -> Recipe:
+        size = trained.block_size or DEFAULT_BLOCK_SIZE
+        return recipe(self._scale, trained.stage, block_size=size, seed=self._run.seed)
 
     def record(self, trained: TrainedStage) -> TrainingRecord | None:
         """What a stage's own checkpoint says about itself, None where it is not there or not finished."""
-        return records.finished(self._workspace.checkpoint(self.recipe(*trained)))
+        return records.finished(self._workspace.checkpoint(self.recipe(trained)))
 
     def own(self, trained: TrainedStage) -> TrainingRecord | None:
         """The same, None where another checkpoint stands for it, too."""
-        return None if self._ready(*trained) or self._drafts_from_afar(trained.stage) else self.record(trained)
+        another = self._ready(trained) or drafts_from_afar(trained, self._scale)
+        return None if another else self.record(trained)
 
-    def trains(self, stage: str, block_size: int | None) -> bool:
+    def trains(self, trained: TrainedStage) -> bool:
         """Whether a table is to train a stage, or finds it trained."""
-        trained = TrainedStage.of(stage, block_size)
-        return not self._failure(trained) and (is_ours(trained, self._scale) or self.own(trained) is not None)
+        failed = trained.place in self._run.failures
+        return not failed and (is_ours(trained, self._scale) or self.own(trained) is not None)
 
-    def missing(self, stage: str, block_size: int | None) -> str:
+    def missing(self, trained: TrainedStage) -> str:
         """Why a stage has no checkpoint and what to do about it; empty where it has one or trains it."""
-        trained = TrainedStage.of(stage, block_size)
-        if failed := self._failure(trained):
+        if failed := self._run.failures.get(trained.place, ""):
             return failed
-        if self._ready(*trained) is not None or self.trains(*trained):
+        if self._ready(trained) is not None or self.trains(trained):
             return ""
-        size = trained.block_size
+        name, size = trained
         option, suffix = ("", "") if size is None else (f" --block-size {size}", f"-b{size}")
-        if self._drafts_from_afar(stage):
+        if drafts_from_afar(trained, self._scale):
             return (
                 f"scale {self._scale.scale} trains no draft models; name a smaller model's checkpoint with "
-                f"--checkpoint {stage}{suffix}=..."
+                f"--checkpoint {name}{suffix}=..."
             )
         return (
-            f"no checkpoint of stage {stage} is published; train it with marsbench train {stage} "
-            f"--scale {self._scale.scale}{option}, or name one with --checkpoint {stage}{suffix}=..."
+            f"no checkpoint of stage {name} is published; train it with marsbench train {name} "
+            f"--scale {self._scale.scale}{option}, or name one with --checkpoint {name}{suffix}=..."
         )
 
-    def _failure(self, trained: TrainedStage) -> str:
-        """Why another process of this run could not train a stage, empty where none has tried in vain."""
-        return self._run.failures.get(trained.place, "")
-
-    def _ready(self, stage: str, block_size: int | None) -> str | None:
+    def _ready(self, trained: TrainedStage) -> str | None:
         """The checkpoint that stands for a stage without training it, None where it is to be trained."""
-        return self._scale.ready_checkpoint(*TrainedStage.of(stage, block_size))
-
-    def _drafts_from_afar(self, stage_name: str) -> bool:
-        """Whether a stage is a draft model's, which the paper's scales do not train: another scale's models draft."""
-        return self._scale.pretrained is not None and stage(stage_name).draft
+        return self._scale.ready_checkpoint(*trained)
 
     # ---- loaded ----
 
-    def load(self, stage: str, block_size: int | None, dtype: torch.dtype = torch.float32) -> Loaded:
+    def load(self, trained: TrainedStage, dtype: torch.dtype = torch.float32) -> Loaded:
         """The checkpoint of a stage, on the device; what decoding leaves out of its own settings is said."""
-        path = self.path(stage, block_size)
-        return load_aloud(path, self._run.reporter, dtype=dtype, device=default_device(), stage=stage)
+        path = self.path(trained)
+        return load_aloud(path, self._run.reporter, dtype=dtype, device=default_device(), stage=trained.stage)
 
-    def named(
-        self,
-        checkpoint: str | None,
-        adapter: str | None,
-        stage: str,
-        block_size: int | None,
-        dtype: torch.dtype = torch.float32,
-    ) -> Loaded:
-        """The checkpoint that a user names (a folder, a hub name), whoever trained it; without one, that of a stage."""
-        if checkpoint is None:
-            return self.load(stage, block_size, dtype)
-        return load_aloud(checkpoint, self._run.reporter, dtype=dtype, device=default_device(), adapter=adapter)
-
-    def path(self, stage: str, block_size: int | None) -> str:
+    def path(self, trained: TrainedStage) -> str:
         """Folder or hub name of a stage's checkpoint: the ready one if there is one, else ours, trained if need be."""
-        ready = self._ready(stage, block_size)
+        ready = self._ready(trained)
         if ready is not None and self._scale.ships(ready):
-            self._run.reporter.say_once(f"{stage} is the one that came with marsbench")
+            self._run.reporter.say_once(f"{trained.stage} is the one that came with marsbench")
             return str(checked_base(ready))
         if ready is not None:
             return ready
-        chosen = self.recipe(stage, block_size)
+        chosen = self.recipe(trained)
         self.train(chosen)
         return str(self._workspace.checkpoint(chosen))
 
-    def available_for(self, arm: Arm) -> tuple[str, Loaded | None, Loaded | None]:
+    def available(self, arm: Arm) -> tuple[str, Loaded | None, Loaded | None]:
         """(why there are none, the checkpoint of a line, that of its draft model), both on the device."""
-        dtype = getattr(torch, arm.dtype)
-        reason, loaded = self.available(arm.trained, dtype)
-        draft = None
-        if not reason and arm.draft is not None:
-            reason, draft = self.available(arm.draft, dtype)
-        return (reason, None, None) if reason else ("", loaded, draft)
-
-    def available(self, trained: TrainedStage, dtype: torch.dtype = torch.float32) -> tuple[str, Loaded | None]:
-        """The checkpoint of a table's lines, or their draft model's, on the device, or why there is none."""
-        if reason := self.missing(*trained):
-            return reason, None
-        try:
-            with self.others_may_fail(trained):
-                return "", self.load(*trained, dtype)
-        except Unavailable as error:
-            return error.reason, None
+        loaded: list[Loaded] = []
+        for one in arm.needs:
+            if reason := self.missing(one):
+                return reason, None, None
+            try:
+                with self.others_may_fail(one):
+                    loaded.append(self.load(one, getattr(torch, arm.dtype)))
+            except Unavailable as error:
+                return error.reason, None, None
+        return "", loaded[0], loaded[1] if arm.draft else None
 
     @contextmanager
     def others_may_fail(self, trained: TrainedStage) -> Iterator[None]:
@@ -144,7 +118,7 @@ class Checkpoints:
         try:
             yield
         except UserError as error:
-            if self._ready(*trained) is None:
+            if self._ready(trained) is None:
                 raise
             raise Unavailable(error.what, where=error.where, fix=error.fix) from error
 
@@ -152,8 +126,8 @@ class Checkpoints:
 
     def trainings(self, wanted: Iterable[TrainedStage]) -> list[TrainingRow]:
         """Those of some checkpoints that this run is to train, trained, their parents first."""
-        ours = [one for one in wanted if self.trains(*one)]
-        return [self.train(self.recipe(*one)) for one in parents_first(ours, self._scale)]
+        ours = [one for one in wanted if self.trains(one)]
+        return [self.train(self.recipe(one)) for one in parents_first(ours, self._scale)]
 
     def await_visible(self, wanted: Iterable[TrainedStage]) -> None:
         """Wait until this machine sees checkpoints that others have trained: a network file system takes a while.
@@ -163,7 +137,7 @@ class Checkpoints:
         """
         patience = time.monotonic() + _PATIENCE_S
         for one in wanted:
-            folder = self._workspace.checkpoint(self.recipe(*one))
+            folder = self._workspace.checkpoint(self.recipe(one))
             while self.record(one) is None:
                 if time.monotonic() > patience:
                     raise UserError(
@@ -220,9 +194,9 @@ class Checkpoints:
         """The checkpoint that a training starts from, trained if need be; None for random weights or another's base."""
         this, started_from = TrainedStage(chosen.stage, chosen.block_size), stage(chosen.stage).parent
         if parent := parents_first([this], self._scale)[this]:
-            self.train(self.recipe(*parent))
-            return self._workspace.checkpoint(self.recipe(*parent))
-        ready = self._ready(started_from, None) if self._scale.world and started_from else None
+            self.train(self.recipe(parent))
+            return self._workspace.checkpoint(self.recipe(parent))
+        ready = self._scale.ready_checkpoint(started_from, None) if self._scale.world and started_from else None
         return None if ready is None else checked_base(ready) if self._scale.ships(ready) else Path(ready)
 
 

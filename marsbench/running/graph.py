@@ -29,7 +29,6 @@ from marsbench.running.plans import Asked, TablePlan, TrainedStage, is_ours, par
 
 if TYPE_CHECKING:
     from marsbench.running.run import Run
-    from marsbench.training.checkpoints import Loaded
 
 _LEAST_S = 60.0  # of answering; less is not worth a task of its own
 _PER_WORKER = 4  # tasks of answering for each worker, so that none has to wait long for the last one
@@ -47,7 +46,6 @@ class Made:
     failures: Mapping[str, str] = field(default_factory=dict)  # what it could not make -> why (`Run.failures`)
     page: tuple[Row, ...] = ()  # all rows of a page, or of one of its races
     trained: TrainedStage | None = None  # the checkpoint that is there now
-    error: UserError | None = None  # why there is nothing
 
 
 def settings_of(run: Run) -> dict[str, Any]:
@@ -96,7 +94,7 @@ class RunTask(Task):
 
     def failed(self, error: UserError) -> Made:
         """What others hear of it where it has failed: nothing that needs what it makes can be measured."""
-        return Made(failures=dict.fromkeys(self.makes, error.reason), error=error)
+        return Made(failures=dict.fromkeys(self.makes, f"{self.title} failed: {error.reason}"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,12 +119,8 @@ class TrainTask(RunTask):
         processes, checkpoints = min(self.gpus, torch.cuda.device_count()), Checkpoints(run)
         if processes > 1 and not is_launched() and checkpoints.record(self.trained) is None:
             train_on_many(self, processes, run.workspace.logs)
-        checkpoints.path(*self.trained)
+        checkpoints.path(self.trained)
         return Made(trained=self.trained)
-
-    def failed(self, error: UserError) -> Made:
-        """A cell that lacks its checkpoint says what has failed, too."""
-        return Made(failures={self.trained.place: f"{self.title} failed: {error.reason}"}, error=error)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,29 +140,23 @@ class AnswerTask(RunTask):
 
     def do(self, run: Run) -> Made:
         """Answer cell by cell; one that fails does not keep the others from being answered."""
+        from marsbench.running.cells import Cells
         from marsbench.running.checkpoints import Checkpoints
 
-        part, first = replace(run, shard=self.shard), self.cells[0].arm
-        _, loaded, draft = Checkpoints(run).available_for(first)
+        _, loaded, draft = Checkpoints(run).available(self.cells[0].arm)
         if loaded is None:  # the page says so
             return Made()
-        failures = {asked.place: why for asked in self.cells if (why := _why_not(part, asked, loaded, draft))}
+        cells, failures = Cells(replace(run, shard=self.shard)), dict[str, str]()
+        for asked in self.cells:
+            try:
+                cells.cell(asked, loaded, draft)
+            except UserError as error:
+                run.reporter.say(str(error))
+                failures[asked.place] = error.reason
+            except Exception as error:
+                traceback.print_exc(file=sys.stderr)
+                failures[asked.place] = f"{type(error).__name__}: {str(error).strip()}"
         return Made(failures=failures)
-
-
-def _why_not(run: Run, asked: Asked, loaded: Loaded, draft: Loaded | None) -> str:
-    """Answer a cell; returns why that was not possible, empty where it was."""
-    from marsbench.running.cells import Cells
-
-    try:
-        Cells(run).cell(asked, loaded, draft)
-    except UserError as error:
-        run.reporter.say(str(error))
-        return error.reason
-    except Exception as error:
-        traceback.print_exc(file=sys.stderr)
-        return f"{type(error).__name__}: {str(error).strip()}"
-    return ""
 
 
 # ---- which there are ------------------------------------------------------------------------------------------------
@@ -193,13 +181,7 @@ class Known:
         return 0
 
 
-def trainings(
-    wanted: Iterable[TrainedStage],
-    scale: Preset,
-    known: Known,
-    *,
-    gpus: int = 1,
-) -> list[TrainTask]:
+def trainings(wanted: Iterable[TrainedStage], scale: Preset, known: Known, *, gpus: int = 1) -> list[TrainTask]:
     """What is to be trained for some checkpoints, parents first, each after the one that it starts from."""
     found: dict[TrainedStage, TrainTask] = {}
     for trained, parent in parents_first([one for one in wanted if is_ours(one, scale)], scale).items():

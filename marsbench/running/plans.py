@@ -25,7 +25,7 @@ class TrainedStage(NamedTuple):
     block_size: int | None
 
     @classmethod
-    def of(cls, name: str, block_size: int | None) -> TrainedStage:
+    def of(cls, name: str, block_size: int | None = DEFAULT_BLOCK_SIZE) -> TrainedStage:
         """A stage at a block size, which is dropped where the objective has no blocks."""
         return cls(name, block_size if stage(name).objective in BLOCKWISE else None)
 
@@ -59,8 +59,13 @@ def parents_first(wanted: Iterable[TrainedStage], scale: Preset) -> dict[Trained
 
 def is_ours(trained: TrainedStage, scale: Preset) -> bool:
     """Whether a run trains a checkpoint that it lacks: not where one is published, or where it would take days."""
-    from_afar = scale.pretrained is not None and stage(trained.stage).draft
+    from_afar = drafts_from_afar(trained, scale)
     return scale.tables_train and not from_afar and scale.ready_checkpoint(*trained) is None
+
+
+def drafts_from_afar(trained: TrainedStage, scale: Preset) -> bool:
+    """Whether a stage is a draft model's, which the paper's scales do not train: another scale's models draft."""
+    return scale.pretrained is not None and stage(trained.stage).draft
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from marsbench.neighbours import BUSY_CORES, cores, read_clocks, used_between
 from marsbench.presets import DEFAULT_BLOCK_SIZE, Preset
 from marsbench.rows.kinds import StepCostRow, TrainingSpeedRow
 from marsbench.running.checkpoints import Checkpoints
+from marsbench.running.plans import TrainedStage
 from marsbench.running.run import Run, kept
 from marsbench.training import checkpoints, records
 from marsbench.training.data import Collator, conversations, in_batches, lengths
@@ -43,16 +44,9 @@ _FIRST_REPEATS = 5  # that are not timed
 _FIRST_STEPS = 3  # of a training that are not: memory is new, and how much of a batch fits is measured
 
 
-class StepCost(NamedTuple):
-    """What whole optimizer steps take, repeat by repeat: {"ar": [...], "mars": [...]}."""
-
-    seconds: dict[str, list[float]]
-    memory: dict[str, list[int]]  # bytes
-
-
 def step_cost_row(run: Run) -> StepCostRow:
     """The cost of a MARS step over an AR step, on the AR SFT checkpoint, which must be trained."""
-    parent = Checkpoints(run).recipe("ar_sft", None)
+    parent = Checkpoints(run).recipe(TrainedStage("ar_sft", None))
     folder = run.workspace.checkpoint(parent)
     record = records.finished(folder)
     started = str(record.provenance["started"]) if record else ""
@@ -60,13 +54,13 @@ def step_cost_row(run: Run) -> StepCostRow:
 
     def timed() -> dict[str, Any]:
         with run.reporter.bar("timing training steps"):
-            return step_cost(run.scale, folder, run.seed)._asdict()
+            return step_cost(run.scale, folder, run.seed)
 
     return kept(run, StepCostRow, content, "the step costs", timed)
 
 
-def step_cost(scale: Preset, checkpoint: Path, seed: int) -> StepCost:
-    """Time and memory of both objectives.
+def step_cost(scale: Preset, checkpoint: Path, seed: int) -> dict[str, dict[str, list[Any]]]:
+    """Time and memory of both objectives' whole optimizer steps, as a `StepCostRow` has them.
 
     Each repeat takes a new batch and runs both objectives on it, the one that goes first changing every time. Memory is
     what must be held when the backward pass begins: weights, gradients, AdamW's two moments, and all that the forward
@@ -88,14 +82,14 @@ def step_cost(scale: Preset, checkpoint: Path, seed: int) -> StepCost:
         "ar": lambda **batch: ar_loss(model, **batch),
         "mars": lambda **batch: mars_loss(model, **batch, block_size=DEFAULT_BLOCK_SIZE, mask_token_id=mask_id).total,
     }
-    cost = StepCost({name: [] for name in losses}, {name: [] for name in losses})
+    cost: dict[str, dict[str, list[Any]]] = {what: {name: [] for name in losses} for what in ("seconds", "memory")}
     for repeat in range(_FIRST_REPEATS + _REPEATS):
         batch = {name: values.to(device) for name, values in collate(data[repeat * size : (repeat + 1) * size]).items()}
         for name in sorted(losses, reverse=bool(repeat % 2)):
             took = _timed_step(model, optimizer, losses[name], batch)
             if repeat >= _FIRST_REPEATS:
-                cost.seconds[name].append(took)
-                cost.memory[name].append(_memory(model, losses[name], batch))
+                cost["seconds"][name].append(took)
+                cost["memory"][name].append(_memory(model, losses[name], batch))
     return cost
 
 
@@ -125,18 +119,19 @@ def _synchronize() -> None:
 
 
 class TrainingSpeed(NamedTuple):
-    """What the timed steps of a stage took."""
+    """What the timed steps of a stage took, as a `TrainingSpeedRow` has it."""
 
     stage: str
     tokens: list[int]  # of each step's sequences, padding and noisy copies not counted
     seconds: list[float]
     peak_bytes: int | None  # of the process, or of its GPU, from its start on; None where the system does not tell
-    others_cores: float | None  # cores that other processes kept busy; None = unknown
+    block_size: int | None
+    others_cores: list[float]  # cores that other processes kept busy; empty = unknown
 
     def in_words(self) -> str:
         rates = sorted(count / took for count, took in zip(self.tokens, self.seconds, strict=True))
         peak = "peak memory unknown" if self.peak_bytes is None else f"{self.peak_bytes / 2**30:.2f} GiB at its peak"
-        others = self.others_cores or 0.0
+        others = sum(self.others_cores)
         beside = f"; others kept {others:.1f} cores busy, so this is no measure of the machine"
         return (
             f"{self.stage}: {median(rates):,.0f} tokens/s ({rates[0]:,.0f} to {rates[-1]:,.0f} "
@@ -176,15 +171,13 @@ class _Stopwatch(TrainerCallback):
 
 def training_speed_rows(run: Run, steps: int) -> list[TrainingSpeedRow]:
     """The speed of every stage in turn, of those measured now that was missing."""
-    return [_row(run, Checkpoints(run).recipe(stage, DEFAULT_BLOCK_SIZE), steps) for stage in STAGES]
+    return [_row(run, Checkpoints(run).recipe(TrainedStage.of(stage)), steps) for stage in STAGES]
 
 
 def _row(run: Run, chosen: Recipe, steps: int) -> TrainingSpeedRow:
     def timed() -> dict[str, Any]:
         run.reporter.say(f"timing {steps} steps of training {chosen.stage}")
-        found = training_speed(chosen, steps)
-        others = [] if found.others_cores is None else [found.others_cores]
-        return {**found._asdict(), "block_size": chosen.block_size, "others_cores": others}
+        return training_speed(chosen, steps)._asdict()
 
     content = {"kind": "training_speed", "recipe": chosen.key, "steps": steps, "versions": versions("timing")}
     return kept(run, TrainingSpeedRow, content, f"the speed of training {chosen.stage}", timed)
@@ -200,5 +193,6 @@ def _measured(chosen: Recipe, steps: int) -> TrainingSpeed:
     watch = _Stopwatch(steps)
     with tempfile.TemporaryDirectory() as folder, suppress(_Enough):
         train(chosen, Path(folder) / chosen.stage, None, lambda *_: None, lambda line: None, watch)
-    others = cores([used_between(watch.clocks, read_clocks())])
-    return TrainingSpeed(chosen.stage, watch.tokens, watch.seconds, peak(), others)
+    used = cores([used_between(watch.clocks, read_clocks())])
+    others = [] if used is None else [used]
+    return TrainingSpeed(chosen.stage, watch.tokens, watch.seconds, peak(), chosen.block_size, others)

@@ -82,7 +82,7 @@ class Study(Item):
 
     def rows(self, run: Run) -> list[Row]:
         """All rows of its page, those measured now that were missing; one of several shards only answers."""
-        from marsbench.running.tables import Table
+        from marsbench.running.cells import Table
 
         rows = Table(run, self.cells).rows() if self.cells else []
         if self.measure is not None and (run.is_whole or not self.cells):

@@ -37,7 +37,7 @@ def _questions(run: Run) -> list[str]:
 
 
 def _row(run: Run, arm: Arm, question: str) -> GenerationRow:
-    reason, loaded = Checkpoints(run).available(arm.trained)
+    reason, loaded, _ = Checkpoints(run).available(arm)
     if loaded is None:
         return skipped(run, GenerationRow, arm, question, reason, arm.label)
     content = {

@@ -29,7 +29,7 @@ QUESTIONS = 100  # of each benchmark, at most
 
 def classed_tokens(run: Run) -> list[Row]:
     """A row per benchmark; skipped ones where the checkpoint or the questions are missing."""
-    reason, loaded = Checkpoints(run).available(CLASSED.trained)
+    reason, loaded, _ = Checkpoints(run).available(CLASSED)
     names = run.asked(MEASURED)
     return [_row(run, loaded, name) if loaded else _skipped(run, name, reason) for name in names]
 

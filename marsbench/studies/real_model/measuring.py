@@ -7,8 +7,8 @@ import torch
 from marsbench.forward.linear import reads_bf16
 from marsbench.racing.sweep import Sweep
 from marsbench.rows.kinds import Row
+from marsbench.running.cells import Table
 from marsbench.running.run import Run
-from marsbench.running.tables import Table
 from marsbench.running.training_cost import training_speed_rows
 from marsbench.studies.real_model.lines import IN_BF16, grid_at
 

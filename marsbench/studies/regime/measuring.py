@@ -12,6 +12,7 @@ from torch import Tensor
 from marsbench.keys import versions
 from marsbench.rows.kinds import Row, TextLossRow
 from marsbench.running.checkpoints import Checkpoints
+from marsbench.running.plans import TrainedStage
 from marsbench.running.run import Run, kept
 from marsbench.training.checkpoints import Loaded
 from marsbench.training.data import Collator, solved_text
@@ -30,7 +31,7 @@ def text_losses(run: Run) -> list[Row]:
 
 def _text_loss(run: Run, stage: str) -> TextLossRow:
     assert run.scale.world is not None, "the world's text is asked of the world's models"
-    loaded = Checkpoints(run).load(stage, None)
+    loaded = Checkpoints(run).load(TrainedStage(stage, None))
     how = {"kind": TextLossRow.kind, "texts": TEXTS, "difficulty": run.scale.world.difficulty}
     content = {**how, "weights": loaded.weights, "versions": versions("training", "world")}
     title = f"{stage}, loss on held-out text"

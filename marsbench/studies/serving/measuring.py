@@ -23,11 +23,11 @@ from marsbench.errors import UserError
 from marsbench.keys import versions
 from marsbench.methods.fitting import default_ids, fit
 from marsbench.neighbours import Watch, cores, warning
-from marsbench.presets import DEFAULT_BLOCK_SIZE
 from marsbench.provenance import provenance
 from marsbench.racing.questions import ask
 from marsbench.rows.kinds import Row, ServingRow
 from marsbench.running.checkpoints import Checkpoints
+from marsbench.running.plans import TrainedStage
 from marsbench.running.run import Run, kept
 from marsbench.studies.serving.load import Heard, Shot, States, fire
 from marsbench.studies.serving.policies import (
@@ -76,7 +76,7 @@ class Bench:
 
     def __init__(self, run: Run) -> None:
         self.run, self.effort = run, effort_at(run.scale)
-        self.path = Checkpoints(run).path(run.scale.stage, DEFAULT_BLOCK_SIZE)
+        self.path = Checkpoints(run).path(TrainedStage.of(run.scale.stage))
         self.loaded = load(self.path)
         names = [name for name in run.scale.benchmarks if run.scale.world or name in _ASKED]
         self.questions = ask(names, self.effort.questions, self.loaded.tokenizer, run.data_dir)
