@@ -93,7 +93,7 @@ class SweepCells:
 
     def gain(self, row: SweepRow | None, other: SweepRow | None) -> Estimate | None:
         """What accuracy a contender gains over another one, in points; None where one of them has no numbers."""
-        return paired_difference(row.by_benchmark, other.by_benchmark).estimate if row and other else None
+        return paired_difference(row.by_benchmark, other.by_benchmark) if row and other else None
 
     def cost(self, row: SweepRow | None) -> Estimate | None:
         """What accuracy a contender loses against `ar`, in points; positive where it loses."""

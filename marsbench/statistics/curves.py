@@ -21,16 +21,9 @@ _Values = NDArray[np.float64]
 def curve_advantage(a: Sequence[Answers], b: Sequence[Answers]) -> Estimate:
     """How much more accurate curve a is than curve b where both emit equally many tokens per forward pass.
 
-    Args:
-        a: one curve on one benchmark, an entry per threshold, in any order.
-        b: the other curve on the same questions.
-
-    Returns:
-        The mean over the tokens per forward pass that both curves reach, as a fraction. The interval is a percentile
-        bootstrap over questions, drawn for all points together, with a fixed seed.
-
-    Raises:
-        ValueError: if there are no curves, or points with unequally many answers.
+    A curve has an entry per threshold, in any order, all on the same questions of one benchmark. It is the mean over
+    the tokens per forward pass that both reach, as a fraction; the interval is a percentile bootstrap over questions,
+    drawn for all points together, with a fixed seed.
     """
     counts = {len(values) for point in (*a, *b) for values in (point.correct, point.emitted, point.forwards)}
     if not a or not b or len(counts) != 1 or 0 in counts:
@@ -52,13 +45,9 @@ def points_gap(a: Sequence[tuple[float, float]], b: Sequence[tuple[float, float]
 def after_training(curve: Mapping[int, Answers], tokens: int) -> Estimate:
     """Tokens per forward pass after so many tokens of training, were each doubling to add as much as those measured.
 
-    Args:
-        curve: tokens trained -> answers to the same questions; two points at least.
-        tokens: where the straight line over the logarithm of tokens, by least squares, is read.
-
-    Returns:
-        The line's height there. The interval is a percentile bootstrap over questions, drawn for all points together:
-        neither the luck of training nor a curve that bends is in it.
+    `curve` is tokens trained -> answers to the same questions; two points at least. A straight line over the logarithm
+    of tokens, by least squares, is read at `tokens`. The interval is a percentile bootstrap over questions, drawn for
+    all points together: neither the luck of training nor a curve that bends is in it.
     """
     line = np.vander(np.log2([*curve]), 2)
     weights = np.array([np.log2(tokens), 1.0]) @ np.linalg.pinv(line)  # of each point

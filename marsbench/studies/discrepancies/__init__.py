@@ -251,7 +251,7 @@ def _last_number_minus_filter(rows: Sequence[Row], name: str) -> Measured:
     scores = {row.metric: row.correct, **row.others} if row else {}
     if STRICT not in scores or FLEXIBLE not in scores:
         return Measured()
-    return Measured(paired_difference({"gsm8k": scores[FLEXIBLE]}, {"gsm8k": scores[STRICT]}).estimate)
+    return Measured(paired_difference({"gsm8k": scores[FLEXIBLE]}, {"gsm8k": scores[STRICT]}))
 
 
 def _stop_rules(seeds: BySeed) -> str:

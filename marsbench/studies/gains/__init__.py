@@ -86,7 +86,7 @@ def _chosen(rows: Sequence[Row]) -> str:
 
 def _chosen_line(cells: Cells, benchmark: str, found: Choice) -> list[str]:
     held_out = cells[CHOSEN.name, benchmark]
-    lost = paired_difference({benchmark: found.rows[0].correct}, {benchmark: held_out.correct}).estimate
+    lost = paired_difference({benchmark: found.rows[0].correct}, {benchmark: held_out.correct})
     return [
         _tau(found.by_all),
         plus_minus(found.rows[found.by_all].tokens_per_forward, 2),

@@ -58,7 +58,7 @@ def _accuracy(rows: Sequence[Row], benchmarks: Sequence[str]) -> Measured:
     if len(asked) < len(benchmarks):
         return Measured()
     found = paired_difference(asked, {name: [0.0] * len(correct) for name, correct in asked.items()})
-    return Measured(found.estimate, tuple(asked), len(benchmarks))
+    return Measured(found, tuple(asked), len(benchmarks))
 
 
 def on_each(seeds: BySeed) -> dict[str, Finding]:

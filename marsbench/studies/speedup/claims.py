@@ -178,7 +178,7 @@ def _table6() -> Iterator[Claim]:
         return speed_difference(*(Answers(row.correct, row.emitted, row.row_forwards) for row in (mars, ar)))
 
     def points(mars: SweepRow, ar: SweepRow) -> Estimate:
-        return paired_difference(mars.by_benchmark, ar.by_benchmark).estimate
+        return paired_difference(mars.by_benchmark, ar.by_benchmark)
 
     of_table = partial(_claim, item="table6", section=TABLE6_SECTION)
     of_questions = partial(of_table, signed=True, counts="questions")
