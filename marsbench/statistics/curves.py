@@ -39,7 +39,7 @@ def curve_advantage(a: Sequence[Answers], b: Sequence[Answers]) -> Estimate:
 
 def points_gap(a: Sequence[tuple[float, float]], b: Sequence[tuple[float, float]]) -> float:
     """The same mean from points (tokens per forward pass, accuracy) alone, in the unit of the accuracies."""
-    return float(_gap(np.array(a, dtype=float).T[..., None], np.array(b, dtype=float).T[..., None])[0])
+    return float(_gap(*(np.array(points, dtype=float).T[..., None] for points in (a, b)))[0])
 
 
 def after_training(curve: Mapping[int, Answers], tokens: int) -> Estimate:
@@ -80,14 +80,12 @@ def _points(curve: Sequence[Answers], draws: NDArray[np.generic], extra: tuple[f
 
 def _gap(a: _Values, b: _Values) -> _Values:
     """The mean height of curve a over curve b in each draw; both are [2, points, draws]."""
-    return np.array([_gap_of_one(a[..., draw], b[..., draw]) for draw in range(a.shape[-1])])
-
-
-def _gap_of_one(a: _Values, b: _Values) -> float:
-    low = max(a[0].min(), b[0].min())
-    high = max(low, min(a[0].max(), b[0].max()))
-    positions = np.linspace(low, high, POSITIONS)
-    return float(np.mean(_heights(a, positions) - _heights(b, positions)))
+    gaps = []
+    for one, other in zip(np.moveaxis(a, -1, 0), np.moveaxis(b, -1, 0), strict=True):
+        low = max(one[0].min(), other[0].min())
+        positions = np.linspace(low, max(low, min(one[0].max(), other[0].max())), POSITIONS)
+        gaps.append(np.mean(_heights(one, positions) - _heights(other, positions)))
+    return np.array(gaps)
 
 
 def _heights(curve: _Values, positions: _Values) -> _Values:
