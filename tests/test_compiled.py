@@ -30,11 +30,7 @@ from marsbench.errors import UserError
 from marsbench.evaluation.lm_eval_model import MarsbenchLM
 from marsbench.findings.sweep import (
     SweepCells,
-    best_mars_at,
-    best_verified_at,
     faster,
-    faster_form,
-    over_faster_ar,
     speed_up,
 )
 from marsbench.methods import Options, build_method
@@ -51,7 +47,7 @@ from marsbench.studies.compiled import RANDOM, measuring
 from marsbench.studies.compiled.measuring import random_weights
 from marsbench.studies.speedup import STUDY
 from marsbench.studies.speedup.claims import decoded_by_the_sweep
-from marsbench.studies.speedup.law import families
+from marsbench.studies.speedup.tables import families
 
 GOLDEN = Path(__file__).parent / "golden"
 NO_COMPILER = "not compiled: there is no C++ compiler"
@@ -362,7 +358,7 @@ def test_rows_are_held_against_the_ar_of_their_kind() -> None:
     """Guards against a speed-up that is the compiler's and goes by the name of a method."""
     sweep = SweepCells.of([*EAGER_ROWS, *COMPILED_ROWS])
     assert [ratio(row) for row in (*EAGER_ROWS[:2], *COMPILED_ROWS)] == pytest.approx([1.0, 1.5, 2.0, 2.5, 1.1])
-    assert best_mars_at(sweep.eager, 4) == EAGER_ROWS[1] and best_mars_at(sweep, 4) == COMPILED_ROWS[1]
+    assert sweep.eager.best_mars(4) == EAGER_ROWS[1] and sweep.best_mars(4) == COMPILED_ROWS[1]
     assert faster(EAGER_ROWS[1], COMPILED_ROWS[1]) is None
     assert list(sweep.eager.done) == list(SweepCells.of(EAGER_ROWS).done)
 
@@ -372,7 +368,7 @@ def test_each_contender_is_taken_in_its_faster_form() -> None:
     slow, again = row_of("slow, compiled", "jacobi", 0.8, compiled=True), row_of("ar, again", "ar", 1.01)
     sweep = SweepCells.of([*EAGER_ROWS, *COMPILED_ROWS, row_of("slow", "jacobi", 1.2), slow, again])
     forms = {
-        name: faster_form(sweep, sweep.done[name, 4]).contender for name in ("mars", "ar", "ar, compiled", "cache 4")
+        name: sweep.faster_form(sweep.done[name, 4]).contender for name in ("mars", "ar", "ar, compiled", "cache 4")
     }
     assert forms == {
         "mars": "mars, compiled",
@@ -380,13 +376,13 @@ def test_each_contender_is_taken_in_its_faster_form() -> None:
         "ar, compiled": "ar, compiled",
         "cache 4": "cache 4",
     }
-    assert faster_form(sweep, slow).contender == "slow"
-    over = [over_faster_ar(sweep, sweep.done[name, 4]) for name in ("mars", "mars, compiled", "ar", "slow", "cache 4")]
+    assert sweep.faster_form(slow).contender == "slow"
+    over = [sweep.over_faster_ar(sweep.done[name, 4]) for name in ("mars", "mars, compiled", "ar", "slow", "cache 4")]
     assert [one.value for one in over if one] == pytest.approx([2.5, 2.5, 1.0, 0.6, 0.6])
     alone = SweepCells.of([*EAGER_ROWS[1:]])
-    assert over_faster_ar(alone, EAGER_ROWS[1]) is None, "nobody raced `ar`"
+    assert alone.over_faster_ar(EAGER_ROWS[1]) is None, "nobody raced `ar`"
     eager = SweepCells.of(EAGER_ROWS)
-    found = over_faster_ar(eager, EAGER_ROWS[1])
+    found = eager.over_faster_ar(EAGER_ROWS[1])
     assert found is not None and found.value == pytest.approx(1.5)
 
 
@@ -395,7 +391,7 @@ def test_verified_mars_and_an_adapter_are_told_apart() -> None:
     mars = row_of("mars-verified", "mars-verified", 1.5, layout="groups", block_size=3)
     adapter = replace(row_of("adapter", "mars-verified", 1.8, layout="groups", block_size=4), stage="mars_gated")
     sweep = SweepCells.of([*EAGER_ROWS, mars, adapter])
-    assert best_verified_at(sweep, 4) == mars and best_verified_at(sweep, 4, adapted=True) == adapter
+    assert sweep.best_verified(4) == mars and sweep.best_verified(4, adapted=True) == adapter
     assert not families(sweep), "one contender each"
     with_it, without = (
         {line[0] for line in lines_of(section(STUDY.render([*EAGER_ROWS, mars, *more], "mini"), "The answer"))}

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from marsbench.paths import PACKAGE
-from marsbench.rendering import layout
-from marsbench.rendering.layout import filled
+from marsbench.rendering import markdown
+from marsbench.rendering.markdown import filled
 
 LAYOUT = """# Speed at scale {scale}
 
@@ -45,7 +45,7 @@ Its words.
 @pytest.fixture
 def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "page.md").write_text(LAYOUT, encoding="utf-8")
-    monkeypatch.setattr(layout.resources, "files", lambda package: tmp_path)
+    monkeypatch.setattr(markdown.resources, "files", lambda package: tmp_path)
 
 
 @pytest.mark.usefixtures("written")

@@ -20,11 +20,11 @@ from marsbench.statistics.intervals import (
     accuracy,
     difference,
     gain_difference,
+    mcnemar,
     mean_of_benchmarks,
     median_ratio,
     over_seeds,
     paired_difference,
-    proportion_interval,
     speed_difference,
     tokens_per_forward,
 )
@@ -42,7 +42,7 @@ def test_wilson_interval_by_hand() -> None:
     share, n, z = 0.8, 50, QUANTILE
     centre = (share + z**2 / (2 * n)) / (1 + z**2 / n)
     half = z * ((share * (1 - share) + z**2 / (4 * n)) / n) ** 0.5 / (1 + z**2 / n)
-    found = proportion_interval(outcomes(40, 10))
+    found = accuracy(outcomes(40, 10)).interval
     assert isclose(found.low, centre - half) and isclose(found.high, centre + half)
     assert isclose(found.half_width, half)
 
@@ -84,11 +84,12 @@ def test_mean_of_no_benchmarks_is_refused() -> None:
 
 def test_paired_difference_by_hand() -> None:
     """Guards against counting concordant questions, and against a difference in fractions."""
-    found = paired_difference({"bbh": [*outcomes(6, 2), 1.0, 1.0]}, {"bbh": [*outcomes(0, 6), 1.0, 1.0, 0.0, 1.0]})
+    a, b = [*outcomes(6, 2), 1.0, 1.0], [*outcomes(0, 6), 1.0, 1.0, 0.0, 1.0]
+    found, (only_a, only_b, p_value) = paired_difference({"bbh": a}, {"bbh": b}), mcnemar(a, b)
     # a alone is right on the first six and the ninth, b alone on the seventh and the eighth
-    assert (found.only_a, found.only_b, found.n) == (7, 2, 10)
-    assert isclose(found.points, 50.0)
-    assert isclose(found.p_value, stats.binomtest(7, 9).pvalue)
+    assert (only_a, only_b, found.n) == (7, 2, 10)
+    assert isclose(found.value, 50.0)
+    assert isclose(p_value, stats.binomtest(7, 9).pvalue)
     centre, half = 5 / 12, QUANTILE * ((8 / 12 + 3 / 12 - (5 / 12) ** 2) / 12) ** 0.5
     assert isclose(found.interval.low, 100 * (centre - half)) and isclose(found.interval.high, 100 * (centre + half))
 
@@ -107,7 +108,7 @@ def test_no_discordant_question_is_no_proof_of_equality() -> None:
     """Guards against an interval of zero width, by which four questions would prove equality."""
     same = {"gsm8k": outcomes(2, 2)}
     found = paired_difference(same, same)
-    assert found.points == 0 and found.p_value == 1
+    assert found.value == 0 and mcnemar(same["gsm8k"], same["gsm8k"])[2] == 1
     assert Bound.losing_less_than(2.0).verdict(found.interval) == "inconclusive"
 
 
@@ -115,7 +116,7 @@ def test_order_of_benchmarks_does_not_matter() -> None:
     """Guards against pairing by position when two arms name their benchmarks in another order."""
     a = {"bbh": outcomes(3, 1), "gpqa": outcomes(1, 4)}
     b = {"gpqa": outcomes(2, 3), "bbh": outcomes(0, 4)}
-    assert isclose(paired_difference(a, b).points, 100 * (0.75 - 0.2) / 2)
+    assert isclose(paired_difference(a, b).value, 100 * (0.75 - 0.2) / 2)
 
 
 @pytest.mark.parametrize(
@@ -139,10 +140,12 @@ def test_swapping_the_arms_mirrors_the_comparison(answers: dict[str, list[tuple[
     a = {name: [pair[0] for pair in pairs] for name, pairs in answers.items()}
     b = {name: [pair[1] for pair in pairs] for name, pairs in answers.items()}
     there, back = paired_difference(a, b), paired_difference(b, a)
-    assert isclose(there.points, -back.points, abs_tol=1e-9)
+    assert isclose(there.value, -back.value, abs_tol=1e-9)
     assert isclose(there.interval.low, -back.interval.high, abs_tol=1e-9)
-    assert (there.only_a, there.only_b) == (back.only_b, back.only_a)
-    assert isclose(there.p_value, back.p_value)
+    for one, other in zip(a.values(), b.values(), strict=True):
+        (only_a, only_b, p_value), (back_a, back_b, p_back) = mcnemar(one, other), mcnemar(other, one)
+        assert (only_a, only_b) == (back_b, back_a)
+        assert isclose(p_value, p_back)
 
 
 @given(ARMS)
@@ -153,7 +156,7 @@ def test_intervals_hold_their_estimate(answers: dict[str, list[tuple[float, floa
     mean, difference = mean_of_benchmarks([accuracy(one) for one in a.values()]), paired_difference(a, b)
     assert -1e-9 <= mean.interval.low <= mean.value + 1e-9
     assert mean.value - 1e-9 <= mean.interval.high <= 1 + 1e-9
-    assert difference.interval.low < difference.points + 1e-9 < difference.interval.high + 2e-9
+    assert difference.interval.low < difference.value + 1e-9 < difference.interval.high + 2e-9
     assert difference.interval.half_width > 0
 
 
@@ -323,9 +326,10 @@ def test_over_seeds_covers_the_luck_of_training(seeds: int, seed_effect: float) 
 
 def test_shares_of_seeds_are_compared_like_answers() -> None:
     """Guards against pooled answers that are refused, or rounded to right and wrong."""
-    found = paired_difference({"bbh": [2 / 3, 1.0, 0.0, 1 / 3]}, {"bbh": [1 / 3, 1.0, 1 / 3, 0.0]})
-    assert isclose(found.points, 100 * (1 / 3 - 1 / 3 + 1 / 3) / 4)
-    assert (found.only_a, found.only_b, found.p_value) == (2, 1, 1.0)
+    a, b = [2 / 3, 1.0, 0.0, 1 / 3], [1 / 3, 1.0, 1 / 3, 0.0]
+    found = paired_difference({"bbh": a}, {"bbh": b})
+    assert isclose(found.value, 100 * (1 / 3 - 1 / 3 + 1 / 3) / 4)
+    assert mcnemar(a, b) == (2, 1, 1.0)
 
 
 def test_difference_of_races_by_hand() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from marsbench.errors import UserError
 from marsbench.evaluation.harness import Exam, LoggedAnswer, LoggedModel, Scored, evaluate
 from marsbench.json_lines import read_objects
-from marsbench.statistics.intervals import Estimate, accuracy, paired_difference
+from marsbench.statistics.intervals import Estimate, accuracy, mcnemar, paired_difference
 
 
 def summary(scored: Scored) -> dict[str, Any]:
@@ -68,13 +68,14 @@ def compare_files(exam: Exam, first: Path, second: Path) -> dict[str, Any]:
         sides = [dict(zip(one.exam.asked(), one.scores[name], strict=True)) for one in both]
         a, b = (_flat([side[number] for number in shared]) for side in sides)
         found = paired_difference({exam.benchmark.name: a}, {exam.benchmark.name: b})
+        only_a, only_b, p_value = mcnemar(a, b)
         scores[name] = {
-            "points": found.points,
+            "points": found.value,
             "interval": [found.interval.low, found.interval.high],
             "n": found.n,
-            "right_only_in_first": found.only_a,
-            "right_only_in_second": found.only_b,
-            "p_mcnemar": found.p_value,
+            "right_only_in_first": only_a,
+            "right_only_in_second": only_b,
+            "p_mcnemar": p_value,
         }
     return {
         "benchmark": exam.benchmark.name,

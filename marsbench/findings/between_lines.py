@@ -37,7 +37,7 @@ def more_accurate(
 
     def difference(shared: Shared) -> Estimate:
         a, b = ({name: rows[place].correct for name, rows in shared.items()} for place in (0, 1))
-        return paired_difference(a, b).estimate
+        return paired_difference(a, b)
 
     compared = f"{label(plan, first)} minus {label(plan, second)}"
     published = _published(plan, (first, second), "accuracy", lambda a, b: a - b)
@@ -116,7 +116,7 @@ def _right(row: EvaluationRow) -> Estimate:
     """The share of right answers; of shares of several seeds, their mean gain over none right."""
     if all(right in (0, 1) for right in row.correct):
         return row.accuracy
-    return paired_difference({"": row.correct}, {"": [0.0] * len(row.correct)}).estimate.times(0.01)
+    return paired_difference({"": row.correct}, {"": [0.0] * len(row.correct)}).times(0.01)
 
 
 def label(plan: TablePlan, name: str) -> str:

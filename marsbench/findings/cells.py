@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from statistics import mean
 
-from marsbench.paper import Published, published
+from marsbench.findings.in_words import one_line
+from marsbench.paper import published
 from marsbench.rows.kinds import EvaluationRow, Row, StepCostRow, TrainingRow
 from marsbench.running.plans import AS_RELEASED, Arm, TablePlan, TrainedStage
 from marsbench.statistics.intervals import Estimate, mean_of_benchmarks
@@ -52,6 +53,11 @@ def done_cells(cells: Cells, arm: str) -> dict[str, EvaluationRow]:
     return {name: row for name, row in found.items() if row is not None and row.status == "done"}
 
 
+def why_none(row: Row | None) -> str:
+    """Why there is no number: "not run", or the status of the row with its reason."""
+    return "not run" if row is None else f"{row.status}: {one_line(row.reason)}"
+
+
 def mean_accuracy(rows: Iterable[EvaluationRow]) -> Estimate:
     """The accuracy of a line as a fraction, benchmarks weighing the same; an entry of `rows` is one of them."""
     return mean_of_benchmarks([row.accuracy for row in rows])
@@ -75,8 +81,12 @@ def published_values(plan: TablePlan, arm: Arm, scale: str, metric: str) -> dict
     """Benchmark, or "average", -> what the paper's table says of a line."""
     if arm.published is None or plan.figure or plan.own:
         return {}
-    rows = published(plan.number, scale=scale, method=arm.published, metric=metric)
-    return {str(row.benchmark): row.value for row in rows if _is_of(row, arm)}
+    threshold = arm.options.get("threshold", _ONE_TOKEN)
+    return {
+        str(row.benchmark): row.value
+        for row in published(plan.number, scale=scale, method=arm.published, metric=metric)
+        if row.block_size in (None, arm.block_size) and row.threshold in (None, threshold)  # as far as it states them
+    }
 
 
 def published_average(plan: TablePlan, arm: str, scale: str, metric: str) -> float | None:
@@ -86,9 +96,3 @@ def published_average(plan: TablePlan, arm: str, scale: str, metric: str) -> flo
     if "average" in found:
         return found["average"]
     return mean(found[name] for name in columns(plan)) if found.keys() >= columns(plan).keys() else None
-
-
-def _is_of(row: Published, arm: Arm) -> bool:
-    """Whether a published number is of a line's block size and threshold, as far as it states them."""
-    threshold = arm.options.get("threshold", _ONE_TOKEN)
-    return row.block_size in (None, arm.block_size) and row.threshold in (None, threshold)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path, PurePath
 
 from marsbench.findings.seeds import BySeed
@@ -60,12 +61,9 @@ def whole_paper_folder(root: Path, scale: str) -> Path:
 def collection_of(workspace: Workspace, pages: Pages) -> Collection:
     """The rows of one scale, whose folders `workspace` holds at seed 0."""
     rows: dict[str, dict[int, Sequence[Row]]] = {}
-    links = {}
-    folder = whole_paper_folder(workspace.root, workspace.scale)
-    for page in pages:
-        for seed, of_seed in workspace.seeds().items():
-            if (found := _with_rows(of_seed, page)) is None:
-                continue
+    links, folder = {}, whole_paper_folder(workspace.root, workspace.scale)
+    for page, (seed, of_seed) in product(pages, workspace.seeds().items()):
+        if found := _with_rows(of_seed, page):
             measured = [row for row in read_rows(found.results(page)) if row.scale == workspace.scale]
             rows.setdefault(page, {})[seed] = measured
             if seed == 0:

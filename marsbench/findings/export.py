@@ -86,11 +86,8 @@ def derived(row: Row) -> dict[str, float]:
     if isinstance(row, EvaluationRow):
         return {"accuracy": row.accuracy.value, "tokens_per_forward": row.tokens_per_forward.value}
     if isinstance(row, SweepRow):
-        found = {
-            "accuracy": row.accuracy.value,
-            "tokens_per_forward": row.tokens_per_forward,
-            "tokens_per_second": row.tokens_per_second,
-        }
+        found = {"accuracy": row.accuracy.value, "tokens_per_forward": row.tokens_per_forward}
+        found["tokens_per_second"] = row.tokens_per_second
         if ratio := speed_up(row):
             found |= {"speed_up": ratio.value, "speed_up_low": ratio.interval.low, "speed_up_high": ratio.interval.high}
         return found

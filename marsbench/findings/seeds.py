@@ -17,14 +17,13 @@ def pooled(seeds: Sequence[Sequence[Row]]) -> list[Row]:
     Training steps stand side by side, as seeds train on different batches. What not all of them have measured alike
     is left out.
     """
-    by_place = [{place: row for row in rows if (place := _place(row))} for rows in seeds]
+    by_place = [{_place(row): row for row in rows if type(row) in _PLACES} for rows in seeds]
     return [row for place in by_place[0] if (row := _pooled([places.get(place) for places in by_place]))]
 
 
 def _place(row: Row) -> Hashable:
-    """What the rows of several seeds have in common; None for rows that no claim reads."""
-    fields = _PLACES.get(type(row))
-    return None if fields is None else (row.kind, *[getattr(row, field) for field in fields])
+    """What the rows of several seeds have in common, of the kinds that claims read."""
+    return row.kind, *[getattr(row, field) for field in _PLACES[type(row)]]
 
 
 def _pooled(rows: Sequence[Row | None]) -> Row | None:
@@ -79,8 +78,8 @@ _PLACES: dict[type[Row], tuple[str, ...]] = {
 _TOGETHER: dict[type[Row], dict[str, Callable[[Any], Any]]] = {
     EvaluationRow: {"correct": _means, "emitted": _sums, "forwards": _sums, "others": _scores},
     SweepRow: {
-        **{"correct": _means, "emitted": _sums, "row_forwards": _sums},
-        **{"seconds": _sums, "baselines": _baselines},
+        **dict.fromkeys(("emitted", "row_forwards", "seconds"), _sums),
+        **{"correct": _means, "baselines": _baselines},
     },
     TextLossRow: {"nats": _sums},
     StepCostRow: {"seconds": _joined, "memory": _joined},

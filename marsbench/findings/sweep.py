@@ -12,18 +12,11 @@ from marsbench.findings.in_words import with_interval
 from marsbench.racing.grid import COMPILED_AR
 from marsbench.racing.position_law import PositionLaw, position_law
 from marsbench.rows.kinds import Row, StepTimeRow, SweepRow
-from marsbench.statistics.intervals import (
-    Estimate,
-    median_ratio,
-    paired_difference,
-)
+from marsbench.statistics.intervals import Estimate, median_ratio, paired_difference
 from marsbench.training.stages import STAGES
 
 A_A = "ar, again"  # `ar` raced against itself under another name
 ALLOWED_LOSS = 1.0  # points of accuracy against `ar` that a setting may lose and still count as one to use
-
-
-Race = dict[str, SweepRow]  # contender -> its row at one batch size
 
 
 @dataclass(frozen=True)
@@ -61,6 +54,11 @@ class SweepCells:
         return any(row.compiled for row in self.done.values())
 
     @property
+    def heads(self) -> list[str]:
+        """Of the columns of a table by batch size."""
+        return [f"batch {size}" for size in self.batch_sizes]
+
+    @property
     def names(self) -> list[str]:
         return list(dict.fromkeys(row.contender for row in self.rows))
 
@@ -79,9 +77,13 @@ class SweepCells:
         return position_law(self.step_times) if self.step_times else None
 
     @property
-    def races(self) -> dict[int, Race]:
+    def races(self) -> dict[int, dict[str, SweepRow]]:
         """Batch size -> contender -> its row, where it has numbers."""
         return {size: {row.contender: row for row in self.at(size)} for size in self.batch_sizes if self.at(size)}
+
+    def by_batch(self, name: str) -> list[SweepRow | None]:
+        """A contender's row at every batch size, None where it has no numbers."""
+        return [self.done.get((name, size)) for size in self.batch_sizes]
 
     def at(self, batch_size: int, wanted: Callable[[SweepRow], bool] = lambda row: True) -> list[SweepRow]:
         return [row for (_, size), row in self.done.items() if size == batch_size and wanted(row)]
@@ -93,11 +95,46 @@ class SweepCells:
 
     def gain(self, row: SweepRow | None, other: SweepRow | None) -> Estimate | None:
         """What accuracy a contender gains over another one, in points; None where one of them has no numbers."""
-        return paired_difference(row.by_benchmark, other.by_benchmark).estimate if row and other else None
+        return paired_difference(row.by_benchmark, other.by_benchmark) if row and other else None
 
     def cost(self, row: SweepRow | None) -> Estimate | None:
         """What accuracy a contender loses against `ar`, in points; positive where it loses."""
         return self.gain(self.done.get(("ar", row.batch_size)), row) if row else None
+
+    def best_mars(self, batch_size: int) -> SweepRow | None:
+        """The fastest threshold of `mars`, eager or compiled, that loses at most the allowed points here."""
+        settings = self.at(batch_size, lambda row: row.method == "mars")
+        allowed = [row for row in settings if (cost := self.cost(row)) and cost.value <= ALLOWED_LOSS]
+        return max(allowed, key=speed_of, default=None)
+
+    def best_verified(self, batch_size: int, *, adapted: bool = False) -> SweepRow | None:
+        """The fastest layout and window of `mars-verified`, of MARS or of an adapter, eager or compiled."""
+        alike = self.at(batch_size, lambda row: (row.method, row.is_adapted) == ("mars-verified", adapted))
+        return max(alike, key=speed_of, default=None)
+
+    def faster_form(self, row: SweepRow) -> SweepRow:
+        """A contender in its faster form at its batch size, eager or compiled; itself where there is no other.
+
+        The forms agree in everything but how their steps run; of several others alike, the first of the grid counts,
+        so that `ar` under another name adds no third chance.
+        """
+        others = self.at(row.batch_size, lambda other: other.compiled != row.compiled and _what(other) == _what(row))
+        return max([row, *others[:1]], key=speed_of)
+
+    def over_faster_ar(self, row: SweepRow | None) -> Estimate | None:
+        """Tokens per second of a contender over those of `ar` at its batch size, each in its faster form."""
+        ar = self.done.get(("ar", row.batch_size)) if row else None
+        return None if ar is None or row is None else speed_ratio(self.faster_form(row), self.faster_form(ar))
+
+    @property
+    def steps_in_words(self) -> str:
+        """How the contenders' steps run, and what that makes of the baseline."""
+        if not self.has_compiled:
+            return "All contenders decode eagerly, `ar` too: no step is compiled."
+        return (
+            f"Contenders called compiled run each step as one graph and are held against `{COMPILED_AR}`, which itself "
+            "is held against `ar`; all others decode eagerly and are held against `ar`."
+        )
 
 
 def on_sweep(measure: Callable[[SweepCells], Estimate | None]) -> Callable[[Sequence[Row]], Measured]:
@@ -162,44 +199,15 @@ def agreement(first: SweepCells, second: SweepCells) -> list[Agreement]:
     return found
 
 
-def best_mars_at(sweep: SweepCells, batch_size: int) -> SweepRow | None:
-    """The fastest threshold of `mars`, eager or compiled, that loses at most the allowed points on these questions."""
-    settings = sweep.at(batch_size, lambda row: row.method == "mars")
-    allowed = [row for row in settings if (cost := sweep.cost(row)) and cost.value <= ALLOWED_LOSS]
-    return max(allowed, key=speed_of, default=None)
-
-
-def best_verified_at(sweep: SweepCells, batch_size: int, *, adapted: bool = False) -> SweepRow | None:
-    """The fastest layout and window of `mars-verified`, of MARS or of an adapter, eager or compiled."""
-    alike = sweep.at(batch_size, lambda row: (row.method, row.is_adapted) == ("mars-verified", adapted))
-    return max(alike, key=speed_of, default=None)
-
-
 def speed_of(row: SweepRow) -> float:
     """The speed-up over eager `ar`, which all of a race have in common, 0 where there is none."""
     found = speed_up(row, "ar")
     return found.value if found else 0.0
 
 
-def faster_form(sweep: SweepCells, row: SweepRow) -> SweepRow:
-    """A contender in its faster form at its batch size, eager or compiled; itself where there is no other.
-
-    The forms agree in everything but how their steps run; of several others alike, the first of the grid counts, so
-    that `ar` under another name adds no third chance.
-    """
-    others = sweep.at(row.batch_size, lambda other: other.compiled != row.compiled and _what(other) == _what(row))
-    return max([row, *others[:1]], key=speed_of)
-
-
 def _what(row: SweepRow) -> tuple[str, str, str, Mapping[str, Any], str]:
     """What a contender is, however its steps run."""
     return row.stage, row.draft, row.method, row.options, row.dtype
-
-
-def over_faster_ar(sweep: SweepCells, row: SweepRow | None) -> Estimate | None:
-    """Tokens per second of a contender over those of `ar` at its batch size, each in its faster form."""
-    ar = sweep.done.get(("ar", row.batch_size)) if row else None
-    return None if ar is None or row is None else speed_ratio(faster_form(sweep, row), faster_form(sweep, ar))
 
 
 # ---- in print ----
@@ -213,16 +221,6 @@ def in_words(stages: Iterable[str]) -> str:
 def over(compiled: bool) -> str:
     """What speeds are relative to."""
     return "over compiled `ar`" if compiled else "over `ar`"
-
-
-def steps_in_words(sweep: SweepCells) -> str:
-    """How the contenders' steps run, and what that makes of the baseline."""
-    if not sweep.has_compiled:
-        return "All contenders decode eagerly, `ar` too: no step is compiled."
-    return (
-        f"Contenders called compiled run each step as one graph and are held against `{COMPILED_AR}`, which itself is "
-        "held against `ar`; all others decode eagerly and are held against `ar`."
-    )
 
 
 def races_in_words(rows: Iterable[SweepRow]) -> str:

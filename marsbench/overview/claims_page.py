@@ -11,32 +11,19 @@ from marsbench.findings.in_words import p_value
 from marsbench.overview import claims_figure
 from marsbench.overview.index import remarks
 from marsbench.presets import preset
-from marsbench.rendering.claims import (
-    WHAT_CHECKS_ARE,
-    corrected,
-    heading,
-    held_against,
-    in_need,
-    published,
-    questions,
-    sentences,
-    tally,
-    worded,
-)
-from marsbench.rendering.layout import filled
-from marsbench.rendering.markdown import folded, paragraphs, table
+from marsbench.rendering import claims as said
+from marsbench.rendering.claims import heading, tally, worded
+from marsbench.rendering.markdown import filled, folded, paragraphs, table
 from marsbench.rendering.sections import reading
 from marsbench.studies import regime
-
-Numbered = tuple[int, Judged]  # a claim with its number on the page, its place among all of them
 
 
 def render(judged: Sequence[Judged], collections: Sequence[Collection]) -> str:
     """The page as Markdown: a pure function of rows. Claims are numbered in their order, checks among them."""
-    numbered, said = list(enumerate(judged, 1)), sentences([one.claim for one in judged])
+    numbered, sentences = list(enumerate(judged, 1)), said.sentences([one.claim for one in judged])
     slots = {
         "summary": _summary(judged, collections),
-        "checks": WHAT_CHECKS_ARE,
+        "checks": said.WHAT_CHECKS_ARE,
         "reading": reading(collections[0].scale),
         "figures": paragraphs(*claims_figure.sections(judged, collections)),
         "by_section": _by_section(judged, collections),
@@ -46,7 +33,7 @@ def render(judged: Sequence[Judged], collections: Sequence[Collection]) -> str:
     parts = [regime.beside({one.scale: one.rows.get("regime", {}) for one in collections})]
     for section in dict.fromkeys(one.claim.section for one in judged):
         found = [(number, one) for number, one in numbered if one.claim.section == section]
-        parts.append(paragraphs(f"## {heading(section)}", _details(found, said, collections)))
+        parts.append(paragraphs(f"## {heading(section)}", _details(found, sentences, collections)))
     return paragraphs(*filled(__package__, "claims.md", {**slots, "details": folded(*parts)})) + "\n"
 
 
@@ -63,20 +50,20 @@ def _summary(judged: Sequence[Judged], collections: Sequence[Collection]) -> str
     papers = [one for one in judged if one.claim.papers]
     lines = []
     for one in collections:
-        said = [f"{tally(papers, one.scale)} (the paper's alone).", corrected(judged, one.scale), one.seeds_in_words]
-        lines.append(f"- Scale {one.scale}: {' '.join(filter(None, said))}")
+        told = f"{tally(papers, one.scale)} (the paper's alone).", said.corrected(judged, one.scale), one.seeds_in_words
+        lines.append(f"- Scale {one.scale}: {' '.join(filter(None, told))}")
     return "\n".join(lines)
 
 
-def _details(numbered: Sequence[Numbered], said: Mapping[Claim, str], collections: Sequence[Collection]) -> str:
+def _details(found: Sequence[tuple[int, Judged]], words: Mapping[Claim, str], collections: Sequence[Collection]) -> str:
     published = [f"published, {model}" for model in PUBLISHED_SCALES.values()]
     head = ["#", "claim", "scale", "tested", "effect [95 % interval]", "n", "seeds", "verdict", "p", "p after Holm"]
     head += ["would decide it", *published, "page"]
     lines = []
-    for number, one in numbered:
+    for number, one in found:
         too = " (in the abstract too)" if one.claim.in_abstract and one.claim.section != ABSTRACT else ""
         for place, collection in enumerate(collections):
-            first = [str(number), f"{said[one.claim]}{too}"] if place == 0 else ["", ""]
+            first = [str(number), f"{words[one.claim]}{too}"] if place == 0 else ["", ""]
             lines.append([*first, collection.scale, *_detail(one, collection)])
     return table(head, lines, text=(1, 2, 3, 7, 10, 13))
 
@@ -87,14 +74,14 @@ def _detail(judged: Judged, collection: Collection) -> list[str]:
     counted = "" if claim.counts == "questions" else f" {claim.counts}"
     link = collection.links.get(claim.page)
     return [
-        held_against(claim),
+        said.held_against(claim),
         finding.found,
-        f"{questions(finding)}{counted}" if measured else "",
+        f"{said.questions(finding)}{counted}" if measured else "",
         str(finding.seeds) if measured else "",
         f"check: {worded(claim, finding)}" if claim.check else worded(claim, finding),
         p_value(finding.p) if corrected_for else "",
         p_value(finding.after_holm) if corrected_for else "",
-        "" if claim.check else in_need(finding.needed, claim.counts),
-        *[f"{said} {claim.unit}" if (said := published(claim, scale)) else "n/a" for scale in PUBLISHED_SCALES],
+        "" if claim.check else said.in_need(finding.needed, claim.counts),
+        *[f"{text} {claim.unit}" if (text := said.published(claim, scale)) else "n/a" for scale in PUBLISHED_SCALES],
         f"[{claim.page}]({link})" if link else "",
     ]

@@ -9,8 +9,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from marsbench.findings.cells import why_none
 from marsbench.findings.collection import Collection
-from marsbench.findings.in_words import one_line
 from marsbench.findings.sweep import SweepCells
 from marsbench.overview.index import EXPLORE
 from marsbench.presets import preset
@@ -89,13 +89,9 @@ def _cells(rows: Sequence[SweepRow | None]) -> list[dict[str, Any] | None]:
 
 def _numbers(row: SweepRow) -> dict[str, Any]:
     percent = row.accuracy.times(100)
-    return {
-        "perForward": round(row.tokens_per_forward, 2),
-        "accuracy": round(percent.value, 1),
-        "plusMinus": round(percent.interval.half_width, 1),
-        "prompts": row.prompts,
-        "laps": len(row.seconds),
-    }
+    accuracy = {"accuracy": round(percent.value, 1), "plusMinus": round(percent.interval.half_width, 1)}
+    counts = {"prompts": row.prompts, "laps": len(row.seconds)}
+    return {"perForward": round(row.tokens_per_forward, 2), **accuracy, **counts}
 
 
 def _ratio(laps: Sequence[float], others: Sequence[float]) -> float | None:
@@ -121,6 +117,6 @@ def _questions(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 def _answer(label: str, row: GenerationRow | None) -> dict[str, Any]:
     if row is None or row.status != "done":
-        return {"label": label, "why": f"{row.status}: {one_line(row.reason)}" if row else "not run"}
+        return {"label": label, "why": why_none(row)}
     kept = {"texts": row.texts, "settledBy": row.settled_by, "forwards": row.forwards}
     return {"label": label, **kept, "cut": row.finish != "eos"}

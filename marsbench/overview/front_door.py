@@ -10,8 +10,7 @@ from marsbench.findings.collection import Collection
 from marsbench.findings.sweep import on_sweep, printed_ratio, speed_up
 from marsbench.presets import DEFAULT_SCALE, preset
 from marsbench.rendering.claims import bullet, corrected, tally
-from marsbench.rendering.layout import filled
-from marsbench.rendering.markdown import table
+from marsbench.rendering.markdown import filled, table
 from marsbench.statistics.decisions import Bound
 from marsbench.statistics.intervals import Estimate
 from marsbench.studies.lines import BATCH_SIZES

@@ -9,8 +9,7 @@ from marsbench.findings.claims import Judged, number
 from marsbench.findings.collection import Collection
 from marsbench.presets import preset
 from marsbench.rendering.claims import bullet, corrected, published, tally, worded
-from marsbench.rendering.layout import filled
-from marsbench.rendering.markdown import folded, paragraphs, table
+from marsbench.rendering.markdown import filled, folded, paragraphs, table
 from marsbench.rendering.sections import reading
 from marsbench.studies import items, studies, study_of
 from marsbench.studies.study import Item

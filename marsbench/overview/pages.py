@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 from marsbench.files import write_atomically
@@ -50,17 +51,18 @@ def write_scale(root: Path, scale: str) -> Iterator[Path]:
     """Render every page of a scale that has rows, one after another, and give each page's path."""
     whole = Workspace(root, scale)
     collection, seeds = collection_of(whole, pages()), {one: seed for seed, one in whole.seeds().items()}
-    for workspace, study in ((one, study) for one in whole.variants() for study in studies().values()):
-        if workspace in seeds and workspace.results(study.key).exists():
+    for workspace, study in product(whole.variants(), studies().values()):
+        if not workspace.results(study.key).exists():
+            continue
+        if workspace in seeds:
             yield _write_seed(study, workspace, seeds[workspace], collection)
-        elif workspace.results(study.key).exists():
+        else:
             yield write_study(study, workspace)
 
 
 def _write_seed(study: Study, workspace: Workspace, seed: int, collection: Collection) -> Path:
     rows = read_rows(workspace.results(study.key))
-    seeds = collection.shown_with(study.key, seed)
-    return write_page(study, rows, workspace.scale, workspace.reports, seeds)[0]
+    return write_page(study, rows, workspace.scale, workspace.reports, collection.shown_with(study.key, seed))[0]
 
 
 def write_whole_paper(root: Path, scale: str) -> list[Path]:
@@ -70,7 +72,7 @@ def write_whole_paper(root: Path, scale: str) -> list[Path]:
     """
     collections, judged = _judged(root, scale)
     figures = claims_figure.draw(judged, collections, whole_paper_folder(root, scale))
-    texts = _texts(root, scale, judged, collections)
+    texts = _texts(root, scale, collections, judged)
     return [*[write_atomically(path, text.encode()) for path, text in texts.items()], *figures]
 
 
@@ -79,8 +81,7 @@ def whole_paper(root: Path, scale: str) -> dict[Path, str]:
 
     README is one of them, in a folder that has one with the marks for it, where the default scale is measured.
     """
-    collections, judged = _judged(root, scale)
-    return _texts(root, scale, judged, collections)
+    return _texts(root, scale, *_judged(root, scale))
 
 
 def _judged(root: Path, scale: str) -> tuple[list[Collection], list[Judged]]:
@@ -89,11 +90,11 @@ def _judged(root: Path, scale: str) -> tuple[list[Collection], list[Judged]]:
     return collections, judge_all([claim for study in studies().values() for claim in study.claims], collections)
 
 
-def _texts(root: Path, scale: str, judged: Sequence[Judged], collections: Sequence[Collection]) -> dict[Path, str]:
+def _texts(root: Path, scale: str, collections: Sequence[Collection], judged: Sequence[Judged]) -> dict[Path, str]:
     folder = whole_paper_folder(root, scale)
-    found = {
+    return {
         folder / "index.md": index.render(judged, collections),
         folder / f"{index.CLAIMS}.md": claims_page.render(judged, collections),
         folder / index.EXPLORE: explore.page_of(collections[0]),
+        **front_door.readme_of(root, judged, collections),
     }
-    return found | front_door.readme_of(root, judged, collections)

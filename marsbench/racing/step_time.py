@@ -10,10 +10,10 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from marsbench.decoding.acceptance import no_threshold
 from marsbench.decoding.engine import Batch, context_length
 from marsbench.decoding.generation import Request
 from marsbench.decoding.rows import Accepted, Most, Rows
+from marsbench.decoding.step import Method
 from marsbench.decoding.windows import last, linear_window
 from marsbench.forward.window import Answer, Window
 from marsbench.neighbours import Watch, cores
@@ -40,16 +40,12 @@ class StepShape(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Probe:
+class _Probe(Method):
     """One token per step from a window of a given width: what any method of that width costs at least."""
 
     name: ClassVar[str] = "probe"
-    causal_prompt: ClassVar[bool] = True
 
     window: int
-
-    def bar(self, threshold: float | None) -> float:
-        return no_threshold(self.name, threshold)
 
     def most(self) -> Most:
         return Most(pending=1, drafted=0, behind=self.window - 1)

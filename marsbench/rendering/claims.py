@@ -99,18 +99,19 @@ def bullet(claim: Claim, finding: Finding) -> str:
 
 def bullet_by_size(claims: Sequence[Claim], seeds: BySeed) -> str:
     """The findings on one claim at several batch sizes in a sentence, each with its verdict."""
-    said = []
-    for claim in claims:
-        finding = claim.over(seeds.values())
-        found = f", {finding.found}" if finding.estimate else ""
-        said.append(f"at batch {claim.batch_size} **{worded(claim, finding)}**{found}")
+    found = [(claim, claim.over(seeds.values())) for claim in claims]
+    said = [
+        f"at batch {claim.batch_size} **{worded(claim, one)}**{f', {one.found}' if one.estimate else ''}"
+        for claim, one in found
+    ]
     return f"- {sentence(replace(claims[0], batch_size=None))}: {'; '.join(said)}."
 
 
 def worded(claim: Claim, finding: Finding) -> str:
-    """The verdict on a claim or a check; of a loss that is allowed, whether there surely is one."""
-    if claim.check:
-        return outcome(finding.verdict)
+    """The verdict on a claim, of a loss that is allowed, whether there surely is one; on a check in its own words."""
+    if claim.check:  # so that nobody takes it for a finding
+        words = {"supported": "holds", "not supported": "fails", "inconclusive": "unclear"}
+        return words.get(finding.verdict, finding.verdict)
     if finding.verdict == "supported" and claim.bound.is_non_inferiority and finding.estimate is not None:
         if finding.estimate.interval.low > 0:
             return "supported, significantly better"
@@ -125,11 +126,6 @@ def questions(finding: Finding) -> str:
         return "n/a"
     judged, asked = len(finding.measured.benchmarks), finding.measured.asked
     return f"{finding.estimate.n:,}" + ("" if judged == asked else f" ({judged} of {asked} benchmarks)")
-
-
-def outcome(verdict: Verdict) -> str:
-    """The verdict on a check in words of its own, so that nobody takes it for a finding."""
-    return {"supported": "holds", "not supported": "fails", "inconclusive": "unclear"}.get(verdict, verdict)
 
 
 def in_need(needed: Needed | None, counts: str = "questions") -> str:
@@ -203,7 +199,7 @@ def claims_section(seeds: BySeed, plan: TablePlan, claims: Sequence[Claim], scal
         of_seeds = "n/a" if found.estimate is None else str(found.seeds)
         line = [claim.letter, sentence(claim), held_against(claim), found.found, questions(found), of_seeds]
         if claim.check:
-            checks.append([*line, outcome(found.verdict)])
+            checks.append([*line, worded(claim, found)])
         else:
             judged.append([*line, p_value(found.p), worded(claim, found), in_need(found.needed)])
     counted = ["result", "questions", "seeds"]
@@ -229,10 +225,7 @@ def _published_claims(claims: Sequence[Claim]) -> str:
     if not of_units:
         return ""
     heads = {POINTS: "difference of averages in points", TOKENS: "averages of tokens/forward"}
-    return paragraphs(
-        "**Published:** what the paper's own averages say, from single runs and without intervals.",
-        *[
-            table(["", heads[unit], *PUBLISHED_SCALES.values()], list(lines.values()), text=(0, 1))
-            for unit, lines in of_units.items()
-        ],
-    )
+    head = [*PUBLISHED_SCALES.values()]
+    tables = [table(["", heads[unit], *head], [*lines.values()], text=(0, 1)) for unit, lines in of_units.items()]
+    lead = "**Published:** what the paper's own averages say, from single runs and without intervals."
+    return paragraphs(lead, *tables)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from math import ceil, isfinite
 from pathlib import Path
 from textwrap import fill
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from marsbench.files import write_atomically
 from marsbench.findings.cells import Cells, columns, done_cells, mean_accuracy, mean_speed
@@ -56,6 +55,11 @@ def drawn_alike() -> Iterator[None]:
         yield
 
 
+def look(place: int) -> dict[str, Any]:
+    """The colour and the marker of the series in that place."""
+    return {"color": COLOURS[place % len(COLOURS)], "marker": MARKERS[place % len(MARKERS)]}
+
+
 def new_figure(width: float, height: float) -> Figure:
     from matplotlib.figure import Figure
 
@@ -81,10 +85,18 @@ def figure_of(quantity: Quantity, cells: Cells, plan: TablePlan, path_stem: Path
                 [place + shift for place in found],
                 [quantity.factor * estimate.value for estimate in found.values()],
                 yerr=error_bars([*found.values()], quantity.factor),
-                fmt=MARKERS[position % len(MARKERS)], color=COLOURS[position % len(COLOURS)], markersize=5.5,
-                elinewidth=1.2, label=arm.label,
+                linestyle="none", markersize=5.5, elinewidth=1.2, label=arm.label, **look(position),
             )  # fmt: skip
-        _dress_groups(axes, quantity, [*benchmarks.values(), "Average"])
+        labels = [*benchmarks.values(), "Average"]
+        axes.set_xticks(range(len(labels)), labels)
+        axes.set_xlim(-0.5, len(labels) - 0.5)
+        if quantity.limits:
+            axes.set_ylim(*quantity.limits)
+        axes.set_ylabel(f"{quantity.label} (bars: 95 % interval)")
+        dress(axes, "y")
+        for place in range(0, len(labels), 2):
+            axes.axvspan(place - 0.5, place + 0.5, color="0.96", linewidth=0, zorder=0)
+        axes.axvline(len(labels) - 1.5, color="0.4", linewidth=0.8)
         figure.legend(loc="outside lower center", ncols=3, frameon=False)
         return save(figure, path_stem)
 
@@ -103,8 +115,7 @@ def by_batch_figure(
         for place, (name, found) in enumerate(series.items()):
             axes.errorbar(
                 list(found), [ratio.value for ratio in found.values()], yerr=error_bars([*found.values()], 1.0),
-                label=name, capsize=2, color=COLOURS[place % len(COLOURS)], marker=MARKERS[place % len(MARKERS)],
-                linewidth=1, linestyle=":" if name in dotted else "-",
+                label=name, capsize=2, linewidth=1, linestyle=":" if name in dotted else "-", **look(place),
             )  # fmt: skip
         axes.axhline(1.0, color="black", linewidth=0.8, linestyle=":")
         axes.set(xlabel="batch size", ylabel=y_label)
@@ -128,8 +139,7 @@ def labelled_figure(series: Mapping[str, Mapping[str, Estimate]], x_label: str, 
                 [estimate.value for estimate in found.values()],
                 [names.index(name) + shift for name in found],
                 xerr=error_bars([*found.values()], 1.0),
-                fmt=MARKERS[position % len(MARKERS)], color=COLOURS[position % len(COLOURS)], markersize=4.5,
-                elinewidth=1.0, label=label,
+                linestyle="none", markersize=4.5, elinewidth=1.0, label=label, **look(position),
             )  # fmt: skip
         axes.axvline(1.0, color="0.4", linewidth=0.9, linestyle=":")
         axes.set_yticks(range(len(names)), [fill(name, _LETTERS) for name in names], fontsize=8)
@@ -143,11 +153,10 @@ def labelled_figure(series: Mapping[str, Mapping[str, Estimate]], x_label: str, 
 
 def error_bars(estimates: Sequence[Estimate], factor: float) -> list[list[float]]:
     """The lengths of error bars downwards and upwards; a single value that shows no spread gets none."""
-    bounded = [e.interval if isfinite(e.interval.half_width) else Interval(e.value, e.value) for e in estimates]
-    return [
-        [factor * max(e.value - limits.low, 0.0) for e, limits in zip(estimates, bounded, strict=True)],
-        [factor * max(limits.high - e.value, 0.0) for e, limits in zip(estimates, bounded, strict=True)],
-    ]
+    limits = [e.interval if isfinite(e.interval.half_width) else Interval(e.value, e.value) for e in estimates]
+    below = [factor * max(e.value - one.low, 0.0) for e, one in zip(estimates, limits, strict=True)]
+    above = [factor * max(one.high - e.value, 0.0) for e, one in zip(estimates, limits, strict=True)]
+    return [below, above]
 
 
 def dress(axes: Axes, along: Literal["x", "y"]) -> None:
@@ -156,18 +165,6 @@ def dress(axes: Axes, along: Literal["x", "y"]) -> None:
     axes.tick_params(axis="y" if along == "x" else "x", length=0)
     axes.grid(axis=along, color="0.88", linewidth=0.6)
     axes.set_axisbelow(True)
-
-
-def _dress_groups(axes: Axes, quantity: Quantity, labels: Sequence[str]) -> None:
-    axes.set_xticks(range(len(labels)), labels)
-    axes.set_xlim(-0.5, len(labels) - 0.5)
-    if quantity.limits:
-        axes.set_ylim(*quantity.limits)
-    axes.set_ylabel(f"{quantity.label} (bars: 95 % interval)")
-    dress(axes, "y")
-    for place in range(0, len(labels), 2):
-        axes.axvspan(place - 0.5, place + 0.5, color="0.96", linewidth=0, zorder=0)
-    axes.axvline(len(labels) - 1.5, color="0.4", linewidth=0.8)
 
 
 def save(figure: Figure, path_stem: Path) -> list[Path]:
@@ -187,15 +184,11 @@ _REFERENCE_COLOUR = "0.35"
 _PANEL_WIDTH, _PANEL_HEIGHT, _LEGEND_LINE = 3.6, 3.0, 0.22  # inches
 
 
-Curve = Sequence[tuple[Estimate, Estimate]]  # points (x, accuracy as a fraction), a line through them
-
-
-@dataclass(frozen=True)
-class Panel:
-    """Curves on one pair of axes, by label; `reference` is the accuracy of AR SFT, drawn across."""
+class Panel(NamedTuple):
+    """Curves on one pair of axes; `reference` is the accuracy of AR SFT, drawn across."""
 
     title: str
-    curves: Mapping[str, Curve]
+    curves: Mapping[str, Sequence[tuple[Estimate, Estimate]]]  # label -> points (x, accuracy as a fraction)
     reference: Estimate | None = None
 
 
@@ -227,14 +220,12 @@ def _draw_panel(axes: Axes, panel: Panel) -> None:
         axes.axhline(100 * panel.reference.value, color=_REFERENCE_COLOUR, linestyle=":", label="AR SFT")
     for place, (label, points) in enumerate(panel.curves.items()):
         colour, marker, line = _STYLES[place % len(_STYLES)]
-        x, height = [point[0] for point in points], [point[1] for point in points]
+        x, height = ([point[axis] for point in points] for axis in (0, 1))
         axes.errorbar(
             [estimate.value for estimate in x],
             [100 * estimate.value for estimate in height],
-            xerr=error_bars(x, 1.0),
-            yerr=error_bars(height, 100.0),
-            label=label, color=colour, marker=marker, linestyle=line, markersize=4.5, linewidth=1.2,
-            elinewidth=0.8,
+            xerr=error_bars(x, 1.0), yerr=error_bars(height, 100.0), label=label, color=colour, marker=marker,
+            linestyle=line, markersize=4.5, linewidth=1.2, elinewidth=0.8,
         )  # fmt: skip
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(color="0.9", linewidth=0.6)
@@ -246,11 +237,11 @@ def speed_panel(cells: Cells, title: str, lines: Mapping[str, Sequence[str]], be
 
     Arms that were not measured on them all are left out.
     """
-    curves = {}
-    for label, arms in lines.items():
-        found = [rows for arm in arms if (rows := _rows(cells, arm, benchmarks))]
-        curves[label] = [(mean_speed(rows), mean_accuracy(rows)) for rows in found]
-    return Panel(title, curves, accuracy_on(cells, "ar_sft", benchmarks))
+    curves = {
+        label: [point for arm in arms if (point := line_on(cells, arm, benchmarks))] for label, arms in lines.items()
+    }
+    _, reference = line_on(cells, "ar_sft", benchmarks) or (None, None)
+    return Panel(title, curves, reference)
 
 
 def average_figure(cells: Cells, plan: TablePlan, lines: Mapping[str, Sequence[str]], path_stem: Path) -> list[Path]:
@@ -264,20 +255,11 @@ def exactly(value: float) -> Estimate:
     return Estimate(value, Interval(value, value), 0)
 
 
-def accuracy_on(cells: Cells, arm: str, benchmarks: Sequence[str]) -> Estimate | None:
-    """The accuracy of an arm, benchmarks weighing the same; None unless it was measured on them all."""
-    return mean_accuracy(rows) if (rows := _rows(cells, arm, benchmarks)) else None
-
-
-def speed_on(cells: Cells, arm: str, benchmarks: Sequence[str]) -> Estimate | None:
-    """The tokens per forward pass of an arm, alike."""
-    return mean_speed(rows) if (rows := _rows(cells, arm, benchmarks)) else None
-
-
-def _rows(cells: Cells, arm: str, benchmarks: Sequence[str]) -> list[EvaluationRow]:
-    """The rows of an arm on some benchmarks; none unless it was measured on them all."""
+def line_on(cells: Cells, arm: str, benchmarks: Sequence[str]) -> tuple[Estimate, Estimate] | None:
+    """Tokens per forward pass and accuracy of an arm, benchmarks weighing the same; None unless it has them all."""
     done = done_cells(cells, arm)
-    return [done[name] for name in benchmarks] if all(name in done for name in benchmarks) else []
+    rows = [done[name] for name in benchmarks if name in done]
+    return (mean_speed(rows), mean_accuracy(rows)) if rows and len(rows) == len(benchmarks) else None
 
 
 def shared_benchmarks(cells: Cells, plan: TablePlan) -> list[str]:

@@ -1,12 +1,16 @@
-"""How reports write tables."""
+"""How reports write tables, and layouts: prose in Markdown files, with slots in braces for what rows say."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from importlib import resources
 
 from tabulate import tabulate
 
 from marsbench.findings.in_words import one_line
+
+_SLOT = re.compile(r"\{(\w+)\}")
 
 
 def paragraphs(*parts: str) -> str:
@@ -43,3 +47,29 @@ def folded(*sections: str) -> str:
 
 def _cell(value: str) -> str:
     return one_line(value).replace("|", "\\|")
+
+
+def filled(package: str, name: str, slots: Mapping[str, str]) -> list[str]:
+    """The parts of a layout, which a line `---` parts, with their slots filled.
+
+    A line of a list, or a paragraph, whose slots are all empty is left out. So is a section (a part that begins with a
+    heading `##`) where some slots are paragraphs by themselves and all of these are empty. The lines of a paragraph
+    become one.
+    """
+    text = (resources.files(package) / name).read_text(encoding="utf-8")
+    return [_part(part, slots) for part in text.split("\n---\n")]
+
+
+def _part(part: str, slots: Mapping[str, str]) -> str:
+    blocks = [re.sub(r"\n(?!- |\|)", " ", block) for block in part.strip().split("\n\n")]
+    alone = [slots[block[1:-1]] for block in blocks if _SLOT.fullmatch(block)]
+    if blocks[0].startswith("## ") and alone and not any(alone):
+        return ""
+    return paragraphs(*["\n".join(_lines(block, slots)) for block in blocks])
+
+
+def _lines(block: str, slots: Mapping[str, str]) -> Iterator[str]:
+    for line in block.split("\n"):
+        names = _SLOT.findall(line)
+        if not names or any(slots[name] for name in names):
+            yield line.format_map(slots).strip()

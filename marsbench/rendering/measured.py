@@ -63,10 +63,11 @@ def seeds_table(seeds: BySeed, plan: TablePlan) -> str:
     for arm in plan.arms:
         done = [done_cells(of_seed, arm.name) for of_seed in cells]
         rates = [{name: fmean(row.correct) for name, row in rows.items()} for rows in done]
-        shown = [[rate.get(name) for rate in rates] for name in columns(plan)]
-        shown.append([fmean(rate.values()) if rate.keys() >= columns(plan).keys() else None for rate in rates])
-        texts = [["n/a" if rate is None else f"{100 * rate:.1f}" for rate in of_column] for of_column in shown]
-        lines.append([arm.label, *map(" / ".join, texts)])
+        for rate in rates:
+            rate |= {"average": fmean(rate.values())} if rate.keys() >= columns(plan).keys() else {}
+        heads = [*columns(plan), "average"]
+        shown = [[f"{100 * rate[name]:.1f}" if name in rate else "n/a" for rate in rates] for name in heads]
+        lines.append([arm.label, *map(" / ".join, shown)])
     order = " / ".join(map(str, sorted(seeds)))
     lead = f"Accuracy in % at each training seed, in the order {order}. They scatter by the luck of training."
     return paragraphs(lead, table(["", *columns(plan).values(), "Average"], merged(lines)))
@@ -129,20 +130,16 @@ def other_scores(cells: Cells, plan: TablePlan) -> str:
     """What the benchmarks report beside their accuracy, where it is not the same."""
     done = {arm.label: done_cells(cells, arm.name) for arm in plan.arms}
     differ = {
-        label: {
-            (name, score) for name, row in found.items() for score in row.others if row.others[score] != row.correct
-        }
+        label: [(name, one) for name, row in found.items() for one in row.others if row.others[one] != row.correct]
         for label, found in done.items()
     }
     known = dict.fromkeys(place for places in differ.values() for place in sorted(places))
-    if not known:
-        return ""
     heads = [f"{columns(plan)[name]} {score}" for name, score in known]
     lines = [
         [label, *[_other(done[label].get(name), score) for name, score in known]] for label in differ if differ[label]
     ]
     lead = "Other scores of the same answers, in %, of lines where they differ; `strict` is lm-eval's stock number:"
-    return paragraphs(lead, table(["", *heads], lines))
+    return paragraphs(lead, table(["", *heads], lines)) if lines else ""
 
 
 def _other(row: EvaluationRow | None, score: str) -> str:
@@ -153,22 +150,20 @@ def _other(row: EvaluationRow | None, score: str) -> str:
 
 
 def what_was_cut(cells: Cells, plan: TablePlan) -> str:
-    """Answers without an end, and prompts that lost their beginnings, for the arms that have any of them."""
-    why = "Prompts whose beginnings were cut, as the context has no room for them beside the answer, in %:"
-    return paragraphs(
-        _shares(
-            "Answers cut at the token limit, in %:", cells, plan, lambda row: [not whole for whole in row.finished]
-        ),
-        _shares(why, cells, plan, lambda row: [bool(count) for count in row.prompt_cut]),
-    )
-
-
-def _shares(lead: str, cells: Cells, plan: TablePlan, cut: Callable[[EvaluationRow], list[bool]]) -> str:
-    """In % of questions, per arm and benchmark; arms without any are left out, and all of it where none has any."""
-    lines = []
-    for arm in plan.arms:
-        found = {name: cut(row) for name, row in done_cells(cells, arm.name).items()}
-        if any(map(any, found.values())):
-            shares = [found.get(name) or [] for name in columns(plan)]
-            lines.append([arm.label, *[f"{100 * sum(share) / len(share):.1f}" if share else "" for share in shares]])
-    return paragraphs(lead, table(["", *columns(plan).values()], lines)) if lines else ""
+    """Answers without an end, and prompts that lost their beginnings, in % of questions, for the arms with any."""
+    kinds: dict[str, Callable[[EvaluationRow], list[bool]]] = {
+        "Answers cut at the token limit, in %:": lambda row: [not whole for whole in row.finished],
+        "Prompts whose beginnings were cut, as the context has no room for them beside the answer, in %:": lambda row: [
+            bool(count) for count in row.prompt_cut
+        ],
+    }
+    parts = []
+    for lead, cut in kinds.items():
+        lines = []
+        for arm in plan.arms:
+            found = {name: cut(row) for name, row in done_cells(cells, arm.name).items()}
+            if any(map(any, found.values())):
+                shares = [found.get(name) or [] for name in columns(plan)]
+                lines.append([arm.label, *[f"{100 * sum(one) / len(one):.1f}" if one else "" for one in shares]])
+        parts += [lead, table(["", *columns(plan).values()], lines)] if lines else []
+    return paragraphs(*parts)

@@ -14,9 +14,9 @@ from marsbench.findings.seeds import BySeed
 from marsbench.paper import published
 from marsbench.rendering.claims import answers, claims_section, page_tally
 from marsbench.rendering.figures import average_figure
-from marsbench.rendering.markdown import folded, merged, paragraphs, table
+from marsbench.rendering.markdown import filled, folded, merged, paragraphs, table
 from marsbench.rendering.measured import HOW_TO_READ_ACCURACY, HOW_TO_READ_THE_CELLS, accuracy_table, measured_section
-from marsbench.rendering.sections import about, behind, title
+from marsbench.rendering.sections import about, behind, racing, seeds_in_words, title
 from marsbench.rows.kinds import EvaluationRow, Row
 from marsbench.running.plans import TablePlan
 from marsbench.world import modelled_on
@@ -24,6 +24,18 @@ from marsbench.world import modelled_on
 Draw = Callable[[Cells, TablePlan, Path], list[Path]]  # writes a figure; the path lacks the extension
 # What stands on a page: of one scale's rows, the scale, and the rows of all training seeds, which verdicts are of.
 Sections = Callable[[Sequence[Row], str, BySeed], Iterable[str]]
+Slots = Callable[[Sequence[Row], str, BySeed], Mapping[str, str]]  # of the same: what stands in a layout's slots
+
+
+def laid_out(package: str, slots: Slots) -> Sections:
+    """The sections of a page whose layout is `page.md` of a package; those behind the first are folded."""
+
+    def sections(rows: Sequence[Row], scale: str, seeds: BySeed) -> list[str]:
+        common = {"scale": scale, "racing": racing(scale), "seeds": seeds_in_words(seeds), "about": about(scale, seeds)}
+        first, *more = filled(package, "page.md", {**common, **slots(rows, scale, seeds)})
+        return [first, folded(*more)]
+
+    return sections
 
 
 def page_text(sections: Sections, rows: Sequence[Row], scale: str, seeds: BySeed | None = None) -> str:
@@ -65,9 +77,11 @@ def numbers_table(plan: TablePlan, seeds: BySeed, names: Sequence[str] = ()) -> 
 
     Without `names`, all lines of the plan.
     """
-    shown = [arm for arm in plan.arms if not names or arm.name in names]
-    found = [[one.over(seeds.values()) for one in line_numbers(plan, arm.name)] for arm in shown]
-    lines = [[arm.label, *[_plus_minus(one) for one in of_line]] for arm, of_line in zip(shown, found, strict=True)]
+    lines = [
+        [arm.label, *[_plus_minus(one.over(seeds.values())) for one in line_numbers(plan, arm.name)]]
+        for arm in plan.arms
+        if not names or arm.name in names
+    ]
     return table(["", "accuracy, %", "tokens/forward"], merged(lines))
 
 

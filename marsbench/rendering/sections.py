@@ -6,8 +6,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import isfinite
 from typing import Any
 
-from marsbench.findings.cells import AR_OBJECTIVE, MARS_OBJECTIVE, latest_cells, latest_stages, latest_step_cost
-from marsbench.findings.in_words import duration, one_line, with_interval
+from marsbench.findings.cells import (
+    AR_OBJECTIVE,
+    MARS_OBJECTIVE,
+    latest_cells,
+    latest_stages,
+    latest_step_cost,
+    why_none,
+)
+from marsbench.findings.in_words import duration, with_interval
 from marsbench.findings.seeds import BySeed
 from marsbench.paper import published
 from marsbench.presets import DEFAULT_SCALE, option_for, preset
@@ -122,16 +129,13 @@ def training_section(rows: Sequence[Row], plan: TablePlan) -> str:
     head = ["stage", "block size", "steps", "tokens", "wall time", "final loss", "parameters"]
     stages = _stages(plan, trained)
     lines = [_training_line(stage, trained.get(stage)) for stage in stages]
-    reasons = [
-        f"- {_in_words(stage, plan)}: {trained[stage].status}: {one_line(trained[stage].reason)}"
-        for stage in stages
-        if stage in trained and trained[stage].status != "done"
-    ]
+    known = [(stage, trained[stage]) for stage in stages if stage in trained]
+    reasons = [f"- {_in_words(stage, plan)}: {why_none(row)}" for stage, row in known if row.status != "done"]
     cost = _step_cost(latest_step_cost(rows)) if plan.step_cost else ""
     return paragraphs("## Training", table(head, lines), "\n".join(reasons), cost)
 
 
-def _stages(plan: TablePlan, trained: Mapping[TrainedStage, TrainingRow]) -> list[TrainedStage]:
+def _stages(plan: TablePlan, trained: Iterable[TrainedStage]) -> list[TrainedStage]:
     """The stages behind a table: those trained only to start another from, then the plan's."""
     return [*[stage for stage in trained if stage not in plan.stages], *plan.stages]
 
@@ -146,15 +150,9 @@ def _training_line(trained: TrainedStage, row: TrainingRow | None) -> list[str]:
     size = "" if trained.block_size is None else str(trained.block_size)
     if row is None or row.status != "done":
         return [trained.stage, size, "not run" if row is None else row.status, "", "", "", ""]
-    return [
-        trained.stage,
-        size,
-        f"{row.steps:,}",
-        f"{row.tokens:,}",
-        duration(row.seconds),
-        f"{row.loss:.3f}" if isfinite(row.loss) else "diverged",
-        f"{row.parameters:,}",
-    ]
+    loss = f"{row.loss:.3f}" if isfinite(row.loss) else "diverged"
+    numbers = f"{row.steps:,}", f"{row.tokens:,}", duration(row.seconds), loss, f"{row.parameters:,}"
+    return [trained.stage, size, *numbers]
 
 
 def _step_cost(row: StepCostRow | None) -> str:
@@ -163,7 +161,7 @@ def _step_cost(row: StepCostRow | None) -> str:
     ratios = sorted(hours["mars", scale] / hours["ar_sft", scale] for scale in ("0.5b", "7b"))
     paper = f"Published: {ratios[0]:.1f} and {ratios[1]:.1f} times, from the GPU hours of whole runs."
     if row is None or row.status != "done":
-        return f"Cost of a MARS step: {f'{row.status}: {one_line(row.reason)}' if row else 'not run'}. {paper}"
+        return f"Cost of a MARS step: {why_none(row)}. {paper}"
     cost, memory = (median_ratio(of[MARS_OBJECTIVE], of[AR_OBJECTIVE]) for of in (row.seconds, row.memory))
     return (
         f"A MARS step costs {with_interval(cost, 2)} times an AR step: the median of "
@@ -181,9 +179,8 @@ def how_section(rows: Sequence[Row], plan: TablePlan, scale: str) -> str:
         *[cost for cost in [latest_step_cost(rows)] if cost],
         *[row for row in rows if isinstance(row, SweepRow | StepTimeRow | TrainingSpeedRow)],
     ]
-    facts = facts_section(
-        shown, command(session_of(plan.key), scale), {"tokens per answer at most": _token_limits(rows)}
-    )
+    limits = {"tokens per answer at most": _token_limits(rows)}
+    facts = facts_section(shown, command(session_of(plan.key), scale), limits)
     return paragraphs(facts, "Wall time by stage:", _wall_time(rows, plan))
 
 
@@ -219,12 +216,8 @@ def _commit(provenance: Mapping[str, Any]) -> str:
 def _hardware(provenance: Mapping[str, Any]) -> str:
     hardware = dict(provenance.get("hardware") or {})
     cores, memory = hardware.get("cores"), hardware.get("memory_gib")
-    parts = [
-        hardware.get("cpu"),
-        f"{cores} cores" if cores else "",
-        f"{memory:.0f} GiB memory" if memory else "",
-        hardware.get("gpu") or ("no GPU" if "gpu" in hardware else ""),
-    ]
+    counts = f"{cores} cores" if cores else "", f"{memory:.0f} GiB memory" if memory else ""
+    parts = [hardware.get("cpu"), *counts, hardware.get("gpu") or ("no GPU" if "gpu" in hardware else "")]
     return ", ".join(str(part) for part in parts if part)
 
 
@@ -260,8 +253,5 @@ def _wall_time(rows: Sequence[Row], plan: TablePlan) -> str:
         for stage in _stages(plan, trained)
     }
     spent["total"] = (sum(train for train, _ in spent.values()), sum(evaluate for _, evaluate in spent.values()))
-    lines = [
-        [name, duration(train), duration(evaluate), duration(train + evaluate)]
-        for name, (train, evaluate) in spent.items()
-    ]
+    lines = [[name, *map(duration, (train, evaluate, train + evaluate))] for name, (train, evaluate) in spent.items()]
     return table(["stage", "training", "evaluation", "together"], lines)

@@ -21,16 +21,9 @@ _Values = NDArray[np.float64]
 def curve_advantage(a: Sequence[Answers], b: Sequence[Answers]) -> Estimate:
     """How much more accurate curve a is than curve b where both emit equally many tokens per forward pass.
 
-    Args:
-        a: one curve on one benchmark, an entry per threshold, in any order.
-        b: the other curve on the same questions.
-
-    Returns:
-        The mean over the tokens per forward pass that both curves reach, as a fraction. The interval is a percentile
-        bootstrap over questions, drawn for all points together, with a fixed seed.
-
-    Raises:
-        ValueError: if there are no curves, or points with unequally many answers.
+    A curve has an entry per threshold, in any order, all on the same questions of one benchmark. It is the mean over
+    the tokens per forward pass that both reach, as a fraction; the interval is a percentile bootstrap over questions,
+    drawn for all points together, with a fixed seed.
     """
     counts = {len(values) for point in (*a, *b) for values in (point.correct, point.emitted, point.forwards)}
     if not a or not b or len(counts) != 1 or 0 in counts:
@@ -46,19 +39,15 @@ def curve_advantage(a: Sequence[Answers], b: Sequence[Answers]) -> Estimate:
 
 def points_gap(a: Sequence[tuple[float, float]], b: Sequence[tuple[float, float]]) -> float:
     """The same mean from points (tokens per forward pass, accuracy) alone, in the unit of the accuracies."""
-    return float(_gap(np.array(a, dtype=float).T[..., None], np.array(b, dtype=float).T[..., None])[0])
+    return float(_gap(*(np.array(points, dtype=float).T[..., None] for points in (a, b)))[0])
 
 
 def after_training(curve: Mapping[int, Answers], tokens: int) -> Estimate:
     """Tokens per forward pass after so many tokens of training, were each doubling to add as much as those measured.
 
-    Args:
-        curve: tokens trained -> answers to the same questions; two points at least.
-        tokens: where the straight line over the logarithm of tokens, by least squares, is read.
-
-    Returns:
-        The line's height there. The interval is a percentile bootstrap over questions, drawn for all points together:
-        neither the luck of training nor a curve that bends is in it.
+    `curve` is tokens trained -> answers to the same questions; two points at least. A straight line over the logarithm
+    of tokens, by least squares, is read at `tokens`. The interval is a percentile bootstrap over questions, drawn for
+    all points together: neither the luck of training nor a curve that bends is in it.
     """
     line = np.vander(np.log2([*curve]), 2)
     weights = np.array([np.log2(tokens), 1.0]) @ np.linalg.pinv(line)  # of each point
@@ -91,14 +80,12 @@ def _points(curve: Sequence[Answers], draws: NDArray[np.generic], extra: tuple[f
 
 def _gap(a: _Values, b: _Values) -> _Values:
     """The mean height of curve a over curve b in each draw; both are [2, points, draws]."""
-    return np.array([_gap_of_one(a[..., draw], b[..., draw]) for draw in range(a.shape[-1])])
-
-
-def _gap_of_one(a: _Values, b: _Values) -> float:
-    low = max(a[0].min(), b[0].min())
-    high = max(low, min(a[0].max(), b[0].max()))
-    positions = np.linspace(low, high, POSITIONS)
-    return float(np.mean(_heights(a, positions) - _heights(b, positions)))
+    gaps = []
+    for one, other in zip(np.moveaxis(a, -1, 0), np.moveaxis(b, -1, 0), strict=True):
+        low = max(one[0].min(), other[0].min())
+        positions = np.linspace(low, max(low, min(one[0].max(), other[0].max())), POSITIONS)
+        gaps.append(np.mean(_heights(one, positions) - _heights(other, positions)))
+    return np.array(gaps)
 
 
 def _heights(curve: _Values, positions: _Values) -> _Values:

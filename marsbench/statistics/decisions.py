@@ -43,11 +43,7 @@ class Bound:
 
     @classmethod
     def losing_less_than(cls, margin: float) -> Bound:
-        """Non-inferiority: worse by less than a margin, in the effect's unit.
-
-        Raises:
-            ValueError: if the margin is negative.
-        """
+        """Non-inferiority: worse by less than a margin, in the effect's unit."""
         if margin < 0:
             raise ValueError(f"a negative margin: {margin}")
         return cls(low=0.0 - margin)  # no -0.0

@@ -61,28 +61,6 @@ class Estimate:
 
 
 @dataclass(frozen=True)
-class PairedDifference:
-    """How much more arm a answers correctly than arm b on the same questions.
-
-    `points` is the difference in percentage points, benchmarks weighing the same; its interval too.
-    `p_value` is McNemar's exact one, in which questions weigh the same; for shares of several seeds it is the sign
-    test, which McNemar's is a case of.
-    """
-
-    points: float
-    interval: Interval  # percentage points
-    n: int  # questions
-    only_a: int  # questions that a alone answers correctly; of several seeds, that a does more often
-    only_b: int
-    p_value: float
-
-    @property
-    def estimate(self) -> Estimate:
-        """The difference in points alone."""
-        return Estimate(self.points, self.interval, self.n)
-
-
-@dataclass(frozen=True)
 class Answers:
     """One arm's answers on one benchmark, with one entry per question, in the benchmark's order."""
 
@@ -91,32 +69,19 @@ class Answers:
     forwards: Sequence[int]
 
 
-def proportion_interval(correct: Sequence[float]) -> Interval:
-    """Wilson's interval for the share of correct answers, as fractions.
-
-    Raises:
-        ValueError: if there are no answers, or one that is neither 0 nor 1.
-    """
+def accuracy(correct: Sequence[float]) -> Estimate:
+    """The share of correct answers (0 or 1 each) on one benchmark, as a fraction, with Wilson's interval."""
     from scipy import stats
 
     values = _shares(correct)
     if not np.isin(values, (0.0, 1.0)).all():
         raise ValueError("an answer that is neither 0 nor 1")
     low, high = stats.binomtest(int(values.sum()), len(values)).proportion_ci(LEVEL, method="wilson")
-    return Interval(float(low), float(high))
-
-
-def accuracy(correct: Sequence[float]) -> Estimate:
-    """The share of correct answers on one benchmark, as a fraction, with Wilson's interval."""
-    return Estimate(float(np.mean(correct)), proportion_interval(correct), len(correct))
+    return Estimate(float(np.mean(correct)), Interval(float(low), float(high)), len(values))
 
 
 def mean_of_benchmarks(estimates: Sequence[Estimate]) -> Estimate:
-    """The mean of independent estimates, each weighing the same; the interval by MOVER (see the module).
-
-    Raises:
-        ValueError: if there are none.
-    """
+    """The mean of independent estimates, each weighing the same; the interval by MOVER (see the module)."""
     if not estimates:
         raise ValueError("a mean of no benchmarks")
     value = float(np.mean([part.value for part in estimates]))
@@ -137,9 +102,6 @@ def over_seeds(pooled: Estimate, seeds: Sequence[float]) -> Estimate:
     Args:
         pooled: the estimate from the answers of all seeds, pooled per question, with its 95 % interval.
         seeds: the same estimate from each seed's answers alone; a single one adds nothing to `pooled`.
-
-    Raises:
-        ValueError: if there are no seeds.
     """
     if not seeds:
         raise ValueError("an estimate of no seeds")
@@ -180,28 +142,17 @@ def tokens_per_forward(emitted: Sequence[int], forwards: Sequence[int]) -> Estim
     """Total tokens over total forward passes on one benchmark; the interval by the delta method.
 
     Both sequences hold one count per question; questions are what is drawn, so long answers weigh more.
-
-    Raises:
-        ValueError: if there are no questions, unequally many counts, or a question without a forward pass.
     """
     return _around(*_ratio(emitted, forwards))
 
 
 def ratio_of_totals(parts: Sequence[float], wholes: Sequence[float]) -> Estimate:
-    """The sum of one thing over the sum of another, both taken of the same items; the interval by the delta method.
-
-    Raises:
-        ValueError: if there are no items, unequally many values, or a whole below 0.
-    """
+    """The sum of one thing over the sum of another, both taken of the same items; the interval by the delta method."""
     return _around(*_ratio(parts, wholes, least=0.0))
 
 
 def speed_difference(a: Answers, b: Answers) -> Estimate:
-    """Tokens per forward pass of arm a minus those of arm b on the same questions of one benchmark.
-
-    Raises:
-        ValueError: as `tokens_per_forward`, or if the arms answered unequally many questions.
-    """
+    """Tokens per forward pass of arm a minus those of arm b on the same questions of one benchmark."""
     (first, above_first), (second, above_second) = _ratio(a.emitted, a.forwards), _ratio(b.emitted, b.forwards)
     if len(above_first) != len(above_second):
         raise ValueError(f"{len(above_first)} and {len(above_second)} answers cannot be paired")
@@ -224,23 +175,29 @@ def _around(value: float, residuals: _Values) -> Estimate:
     return Estimate(value, Interval(value - half, value + half), n)
 
 
-def paired_difference(a: Mapping[str, Sequence[float]], b: Mapping[str, Sequence[float]]) -> PairedDifference:
-    """Compare two arms on the same questions (benchmark -> 0 to 1 per question, in the same order).
+def paired_difference(a: Mapping[str, Sequence[float]], b: Mapping[str, Sequence[float]]) -> Estimate:
+    """How many points more accurate arm a is than arm b on the same questions, benchmarks weighing the same.
 
-    Raises:
-        ValueError: if the benchmarks or their numbers of questions differ, or an answer is not from 0 to 1.
+    Both are benchmark -> 0 to 1 per question, in the same order.
     """
-    from scipy import stats
-
     if set(a) != set(b):
         raise ValueError(f"not the same benchmarks: {sorted(a)} and {sorted(b)}")
     gains = [_paired_gains(name, a[name], b[name]) for name in sorted(a)]
-    mean = mean_of_benchmarks([_mean_gain(gain) for gain in gains]).times(100)
-    pooled = np.concatenate(gains)
-    only_a, only_b = int((pooled > 0).sum()), int((pooled < 0).sum())
+    return mean_of_benchmarks([_mean_gain(gain) for gain in gains]).times(100)
+
+
+def mcnemar(a: Sequence[float], b: Sequence[float]) -> tuple[int, int, float]:
+    """How many questions each of two arms alone answers correctly, and McNemar's exact p value of these.
+
+    For shares of several seeds: which arm answers it correctly more often, and the sign test.
+    """
+    from scipy import stats
+
+    gains = _paired_gains("two arms", a, b)
+    only_a, only_b = int((gains > 0).sum()), int((gains < 0).sum())
     # No discordant question is no evidence at all, and a binomial test of nothing is undefined.
     p_value = float(stats.binomtest(only_a, only_a + only_b).pvalue) if only_a + only_b else 1.0
-    return PairedDifference(mean.value, mean.interval, mean.n, only_a, only_b, p_value)
+    return only_a, only_b, p_value
 
 
 def gain_difference(
@@ -248,15 +205,7 @@ def gain_difference(
 ) -> Estimate:
     """How much more one arm gains over another than a third over a fourth, on the same questions of one benchmark.
 
-    Args:
-        first: the answers, 0 to 1, of two arms, the first of which gains.
-        second: those of two other arms, or the same.
-
-    Returns:
-        (first a minus first b) minus (second a minus second b), as a fraction.
-
-    Raises:
-        ValueError: if the arms answered unequally many questions, or an answer is not from 0 to 1.
+    Each pair holds the answers, 0 to 1, of two arms, the first of which gains; the result is a fraction.
     """
     gains, others = _paired_gains("first pair", *first), _paired_gains("second pair", *second)
     if len(gains) != len(others):
@@ -265,11 +214,7 @@ def gain_difference(
 
 
 def median_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Estimate:
-    """The median of the ratios of paired repeats; the interval by a bootstrap with a fixed seed.
-
-    Raises:
-        ValueError: if there are no pairs, or unequally many values.
-    """
+    """The median of the ratios of paired repeats; the interval by a bootstrap with a fixed seed."""
     from scipy import stats
 
     if len(numerators) != len(denominators) or not numerators:
@@ -278,10 +223,8 @@ def median_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> 
     interval = Interval(-inf, inf)
     if len(ratios) > 1:
         generator = np.random.default_rng(BOOTSTRAP_SEED)
-        found = stats.bootstrap(
-            (ratios,), np.median, confidence_level=LEVEL, method="percentile", rng=generator
-        ).confidence_interval
-        interval = Interval(float(found.low), float(found.high))
+        found = stats.bootstrap((ratios,), np.median, confidence_level=LEVEL, method="percentile", rng=generator)
+        interval = Interval(*map(float, found.confidence_interval))
     return Estimate(float(np.median(ratios)), interval, len(ratios))
 
 
@@ -291,9 +234,6 @@ def share_of_tokens(part: Sequence[int], whole: Sequence[int]) -> Estimate:
     Tokens of one answer go together, so questions are what is drawn. The two made-up questions of the module's first
     idea have as many tokens as the mean question, one of them all and the other none of the kind. `part` and `whole`
     are tokens per question; questions without any do not count.
-
-    Raises:
-        ValueError: if there are no such tokens.
     """
     counts = np.array([(kind, all_) for kind, all_ in zip(part, whole, strict=True) if all_], dtype=float)
     if not len(counts):

@@ -6,30 +6,19 @@ from functools import partial
 
 from marsbench.findings.between_lines import emits, emits_more, more_accurate
 from marsbench.findings.cells import Cells, done_cells
-from marsbench.rendering.figures import shared_benchmarks, speed_on
+from marsbench.rendering.figures import line_on, shared_benchmarks
 from marsbench.rendering.measured import HOW_TO_READ_ACCURACY, accuracy_table, speed_table
 from marsbench.rendering.page import TablePage
 from marsbench.running.plans import Arm, TablePlan
 from marsbench.statistics.decisions import Bound
-from marsbench.studies.lines import (
-    AR_SFT,
-    HEADS,
-    adapted,
-    drafting,
-    headed,
-    mars,
-    mars_name,
-    short,
-    verified,
-    verified_with_head,
-)
+from marsbench.studies.lines import AR_SFT, HEADS, drafting, headed, mars, mars_name, short, verified
 from marsbench.studies.study import table_study
 
 _GROUPS, _LINEAR = verified("groups", 4), verified("linear", 5, 0.5)
 _LOSSLESS = (
     Arm("gated_ar", "AR SFT with an adapter, AR decoding", "mars_gated", "ar", {}, trained_block_size=4),
-    adapted("groups", 4),
-    adapted("linear", 5, 0.5),
+    verified("groups", 4, stage="mars_gated"),
+    verified("linear", 5, 0.5, stage="mars_gated"),
 )
 _SIZES = {
     "gated_groups_2x": ("AR SFT with an adapter trained twice as long", "mars_gated_2x"),
@@ -40,16 +29,12 @@ _SIZES = {
 
 def _thresholded(stage: str, words: str, threshold: float) -> Arm:
     """The same whose masks decide what passes, four positions to a forward pass."""
-    label = f"AR SFT with {words} (tau = {short(threshold)})"
-    options = mars("mars", 4, threshold).options
+    label, options = f"AR SFT with {words} (tau = {short(threshold)})", {"block_size": 4, "threshold": threshold}
     return Arm(f"{stage}_{threshold:g}", label, stage, "mars", options, optional=True)
 
 
 _WITH_HEADS = {f"mars_gated_{kind}": f"an adapter and {words} behind it" for kind, words in HEADS.items()}
-_WINDOWS = (
-    drafting("mars_gated", "an adapter", 8),
-    *[headed(kind, window) for window in (4, 8) for kind in HEADS],
-)
+_WINDOWS = (drafting("mars_gated", "an adapter", 8), *[headed(kind, window) for window in (4, 8) for kind in HEADS])
 _SURE = (
     _thresholded("mars_gated", "an adapter", 0.99),
     *[_thresholded(stage, words, tau) for stage, words in _WITH_HEADS.items() for tau in (0.99, 0.95)],
@@ -58,7 +43,7 @@ _SURE = (
 
 _HEADED_MARS = (
     Arm("mars_network_ar", "MARS with a draft head, AR decoding", "mars_network", "ar", optional=True),
-    verified_with_head(),
+    verified("groups", 4, stage="mars_network"),
     *[mars("mars_network", 4, threshold) for threshold in (0.99, 0.95)],
 )
 PLAN = TablePlan(
@@ -91,19 +76,18 @@ PLAN = TablePlan(
 def _unchanged(cells: Cells, plan: TablePlan) -> str:
     """How many answers of the lossless lines are as right and as long as those of AR SFT."""
     alone = done_cells(cells, AR_SFT.name)
-    same = asked = 0
-    for name in (*[arm.name for arm in (*_LOSSLESS, *_WINDOWS)], *_SIZES):
-        for benchmark, row in done_cells(cells, name).items():
-            if theirs := alone.get(benchmark):
-                pairs = zip(row.correct, row.emitted, theirs.correct, theirs.emitted, strict=True)
-                asked += len(row.correct)
-                same += sum((a, b) == (c, d) for a, b, c, d in pairs)
-    if not asked:
-        return ""
-    return (
-        f"Of {asked:,} answers with the adapter, by AR decoding and verified, {same:,} are as right and as long as "
-        "those of AR SFT alone to the same questions."
+    same = [
+        (a, b) == (c, d)
+        for name in (*[arm.name for arm in (*_LOSSLESS, *_WINDOWS)], *_SIZES)
+        for benchmark, row in done_cells(cells, name).items()
+        if (theirs := alone.get(benchmark))
+        for a, b, c, d in zip(row.correct, row.emitted, theirs.correct, theirs.emitted, strict=True)
+    ]
+    said = (
+        f"Of {len(same):,} answers with the adapter, by AR decoding and verified, {sum(same):,} are as right and as "
+        "long as those of AR SFT alone to the same questions."
     )
+    return said if same else ""
 
 
 # ---- by rank and by tokens trained
@@ -119,15 +103,13 @@ _CURVES = {  # lines of the figure: what each was trained on, in times the token
 def _part_of_the_best(cells: Cells, plan: TablePlan) -> str:
     """What the adapters emit in % of MARS at their rate, all verified in groups."""
     benchmarks = shared_benchmarks(cells, plan)
-    (_, best), *others = reversed(
-        [(words, speed_on(cells, points[1], benchmarks)) for words, points in _CURVES.items()]
-    )
-    said = [f"{words} {100 * one.value / best.value:.0f} %" for words, one in others if best is not None and one]
-    if best is None or not said:
+    (_, best), *others = [(words, line_on(cells, found[1], benchmarks)) for words, found in reversed(_CURVES.items())]
+    said = [f"{words} {100 * one[0].value / best[0].value:.0f} %" for words, one in others if best and one]
+    if not best or not said:
         return ""
     return (
-        f"Verified in groups, after as many tokens trained, in % of the {best.value:.2f} tokens/forward of MARS at the "
-        f"adapter's rate: {', '.join(said)}."
+        f"Verified in groups, after as many tokens trained, in % of the {best[0].value:.2f} tokens/forward of MARS at "
+        f"the adapter's rate: {', '.join(said)}."
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from marsbench.presets import DEFAULT_BLOCK_SIZE
@@ -10,6 +9,7 @@ from marsbench.running.plans import AS_RELEASED, Arm
 
 BLOCK_SIZES = (4, 8, 16)
 THRESHOLDS = (0.95, 0.9, 0.8, 0.7, 0.6, 0.5)
+TAUS = (None, *THRESHOLDS)  # None is one token per forward pass
 BATCH_SIZES = (4, 8, 16)  # of Tables 5 and 6
 ONE_TOKEN: dict[str, Any] = {"accept": "one"}
 AR_SFT = Arm("ar_sft", "AR SFT", "ar_sft", "ar", {}, "ar_sft_5ep")
@@ -45,26 +45,22 @@ def mars_name(stage: str, block_size: int, threshold: float | None = None) -> st
     return f"{stage}_b{block_size}" + ("" if threshold is None else f"_{threshold:g}")
 
 
-def verified(layout: str, window: int, threshold: float | None = None) -> Arm:
+_VERIFIED = {  # stage -> what the names of its lossless lines begin with, and its words
+    "mars": ("verified", "MARS"),
+    "mars_network": ("mars_network", "MARS with a draft head,"),
+    "mars_gated": ("gated", "AR SFT with an adapter,"),  # which answers for the masks of AR SFT
+}
+
+
+def verified(layout: str, window: int, threshold: float | None = None, stage: str = "mars") -> Arm:
     """Lossless MARS in one of its layouts, on the checkpoint of B = 4 whatever its window."""
     pruned = {} if threshold is None else {"threshold": threshold}
+    name, words = _VERIFIED[stage]
     return Arm(
-        f"verified_{layout}", f"MARS verified, {layout} (W = {window})", "mars", "mars-verified",
+        f"{name}_{layout}", f"{words} verified, {layout} (W = {window})", stage, "mars-verified",
         {"layout": layout, "block_size": window, **pruned}, trained_block_size=DEFAULT_BLOCK_SIZE,
+        optional=stage in HEADED_MARS,
     )  # fmt: skip
-
-
-def verified_with_head() -> Arm:
-    """Lossless MARS in groups, with a draft head that was trained with it."""
-    ((stage, words),) = HEADED_MARS.items()
-    label = f"{words}, verified, groups (W = 4)"
-    return replace(verified("groups", 4), name=f"{stage}_groups", label=label, stage=stage, optional=True)
-
-
-def adapted(layout: str, window: int, threshold: float | None = None) -> Arm:
-    """The same on AR SFT, whose masks an adapter answers for."""
-    label = f"AR SFT with an adapter, verified, {layout} (W = {window})"
-    return replace(verified(layout, window, threshold), name=f"gated_{layout}", label=label, stage="mars_gated")
 
 
 HEADS = {"markov": "a table", "network": "a network"}  # kinds of draft heads, in words

@@ -113,7 +113,8 @@ def table_study(page: TablePage, *, more_claims: tuple[Claim, ...] = (), **said:
         for one in (*more_claims, *page.claims)
         if not one.again
     ]
-    return Study(
-        key=key, name=page.plan.name, plan=page.plan, sections=page.sections, figures=page.figures,
-        claims=ours(key, claims) if page.plan.own else tuple(claims), **said,
-    )  # fmt: skip
+    fields: dict[str, Any] = {
+        **{"key": key, "name": page.plan.name, "plan": page.plan, "sections": page.sections, "figures": page.figures},
+        **{"claims": ours(key, claims) if page.plan.own else tuple(claims), **said},
+    }
+    return Study(**fields)

@@ -11,14 +11,7 @@ from pathlib import Path
 from marsbench.findings.between_lines import as_accurate, gains_more, more_accurate
 from marsbench.findings.cells import Cells
 from marsbench.findings.claims import OURS, Claim, Section
-from marsbench.rendering.figures import (
-    Panel,
-    accuracy_on,
-    average_title,
-    exactly,
-    panels_figure,
-    shared_benchmarks,
-)
+from marsbench.rendering.figures import Panel, average_title, exactly, line_on, panels_figure, shared_benchmarks
 from marsbench.rendering.measured import HOW_TO_READ_ACCURACY
 from marsbench.rendering.page import TablePage
 from marsbench.rendering.sections import BOTH_ABLATIONS_DEVIATION
@@ -58,9 +51,10 @@ def _draw(cells: Cells, plan: TablePlan, path_stem: Path) -> list[Path]:
     benchmarks = shared_benchmarks(cells, plan)
     curves = {}
     for stage, label in reversed(MARS_STAGES.items()):  # MARS first, as in the other figures
-        found = [(exactly(size), accuracy_on(cells, mars_name(stage, size), benchmarks)) for size in BLOCK_SIZES]
-        curves[label] = [(x, height) for x, height in found if height is not None]
-    panel = Panel(average_title(benchmarks), curves, accuracy_on(cells, "ar_sft", benchmarks))
+        found = {size: line_on(cells, mars_name(stage, size), benchmarks) for size in BLOCK_SIZES}
+        curves[label] = [(exactly(size), point[1]) for size, point in found.items() if point]
+    _, reference = line_on(cells, "ar_sft", benchmarks) or (None, None)
+    panel = Panel(average_title(benchmarks), curves, reference)
     return panels_figure([panel], path_stem, across=1, x_label="block size B")
 
 

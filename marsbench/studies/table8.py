@@ -17,16 +17,7 @@ from marsbench.rendering.measured import accuracy_cell, question_counts, speed_c
 from marsbench.rendering.page import TablePage
 from marsbench.rendering.sections import BOTH_ABLATIONS_DEVIATION
 from marsbench.running.plans import Arm, TablePlan
-from marsbench.studies.lines import (
-    ABLATIONS,
-    AR_SFT,
-    BLOCK_SIZES,
-    HEADED_MARS,
-    MARS_STAGES,
-    THRESHOLDS,
-    mars,
-    mars_name,
-)
+from marsbench.studies.lines import ABLATIONS, AR_SFT, BLOCK_SIZES, HEADED_MARS, MARS_STAGES, TAUS, mars, mars_name
 from marsbench.studies.study import Item, table_study
 
 SIZE_WITH_HEAD = BLOCK_SIZES[0]  # of MARS with a draft head, which the paper has not
@@ -35,18 +26,13 @@ PLAN = TablePlan(
     "Accuracy against tokens per forward pass, by threshold and block size, with and without the SFT loss",
     (
         AR_SFT,
-        *[
-            mars(stage, size, threshold)
-            for stage in MARS_STAGES
-            for size in BLOCK_SIZES
-            for threshold in (None, *THRESHOLDS)
-        ],
-        *[mars(stage, SIZE_WITH_HEAD, threshold) for stage in HEADED_MARS for threshold in (None, *THRESHOLDS)],
+        *[mars(stage, size, tau) for stage in MARS_STAGES for size in BLOCK_SIZES for tau in TAUS],
+        *[mars("mars_network", SIZE_WITH_HEAD, tau) for tau in TAUS],
     ),
     benchmarks=("gsm8k", "humaneval"),
 )
 FIGURE3 = Section("Figure 3", (4, 3))
-SURE, UNSURE = THRESHOLDS[0], THRESHOLDS[-1]
+SURE, UNSURE = TAUS[1], TAUS[-1]
 HOW_TO_READ_THE_GRIDS = (
     "For each block size, accuracy in % and tokens per forward pass (tok/fwd), ± half of the 95 % interval. Lines with "
     "tau accept tokens from the left while their confidence reaches tau, the others exactly one token per forward pass."
@@ -54,7 +40,7 @@ HOW_TO_READ_THE_GRIDS = (
 
 
 def _curve(stage: str, size: int) -> tuple[str, ...]:
-    return tuple(mars_name(stage, size, threshold) for threshold in (None, *THRESHOLDS))
+    return tuple(mars_name(stage, size, tau) for tau in TAUS)
 
 
 def _claims() -> Iterator[Claim]:
@@ -80,11 +66,11 @@ def _grid(numbers: Numbers, benchmark: str, plan: TablePlan) -> list[list[str]]:
     arms = {arm.name: arm for arm in plan.arms}
     lines = [[AR_SFT.label, "", *numbers(AR_SFT, benchmark), *[""] * (2 * len(BLOCK_SIZES) - 2)]]
     for stage, label in (MARS_STAGES | HEADED_MARS).items():
-        for threshold in (None, *THRESHOLDS):
-            known = [arms.get(mars_name(stage, size, threshold)) for size in BLOCK_SIZES]
+        for tau in TAUS:
+            known = [arms.get(mars_name(stage, size, tau)) for size in BLOCK_SIZES]
             if any(known):
                 found = [numbers(arm, benchmark) if arm else ("", "") for arm in known]
-                lines.append([label, "" if threshold is None else f"{threshold:g}", *sum(found, ())])
+                lines.append([label, "" if tau is None else f"{tau:g}", *sum(found, ())])
     return lines
 
 
@@ -112,9 +98,8 @@ def _published_grids(plan: TablePlan) -> str:
     )
     parts = ["## The paper's numbers", lead]
     for benchmark, title in columns(plan).items():
-        lines = []
-        for scale, model in PUBLISHED_SCALES.items():
-            lines += [[model, paper_label(label), *rest] for label, *rest in _published_grid(scale, benchmark, plan)]
+        found = {model: _published_grid(scale, benchmark, plan) for scale, model in PUBLISHED_SCALES.items()}
+        lines = [[model, paper_label(label), *rest] for model, grid in found.items() for label, *rest in grid]
         parts += [f"{title}:", table(_head("model", "", "tau"), lines, text=(0, 1))]
     return paragraphs(*parts)
 
@@ -123,8 +108,9 @@ def _published_grid(scale: str, benchmark: str, plan: TablePlan) -> list[list[st
     """The paper's lines for a model on a benchmark; those that it does not have are left out."""
 
     def numbers(arm: Arm, benchmark: str) -> tuple[str, str]:
-        accuracy = published_values(plan, arm, scale, "accuracy").get(benchmark)
-        speed = published_values(plan, arm, scale, "tokens_per_forward").get(benchmark)
+        accuracy, speed = (
+            published_values(plan, arm, scale, metric).get(benchmark) for metric in ("accuracy", "tokens_per_forward")
+        )
         return "" if accuracy is None else f"{accuracy:.1f}", "" if speed is None else f"{speed:.2f}"
 
     return [line for line in _grid(numbers, benchmark, plan) if any(line[2:])]

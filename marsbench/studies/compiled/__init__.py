@@ -14,8 +14,8 @@ from marsbench.findings.sweep import SweepCells, printed_ratio, printed_speed_up
 from marsbench.presets import Preset
 from marsbench.racing.grid import COMPILED_AR, Contender, Grid, called, read_grid, shipped_grid
 from marsbench.rendering.figures import by_batch_figure
-from marsbench.rendering.layout import laid_out
 from marsbench.rendering.markdown import table
+from marsbench.rendering.page import laid_out
 from marsbench.rendering.sections import command, facts_section
 from marsbench.rows.kinds import Row, StepTimeRow, SweepRow
 from marsbench.studies.study import Study, measured_by
@@ -100,8 +100,7 @@ def _sweep(rows: Sequence[Row], *, random: bool = False) -> SweepCells:
 
 def _answers(sweep: SweepCells) -> Iterator[str]:
     """What is left of MARS's gain at the smallest and the largest batch size, and what compiling buys `ar`."""
-    sizes = sweep.batch_sizes
-    for size in dict.fromkeys([*sizes[:1], *sizes[-1:]]):
+    for size in dict.fromkeys([*sweep.batch_sizes[:1], *sweep.batch_sizes[-1:]]):
         said = [
             f"{one.name} {_said(sweep, size, one.name, 'ar')} eager and "
             f"{_said(sweep, size, other.name, COMPILED_AR)} compiled"
@@ -140,19 +139,17 @@ def _said(sweep: SweepCells, size: int, name: str, baseline: str) -> str:
 
 
 def _by_batch(sweep: SweepCells, pairs: dict[str, tuple[str, str]], first: str = "") -> str:
-    head = [first, *[f"batch {size}" for size in sweep.batch_sizes]]
-    return table(
-        head, [[line, *[_said(sweep, size, *pair) for size in sweep.batch_sizes]] for line, pair in pairs.items()]
-    )
+    lines = [[line, *[_said(sweep, size, *pair) for size in sweep.batch_sizes]] for line, pair in pairs.items()]
+    return table([first, *sweep.heads], lines)
 
 
 def _tokens(sweep: SweepCells) -> str:
     """Whether compiled steps give the tokens of eager ones."""
     lines = []
     for eager, compiled in _PAIRS:
-        rows = [[sweep.done.get((one.name, size)) for one in (eager, compiled)] for size in sweep.batch_sizes]
-        lines.append([compiled.name, *[_same(one, other) if one and other else "not run" for one, other in rows]])
-    return table(["", *[f"batch {size}" for size in sweep.batch_sizes]], lines)
+        pairs = zip(sweep.by_batch(eager.name), sweep.by_batch(compiled.name), strict=True)
+        lines.append([compiled.name, *[_same(one, other) if one and other else "not run" for one, other in pairs]])
+    return table(["", *sweep.heads], lines)
 
 
 def _same(eager: SweepRow, row: SweepRow) -> str:
@@ -162,18 +159,14 @@ def _same(eager: SweepRow, row: SweepRow) -> str:
 def _law(sweep: SweepCells) -> str:
     lines = []
     for contender in (*EAGER[1:], *COMPILED[1:]):
-        for size in sweep.batch_sizes:
-            row = sweep.done.get((contender.name, size))
-            ar = sweep.done.get((COMPILED_AR if contender.compiled else "ar", size))
-            if row is None or ar is None:
-                continue
-            # Milliseconds of a lap per forward of the batch; the prompts' are in the time and not counted.
-            steps = median(row.seconds) / row.forwards / (median(ar.seconds) / ar.forwards)
-            tokens = row.tokens_per_forward
-            lines.append([
-                contender.name, str(size), f"{row.positions_of_a_row:.1f}", f"{tokens:.2f}", f"{steps:.2f}",
-                f"{tokens / steps:.2f}", printed_speed_up(row),
-            ])  # fmt: skip
+        of_ar = sweep.by_batch(COMPILED_AR if contender.compiled else "ar")
+        for row, ar in zip(sweep.by_batch(contender.name), of_ar, strict=True):
+            if row is not None and ar is not None:
+                # Milliseconds of a lap per forward of the batch; the prompts' are in the time and not counted.
+                steps = median(row.seconds) / row.forwards / (median(ar.seconds) / ar.forwards)
+                tokens = row.tokens_per_forward
+                numbers = [f"{row.positions_of_a_row:.1f}", *[f"{one:.2f}" for one in (tokens, steps, tokens / steps)]]
+                lines.append([contender.name, str(row.batch_size), *numbers, printed_speed_up(row)])
     head = ["", "batch", "positions of a row that count", "tokens/forward", "steps of `ar`", "expected", "measured"]
     return table(head, lines)
 
@@ -188,10 +181,9 @@ def _compiling(sweep: SweepCells) -> str:
 
 def _memory_bound(rows: Sequence[Row], random: SweepCells) -> dict[str, str]:
     """A model whose weights do not fit into caches: how near its steps are to the memory's speed."""
-    timed = [row for row in rows if isinstance(row, StepTimeRow) and row.status == "done"]
-    if not timed:
+    *_, row = None, *[row for row in rows if isinstance(row, StepTimeRow) and row.status == "done"]
+    if row is None:
         return dict.fromkeys(("shape", "steps", "bound"), "")
-    row = timed[-1]
     lines = []
     for count, window, repeats in zip(row.rows, row.window, row.seconds, strict=True):
         seconds = median(repeats)

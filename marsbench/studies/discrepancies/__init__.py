@@ -5,7 +5,7 @@ What is said and done stands in `page.md`; here is what a run found: pairs of li
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -19,14 +19,14 @@ from marsbench.findings.sweep import SweepCells, on_sweep, printed_ratio, speed_
 from marsbench.presets import Preset, preset
 from marsbench.racing.grid import Contender, Grid
 from marsbench.rendering.claims import plainly, questions
-from marsbench.rendering.layout import laid_out
 from marsbench.rendering.markdown import table
 from marsbench.rendering.measured import accuracy_table, reasons
+from marsbench.rendering.page import laid_out
 from marsbench.rendering.sections import behind, title
-from marsbench.rows.kinds import Row, SweepRow
+from marsbench.rows.kinds import Row
 from marsbench.running.plans import Arm, TablePlan
 from marsbench.statistics.decisions import Bound
-from marsbench.statistics.intervals import paired_difference
+from marsbench.statistics.intervals import Estimate, paired_difference
 from marsbench.studies.lines import ABLATIONS, AR_SFT, MARS_VARIANTS, mars, mars_name
 from marsbench.studies.study import Study
 
@@ -51,27 +51,27 @@ PLAN = TablePlan(
 AR, WINDOW, BLOCKS, NO_CACHE = "ar", "mars", "mars-block-cache", "mars-no-cache"
 CACHE_BLOCKS = (4, 16, 64)
 ALL_MASKS = f"{NO_CACHE}, all masks"
-_THRESHOLD = 0.95
 
 
 def cache_grid(scale: Preset) -> Grid:
     """AR, MARS with its sliding window, and with block-level caches whose blocks are windows too, as load grows."""
     blocks = [_entry(BLOCKS, f"{BLOCKS}, B_cache = {size}", cache_block=size) for size in CACHE_BLOCKS]
-    return _grid(scale, (Contender(AR, "mars", AR, {}), _entry(WINDOW), *blocks), (1, 4, 16, 48))
+    return _grid(scale, (1, 4, 16, 48), _entry(WINDOW), *blocks)
 
 
 def masks_grid(scale: Preset) -> Grid:
     """MARS without a cache, with B - 1 masks in every forward and with as many as tokens may be generated."""
     every = _entry(NO_CACHE, ALL_MASKS, appended_masks=scale.max_new_tokens)
-    return _grid(scale, (Contender(AR, "mars", AR, {}), _entry(NO_CACHE), every), (1, 16))
+    return _grid(scale, (1, 16), _entry(NO_CACHE), every)
 
 
 def _entry(method: str, name: str = "", **options: Any) -> Contender:
-    return Contender(name or method, "mars", method, {"block_size": 4, **options}, threshold=_THRESHOLD)
+    return Contender(name or method, "mars", method, {"block_size": 4, **options}, threshold=0.95)
 
 
-def _grid(scale: Preset, contenders: tuple[Contender, ...], batch_sizes: tuple[int, ...]) -> Grid:
-    """A race of five laps over 48 prompts; less where the scale asks few questions anyway."""
+def _grid(scale: Preset, batch_sizes: tuple[int, ...], *entries: Contender) -> Grid:
+    """A race against AR, of five laps over 48 prompts; less where the scale asks few questions anyway."""
+    contenders = Contender(AR, "mars", AR, {}), *entries
     if scale.in_seconds:
         return Grid(contenders, tuple(size for size in batch_sizes if size < 16), prompts=12, repeats=3, positions=0)
     return Grid(contenders, batch_sizes, prompts=48, repeats=5, positions=0)
@@ -187,10 +187,9 @@ def _cache_blocks(sweep: SweepCells) -> str:
     return table(["", *[f"batch {size}" for size in sizes]], lines) if sizes else ""
 
 
-def _over(seeds: BySeed, size: int, name: str, baseline: str) -> Finding:
+def _times(seeds: BySeed, measure: Callable[[SweepCells], Estimate | None]) -> Finding:
     """A ratio of speeds over all training seeds, held against 1."""
-    measure = on_sweep(lambda sweep: sweep.ratio(size, name, baseline))
-    return Claim(measure=measure, bound=Bound(low=1.0), unit=TIMES).over(seeds.values())
+    return Claim(measure=on_sweep(measure), bound=Bound(low=1.0), unit=TIMES).over(seeds.values())
 
 
 def _masks(sweep: SweepCells, seeds: BySeed) -> str:
@@ -199,7 +198,7 @@ def _masks(sweep: SweepCells, seeds: BySeed) -> str:
     for size in sweep.batch_sizes:
         rows = [row for name in (NO_CACHE, ALL_MASKS) if (row := sweep.done.get((name, size)))]
         if len(rows) == 2:
-            ratio = _over(seeds, size, ALL_MASKS, NO_CACHE)
+            ratio = _times(seeds, partial(SweepCells.ratio, batch_size=size, name=ALL_MASKS, baseline=NO_CACHE))
             positions = [f"{row.positions_per_forward:.0f}" for row in rows]
             lines.append([str(size), *positions, ratio.number, DIFFERS if ratio.decided else SAME])
     head = ["batch", "positions/forward, B - 1 masks", "all masks", "speed of all masks over B - 1", "verdict"]
@@ -209,12 +208,11 @@ def _masks(sweep: SweepCells, seeds: BySeed) -> str:
 def _load(sweep: SweepCells, seeds: BySeed) -> tuple[str, str]:
     """Speed-up over AR as load grows, and where it ends, in words."""
 
-    def speed(size: int) -> Finding:
-        measure = on_sweep(lambda sweep: speed_up(sweep.done.get((WINDOW, size))))
-        return Claim(measure=measure, bound=Bound(low=1.0), unit=TIMES).over(seeds.values())
+    def speed(sweep: SweepCells, size: int) -> Estimate | None:
+        return speed_up(sweep.done.get((WINDOW, size)))
 
-    rows: dict[int, SweepRow] = {size: row for (name, size), row in sweep.done.items() if name == WINDOW}
-    found = {size: one for size in sorted(rows) if (one := speed(size)).estimate is not None}
+    rows = {row.batch_size: row for row in sweep.by_batch(WINDOW) if row}
+    found = {size: one for size in rows if (one := _times(seeds, partial(speed, size=size))).estimate is not None}
     lines = [[str(size), f"{rows[size].positions_per_forward:.0f}", one.number] for size, one in found.items()]
     knee = next((size for size, one in found.items() if one.verdict != "supported"), None)
     said = (
@@ -251,7 +249,7 @@ def _last_number_minus_filter(rows: Sequence[Row], name: str) -> Measured:
     scores = {row.metric: row.correct, **row.others} if row else {}
     if STRICT not in scores or FLEXIBLE not in scores:
         return Measured()
-    return Measured(paired_difference({"gsm8k": scores[FLEXIBLE]}, {"gsm8k": scores[STRICT]}).estimate)
+    return Measured(paired_difference({"gsm8k": scores[FLEXIBLE]}, {"gsm8k": scores[STRICT]}))
 
 
 def _stop_rules(seeds: BySeed) -> str:
@@ -261,13 +259,11 @@ def _stop_rules(seeds: BySeed) -> str:
         cells = [row for rows in seeds.values() for row in done_cells(latest_cells(rows), name).values()]
         rows = [row for row in cells if row.past_stop]
         if rows:
-            emitted, past = (sum(sum(getattr(row, name)) for row in rows) for name in ("emitted", "past_stop"))
-            answers = [count for row in rows for count in row.past_stop]
-            ended = [value for row in rows for value in row.finished]
-            lines.append(
-                [label(PLAN, name), _percent(sum(ended), len(ended)),
-                 f"{sum(map(bool, answers)):,} of {len(answers):,}", _percent(past, emitted), DIFFERS if past else SAME]
-            )  # fmt: skip
+            kinds = ("emitted", "past_stop", "finished")
+            emitted, past, ended = ([value for row in rows for value in getattr(row, kind)] for kind in kinds)
+            stopped = f"{sum(map(bool, past)):,} of {len(past):,}"
+            shares = _percent(sum(ended), len(ended)), stopped, _percent(sum(past), sum(emitted))
+            lines.append([label(PLAN, name), *shares, DIFFERS if any(past) else SAME])
     head = ["", "ended by EOS, %", "answers with a stop string before", "tokens behind it, % of all", "verdict"]
     return table(head, lines, text=(0, 4))
 

@@ -11,8 +11,8 @@ from marsbench.findings.sweep import SweepCells, races_in_words
 from marsbench.methods import METHODS
 from marsbench.presets import Preset
 from marsbench.racing.grid import Contender, Grid, checkpoints_of
-from marsbench.rendering.layout import laid_out
 from marsbench.rendering.markdown import table
+from marsbench.rendering.page import laid_out
 from marsbench.rendering.sections import command, facts_section
 from marsbench.rows.kinds import ExactnessRow, Row, SweepRow, TrainingRow
 from marsbench.studies.study import Study, measured_by

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from marsbench.findings.between_lines import label
+from marsbench.findings.cells import why_none
 from marsbench.findings.claims import Section
-from marsbench.findings.in_words import one_line
 from marsbench.findings.seeds import BySeed
 from marsbench.rendering.figures import drawn_alike, save
-from marsbench.rendering.layout import laid_out
 from marsbench.rendering.markdown import paragraphs, table
+from marsbench.rendering.page import laid_out
 from marsbench.rendering.sections import command, facts_section, title, training_section
 from marsbench.rows.kinds import GenerationRow, Row, TrainingRow
 from marsbench.running.plans import Arm, TablePlan
@@ -65,7 +65,7 @@ def _counts(answers: dict[str, GenerationRow]) -> str:
     for arm in PLAN.arms:
         row = answers.get(arm.name)
         if row is None or row.status != "done":
-            lines.append([arm.label, "not run" if row is None else f"{row.status}: {one_line(row.reason)}", "", ""])
+            lines.append([arm.label, why_none(row), "", ""])
         else:
             tokens = len(row.settled_by)
             lines.append([arm.label, str(tokens), str(row.forwards), f"{tokens / row.forwards:.2f}"])

@@ -15,8 +15,7 @@ from marsbench.findings.claims import Claim
 from marsbench.findings.in_words import plus_minus, with_interval
 from marsbench.findings.sweep import ALLOWED_LOSS
 from marsbench.rendering.figures import speed_figure
-from marsbench.rendering.layout import filled
-from marsbench.rendering.markdown import table
+from marsbench.rendering.markdown import filled, table
 from marsbench.rendering.measured import HOW_TO_READ_ACCURACY, accuracy_table, speed_table
 from marsbench.rendering.page import TablePage
 from marsbench.rows.kinds import EvaluationRow, Row
@@ -30,12 +29,13 @@ from marsbench.studies.gains.lines import (
     HEADED,
     MEASURED,
     PLAN,
-    Choice,
-    choice,
+    cross_fitted,
+    fastest_within,
+    to_choose_from,
     with_choice,
-)  # fmt: skip
+)
 from marsbench.studies.lines import AR_SFT, THRESHOLDS
-from marsbench.studies.study import Study, measured_by, ours
+from marsbench.studies.study import measured_by, table_study
 
 VERIFIED = {"verified_groups": "groups", "verified_linear": "linear"}
 RIVALS = {
@@ -78,20 +78,23 @@ def _chosen(rows: Sequence[Row]) -> str:
     head += ["points lost there [95 %]", *[f"verified {layout} minus it [95 %]" for layout in VERIFIED.values()]]
     lines, cells = [], latest_cells(rows)
     for benchmark, column in columns(PLAN).items():
-        found = choice(cells, benchmark)
-        lines.append([column, *(_chosen_line(cells, benchmark, found) if found else ["not run"] * (len(head) - 1))])
+        lines.append([column, *(_chosen_line(cells, benchmark) or ["not run"] * (len(head) - 1))])
     how = {"loss": f"{ALLOWED_LOSS:g}", "thresholds": str(len(THRESHOLDS)), "line": CHOSEN.label}
     return "".join(filled(__package__, "chosen.md", {**how, "chosen": table(head, lines)}))
 
 
-def _chosen_line(cells: Cells, benchmark: str, found: Choice) -> list[str]:
-    held_out = cells[CHOSEN.name, benchmark]
-    lost = paired_difference({benchmark: found.rows[0].correct}, {benchmark: held_out.correct}).estimate
+def _chosen_line(cells: Cells, benchmark: str) -> list[str]:
+    if not (rows := to_choose_from(cells, benchmark)):
+        return []
+    held_out, settings = cells[CHOSEN.name, benchmark], [row.answers for row in rows]
+    by_all = fastest_within(settings, ALLOWED_LOSS, range(len(held_out.correct)))
+    _, by_even, by_odd = cross_fitted(settings, ALLOWED_LOSS)
+    lost = paired_difference({benchmark: rows[0].correct}, {benchmark: held_out.correct})
     return [
-        _tau(found.by_all),
-        plus_minus(found.rows[found.by_all].tokens_per_forward, 2),
-        _tau(found.fitted.by_even),
-        _tau(found.fitted.by_odd),
+        _tau(by_all),
+        plus_minus(rows[by_all].tokens_per_forward, 2),
+        _tau(by_even),
+        _tau(by_odd),
         plus_minus(held_out.tokens_per_forward, 2),
         with_interval(lost, 1, signed=True),
         *[_faster(cells.get((name, benchmark)), held_out) for name in VERIFIED],
@@ -111,6 +114,13 @@ def _faster(row: EvaluationRow | None, other: EvaluationRow) -> str:
     return with_interval(speed_difference(row.answers, other.answers), 2, signed=True)
 
 
+_SHOWN = (CHOSEN.name, *VERIFIED, *RIVALS, ADAPTED.name, HEADED.name)
+_LOSSLESS = {  # line -> AR decoding of its own checkpoint
+    **dict.fromkeys(VERIFIED, AR_OF_MARS),
+    **dict.fromkeys(("medusa_hard_3", "ar_sft_by_draft_ar_sft"), AR_SFT.name),
+}
+
+
 def _all_claims() -> Iterator[Claim]:
     for letter, (verified, layout) in zip("ab", VERIFIED.items(), strict=True):
         for rival, words in RIVALS.items():
@@ -121,12 +131,7 @@ def _all_claims() -> Iterator[Claim]:
         yield emits_more(PLAN, verified, CHOSEN.name, "c", text, f"{verified}-chosen")
     text = f"A tau chosen on other questions loses at most {ALLOWED_LOSS:g} point"
     yield more_accurate(PLAN, CHOSEN.name, AR_OF_MARS, "d", text, "chosen-loses", margin=ALLOWED_LOSS)
-    lossless = {
-        **{name: AR_OF_MARS for name in VERIFIED},
-        "medusa_hard_3": AR_SFT.name,
-        "ar_sft_by_draft_ar_sft": AR_SFT.name,
-    }
-    for name, reference in lossless.items():
+    for name, reference in _LOSSLESS.items():
         words = f"verified MARS ({VERIFIED[name]})" if name in VERIFIED else RIVALS[name]
         text = f"{words[0].upper()}{words[1:]} is as accurate as AR decoding"
         yield more_accurate(PLAN, name, reference, "e", text, margin=ALLOWED_LOSS, check=True)
@@ -141,8 +146,7 @@ CLAIMS = tuple(replace(claim, prepared=with_choice) for claim in _all_claims())
 
 
 def _draw(cells: Cells, plan: TablePlan, path_stem: Path) -> list[Path]:
-    drawn = [CHOSEN.name, *VERIFIED, *RIVALS, ADAPTED.name, HEADED.name]
-    return speed_figure(cells, replace(plan, arms=tuple(arm for arm in plan.arms if arm.name in drawn)), path_stem)
+    return speed_figure(cells, replace(plan, arms=tuple(arm for arm in plan.arms if arm.name in _SHOWN)), path_stem)
 
 
 PAGE = TablePage(
@@ -150,13 +154,10 @@ PAGE = TablePage(
     opening=OPENING,
     claims=CLAIMS,
     answers=(
-        "verified_groups-chosen",
-        "verified_groups-medusa_hard_3",
-        "headed-ar_sft_by_draft_ar_sft",
-        "chosen-loses",
-        "compare",
+        *("verified_groups-chosen", "verified_groups-medusa_hard_3", "headed-ar_sft_by_draft_ar_sft"),
+        *("chosen-loses", "compare"),
     ),
-    lines=(AR_SFT.name, AR_OF_MARS, CHOSEN.name, *VERIFIED, *RIVALS, ADAPTED.name, HEADED.name),
+    lines=(AR_SFT.name, AR_OF_MARS, *_SHOWN),
     figure="speed",
     caption="Tokens per forward pass per benchmark and line, with 95 % intervals",
     drawing=_draw,
@@ -167,14 +168,11 @@ PAGE = TablePage(
 )
 
 
-STUDY = Study(
-    key="gains",
+STUDY = table_study(
+    PAGE,
     name="Gains",
     asks="where does the gain come from, and what is left of it at equal accuracy?",
     place=2,
     plan=MEASURED,
     measure=measured_by("marsbench.studies.gains.measuring", "classed_tokens"),
-    sections=PAGE.sections,
-    figures=PAGE.figures,
-    claims=ours("gains", PAGE.claims),
 )

@@ -7,10 +7,9 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from marsbench.findings.between_lines import label
-from marsbench.findings.cells import BENCHMARKS
-from marsbench.findings.in_words import one_line, plus_minus
-from marsbench.rendering.layout import filled
-from marsbench.rendering.markdown import paragraphs, table
+from marsbench.findings.cells import BENCHMARKS, why_none
+from marsbench.findings.in_words import plus_minus
+from marsbench.rendering.markdown import filled, paragraphs, table
 from marsbench.rows.kinds import Row, TokenClassRow
 from marsbench.statistics.intervals import Estimate, share_of_tokens
 from marsbench.studies.gains.lines import MEASURED
@@ -38,10 +37,9 @@ def section(rows: Sequence[Row]) -> str:
     of_benchmark = {modelled_on(row.benchmark): row for row in rows if isinstance(row, TokenClassRow)}
     known = {name: of_benchmark[name] for name in BENCHMARKS if name in of_benchmark}
     answers = {name: answers_of(row) for name, row in known.items() if row.status == "done"}
-    reasons = [
-        f"- {BENCHMARKS[name]}: {row.status}: {one_line(row.reason)}" for name, row in known.items() if row.reason
-    ]
-    missing = paragraphs(*reasons)
+    missing = paragraphs(*[
+        f"- {BENCHMARKS[name]}: {why_none(row)}" for name, row in known.items() if row.reason
+    ])  # fmt: skip
     if not answers:
         return paragraphs("## Which tokens come for free", "" if known else "not run", missing)
     row = next(row for row in known.values() if row.status == "done")
@@ -92,11 +90,9 @@ def _share(places: Sequence[Sequence[int]]) -> Estimate | None:
 
 
 def _by_benchmark(answers: dict[str, list[Answer]], everything: list[Answer]) -> str:
-    lines = [
-        [kind, *[_percent(share_free(found, kind)) for found in (*answers.values(), everything)]] for kind in CLASSES
-    ]
-    head = ["", *[BENCHMARKS[name] for name in answers], "all questions"]
-    return table(head, lines)
+    columns = *answers.values(), everything
+    lines = [[kind, *[_percent(share_free(found, kind)) for found in columns]] for kind in CLASSES]
+    return table(["", *[BENCHMARKS[name] for name in answers], "all questions"], lines)
 
 
 def _by_place(answers: Sequence[Answer], block_size: int) -> str:
@@ -109,19 +105,15 @@ def _by_place(answers: Sequence[Answer], block_size: int) -> str:
             shares = [_ratio(places.count(place), len(places)) for place in range(block_size)]
             gain = _ratio(sum(place > 0 for place in places), free)
             lines.append([kind, f"{len(places):,}", _ratio(len(places), len(tokens)), *shares, gain])
-    ordinals = ["1st", *[{2: "2nd", 3: "3rd"}.get(n, f"{n}th") for n in range(2, block_size + 1)]]
+    ordinals = ["1st", "2nd", "3rd", *[f"{n}th" for n in range(4, block_size + 1)]][:block_size]
     head = ["", "tokens", "% of tokens", *[f"{ordinal}, in %" for ordinal in ordinals], "% of free tokens"]
     return table(head, lines)
 
 
 def _by_pair(answers: Sequence[Answer]) -> str:
     """How often a token is settled together with the one before it, by the classes of both."""
-    lines = [
-        [before, *[_percent(share_together(answers, before, kind)) for kind in CLASSES]]
-        for before in CLASSES
-        if before != END
-    ]
-    return table(["after", *CLASSES], lines)
+    pairs = {before: [share_together(answers, before, kind) for kind in CLASSES] for before in CLASSES if before != END}
+    return table(["after", *CLASSES], [[before, *map(_percent, shares)] for before, shares in pairs.items()])
 
 
 def _percent(share: Estimate | None) -> str:

@@ -17,17 +17,7 @@ from marsbench.findings.sweep import ALLOWED_LOSS
 from marsbench.rows.kinds import EvaluationRow, Row
 from marsbench.running.plans import Arm, TablePlan
 from marsbench.statistics.intervals import Answers
-from marsbench.studies.lines import (
-    AR_SFT,
-    THRESHOLDS,
-    adapted,
-    headed,
-    mars,
-    mars_name,
-    speculative,
-    verified,
-    verified_with_head,
-)
+from marsbench.studies.lines import AR_SFT, THRESHOLDS, headed, mars, mars_name, speculative, verified
 
 
 def medusa(stage: str, words: str, width: int, shape: str) -> Arm:
@@ -38,7 +28,8 @@ def medusa(stage: str, words: str, width: int, shape: str) -> Arm:
 MEDUSAS = {"medusa": "", "medusa_hard": " at the adapter's rate"}
 
 
-ADAPTED = replace(adapted("groups", 4), optional=True)  # rows of a scale may be older than its line
+# Rows of a scale may be older than its line.
+ADAPTED = replace(verified("groups", 4, stage="mars_gated"), optional=True)
 HEADED = headed("network", 4)
 MEASURED = TablePlan(
     "gains",
@@ -49,7 +40,7 @@ MEASURED = TablePlan(
         *[mars("mars", 4, threshold) for threshold in THRESHOLDS],
         verified("linear", 5, 0.5),
         verified("groups", 4),
-        verified_with_head(),
+        verified("groups", 4, stage="mars_network"),
         Arm("lookup", "MARS, prompt lookup", "mars", "prompt-lookup", {"draft_length": 4}),
         Arm("jacobi_of_mars", "MARS, Jacobi decoding", "mars", "jacobi", {"block_size": 4}),
         *[
@@ -63,7 +54,7 @@ MEASURED = TablePlan(
     ),
     own="Where the gain comes from",
 )
-CLASSED = next(arm for arm in MEASURED.arms if arm.name == mars_name("mars", 4, 0.95))  # whose tokens are classed
+CLASSED = mars("mars", 4, 0.95)  # whose tokens are classed
 
 # The line that is worked out: MARS whose tau was chosen on other questions.
 AR_OF_MARS = "ar_of_mars"
@@ -73,18 +64,15 @@ _AFTER = 1 + max(number for number, arm in enumerate(MEASURED.arms) if arm.name 
 PLAN = replace(MEASURED, arms=(*MEASURED.arms[:_AFTER], CHOSEN, *MEASURED.arms[_AFTER:]))  # with what is worked out
 
 
-Questions = Sequence[int]  # their places in the benchmark
+class Choice(NamedTuple):
+    """The settings of a benchmark that were chosen on half of its questions, and how they answer the other half."""
 
-
-class CrossFitted(NamedTuple):
-    """The answers of the settings that were chosen on other questions, in the benchmark's order."""
-
-    answers: Answers
+    answers: Answers  # in the benchmark's order
     by_even: int  # place of the setting that the even questions chose; the odd ones are answered by it
     by_odd: int  # the reverse
 
 
-def cross_fitted(settings: Sequence[Answers], allowed_loss: float) -> CrossFitted:
+def cross_fitted(settings: Sequence[Answers], allowed_loss: float) -> Choice:
     """Answer every question with the fastest setting, among those that lose little on the other half of the questions.
 
     Settings are of one benchmark; the first is what accuracy is lost against, in percentage points.
@@ -99,30 +87,23 @@ def cross_fitted(settings: Sequence[Answers], allowed_loss: float) -> CrossFitte
     by_even, by_odd = (fastest_within(settings, allowed_loss, range(first, n, 2)) for first in (0, 1))
     used = [settings[by_even if place % 2 else by_odd] for place in range(n)]
     found = [(one.correct[place], one.emitted[place], one.forwards[place]) for place, one in enumerate(used)]
-    correct, emitted, forwards = map(list, zip(*found, strict=True))
-    return CrossFitted(Answers(correct, emitted, forwards), by_even, by_odd)
+    return Choice(Answers(*map(list, zip(*found, strict=True))), by_even, by_odd)
 
 
-def fastest_within(settings: Sequence[Answers], allowed_loss: float, questions: Questions) -> int:
+def fastest_within(settings: Sequence[Answers], allowed_loss: float, questions: Sequence[int]) -> int:
     """The place of the setting with most tokens per forward pass among those that lose little on some questions.
 
-    The first setting is the reference, which loses nothing, so there always is an answer.
+    `questions` are their places in the benchmark. The first setting is the reference, which loses nothing, so there
+    always is an answer.
     """
+
+    def speed(place: int) -> float:
+        emitted, forwards = settings[place].emitted, settings[place].forwards
+        return sum(emitted[one] for one in questions) / sum(forwards[one] for one in questions)
+
     right = [sum(one.correct[place] for place in questions) for one in settings]
     allowed = [place for place, count in enumerate(right) if 100 * (right[0] - count) <= allowed_loss * len(questions)]
-    return max(allowed, key=lambda place: _speed(settings[place], questions))
-
-
-def _speed(answers: Answers, questions: Questions) -> float:
-    return sum(answers.emitted[place] for place in questions) / sum(answers.forwards[place] for place in questions)
-
-
-class Choice(NamedTuple):
-    """The thresholds chosen on one benchmark."""
-
-    rows: Sequence[EvaluationRow]  # of the lines of `CURVE`
-    by_all: int  # place of what all questions choose
-    fitted: CrossFitted
+    return max(allowed, key=speed)
 
 
 def with_choice(rows: Sequence[Row]) -> list[Row]:
@@ -131,18 +112,15 @@ def with_choice(rows: Sequence[Row]) -> list[Row]:
     line: dict[str, Any] = {"arm": CHOSEN.name, "method": CHOSEN.method, "options": CHOSEN.options}
     chosen = []
     for name in BENCHMARKS:
-        if found := choice(cells, name):
-            chosen.append(replace(found.rows[0], **line, **vars(found.fitted.answers), others={}, finished=[]))
+        if settings := to_choose_from(cells, name):
+            answers = cross_fitted([row.answers for row in settings], ALLOWED_LOSS).answers
+            chosen.append(replace(settings[0], **line, **vars(answers), others={}, finished=[]))
     return [*rows, *chosen]
 
 
-def choice(cells: Cells, benchmark: str) -> Choice | None:
-    """The thresholds chosen on a benchmark; None unless all lines to choose from answered the same questions."""
+def to_choose_from(cells: Cells, benchmark: str) -> list[EvaluationRow]:
+    """The rows of the lines of `CURVE` on a benchmark; none unless all of them answered the same questions."""
     rows = [cells.get((arm, benchmark)) for arm in CURVE]
     done = [row for row in rows if row is not None and row.status == "done"]
     counts = {len(row.correct) for row in done}
-    if len(done) < len(CURVE) or len(counts) > 1 or min(counts) < 2:
-        return None
-    settings = [row.answers for row in done]
-    by_all = fastest_within(settings, ALLOWED_LOSS, range(len(done[0].correct)))
-    return Choice(done, by_all, cross_fitted(settings, ALLOWED_LOSS))
+    return [] if len(done) < len(CURVE) or len(counts) > 1 or min(counts) < 2 else done

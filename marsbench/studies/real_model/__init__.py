@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
+from typing import TYPE_CHECKING
 
 from marsbench.fetching.models import described, is_known
 from marsbench.findings.cells import Cells, columns, done_cells, latest_cells, latest_stages
@@ -19,40 +20,25 @@ from marsbench.findings.sweep import (
     speed_of,
     speed_ratio,
     speed_up,
-    steps_in_words,
 )
 from marsbench.methods import METHODS
 from marsbench.racing.position_law import position_law
 from marsbench.rendering.claims import claims_section, page_tally, plainly
 from marsbench.rendering.figures import labelled_figure
-from marsbench.rendering.layout import laid_out
 from marsbench.rendering.markdown import paragraphs, table
 from marsbench.rendering.measured import measured_section, speed_cell, speed_table
+from marsbench.rendering.page import laid_out
 from marsbench.rendering.sections import behind, title
-from marsbench.rows.kinds import EvaluationRow, Row, StepTimeRow, SweepRow, TrainingSpeedRow
+from marsbench.rows.kinds import EvaluationRow, Row, StepTimeRow, SweepRow, TrainingRow, TrainingSpeedRow
 from marsbench.running.plans import Arm, TablePlan
 from marsbench.statistics.curves import after_training
 from marsbench.statistics.intervals import mean_of_benchmarks
-from marsbench.studies.real_model.lines import (
-    ADAPTED,
-    ADAPTER,
-    ANSWERED,
-    AR,
-    AROUND_FEW,
-    BASE,
-    CLAIMS,
-    CURVE,
-    HEADED_CURVE,
-    HEADED_FEW,
-    IN_BF16,
-    MARS,
-    OUTSIDER,
-    OUTSIDERS,
-    OWN_AR,
-    PLAN,
-    grid_names,
-)
-from marsbench.studies.study import Study, measured_by, ours
+from marsbench.studies.real_model import lines as arms
+from marsbench.studies.real_model.lines import CLAIMS, IN_BF16, OUTSIDER, OWN_AR, PLAN
+from marsbench.studies.study import Study, ours
+
+if TYPE_CHECKING:
+    from marsbench.running.run import Run
 
 FIGURE = "figures/real-model_speed"  # beside the page, less the extension
 HOW_LINES_DECODE = (
@@ -69,6 +55,7 @@ HOW_TRAINING_IS_TIMED = (
     "How fast each objective trains on the machine by itself, from the base, each in a process of its own that nothing "
     "runs beside: the median over steps, the slowest and the fastest, and the most memory that the process ever held."
 )
+_STEPS = 8  # of each stage's training, to be timed
 FAR = 2_000_000  # tokens of training, to which the curve is drawn on
 DEVIATIONS = (
     "Trainings are of minutes, on the model's own answers to training prompts: docs/your-own-model.md has the commands "
@@ -81,7 +68,11 @@ def slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
     cells, sweeps = latest_cells(rows), SweepCells.by_dtype(rows)
     raced = [row for row in rows if isinstance(row, SweepRow)]
     timed = [row for row in rows if isinstance(row, SweepRow | StepTimeRow)]
+    speeds = {row.stage: row for row in rows if isinstance(row, TrainingSpeedRow)}.values()
+    trained = {stage.stage: row for stage, row in latest_stages(rows).items() if row.status == "done"}
     figure = f"![Tokens per second over ar by line, type of weights and batch size]({FIGURE}.png)"
+    answered = speed_table(cells, PLAN), _agreement(cells, PLAN, OWN_AR)
+    in_bf16 = _agreement(cells, IN_BF16, _AR_IN_BF16)
     return {
         "title": title(PLAN, scale),
         "in_part": _in_part(cells, sweeps),
@@ -89,17 +80,17 @@ def slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
         "answers": "\n".join([*_fastest(sweeps), *_outsider(sweeps), *_answers(cells, seeds)]),
         "figure": figure if sweeps else "",
         "brief": paragraphs(_clock_in_brief(sweeps), races_in_words(raced)),
-        "company": company_remark([*timed, *_training_speeds(rows)]),
-        "kinds": steps_in_words(SweepCells(raced)),
+        "company": company_remark([*timed, *speeds]),
+        "kinds": SweepCells(raced).steps_in_words,
         "races": paragraphs(*[_race(*one) for one in sweeps.items()]),
         "few_groups": _few_groups(sweeps),
         "claims": claims_section(seeds, PLAN, CLAIMS, scale),
-        "measured": measured_section(cells, PLAN, seeds, HOW_LINES_DECODE, *_answered(cells, PLAN, OWN_AR)),
-        "in_bf16": _in_bf16(cells),
-        "curve": _by_tokens_trained(cells, rows),
-        "law": _law(cells, rows),
-        "size": _adapter_size(rows),
-        "timed": _training_speed(rows),
+        "measured": measured_section(cells, PLAN, seeds, HOW_LINES_DECODE, *answered),
+        "in_bf16": in_bf16 and paragraphs(speed_table(cells, IN_BF16), in_bf16),
+        "curve": _by_tokens_trained(cells, trained),
+        **_law(cells, trained),
+        **_adapter_size(trained),
+        "timed": _training_speed(speeds),
         **behind(rows, PLAN, scale, DEVIATIONS),
     }
 
@@ -130,27 +121,27 @@ def in_brief(rows: Sequence[Row]) -> str:
     said = []
     for dtype, sweep in SweepCells.by_dtype(rows).items():
         size = min(sweep.batch_sizes)
-        lookup, adapted = _best_lossless(sweep, size, stages=(BASE,)), _best_lossless(sweep, size, stages=ADAPTED)
+        lookup, adapted = (_best_lossless(sweep, size, stages) for stages in ((arms.BASE,), arms.ADAPTED))
         if lookup and adapted:
             said.append(
                 f"in {dtype} the best line with an adapter is {printed_speed_up(adapted)} times as fast as `ar`, "
                 f"and prompt lookup alone {printed_speed_up(lookup)} times"
             )
-            if (outsider := sweep.done.get((OUTSIDER, size))) is not None:
-                best = max(lookup, adapted, key=speed_of)
-                ratio = printed_ratio(speed_ratio(best, outsider))
+            if outsider := sweep.done.get((OUTSIDER, size)):
+                ratio = printed_ratio(speed_ratio(max(lookup, adapted, key=speed_of), outsider))
                 said.append(f"the faster of the two is {ratio} times as fast as llama.cpp with the same weights")
     return f"At batch {size}, lossless: {'; '.join(said)}." if said else ""
 
 
 def _in_part(cells: Cells, sweeps: Mapping[str, SweepCells]) -> str:
-    lines = [arm.label for arm in PLAN.arms if done_cells(cells, arm.name).keys() < columns(PLAN).keys()]
+    lacking, short = (
+        [arm.label for arm in plan.arms if done_cells(cells, arm.name).keys() < columns(plan).keys()]
+        for plan in (PLAN, IN_BF16)
+    )
     raced = [{name for name, _ in sweep.done} for sweep in sweeps.values()]
-    missing = [f"answers of {', '.join(lines)}"] if lines else []
-    short = [arm for arm in IN_BF16.arms if done_cells(cells, arm.name).keys() < columns(IN_BF16).keys()]
-    if short and "bfloat16" in sweeps:
-        missing.append("answers in bfloat16")
-    if not raced or not all(names >= {*grid_names()} for names in raced):
+    missing = [f"answers of {', '.join(lacking)}"] if lacking else []
+    missing += ["answers in bfloat16"] if short and "bfloat16" in sweeps else []
+    if not raced or not all(names >= {*arms.grid_names()} for names in raced):
         missing.append("parts of the race" if any(raced) else "the race")
     return f"**In part.** Not measured yet: {'; '.join(missing)}." if missing else ""
 
@@ -165,7 +156,7 @@ def _base(rows: Sequence[Row], cells: Cells) -> str:
     }
     named = ", ".join(f"`{base}`{how.get(base, '')}" for base in bases)
     said = [f"The base is {named}."] if bases else []
-    if answers := [right for row in done_cells(cells, AR.name).values() for right in row.correct]:
+    if answers := [right for row in done_cells(cells, arms.AR.name).values() for right in row.correct]:
         right = f"{sum(answers):g} of {len(answers):,} questions"
         said.append(f"It answers {right} right, so accuracy says little here.")
     return " ".join(said)
@@ -207,33 +198,29 @@ def _outsider(sweeps: Mapping[str, SweepCells]) -> Iterator[str]:
 def _answers(cells: Cells, seeds: BySeed) -> Iterator[str]:
     """What drafts best, and whether what is lossless is so in bf16 too."""
     for claim in CLAIMS:
-        if claim.lines == ANSWERED and (found := claim.over(seeds.values())).estimate is not None:
+        if claim.lines == arms.ANSWERED and (found := claim.over(seeds.values())).estimate is not None:
             yield f"- {plainly(claim, found)}."
     if said := _promised(cells, IN_BF16, _AR_IN_BF16):
         yield f"- In bfloat16 as well a verified answer is the base's: {said[0].lower()}{said[1:]}."
 
 
-_LEFT_OUT = {A_A, *OUTSIDERS} - {OUTSIDER}  # of the first table; they stand by the clock
+_LEFT_OUT = {A_A, *arms.OUTSIDERS} - {OUTSIDER}  # of the first table; they stand by the clock
 
 
 def _clock_in_brief(sweeps: Mapping[str, SweepCells]) -> str:
-    races = [(dtype, sweep, size) for dtype, sweep in sweeps.items() for size in sweep.batch_sizes]
-    names = dict.fromkeys(name for _, sweep, _ in races for name in sweep.names if name not in _LEFT_OUT)
-    found = {name: [sweep.done.get((name, size)) for _, sweep, size in races] for name in names}
+    names = dict.fromkeys(name for sweep in sweeps.values() for name in sweep.names if name not in _LEFT_OUT)
+    heads = [f"{dtype}, {head}" for dtype, sweep in sweeps.items() for head in sweep.heads]
+    found = {name: [row for sweep in sweeps.values() for row in sweep.by_batch(name)] for name in names}
     lines = [[name, *[printed_speed_up(row) if row else "-" for row in rows]] for name, rows in found.items()]
-    return table(["tokens/s over `ar`", *[f"{dtype}, batch {size}" for dtype, _, size in races]], lines)
+    return table(["tokens/s over `ar`", *heads], lines)
 
 
 # ---- answers ----
 
 
-def _answered(cells: Cells, plan: TablePlan, own_ar: Mapping[str, Arm]) -> tuple[str, str]:
-    return speed_table(cells, plan), _agreement(cells, plan, own_ar)
-
-
 def _agreement(cells: Cells, plan: TablePlan, own_ar: Mapping[str, Arm]) -> str:
     """Who says what AR decoding of the same checkpoint says (stage -> that line), and who says what the base says."""
-    base, names = own_ar[BASE], columns(plan)
+    base, names = own_ar[arms.BASE], columns(plan)
     lines = []
     for arm in plan.arms:
         found, ar = done_cells(cells, arm.name), own_ar[arm.stage]
@@ -249,11 +236,10 @@ def _agreement(cells: Cells, plan: TablePlan, own_ar: Mapping[str, Arm]) -> str:
 
 def _promised(cells: Cells, plan: TablePlan, own_ar: Mapping[str, Arm]) -> str:
     """How many answers are those of AR decoding, of those that are promised to be; empty without any."""
-    lossless = [arm for arm in plan.arms if METHODS[arm.method].lossless and arm is not own_ar[arm.stage]]
     found = [
         _same(done, done_cells(cells, own_ar[arm.stage].name), columns(plan))
-        for arm in lossless
-        if (done := done_cells(cells, arm.name))
+        for arm in plan.arms
+        if METHODS[arm.method].lossless and arm is not own_ar[arm.stage] and (done := done_cells(cells, arm.name))
     ]
     same, asked = (sum(counts) for counts in zip(*found, strict=True)) if found else (0, 0)
     said = f"Of {asked:,} answers that a method promises to be those of AR decoding, {same:,} are"
@@ -261,12 +247,6 @@ def _promised(cells: Cells, plan: TablePlan, own_ar: Mapping[str, Arm]) -> str:
 
 
 _AR_IN_BF16 = dict.fromkeys(OWN_AR, IN_BF16.arms[0])
-
-
-def _in_bf16(cells: Cells) -> str:
-    """Tokens per forward pass and agreement of the lines that answered in bf16; empty where none did."""
-    speeds, agreement = _answered(cells, IN_BF16, _AR_IN_BF16)
-    return agreement and paragraphs(speeds, agreement)
 
 
 def _same(
@@ -285,55 +265,43 @@ def _counted(same_of: tuple[int, int]) -> str:
 # ---- what longer training buys ----
 
 
-def _by_tokens_trained(cells: Cells, rows: Sequence[Row]) -> str:
+def _by_tokens_trained(cells: Cells, trained: Mapping[str, TrainingRow]) -> str:
     """Tokens per forward pass, verified in groups of four, by the tokens that the masks were trained on."""
-    tokens = _tokens_trained(rows)
-    found = {arm.stage: done_cells(cells, arm.name) for arm in CURVE if arm.stage in tokens}
     lines = [
-        [f"`{stage}`", f"{tokens[stage]:,}", *[speed_cell(done.get(name)) for name in columns(PLAN)]]
-        for stage, done in found.items()
-        if done
+        [f"`{arm.stage}`", f"{row.tokens:,}", *[speed_cell(done.get(name)) for name in columns(PLAN)]]
+        for arm in arms.CURVE
+        if (row := trained.get(arm.stage)) and (done := done_cells(cells, arm.name))
     ]
     return table(["", "tokens trained", *columns(PLAN).values()], lines)
 
 
-def _tokens_trained(rows: Sequence[Row]) -> dict[str, int]:
-    return {stage.stage: row.tokens for stage, row in latest_stages(rows).items() if row.status == "done"}
-
-
-def _law(cells: Cells, rows: Sequence[Row]) -> str:
-    """Where training on would lead the lines with a draft head."""
-    tokens = _tokens_trained(rows)
-    found = {tokens[arm.stage]: done_cells(cells, arm.name) for arm in HEADED_CURVE if arm.stage in tokens}
-    curve = {trained: done for trained, done in found.items() if done.keys() >= columns(PLAN).keys()}
+def _law(cells: Cells, trained: Mapping[str, TrainingRow]) -> dict[str, str]:
+    """Where training on would lead the lines with a draft head; all of it empty without two trainings of them."""
+    stages = [(row.tokens, arm) for arm in arms.HEADED_CURVE if (row := trained.get(arm.stage))]
+    found = {tokens: done_cells(cells, arm.name) for tokens, arm in stages}
+    curve = {tokens: done for tokens, done in found.items() if done.keys() >= columns(PLAN).keys()}
     if len(curve) < 2:
-        return ""
-    points = [{trained: done[name].answers for trained, done in curve.items()} for name in columns(PLAN)]
+        return dict.fromkeys(("doubling", "far_tokens", "far"), "")
+    points = [{tokens: done[name].answers for tokens, done in curve.items()} for name in columns(PLAN)]
     now, doubled, far = (
-        mean_of_benchmarks([after_training(of_one, trained) for of_one in points])
-        for trained in (max(curve), 2 * max(curve), FAR)
+        mean_of_benchmarks([after_training(of_one, tokens) for of_one in points])
+        for tokens in (max(curve), 2 * max(curve), FAR)
     )
-    return (
-        f"With a draft head a doubling of training adds {doubled.value - now.value:.2f} tokens per forward pass, by a "
-        f"straight line over the logarithm of tokens trained; were it to go on so, {FAR:,} tokens would give "
-        f"{printed_ratio(far)}. The interval is of the questions alone."
-    )
+    doubling = f"{doubled.value - now.value:.2f}"
+    return {"doubling": doubling, "far_tokens": f"{FAR:,}", "far": printed_ratio(far)}
 
 
-def _adapter_size(rows: Sequence[Row]) -> str:
+def _adapter_size(trained: Mapping[str, TrainingRow]) -> dict[str, str]:
     """What an adapter takes on the disk; it is kept in fp32."""
-    parameters = {stage.stage: row.parameters for stage, row in latest_stages(rows).items() if row.status == "done"}
-    if not parameters.keys() >= {ADAPTER, MARS}:
-        return ""
-    own, whole = parameters[ADAPTER], parameters[MARS]
-    return (
-        f"An adapter's weights, kept in fp32, take {4 * own / 2**20:.0f} MiB: {100 * own / whole:.1f} % of the model's."
-    )
+    if not trained.keys() >= {arms.ADAPTER, arms.MARS}:
+        return {"mebibytes": "", "share": ""}
+    own, whole = (trained[stage].parameters for stage in (arms.ADAPTER, arms.MARS))
+    return {"mebibytes": f"{4 * own / 2**20:.0f}", "share": f"{100 * own / whole:.1f}"}
 
 
-def _training_speed(rows: Sequence[Row]) -> str:
+def _training_speed(speeds: Iterable[TrainingSpeedRow]) -> str:
     lines = []
-    for row in _training_speeds(rows):
+    for row in speeds:
         rates = sorted(tokens / seconds for tokens, seconds in zip(row.tokens, row.seconds, strict=True))
         peak = "unknown" if row.peak_bytes is None else f"{row.peak_bytes / 2**30:.2f}"
         lines.append(
@@ -343,24 +311,15 @@ def _training_speed(rows: Sequence[Row]) -> str:
     return paragraphs(HOW_TRAINING_IS_TIMED, table(head, lines)) if lines else ""
 
 
-def _training_speeds(rows: Sequence[Row]) -> list[TrainingSpeedRow]:
-    return list({row.stage: row for row in rows if isinstance(row, TrainingSpeedRow)}.values())
-
-
 # ---- the clock ----
 
 
 def _race(dtype: str, sweep: SweepCells) -> str:
     """Speed-ups by batch size, tokens per forward, and how near to the memory's speed each comes."""
     read = sweep.step_times.read if sweep.step_times else 0.0
-    head = [""]
-    for size in sweep.batch_sizes:
-        head += [f"batch {size}", "tokens/forward", "as the base's `ar`", "roofline, %"]
-    lines = [
-        [name, *[text for size in sweep.batch_sizes for text in _raced(sweep.done.get((name, size)), read)]]
-        for name in sweep.names
-    ]
-    return paragraphs(f"### In {dtype}", table(head, lines), _a_step(sweep.step_times))
+    head = [text for size in sweep.heads for text in (size, "tokens/forward", "as the base's `ar`", "roofline, %")]
+    lines = [[name, *[text for row in sweep.by_batch(name) for text in _raced(row, read)]] for name in sweep.names]
+    return paragraphs(f"### In {dtype}", table(["", *head], lines), _a_step(sweep.step_times))
 
 
 def _a_step(row: StepTimeRow | None) -> str:
@@ -381,7 +340,9 @@ def _few_groups(sweeps: Mapping[str, SweepCells]) -> str:
     """What it buys to forward two groups of masks, not one behind every draft, over the better of all and one."""
     said = []
     for dtype, sweep in sweeps.items():
-        few, *others = (sweep.done.get((arm.label, min(sweep.batch_sizes))) for arm in (HEADED_FEW, *AROUND_FEW))
+        few, *others = (
+            sweep.done.get((arm.label, min(sweep.batch_sizes))) for arm in (arms.HEADED_FEW, *arms.AROUND_FEW)
+        )
         if few is not None and (known := [row for row in others if row is not None]):
             said.append(f"{printed_ratio(speed_ratio(few, max(known, key=speed_of)))} in {dtype}")
     return " and ".join(said)
@@ -399,12 +360,28 @@ def _raced(row: SweepRow | None, read: float) -> list[str]:
     ]
 
 
-def _best_lossless(sweep: SweepCells, size: int, stages: Collection[str] = (BASE, *ADAPTED)) -> SweepRow | None:
+def _best_lossless(
+    sweep: SweepCells, size: int, stages: Collection[str] = (arms.BASE, *arms.ADAPTED)
+) -> SweepRow | None:
     """The fastest contender whose tokens are promised to be the base's; AR decoding itself left out."""
-    found = sweep.at(
-        size, lambda row: row.is_lossless and row.method not in ("ar", "hf-generate") and row.stage in stages
-    )
-    return max(found, key=speed_of, default=None)
+    found = [row for row in sweep.at(size) if row.is_lossless and row.method not in ("ar", "hf-generate")]
+    return max([row for row in found if row.stage in stages], key=speed_of, default=None)
+
+
+def _races_and_speeds(run: Run) -> list[Row]:
+    """A race in fp32, which keeps every promise to the token, and in bf16 where the machine computes in it."""
+    import torch
+
+    from marsbench.forward.linear import reads_bf16
+    from marsbench.racing.sweep import Sweep
+    from marsbench.running.cells import Table
+    from marsbench.running.training_cost import training_speed_rows
+
+    in_bf16 = torch.cuda.is_available() or reads_bf16()
+    answered = Table(run, IN_BF16).rows() if in_bf16 else []
+    dtypes = ["float32", *(["bfloat16"] if in_bf16 else [])]
+    raced = [row for dtype in dtypes for row in Sweep(run, arms.grid_at(run.scale, dtype)).rows()]
+    return [*answered, *raced, *(training_speed_rows(run, _STEPS) if run.scale.pretrained else [])]
 
 
 STUDY = Study(
@@ -414,7 +391,7 @@ STUDY = Study(
     place=7,
     in_paper=False,
     plan=PLAN,
-    measure=measured_by("marsbench.studies.real_model.measuring", "races_and_speeds"),
+    measure=_races_and_speeds,
     timed=True,
     sections=laid_out(__package__, slots),
     figures=draw,

@@ -45,20 +45,13 @@ def _with_lookup(stage: str, window: int, layout: str = "groups") -> Arm:
     return _arm(stage, words, "mars-lookup", layout=layout, block_size=window, **_LOOKUP)
 
 
-def _at(threshold: float) -> Arm:
-    return _arm(MARS, f"tau = {short(threshold)}", "mars", block_size=DEFAULT_BLOCK_SIZE, threshold=threshold)
-
-
 AR, AR_OF_MARS, AR_OF_LONG_MARS = (_arm(stage, "AR decoding", "ar") for stage in (BASE, MARS, LONG_MARS))
 PROMPT_LOOKUP = _arm(BASE, "prompt lookup", "prompt-lookup", **_LOOKUP)
-GROUPS, NARROW, LINEAR = (
-    _verified(ADAPTER, "groups", 4),
-    _verified(ADAPTER, "groups", 3),
-    _verified(ADAPTER, "linear", 4),
+GROUPS, LINEAR = (_verified(ADAPTER, layout, 4) for layout in ("groups", "linear"))
+MARS_GROUPS, LONG_GROUPS = (_verified(stage, "groups", 4) for stage in (MARS, LONG_ADAPTER))
+SURE, UNSURE = (
+    _arm(MARS, f"tau = {short(tau)}", "mars", block_size=DEFAULT_BLOCK_SIZE, threshold=tau) for tau in (0.95, 0.7)
 )
-MARS_GROUPS, MARS_NARROW = _verified(MARS, "groups", 4), _verified(MARS, "groups", 3)
-SURE, UNSURE = _at(0.95), _at(0.7)
-LONG_GROUPS, LONG_NARROW = _verified(LONG_ADAPTER, "groups", 4), _verified(LONG_ADAPTER, "groups", 3)
 LONG_MARS_GROUPS, HEADED_GROUPS = _verified(LONG_MARS, "groups", 4), _verified(HEADED, "groups", 4)
 HEADED_BOTH = _with_lookup(HEADED, 3)
 HEADED_FEW = _arm(
@@ -72,10 +65,10 @@ PLAN = TablePlan(
     (
         AR,
         PROMPT_LOOKUP,
-        *(GROUPS, NARROW, LINEAR),
-        *(LONG_GROUPS, LONG_NARROW),
+        *(GROUPS, _verified(ADAPTER, "groups", 3), LINEAR),
+        *(LONG_GROUPS, _verified(LONG_ADAPTER, "groups", 3)),
         *(HEADED_GROUPS, HEADED_FEW, HEADED_BOTH, _with_lookup(HEADED, 4), *HEADED_CURVE[:-1]),
-        *(AR_OF_MARS, MARS_GROUPS, MARS_NARROW, SURE, UNSURE),
+        *(AR_OF_MARS, MARS_GROUPS, _verified(MARS, "groups", 3), SURE, UNSURE),
         *(AR_OF_LONG_MARS, LONG_MARS_GROUPS),
     ),
     benchmarks=("gsm8k", "humaneval"),
@@ -124,14 +117,12 @@ IN_BF16 = TablePlan(
 
 
 OUTSIDER = "llama.cpp"
-OUTSIDERS = {  # of batch 1 alone; where weights are quantised it decodes another model
-    OUTSIDER: Contender(OUTSIDER, BASE, "llama-cpp", {}),
-    f"{OUTSIDER}, prompt lookup": Contender(f"{OUTSIDER}, prompt lookup", BASE, "llama-cpp-lookup", _LOOKUP),
-    **{
-        f"{OUTSIDER}, {kind}": Contender(f"{OUTSIDER}, {kind}", BASE, "llama-cpp", {"quantised": kind})
-        for kind in ("q8_0", "q4_1")
-    },
+_OF_OUTSIDER: dict[str, tuple[str, dict[str, Any]]] = {  # of batch 1 alone; quantised weights make another model
+    OUTSIDER: ("llama-cpp", {}),
+    f"{OUTSIDER}, prompt lookup": ("llama-cpp-lookup", _LOOKUP),
+    **{f"{OUTSIDER}, {kind}": ("llama-cpp", {"quantised": kind}) for kind in ("q8_0", "q4_1")},
 }
+OUTSIDERS = {name: Contender(name, BASE, method, options) for name, (method, options) in _OF_OUTSIDER.items()}
 
 
 def grid_at(scale: Preset, dtype: str) -> Grid:

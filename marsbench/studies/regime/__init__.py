@@ -17,9 +17,9 @@ from marsbench.findings.claims import TIMES, Claim, Finding, Measured
 from marsbench.findings.in_words import one_line
 from marsbench.findings.seeds import BySeed
 from marsbench.rendering.claims import held_against, published
-from marsbench.rendering.layout import laid_out
 from marsbench.rendering.markdown import paragraphs, table
 from marsbench.rendering.measured import HOW_TO_READ_THE_CELLS, accuracy_table, measured_section
+from marsbench.rendering.page import laid_out
 from marsbench.rendering.sections import behind, title
 from marsbench.rows.kinds import Row, TextLossRow
 from marsbench.running.plans import Arm, TablePlan
@@ -39,16 +39,12 @@ PLAN = TablePlan(
     own="Regime",
 )
 
-CONVERGED, SATURATED, ROOM, GENTLE, ABOUT_ONE = 1.5, 1.0, Bound(60.0, 95.0), Bound(high=1.05), Bound(high=1.05)
+CONVERGED, SATURATED, ROOM, HARDLY_MORE = Bound(-1.5, 1.5), Bound(-1.0, 1.0), Bound(60.0, 95.0), Bound(high=1.05)
 OUTSIDE = "outside the bound"  # of what the paper itself has
 ROOM_ON_EACH, ENOUGH = Bound(40.0, 97.0), 4
+BETWEEN = f"between {ROOM_ON_EACH.low:g} and {ROOM_ON_EACH.high:g}"
 # Accuracy in % of an answer of the right form, drawn at random. BBH: two puzzles of yes or no, one of seven days.
 CHANCE = {"bbh": 100 * (1 / 2 + 1 / 2 + 1 / 7) / 3, "mmlu_pro": 10.0, "gpqa": 25.0}
-
-
-def _equivalent(first: str, second: str, margin: float, *said: str) -> Claim:
-    """Two lines that are equally accurate within a margin: two one-sided tests, by one interval."""
-    return more_accurate(PLAN, first, second, *said, bound=Bound(-margin, margin))
 
 
 def _accuracy(rows: Sequence[Row], benchmarks: Sequence[str]) -> Measured:
@@ -58,7 +54,7 @@ def _accuracy(rows: Sequence[Row], benchmarks: Sequence[str]) -> Measured:
     if len(asked) < len(benchmarks):
         return Measured()
     found = paired_difference(asked, {name: [0.0] * len(correct) for name, correct in asked.items()})
-    return Measured(found.estimate, tuple(asked), len(benchmarks))
+    return Measured(found, tuple(asked), len(benchmarks))
 
 
 def on_each(seeds: BySeed) -> dict[str, Finding]:
@@ -79,12 +75,11 @@ def room_on_enough(seeds: BySeed) -> tuple[str, Verdict]:
 
 def above_chance(seeds: BySeed) -> tuple[str, Verdict]:
     """Which benchmarks may be answered by chance, in words, and whether there is none."""
-    found = {name: finding.estimate for name, finding in on_each(seeds).items()}
-    known = {name: estimate for name, estimate in found.items() if estimate is not None}
-    if len(known) < len(found):
+    limits = {name: found.estimate.interval for name, found in on_each(seeds).items() if found.estimate}
+    if len(limits) < len(BENCHMARKS):
         return "n/a", "not run"
-    near = [BENCHMARKS[name] for name, one in known.items() if one.interval.low <= CHANCE.get(name, 0.0)]
-    below_chance = [name for name, one in known.items() if one.interval.high <= CHANCE.get(name, 0.0)]
+    near = [BENCHMARKS[name] for name, one in limits.items() if one.low <= CHANCE.get(name, 0.0)]
+    below_chance = any(one.high <= CHANCE.get(name, 0.0) for name, one in limits.items())
     verdict: Verdict = "not supported" if below_chance else "inconclusive" if near else "supported"
     return ", ".join(near) or "none", verdict
 
@@ -97,36 +92,31 @@ def _text_loss(rows: Sequence[Row]) -> Measured:
     return Measured(ratio_of_totals(nats["ar_sft"], nats["base"]))
 
 
+_as_accurate = partial(more_accurate, PLAN)  # within a margin: two one-sided tests, by one interval
 CRITERIA = (
-    _equivalent(
-        AR_SFT.name, OF_SHORT_BASE.name, CONVERGED, "i", "Converged: a third less pretraining hardly changes AR SFT"
+    _as_accurate(
+        AR_SFT.name, OF_SHORT_BASE.name, "i", "Converged: a third less pretraining hardly changes AR SFT",
+        bound=CONVERGED,
     ),
     replace(
-        _equivalent(
-            TWICE.name, AR_SFT.name, SATURATED, "ii", "Saturated: AR SFT twice as long is equivalent to AR SFT"
+        _as_accurate(
+            TWICE.name, AR_SFT.name, "ii", "Saturated: AR SFT twice as long is equivalent to AR SFT", bound=SATURATED
         ),
         published=more_accurate(TABLE2, TWICE.name, AR_SFT.name).published,
     ),
     Claim(
-        letter="iii",
-        text="Room both ways: AR SFT's average accuracy",
-        compared="average of AR SFT",
+        letter="iii", text="Room both ways: AR SFT's average accuracy", compared="average of AR SFT", bound=ROOM,
         measure=partial(_accuracy, benchmarks=list(BENCHMARKS)),
-        bound=ROOM,
         published=lambda scale: published_average(TABLE2, AR_SFT.name, scale, "accuracy"),
     ),
     Claim(
-        letter="iv",
-        text="Gentle: AR SFT hardly unlearns the base's text",
-        compared="loss on held-out text, AR SFT over base",
-        measure=_text_loss,
-        bound=GENTLE,
-        unit=TIMES,
+        letter="iv", text="Gentle: AR SFT hardly unlearns the base's text", bound=HARDLY_MORE, unit=TIMES,
+        compared="loss on held-out text, AR SFT over base", measure=_text_loss,
     ),
     emits(
-        PLAN, UNTRAINED_MASKS.name, ABOUT_ONE, "v", "Masks are new: before MARS training they settle next to nothing"
+        PLAN, UNTRAINED_MASKS.name, HARDLY_MORE, "v", "Masks are new: before MARS training they settle next to nothing"
     ),
-)
+)  # fmt: skip
 
 
 def published_in_words(criterion: Claim) -> str:
@@ -188,9 +178,8 @@ def beside(scales: Mapping[str, BySeed]) -> str:
         found = [one.over(seeds.values()) for seeds in measured.values()]
         said = [f"{each.found}: {_outcome(each.verdict)}" for each in found]
         lines.append([one.letter, one.text, held_against(one), *said, published_in_words(one)])
-    head = ["", "criterion", "tested", *measured, "the paper"]
-    lead = f"{OPENING} {HOW_CRITERIA_ARE_JUDGED}"
-    return paragraphs("## The regime, scale beside scale", lead, table(head, lines, text=range(len(head))))
+    shown = table(["", "criterion", "tested", *measured, "the paper"], lines, text=range(4 + len(measured)))
+    return paragraphs("## The regime, scale beside scale", f"{OPENING} {HOW_CRITERIA_ARE_JUDGED}", shown)
 
 
 def _outcome(verdict: Verdict) -> str:
@@ -205,8 +194,12 @@ def _criteria(seeds: BySeed) -> str:
         counts = ["n/a", "n/a"] if found.estimate is None else [f"{found.estimate.n:,}", str(found.seeds)]
         line = [one.letter, one.text, held_against(one), found.found, *counts]
         lines.append([*line, _outcome(found.verdict), published_in_words(one)])
-        if one.letter == "iii":
-            lines += _room_lines(seeds)
+    (enough, first), (near, second) = room_on_enough(seeds), above_chance(seeds)
+    reach = "benchmarks whose interval reaches down to chance"
+    lines[3:3] = [  # they belong to the third
+        ["", "... at least four benchmarks", f"{ENOUGH} or more {BETWEEN}", enough, "", "", _outcome(first), ""],
+        ["", "... none at chance", reach, near, "", "", _outcome(second), ""],
+    ]
     return table(head, lines, text=(0, 1, 2, 6, 7))
 
 
@@ -220,24 +213,12 @@ def _left_standing(seeds: BySeed) -> Iterator[str]:
         yield f"- The paper's own numbers would not meet {' and '.join(outside)}: the bounds are ours."
 
 
-def _room_lines(seeds: BySeed) -> list[list[str]]:
-    (enough, first), (near, second) = room_on_enough(seeds), above_chance(seeds)
-    between = f"{ENOUGH} or more between {ROOM_ON_EACH.low:g} and {ROOM_ON_EACH.high:g}"
-    reach = "benchmarks whose interval reaches down to chance"
-    return [
-        ["", "... at least four benchmarks", between, enough, "", "", _outcome(first), ""],
-        ["", "... none at chance", reach, near, "", "", _outcome(second), ""],
-    ]
-
-
 def _room(seeds: BySeed) -> str:
-    found = on_each(seeds)
     lines = [
         [BENCHMARKS[name], one.found, f"{CHANCE.get(name, 0.0):.1f}", _outcome(one.verdict)]
-        for name, one in found.items()
+        for name, one in on_each(seeds).items()
     ]
-    head = ["", "AR SFT", "by chance", f"between {ROOM_ON_EACH.low:g} and {ROOM_ON_EACH.high:g}"]
-    return table(head, lines, text=(0, 3))
+    return table(["", "AR SFT", "by chance", BETWEEN], lines, text=(0, 3))
 
 
 def _text_losses(seeds: BySeed) -> str:

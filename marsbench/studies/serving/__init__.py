@@ -13,8 +13,8 @@ from marsbench.findings.in_words import bracketed
 from marsbench.findings.seeds import BySeed
 from marsbench.rendering.claims import answers
 from marsbench.rendering.figures import COLOURS, MARKERS, drawn_alike, error_bars, new_figure, save
-from marsbench.rendering.layout import laid_out
 from marsbench.rendering.markdown import paragraphs, table
+from marsbench.rendering.page import laid_out
 from marsbench.rendering.sections import command, facts_section
 from marsbench.rows.kinds import Row, ServingRow
 from marsbench.running.plans import TrainedStage

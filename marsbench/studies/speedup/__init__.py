@@ -2,44 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from itertools import groupby
-from pathlib import Path
+from typing import Any
 
+from marsbench.findings.cells import why_none
 from marsbench.findings.claims import OURS
 from marsbench.findings.company import company_remark
-from marsbench.findings.in_words import one_line, plus_minus, with_interval
+from marsbench.findings.in_words import plus_minus, with_interval
 from marsbench.findings.seeds import BySeed
 from marsbench.findings.sweep import (
     A_A,
     ALLOWED_LOSS,
     SweepCells,
     baseline_of,
-    best_mars_at,
-    best_verified_at,
     in_words,
     over,
-    over_faster_ar,
     printed_ratio,
     printed_speed_up,
     races_in_words,
     speed_up,
-    steps_in_words,
 )
 from marsbench.presets import preset
 from marsbench.racing.grid import COMPILED_AR, read_grid, shipped_grid
 from marsbench.rendering.claims import bullet_by_size
-from marsbench.rendering.layout import laid_out
 from marsbench.rendering.markdown import table
+from marsbench.rendering.page import laid_out
 from marsbench.rendering.sections import command, facts_section
 from marsbench.rows.kinds import Row, SweepRow
 from marsbench.running.plans import Arm, TablePlan
 from marsbench.studies.lines import BATCH_SIZES, speculative
 from marsbench.studies.speedup import figures
-from marsbench.studies.speedup.claims import TABLE5_SECTION, TABLE6_SECTION, decoded_by_the_sweep, speed_claims
-from marsbench.studies.speedup.law import knee_table, law_slots
-from marsbench.studies.speedup.tables import table5, table6
+from marsbench.studies.speedup.claims import BESTS, TABLE5_SECTION, TABLE6_SECTION, decoded_by_the_sweep, speed_claims
+from marsbench.studies.speedup.tables import knee_table, law_slots, table5, table6
 from marsbench.studies.study import Item, Study
 from marsbench.training.stages import STAGES
 
@@ -49,22 +44,21 @@ CACHE_BLOCKS = (4, 8, 16, 32, 64, 128, 256)
 
 def _timed(batch_size: int) -> list[Arm]:
     """The lines of Table 5 at a batch size: AR, MARS without a cache, and MARS with caches of several block sizes."""
-    batch, mars = {"batch_size": batch_size}, {"block_size": 4, "threshold": 0.95}
-    cached = [
-        Arm(
-            f"mars_cache{block}_x{batch_size}", f"MARS, B_cache = {block}, batch {batch_size}", "mars",
-            "mars-block-cache", {**mars, "cache_block": block, **batch}, "mars_block_cache",
-        )
-        for block in CACHE_BLOCKS
-    ]  # fmt: skip
+
+    def arm(name: str, words: str, method: str, options: Mapping[str, Any], published: str) -> Arm:
+        options, stage = {**options, "batch_size": batch_size}, "ar_sft" if method == "ar" else "mars"
+        return Arm(f"{name}_x{batch_size}", f"{words}, batch {batch_size}", stage, method, options, published)
+
+    mars = {"block_size": 4, "threshold": 0.95}
+    cached = {block: {**mars, "cache_block": block} for block in CACHE_BLOCKS}
     return [
-        Arm(f"ar_x{batch_size}", f"AR SFT, KV cache, batch {batch_size}", "ar_sft", "ar", batch, "ar_kv"),
-        Arm(
-            f"mars_no_cache_x{batch_size}", f"MARS, no cache, batch {batch_size}", "mars", "mars-no-cache",
-            {**mars, **batch}, "mars_no_cache",
-        ),
-        *cached,
-    ]  # fmt: skip
+        arm("ar", "AR SFT, KV cache", "ar", {}, "ar_kv"),
+        arm("mars_no_cache", "MARS, no cache", "mars-no-cache", mars, "mars_no_cache"),
+        *[
+            arm(f"mars_cache{block}", f"MARS, B_cache = {block}", "mars-block-cache", options, "mars_block_cache")
+            for block, options in cached.items()
+        ],
+    ]
 
 
 TABLE5 = TablePlan(
@@ -92,7 +86,7 @@ def slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
         "answers": _answers(seeds, sweep.batch_sizes),
         "loss": f"{ALLOWED_LOSS:g}",
         "answer": _answer(sweep),
-        "kinds": steps_in_words(sweep),
+        "kinds": sweep.steps_in_words,
         "decoded": decoded_by_the_sweep([rows]),
         "stages": in_words(sweep.decoded),
         "small": SMALL if preset(scale).world else "",
@@ -115,39 +109,35 @@ def _answers(seeds: BySeed, sizes: Sequence[int]) -> str:
     return "\n".join(bullet_by_size(list(same), seeds) for _, same in groupby(told, key=lambda one: one.name))
 
 
-def draw(rows: Sequence[Row], reports_dir: Path) -> list[Path]:
-    return figures.draw(SweepCells.of(rows), reports_dir)
-
-
 # ---------------------------------------------------------------------- the answer
 
 
 def _answer(sweep: SweepCells) -> str:
-    sizes = sweep.batch_sizes
-    baselines = [sweep.done.get(("ar", size)) for size in sizes]
     lines = [
-        ["`ar` over `hf-generate`, both eager", *[printed_ratio(speed_up(row, "hf-generate"), "") for row in baselines]]
+        [
+            "`ar` over `hf-generate`, both eager",
+            *[printed_ratio(speed_up(row, "hf-generate"), "") for row in sweep.by_batch("ar")],
+        ]
     ]
     if sweep.has_compiled:
-        compiled = [sweep.done.get((COMPILED_AR, size)) for size in sizes]
-        lines.append(["compiled `ar` over eager `ar`", *[printed_speed_up(row) for row in compiled]])
-    for words, choose in _BESTS.items():
-        found = [choose(sweep, size) for size in sizes]
+        lines.append(["compiled `ar` over eager `ar`", *map(printed_speed_up, sweep.by_batch(COMPILED_AR))])
+    for name, words in _BESTS.items():
+        found = [BESTS[name](sweep, size) for size in sweep.batch_sizes]
         if any(found):
-            lines.append([f"{words}, over `ar`", *[printed_ratio(over_faster_ar(sweep, row), "") for row in found]])
+            lines.append([f"{words}, over `ar`", *[printed_ratio(sweep.over_faster_ar(row), "") for row in found]])
             lines.append(["setting", *[_setting(row) for row in found]])
             lines.append(["tokens/forward", *[f"{row.tokens_per_forward:.2f}" if row else "" for row in found]])
-    lost = [sweep.cost(best_mars_at(sweep, size)) for size in sizes]
+    lost = [sweep.cost(sweep.best_mars(size)) for size in sweep.batch_sizes]
     lines.append(
         ["points that `mars` loses [95 %]", *[with_interval(one, 1, signed=True) if one else "" for one in lost]]
     )
-    return table(["", *[f"batch {size}" for size in sizes]], lines)
+    return table(["", *sweep.heads], lines)
 
 
-_BESTS: dict[str, Callable[[SweepCells, int], SweepRow | None]] = {
-    f"`mars`, at most {ALLOWED_LOSS:g} point lost": best_mars_at,
-    "`mars-verified`": best_verified_at,
-    "`mars-verified` with an adapter on AR SFT": partial(best_verified_at, adapted=True),
+_BESTS = {
+    "best-mars": f"`mars`, at most {ALLOWED_LOSS:g} point lost",
+    "best-verified": "`mars-verified`",
+    "best-adapter": "`mars-verified` with an adapter on AR SFT",
 }
 
 
@@ -169,32 +159,27 @@ def _contenders(sweep: SweepCells) -> str:
     for baseline, name in dict.fromkeys((baseline_of(row), row.contender) for row in sweep.rows):
         held_against.setdefault(baseline, []).append(name)
     tables = [_all_over(sweep, baseline == COMPILED_AR, names) for baseline, names in held_against.items()]
-    reasons = "\n".join(
-        f"- {row.contender}, batch {row.batch_size}: {row.status}: {one_line(row.reason)}"
-        for row in sweep.rows
-        if row.status != "done"
-    )
-    return "\n\n".join([*tables, reasons])
+    failed = [row for row in sweep.rows if row.status != "done"]
+    reasons = [f"- {row.contender}, batch {row.batch_size}: {why_none(row)}" for row in failed]
+    return "\n\n".join([*tables, "\n".join(reasons)])
 
 
 def _all_over(sweep: SweepCells, compiled: bool, names: Sequence[str]) -> str:
-    sizes = sweep.batch_sizes
     like = "as compiled `ar`" if compiled else "as `ar`"
-    head = [f"tokens/s {over(compiled)}", *[f"batch {size}" for size in sizes], "tokens/forward", "accuracy", like]
     lines = []
     for name in names:
-        cells = [sweep.done.get((name, size)) for size in sizes]
-        first = next((row for row in cells if row is not None), None)
+        cells = sweep.by_batch(name)
         why = {row.batch_size: row.status for row in reversed(sweep.rows) if row.contender == name}
-        shown = [
-            printed_speed_up(row) if row else why.get(size, "not run") for row, size in zip(cells, sizes, strict=True)
+        speeds = [
+            printed_speed_up(row) if row else why.get(size, "not run")
+            for row, size in zip(cells, sweep.batch_sizes, strict=True)
         ]
-        if first is None:
-            lines.append([name, *shown, "", "", ""])
-        else:  # what hardly depends on the batch size
+        more = ["", "", ""]
+        if first := next(filter(None, cells), None):  # what hardly depends on the batch size
             accuracy = plus_minus(first.accuracy, 1, factor=100)
-            lines.append([name, *shown, f"{first.tokens_per_forward:.2f}", accuracy, _as_ar(sweep, first)])
-    return table(head, lines)
+            more = [f"{first.tokens_per_forward:.2f}", accuracy, _as_ar(sweep, first)]
+        lines.append([name, *speeds, *more])
+    return table([f"tokens/s {over(compiled)}", *sweep.heads, "tokens/forward", "accuracy", like], lines)
 
 
 def _as_ar(sweep: SweepCells, row: SweepRow) -> str:
@@ -229,7 +214,7 @@ STUDY = Study(
     place=4,
     grid=lambda scale, quick: read_grid(shipped_grid(scale.scale), quick=quick),
     sections=laid_out(__package__, slots),
-    figures=draw,
+    figures=figures.draw,
     claims=tuple(speed_claims()),
     remark=decoded_by_the_sweep,
     holds=(

@@ -9,20 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from operator import sub, truediv
-from typing import Any
+from typing import Any, TypeVar
 
 from marsbench.findings.claims import ABSTRACT, OURS, POINTS, TIMES, TOKENS, Claim, Section
-from marsbench.findings.sweep import (
-    ALLOWED_LOSS,
-    SweepCells,
-    best_mars_at,
-    best_verified_at,
-    faster,
-    in_words,
-    on_sweep,
-    over_faster_ar,
-    speed_up,
-)
+from marsbench.findings.sweep import ALLOWED_LOSS, SweepCells, faster, in_words, on_sweep, speed_up
 from marsbench.paper import published
 from marsbench.rows.kinds import Row, SweepRow
 from marsbench.statistics.decisions import Bound
@@ -33,16 +23,22 @@ from marsbench.studies.speedup.tables import AR_BY_AR, MARS_BY_AR, MARS_BY_MARS,
 TABLE5_SECTION = Section("Table 5, wall-clock speed", (4, 5))
 TABLE6_SECTION = Section("Table 6, speculative decoding", (4, 6))
 SERVED = (1, *BATCH_SIZES)  # the batch sizes at which the best settings are held against `ar`
-_SMALL, _LARGE = BATCH_SIZES[0], BATCH_SIZES[-1]
+_ENDS = _SMALL, _LARGE = BATCH_SIZES[0], BATCH_SIZES[-1]
 _ABOVE_0, _ABOVE_1, _BELOW_1 = Bound(low=0.0), Bound(low=1.0), Bound(high=1.0)
 
-Measure = Callable[[SweepCells], Estimate | None]
-OfRows = Callable[[SweepRow, SweepRow], Estimate | None]  # what one contender has over another
+_One = TypeVar("_One")
+_Effect = TypeVar("_Effect")
+
+
+def _of_both(effect: Callable[[_One, _One], _Effect], first: _One | None, second: _One | None) -> _Effect | None:
+    """An effect of two things; None where one of them is not known."""
+    return None if first is None or second is None else effect(first, second)
 
 
 def _claim(
-    name: str, text: str, compared: str, measure: Measure, bound: Bound, *, compiled: bool = False, **said: Any
-) -> Claim:
+    name: str, text: str, compared: str, measure: Callable[[SweepCells], Estimate | None], bound: Bound,
+    *, compiled: bool = False, **said: Any,
+) -> Claim:  # fmt: skip
     """A claim on the eager contenders, or on all of them: like is held against like."""
     measured = on_sweep(measure if compiled else lambda sweep: measure(sweep.eager))
     fields = {"name": name, "text": text, "compared": compared, "page": "speedup", "item": "speedup"}
@@ -90,13 +86,14 @@ def _table5() -> Iterator[Claim]:
     for size in BATCH_SIZES:
         yield of_table(
             "cache-faster", "MARS with the block-level cache is faster than AR with a KV cache",
-            "tokens/s of the fastest B_cache over AR", partial(_fastest_cached, batch_size=size), _ABOVE_1,
+            "tokens/s of the fastest B_cache over AR", partial(_fastest, batch_size=size), _ABOVE_1,
             batch_size=size, published=partial(_published_fastest, batch_size=size), in_abstract=True,
         )  # fmt: skip
     yield of_table(
         "shrinks", "The speed-up shrinks as the batch grows",
         f"speed-up of the fastest B_cache: batch {_SMALL} minus batch {_LARGE}",
-        _shrinking, _ABOVE_0, published=_published_shrinking, signed=True,
+        lambda sweep: _of_both(difference, *(_fastest(sweep, size) for size in _ENDS)), _ABOVE_0,
+        published=lambda scale: _of_both(sub, *(_published_fastest(scale, size) for size in _ENDS)), signed=True,
     )  # fmt: skip
     yield of_table(
         "smaller-blocks", "A larger batch favours a smaller B_cache",
@@ -106,65 +103,40 @@ def _table5() -> Iterator[Claim]:
     for size in BATCH_SIZES:
         yield of_table(
             "no-cache-slower", "Without a cache, MARS is slower than AR with one",
-            "tokens/s of MARS without a cache over AR", partial(_without_cache, batch_size=size), _BELOW_1,
-            batch_size=size, published=partial(_published_without, batch_size=size), check=True,
+            "tokens/s of MARS without a cache over AR", partial(_fastest, batch_size=size, method="mars-no-cache"),
+            _BELOW_1, batch_size=size, check=True,
+            published=partial(_published_fastest, batch_size=size, method="mars_no_cache"),
         )  # fmt: skip
 
 
-def _cached(sweep: SweepCells, batch_size: int) -> dict[int, SweepRow]:
-    rows = sweep.at(batch_size, lambda row: row.method == "mars-block-cache")
-    return {int(row.options["cache_block"]): row for row in rows}
-
-
-def _published_cached(scale: str, batch_size: int) -> dict[int, float]:
-    rows = published("5", scale=scale, method="mars_block_cache", batch_size=batch_size, metric="speedup")
-    return {row.cache_block: row.value for row in rows if row.cache_block is not None}
-
-
-def _fastest_cached(sweep: SweepCells, batch_size: int) -> Estimate | None:
-    """Speed-up over `ar` of the fastest B_cache; choosing it on the laps that judge it flatters it a little."""
-    found = map(speed_up, _cached(sweep, batch_size).values())
+def _fastest(sweep: SweepCells, batch_size: int, method: str = "mars-block-cache") -> Estimate | None:
+    """Speed-up over `ar`, of the fastest B_cache; choosing it on the laps that judge it flatters it a little."""
+    found = map(speed_up, sweep.at(batch_size, lambda row: row.method == method))
     return max(filter(None, found), key=lambda one: one.value, default=None)
 
 
-def _published_fastest(scale: str, batch_size: int) -> float | None:
-    return max(_published_cached(scale, batch_size).values(), default=None)
+def _published_fastest(scale: str, batch_size: int, method: str = "mars_block_cache") -> float | None:
+    return max(_published_speeds(scale, batch_size, method).values(), default=None)
 
 
-def _without_cache(sweep: SweepCells, batch_size: int) -> Estimate | None:
-    """Speed-up over `ar`, which has a cache, of MARS without one."""
-    rows = sweep.at(batch_size, lambda row: row.method == "mars-no-cache")
-    return speed_up(rows[0]) if rows else None
-
-
-def _published_without(scale: str, batch_size: int) -> float | None:
-    rows = published("5", scale=scale, method="mars_no_cache", batch_size=batch_size, metric="speedup")
-    return rows[0].value if rows else None
-
-
-def _shrinking(sweep: SweepCells) -> Estimate | None:
-    """The fastest B_cache's speed-up at the smallest batch minus that at the largest."""
-    small, large = _fastest_cached(sweep, _SMALL), _fastest_cached(sweep, _LARGE)
-    return difference(small, large) if small and large else None
-
-
-def _published_shrinking(scale: str) -> float | None:
-    small, large = _published_fastest(scale, _SMALL), _published_fastest(scale, _LARGE)
-    return None if small is None or large is None else small - large
+def _published_speeds(scale: str, batch_size: int, method: str) -> dict[int, float]:
+    """B_cache, 0 for none, -> the paper's speed-up."""
+    rows = published("5", scale=scale, method=method, batch_size=batch_size, metric="speedup")
+    return {row.cache_block or 0: row.value for row in rows}
 
 
 def _smaller_blocks(sweep: SweepCells) -> Estimate | None:
     """How many times as fast the smallest B_cache is as the largest: at the largest batch minus at the smallest."""
-    at_small, at_large = _cached(sweep, _SMALL), _cached(sweep, _LARGE)
+    cached = [sweep.at(size, lambda row: row.method == "mars-block-cache") for size in _ENDS]
+    at_small, at_large = ({int(row.options["cache_block"]): row for row in rows} for rows in cached)
     blocks = at_small.keys() & at_large.keys()
     if len(blocks) < 2:
         return None
-    small, large = (faster(cells[min(blocks)], cells[max(blocks)]) for cells in (at_small, at_large))
-    return difference(large, small) if small and large else None
+    return _of_both(difference, *(faster(rows[min(blocks)], rows[max(blocks)]) for rows in (at_large, at_small)))
 
 
 def _published_smaller_blocks(scale: str) -> float | None:
-    small, large = _published_cached(scale, _SMALL), _published_cached(scale, _LARGE)
+    small, large = (_published_speeds(scale, size, "mars_block_cache") for size in _ENDS)
     if not small or not large:
         return None
     return large[min(large)] / large[max(large)] - small[min(small)] / small[max(small)]
@@ -178,7 +150,7 @@ def _table6() -> Iterator[Claim]:
         return speed_difference(*(Answers(row.correct, row.emitted, row.row_forwards) for row in (mars, ar)))
 
     def points(mars: SweepRow, ar: SweepRow) -> Estimate:
-        return paired_difference(mars.by_benchmark, ar.by_benchmark).estimate
+        return paired_difference(mars.by_benchmark, ar.by_benchmark)
 
     of_table = partial(_claim, item="table6", section=TABLE6_SECTION)
     of_questions = partial(of_table, signed=True, counts="questions")
@@ -209,15 +181,13 @@ def _table6() -> Iterator[Claim]:
     )  # fmt: skip
 
 
-def _of_lines(effect: OfRows, first: Pairing, second: Pairing) -> Measure:
+def _of_lines(
+    effect: Callable[[SweepRow, SweepRow], Estimate | None], first: Pairing, second: Pairing
+) -> Callable[[SweepCells], Estimate | None]:
     """What one line of Table 6 has over another at the smallest batch size raced; the paper's is 1."""
-
-    def measure(sweep: SweepCells) -> Estimate | None:
-        size = min(sweep.batch_sizes, default=0)
-        mars, ar = first.row(sweep, size), second.row(sweep, size)
-        return effect(mars, ar) if mars and ar else None
-
-    return measure
+    return lambda sweep: _of_both(
+        effect, *(line.row(sweep, min(sweep.batch_sizes, default=0)) for line in (first, second))
+    )
 
 
 def _published(metric: str, effect: Callable[[float, float], float], *lines: Pairing) -> Callable[[str], float | None]:
@@ -233,21 +203,26 @@ def _published(metric: str, effect: Callable[[float, float], float], *lines: Pai
 # ---- ours: the best settings ----------------------------------------------------------------------------------------
 
 
+BESTS: dict[str, Callable[[SweepCells, int], SweepRow | None]] = {
+    "best-mars": SweepCells.best_mars,
+    "best-verified": SweepCells.best_verified,
+    "best-adapter": partial(SweepCells.best_verified, adapted=True),
+}
+
+
 def _best_settings() -> Iterator[Claim]:
-    settings: tuple[tuple[str, str, str, Callable[[SweepCells, int], SweepRow | None]], ...] = (
-        ("best-mars", f"MARS that loses at most {ALLOWED_LOSS:g} point on the questions raced", "MARS", best_mars_at),
-        ("best-verified", "Verified MARS, whose tokens are those of AR,", "verified MARS", best_verified_at),
-        ("best-adapter", "An adapter on AR SFT, verified,", "an adapter", partial(best_verified_at, adapted=True)),
-    )
-    for name, words, method, choose in settings:
+    said = {
+        "best-mars": (f"MARS that loses at most {ALLOWED_LOSS:g} point on the questions raced", "MARS"),
+        "best-verified": ("Verified MARS, whose tokens are those of AR,", "verified MARS"),
+        "best-adapter": ("An adapter on AR SFT, verified,", "an adapter"),
+    }
+    for name, (words, method) in said.items():
         compared = f"tokens/s of the best setting of {method} over AR, each in its faster form"
         for size in SERVED:
-            measure = partial(_best_over_ar, choose=choose, batch_size=size)
-            said: dict[str, Any] = {"batch_size": size, "compiled": True, "whose": OURS}
-            yield _claim(name, f"{words} is faster than AR", compared, measure, _ABOVE_1, **said)
+            measure = partial(_best_over_ar, name=name, batch_size=size)
+            text, more = f"{words} is faster than AR", {"batch_size": size, "whose": OURS}
+            yield _claim(name, text, compared, measure, _ABOVE_1, compiled=True, **more)
 
 
-def _best_over_ar(
-    sweep: SweepCells, choose: Callable[[SweepCells, int], SweepRow | None], batch_size: int
-) -> Estimate | None:
-    return over_faster_ar(sweep, choose(sweep, batch_size))
+def _best_over_ar(sweep: SweepCells, name: str, batch_size: int) -> Estimate | None:
+    return sweep.over_faster_ar(BESTS[name](sweep, batch_size))

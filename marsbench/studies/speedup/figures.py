@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from marsbench.findings.sweep import ALLOWED_LOSS, SweepCells, over_faster_ar, speed_of, speed_up
+from marsbench.findings.sweep import ALLOWED_LOSS, SweepCells, speed_of, speed_up
 from marsbench.rendering.figures import COLOURS, MARKERS, by_batch_figure, drawn_alike, error_bars, new_figure, save
-from marsbench.rows.kinds import SweepRow
+from marsbench.rows.kinds import Row, SweepRow
 from marsbench.statistics.intervals import Estimate
 
 if TYPE_CHECKING:
@@ -22,13 +23,14 @@ _JOINED = ("mars",)  # methods whose settings a line joins
 _NAMED = (None, 0.95, 0.7, 0.5)  # thresholds that are written beside their points, far enough apart
 
 
-def draw(sweep: SweepCells, reports_dir: Path) -> list[Path]:
+def draw(rows: Sequence[Row], reports_dir: Path) -> list[Path]:
+    sweep = SweepCells.of(rows)
     with drawn_alike():
         written = save(_pareto_by_speed(sweep.eager), reports_dir / PARETO_SPEED)
     series: dict[str, dict[int, Estimate]] = {}
     for size in sweep.batch_sizes:
         for name, row in _best_of_each_method(sweep, size).items():
-            if ratio := over_faster_ar(sweep, row):
+            if ratio := sweep.over_faster_ar(row):
                 series.setdefault(name, {})[size] = ratio
     what = "tokens per second over ar, each in its faster form"
     return [*written, *by_batch_figure(series, what, reports_dir / BY_BATCH)]
@@ -66,14 +68,9 @@ def _scatter(sweep: SweepCells, axes: Axes, batch_size: int) -> None:
             [value for value, _, _ in points],
             [100 * found.value for _, found, _ in points],
             yerr=error_bars([found for _, found, _ in points], 100.0),
-            fmt=marker,
-            color=colour,
-            linestyle="-" if method in _JOINED else "none",
-            linewidth=1.0,
-            elinewidth=0.5,
-            markersize=5,
-            label=f"{method} (numbers: tau)" if method in _JOINED else method,
-        )
+            fmt=marker, color=colour, linestyle="-" if method in _JOINED else "none", linewidth=1.0, elinewidth=0.5,
+            markersize=5, label=f"{method} (numbers: tau)" if method in _JOINED else method,
+        )  # fmt: skip
         joined = points if method in _JOINED else ()
         for value, found, row in (one for one in joined if one[2].options.get("threshold") in _NAMED):
             axes.annotate(
