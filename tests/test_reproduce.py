@@ -366,7 +366,7 @@ def test_lm_eval_runs_our_model(reproduced: Path, tmp_path: Path) -> None:
 # ---- committed pages ------------------------------------------------------------------------------------------------
 
 
-UNMEASURED = {"map", "rivals"}  # whose rows are still to come
+UNMEASURED = {"map"}  # whose rows are still to come
 COMMITTED = {(DEFAULT_SCALE, name) for name in studies() if name not in {"real-model", *UNMEASURED}}
 
 
@@ -456,6 +456,17 @@ def test_a_line_lends_answers_to_the_same_questions_alone(tmp_path: Path) -> Non
     found = collection_of(whole, pages())
     assert [row.benchmark for row in found.of("table2")[0] if isinstance(row, EvaluationRow)] == ["mini_gsm8k"]
     assert [row.benchmark for row in found.of("lengths")[0] if isinstance(row, EvaluationRow)] == ["within_gsm8k"]
+
+
+def test_a_page_that_chooses_neither_lends_nor_borrows(tmp_path: Path) -> None:
+    """Guards against a rival that is judged by the answers it was chosen by, and a choice by answers of other seeds."""
+    whole = Workspace(tmp_path, "mini")
+    for page, correct in {"rivals": [0, 0], "table2": [1, 1], "table9": [1, 1]}.items():
+        line = answered(AR_SFT, "gsm8k" if page != "table9" else "bbh", correct, [5, 5], [5, 5])
+        write_atomically(whole.results(page), rows_text([line]).encode())
+    found = collection_of(whole, pages())
+    assert [row.correct for row in found.of("rivals")[0] if isinstance(row, EvaluationRow)] == [[0, 0]]
+    assert all(row.correct == [1, 1] for row in found.of("table9")[0] if isinstance(row, EvaluationRow))
 
 
 def test_a_line_is_lent_whole_or_not_at_all(tmp_path: Path) -> None:

@@ -75,12 +75,13 @@ def _completed(rows: dict[str, dict[int, Sequence[Row]]], pages: Pages) -> dict[
     """The rows of pages with what they lack at a training seed and another page has measured there.
 
     A line is the same line on every page: what all seeds say of it must not depend on which page asked them. It is lent
-    on all benchmarks that the page asks, or not at all.
+    on all benchmarks that the page asks, or not at all. A page that stands apart neither lends nor borrows.
     """
-    seeds = sorted({seed for by_seed in rows.values() for seed in by_seed})
-    measured = {seed: _answered([by_seed.get(seed, []) for by_seed in rows.values()]) for seed in seeds}
-    found: dict[str, dict[int, Sequence[Row]]] = {}
-    for page, by_seed in rows.items():
+    found = {page: by_seed for page, by_seed in rows.items() if (plan := pages[page]) and plan.apart}
+    others = {page: by_seed for page, by_seed in rows.items() if page not in found}
+    seeds = sorted({seed for by_seed in others.values() for seed in by_seed})
+    measured = {seed: _answered([by_seed.get(seed, []) for by_seed in others.values()]) for seed in seeds}
+    for page, by_seed in others.items():
         plan = pages[page]
         asks = list(dict.fromkeys(name for own in by_seed.values() for _, name in _answered([own])))
         found[page] = {}

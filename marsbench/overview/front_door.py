@@ -9,7 +9,7 @@ from marsbench.findings.claims import TIMES, Claim, Judged
 from marsbench.findings.collection import Collection
 from marsbench.findings.sweep import on_sweep, printed_ratio, speed_up
 from marsbench.presets import DEFAULT_SCALE, preset
-from marsbench.rendering.claims import bullet, corrected, tally
+from marsbench.rendering.claims import bullet, tally
 from marsbench.rendering.markdown import filled, table
 from marsbench.statistics.decisions import Bound
 from marsbench.statistics.intervals import Estimate
@@ -55,7 +55,6 @@ def front_door(judged: Sequence[Judged], collections: Sequence[Collection], whol
         "scale": told.scale,
         "summary": preset(told.scale).summary,
         "tally": tally(papers, told.scale),
-        "corrected": corrected(judged, told.scale),
         "seeds": told.seeds_in_words,
         "holds": "\n".join(bullet(one.claim, one.findings[told.scale]) for one in known),
         "raced": whole.scale,

@@ -22,7 +22,7 @@ _FIRST = (
     ("table2", "sft-loss"), ("table4", "several-tokens-b4"), ("table4", "level-b4"), ("table4", "more-tokens-b8"),
     ("table9", "beats-jacobi"), ("speedup", "cache-faster"), ("speedup", "load"), ("serving", "lower-tau"),
     ("serving", "over-ar"), ("serving", "one-at-a-time"), ("speedup", "best-verified"),
-    ("real-model", "adapter-drafts"),
+    ("adapter", "adapter-drafts"), ("real-model", "adapter-drafts"),
 )  # fmt: skip
 
 
@@ -100,7 +100,11 @@ def _table(judged: Sequence[Judged], collections: Sequence[Collection]) -> str:
         [item.name, item.asks, *[_linked(item, judged, one) for one in collections], f"`nox -s {item.session}`"]
         for item in items()
     ]
-    every = [f"[{_verdict(judged, one)}]({CLAIMS}.md)" for one in collections]
+    papers = [one.findings for one in judged if one.claim.papers]
+    every = [
+        f"[{_verdict(judged, one)}]({CLAIMS}.md)" if any(found[one.scale].estimate for found in papers) else ""
+        for one in collections
+    ]
     claims = ["Claims", "every claim of the paper with its test and verdict", *every, "`nox -s reproduce-all`"]
     shown.insert(next((place for place, item in enumerate(items()) if not item.section), len(shown)), claims)
     return table(head, shown, text=range(len(head)))

@@ -82,8 +82,10 @@ def _write_page(study: Study, run: Run, made: list[Row] | UserError | None, *, q
     if study.grid is not None:
         grid, label = study.grid(run.scale, quick), "quick" if quick else ""
         return reproduce_sweep(study, run, grid, label) if made is None else _publish(study, made, _named(run, label))
-    rows = study.rows(run) if made is None else made
-    return _publish(study, rows, run.workspace) if run.is_whole else None
+    rows, workspace = study.rows(run) if made is None else made, run.workspace
+    if study.plan and study.plan.apart:  # its seed is the only one it has
+        workspace = replace(workspace, variant=workspace.variant.removesuffix(f"seed{run.seed}").rstrip("-"))
+    return _publish(study, rows, workspace) if run.is_whole else None
 
 
 def _publish(study: Study, rows: Sequence[Row], workspace: Workspace) -> Path:

@@ -180,14 +180,16 @@ def how_section(rows: Sequence[Row], plan: TablePlan, scale: str) -> str:
         *[row for row in rows if isinstance(row, SweepRow | StepTimeRow | TrainingSpeedRow)],
     ]
     limits = {"tokens per answer at most": _token_limits(rows)}
-    facts = facts_section(shown, command(session_of(plan.key), scale), limits)
+    seed = next((row.provenance.get("seed") for row in shown), 0)
+    facts = facts_section(shown, command(session_of(plan.key), scale, seed or 0), limits)
     return paragraphs(facts, "Wall time by stage:", _wall_time(rows, plan))
 
 
-def command(session: str, scale: str) -> str:
-    """How a session makes its page at a scale."""
-    option = option_for(scale)
-    return f"`nox -s {session}{option.replace(' -- ', ' ') if ' -- ' in session else option}`"
+def command(session: str, scale: str, seed: int = 0) -> str:
+    """How a session makes its page at a scale, and at a training seed."""
+    options = option_for(scale) + (f" -- --seed {seed}" if seed else "")
+    first, *more = f"{session}{options}".split(" -- ")
+    return f"`nox -s {' -- '.join([first, ' '.join(more)]) if more else first}`"
 
 
 def facts_section(rows: Sequence[Row], how: str, more: Mapping[str, str] | None = None) -> str:

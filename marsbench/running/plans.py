@@ -141,6 +141,7 @@ class TablePlan:
     step_cost: bool = False  # also time a training step
     figure: bool = False
     own: str = ""  # the name of a page of our own, which the paper has no table for
+    apart: bool = False  # chooses between lines, on a training seed whose rows no other page may take
     elsewhere: tuple[Arm, ...] = ()  # the paper's lines of this table whose counterparts another page measures
 
     def __post_init__(self) -> None:

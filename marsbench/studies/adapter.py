@@ -121,7 +121,10 @@ CLAIMS = (
         PLAN, "gated_groups", Bound(low=1.0), "a", "An adapter alone emits several tokens per forward pass", check=True
     ),
     _more_accurate("gated_groups", AR_SFT.name, "a", "It changes no accuracy", margin=0.5, check=True),
-    _emits_more("gated_groups", _GROUPS.name, "b", "It drafts better than MARS at the gentle rate of the tables"),
+    _emits_more(
+        "gated_groups", _GROUPS.name, "b", "An adapter drafts better than MARS at the gentle rate of the tables",
+        "adapter-drafts",
+    ),
     _emits_more("hard_groups", "gated_groups", "c", "MARS at the adapter's rate drafts better still"),
     _more_accurate(AR_SFT.name, "ar_of_mars", "d", "Writing into the weights gently costs accuracy"),
     _more_accurate(AR_SFT.name, "ar_of_hard", "e", "Writing into them at the adapter's rate costs accuracy"),
