@@ -77,11 +77,16 @@ def test_a_version_is_the_length_of_its_history(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(("scale", "seed", "table"), ROWS)
 def test_committed_cells_and_checkpoints_are_found_again(scale: str, seed: int, table: str, tmp_path: Path) -> None:
     """Guards against a run that trains and measures again what the committed rows hold."""
-    run, plan = Run(preset(scale), Workspace(tmp_path, scale), seed=seed), studies()[table].plan
+    rows, plan = (
+        read_rows(ROOT / f"results/{scale}/{f'seed{seed}' if seed else ''}/{table}.jsonl"),
+        studies()[table].plan,
+    )
     assert plan is not None
+    seed = int(rows[0].provenance["seed"]) if plan.apart else seed
+    run = Run(preset(scale), Workspace(tmp_path, scale), seed=seed)
     arms, checked = {arm.name: arm for arm in plan.arms}, 0
     trained = {}
-    for row in read_rows(ROOT / f"results/{scale}/{f'seed{seed}' if seed else ''}/{table}.jsonl"):
+    for row in rows:
         if isinstance(row, TrainingRow):
             trained[TrainedStage(row.stage, row.block_size)] = row.checkpoint
             if SAME_VERSIONS.items() <= row.provenance["versions"].items():  # they are part of a recipe

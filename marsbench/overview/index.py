@@ -102,7 +102,9 @@ def _table(judged: Sequence[Judged], collections: Sequence[Collection]) -> str:
     ]
     papers = [one.findings for one in judged if one.claim.papers]
     every = [
-        f"[{_verdict(judged, one)}]({CLAIMS}.md)" if any(found[one.scale].estimate for found in papers) else ""
+        f"[{_verdict(judged, one)}]({CLAIMS}.md)"
+        if not one.rows or any(found[one.scale].estimate for found in papers)
+        else ""
         for one in collections
     ]
     claims = ["Claims", "every claim of the paper with its test and verdict", *every, "`nox -s reproduce-all`"]
