@@ -125,7 +125,12 @@ STAGES: dict[str, Stage] = {
     "base_mars": _mars("MARS, straight from the base", "base"),
     "base_mars_2x": _mars("MARS, straight from the base, trained twice as long", "base", passes=2),
     "medusa": Stage("Medusa heads on the frozen AR SFT model", "ar_sft", "medusa"),
-    "medusa_hard": Stage("such heads at the learning rate of an adapter", "ar_sft", "medusa", adapters_rate=True),
+    "medusa_hard": Stage(
+        "Medusa heads on the frozen AR SFT model, at the learning rate of an adapter",
+        "ar_sft",
+        "medusa",
+        adapters_rate=True,
+    ),
     "draft_base": Stage("`base` of the small draft model", None, "ar", plain_text=True, draft=True),
     "draft_ar_sft": Stage("AR fine-tuning of the draft model", "draft_base", "ar", draft=True),
     "draft_ar_sft_hard": Stage(

@@ -40,6 +40,7 @@ PLAN = TablePlan(
 )
 
 CONVERGED, SATURATED, ROOM, HARDLY_MORE = Bound(-1.5, 1.5), Bound(-1.0, 1.0), Bound(60.0, 95.0), Bound(high=1.05)
+TAUGHT = Bound(low=5.0)
 OUTSIDE = "outside the bound"  # of what the paper itself has
 ROOM_ON_EACH, ENOUGH = Bound(40.0, 97.0), 4
 BETWEEN = f"between {ROOM_ON_EACH.low:g} and {ROOM_ON_EACH.high:g}"
@@ -115,6 +116,10 @@ CRITERIA = (
     ),
     emits(
         PLAN, UNTRAINED_MASKS.name, HARDLY_MORE, "v", "Masks are new: before MARS training they settle next to nothing"
+    ),
+    replace(
+        _as_accurate(AR_SFT.name, "base", "vi", "Fine-tuning has something to teach", bound=TAUGHT),
+        published=more_accurate(TABLE2, AR_SFT.name, "base").published,
     ),
 )  # fmt: skip
 

@@ -89,6 +89,7 @@ def slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
         "kinds": sweep.steps_in_words,
         "decoded": decoded_by_the_sweep([rows]),
         "stages": in_words(sweep.decoded),
+        "medusa": _medusa(sweep),
         "small": SMALL if preset(scale).world else "",
         "raced": races_in_words(sweep.rows),
         "company": company_remark([*sweep.rows, *([sweep.step_times] if sweep.step_times else [])]),
@@ -100,6 +101,12 @@ def slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
         "checks": _checks(sweep),
         "facts": facts_section(rows, command("speedup-sweep", scale)),
     }
+
+
+def _medusa(sweep: SweepCells) -> str:
+    """How the heads were trained; empty where Medusa did not race."""
+    stages = dict.fromkeys(row.stage for row in sweep.rows if row.method == "medusa")
+    return f" Medusa's heads are those of {in_words(stages)}; [others were tried](rivals.md)." if stages else ""
 
 
 def _answers(seeds: BySeed, sizes: Sequence[int]) -> str:
