@@ -498,7 +498,7 @@ def test_training_hours_are_the_papers() -> None:
     every = {item.stage: item.gpu_hours for item in trainings(plan, scale.with_checkpoints([], train_all=True))}
     assert every == {
         "ar_sft": 100, "ar_sft_2x": 200, "block_diffusion, B = 4": 202, "mars_no_sft, B = 4": 202, "mars, B = 4": 202,
-        "mars_paper_alignment, B = 4": 202,
+        "block_diffusion_shifted, B = 4": 202, "mars_paper_alignment, B = 4": 202,
     }  # fmt: skip
     own = len(BLOCK_SIZES) * len(MARS_STAGES) + len(HEADED_MARS)
     assert len(trainings(plan_of("table8"), preset("mini"))) == 1 + own, (
