@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 # Tol's wine, indigo and sand after them.
 COLOURS = (
     "#999999", "#000000", "#56B4E9", "#E69F00", "#CC79A7", "#0072B2", "#D55E00", "#009E73", "#882255", "#332288",
-    "#DDCC77",
+    "#DDCC77", "#44AA99",
 )  # fmt: skip
-MARKERS = ("o", "s", "D", "^", "v", "P", "X", "*", "d", "<", ">")  # told apart in black and white too
+MARKERS = ("o", "s", "D", "^", "v", "P", "X", "*", "d", "<", ">", "p")  # told apart in black and white too
 FORMATS = {"png": {"Software": None}, "svg": {"Date": None, "Creator": None}}  # metadata that could vary
 GROUP_WIDTH = 0.8  # of the room for one benchmark, or one line
 _LETTERS = 60  # of a name in one line
