@@ -30,7 +30,7 @@ COLOURS = (
 MARKERS = ("o", "s", "D", "^", "v", "P", "X", "*", "d", "<", ">", "p")  # told apart in black and white too
 FORMATS = {"png": {"Software": None}, "svg": {"Date": None, "Creator": None}}  # metadata that could vary
 GROUP_WIDTH = 0.8  # of the room for one benchmark, or one line
-_LETTERS = 60  # of a name in one line
+_LETTERS, _LETTERS_BELOW = 60, 100  # of a name in one line, and below all panels of a figure
 
 
 class Quantity(NamedTuple):
@@ -127,28 +127,42 @@ def by_batch_figure(
         return save(figure, path_stem)
 
 
-def labelled_figure(series: Mapping[str, Mapping[str, Estimate]], x_label: str, path_stem: Path) -> list[Path]:
+class Labelled(NamedTuple):
+    """Estimates on one axis, a line per name, and the value at which nothing is gained."""
+
+    x_label: str
+    series: Mapping[str, Mapping[str, Estimate]]  # what the legend calls it, if anything -> name -> estimate
+    level: float = 1.0
+
+
+def labelled_figure(panels: Sequence[Labelled], path_stem: Path) -> list[Path]:
     """Draw estimates beside their names, a line each, with a marker per series: no name is too long for a legend."""
-    names = list(dict.fromkeys(name for found in series.values() for name in found))
+    names = list(dict.fromkeys(name for panel in panels for found in panel.series.values() for name in found))
     with drawn_alike():
-        figure = new_figure(9.5, 0.9 + 0.34 * len(names))
-        axes = figure.subplots()
-        for position, (label, found) in enumerate(series.items()):
-            shift = GROUP_WIDTH * ((position + 0.5) / len(series) - 0.5)
-            axes.errorbar(
-                [estimate.value for estimate in found.values()],
-                [names.index(name) + shift for name in found],
-                xerr=error_bars([*found.values()], 1.0),
-                linestyle="none", markersize=4.5, elinewidth=1.0, label=label, **look(position),
-            )  # fmt: skip
-        axes.axvline(1.0, color="0.4", linewidth=0.9, linestyle=":")
-        axes.set_yticks(range(len(names)), [fill(name, _LETTERS) for name in names], fontsize=8)
-        axes.set_ylim(len(names) - 0.5, -0.5)
-        axes.set_xlim(left=0.0)
-        axes.set_xlabel(f"{x_label} (bars: 95 % interval)")
-        dress(axes, "x")
+        figure = new_figure(9.5, 0.9 + 0.15 * (len(panels) > 1) + 0.34 * len(names))
+        grid = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
+        for axes, panel in zip(grid, panels, strict=True):
+            _draw_labelled(axes, panel, names)
+            axes.set_xlabel(fill(f"{panel.x_label} (bars: 95 % interval)", _LETTERS_BELOW // len(panels)))
+        grid[0].set_yticks(range(len(names)), [fill(name, _LETTERS) for name in names], fontsize=8)
+        grid[0].set_ylim(len(names) - 0.5, -0.5)
         figure.legend(loc="outside lower center", ncols=4, frameon=False)
         return save(figure, path_stem)
+
+
+def _draw_labelled(axes: Axes, panel: Labelled, names: Sequence[str]) -> None:
+    for position, (label, found) in enumerate(panel.series.items()):
+        shift = GROUP_WIDTH * ((position + 0.5) / len(panel.series) - 0.5)
+        axes.errorbar(
+            [estimate.value for estimate in found.values()],
+            [names.index(name) + shift for name in found],
+            xerr=error_bars([*found.values()], 1.0),
+            linestyle="none", markersize=4.5, elinewidth=1.0, label=label, **look(position),
+        )  # fmt: skip
+    axes.axvline(panel.level, color="0.4", linewidth=0.9, linestyle=":")
+    if panel.level:  # ratios and the like, whose axis begins with nothing
+        axes.set_xlim(left=0.0)
+    dress(axes, "x")
 
 
 def error_bars(estimates: Sequence[Estimate], factor: float) -> list[list[float]]:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
+from pathlib import Path
 
 from marsbench.findings.between_lines import as_accurate, emits_more, more_accurate
+from marsbench.findings.cells import Cells
+from marsbench.findings.claims import Claim
+from marsbench.rendering.figures import Labelled, labelled_figure, line_on, shared_benchmarks
 from marsbench.rendering.measured import accuracy_table, speed_table
 from marsbench.rendering.page import TablePage
 from marsbench.running.plans import Arm, TablePlan
+from marsbench.statistics.intervals import Estimate
 from marsbench.studies.lines import AR_SFT, BLOCK_SIZES, mars, mars_name
 from marsbench.studies.study import table_study
 
@@ -42,24 +47,53 @@ PLAN = TablePlan(
     own="Map",
 )
 _ONE, _B4, _B16 = mars_name("mars", 4), mars_name("mars", 4, _SURE), mars_name("mars", 16, _SURE)
-_less, _more = partial(as_accurate, PLAN), partial(emits_more, PLAN)
-CLAIMS = (
-    *[
-        _less(_ONE + ending, AR_SFT.name + ending, "a", f"MARS at one token matches AR SFT ({words})",
-              f"matches{ending}", again=not ending)
-        for ending, words in CORNERS.items()
-    ],
-    *[
-        more_accurate(PLAN, _ONE + ending, mars_name("mars_no_sft", 4) + ending, "b",
-                      f"Without the SFT loss MARS is worse ({words})", f"ablation{ending}", again=not ending)
-        for ending, words in CORNERS.items()
-    ],
-    *[
-        _more(_B16 + ending, _B4 + ending, "c", f"Larger blocks emit more at tau = .95 ({words})",
-              f"larger{ending}")
-        for ending, words in CORNERS.items()
-    ],
-)  # fmt: skip
+_MATCHES = [
+    as_accurate(PLAN, _ONE + ending, AR_SFT.name + ending, "a", f"MARS at one token matches AR SFT ({words})",
+                f"matches{ending}", again=not ending)
+    for ending, words in CORNERS.items()
+]  # fmt: skip
+_ABLATIONS = [
+    more_accurate(PLAN, _ONE + ending, mars_name("mars_no_sft", 4) + ending, "b",
+                  f"Without the SFT loss MARS is worse ({words})", f"ablation{ending}", again=not ending)
+    for ending, words in CORNERS.items()
+]  # fmt: skip
+_LARGER = [
+    emits_more(PLAN, _B16 + ending, _B4 + ending, "c", f"Larger blocks emit more at tau = .95 ({words})",
+               f"larger{ending}")
+    for ending, words in CORNERS.items()
+]  # fmt: skip
+_HARD = "_hard_sft"
+_RATE = (
+    emits_more(PLAN, _B4 + _HARD, _B4, "d", "The hard rate buys tokens per forward pass at tau = .95", "hard-emits"),
+    as_accurate(PLAN, _B4 + _HARD, _B4, "e", "The hard rate costs MARS no accuracy there", "hard-matches"),
+    more_accurate(PLAN, AR_SFT.name, AR_SFT.name + _HARD, "f", "The hard rate costs AR SFT accuracy", "hard-costs"),
+)
+
+
+def _draw(cells: Cells, plan: TablePlan, path_stem: Path) -> list[Path]:
+    """By corner: what MARS loses at one token, what its ablation loses, and tokens per forward pass by block size."""
+    rows, benchmarks = list(cells.values()), shared_benchmarks(cells, plan)
+
+    def effects(claims: Sequence[Claim]) -> dict[str, Estimate]:
+        found = zip(CORNERS.values(), [claim.measure(rows).estimate for claim in claims], strict=True)
+        return {words: effect for words, effect in found if effect is not None}
+
+    speeds = {
+        f"B = {size}": {
+            words: line[0]
+            for ending, words in CORNERS.items()
+            if (line := line_on(cells, mars_name("mars", size, _SURE) + ending, benchmarks))
+        }
+        for size in BLOCK_SIZES
+    }
+    panels = (
+        Labelled("MARS minus AR SFT, points", {"": effects(_MATCHES)}, level=0.0),
+        Labelled("MARS minus w/o SFT loss, points", {"": effects(_ABLATIONS)}, level=0.0),
+        Labelled("tokens per forward pass at tau = .95", speeds),
+    )
+    return labelled_figure(panels, path_stem)
+
+
 PAGE = TablePage(
     plan=PLAN,
     opening=(
@@ -67,18 +101,15 @@ PAGE = TablePage(
         "two thirds as long, fine-tuned at their gentle rate and at the adapter's, ten times as high. *Hard* is AR SFT "
         "too, which MARS continues from."
     ),
-    claims=CLAIMS,
-    answers=("a",),
+    claims=(*_MATCHES, *_ABLATIONS, *_LARGER, *_RATE),
+    answers=("matches", "d", "e", "f"),
     lines=tuple(name + ending for ending in CORNERS for name in (AR_SFT.name, _ONE, _B4)),
     figure="corners",
     caption=(
-        "Accuracy against tokens per forward pass, a curve for each corner: MARS at one token, and at tau = .95 with "
-        "B = 4, 8 and 16"
+        "By corner: what MARS (B = 4) loses to AR SFT at one token per forward pass, what it is ahead of MARS w/o SFT "
+        "loss, and its tokens per forward pass at tau = .95 by block size"
     ),
-    curves={
-        words: [_ONE + ending, *[mars_name("mars", size, _SURE) + ending for size in BLOCK_SIZES]]
-        for ending, words in CORNERS.items()
-    },
+    drawing=_draw,
     tables=(accuracy_table, speed_table),
 )
 STUDY = table_study(PAGE, asks="where does MARS pay: base, rate and block size?", place=3, in_paper=False)

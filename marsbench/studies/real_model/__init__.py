@@ -24,7 +24,7 @@ from marsbench.findings.sweep import (
 from marsbench.methods import METHODS
 from marsbench.racing.position_law import position_law
 from marsbench.rendering.claims import claims_section, page_tally, plainly
-from marsbench.rendering.figures import labelled_figure
+from marsbench.rendering.figures import Labelled, labelled_figure
 from marsbench.rendering.markdown import paragraphs, table
 from marsbench.rendering.measured import measured_section, speed_cell, speed_table
 from marsbench.rendering.page import laid_out
@@ -104,7 +104,7 @@ def draw(rows: Sequence[Row], reports_dir: Path) -> list[Path]:
         for dtype, sweep in sweeps.items()
         for size in sweep.batch_sizes
     }
-    return labelled_figure(series, "tokens per second over ar", reports_dir / FIGURE) if series else []
+    return labelled_figure([Labelled("tokens per second over ar", series)], reports_dir / FIGURE) if series else []
 
 
 def tally(seeds: BySeed) -> str:
