@@ -68,7 +68,7 @@ class Answering:
 
 def read_prompts(file: Path) -> list[list[int]]:
     """The prompts of a file, one `{"prompt_ids": [...]}` a line; `UserError` with the line of whatever is wrong."""
-    prompts = [one["prompt_ids"] for one in read_objects(file, ["prompt_ids"])]
+    prompts = [line["prompt_ids"] for line in read_objects(file, ["prompt_ids"])]
     for number, ids in enumerate(prompts, 1):
         if not isinstance(ids, list) or not all(type(token) is int for token in ids):
             where = f"{file}, line {number}"
@@ -96,7 +96,7 @@ def decode_file(
     title = f"decoding {source.name} by {answering.method.name}"
     generations = answering.decode_all(requests, reporter, title, eos_id=eos_id, pad_id=pad_id)
     told = ("tokens", "forwards", "accepted", "finish")
-    lines = [json.dumps({name: getattr(one, name) for name in told}) + "\n" for one in generations]
+    lines = [json.dumps({name: getattr(generation, name) for name in told}) + "\n" for generation in generations]
     write_atomically(target, "".join(lines).encode())
 
 

@@ -108,7 +108,9 @@ def look(seconds: float = _LOOK_S) -> tuple[float | None, list[Neighbour]]:
     """Wait and see: how many cores others use, None where it cannot be told, and the busiest of them."""
     watch, _ = Watch(), _since_last_time()
     time.sleep(seconds)
-    busiest = sorted((one for one in _since_last_time() if one.cores >= BUSY_CORES / 2), key=lambda one: -one.cores)
+    busiest = sorted(
+        (other for other in _since_last_time() if other.cores >= BUSY_CORES / 2), key=lambda other: -other.cores
+    )
     return cores([watch.used()]), busiest[:3]
 
 
@@ -127,7 +129,7 @@ def _since_last_time() -> list[Neighbour]:
 
 
 def in_words(used: float, busiest: Iterable[Neighbour]) -> str:
-    names = ", ".join(f"{one.name} {one.cores:.2f}" for one in busiest)
+    names = ", ".join(f"{other.name} {other.cores:.2f}" for other in busiest)
     return f"other processes use {used:.2f} of {len(_allowed())} cores{f' ({names})' if names else ''}"
 
 

@@ -167,7 +167,7 @@ def is_sure(logits: Tensor, threshold: float, metric: Metric) -> list[bool]:
         passes = first - second >= threshold
     else:
         passes = p.amax(-1) >= threshold
-    return [bool(one) for one in passes]
+    return [bool(passed) for passed in passes]
 
 
 def run_of(passes: Sequence[bool]) -> int:

@@ -40,9 +40,9 @@ def _signed(function: Callable[..., Any]) -> Callable[..., Any]:
     """Have a signature name every option of methods: what it does not name, transformers keeps to itself."""
     own = list(signature(function).parameters.values())
     named = [
-        Parameter(one.name, Parameter.KEYWORD_ONLY, default=one.default, annotation=one.type)
-        for one in fields(Options)
-        if one.name in OPTIONS
+        Parameter(field.name, Parameter.KEYWORD_ONLY, default=field.default, annotation=field.type)
+        for field in fields(Options)
+        if field.name in OPTIONS
     ]
     function.__signature__ = Signature([*own[:-1], *named, own[-1]])  # type: ignore[attr-defined]
     return function
@@ -138,7 +138,10 @@ def generate(
     )  # fmt: skip
     if token_streamer is not None:
         token_streamer.end()  # type: ignore[no-untyped-call]
-    ended = [torch.tensor(one.tokens if one.eos_id is None else [*one.tokens, one.eos_id]) for one in generations]
+    ended = [
+        torch.tensor(answer.tokens if answer.eos_id is None else [*answer.tokens, answer.eos_id])
+        for answer in generations
+    ]
     new = pad_sequence(ended, batch_first=True, padding_value=pad_id).to(input_ids)
     sequences = torch.cat([input_ids, new], dim=1)
     return GenerateDecoderOnlyOutput(sequences=sequences) if config.return_dict_in_generate else sequences  # type: ignore[arg-type]
@@ -202,8 +205,8 @@ def _refuse_unsupported(config: GenerationConfig, processors: Iterable[Any], cri
     """Refuse what would silently be left out."""
     if (config.num_beams or 1) > 1 or (config.num_return_sequences or 1) > 1:
         raise UserError("marsbench.generate follows one sequence per prompt", fix="leave num_beams and the like at 1")
-    strange = [type(one).__name__ for one in processors if not isinstance(one, TemperatureLogitsWarper)]
-    strange += [type(one).__name__ for one in criteria if not isinstance(one, MaxLengthCriteria | EosTokenCriteria)]
+    strange = [type(rule).__name__ for rule in processors if not isinstance(rule, TemperatureLogitsWarper)]
+    strange += [type(rule).__name__ for rule in criteria if not isinstance(rule, MaxLengthCriteria | EosTokenCriteria)]
     if strange:
         raise UserError(
             f"marsbench.generate does not apply {', '.join(strange)}",

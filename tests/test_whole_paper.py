@@ -263,6 +263,7 @@ def test_best_settings_lose_as_little_as_they_say() -> None:
     four = [1.0] * 3 + [0.0]
     rows: list[Row] = [
         sweep_row("ar", "ar", 4, [1.0, 1.0], correct=four),
+        sweep_row("mars, tau = 0.95", "mars", 4, [0.625, 0.625], correct=[0.0] * 4, options={"threshold": 0.95}),
         sweep_row("mars, tau = 0.9", "mars", 4, [0.8, 0.8], correct=four, options={"threshold": 0.9}),
         sweep_row("mars, tau = 0.5", "mars", 4, [0.5, 0.5], correct=[0.0] * 4, options={"threshold": 0.5}),
         sweep_row("verified", "mars-verified", 4, [0.5, 0.5], correct=four),
@@ -270,9 +271,10 @@ def test_best_settings_lose_as_little_as_they_say() -> None:
     ]
     found = [
         claim(words).of(rows).estimate
-        for words in ("questions raced is faster than AR at batch 4", "of AR, is faster than AR at batch 4")
-    ]
-    assert [one.value for one in found if one] == [1.25, 2.0]
+        for words in ("questions raced is faster than AR at batch 4", "of AR, is faster than AR at batch 4",
+                      "MARS at tau = .95 is faster than AR at batch 4")
+    ]  # fmt: skip
+    assert [one.value for one in found if one] == [1.25, 2.0, 1.6]
     assert claim("questions raced is faster than AR at batch 8").of(rows).verdict == "not run"
 
 

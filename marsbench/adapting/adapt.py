@@ -79,7 +79,7 @@ class Result(NamedTuple):
 
 def page_of(base: str, adapter: Path, dtype: torch.dtype, plan: Plan, results: Sequence[Result]) -> str:
     """One screen: what the adapter buys on this machine, with which settings, and the commands to use it."""
-    best = max(results, key=lambda one: one.speed_up.value)
+    best = max(results, key=lambda line: line.speed_up.value)
     name, options = best.contender.name, best.contender.options
     kind = str(dtype).removeprefix("torch.")
     on_it = f"--checkpoint {adapter} --dtype {kind}"
@@ -91,10 +91,10 @@ def page_of(base: str, adapter: Path, dtype: torch.dtype, plan: Plan, results: S
     )
     lines = [
         [
-            one.contender.name, _printed(one.speed_up), f"{one.tokens_per_forward:.2f}",
-            f"{one.same} of {plan.held_out}",
+            line.contender.name, _printed(line.speed_up), f"{line.tokens_per_forward:.2f}",
+            f"{line.same} of {plan.held_out}",
         ]
-        for one in results
+        for line in results
     ]  # fmt: skip
     # A server knows fewer methods.
     served = f"mars-verified --block-size {options['block_size']}" if "block_size" in options else "ar"
@@ -119,7 +119,7 @@ def page_of(base: str, adapter: Path, dtype: torch.dtype, plan: Plan, results: S
 
 def _agreement(results: Sequence[Result], plan: Plan) -> str:
     """Whether anything was lost."""
-    gaps, asked = [gap for one in results for gap in one.gaps], plan.held_out * len(results)
+    gaps, asked = [gap for line in results for gap in line.gaps], plan.held_out * len(results)
     if not gaps:
         return f"Nothing was lost: all {asked} answers have the tokens of `ar`."
     return (
@@ -184,7 +184,7 @@ class Adapting:
         self._loaded = load_aloud(base, self._reporter, dtype=self._dtype, device=default_device())
         self._by_ar = Answering(self._loaded, fit("ar", self._loaded), batch_size=_ROWS)
         self._chats = Chats(self._loaded.tokenizer)
-        parameters = sum(one.numel() for one in self._loaded.model.parameters())
+        parameters = sum(part.numel() for part in self._loaded.model.parameters())
         free = at_hand(self._loaded.model.device) or 0
         if free < _COPIES * 4 * parameters:
             raise UserError(
@@ -278,19 +278,21 @@ class Adapting:
     def _race(self, plan: Plan, adapter: Path) -> list[Result]:
         """All contenders on the prompts held out, at batch size 1."""
         loaded = with_adapter(self._loaded, adapter)
-        entrants = [Entrant(one.name, loaded.model, fit(one.method, loaded, **one.options)) for one in CONTENDERS]
+        entrants = [
+            Entrant(entry.name, loaded.model, fit(entry.method, loaded, **entry.options)) for entry in CONTENDERS
+        ]
         prompts = self._chats.encoded([self._prompts[number] for number in plan.kept_back], self._source)
         race = Race(entrants, prompts, 1, _RACED_TOKENS, *self._chats.ends(loaded), LAPS)
         with self._reporter.bar("racing on the prompts held out") as bar:
             found = race.run(RoundLog(), bar.update)
-        return [self._result(one, found, prompts) for one in CONTENDERS if found[one.name].status == "done"]
+        return [self._result(entry, found, prompts) for entry in CONTENDERS if found[entry.name].status == "done"]
 
     def _result(self, contender: Contender, found: dict[str, Outcome], prompts: Sequence[list[int]]) -> Result:
-        ar, one = found["ar"], found[contender.name]
-        pairs = [(a.tokens, b.tokens) for a, b in zip(ar.generations, one.generations, strict=True)]
+        ar, mine = found["ar"], found[contender.name]
+        pairs = [(a.tokens, b.tokens) for a, b in zip(ar.generations, mine.generations, strict=True)]
         gaps = [self._gap(ids, a, b) for ids, (a, b) in zip(prompts, pairs, strict=True) if a != b]
         same = sum(a == b for a, b in pairs)
-        return Result(contender, one.speed_over(ar), one.emitted / one.row_forwards, same, gaps)
+        return Result(contender, mine.speed_over(ar), mine.emitted / mine.row_forwards, same, gaps)
 
     @torch.inference_mode()
     def _gap(self, prompt: list[int], ar: list[int], other: list[int]) -> float:

@@ -99,7 +99,7 @@ def _methods() -> Listed:
 def _benchmarks() -> Listed:
     from marsbench.evaluation.benchmarks import BENCHMARKS
 
-    rows = [(one.name, one.paper_name, one.summary) for one in BENCHMARKS.values()]
+    rows = [(benchmark.name, benchmark.paper_name, benchmark.summary) for benchmark in BENCHMARKS.values()]
     return ("benchmarks", ("name", "stands for", "what"), rows)
 
 

@@ -22,14 +22,14 @@ KEY_VARIABLE = "MARSBENCH_API_KEY"
 def _settings(typed: dict[str, Any]) -> Settings:
     """What was typed of a server's settings; its defaults where nothing was."""
     given: dict[str, Any] = {
-        name: tuple(one) if isinstance(one, list) else one for name, one in typed.items() if one is not None
+        name: tuple(value) if isinstance(value, list) else value for name, value in typed.items() if value is not None
     }
     return Settings("", **given)
 
 
 @shared.handing(
     "settings",
-    [shared.option_of(name, one, getattr(Settings, name)) for name, one in options_of(Settings).items()],
+    [shared.option_of(name, option, getattr(Settings, name)) for name, option in options_of(Settings).items()],
     _settings,
 )
 @shared.starts("whose", "stage", "scale")

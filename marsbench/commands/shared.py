@@ -248,17 +248,19 @@ def handing(
     """Give a command more options, but for those that it has itself; what was typed is handed to it as one thing."""
 
     def decorated(command: Command) -> Command:
-        own = {one.name: one for one in signature(command, eval_str=True).parameters.values() if one.name != name}
-        more = [one for one in options if one.name not in own]
+        own = {
+            field.name: field for field in signature(command, eval_str=True).parameters.values() if field.name != name
+        }
+        more = [field for field in options if field.name not in own]
 
         @wraps(command)
         def typed(**given: Any) -> None:
-            others = {one.name: given.pop(one.name) for one in more}
+            others = {field.name: given.pop(field.name) for field in more}
             command(**given, **{name: made_of(others)})
 
         parameters = [*own.values(), *more]
         typed.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
-        typed.__annotations__ = {one.name: one.annotation for one in parameters}
+        typed.__annotations__ = {field.name: field.annotation for field in parameters}
         return typed
 
     return decorated

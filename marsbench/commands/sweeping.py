@@ -129,8 +129,8 @@ def tune(
         max_points_lost=max_loss, positions=positions,
     )  # fmt: skip
     lines = [
-        (one.contender.name, f"{one.tokens_per_forward:.2f}", f"{one.points_lost:+.1f}", f"{one.speed_up:.2f}")
-        for one in advice.settings
+        (way.contender.name, f"{way.tokens_per_forward:.2f}", f"{way.points_lost:+.1f}", f"{way.speed_up:.2f}")
+        for way in advice.settings
     ]
     _print("settings", ("setting", "tokens/forward", "points of accuracy lost", "expected speed over ar"), lines)
     typer.echo(advice.summary(batch_size, max_loss))
@@ -154,5 +154,7 @@ def _line(row: Row) -> tuple[str, ...]:
 
 def _compared(cell: Agreement) -> tuple[str, ...]:
     """A cell of two sweeps, with its speed-up in both."""
-    shown = (f"{one.value:.2f} [{one.interval.low:.2f}, {one.interval.high:.2f}]" for one in (cell.first, cell.second))
+    shown = (
+        f"{side.value:.2f} [{side.interval.low:.2f}, {side.interval.high:.2f}]" for side in (cell.first, cell.second)
+    )
     return cell.contender, str(cell.batch_size), *shown, "yes" if cell.agrees else "no"

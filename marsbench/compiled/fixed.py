@@ -105,7 +105,7 @@ class Stand:
     def put(self, places: Sequence[int], rows: Rows, chosen: Iterable[int]) -> None:
         """Copy rows `chosen` of others, and what they have cached, to `places`."""
         device = rows.length.device
-        at, those = (torch.tensor([*one], dtype=torch.long, device=device) for one in (places, chosen))
+        at, those = (torch.tensor([*values], dtype=torch.long, device=device) for values in (places, chosen))
         for name, values in self.rows.tensors().items():
             new = getattr(rows, name)[those]
             if new.dim() == 2:  # as wide as here, cut or filled up with zeros
@@ -135,7 +135,7 @@ class Stand:
 
 def static_step(decoder: Decoder, method: Method, stand: Stand) -> Tensor:
     """One forward for every row of a stand, ended rows staying as they are; what `to_tell` says of it."""
-    cache, draft_cache = (one.alias() for one in stand.caches)
+    cache, draft_cache = (kept.alias() for kept in stand.caches)
     rows = replace(stand.rows, cache=cache, draft_cache=draft_cache)
     before = rows.length
     alive = before < rows.end

@@ -127,7 +127,7 @@ class Graphs(Steps):
         step: Step = static_step
         backend = self._backend or default_backend(device)
         if backend != "eager" or not records_on(device):  # what is recorded need not be traced before
-            natively = tuple(one.natively for one in decoders if isinstance(one, LeanDecoder))
+            natively = tuple(which.natively for which in decoders if isinstance(which, LeanDecoder))
             key = (decoders, natively, method, stand.shape, stand.rows.cache.dtype)
             if key not in self._compiled:
                 with self._timed(), stand.still():
@@ -179,9 +179,9 @@ def _is_bare(decoder: Decoder) -> bool:
 
 def _addresses(decoders: tuple[Decoder, ...], method: Method) -> Hashable:
     """Where everything lies that a step reads of models and heads."""
-    modules = [one for one in vars(method).values() if isinstance(one, nn.Module)]
-    of_heads = [one.data_ptr() for module in modules for one in (*module.parameters(), *module.buffers())]
-    return (*(one.addresses() for one in decoders if isinstance(one, LeanDecoder)), *of_heads)
+    modules = [value for value in vars(method).values() if isinstance(value, nn.Module)]
+    of_heads = [tensor.data_ptr() for module in modules for tensor in (*module.parameters(), *module.buffers())]
+    return (*(which.addresses() for which in decoders if isinstance(which, LeanDecoder)), *of_heads)
 
 
 def _compiled(step: Step, backend: str) -> Step:

@@ -133,7 +133,7 @@ class Batch:
                 yield
         news = self._drain()
         try:
-            came = [one for lot in lots for one in self._prefill(lot)]
+            came = [newcomer for lot in lots for newcomer in self._prefill(lot)]
             if self._meter is not None:
                 self._meter.tick()
             self._place.take_in(lots)
@@ -199,7 +199,7 @@ class Batch:
 
     def _drain(self) -> list[News]:
         """Wait for every step that is under way."""
-        return [one for _ in range(len(self._under_way)) for one in self._land()]
+        return [newcomer for _ in range(len(self._under_way)) for newcomer in self._land()]
 
     def _land(self) -> list[News]:
         """Take in what the first step under way has done."""
@@ -213,12 +213,12 @@ class Batch:
         """Note what forward `number` has brought the rows of a place; what there is to tell, and who goes."""
         news: list[News] = []
         positions, gone = 0, []
-        for row, one in enumerate(new):
+        for row, accepted in enumerate(new):
             seat = place.seats.get(row)
             if seat is None:
                 continue
-            positions += one.positions
-            fresh, finish = seat.take(one, self._eos_ids)
+            positions += accepted.positions
+            fresh, finish = seat.take(accepted, self._eos_ids)
             if self._on_tokens is not None and fresh:
                 news.append(partial(self._on_tokens, seat.index, fresh))
             if finish is not None:

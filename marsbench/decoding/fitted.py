@@ -74,7 +74,7 @@ class Fitted:
         longest = max(seat.length for seat in self.seats.values())
         for cache in rows.caches:
             cache.move(sources, targets, count, longest)
-        self.seats = {row: self.seats[one] for row, one in enumerate(order)}
+        self.seats = {row: self.seats[old] for row, old in enumerate(order)}
         rows.take(chosen, max(seat.end for seat in self.seats.values()) + 1)
 
     def turn(self, knobs: Mapping[int, tuple[float, int, bool]]) -> None:

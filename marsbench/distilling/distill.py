@@ -138,7 +138,7 @@ class Chats:
         if read == tokens:
             return "own"
         # Templates may write the white space around an answer in a way of their own, here as in all chat data.
-        texts = {one.strip() for one in (text, self.text(tokens, special=True), self.text(read))}
+        texts = {form.strip() for form in (text, self.text(tokens, special=True), self.text(read))}
         return "other" if len(texts) == 1 and _REPLACED not in text else "lost"
 
 
@@ -197,7 +197,7 @@ def _open_log(file: Path, settings: Mapping[str, Any]) -> tuple[Callable[[Respon
     )  # fmt: skip
     lines = log.records()
     head: list[dict[str, Any]] = [] if lines else [{"settings": settings}]
-    answers = {(one.prompt, one.sample): one for one in lines if isinstance(one, Response)}
+    answers = {(line.prompt, line.sample): line for line in lines if isinstance(line, Response)}
 
     def add(answer: Response) -> None:
         for record in (*head, vars(answer)):
@@ -285,7 +285,7 @@ class Distiller:
             words = self._in_words(written, Counter(reasons.values()), len(asked) * self._samples - len(requests))
             if not written:
                 raise UserError(f"nothing to write: {words}", where=str(source), fix="give other prompts or options")
-            chats = ([*asked[one.prompt], {"role": "assistant", "content": one.text}] for one in written)
+            chats = ([*asked[response.prompt], {"role": "assistant", "content": response.text}] for response in written)
             write_atomically(out, "".join(json.dumps({"messages": turns}) + "\n" for turns in chats).encode())
         self._say_what_differs(written, asked)
         return len(written), words
@@ -360,7 +360,9 @@ class Distiller:
         """Say of how many conversations more, or other tokens, will be learned than the model has said."""
         if others := sum(answer.spelling == "other" for answer in written):
             self._reporter.say(f"answers to be learned as other tokens of the same text: {others:,}")
-        if earlier := sum(any(turn["role"] == "assistant" for turn in prompts[one.prompt]) for one in written):
+        if earlier := sum(
+            any(turn["role"] == "assistant" for turn in prompts[response.prompt]) for response in written
+        ):
             self._reporter.say(
                 f"conversations with earlier answers, which stay as they are and are learned too: {earlier:,}"
             )

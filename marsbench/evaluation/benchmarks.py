@@ -72,21 +72,23 @@ def _benchmark(name: str) -> Benchmark:
     )  # fmt: skip
 
 
-def _harder(one: Benchmark, prefix: str, words: str) -> Benchmark:
-    name = one.name.replace("mini_", prefix)
-    return replace(one, name=name, file=_file_of(name), summary=f"{one.summary}; {words}")
+def _harder(usual: Benchmark, prefix: str, words: str) -> Benchmark:
+    name = usual.name.replace("mini_", prefix)
+    return replace(usual, name=name, file=_file_of(name), summary=f"{usual.summary}; {words}")
 
 
 _MINI = tuple(map(_benchmark, world.GENERATORS))
-_HARD = tuple(_harder(one, "hard_", "harder") for one in _MINI if one.name in dict(HARD.taught))
+_HARD = tuple(_harder(usual, "hard_", "harder") for usual in _MINI if usual.name in dict(HARD.taught))
 # Where `hard` ones ask one step more than training shows, the same shapes with as many steps as it shows.
 _LONG = ("mini_gsm8k", "mini_humaneval")
-_WITHIN = tuple(_harder(one, "within_", "harder, no longer than in training") for one in _MINI if one.name in _LONG)
+_WITHIN = tuple(
+    _harder(usual, "within_", "harder, no longer than in training") for usual in _MINI if usual.name in _LONG
+)
 _REAL = tuple(map(_benchmark, ("ifeval", "bbh", "mmlu_pro", "gpqa", "gsm8k", "humaneval")))
 
 _GROUPED = {"mini": _MINI, "hard": _HARD, "within": _WITHIN, "real": _REAL}
-BENCHMARKS: dict[str, Benchmark] = {one.name: one for some in _GROUPED.values() for one in some}
-GROUPS: dict[str, tuple[str, ...]] = {name: tuple(one.name for one in some) for name, some in _GROUPED.items()}
+BENCHMARKS: dict[str, Benchmark] = {each.name: each for some in _GROUPED.values() for each in some}
+GROUPS: dict[str, tuple[str, ...]] = {name: tuple(each.name for each in some) for name, some in _GROUPED.items()}
 
 
 def benchmark(name: str) -> Benchmark:
@@ -102,7 +104,7 @@ def benchmark(name: str) -> Benchmark:
 
 def benchmarks(names: Iterable[str]) -> list[str]:
     """Benchmarks by name or by group (`mini`, `hard`, `within`, `real`), each once."""
-    found = [one for name in names for one in GROUPS.get(name, (name,))]
+    found = [each for name in names for each in GROUPS.get(name, (name,))]
     return [benchmark(name).name for name in dict.fromkeys(found)]
 
 

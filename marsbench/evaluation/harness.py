@@ -118,7 +118,7 @@ class AnswerLog:
     def __init__(self, file: Path, others: Iterable[Path] = ()) -> None:
         """Open a log, with the answers in it and in `others`, which are only read."""
         mend = "remove the line; it is answered again"
-        logs = [Log(one, lambda told: LoggedAnswer(**told), what="an answer", mend=mend) for one in (*others, file)]
+        logs = [Log(each, lambda told: LoggedAnswer(**told), what="an answer", mend=mend) for each in (*others, file)]
         self._log = logs[-1]
         self.answers = {answer.doc_id: answer for log in logs for answer in log.records()}
         self.emitted = 0  # tokens of what was added since
@@ -200,7 +200,7 @@ class EngineModel(LoggedModel):
             )  # fmt: skip
             self._progress(min(len(self.answers), asked), asked)
 
-        encoded = [how.loaded.tokenizer(one.args[0], add_special_tokens=False).input_ids for _, one in todo]
+        encoded = [how.loaded.tokenizer(instance.args[0], add_special_tokens=False).input_ids for _, instance in todo]
         prompts = [without_beginning(ids, self.room) for ids in encoded]
         how.decode(
             [Request(prompt, self._max_new_tokens, how.threshold) for prompt, _ in prompts], on_finished=finished

@@ -60,10 +60,10 @@ def load_problems(data_dir: Path | None = None) -> dict[str, Problem]:
     else:
         records = read_objects(local_file(data_dir, LOCAL_FILE), COLUMNS, unique="task_id")
     problems = {}
-    for one in records:
-        code, inputs = one["prompt"] + one["canonical_solution"], one["base_input"] + one["plus_input"]
-        reference = Program(code, one["entry_point"], inputs, None, one["atol"])
-        problems[one["task_id"]] = Problem(reference, len(one["base_input"]))
+    for record in records:
+        code, inputs = record["prompt"] + record["canonical_solution"], record["base_input"] + record["plus_input"]
+        reference = Program(code, record["entry_point"], inputs, None, record["atol"])
+        problems[record["task_id"]] = Problem(reference, len(record["base_input"]))
     return problems
 
 

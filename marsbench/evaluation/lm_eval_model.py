@@ -182,7 +182,7 @@ class MarsbenchLM(LM):  # type: ignore[misc]
             generations = self._answers(requests)
         # Added up over all processes; requests that only even out the processes do not count.
         own = {id(request): generation for request, generation in zip(requests, generations, strict=True)}.values()
-        counts = [sum(one.emitted for one in own), sum(one.forwards for one in own)]
+        counts = [sum(generation.emitted for generation in own), sum(generation.forwards for generation in own)]
         emitted, forwards = self.all_gather(torch.tensor([counts], device=self._device)).sum(0).tolist()
         self._emitted, self._forwards = self._emitted + emitted, self._forwards + forwards
         Reporter().say(

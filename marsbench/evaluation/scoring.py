@@ -59,13 +59,13 @@ def score_file(exam: Exam, responses: Path) -> Scored:
 def compare_files(exam: Exam, first: Path, second: Path) -> dict[str, Any]:
     """Two files on the questions that both answer (else `UserError`), as plain data; points are first minus second."""
     both = [score_file(exam, file) for file in (first, second)]
-    answered = [set(one.exam.asked()) for one in both]
+    answered = [set(answers.exam.asked()) for answers in both]
     shared = sorted(answered[0] & answered[1])
     if not shared:
         raise UserError("the two files answer no question in common", where=f"{first}, {second}", fix="check the files")
     scores = {}
     for name in exam.benchmark.scores:
-        sides = [dict(zip(one.exam.asked(), one.scores[name], strict=True)) for one in both]
+        sides = [dict(zip(answers.exam.asked(), answers.scores[name], strict=True)) for answers in both]
         a, b = (_flat([side[number] for number in shared]) for side in sides)
         found = paired_difference({exam.benchmark.name: a}, {exam.benchmark.name: b})
         only_a, only_b, p_value = mcnemar(a, b)

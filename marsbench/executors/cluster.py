@@ -53,13 +53,13 @@ class _Node:
         """Those that are there now."""
         return [
             cls(
-                one["NodeID"],
-                one["NodeManagerHostname"],
-                int(one["Resources"].get("CPU", 0)),
-                int(one["Resources"].get("GPU", 0)),
+                node["NodeID"],
+                node["NodeManagerHostname"],
+                int(node["Resources"].get("CPU", 0)),
+                int(node["Resources"].get("GPU", 0)),
             )
-            for one in ray.nodes()  # type: ignore[no-untyped-call]
-            if one["Alive"] and one["Resources"].get("CPU")
+            for node in ray.nodes()  # type: ignore[no-untyped-call]
+            if node["Alive"] and node["Resources"].get("CPU")
         ]
 
 
@@ -211,7 +211,7 @@ def _complaint(file: Path, token: str, runs: Sequence[str]) -> str:
         seen = ""
     if seen != token:
         return "it does not see the folder"
-    other = [one for one, ours in zip(_what_runs(), runs, strict=False) if one != ours]
+    other = [theirs for theirs, ours in zip(_what_runs(), runs, strict=False) if theirs != ours]
     return f"it has {', '.join(other)}" if other else ""
 
 
@@ -240,7 +240,7 @@ def _check(nodes: Sequence[_Node], folder: Path) -> None:
             )
             for node in nodes
         ]
-        found = [(node, _answer(one)) for node, one in zip(nodes, asked, strict=True)]
+        found = [(node, _answer(answer)) for node, answer in zip(nodes, asked, strict=True)]
     finally:
         file.unlink(missing_ok=True)
     problems = [f"{node.host} ({node.id[:8]}): {why}" for node, why in found if why]

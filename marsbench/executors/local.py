@@ -55,7 +55,7 @@ class Local(Executor):
 
     def start(self, task: Task, made: Sequence[object]) -> bool:
         """Start a task in an idle lane, or, if it is to be alone and nothing runs, in a process of its own."""
-        takes_all, others = _takes_all(task), [one for one, _ in self._running.values()]
+        takes_all, others = _takes_all(task), [running for running, _ in self._running.values()]
         has_room = not others if takes_all else self._idle and not any(map(_takes_all, others))
         if not has_room:
             return False

@@ -69,7 +69,7 @@ def which(name: str) -> str:
     for source in SOURCES:
         if is_there(f"{name}-{source}"):
             return f"{name}-{source}"
-    told_offline = any(os.environ.get(one, "").lower() in ("1", "true", "yes", "on") for one in hub.VARIABLES)
+    told_offline = any(os.environ.get(variable, "").lower() in ("1", "true", "yes", "on") for variable in hub.VARIABLES)
     return f"{name}-gguf" if hub.out_of_reach() or told_offline else f"{name}-hub"
 
 

@@ -172,6 +172,6 @@ def _published_gap(plan: TablePlan, first: Sequence[str], second: Sequence[str],
         if not all(name in of_line for line in (*first, *second) for of_line in (speeds[line], heights[line])):
             return None
         gaps.append(
-            points_gap(*([(speeds[one][name], heights[one][name]) for one in lines] for lines in (first, second)))
+            points_gap(*([(speeds[line][name], heights[line][name]) for line in lines] for lines in (first, second)))
         )
     return sum(gaps) / len(gaps)

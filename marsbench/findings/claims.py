@@ -156,7 +156,7 @@ class Claim:
         if not alone:
             return every[0][1] if every else Finding()
         most = max(_extent(found.measured) for _, found, _ in alone)
-        alone = [one for one in alone if _extent(one[1].measured) == most]
+        alone = [seed for seed in alone if _extent(seed[1].measured) == most]
         together = alone[0][1] if len(alone) == 1 else self.of(pooled([rows for rows, _, _ in alone]))
         if together.estimate is None:
             return together
@@ -208,7 +208,7 @@ def judge_all(claims: Iterable[Claim], collections: Sequence[Collection]) -> lis
     """Every claim judged at every scale, in the order of the paper's sections, and corrected for their number."""
     in_order = sorted(claims, key=lambda claim: claim.section.place if claim.section else (3, (), ""))
     by_scale = {
-        one.scale: _corrected([(claim, claim.over(one.of(claim.page))) for claim in in_order]) for one in collections
+        each.scale: _corrected([(claim, claim.over(each.of(claim.page))) for claim in in_order]) for each in collections
     }
     return [
         Judged(claim, {scale: found[place] for scale, found in by_scale.items()})
@@ -221,6 +221,6 @@ def _corrected(found: Sequence[tuple[Claim, Finding]]) -> list[Finding]:
 
     Checks are no tests: they cannot come out otherwise, so that no chance has to be shared out to them.
     """
-    tested = {place: one.p for place, (claim, one) in enumerate(found) if not claim.check and one.p is not None}
+    tested = {place: said.p for place, (claim, said) in enumerate(found) if not claim.check and said.p is not None}
     adjusted = dict(zip(tested, holm(list(tested.values())), strict=True))
-    return [replace(one, after_holm=adjusted.get(place)) for place, (_, one) in enumerate(found)]
+    return [replace(said, after_holm=adjusted.get(place)) for place, (_, said) in enumerate(found)]

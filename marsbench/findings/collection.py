@@ -50,7 +50,7 @@ Pages = Mapping[str, TablePlan | None]  # page -> its lines that answer benchmar
 def collect(root: Path, scale: str, pages: Pages) -> list[Collection]:
     """The rows of every scale that is shown together with this one and has any; without any, one empty collection."""
     found = [collection_of(Workspace(root, name), pages) for name in scales_shown_with(scale)]
-    return [one for one in found if one.rows] or found[:1]
+    return [collection for collection in found if collection.rows] or found[:1]
 
 
 def whole_paper_folder(root: Path, scale: str) -> Path:
@@ -113,4 +113,4 @@ def _answered(pages: Sequence[Sequence[Row]]) -> dict[tuple[Hashable, str], Eval
 def _with_rows(workspace: Workspace, page: str) -> Workspace | None:
     """Where a page's rows lie; a quick sweep stands in where there is no whole one."""
     quick = replace(workspace, variant="-".join(filter(None, ("quick", workspace.variant))))
-    return next((one for one in (workspace, quick) if one.results(page).exists()), None)
+    return next((variant for variant in (workspace, quick) if variant.results(page).exists()), None)

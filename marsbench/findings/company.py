@@ -28,7 +28,7 @@ def company_remark(rows: Iterable[Row]) -> str:
             found.setdefault(_place(row), []).append(used)
     if not found:
         return ""
-    ranges = {place: dict.fromkeys(f"{one(used):.2f}" for one in (min, max)) for place, used in found.items()}
+    ranges = {place: dict.fromkeys(f"{end(used):.2f}" for end in (min, max)) for place, used in found.items()}
     places = [f"{place}: {' to '.join(cores)} ({len(found[place])})" for place, cores in ranges.items()]
     return (
         "**Timed on a machine that was not idle.** The cores that other processes used, in the median lap, and of how "

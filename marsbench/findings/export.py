@@ -43,10 +43,10 @@ def matching(rows: Sequence[Row], conditions: Sequence[str]) -> list[Row]:
                 f"{condition!r} is no condition", fix="write --where FIELD=VALUE, as in --where method=mars"
             )
         flat = [_flat(to_json(row)) for row in kept]
-        known = sorted({field for one in flat for field in one})
+        known = sorted({field for fields in flat for field in fields})
         if kept and name not in known:
             raise unknown_name("field", name, known)
-        kept = [row for row, one in zip(kept, flat, strict=True) if name in one and _same(one[name], value)]
+        kept = [row for row, fields in zip(kept, flat, strict=True) if name in fields and _same(fields[name], value)]
     return kept
 
 

@@ -56,16 +56,16 @@ def _scores(seeds: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
 
 def _baselines(seeds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The laps and tokens of each baseline, summed over the seeds."""
-    found = {name: [one[name] for one in seeds] for name in seeds[0]}
+    found = {name: [seed[name] for seed in seeds] for name in seeds[0]}
     return {
-        name: {"seconds": _sums([one["seconds"] for one in known]), "emitted": sum(one["emitted"] for one in known)}
+        name: {"seconds": _sums([seed["seconds"] for seed in known]), "emitted": sum(seed["emitted"] for seed in known)}
         for name, known in found.items()
     }
 
 
 def _joined(seeds: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """The lists under each of the first seed's names, end to end."""
-    return {name: [value for one in seeds for value in one[name]] for name in seeds[0]}
+    return {name: [value for seed in seeds for value in seed[name]] for name in seeds[0]}
 
 
 _PLACES: dict[type[Row], tuple[str, ...]] = {

@@ -16,6 +16,7 @@ from marsbench.statistics.intervals import Estimate, median_ratio, paired_differ
 from marsbench.training.stages import STAGES
 
 A_A = "ar, again"  # `ar` raced against itself under another name
+_SURE = 0.95  # the threshold of the paper's Tables 4 and 5
 ALLOWED_LOSS = 1.0  # points of accuracy against `ar` that a setting may lose and still count as one to use
 
 
@@ -101,6 +102,11 @@ class SweepCells:
         """What accuracy a contender loses against `ar`, in points; positive where it loses."""
         return self.gain(self.done.get(("ar", row.batch_size)), row) if row else None
 
+    def sure_mars(self, batch_size: int) -> SweepRow | None:
+        """`mars` at the paper's threshold, eager or compiled, whatever it loses."""
+        alike = self.at(batch_size, lambda row: row.method == "mars" and row.options.get("threshold") == _SURE)
+        return max(alike, key=speed_of, default=None)
+
     def best_mars(self, batch_size: int) -> SweepRow | None:
         """The fastest threshold of `mars`, eager or compiled, that loses at most the allowed points here."""
         settings = self.at(batch_size, lambda row: row.method == "mars")
@@ -170,7 +176,7 @@ def faster(row: SweepRow, other: SweepRow) -> Estimate | None:
 
 def speed_ratio(row: SweepRow, other: SweepRow) -> Estimate | None:
     """Tokens per second of a contender over those of another, lap by lap, both relative to `ar` of their own race."""
-    relative = [one.lap_speeds for one in (row, other)]
+    relative = [each.lap_speeds for each in (row, other)]
     return median_ratio(*relative) if all(relative) and len(relative[0]) == len(relative[1]) else None
 
 

@@ -47,12 +47,12 @@ class Adapter:
     def bytes(self) -> int:
         """Memory of its weights, in bytes."""
         parts = [*self.maps.values(), *([self.head] if self.head else [])]
-        return self.vector.nbytes + sum(one.nbytes for part in parts for one in part)
+        return self.vector.nbytes + sum(tensor.nbytes for part in parts for tensor in part)
 
     def like(self, values: Tensor) -> Adapter:
         """The same on the device of some values, in their type."""
         maps = {name: LowRank(down.to(values), up.to(values)) for name, (down, up) in self.maps.items()}
-        head = self.head and type(self.head)(*(one.to(values) for one in self.head))
+        head = self.head and type(self.head)(*(tensor.to(values) for tensor in self.head))
         return Adapter(self.vector.to(values), maps, head)
 
 

@@ -119,8 +119,10 @@ class LeanDecoder:
 
     def addresses(self) -> tuple[int, ...]:
         """Where everything lies that a step reads of the model; what it reads of an adapter is told by a number."""
-        read = [one for module in self._parts for one in (*module._parameters.values(), *module._buffers.values())]
-        return (*(one.data_ptr() for one in read if one is not None), self._laid)
+        read = [
+            tensor for module in self._parts for tensor in (*module._parameters.values(), *module._buffers.values())
+        ]
+        return (*(tensor.data_ptr() for tensor in read if tensor is not None), self._laid)
 
     def follow(self) -> None:
         """Bring what is kept of the weights up to date."""
@@ -154,11 +156,11 @@ class LeanDecoder:
             hidden = torch.addcmul(hidden, gate, self._vector)
         turned = self._rotation(position, relative.shape[1], hidden)
         is_native = self._is_native and not torch.is_grad_enabled()
-        one = (NativePass if is_native else Pass)(self._shape, cache, window, relative, real, turned, hidden.dtype)
+        run = (NativePass if is_native else Pass)(self._shape, cache, window, relative, real, turned, hidden.dtype)
         change: Tensor | None = None
         for layer in self._layers:
-            hidden, change = layer(one, hidden, change, gate)
-        _, hidden = one.norm(self._norm, hidden, change)
+            hidden, change = layer(run, hidden, change, gate)
+        _, hidden = run.norm(self._norm, hidden, change)
         answer = Answer(spread(hidden, real, rows * width).view(rows, width, -1), self._lm_head)
         if self._draft_head is None:
             return answer
@@ -212,17 +214,17 @@ class _Layer:
         self._norms = Norm(layer.input_layernorm), Norm(layer.post_attention_layernorm)
         self._activation: Callable[[Tensor], Tensor] | None = None if type(activation) in _SILU else activation
 
-    def __call__(self, one: Pass, hidden: Tensor, change: Tensor | None, gate: Tensor | None) -> tuple[Tensor, Tensor]:
+    def __call__(self, run: Pass, hidden: Tensor, change: Tensor | None, gate: Tensor | None) -> tuple[Tensor, Tensor]:
         """Hidden states [M, H] of the real entries, and what is yet to be added to them, to those after the layer.
 
         `gate` is for `Site`s.
         """
-        hidden, seen = one.norm(self._norms[0], hidden, change)
+        hidden, seen = run.norm(self._norms[0], hidden, change)
         (every,) = self.attention(seen, gate)
-        (change,) = self.out(one.attention(self._number, every), gate)
-        hidden, seen = one.norm(self._norms[1], hidden, change)
+        (change,) = self.out(run.attention(self._number, every), gate)
+        hidden, seen = run.norm(self._norms[1], hidden, change)
         opening, up = self.mlp(seen, gate)
-        acted = one.swiglu(opening, up) if self._activation is None else self._activation(opening) * up
+        acted = run.swiglu(opening, up) if self._activation is None else self._activation(opening) * up
         (change,) = self.down(acted, gate)
         return hidden, change
 

@@ -158,7 +158,7 @@ def _by_torch(values: Tensor, layers: Sequence[Mapping[str, Any]]) -> Tensor:
 
 def _not_packed(values: Tensor, weights: Sequence[Tensor]) -> _Kernel:
     """What to take for few values and large weights of which there is no copy."""
-    if not HAS_ONEDNN or values.dtype is not torch.float32 or not all(type(one) in _ORDINARY for one in weights):
+    if not HAS_ONEDNN or values.dtype is not torch.float32 or not all(type(weight) in _ORDINARY for weight in weights):
         return F.linear
     return _on_the_right if len(values) <= NARROW else by_onednn
 
@@ -169,16 +169,16 @@ def packed_for(weights: Sequence[Any]) -> str:
     They are plain, on the CPU and of a type that is read there; for oneDNN, they are large together.
     """
     if (
-        not all(type(one) in _ORDINARY and one.device.type == "cpu" for one in weights)
-        or not all(one.dim() == 2 and one.is_contiguous() for one in weights)
-        or any(one.is_inference() for one in weights)  # it has no version
+        not all(type(weight) in _ORDINARY and weight.device.type == "cpu" for weight in weights)
+        or not all(weight.dim() == 2 and weight.is_contiguous() for weight in weights)
+        or any(weight.is_inference() for weight in weights)  # it has no version
     ):
         return ""
     outputs, dtypes = sum(map(len, weights)), {weight.dtype for weight in weights}
     if len(dtypes) == 1 and can_pack(outputs, weights[0].shape[1], *dtypes) and is_native():
         return "native"
     is_read = dtypes <= {torch.float32, *([torch.bfloat16] if reads_bf16() else [])}
-    return "oneDNN" if HAS_ONEDNN and is_read and sum(one.numel() for one in weights) >= LARGE else ""
+    return "oneDNN" if HAS_ONEDNN and is_read and sum(weight.numel() for weight in weights) >= LARGE else ""
 
 
 # Inductor has a lowering of oneDNN's operation for weights that it has packed itself, and fails on others: it gets to
@@ -324,13 +324,13 @@ class _Room:
 def _packed(weights: list[Tensor], biases: list[Tensor | None], kind: str, room: _Room) -> Copy:
     """A copy; layers without a bias get zeros where others have one."""
     bias = None
-    if any(one is not None for one in biases):
+    if any(bias is not None for bias in biases):
         each = zip(weights, biases, strict=True)
-        bias = torch.cat([weight.new_zeros(len(weight)) if one is None else one.detach() for weight, one in each])
+        bias = torch.cat([weight.new_zeros(len(weight)) if own is None else own.detach() for weight, own in each])
     whole = torch.cat([weight.detach() for weight in weights])
     is_native = kind == "native"
     packed = room.keep(pack(whole)) if is_native else torch.ops.mkldnn._reorder_linear_weight(whole, _PACKED_FOR)
-    watched = [Watched(one) for one in (*weights, *biases) if one is not None]
+    watched = [Watched(tensor) for tensor in (*weights, *biases) if tensor is not None]
     copy = Copy(weights, biases, watched, packed, bias, kind, is_native)
     COPIES[_places(weights)] = copy
     return copy

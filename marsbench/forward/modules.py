@@ -54,7 +54,7 @@ class ModuleDecoder:
         logits_of = _with_what_follows(head, decoder.config)
         if adapter is None or adapter.head is None:
             return Answer(hidden, logits_of)
-        draft_head = type(adapter.head)(*(one.to(hidden) for one in adapter.head))
+        draft_head = type(adapter.head)(*(tensor.to(hidden) for tensor in adapter.head))
         return Answer(hidden, logits_of, HeadInUse(draft_head, decoder.get_input_embeddings(), logits_of, None))
 
 
@@ -64,8 +64,8 @@ def device_of(model: Any) -> torch.device:
     if device.type != "meta":
         return device
     hook = getattr(model.get_input_embeddings(), "_hf_hook", None)  # accelerate's
-    runs_on = [getattr(one, "execution_device", None) for one in getattr(hook, "hooks", [hook])]
-    return next((torch.device(one) for one in runs_on if one is not None), device)
+    runs_on = [getattr(part, "execution_device", None) for part in getattr(hook, "hooks", [hook])]
+    return next((torch.device(name) for name in runs_on if name is not None), device)
 
 
 def _masks(config: Any, window: Window, relative: Tensor, dtype: torch.dtype) -> Tensor | dict[str, Tensor]:

@@ -33,7 +33,7 @@ def _kind(family: ModuleType, name: str) -> Kind:
 
 _KINDS: dict[type[nn.Module], Kind] = {Qwen2ForCausalLM: _kind(qwen2, "Qwen2"), LlamaForCausalLM: _kind(llama, "Llama")}
 # What the classes themselves do: libraries that patch models put other functions in their place.
-_FORWARDS = {one: one.forward for model, kind in _KINDS.items() for one in (model, *kind.values())}
+_FORWARDS = {module: module.forward for model, kind in _KINDS.items() for module in (model, *kind.values())}
 del _FORWARDS[nn.ModuleList]  # which has none
 
 
@@ -52,11 +52,13 @@ def is_plain(model: Any) -> bool:
     # Adapters are found in the first layer, before all the others are looked at.
     if not all(_is_known(kind, name, module) for name, module in decoder.named_modules()):
         return False
-    sorts = {(type(one), one.device, one.dtype) for one in decoder.parameters()}
+    sorts = {(type(parameter), parameter.device, parameter.dtype) for parameter in decoder.parameters()}
     return (
         len(sorts) == 1
         and next(iter(sorts))[0] is nn.Parameter
-        and all(one.forward is known and known.__module__ == one.__module__ for one, known in _FORWARDS.items())
+        and all(
+            module.forward is known and known.__module__ == module.__module__ for module, known in _FORWARDS.items()
+        )
         and not any((torch_module._global_forward_hooks, torch_module._global_forward_pre_hooks))
         and _has_fixed_attention(decoder)
     )

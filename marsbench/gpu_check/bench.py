@@ -86,8 +86,8 @@ class Bench:
     def requests(self) -> list[list[int]]:
         tokenizer = self.trained(torch.device("cpu")).tokenizer
         names = list(world.GENERATORS)
-        drawn = [world.test_set(names[one % len(names)], one + 1)[one] for one in range(self.prompts)]
-        texts = [chat_prompt(tokenizer, one.prompt) for one in drawn]
+        drawn = [world.test_set(names[at % len(names)], at + 1)[at] for at in range(self.prompts)]
+        texts = [chat_prompt(tokenizer, chat.prompt) for chat in drawn]
         return [list(ids) for ids in tokenizer(texts, add_special_tokens=False).input_ids]
 
     def method(self, name: str, loaded: Loaded) -> Method | OutsideMethod:
@@ -104,7 +104,7 @@ class Bench:
         requests = [Request(prompt, self.new_tokens, threshold) for prompt in self.requests]
         settings = {"eos_id": loaded.tokenizer.eos_token_id, "pad_id": loaded.tokenizer.pad_token_id, **ids}
         rows = 1 if METHODS[name].one_row else 8
-        return [one.tokens for one in decode(loaded.model, method, requests, batch_size=rows, kind=kind, **settings)]
+        return [made.tokens for made in decode(loaded.model, method, requests, batch_size=rows, kind=kind, **settings)]
 
     def captured(self) -> KindOfBatch:
         """Batches whose steps are graphs, as `--compile` makes them on a GPU.

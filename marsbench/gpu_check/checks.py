@@ -49,11 +49,11 @@ def methods_agree(bench: Bench) -> Found:
     for name, info in METHODS.items():
         if info.package:  # decodes on the CPU alone
             continue
-        mine, theirs = (bench.answers(one, name) for one in (here, there))
+        mine, theirs = (bench.answers(loaded, name) for loaded in (here, there))
         facts[name] = {"as on the CPU": _same(mine, theirs)}
         if info.lossless:
             facts[name]["as ar"] = _same(mine, ar)
-    return Found(all(one == len(bench.requests) for found in facts.values() for one in found.values()), facts)
+    return Found(all(same == len(bench.requests) for found in facts.values() for same in found.values()), facts)
 
 
 def graphs_agree(bench: Bench) -> Found:
@@ -75,7 +75,7 @@ def graphs_agree(bench: Bench) -> Found:
     loaded.model.tie_weights()
     facts["other weights"] = _agree(bench, loaded, kind)
     del held
-    return Found(all(one == len(bench.requests) for one in facts.values()), facts)
+    return Found(all(same == len(bench.requests) for same in facts.values()), facts)
 
 
 def products_in_full(bench: Bench) -> Found:
@@ -96,7 +96,7 @@ def gradients_finite(bench: Bench) -> Found:
         model.zero_grad()
         _backward(bench, model, ids)
         gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-        facts[f"not finite, length {length}"] = sum(int((~one.isfinite()).sum()) for one in gradients)
+        facts[f"not finite, length {length}"] = sum(int((~gradient.isfinite()).sum()) for gradient in gradients)
     return Found(bool(facts) and not any(facts.values()), facts)
 
 
@@ -195,15 +195,15 @@ def decoding_fits(bench: Bench) -> Found:
             "weights, bytes": sum(parameter.nbytes for parameter in model.parameters()),
             "peak, bytes": bench.peak_bytes(),
             "step, s": median(found.steps),
-            "tokens": sum(one.emitted for one in found.done),
+            "tokens": sum(generation.emitted for generation in found.done),
         }
         del model
-    return Found(all(one["tokens"] for one in facts.values()), facts)
+    return Found(all(said["tokens"] for said in facts.values()), facts)
 
 
 CHECKS: dict[str, Callable[[Bench], Found]] = {
-    one.__name__.replace("_", "-"): one
-    for one in (
+    check.__name__.replace("_", "-"): check
+    for check in (
         methods_agree, graphs_agree, products_in_full, gradients_finite, training_resumes, attention_in_place,
         steps_near_the_floor, training_step, decoding_fits,
     )
@@ -262,7 +262,7 @@ def run_checks(
         console.print(f"{name}: {verdict(row)} ({row.seconds:.1f} s)", highlight=False)
         made.append(row)
         if output is not None:
-            rows = {one.key: one for one in (*checks_of(output), row)}
+            rows = {check.key: check for check in (*checks_of(output), row)}
             write_atomically(output / ROWS, rows_text(rows.values()).encode())
             write_gpu_page(output)
     return made

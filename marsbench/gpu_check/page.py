@@ -51,6 +51,6 @@ def _in_words(facts: Mapping[str, Any]) -> Iterator[str]:
         elif unit in _SCALES and value is not None:
             yield f"{what} {value / _SCALES[unit][0]:.3g} {_SCALES[unit][1]}"
         elif isinstance(value, list):
-            yield f"{name} {', '.join(f'{one:.3f}' for one in value)}"
+            yield f"{name} {', '.join(f'{number:.3f}' for number in value)}"
         else:
             yield f"{name} {value:,.4g}" if isinstance(value, float) else f"{name} {'n/a' if value is None else value}"

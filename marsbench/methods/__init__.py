@@ -69,7 +69,7 @@ def build_method(name: str, options: Options) -> Method | OutsideMethod:
             fix="use a checkpoint of stage medusa (marsbench train medusa)",
         )
     chosen = method_class(name)
-    taken: dict[str, Any] = {one.name: getattr(options, one.name, None) for one in fields(chosen) if one.init}
+    taken: dict[str, Any] = {field.name: getattr(options, field.name, None) for field in fields(chosen) if field.init}
     if "drafter" in taken:
         from marsbench.methods.speculative import Drafter
 

@@ -57,7 +57,7 @@ def _check_masks(name: str, loaded: Loaded) -> None:
 
 def _check_draft(target: Loaded, draft: Loaded) -> None:
     """Refuse a draft model that speaks of other tokens than the target."""
-    sizes = [one.model.get_input_embeddings().num_embeddings for one in (target, draft)]
+    sizes = [loaded.model.get_input_embeddings().num_embeddings for loaded in (target, draft)]
     same = sizes[0] == sizes[1]
     if target.own_tokenizer is not None and draft.own_tokenizer is not None:
         same = target.tokenizer.get_vocab() == draft.tokenizer.get_vocab()

@@ -41,7 +41,9 @@ _OF_LAYER = {
 _WHOLE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 # model -> (how it is quantised, tokens drafted, of the longest match) -> where its weights were, and llama.cpp's own
 _READ: WeakKeyDictionary[Any, dict[tuple[str, int, int], tuple[_Weights, Any]]] = WeakKeyDictionary()
-atexit.register(lambda: [one.close() for known in _READ.values() for _, one in known.values()])  # before its library
+atexit.register(
+    lambda: [reader.close() for known in _READ.values() for _, reader in known.values()]
+)  # before its library
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,7 @@ def _read(model: Any, quantised: Quantised, draft_length: int, ngram: int) -> An
     """A model as llama.cpp reads it; it is written and read once, as long as its weights stay what they are."""
     known = _READ.setdefault(model, {})
     wanted = quantised, draft_length, ngram
-    weights = [(one.data_ptr(), one._version) for one in model.parameters()]
+    weights = [(parameter.data_ptr(), parameter._version) for parameter in model.parameters()]
     if wanted not in known or known[wanted][0] != weights:
         check_installed(LlamaCpp.name)
         from llama_cpp import GGML_TYPE_F16, GGML_TYPE_F32, Llama

@@ -43,16 +43,16 @@ def options_of(of: type) -> dict[str, Option]:
     """The fields of a dataclass that are options, by name."""
     hints = get_type_hints(of, include_extras=True)
     return {
-        name: replace(one, **_kind(hint.__origin__))
+        name: replace(option, **_kind(hint.__origin__))
         for name, hint in hints.items()
-        for one in getattr(hint, "__metadata__", ())
-        if isinstance(one, Option)
+        for option in getattr(hint, "__metadata__", ())
+        if isinstance(option, Option)
     }
 
 
 def _kind(hint: Any) -> dict[str, Any]:
     """What values a hint allows."""
-    kinds = [one for one in get_args(hint) if one is not NoneType] if NoneType in get_args(hint) else [hint]
+    kinds = [kind for kind in get_args(hint) if kind is not NoneType] if NoneType in get_args(hint) else [hint]
     if get_origin(kinds[0]) is Literal:
         return {"kind": str, "choices": get_args(kinds[0])}
     return {"kind": get_origin(kinds[0]) or kinds[0]}

@@ -77,20 +77,20 @@ class Comparison:
 def comparisons(judged: Sequence[Judged], scale: str) -> list[Comparison]:
     """Every claim with a published number, once, in the order of the page; `scale` is the one that measured."""
     found = []
-    for number, one in enumerate(judged, 1):
-        said = {name: value for name in PUBLISHED_SCALES if (value := one.claim.published(name)) is not None}
+    for number, entry in enumerate(judged, 1):
+        said = {name: value for name in PUBLISHED_SCALES if (value := entry.claim.published(name)) is not None}
         if said:
-            digits = DIGITS[one.claim.unit]  # that readers see
+            digits = DIGITS[entry.claim.unit]  # that readers see
             values = {name: round(value, digits) + 0.0 for name, value in said.items()}
-            found.append(Comparison(number, one.claim, scale, one.findings[scale].estimate, values))
+            found.append(Comparison(number, entry.claim, scale, entry.findings[scale].estimate, values))
     return found
 
 
 def agreement(compared: Sequence[Comparison], scale: str) -> str:
     """In how many claims sign and size agree at a scale, in a sentence."""
-    measured = [one for one in compared if one.measured is not None]
-    same, opposed = sum(one.same_sign for one in measured), sum(one.surely_opposed for one in measured)
-    held = sum(one.holds_published for one in measured)
+    measured = [pair for pair in compared if pair.measured is not None]
+    same, opposed = sum(pair.same_sign for pair in measured), sum(pair.surely_opposed for pair in measured)
+    held = sum(pair.holds_published for pair in measured)
     count = "all" if len(measured) == len(compared) else str(len(measured))
     return (
         f"Scale {scale}: of {len(compared)} claims with a published number, {count} were measured; in {same} of "
@@ -121,18 +121,18 @@ def draw(judged: Sequence[Judged], collections: Sequence[Collection], folder: Pa
 def panels(compared: Sequence[Comparison]) -> Panels:
     """What is drawn: a panel per unit, differences apart, in each the sections of the paper in its order."""
     found: Panels = {}
-    for one in sorted(compared, key=lambda one: (UNITS.index(one.claim.unit), one.claim.signed)):
-        panel = found.setdefault((one.claim.unit, one.claim.signed), [])
-        if heading(one.claim.section) not in panel:
-            panel.append(heading(one.claim.section))
-        panel.append(one)
+    for pair in sorted(compared, key=lambda pair: (UNITS.index(pair.claim.unit), pair.claim.signed)):
+        panel = found.setdefault((pair.claim.unit, pair.claim.signed), [])
+        if heading(pair.claim.section) not in panel:
+            panel.append(heading(pair.claim.section))
+        panel.append(pair)
     return found
 
 
 def _compared(judged: Sequence[Judged], collections: Sequence[Collection]) -> dict[str, list[Comparison]]:
     """Scale -> its claims with a published number, where any of them was measured."""
-    by_scale = {one.scale: comparisons(judged, one.scale) for one in collections}
-    return {scale: found for scale, found in by_scale.items() if any(one.measured for one in found)}
+    by_scale = {each.scale: comparisons(judged, each.scale) for each in collections}
+    return {scale: found for scale, found in by_scale.items() if any(pair.measured for pair in found)}
 
 
 def _stem(scale: str) -> str:
@@ -148,7 +148,9 @@ def _figure(compared: Sequence[Comparison], scale: str, path_stem: Path) -> list
         for axes, ((unit, signed), panel) in zip(grid[:, 0], drawn.items(), strict=True):
             _draw_panel(axes, panel, scale)
             _dress(axes, panel, unit, signed=signed)
-        known = {name: one for axes in grid[:, 0] for one, name in zip(*axes.get_legend_handles_labels(), strict=True)}
+        known = {
+            name: mark for axes in grid[:, 0] for mark, name in zip(*axes.get_legend_handles_labels(), strict=True)
+        }
         names = sorted(known)  # what was measured comes first
         handles = [known[name] for name in names]
         figure.legend(handles, names, loc="outside upper center", ncols=len(names), frameon=False)
@@ -156,8 +158,8 @@ def _figure(compared: Sequence[Comparison], scale: str, path_stem: Path) -> list
 
 
 def _draw_panel(axes: Axes, panel: Panel, scale: str) -> None:
-    rows = [(row, one) for row, one in enumerate(panel) if isinstance(one, Comparison)]
-    measured = [(row, one.measured) for row, one in rows if one.measured is not None]
+    rows = [(row, item) for row, item in enumerate(panel) if isinstance(item, Comparison)]
+    measured = [(row, pair.measured) for row, pair in rows if pair.measured is not None]
     axes.errorbar(
         [estimate.value for _, estimate in measured],
         [row + _MEASURED_SHIFT for row, _ in measured],
@@ -167,7 +169,7 @@ def _draw_panel(axes: Axes, panel: Panel, scale: str) -> None:
     )  # fmt: skip
     for model, name in PUBLISHED_SCALES.items():
         colour, marker = _STYLES[model]
-        places = [(one.published[model], row + _SHIFTS[model]) for row, one in rows if model in one.published]
+        places = [(pair.published[model], row + _SHIFTS[model]) for row, pair in rows if model in pair.published]
         if places:
             axes.plot(
                 *zip(*places, strict=True),
@@ -177,11 +179,13 @@ def _draw_panel(axes: Axes, panel: Panel, scale: str) -> None:
 
 
 def _dress(axes: Axes, panel: Panel, unit: str, *, signed: bool) -> None:
-    labels = [one if isinstance(one, str) else fill(f"{one.number}  {sentence(one.claim)}", _LETTERS) for one in panel]
+    labels = [
+        item if isinstance(item, str) else fill(f"{item.number}  {sentence(item.claim)}", _LETTERS) for item in panel
+    ]
     axes.set_ylim(len(panel) - 0.5, -0.5)
     axes.set_yticks(range(len(panel)), labels, fontsize=7.5, linespacing=1.0)
-    for row, (one, label) in enumerate(zip(panel, axes.get_yticklabels(), strict=True)):
-        if isinstance(one, str):
+    for row, (item, label) in enumerate(zip(panel, axes.get_yticklabels(), strict=True)):
+        if isinstance(item, str):
             axes.axhspan(row - 0.5, row + 0.5, color="0.93", linewidth=0, zorder=0)
             label.set_fontweight("bold")
     axes.axvline(0.0 if signed else 1.0, color="0.4", linewidth=0.9, zorder=1)

@@ -20,38 +20,42 @@ from marsbench.studies import regime
 
 def render(judged: Sequence[Judged], collections: Sequence[Collection]) -> str:
     """The page as Markdown: a pure function of rows. Claims are numbered in their order, checks among them."""
-    numbered, sentences = list(enumerate(judged, 1)), said.sentences([one.claim for one in judged])
+    numbered, sentences = list(enumerate(judged, 1)), said.sentences([entry.claim for entry in judged])
     slots = {
         "summary": _summary(judged, collections),
         "checks": said.WHAT_CHECKS_ARE,
         "reading": reading(collections[0].scale),
         "figures": paragraphs(*claims_figure.sections(judged, collections)),
         "by_section": _by_section(judged, collections),
-        "caveats": paragraphs(*dict.fromkeys(preset(one.scale).caveat for one in collections)),
-        "remarks": paragraphs(*dict.fromkeys(remark for one in collections for remark in remarks(one))),
+        "caveats": paragraphs(*dict.fromkeys(preset(each.scale).caveat for each in collections)),
+        "remarks": paragraphs(*dict.fromkeys(remark for each in collections for remark in remarks(each))),
     }
-    parts = [regime.beside({one.scale: one.rows.get("regime", {}) for one in collections})]
-    for section in dict.fromkeys(one.claim.section for one in judged):
-        found = [(number, one) for number, one in numbered if one.claim.section == section]
+    parts = [regime.beside({each.scale: each.rows.get("regime", {}) for each in collections})]
+    for section in dict.fromkeys(entry.claim.section for entry in judged):
+        found = [(number, entry) for number, entry in numbered if entry.claim.section == section]
         parts.append(paragraphs(f"## {heading(section)}", _details(found, sentences, collections)))
     return paragraphs(*filled(__package__, "claims.md", {**slots, "details": folded(*parts)})) + "\n"
 
 
 def _by_section(judged: Sequence[Judged], collections: Sequence[Collection]) -> str:
     lines = []
-    for section in dict.fromkeys(one.claim.section for one in judged):
-        found = [one for one in judged if one.claim.section == section]
+    for section in dict.fromkeys(entry.claim.section for entry in judged):
+        found = [entry for entry in judged if entry.claim.section == section]
         lines.append([heading(section), *[tally(found, collection.scale) for collection in collections]])
-    return table(["", *[one.scale for one in collections]], lines, text=range(1 + len(collections)))
+    return table(["", *[each.scale for each in collections]], lines, text=range(1 + len(collections)))
 
 
 def _summary(judged: Sequence[Judged], collections: Sequence[Collection]) -> str:
     """A line per scale: how many of the paper's claims it supports, how many were tested, and from how many seeds."""
-    papers = [one for one in judged if one.claim.papers]
+    papers = [entry for entry in judged if entry.claim.papers]
     lines = []
-    for one in collections:
-        told = f"{tally(papers, one.scale)} (the paper's alone).", said.corrected(judged, one.scale), one.seeds_in_words
-        lines.append(f"- Scale {one.scale}: {' '.join(filter(None, told))}")
+    for each in collections:
+        told = (
+            f"{tally(papers, each.scale)} (the paper's alone).",
+            said.corrected(judged, each.scale),
+            each.seeds_in_words,
+        )
+        lines.append(f"- Scale {each.scale}: {' '.join(filter(None, told))}")
     return "\n".join(lines)
 
 
@@ -60,11 +64,11 @@ def _details(found: Sequence[tuple[int, Judged]], words: Mapping[Claim, str], co
     head = ["#", "claim", "scale", "tested", "effect [95 % interval]", "n", "seeds", "verdict", "p", "p after Holm"]
     head += ["would decide it", *published, "page"]
     lines = []
-    for number, one in found:
-        too = " (in the abstract too)" if one.claim.in_abstract and one.claim.section != ABSTRACT else ""
+    for number, entry in found:
+        too = " (in the abstract too)" if entry.claim.in_abstract and entry.claim.section != ABSTRACT else ""
         for place, collection in enumerate(collections):
-            first = [str(number), f"{words[one.claim]}{too}"] if place == 0 else ["", ""]
-            lines.append([*first, collection.scale, *_detail(one, collection)])
+            first = [str(number), f"{words[entry.claim]}{too}"] if place == 0 else ["", ""]
+            lines.append([*first, collection.scale, *_detail(entry, collection)])
     return table(head, lines, text=(1, 2, 3, 7, 10, 13))
 
 

@@ -27,14 +27,14 @@ _STEP = "table2", "step-costs-twice"
 _SPEEDS = {  # names of our claims on the best settings -> what readers call them
     "best-verified": "Verified MARS: the very tokens of AR",
     "best-adapter": "The same from an adapter on AR SFT, which leaves its weights alone",
-    "best-mars": "MARS at its fastest tau that lost at most 1 point on the prompts raced",
+    "mars-95": "MARS at tau = .95, as in the paper, which loses accuracy",
 }
 
 
 def readme_of(root: Path, judged: Sequence[Judged], collections: Sequence[Collection]) -> dict[Path, str]:
     """README below a folder -> its text with what was found at the default scale; empty where it has no such marks."""
     file = root / "README.md"
-    whole = next((one for one in collections if one.scale == DEFAULT_SCALE and SPEED in one.links), None)
+    whole = next((each for each in collections if each.scale == DEFAULT_SCALE and SPEED in each.links), None)
     if whole is None or not file.is_file():
         return {}
     before, begin, rest = file.read_text(encoding="utf-8").partition(BEGIN)
@@ -47,16 +47,16 @@ def front_door(judged: Sequence[Judged], collections: Sequence[Collection], whol
 
     `whole` is of the scale whose speeds are told.
     """
-    found = {(one.claim.page, one.claim.name): one for one in judged}
-    told = next(one for one in reversed(collections) if preset(one.scale).world and "table2" in one.rows)
+    found = {(entry.claim.page, entry.claim.name): entry for entry in judged}
+    told = next(each for each in reversed(collections) if preset(each.scale).world and "table2" in each.rows)
     known = [found[key] for key in _HOLDS if found[key].findings[told.scale].estimate]
-    papers = [one for one in judged if one.claim.papers and one.findings[told.scale].estimate]
+    papers = [entry for entry in judged if entry.claim.papers and entry.findings[told.scale].estimate]
     slots = {
         "scale": told.scale,
         "summary": preset(told.scale).summary,
         "tally": tally(papers, told.scale),
         "seeds": told.seeds_in_words,
-        "holds": "\n".join(bullet(one.claim, one.findings[told.scale]) for one in known),
+        "holds": "\n".join(bullet(entry.claim, entry.findings[told.scale]) for entry in known),
         "raced": whole.scale,
         "over_generate": printed_ratio(_over_generate(whole), "not run"),
         "speeds": _table(judged, whole),
@@ -69,10 +69,10 @@ def front_door(judged: Sequence[Judged], collections: Sequence[Collection], whol
 
 def _real_model(collections: Sequence[Collection]) -> str:
     """How fast the first scale is that has raced one; empty where none has."""
-    for one in collections:
-        if said := "".join(map(in_brief, one.of(REAL)[:1])):
-            link = f"[scale {one.scale}]({(Path('reports') / one.links[REAL]).as_posix()})"
-            return f"**On a real model?** {said} ({link}: {preset(one.scale).summary}.)"
+    for each in collections:
+        if said := "".join(map(in_brief, each.of(REAL)[:1])):
+            link = f"[scale {each.scale}]({(Path('reports') / each.links[REAL]).as_posix()})"
+            return f"**On a real model?** {said} ({link}: {preset(each.scale).summary}.)"
     return ""
 
 
@@ -81,8 +81,8 @@ def _table(judged: Sequence[Judged], whole: Collection) -> str:
     sizes = 1, *BATCH_SIZES
     lines = []
     for name, words in _SPEEDS.items():
-        alike = [one for one in judged if (one.claim.page, one.claim.name) == (SPEED, name)]
-        found = {one.claim.batch_size: one.findings[whole.scale].estimate for one in alike}
+        alike = [entry for entry in judged if (entry.claim.page, entry.claim.name) == (SPEED, name)]
+        found = {entry.claim.batch_size: entry.findings[whole.scale].estimate for entry in alike}
         lines.append([words, *[printed_ratio(found.get(size), "not run") for size in sizes]])
     return table(["tokens/s over AR decoding", *[f"batch {size}" for size in sizes]], lines)
 

@@ -30,7 +30,7 @@ def render(judged: Sequence[Judged], collections: Sequence[Collection]) -> str:
     slots = {
         "findings": _findings(judged, collections),
         "reading": reading(collections[0].scale),
-        "caveats": paragraphs(*dict.fromkeys(preset(one.scale).caveat for one in collections)),
+        "caveats": paragraphs(*dict.fromkeys(preset(each.scale).caveat for each in collections)),
         "pages": _table(judged, collections),
         "scales": folded(*[_scale(judged, collection) for collection in collections]),
     }
@@ -41,12 +41,12 @@ def _findings(judged: Sequence[Judged], collections: Sequence[Collection]) -> st
     """The claims that matter most: what the paper has, what every scale measured, and the verdict."""
     lines = []
     for key in _FIRST:
-        alike = [one for one in judged if (one.claim.page, one.claim.name) == key]
-        if any(one.findings[each.scale].estimate for one in alike for each in collections):
-            sizes = " / ".join(str(one.claim.batch_size) for one in alike if one.claim.batch_size is not None)
+        alike = [entry for entry in judged if (entry.claim.page, entry.claim.name) == key]
+        if any(entry.findings[each.scale].estimate for entry in alike for each in collections):
+            sizes = " / ".join(str(entry.claim.batch_size) for entry in alike if entry.claim.batch_size is not None)
             paper = []
             for scale, model in PUBLISHED_SCALES.items():
-                if said := [text for one in alike if (text := published(one.claim, scale))]:
+                if said := [text for entry in alike if (text := published(entry.claim, scale))]:
                     paper.append(f"{' / '.join(said)} ({model.removeprefix('Qwen2.5 ')})")
             measured = [_measured(alike, each.scale) for each in collections]
             text = alike[0].claim.text + (f", batch {sizes}" if sizes else "")
@@ -56,19 +56,19 @@ def _findings(judged: Sequence[Judged], collections: Sequence[Collection]) -> st
 
 
 def _measured(alike: Sequence[Judged], scale: str) -> str:
-    found = [one.findings[scale] for one in alike]
+    found = [entry.findings[scale] for entry in alike]
     if len(found) == 1:
         return found[0].found if found[0].estimate else ""
-    known = [number(one.estimate.value, one.unit, signed=one.signed) for one in found if one.estimate]
+    known = [number(said.estimate.value, said.unit, signed=said.signed) for said in found if said.estimate]
     return f"{' / '.join(known)} {found[0].unit}" if known else ""
 
 
 def _worded(alike: Sequence[Judged], collections: Sequence[Collection]) -> str:
     """The verdicts of the scales that measured a claim, once where they agree."""
     said = {
-        each.scale: " / ".join(dict.fromkeys(worded(one.claim, one.findings[each.scale]) for one in alike))
+        each.scale: " / ".join(dict.fromkeys(worded(entry.claim, entry.findings[each.scale]) for entry in alike))
         for each in collections
-        if any(one.findings[each.scale].estimate for one in alike)
+        if any(entry.findings[each.scale].estimate for entry in alike)
     }
     if len({*said.values()}) == 1:
         return next(iter(said.values()))
@@ -80,9 +80,9 @@ def _scale(judged: Sequence[Judged], collection: Collection) -> str:
     scale = collection.scale
     said = [f"Scale {scale} is {preset(scale).summary}.", collection.seeds_in_words, corrected(judged, scale)]
     failed = "\n".join(
-        bullet(one.claim, one.findings[scale])
-        for one in judged
-        if one.claim.papers and one.findings[scale].verdict in ("not supported", "significantly worse")
+        bullet(entry.claim, entry.findings[scale])
+        for entry in judged
+        if entry.claim.papers and entry.findings[scale].verdict in ("not supported", "significantly worse")
     )
     lead = "Claims of the paper that did not hold here:" if failed else ""
     return paragraphs(f"## Scale {scale}", " ".join(filter(None, said)), lead, failed, *remarks(collection))
@@ -97,15 +97,15 @@ def _table(judged: Sequence[Judged], collections: Sequence[Collection]) -> str:
     """A line for everything that can be reproduced, in the paper's order; the page of claims stands before our own."""
     head = ["", "asks", *[each.scale for each in collections], "command"]
     shown = [
-        [item.name, item.asks, *[_linked(item, judged, one) for one in collections], f"`nox -s {item.session}`"]
+        [item.name, item.asks, *[_linked(item, judged, each) for each in collections], f"`nox -s {item.session}`"]
         for item in items()
     ]
-    papers = [one.findings for one in judged if one.claim.papers]
+    papers = [entry.findings for entry in judged if entry.claim.papers]
     every = [
-        f"[{_verdict(judged, one)}]({CLAIMS}.md)"
-        if not one.rows or any(found[one.scale].estimate for found in papers)
+        f"[{_verdict(judged, each)}]({CLAIMS}.md)"
+        if not each.rows or any(found[each.scale].estimate for found in papers)
         else ""
-        for one in collections
+        for each in collections
     ]
     claims = ["Claims", "every claim of the paper with its test and verdict", *every, "`nox -s reproduce-all`"]
     shown.insert(next((place for place, item in enumerate(items()) if not item.section), len(shown)), claims)
@@ -117,12 +117,12 @@ def _linked(item: Item, judged: Sequence[Judged], collection: Collection) -> str
     page = study_of(item.key)
     if page.key not in collection.rows:
         return ""
-    of_item = [one for one in judged if one.claim.item == item.key]
+    of_item = [entry for entry in judged if entry.claim.item == item.key]
     verdict = page.tally(collection.rows[page.key]) if page.tally else _verdict(of_item, collection)
     return f"[{verdict}]({collection.links[page.key]}{item.anchor})" if page.key in collection.links else verdict
 
 
 def _verdict(judged: Sequence[Judged], collection: Collection) -> str:
     """How many of some claims are supported; the paper's own, where there are any."""
-    counted = [one for one in judged if one.claim.papers] or judged
+    counted = [entry for entry in judged if entry.claim.papers] or judged
     return tally(counted, collection.scale) if counted else "measured"

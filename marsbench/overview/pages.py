@@ -42,7 +42,9 @@ def write_study(study: Study, workspace: Workspace) -> Path:
         return write_page(study, read_rows(workspace.results(study.key)), workspace.scale, workspace.reports)[0]
     collection = collection_of(seeds[0], pages())
     written = {
-        one: _write_seed(study, one, seed, collection) for seed, one in seeds.items() if one.results(study.key).exists()
+        place: _write_seed(study, place, seed, collection)
+        for seed, place in seeds.items()
+        if place.results(study.key).exists()
     }
     return written[workspace]
 
@@ -50,7 +52,7 @@ def write_study(study: Study, workspace: Workspace) -> Path:
 def write_scale(root: Path, scale: str) -> Iterator[Path]:
     """Render every page of a scale that has rows, one after another, and give each page's path."""
     whole = Workspace(root, scale)
-    collection, seeds = collection_of(whole, pages()), {one: seed for seed, one in whole.seeds().items()}
+    collection, seeds = collection_of(whole, pages()), {place: seed for seed, place in whole.seeds().items()}
     for workspace, study in product(whole.variants(), studies().values()):
         if not workspace.results(study.key).exists():
             continue

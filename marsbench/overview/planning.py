@@ -68,8 +68,8 @@ def _training_table(plan: TablePlan, scale: Preset) -> Table | str:
     steps, tokens = sum(item.steps for item in stages), sum(item.tokens for item in stages)
     whole = Training("together", steps, tokens, sum(known) if known else None)
     rows = [
-        (one.stage, f"{one.steps:,}", f"{one.tokens:,}", "-" if one.gpu_hours is None else f"{one.gpu_hours:,.0f}")
-        for one in (*stages, whole)
+        (row.stage, f"{row.steps:,}", f"{row.tokens:,}", "-" if row.gpu_hours is None else f"{row.gpu_hours:,.0f}")
+        for row in (*stages, whole)
     ]
     return terminal_table(f"Training on {data}, estimated", ("stage", "steps", "tokens", "H200 hours"), rows)
 
@@ -117,10 +117,10 @@ def _notes(plan: TablePlan, scale: Preset) -> list[str]:
 def sweep_tables(grid: Grid, scale: Preset, price: float | None = None) -> list[Table | str]:
     """What a sweep will measure, how much it decodes at most, and what that costs at a price for an hour."""
     rows = []
-    for one in grid.contenders:
-        ready = scale.ready_checkpoint(*TrainedStage.of(one.stage, one.trained_block_size))
-        own = f"our own {one.stage}" if scale.tables_train else _NOT_TRAINED
-        rows.append((one.name, one.method, _in_words(one.shown), ready or own, one.draft or "-"))
+    for entry in grid.contenders:
+        ready = scale.ready_checkpoint(*TrainedStage.of(entry.stage, entry.trained_block_size))
+        own = f"our own {entry.stage}" if scale.tables_train else _NOT_TRAINED
+        rows.append((entry.name, entry.method, _in_words(entry.shown), ready or own, entry.draft or "-"))
     heads = ("contender", "method", "options", "checkpoint", "draft")
     names = grid.benchmarks or scale.benchmarks
     cells = len(grid.contenders) * len(grid.batch_sizes)

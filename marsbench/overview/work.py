@@ -56,7 +56,7 @@ def tasks_of(
 
     `shard` is (i, n) of all questions and contenders: only the whole is scored.
     """
-    stages = [one for study in wanted for one in study.trains(scale, quick)]
+    stages = [stage for study in wanted for stage in study.trains(scale, quick)]
     trained = trainings(stages, scale, known, gpus=gpus if scale.pretrained else 1)
     asked = cells_of([study.cells for study in wanted if study.cells], known)
     found: list[RunTask] = [*trained, *answers(asked, trained, scale, known, workers=workers, shard=shard)]
@@ -138,7 +138,7 @@ def carry_out(
                 RowStore(run.workspace.journal(ended.name)).remove()
             display.end(ended)
     of_pages = [task for task in tasks if isinstance(task, PageTask)]
-    return {one.key: _page([made[task.name] for task in of_pages if task.study == one.key]) for one in wanted}
+    return {study.key: _page([made[task.name] for task in of_pages if task.study == study.key]) for study in wanted}
 
 
 def _page(parts: Sequence[Ended]) -> list[Row] | UserError:

@@ -193,7 +193,7 @@ def scales() -> list[str]:
 
 def in_seconds() -> Preset:
     """The scale for tests, whose models are trained in seconds."""
-    return next(found for one in scales() if (found := preset(one)).in_seconds)
+    return next(found for name in scales() if (found := preset(name)).in_seconds)
 
 
 def scales_with_chat_data() -> list[str]:
@@ -203,7 +203,7 @@ def scales_with_chat_data() -> list[str]:
 
 def scales_shown_with(scale: str) -> list[str]:
     """The scales that share an index and a page of claims with this one, itself among them, in their order there."""
-    placed = {one: place for one in scales() if (place := preset(one).place) is not None}
+    placed = {name: place for name in scales() if (place := preset(name).place) is not None}
     return sorted(placed, key=placed.__getitem__) if scale in placed else [scale]
 
 

@@ -203,7 +203,7 @@ class Course:
 
     def responses(self, found: Outcome) -> list[str]:
         tokenizer: Any = self.baseline.tokenizer
-        return [str(tokenizer.decode(one.tokens, skip_special_tokens=True)) for one in found.generations]
+        return [str(tokenizer.decode(generation.tokens, skip_special_tokens=True)) for generation in found.generations]
 
     def step_times(self) -> dict[str, Any]:
         with self.run.reporter.bar("timing forward passes by their shape") as bar:

@@ -122,7 +122,9 @@ class Grid:
         if scale.assumptions.steps_s is None:
             return decoding_s(self.tokens(scale), scale)
         costs = scale.assumptions.steps_s
-        return sum(self._laps_s(one, size, scale, costs) for one in self.contenders for size in self.batch_sizes)
+        return sum(
+            self._laps_s(contender, size, scale, costs) for contender in self.contenders for size in self.batch_sizes
+        )
 
     def _laps_s(self, contender: Contender, batch_size: int, scale: Preset, costs: Mapping[str, float]) -> float:
         """What all laps of a contender at a batch size take on a GPU, where a step takes long whatever its rows."""
@@ -242,7 +244,7 @@ def _contender(given: dict[str, Any], varied: list[str], where: str) -> Contende
     compiled = given.get("compiled", False)
     if not isinstance(compiled, bool):
         raise UserError(f"compiled: {compiled} is neither true nor false", where=where, fix="write one of the two")
-    said = [_said(one, given[one]) for one in varied if one != "compiled"]
+    said = [_said(name, given[name]) for name in varied if name != "compiled"]
     name = ", ".join([str(given.get("name", method)), *said])
     if not name.endswith(called("", compiled)):  # a user may have written the ending
         name = called(name, compiled)

@@ -74,8 +74,8 @@ class Watched:
         after = [stamp - started for stamp in watch.stamps]
         return cls(
             generations=generations,
-            first_token=[round(after[one.settled_by[0] - 1], 6) for one in generations],
-            last_token=[round(after[one.settled_by[-1] - 1], 6) for one in generations],
+            first_token=[round(after[made.settled_by[0] - 1], 6) for made in generations],
+            last_token=[round(after[made.settled_by[-1] - 1], 6) for made in generations],
             meter=watch,
             peak_bytes=torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None,
         )
@@ -173,7 +173,7 @@ class Outcome(Watched):
 
     def speed_over(self, ar: Outcome) -> Estimate:
         """Its tokens per second over those of another contender of the same race, lap by lap."""
-        theirs, mine = ([one * self.emitted for one in ar.seconds], [one * ar.emitted for one in self.seconds])
+        theirs, mine = ([lap * self.emitted for lap in ar.seconds], [lap * ar.emitted for lap in self.seconds])
         return median_ratio(theirs, mine)
 
 
@@ -209,7 +209,7 @@ class Race:
         laps = [log.others_in(lap) for lap in range(1, self.laps + 1)]
         others = [used for used in laps if used is not None]
         together = others if len(others) == len(laps) else []
-        return {one.name: self._outcome(log.turns(one.name), together) for one in self.contenders}
+        return {entry.name: self._outcome(log.turns(entry.name), together) for entry in self.contenders}
 
     def _warm_up(self) -> None:
         """Every contender decodes a batch of each size that there is; who fails will fail again when it counts.
@@ -228,9 +228,9 @@ class Race:
 
     def _round(self, lap: int, batch: int, log: RoundLog) -> Round:
         """All contenders that are still in the race, in an order that changes from round to round."""
-        racing = [one for one in self.contenders if one.name not in log.dropped_out]
+        racing = [entry for entry in self.contenders if entry.name not in log.dropped_out]
         order = [racing[place] for place in rotation(len(racing), lap * len(self.batches) + batch)]
-        return {one.name: self._turn(one, lap, batch, log) for one in order}
+        return {entry.name: self._turn(entry, lap, batch, log) for entry in order}
 
     def _turn(self, contender: Entrant, lap: int, batch: int, log: RoundLog) -> Turn:
         watch = Stopwatch() if lap == WATCHED else None
@@ -276,11 +276,11 @@ class Race:
         watched = [found for batch in batches if (found := turns[WATCHED, batch].watched) is not None]
         return Outcome(
             seconds=[sum(turns[lap, batch].seconds for batch in batches) for lap in range(1, self.laps + 1)],
-            generations=[generation for one in watched for generation in one.generations],
-            first_token=[seconds for one in watched for seconds in one.first_token],
-            last_token=[seconds for one in watched for seconds in one.last_token],
-            meter=_added([one.meter for one in watched]),
-            peak_bytes=max((one.peak_bytes for one in watched if one.peak_bytes is not None), default=None),
+            generations=[generation for turn in watched for generation in turn.generations],
+            first_token=[seconds for turn in watched for seconds in turn.first_token],
+            last_token=[seconds for turn in watched for seconds in turn.last_token],
+            meter=_added([turn.meter for turn in watched]),
+            peak_bytes=max((turn.peak_bytes for turn in watched if turn.peak_bytes is not None), default=None),
             others_cores=others,
         )
 
@@ -297,7 +297,7 @@ def rotation(count: int, number: int) -> list[int]:
 
 
 def _added(meters: Sequence[Meter]) -> Meter:
-    found = {name: [getattr(one, name) for one in meters] for name in vars(Meter())}
+    found = {name: [getattr(meter, name) for meter in meters] for name in vars(Meter())}
     return Meter(**{name: max(of) if name == "cache_bytes" else sum(of) for name, of in found.items()})
 
 

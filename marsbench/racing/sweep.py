@@ -130,8 +130,8 @@ def _measured(course: Course, cell: Cell, found: Outcome, outcomes: Mapping[str,
     return {
         "seconds": [round(seconds, 6) for seconds in found.seconds], "baselines": _baselines(outcomes),
         "correct": correct,
-        "emitted": [one.emitted for one in generations], "row_forwards": [one.forwards for one in generations],
-        "finished": [int(one.finish == "eos") for one in generations],
+        "emitted": [made.emitted for made in generations], "row_forwards": [made.forwards for made in generations],
+        "finished": [int(made.finish == "eos") for made in generations],
         "first_token": found.first_token, "last_token": found.last_token, **vars(found.meter),
         "target_bytes": target, "weight_bytes": together, "peak_bytes": found.peak_bytes,
         "others_cores": found.others_cores, "same_as": _same_as(course, found, outcomes),
@@ -143,15 +143,15 @@ def _measured(course: Course, cell: Cell, found: Outcome, outcomes: Mapping[str,
 
 def _baselines(outcomes: Mapping[str, Outcome]) -> dict[str, dict[str, Any]]:
     return {
-        name: {"seconds": [round(seconds, 6) for seconds in one.seconds], "emitted": one.emitted}
+        name: {"seconds": [round(seconds, 6) for seconds in outcome.seconds], "emitted": outcome.emitted}
         for name in BASELINES
-        if (one := outcomes.get(name)) is not None and one.status == "done"
+        if (outcome := outcomes.get(name)) is not None and outcome.status == "done"
     }
 
 
 def _same_as(course: Course, found: Outcome, outcomes: Mapping[str, Outcome]) -> dict[str, int]:
     """Each contender that decodes by `ar` -> prompts that it and this one give the same tokens."""
-    tokens = [one.tokens for one in found.generations]
+    tokens = [generation.tokens for generation in found.generations]
     references = [contender.name for contender in course.grid.contenders if contender.method == "ar"]
     return {
         name: sum(mine == theirs.tokens for mine, theirs in zip(tokens, outcomes[name].generations, strict=True))
@@ -167,15 +167,15 @@ def _log_samples(
     lines = [
         {
             "benchmark": question.benchmark, "doc_id": question.doc_id, "response": response, "correct": right,
-            "tokens": one.tokens, "eos_id": one.eos_id, "accepted": one.accepted,
+            "tokens": generation.tokens, "eos_id": generation.eos_id, "accepted": generation.accepted,
         }
-        for question, response, right, one in zip(
+        for question, response, right, generation in zip(
             course.questions.questions, responses, correct, generations, strict=True
         )
     ]  # fmt: skip
-    for one in generations:
-        if one.emitted != (logged := len(one.tokens) + (one.eos_id is not None)):
-            raise RuntimeError(f"{one.emitted} emitted, {logged} logged tokens")
+    for generation in generations:
+        if generation.emitted != (logged := len(generation.tokens) + (generation.eos_id is not None)):
+            raise RuntimeError(f"{generation.emitted} emitted, {logged} logged tokens")
     content = "".join(json.dumps(line) + "\n" for line in lines).encode()
     write_atomically(course.run.workspace.samples(key), content)
     return hashlib.sha256(content).hexdigest()

@@ -112,18 +112,18 @@ def _settings(law: PositionLaw, found: dict[str, Outcome], course: Course, batch
     settings = [
         Setting(
             contender,
-            one.emitted / one.row_forwards,
-            100 * (right - _accuracy(course, one)),
-            predicted_speed(law, _work(one), batch_size) / slowest,
+            outcome.emitted / outcome.row_forwards,
+            100 * (right - _accuracy(course, outcome)),
+            predicted_speed(law, _work(outcome), batch_size) / slowest,
         )
         for contender in course.grid.contenders
-        if (one := found[contender.name]).status == "done"
+        if (outcome := found[contender.name]).status == "done"
     ]
     return sorted(settings, key=lambda setting: -setting.speed_up)
 
 
 def _work(outcome: Outcome) -> Work:
-    forwards = [one.forwards for one in outcome.generations]
+    forwards = [generation.forwards for generation in outcome.generations]
     return Work(outcome.emitted, forwards, outcome.meter.positions, outcome.meter.prompt_positions)
 
 

@@ -40,7 +40,7 @@ def sentence(claim: Claim) -> str:
 def sentences(claims: Sequence[Claim]) -> dict[Claim, str]:
     """The same of many claims; those that say the same of several lines also say what they compare."""
     alike = Counter((claim.page, claim.name, claim.batch_size) for claim in claims if claim.name)
-    several = {one for one in claims if alike[one.page, one.name, one.batch_size] > 1}
+    several = {claim for claim in claims if alike[claim.page, claim.name, claim.batch_size] > 1}
     return {claim: sentence(claim) + (f": {claim.compared}" if claim in several else "") for claim in claims}
 
 
@@ -101,8 +101,8 @@ def bullet_by_size(claims: Sequence[Claim], seeds: BySeed) -> str:
     """The findings on one claim at several batch sizes in a sentence, each with its verdict."""
     found = [(claim, claim.over(seeds.values())) for claim in claims]
     said = [
-        f"at batch {claim.batch_size} **{worded(claim, one)}**{f', {one.found}' if one.estimate else ''}"
-        for claim, one in found
+        f"at batch {claim.batch_size} **{worded(claim, finding)}**{f', {finding.found}' if finding.estimate else ''}"
+        for claim, finding in found
     ]
     return f"- {sentence(replace(claims[0], batch_size=None))}: {'; '.join(said)}."
 
@@ -152,7 +152,7 @@ def _rounded_up(count: int) -> str:
 
 def tally(judged: Sequence[Judged], scale: str) -> str:
     """How many claims one scale supports, what of the others, and how many checks hold."""
-    return _counted([(one.claim, one.findings[scale].verdict) for one in judged])
+    return _counted([(entry.claim, entry.findings[scale].verdict) for entry in judged])
 
 
 def page_tally(claims: Sequence[Claim], seeds: BySeed) -> str:
@@ -163,7 +163,7 @@ def page_tally(claims: Sequence[Claim], seeds: BySeed) -> str:
 def _counted(verdicts: Sequence[tuple[Claim, Verdict]]) -> str:
     """As in "5 of 7 claims supported, 2 inconclusive; 3 of 3 checks hold"."""
     claims, checks = (Counter(verdict for claim, verdict in verdicts if claim.check == kind) for kind in (False, True))
-    rest = [f"{claims[one]} {one}" for one in _OTHERS if claims[one]]
+    rest = [f"{claims[verdict]} {verdict}" for verdict in _OTHERS if claims[verdict]]
     parts = [", ".join([f"{claims['supported']} of {claims.total()} claims supported", *rest])] if claims else []
     if checks:
         parts.append(f"{checks['supported']} of {checks.total()} checks hold")
@@ -172,10 +172,10 @@ def _counted(verdicts: Sequence[tuple[Claim, Verdict]]) -> str:
 
 def corrected(judged: Sequence[Judged], scale: str) -> str:
     """How many claims were tested, and how many of the verdicts on them survive the correction; empty without any."""
-    tested = [finding for one in judged if (finding := one.findings[scale]).after_holm is not None]
+    tested = [finding for entry in judged if (finding := entry.findings[scale]).after_holm is not None]
     if not tested:
         return ""
-    decided, standing = sum(one.decided for one in tested), sum(one.stands for one in tested)
+    decided, standing = sum(finding.decided for finding in tested), sum(finding.stands for finding in tested)
     return (
         f"{len(tested)} claims were tested, the paper's and ours, checks not counted. {decided} were decided, and "
         f"{standing} of these verdicts stand after Holm's correction over all {len(tested)}."

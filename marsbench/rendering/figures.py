@@ -168,8 +168,8 @@ def _draw_labelled(axes: Axes, panel: Labelled, names: Sequence[str]) -> None:
 def error_bars(estimates: Sequence[Estimate], factor: float) -> list[list[float]]:
     """The lengths of error bars downwards and upwards; a single value that shows no spread gets none."""
     limits = [e.interval if isfinite(e.interval.half_width) else Interval(e.value, e.value) for e in estimates]
-    below = [factor * max(e.value - one.low, 0.0) for e, one in zip(estimates, limits, strict=True)]
-    above = [factor * max(one.high - e.value, 0.0) for e, one in zip(estimates, limits, strict=True)]
+    below = [factor * max(e.value - limit.low, 0.0) for e, limit in zip(estimates, limits, strict=True)]
+    above = [factor * max(limit.high - e.value, 0.0) for e, limit in zip(estimates, limits, strict=True)]
     return [below, above]
 
 

@@ -130,7 +130,9 @@ def other_scores(cells: Cells, plan: TablePlan) -> str:
     """What the benchmarks report beside their accuracy, where it is not the same."""
     done = {arm.label: done_cells(cells, arm.name) for arm in plan.arms}
     differ = {
-        label: [(name, one) for name, row in found.items() for one in row.others if row.others[one] != row.correct]
+        label: [
+            (name, score) for name, row in found.items() for score in row.others if row.others[score] != row.correct
+        ]
         for label, found in done.items()
     }
     known = dict.fromkeys(place for places in differ.values() for place in sorted(places))
@@ -164,6 +166,6 @@ def what_was_cut(cells: Cells, plan: TablePlan) -> str:
             found = {name: cut(row) for name, row in done_cells(cells, arm.name).items()}
             if any(map(any, found.values())):
                 shares = [found.get(name) or [] for name in columns(plan)]
-                lines.append([arm.label, *[f"{100 * sum(one) / len(one):.1f}" if one else "" for one in shares]])
+                lines.append([arm.label, *[f"{100 * sum(part) / len(part):.1f}" if part else "" for part in shares]])
         parts += [lead, table(["", *columns(plan).values()], lines)] if lines else []
     return paragraphs(*parts)

@@ -78,7 +78,7 @@ def numbers_table(plan: TablePlan, seeds: BySeed, names: Sequence[str] = ()) -> 
     Without `names`, all lines of the plan.
     """
     lines = [
-        [arm.label, *[_plus_minus(one.over(seeds.values())) for one in line_numbers(plan, arm.name)]]
+        [arm.label, *[_plus_minus(claim.over(seeds.values())) for claim in line_numbers(plan, arm.name)]]
         for arm in plan.arms
         if not names or arm.name in names
     ]

@@ -195,7 +195,7 @@ def command(session: str, scale: str, seed: int = 0) -> str:
 def facts_section(rows: Sequence[Row], how: str, more: Mapping[str, str] | None = None) -> str:
     """Command, code and machine behind rows; facts that are empty are left out."""
     known = [row.provenance for row in rows]
-    dates = sorted(str(one["started"]) for one in known if one.get("started"))
+    dates = sorted(str(origin["started"]) for origin in known if origin.get("started"))
     facts = {
         "command": how,
         **{name: "; ".join(sorted({*map(read, known)} - {""})) for name, read in _FACTS.items()},

@@ -53,7 +53,7 @@ class Workspace:
 
     def seeds(self) -> dict[int, Workspace]:
         """Training seed -> the folders of its rows, for those that have any; seed 0, which has this one's, always."""
-        numbers = [one.variant.removeprefix("seed") for one in self.variants() if one.variant.startswith("seed")]
+        numbers = [seed.variant.removeprefix("seed") for seed in self.variants() if seed.variant.startswith("seed")]
         others = sorted(int(number) for number in numbers if number.isdecimal())
         return {0: self} | {seed: replace(self, variant=f"seed{seed}") for seed in others}
 

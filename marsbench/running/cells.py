@@ -62,7 +62,7 @@ class Cells:
         arm, name, questions = asked
         if self._run.existing != "reuse" or self._run.cannot_ask(name, questions):
             return None
-        weights = [record.weights for one in arm.needs if (record := self._checkpoints.own(one)) is not None]
+        weights = [record.weights for stage in arm.needs if (record := self._checkpoints.own(stage)) is not None]
         if len(weights) < len(arm.needs):
             return None
         return self._done(self._key(asked, weights[0], weights[1] if arm.draft else None, arm.dtype), arm)
@@ -163,14 +163,14 @@ class Table:
             if all(reasons.values()):  # nothing is trained for questions that cannot be asked
                 for name, reason in reasons.items():
                     self._run.reporter.say(f"{name}: skipped ({reason})")
-                return [self._cells.without(one, reasons[one.benchmark]) for one in self._asked]
+                return [self._cells.without(asked, reasons[asked.benchmark]) for asked in self._asked]
             rows: list[Row] = [*self._checkpoints.trainings(self._plan.stages)]
             # Its batches are timed, in no shard; the paper says what the real scales cost.
             if self._plan.step_cost and self._run.scale.world and self._run.is_whole:
                 from marsbench.running.training_cost import step_cost_row  # the trainer comes with it
 
                 rows.append(step_cost_row(self._run))
-            for _, cells in groupby(self._asked, key=lambda one: (one.arm.needs, one.arm.dtype)):
+            for _, cells in groupby(self._asked, key=lambda asked: (asked.arm.needs, asked.arm.dtype)):
                 rows += self._lines([*cells])
             return rows
 
@@ -185,16 +185,16 @@ class Table:
 
     def _lines(self, cells: Sequence[Asked]) -> list[EvaluationRow]:
         """Lines that share their checkpoints, on every benchmark; what cannot be measured says why."""
-        known = [self._cells.known(one) for one in cells]
+        known = [self._cells.known(asked) for asked in cells]
         if len(measured := [row for row in known if row is not None]) == len(cells):  # nothing is to be loaded
             return measured
-        failures = [self._failure(one) for one in cells]
+        failures = [self._failure(asked) for asked in cells]
         found = ("", None, None) if all(failures) else self._checkpoints.available(cells[0].arm)
-        return [self._row(one, why, *found) for one, why in zip(cells, failures, strict=True)]
+        return [self._row(asked, why, *found) for asked, why in zip(cells, failures, strict=True)]
 
     def _failure(self, asked: Asked) -> str:
         """Why another process of this run could not measure a cell, empty where none has tried in vain."""
-        places = [*[one.place for one in asked.arm.needs], asked.place]
+        places = [*[stage.place for stage in asked.arm.needs], asked.place]
         return next(filter(None, (self._run.failures.get(place, "") for place in places)), "")
 
     def _row(

@@ -102,12 +102,12 @@ class Checkpoints:
     def available(self, arm: Arm) -> tuple[str, Loaded | None, Loaded | None]:
         """(why there are none, the checkpoint of a line, that of its draft model), both on the device."""
         loaded: list[Loaded] = []
-        for one in arm.needs:
-            if reason := self.missing(one):
+        for trained in arm.needs:
+            if reason := self.missing(trained):
                 return reason, None, None
             try:
-                with self.others_may_fail(one):
-                    loaded.append(self.load(one, getattr(torch, arm.dtype)))
+                with self.others_may_fail(trained):
+                    loaded.append(self.load(trained, getattr(torch, arm.dtype)))
             except Unavailable as error:
                 return error.reason, None, None
         return "", loaded[0], loaded[1] if arm.draft else None
@@ -126,8 +126,8 @@ class Checkpoints:
 
     def trainings(self, wanted: Iterable[TrainedStage]) -> list[TrainingRow]:
         """Those of some checkpoints that this run is to train, trained, their parents first."""
-        ours = [one for one in wanted if self.trains(one)]
-        return [self.train(self.recipe(one)) for one in parents_first(ours, self._scale)]
+        ours = [trained for trained in wanted if self.trains(trained)]
+        return [self.train(self.recipe(trained)) for trained in parents_first(ours, self._scale)]
 
     def await_visible(self, wanted: Iterable[TrainedStage]) -> None:
         """Wait until this machine sees checkpoints that others have trained: a network file system takes a while.
@@ -136,12 +136,12 @@ class Checkpoints:
             UserError: they do not come; better than to train them a second time.
         """
         patience = time.monotonic() + _PATIENCE_S
-        for one in wanted:
-            folder = self._workspace.checkpoint(self.recipe(one))
-            while self.record(one) is None:
+        for trained in wanted:
+            folder = self._workspace.checkpoint(self.recipe(trained))
+            while self.record(trained) is None:
                 if time.monotonic() > patience:
                     raise UserError(
-                        f"the checkpoint of {one.title} is not to be seen from here",
+                        f"the checkpoint of {trained.title} is not to be seen from here",
                         where=str(folder),
                         fix="check that all machines share the output folder, and see the log of its training",
                     )
@@ -201,7 +201,7 @@ class Checkpoints:
 
 
 def _row(chosen: Recipe, record: TrainingRecord) -> TrainingRow:
-    cost = {one: getattr(record, one) for one in ("parameters", "steps", "tokens", "seconds", "loss", "measures")}
+    cost = {name: getattr(record, name) for name in ("parameters", "steps", "tokens", "seconds", "loss", "measures")}
     origin = {**record.provenance, **({"base": chosen.pretrained.base} if chosen.pretrained else {})}
     return TrainingRow(
         chosen.key, "done", "", chosen.scale, chosen.stage, chosen.block_size, **cost, checkpoint=record.weights,

@@ -35,8 +35,8 @@ class Training:
 
 def trainings(plan: TablePlan, scale: Preset) -> list[Training]:
     """The stages to train for a table, parents first."""
-    ours = [one for one in plan.stages if is_ours(one, scale)]
-    return [training(one, scale) for one in parents_first(ours, scale)]
+    ours = [stage for stage in plan.stages if is_ours(stage, scale)]
+    return [training(stage, scale) for stage in parents_first(ours, scale)]
 
 
 def training(trained: TrainedStage, scale: Preset) -> Training:

@@ -50,7 +50,7 @@ class Made:
 
 def settings_of(run: Run) -> dict[str, Any]:
     """What another process needs to know of a run, wherever it works."""
-    settings = {one.name: getattr(run, one.name) for one in fields(run) if one.name not in _OF_EACH}
+    settings = {field.name: getattr(run, field.name) for field in fields(run) if field.name not in _OF_EACH}
     data_dir = run.data_dir.resolve() if run.data_dir else None
     return {**settings, "workspace": replace(run.workspace, root=run.workspace.root.resolve()), "data_dir": data_dir}
 
@@ -77,14 +77,14 @@ class RunTask(Task):
         from marsbench.running.run import Run
 
         quieten_libraries()
-        found = [one for one in made if one is not None]
-        rows = [row for one in found for row in one.rows]
-        failures = {place: why for one in found for place, why in one.failures.items()}
+        found = [result for result in made if result is not None]
+        rows = [row for result in found for row in result.rows]
+        failures = {place: why for result in found for place, why in result.failures.items()}
         workspace = self.settings["workspace"]
         store = BorrowedStore(workspace.row_file, rows, journal=RowStore(workspace.journal(self.name)))
         run = Run(**self.settings, reporter=reporter, borrowed=store, failures=failures)
         with full_disk_explained(run.workspace.runs):
-            Checkpoints(run).await_visible([one.trained for one in found if one.trained])
+            Checkpoints(run).await_visible([result.trained for result in found if result.trained])
             done = self.do(run)
         return replace(done, rows=tuple(store.added.values()))
 
@@ -136,7 +136,7 @@ class AnswerTask(RunTask):
 
     @property
     def makes(self) -> frozenset[str]:
-        return frozenset(one.place for one in self.cells)
+        return frozenset(cell.place for cell in self.cells)
 
     def do(self, run: Run) -> Made:
         """Answer cell by cell; one that fails does not keep the others from being answered."""
@@ -176,7 +176,7 @@ class Known:
 
     def questions_left(self, asked: Asked) -> int:
         """How many questions of a cell have no answers yet; none where there will be no checkpoint."""
-        if all(is_ours(one, self._scale) or self._scale.ready_checkpoint(*one) for one in asked.arm.needs):
+        if all(is_ours(trained, self._scale) or self._scale.ready_checkpoint(*trained) for trained in asked.arm.needs):
             return questions_of(asked.benchmark, self._scale, asked.questions)
         return 0
 
@@ -184,7 +184,7 @@ class Known:
 def trainings(wanted: Iterable[TrainedStage], scale: Preset, known: Known, *, gpus: int = 1) -> list[TrainTask]:
     """What is to be trained for some checkpoints, parents first, each after the one that it starts from."""
     found: dict[TrainedStage, TrainTask] = {}
-    for trained, parent in parents_first([one for one in wanted if is_ours(one, scale)], scale).items():
+    for trained, parent in parents_first([stage for stage in wanted if is_ours(stage, scale)], scale).items():
         if not known.is_trained(trained):
             found[trained] = TrainTask(
                 name=f"training-{trained.slug}",
@@ -199,7 +199,7 @@ def trainings(wanted: Iterable[TrainedStage], scale: Preset, known: Known, *, gp
 
 def after(wanted: Iterable[TrainedStage | Asked], tasks: Iterable[RunTask]) -> tuple[str, ...]:
     """The names of those tasks that make some checkpoints and answers."""
-    places = {one.place for one in wanted}
+    places = {task.place for task in wanted}
     return tuple(task.name for task in tasks if places & task.makes)
 
 
@@ -208,7 +208,7 @@ def cells_of(plans: Iterable[TablePlan], known: Known) -> list[Asked]:
     all_of_them = [
         Asked(arm, name, plan.questions) for plan in plans for arm in plan.arms for name in known.asked(plan)
     ]
-    return list({one.place: one for one in all_of_them}.values())
+    return list({task.place: task for task in all_of_them}.values())
 
 
 def answers(
@@ -221,15 +221,15 @@ def answers(
     shard of all questions is to be answered.
     """
     seconds, groups = dict[str, float](), defaultdict[Any, list[Asked]](list)
-    for one in wanted:
-        if questions := known.questions_left(one):
-            tokens = questions * benchmark_of(one.benchmark).answer_limit(scale.max_new_tokens)
-            seconds[one.place] = decoding_s(tokens, scale) / shard[1]
-            groups[one.arm.trained, one.arm.draft].append(one)
+    for asked in wanted:
+        if questions := known.questions_left(asked):
+            tokens = questions * benchmark_of(asked.benchmark).answer_limit(scale.max_new_tokens)
+            seconds[asked.place] = decoding_s(tokens, scale) / shard[1]
+            groups[asked.arm.trained, asked.arm.draft].append(asked)
     size = max(_LEAST_S, sum(seconds.values()) / (_PER_WORKER * workers))
     numbers, found = Counter[TrainedStage](), list[AnswerTask]()
     for some, parts in (piece for group in groups.values() for piece in _in_pieces(group, seconds, size)):
-        arm, whole = some[0].arm, sum(seconds[one.place] for one in some)
+        arm, whole = some[0].arm, sum(seconds[asked.place] for asked in some)
         shards = [(number, parts) for number in range(1, parts + 1)] if shard == (1, 1) else [shard]
         for part in shards:
             numbers[arm.trained] += 1
@@ -249,12 +249,12 @@ def answers(
 def _in_pieces(group: Sequence[Asked], seconds: Mapping[str, float], size: float) -> list[tuple[list[Asked], int]]:
     """Cells that share their checkpoints, in pieces of about a size -> in how many parts each is answered."""
     found, filling, filled = list[tuple[list[Asked], int]](), list[Asked](), 0.0
-    for one in group:
-        if seconds[one.place] >= 2 * size:
-            found.append(([one], math.ceil(seconds[one.place] / size)))
+    for asked in group:
+        if seconds[asked.place] >= 2 * size:
+            found.append(([asked], math.ceil(seconds[asked.place] / size)))
             continue
-        filling.append(one)
-        filled += seconds[one.place]
+        filling.append(asked)
+        filled += seconds[asked.place]
         if filled >= size:
             found.append((filling, 1))
             filling, filled = [], 0.0

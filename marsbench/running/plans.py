@@ -48,10 +48,10 @@ class TrainedStage(NamedTuple):
 def parents_first(wanted: Iterable[TrainedStage], scale: Preset) -> dict[TrainedStage, TrainedStage | None]:
     """What is trained for some checkpoints: each -> the one that it starts from, which stands before it."""
     found: dict[TrainedStage, TrainedStage | None] = {}
-    for one in wanted:
+    for last in wanted:
         parent = None
-        for name in lineage(scale, one.stage):
-            trained = TrainedStage.of(name, one.block_size)
+        for name in lineage(scale, last.stage):
+            trained = TrainedStage.of(name, last.block_size)
             found.setdefault(trained, parent)
             parent = trained
     return found

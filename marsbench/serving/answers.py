@@ -96,7 +96,7 @@ class Answers:
     async def _prompt_ids(self, body: AnyRequest) -> list[list[int]]:
         if isinstance(body, ChatRequest):
             return [await self.chat_ids(body.messages)]
-        return [await self.text_ids(one) if isinstance(one, str) else one for one in body.prompt]
+        return [await self.text_ids(part) if isinstance(part, str) else part for part in body.prompt]
 
     async def chat_ids(self, messages: Sequence[Message]) -> list[int]:
         """A conversation by the checkpoint's chat template, up to where the assistant begins."""
@@ -231,9 +231,9 @@ class Answers:
 
     def _logprobs(self, body: AnyRequest, found: Likelihood, choice: Choice, offset: int) -> Body:
         """Log-probabilities as the API words them, of tokens whose text begins at a place."""
-        texts = [self.token(one) for one in found.tokens]
+        texts = [self.token(token) for token in found.tokens]
         if not isinstance(body, ChatRequest):
-            of_best: list[Any] = [{self.token(one)[0]: value for one, value in place} for place in found.best]
+            of_best: list[Any] = [{self.token(token)[0]: value for token, value in place} for place in found.best]
             if None in found.chosen[:1]:
                 of_best[0] = None
             return {
@@ -250,7 +250,8 @@ class Answers:
             del places[choice.used - 1 :]  # no part of the text
         return {
             "content": [
-                entry(one, value) | {"top_logprobs": [entry(*other) for other in best]} for one, value, best in places
+                entry(token, value) | {"top_logprobs": [entry(*other) for other in best]}
+                for token, value, best in places
             ]
         }
 
@@ -306,7 +307,7 @@ class Answers:
             found = found.part(0, used)
         said = self._logprobs(body, found, choice, choice.offset)
         choice.scored += len(found.tokens)
-        choice.offset += sum(len(self.token(one)[0]) for one in found.tokens)
+        choice.offset += sum(len(self.token(token)[0]) for token in found.tokens)
         return said
 
 

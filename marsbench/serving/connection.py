@@ -62,13 +62,15 @@ class Connection(H11Protocol):
 
     def connection_made(self, transport: Any) -> None:
         """Take the newcomer in, in another's place where need be."""
-        others = [cast(Connection, one) for one in self.connections if len(self.connections) >= self._most]
-        open_ones = [one for one in others if not one.transport.is_closing()]
+        others = [
+            cast(Connection, connection) for connection in self.connections if len(self.connections) >= self._most
+        ]
+        open_ones = [connection for connection in others if not connection.transport.is_closing()]
         self._counting = _Counting(transport)
         super().connection_made(cast(Any, self._counting))
         if len(open_ones) >= self._most:
-            idle = [one for one in open_ones if not one.is_answering]
-            min(idle, key=lambda one: one._took_at, default=self).transport.abort()
+            idle = [connection for connection in open_ones if not connection.is_answering]
+            min(idle, key=lambda connection: connection._took_at, default=self).transport.abort()
         self._look()
 
     def data_received(self, data: bytes) -> None:

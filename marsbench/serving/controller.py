@@ -133,14 +133,14 @@ def decide(law: PositionLaw, targets: Targets, memory: Memory, seen: Seen) -> Me
     if not seen.groups:
         return found._replace(choice=before._replace(relief=min(before.relief, allowed), trial=0))
     tables = {relief: _table(law, found, seen.groups, relief) for relief in (allowed, 0.0)}
-    keys = {one.key(relief) for one in seen.groups for relief in tables if one.threshold is not None}
+    keys = {group.key(relief) for group in seen.groups for relief in tables if group.threshold is not None}
     relief = 0.0 if keys <= found.rates.keys() and tables[0.0][1] > tables[allowed][1] else allowed
     choice, kinds = Choice(tables[relief][0], relief), [kind for kind, *_ in seen.steps]
     if before.trial and kinds and (before.trial > 1) not in kinds:  # rows bring along what they had drafted before
         return found._replace(choice=choice._replace(trial=before.trial))
-    window, widest = choice.at(sum(one.rows for one in seen.groups))[0], max(one.widest for one in seen.groups)
-    others = [one for one in (1, min(widest, _TRIAL_WINDOW)) if one != window]
-    other = next((one for one in others if one != memory.tried), *others[:1]) if others and not rest_s else 0
+    window, widest = choice.at(sum(group.rows for group in seen.groups))[0], max(group.widest for group in seen.groups)
+    others = [width for width in (1, min(widest, _TRIAL_WINDOW)) if width != window]
+    other = next((width for width in others if width != memory.tried), *others[:1]) if others and not rest_s else 0
     return found._replace(choice=choice._replace(trial=other), tried=other or memory.tried)
 
 
@@ -149,7 +149,9 @@ def _allowed(targets: Targets, memory: Memory, seen: Seen) -> tuple[float, float
     waits = zip((seen.per_token_s, seen.waited_s), targets, strict=True)
     pressure = max((seconds / most for seconds, most in waits if most), default=0.0)
     relief, since = memory.allowed, seen.at_s - memory.turned_s
-    room = max(((one.threshold or 0.0) - one.least for one in seen.groups if one.least is not None), default=0.0)
+    room = max(
+        ((group.threshold or 0.0) - group.least for group in seen.groups if group.least is not None), default=0.0
+    )
     if pressure > 1:
         if relief < room and (since >= _DOWN_S or not relief):
             return round(min(relief + _NOTCH, room), 6), seen.at_s
@@ -178,15 +180,15 @@ def _table(
     law: PositionLaw, found: Memory, groups: Sequence[Group], relief: float
 ) -> tuple[list[tuple[int, int, float]], float]:
     """What pays for these rows, and for powers of two, and how many tokens per second that gives these."""
-    rows, table, best = sum(one.rows for one in groups), [], 0.0
+    rows, table, best = sum(group.rows for group in groups), [], 0.0
     (of_ar, ar_s), (of_windows, windows_s) = found.beyond
     beyond = ar_s if of_ar else windows_s, windows_s if of_windows else ar_s
     work = []  # by window: what a row settles and forwards on average
-    for window in range(1, max(one.widest for one in groups) + 1):
+    for window in range(1, max(group.widest for group in groups) + 1):
         tokens = positions = 0.0
-        for one in groups:
-            width, part = min(window, one.widest), one.rows / rows
-            each = expected(found.rates.get(one.key(relief), [_RATE]), width)
+        for group in groups:
+            width, part = min(window, group.widest), group.rows / rows
+            each = expected(found.rates.get(group.key(relief), [_RATE]), width)
             tokens, positions = tokens + part * each, positions + part * (each + width - 1 if width > 1 else 1)
         work.append((tokens, positions))
     for count in sorted({rows, *(2**power for power in range(WIDEST) if 2**power <= law.positions[-1])}):
@@ -248,7 +250,7 @@ class Controller:
         self._row_s = fade * self._row_s + busy_s * self._row_steps / max(self._turns, 1)
         self._row_tokens = fade * self._row_tokens + self._tokens
         per_token_s = self._row_s / self._row_tokens if self._row_tokens else 0.0
-        settled = {key: [(*one, count) for one, count in sorted(seen.items())] for key, seen in self._settled.items()}
+        settled = {key: [(*what, count) for what, count in sorted(seen.items())] for key, seen in self._settled.items()}
         steps = [(kind, *map(fmean, zip(*some, strict=True))) for kind, some in sorted(self._steps.items())]
         self._begin(now)
         self._decide(Seen(now - self._started, groups, settled, waited_s, per_token_s, busy_s, steps))
@@ -280,7 +282,7 @@ def replayed(log: Path) -> Iterator[tuple[Seen, Any, Any]]:
             if line.get("format") == FORMAT:  # an engine has started
                 law, targets, memory = PositionLaw(**line["law"]), Targets(*line["targets"]), Memory()
                 continue
-            seen = Seen(**line["seen"] | {"groups": [Group(*one) for one in line["seen"]["groups"]]})
+            seen = Seen(**line["seen"] | {"groups": [Group(*group) for group in line["seen"]["groups"]]})
             then = line["choice"]
         except (KeyError, TypeError) as error:
             raise UserError("this is no decision of today's controller", where=f"{log}, line {number}",

@@ -134,7 +134,7 @@ class Engine:
         report, self._report = self._report, Report(State())
         if not whole:
             urgent = {*report.started, *(number for number, _ in report.ended)}
-            self._report.tokens.update((one, report.tokens.pop(one)) for one in report.tokens.keys() - urgent)
+            self._report.tokens.update((number, report.tokens.pop(number)) for number in report.tokens.keys() - urgent)
         return replace(report, state=self._state())
 
     def work(self) -> None:
@@ -157,8 +157,8 @@ class Engine:
         found: list[Job] = []
         if not self._waiting:  # as before most steps
             return found
-        longest = max((one.slots for one in self._running.values()), default=0)
-        prompt, scored = 0, sum(self._scored_slots(one.job) for one in self._running.values())
+        longest = max((running.slots for running in self._running.values()), default=0)
+        prompt, scored = 0, sum(self._scored_slots(running.job) for running in self._running.values())
         for job, _ in self._waiting.values():
             longest, prompt = max(longest, self._slots(job)), max(prompt, len(job.prompt_ids))
             rows = len(self._running) + len(found) + 1
@@ -217,7 +217,7 @@ class Engine:
             for _ in self._pieces:
                 return
         except _TROUBLE as error:  # then nobody has joined
-            jobs = [one.job for one in self._joining.values()]
+            jobs = [newcomer.job for newcomer in self._joining.values()]
             self._joining.clear()
             if len(jobs) > 1:
                 self._put_back(jobs)
@@ -238,8 +238,8 @@ class Engine:
 
     def _arrive(self, number: int) -> None:
         """A request is in flight, with its first tokens."""
-        one = self._running[number] = self._joining.pop(number)
-        one.before = one.counted = self._steps
+        newcomer = self._running[number] = self._joining.pop(number)
+        newcomer.before = newcomer.counted = self._steps
 
     def _score_alone(self, job: Job) -> None:
         """A job that generates nothing."""
@@ -300,18 +300,18 @@ class Engine:
         if by == self._by:  # nobody has joined since, and nobody's knob has changed
             return
         self._by, turned = by, {}
-        for number, one in self._running.items():
-            knob = self._knob(one.job.wishes)
-            if knob != one.knob:
-                one.turn(knob, self._steps)
+        for number, running in self._running.items():
+            knob = self._knob(running.job.wishes)
+            if knob != running.knob:
+                running.turn(knob, self._steps)
                 turned[number] = knob
         self._batch.turn(turned)
 
     def _groups(self) -> list[Group]:
         """The rows in flight, those that are alike together."""
         alike: Counter[Group] = Counter()
-        for one in self._running.values():
-            wishes = one.job.wishes
+        for running in self._running.values():
+            wishes = running.job.wishes
             tau = {"ar": None, "mars-verified": 1.0, "mars": self._threshold(wishes)}[wishes.method]
             least = None if tau is None else wishes.min_threshold
             alike[Group(wishes.method, tau, least, self.widest(wishes), rows=1)] += 1
@@ -341,61 +341,61 @@ class Engine:
             why = f"this answer cannot be gone on with: {_first_line(error)}"
             if not self._running:
                 raise
-            number = max(self._running, key=lambda one: (self._running[one].slots, one))
+            number = max(self._running, key=lambda number: (self._running[number].slots, number))
             self._running[number].failure = why
             try:
                 self._batch.leave(number)
             except _TROUBLE:  # not even that: all of them end
-                for one in list(self._running.values()):
-                    self._fail(one.job, why)
+                for running in list(self._running.values()):
+                    self._fail(running.job, why)
                 self._running.clear()
                 self._batch = self._make_batch()
 
     def _tokens(self, number: int, tokens: list[int]) -> None:
         if number in self._joining:
             self._arrive(number)
-        one = self._running[number]
-        if one.before < self._steps:  # else these are the prompt's
+        running = self._running[number]
+        if running.before < self._steps:  # else these are the prompt's
             self._settled += len(tokens)
-            if one.knob.window > 1:  # without masks there is nothing to accept
-                one.accepted[len(tokens) - 1] += 1
+            if running.knob.window > 1:  # without masks there is nothing to accept
+                running.accepted[len(tokens) - 1] += 1
             if self._controller is not None:
-                self._controller.note(one.key, one.knob.window, len(tokens))
-        found = self._scored(one, tokens) if one.job.best is not None and one.job.streamed else None
-        if tokens[-1] in self._eos_ids and not one.job.ignore_eos:
+                self._controller.note(running.key, running.knob.window, len(tokens))
+        found = self._scored(running, tokens) if running.job.best is not None and running.job.streamed else None
+        if tokens[-1] in self._eos_ids and not running.job.ignore_eos:
             tokens = tokens[:-1]
         if tokens or found:
             self._report.tokens.setdefault(number, []).append((tokens, found))
 
-    def _scored(self, one: Running, tokens: list[int]) -> Likelihood | None:
+    def _scored(self, running: Running, tokens: list[int]) -> Likelihood | None:
         """How probable the latest tokens are; before the first ones, the prompt is read, and told if it is echoed."""
-        prompt = list(one.job.prompt_ids) if one.scorer is None else []
+        prompt = list(running.job.prompt_ids) if running.scorer is None else []
         try:
-            one.scorer = one.scorer or self._scorer(one.job)
-            found = one.scorer.read([*prompt, *tokens])
+            running.scorer = running.scorer or self._scorer(running.job)
+            found = running.scorer.read([*prompt, *tokens])
         except _TROUBLE as error:
-            one.failure = f"its log-probabilities cannot be had: {_first_line(error)}"
-            self._failed.append(one.job.id)
+            running.failure = f"its log-probabilities cannot be had: {_first_line(error)}"
+            self._failed.append(running.job.id)
             return None
-        return found if one.job.echo else found.part(len(prompt))
+        return found if running.job.echo else found.part(len(prompt))
 
     def _finished(self, number: int, generation: Generation) -> None:
-        one = self._running.pop(number)
-        job, found, finish = one.job, None, generation.finish if one.used is None else "stop"
+        running = self._running.pop(number)
+        job, found, finish = running.job, None, generation.finish if running.used is None else "stop"
         if job.best is not None and not job.streamed and finish != "cancelled":
             ended_by = [] if generation.eos_id is None else [generation.eos_id]  # emitted, so it has a probability too
-            answer = [*generation.tokens, *ended_by][: one.used]
+            answer = [*generation.tokens, *ended_by][: running.used]
             try:
                 found = self._scorer(job).read([*job.prompt_ids, *answer]).part(0 if job.echo else len(job.prompt_ids))
             except _TROUBLE as error:
-                one.failure = f"its log-probabilities cannot be had: {_first_line(error)}"
-        steps, drafted = self._steps - one.before, one.drafted(self._steps)
+                running.failure = f"its log-probabilities cannot be had: {_first_line(error)}"
+        steps, drafted = self._steps - running.before, running.drafted(self._steps)
         self._rows += steps
         self._guesses += drafted
-        accepted = tuple(one.accepted[size] for size in range(one.windows[1] if steps else 0))
+        accepted = tuple(running.accepted[size] for size in range(running.windows[1] if steps else 0))
         ending = Ending(
-            finish, generation.emitted, generation.forwards, one.thresholds, one.windows, one.lossless, accepted,
-            drafted, found, one.failure,
+            finish, generation.emitted, generation.forwards, running.thresholds, running.windows, running.lossless,
+            accepted, drafted, found, running.failure,
         )  # fmt: skip
         self._end(job, ending)
 
@@ -404,19 +404,23 @@ class Engine:
 
     def _state(self) -> State:
         running = [*self._running.values(), *self._joining.values()]
-        taus = [one.knob.threshold for one in running if one.knob.threshold is not None and not one.knob.verified]
-        longest = max((one.slots for one in running), default=0)
+        taus = [
+            request.knob.threshold
+            for request in running
+            if request.knob.threshold is not None and not request.knob.verified
+        ]
+        longest = max((request.slots for request in running), default=0)
         return State(
             running=len(running),
             waiting=len(self._waiting),
-            slots=longest * len(running) + sum(self._scored_slots(one.job) for one in running),
+            slots=longest * len(running) + sum(self._scored_slots(request.job) for request in running),
             forwards=self._meter.forwards + self._meter.prompt_forwards,
             positions=self._meter.positions + self._meter.prompt_positions,
             settled=self._settled,
-            rows=self._rows + sum(self._steps - one.before for one in self._running.values()),
-            guesses=self._guesses + sum(one.drafted(self._steps) for one in self._running.values()),
+            rows=self._rows + sum(self._steps - request.before for request in self._running.values()),
+            guesses=self._guesses + sum(request.drafted(self._steps) for request in self._running.values()),
             threshold=sum(taus) / len(taus) if taus else None,
-            window=sum(one.knob.window for one in running) / len(running) if running else 0.0,
+            window=sum(request.knob.window for request in running) / len(running) if running else 0.0,
             relief=self._controller.memory.choice.relief if self._controller is not None else 0.0,
         )
 

@@ -55,4 +55,6 @@ class Scorer:
         self._next = after[-1:]
         found.chosen.extend(sure.gather(1, ids.unsqueeze(1)).squeeze(1).tolist())
         values, indices = sure.topk(min(self._best, sure.shape[-1]), dim=-1)
-        found.best.extend(list(zip(*one, strict=True)) for one in zip(indices.tolist(), values.tolist(), strict=True))
+        found.best.extend(
+            list(zip(*place, strict=True)) for place in zip(indices.tolist(), values.tolist(), strict=True)
+        )

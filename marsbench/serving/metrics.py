@@ -108,8 +108,8 @@ class Metrics:
         for reason, count in self.ended.items():
             ended.add_metric([self._model, reason], count)
         yield ended
-        for one in (self.first_token, self.per_token, self.queued, self.whole):
-            histogram = HistogramMetricFamily(one.name, one.words, labels=["model_name"])
-            buckets = zip([*map(str, map(float, _SECONDS)), "+Inf"], accumulate(one.counts), strict=True)
-            histogram.add_metric([self._model], list(buckets), one.sum)
+        for times in (self.first_token, self.per_token, self.queued, self.whole):
+            histogram = HistogramMetricFamily(times.name, times.words, labels=["model_name"])
+            buckets = zip([*map(str, map(float, _SECONDS)), "+Inf"], accumulate(times.counts), strict=True)
+            histogram.add_metric([self._model], list(buckets), times.sum)
             yield histogram

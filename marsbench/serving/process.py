@@ -67,7 +67,7 @@ def _start(settings: Settings) -> tuple[Any, Ready]:
     controller = None
     if settings.adapt:
         in_ms = settings.target_ms_per_token, settings.target_first_token_ms
-        targets = Targets(*(None if one is None else one / 1000 for one in in_ms))
+        targets = Targets(*(None if target is None else target / 1000 for target in in_ms))
         law = measured_law(loaded.model, settings.max_rows)
         controller = Controller(law, targets, settings.decision_log, Reporter().say)
     engine = Engine(loaded.model, settings, mask_id=loaded.mask_id, eos_id=eos_id, pad_id=pad_id, controller=controller)

@@ -40,7 +40,7 @@ def bytes_of(tokenizer: Any, token: int, text: str) -> bytes:
     if re.fullmatch("<0x[0-9A-F]{2}>", name):
         return bytes([int(name[3:5], 16)])
     letters = {letter: byte for byte, letter in bytes_to_unicode().items()}  # type: ignore[no-untyped-call]
-    return bytes(letters[one] for one in name) if letters.keys() >= set(name) else text.encode()
+    return bytes(letters[letter] for letter in name) if letters.keys() >= set(name) else text.encode()
 
 
 class Detokenizer:
@@ -66,7 +66,7 @@ class Detokenizer:
             held = 1
         fresh, self._written = text[self._written : len(text) - held], max(self._written, len(text) - held)
         if held and is_long:
-            self._ids, self._known = [one for one in self._ids if self._decode([one])][-_ENOUGH:], 0
+            self._ids, self._known = [token for token in self._ids if self._decode([token])][-_ENOUGH:], 0
             self._written = len(self._decode(self._ids)) - held
         elif not held and (context := self._decode(self._ids[self._known :])):
             self._ids = self._ids[self._known :]

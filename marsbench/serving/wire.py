@@ -16,7 +16,7 @@ from marsbench.serving.messages import WIDEST, MethodName
 
 def _whole(text: str) -> str:
     """Refuse halves of characters, which JSON can spell and no tokenizer can read."""
-    if any("\ud800" <= one <= "\udfff" for one in text):
+    if any("\ud800" <= letter <= "\udfff" for letter in text):
         raise ValueError("the text has half a surrogate pair")
     return text
 
@@ -28,10 +28,10 @@ def _prompts(value: Any) -> list[str | list[int]]:
         raise ValueError("there is no prompt")
     if type(several[0]) is int:
         several = [several]
-    for one in several:
-        if isinstance(one, str):
-            _whole(one)
-        elif not (isinstance(one, list) and one and all(type(token) is int and token >= 0 for token in one)):
+    for prompt in several:
+        if isinstance(prompt, str):
+            _whole(prompt)
+        elif not (isinstance(prompt, list) and prompt and all(type(token) is int and token >= 0 for token in prompt)):
             raise ValueError("a prompt is a text, or token ids, one at least")
     return several
 

@@ -104,7 +104,7 @@ def _part_of_the_best(cells: Cells, plan: TablePlan) -> str:
     """What the adapters emit in % of MARS at their rate, all verified in groups."""
     benchmarks = shared_benchmarks(cells, plan)
     (_, best), *others = [(words, line_on(cells, found[1], benchmarks)) for words, found in reversed(_CURVES.items())]
-    said = [f"{words} {100 * one[0].value / best[0].value:.0f} %" for words, one in others if best and one]
+    said = [f"{words} {100 * point[0].value / best[0].value:.0f} %" for words, point in others if best and point]
     if not best or not said:
         return ""
     return (

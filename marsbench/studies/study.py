@@ -93,7 +93,7 @@ class Study(Item):
 
 def ours(page: str, claims: Iterable[Claim]) -> tuple[Claim, ...]:
     """Claims of a page of our own, as the pages on the whole paper list them."""
-    return tuple(replace(one, page=page, item=page, whose="ours") for one in claims)
+    return tuple(replace(claim, page=page, item=page, whose="ours") for claim in claims)
 
 
 def measured_by(module: str, function: str) -> Callable[[Run], list[Row]]:
@@ -109,9 +109,11 @@ def table_study(page: TablePage, *, more_claims: tuple[Claim, ...] = (), **said:
     """
     key, section = page.plan.key, said.get("section")
     claims = [
-        replace(one, page=key, item=one.item or key, section=one.section or section if one.whose == PAPERS else None)
-        for one in (*more_claims, *page.claims)
-        if not one.again
+        replace(
+            claim, page=key, item=claim.item or key, section=claim.section or section if claim.whose == PAPERS else None
+        )
+        for claim in (*more_claims, *page.claims)
+        if not claim.again
     ]
     fields: dict[str, Any] = {
         **{"key": key, "name": page.plan.name, "plan": page.plan, "sections": page.sections, "figures": page.figures},

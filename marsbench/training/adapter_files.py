@@ -33,9 +33,9 @@ def write_adapter(adapter: Adapter, model: PreTrainedModel, folder: Path, base: 
     folder.mkdir(parents=True, exist_ok=True)
     inside = f"{_PREFIX}{_place_of_decoder(model)}"
     weights = {
-        f"{inside}{name}.lora_{which}.weight": one.detach().cpu().contiguous()
+        f"{inside}{name}.lora_{which}.weight": tensor.detach().cpu().contiguous()
         for name, pair in adapter.maps.items()
-        for which, one in zip("AB", pair, strict=True)
+        for which, tensor in zip("AB", pair, strict=True)
     }
     save_file(weights, folder / _WEIGHTS)
     save_file({"mask_vector": adapter.vector.detach().cpu()}, folder / _VECTOR)
@@ -53,7 +53,7 @@ def write_adapter(adapter: Adapter, model: PreTrainedModel, folder: Path, base: 
 
 def write_head(head: DraftHead, folder: Path) -> None:
     """Write a draft head into the folder of its adapter, or of the model that it was trained with."""
-    save_file({name: one.detach().cpu().contiguous() for name, one in head._asdict().items()}, folder / _HEAD)
+    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in head._asdict().items()}, folder / _HEAD)
 
 
 def _place_of_decoder(model: PreTrainedModel) -> str:

@@ -45,7 +45,7 @@ def ship(trained: Path, target: Path) -> None:
     partial.mkdir(parents=True)
     if is_adapter(trained):
         for file in trained.glob("*.safetensors"):
-            halves = {name: one.to(torch.bfloat16) for name, one in load_file(file).items()}
+            halves = {name: tensor.to(torch.bfloat16) for name, tensor in load_file(file).items()}
             save_file(halves, partial / file.name)
         shutil.copy(trained / CONFIG, partial)
         if checkpoints.load(base_of(trained)).mask_id is None:

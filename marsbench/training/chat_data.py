@@ -61,9 +61,9 @@ def read_chat_data(source: str, tokenizer: PreTrainedTokenizerBase, max_length: 
                     where = f"{source}, line {index + 1}"
                     raise UserError(str(error), where=where, fix="mend the conversation") from error
         sequences = [
-            (one["input_ids"][:max_length], one["labels"][:max_length])
-            for one in with_labels(tokenizer, conversations)
-            if any(label != IGNORED for label in one["labels"][1:max_length])
+            (sequence["input_ids"][:max_length], sequence["labels"][:max_length])
+            for sequence in with_labels(tokenizer, conversations)
+            if any(label != IGNORED for label in sequence["labels"][1:max_length])
         ]
         return {
             "input_ids": [ids for ids, _ in sequences],

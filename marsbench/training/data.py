@@ -69,7 +69,10 @@ def instruct_data(
 
 
 def _chats(tokenizer: PreTrainedTokenizerBase, seed: int, level: world.Difficulty) -> Iterator[tuple[str, str]]:
-    return ((chat_prompt(tokenizer, one.prompt), one.response) for one in world.conversations(seed, level))
+    return (
+        (chat_prompt(tokenizer, conversation.prompt), conversation.response)
+        for conversation in world.conversations(seed, level)
+    )
 
 
 def _learned(
@@ -175,9 +178,9 @@ class Collator:
 
     def __call__(self, sequences: Sequence[TrainingSequence]) -> dict[str, Tensor]:
         """`input_ids` and `labels`, integer [N, L], and `weight`, fp32 [N], where the sequences have weights."""
-        eos = [[self.eos_id] * (-len(one["input_ids"]) % (self.block_size or 1)) for one in sequences]
-        ids = [torch.tensor(one["input_ids"] + more) for one, more in zip(sequences, eos, strict=True)]
-        labels = [torch.tensor(one["labels"] + more) for one, more in zip(sequences, eos, strict=True)]
+        eos = [[self.eos_id] * (-len(sequence["input_ids"]) % (self.block_size or 1)) for sequence in sequences]
+        ids = [torch.tensor(sequence["input_ids"] + more) for sequence, more in zip(sequences, eos, strict=True)]
+        labels = [torch.tensor(sequence["labels"] + more) for sequence, more in zip(sequences, eos, strict=True)]
         weights = [sequence["weight"] for sequence in sequences if "weight" in sequence]
         return {
             "input_ids": pad_sequence(ids, batch_first=True, padding_value=self.pad_id),

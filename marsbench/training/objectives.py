@@ -108,7 +108,8 @@ def mars_loss(
     clean_at, noisy_at = (at[row, column - 1] for at in (clean_at, noisy_at))
     at = torch.cat([clean_at[from_clean], noisy_at[from_copy]])
     rows, targets, before = (
-        torch.cat([one[from_clean], one[from_copy]]) for one in (row, labels[row, column], input_ids[row, column - 1])
+        torch.cat([tensor[from_clean], tensor[from_copy]])
+        for tensor in (row, labels[row, column], input_ids[row, column - 1])
     )
     clean = int(from_clean.sum())
     at_mask = torch.arange(len(rows), device=rows.device) >= clean
@@ -271,7 +272,7 @@ def nll_at(
 
 def _kind(model: nn.Module) -> type[nn.Module]:
     """The class of a model as it was before its weights were sharded, which makes a class of the wrapper's own."""
-    return next(one for one in type(model).__mro__ if not one.__module__.startswith("torch.distributed"))
+    return next(kind for kind in type(model).__mro__ if not kind.__module__.startswith("torch.distributed"))
 
 
 def most_logits(device: torch.device) -> int:

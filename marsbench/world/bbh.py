@@ -37,7 +37,7 @@ def _reduced(text: str) -> str:
         return text.replace("not True", "no").replace("not False", "True").replace("no", "False")
     operator = "and" if "and" in words else "or"
     at = words.index(operator)
-    result = (all if operator == "and" else any)(words[one] == "True" for one in (at - 1, at + 1))
+    result = (all if operator == "and" else any)(words[place] == "True" for place in (at - 1, at + 1))
     return " ".join([*words[: at - 1], str(result), *words[at + 2 :]])
 
 

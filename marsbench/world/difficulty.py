@@ -68,7 +68,7 @@ HARD = Difficulty(
 )  # fmt: skip
 # What a converged model is asked of the two shapes that it has learned to the full: one step more than it was taught.
 EXAM = replace(HARD, name="exam", events=(6,), operations=(5, 6))
-DIFFICULTIES = {one.name: one for one in (USUAL, HARD, EXAM)}
+DIFFICULTIES = {level.name: level for level in (USUAL, HARD, EXAM)}
 
 
 def difficulty(name: str) -> Difficulty:

@@ -47,7 +47,7 @@ def sample(rng: random.Random, level: Difficulty) -> Example:
         atoms=f"{', '.join(molecule[:-1])} and {molecule[-1]}",
     )
     total = _total(rng, parts, kind)
-    hops = [_hop(rng, one, masses[one], count) for one, count in zip(elements, counts, strict=True)]
+    hops = [_hop(rng, element, masses[element], count) for element, count in zip(elements, counts, strict=True)]
     return choice(rng, question, options, kind, [*hops, total], f"gpqa {' '.join(molecule)} {options}")
 
 

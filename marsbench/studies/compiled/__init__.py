@@ -26,7 +26,7 @@ EAGER = (
     Contender("mars-verified, linear, window = 4", "mars", "mars-verified", {"layout": "linear", "block_size": 4}, 0.5),
     Contender("mars-verified, groups, window = 4", "mars", "mars-verified", {"layout": "groups", "block_size": 4}),
 )
-COMPILED = tuple(replace(one, name=called(one.name, True), compiled=True) for one in EAGER)
+COMPILED = tuple(replace(eager, name=called(eager.name, True), compiled=True) for eager in EAGER)
 REFERENCE = "hf-generate"
 # Llamas of random weights by their names: what a step costs depends on the shape alone. The weights of the first do not
 # fit into a CPU's caches: a step over one token takes the time to read them. The other is for the scale of the tests.
@@ -50,8 +50,8 @@ def trained_grid(scale: Preset) -> Grid:
     contenders = (Contender(REFERENCE, "mars", REFERENCE, {}), *EAGER, *COMPILED)
     if scale.in_seconds:
         return Grid(contenders, (1,), prompts=6, repeats=2, positions=0, backend="eager")
-    swept, names = read_grid(shipped_grid(scale.scale)), {one.name for one in contenders}
-    return replace(swept, contenders=tuple(one for one in swept.contenders if one.name in names), positions=0)
+    swept, names = read_grid(shipped_grid(scale.scale)), {entry.name for entry in contenders}
+    return replace(swept, contenders=tuple(entry for entry in swept.contenders if entry.name in names), positions=0)
 
 
 def random_grid(scale: Preset) -> Grid:
@@ -68,10 +68,10 @@ def random_grid(scale: Preset) -> Grid:
 FIGURE = "figures/compiled_speed"  # beside the page, less the extension
 _PAIRS = tuple(zip(EAGER, COMPILED, strict=True))
 _LEFT = {
-    **{f"{one.name}: over `ar`, both eager": (one.name, "ar") for one, _ in _PAIRS[1:]},
-    **{f"{one.name}: over `ar`, both compiled": (other.name, COMPILED_AR) for one, other in _PAIRS[1:]},
+    **{f"{eager.name}: over `ar`, both eager": (eager.name, "ar") for eager, _ in _PAIRS[1:]},
+    **{f"{eager.name}: over `ar`, both compiled": (other.name, COMPILED_AR) for eager, other in _PAIRS[1:]},
 }
-_BOUGHT = {f"{one.name}: compiled over eager": (other.name, one.name) for one, other in _PAIRS}
+_BOUGHT = {f"{eager.name}: compiled over eager": (other.name, eager.name) for eager, other in _PAIRS}
 _BASELINES = {f"`{name}` over `{REFERENCE}`": (name, REFERENCE) for name in ("ar", COMPILED_AR)}
 
 
@@ -102,9 +102,9 @@ def _answers(sweep: SweepCells) -> Iterator[str]:
     """What is left of MARS's gain at the smallest and the largest batch size, and what compiling buys `ar`."""
     for size in dict.fromkeys([*sweep.batch_sizes[:1], *sweep.batch_sizes[-1:]]):
         said = [
-            f"{one.name} {_said(sweep, size, one.name, 'ar')} eager and "
+            f"{eager.name} {_said(sweep, size, eager.name, 'ar')} eager and "
             f"{_said(sweep, size, other.name, COMPILED_AR)} compiled"
-            for one, other in _PAIRS[1:]
+            for eager, other in _PAIRS[1:]
         ]
         yield f"- Over `ar` of its own kind at batch {size}: {'; '.join(said)}."
         bought = _said(sweep, size, COMPILED_AR, "ar")
@@ -127,10 +127,10 @@ def tally(seeds: BySeed) -> str:
 def draw(rows: Sequence[Row], reports_dir: Path) -> list[Path]:
     sweep = _sweep(rows)
     series = {
-        one.name: {size: ratio for size in sweep.batch_sizes if (ratio := sweep.ratio(size, one.name, "ar"))}
-        for one in (*EAGER, *COMPILED)
+        entry.name: {size: ratio for size in sweep.batch_sizes if (ratio := sweep.ratio(size, entry.name, "ar"))}
+        for entry in (*EAGER, *COMPILED)
     }
-    dotted = [one.name for one in EAGER]
+    dotted = [eager.name for eager in EAGER]
     return by_batch_figure(series, "tokens per second, relative to eager ar", reports_dir / FIGURE, dotted=dotted)
 
 
@@ -165,7 +165,10 @@ def _law(sweep: SweepCells) -> str:
                 # Milliseconds of a lap per forward of the batch; the prompts' are in the time and not counted.
                 steps = median(row.seconds) / row.forwards / (median(ar.seconds) / ar.forwards)
                 tokens = row.tokens_per_forward
-                numbers = [f"{row.positions_of_a_row:.1f}", *[f"{one:.2f}" for one in (tokens, steps, tokens / steps)]]
+                numbers = [
+                    f"{row.positions_of_a_row:.1f}",
+                    *[f"{value:.2f}" for value in (tokens, steps, tokens / steps)],
+                ]
                 lines.append([contender.name, str(row.batch_size), *numbers, printed_speed_up(row)])
     head = ["", "batch", "positions of a row that count", "tokens/forward", "steps of `ar`", "expected", "measured"]
     return table(head, lines)

@@ -139,7 +139,7 @@ def effect(seeds: BySeed, first: str, second: str) -> tuple[Finding, Finding] | 
 def tally(seeds: BySeed) -> str:
     """How many of the compared lines differ, and how many of these comparisons are of one training seed."""
     found = [measured for pairs in PAIRS.values() for pair in pairs if (measured := effect(seeds, *pair))]
-    differ, alone = sum(_verdict(*one) != SAME for one in found), sum(accuracy.seeds == 1 for accuracy, _ in found)
+    differ, alone = sum(_verdict(*pair) != SAME for pair in found), sum(accuracy.seeds == 1 for accuracy, _ in found)
     return f"{differ} of {len(found)} comparisons of lines differ ({alone} of one training seed alone)"
 
 
@@ -150,7 +150,7 @@ def _in_words(seeds: BySeed, first: str, second: str) -> str:
 
 def _verdict(accuracy: Finding, tokens: Finding) -> str:
     """Which of the two differ."""
-    names = [name for name, one in (("accuracy", accuracy), ("tokens/forward", tokens)) if one.decided]
+    names = [name for name, finding in (("accuracy", accuracy), ("tokens/forward", tokens)) if finding.decided]
     return f"{' and '.join(names)} {DIFFERS if len(names) == 1 else 'differ'}" if names else SAME
 
 
@@ -212,9 +212,11 @@ def _load(sweep: SweepCells, seeds: BySeed) -> tuple[str, str]:
         return speed_up(sweep.done.get((WINDOW, size)))
 
     rows = {row.batch_size: row for row in sweep.by_batch(WINDOW) if row}
-    found = {size: one for size in rows if (one := _times(seeds, partial(speed, size=size))).estimate is not None}
-    lines = [[str(size), f"{rows[size].positions_per_forward:.0f}", one.number] for size, one in found.items()]
-    knee = next((size for size, one in found.items() if one.verdict != "supported"), None)
+    found = {
+        size: finding for size in rows if (finding := _times(seeds, partial(speed, size=size))).estimate is not None
+    }
+    lines = [[str(size), f"{rows[size].positions_per_forward:.0f}", finding.number] for size, finding in found.items()]
+    knee = next((size for size, finding in found.items() if finding.verdict != "supported"), None)
     said = (
         f"MARS (tau = .95) is faster than `ar` at every batch size measured, up to {max(found, default=0)}."
         if knee is None

@@ -46,9 +46,9 @@ def _exactness(course: Course, contender: Contender) -> ExactnessRow:
 def _compared(course: Course, contender: Contender, loaded: Loaded) -> dict[str, Any]:
     run = course.run
     with run.reporter.bar(f"{contender.name} against ar"):
-        ours, theirs = (_decoded(course, one) for one in (contender, replace(AR, stage=contender.stage)))
+        ours, theirs = (_decoded(course, which) for which in (contender, replace(AR, stage=contender.stage)))
     same = sum(a.tokens == b.tokens for a, b in zip(ours, theirs, strict=True))
-    emitted, forwards = sum(one.emitted for one in ours), sum(one.forwards for one in ours)
+    emitted, forwards = sum(generation.emitted for generation in ours), sum(generation.forwards for generation in ours)
     run.reporter.say(f"{contender.name}: {same} of {len(ours)} as ar, {emitted / forwards:.2f} tokens/forward")
     return {
         "stage": contender.stage, "method": contender.method, "options": contender.shown, "prompts": len(ours),

@@ -80,13 +80,15 @@ def cross_fitted(settings: Sequence[Answers], allowed_loss: float) -> Choice:
     Raises:
         ValueError: if there are fewer than two questions, or settings with unequally many answers.
     """
-    counts = {len(values) for one in settings for values in (one.correct, one.emitted, one.forwards)}
+    counts = {len(values) for setting in settings for values in (setting.correct, setting.emitted, setting.forwards)}
     if len(counts) != 1 or min(counts) < 2:
         raise ValueError(f"nothing to choose from {len(settings)} settings with {sorted(counts)} answers")
     (n,) = counts
     by_even, by_odd = (fastest_within(settings, allowed_loss, range(first, n, 2)) for first in (0, 1))
     used = [settings[by_even if place % 2 else by_odd] for place in range(n)]
-    found = [(one.correct[place], one.emitted[place], one.forwards[place]) for place, one in enumerate(used)]
+    found = [
+        (setting.correct[place], setting.emitted[place], setting.forwards[place]) for place, setting in enumerate(used)
+    ]
     return Choice(Answers(*map(list, zip(*found, strict=True))), by_even, by_odd)
 
 
@@ -99,9 +101,9 @@ def fastest_within(settings: Sequence[Answers], allowed_loss: float, questions: 
 
     def speed(place: int) -> float:
         emitted, forwards = settings[place].emitted, settings[place].forwards
-        return sum(emitted[one] for one in questions) / sum(forwards[one] for one in questions)
+        return sum(emitted[question] for question in questions) / sum(forwards[question] for question in questions)
 
-    right = [sum(one.correct[place] for place in questions) for one in settings]
+    right = [sum(setting.correct[place] for place in questions) for setting in settings]
     allowed = [place for place, count in enumerate(right) if 100 * (right[0] - count) <= allowed_loss * len(questions)]
     return max(allowed, key=speed)
 

@@ -67,8 +67,8 @@ def _counted(run: Run, loaded: Loaded, exam: Exam, title: str) -> dict[str, Any]
     texts = [token_texts(generation.tokens, loaded.tokenizer) for generation in generations]
     code, template = modelled_on(exam.benchmark.name) == CODE_BENCHMARK, template_words(texts)
     tokens = [
-        [CLASSES.index(token_class(text, code=code, template=template)) for text in with_end(one, generation)]
-        for one, generation in zip(texts, generations, strict=True)
+        [CLASSES.index(token_class(text, code=code, template=template)) for text in with_end(answer, generation)]
+        for answer, generation in zip(texts, generations, strict=True)
     ]
     found = [places(generation.settled_by) for generation in generations]
     free = sum(place > 0 for of_answer in found for place in of_answer)

@@ -82,7 +82,7 @@ def slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
         "brief": paragraphs(_clock_in_brief(sweeps), races_in_words(raced)),
         "company": company_remark([*timed, *speeds]),
         "kinds": SweepCells(raced).steps_in_words,
-        "races": paragraphs(*[_race(*one) for one in sweeps.items()]),
+        "races": paragraphs(*[_race(*named) for named in sweeps.items()]),
         "few_groups": _few_groups(sweeps),
         "claims": claims_section(seeds, PLAN, CLAIMS, scale),
         "measured": measured_section(cells, PLAN, seeds, HOW_LINES_DECODE, *answered),

@@ -29,7 +29,7 @@ _LOOKUP = {"draft_length": 4}
 
 
 def _arm(stage: str, words: str, method: str, **options: Any) -> Arm:
-    said = [options[one] for one in ("layout", "block_size", "groups", "threshold") if one in options]
+    said = [options[name] for name in ("layout", "block_size", "groups", "threshold") if name in options]
     name = "_".join(map(str, [stage, method, *said]))  # "base_gated_mars-verified_groups_4"
     label = f"{_WORDS[stage]}, {words}"
     return Arm(name, label, stage, method, options, trained_block_size=DEFAULT_BLOCK_SIZE)

@@ -79,8 +79,8 @@ def above_chance(seeds: BySeed) -> tuple[str, Verdict]:
     limits = {name: found.estimate.interval for name, found in on_each(seeds).items() if found.estimate}
     if len(limits) < len(BENCHMARKS):
         return "n/a", "not run"
-    near = [BENCHMARKS[name] for name, one in limits.items() if one.low <= CHANCE.get(name, 0.0)]
-    below_chance = any(one.high <= CHANCE.get(name, 0.0) for name, one in limits.items())
+    near = [BENCHMARKS[name] for name, interval in limits.items() if interval.low <= CHANCE.get(name, 0.0)]
+    below_chance = any(interval.high <= CHANCE.get(name, 0.0) for name, interval in limits.items())
     verdict: Verdict = "not supported" if below_chance else "inconclusive" if near else "supported"
     return ", ".join(near) or "none", verdict
 
@@ -166,7 +166,7 @@ def slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
 
 def tally(seeds: BySeed) -> str:
     """How many of the criteria hold, and what of the others."""
-    verdicts = [one.over(seeds.values()).verdict for one in CRITERIA]
+    verdicts = [criterion.over(seeds.values()).verdict for criterion in CRITERIA]
     verdicts += [room_on_enough(seeds)[1], above_chance(seeds)[1]]
     words: dict[Verdict, str] = {"not supported": "not", "inconclusive": "inconclusive", "not run": "not run"}
     rest = [f"{verdicts.count(verdict)} {word}" for verdict, word in words.items() if verdict in verdicts]
@@ -179,10 +179,10 @@ def beside(scales: Mapping[str, BySeed]) -> str:
     if not measured:
         return ""
     lines = []
-    for one in CRITERIA:
-        found = [one.over(seeds.values()) for seeds in measured.values()]
+    for criterion in CRITERIA:
+        found = [criterion.over(seeds.values()) for seeds in measured.values()]
         said = [f"{each.found}: {_outcome(each.verdict)}" for each in found]
-        lines.append([one.letter, one.text, held_against(one), *said, published_in_words(one)])
+        lines.append([criterion.letter, criterion.text, held_against(criterion), *said, published_in_words(criterion)])
     shown = table(["", "criterion", "tested", *measured, "the paper"], lines, text=range(4 + len(measured)))
     return paragraphs("## The regime, scale beside scale", f"{OPENING} {HOW_CRITERIA_ARE_JUDGED}", shown)
 
@@ -194,11 +194,11 @@ def _outcome(verdict: Verdict) -> str:
 def _criteria(seeds: BySeed) -> str:
     head = ["", "criterion", "tested", "result", "questions or texts", "seeds", "outcome", "the paper"]
     lines = []
-    for one in CRITERIA:
-        found = one.over(seeds.values())
+    for criterion in CRITERIA:
+        found = criterion.over(seeds.values())
         counts = ["n/a", "n/a"] if found.estimate is None else [f"{found.estimate.n:,}", str(found.seeds)]
-        line = [one.letter, one.text, held_against(one), found.found, *counts]
-        lines.append([*line, _outcome(found.verdict), published_in_words(one)])
+        line = [criterion.letter, criterion.text, held_against(criterion), found.found, *counts]
+        lines.append([*line, _outcome(found.verdict), published_in_words(criterion)])
     (enough, first), (near, second) = room_on_enough(seeds), above_chance(seeds)
     reach = "benchmarks whose interval reaches down to chance"
     lines[3:3] = [  # they belong to the third
@@ -209,19 +209,19 @@ def _criteria(seeds: BySeed) -> str:
 
 
 def _left_standing(seeds: BySeed) -> Iterator[str]:
-    for one in CRITERIA:
-        found = one.over(seeds.values())
+    for criterion in CRITERIA:
+        found = criterion.over(seeds.values())
         if found.verdict in ("not supported", "inconclusive"):
-            yield f"- {one.letter}, {_outcome(found.verdict)}: {one.text} ({found.found})."
-    outside = [one.letter for one in CRITERIA if OUTSIDE in published_in_words(one)]
+            yield f"- {criterion.letter}, {_outcome(found.verdict)}: {criterion.text} ({found.found})."
+    outside = [criterion.letter for criterion in CRITERIA if OUTSIDE in published_in_words(criterion)]
     if outside:
         yield f"- The paper's own numbers would not meet {' and '.join(outside)}: the bounds are ours."
 
 
 def _room(seeds: BySeed) -> str:
     lines = [
-        [BENCHMARKS[name], one.found, f"{CHANCE.get(name, 0.0):.1f}", _outcome(one.verdict)]
-        for name, one in on_each(seeds).items()
+        [BENCHMARKS[name], finding.found, f"{CHANCE.get(name, 0.0):.1f}", _outcome(finding.verdict)]
+        for name, finding in on_each(seeds).items()
     ]
     return table(["", "AR SFT", "by chance", BETWEEN], lines, text=(0, 3))
 
@@ -243,8 +243,12 @@ def _trials(scale: str) -> str:
     file = resources.files(__package__) / f"{scale}_trials.yaml"
     trials: list[dict[str, Any]] = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else []
     lines = [
-        [one["what"], *[f"{one[name]:.1f}" for name in BENCHMARKS], f"{fmean(one[name] for name in BENCHMARKS):.1f}"]
-        for one in trials
+        [
+            trial["what"],
+            *[f"{trial[name]:.1f}" for name in BENCHMARKS],
+            f"{fmean(trial[name] for name in BENCHMARKS):.1f}",
+        ]
+        for trial in trials
     ]
     return table(["", *BENCHMARKS.values(), "Average"], lines)
 

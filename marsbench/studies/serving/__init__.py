@@ -249,9 +249,9 @@ def _http(cells: Cells) -> str:
     speeds = [[tokens_per_second(row) for row in rows] for rows in (bare, served)]
     if not all(speeds):
         return ""
-    part = typical([one / alone for alone, one in zip(*speeds, strict=False)])
+    part = typical([speed / alone for alone, speed in zip(*speeds, strict=False)])
     head = ["", "engine alone, tokens/s", "over HTTP, tokens/s", "of the engine's"]
-    return table(head, [[AR.name, *(f"{typical(one).value:,.0f}" for one in speeds), _said(part)]])
+    return table(head, [[AR.name, *(f"{typical(speed).value:,.0f}" for speed in speeds), _said(part)]])
 
 
 def _by_load(cells: Cells, loads: Sequence[float]) -> str:
@@ -271,7 +271,7 @@ def _by_load(cells: Cells, loads: Sequence[float]) -> str:
 
 
 def _ms(rows: Sequence[ServingRow], name: str, digits: int = 0, count: int = 3) -> str:
-    return " / ".join(f"{1000 * one:.{digits}f}" for one in times(rows, name)[:count]) or "n/a"
+    return " / ".join(f"{1000 * seconds:.{digits}f}" for seconds in times(rows, name)[:count]) or "n/a"
 
 
 def _steps(cells: Cells) -> str:
@@ -303,8 +303,8 @@ def _draw_loads(cells: Cells, stem: Path) -> list[Path]:
         laps = {load: cells.get((policy.name, "steady", load), []) for load in _loads(cells)}
         if found := {load: over_repeats(rows, goodput) for load, rows in laps.items() if rows}:
             axes.errorbar(
-                list(found), [one.value for one in found.values()], yerr=error_bars([*found.values()], 1.0), capsize=2,
-                label=policy.name, color=COLOURS[place], marker=MARKERS[place],
+                list(found), [each.value for each in found.values()], yerr=error_bars([*found.values()], 1.0),
+                capsize=2, label=policy.name, color=COLOURS[place], marker=MARKERS[place],
                 linestyle="-" if policy.adapts else "--",
             )  # fmt: skip
     axes.set(xlabel="load, in what ar carries", ylabel="good answers per second", yscale="log")

@@ -109,7 +109,7 @@ def ratio(cells: Cells, one: str, other: str, shape: str, load: float, measure: 
 
 def by_policy(cells: Cells, shape: str, load: float) -> list[tuple[Policy, list[ServingRow]]]:
     """The repeats of all policies that were measured so."""
-    return [(one, cells[one.name, shape, load]) for one in POLICIES if (one.name, shape, load) in cells]
+    return [(policy, cells[policy.name, shape, load]) for policy in POLICIES if (policy.name, shape, load) in cells]
 
 
 def times(rows: Sequence[ServingRow], name: str) -> list[float]:

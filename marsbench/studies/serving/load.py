@@ -75,9 +75,9 @@ async def _fired(
     watch.cancel()
     await asyncio.gather(watch, return_exceptions=True)
     due = [None if at_once else shot.at for shot in shots]
-    said = [(one.sent - started, *read_answer(one.came)) for one in looks]
+    said = [(look.sent - started, *read_answer(look.came)) for look in looks]
     states = [(at, json.loads(b"".join(data for _, data in body))) for at, status, body in said if status == 200]
-    return [_heard(one, started, at) for one, at in zip(exchanges, due, strict=True)], states
+    return [_heard(exchange, started, at) for exchange, at in zip(exchanges, due, strict=True)], states
 
 
 async def _watch(url: str, every: float | None, looks: list[Exchange]) -> None:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
+from itertools import chain
 from multiprocessing import get_context
 from statistics import fmean, median
 from typing import Any, NamedTuple
@@ -149,7 +150,7 @@ class Bench:
         every = _WATCH_S if cell.shape == "step" else None
         at_once = int(cell.load) if cell.shape == "together" else None
         heard, states = self._generator.submit(fire, url, shots, at_once, every).result()
-        if not any(one.status == 200 for one in heard):
+        if not any(answer.status == 200 for answer in heard):
             raise UserError("the server answers nobody any more", where=url, fix="measure what is left anew")
         return heard, states
 
@@ -164,12 +165,12 @@ class Bench:
             batch_size=AT_ONCE,
         )  # fmt: skip
         seconds = time.perf_counter() - started
-        texts = loaded.tokenizer.batch_decode([one.tokens for one in found], skip_special_tokens=True)
+        texts = loaded.tokenizer.batch_decode([generation.tokens for generation in found], skip_special_tokens=True)
         return [
             Heard(0.0, 0.0, 200, seconds, seconds, text, {
-                "completion_tokens": one.emitted, "marsbench": {"forwards": one.forwards},
+                "completion_tokens": generation.emitted, "marsbench": {"forwards": generation.forwards},
             })
-            for one, text in zip(found, texts, strict=True)
+            for generation, text in zip(found, texts, strict=True)
         ]  # fmt: skip
 
     def _shots(self, cell: Cell, carried: float) -> tuple[list[Shot], list[int]]:
@@ -178,8 +179,9 @@ class Bench:
         drawn = random.Random(f"{asks_alike} {cell.load} {cell.repeat}")
         due = arrivals(drawn, cell, carried, self.effort)
         every = range(len(self.prompts))
-        asked = [one for _ in range(0, len(due), len(every)) for one in drawn.sample(every, len(every))][: len(due)]
-        bodies = [self._body(cell.policy, self.prompts[one]) for one in asked]
+        rounds = [drawn.sample(every, len(every)) for _ in range(0, len(due), len(every))]
+        asked = list(chain.from_iterable(rounds))[: len(due)]
+        bodies = [self._body(cell.policy, self.prompts[question]) for question in asked]
         return [Shot(at, body) for at, body in zip(due, bodies, strict=True)], asked
 
     def _body(self, policy: Policy, prompt: list[int]) -> dict[str, Any]:
@@ -191,7 +193,9 @@ class Bench:
         for turn in range(max(map(len, texts))):
             now = [some[turn] if turn < len(some) else "" for some in texts]
             right |= zip(enumerate(now), self.questions.score(now), strict=True)
-        return sum(int(right[question, one.text]) for one, question in zip(heard, asked, strict=True) if is_whole(one))
+        return sum(
+            int(right[question, answer.text]) for answer, question in zip(heard, asked, strict=True) if is_whole(answer)
+        )
 
     # ---- the servers ----
 
@@ -246,41 +250,42 @@ def arrivals(drawn: random.Random, cell: Cell, carried: float, effort: Effort) -
     return found or [0.0]
 
 
-def is_whole(one: Heard) -> bool:
+def is_whole(answer: Heard) -> bool:
     """Whether a request was answered to the end."""
-    return one.status == 200 and bool(one.usage.get("completion_tokens"))
+    return answer.status == 200 and bool(answer.usage.get("completion_tokens"))
 
 
 def summed(heard: Sequence[Heard], targets: Targets) -> dict[str, Any]:
     """What a row keeps of a lap."""
-    whole = [one for one in heard if is_whole(one)]
-    emitted = [one.usage["completion_tokens"] for one in whole]
-    own = [one.usage["marsbench"] for one in whole]
-    first = [one.first - one.due for one in whole]
-    last = [one.last - one.due for one in whole]
-    each = [(one.last - one.first) / max(count - 1, 1) for one, count in zip(whole, emitted, strict=True)]
+    whole = [answer for answer in heard if is_whole(answer)]
+    emitted = [answer.usage["completion_tokens"] for answer in whole]
+    own = [answer.usage["marsbench"] for answer in whole]
+    first = [answer.first - answer.due for answer in whole]
+    last = [answer.last - answer.due for answer in whole]
+    each = [(answer.last - answer.first) / max(count - 1, 1) for answer, count in zip(whole, emitted, strict=True)]
     longer = [seconds for seconds, count in zip(each, emitted, strict=True) if count > 1]
     good = [a <= targets.first_token and b <= targets.per_token for a, b in zip(first, each, strict=True)]
-    lowest = [1.0 if one.get("lossless", True) else one["threshold"][0] for one in own]
+    lowest = [1.0 if said.get("lossless", True) else said["threshold"][0] for said in own]
     return {
         "requests": len(heard), "answered": len(whole), "good": sum(good), "took": round(max(
-            (one.last for one in whole), default=0.0), 5),
-        "waited": round(sum(last), 5), "emitted": sum(emitted), "forwards": sum(one["forwards"] for one in own),
+            (answer.last for answer in whole), default=0.0), 5),
+        "waited": round(sum(last), 5), "emitted": sum(emitted), "forwards": sum(said["forwards"] for said in own),
         "tau": round(fmean(lowest), 5) if lowest else 1.0, "first_token": _percentiles(first),
-        "per_token": _percentiles(longer), "whole": _percentiles(last), "lag": _percentiles([one.lag for one in heard]),
+        "per_token": _percentiles(longer), "whole": _percentiles(last),
+        "lag": _percentiles([answer.lag for answer in heard]),
     }  # fmt: skip
 
 
 def _percentiles(values: Sequence[float]) -> list[float]:
-    return [round(float(one), 6) for one in np.quantile(values, _PERCENTILES)] if values else []
+    return [round(float(value), 6) for value in np.quantile(values, _PERCENTILES)] if values else []
 
 
 def _texts(heard: Sequence[Heard], asked: Sequence[int], questions: int) -> list[list[str]]:
     """Of each question, the different texts that it was answered by."""
     texts: list[set[str]] = [set() for _ in range(questions)]
-    for one, question in zip(heard, asked, strict=True):
-        if is_whole(one):
-            texts[question].add(one.text)
+    for answer, question in zip(heard, asked, strict=True):
+        if is_whole(answer):
+            texts[question].add(answer.text)
     return [sorted(some) for some in texts]
 
 

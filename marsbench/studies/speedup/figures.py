@@ -72,7 +72,7 @@ def _scatter(sweep: SweepCells, axes: Axes, batch_size: int) -> None:
             markersize=5, label=f"{method} (numbers: tau)" if method in _JOINED else method,
         )  # fmt: skip
         joined = points if method in _JOINED else ()
-        for value, found, row in (one for one in joined if one[2].options.get("threshold") in _NAMED):
+        for value, found, row in (point for point in joined if point[2].options.get("threshold") in _NAMED):
             axes.annotate(
                 str(row.options.get("threshold", "one")), (value, 100 * found.value), xytext=(0, -4),
                 textcoords="offset points", fontsize=6, ha="right", va="top", rotation=60,

@@ -116,14 +116,17 @@ def law_slots(sweep: SweepCells) -> dict[str, str]:
     shown = [count for count in law.positions if count & (count - 1) == 0]
     costs = ["ms per step", *[f"{1000 * law.seconds_at(count):.2f}" for count in shown]]
     regrets, double = _regrets(sweep, law), law.positions_at(2.0)
-    losses = [one.loss.value for one in regrets]
-    told_apart = sum(one.loss.interval.low > 0 for one in regrets)
+    losses = [each.loss.value for each in regrets]
+    told_apart = sum(each.loss.interval.low > 0 for each in regrets)
     mean, most = sum(losses) / max(len(losses), 1), max(losses, default=0.0)
     return {
         "steps": table(["positions", *map(str, shown)], [costs]),
         "chosen": table(
             ["windows of", "batch", "by the law", "by the races", "regret, % [95 %]"],
-            [[one.family, str(one.batch_size), one.chosen, one.best, with_interval(one.loss, 1)] for one in regrets],
+            [
+                [each.family, str(each.batch_size), each.chosen, each.best, with_interval(each.loss, 1)]
+                for each in regrets
+            ],
             text=(0, 2, 3),
         ),
         "double": "" if double is None else f"{double:.0f}",
