@@ -57,7 +57,8 @@ def environment(session: nox.Session) -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """Run the test suite; arguments after -- go to pytest."""
-    session.run(environment_python(session), "-m", "pytest", "-q", "-n", "2", "--dist", "loadscope", *session.posargs)
+    spread = "-n", "2", "--dist", "loadscope", "--no-loadscope-reorder"  # the longest modules first: tests/conftest.py
+    session.run(environment_python(session), "-m", "pytest", "-q", *spread, *session.posargs)
 
 
 @nox.session
