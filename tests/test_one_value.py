@@ -16,17 +16,13 @@ from marsbench.running.plans import TablePlan
 from marsbench.studies import studies
 
 ROOT = Path(__file__).resolve().parent.parent
-APART = {"rivals"}  # of a training seed of its own
-
-
-def _pages() -> Iterator[str]:
-    yield from (name for name in studies() if name not in APART)
+PAGES = [name for name in studies() if name != "rivals"]  # that one is of a training seed of its own
 
 
 @cache
 def _rows() -> list[tuple[str, Row]]:
     """The finished rows behind every page of scale mini, all seeds'."""
-    files = [file for name in _pages() for file in sorted((ROOT / "results" / "mini").glob(f"**/{name}.jsonl"))]
+    files = [file for name in PAGES for file in sorted((ROOT / "results" / "mini").glob(f"**/{name}.jsonl"))]
     return [(str(file), row) for file in files for row in read_rows(file) if row.status == "done"]
 
 
@@ -35,7 +31,7 @@ def _same(row: Row) -> Hashable | None:
     if isinstance(row, EvaluationRow):
         return (
             row.provenance["seed"], row.stage, row.method, json.dumps(row.options, sort_keys=True), row.benchmark,
-            row.dtype, row.checkpoint,
+            row.dtype,
         )  # fmt: skip
     if isinstance(row, SweepRow) and not row.profile:  # of those, pages show shares of the time alone
         return row.contender, row.batch_size, row.prompts_hash, row.checkpoint
@@ -69,7 +65,7 @@ def _first_table(page: Path) -> Iterator[tuple[str, str, str]]:
 def test_tables_that_pages_begin_with_say_the_same_of_a_line() -> None:
     """Guards against a mean over other seeds, or another rounding, beside the same words on another page."""
     found = defaultdict[tuple[str, ...], dict[str, str]](dict)
-    for name in _pages():
+    for name in PAGES:
         plan, page = studies()[name].plan, ROOT / "reports" / f"{name}.md"
         if isinstance(plan, TablePlan) and page.exists():
             for label, head, cell in _first_table(page):
