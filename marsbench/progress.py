@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
+
+if TYPE_CHECKING:
+    from accelerate import PartialState
 
 _LINE_EVERY_S = 20.0
 Counted = Callable[[int, int], None]  # told how far something is: (done, of so many)
@@ -69,6 +73,19 @@ def roughly(seconds: float) -> str:
 def is_first_process() -> bool:
     """Whether this process is the only one, or the first of those that `accelerate launch` has started."""
     return os.environ.get("RANK", "0") == "0"
+
+
+def all_processes() -> PartialState:
+    """Joins the processes that `accelerate launch` has started; alone, this one is all.
+
+    Python must not end before they are parted: threads that still listen abort it now and then, after all is done.
+    """
+    import torch
+    from accelerate import PartialState
+
+    joined = PartialState(cpu=not torch.accelerator.is_available())
+    atexit.register(joined.destroy_process_group)
+    return joined
 
 
 class Reporter:

@@ -1,14 +1,18 @@
-"""Progress where there is no terminal: lines now and then, with the time left."""
+"""Progress where there is no terminal, lines now and then with the time left; and how processes come and go."""
 
 from __future__ import annotations
 
+import atexit
+from collections.abc import Callable
 from io import StringIO
+from pathlib import Path
 
 import pytest
+import torch.distributed
 from rich.console import Console
 
 from marsbench import progress
-from marsbench.progress import Bar, roughly
+from marsbench.progress import Bar, all_processes, roughly
 
 
 def test_lines_come_now_and_then_and_say_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,3 +46,14 @@ def test_no_time_is_guessed_from_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_times_are_said_as_one_would(seconds: float, said: str) -> None:
     """Guards against a wrong unit."""
     assert roughly(seconds) == said
+
+
+def test_processes_part_before_python_ends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Guards against threads that still listen and abort Python, one time in three, after all is answered or trained."""
+    at_the_end: list[Callable[[], None]] = []
+    monkeypatch.setattr(atexit, "register", at_the_end.append)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    assert all_processes() and torch.distributed.is_initialized()
+    for part in at_the_end:
+        part()
+    assert not torch.distributed.is_initialized()

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 import yaml
-from accelerate import PartialState
 from accelerate.utils import gather, gather_object
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
@@ -29,7 +28,7 @@ from marsbench.lm_eval_plugin import register
 from marsbench.methods import METHODS, OPTIONS, Options, check_options, check_threshold
 from marsbench.methods.fitting import check_accept
 from marsbench.methods.settings import load_aloud
-from marsbench.progress import Reporter
+from marsbench.progress import Reporter, all_processes
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _DEFAULT_ROWS = 16  # decoded at once where nobody says how many
@@ -136,7 +135,7 @@ class MarsbenchLM(LM):  # type: ignore[misc]
         positions = _at_least_1(prefill_positions, "prefill positions {!r} are no number of tokens")
         if dtype not in _DTYPES:
             raise unknown_name("dtype", dtype, list(_DTYPES))
-        state = PartialState(cpu=not torch.accelerator.is_available())
+        self._processes = state = all_processes()
         self._rank, self._world_size = state.process_index, state.num_processes
         if state.num_processes > 1 or device is None or (device.startswith("cuda") and not torch.cuda.is_available()):
             device = state.device
@@ -230,7 +229,7 @@ class MarsbenchLM(LM):  # type: ignore[misc]
         return gathered if self._rank == dst else None
 
     def barrier(self) -> None:
-        PartialState().wait_for_everyone()
+        self._processes.wait_for_everyone()
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         with _explained():

@@ -17,7 +17,7 @@ from marsbench.fetching.models import which
 from marsbench.locks import locked
 from marsbench.methods.settings import load_aloud
 from marsbench.presets import DEFAULT_BLOCK_SIZE
-from marsbench.progress import is_first_process
+from marsbench.progress import all_processes, is_first_process
 from marsbench.rows.kinds import TrainingRow
 from marsbench.running.plans import Arm, TrainedStage, drafts_from_afar, is_ours, parents_first
 from marsbench.running.run import Run
@@ -221,7 +221,5 @@ def _alone_with(chosen: Recipe, run: Run) -> Iterator[bool]:
 
     with locked(run.workspace.lock(chosen), say=say) if is_first_process() else nullcontext(False) as waited:
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:  # processes of one distributed training
-            from accelerate import PartialState
-
-            PartialState(cpu=not torch.accelerator.is_available()).wait_for_everyone()
+            all_processes().wait_for_everyone()
         yield waited
