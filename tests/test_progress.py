@@ -49,7 +49,7 @@ def test_times_are_said_as_one_would(seconds: float, said: str) -> None:
 
 
 def test_processes_part_before_python_ends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Guards against threads that still listen and abort Python, one time in three, after all is answered or trained."""
+    """Guards against threads that listen on and abort Python, one time in three, after all is answered or trained."""
     at_the_end: list[Callable[[], None]] = []
     monkeypatch.setattr(atexit, "register", at_the_end.append)
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
