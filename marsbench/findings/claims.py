@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 from marsbench.findings.collection import Collection
 from marsbench.findings.in_words import signed_number, with_interval
 from marsbench.findings.seeds import pooled
-from marsbench.rows.kinds import Row
+from marsbench.rows.kinds import EvaluationRow, Row
 from marsbench.statistics.decisions import SIGNIFICANT, Bound, Evidence, Needed, Verdict, holm, needed, p_value
 from marsbench.statistics.intervals import Estimate, Interval, over_seeds
 
@@ -157,7 +157,7 @@ class Claim:
             return every[0][1] if every else Finding()
         most = max(_extent(found.measured) for _, found, _ in alone)
         alone = [seed for seed in alone if _extent(seed[1].measured) == most]
-        together = alone[0][1] if len(alone) == 1 else self.of(pooled([rows for rows, _, _ in alone]))
+        together = alone[0][1] if len(alone) == 1 else self.of(pooled([self._compared(rows) for rows, _, _ in alone]))
         if together.estimate is None:
             return together
         values = tuple(estimate.value for _, _, estimate in alone)
@@ -165,6 +165,10 @@ class Claim:
         if self.presupposes is None or self.presupposes.over(rows for rows, _ in every).verdict == "supported":
             return found
         return replace(found, verdict="moot", p=None, needed=None)
+
+    def _compared(self, rows: Sequence[Row]) -> list[Row]:
+        """Rows without the answers of lines that it does not compare: to pool all of a table's takes a while."""
+        return [row for row in rows if not self.lines or not isinstance(row, EvaluationRow) or row.arm in self.lines]
 
     def _decided(self, together: Finding, evidence: Evidence) -> Finding:
         """What the evidence says: the interval over seeds, its verdict and p, and what it would take where it is open.

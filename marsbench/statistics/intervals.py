@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import hypot, inf, sqrt
 
 import numpy as np
@@ -71,13 +72,17 @@ class Answers:
 
 def accuracy(correct: Sequence[float]) -> Estimate:
     """The share of correct answers (0 or 1 each) on one benchmark, as a fraction, with Wilson's interval."""
-    from scipy import stats
-
     values = _shares(correct)
     if not np.isin(values, (0.0, 1.0)).all():
         raise ValueError("an answer that is neither 0 nor 1")
-    low, high = stats.binomtest(int(values.sum()), len(values)).proportion_ci(LEVEL, method="wilson")
-    return Estimate(float(np.mean(correct)), Interval(float(low), float(high)), len(values))
+    return Estimate(float(np.mean(correct)), _wilson(int(values.sum()), len(values)), len(values))
+
+
+@lru_cache(4096)  # pages show the same cells over and over
+def _wilson(right: int, n: int) -> Interval:
+    from scipy import stats
+
+    return Interval(*map(float, stats.binomtest(right, n).proportion_ci(LEVEL, method="wilson")))
 
 
 def mean_of_benchmarks(estimates: Sequence[Estimate]) -> Estimate:
@@ -244,8 +249,9 @@ def share_of_tokens(part: Sequence[int], whole: Sequence[int]) -> Estimate:
     return Estimate(float(counts[:, 0].sum() / counts[:, 1].sum()), percentiles(kinds / wholes), n)
 
 
+@lru_cache(16)
 def resamples(n: int) -> NDArray[np.int64]:
-    """How often each of n items is drawn in every resample of a bootstrap, with a fixed seed: [resamples, n]."""
+    """How often each of n items is drawn in every resample of a bootstrap, with a fixed seed: [resamples, n], to read."""
     return np.random.default_rng(BOOTSTRAP_SEED).multinomial(n, np.full(n, 1 / n), RESAMPLES)
 
 
