@@ -112,7 +112,7 @@ BENCHMARK = """    "mini_parity": parity.sample,
 def copy(tmp_path: Path) -> Path:
     """A checkout of the package and its task files, which may be changed."""
     for name in ("marsbench", "tasks"):
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / name, tmp_path / name)
     return tmp_path
 
 

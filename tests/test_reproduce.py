@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from itertools import islice, product
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,10 @@ import yaml
 from made_up import answered
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from typer.testing import CliRunner, Result
 
 from marsbench import world
+from marsbench.cli import app
 from marsbench.commands.shared import Start
 from marsbench.errors import UserError
 from marsbench.files import write_atomically
@@ -46,10 +49,10 @@ ROOT = Path(__file__).resolve().parent.parent
 MICRO = ["reproduce", "table2", "--scale", "micro", "--output"]
 
 
-def marsbench(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-    """Run the command line in a process of its own."""
-    done = subprocess.run(command(*arguments), capture_output=True, text=True, env=environment())
-    assert not check or done.returncode == 0, done.stderr
+def marsbench(*arguments: str, check: bool = True) -> Result:
+    """Run the command line in this process: a start of its own would take longer than most commands."""
+    done = CliRunner().invoke(app, arguments)
+    assert not check or done.exit_code == 0, done.stderr
     return done
 
 
@@ -65,7 +68,7 @@ def environment() -> dict[str, str]:
 def reproduced(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An uninterrupted run."""
     output = tmp_path_factory.mktemp("whole")
-    marsbench(*MICRO, str(output))
+    subprocess.run(command(*MICRO, str(output)), env=environment(), check=True)
     return output
 
 
@@ -130,7 +133,7 @@ def test_killed_at_any_moment_it_resumes_to_the_same_rows(reproduced: Path, tmp_
         assert process.poll() is None, f"it finished before it could be killed {moment}"
         process.send_signal(signal.SIGKILL)
         process.wait()
-    marsbench(*MICRO, str(tmp_path))
+    subprocess.run(command(*MICRO, str(tmp_path)), env=environment(), check=True)
     assert rows_of(tmp_path) == rows_of(reproduced)
 
 
@@ -144,7 +147,7 @@ def test_existing_policies(reproduced: Path, tmp_path: Path) -> None:
     after = Workspace(tmp_path / "copy", "micro").row_file.read_bytes()
     assert after.startswith(before) and after.count(b"\n") == before.count(b"\n") + 1
     refused = marsbench("train", "base", "--scale", "micro", "--output", output, "--existing", "fail", check=False)
-    assert refused.returncode == 2 and "exists already" in refused.stderr
+    assert refused.exit_code == 2 and "exists already" in refused.stderr
     folder = Workspace(tmp_path / "copy", "micro").checkpoint(recipe(preset("micro"), "base"))
     weights = load_file(folder / "model.safetensors")
     written = (folder / "model.safetensors").stat().st_mtime_ns
@@ -178,7 +181,7 @@ def test_bad_input_gets_one_clear_message(reproduced: Path, tmp_path: Path) -> N
     before = sorted((tmp_path / "copy").rglob("*"))
     for mistake, (arguments, word) in cases.items():
         done = marsbench(*arguments, check=False)
-        assert (done.returncode, "Traceback" in done.stderr) == (2, False), (mistake, done.stderr)
+        assert (done.exit_code, "Traceback" in done.stderr) == (2, False), (mistake, done.stderr)
         assert word in done.stderr and "fix:" in done.stderr, (mistake, done.stderr)
     assert [file for file in sorted((tmp_path / "copy").rglob("*")) if file not in before] == []
 
@@ -313,7 +316,7 @@ def test_one_benchmark_without_data_is_an_error(on_real: Path, tmp_path: Path) -
         "eval", "--benchmark", "gpqa", "--data-dir", str(tmp_path), "--scale", "micro", "--output", str(on_real),
         check=False,
     )  # fmt: skip
-    assert (done.returncode, "gpqa_main.jsonl" in done.stderr) == (2, True), done.stderr
+    assert (done.exit_code, "gpqa_main.jsonl" in done.stderr) == (2, True), done.stderr
 
 
 def test_shards_make_the_whole(on_real: Path) -> None:
@@ -366,6 +369,7 @@ def test_lm_eval_runs_our_model(reproduced: Path, tmp_path: Path) -> None:
 # ---- committed pages ------------------------------------------------------------------------------------------------
 
 
+committed_rows = cache(lambda workspace: collection_of(workspace, pages()))
 COMMITTED = {(DEFAULT_SCALE, name) for name in studies() if name != "real-model"}
 
 
@@ -377,7 +381,7 @@ def test_committed_reports_are_what_their_rows_say(scale: str, table: str, tmp_p
     if not committed.results(table).exists():
         assert (scale, table) not in COMMITTED, "these rows are committed"
         pytest.skip(f"no rows of scale {scale} are committed")
-    seeds = collection_of(committed, pages()).shown_with(table, 0)
+    seeds = committed_rows(committed).shown_with(table, 0)
     page = write_page(study_of(table), read_rows(committed.results(table)), scale, tmp_path, seeds)[0]
     assert page.read_text() == (committed.reports / page.name).read_text(), stale(scale)
 
@@ -387,12 +391,13 @@ def stale(scale: str) -> str:
     return f"stale: run `nox -s report{'' if scale == DEFAULT_SCALE else f' -- --scale {scale}'}`"
 
 
-@pytest.mark.parametrize("name", ["index.md", "claims.md", "explore.html"])
-def test_committed_pages_on_the_whole_paper_are_what_the_rows_say(name: str) -> None:
-    """Guards against an index or verdicts that lag behind the rows of any page, scale or seed."""
+def test_committed_pages_on_the_whole_paper_are_what_the_rows_say() -> None:
+    """Guards against a README, an index or verdicts that lag behind the rows of any page, scale or seed."""
     pages = whole_paper(ROOT, DEFAULT_SCALE)
-    page = ROOT / "reports" / name
-    assert pages[page] == page.read_text(encoding="utf-8"), stale(DEFAULT_SCALE)
+    named = {page.relative_to(ROOT).as_posix() for page in pages}
+    assert named == {"README.md", "reports/index.md", "reports/claims.md", "reports/explore.html"}
+    for page, text in pages.items():
+        assert text == page.read_text(encoding="utf-8"), (page, stale(DEFAULT_SCALE))
 
 
 # ---- the engine's page ----------------------------------------------------------------------------------------------

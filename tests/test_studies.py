@@ -58,7 +58,7 @@ for line in sys.argv[1:]:
 def test_a_study_is_one_module(micro_checkpoints: Path, tmp_path: Path) -> None:
     """Guards against a second place to enter a study in, which the next author forgets."""
     here = tmp_path / "checkout"
-    shutil.copytree(ROOT / "marsbench", here / "marsbench", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "marsbench", here / "marsbench")
     for name in ("noxfile.py", "pyproject.toml", "constraints.txt"):
         shutil.copy(ROOT / name, here)
     shutil.copytree(ROOT / "tasks", here / "tasks")
