@@ -23,7 +23,7 @@ from marsbench.decoding.engine import context_length
 from marsbench.decoding.generation import PREFILL_POSITIONS, Generation, Request
 from marsbench.errors import UserError, unknown_name
 from marsbench.evaluation.answers import cut_text
-from marsbench.evaluation.harness import chat_text, cut_in_words, room_for_prompt, without_beginning
+from marsbench.evaluation.harness import chat_text, cut_in_words, room_for_prompt, stops_of, without_beginning
 from marsbench.lm_eval_plugin import register
 from marsbench.methods import METHODS, OPTIONS, Options, check_options, check_threshold
 from marsbench.methods.fitting import check_accept
@@ -189,8 +189,7 @@ class MarsbenchLM(LM):  # type: ignore[misc]
             f"({self._emitted:,} tokens, {self._forwards:,} passes)"
         )
         texts = [self._answering.text(generation.tokens) for generation in generations]
-        stops = [request.args[1].get("until") or [] for request in requests]
-        return [cut_text(text, [at] if isinstance(at, str) else at) for text, at in zip(texts, stops, strict=True)]
+        return [cut_text(text, stops_of(request)) for text, request in zip(texts, requests, strict=True)]
 
     def _answers(self, requests: list[Instance]) -> list[Generation]:
         """Decode, with a bar; what is cut off prompts is said first."""
