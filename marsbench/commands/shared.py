@@ -183,7 +183,9 @@ class Start:
 
     def run(self) -> Run:
         """The run; what is none of the scale's own benchmarks in full at seed 0 gets folders of its own."""
-        chosen, part = self.preset(), _part(self.shard)
+        chosen, (first, _, last) = self.preset(), (self.shard or "1/1").partition("/")
+        if not (first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last)):
+            raise UserError(f"--shard {self.shard} is no part of a whole", fix="give it as I/N, from 1/N to N/N")
         if self.data_dir is not None and not self.data_dir.is_dir():
             raise UserError(
                 "there is no such folder of benchmark data", where=str(self.data_dir),
@@ -201,7 +203,7 @@ class Start:
         workspace.check_writable()
         from marsbench.running.run import Run  # heavy
 
-        return Run(chosen, workspace, policy, seed, asked, limit, part, self.data_dir)
+        return Run(chosen, workspace, policy, seed, asked, limit, (int(first), int(last)), self.data_dir)
 
 
 def starts(*names: str) -> Callable[[Command], Command]:
@@ -299,11 +301,3 @@ def check_cluster(cluster: str | None, **given: object) -> None:
                 f"--{option} and --cluster do not go together",
                 fix=f"leave --{option} out: the cluster shares the work out, and makes what is missing",
             )
-
-
-def _part(text: str | None) -> tuple[int, int]:
-    """(I, N) of "I/N"."""
-    first, _, last = (text or "1/1").partition("/")
-    if not (first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last)):
-        raise UserError(f"--shard {text} is no part of a whole", fix="give it as I/N, from 1/N to N/N")
-    return int(first), int(last)
