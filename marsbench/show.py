@@ -95,6 +95,7 @@ def shaded(generation: Shown, *, color: bool = True) -> Text:
 
 def draw(generations: list[Shown], file: Path) -> None:
     """Write the generations, one under the other, as an image; the ending of `file` chooses the format."""
+    check_image(file)
     file.parent.mkdir(parents=True, exist_ok=True)
     drawing(generations).savefig(file, dpi=150)
 

@@ -197,16 +197,15 @@ class MarsbenchLM(LM):  # type: ignore[misc]
         model, tokenizer = self._answering.loaded.model, self._answering.loaded.tokenizer
         for request in requests:
             context, settings = request.args
-            limit = int(settings.get("max_gen_toks", settings.get("max_new_tokens", _DEFAULT_LIMIT)))
-            limit = min(limit, context_length(model) - 1)
+            asked = int(settings.get("max_gen_toks", settings.get("max_new_tokens", _DEFAULT_LIMIT)))
+            limit = min(asked, context_length(model) - 1)
             room = room_for_prompt(model, limit)
             ids, cut = without_beginning(tokenizer(context, add_special_tokens=False).input_ids, room)
             temperature = float(settings.get("temperature") or 0.0) if settings.get("do_sample") else 0.0
             todo.append(Request(ids, limit, self._answering.threshold, temperature=temperature, seed=request.doc_id))
             cuts.setdefault(request.task_name, []).append((cut, room))
         for task, found in cuts.items():
-            if words := cut_in_words(task, [cut for cut, _ in found], min(room for _, room in found)):
-                Reporter().say(words)
+            Reporter().say_once(cut_in_words(task, [cut for cut, _ in found], min(room for _, room in found)))
         return self._answering.decode_all(todo, Reporter(), "answering")
 
     def get_model_info(self) -> dict[str, Any]:
