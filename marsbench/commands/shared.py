@@ -260,6 +260,15 @@ def handing(
     return decorated
 
 
+def print_table(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """A table on the terminal, the names in its first column whole."""
+    from rich.console import Console
+
+    from marsbench.progress import terminal_table
+
+    Console().print(terminal_table(title, heads, rows, whole_names=True))
+
+
 def use_packing(pack: bool) -> None:
     """Have weights packed for decoding, or not, by this process and those that it starts."""
     from marsbench.forward.linear import set_packing
