@@ -15,6 +15,7 @@ from typer.core import TyperGroup
 from marsbench import __version__
 from marsbench.commands import COMMANDS
 from marsbench.errors import UserError
+from marsbench.quiet import quieten_libraries
 
 # Troubles of the machine that the user can mend, and how; any other OSError is a bug.
 MENDS = {
@@ -95,6 +96,7 @@ def marsbench(
     - `marsbench reproduce table2`: measure the paper's main table, on a laptop with a small model
     - `marsbench report`: render the pages in reports/ again from the measured rows
     """
+    quieten_libraries()
 
 
 for name, command in COMMANDS.items():

@@ -73,9 +73,13 @@ def _hardware() -> dict[str, Any]:
     import psutil
     import torch
 
+    cpu = platform.processor() or platform.machine()
+    with suppress(OSError):  # its marketing name, where Linux tells it
+        told = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        cpu = next((line.partition(":")[2].strip() for line in told if line.startswith("model name")), cpu)
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     return {
-        "cpu": _cpu_name(),
+        "cpu": cpu,
         "cores": os.cpu_count(),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "gpu": ", ".join(gpus) or None,
@@ -136,12 +140,3 @@ def products(dtype: str) -> dict[str, str]:
     """What keys hold of how numbers of a type are multiplied: nothing, unless fp32 is rounded on the way."""
     how = float32_products()
     return {} if how == "highest" or dtype != "float32" else {"float32_products": how}
-
-
-def _cpu_name() -> str:
-    """The processor's marketing name where Linux tells it, else what Python knows."""
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()

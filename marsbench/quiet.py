@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import warnings
 
 _COMPILING = ("dynamo", "inductor")  # the parts of torch that compile steps
 
 
 def quieten_libraries() -> None:
-    """Only warnings that a user can act on remain; call it before transformers and lm-eval are imported."""
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    """Only warnings that a user can act on remain; what is imported afterwards hears of it by the environment."""
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # and transformers' with them
+    os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("TQDM_DISABLE", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -20,9 +22,7 @@ def quieten_libraries() -> None:
     for name in ("lm_eval", "lm-eval", "transformers", "datasets", "accelerate", "httpx", *compiling):
         logging.getLogger(name).setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module=r"(lm_eval|transformers|datasets|accelerate|torch)\b")
-    from transformers.utils import logging as transformers_logging
-
-    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    from datasets import disable_progress_bars
-
-    disable_progress_bars()
+    if (transformers := sys.modules.get("transformers")) is not None:
+        transformers.utils.logging.disable_progress_bar()
+    if (datasets := sys.modules.get("datasets")) is not None:
+        datasets.disable_progress_bars()

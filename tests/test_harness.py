@@ -12,7 +12,15 @@ from transformers import AutoModelForCausalLM
 from marsbench.answering import Answering
 from marsbench.errors import UserError
 from marsbench.evaluation.benchmarks import GROUPS, benchmark
-from marsbench.evaluation.harness import AnswerLog, EngineModel, cut_in_words, evaluate, prepare, without_beginning
+from marsbench.evaluation.harness import (
+    AnswerLog,
+    Scored,
+    answer,
+    cut_in_words,
+    prepare,
+    room_for_prompt,
+    without_beginning,
+)
 from marsbench.methods import Options, build_method
 from marsbench.training.checkpoints import Loaded
 from marsbench.training.tokenizer import build_tokenizer
@@ -29,13 +37,11 @@ def loaded() -> Loaded:
     return Loaded(model, build_tokenizer(512, texts=500), "weights", None)
 
 
-def ask(loaded: Loaded, log: AnswerLog, limit: int = LIMIT) -> EngineModel:
+def ask(loaded: Loaded, log: AnswerLog, limit: int = LIMIT) -> Scored:
     """Two questions of BBH, whose prompts with their three examples are long."""
     exam = prepare(benchmark("bbh"), HERE / "data").first(2)
     method = build_method("ar", Options())
-    model = EngineModel(exam, log, Answering(loaded, method, batch_size=2), limit, lambda done, asked: None)
-    evaluate(model)
-    return model
+    return answer(exam, log, Answering(loaded, method, batch_size=2), limit, lambda done, asked: None)
 
 
 def test_real_answers_have_the_papers_limit_at_every_scale() -> None:
@@ -47,13 +53,11 @@ def test_real_answers_have_the_papers_limit_at_every_scale() -> None:
 def test_prompts_that_lost_their_beginning_are_counted(loaded: Loaded, tmp_path: Path) -> None:
     """Guards against questions that go unread in silence, and a count that is lost with an interruption."""
     file = tmp_path / "log.jsonl"
-    model = ask(loaded, AnswerLog(file))
-    cuts = [answer.prompt_cut for answer in model.answers.values()]
-    assert model.room == CONTEXT - LIMIT and min(cuts) > 0
+    cuts, room = [one.prompt_cut for one in ask(loaded, AnswerLog(file)).answers], room_for_prompt(loaded.model, LIMIT)
+    assert room == CONTEXT - LIMIT and min(cuts) > 0
     file.write_text(file.read_text().splitlines(keepends=True)[0])  # interrupted after the first answer
-    resumed = ask(loaded, AnswerLog(file))
-    assert [resumed.answers[number].prompt_cut for number in model.answers] == cuts
-    assert "bbh: 2 of 2 prompts are longer than the 124 tokens" in cut_in_words("bbh", cuts, resumed.room)
+    assert [one.prompt_cut for one in ask(loaded, AnswerLog(file)).answers] == cuts
+    assert "bbh: 2 of 2 prompts are longer than the 124 tokens" in cut_in_words("bbh", cuts, room)
 
 
 def test_logs_without_the_count_still_load(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from marsbench.cli import app
 from marsbench.errors import UserError
 from marsbench.evaluation import answers, harness, local_data
 from marsbench.evaluation.benchmarks import GROUPS, benchmark, benchmarks, fingerprint, load_tasks
-from marsbench.evaluation.harness import Exam, LoggedAnswer, LoggedModel, evaluate, prepare
+from marsbench.evaluation.harness import Exam, LoggedAnswer, evaluate, prepare
 
 LITTLE = Path(__file__).parent / "data"  # a few rows of each benchmark
 # Everything, where MARSBENCH_DATA names a folder of whole benchmarks; else the few rows.
@@ -49,7 +49,7 @@ def targets(exam: Exam) -> dict[int, str]:
 def scores(exam: Exam, say: Callable[[str], str]) -> dict[str, float]:
     """The share of right answers by each score, if the model says `say(target)`."""
     said = {number: LoggedAnswer(number, say(target)) for number, target in targets(exam).items()}
-    return {name: sum(values) / len(values) for name, values in evaluate(LoggedModel(exam, said)).scores.items()}
+    return {name: sum(values) / len(values) for name, values in evaluate(exam, said).scores.items()}
 
 
 # ---- prompts --------------------------------------------------------------------------------------------------------
@@ -185,7 +185,7 @@ def test_ifeval_scores_alike_every_time() -> None:
     """Guards against the letters that IFEval's checker draws at random (keys 1122 and 1129)."""
     exam = prepare(benchmark("ifeval"), DATA)
     said = {number: LoggedAnswer(number, f"Zebra quiz, {number}! " * 3) for number in exam.asked()}
-    found = [evaluate(LoggedModel(exam, said)).scores for _ in range(3)]
+    found = [evaluate(exam, said).scores for _ in range(3)]
     assert found[0] == found[1] == found[2]
     assert all(len(parts) > 0 for parts in found[0]["strict, per instruction"])
 
@@ -351,7 +351,7 @@ def test_logged_answers_score_as_the_run_did(tmp_path: Path) -> None:
                 number, f"The answer is {target}.\nQ: and 5?" if number % 2 else "It is 0.", 12, 7, True, target
             )
         )
-    run = evaluate(LoggedModel(exam, log.answers))
+    run = evaluate(exam, log.answers)
     again = json.loads(score("gsm8k", tmp_path / "log.jsonl").stdout.splitlines()[-1])
     assert again["accuracy"] == 100 * sum(run.correct) / len(run.correct) == 50.0
 

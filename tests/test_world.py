@@ -11,7 +11,7 @@ import pytest
 from marsbench import world
 from marsbench.evaluation.answers import mini_questions
 from marsbench.evaluation.benchmarks import benchmark, load_tasks
-from marsbench.evaluation.harness import LoggedAnswer, LoggedModel, Scored, evaluate, prepare
+from marsbench.evaluation.harness import LoggedAnswer, Scored, evaluate, prepare
 from marsbench.world import USUAL
 from marsbench.world.difficulty import DIFFICULTIES, HARD, Difficulty
 from marsbench.world.ifeval import followed
@@ -89,7 +89,7 @@ def test_say_draws_one_alternative_of_each() -> None:
 def score(name: str, answers: list[str]) -> Scored:
     """Score prepared answers through the benchmark's own task."""
     exam = prepare(benchmark(name)).first(len(answers))
-    return evaluate(LoggedModel(exam, {number: LoggedAnswer(number, text) for number, text in enumerate(answers)}))
+    return evaluate(exam, {number: LoggedAnswer(number, text) for number, text in enumerate(answers)})
 
 
 OF_EXAMS = ("mini_gsm8k", "mini_humaneval")  # of these, `hard` tasks ask questions of level `exam`
@@ -119,7 +119,7 @@ def test_gsm8k_has_a_second_scorer_that_takes_the_last_number() -> None:
     target = world.test_set("mini_gsm8k", SIZE)[0].doc["target"]
     said = [f"The answer is {target}.", f"So {target}", f"The answer is {target}. That is 1000 less."]
     exam = prepare(benchmark("mini_gsm8k")).first(1)
-    found = [evaluate(LoggedModel(exam, {0: LoggedAnswer(0, text)})).scores for text in said]
+    found = [evaluate(exam, {0: LoggedAnswer(0, text)}).scores for text in said]
     assert [one["strict"] for one in found] == [[1.0], [0.0], [1.0]]
     assert [one["flexible"] for one in found] == [[1.0], [1.0], [0.0]]
 

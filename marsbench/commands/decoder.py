@@ -10,12 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from inspect import Parameter
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from marsbench.commands.shared import Command, Pack, UntrainedMasks, dtype_of, handing, option_of, options_from
+from marsbench.commands import shared
 from marsbench.decoding.generation import PREFILL_POSITIONS
 from marsbench.errors import UserError
 from marsbench.methods import METHODS, OPTIONS, Options, check_options, check_threshold, explained
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
 
 BatchSize = Annotated[int | None, typer.Option(min=1, help="Rows decoded at once; by default 16, for hf-assisted 1.")]
 _ROWS = 16  # decoded at once where nobody says how many
+_PANEL = "Options of methods"
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Decoding:
         str | None,
         typer.Option(help="Draft model's checkpoint folder, for speculative, mars-speculative and hf-assisted."),
     ] = None
-    untrained_masks: UntrainedMasks = False
+    untrained_masks: shared.UntrainedMasks = False
     dtype: Annotated[str, typer.Option(help="Of weights and caches: float32, bfloat16 or float16.")] = "float32"
     prefill_positions: Annotated[
         int,
@@ -62,7 +62,7 @@ class Decoding:
             "factor of two) and is kept on disk by torch for the next time, so it pays on long runs.",
         ),
     ] = False
-    pack: Pack = True
+    pack: shared.Pack = True
     options: Mapping[str, Any] = field(default_factory=dict)  # of the method, those that were typed
 
     def check(self, *, stage: str | None) -> None:
@@ -91,7 +91,7 @@ class Decoding:
             raise UserError(
                 f"method {method!r} needs Medusa heads; stage {stage!r} has none", fix="choose --stage medusa"
             )
-        dtype_of(self.dtype)
+        shared.dtype_of(self.dtype)
 
     def check_heard(self, *methods: str) -> None:
         """Refuse options that no method here would hear of."""
@@ -116,15 +116,9 @@ class Decoding:
         """The same for a checkpoint that was trained with this B, which is the window where none was typed."""
         return replace(self, options={"block_size": block_size, **self.options})
 
-    def load(self, checkpoint: str, reporter: Reporter, **how: Any) -> Loaded:
-        from marsbench.methods.settings import load_aloud
-        from marsbench.training.checkpoints import default_device
-
-        return load_aloud(checkpoint, reporter, dtype=dtype_of(self.dtype), device=default_device(), **how)
-
     def load_draft(self, reporter: Reporter, **how: Any) -> Loaded | None:
         """The draft model, where one was named."""
-        return self.load(self.draft, reporter, **how) if self.draft else None
+        return shared.load_named(self.draft, self.dtype, reporter, **how) if self.draft else None
 
     def answering(
         self, loaded: Loaded, draft: Loaded | None, reporter: Reporter, batch_size: int | None = None
@@ -141,29 +135,25 @@ class Decoding:
 
 def decodes(
     method: str = "mars", *, which: str = "", window: Sequence[str] = ("--window",)
-) -> Callable[[Command], Command]:
+) -> Callable[[shared.Command], shared.Command]:
     """Give a command the options of `Decoding` and of all methods, but for those that it has of its own.
 
     `window` is what `Options.block_size` is called. Where --block-size is B of the training, it is another option, and
     B by default.
     """
-    named, *shared = options_from(Decoding, [one.name for one in fields(Decoding)][:-1], panel="How to decode")
+    named, *others = shared.options_from(Decoding, [one.name for one in fields(Decoding)][:-1], panel="How to decode")
     named.annotation.__metadata__[0].help = which or named.annotation.__metadata__[0].help
-    of_methods = {name: _of_method(name, window) for name in OPTIONS}
+    of_methods = {}
+    for name, option in OPTIONS.items():  # None where it was not typed: what nobody hears of can be refused
+        flags = window if name == "block_size" else ()
+        said = explained(name, "B" if flags and "--block-size" not in flags else "")
+        of_methods[name] = shared.option_of(_word(name), option, None, flags=flags, help=said, panel=_PANEL)
 
     def decoding(typed: dict[str, Any]) -> Decoding:
         options = {name: value for name, one in of_methods.items() if (value := typed.pop(one.name)) is not None}
         return Decoding(**{"method": method, **typed}, options=options)
 
-    return handing("decoding", [named.replace(default=method), *shared, *of_methods.values()], decoding)
-
-
-def _of_method(name: str, window: Sequence[str]) -> Parameter:
-    """An option of methods, as typer takes it; None where it was not typed: what nobody hears can be refused."""
-    word, flags, default = _word(name), list[str](), ""
-    if name == "block_size":
-        flags, default = list(window), "" if "--block-size" in window else "B"
-    return option_of(word, OPTIONS[name], None, flags=flags, help=explained(name, default), panel="Options of methods")
+    return shared.handing("decoding", [named.replace(default=method), *others, *of_methods.values()], decoding)
 
 
 def _word(name: str) -> str:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from marsbench.commands.decoder import BatchSize, Decoding, decodes
-from marsbench.commands.shared import Adapter, Start, starts, use_packing
+from marsbench.commands.shared import Adapter, Start, load_named, starts, use_packing
 from marsbench.errors import UserError
 
 
@@ -101,7 +101,7 @@ def decode(
     check_accept(decoding.method, accept, decoding.threshold)
     check_target(prompt_ids, out)
     prompts, reporter = read_prompts(prompt_ids), Reporter()
-    loaded = decoding.load(model, reporter, adapter=adapter, needs_tokenizer=False)
+    loaded = load_named(model, decoding.dtype, reporter, adapter=adapter, needs_tokenizer=False)
     draft = decoding.load_draft(reporter, needs_tokenizer=False)
     eos, pad = default_ids(loaded, eos_id, pad_id)
     answering = decoding.answering(loaded, draft, reporter, batch_size)

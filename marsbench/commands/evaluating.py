@@ -131,9 +131,6 @@ def compare(
 
 
 def _exam(benchmark: str, data_dir: Path | None) -> Exam:
-    from marsbench.quiet import quieten_libraries
-
-    quieten_libraries()
     from marsbench.evaluation import benchmarks, harness
 
     return harness.prepare(benchmarks.benchmark(benchmark), data_dir)

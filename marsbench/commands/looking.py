@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from marsbench.commands.shared import Start, starts
+from marsbench.commands.shared import Start, print_table, starts
 from marsbench.errors import unknown_name
 
 Listed = tuple[str, Sequence[str], Sequence[Sequence[str]]]  # title, heads, rows
@@ -59,15 +59,11 @@ def list_(
     what: Annotated[str, typer.Argument(help="scales, stages, methods, benchmarks, tables, or all.")] = "all",
 ) -> None:
     """Show what there is: scales, training stages, decoding methods, benchmarks and tables."""
-    from rich.console import Console
-
-    from marsbench.progress import terminal_table
-
     if what != "all" and what not in _LISTINGS:
         raise unknown_name("list", what, [*_LISTINGS, "all"])
     for name, listed in _LISTINGS.items():
         if what in ("all", name):
-            Console().print(terminal_table(*listed(), whole_names=True))
+            print_table(*listed())
 
 
 def _scales() -> Listed:

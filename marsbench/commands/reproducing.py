@@ -14,27 +14,23 @@ from marsbench.presets import scales_with_chat_data
 _OVERHEAD_S = 5.5  # of a task beside its work, as docs/clusters.md has it; `marsbench overhead` measures a cluster
 
 
-TableName = Annotated[
-    str | None, typer.Option(help="Its number in the paper, a name of `marsbench list tables`, or all [default: 2].")
-]
-Overhead = Annotated[
-    float, typer.Option(min=0, help="Seconds of a task beside its work: `marsbench overhead` measures.")
-]
-Price = Annotated[
-    float | None, typer.Option(min=0, help="Of one device, in any currency: also say what all of it costs.")
-]
-
-
 @shared.starts("scale", "train_all", "checkpoint")
 def plan(
     start: shared.Start,
-    table: TableName = None,
+    table: Annotated[
+        str | None,
+        typer.Option(help="Its number in the paper, a name of `marsbench list tables`, or all [default: 2]."),
+    ] = None,
     sweep: Annotated[bool, typer.Option("--sweep", help="Not a table, but what `marsbench sweep` would do.")] = False,
     grid: shared.GridFile = None,
     quick: shared.Quick = False,
     gpus_per_training: shared.GpusPerTraining = 1,
-    overhead: Overhead = _OVERHEAD_S,
-    price_per_hour: Price = None,
+    overhead: Annotated[
+        float, typer.Option(min=0, help="Seconds of a task beside its work: `marsbench overhead` measures.")
+    ] = _OVERHEAD_S,
+    price_per_hour: Annotated[
+        float | None, typer.Option(min=0, help="Of one device, in any currency: also say what all of it costs.")
+    ] = None,
 ) -> None:
     """Say what reproducing a table, or a sweep, would take, without running anything or asking a hub.
 

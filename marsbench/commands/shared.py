@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import torch
 
     from marsbench.presets import Preset
+    from marsbench.progress import Reporter
     from marsbench.running.run import Run
     from marsbench.training.checkpoints import Loaded
 
@@ -158,15 +159,12 @@ class Start:
 
     def loaded(self, run: Run, dtype: str = "float32") -> Loaded:
         """The checkpoint that decodes, trained now if it is the scale's own and missing."""
-        from marsbench.methods.settings import load_aloud
+        if named := self.whose or self.adapter:
+            return load_named(named, dtype, run.reporter, adapter=self.adapter)
         from marsbench.running.checkpoints import Checkpoints
         from marsbench.running.plans import TrainedStage
-        from marsbench.training.checkpoints import default_device
 
-        if (named := self.whose or self.adapter) is None:
-            return Checkpoints(run).load(TrainedStage.of(self.own_stage, self.block_size), dtype_of(dtype))
-        how: dict[str, Any] = {"dtype": dtype_of(dtype), "device": default_device(), "adapter": self.adapter}
-        return load_aloud(named, run.reporter, **how)
+        return Checkpoints(run).load(TrainedStage.of(self.own_stage, self.block_size), dtype_of(dtype))
 
     def preset(self) -> Preset:
         """The scale with what a user names: checkpoints of its stages, as in "mars-b8=FOLDER", or what it trains on."""
@@ -184,13 +182,10 @@ class Start:
         return chosen.adapted(base=self.base, chat_data=self.chat_data, steps=self.max_steps)
 
     def run(self) -> Run:
-        """The run, with the machine's noise kept off the terminal.
-
-        What is no run of the scale's own benchmarks in full at seed 0 gets folders of its own.
-        """
-        from marsbench.quiet import quieten_libraries
-
-        chosen, part = self.preset(), _part(self.shard)
+        """The run; what is none of the scale's own benchmarks in full at seed 0 gets folders of its own."""
+        chosen, (first, _, last) = self.preset(), (self.shard or "1/1").partition("/")
+        if not (first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last)):
+            raise UserError(f"--shard {self.shard} is no part of a whole", fix="give it as I/N, from 1/N to N/N")
         if self.data_dir is not None and not self.data_dir.is_dir():
             raise UserError(
                 "there is no such folder of benchmark data", where=str(self.data_dir),
@@ -206,10 +201,9 @@ class Start:
         variant = "-".join([*names, *([f"limit{limit}"] if limit else []), *([f"seed{seed}"] if seed else [])])
         workspace = Workspace(self.output, self.scale, variant)
         workspace.check_writable()
-        quieten_libraries()  # from here on, what is heavy
-        from marsbench.running.run import Run
+        from marsbench.running.run import Run  # heavy
 
-        return Run(chosen, workspace, policy, seed, asked, limit, part, self.data_dir)
+        return Run(chosen, workspace, policy, seed, asked, limit, (int(first), int(last)), self.data_dir)
 
 
 def starts(*names: str) -> Callable[[Command], Command]:
@@ -266,14 +260,28 @@ def handing(
     return decorated
 
 
-def use_packing(pack: bool) -> None:
-    """Have weights packed for decoding, or not, by this process and those that it starts; libraries keep quiet."""
-    from marsbench.quiet import quieten_libraries
+def print_table(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """A table on the terminal, the names in its first column whole."""
+    from rich.console import Console
 
-    quieten_libraries()
+    from marsbench.progress import terminal_table
+
+    Console().print(terminal_table(title, heads, rows, whole_names=True))
+
+
+def use_packing(pack: bool) -> None:
+    """Have weights packed for decoding, or not, by this process and those that it starts."""
     from marsbench.forward.linear import set_packing
 
     set_packing(pack)
+
+
+def load_named(checkpoint: str, dtype: str, reporter: Reporter, **how: Any) -> Loaded:
+    """A user's checkpoint, a folder or a name on the hub, to decode with on the best device there is."""
+    from marsbench.methods.settings import load_aloud
+    from marsbench.training.checkpoints import default_device
+
+    return load_aloud(checkpoint, reporter, dtype=dtype_of(dtype), device=default_device(), **how)
 
 
 def dtype_of(name: str) -> torch.dtype:
@@ -302,11 +310,3 @@ def check_cluster(cluster: str | None, **given: object) -> None:
                 f"--{option} and --cluster do not go together",
                 fix=f"leave --{option} out: the cluster shares the work out, and makes what is missing",
             )
-
-
-def _part(text: str | None) -> tuple[int, int]:
-    """(I, N) of "I/N"."""
-    first, _, last = (text or "1/1").partition("/")
-    if not (first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last)):
-        raise UserError(f"--shard {text} is no part of a whole", fix="give it as I/N, from 1/N to N/N")
-    return int(first), int(last)

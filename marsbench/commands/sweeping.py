@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -84,7 +83,7 @@ def results(
                 fix="give the rows of two sweeps of one grid, as in results/mini/speedup.jsonl",
             )  # fmt: skip
         columns = ("contender", "batch size", "first", "second", "agree")
-        _print("speed-up over ar in two runs", columns, map(_compared, cells))
+        shared.print_table("speed-up over ar in two runs", columns, map(_compared, cells))
         share = sum(cell.agrees for cell in cells) / len(cells)
         typer.echo(f"{share:.1%} of {len(cells)} cells agree: their intervals overlap")
         return
@@ -95,7 +94,7 @@ def results(
         typer.echo("no row matches")
         return
     heads = ("key", "kind", "scale", "what", "batch size", "status", "measured")
-    _print(f"{len(rows):,} rows", heads, map(_line, rows))
+    shared.print_table(f"{len(rows):,} rows", heads, map(_line, rows))
 
 
 @shared.starts("whose", "adapter", "stage", "block_size", "data_dir", "scale", "seed", "output")
@@ -132,16 +131,9 @@ def tune(
         (way.contender.name, f"{way.tokens_per_forward:.2f}", f"{way.points_lost:+.1f}", f"{way.speed_up:.2f}")
         for way in advice.settings
     ]
-    _print("settings", ("setting", "tokens/forward", "points of accuracy lost", "expected speed over ar"), lines)
+    heads = ("setting", "tokens/forward", "points of accuracy lost", "expected speed over ar")
+    shared.print_table("settings", heads, lines)
     typer.echo(advice.summary(batch_size, max_loss))
-
-
-def _print(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    from rich.console import Console
-
-    from marsbench.progress import terminal_table
-
-    Console().print(terminal_table(title, heads, rows, whole_names=True))
 
 
 def _line(row: Row) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast, get_args
+from typing import Annotated, cast, get_args
 
 import typer
 
@@ -13,9 +13,6 @@ from marsbench.commands.decoder import BatchSize, Decoding, decodes
 from marsbench.errors import UserError, unknown_name
 from marsbench.methods import METHODS
 from marsbench.presets import HeadKind
-
-if TYPE_CHECKING:
-    from marsbench.training.stages import Stage
 
 
 @decodes("ar", which="How to decode: a lossless one of `marsbench list methods`.")
@@ -54,7 +51,13 @@ def distill(
     typed, decoding = decoding, decoding.at(start.block_size)
     decoding.check(stage=None if start.whose else stage)
     typed.check_heard(decoding.method)
-    _check_distilling(decoding.method, temperature, samples)
+    if not METHODS[decoding.method].lossless:
+        lossless = ", ".join(name for name, info in METHODS.items() if info.lossless)
+        what = f"method {decoding.method!r} may write what the model itself would not"
+        raise UserError(what, fix=f"choose among {lossless}")
+    if samples > 1 and not temperature:
+        what, fix = "greedy answers to a prompt are all the same", "give a --temperature, such as 0.7"
+        raise UserError(f"{samples} {what}", fix=f"{fix}, or leave --samples out")
     shared.use_packing(decoding.pack)
     from marsbench.answering import check_target
     from marsbench.distilling.distill import Distiller, check_is_ours, read_prompts
@@ -65,7 +68,7 @@ def distill(
     asked, reporter = read_prompts(prompts, column), Reporter()
     draft = decoding.load_draft(reporter)
     if start.whose:
-        loaded = decoding.load(start.whose, reporter)
+        loaded = shared.load_named(start.whose, decoding.dtype, reporter)
     else:
         loaded = replace(start, stage=stage).loaded(start.run(), decoding.dtype)
     answering = decoding.answering(loaded, draft, reporter, batch_size)
@@ -74,17 +77,6 @@ def distill(
     )
     _, found = distiller.distill(asked, prompts, out, limit=limit, keep_cut=keep_cut)
     typer.echo(f"wrote {out}: {found}")
-
-
-def _check_distilling(method: str, temperature: float, samples: int) -> None:
-    if not METHODS[method].lossless:
-        lossless = ", ".join(name for name, info in METHODS.items() if info.lossless)
-        raise UserError(f"method {method!r} may write what the model itself would not", fix=f"choose among {lossless}")
-    if samples > 1 and not temperature:
-        raise UserError(
-            f"{samples} greedy answers to a prompt are all the same",
-            fix="give a --temperature, such as 0.7, or leave --samples out",
-        )
 
 
 @shared.starts("block_size", "base", "chat_data", "max_steps", "scale", "seed", "existing", "output")
@@ -106,29 +98,22 @@ def train(
     """
     from marsbench.training.stages import stage as stage_of
 
-    kind = _head_of(head, stage_of(stage))
+    trained = stage_of(stage)
+    if head is not None and head not in get_args(HeadKind):
+        raise unknown_name("kind of draft head", head, list(get_args(HeadKind)))
+    if head is not None and (trained.objective != "gated" or trained.head != "none"):
+        raise UserError("--head is for a gated adapter", fix="leave it out, or train mars_gated or base_gated")
     run = start.run()
     from marsbench.progress import is_first_process
     from marsbench.running.checkpoints import Checkpoints
     from marsbench.running.plans import TrainedStage
 
-    run.scale = run.scale.adapted(batch_size=batch_size, head=kind)
+    run.scale = run.scale.adapted(batch_size=batch_size, head=cast(HeadKind | None, head))
     checkpoints = Checkpoints(run)
     chosen = checkpoints.recipe(TrainedStage.of(stage, start.block_size))
     checkpoints.train(chosen)
     if is_first_process():
         typer.echo(run.workspace.checkpoint(chosen))
-
-
-def _head_of(name: str | None, stage: Stage) -> HeadKind | None:
-    """The kind of draft head that a user names; `UserError` for an unknown one, or a stage that takes none."""
-    if name is None:
-        return None
-    if name not in get_args(HeadKind):
-        raise unknown_name("kind of draft head", name, list(get_args(HeadKind)))
-    if stage.objective != "gated" or stage.head != "none":
-        raise UserError("--head is for a gated adapter", fix="leave it out, or train mars_gated or base_gated")
-    return cast(HeadKind, name)
 
 
 def adapt(
@@ -156,9 +141,6 @@ def adapt(
     chosen = scale or min(names, key=lambda name: preset(name).memory_gib)
     if chosen not in names:
         raise unknown_name("scale with a pretrained base", chosen, names)
-    from marsbench.quiet import quieten_libraries
-
-    quieten_libraries()
     from marsbench.adapting.adapt import Adapting
 
     typer.echo(Adapting(base, asked, prompts, out, preset(chosen)).run(hours))
@@ -198,9 +180,6 @@ def fetch(
 
     Fetched models lie in ~/.cache/marsbench, or where MARSBENCH_CACHE says.
     """
-    from marsbench.quiet import quieten_libraries
-
-    quieten_libraries()
     from marsbench.fetching.fetch import fetch as fetched
     from marsbench.progress import Reporter
 

@@ -129,17 +129,22 @@ class AnswerLog:
         self._log.append(vars(answer))
 
 
-class LoggedModel(LM):  # type: ignore[misc]
-    """lm-eval's view of a set of answers by question number."""
+Asked = Callable[[Mapping[int, Instance]], None]  # answers lm-eval's requests, by question number
 
-    def __init__(self, exam: Exam, answers: Mapping[int, LoggedAnswer]) -> None:
-        super().__init__()
-        self.exam, self.answers = exam, answers
+
+class _ExamModel(LM):  # type: ignore[misc]
+    """lm-eval's view of whoever answers an exam."""
 
     tokenizer_name = "marsbench"  # what lm-eval keys its request cache by (we do not use that cache)
 
+    def __init__(self, exam: Exam, answers: Mapping[int, LoggedAnswer], tokenizer: Any, ask: Asked | None) -> None:
+        super().__init__()
+        self._exam, self._answers, self._tokenizer, self._ask = exam, answers, tokenizer, ask
+
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        return "\n".join(turn["content"] for turn in chat_history)
+        if self._tokenizer is None:  # nobody reads the prompts
+            return "\n".join(turn["content"] for turn in chat_history)
+        return chat_text(self._tokenizer, chat_history, add_generation_prompt)
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """The answers to the requests, those that are missing answered first.
@@ -147,13 +152,10 @@ class LoggedModel(LM):  # type: ignore[misc]
         All methods generate to EOS or the limit; the task's stop strings cut the text afterwards, so that no method
         stops by another rule than the rest.
         """
-        asked = [(self.exam.number(request.task_name, request.doc_id), request) for request in requests]
-        self.answer({number: request for number, request in asked if number not in self.answers})
-        return [cut_text(self.answers[number].response, request.args[1].get("until", [])) for number, request in asked]
-
-    def answer(self, requests: Mapping[int, Instance]) -> None:
-        """Answer what is missing, by question number."""
-        assert not requests, "all questions asked have answers"
+        asked = [(self._exam.number(request.task_name, request.doc_id), request) for request in requests]
+        if self._ask is not None:
+            self._ask({number: request for number, request in asked if number not in self._answers})
+        return [cut_text(self._answers[number].response, stops_of(request)) for number, request in asked]
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         raise TypeError("marsbench answers generation tasks only; this task asks for log-likelihoods")
@@ -167,44 +169,42 @@ def chat_text(tokenizer: Any, chat_history: list[dict[str, str]], add_generation
     return str(tokenizer.apply_chat_template(chat_history, tokenize=False, **how))
 
 
-class EngineModel(LoggedModel):
-    """A checkpoint that our engine decodes."""
+def answer(exam: Exam, log: AnswerLog, answering: Answering, max_new_tokens: int, progress: Counted) -> Scored:
+    """Have a checkpoint answer an exam, but for what is logged, and score it; every answer is logged as it comes.
 
-    def __init__(
-        self, exam: Exam, log: AnswerLog, answering: Answering, max_new_tokens: int, progress: Counted
-    ) -> None:
-        """`progress` is told of (answers so far, questions) as answers come in."""
-        super().__init__(exam, log.answers)
-        self._log, self._answering, self._max_new_tokens, self._progress = log, answering, max_new_tokens, progress
+    `progress` is told of (answers so far, questions). `UserError` where the limit leaves a prompt no room.
+    """
+    asked, tokenizer = len(exam.asked()), answering.loaded.tokenizer
+    room = room_for_prompt(answering.loaded.model, max_new_tokens)
 
-    @property
-    def room(self) -> int:
-        return room_for_prompt(self._answering.loaded.model, self._max_new_tokens)
-
-    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        return chat_text(self._answering.loaded.tokenizer, chat_history, add_generation_prompt)
-
-    def answer(self, requests: Mapping[int, Instance]) -> None:
-        """Decode; every answer is logged as soon as its row is finished."""
-        how, asked, todo = self._answering, len(self.exam.asked()), list(requests.items())
-        self._progress(asked - len(todo), asked)
+    def decode(requests: Mapping[int, Instance]) -> None:
+        todo = list(requests.items())
+        progress(asked - len(todo), asked)
 
         def finished(index: int, done: Generation) -> None:
             (number, request), (_, cut) = todo[index], prompts[index]
-            target = str(self.exam.tasks[request.task_name].doc_to_target(request.doc))
-            self._log.add(
+            target = str(exam.tasks[request.task_name].doc_to_target(request.doc))
+            log.add(
                 LoggedAnswer(
-                    number, how.text(done.tokens), done.emitted, done.forwards, done.finish == "eos", target,
-                    past_stop(done, how.text, request.args[1].get("until", [])), cut, digest_of(done.tokens),
+                    number, answering.text(done.tokens), done.emitted, done.forwards, done.finish == "eos", target,
+                    past_stop(done, answering.text, stops_of(request)), cut, digest_of(done.tokens),
                 )
             )  # fmt: skip
-            self._progress(min(len(self.answers), asked), asked)
+            progress(min(len(log.answers), asked), asked)
 
-        encoded = [how.loaded.tokenizer(instance.args[0], add_special_tokens=False).input_ids for _, instance in todo]
-        prompts = [without_beginning(ids, self.room) for ids in encoded]
-        how.decode(
-            [Request(prompt, self._max_new_tokens, how.threshold) for prompt, _ in prompts], on_finished=finished
+        encoded = [tokenizer(request.args[0], add_special_tokens=False).input_ids for _, request in todo]
+        prompts = [without_beginning(ids, room) for ids in encoded]
+        answering.decode(
+            [Request(prompt, max_new_tokens, answering.threshold) for prompt, _ in prompts], on_finished=finished
         )
+
+    return evaluate(exam, log.answers, tokenizer, decode)
+
+
+def stops_of(request: Instance) -> list[str]:
+    """The strings at the first of which a task cuts an answer."""
+    stops = request.args[1].get("until") or []
+    return [stops] if isinstance(stops, str) else list(stops)
 
 
 def digest_of(tokens: Sequence[int]) -> str:
@@ -252,11 +252,15 @@ def past_stop(generation: Generation, decoded: Callable[[list[int]], str], stops
     return generation.emitted - bisect_left(range(count), True, key=stopped) if stopped(count) else 0
 
 
-def evaluate(model: LoggedModel) -> Scored:
-    """Have a model answer its exam, and score the answers."""
-    exam = model.exam
+def evaluate(
+    exam: Exam, answers: Mapping[int, LoggedAnswer], tokenizer: Any = None, ask: Asked | None = None
+) -> Scored:
+    """Score the answers to an exam, by question number.
+
+    Those that are missing, `ask` adds to them, from prompts in the tokenizer's chat template.
+    """
     results = lm_eval_evaluate(
-        model,
+        _ExamModel(exam, answers, tokenizer, ask),
         {"tasks": {name: exam.tasks[name] for name in exam.places}, "groups": {}, "group_map": {}},
         samples={name: list(places) for name, places in exam.places.items()},
         bootstrap_iters=0,
@@ -272,4 +276,4 @@ def evaluate(model: LoggedModel) -> Scored:
                     found[name][number] = [*map(float, value)] if isinstance(value, list) else float(value)
     order = exam.asked()
     scores = {name: [values[number] for number in order] for name, values in found.items()}
-    return Scored(exam, [model.answers[number] for number in order], scores)
+    return Scored(exam, [answers[number] for number in order], scores)

@@ -23,7 +23,7 @@ from marsbench.decoding.engine import context_length
 from marsbench.decoding.generation import PREFILL_POSITIONS, Generation, Request
 from marsbench.errors import UserError, unknown_name
 from marsbench.evaluation.answers import cut_text
-from marsbench.evaluation.harness import chat_text, cut_in_words, room_for_prompt, without_beginning
+from marsbench.evaluation.harness import chat_text, cut_in_words, room_for_prompt, stops_of, without_beginning
 from marsbench.lm_eval_plugin import register
 from marsbench.methods import METHODS, OPTIONS, Options, check_options, check_threshold
 from marsbench.methods.fitting import check_accept
@@ -189,8 +189,7 @@ class MarsbenchLM(LM):  # type: ignore[misc]
             f"({self._emitted:,} tokens, {self._forwards:,} passes)"
         )
         texts = [self._answering.text(generation.tokens) for generation in generations]
-        stops = [request.args[1].get("until") or [] for request in requests]
-        return [cut_text(text, [at] if isinstance(at, str) else at) for text, at in zip(texts, stops, strict=True)]
+        return [cut_text(text, stops_of(request)) for text, request in zip(texts, requests, strict=True)]
 
     def _answers(self, requests: list[Instance]) -> list[Generation]:
         """Decode, with a bar; what is cut off prompts is said first."""
@@ -198,16 +197,15 @@ class MarsbenchLM(LM):  # type: ignore[misc]
         model, tokenizer = self._answering.loaded.model, self._answering.loaded.tokenizer
         for request in requests:
             context, settings = request.args
-            limit = int(settings.get("max_gen_toks", settings.get("max_new_tokens", _DEFAULT_LIMIT)))
-            limit = min(limit, context_length(model) - 1)
+            asked = int(settings.get("max_gen_toks", settings.get("max_new_tokens", _DEFAULT_LIMIT)))
+            limit = min(asked, context_length(model) - 1)
             room = room_for_prompt(model, limit)
             ids, cut = without_beginning(tokenizer(context, add_special_tokens=False).input_ids, room)
             temperature = float(settings.get("temperature") or 0.0) if settings.get("do_sample") else 0.0
             todo.append(Request(ids, limit, self._answering.threshold, temperature=temperature, seed=request.doc_id))
             cuts.setdefault(request.task_name, []).append((cut, room))
         for task, found in cuts.items():
-            if words := cut_in_words(task, [cut for cut, _ in found], min(room for _, room in found)):
-                Reporter().say(words)
+            Reporter().say_once(cut_in_words(task, [cut for cut, _ in found], min(room for _, room in found)))
         return self._answering.decode_all(todo, Reporter(), "answering")
 
     def get_model_info(self) -> dict[str, Any]:

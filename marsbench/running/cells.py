@@ -12,7 +12,7 @@ from marsbench.compiled.graphs import kind_of_batch
 from marsbench.decoding.engine import Batch, Method
 from marsbench.decoding.outside import OutsideMethod
 from marsbench.evaluation.benchmarks import benchmark, fingerprint
-from marsbench.evaluation.harness import AnswerLog, EngineModel, Exam, cut_in_words, evaluate
+from marsbench.evaluation.harness import AnswerLog, Exam, answer, cut_in_words, room_for_prompt
 from marsbench.evaluation.local_data import Unavailable
 from marsbench.forward.linear import packing_in_words
 from marsbench.keys import content_hash, versions
@@ -125,19 +125,18 @@ class Cells:
             def follow(done: int, asked: int) -> None:
                 bar.update(done, asked, tokens_per_second=log.emitted / (time.perf_counter() - started))
 
-            model = EngineModel(exam, log, answering, limit, follow)
-            scored = evaluate(model)
-        cuts = [answer.prompt_cut for answer in scored.answers]
-        if said := cut_in_words(chosen.name, cuts, model.room):
+            scored = answer(exam, log, answering, limit, follow)
+        cuts = [one.prompt_cut for one in scored.answers]
+        if said := cut_in_words(chosen.name, cuts, room_for_prompt(loaded.model, limit)):
             self._run.reporter.say(said)
         row = EvaluationRow(
             key, "done", "", scale.scale, **arm.identity, benchmark=chosen.name, metric=chosen.headline,
             correct=scored.correct,
             others={name: values for name, values in scored.scores.items() if name != chosen.headline},
-            emitted=[answer.emitted for answer in scored.answers],
-            forwards=[answer.forwards for answer in scored.answers],
-            finished=[int(answer.finished) for answer in scored.answers],
-            past_stop=[answer.past_stop for answer in scored.answers],
+            emitted=[one.emitted for one in scored.answers],
+            forwards=[one.forwards for one in scored.answers],
+            finished=[int(one.finished) for one in scored.answers],
+            past_stop=[one.past_stop for one in scored.answers],
             seconds=round(time.perf_counter() - started, 3), max_new_tokens=limit, checkpoint=loaded.weights,
             provenance={**origin, **loaded.origin, **packing_in_words()},
             prompt_cut=cuts, dtype=_dtype_of(loaded), digests=scored.digests,

@@ -8,6 +8,7 @@ closes with "The answer is (B)."
 from __future__ import annotations
 
 import random
+from itertools import accumulate
 
 from marsbench.world.difficulty import Difficulty
 from marsbench.world.facts import facts, known
@@ -26,10 +27,9 @@ def fact(rng: random.Random, level: Difficulty) -> str:
     )
 
 
-def _hop(rng: random.Random, element: str, mass: int, count: int) -> str:
-    """The part of the reasoning that turns a count of one element into a mass."""
-    told = "[The mass of|One atom of|We know that|Each] {e} [is|weighs|has] {m}[, so|, thus|, and|;] {n} * {m} [=|is|makes] {t}."
-    return say(rng, told, e=element, m=mass, n=count, t=count * mass)
+# How a count of one element becomes a mass, and how masses add up to a kind.
+_HOP = "[The mass of|One atom of|We know that|Each] {e} [is|weighs|has] {m}[, so|, thus|, and|;] {n} * {m} [=|is|makes] {t}."
+_TOTAL = "[Together|In total|Adding up|All in all], {sums}, [a|thus a|which is a|so a] {kind}."
 
 
 def sample(rng: random.Random, level: Difficulty) -> Example:
@@ -46,15 +46,11 @@ def sample(rng: random.Random, level: Difficulty) -> Example:
         "[What does it form|What kind of matter is it|As what does it occur|What is it]?",
         atoms=f"{', '.join(molecule[:-1])} and {molecule[-1]}",
     )
-    total = _total(rng, parts, kind)
-    hops = [_hop(rng, element, masses[element], count) for element, count in zip(elements, counts, strict=True)]
+    pairs = zip(accumulate(parts), parts[1:], strict=False)
+    sums = ", ".join(f"{sum_} + {part} [=|is|makes] {sum_ + part}" for sum_, part in pairs)
+    total = say(rng, _TOTAL.replace("{sums}", sums), kind=kind)
+    hops = [
+        say(rng, _HOP, e=element, m=masses[element], n=count, t=part)
+        for element, count, part in zip(elements, counts, parts, strict=True)
+    ]
     return choice(rng, question, options, kind, [*hops, total], f"gpqa {' '.join(molecule)} {options}")
-
-
-def _total(rng: random.Random, parts: list[int], kind: str) -> str:
-    """The part of the reasoning that adds up masses, one after the other, and says what they make."""
-    total, sums = parts[0], []
-    for part in parts[1:]:
-        sums.append(f"{total} + {part} [=|is|makes] {total + part}")
-        total += part
-    return say(rng, f"[Together|In total|Adding up|All in all], {', '.join(sums)}, [a|thus a|which is a|so a] {kind}.")
