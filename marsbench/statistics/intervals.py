@@ -251,7 +251,7 @@ def share_of_tokens(part: Sequence[int], whole: Sequence[int]) -> Estimate:
 
 @lru_cache(16)
 def resamples(n: int) -> NDArray[np.int64]:
-    """How often each of n items is drawn in every resample of a bootstrap, with a fixed seed: [resamples, n], to read."""
+    """How often each of n items is drawn in every resample of a bootstrap, with a fixed seed: [resamples, n]."""
     return np.random.default_rng(BOOTSTRAP_SEED).multinomial(n, np.full(n, 1 / n), RESAMPLES)
 
 
