@@ -15,12 +15,12 @@ from dataclasses import replace
 from typing import Any
 
 from marsbench.errors import UserError
-from marsbench.serving.errors import ApiError, not_ready, too_many, wrong
 from marsbench.serving.line import Line
 from marsbench.serving.messages import Cancel, Ending, Job, Piece, Ready, Report, State
 from marsbench.serving.metrics import Metrics
 from marsbench.serving.process import run
 from marsbench.serving.settings import Settings
+from marsbench.serving.wire import ApiError, not_ready, too_many, wrong
 
 _DEATHS = 4  # of engines in a row, none of which has answered a request: then no other is started
 _FIRST_WAIT_S = 1.0  # before the second start; then twice as long each time

@@ -6,12 +6,51 @@ What this server cannot do is refused by name, unless it is asked for in the way
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, StrictBool, StrictStr, WithJsonSchema
 
-from marsbench.serving.errors import wrong
 from marsbench.serving.messages import WIDEST, MethodName
+
+
+@dataclass(eq=False)
+class ApiError(Exception):
+    """An answer that is an error, as OpenAI's API words it: in an envelope that its clients know how to raise."""
+
+    status: int
+    message: str
+    param: str | None = None
+    code: str | None = None
+    retry_after: int | None = None
+
+    @property
+    def envelope(self) -> dict[str, Any]:
+        """The body."""
+        kinds = {401: "authentication_error", 429: "rate_limit_error"}
+        kind = kinds.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What goes with it."""
+        found = {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
+        return found | ({"WWW-Authenticate": 'Basic realm="marsbench"'} if self.status == 401 else {})
+
+
+def wrong(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+    """A request that can never be answered."""
+    return ApiError(400, message, param=param, code=code)
+
+
+def not_ready(why: str) -> ApiError:
+    """Nobody can be served at the moment."""
+    return ApiError(503, why, code="unavailable", retry_after=1)
+
+
+def too_many(why: str) -> ApiError:
+    """Nobody more can be served at the moment."""
+    return ApiError(429, why, code="queue_full", retry_after=1)
 
 
 def _whole(text: str) -> str:
@@ -82,7 +121,9 @@ class StreamOptions(BaseModel):
     """What a stream is to hold besides."""
 
     include_usage: StrictBool = False
-    include_forwards: StrictBool = Field(False, description="Ours: one chunk for each forward, with its tokens.")
+    include_forwards: StrictBool = Field(
+        default=False, description="Ours: one chunk for each forward, with its tokens."
+    )
 
 
 class _Decoding(_Body):
@@ -111,11 +152,6 @@ class _Decoding(_Body):
         if "" in found:
             raise wrong("a stop string is empty", "stop")
         return found
-
-    @property
-    def asks_for_forwards(self) -> bool:
-        """Whether every forward is to have a chunk of its own."""
-        return self.stream_options is not None and self.stream_options.include_forwards
 
     @property
     def best(self) -> int | None:
@@ -173,6 +209,7 @@ _Messages = Annotated[list[Message], Field(min_length=1, max_length=10_000, fail
 class ChatRequest(_Decoding):
     """`POST /v1/chat/completions`."""
 
+    echo: ClassVar[bool] = False
     messages: _Messages
     max_tokens: Annotated[int, Field(strict=True, ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(strict=True, ge=1)] | None = None
