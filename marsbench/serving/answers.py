@@ -16,18 +16,7 @@ from typing import Any, TypeVar
 from marsbench.serving.desk import Desk, Stream
 from marsbench.serving.messages import Ending, Job, Likelihood, MethodName, Piece, Ready, Wishes
 from marsbench.serving.text import Writer, bytes_of, decoding
-from marsbench.serving.wire import (
-    ApiError,
-    ChatRequest,
-    CompletionRequest,
-    Message,
-    StreamOptions,
-    dumps,
-    event,
-    not_ready,
-    too_many,
-    wrong,
-)
+from marsbench.serving.wire import ApiError, ChatRequest, CompletionRequest, Message, StreamOptions, dumps, event
 
 T = TypeVar("T")
 Body = dict[str, Any]
@@ -74,13 +63,13 @@ class Answers:
     def ready(self) -> Ready:
         """The engine's account of itself; `ApiError` while there is none."""
         if self.desk.ready is None:
-            raise not_ready("the engine is not ready")
+            raise ApiError.not_ready("the engine is not ready")
         return self.desk.ready
 
     async def aside(self, size: int, work: Callable[..., T], *arguments: Any) -> T:
         """Run a tokenizer's work on so much where it keeps nobody waiting; `ApiError` 429 where much waits already."""
         if size > _SMALL and self._ahead + size > self.settings.max_body:
-            raise too_many("the tokenizer has too much to do already")
+            raise ApiError.too_many("the tokenizer has too much to do already")
         self._ahead += size
         try:
             return await asyncio.get_running_loop().run_in_executor(self._tokenizing, work, *arguments)
@@ -96,7 +85,7 @@ class Answers:
         """Refuse a text that cannot fit before it is taken apart, which takes a hundred times its memory."""
         most = self.ready.context * self._longest
         if characters > most:
-            raise wrong(
+            raise ApiError.wrong(
                 f"this model's context is {self.ready.context} tokens, which have {most:,} characters at most; these "
                 f"are {characters:,}", param, "context_length_exceeded",
             )  # fmt: skip
@@ -114,7 +103,7 @@ class Answers:
         except ApiError:
             raise
         except Exception as error:  # whatever a template raises: it is a program that came with the checkpoint
-            raise wrong(f"the chat template refuses this conversation: {error}", "messages") from error
+            raise ApiError.wrong(f"the chat template refuses this conversation: {error}", "messages") from error
         return list(found["input_ids"])
 
     async def text_ids(self, text: str, special: bool = True) -> list[int]:
@@ -159,13 +148,13 @@ class Answers:
         """How many tokens may come; `ApiError` for a prompt that leaves no room, or is none."""
         ready = self.ready
         if not ids:
-            raise wrong("the prompt is empty", param)
+            raise ApiError.wrong("the prompt is empty", param)
         if max(ids) >= ready.vocabulary:
-            raise wrong(f"a token id lies outside the vocabulary of {ready.vocabulary}", param)
+            raise ApiError.wrong(f"a token id lies outside the vocabulary of {ready.vocabulary}", param)
         room = ready.context - len(ids)
         wanted = min(self.settings.max_new_tokens, max(room, 1)) if limit is None else limit
         if wanted > room:
-            raise wrong(
+            raise ApiError.wrong(
                 f"this model's context is {ready.context} tokens; the prompt has {len(ids)} and {wanted} are to follow",
                 param, "context_length_exceeded",
             )  # fmt: skip
@@ -175,10 +164,10 @@ class Answers:
         usual: MethodName = "mars" if "mars" in self.ready.methods else "ar"
         method = body.method or self.settings.method or usual
         if method not in self.ready.methods:
-            raise wrong(f"this checkpoint was not trained with masks, so it cannot do {method!r}", "method")
+            raise ApiError.wrong(f"this checkpoint was not trained with masks, so it cannot do {method!r}", "method")
         tau = body.threshold if method == "mars" and body.threshold is not None else 1.0
         if body.min_threshold is not None and body.min_threshold > tau:
-            raise wrong("'min_threshold' is above 'threshold'", "min_threshold")
+            raise ApiError.wrong("'min_threshold' is above 'threshold'", "min_threshold")
         return Wishes(method, body.threshold, body.min_threshold, body.block_size)
 
 

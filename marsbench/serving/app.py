@@ -24,7 +24,6 @@ from marsbench.serving.wire import (
     DetokenizeRequest,
     SpeedRequest,
     TokenizeRequest,
-    wrong,
 )
 
 _ERROR = {"description": "An error in OpenAI's envelope."}
@@ -52,7 +51,8 @@ async def _explained(_: Request, error: Exception) -> Response:
         case RequestValidationError():
             first = error.errors()[0]
             place = [str(part) for part in first["loc"] if part != "body"]
-            return answer(wrong(f"{'.'.join(place) or 'the body'}: {first['msg']}", place[0] if place else None))
+            what = f"{'.'.join(place) or 'the body'}: {first['msg']}"
+            return answer(ApiError.wrong(what, place[0] if place else None))
         case HTTPException():
             found = answer(ApiError(error.status_code, str(error.detail)))
             found.headers.update(error.headers or {})
@@ -155,9 +155,9 @@ def _read(app: FastAPI, answers: Answers) -> None:
         body.check()
         with answers.desk.let_in():
             if len(body.tokens) > answers.ready.context:
-                raise wrong(f"more tokens than this model's context, {answers.ready.context}", "tokens")
+                raise ApiError.wrong(f"more tokens than this model's context, {answers.ready.context}", "tokens")
             if body.tokens and max(body.tokens) >= answers.ready.vocabulary:
-                raise wrong(f"a token id lies outside the vocabulary of {answers.ready.vocabulary}", "tokens")
+                raise ApiError.wrong(f"a token id lies outside the vocabulary of {answers.ready.vocabulary}", "tokens")
             return Json({"prompt": await answers.aside(len(body.tokens), answers.decode_all, body.tokens)})
 
 
@@ -180,7 +180,7 @@ def _steer(app: FastAPI, answers: Answers) -> None:
         """Turn the default knobs, for everybody who fixed none of their own, from the next forward on."""
         desk.check_open()
         if desk.settings.adapt and body.draft_threshold is not None:
-            raise wrong("with --adapt, the server itself chooses what is drafted", "draft_threshold")
+            raise ApiError.wrong("with --adapt, the server itself chooses what is drafted", "draft_threshold")
         desk.turn(**body.model_dump(exclude_none=True))
         return described()
 

@@ -19,7 +19,7 @@ from marsbench.decoding.engine import Batch, check_requests, context_length
 from marsbench.decoding.generation import Generation, Meter, Request, as_list
 from marsbench.errors import UserError
 from marsbench.methods.mixed import Mixed
-from marsbench.serving.controller import Controller, Group, key_of
+from marsbench.serving.controller import Choice, Controller, Group, key_of
 from marsbench.serving.likelihood import Scorer
 from marsbench.serving.messages import WIDEST, Ending, Job, Knob, Likelihood, Report, State, Wishes
 from marsbench.serving.settings import Settings
@@ -262,16 +262,13 @@ class Engine:
         """How a request decodes as things are now."""
         if wishes.method == "ar":
             return Knob(None, 1)
-        threshold, widest = self._threshold(wishes), self.widest(wishes)
-        if self._controller is None:
-            return Knob(threshold, widest, wishes.method == "mars-verified")
-        return self._controller.memory.choice.knob(wishes, threshold, widest, max(1, len(self._running)))
+        choice = Choice(((1, WIDEST, self.settings.draft_threshold),))  # where nobody chooses: windows of any width
+        if self._controller is not None:
+            choice = self._controller.memory.choice
+        return choice.knob(wishes, self._threshold(wishes), self.widest(wishes), max(1, len(self._running)))
 
     def _threshold(self, wishes: Wishes) -> float:
-        """A request's own threshold, or the default of its method."""
-        if wishes.threshold is not None:
-            return wishes.threshold
-        return self.settings.draft_threshold if wishes.method == "mars-verified" else self.settings.threshold
+        return self.settings.threshold if wishes.threshold is None else wishes.threshold
 
     def _turn(self) -> None:
         """Bring the knobs of everybody in flight up to date."""

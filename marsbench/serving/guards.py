@@ -22,7 +22,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from marsbench.serving.logs import Log
 from marsbench.serving.settings import Settings
-from marsbench.serving.wire import ApiError, dumps, event, wrong
+from marsbench.serving.wire import ApiError, dumps, event
 
 T = TypeVar("T")
 _OPEN = ("/health", "/ping")  # routes that ask for no key
@@ -172,7 +172,7 @@ class Gate:
             await self._take_turn(scope["path"])
         if _parts(left[0]) > _MOST_PARTS and _parts(_QUOTED.sub(b"", left[0])) > _MOST_PARTS:
             # It would keep the event loop busy merely by being parsed.
-            raise wrong(f"the body has more than {_MOST_PARTS:,} lists, objects and fields")
+            raise ApiError.wrong(f"the body has more than {_MOST_PARTS:,} lists, objects and fields")
 
         async def again() -> Message:
             """The body once more, and then whatever the client does next."""

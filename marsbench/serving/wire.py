@@ -37,20 +37,20 @@ class ApiError(Exception):
         found = {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
         return found | ({"WWW-Authenticate": 'Basic realm="marsbench"'} if self.status == 401 else {})
 
+    @classmethod
+    def wrong(cls, message: str, param: str | None = None, code: str | None = None) -> ApiError:
+        """A request that can never be answered."""
+        return cls(400, message, param=param, code=code)
 
-def wrong(message: str, param: str | None = None, code: str | None = None) -> ApiError:
-    """A request that can never be answered."""
-    return ApiError(400, message, param=param, code=code)
+    @classmethod
+    def not_ready(cls, why: str) -> ApiError:
+        """Nobody can be served at the moment."""
+        return cls(503, why, code="unavailable", retry_after=1)
 
-
-def not_ready(why: str) -> ApiError:
-    """Nobody can be served at the moment."""
-    return ApiError(503, why, code="unavailable", retry_after=1)
-
-
-def too_many(why: str) -> ApiError:
-    """Nobody more can be served at the moment."""
-    return ApiError(429, why, code="queue_full", retry_after=1)
+    @classmethod
+    def too_many(cls, why: str) -> ApiError:
+        """Nobody more can be served at the moment."""
+        return cls(429, why, code="queue_full", retry_after=1)
 
 
 def _whole(text: str) -> str:
@@ -111,10 +111,10 @@ class _Body(BaseModel):
         """Raise `ApiError` for what cannot be done, and for what contradicts itself."""
         for name, value in (self.model_extra or {}).items():
             if name not in _NEUTRAL and name not in _HARMLESS:
-                raise wrong(f"there is no field {name[:100]!r}", name[:100])
+                raise ApiError.wrong(f"there is no field {name[:100]!r}", name[:100])
             if name in _NEUTRAL and value is not None and value not in _NEUTRAL[name]:
                 usual = f" other than {_NEUTRAL[name][0]!r}" if _NEUTRAL[name] else ""
-                raise wrong(f"this server does not support {name!r}{usual}", name)
+                raise ApiError.wrong(f"this server does not support {name!r}{usual}", name)
 
 
 class StreamOptions(BaseModel):
@@ -150,7 +150,7 @@ class _Decoding(_Body):
         """The stop strings."""
         found = [self.stop] if isinstance(self.stop, str) else list(self.stop or [])
         if "" in found:
-            raise wrong("a stop string is empty", "stop")
+            raise ApiError.wrong("a stop string is empty", "stop")
         return found
 
     @property
@@ -161,7 +161,7 @@ class _Decoding(_Body):
     def check(self) -> None:
         super().check()
         if self.method == "ar" and (self.threshold is not None or self.min_threshold is not None):
-            raise wrong("method 'ar' takes no threshold", "threshold")
+            raise ApiError.wrong("method 'ar' takes no threshold", "threshold")
 
 
 class CompletionRequest(_Decoding):
@@ -179,7 +179,7 @@ class CompletionRequest(_Decoding):
     def check(self) -> None:
         super().check()
         if self.max_tokens == 0 and not self.echo:
-            raise wrong("'max_tokens' of 0 asks for nothing; it goes with 'echo'", "max_tokens")
+            raise ApiError.wrong("'max_tokens' of 0 asks for nothing; it goes with 'echo'", "max_tokens")
 
 
 class TextPart(BaseModel):
@@ -223,7 +223,7 @@ class ChatRequest(_Decoding):
     def check(self) -> None:
         super().check()
         if self.top_logprobs is not None and not self.logprobs:
-            raise wrong("'top_logprobs' goes with 'logprobs'", "top_logprobs")
+            raise ApiError.wrong("'top_logprobs' goes with 'logprobs'", "top_logprobs")
 
 
 class TokenizeRequest(_Body):
@@ -237,7 +237,7 @@ class TokenizeRequest(_Body):
     def check(self) -> None:
         super().check()
         if (self.prompt is None) == (self.messages is None):
-            raise wrong("give either 'prompt' or 'messages'", "prompt")
+            raise ApiError.wrong("give either 'prompt' or 'messages'", "prompt")
 
 
 class DetokenizeRequest(_Body):
