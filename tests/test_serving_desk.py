@@ -17,10 +17,10 @@ import pytest
 
 from marsbench.serving import desk as desk_module
 from marsbench.serving.desk import Desk
-from marsbench.serving.errors import ApiError
 from marsbench.serving.line import Line
 from marsbench.serving.messages import Ending, Job, Ready, Report, State, Wishes
 from marsbench.serving.settings import Settings
+from marsbench.serving.wire import ApiError
 
 READY = Ready(None, 100, 100, ("ar",), 100)
 
@@ -63,7 +63,7 @@ def halts(pipe: Connection, _: Settings) -> None:
 
 
 def job(number: int, *prompt: int) -> Job:
-    return Job(number, list(prompt), 9, Wishes("ar"), arrived=time.perf_counter())
+    return Job(list(prompt), 9, id=number, wishes=Wishes("ar"), arrived=time.perf_counter())
 
 
 async def until(holds: Callable[[], Any], seconds: float = 30.0) -> None:

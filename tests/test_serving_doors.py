@@ -21,7 +21,7 @@ import uvicorn
 from typer.testing import CliRunner
 
 from marsbench.cli import app as command
-from marsbench.serving.answers import Answers
+from marsbench.serving.answers import Answers, Completion
 from marsbench.serving.app import build
 from marsbench.serving.connection import Connection
 from marsbench.serving.desk import Desk
@@ -329,13 +329,13 @@ def test_a_long_prompts_log_probabilities_take_no_time_of_others() -> None:
 
 def test_an_echoed_prompts_log_probabilities_are_streamed_aside(monkeypatch: pytest.MonkeyPatch) -> None:
     threads = set[str]()
-    worded = Answers._logprobs
+    worded = Completion._logprobs
 
     def noted(*arguments: Any) -> Any:
         threads.add(threading.current_thread().name)
         return worded(*arguments)
 
-    monkeypatch.setattr(Answers, "_logprobs", noted)
+    monkeypatch.setattr(Completion, "_logprobs", noted)
     for most in (0, 3):
         body = {"prompt": "ab" * 500, "max_tokens": most, "logprobs": 0, "echo": True, "stream": True}
         events = events_of(asyncio.run(paused(MadeUp(), body))[1])

@@ -43,7 +43,7 @@ def engine(model: PreTrainedModel, eos_id: int = EOS, **settings: Any) -> Engine
 
 def job(number: int, prompt: list[int], limit: int = 12, method: MethodName = "ar", **more: Any) -> Job:
     wishes = {name: more.pop(name) for name in ("threshold", "min_threshold", "window") if name in more}
-    return Job(number, prompt, limit, Wishes(method, **wishes), **more)
+    return Job(prompt, limit, id=number, wishes=Wishes(method, **wishes), **more)
 
 
 class Log:

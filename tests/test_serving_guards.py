@@ -7,12 +7,13 @@ from collections.abc import AsyncGenerator, MutableMapping
 from typing import Any
 
 import pytest
+from starlette.requests import ClientDisconnect
 
 from marsbench.serving.desk import Stream
-from marsbench.serving.errors import ApiError
-from marsbench.serving.guards import ClientGone, EventStream, Gate, until_gone
+from marsbench.serving.guards import EventStream, Gate, until_gone
 from marsbench.serving.messages import Ending, Job, Wishes
 from marsbench.serving.settings import Settings
+from marsbench.serving.wire import ApiError
 
 Message = MutableMapping[str, Any]
 
@@ -56,13 +57,13 @@ def test_a_client_that_goes_away_ends_the_work() -> None:
 
     asyncio.run(asyncio.wait_for(EventStream(events(), 9.0)({"type": "http"}, gone, send), 5))
     assert events.closed
-    with pytest.raises(ClientGone):
+    with pytest.raises(ClientDisconnect):
         asyncio.run(until_gone(gone, work()))
     assert worked == ["ended"]
 
 
 def job(number: int = 1) -> Job:
-    return Job(number, [5], 99, Wishes("ar"))
+    return Job([5], 99, id=number, wishes=Wishes("ar"))
 
 
 def test_what_waits_for_a_slow_reader_comes_at_once() -> None:

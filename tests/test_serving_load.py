@@ -18,7 +18,7 @@ from marsbench.rows.store import read_rows
 from marsbench.rows.workspace import Workspace
 from marsbench.running.run import Run
 from marsbench.studies.serving import STUDY, tally
-from marsbench.studies.serving.findings import full, goodput, lost, same_answers, switches, typical
+from marsbench.studies.serving.findings import Cells, goodput, lost, switches, typical
 from marsbench.studies.serving.load import Heard, read_answer
 from marsbench.studies.serving.measuring import Targets, arrivals, serving_rows, summed
 from marsbench.studies.serving.policies import (
@@ -79,11 +79,11 @@ def test_rates_have_intervals_above_nothing() -> None:
 
 def test_answers_are_held_against_those_of_ar() -> None:
     """Guards against answers called `ar`'s that nobody has compared, or that were to other questions."""
-    cells = {(name, "together", 1.0): [made_up(name, "together", 1.0, 0, 1.0)] for name in (AR.name, LOSSLESS.name)}
-    assert same_answers(cells, LOSSLESS.name) == (2, 2)
+    cells = Cells.of(made_up(name, "together", 1.0, 0, 1.0) for name in (AR.name, LOSSLESS.name))
+    assert cells.same_answers(LOSSLESS) == (2, 2)
     cells[LOSSLESS.name, "together", 1.0] = [made_up(LOSSLESS.name, "together", 1.0, 0, 1.0, answers=["a", "c", "d"])]
-    assert same_answers(cells, LOSSLESS.name) == (1, 2)
-    assert full(cells) == 0
+    assert cells.same_answers(LOSSLESS) == (1, 2)
+    assert cells.full == 0
 
 
 _ANSWER = (
@@ -205,8 +205,7 @@ def test_the_study_runs_and_resumes(micro_checkpoints: Path, tmp_path: Path, mon
     served, bare = (by_cell[AR.name, shape, float(AT_ONCE)] for shape in ("together", "engine"))
     assert (served.answers, served.emitted, served.right) == (bare.answers, bare.emitted, bare.right)
     assert served.forwards == bare.forwards
-    cells = {key: [row] for key, row in by_cell.items()}
-    same, asked = same_answers(cells, LOSSLESS.name)
+    same, asked = Cells.of(rows).same_answers(LOSSLESS)
     assert same == asked > 12
     known = len(read_rows(run.workspace.row_file))
     monkeypatch.setattr("marsbench.studies.serving.measuring._serving", None)  # nothing is left to be asked

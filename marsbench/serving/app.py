@@ -10,59 +10,56 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from marsbench import __version__
-from marsbench.serving.answers import Answers, Shape
+from marsbench.serving.answers import Answers, Completion
 from marsbench.serving.desk import Desk
-from marsbench.serving.errors import ApiError, wrong
-from marsbench.serving.guards import ClientGone, EventStream, Gate, Json, answer, until_gone
-from marsbench.serving.wire import ChatRequest, CompletionRequest, DetokenizeRequest, SpeedRequest, TokenizeRequest
+from marsbench.serving.guards import EventStream, Gate, Json, answer, until_gone
+from marsbench.serving.wire import (
+    ApiError,
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    SpeedRequest,
+    TokenizeRequest,
+)
 
 _ERROR = {"description": "An error in OpenAI's envelope."}
 
 
 def build(desk: Desk, say: Callable[[str], object] = print) -> Gate:
     """The application."""
+    answers = Answers(desk)
     app = FastAPI(
         title="marsbench", version=__version__, docs_url=None, redoc_url=None,
         responses={code: _ERROR for code in (400, 401, 403, 404, 408, 413, 422, 429, 500, 503, 504)},
+        exception_handlers=dict.fromkeys((ApiError, RequestValidationError, HTTPException, ClientDisconnect, Exception),
+                                         _explained),
     )  # fmt: skip
-    answers = Answers(desk)
-    _explain_errors(app)
-    _complete(app, answers)
-    _describe(app, desk, answers)
-    _read(app, desk, answers)
-    _steer(app, desk, answers)
+    for routes in (_complete, _describe, _read, _steer):
+        routes(app, answers)
     return Gate(app, desk.settings, say, desk.check_room)
 
 
-def _explain_errors(app: FastAPI) -> None:
+async def _explained(_: Request, error: Exception) -> Response:
     """Every error in one envelope."""
-
-    @app.exception_handler(ApiError)
-    async def known(_: Request, error: ApiError) -> Response:
-        return answer(error)
-
-    @app.exception_handler(RequestValidationError)
-    async def invalid(_: Request, error: RequestValidationError) -> Response:
-        first = error.errors()[0]
-        place = [str(part) for part in first["loc"] if part != "body"]
-        return answer(wrong(f"{'.'.join(place) or 'the body'}: {first['msg']}", place[0] if place else None))
-
-    @app.exception_handler(HTTPException)
-    async def refused(_: Request, error: HTTPException) -> Response:
-        found = answer(ApiError(error.status_code, str(error.detail)))
-        found.headers.update(error.headers or {})
-        return found
-
-    @app.exception_handler(ClientGone)
-    async def gone(_: Request, error: ClientGone) -> Response:
-        return Response(status_code=499)  # which nobody reads
-
-    @app.exception_handler(Exception)
-    async def bug(_: Request, error: Exception) -> Response:
-        return answer(ApiError(500, "the server has made a mistake; its log has the traceback"))
+    match error:
+        case ApiError():
+            return answer(error)
+        case RequestValidationError():
+            first = error.errors()[0]
+            place = [str(part) for part in first["loc"] if part != "body"]
+            what = f"{'.'.join(place) or 'the body'}: {first['msg']}"
+            return answer(ApiError.wrong(what, place[0] if place else None))
+        case HTTPException():
+            found = answer(ApiError(error.status_code, str(error.detail)))
+            found.headers.update(error.headers or {})
+            return found
+        case ClientDisconnect():
+            return Response(status_code=499)  # which nobody reads
+    return answer(ApiError(500, "the server has made a mistake; its log has the traceback"))
 
 
 def _complete(app: FastAPI, answers: Answers) -> None:
@@ -71,12 +68,10 @@ def _complete(app: FastAPI, answers: Answers) -> None:
     async def answered(body: ChatRequest | CompletionRequest, request: Request) -> Response:
         _check_model(answers, body.model)
         body.check()
-        settings, options = answers.settings, body.stream_options
-        shape = Shape(settings.name, isinstance(body, ChatRequest), options is not None and options.include_usage)
-        entry = request.scope["log"]
+        found = Completion(answers, body, request.scope["log"])
         if body.stream:
-            return EventStream(answers.events(body, shape, entry), settings.ping)
-        return Json(await until_gone(request.receive, answers.collect(body, shape, entry)))
+            return EventStream(found.events(), answers.settings.ping)
+        return Json(await until_gone(request.receive, found.whole()))
 
     @app.post("/v1/chat/completions")
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
@@ -97,14 +92,14 @@ def _check_model(answers: Answers, name: str | None) -> None:
                        code="model_not_found")  # fmt: skip
 
 
-def _describe(app: FastAPI, desk: Desk, answers: Answers) -> None:
+def _describe(app: FastAPI, answers: Answers) -> None:
     """What there is, and how it is."""
-    name, made = desk.settings.name, int(time.time())
+    desk, name, made = answers.desk, answers.settings.name, int(time.time())
     page = (Path(__file__).parent / "page.html").read_bytes()
 
     def model() -> dict[str, Any]:
-        about = {"root": name, "max_model_len": answers.ready.context}
-        return {"id": name, "object": "model", "created": made, "owned_by": "marsbench"} | about
+        return {"id": name, "object": "model", "created": made, "owned_by": "marsbench", "root": name,
+                "max_model_len": answers.ready.context}  # fmt: skip
 
     @app.get("/v1/models")
     async def models() -> Response:
@@ -140,14 +135,14 @@ def _describe(app: FastAPI, desk: Desk, answers: Answers) -> None:
         return Response(page, media_type="text/html", headers={"Content-Security-Policy": _ALONE})
 
 
-def _read(app: FastAPI, desk: Desk, answers: Answers) -> None:
+def _read(app: FastAPI, answers: Answers) -> None:
     """What the tokenizer says."""
 
     @app.post("/tokenize")
     async def tokenize(body: TokenizeRequest) -> Response:
         """A text's token ids."""
         body.check()
-        with desk.let_in():
+        with answers.desk.let_in():
             if body.messages is not None:
                 ids = await answers.chat_ids(body.messages)
             else:
@@ -158,20 +153,21 @@ def _read(app: FastAPI, desk: Desk, answers: Answers) -> None:
     async def detokenize(body: DetokenizeRequest) -> Response:
         """Token ids as text, special ones too."""
         body.check()
-        with desk.let_in():
+        with answers.desk.let_in():
             if len(body.tokens) > answers.ready.context:
-                raise wrong(f"more tokens than this model's context, {answers.ready.context}", "tokens")
+                raise ApiError.wrong(f"more tokens than this model's context, {answers.ready.context}", "tokens")
             if body.tokens and max(body.tokens) >= answers.ready.vocabulary:
-                raise wrong(f"a token id lies outside the vocabulary of {answers.ready.vocabulary}", "tokens")
+                raise ApiError.wrong(f"a token id lies outside the vocabulary of {answers.ready.vocabulary}", "tokens")
             return Json({"prompt": await answers.aside(len(body.tokens), answers.decode_all, body.tokens)})
 
 
-def _steer(app: FastAPI, desk: Desk, answers: Answers) -> None:
+def _steer(app: FastAPI, answers: Answers) -> None:
     """The knob."""
-    knobs = ("threshold", "draft_threshold", "block_size")
+    desk = answers.desk
 
     def described() -> Response:
-        found = {name: getattr(desk.settings, name) for name in knobs} | {"methods": list(answers.ready.methods)}
+        knobs = {name: getattr(desk.settings, name) for name in SpeedRequest.model_fields}
+        found = knobs | {"methods": list(answers.ready.methods)}
         return Json(found | {"state": desk.state._asdict() | {"queued": desk.queued}})
 
     @app.get("/v1/speed")
@@ -184,7 +180,7 @@ def _steer(app: FastAPI, desk: Desk, answers: Answers) -> None:
         """Turn the default knobs, for everybody who fixed none of their own, from the next forward on."""
         desk.check_open()
         if desk.settings.adapt and body.draft_threshold is not None:
-            raise wrong("with --adapt, the server itself chooses what is drafted", "draft_threshold")
+            raise ApiError.wrong("with --adapt, the server itself chooses what is drafted", "draft_threshold")
         desk.turn(**body.model_dump(exclude_none=True))
         return described()
 

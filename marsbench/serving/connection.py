@@ -62,9 +62,7 @@ class Connection(H11Protocol):
 
     def connection_made(self, transport: Any) -> None:
         """Take the newcomer in, in another's place where need be."""
-        others = [
-            cast(Connection, connection) for connection in self.connections if len(self.connections) >= self._most
-        ]
+        others = cast("set[Connection]", self.connections if len(self.connections) >= self._most else set())
         open_ones = [connection for connection in others if not connection.transport.is_closing()]
         self._counting = _Counting(transport)
         super().connection_made(cast(Any, self._counting))

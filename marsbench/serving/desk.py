@@ -15,12 +15,12 @@ from dataclasses import replace
 from typing import Any
 
 from marsbench.errors import UserError
-from marsbench.serving.errors import ApiError, not_ready, too_many, wrong
 from marsbench.serving.line import Line
 from marsbench.serving.messages import Cancel, Ending, Job, Piece, Ready, Report, State
 from marsbench.serving.metrics import Metrics
 from marsbench.serving.process import run
 from marsbench.serving.settings import Settings
+from marsbench.serving.wire import ApiError
 
 _DEATHS = 4  # of engines in a row, none of which has answered a request: then no other is started
 _FIRST_WAIT_S = 1.0  # before the second start; then twice as long each time
@@ -186,9 +186,9 @@ class Desk:
     def check_open(self) -> None:
         """Raise `ApiError` where nobody is let in."""
         if self.draining:
-            raise not_ready("the server is shutting down")
+            raise ApiError.not_ready("the server is shutting down")
         if self.ready is None:
-            raise not_ready("the engine is not ready")
+            raise ApiError.not_ready("the engine is not ready")
 
     @property
     def queued(self) -> int:
@@ -200,14 +200,15 @@ class Desk:
         self.check_open()
         if self.queued + count > self.settings.max_queue:
             self.metrics.counted["marsbench:requests_rejected"] += count
-            raise too_many(f"{self.queued} requests wait already, of {self.settings.max_queue} at most")
+            raise ApiError.too_many(f"{self.queued} requests wait already, of {self.settings.max_queue} at most")
 
     @contextlib.contextmanager
     def let_in(self, count: int = 1) -> Iterator[None]:
         """Count requests as waiting while they are read; `ApiError` 429 where the queue has no room."""
         if count > self.settings.max_queue:
             self.check_open()
-            raise wrong(f"{count} answers are asked for at once, of {self.settings.max_queue} at most", "prompt")
+            what = f"{count} answers are asked for at once, of {self.settings.max_queue} at most"
+            raise ApiError.wrong(what, "prompt")
         self.check_room(count)
         self._outside += count
         try:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from marsbench.compiled.graphs import Graphs, why_not
@@ -18,7 +19,7 @@ from marsbench.decoding.engine import Batch, check_requests, context_length
 from marsbench.decoding.generation import Generation, Meter, Request, as_list
 from marsbench.errors import UserError
 from marsbench.methods.mixed import Mixed
-from marsbench.serving.controller import Controller, Group, key_of
+from marsbench.serving.controller import Choice, Controller, Group, key_of
 from marsbench.serving.likelihood import Scorer
 from marsbench.serving.messages import WIDEST, Ending, Job, Knob, Likelihood, Report, State, Wishes
 from marsbench.serving.settings import Settings
@@ -29,25 +30,25 @@ _PIECE = 256  # positions of prompts that are forwarded between two steps, at mo
 _TROUBLE = (MemoryError, RuntimeError)  # torch's own lack of memory is a RuntimeError
 
 
-@dataclass
 class Running:
-    """A request in flight."""
+    """A request: it waits, its prompt is read, it is in flight, it ends."""
 
-    job: Job
-    knob: Knob
-    slots: int
-    scorer: Scorer | None = None  # of one whose log-probabilities are wanted as its tokens come
-    used: int | None = None  # tokens that are wanted of it, once that is known
-    failure: str = ""  # why it cannot be answered
-    before: int = 0  # the engine's steps before its first
-
-    def __post_init__(self) -> None:
+    def __init__(self, job: Job) -> None:
+        self.job, self.came = job, time.perf_counter()
+        # What it may need of the cache: prompt, answer, and the guesses behind it.
+        self.slots = -(-(len(job.prompt_ids) + job.max_new_tokens + BEHIND) // _SLOT_STEP) * _SLOT_STEP
+        # What is kept besides where tokens are scored as they come: all of it once more.
+        self.scored_slots = self.slots if job.streamed and job.best is not None else 0
+        self.scorer: Scorer | None = None  # once its log-probabilities are looked for
+        self.used: int | None = None  # tokens that are wanted of it, once that is known
+        self.failure = ""  # why it cannot be answered
+        self.before = 0  # the engine's steps before its first
+        self.knob = Knob(None, 1)
         self.thresholds: tuple[float, float] | None = None
-        self.windows = (self.knob.window, self.knob.window)
+        self.windows = (WIDEST, 1)
         self.lossless = True
         self.accepted: Counter[int] = Counter()  # its steps with masks by the tokens that they settled beyond the first
         self._drafted = self.counted = 0  # masks that stood in its steps, up to that one of the engine
-        self.turn(self.knob, 0)
 
     def drafted(self, steps: int) -> int:
         """Masks that have stood in its steps when the engine has done so many."""
@@ -89,7 +90,7 @@ class Engine:
             meter=self._meter, prefill_positions=settings.prefill_positions, shapes=shapes,
         )  # fmt: skip
         self._batch = self._make_batch()
-        self._waiting: dict[int, tuple[Job, float]] = {}  # in their order, and when they came
+        self._waiting: dict[int, Running] = {}  # in their order
         self._running: dict[int, Running] = {}
         self._joining: dict[int, Running] = {}  # those whose prompts are being forwarded
         self._pieces: Iterator[None] = iter(())  # what is left of that
@@ -108,7 +109,7 @@ class Engine:
 
     def submit(self, job: Job) -> None:
         """Put a job at the end of the queue."""
-        self._waiting[job.id] = job, time.perf_counter()
+        self._waiting[job.id] = Running(job)
 
     def cancel(self, number: int, used: int | None = None) -> None:
         """End a request; what it has come to is reported as cancelled, or as stopped where its first `used` tokens are
@@ -116,7 +117,7 @@ class Engine:
         """
         if number in self._waiting:
             self._apart.discard(number)
-            self._end(self._waiting.pop(number)[0], Ending("cancelled"))
+            self._end(self._waiting.pop(number).job, Ending("cancelled"))
         if number in self._joining:  # a long prompt comes alone
             self._pieces = iter(())
             self._end(self._joining.pop(number).job, Ending("cancelled"))
@@ -152,48 +153,41 @@ class Engine:
 
     # ---- who may come in ----
 
-    def _next_in_line(self) -> list[Job]:
+    def _next_in_line(self) -> list[Running]:
         """Those at the head of the queue that rows, cache and one prefill have room for."""
-        found: list[Job] = []
+        found: list[Running] = []
         if not self._waiting:  # as before most steps
             return found
         longest = max((running.slots for running in self._running.values()), default=0)
-        prompt, scored = 0, sum(self._scored_slots(running.job) for running in self._running.values())
-        for job, _ in self._waiting.values():
-            longest, prompt = max(longest, self._slots(job)), max(prompt, len(job.prompt_ids))
+        prompt, scored = 0, sum(running.scored_slots for running in self._running.values())
+        for number, first in self._waiting.items():
+            longest, prompt = max(longest, first.slots), max(prompt, len(first.job.prompt_ids))
             rows = len(self._running) + len(found) + 1
-            scored += self._scored_slots(job)
+            scored += first.scored_slots
             if rows > self.settings.max_rows or (rows > 1 and rows * longest + scored > self.slots):
                 break
-            if found and ((len(found) + 1) * prompt > self._piece() or {job.id, found[0].id} & self._apart):
+            if found and ((len(found) + 1) * prompt > self._piece() or {number, found[0].job.id} & self._apart):
                 break
-            found.append(job)
-        for job in found:
-            del self._waiting[job.id]
-            self._apart.discard(job.id)
+            found.append(first)
+        for newcomer in found:
+            del self._waiting[newcomer.job.id]
+            self._apart.discard(newcomer.job.id)
         return found
 
     def _piece(self) -> int:
         """Positions of prompts in one forward, at most: few where somebody waits for the next step."""
         return min(_PIECE, self.settings.prefill_positions) if self._running else self.settings.prefill_positions
 
-    def _slots(self, job: Job) -> int:
-        """What a job may need of the cache: prompt, answer, and the guesses behind it."""
-        return -(-(len(job.prompt_ids) + job.max_new_tokens + BEHIND) // _SLOT_STEP) * _SLOT_STEP
-
-    def _scored_slots(self, job: Job) -> int:
-        """What is kept besides of a job whose tokens are scored as they come: all of it once more."""
-        return self._slots(job) if job.streamed and job.best is not None else 0
-
-    def _join(self, jobs: list[Job]) -> None:
+    def _join(self, newcomers: list[Running]) -> None:
         """Begin with their prompts; one that cannot be run is told so, and keeps nobody else out."""
-        requests = {}
+        requests: dict[int, Request] = {}
         if self._controller is not None and not self._running:
             self._controller.wake()
-        for job in jobs:
+        for newcomer in newcomers:
+            job, knob = newcomer.job, self._knob(newcomer.job.wishes)
             self._report.started.append(job.id)
-            knob = self._knob(job.wishes)
-            request = self._request(job, knob)
+            newcomer.turn(knob, 0)
+            request = replace(job, threshold=knob.threshold, window=knob.window, verified=knob.verified)
             checked = request
             if not job.max_new_tokens:  # then its last token stands where an answer's first would
                 checked = replace(request, prompt_ids=job.prompt_ids[:-1] or job.prompt_ids, max_new_tokens=1)
@@ -205,7 +199,7 @@ class Engine:
             if not job.max_new_tokens:
                 self._score_alone(job)
                 continue
-            self._joining[job.id] = Running(job, knob, self._slots(job))
+            self._joining[job.id] = newcomer
             requests[job.id] = request
         self._pieces = self._batch.joining(requests, self._piece())
         self._join_on()
@@ -233,7 +227,7 @@ class Engine:
     def _put_back(self, jobs: list[Job]) -> None:
         """Let newcomers wait once more, to come one by one: where many find no memory, each of them may."""
         self._apart |= {job.id for job in jobs}
-        self._waiting = {job.id: (job, time.perf_counter()) for job in jobs} | self._waiting
+        self._waiting = {job.id: Running(job) for job in jobs} | self._waiting
         self._report.started[:] = [number for number in self._report.started if number not in self._apart]
 
     def _arrive(self, number: int) -> None:
@@ -244,21 +238,14 @@ class Engine:
     def _score_alone(self, job: Job) -> None:
         """A job that generates nothing."""
         try:
-            found = None if job.best is None else self._scorer(job).read(job.prompt_ids)
+            found = None if job.best is None else self._scorer(job.best).read(job.prompt_ids)
         except _TROUBLE as error:
             self._fail(job, f"the prompt cannot be run: {_first_line(error)}")
         else:
             self._end(job, Ending("length", forwards=1, likelihood=found))
 
-    def _scorer(self, job: Job) -> Scorer:
-        return Scorer(self.model, job.best or 0, self.settings.prefill_positions)
-
-    def _request(self, job: Job, knob: Knob) -> Request:
-        return Request(
-            job.prompt_ids, job.max_new_tokens, knob.threshold, temperature=job.temperature, seed=job.seed,
-            ignore_eos=job.ignore_eos, window=knob.window, verified=knob.verified, top_k=job.cut[0], top_p=job.cut[1],
-            min_p=job.cut[2],
-        )  # fmt: skip
+    def _scorer(self, best: int) -> Scorer:
+        return Scorer(self.model, best, self.settings.prefill_positions)
 
     def _fail(self, job: Job, why: str) -> None:
         self._end(job, Ending("cancelled", failure=why))
@@ -275,16 +262,13 @@ class Engine:
         """How a request decodes as things are now."""
         if wishes.method == "ar":
             return Knob(None, 1)
-        threshold, widest = self._threshold(wishes), self.widest(wishes)
-        if self._controller is None:
-            return Knob(threshold, widest, wishes.method == "mars-verified")
-        return self._controller.memory.choice.knob(wishes, threshold, widest, max(1, len(self._running)))
+        choice = Choice(((1, WIDEST, self.settings.draft_threshold),))  # where nobody chooses: windows of any width
+        if self._controller is not None:
+            choice = self._controller.memory.choice
+        return choice.knob(wishes, self._threshold(wishes), self.widest(wishes), max(1, len(self._running)))
 
     def _threshold(self, wishes: Wishes) -> float:
-        """A request's own threshold, or the default of its method."""
-        if wishes.threshold is not None:
-            return wishes.threshold
-        return self.settings.draft_threshold if wishes.method == "mars-verified" else self.settings.threshold
+        return self.settings.threshold if wishes.threshold is None else wishes.threshold
 
     def _turn(self) -> None:
         """Bring the knobs of everybody in flight up to date."""
@@ -292,7 +276,7 @@ class Engine:
         if self._controller is not None:
             if self._to_decide:
                 now = time.perf_counter()
-                waited = now - min((at for _, at in self._waiting.values()), default=now)
+                waited = now - min((one.came for one in self._waiting.values()), default=now)
                 self._controller.decide(self._groups(), waited)
                 self._to_decide = False
             choice = self._controller.memory.choice
@@ -326,7 +310,7 @@ class Engine:
         while self._failed:
             number = self._failed.pop()
             if number in self._running:
-                self._safely(lambda number=number: self._batch.leave(number))  # type: ignore[misc]
+                self._safely(partial(self._batch.leave, number))
         if self._controller is not None:
             self._to_decide |= self._controller.stepped(began, self._meter.positions - before, rows)
 
@@ -361,34 +345,33 @@ class Engine:
                 running.accepted[len(tokens) - 1] += 1
             if self._controller is not None:
                 self._controller.note(running.key, running.knob.window, len(tokens))
-        found = self._scored(running, tokens) if running.job.best is not None and running.job.streamed else None
+        found = self._read(running, tokens) if running.scored_slots else None
+        if running.failure:
+            self._failed.append(number)
         if tokens[-1] in self._eos_ids and not running.job.ignore_eos:
             tokens = tokens[:-1]
         if tokens or found:
             self._report.tokens.setdefault(number, []).append((tokens, found))
 
-    def _scored(self, running: Running, tokens: list[int]) -> Likelihood | None:
-        """How probable the latest tokens are; before the first ones, the prompt is read, and told if it is echoed."""
-        prompt = list(running.job.prompt_ids) if running.scorer is None else []
+    def _read(self, running: Running, tokens: Sequence[int]) -> Likelihood | None:
+        """How probable its next tokens are; before the first ones, the prompt is read, and told if it is echoed."""
+        job, prompt = running.job, running.job.prompt_ids if running.scorer is None else ()
+        if job.best is None:
+            return None
         try:
-            running.scorer = running.scorer or self._scorer(running.job)
+            running.scorer = running.scorer or self._scorer(job.best)
             found = running.scorer.read([*prompt, *tokens])
         except _TROUBLE as error:
             running.failure = f"its log-probabilities cannot be had: {_first_line(error)}"
-            self._failed.append(running.job.id)
             return None
-        return found if running.job.echo else found.part(len(prompt))
+        return found if job.echo else found.part(len(prompt))
 
     def _finished(self, number: int, generation: Generation) -> None:
         running = self._running.pop(number)
         job, found, finish = running.job, None, generation.finish if running.used is None else "stop"
-        if job.best is not None and not job.streamed and finish != "cancelled":
+        if not job.streamed and finish != "cancelled":
             ended_by = [] if generation.eos_id is None else [generation.eos_id]  # emitted, so it has a probability too
-            answer = [*generation.tokens, *ended_by][: running.used]
-            try:
-                found = self._scorer(job).read([*job.prompt_ids, *answer]).part(0 if job.echo else len(job.prompt_ids))
-            except _TROUBLE as error:
-                running.failure = f"its log-probabilities cannot be had: {_first_line(error)}"
+            found = self._read(running, [*generation.tokens, *ended_by][: running.used])
         steps, drafted = self._steps - running.before, running.drafted(self._steps)
         self._rows += steps
         self._guesses += drafted
@@ -404,23 +387,19 @@ class Engine:
 
     def _state(self) -> State:
         running = [*self._running.values(), *self._joining.values()]
-        taus = [
-            request.knob.threshold
-            for request in running
-            if request.knob.threshold is not None and not request.knob.verified
-        ]
-        longest = max((request.slots for request in running), default=0)
+        taus = [one.knob.threshold for one in running if one.knob.threshold is not None and not one.knob.verified]
+        longest = max((one.slots for one in running), default=0)
         return State(
             running=len(running),
             waiting=len(self._waiting),
-            slots=longest * len(running) + sum(self._scored_slots(request.job) for request in running),
+            slots=longest * len(running) + sum(one.scored_slots for one in running),
             forwards=self._meter.forwards + self._meter.prompt_forwards,
             positions=self._meter.positions + self._meter.prompt_positions,
             settled=self._settled,
-            rows=self._rows + sum(self._steps - request.before for request in self._running.values()),
-            guesses=self._guesses + sum(request.drafted(self._steps) for request in self._running.values()),
+            rows=self._rows + sum(self._steps - one.before for one in self._running.values()),
+            guesses=self._guesses + sum(one.drafted(self._steps) for one in self._running.values()),
             threshold=sum(taus) / len(taus) if taus else None,
-            window=sum(request.knob.window for request in running) / len(running) if running else 0.0,
+            window=sum(one.knob.window for one in running) / len(running) if running else 0.0,
             relief=self._controller.memory.choice.relief if self._controller is not None else 0.0,
         )
 

@@ -15,32 +15,28 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import anyio
-from starlette.responses import RedirectResponse, Response
+from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import RedirectResponse, Response, StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from marsbench.serving.errors import ApiError, wrong
 from marsbench.serving.logs import Log
 from marsbench.serving.settings import Settings
-from marsbench.serving.wire import dumps, event
+from marsbench.serving.wire import ApiError, dumps, event
 
-Headers = dict[bytes, bytes]
 T = TypeVar("T")
 _OPEN = ("/health", "/ping")  # routes that ask for no key
 _MOST_PARTS = 2**17  # lists, objects and fields of a body: each costs the parser far more than its bytes
 _QUOTED = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?', re.DOTALL)  # whatever it begins with, it matches: never twice
 
 
-class ClientGone(Exception):
-    """Nobody is there any more to be answered."""
-
-
 async def until_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """What the work comes to; it is cancelled as soon as the client goes away (`ClientGone`)."""
+    """What the work comes to; it is cancelled as soon as the client goes away (`ClientDisconnect`)."""
     task, watch = asyncio.ensure_future(work), asyncio.ensure_future(_gone(receive))
     try:
         await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
-            raise ClientGone
+            raise ClientDisconnect
         return task.result()
     finally:
         task.cancel()
@@ -67,7 +63,7 @@ def answer(error: ApiError) -> Json:
     return Json(error.envelope, status_code=error.status, headers=error.headers)
 
 
-class EventStream(Response):
+class EventStream(StreamingResponse):
     """Server-sent events, written as they come.
 
     Nothing goes out before the first event: until then, an error still has a status of its own. After `ping_s` seconds
@@ -77,8 +73,7 @@ class EventStream(Response):
     media_type = "text/event-stream"
 
     def __init__(self, events: AsyncGenerator[bytes, None], ping_s: float) -> None:
-        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
-        del self.headers["content-length"]
+        super().__init__(events, headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         self._events, self._ping_s = events, ping_s
         self._begun, self._wrote_at, self._writing = False, time.monotonic(), asyncio.Lock()
 
@@ -86,7 +81,7 @@ class EventStream(Response):
         pings = asyncio.ensure_future(self._ping(send))
         try:
             await until_gone(receive, self._write_all(send))
-        except ClientGone:
+        except ClientDisconnect:
             return  # an answer that is not complete: the connection is closed
         finally:
             pings.cancel()
@@ -138,8 +133,8 @@ class Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers: Headers = dict(scope["headers"])
-        number = headers.get(b"x-request-id", b"").decode("latin-1")
+        headers = Headers(scope=scope)
+        number = headers.get("x-request-id", "")
         scope["id"] = number = number if re.fullmatch(r"[\w.:-]{1,128}", number, re.ASCII) else uuid.uuid4().hex
         scope["log"] = entry = {"at": time.time(), "id": number, "route": f"{scope['method']} {scope['path']}"}
         added = [(b"x-request-id", number.encode()), (b"x-content-type-options", b"nosniff"), *self._cors(headers)]
@@ -153,6 +148,10 @@ class Gate:
 
         try:
             await self._let_in(scope, headers, receive, sent)
+        except ClientDisconnect:
+            return
+        except ApiError as error:
+            await answer(error)(scope, receive, sent)
         finally:
             self._log.write(entry | {"seconds": round(time.perf_counter() - began, 4)})
 
@@ -163,22 +162,23 @@ class Gate:
             return
         if prefix and scope["path"].startswith(f"{prefix}/"):  # else a proxy has taken it away
             scope["path"] = scope["path"].removeprefix(prefix)
-        try:
-            self._check_name(headers)
-            if scope["method"] == "OPTIONS" and b"access-control-request-method" in headers and self._cors(headers):
-                await Response(status_code=204)(scope, receive, send)
-                return
-            self._check_key(scope, headers)
-            body = await self._body(headers, receive)
-            if scope["method"] == "POST":
-                await self._take_turn(scope["path"])
-            _check_parts(body)
-        except ApiError as error:
-            await answer(error)(scope, receive, send)
-        except ClientGone:
+        self._check_name(headers)
+        if scope["method"] == "OPTIONS" and "access-control-request-method" in headers and self._cors(headers):
+            await Response(status_code=204)(scope, receive, send)
             return
-        else:
-            await self._app(scope, _replayed(body, receive), send)
+        self._check_key(scope, headers)
+        left = [await self._body(headers, receive)]
+        if scope["method"] == "POST":
+            await self._take_turn(scope["path"])
+        if _parts(left[0]) > _MOST_PARTS and _parts(_QUOTED.sub(b"", left[0])) > _MOST_PARTS:
+            # It would keep the event loop busy merely by being parsed.
+            raise ApiError.wrong(f"the body has more than {_MOST_PARTS:,} lists, objects and fields")
+
+        async def again() -> Message:
+            """The body once more, and then whatever the client does next."""
+            return {"type": "http.request", "body": left.pop(), "more_body": False} if left else await receive()
+
+        await self._app(scope, again, send)
 
     async def _take_turn(self, path: str) -> None:
         """Wait for a turn of the event loop in which no other body is read, and be refused early where need be.
@@ -193,10 +193,10 @@ class Gate:
 
     def _check_name(self, headers: Headers) -> None:
         """Refuse names and pages of others: one that leads a browser here acts for whoever sits before it."""
-        given = headers.get(b"host", b"localhost").decode("latin-1").lower()
+        given = headers.get("host", "localhost").lower()
         if "*" not in self._names and not (_is_address(given) or _host(given) in self._names):
             raise ApiError(403, f"this server is not called {given!r}: see --allowed-host", code="foreign_host")
-        origin = headers.get(b"origin", b"").decode("latin-1").lower()
+        origin = headers.get("origin", "").lower()
         netloc = origin.partition("://")[2]
         ours = netloc == given or _host(netloc) in self._settings.allowed_host
         if origin and not ours and not self._cors(headers):
@@ -204,15 +204,15 @@ class Gate:
 
     def _cors(self, headers: Headers) -> list[tuple[bytes, bytes]]:
         """What tells a browser that the page may read the answer."""
-        origin = headers.get(b"origin")
-        if origin is None or not {"*", origin.decode("latin-1")} & {*self._settings.cors_origin}:
+        origin = headers.get("origin")
+        if origin is None or not {"*", origin} & {*self._settings.cors_origin}:
             return []
-        return [
-            (b"access-control-allow-origin", origin), (b"vary", b"Origin"), (b"access-control-max-age", b"600"),
-            (b"access-control-allow-methods", b"GET, POST, PUT"),
-            (b"access-control-allow-headers", headers.get(b"access-control-request-headers", b"*")),
-            (b"access-control-expose-headers", b"X-Request-Id, Retry-After"),
-        ]  # fmt: skip
+        return Headers({
+            "access-control-allow-origin": origin, "vary": "Origin", "access-control-max-age": "600",
+            "access-control-allow-methods": "GET, POST, PUT",
+            "access-control-allow-headers": headers.get("access-control-request-headers", "*"),
+            "access-control-expose-headers": "X-Request-Id, Retry-After",
+        }).raw  # fmt: skip
 
     def _check_key(self, scope: Scope, headers: Headers) -> None:
         """Refuse who has no key: as a bearer, as OpenAI's clients have it, or as a password, as a browser does."""
@@ -225,7 +225,7 @@ class Gate:
             keys.append(settings.speed_key)
         if not keys or scope["path"] in _OPEN:
             return
-        way, _, given = headers.get(b"authorization", b"").partition(b" ")
+        way, _, given = headers.get("authorization", "").encode("latin-1").partition(b" ")
         if way.lower() == b"basic":
             try:
                 given = base64.b64decode(given, validate=True).partition(b":")[2]
@@ -238,29 +238,19 @@ class Gate:
         """The whole body."""
         most, read_s = self._settings.max_body, self._settings.read_timeout
         too_large = ApiError(413, f"the body has more than {most:,} bytes", code="body_too_large")
-        announced = headers.get(b"content-length", b"0")
-        if announced.isdigit() and int(announced) > most:
+        announced = headers.get("content-length", "0")
+        if announced.isdecimal() and int(announced) > most:
             raise too_large
         body = bytearray()
         try:
             with anyio.fail_after(read_s):
-                while True:
-                    message = await receive()
-                    if message["type"] == "http.disconnect":
-                        raise ClientGone
-                    body += message.get("body", b"")
+                async for part in Request({"type": "http"}, receive).stream():
+                    body += part
                     if len(body) > most:
                         raise too_large
-                    if not message.get("more_body", False):
-                        return bytes(body)
+                return bytes(body)
         except TimeoutError as error:
             raise ApiError(408, f"the body did not come within {read_s:g} seconds", code="timeout") from error
-
-
-def _check_parts(body: bytes) -> None:
-    """Refuse what would keep the event loop busy merely by being parsed."""
-    if _parts(body) > _MOST_PARTS and _parts(_QUOTED.sub(b"", body)) > _MOST_PARTS:
-        raise wrong(f"the body has more than {_MOST_PARTS:,} lists, objects and fields")
 
 
 def _parts(body: bytes) -> int:
@@ -287,13 +277,3 @@ def _is_address(netloc: str) -> bool:
         return bool(ipaddress.ip_address(_host(netloc)))
     except ValueError:
         return False
-
-
-def _replayed(body: bytes, receive: Receive) -> Receive:
-    """The body once more, and then whatever the client does next."""
-    left = [body]
-
-    async def again() -> Message:
-        return {"type": "http.request", "body": left.pop(), "more_body": False} if left else await receive()
-
-    return again

@@ -5,13 +5,13 @@ Nothing heavy is imported here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
+from marsbench.decoding.generation import Finish, Request
+
 MethodName = Literal["ar", "mars", "mars-verified"]
 WIDEST = 16  # windows, at most
-Finish = Literal["eos", "stop", "length", "cancelled"]
 
 
 class Knob(NamedTuple):
@@ -36,18 +36,12 @@ class Wishes:
     window: int | None = None  # the widest
 
 
-@dataclass(frozen=True)
-class Job:
-    """A request as the engine takes it."""
+@dataclass(frozen=True, kw_only=True)
+class Job(Request):
+    """A request as the engine takes it, which turns its knobs; of 0 new tokens, only its likelihood is asked for."""
 
     id: int
-    prompt_ids: Sequence[int]
-    max_new_tokens: int  # 0: only its likelihood is asked for
     wishes: Wishes
-    temperature: float = 0.0
-    seed: int = 0
-    cut: tuple[int, float, float] = (0, 1.0, 0.0)  # top_k, top_p and min_p
-    ignore_eos: bool = False
     best: int | None = None  # log-probabilities of its tokens are wanted, and of so many of the best at each place
     echo: bool = False  # whether they are wanted for the prompt too
     streamed: bool = False  # whether they are wanted as the tokens come

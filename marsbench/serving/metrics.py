@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import accumulate
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from marsbench.serving.messages import State
@@ -59,13 +59,9 @@ class Metrics:
         self._tau, self._per_forward = 0.0, 0.0
         self.counted, self.ended = Counter[str](), Counter[str]()  # by name; requests by what ended them
         self.first_token = Times("vllm:time_to_first_token_seconds", "From a request's arrival to its first token.")
-        self.per_token = Times(
-            "vllm:inter_token_latency_seconds", "Between tokens; those that come together share it."
-        )  # fmt: skip
+        self.per_token = Times("vllm:inter_token_latency_seconds", "Between tokens; those that come together share it.")
         self.queued = Times("vllm:request_queue_time_seconds", "From a request's arrival to its prompt's forward.")
         self.whole = Times("vllm:e2e_request_latency_seconds", "From a request's arrival to its end.")
-        self._registry = CollectorRegistry()
-        self._registry.register(self)
 
     def take(self, state: State) -> None:
         """What the engine says after a forward; it counts from its own start."""
@@ -88,28 +84,27 @@ class Metrics:
 
     def page(self) -> bytes:
         """The exposition format."""
-        return generate_latest(self._registry)
+        return generate_latest(self)
 
     def collect(self) -> Iterator[Metric]:
         """All of them, as `prometheus_client` asks for them."""
-        state = self._last
+        state, own = self._last, [self._model]
         now = (state.running, state.waiting, state.slots / self.slots, self._tau, state.window, self._per_forward)
         for (name, words), value in zip(_GAUGES.items(), now, strict=True):
             gauge = GaugeMetricFamily(name, words, labels=["model_name"])
-            gauge.add_metric([self._model], value)
+            gauge.add_metric(own, value)
             yield gauge
         for name, words in _COUNTERS.items():
             counter = CounterMetricFamily(name, words, labels=["model_name"])
-            counter.add_metric([self._model], self.counted[name])
+            counter.add_metric(own, self.counted[name])
             yield counter
-        ended = CounterMetricFamily(
-            "vllm:request_success", "Requests by what ended them.", labels=["model_name", "finished_reason"]
-        )
+        labels = ["model_name", "finished_reason"]
+        ended = CounterMetricFamily("vllm:request_success", "Requests by what ended them.", labels=labels)
         for reason, count in self.ended.items():
             ended.add_metric([self._model, reason], count)
         yield ended
         for times in (self.first_token, self.per_token, self.queued, self.whole):
             histogram = HistogramMetricFamily(times.name, times.words, labels=["model_name"])
             buckets = zip([*map(str, map(float, _SECONDS)), "+Inf"], accumulate(times.counts), strict=True)
-            histogram.add_metric([self._model], list(buckets), times.sum)
+            histogram.add_metric(own, list(buckets), times.sum)
             yield histogram

@@ -6,12 +6,51 @@ What this server cannot do is refused by name, unless it is asked for in the way
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, StrictBool, StrictStr, WithJsonSchema
 
-from marsbench.serving.errors import wrong
 from marsbench.serving.messages import WIDEST, MethodName
+
+
+@dataclass(eq=False)
+class ApiError(Exception):
+    """An answer that is an error, as OpenAI's API words it: in an envelope that its clients know how to raise."""
+
+    status: int
+    message: str
+    param: str | None = None
+    code: str | None = None
+    retry_after: int | None = None
+
+    @property
+    def envelope(self) -> dict[str, Any]:
+        """The body."""
+        kinds = {401: "authentication_error", 429: "rate_limit_error"}
+        kind = kinds.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What goes with it."""
+        found = {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
+        return found | ({"WWW-Authenticate": 'Basic realm="marsbench"'} if self.status == 401 else {})
+
+    @classmethod
+    def wrong(cls, message: str, param: str | None = None, code: str | None = None) -> ApiError:
+        """A request that can never be answered."""
+        return cls(400, message, param=param, code=code)
+
+    @classmethod
+    def not_ready(cls, why: str) -> ApiError:
+        """Nobody can be served at the moment."""
+        return cls(503, why, code="unavailable", retry_after=1)
+
+    @classmethod
+    def too_many(cls, why: str) -> ApiError:
+        """Nobody more can be served at the moment."""
+        return cls(429, why, code="queue_full", retry_after=1)
 
 
 def _whole(text: str) -> str:
@@ -72,17 +111,19 @@ class _Body(BaseModel):
         """Raise `ApiError` for what cannot be done, and for what contradicts itself."""
         for name, value in (self.model_extra or {}).items():
             if name not in _NEUTRAL and name not in _HARMLESS:
-                raise wrong(f"there is no field {name[:100]!r}", name[:100])
+                raise ApiError.wrong(f"there is no field {name[:100]!r}", name[:100])
             if name in _NEUTRAL and value is not None and value not in _NEUTRAL[name]:
                 usual = f" other than {_NEUTRAL[name][0]!r}" if _NEUTRAL[name] else ""
-                raise wrong(f"this server does not support {name!r}{usual}", name)
+                raise ApiError.wrong(f"this server does not support {name!r}{usual}", name)
 
 
 class StreamOptions(BaseModel):
     """What a stream is to hold besides."""
 
     include_usage: StrictBool = False
-    include_forwards: StrictBool = Field(False, description="Ours: one chunk for each forward, with its tokens.")
+    include_forwards: StrictBool = Field(
+        default=False, description="Ours: one chunk for each forward, with its tokens."
+    )
 
 
 class _Decoding(_Body):
@@ -109,13 +150,8 @@ class _Decoding(_Body):
         """The stop strings."""
         found = [self.stop] if isinstance(self.stop, str) else list(self.stop or [])
         if "" in found:
-            raise wrong("a stop string is empty", "stop")
+            raise ApiError.wrong("a stop string is empty", "stop")
         return found
-
-    @property
-    def asks_for_forwards(self) -> bool:
-        """Whether every forward is to have a chunk of its own."""
-        return self.stream_options is not None and self.stream_options.include_forwards
 
     @property
     def best(self) -> int | None:
@@ -125,7 +161,7 @@ class _Decoding(_Body):
     def check(self) -> None:
         super().check()
         if self.method == "ar" and (self.threshold is not None or self.min_threshold is not None):
-            raise wrong("method 'ar' takes no threshold", "threshold")
+            raise ApiError.wrong("method 'ar' takes no threshold", "threshold")
 
 
 class CompletionRequest(_Decoding):
@@ -143,7 +179,7 @@ class CompletionRequest(_Decoding):
     def check(self) -> None:
         super().check()
         if self.max_tokens == 0 and not self.echo:
-            raise wrong("'max_tokens' of 0 asks for nothing; it goes with 'echo'", "max_tokens")
+            raise ApiError.wrong("'max_tokens' of 0 asks for nothing; it goes with 'echo'", "max_tokens")
 
 
 class TextPart(BaseModel):
@@ -173,6 +209,7 @@ _Messages = Annotated[list[Message], Field(min_length=1, max_length=10_000, fail
 class ChatRequest(_Decoding):
     """`POST /v1/chat/completions`."""
 
+    echo: ClassVar[bool] = False
     messages: _Messages
     max_tokens: Annotated[int, Field(strict=True, ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(strict=True, ge=1)] | None = None
@@ -186,7 +223,7 @@ class ChatRequest(_Decoding):
     def check(self) -> None:
         super().check()
         if self.top_logprobs is not None and not self.logprobs:
-            raise wrong("'top_logprobs' goes with 'logprobs'", "top_logprobs")
+            raise ApiError.wrong("'top_logprobs' goes with 'logprobs'", "top_logprobs")
 
 
 class TokenizeRequest(_Body):
@@ -200,7 +237,7 @@ class TokenizeRequest(_Body):
     def check(self) -> None:
         super().check()
         if (self.prompt is None) == (self.messages is None):
-            raise wrong("give either 'prompt' or 'messages'", "prompt")
+            raise ApiError.wrong("give either 'prompt' or 'messages'", "prompt")
 
 
 class DetokenizeRequest(_Body):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
+from statistics import fmean
 
 from marsbench.findings.claims import TIMES, Claim, Measured
 from marsbench.findings.company import company_remark
@@ -20,25 +21,8 @@ from marsbench.rows.kinds import Row, ServingRow
 from marsbench.running.plans import TrainedStage
 from marsbench.statistics.decisions import Bound
 from marsbench.statistics.intervals import Estimate
-from marsbench.studies.serving.findings import (
-    Cells,
-    accuracy,
-    by_policy,
-    cells_of,
-    full,
-    goodput,
-    lost,
-    lowest_tau,
-    of_a_request,
-    over_repeats,
-    per_forward,
-    ratio,
-    same_answers,
-    switches,
-    times,
-    tokens_per_second,
-    typical,
-)
+from marsbench.studies.serving import findings
+from marsbench.studies.serving.findings import Cells, accuracy, goodput, over_repeats, tokens_per_second, typical
 from marsbench.studies.serving.policies import (
     AR,
     AT_ONCE,
@@ -53,6 +37,7 @@ from marsbench.studies.serving.policies import (
     LOWEST,
     PER_TOKEN,
     POLICIES,
+    Policy,
 )
 from marsbench.studies.study import Study, measured_by, ours
 
@@ -70,40 +55,39 @@ HOW_LOADS_ARE_READ = (
 
 
 def sections(rows: Sequence[Row], scale: str, seeds: BySeed) -> Iterable[str]:
-    if not cells_of(rows):
+    if not Cells.of(rows):
         return [f"# Serving at scale {scale}: nothing measured yet"]
     return laid_out(__name__, _slots)(rows, scale, seeds)
 
 
 def _slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
-    cells = cells_of(rows)
+    cells = Cells.of(rows)
     laps = [row for some in cells.values() for row in some]
-    loads, last = _loads(cells), laps[-1]
+    loads, full, last = cells.loads, cells.full, laps[-1]
     shown = [load for place, load in enumerate(loads) if place in (0, len(loads) // 2, len(loads) - 1)]
     found = [claim for claim in CLAIMS if claim.over(seeds.values()).estimate is not None]
-    same, asked = same_answers(cells, LOSSLESS.name)
-    few, carried, missed, steps = _few(cells), _carried(cells), lost(laps), _steps(cells)
+    same, asked = cells.same_answers(LOSSLESS)
+    few, carried, steps, lost = _few(cells), _carried(cells), _steps(cells), findings.lost(laps)
+    unanswered = f"Of {sum(row.requests for row in laps):,} requests, {lost:,} were not answered." if lost else ""
     return {
-        "asks": "does lowering tau buy throughput under load?" if full(cells) else "what do its users get?",
+        "asks": "does lowering tau buy throughput under load?" if full else "what do its users get?",
         "in_part": "" if loads else "**In part.** Not measured yet: requests that come by themselves, load by load.",
         "answers": "\n".join(filter(None, [answers(found, seeds), _right(cells)])),
         "few": few,
         "asked": f"{asked:,}" if few else "",
         "same": f"{same:,}" if few else "",
         "carried": carried,
-        "in_flight": f"{full(cells):g}" if carried else "",
+        "in_flight": f"{full:g}" if carried else "",
         "figure": f"![Good answers per second by load]({GOODPUT}.png)" if loads else "",
         "by_load": paragraphs("## Load by load", HOW_LOADS_ARE_READ, _by_load(cells, shown)) if loads else "",
-        "under_load": UNDER_LOAD if full(cells) else "",
+        "under_load": UNDER_LOAD if full else "",
         "tokens": str(last.max_new_tokens),
         "rows": str(last.rows),
-        "load_of_one": f"{full(cells) or max(FEW):g}",
+        "load_of_one": f"{full or max(FEW):g}",
         "least": f"{min(row.took for row in laps):.1f}",
         "most": f"{max(row.took for row in laps):.1f}",
         "repeats": str(max(map(len, cells.values()))),
-        "unanswered": f"Of {sum(row.requests for row in laps):,} requests, {missed:,} were not answered."
-        if missed
-        else "",
+        "unanswered": unanswered,
         "company": company_remark(laps),
         "verdict": _verdict(cells),
         "lowest": f"{LOWEST:g}",
@@ -121,7 +105,7 @@ def _slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
 
 
 def _right(cells: Cells) -> str:
-    fast, ar = (accuracy(cells.get((policy.name, "together", full(cells)), [])) for policy in (FAST, AR))
+    fast, ar = (accuracy(cells.laps(policy, "together", cells.full)) for policy in (FAST, AR))
     if fast is None or ar is None:
         return ""
     return (
@@ -132,11 +116,10 @@ def _right(cells: Cells) -> str:
 
 def tally(seeds: BySeed) -> str:
     """What a full server gains by a lower tau, or else what a user alone gains; of the first seed."""
-    cells = cells_of(next(iter(seeds.values())))
-    found = ratio(cells, FAST.name, EXACT.name, "together", full(cells), tokens_per_second)
+    cells = Cells.of(next(iter(seeds.values())))
+    found, alone = cells.ratio(FAST, EXACT, cells.full), cells.ratio(LOSSLESS, AR, 1.0)
     if found is not None:
         return f"{FAST.name} over {EXACT.name}, full server: {_said(found)} times the tokens/s"
-    alone = ratio(cells, LOSSLESS.name, AR.name, "together", 1.0, of_a_request)
     return "measured" if alone is None else f"{LOSSLESS.name} over ar, one request: {_said(alone)} times the tokens/s"
 
 
@@ -151,8 +134,8 @@ def _verdict(cells: Cells) -> str:
     for policy in (LOSSLESS, LOSSY):
         compared = {
             f"{other.name} at load {load:g} ({_said(each)})": each.interval.high < 1
-            for load, other in product(_loads(cells), FIXED)
-            if (each := ratio(cells, policy.name, other.name, "steady", load, goodput)) is not None
+            for load, other in product(cells.loads, FIXED)
+            if (each := cells.ratio(policy, other, load, "steady")) is not None
         }
         worse = "; ".join(name for name, is_behind in compared.items() if is_behind)
         if compared:
@@ -163,37 +146,34 @@ def _verdict(cells: Cells) -> str:
 # ---- claims ----
 
 
-def _full_server(policy: str, rows: Sequence[Row]) -> Measured:
-    cells = cells_of(rows)
-    return Measured(ratio(cells, FAST.name, policy, "together", full(cells), tokens_per_second))
-
-
-def _of_a_user(count: int, rows: Sequence[Row]) -> Measured:
-    return Measured(ratio(cells_of(rows), LOSSLESS.name, AR.name, "together", float(count), of_a_request))
+def _ratio(one: Policy, other: Policy, count: int, rows: Sequence[Row]) -> Measured:
+    """With so many requests in flight; 0 is a full server."""
+    cells = Cells.of(rows)
+    return Measured(cells.ratio(one, other, count or cells.full))
 
 
 _more = partial(Claim, bound=Bound(low=1.0), unit=TIMES, counts="repeats")
 CLAIMS = (
     _more(
-        measure=partial(_of_a_user, 1),
+        measure=partial(_ratio, LOSSLESS, AR, 1),
         name="one-at-a-time",
         text="A user alone gets more tokens per second from a server that drafts and checks than by AR decoding",
         compared="tokens/s of a request alone, `adaptive, lossless` over `ar`",
     ),
     _more(
-        measure=partial(_of_a_user, 4),
+        measure=partial(_ratio, LOSSLESS, AR, 4),
         name="four-at-a-time",
         text="Each of four users gets more tokens per second from a server that drafts and checks than by AR decoding",
         compared="tokens/s of each of four requests, `adaptive, lossless` over `ar`",
     ),
     _more(
-        measure=partial(_full_server, EXACT.name),
+        measure=partial(_ratio, FAST, EXACT, 0),
         name="lower-tau",
         text="A full server carries more tokens per second at a lower tau",
         compared=f"tokens/s, tau = {FAST.asks['threshold']:g} over tau = {EXACT.asks['threshold']:g}",
     ),
     _more(
-        measure=partial(_full_server, AR.name),
+        measure=partial(_ratio, FAST, AR, 0),
         name="over-ar",
         text="A full server carries more tokens per second at a low tau than by AR decoding",
         compared=f"tokens/s, tau = {FAST.asks['threshold']:g} over `ar`",
@@ -204,22 +184,17 @@ CLAIMS = (
 # ---- tables ----
 
 
-def _loads(cells: Cells) -> list[float]:
-    return sorted({load for _, shape, load in cells if shape == "steady"})
-
-
 def _few(cells: Cells) -> str:
     lines = []
-    for count in map(float, FEW):
-        for policy, rows in by_policy(cells, "together", count):
-            if policy in (AR, LOSSLESS):
-                over = ratio(cells, policy.name, AR.name, "together", count, of_a_request)
-                lines.append([
-                    f"{count:g}", policy.name, _ms(rows, "first_token", 1, 2), _ms(rows, "per_token", 2, 2),
-                    _ms(rows, "whole", 0, 2), f"{over_repeats(rows, of_a_request).value:,.0f}",
-                    _said(over) if policy != AR else "", f"{over_repeats(rows, tokens_per_second).value:,.0f}",
-                    f"{per_forward(rows):.2f}", _cost(rows, over) if policy != AR else "",
-                ])  # fmt: skip
+    for count, policy in product(FEW, (AR, LOSSLESS)):
+        if rows := cells.laps(policy, "together", count):
+            over = cells.ratio(policy, AR, count)
+            beside = ["", ""] if policy == AR else [_said(over), _cost(rows, over)]
+            lines.append([
+                f"{count}", policy.name, _ms(rows, "first_token", 1, 2), _ms(rows, "per_token", 2, 2),
+                _ms(rows, "whole", 0, 2), _rate(rows, findings.of_a_request), beside[0], _rate(rows),
+                f"{findings.per_forward(rows):.2f}", beside[1],
+            ])  # fmt: skip
     head = ["at a time", "", "first token", "per token", "whole answer", "a user's tokens/s", "over `ar`",
             "all users' tokens/s", "tokens/forward", COST]  # fmt: skip
     return table(head, lines, text=(1,)) if any(line[1] == LOSSLESS.name for line in lines) else ""
@@ -227,16 +202,20 @@ def _few(cells: Cells) -> str:
 
 def _carried(cells: Cells) -> str:
     lines = []
-    for policy, rows in by_policy(cells, "together", full(cells)):
-        over = ratio(cells, policy.name, AR.name, "together", full(cells), tokens_per_second)
-        carried = f"{over_repeats(rows, tokens_per_second).value:,.0f}"
-        lines.append([policy.name, carried, _said(over), f"{per_forward(rows):.2f}", _cost(rows, over), _share(rows)])
+    for policy, rows in cells.by_policy("together", cells.full):
+        over = cells.ratio(policy, AR, cells.full)
+        tokens = f"{findings.per_forward(rows):.2f}"
+        lines.append([policy.name, _rate(rows), _said(over), tokens, _cost(rows, over), _share(rows)])
     return table(["a full server", "tokens/s", "over `ar`", "tokens/forward", COST, "right, %"], lines)
+
+
+def _rate(rows: Sequence[ServingRow], measure: Callable[[ServingRow], float] = tokens_per_second) -> str:
+    return f"{over_repeats(rows, measure).value:,.0f}"
 
 
 def _cost(rows: Sequence[ServingRow], over: Estimate | None) -> str:
     """What a policy's forward costs in forwards of `ar`, by its tokens per forward and its speed over `ar`'s."""
-    return f"{per_forward(rows) / over.value:.2f}" if over is not None and over.value else "n/a"
+    return f"{findings.per_forward(rows) / over.value:.2f}" if over is not None and over.value else "n/a"
 
 
 def _share(rows: Sequence[ServingRow]) -> str:
@@ -245,13 +224,13 @@ def _share(rows: Sequence[ServingRow]) -> str:
 
 
 def _http(cells: Cells) -> str:
-    bare, served = (cells.get((AR.name, shape, float(AT_ONCE)), []) for shape in ("engine", "together"))
-    speeds = [[tokens_per_second(row) for row in rows] for rows in (bare, served)]
-    if not all(speeds):
+    bare, served = (cells.laps(AR, shape, AT_ONCE) for shape in ("engine", "together"))
+    if not (bare and served):
         return ""
-    part = typical([speed / alone for alone, speed in zip(*speeds, strict=False)])
+    pairs = zip(bare, served, strict=False)
+    part = typical([tokens_per_second(its) / tokens_per_second(alone) for alone, its in pairs])
     head = ["", "engine alone, tokens/s", "over HTTP, tokens/s", "of the engine's"]
-    return table(head, [[AR.name, *(f"{typical(speed).value:,.0f}" for speed in speeds), _said(part)]])
+    return table(head, [[AR.name, _rate(bare), _rate(served), _said(part)]])
 
 
 def _by_load(cells: Cells, loads: Sequence[float]) -> str:
@@ -261,26 +240,28 @@ def _by_load(cells: Cells, loads: Sequence[float]) -> str:
         lines = [
             [
                 policy.name, _ms(rows, "first_token"), _ms(rows, "per_token", 1), _ms(rows, "whole"),
-                _said(over_repeats(rows, goodput)), f"{over_repeats(rows, tokens_per_second).value:,.0f}",
-                f"{lowest_tau(rows):.2f}", _share(rows), _ms(rows, "lag", 1).split(" ")[-1],
+                _said(over_repeats(rows, goodput)), _rate(rows), f"{findings.lowest_tau(rows):.2f}", _share(rows),
+                _ms(rows, "lag", 1).split(" ")[-1],
             ]
-            for policy, rows in by_policy(cells, "steady", load)
+            for policy, rows in cells.by_policy("steady", load)
         ]  # fmt: skip
         parts.append(f"### Load {load:g}\n\n{table(head, lines)}")
     return paragraphs(*parts)
 
 
 def _ms(rows: Sequence[ServingRow], name: str, digits: int = 0, count: int = 3) -> str:
-    return " / ".join(f"{1000 * seconds:.{digits}f}" for seconds in times(rows, name)[:count]) or "n/a"
+    """So many percentiles of some time, each the mean over laps; "n/a" where nobody was answered."""
+    found = zip(*[values for row in rows if (values := getattr(row, name))], strict=True)
+    return " / ".join(f"{1000 * fmean(each):.{digits}f}" for each in list(found)[:count]) or "n/a"
 
 
 def _steps(cells: Cells) -> str:
     lines = [
         [
             policy.name, f"{goodput(row):.1f}", _ms([row], "whole"), f"{max(row.timeline['waiting']):g}",
-            f"{switches(row, 'relief')}", f"{min(row.timeline['tau']):.2f}",
+            f"{findings.switches(row, 'relief')}", f"{min(row.timeline['tau']):.2f}",
         ]
-        for policy, (row,) in by_policy(cells, "step", HIGH)
+        for policy, (row,) in cells.by_policy("step", HIGH)
     ]  # fmt: skip
     return table(["", "good/s", "whole answer, ms", "most waiting", "turns of tau", "lowest mean tau"], lines)
 
@@ -290,17 +271,17 @@ def _steps(cells: Cells) -> str:
 
 def draw(rows: Sequence[Row], reports: Path) -> list[Path]:
     """Goodput by load, and a step in load over time."""
-    cells = cells_of(rows)
+    cells = Cells.of(rows)
     with drawn_alike():
-        by_load = _draw_loads(cells, reports / GOODPUT) if _loads(cells) else []
-        return by_load + (_draw_steps(cells, reports / STEP) if by_policy(cells, "step", HIGH) else [])
+        by_load = _draw_loads(cells, reports / GOODPUT) if cells.loads else []
+        return by_load + (_draw_steps(cells, reports / STEP) if cells.by_policy("step", HIGH) else [])
 
 
 def _draw_loads(cells: Cells, stem: Path) -> list[Path]:
     figure = new_figure(7.5, 4.2)
     axes = figure.subplots()
     for place, policy in enumerate(POLICIES):
-        laps = {load: cells.get((policy.name, "steady", load), []) for load in _loads(cells)}
+        laps = {load: cells.laps(policy, "steady", load) for load in cells.loads}
         if found := {load: over_repeats(rows, goodput) for load, rows in laps.items() if rows}:
             axes.errorbar(
                 list(found), [each.value for each in found.values()], yerr=error_bars([*found.values()], 1.0),
@@ -316,7 +297,7 @@ def _draw_steps(cells: Cells, stem: Path) -> list[Path]:
     figure = new_figure(9.5, 7.0)
     grid = figure.subplots(4, 1, sharex=True)
     for axes, name in zip(grid, ("running", "waiting", "tau", "window"), strict=True):
-        for policy, (row,) in by_policy(cells, "step", HIGH):
+        for policy, (row,) in cells.by_policy("step", HIGH):
             line = row.timeline
             axes.plot(line["at"], line[name], label=policy.name, color=COLOURS[POLICIES.index(policy)])
             for third in (1, 2):

@@ -13,23 +13,57 @@ from marsbench.rows.kinds import Row, ServingRow
 from marsbench.statistics.intervals import Estimate, Interval, percentiles, reach, resamples
 from marsbench.studies.serving.policies import AR, FEW, POLICIES, Policy
 
-Cells = dict[tuple[str, str, float], list[ServingRow]]  # (policy, shape, load) -> its repeats
-Measure = Callable[[ServingRow], float]
 
+class Cells(dict[tuple[str, str, float], list[ServingRow]]):
+    """A policy's name, a shape and a load -> the laps of that cell, repeat by repeat."""
 
-def cells_of(rows: Iterable[Row]) -> Cells:
-    """The cells, each with its repeats in their order; of one measured twice, the last."""
-    found: dict[tuple[str, str, float], dict[int, ServingRow]] = {}
-    for row in rows:
-        if isinstance(row, ServingRow) and row.status == "done":
-            found.setdefault((row.policy, row.shape, row.load), {})[row.repeat] = row
-    return {key: [repeats[number] for number in sorted(repeats)] for key, repeats in found.items()}
+    @classmethod
+    def of(cls, rows: Iterable[Row]) -> Cells:
+        """Those of some rows; of a lap that was measured twice, the last counts."""
+        found: dict[tuple[str, str, float], dict[int, ServingRow]] = {}
+        for row in rows:
+            if isinstance(row, ServingRow) and row.status == "done":
+                found.setdefault((row.policy, row.shape, row.load), {})[row.repeat] = row
+        return cls({key: [repeats[number] for number in sorted(repeats)] for key, repeats in found.items()})
 
+    @property
+    def full(self) -> float:
+        """How many requests in flight fill the server: the most that there were, if more than a few; else 0."""
+        most = max((load for name, shape, load in self if (name, shape) == (AR.name, "together")), default=0.0)
+        return most if most > max(FEW) else 0.0
 
-def full(cells: Cells) -> float:
-    """How many requests in flight fill the server: the most that there were, if more than a few; else 0."""
-    most = max((load for name, shape, load in cells if (name, shape) == (AR.name, "together")), default=0.0)
-    return most if most > max(FEW) else 0.0
+    @property
+    def loads(self) -> list[float]:
+        """The loads of requests that came by themselves."""
+        return sorted({load for _, shape, load in self if shape == "steady"})
+
+    def laps(self, policy: Policy, shape: str, load: float) -> list[ServingRow]:
+        """The laps of a cell, if any."""
+        return self.get((policy.name, shape, load), [])
+
+    def by_policy(self, shape: str, load: float) -> list[tuple[Policy, list[ServingRow]]]:
+        """The laps of all policies that were measured so."""
+        return [(policy, laps) for policy in POLICIES if (laps := self.laps(policy, shape, load))]
+
+    def ratio(self, one: Policy, other: Policy, load: float, shape: str = "together") -> Estimate | None:
+        """One policy's speed over another's, repeat by repeat, which asked the same; None where there is none, or of 0.
+
+        It is the goodput of requests that came by themselves, what a user gets where there are a few, and else what all
+        of them get together.
+        """
+        measure = goodput if shape == "steady" else of_a_request if load in FEW else tokens_per_second
+        laps = zip(self.laps(one, shape, load), self.laps(other, shape, load), strict=False)
+        pairs = [(measure(mine), measure(its)) for mine, its in laps]
+        return typical([mine / its for mine, its in pairs]) if pairs and all(its for _, its in pairs) else None
+
+    def same_answers(self, policy: Policy) -> tuple[int, int]:
+        """How many questions were answered as by `ar` in laps that asked the same, and how many were asked of both."""
+        same = asked = 0
+        for (name, shape, load), laps in self.items():
+            for one, other in zip(laps, self.laps(AR, shape, load), strict=False) if name == policy.name else ():
+                both = [pair for pair in zip(one.answers, other.answers, strict=False) if all(pair)]
+                same, asked = same + sum(mine == its for mine, its in both), asked + len(both)
+        return same, asked
 
 
 def goodput(row: ServingRow) -> float:
@@ -68,17 +102,6 @@ def accuracy(rows: Sequence[ServingRow]) -> float | None:
     return sum(row.right or 0 for row in marked) / sum(row.answered for row in marked) if marked else None
 
 
-def same_answers(cells: Cells, policy: str) -> tuple[int, int]:
-    """How many questions were answered as by `ar` in laps that asked the same, and how many were asked of both."""
-    same = asked = 0
-    for (name, shape, load), rows in cells.items():
-        if name == policy:
-            for one, other in zip(rows, cells.get((AR.name, shape, load), []), strict=False):
-                both = [pair for pair in zip(one.answers, other.answers, strict=False) if all(pair)]
-                same, asked = same + sum(mine == its for mine, its in both), asked + len(both)
-    return same, asked
-
-
 def typical(values: Sequence[float]) -> Estimate:
     """The geometric mean of numbers above 0, with Student's 95 % interval on their logarithms: it stays above 0.
 
@@ -93,29 +116,9 @@ def typical(values: Sequence[float]) -> Estimate:
     return Estimate(exp(fmean(logs)), limits, len(logs))
 
 
-def over_repeats(rows: Sequence[ServingRow], measure: Measure) -> Estimate:
+def over_repeats(rows: Sequence[ServingRow], measure: Callable[[ServingRow], float]) -> Estimate:
     """What a number is over repeats."""
     return typical([measure(row) for row in rows])
-
-
-def ratio(cells: Cells, one: str, other: str, shape: str, load: float, measure: Measure) -> Estimate | None:
-    """One policy's number over another's, repeat by repeat, which asked the same; None where there is none, or of 0."""
-    pairs = [
-        (measure(mine), measure(its))
-        for mine, its in zip(cells.get((one, shape, load), []), cells.get((other, shape, load), []), strict=False)
-    ]
-    return typical([mine / its for mine, its in pairs]) if pairs and all(its for _, its in pairs) else None
-
-
-def by_policy(cells: Cells, shape: str, load: float) -> list[tuple[Policy, list[ServingRow]]]:
-    """The repeats of all policies that were measured so."""
-    return [(policy, cells[policy.name, shape, load]) for policy in POLICIES if (policy.name, shape, load) in cells]
-
-
-def times(rows: Sequence[ServingRow], name: str) -> list[float]:
-    """The 50th, 90th and 99th percentile of some time, each the mean over laps; empty where nobody was answered."""
-    found = [getattr(row, name) for row in rows if getattr(row, name)]
-    return [fmean(values) for values in zip(*found, strict=True)]
 
 
 def switches(row: ServingRow, name: str) -> int:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -146,26 +146,20 @@ def read_answer(came: Sequence[tuple[float, bytes]]) -> tuple[int, list[tuple[fl
     return (status if complete else 0), body
 
 
-def _lines(body: Sequence[tuple[float, bytes]]) -> Iterator[tuple[float, bytes]]:
-    """The lines of a body, each with the time at which its end came."""
-    rest = b""
-    for at, data in body:
-        *lines, rest = (rest + data).split(b"\n")
-        yield from ((at, line) for line in lines)
-
-
 def _heard(exchange: Exchange, since: float, due: float | None) -> Heard:
     """What came of a request that was due then, or (None) whenever it was sent."""
     status, body = read_answer(exchange.came)
     sent = exchange.sent - since
     due = sent if due is None else due
-    heard = Heard(due, max(0.0, sent - due), status)
-    for at, line in _lines(body):
-        event = json.loads(line[6:]) if line.startswith(b"data: {") else {}
-        if "error" in event:
-            heard.status = 500
-        heard.usage = event.get("usage") or heard.usage
-        if text := "".join(choice["text"] for choice in event.get("choices", ())):
-            heard.text += text
-            heard.first, heard.last = heard.first or at - since, at - since
+    heard, rest = Heard(due, max(0.0, sent - due), status), b""
+    for at, data in body:
+        *lines, rest = (rest + data).split(b"\n")  # a line came when its end did
+        for line in lines:
+            event = json.loads(line[6:]) if line.startswith(b"data: {") else {}
+            if "error" in event:
+                heard.status = 500
+            heard.usage = event.get("usage") or heard.usage
+            if text := "".join(choice["text"] for choice in event.get("choices", ())):
+                heard.text += text
+                heard.first, heard.last = heard.first or at - since, at - since
     return heard
