@@ -8,7 +8,6 @@ from typing import Any
 
 from marsbench.findings.cells import why_none
 from marsbench.findings.claims import OURS
-from marsbench.findings.company import company_remark
 from marsbench.findings.in_words import plus_minus, with_interval
 from marsbench.findings.seeds import BySeed
 from marsbench.findings.sweep import (
@@ -20,7 +19,6 @@ from marsbench.findings.sweep import (
     over,
     printed_ratio,
     printed_speed_up,
-    races_in_words,
     speed_up,
 )
 from marsbench.presets import preset
@@ -28,7 +26,6 @@ from marsbench.racing.grid import COMPILED_AR, read_grid, shipped_grid
 from marsbench.rendering.claims import bullet_by_size
 from marsbench.rendering.markdown import table
 from marsbench.rendering.page import laid_out
-from marsbench.rendering.sections import command, facts_section
 from marsbench.rows.kinds import Row, SweepRow
 from marsbench.running.plans import Arm, TablePlan
 from marsbench.studies.lines import BATCH_SIZES, speculative
@@ -91,15 +88,12 @@ def slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
         "stages": in_words(sweep.decoded),
         "medusa": _medusa(sweep),
         "small": SMALL if preset(scale).world else "",
-        "raced": races_in_words(sweep.rows),
-        "company": company_remark([*sweep.rows, *([sweep.step_times] if sweep.step_times else [])]),
         "contenders": _contenders(sweep),
         **table5(sweep.eager),  # without a cache, and with this one, steps have no fixed shape to be compiled
         **table6(sweep),
         **law_slots(sweep.eager),
         "knee": knee_table(sweep.eager),
         "checks": _checks(sweep),
-        "facts": facts_section(rows, command("speedup-sweep", scale)),
     }
 
 
