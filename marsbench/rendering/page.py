@@ -9,15 +9,18 @@ from pathlib import Path
 from marsbench.findings.between_lines import line_numbers
 from marsbench.findings.cells import PUBLISHED_SCALES, Cells, columns, latest_cells, paper_label, published_values
 from marsbench.findings.claims import DIGITS, Claim, Finding
+from marsbench.findings.company import company_remark
 from marsbench.findings.in_words import plus_minus
 from marsbench.findings.seeds import BySeed
+from marsbench.findings.sweep import races_in_words
 from marsbench.paper import published
 from marsbench.rendering.claims import answers, claims_section, page_tally
 from marsbench.rendering.figures import average_figure
 from marsbench.rendering.markdown import filled, folded, merged, paragraphs, table
 from marsbench.rendering.measured import HOW_TO_READ_ACCURACY, HOW_TO_READ_THE_CELLS, accuracy_table, measured_section
-from marsbench.rendering.sections import about, behind, racing, seeds_in_words, title
-from marsbench.rows.kinds import EvaluationRow, Row
+from marsbench.rendering.sections import about, behind, command, facts_section, racing, seeds_in_words, title
+from marsbench.rendering.sessions import session_of
+from marsbench.rows.kinds import EvaluationRow, Row, SweepRow
 from marsbench.running.plans import TablePlan
 from marsbench.world import modelled_on
 
@@ -27,11 +30,21 @@ Sections = Callable[[Sequence[Row], str, BySeed], Iterable[str]]
 Slots = Callable[[Sequence[Row], str, BySeed], Mapping[str, str]]  # of the same: what stands in a layout's slots
 
 
-def laid_out(package: str, slots: Slots) -> Sections:
-    """The sections of a page whose layout is `page.md` of a package; those behind the first are folded."""
+def laid_out(package: str, slots: Slots, plan: TablePlan | None = None, deviations: Sequence[str] = ()) -> Sections:
+    """The sections of a page whose layout is `page.md` of a package; those behind the first are folded.
+
+    `slots` are those of this page alone; what its lines are, if it has any, says the `plan`.
+    """
+    session = session_of(package.rpartition(".")[2].replace("_", "-"))
 
     def sections(rows: Sequence[Row], scale: str, seeds: BySeed) -> list[str]:
-        common = {"scale": scale, "racing": racing(scale), "seeds": seeds_in_words(seeds), "about": about(scale, seeds)}
+        common = {
+            **{"scale": scale, "racing": racing(scale), "seeds": seeds_in_words(seeds), "about": about(scale, seeds)},
+            "raced": races_in_words(row for row in rows if isinstance(row, SweepRow)),
+            "company": company_remark(rows),
+            "facts": facts_section(rows, command(session, scale)),
+            **({"title": title(plan, scale), **behind(rows, plan, scale, deviations)} if plan else {}),
+        }
         first, *more = filled(package, "page.md", {**common, **slots(rows, scale, seeds)})
         return [first, folded(*more)]
 

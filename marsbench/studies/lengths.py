@@ -46,5 +46,4 @@ PAGE = TablePage(
     caption="Accuracy per benchmark and line, with 95 % intervals",
     drawing=accuracy_figure,
 )
-
 STUDY = table_study(PAGE, asks="what does MARS lose on questions no longer than those of training?", place=2)

@@ -8,15 +8,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from marsbench.findings.company import company_remark
 from marsbench.findings.seeds import BySeed
-from marsbench.findings.sweep import SweepCells, printed_ratio, printed_speed_up, races_in_words, speed_up
+from marsbench.findings.sweep import SweepCells, printed_ratio, printed_speed_up, speed_up
 from marsbench.presets import Preset
 from marsbench.racing.grid import COMPILED_AR, Contender, Grid, called, read_grid, shipped_grid
 from marsbench.rendering.figures import by_batch_figure
 from marsbench.rendering.markdown import table
 from marsbench.rendering.page import laid_out
-from marsbench.rendering.sections import command, facts_section
 from marsbench.rows.kinds import Row, StepTimeRow, SweepRow
 from marsbench.studies.study import Study, measured_by
 
@@ -77,19 +75,15 @@ _BASELINES = {f"`{name}` over `{REFERENCE}`": (name, REFERENCE) for name in ("ar
 
 def slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
     sweep, random = _sweep(rows), _sweep(rows, random=True)
-    raced = [*sweep.done.values(), *random.done.values()]
     return {
         "answers": "\n".join(_answers(sweep)),
         "left": _by_batch(sweep, _LEFT, "what is left of MARS's gain"),
-        "raced": races_in_words(raced),
-        "company": company_remark(raced),
         "tokens": _tokens(sweep),
         "baseline": _by_batch(sweep, _BASELINES, "the baseline"),
         "bought": _by_batch(sweep, _BOUGHT, "what it buys"),
         "law": _law(sweep),
         "compiling": _compiling(sweep),
         **_memory_bound(rows, random),
-        "facts": facts_section(rows, command("reproduce-compiled", scale)),
     }
 
 
@@ -148,11 +142,13 @@ def _tokens(sweep: SweepCells) -> str:
     lines = []
     for eager, compiled in _PAIRS:
         pairs = zip(sweep.by_batch(eager.name), sweep.by_batch(compiled.name), strict=True)
-        lines.append([compiled.name, *[_same(one, other) if one and other else "not run" for one, other in pairs]])
+        lines.append([compiled.name, *[_same(*pair) for pair in pairs]])
     return table(["", *sweep.heads], lines)
 
 
-def _same(eager: SweepRow, row: SweepRow) -> str:
+def _same(eager: SweepRow | None, row: SweepRow | None) -> str:
+    if eager is None or row is None:
+        return "not run"
     return f"{row.same_as.get('ar', 0)} of {row.prompts}" + ("" if row.is_lossless else f" ({eager.same_as['ar']})")
 
 
@@ -164,12 +160,9 @@ def _law(sweep: SweepCells) -> str:
             if row is not None and ar is not None:
                 # Milliseconds of a lap per forward of the batch; the prompts' are in the time and not counted.
                 steps = median(row.seconds) / row.forwards / (median(ar.seconds) / ar.forwards)
-                tokens = row.tokens_per_forward
-                numbers = [
-                    f"{row.positions_of_a_row:.1f}",
-                    *[f"{value:.2f}" for value in (tokens, steps, tokens / steps)],
-                ]
-                lines.append([contender.name, str(row.batch_size), *numbers, printed_speed_up(row)])
+                numbers = row.tokens_per_forward, steps, row.tokens_per_forward / steps
+                shown = [f"{row.positions_of_a_row:.1f}", *[f"{value:.2f}" for value in numbers]]
+                lines.append([contender.name, str(row.batch_size), *shown, printed_speed_up(row)])
     head = ["", "batch", "positions of a row that count", "tokens/forward", "steps of `ar`", "expected", "measured"]
     return table(head, lines)
 
@@ -179,15 +172,15 @@ def _compiling(sweep: SweepCells) -> str:
         [row.contender, f"{row.graphs}", f"{row.compile_seconds:.0f}", f"{row.compile_seconds / row.graphs:.1f}"]
         for row in sweep.at(max(sweep.batch_sizes, default=0), lambda row: row.graphs > 0)
     ]
-    return table(["", "graphs", "seconds", "each"], lines) if sweep.done else ""
+    return table(["", "graphs", "seconds", "each"], lines)
 
 
 def _memory_bound(rows: Sequence[Row], random: SweepCells) -> dict[str, str]:
     """A model whose weights do not fit into caches: how near its steps are to the memory's speed."""
-    *_, row = None, *[row for row in rows if isinstance(row, StepTimeRow) and row.status == "done"]
-    if row is None:
+    timed = [row for row in rows if isinstance(row, StepTimeRow) and row.status == "done"]
+    if not timed:
         return dict.fromkeys(("shape", "steps", "bound"), "")
-    lines = []
+    row, lines = timed[-1], []
     for count, window, repeats in zip(row.rows, row.window, row.seconds, strict=True):
         seconds = median(repeats)
         share = f"{100 * row.weight_bytes / seconds / row.read:.0f} %"

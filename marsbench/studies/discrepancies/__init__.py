@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from marsbench.findings.between_lines import emits_more, label, more_accurate
 from marsbench.findings.cells import done_cells, latest_cells
 from marsbench.findings.claims import TIMES, Claim, Finding, Measured
-from marsbench.findings.company import company_remark
 from marsbench.findings.in_words import p_value
 from marsbench.findings.seeds import BySeed
 from marsbench.findings.sweep import SweepCells, on_sweep, printed_ratio, speed_up
@@ -22,7 +21,6 @@ from marsbench.rendering.claims import plainly, questions
 from marsbench.rendering.markdown import table
 from marsbench.rendering.measured import accuracy_table, reasons
 from marsbench.rendering.page import laid_out
-from marsbench.rendering.sections import behind, title
 from marsbench.rows.kinds import Row
 from marsbench.running.plans import Arm, TablePlan
 from marsbench.statistics.decisions import Bound
@@ -78,49 +76,42 @@ def _grid(scale: Preset, batch_sizes: tuple[int, ...], *entries: Contender) -> G
 
 
 DIFFERS, SAME, NOT_RUN = "differs", "no difference seen", "not run"
-_TAUS = (None, 0.95)
 
 
-def _against_mars(stage: str) -> tuple[tuple[str, str], ...]:
-    """A way of training against the released one, at one token per forward pass and with a threshold."""
-    return tuple((mars_name(stage, 4, tau), mars_name("mars", 4, tau)) for tau in _TAUS)
+def _trained(stage: str, other: str = "mars") -> tuple[tuple[str, str], ...]:
+    """A way of training against another, at one token per forward pass and with a threshold."""
+    return tuple((mars_name(stage, 4, tau), mars_name(other, 4, tau)) for tau in (None, 0.95))
 
 
 # What a discrepancy comes to between lines: pairs of them.
 PAIRS = {
-    "D1": _against_mars("mars_paper_alignment"),
-    "D2": (
-        *[(mars_name("mars_no_sft", 4, tau), mars_name("mars_no_sft_released", 4, tau)) for tau in _TAUS],
+    "d1": _trained("mars_paper_alignment"),
+    "d2": (
+        *_trained("mars_no_sft", "mars_no_sft_released"),
         *[(mars_name("mars", 4), mars_name(name, 4)) for name in ABLATIONS],
     ),
-    "D3": _against_mars("mars_response_blocks"),
-    "D4": _against_mars("mars_no_eos_padding"),
-    "D7": ((mars_name("mars", 4, 1.0), mars_name("mars", 4)),),
+    "d3": _trained("mars_response_blocks"),
+    "d4": _trained("mars_no_eos_padding"),
+    "d7": ((mars_name("mars", 4, 1.0), mars_name("mars", 4)),),
 }
-_TOLD = ("D1", "D2", "D3", "D4")  # whose first pair the page begins with
+_TOLD = ("d1", "d2", "d3", "d4")  # whose first pair the page begins with
 
 
 def slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
-    cells, sweep = latest_cells(rows), SweepCells.of(rows)
+    cells = latest_cells(rows)
     shown = SweepCells.of(next(iter(seeds.values()), ()))  # numbers without a verdict are of the seed shown
     load, knee = _load(shown, seeds)
-    found = {
-        **{number: _effects_table(seeds, pairs) for number, pairs in PAIRS.items()},
-        **{"D5": _cache_blocks(shown), "D8": _scorers(seeds), "D10": _masks(shown, seeds)},
-        **{"D13": _stop_rules(seeds), "D14": load},
-    }
+    found = {"d5": _cache_blocks(shown), "d8": _scorers(seeds), "d10": _masks(shown, seeds), "d13": _stop_rules(seeds)}
     return {
-        "title": title(PLAN, scale),
         "tally": tally(seeds),
-        **{f"first_{number.lower()}": _in_words(seeds, *PAIRS[number][0]) for number in _TOLD},
+        **{f"first_{number}": _plainly(seeds, *PAIRS[number][0]) for number in _TOLD},
         "effects": _effects_table(seeds, [pair for pairs in PAIRS.values() for pair in pairs]),
         "caveat": preset(scale).caveat,
-        "company": company_remark(sweep.rows),
-        **{number.lower(): said or NOT_RUN for number, said in found.items()},
+        **{number: _effects_table(seeds, pairs) for number, pairs in PAIRS.items()},
+        **{number: said or NOT_RUN for number, said in {**found, "d14": load}.items()},
         "knee": knee,
         "accuracy": accuracy_table(cells, PLAN),
         "reasons": reasons(cells, PLAN),
-        **behind(rows, PLAN, scale),
     }
 
 
@@ -143,14 +134,14 @@ def tally(seeds: BySeed) -> str:
     return f"{differ} of {len(found)} comparisons of lines differ ({alone} of one training seed alone)"
 
 
-def _in_words(seeds: BySeed, first: str, second: str) -> str:
+def _plainly(seeds: BySeed, first: str, second: str) -> str:
     found = effect(seeds, first, second)
     return plainly(more_accurate(PLAN, first, second), found[0]) if found else ""
 
 
-def _verdict(accuracy: Finding, tokens: Finding) -> str:
-    """Which of the two differ."""
-    names = [name for name, finding in (("accuracy", accuracy), ("tokens/forward", tokens)) if finding.decided]
+def _verdict(*found: Finding) -> str:
+    """Which of accuracy and tokens per forward pass differ."""
+    names = [name for name, finding in zip(("accuracy", "tokens/forward"), found, strict=True) if finding.decided]
     return f"{' and '.join(names)} {DIFFERS if len(names) == 1 else 'differ'}" if names else SAME
 
 
@@ -164,7 +155,7 @@ def _effects_table(seeds: BySeed, pairs: Sequence[tuple[str, str]]) -> str:
             numbers = [accuracy.found, p_value(accuracy.p), tokens.number, questions(accuracy), str(accuracy.seeds)]
             lines.append([words, *numbers, _verdict(*found)])
         else:
-            lines.append([words, "", "", "", "", "", NOT_RUN])
+            lines.append([words, *[""] * 5, NOT_RUN])
     head = ["", "accuracy", "p", "tokens/forward", "questions", "seeds", "verdict"]
     return table(head, lines, text=(0, 6))
 
@@ -174,17 +165,16 @@ def _effects_table(seeds: BySeed, pairs: Sequence[tuple[str, str]]) -> str:
 
 def _cache_blocks(sweep: SweepCells) -> str:
     """What B_cache does to positions, tokens per forward and speed."""
-    names = list(dict.fromkeys(row.contender for row in sweep.rows if row.method in (WINDOW, BLOCKS)))
-    sizes = sorted({size for name, size in sweep.done if name in names})
+    raced = SweepCells([row for row in sweep.rows if row.method in (WINDOW, BLOCKS)])
     lines = []
-    for name in names:
-        rows = [sweep.done.get((name, size)) for size in sizes]
+    for name in raced.names:
+        rows = raced.by_batch(name)
         lines += [
             [f"{name}: speed over `ar`", *[printed_ratio(speed_up(row), NOT_RUN) for row in rows]],
             ["positions/forward", *[f"{row.positions_per_forward:.0f}" if row else "" for row in rows]],
             ["tokens/forward", *[f"{row.tokens_per_forward:.2f}" if row else "" for row in rows]],
         ]
-    return table(["", *[f"batch {size}" for size in sizes]], lines) if sizes else ""
+    return table(["", *raced.heads], lines)
 
 
 def _times(seeds: BySeed, measure: Callable[[SweepCells], Estimate | None]) -> Finding:
@@ -211,18 +201,17 @@ def _load(sweep: SweepCells, seeds: BySeed) -> tuple[str, str]:
     def speed(sweep: SweepCells, size: int) -> Estimate | None:
         return speed_up(sweep.done.get((WINDOW, size)))
 
-    rows = {row.batch_size: row for row in sweep.by_batch(WINDOW) if row}
-    found = {
-        size: finding for size in rows if (finding := _times(seeds, partial(speed, size=size))).estimate is not None
-    }
-    lines = [[str(size), f"{rows[size].positions_per_forward:.0f}", finding.number] for size, finding in found.items()]
-    knee = next((size for size, finding in found.items() if finding.verdict != "supported"), None)
-    said = (
-        f"MARS (tau = .95) is faster than `ar` at every batch size measured, up to {max(found, default=0)}."
-        if knee is None
-        else f"From batch size {knee} on, MARS (tau = .95) is not shown to be faster than `ar`."
-    )
-    return table(["batch", "positions/forward", "speed over `ar`"], lines), said if found else ""
+    lines, said = [], ""
+    for row in filter(None, sweep.by_batch(WINDOW)):
+        found = _times(seeds, partial(speed, size=row.batch_size))
+        if found.estimate is None:
+            continue
+        lines.append([str(row.batch_size), f"{row.positions_per_forward:.0f}", found.number])
+        if found.verdict != "supported" and not said:
+            said = f"From batch size {row.batch_size} on, MARS (tau = .95) is not shown to be faster than `ar`."
+    if lines and not said:
+        said = f"MARS (tau = .95) is faster than `ar` at every batch size measured, up to {lines[-1][0]}."
+    return table(["batch", "positions/forward", "speed over `ar`"], lines), said
 
 
 # ---- scorers and stop strings ----
@@ -264,14 +253,11 @@ def _stop_rules(seeds: BySeed) -> str:
             kinds = ("emitted", "past_stop", "finished")
             emitted, past, ended = ([value for row in rows for value in getattr(row, kind)] for kind in kinds)
             stopped = f"{sum(map(bool, past)):,} of {len(past):,}"
-            shares = _percent(sum(ended), len(ended)), stopped, _percent(sum(past), sum(emitted))
-            lines.append([label(PLAN, name), *shares, DIFFERS if any(past) else SAME])
+            whole, behind = 100 * sum(ended) / len(ended), 100 * sum(past) / sum(emitted)
+            shown = f"{whole:.2f}", stopped, f"{behind:.2f}"
+            lines.append([label(PLAN, name), *shown, DIFFERS if any(past) else SAME])
     head = ["", "ended by EOS, %", "answers with a stop string before", "tokens behind it, % of all", "verdict"]
     return table(head, lines, text=(0, 4))
-
-
-def _percent(part: int, whole: int) -> str:
-    return f"{100 * part / whole:.2f}"
 
 
 def _races(run: Run) -> list[Row]:
@@ -288,6 +274,6 @@ STUDY = Study(
     plan=PLAN,
     measure=_races,
     timed=True,
-    sections=laid_out(__package__, slots),
+    sections=laid_out(__package__, slots, PLAN),
     tally=tally,
 )

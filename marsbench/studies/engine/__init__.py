@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from marsbench.findings.company import company_remark
 from marsbench.findings.seeds import BySeed
-from marsbench.findings.sweep import SweepCells, races_in_words
+from marsbench.findings.sweep import SweepCells
 from marsbench.methods import METHODS
 from marsbench.presets import Preset
 from marsbench.racing.grid import Contender, Grid, checkpoints_of
 from marsbench.rendering.markdown import table
 from marsbench.rendering.page import laid_out
-from marsbench.rendering.sections import command, facts_section
 from marsbench.rows.kinds import ExactnessRow, Row, SweepRow, TrainingRow
 from marsbench.studies.study import Study, measured_by
 
@@ -64,27 +62,29 @@ PARTS = "decoder", "LM head", "proposing", "accepting", "loop"  # of a step, as 
 
 
 def slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
-    raced = [row for race in SweepCells.of(rows).races.values() for row in race.values()]
+    raced = sorted(SweepCells.of(rows).done.values(), key=lambda row: row.batch_size)
+    profiled = [row for row in raced if row.profile]
     exact = [row for row in rows if isinstance(row, ExactnessRow)]
     return {
-        "answers": "\n".join(_answers(exact, raced)),
+        "answers": "\n".join(_answers(exact, profiled)),
         "dtype": exact[0].dtype if exact else "full precision",
         "exactness": _exactness(exact),
-        "raced": races_in_words(raced),
-        "company": company_remark(raced),
-        "profiles": _profiles(raced),
-        "costs": _costs(raced),
+        "profiles": table(
+            ["", *PARTS], [[_called(row), *[f"{_share(row, part):.0f}" for part in PARTS]] for row in profiled]
+        ),
+        "costs": table(
+            ["", "positions", "cache, KiB"],
+            [[_called(row), f"{row.positions_of_a_row:.1f}", f"{row.cache_bytes / 1024:,.0f}"] for row in raced],
+        ),
         "heads": "\n".join(_heads(rows)),
-        "facts": facts_section(rows, command("reproduce-engine", scale)),
     }
 
 
-def _answers(exact: Sequence[ExactnessRow], raced: Sequence[SweepRow]) -> Iterator[str]:
+def _answers(exact: Sequence[ExactnessRow], profiled: Sequence[SweepRow]) -> Iterator[str]:
     lossless = [row for row in exact if METHODS[row.method].lossless]
     if lossless:
         same, asked = sum(row.same_as_ar for row in lossless), sum(row.prompts for row in lossless)
         yield f"- Of {asked:,} answers by lossless methods, {same:,} are those of `ar`, token for token."
-    profiled = [row for row in raced if row.profile]
     for size, rows in groupby(profiled, key=lambda row: row.batch_size):
         shares = [f"{row.contender} {_share(row, 'decoder', 'LM head'):.0f} %" for row in rows]
         yield f"- At batch {size}, the model itself takes this share of a step: {', '.join(shares)}."
@@ -103,16 +103,6 @@ def _exactness(exact: Sequence[ExactnessRow]) -> str:
         lines.append([row.method, options, row.stage, *counts])
     head = ["method", "options", "checkpoint", "prompts", "same tokens as `ar`", "tokens/forward"]
     return table(head, lines, text=(0, 1, 2))
-
-
-def _profiles(raced: Sequence[SweepRow]) -> str:
-    profiled = [row for row in raced if row.profile]
-    return table(["", *PARTS], [[_called(row), *[f"{_share(row, part):.0f}" for part in PARTS]] for row in profiled])
-
-
-def _costs(raced: Sequence[SweepRow]) -> str:
-    lines = [[_called(row), f"{row.positions_of_a_row:.1f}", f"{row.cache_bytes / 1024:,.0f}"] for row in raced]
-    return table(["", "positions", "cache, KiB"], lines)
 
 
 def _called(row: SweepRow) -> str:

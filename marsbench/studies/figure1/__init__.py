@@ -12,8 +12,7 @@ from marsbench.findings.seeds import BySeed
 from marsbench.rendering.figures import drawn_alike, save
 from marsbench.rendering.markdown import paragraphs, table
 from marsbench.rendering.page import laid_out
-from marsbench.rendering.sections import command, facts_section, title, training_section
-from marsbench.rows.kinds import GenerationRow, Row, TrainingRow
+from marsbench.rows.kinds import GenerationRow, Row
 from marsbench.running.plans import Arm, TablePlan
 from marsbench.show import Shown, drawing, merged, shaded
 from marsbench.studies.study import Study, measured_by
@@ -35,15 +34,11 @@ FIGURE = "figures/figure1_answers"  # beside the page, less the extension
 
 def slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
     answers = _answers(rows)
-    shown = [row for row in rows if isinstance(row, GenerationRow | TrainingRow)]
     done = {name: row for name, row in answers.items() if row.status == "done"}
     return {
-        "title": title(PLAN, scale),
         "counts": _counts(answers),
         "question": paragraphs(*map(_fenced, dict.fromkeys(row.question for row in answers.values()))),
         **{arm.name: _text(done[arm.name]) if arm.name in done else "" for arm in PLAN.arms},
-        "training": training_section(shown, PLAN),
-        "facts": facts_section(shown, command(f"reproduce-{PLAN.key}", scale)),
     }
 
 
@@ -101,6 +96,6 @@ STUDY = Study(
     plan=PLAN,
     scored=False,
     measure=measured_by("marsbench.studies.figure1.measuring", "figure1_rows"),
-    sections=laid_out(__package__, slots),
+    sections=laid_out(__package__, slots, PLAN),
     figures=draw,
 )

@@ -46,10 +46,6 @@ RIVALS = {
     "jacobi_of_mars": "Jacobi decoding",
 }
 
-OPENING = (
-    "MARS, verified and with a threshold, against other ways to emit several tokens per forward pass, all of them "
-    "decoded greedily and scored by one program; and which kinds of tokens MARS emits together."
-)
 HOW_LINES_COMPARE = (
     "Lines with tau accept tokens from the left while their confidence reaches tau, and may lose accuracy by it. All "
     "others are lossless: they emit the very tokens of AR decoding of their own checkpoint, as the page of the engine "
@@ -88,21 +84,18 @@ def _chosen_line(cells: Cells, benchmark: str) -> list[str]:
         return []
     held_out, settings = cells[CHOSEN.name, benchmark], [row.answers for row in rows]
     by_all = fastest_within(settings, ALLOWED_LOSS, range(len(held_out.correct)))
-    _, by_even, by_odd = cross_fitted(settings, ALLOWED_LOSS)
+    chosen = by_all, *cross_fitted(settings, ALLOWED_LOSS)[1:]
+    of_all, of_even, of_odd = (f"{THRESHOLDS[place - 1]:g}" if place else "one token" for place in chosen)
     lost = paired_difference({benchmark: rows[0].correct}, {benchmark: held_out.correct})
     return [
-        _tau(by_all),
+        of_all,
         plus_minus(rows[by_all].tokens_per_forward, 2),
-        _tau(by_even),
-        _tau(by_odd),
+        of_even,
+        of_odd,
         plus_minus(held_out.tokens_per_forward, 2),
         with_interval(lost, 1, signed=True),
         *[_faster(cells.get((name, benchmark)), held_out) for name in VERIFIED],
     ]
-
-
-def _tau(place: int) -> str:
-    return f"{THRESHOLDS[place - 1]:g}" if place else "one token"
 
 
 def _faster(row: EvaluationRow | None, other: EvaluationRow) -> str:
@@ -151,7 +144,10 @@ def _draw(cells: Cells, plan: TablePlan, path_stem: Path) -> list[Path]:
 
 PAGE = TablePage(
     plan=PLAN,
-    opening=OPENING,
+    opening=(
+        "MARS, verified and with a threshold, against other ways to emit several tokens per forward pass, all of them "
+        "decoded greedily and scored by one program; and which kinds of tokens MARS emits together."
+    ),
     claims=CLAIMS,
     answers=(
         *("verified_groups-chosen", "verified_groups-medusa_hard_3", "headed-ar_sft_by_draft_ar_sft"),

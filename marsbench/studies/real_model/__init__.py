@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING
 
 from marsbench.fetching.models import described, is_known
 from marsbench.findings.cells import Cells, columns, done_cells, latest_cells, latest_stages
-from marsbench.findings.company import company_remark
 from marsbench.findings.seeds import BySeed
 from marsbench.findings.sweep import (
     A_A,
     SweepCells,
     printed_ratio,
     printed_speed_up,
-    races_in_words,
     speed_of,
     speed_ratio,
     speed_up,
@@ -28,9 +26,8 @@ from marsbench.rendering.figures import Labelled, labelled_figure
 from marsbench.rendering.markdown import paragraphs, table
 from marsbench.rendering.measured import measured_section, speed_cell, speed_table
 from marsbench.rendering.page import laid_out
-from marsbench.rendering.sections import behind, title
 from marsbench.rows.kinds import EvaluationRow, Row, StepTimeRow, SweepRow, TrainingRow, TrainingSpeedRow
-from marsbench.running.plans import Arm, TablePlan
+from marsbench.running.plans import TablePlan
 from marsbench.statistics.curves import after_training
 from marsbench.statistics.intervals import mean_of_benchmarks
 from marsbench.studies.real_model import lines as arms
@@ -66,22 +63,18 @@ DEVIATIONS = (
 
 def slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
     cells, sweeps = latest_cells(rows), SweepCells.by_dtype(rows)
-    raced = [row for row in rows if isinstance(row, SweepRow)]
-    timed = [row for row in rows if isinstance(row, SweepRow | StepTimeRow)]
     speeds = {row.stage: row for row in rows if isinstance(row, TrainingSpeedRow)}.values()
     trained = {stage.stage: row for stage, row in latest_stages(rows).items() if row.status == "done"}
     figure = f"![Tokens per second over ar by line, type of weights and batch size]({FIGURE}.png)"
-    answered = speed_table(cells, PLAN), _agreement(cells, PLAN, OWN_AR)
-    in_bf16 = _agreement(cells, IN_BF16, _AR_IN_BF16)
+    answered = speed_table(cells, PLAN), _agreement(cells, PLAN)
+    in_bf16 = _agreement(cells, IN_BF16)
     return {
-        "title": title(PLAN, scale),
         "in_part": _in_part(cells, sweeps),
         "base": _base(rows, cells),
         "answers": "\n".join([*_fastest(sweeps), *_outsider(sweeps), *_answers(cells, seeds)]),
         "figure": figure if sweeps else "",
-        "brief": paragraphs(_clock_in_brief(sweeps), races_in_words(raced)),
-        "company": company_remark([*timed, *speeds]),
-        "kinds": SweepCells(raced).steps_in_words,
+        "brief": _clock_in_brief(sweeps),
+        "kinds": SweepCells.of(rows).steps_in_words,
         "races": paragraphs(*[_race(*named) for named in sweeps.items()]),
         "few_groups": _few_groups(sweeps),
         "claims": claims_section(seeds, PLAN, CLAIMS, scale),
@@ -91,7 +84,6 @@ def slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
         **_law(cells, trained),
         **_adapter_size(trained),
         "timed": _training_speed(speeds),
-        **behind(rows, PLAN, scale, DEVIATIONS),
     }
 
 
@@ -111,7 +103,7 @@ def tally(seeds: BySeed) -> str:
     """The verdicts, and the best lossless setting by the clock at the smallest batch size."""
     said = [page_tally(CLAIMS, seeds)]
     for dtype, sweep in SweepCells.by_dtype(next(iter(seeds.values()))).items():
-        if best := _best_lossless(sweep, sweep.batch_sizes[0]):
+        if best := _best_lossless(sweep):
             said.append(f"fastest lossless in {dtype}, batch {best.batch_size}: {printed_speed_up(best)} `ar`")
     return "; ".join(said)
 
@@ -121,7 +113,7 @@ def in_brief(rows: Sequence[Row]) -> str:
     said = []
     for dtype, sweep in SweepCells.by_dtype(rows).items():
         size = min(sweep.batch_sizes)
-        lookup, adapted = (_best_lossless(sweep, size, stages) for stages in ((arms.BASE,), arms.ADAPTED))
+        lookup, adapted = (_best_lossless(sweep, stages) for stages in ((arms.BASE,), arms.ADAPTED))
         if lookup and adapted:
             said.append(
                 f"in {dtype} the best line with an adapter is {printed_speed_up(adapted)} times as fast as `ar`, "
@@ -167,11 +159,10 @@ def _base(rows: Sequence[Row], cells: Cells) -> str:
 
 def _fastest(sweeps: Mapping[str, SweepCells]) -> Iterator[str]:
     for dtype, sweep in sweeps.items():
-        size = min(sweep.batch_sizes)
-        ar, best = sweep.done.get(("ar", size)), _best_lossless(sweep, size)
-        if ar is not None and best is not None:
+        best = _best_lossless(sweep)
+        if best is not None and (ar := sweep.done.get(("ar", best.batch_size))):
             yield (
-                f"- In {dtype} at batch {size}, the fastest line that gives the base's very tokens is "
+                f"- In {dtype} at batch {best.batch_size}, the fastest line that gives the base's very tokens is "
                 f"{best.contender}: {printed_speed_up(best)} times as fast as `ar`, which is "
                 f"{printed_ratio(speed_up(ar, 'hf-generate'))} times as fast as `hf-generate`."
             )
@@ -181,10 +172,11 @@ def _outsider(sweeps: Mapping[str, SweepCells]) -> Iterator[str]:
     """llama.cpp beside `ar` and the fastest lossless line, in the types of weights that it raced in."""
     said = []
     for dtype, sweep in sweeps.items():
-        size = min(sweep.batch_sizes)
-        others = sweep.at(size, lambda row: row.contender.startswith(OUTSIDER) and "quantised" in row.options)
-        plain, best = sweep.done.get((OUTSIDER, size)), _best_lossless(sweep, size)
-        if plain is not None and best is not None:
+        best = _best_lossless(sweep)
+        if best is not None and (plain := sweep.done.get((OUTSIDER, best.batch_size))):
+            others = sweep.at(
+                best.batch_size, lambda row: row.contender.startswith(OUTSIDER) and "quantised" in row.options
+            )
             smaller = [f"{printed_speed_up(row)} with weights in {row.options['quantised']}" for row in others]
             times = ", ".join([f"{printed_speed_up(plain)} times as fast as `ar`", *smaller])
             said.append(
@@ -200,7 +192,7 @@ def _answers(cells: Cells, seeds: BySeed) -> Iterator[str]:
     for claim in CLAIMS:
         if claim.lines == arms.ANSWERED and (found := claim.over(seeds.values())).estimate is not None:
             yield f"- {plainly(claim, found)}."
-    if said := _promised(cells, IN_BF16, _AR_IN_BF16):
+    if said := _promised(cells, IN_BF16):
         yield f"- In bfloat16 as well a verified answer is the base's: {said[0].lower()}{said[1:]}."
 
 
@@ -218,35 +210,30 @@ def _clock_in_brief(sweeps: Mapping[str, SweepCells]) -> str:
 # ---- answers ----
 
 
-def _agreement(cells: Cells, plan: TablePlan, own_ar: Mapping[str, Arm]) -> str:
-    """Who says what AR decoding of the same checkpoint says (stage -> that line), and who says what the base says."""
-    base, names = own_ar[arms.BASE], columns(plan)
-    lines = []
-    for arm in plan.arms:
-        found, ar = done_cells(cells, arm.name), own_ar[arm.stage]
-        if not found or arm is base:
-            continue
-        own = [_same(found, done_cells(cells, ar.name), [name]) for name in names]
-        shown = [_counted(pair) if arm is not ar else "" for pair in own]
-        lines.append([arm.label, *shown, _counted(_same(found, done_cells(cells, base.name), names))])
-    if not (said := _promised(cells, plan, own_ar)):
+def _agreement(cells: Cells, plan: TablePlan) -> str:
+    """Who says what AR decoding of the same checkpoint says, and who says what the base says, the plan's first line."""
+    base, *others = plan.arms
+    lines, names = [], columns(plan)
+    for arm in others:
+        found, own = done_cells(cells, arm.name), done_cells(cells, OWN_AR[arm.name])
+        if found:
+            shown = ["" if arm.name == OWN_AR[arm.name] else _counted(*_same(found, own, [name])) for name in names]
+            lines.append([arm.label, *shown, _counted(*_same(found, done_cells(cells, base.name), names))])
+    if not (said := _promised(cells, plan)):
         return ""
     return paragraphs(f"{HOW_AGREEMENT_IS_COUNTED} {said}.", table(["", *names.values(), "base"], lines))
 
 
-def _promised(cells: Cells, plan: TablePlan, own_ar: Mapping[str, Arm]) -> str:
+def _promised(cells: Cells, plan: TablePlan) -> str:
     """How many answers are those of AR decoding, of those that are promised to be; empty without any."""
     found = [
-        _same(done, done_cells(cells, own_ar[arm.stage].name), columns(plan))
+        _same(done, done_cells(cells, OWN_AR[arm.name]), columns(plan))
         for arm in plan.arms
-        if METHODS[arm.method].lossless and arm is not own_ar[arm.stage] and (done := done_cells(cells, arm.name))
+        if METHODS[arm.method].lossless and arm.name != OWN_AR[arm.name] and (done := done_cells(cells, arm.name))
     ]
     same, asked = (sum(counts) for counts in zip(*found, strict=True)) if found else (0, 0)
     said = f"Of {asked:,} answers that a method promises to be those of AR decoding, {same:,} are"
     return said if found else ""
-
-
-_AR_IN_BF16 = dict.fromkeys(OWN_AR, IN_BF16.arms[0])
 
 
 def _same(
@@ -258,8 +245,8 @@ def _same(
     return sum(a == b for a, b in known), len(known)
 
 
-def _counted(same_of: tuple[int, int]) -> str:
-    return "{:,} of {:,}".format(*same_of) if same_of[1] else "n/a"
+def _counted(same: int, known: int) -> str:
+    return f"{same:,} of {known:,}" if known else "n/a"
 
 
 # ---- what longer training buys ----
@@ -360,12 +347,10 @@ def _raced(row: SweepRow | None, read: float) -> list[str]:
     ]
 
 
-def _best_lossless(
-    sweep: SweepCells, size: int, stages: Collection[str] = (arms.BASE, *arms.ADAPTED)
-) -> SweepRow | None:
-    """The fastest contender whose tokens are promised to be the base's; AR decoding itself left out."""
-    found = [row for row in sweep.at(size) if row.is_lossless and row.method not in ("ar", "hf-generate")]
-    return max([row for row in found if row.stage in stages], key=speed_of, default=None)
+def _best_lossless(sweep: SweepCells, stages: Collection[str] = (arms.BASE, *arms.ADAPTED)) -> SweepRow | None:
+    """The fastest at the smallest batch whose tokens are promised to be the base's; AR decoding itself left out."""
+    found = [row for row in sweep.at(min(sweep.batch_sizes)) if row.is_lossless and row.stage in stages]
+    return max([row for row in found if row.method not in ("ar", "hf-generate")], key=speed_of, default=None)
 
 
 def _races_and_speeds(run: Run) -> list[Row]:
@@ -393,7 +378,7 @@ STUDY = Study(
     plan=PLAN,
     measure=_races_and_speeds,
     timed=True,
-    sections=laid_out(__package__, slots),
+    sections=laid_out(__package__, slots, PLAN, DEVIATIONS),
     figures=draw,
     tally=tally,
     claims=ours("real-model", CLAIMS),

@@ -75,8 +75,6 @@ PLAN = TablePlan(
     questions=50,
     own="Real model",
 )
-_TUNED = {MARS: AR_OF_MARS, LONG_MARS: AR_OF_LONG_MARS}
-OWN_AR = {arm.stage: _TUNED.get(arm.stage, AR) for arm in PLAN.arms}  # stage -> AR decoding of its own model
 CURVE = (GROUPS, LONG_GROUPS, *HEADED_CURVE, MARS_GROUPS, LONG_MARS_GROUPS)  # by how long masks were trained
 
 _more = partial(emits_more, PLAN)
@@ -112,6 +110,11 @@ IN_BF16 = TablePlan(
     questions=34,
     own="Real model in bf16",
 )
+_TUNED = {MARS: AR_OF_MARS.name, LONG_MARS: AR_OF_LONG_MARS.name}
+OWN_AR = {  # line -> AR decoding of its own model
+    **{arm.name: _TUNED.get(arm.stage, AR.name) for arm in PLAN.arms},
+    **{arm.name: IN_BF16.arms[0].name for arm in IN_BF16.arms},
+}
 
 # ---- the race ----
 

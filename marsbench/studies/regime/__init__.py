@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
-from importlib import resources
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -20,7 +19,6 @@ from marsbench.rendering.claims import held_against, published
 from marsbench.rendering.markdown import paragraphs, table
 from marsbench.rendering.measured import HOW_TO_READ_THE_CELLS, accuracy_table, measured_section
 from marsbench.rendering.page import laid_out
-from marsbench.rendering.sections import behind, title
 from marsbench.rows.kinds import Row, TextLossRow
 from marsbench.running.plans import Arm, TablePlan
 from marsbench.statistics.decisions import Bound, Verdict
@@ -93,17 +91,15 @@ def _text_loss(rows: Sequence[Row]) -> Measured:
     return Measured(ratio_of_totals(nats["ar_sft"], nats["base"]))
 
 
-_as_accurate = partial(more_accurate, PLAN)  # within a margin: two one-sided tests, by one interval
+# Accuracies within a margin: two one-sided tests, by one interval. Lines of Table 2 have the paper's numbers there.
 CRITERIA = (
-    _as_accurate(
-        AR_SFT.name, OF_SHORT_BASE.name, "i", "Converged: a third less pretraining hardly changes AR SFT",
+    more_accurate(
+        PLAN, AR_SFT.name, OF_SHORT_BASE.name, "i", "Converged: a third less pretraining hardly changes AR SFT",
         bound=CONVERGED,
     ),
-    replace(
-        _as_accurate(
-            TWICE.name, AR_SFT.name, "ii", "Saturated: AR SFT twice as long is equivalent to AR SFT", bound=SATURATED
-        ),
-        published=more_accurate(TABLE2, TWICE.name, AR_SFT.name).published,
+    more_accurate(
+        TABLE2, TWICE.name, AR_SFT.name, "ii", "Saturated: AR SFT twice as long is equivalent to AR SFT",
+        bound=SATURATED,
     ),
     Claim(
         letter="iii", text="Room both ways: AR SFT's average accuracy", compared="average of AR SFT", bound=ROOM,
@@ -117,10 +113,7 @@ CRITERIA = (
     emits(
         PLAN, UNTRAINED_MASKS.name, HARDLY_MORE, "v", "Masks are new: before MARS training they settle next to nothing"
     ),
-    replace(
-        _as_accurate(AR_SFT.name, "base", "vi", "Fine-tuning has something to teach", bound=TAUGHT),
-        published=more_accurate(TABLE2, AR_SFT.name, "base").published,
-    ),
+    more_accurate(TABLE2, AR_SFT.name, "base", "vi", "Fine-tuning has something to teach", bound=TAUGHT),
 )  # fmt: skip
 
 
@@ -151,7 +144,6 @@ HOW_CRITERIA_ARE_JUDGED = (
 def slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
     cells = latest_cells(rows)
     return {
-        "title": title(PLAN, scale),
         "answers": "\n".join([f"- {tally(seeds)}.", *_left_standing(seeds)]),
         "criteria": _criteria(seeds),
         "judged": HOW_CRITERIA_ARE_JUDGED,
@@ -160,14 +152,16 @@ def slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
         "measured": measured_section(cells, PLAN, seeds, HOW_TO_READ_THE_CELLS, accuracy_table(cells, PLAN)),
         "losses": _text_losses(seeds),
         "trials": _trials(scale),
-        **behind(rows, PLAN, scale),
     }
+
+
+def _judged(seeds: BySeed) -> list[tuple[Claim, Finding]]:
+    return [(criterion, criterion.over(seeds.values())) for criterion in CRITERIA]
 
 
 def tally(seeds: BySeed) -> str:
     """How many of the criteria hold, and what of the others."""
-    verdicts = [criterion.over(seeds.values()).verdict for criterion in CRITERIA]
-    verdicts += [room_on_enough(seeds)[1], above_chance(seeds)[1]]
+    verdicts = [found.verdict for _, found in _judged(seeds)] + [room_on_enough(seeds)[1], above_chance(seeds)[1]]
     words: dict[Verdict, str] = {"not supported": "not", "inconclusive": "inconclusive", "not run": "not run"}
     rest = [f"{verdicts.count(verdict)} {word}" for verdict, word in words.items() if verdict in verdicts]
     return ", ".join([f"{verdicts.count('supported')} of {len(verdicts)} criteria hold", *rest])
@@ -175,16 +169,14 @@ def tally(seeds: BySeed) -> str:
 
 def beside(scales: Mapping[str, BySeed]) -> str:
     """Every criterion at several scales, for the pages on the whole paper; empty where none has rows of the regime."""
-    measured = {scale: seeds for scale, seeds in scales.items() if seeds}
-    if not measured:
-        return ""
+    measured = {scale: _judged(seeds) for scale, seeds in scales.items() if seeds}
     lines = []
-    for criterion in CRITERIA:
-        found = [criterion.over(seeds.values()) for seeds in measured.values()]
-        said = [f"{each.found}: {_outcome(each.verdict)}" for each in found]
+    for criterion, *of_scales in zip(CRITERIA, *measured.values(), strict=True):
+        said = [f"{found.found}: {_outcome(found.verdict)}" for _, found in of_scales]
         lines.append([criterion.letter, criterion.text, held_against(criterion), *said, published_in_words(criterion)])
     shown = table(["", "criterion", "tested", *measured, "the paper"], lines, text=range(4 + len(measured)))
-    return paragraphs("## The regime, scale beside scale", f"{OPENING} {HOW_CRITERIA_ARE_JUDGED}", shown)
+    told = paragraphs("## The regime, scale beside scale", f"{OPENING} {HOW_CRITERIA_ARE_JUDGED}", shown)
+    return told if measured else ""
 
 
 def _outcome(verdict: Verdict) -> str:
@@ -194,8 +186,7 @@ def _outcome(verdict: Verdict) -> str:
 def _criteria(seeds: BySeed) -> str:
     head = ["", "criterion", "tested", "result", "questions or texts", "seeds", "outcome", "the paper"]
     lines = []
-    for criterion in CRITERIA:
-        found = criterion.over(seeds.values())
+    for criterion, found in _judged(seeds):
         counts = ["n/a", "n/a"] if found.estimate is None else [f"{found.estimate.n:,}", str(found.seeds)]
         line = [criterion.letter, criterion.text, held_against(criterion), found.found, *counts]
         lines.append([*line, _outcome(found.verdict), published_in_words(criterion)])
@@ -209,8 +200,7 @@ def _criteria(seeds: BySeed) -> str:
 
 
 def _left_standing(seeds: BySeed) -> Iterator[str]:
-    for criterion in CRITERIA:
-        found = criterion.over(seeds.values())
+    for criterion, found in _judged(seeds):
         if found.verdict in ("not supported", "inconclusive"):
             yield f"- {criterion.letter}, {_outcome(found.verdict)}: {criterion.text} ({found.found})."
     outside = [criterion.letter for criterion in CRITERIA if OUTSIDE in published_in_words(criterion)]
@@ -229,27 +219,23 @@ def _room(seeds: BySeed) -> str:
 def _text_losses(seeds: BySeed) -> str:
     lines = []
     for seed, rows in sorted(seeds.items()):
-        found = {row.stage: row for row in rows if isinstance(row, TextLossRow)}
         losses = {
-            stage: f"{sum(row.nats) / sum(row.tokens):.4f}" if row.status == "done" else one_line(row.reason)
-            for stage, row in found.items()
+            row.stage: f"{sum(row.nats) / sum(row.tokens):.4f}" if row.status == "done" else one_line(row.reason)
+            for row in rows
+            if isinstance(row, TextLossRow)
         }
-        if found:
+        if losses:
             lines.append([str(seed), *[losses.get(stage, "not run") for stage in ("base", "ar_sft")]])
     return table(["seed", "base", "AR SFT"], lines, text=())
 
 
 def _trials(scale: str) -> str:
-    file = resources.files(__package__) / f"{scale}_trials.yaml"
+    file = Path(__file__).with_name(f"{scale}_trials.yaml")
     trials: list[dict[str, Any]] = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else []
-    lines = [
-        [
-            trial["what"],
-            *[f"{trial[name]:.1f}" for name in BENCHMARKS],
-            f"{fmean(trial[name] for name in BENCHMARKS):.1f}",
-        ]
-        for trial in trials
-    ]
+    lines = []
+    for trial in trials:
+        shares = [trial[name] for name in BENCHMARKS]
+        lines.append([trial["what"], *[f"{share:.1f}" for share in (*shares, fmean(shares))]])
     return table(["", *BENCHMARKS.values(), "Average"], lines)
 
 
@@ -261,6 +247,6 @@ STUDY = Study(
     in_paper=False,
     plan=PLAN,
     measure=measured_by("marsbench.studies.regime.measuring", "text_losses"),
-    sections=laid_out(__package__, slots),
+    sections=laid_out(__package__, slots, PLAN),
     tally=tally,
 )

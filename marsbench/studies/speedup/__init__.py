@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import groupby
-from typing import Any
 
 from marsbench.findings.cells import why_none
 from marsbench.findings.claims import OURS
-from marsbench.findings.company import company_remark
 from marsbench.findings.in_words import plus_minus, with_interval
 from marsbench.findings.seeds import BySeed
 from marsbench.findings.sweep import (
@@ -20,7 +18,6 @@ from marsbench.findings.sweep import (
     over,
     printed_ratio,
     printed_speed_up,
-    races_in_words,
     speed_up,
 )
 from marsbench.presets import preset
@@ -28,7 +25,6 @@ from marsbench.racing.grid import COMPILED_AR, read_grid, shipped_grid
 from marsbench.rendering.claims import bullet_by_size
 from marsbench.rendering.markdown import table
 from marsbench.rendering.page import laid_out
-from marsbench.rendering.sections import command, facts_section
 from marsbench.rows.kinds import Row, SweepRow
 from marsbench.running.plans import Arm, TablePlan
 from marsbench.studies.lines import BATCH_SIZES, speculative
@@ -40,31 +36,25 @@ from marsbench.training.stages import STAGES
 
 # The lines of the paper's Tables 5 and 6, which the sweep races by the clock.
 CACHE_BLOCKS = (4, 8, 16, 32, 64, 128, 256)
-
-
-def _timed(batch_size: int) -> list[Arm]:
-    """The lines of Table 5 at a batch size: AR, MARS without a cache, and MARS with caches of several block sizes."""
-
-    def arm(name: str, words: str, method: str, options: Mapping[str, Any], published: str) -> Arm:
-        options, stage = {**options, "batch_size": batch_size}, "ar_sft" if method == "ar" else "mars"
-        return Arm(f"{name}_x{batch_size}", f"{words}, batch {batch_size}", stage, method, options, published)
-
-    mars = {"block_size": 4, "threshold": 0.95}
-    cached = {block: {**mars, "cache_block": block} for block in CACHE_BLOCKS}
-    return [
-        arm("ar", "AR SFT, KV cache", "ar", {}, "ar_kv"),
-        arm("mars_no_cache", "MARS, no cache", "mars-no-cache", mars, "mars_no_cache"),
-        *[
-            arm(f"mars_cache{block}", f"MARS, B_cache = {block}", "mars-block-cache", options, "mars_block_cache")
-            for block, options in cached.items()
-        ],
-    ]
-
-
+_MARS = {"block_size": 4, "threshold": 0.95}
+_RACED = {  # line of Table 5 -> its words, stage, method, options and the paper's name
+    "ar": ("AR SFT, KV cache", "ar_sft", "ar", {}, "ar_kv"),
+    "mars_no_cache": ("MARS, no cache", "mars", "mars-no-cache", _MARS, "mars_no_cache"),
+    **{
+        f"mars_cache{block}": (
+            f"MARS, B_cache = {block}", "mars", "mars-block-cache", {**_MARS, "cache_block": block}, "mars_block_cache"
+        )
+        for block in CACHE_BLOCKS
+    },
+}  # fmt: skip
 TABLE5 = TablePlan(
     "5",
     "Wall-clock speed with the block-level cache, by batch size",
-    tuple(arm for size in BATCH_SIZES for arm in _timed(size)),
+    tuple(
+        Arm(f"{name}_x{size}", f"{words}, batch {size}", stage, method, {**options, "batch_size": size}, papers)
+        for size in BATCH_SIZES
+        for name, (words, stage, method, options, papers) in _RACED.items()
+    ),
     benchmarks=("gsm8k",),
     questions=256,
 )
@@ -75,8 +65,6 @@ TABLE6 = TablePlan(
     benchmarks=("gsm8k",),
     questions=256,
 )
-
-
 SMALL = " These are models of a million parameters or less; they test the mechanism and are not Qwen numbers."
 
 
@@ -91,15 +79,12 @@ def slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
         "stages": in_words(sweep.decoded),
         "medusa": _medusa(sweep),
         "small": SMALL if preset(scale).world else "",
-        "raced": races_in_words(sweep.rows),
-        "company": company_remark([*sweep.rows, *([sweep.step_times] if sweep.step_times else [])]),
         "contenders": _contenders(sweep),
         **table5(sweep.eager),  # without a cache, and with this one, steps have no fixed shape to be compiled
         **table6(sweep),
         **law_slots(sweep.eager),
         "knee": knee_table(sweep.eager),
         "checks": _checks(sweep),
-        "facts": facts_section(rows, command("speedup-sweep", scale)),
     }
 
 
@@ -120,32 +105,20 @@ def _answers(seeds: BySeed, sizes: Sequence[int]) -> str:
 
 
 def _answer(sweep: SweepCells) -> str:
-    lines = [
-        [
-            "`ar` over `hf-generate`, both eager",
-            *[printed_ratio(speed_up(row, "hf-generate"), "") for row in sweep.by_batch("ar")],
-        ]
-    ]
+    over_library = [printed_ratio(speed_up(row, "hf-generate"), "") for row in sweep.by_batch("ar")]
+    lines = [["`ar` over `hf-generate`, both eager", *over_library]]
     if sweep.has_compiled:
         lines.append(["compiled `ar` over eager `ar`", *map(printed_speed_up, sweep.by_batch(COMPILED_AR))])
-    for name, words in _BESTS.items():
-        found = [BESTS[name](sweep, size) for size in sweep.batch_sizes]
-        if any(found):
-            lines.append([f"{words}, over `ar`", *[printed_ratio(sweep.over_faster_ar(row), "") for row in found]])
+    for best in BESTS.values():
+        found = [best.find(sweep, size) for size in sweep.batch_sizes]
+        if best.shown and any(found):
+            lines.append([f"{best.shown}, over `ar`", *[printed_ratio(sweep.over_faster_ar(row), "") for row in found]])
             lines.append(["setting", *[_setting(row) for row in found]])
             lines.append(["tokens/forward", *[f"{row.tokens_per_forward:.2f}" if row else "" for row in found]])
     lost = [sweep.cost(sweep.sure_mars(size)) for size in sweep.batch_sizes]
-    lines.append(
-        ["points that `mars` loses [95 %]", *[with_interval(cost, 1, signed=True) if cost else "" for cost in lost]]
-    )
+    shown = [with_interval(cost, 1, signed=True) if cost else "" for cost in lost]
+    lines.append(["points that `mars` loses [95 %]", *shown])
     return table(["", *sweep.heads], lines)
-
-
-_BESTS = {
-    "mars-95": "`mars` at tau = .95",
-    "best-verified": "`mars-verified`",
-    "best-adapter": "`mars-verified` with an adapter on AR SFT",
-}
 
 
 def _setting(row: SweepRow | None) -> str:

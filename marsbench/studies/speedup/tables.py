@@ -5,47 +5,55 @@ Of the law: what it predicts, what its choices lose, and where more load stops p
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from statistics import median
 from typing import NamedTuple
 
 from marsbench.findings.in_words import signed_number, with_interval
 from marsbench.findings.sweep import SweepCells, faster, over, printed_speed_up, speed_of, speed_up
 from marsbench.paper import published
+from marsbench.racing.grid import called
 from marsbench.racing.position_law import PositionLaw, Work, fastest
 from marsbench.rendering.markdown import paragraphs, table
 from marsbench.rows.kinds import StepTimeRow, SweepRow
 from marsbench.statistics.intervals import Estimate, Interval
+from marsbench.studies.lines import BATCH_SIZES
+
+PAPERS_SCALE = "7b"  # of its Tables 5 and 6
 
 
 def table5(sweep: SweepCells) -> dict[str, str]:
     """What was measured, and what was published; both empty where nothing was measured."""
-    cached = [row for row in sweep.rows if row.method == "mars-block-cache"]
-    blocks = sorted({int(row.options["cache_block"]) for row in cached})
-    if not blocks:
+    cached = {int(row.options["cache_block"]): row.contender for row in sweep.rows if row.method == "mars-block-cache"}
+    if not cached:
         return {"table5": "", "published5": ""}
-    names = {int(row.options["cache_block"]): row.contender for row in cached}
-    without = next((row.contender for row in sweep.rows if row.method == "mars-no-cache"), None)
-    head = ["batch", "no cache", *[f"B_cache {block}" for block in blocks]]
-    lines = []
+    without = next((row.contender for row in sweep.rows if row.method == "mars-no-cache"), "")
+    names = [without, *[cached[block] for block in sorted(cached)]]
+    lines, accuracies = [], list[str]()
     for size in sweep.batch_sizes:
-        cells = [sweep.done.get((name, size)) for name in (without, *[names[block] for block in blocks]) if name]
-        shown = [printed_speed_up(row) if row else "not run" for row in cells]
-        positions = [f"{row.positions_per_forward:.0f}" if row else "" for row in cells]
-        lines += [[str(size), *shown], ["positions/forward", *positions]]
-        if size == sweep.batch_sizes[-1]:
-            lines.append(["accuracy in %", *[f"{100 * row.accuracy.value:.1f}" if row else "" for row in cells]])
-    return {"table5": table(head, lines), "published5": _published5()}
+        cells = [sweep.done.get((name, size)) for name in names]
+        lines.append([str(size), *[printed_speed_up(row) if row else "not run" for row in cells]])
+        lines.append(["positions/forward", *[f"{row.positions_per_forward:.0f}" if row else "" for row in cells]])
+        accuracies = [f"{100 * row.accuracy.value:.1f}" if row else "" for row in cells]
+    lines.append(["accuracy in %", *accuracies])  # of the largest batch
+    papers = {size: {**published5(size, "mars-no-cache"), **published5(size)} for size in BATCH_SIZES}
+    shown = [[str(size), *[f"{speed:g}" for speed in speeds.values()]] for size, speeds in papers.items()]
+    return {
+        "table5": table(_by_block(sorted(cached)), lines),
+        "published5": table(_by_block([block for block in papers[BATCH_SIZES[0]] if block]), shown),
+    }
 
 
-def _published5() -> str:
-    rows = published("5", metric="speedup")
-    blocks = sorted({row.cache_block for row in rows if row.cache_block is not None})
-    found = {(row.batch_size, row.cache_block, row.method == "mars_no_cache"): f"{row.value:g}" for row in rows}
-    lines = [
-        [str(size), found.get((size, None, True), ""), *[found.get((size, block, False), "") for block in blocks]]
-        for size in sorted({row.batch_size for row in rows if row.batch_size is not None})
-    ]
-    return table(["batch", "no cache", *[f"B_cache {block}" for block in blocks]], lines)
+def _by_block(blocks: Iterable[int]) -> list[str]:
+    """The heads of its columns."""
+    return ["batch", "no cache", *[f"B_cache {block}" for block in blocks]]
+
+
+def published5(batch_size: int, method: str = "mars-block-cache", scale: str = PAPERS_SCALE) -> dict[int, float]:
+    """B_cache, 0 for none, -> the paper's speed-up."""
+    name = method.replace("-", "_")
+    rows = published("5", scale=scale, method=name, batch_size=batch_size, metric="speedup")
+    return {row.cache_block or 0: row.value for row in rows}
 
 
 AR_SFT = "ar, AR SFT"  # `ar` on the checkpoint that MARS goes on from
@@ -60,7 +68,12 @@ class Pairing(NamedTuple):
 
     def row(self, sweep: SweepCells, batch_size: int, *, compiled: bool = False) -> SweepRow | None:
         name = f"speculative, {self.words}"
-        return sweep.done.get((f"{name}, compiled" if compiled else name, batch_size))
+        return sweep.done.get((called(name, compiled), batch_size))
+
+    def published(self, scale: str = PAPERS_SCALE) -> dict[str, float]:
+        """Metric -> the paper's number."""
+        rows = published("6", scale=scale, draft=self.draft, target=self.target)
+        return {row.metric: row.value for row in rows}
 
 
 AR_BY_AR = Pairing("AR SFT by AR SFT", "ar_sft_0.5b", "ar_sft_7b")
@@ -99,7 +112,7 @@ def _published6() -> str:
     head = ["", "tokens/target forward", "ms/round (derived)", "tokens/s", "over AR SFT by AR SFT", "points gained"]
     lines = []
     for line in TABLE6:
-        found = {row.metric: row.value for row in published("6", draft=line.draft, target=line.target)}
+        found = line.published()
         tokens, speed = found["tokens_per_target_forward"], found["tokens_per_second"]
         numbers = [f"{tokens:g}", f"{1000 * tokens / speed:.0f}", f"{speed:g}", f"{found['speedup']:g}"]
         lines.append([line.words, *numbers, signed_number(found["accuracy_delta"], 1)])
@@ -111,31 +124,27 @@ def _published6() -> str:
 
 def law_slots(sweep: SweepCells) -> dict[str, str]:
     """What the page says of the law; all of it empty where no steps were timed."""
+    factors, losses = ("median_factor", "most_factor"), ("mean_regret", "most_regret", "told_apart", "regrets")
     if (law := sweep.law) is None or sweep.step_times is None:
-        return dict.fromkeys(("steps", "chosen", "double", *_FACTORS, *_REGRETS), "")
+        return dict.fromkeys(("steps", "chosen", "double", *factors, *losses), "")
     shown = [count for count in law.positions if count & (count - 1) == 0]
     costs = ["ms per step", *[f"{1000 * law.seconds_at(count):.2f}" for count in shown]]
     regrets, double = _regrets(sweep, law), law.positions_at(2.0)
-    losses = [each.loss.value for each in regrets]
+    lost = [each.loss.value for each in regrets]
     told_apart = sum(each.loss.interval.low > 0 for each in regrets)
-    mean, most = sum(losses) / max(len(losses), 1), max(losses, default=0.0)
+    numbers = f"{sum(lost) / max(len(lost), 1):.1f}", f"{max(lost, default=0.0):.1f}", str(told_apart), str(len(lost))
+    lines = [
+        [each.family, str(each.batch_size), each.chosen, each.best, with_interval(each.loss, 1)] for each in regrets
+    ]
     return {
         "steps": table(["positions", *map(str, shown)], [costs]),
         "chosen": table(
-            ["windows of", "batch", "by the law", "by the races", "regret, % [95 %]"],
-            [
-                [each.family, str(each.batch_size), each.chosen, each.best, with_interval(each.loss, 1)]
-                for each in regrets
-            ],
-            text=(0, 2, 3),
+            ["windows of", "batch", "by the law", "by the races", "regret, % [95 %]"], lines, text=(0, 2, 3)
         ),
         "double": "" if double is None else f"{double:.0f}",
-        **dict(zip(_FACTORS, _factors(sweep.step_times), strict=True)),
-        **dict(zip(_REGRETS, (f"{mean:.1f}", f"{most:.1f}", str(told_apart), str(len(regrets))), strict=True)),
+        **dict(zip(factors, _factors(sweep.step_times), strict=True)),
+        **dict(zip(losses, numbers, strict=True)),
     }
-
-
-_FACTORS, _REGRETS = ("median_factor", "most_factor"), ("mean_regret", "most_regret", "told_apart", "regrets")
 
 
 def _factors(timed: StepTimeRow) -> tuple[str, str]:
