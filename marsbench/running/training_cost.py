@@ -31,7 +31,7 @@ from marsbench.running.checkpoints import Checkpoints
 from marsbench.running.plans import TrainedStage
 from marsbench.running.run import Run, kept
 from marsbench.training import checkpoints, records
-from marsbench.training.data import Collator, conversations, in_batches, lengths
+from marsbench.training.data import Collator, in_batches, lengths, taught
 from marsbench.training.memory import bytes_kept, keep_freed_memory, peak
 from marsbench.training.objectives import ar_loss, mars_loss
 from marsbench.training.stages import Recipe
@@ -72,7 +72,7 @@ def step_cost(scale: Preset, checkpoint: Path, seed: int) -> dict[str, dict[str,
     loaded = checkpoints.load(checkpoint, device=device)
     model, tokenizer, size = loaded.model.train(), loaded.tokenizer, scale.finetuning.batch_size
     level = difficulty(scale.world.difficulty if scale.world else "usual")
-    sequences = conversations(tokenizer, (_FIRST_REPEATS + _REPEATS) * size, seed, level)
+    sequences = taught("conversations", tokenizer, (_FIRST_REPEATS + _REPEATS) * size, seed, level)
     order = in_batches(range(len(sequences)), lengths(sequences, noisy=True), size, seed=seed)
     data = [sequences[index] for index in order]
     collate = Collator(tokenizer.pad_token_id, tokenizer.eos_token_id, DEFAULT_BLOCK_SIZE)
