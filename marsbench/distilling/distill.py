@@ -12,8 +12,7 @@ import json
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -29,7 +28,7 @@ from marsbench.errors import UserError, told_to_user
 from marsbench.files import write_atomically
 from marsbench.json_lines import Log, read_objects
 from marsbench.keys import content_hash
-from marsbench.locks import LockedError, locked
+from marsbench.locks import locked
 from marsbench.methods.fitting import default_ids
 from marsbench.progress import Reporter
 from marsbench.training.chat_data import Message, segments, text_turns
@@ -211,18 +210,6 @@ def _open_log(file: Path, settings: Mapping[str, Any]) -> tuple[Callable[[Respon
     return add, answers
 
 
-@contextmanager
-def _alone_with(file: Path) -> Iterator[None]:
-    """Keeps a second command from answering the same prompts into the same file meanwhile."""
-    try:
-        with locked(file.with_name(f"{file.name}.lock"), patience_s=0.0):
-            yield
-    except LockedError as error:
-        raise UserError(
-            "another command is writing these answers", where=str(file), fix="wait for it, or choose another --out"
-        ) from error
-
-
 # Prompts are decoded by length within stretches of so many batches: little is wasted on padding, the time that is left
 # can be told from the time that has passed, and no more than a stretch of generations is held in memory.
 _BATCHES_AT_ONCE = 64
@@ -274,7 +261,8 @@ class Distiller:
             UserError: answers of another run lie there, the template refuses a prompt, or no answer is left to write.
         """
         asked, file = prompts[:limit], log_beside(out)
-        with _alone_with(file):
+        lock = file.with_name(f"{file.name}.lock")
+        with locked(lock, patience_s=0.0, busy="another command is writing these answers"):
             requests = {
                 (number, sample): Request(
                     ids, self.max_new_tokens, self.answering.threshold, temperature=self.temperature,

@@ -188,14 +188,11 @@ class Table:
         known = [self._cells.known(asked) for asked in cells]
         if len(measured := [row for row in known if row is not None]) == len(cells):  # nothing is to be loaded
             return measured
-        failures = [self._failure(asked) for asked in cells]
+        # Why another process of this run could not measure a cell, empty where none has tried in vain.
+        places = [[*[stage.place for stage in asked.arm.needs], asked.place] for asked in cells]
+        failures = [next(filter(None, map(self._run.failures.get, some)), "") for some in places]
         found = ("", None, None) if all(failures) else self._checkpoints.available(cells[0].arm)
         return [self._row(asked, why, *found) for asked, why in zip(cells, failures, strict=True)]
-
-    def _failure(self, asked: Asked) -> str:
-        """Why another process of this run could not measure a cell, empty where none has tried in vain."""
-        places = [*[stage.place for stage in asked.arm.needs], asked.place]
-        return next(filter(None, (self._run.failures.get(place, "") for place in places)), "")
 
     def _row(
         self, asked: Asked, failure: str, missing: str, loaded: Loaded | None, draft: Loaded | None
