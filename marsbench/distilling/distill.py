@@ -311,7 +311,7 @@ class Distiller:
             "max_new_tokens": self.max_new_tokens,
             "temperature": self.temperature,
             "seed": self.seed,
-            "dtype": str(self.answering.loaded.model.dtype).removeprefix("torch."),
+            "dtype": self.answering.loaded.dtype,
         }
 
     def _answer(

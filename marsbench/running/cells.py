@@ -41,7 +41,7 @@ class Cells:
         method = self.method(arm, loaded, draft)
         kind, not_compiled = kind_of_batch(loaded.model, method, run.compiled)
         weights = loaded.weights, draft.weights if draft else None
-        key = self._key(asked, *weights, _dtype_of(loaded), kind is not Batch)
+        key = self._key(asked, *weights, loaded.dtype, kind is not Batch)
         log = run.workspace.answers(key)
         if (row := self._done(key, arm)) is not None:
             if not run.must_redo(key, f"{arm.label} on {asked.benchmark}", log):
@@ -140,7 +140,7 @@ class Cells:
             past_stop=[answer.past_stop for answer in scored.answers],
             seconds=round(time.perf_counter() - started, 3), max_new_tokens=limit, checkpoint=loaded.weights,
             provenance={**origin, **loaded.origin, **packing_in_words()},
-            prompt_cut=cuts, dtype=_dtype_of(loaded), digests=scored.digests,
+            prompt_cut=cuts, dtype=loaded.dtype, digests=scored.digests,
         )  # fmt: skip
         share, speed = sum(row.correct) / len(row.correct), sum(row.emitted) / sum(row.forwards)
         self._run.reporter.say(f"{title}: {share:.1%} of {len(row.correct)}, {speed:.2f} tokens/forward")
@@ -207,7 +207,3 @@ class Table:
         status: Status = "failed" if failure else "skipped"
         self._run.reporter.say(f"{title}: {status} ({failure or missing})")
         return self._cells.without(asked, failure or missing, status)
-
-
-def _dtype_of(loaded: Loaded) -> str:
-    return str(loaded.model.dtype).removeprefix("torch.")

@@ -58,6 +58,11 @@ class Loaded:
         return self.own_tokenizer
 
     @property
+    def dtype(self) -> str:
+        """That of its weights, as in "float32"."""
+        return str(self.model.dtype).removeprefix("torch.")
+
+    @property
     def mask_id(self) -> int | None:
         """The id of `<|mask|>`, None for a tokenizer without one."""
         if self.own_tokenizer is None:
