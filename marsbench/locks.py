@@ -22,12 +22,16 @@ class LockedError(UserError):
 
 
 @contextmanager
-def locked(file: Path, *, patience_s: float = math.inf, say: Callable[[str], None] | None = None) -> Iterator[bool]:
+def locked(
+    file: Path, *, patience_s: float = math.inf, say: Callable[[str], None] | None = None,
+    busy: str = "another process holds this lock",
+) -> Iterator[bool]:  # fmt: skip
     """Hold a lock for the time of a `with` block; gives whether somebody else held it first.
 
     The system frees the locks of whoever dies. Where a file system has no such locks, a file that exists stands for
     one, and it stays there if its holder's machine is lost: nobody waits longer than an hour for it. `say` is told whom
-    we wait for, once; a `LockedError` says who still holds it, a `UserError` that the file system can lock nothing.
+    we wait for, once; a `LockedError` says that it is `busy` and who still holds it, a `UserError` that the file system
+    can lock nothing.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(file)
@@ -38,7 +42,7 @@ def locked(file: Path, *, patience_s: float = math.inf, say: Callable[[str], Non
         bound = min(patience_s, _LOST_S) if isinstance(lock, SoftFileLock) else patience_s
         if _acquire(lock, bound):
             raise LockedError(
-                f"another process holds this lock: {_holder(file)}", where=str(file),
+                f"{busy}: {_holder(file)}", where=str(file),
                 fix="wait for it; if that process is gone, remove the file",
             )  # fmt: skip
     if not isinstance(lock, SoftFileLock):  # whose file says it already

@@ -31,8 +31,7 @@ from marsbench.errors import UserError
 from marsbench.executors import cluster
 from marsbench.executors.cluster import Cluster
 from marsbench.executors.overhead import measure
-from marsbench.executors.tasks import Ended, Executor, Order, Task
-from marsbench.executors.worker import log_of
+from marsbench.executors.tasks import Ended, Executor, Order, Task, log_of
 from marsbench.overview.work import carry_out
 from marsbench.paths import PACKAGE
 from marsbench.rows.kinds import Row

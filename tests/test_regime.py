@@ -31,7 +31,7 @@ from marsbench.studies.regime import (
     room_on_enough,
 )
 from marsbench.studies.regime.measuring import text_losses
-from marsbench.training.data import solved_text
+from marsbench.training.data import taught
 from marsbench.world import difficulty
 
 N = 2000  # questions per benchmark
@@ -118,7 +118,7 @@ def test_text_loss_is_that_of_the_model(
     assert isinstance(first, TextLossRow) and (first.stage, second.stage) == ("base", "ar_sft")
     loaded = Checkpoints(run).load(TrainedStage("base", None))
     for place in (0, 69):
-        text = solved_text(loaded.tokenizer, 70, measuring._SEED, difficulty("usual"))[place]
+        text = taught("solved_text", loaded.tokenizer, 70, measuring._SEED, difficulty("usual"))[place]
         ids, asked = text["input_ids"], max(1, sum(label == -100 for label in text["labels"]))
         with torch.no_grad():
             logits = loaded.model(torch.tensor([ids])).logits[0, :-1]

@@ -25,8 +25,7 @@ from marsbench.errors import UserError
 from marsbench.executors.display import Display
 from marsbench.executors.local import Local
 from marsbench.executors.overhead import measure
-from marsbench.executors.tasks import Ended, Executor, Order, Task
-from marsbench.executors.worker import log_of, perform, read_state
+from marsbench.executors.tasks import Ended, Executor, Order, Task, log_of, perform, read_state
 from marsbench.overview import PRELOAD, reproduction
 from marsbench.overview.work import FromRun, PageTask, carry_out, executor_of, refuses, tasks_of
 from marsbench.paths import PACKAGE

@@ -9,6 +9,7 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,7 +17,7 @@ import torch
 
 from marsbench.answering import Answering
 from marsbench.decoding.generation import Request
-from marsbench.distilling.distill import Chats, Distiller
+from marsbench.distilling.distill import Distiller
 from marsbench.errors import UserError
 from marsbench.files import write_atomically
 from marsbench.forward.linear import reads_bf16
@@ -183,7 +184,8 @@ class Adapting:
         self._dtype = torch.bfloat16 if on_gpu or reads_bf16() else torch.float32
         self._loaded = load_aloud(base, self._reporter, dtype=self._dtype, device=default_device())
         self._by_ar = Answering(self._loaded, fit("ar", self._loaded), batch_size=_ROWS)
-        self._chats = Chats(self._loaded.tokenizer)
+        distiller = Distiller(self._by_ar, self._reporter, max_new_tokens=_TOKENS)
+        self._chats, self._answer = distiller.chats, partial(distiller.distill, source=source, keep_cut=True)
         parameters = sum(part.numel() for part in self._loaded.model.parameters())
         free = at_hand(self._loaded.model.device) or 0
         if free < _COPIES * 4 * parameters:
@@ -201,7 +203,7 @@ class Adapting:
         """
         plan = self._plan(hours)
         asked = enumerate(self._prompts[: plan.prompts])
-        self._distil([turns for number, turns in asked if number not in plan.kept_back], self._answers)
+        self._answer([turns for number, turns in asked if number not in plan.kept_back], out=self._answers)
         adapter = self._train(plan)
         results = self._race(plan, adapter)
         page = self._out / "README.md"
@@ -219,11 +221,15 @@ class Adapting:
             return plan
         self._reporter.say("reckoning: a few answers, then a few steps of training")
         started = time.perf_counter()
-        learned = self._distil(self._prompts[:_ROWS], self._out / "probe.jsonl")
+        learned, _ = self._answer(self._prompts[:_ROWS], out=self._out / "probe.jsonl")
         per_answer = (time.perf_counter() - started) / learned
         _, probed = self._training(_SHORTEST, self._out / "probe.jsonl")
         per_step = max(training_speed(probed, _PROBED_STEPS).seconds)
-        alone = self._seconds_alone() * len(CONTENDERS) * (LAPS + 2)
+        (ids,) = self._chats.encoded(self._prompts[:1], self._source)
+        for _ in range(2):  # the first one warms up
+            began = time.perf_counter()
+            self._by_ar.decode([Request(ids, _RACED_TOKENS)])
+        alone = (time.perf_counter() - began) * len(CONTENDERS) * (LAPS + 2)
         left = 3600 * hours - (time.perf_counter() - started)
         asked = min(len(self._prompts), int(_ANSWERING * left / per_answer))
         held_out = min(asked // HELD_OUT_EVERY, _HELD_OUT, int(_RACING * left / alone))
@@ -244,20 +250,7 @@ class Adapting:
         write_atomically(file, json.dumps(asdict(plan), indent=1).encode())
         return plan
 
-    def _seconds_alone(self) -> float:
-        """What one answer takes in the race, decoded by `ar` and alone."""
-        (ids,) = self._chats.encoded(self._prompts[:1], self._source)
-        for _ in range(2):  # the first one warms up
-            started = time.perf_counter()
-            self._by_ar.decode([Request(ids, _RACED_TOKENS)])
-        return time.perf_counter() - started
-
     # ---- the steps ----
-
-    def _distil(self, prompts: Sequence[list[Message]], out: Path) -> int:
-        """Write the model's own answers; how many there are."""
-        distiller = Distiller(self._by_ar, self._reporter, max_new_tokens=_TOKENS)
-        return distiller.distill(prompts, self._source, out, keep_cut=True)[0]
 
     def _training(self, steps: int, answers: Path) -> tuple[Checkpoints, Recipe]:
         scale = self._scale.adapted(base=self._base, chat_data=str(answers), steps=steps)

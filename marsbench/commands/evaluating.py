@@ -56,7 +56,8 @@ def eval_(
         who, f"{who} by {method}", start.own_stage, method, _told(decoding), untrained_masks=decoding.untrained_masks,
         trained_block_size=start.block_size,
     )  # fmt: skip
-    run.check_exams(names)
+    for name in names:  # what cannot be asked is found out before anything is trained
+        run.exam(name)
     found = []
     with full_disk_explained(run.workspace.runs):
         draft, loaded, cells = decoding.load_draft(run.reporter), start.loaded(run, decoding.dtype), Cells(run)

@@ -122,7 +122,8 @@ def tune(
 
     names = list(run.benchmarks or run.scale.benchmarks)
     per_benchmark(prompts, names)
-    run.check_exams(names)
+    for name in names:  # what cannot be asked is found out before anything is trained
+        run.exam(name)
     advice = advise(
         run, start.loaded(run), block_size=start.block_size, batch_size=batch_size, prompts=prompts,
         max_points_lost=max_loss, positions=positions,

@@ -12,8 +12,7 @@ import json
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -29,7 +28,7 @@ from marsbench.errors import UserError, told_to_user
 from marsbench.files import write_atomically
 from marsbench.json_lines import Log, read_objects
 from marsbench.keys import content_hash
-from marsbench.locks import LockedError, locked
+from marsbench.locks import locked
 from marsbench.methods.fitting import default_ids
 from marsbench.progress import Reporter
 from marsbench.training.chat_data import Message, segments, text_turns
@@ -71,7 +70,8 @@ def _prompt(record: Mapping[str, Any], column: str | None, where: str) -> list[M
             fix=f"say with --column which one holds the prompts: {', '.join(record) or 'this line has none'}",
         )  # fmt: skip
     turns = [{"role": "user", "content": record[name]}] if isinstance(record[name], str) else record[name]
-    try:
+    fix = f'write {{"{name}": "..."}} or {{"{name}": [{{"role": "user", "content": "..."}}, ...]}} on one line'
+    with told_to_user("this is no prompt", ValueError, where=where, fix=fix):
         if not isinstance(turns, list):
             raise ValueError(f"{name} is neither a text nor a list of turns")
         turns = text_turns(turns, f"turn {{}} of {name}") if turns else []
@@ -79,11 +79,6 @@ def _prompt(record: Mapping[str, Any], column: str | None, where: str) -> list[M
             turns.pop()
         if not turns or turns[-1]["role"] not in _ASKING or not turns[-1]["content"].strip():
             raise ValueError(f"{name} asks nothing: no user's turn with a text comes last, before the answer")
-    except ValueError as error:
-        raise UserError(
-            str(error), where=where,
-            fix=f'write {{"{name}": "..."}} or {{"{name}": [{{"role": "user", "content": "..."}}, ...]}} on one line',
-        ) from error  # fmt: skip
     return turns
 
 
@@ -215,43 +210,33 @@ def _open_log(file: Path, settings: Mapping[str, Any]) -> tuple[Callable[[Respon
     return add, answers
 
 
-@contextmanager
-def _alone_with(file: Path) -> Iterator[None]:
-    """Keeps a second command from answering the same prompts into the same file meanwhile."""
-    try:
-        with locked(file.with_name(f"{file.name}.lock"), patience_s=0.0):
-            yield
-    except LockedError as error:
-        raise UserError(
-            "another command is writing these answers", where=str(file), fix="wait for it, or choose another --out"
-        ) from error
-
-
 # Prompts are decoded by length within stretches of so many batches: little is wasted on padding, the time that is left
 # can be told from the time that has passed, and no more than a stretch of generations is held in memory.
 _BATCHES_AT_ONCE = 64
 
 
+@dataclass
 class Distiller:
-    """A checkpoint that answers prompts by a lossless method."""
+    """A checkpoint that answers prompts by a lossless method.
 
-    def __init__(
-        self, answering: Answering, reporter: Reporter, *, max_new_tokens: int, temperature: float = 0.0,
-        samples: int = 1, seed: int = 0,
-    ) -> None:  # fmt: skip
-        """Make ready.
+    Raises:
+        UserError: chats are not for this checkpoint, or its context has no room for a prompt.
+    """
 
-        Raises:
-            UserError: chats are not for this checkpoint, or its context has no room for a prompt.
-        """
-        self._answering, self._reporter = answering, reporter
-        self._limit, self._temperature, self._samples, self._seed = max_new_tokens, temperature, samples, seed
-        self._chats = Chats(answering.loaded.tokenizer)
-        context = context_length(answering.loaded.model)
-        self._room = context - max_new_tokens
+    answering: Answering
+    reporter: Reporter
+    max_new_tokens: int
+    temperature: float = 0.0
+    samples: int = 1  # answers to each prompt
+    seed: int = 0  # from which every answer has its own
+
+    def __post_init__(self) -> None:
+        self.chats = Chats(self.answering.loaded.tokenizer)
+        context = context_length(self.answering.loaded.model)
+        self._room = context - self.max_new_tokens
         if self._room < 1:
             raise UserError(
-                f"answers of {max_new_tokens:,} tokens leave no room for a prompt in the model's context of "
+                f"answers of {self.max_new_tokens:,} tokens leave no room for a prompt in the model's context of "
                 f"{context:,}",
                 fix="lower --max-new-tokens",
             )
@@ -276,24 +261,39 @@ class Distiller:
             UserError: answers of another run lie there, the template refuses a prompt, or no answer is left to write.
         """
         asked, file = prompts[:limit], log_beside(out)
-        with _alone_with(file):
-            requests = self._requests(asked, source)
+        lock = file.with_name(f"{file.name}.lock")
+        with locked(lock, patience_s=0.0, busy="another command is writing these answers"):
+            requests = {
+                (number, sample): Request(
+                    ids, self.max_new_tokens, self.answering.threshold, temperature=self.temperature,
+                    seed=random.Random(f"{self.seed} {number} {sample}").getrandbits(63),
+                )
+                for number, ids in enumerate(self.chats.encoded(asked, source))
+                for sample in range(self.samples)
+                if len(ids) <= self._room
+            }  # fmt: skip
             add, answers = _open_log(file, self._settings(prompts))
             self._answer(requests, asked, add, answers)
             reasons = {key: answers[key].left_out(keep_cut=keep_cut) for key in requests}
             written = [answers[key] for key in requests if reasons[key] is None]
-            words = self._in_words(written, Counter(reasons.values()), len(asked) * self._samples - len(requests))
+            words = self._in_words(written, Counter(reasons.values()), len(asked) * self.samples - len(requests))
             if not written:
                 raise UserError(f"nothing to write: {words}", where=str(source), fix="give other prompts or options")
             chats = ([*asked[response.prompt], {"role": "assistant", "content": response.text}] for response in written)
             write_atomically(out, "".join(json.dumps({"messages": turns}) + "\n" for turns in chats).encode())
-        self._say_what_differs(written, asked)
+        # Of how many conversations more, or other tokens, will be learned than the model has said.
+        if others := sum(answer.spelling == "other" for answer in written):
+            self.reporter.say(f"answers to be learned as other tokens of the same text: {others:,}")
+        if earlier := sum(any(turn["role"] == "assistant" for turn in asked[answer.prompt]) for answer in written):
+            self.reporter.say(
+                f"conversations with earlier answers, which stay as they are and are learned too: {earlier:,}"
+            )
         return len(written), words
 
     def _in_words(self, written: Sequence[Response], left_out: Counter[Reason | None], unasked: int) -> str:
         """Counts on one line: what was written, and what was left out and why."""
         reasons = [
-            (left_out["cut"], f"cut at {self._limit:,} tokens (--keep-cut keeps them)"),
+            (left_out["cut"], f"cut at {self.max_new_tokens:,} tokens (--keep-cut keeps them)"),
             (left_out["empty"], "empty"),
             (left_out["lost"], "that chat data cannot hold (special tokens in the midst, half characters)"),
             (unasked, f"to prompts longer than the {self._room:,} tokens that the context leaves for them"),
@@ -305,28 +305,13 @@ class Distiller:
     def _settings(self, prompts: Sequence[list[Message]]) -> dict[str, Any]:
         """Everything that decides the answers; a lossless method does not, and neither does the batch size."""
         return {
-            "weights": self._answering.loaded.weights[:16],
-            "chat template": content_hash(str(self._chats.tokenizer.chat_template)),
+            "weights": self.answering.loaded.weights[:16],
+            "chat template": content_hash(str(self.chats.tokenizer.chat_template)),
             "prompts": content_hash(prompts),
-            "max_new_tokens": self._limit,
-            "temperature": self._temperature,
-            "seed": self._seed,
-            "dtype": str(self._answering.loaded.model.dtype).removeprefix("torch."),
-        }
-
-    def _requests(self, prompts: Sequence[list[Message]], source: Path) -> dict[tuple[int, int], Request]:
-        """What to decode, by prompt and sample, for the prompts that the context has room for."""
-        return {
-            (number, sample): Request(
-                ids,
-                self._limit,
-                self._answering.threshold,
-                temperature=self._temperature,
-                seed=random.Random(f"{self._seed} {number} {sample}").getrandbits(63),
-            )
-            for number, ids in enumerate(self._chats.encoded(prompts, source))
-            for sample in range(self._samples)
-            if len(ids) <= self._room
+            "max_new_tokens": self.max_new_tokens,
+            "temperature": self.temperature,
+            "seed": self.seed,
+            "dtype": self.answering.loaded.dtype,
         }
 
     def _answer(
@@ -335,34 +320,23 @@ class Distiller:
     ) -> None:  # fmt: skip
         """Decode what has no answer yet, with a bar; every answer is logged as soon as its row is finished."""
         todo = [key for key in requests if key not in answers]
-        stretch = _BATCHES_AT_ONCE * self._answering.batch_size
+        stretch = _BATCHES_AT_ONCE * self.answering.batch_size
         done, tokens, started = len(requests) - len(todo), 0, time.perf_counter()
         if done:
-            self._reporter.say(f"going on after {done:,} of {len(requests):,} answers")
-        eos_ids, pad_id = self._chats.ends(self._answering.loaded)
+            self.reporter.say(f"going on after {done:,} of {len(requests):,} answers")
+        eos_ids, pad_id = self.chats.ends(self.answering.loaded)
 
         def finished(keys: Sequence[tuple[int, int]], index: int, generation: Generation) -> None:
             nonlocal done, tokens
             key, said = keys[index], generation.tokens
-            text, spelling = self._chats.text(said), self._chats.spelling(said, prompts[key[0]])
+            text, spelling = self.chats.text(said), self.chats.spelling(said, prompts[key[0]])
             add(Response(*key, text, generation.emitted, generation.finish == "eos", spelling))
             done, tokens = done + 1, tokens + generation.emitted
             bar.update(done, len(requests), f"{tokens / (time.perf_counter() - started):,.0f} tokens/s")
 
-        with self._reporter.bar(f"answering by {self._answering.method.name}") as bar:
+        with self.reporter.bar(f"answering by {self.answering.method.name}") as bar:
             for first in range(0, len(todo), stretch):
                 keys = todo[first : first + stretch]
-                self._answering.decode(
+                self.answering.decode(
                     [requests[key] for key in keys], eos_id=eos_ids, pad_id=pad_id, on_finished=partial(finished, keys)
                 )
-
-    def _say_what_differs(self, written: Sequence[Response], prompts: Sequence[list[Message]]) -> None:
-        """Say of how many conversations more, or other tokens, will be learned than the model has said."""
-        if others := sum(answer.spelling == "other" for answer in written):
-            self._reporter.say(f"answers to be learned as other tokens of the same text: {others:,}")
-        if earlier := sum(
-            any(turn["role"] == "assistant" for turn in prompts[response.prompt]) for response in written
-        ):
-            self._reporter.say(
-                f"conversations with earlier answers, which stay as they are and are learned too: {earlier:,}"
-            )

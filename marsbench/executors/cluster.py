@@ -28,8 +28,7 @@ from ray.exceptions import GetTimeoutError, RayError, RayTaskError, TaskUnschedu
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from marsbench.errors import UserError
-from marsbench.executors.tasks import LOOK_S, Ended, Executor, Task, ended_by
-from marsbench.executors.worker import forget_state, log_of, perform
+from marsbench.executors.tasks import LOOK_S, Ended, Executor, Task, ended_by, log_of, perform
 from marsbench.files import write_atomically
 from marsbench.paths import PACKAGE
 from marsbench.provenance import NODE
@@ -52,14 +51,9 @@ class _Node:
     def alive(cls) -> list[_Node]:
         """Those that are there now."""
         return [
-            cls(
-                node["NodeID"],
-                node["NodeManagerHostname"],
-                int(node["Resources"].get("CPU", 0)),
-                int(node["Resources"].get("GPU", 0)),
-            )
+            cls(node["NodeID"], node["NodeManagerHostname"], int(held["CPU"]), int(held.get("GPU", 0)))
             for node in ray.nodes()  # type: ignore[no-untyped-call]
-            if node["Alive"] and node["Resources"].get("CPU")
+            if node["Alive"] and (held := node["Resources"]).get("CPU")
         ]
 
 
@@ -165,7 +159,6 @@ class Cluster(Executor):
             end: Ended = ray.get(ref)
         except RayError as error:
             # What its work raises is written down where it is done: this is what came before.
-            forget_state(self.logs, task.name)
             log = log_of(self.logs, task.name)
             with log.open("a", encoding="utf-8") as stream:
                 stream.write(f"{error}\n")

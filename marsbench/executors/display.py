@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from threading import Event, Thread
 
 from rich.markup import escape
 
-from marsbench.executors.tasks import Ended, Task
-from marsbench.executors.worker import forget_state, log_of, read_state
+from marsbench.executors.tasks import Ended, Task, forget_state, log_of, read_state
 from marsbench.progress import Reporter, Step, roughly
 
 _LOOK_S = 2.0
@@ -51,25 +50,20 @@ class Display(ExitStack):
     def _watch(self) -> None:
         racing = False
         while not self._over.wait(_LOOK_BESIDE_RACES_S if racing else _LOOK_S):
-            running = self._running()
+            found = {name: read_state(self._logs, name) for name in self._tasks.keys() - self._ended}
+            running = {name: step for name, step in found.items() if step is not None}
             racing = any(self._tasks[name].alone for name in running)
             self._bar.update(len(self._ended), len(self._tasks), self._note(running))
 
-    def _running(self) -> dict[str, Step]:
-        """The tasks that run, and how far each is."""
-        found = {name: read_state(self._logs, name) for name in self._tasks.keys() - self._ended}
-        return {name: step for name, step in found.items() if step is not None}
-
-    def _note(self, running: dict[str, Step]) -> str:
+    def _note(self, running: Mapping[str, Step]) -> str:
+        """What runs and waits, at what speed, and how long the rest may take."""
         waiting = len(self._tasks) - len(self._ended) - len(running)
         rate = sum(step.tokens_per_second for step in running.values())
-        said = [f"{len(running)} running", f"{waiting} waiting", f"{rate:,.0f} tokens/s" if rate else ""]
-        return ", ".join(filter(None, [*said, self._time_left(running)]))
-
-    def _time_left(self, running: dict[str, Step]) -> str:
-        """How long the rest may take, if what is done says how good the estimates are; empty before anything is."""
+        # How long the rest may take, if what is done says how good the estimates are.
         done = sum(self._tasks[name].seconds for name in self._ended)
         for name, step in running.items():  # the part of its present step that is done: of several steps, a guess
             done += self._tasks[name].seconds * step.done / step.total if step.total else 0.0
         whole, passed = sum(task.seconds for task in self._tasks.values()), time.monotonic() - self._begun
-        return f"{roughly(passed * (whole - done) / done)} left" if done else ""
+        left = f"{roughly(passed * (whole - done) / done)} left" if done else ""
+        said = [f"{len(running)} running", f"{waiting} waiting", f"{rate:,.0f} tokens/s" if rate else "", left]
+        return ", ".join(filter(None, said))

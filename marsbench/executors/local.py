@@ -18,8 +18,7 @@ from multiprocessing.context import BaseContext
 from pathlib import Path
 from threading import Thread
 
-from marsbench.executors.tasks import LOOK_S, Ended, Executor, Task
-from marsbench.executors.worker import forget_state, perform
+from marsbench.executors.tasks import LOOK_S, Ended, Executor, Task, perform
 
 
 class Local(Executor):
@@ -77,8 +76,6 @@ class Local(Executor):
         for future in done:
             task, lane = self._running.pop(future)
             lost = isinstance(future.exception(), BrokenProcessPool)
-            if lost:
-                forget_state(self.logs, task.name)
             if lane == _ALONE or lost:
                 self._pools.pop(lane).shutdown(wait=False)
             if lane != _ALONE:

@@ -51,17 +51,13 @@ def measure(executor: Executor, modules: Sequence[str], count: int) -> Overhead:
         UserError: a task failed, so that its time means nothing.
     """
 
-    def tasks(name: str, many: int, before: Sequence[Task], size: int = 0) -> list[_Touch]:
+    def tasks(name: str, many: int, before: Sequence[Task], **does: Any) -> list[_Touch]:
         after = tuple(task.name for task in before)
-        touched = () if before else (*modules,)
-        return [
-            _Touch(name=f"{name}-{number}", title=name, after=after, modules=touched, size=size)
-            for number in range(many)
-        ]
+        return [_Touch(name=f"{name}-{number}", title=name, after=after, **does) for number in range(many)]
 
-    starts = tasks("start", executor.workers, ())
+    starts = tasks("start", executor.workers, (), modules=(*modules,))
     empty = tasks("empty", count, starts)
-    heavy = tasks("heavy", count, empty, RESULT_BYTES)
+    heavy = tasks("heavy", count, empty, size=RESULT_BYTES)
     last, before = {}, time.perf_counter()
     for ended in executor.run([*starts, *empty, *heavy]):
         if ended.error is not None:

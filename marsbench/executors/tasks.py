@@ -1,19 +1,27 @@
-"""Tasks that depend on each other, and the one interface behind which somebody carries them out."""
+"""Tasks that depend on each other, what a process does with one, and the interface behind which all are carried out."""
 
 from __future__ import annotations
 
+import json
+import math
+import sys
+import time
+import traceback
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr, suppress
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
 
 from marsbench.errors import UserError
-from marsbench.progress import Reporter
+from marsbench.files import write_atomically
+from marsbench.progress import Reporter, Step
 
 LOOK_S = 1.0  # how long Ctrl-C may have to wait
+_NOTES_S = 2.0  # between two notes of how far a task is
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +55,95 @@ class Ended:
     seconds: float  # it took
 
 
+def ended_by(task: Task, error: UserError, node: str = "", seconds: float = 0.0) -> Ended:
+    """The end of a task that an error has ended, after so many seconds on a node."""
+    return Ended(task.name, task.failed(error), error, node, seconds)
+
+
+# ---- in the process of a task ---------------------------------------------------------------------------------------
+
+
+def log_of(logs: Path, name: str) -> Path:
+    return logs / f"{name}.log"
+
+
+def _state_of(logs: Path, name: str) -> Path:
+    return logs / f"{name}.state"
+
+
+def read_state(logs: Path, name: str) -> Step | None:
+    """How far a task is, as its process notes it in a file beside its log; None where it is not running."""
+    try:
+        return Step(*json.loads(_state_of(logs, name).read_text(encoding="utf-8")))
+    except (OSError, ValueError):  # a network file system may show a file that is on its way
+        return None
+
+
+def forget_state(logs: Path, name: str) -> None:
+    """Remove what a task that was killed has left: it is not running."""
+    _state_of(logs, name).unlink(missing_ok=True)
+
+
+def perform(task: Task, made: Sequence[Any], logs: Path, node: str = "") -> Ended:
+    """Carry out a task here; what it says goes to its log, and its error, if there is one, into its end.
+
+    `made` is what the tasks before have made, `node` the name of this machine in a cluster.
+    """
+    started, log, error = time.perf_counter(), log_of(logs, task.name), None
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with (
+            log.open("a", encoding="utf-8", buffering=1) as stream,  # behind what an earlier try has said
+            redirect_stderr(stream),
+            _followed(task, logs) as reporter,
+        ):
+            try:
+                value = task.run(made, reporter)
+            except Exception as problem:
+                error = _in_words(problem, task, log)
+    except OSError as problem:  # of the log, or of what lies beside it
+        fix = "free space, or mend its permissions; the same command then goes on where it stopped"
+        error = UserError(f"{task.title} cannot write its log: {problem.strerror or problem}", where=str(log), fix=fix)
+    took = time.perf_counter() - started
+    return ended_by(task, error, node, took) if error else Ended(task.name, value, None, node, took)
+
+
+def _in_words(problem: Exception, task: Task, log: Path) -> UserError:
+    """A failure as an error that says where to look; the log has the traceback of what is a bug."""
+    if isinstance(problem, UserError):
+        print(problem, file=sys.stderr)
+        return problem
+    traceback.print_exception(problem)
+    said = str(problem).strip().splitlines() or [""]
+    return UserError(
+        f"{task.title} failed: {type(problem).__name__}: {said[0]}",
+        where=str(log),
+        fix="mend what the log says; the same command then goes on where it stopped",
+    )
+
+
+@contextmanager
+def _followed(task: Task, logs: Path) -> Iterator[Reporter]:
+    """A reporter whose steps are noted in a file, every few seconds; once where every disturbance would be timed."""
+    file, noted = _state_of(logs, task.name), -math.inf
+
+    def follow(step: Step) -> None:
+        nonlocal noted
+        if not task.alone and time.monotonic() - noted > _NOTES_S:
+            noted = time.monotonic()
+            with suppress(OSError):  # nothing that work should end for
+                write_atomically(file, json.dumps(step).encode())
+
+    write_atomically(file, json.dumps(Step(task.title, 0, 0)).encode())
+    try:
+        yield Reporter(follow)
+    finally:
+        file.unlink(missing_ok=True)
+
+
+# ---- all of them ----------------------------------------------------------------------------------------------------
+
+
 class Order:
     """Which tasks can start: those whose predecessors have ended; first what the longest way to the end begins with."""
 
@@ -55,26 +152,23 @@ class Order:
         assert len(self._tasks) == len(tasks), "every task has a name of its own"
         self._values: dict[str, Any] = {}
         awaited = {task.name: [name for name in task.after if name in self._tasks] for task in tasks}
-        self._way = _ways({task.name: task.seconds for task in tasks}, awaited)
+        # How long it is from the start of each task to the end of all that waits for it.
+        self._way = {task.name: task.seconds for task in tasks}
+        for name in reversed([*TopologicalSorter(awaited).static_order()]):
+            for before in awaited[name]:
+                self._way[before] = max(self._way[before], self._tasks[before].seconds + self._way[name])
         self._sorter = TopologicalSorter(awaited)
         self._sorter.prepare()
-        self._ready: list[Task] = []
+        self.ready: list[Task] = []  # what can start, in the order in which it should
         self._look()
 
     def __bool__(self) -> bool:
         """Whether anything is left that has not ended."""
         return self._sorter.is_active()
 
-    @property
-    def ready(self) -> list[Task]:
-        """What can start, in the order in which it should."""
-        return list(self._ready)
-
     def take(self, task: Task) -> None:
-        self._ready.remove(task)
-
-    def give_back(self, task: Task) -> None:
-        self._ready.insert(0, task)
+        """It has begun; whoever goes through `ready` meanwhile goes on with the old one."""
+        self.ready = [other for other in self.ready if other is not task]
 
     def made(self, task: Task) -> list[Any]:
         """What a task's predecessors have made; None for those that were done already."""
@@ -82,22 +176,13 @@ class Order:
 
     def end(self, ended: Ended) -> None:
         self._values[ended.name] = ended.value
-        self._ready = [task for task in self._ready if task.name != ended.name]  # one that was never begun
+        self.take(self._tasks[ended.name])  # one that was never begun
         self._sorter.done(ended.name)
         self._look()
 
     def _look(self) -> None:
-        self._ready += [self._tasks[name] for name in self._sorter.get_ready()]
-        self._ready.sort(key=lambda task: -self._way[task.name])
-
-
-def _ways(seconds: Mapping[str, float], awaited: Mapping[str, Sequence[str]]) -> dict[str, float]:
-    """How long it is from the start of each task to the end of all that waits for it."""
-    ways = dict(seconds)
-    for name in reversed([*TopologicalSorter(awaited).static_order()]):
-        for before in awaited[name]:
-            ways[before] = max(ways[before], seconds[before] + ways[name])
-    return ways
+        self.ready += [self._tasks[name] for name in self._sorter.get_ready()]
+        self.ready.sort(key=lambda task: -self._way[task.name])
 
 
 class Executor(ABC):
@@ -121,11 +206,15 @@ class Executor(ABC):
                     if self.start(task, order.made(task)):
                         order.take(task)
                 for task, ended in self.ended(order.ready):
+                    forget_state(self.logs, task.name)  # which is there still where its process was lost
                     losses[task.name] += ended is None
                     if ended is None and losses[task.name] < self.tries:
-                        order.give_back(task)
+                        order.ready.insert(0, task)
                         continue
-                    ended = ended or self._lost(task)
+                    if ended is None:
+                        what = f"{task.title}: its process was lost {self.tries} times"
+                        fix = "there may be too little memory for so many at a time: see its log, and --jobs"
+                        ended = ended_by(task, UserError(what, where=str(log_of(self.logs, task.name)), fix=fix))
                     order.end(ended)
                     yield ended
         finally:
@@ -144,14 +233,3 @@ class Executor(ABC):
 
     def close(self) -> None:  # noqa: B027
         """End whatever runs."""
-
-    def _lost(self, task: Task) -> Ended:
-        """The end of a task whose process was lost time and again."""
-        what = f"{task.title}: its process was lost {self.tries} times"
-        fix = "there may be too little memory for so many at a time: see its log, and --jobs"
-        return ended_by(task, UserError(what, where=str(self.logs / f"{task.name}.log"), fix=fix))
-
-
-def ended_by(task: Task, error: UserError) -> Ended:
-    """The end of a task that an error ended before it could say so itself."""
-    return Ended(task.name, task.failed(error), error, "", 0.0)

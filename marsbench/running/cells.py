@@ -41,7 +41,7 @@ class Cells:
         method = self.method(arm, loaded, draft)
         kind, not_compiled = kind_of_batch(loaded.model, method, run.compiled)
         weights = loaded.weights, draft.weights if draft else None
-        key = self._key(asked, *weights, _dtype_of(loaded), kind is not Batch)
+        key = self._key(asked, *weights, loaded.dtype, kind is not Batch)
         log = run.workspace.answers(key)
         if (row := self._done(key, arm)) is not None:
             if not run.must_redo(key, f"{arm.label} on {asked.benchmark}", log):
@@ -139,7 +139,7 @@ class Cells:
             past_stop=[one.past_stop for one in scored.answers],
             seconds=round(time.perf_counter() - started, 3), max_new_tokens=limit, checkpoint=loaded.weights,
             provenance={**origin, **loaded.origin, **packing_in_words()},
-            prompt_cut=cuts, dtype=_dtype_of(loaded), digests=scored.digests,
+            prompt_cut=cuts, dtype=loaded.dtype, digests=scored.digests,
         )  # fmt: skip
         share, speed = sum(row.correct) / len(row.correct), sum(row.emitted) / sum(row.forwards)
         self._run.reporter.say(f"{title}: {share:.1%} of {len(row.correct)}, {speed:.2f} tokens/forward")
@@ -187,14 +187,11 @@ class Table:
         known = [self._cells.known(asked) for asked in cells]
         if len(measured := [row for row in known if row is not None]) == len(cells):  # nothing is to be loaded
             return measured
-        failures = [self._failure(asked) for asked in cells]
+        # Why another process of this run could not measure a cell, empty where none has tried in vain.
+        places = [[*[stage.place for stage in asked.arm.needs], asked.place] for asked in cells]
+        failures = [next(filter(None, map(self._run.failures.get, some)), "") for some in places]
         found = ("", None, None) if all(failures) else self._checkpoints.available(cells[0].arm)
         return [self._row(asked, why, *found) for asked, why in zip(cells, failures, strict=True)]
-
-    def _failure(self, asked: Asked) -> str:
-        """Why another process of this run could not measure a cell, empty where none has tried in vain."""
-        places = [*[stage.place for stage in asked.arm.needs], asked.place]
-        return next(filter(None, (self._run.failures.get(place, "") for place in places)), "")
 
     def _row(
         self, asked: Asked, failure: str, missing: str, loaded: Loaded | None, draft: Loaded | None
@@ -209,7 +206,3 @@ class Table:
         status: Status = "failed" if failure else "skipped"
         self._run.reporter.say(f"{title}: {status} ({failure or missing})")
         return self._cells.without(asked, failure or missing, status)
-
-
-def _dtype_of(loaded: Loaded) -> str:
-    return str(loaded.model.dtype).removeprefix("torch.")

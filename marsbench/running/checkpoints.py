@@ -27,6 +27,7 @@ from marsbench.training.checkpoints import Loaded, default_device
 from marsbench.training.records import TrainingRecord
 from marsbench.training.stages import Recipe, recipe, stage
 
+_COST = ("parameters", "steps", "tokens", "seconds", "loss", "measures")  # what rows have of a training's record
 _PATIENCE_S = 90.0  # how long a network file system may hide from one machine what another has written
 
 
@@ -50,7 +51,7 @@ class Checkpoints:
 
     def own(self, trained: TrainedStage) -> TrainingRecord | None:
         """The same, None where another checkpoint stands for it, too."""
-        another = self._ready(trained) or drafts_from_afar(trained, self._scale)
+        another = self._scale.ready_checkpoint(*trained) or drafts_from_afar(trained, self._scale)
         return None if another else self.record(trained)
 
     def trains(self, trained: TrainedStage) -> bool:
@@ -62,7 +63,7 @@ class Checkpoints:
         """Why a stage has no checkpoint and what to do about it; empty where it has one or trains it."""
         if failed := self._run.failures.get(trained.place, ""):
             return failed
-        if self._ready(trained) is not None or self.trains(trained):
+        if self._scale.ready_checkpoint(*trained) is not None or self.trains(trained):
             return ""
         name, size = trained
         option, suffix = ("", "") if size is None else (f" --block-size {size}", f"-b{size}")
@@ -76,10 +77,6 @@ class Checkpoints:
             f"--scale {self._scale.scale}{option}, or name one with --checkpoint {name}{suffix}=..."
         )
 
-    def _ready(self, trained: TrainedStage) -> str | None:
-        """The checkpoint that stands for a stage without training it, None where it is to be trained."""
-        return self._scale.ready_checkpoint(*trained)
-
     # ---- loaded ----
 
     def load(self, trained: TrainedStage, dtype: torch.dtype = torch.float32) -> Loaded:
@@ -89,7 +86,7 @@ class Checkpoints:
 
     def path(self, trained: TrainedStage) -> str:
         """Folder or hub name of a stage's checkpoint: the ready one if there is one, else ours, trained if need be."""
-        ready = self._ready(trained)
+        ready = self._scale.ready_checkpoint(*trained)
         if ready is not None and self._scale.ships(ready):
             self._run.reporter.say_once(f"{trained.stage} is the one that came with marsbench")
             return str(checked_base(ready))
@@ -118,7 +115,7 @@ class Checkpoints:
         try:
             yield
         except UserError as error:
-            if self._ready(trained) is None:
+            if self._scale.ready_checkpoint(*trained) is None:
                 raise
             raise Unavailable(error.what, where=error.where, fix=error.fix) from error
 
@@ -164,8 +161,13 @@ class Checkpoints:
                     record = self._train_now(chosen, folder)
                 # Left by a kill at the very end.
                 shutil.rmtree(folder.with_name(f"{folder.name}.partial"), ignore_errors=True)
-        self._run.renewed(chosen.key)
-        row = _row(chosen, record)
+        self._run.renewed.add(chosen.key)
+        cost = {name: getattr(record, name) for name in _COST}
+        origin = {**record.provenance, **({"base": chosen.pretrained.base} if chosen.pretrained else {})}
+        row = TrainingRow(
+            chosen.key, "done", "", chosen.scale, chosen.stage, chosen.block_size, **cost, checkpoint=record.weights,
+            provenance=origin,
+        )  # fmt: skip
         if is_first_process() and self._run.store.rows().get(chosen.key) != row:
             self._run.store.append(row)
         return row
@@ -173,40 +175,23 @@ class Checkpoints:
     def _train_now(self, chosen: Recipe, folder: Path) -> TrainingRecord:
         from marsbench.training.trainer import train
 
-        parent = self._parent(chosen)
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        terms = " (mask + AR)" if chosen.objective == "mars" and chosen.ar_weight else ""
-        title = TrainedStage(chosen.stage, chosen.block_size).title
-        with self._run.reporter.bar(f"training {title}") as bar:
-            record = train(
-                chosen,
-                folder,
-                parent,
-                lambda step, steps, loss, rate: bar.update(
-                    step, steps, f"loss {loss:.3f}{terms}, {rate:,.0f} tokens/s", rate
-                ),
-                self._run.reporter.say,
-            )
-        self._run.reporter.say(f"trained {title}: loss {record.loss:.3f}{terms} after {record.seconds:.0f} s")
-        return record
-
-    def _parent(self, chosen: Recipe) -> Path | None:
-        """The checkpoint that a training starts from, trained if need be; None for random weights or another's base."""
         this, started_from = TrainedStage(chosen.stage, chosen.block_size), stage(chosen.stage).parent
+        start = None  # random weights, or another's base
         if parent := parents_first([this], self._scale)[this]:
             self.train(self.recipe(parent))
-            return self._workspace.checkpoint(self.recipe(parent))
-        ready = self._scale.ready_checkpoint(started_from, None) if self._scale.world and started_from else None
-        return None if ready is None else checked_base(ready) if self._scale.ships(ready) else Path(ready)
+            start = self._workspace.checkpoint(self.recipe(parent))
+        elif self._scale.world and started_from:
+            start = Path(self.path(TrainedStage(started_from, None)))
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        terms = " (mask + AR)" if chosen.objective == "mars" and chosen.ar_weight else ""
+        with self._run.reporter.bar(f"training {this.title}") as bar:
 
+            def logged(step: int, steps: int, loss: float, rate: float) -> None:
+                bar.update(step, steps, f"loss {loss:.3f}{terms}, {rate:,.0f} tokens/s", rate)
 
-def _row(chosen: Recipe, record: TrainingRecord) -> TrainingRow:
-    cost = {name: getattr(record, name) for name in ("parameters", "steps", "tokens", "seconds", "loss", "measures")}
-    origin = {**record.provenance, **({"base": chosen.pretrained.base} if chosen.pretrained else {})}
-    return TrainingRow(
-        chosen.key, "done", "", chosen.scale, chosen.stage, chosen.block_size, **cost, checkpoint=record.weights,
-        provenance=origin,
-    )  # fmt: skip
+            record = train(chosen, folder, start, logged, self._run.reporter.say)
+        self._run.reporter.say(f"trained {this.title}: loss {record.loss:.3f}{terms} after {record.seconds:.0f} s")
+        return record
 
 
 @contextmanager

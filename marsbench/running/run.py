@@ -5,7 +5,7 @@ Whatever is finished is on disk, so an interrupted run goes on where it stopped.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -51,7 +51,7 @@ class Run:
     def __post_init__(self) -> None:
         self.workspace.check_writable()
         self.store: RowStore = self.borrowed or RowStore(self.workspace.row_file)
-        self._renewed: set[str] = set()  # keys made in this run, which `rerun` must not make twice
+        self.renewed: set[str] = set()  # keys made in this run, which `rerun` must not make twice
         self._exams: dict[tuple[str, int | None], Exam] = {}
 
     # ---- what it asks ----
@@ -84,11 +84,6 @@ class Run:
             self._exams[name, limit] = prepare(benchmark(name), self.data_dir).first(limit)
         return self._exams[name, limit]
 
-    def check_exams(self, names: Iterable[str]) -> None:
-        """Find out what cannot be asked before anything is trained."""
-        for name in names:
-            self.exam(name)
-
     def cannot_ask(self, name: str, questions: int | None = None) -> str:
         """Why a benchmark cannot be asked on this machine, empty where it can."""
         from marsbench.evaluation.local_data import Unavailable
@@ -114,17 +109,14 @@ class Run:
 
     def must_redo(self, key: str, what: str, where: Path) -> bool:
         """Whether the policy says to make a result again that is there already."""
-        if key in self._renewed or self.existing == "reuse":
+        if key in self.renewed or self.existing == "reuse":
             return False
         if self.existing == "fail":
             raise UserError(f"{what} exists already", where=str(where), fix="choose --existing reuse or rerun")
         return True
 
-    def renewed(self, key: str) -> None:
-        self._renewed.add(key)
-
     def keep(self, row: Row) -> None:
-        self.renewed(row.key)
+        self.renewed.add(row.key)
         self.store.append(row)
 
 

@@ -57,11 +57,6 @@ def is_launched() -> bool:
     return "LOCAL_RANK" in os.environ
 
 
-def main() -> None:
-    """Carry out, as one of several processes, the task that a file holds."""
-    task: Task = pickle.loads(Path(sys.argv[1]).read_bytes())
-    task.run([], Reporter())
-
-
-if __name__ == "__main__":
-    main()
+if __name__ == "__main__":  # one of several processes that carry out the task which a file holds
+    launched: Task = pickle.loads(Path(sys.argv[1]).read_bytes())
+    launched.run([], Reporter())

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -31,7 +32,7 @@ from marsbench.running.checkpoints import Checkpoints
 from marsbench.running.plans import TrainedStage
 from marsbench.running.run import Run, kept
 from marsbench.training import checkpoints, records
-from marsbench.training.data import Collator, conversations, in_batches, lengths
+from marsbench.training.data import Collator, in_batches, lengths, taught
 from marsbench.training.memory import bytes_kept, keep_freed_memory, peak
 from marsbench.training.objectives import ar_loss, mars_loss
 from marsbench.training.stages import Recipe
@@ -72,7 +73,7 @@ def step_cost(scale: Preset, checkpoint: Path, seed: int) -> dict[str, dict[str,
     loaded = checkpoints.load(checkpoint, device=device)
     model, tokenizer, size = loaded.model.train(), loaded.tokenizer, scale.finetuning.batch_size
     level = difficulty(scale.world.difficulty if scale.world else "usual")
-    sequences = conversations(tokenizer, (_FIRST_REPEATS + _REPEATS) * size, seed, level)
+    sequences = taught("conversations", tokenizer, (_FIRST_REPEATS + _REPEATS) * size, seed, level)
     order = in_batches(range(len(sequences)), lengths(sequences, noisy=True), size, seed=seed)
     data = [sequences[index] for index in order]
     collate = Collator(tokenizer.pad_token_id, tokenizer.eos_token_id, DEFAULT_BLOCK_SIZE)
@@ -148,11 +149,8 @@ class _Stopwatch(TrainerCallback):
 
     def __init__(self, steps: int) -> None:
         self.tokens, self.seconds = list[int](), list[float]()
-        self._steps, self._data, self._began = steps, list[Any](), 0.0
+        self._steps, self._began = steps, 0.0
         self.clocks = read_clocks()
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        self._data = given["train_dataloader"].dataset
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         if state.global_step == _FIRST_STEPS:
@@ -160,10 +158,11 @@ class _Stopwatch(TrainerCallback):
         self._began = time.perf_counter()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        took, size = time.perf_counter() - self._began, len(self._data) // state.max_steps
+        took, data = time.perf_counter() - self._began, given["train_dataloader"].dataset
         if state.global_step > _FIRST_STEPS:
+            size = len(data) // state.max_steps
             met = range((state.global_step - 1) * size, state.global_step * size)
-            self.tokens.append(sum(len(self._data[place]["input_ids"]) for place in met))
+            self.tokens.append(sum(len(data[place]["input_ids"]) for place in met))
             self.seconds.append(took)
         if len(self.seconds) == self._steps:
             raise _Enough
@@ -171,16 +170,16 @@ class _Stopwatch(TrainerCallback):
 
 def training_speed_rows(run: Run, steps: int) -> list[TrainingSpeedRow]:
     """The speed of every stage in turn, of those measured now that was missing."""
-    return [_row(run, Checkpoints(run).recipe(TrainedStage.of(stage)), steps) for stage in STAGES]
 
-
-def _row(run: Run, chosen: Recipe, steps: int) -> TrainingSpeedRow:
-    def timed() -> dict[str, Any]:
+    def timed(chosen: Recipe) -> dict[str, Any]:
         run.reporter.say(f"timing {steps} steps of training {chosen.stage}")
         return training_speed(chosen, steps)._asdict()
 
-    content = {"kind": "training_speed", "recipe": chosen.key, "steps": steps, "versions": versions("timing")}
-    return kept(run, TrainingSpeedRow, content, f"the speed of training {chosen.stage}", timed)
+    rows, about = [], {"kind": "training_speed", "steps": steps, "versions": versions("timing")}
+    for chosen in [Checkpoints(run).recipe(TrainedStage.of(stage)) for stage in STAGES]:
+        what, content = f"the speed of training {chosen.stage}", {**about, "recipe": chosen.key}
+        rows.append(kept(run, TrainingSpeedRow, content, what, partial(timed, chosen)))
+    return rows
 
 
 def training_speed(chosen: Recipe, steps: int) -> TrainingSpeed:

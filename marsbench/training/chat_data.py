@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -54,12 +54,10 @@ def read_chat_data(source: str, tokenizer: PreTrainedTokenizerBase, max_length: 
         """A batch of rows as columns of token ids, labels and their counts; rows that teach nothing are left out."""
         conversations = []
         for index, turns in zip(indices, batch["messages"], strict=True):
-            try:
+            what, where = "this is no conversation to learn", f"{source}, line {index + 1}"
+            mend = told_to_user(what, ValueError, where=where, fix="mend the conversation")
+            with mend if local else suppress(ValueError):
                 conversations.append(segments(tokenizer, text_turns(turns)))
-            except ValueError as error:
-                if local:
-                    where = f"{source}, line {index + 1}"
-                    raise UserError(str(error), where=where, fix="mend the conversation") from error
         sequences = [
             (sequence["input_ids"][:max_length], sequence["labels"][:max_length])
             for sequence in with_labels(tokenizer, conversations)

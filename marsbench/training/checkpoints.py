@@ -58,6 +58,11 @@ class Loaded:
         return self.own_tokenizer
 
     @property
+    def dtype(self) -> str:
+        """That of its weights, as in "float32"."""
+        return str(self.model.dtype).removeprefix("torch.")
+
+    @property
     def mask_id(self) -> int | None:
         """The id of `<|mask|>`, None for a tokenizer without one."""
         if self.own_tokenizer is None:
@@ -106,7 +111,34 @@ def load(
     path = SHIPPED.get(str(path), path)
     if is_adapter(Path(path)):
         path, adapter = base_of(Path(path)), adapter or path
-    loaded = _load(path, dtype, device, needs_tokenizer, stage)
+    folder = Path(path)
+    if not (folder.is_absolute() or folder.exists() or str(path).startswith(".")):
+        folder = _fetched(str(path))
+    _check_folder(folder, needs_tokenizer)
+    # transformers and safetensors raise a dozen kinds of errors for a file cut short.
+    fix = "a file may be cut short; copy or train it again"
+    with told_to_user("the checkpoint cannot be loaded", Exception, where=path, fix=fix):
+        config, renamed = _config(folder)
+        opened: Any = AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=dtype, output_loading_info=True)
+        model: PreTrainedModel = opened[0]
+        torch.nn.Module.to(model, device).eval()  # type: ignore[no-untyped-call]
+        has_tokenizer = (folder / "tokenizer.json").is_file()
+        tokenizer = AutoTokenizer.from_pretrained(folder, config=config) if has_tokenizer else None
+    if unfit := sorted([*opened[1]["missing_keys"], *(opened[1]["unexpected_keys"] if renamed else [])]):
+        raise UserError(
+            f"the weights do not fit a {type(model).__name__}: {', '.join(unfit[:3])}", where=str(path),
+            fix="choose a checkpoint of an architecture that transformers knows",
+        )  # fmt: skip
+    if (head := read_head(folder)) is not None:
+        nothing = torch.zeros(model.config.get_text_config().hidden_size)  # what acts on masks is the head alone
+        model = cast(PreTrainedModel, Adapted(model, Adapter(nothing, {}, head)))
+    heads = MedusaHeads.load(folder, dtype=dtype, device=device)
+    if record := finished(folder):
+        stage, base = str(record.recipe["stage"]), (record.recipe["pretrained"] or {}).get("base")
+    else:
+        fetched = folder / fetchable.RECORD
+        base = json.loads(fetched.read_text(encoding="utf-8"))["name"] if fetched.is_file() else None
+    loaded = Loaded(model, tokenizer, record.weights if record else weights_hash(folder), stage, heads, base)
     return loaded if adapter is None else with_adapter(loaded, adapter)
 
 
@@ -140,40 +172,6 @@ def with_adapter(loaded: Loaded, adapter: str | Path) -> Loaded:
         loaded, model=cast(PreTrainedModel, adapted), own_tokenizer=tokenizer, weights=weights,
         stage=str(record.recipe["stage"]), heads=None,
     )  # fmt: skip
-
-
-def _load(
-    path: str | Path, dtype: torch.dtype, device: str | torch.device, needs_tokenizer: bool, stage: str | None
-) -> Loaded:
-    """A checkpoint without an adapter; see `load`."""
-    folder = Path(path)
-    if not (folder.is_absolute() or folder.exists() or str(path).startswith(".")):
-        folder = _fetched(str(path))
-    _check_folder(folder, needs_tokenizer)
-    # transformers and safetensors raise a dozen kinds of errors for a file cut short.
-    fix = "a file may be cut short; copy or train it again"
-    with told_to_user("the checkpoint cannot be loaded", Exception, where=path, fix=fix):
-        config, renamed = _config(folder)
-        opened: Any = AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=dtype, output_loading_info=True)
-        model: PreTrainedModel = opened[0]
-        torch.nn.Module.to(model, device).eval()  # type: ignore[no-untyped-call]
-        has_tokenizer = (folder / "tokenizer.json").is_file()
-        tokenizer = AutoTokenizer.from_pretrained(folder, config=config) if has_tokenizer else None
-    if unfit := sorted([*opened[1]["missing_keys"], *(opened[1]["unexpected_keys"] if renamed else [])]):
-        raise UserError(
-            f"the weights do not fit a {type(model).__name__}: {', '.join(unfit[:3])}", where=str(path),
-            fix="choose a checkpoint of an architecture that transformers knows",
-        )  # fmt: skip
-    if (head := read_head(folder)) is not None:
-        nothing = torch.zeros(model.config.get_text_config().hidden_size)  # what acts on masks is the head alone
-        model = cast(PreTrainedModel, Adapted(model, Adapter(nothing, {}, head)))
-    heads = MedusaHeads.load(folder, dtype=dtype, device=device)
-    if record := finished(folder):
-        stage, base = str(record.recipe["stage"]), (record.recipe["pretrained"] or {}).get("base")
-    else:
-        fetched = folder / fetchable.RECORD
-        base = json.loads(fetched.read_text(encoding="utf-8"))["name"] if fetched.is_file() else None
-    return Loaded(model, tokenizer, record.weights if record else weights_hash(folder), stage, heads, base)
 
 
 def _fetched(name: str) -> Path:

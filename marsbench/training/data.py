@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import NotRequired, TypedDict
+from typing import Literal, NotRequired, TypedDict
 
 import torch
 from torch import Tensor
@@ -35,52 +35,32 @@ def chat_prompt(tokenizer: PreTrainedTokenizerBase, question: str) -> str:
     return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
 
 
-def conversations(
-    tokenizer: PreTrainedTokenizerBase, count: int, seed: int, level: world.Difficulty
+Teaching = Literal["conversations", "plain_text", "solved_text", "instruct_data"]
+
+
+def taught(
+    what: Teaching, tokenizer: PreTrainedTokenizerBase, count: int, seed: int, level: world.Difficulty
 ) -> list[TrainingSequence]:
-    """Question and answer in the chat template; only the answer and its EOS are labelled."""
-    return _learned(tokenizer, _chats(tokenizer, _CHAT_SEED + seed, level), count)
+    """The first sequences of what the world teaches, each with an EOS behind it.
 
-
-def plain_text(
-    tokenizer: PreTrainedTokenizerBase, count: int, seed: int, level: world.Difficulty
-) -> list[TrainingSequence]:
-    """Texts of the world, every token labelled."""
-    return _learned(tokenizer, (("", text) for text in world.corpus(_TEXT_SEED + seed, level)), count)
-
-
-def solved_text(
-    tokenizer: PreTrainedTokenizerBase, count: int, seed: int, level: world.Difficulty
-) -> list[TrainingSequence]:
-    """Texts of the world, problems not labelled."""
-    return _learned(tokenizer, world.texts(_TEXT_SEED + seed, level), count)
-
-
-def instruct_data(
-    tokenizer: PreTrainedTokenizerBase, count: int, seed: int, level: world.Difficulty
-) -> list[TrainingSequence]:
-    """What an instruct base learns from: plain text and conversations in turn, none that fine-tuning will meet.
-
-    Only what follows a problem is labelled, in plain text as well: problems are drawn at random, and a model that is to
-    foresee them learns to copy from them much later (see the trials on the page of the regime).
+    Of conversations, question and answer in the chat template, only the answer and its EOS are labelled; of plain text,
+    every token is, and of solved text all but problems. An instruct base learns from solved text and conversations in
+    turn, none that fine-tuning will meet: problems are drawn at random, and a model that is to foresee them learns to
+    copy from them much later (see the trials on the page of the regime).
     """
-    in_turn = zip(world.texts(_TEXT_SEED + seed, level), _chats(tokenizer, _BASE_CHAT_SEED + seed, level), strict=False)
-    return _learned(tokenizer, chain.from_iterable(in_turn), count)
 
+    def chats(seed: int) -> Iterator[tuple[str, str]]:
+        return ((chat_prompt(tokenizer, chat.prompt), chat.response) for chat in world.conversations(seed, level))
 
-def _chats(tokenizer: PreTrainedTokenizerBase, seed: int, level: world.Difficulty) -> Iterator[tuple[str, str]]:
-    return (
-        (chat_prompt(tokenizer, conversation.prompt), conversation.response)
-        for conversation in world.conversations(seed, level)
-    )
-
-
-def _learned(
-    tokenizer: PreTrainedTokenizerBase, pairs: Iterable[tuple[str, str]], count: int
-) -> list[TrainingSequence]:
-    """The first of endless pairs: what is read, and what is learned with an EOS behind it."""
-    end = tokenizer.eos_token
-    return with_labels(tokenizer, [[(read, False), (said + end, True)] for read, said in islice(pairs, count)])
+    texts = world.texts(_TEXT_SEED + seed, level)
+    endless: dict[Teaching, Iterable[tuple[str, str]]] = {
+        "conversations": chats(_CHAT_SEED + seed),
+        "plain_text": (("", given + said) for given, said in texts),
+        "solved_text": texts,
+        "instruct_data": chain.from_iterable(zip(texts, chats(_BASE_CHAT_SEED + seed), strict=False)),
+    }
+    pairs, end = islice(endless[what], count), tokenizer.eos_token
+    return with_labels(tokenizer, [[(read, False), (said + end, True)] for read, said in pairs])
 
 
 def with_labels(

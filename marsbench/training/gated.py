@@ -105,12 +105,18 @@ def gated_loss(
     # A stable sort moves the masks to the front of their row, in order; a shorter row ends in filler. Where no response
     # has two tokens in a block there is nothing but filler, and still a pass: other devices wait for this one's.
     position = torch.argsort(~masked, dim=1, stable=True)[:, : max(int(count.max()), 1)]
-    row, column = (torch.arange(position.shape[1], device=count.device) < count).nonzero(as_tuple=True)
+    entry = torch.arange(position.shape[1], device=count.device)
+    row, column = (entry < count).nonzero(as_tuple=True)
     cache = DynamicCache()
     with torch.no_grad():
         decoder: nn.Module = model.get_decoder()  # type: ignore[no-untyped-call]
         decoder(input_ids=input_ids, past_key_values=cache, use_cache=True)
-    visible = _visible(block, position, count)
+    # Masks see the clean tokens of earlier blocks, and the masks of their own up to themselves.
+    own = block.gather(1, position)
+    in_order = (own.unsqueeze(1) == own.unsqueeze(2)) & (entry <= entry.unsqueeze(1))
+    # Nobody looks at filler but filler itself, which must see something.
+    masks = (in_order & (entry < count).unsqueeze(1)) | (entry == entry.unsqueeze(1))
+    visible = torch.cat([block.unsqueeze(1) < own.unsqueeze(2), masks], dim=2)
     at, alone = position[row, column], getattr(adapter, "module", adapter)
     assert isinstance(alone, GatedAdapter), "that is what is trained here"
     nll = nll_at(
@@ -125,20 +131,3 @@ def gated_loss(
         past_key_values=cache,
     )
     return mean_over_rows(nll, row, len(labels))
-
-
-def _visible(block: Tensor, position: Tensor, count: Tensor) -> Tensor:
-    """Whom masks see: bool [N, M, L + M], clean tokens first.
-
-    Args:
-        block: integer [N, L], of the clean tokens.
-        position: integer [N, M], where masks stand.
-        count: integer [N, 1], how many of a row's M are no filler.
-    """
-    own = block.gather(1, position)
-    clean = block.unsqueeze(1) < own.unsqueeze(2)
-    entry = torch.arange(position.shape[1], device=block.device)
-    in_order = (own.unsqueeze(1) == own.unsqueeze(2)) & (entry <= entry.unsqueeze(1))
-    # Nobody looks at filler but filler itself, which must see something.
-    masks = (in_order & (entry < count).unsqueeze(1)) | (entry == entry.unsqueeze(1))
-    return torch.cat([clean, masks], dim=2)

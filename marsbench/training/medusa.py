@@ -91,8 +91,7 @@ def _guesses(
     for head in range(states.shape[2]):
         ahead = head + 2
         # A head speaks where the model itself has a response token to predict, and the token it names is one too.
-        row, column = ((labels[:, 1:-1] != IGNORED)[:, : -head or None] & (labels[:, ahead:] != IGNORED)).nonzero(
-            as_tuple=True
-        )
+        both = (labels[:, 1:-1] != IGNORED)[:, : -head or None] & (labels[:, ahead:] != IGNORED)
+        row, column = both.nonzero(as_tuple=True)
         found.append((lm_head(states[row, column, head]), labels[row, column + ahead]))
     return found

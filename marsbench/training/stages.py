@@ -127,9 +127,7 @@ STAGES: dict[str, Stage] = {
     "medusa": Stage("Medusa heads on the frozen AR SFT model", "ar_sft", "medusa"),
     "medusa_hard": Stage(
         "Medusa heads on the frozen AR SFT model, at the learning rate of an adapter",
-        "ar_sft",
-        "medusa",
-        adapters_rate=True,
+        "ar_sft", "medusa", adapters_rate=True,
     ),
     "draft_base": Stage("`base` of the small draft model", None, "ar", plain_text=True, draft=True),
     "draft_ar_sft": Stage("AR fine-tuning of the draft model", "draft_base", "ar", draft=True),

@@ -68,9 +68,9 @@ def data_of(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, say: Say) -> tup
     else:
         steps = budget.total_steps(0, recipe.passes)
         count = budget.sequences or steps * budget.batch_size // recipe.passes
-        texts = data.plain_text if recipe.plain_text else data.conversations
-        make = data.instruct_data if recipe.instruct_base else texts
-        sequences = make(tokenizer, count, recipe.seed, difficulty(recipe.difficulty))
+        texts: data.Teaching = "plain_text" if recipe.plain_text else "conversations"
+        what: data.Teaching = "instruct_data" if recipe.instruct_base else texts
+        sequences = data.taught(what, tokenizer, count, recipe.seed, difficulty(recipe.difficulty))
         tokens, sizes = data.lengths(sequences, noisy=False), data.lengths(sequences, noisy=noisy)
     if pretrained is None and budget.sequences is None:  # the world makes as many as each pass meets once
         drawn = list(range(len(sequences))) * recipe.passes
@@ -85,6 +85,6 @@ def held_out(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Iterator[dic
     """Batches of conversations that no stage has been trained on, where the world makes them."""
     level, size = difficulty(recipe.difficulty), recipe.budget.batch_size
     count = 0 if recipe.pretrained else _HELD_OUT
-    drawn = data.conversations(tokenizer, count, _HELD_OUT_SEED + recipe.seed, level)
+    drawn = data.taught("conversations", tokenizer, count, _HELD_OUT_SEED + recipe.seed, level)
     collate = Collator(tokenizer.pad_token_id, tokenizer.eos_token_id)
     yield from (collate(drawn[first : first + size]) for first in range(0, len(drawn), size))

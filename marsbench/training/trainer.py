@@ -165,7 +165,10 @@ def _last_resumable(work: Path) -> Path | None:
 
 
 def arguments_of(recipe: Recipe, steps: int, work: Path) -> tuple[TrainingArguments, Fitting | None]:
-    """What the `Trainer` is told; and how batches are cut where memory decides it."""
+    """What the `Trainer` is told; and how batches are cut where memory decides it, else the scale's file does."""
+    kind, pretrained = LEARNERS[recipe.objective], recipe.pretrained
+    # Computed twice, activations are not kept; what is trained beside a frozen model has few.
+    recomputes = pretrained is not None and not kind.freezes_model and pretrained.gradient_checkpointing
     arguments = TrainingArguments(
         output_dir=str(work),
         max_steps=steps,
@@ -176,9 +179,9 @@ def arguments_of(recipe: Recipe, steps: int, work: Path) -> tuple[TrainingArgume
         adam_beta2=recipe.budget.adam_beta2,
         weight_decay=recipe.budget.weight_decay,
         use_cpu=not torch.accelerator.is_available(),  # the Trainer refuses bf16 on a CPU that it was not asked to use
-        bf16=recipe.pretrained is not None and recipe.pretrained.bf16 and _computes_in_bf16(),
+        bf16=pretrained is not None and pretrained.bf16 and _computes_in_bf16(),
         # None where it is off: the option has a new name in newer versions, which complain about the old one.
-        gradient_checkpointing=_recomputes(recipe) or None,
+        gradient_checkpointing=recomputes or None,
         ddp_find_unused_parameters=False,  # every loss uses them all
         train_sampling_strategy="sequential",  # the data is in its order already
         save_steps=max(1, (recipe.budget.cycle or steps) // _SAVES),  # the end of a cycle is kept
@@ -192,8 +195,11 @@ def arguments_of(recipe: Recipe, steps: int, work: Path) -> tuple[TrainingArgume
         seed=recipe.seed,
     )
     arguments._n_gpu = min(arguments.n_gpu, 1)  # without `accelerate launch`, one process on one device
-    fitting = Fitting(recipe, arguments.device) if _cuts_by_memory(recipe, arguments) else None
-    limit = recipe.pretrained.rows_per_device[recipe.objective] if recipe.pretrained and not fitting else None
+    # Several processes must each make as many passes as the others. What is computed twice is not seen to be kept. The
+    # world's batches are small.
+    by_memory = pretrained is not None and kind.is_mean_over_rows and not recomputes and arguments.world_size == 1
+    fitting = Fitting(recipe, arguments.device) if by_memory and at_hand(arguments.device) is not None else None
+    limit = pretrained.rows_per_device[recipe.objective] if pretrained and not fitting else None
     rows, accumulation = share_of_batch(recipe.budget.batch_size, arguments.world_size, limit)
     arguments.per_device_train_batch_size, arguments.gradient_accumulation_steps = rows, accumulation
     return arguments, fitting
@@ -210,22 +216,6 @@ def _computes_in_bf16() -> bool:
     return torch.accelerator.is_available() or (
         torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())  # type: ignore[no-untyped-call]
     )
-
-
-def _recomputes(recipe: Recipe) -> bool:
-    """Whether activations are computed twice; what is trained beside a frozen model has few."""
-    frozen = LEARNERS[recipe.objective].freezes_model
-    return recipe.pretrained is not None and not frozen and recipe.pretrained.gradient_checkpointing
-
-
-def _cuts_by_memory(recipe: Recipe, arguments: TrainingArguments) -> bool:
-    """Whether a batch is cut by the memory at hand; else, rows per device are those of the scale's file.
-
-    Several processes must each make as many passes as the others. What is computed twice is not seen to be kept. The
-    world's batches are small.
-    """
-    cut = recipe.pretrained is not None and LEARNERS[recipe.objective].is_mean_over_rows and not _recomputes(recipe)
-    return cut and arguments.world_size == 1 and at_hand(arguments.device) is not None
 
 
 def share_of_batch(batch_size: int, processes: int, limit: int | None = None) -> tuple[int, int]:

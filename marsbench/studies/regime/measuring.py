@@ -15,7 +15,7 @@ from marsbench.running.checkpoints import Checkpoints
 from marsbench.running.plans import TrainedStage
 from marsbench.running.run import Run, kept
 from marsbench.training.checkpoints import Loaded
-from marsbench.training.data import Collator, solved_text
+from marsbench.training.data import Collator, taught
 from marsbench.training.objectives import IGNORED
 from marsbench.world import difficulty
 
@@ -53,7 +53,7 @@ def _measured(run: Run, stage: str, loaded: Loaded, title: str) -> dict[str, Any
 @torch.no_grad()
 def _likelihoods(loaded: Loaded, level: str) -> Iterator[tuple[Tensor, Tensor]]:
     """Nats [N] and tokens [N] of what follows the problems of the texts, batch by batch."""
-    texts = solved_text(loaded.tokenizer, TEXTS, _SEED, difficulty(level))
+    texts = taught("solved_text", loaded.tokenizer, TEXTS, _SEED, difficulty(level))
     collate = Collator(loaded.tokenizer.pad_token_id, loaded.tokenizer.eos_token_id)
     for first in range(0, TEXTS, _TEXTS_AT_ONCE):
         batch = collate(texts[first : first + _TEXTS_AT_ONCE])
