@@ -49,14 +49,14 @@ def front_door(judged: Sequence[Judged], collections: Sequence[Collection], whol
     """
     found = {(entry.claim.page, entry.claim.name): entry for entry in judged}
     told = next(each for each in reversed(collections) if preset(each.scale).world and "table2" in each.rows)
-    known = [found[key] for key in _HOLDS if found[key].findings[told.scale].estimate]
-    papers = [entry for entry in judged if entry.claim.papers and entry.findings[told.scale].estimate]
+    known = [finding for key in _HOLDS if (finding := found[key].findings[told.scale]).estimate]
+    papers = [entry.findings[told.scale] for entry in judged if entry.claim.papers]
     slots = {
         "scale": told.scale,
         "summary": preset(told.scale).summary,
-        "tally": tally(papers, told.scale),
+        "tally": tally([finding for finding in papers if finding.estimate]),
         "seeds": told.seeds_in_words,
-        "holds": "\n".join(bullet(entry.claim, entry.findings[told.scale]) for entry in known),
+        "holds": "\n".join(map(bullet, known)),
         "raced": whole.scale,
         "over_generate": printed_ratio(_over_generate(whole), "not run"),
         "speeds": _table(judged, whole),

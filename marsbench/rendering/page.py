@@ -12,7 +12,7 @@ from marsbench.findings.claims import DIGITS, Claim, Finding
 from marsbench.findings.in_words import plus_minus
 from marsbench.findings.seeds import BySeed
 from marsbench.paper import published
-from marsbench.rendering.claims import answers, claims_section, page_tally
+from marsbench.rendering.claims import answers, claims_section, tally
 from marsbench.rendering.figures import average_figure
 from marsbench.rendering.markdown import filled, folded, merged, paragraphs, table
 from marsbench.rendering.measured import HOW_TO_READ_ACCURACY, HOW_TO_READ_THE_CELLS, accuracy_table, measured_section
@@ -101,7 +101,7 @@ def _plus_minus(found: Finding) -> str:
     if found.estimate is None:
         return "not run"
     judged, asked = len(found.measured.benchmarks), found.measured.asked
-    return plus_minus(found.estimate, DIGITS[found.unit]) + ("" if judged == asked else f" ({judged} of {asked})")
+    return plus_minus(found.estimate, DIGITS[found.claim.unit]) + ("" if judged == asked else f" ({judged} of {asked})")
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ class TablePage:
 
     def tally(self, seeds: BySeed) -> str:
         rows = [row for of_seed in seeds.values() for row in of_seed]
-        return page_tally(self._claims_on(self._shown(latest_cells(rows))), seeds)
+        return tally([claim.over(seeds.values()) for claim in self._claims_on(self._shown(latest_cells(rows)))])
 
     def _claims_on(self, plan: TablePlan) -> list[Claim]:
         """The claims, less those on lines that a page with the lines of `plan` leaves out."""

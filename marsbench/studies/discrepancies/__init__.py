@@ -145,7 +145,7 @@ def tally(seeds: BySeed) -> str:
 
 def _in_words(seeds: BySeed, first: str, second: str) -> str:
     found = effect(seeds, first, second)
-    return plainly(more_accurate(PLAN, first, second), found[0]) if found else ""
+    return plainly(found[0]) if found else ""
 
 
 def _verdict(accuracy: Finding, tokens: Finding) -> str:
