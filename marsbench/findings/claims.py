@@ -205,20 +205,16 @@ class Judged:
 
 
 def judge_all(claims: Iterable[Claim], collections: Sequence[Collection]) -> list[Judged]:
-    """Every claim judged at every scale, in the order of the paper's sections, and corrected for their number."""
+    """Every claim judged at every scale, in the order of the paper's sections, with Holm's correction at each scale."""
     in_order = sorted(claims, key=lambda claim: claim.section.place if claim.section else (3, (), ""))
-    by_scale = {each.scale: _corrected([claim.over(each.of(claim.page)) for claim in in_order]) for each in collections}
+    by_scale = {}
+    for each in collections:
+        found = [claim.over(each.of(claim.page)) for claim in in_order]
+        # Checks are no tests: they cannot come out otherwise, so that no chance has to be shared out to them.
+        tested = {place: said.p for place, said in enumerate(found) if not said.claim.check and said.p is not None}
+        adjusted = dict(zip(tested, holm(list(tested.values())), strict=True))
+        by_scale[each.scale] = [replace(said, after_holm=adjusted.get(place)) for place, said in enumerate(found)]
     return [
         Judged(claim, {scale: found[place] for scale, found in by_scale.items()})
         for place, claim in enumerate(in_order)
     ]
-
-
-def _corrected(found: Sequence[Finding]) -> list[Finding]:
-    """Findings with their p after Holm's correction over all claims tested at a scale.
-
-    Checks are no tests: they cannot come out otherwise, so that no chance has to be shared out to them.
-    """
-    tested = {place: said.p for place, said in enumerate(found) if not said.claim.check and said.p is not None}
-    adjusted = dict(zip(tested, holm(list(tested.values())), strict=True))
-    return [replace(said, after_holm=adjusted.get(place)) for place, said in enumerate(found)]

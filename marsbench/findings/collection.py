@@ -63,7 +63,9 @@ def collection_of(workspace: Workspace, pages: Pages) -> Collection:
     rows: dict[str, dict[int, Sequence[Row]]] = {}
     links, folder = {}, whole_paper_folder(workspace.root, workspace.scale)
     for page, (seed, of_seed) in product(pages, workspace.seeds().items()):
-        if found := _with_rows(of_seed, page):
+        quick = replace(of_seed, variant="-".join(filter(None, ("quick", of_seed.variant))))
+        # A quick sweep stands in where there is no whole one.
+        if found := next((each for each in (of_seed, quick) if each.results(page).exists()), None):
             measured = [row for row in read_rows(found.results(page)) if row.scale == workspace.scale]
             rows.setdefault(page, {})[seed] = measured
             if seed == 0:
@@ -108,9 +110,3 @@ def _answered(pages: Sequence[Sequence[Row]]) -> dict[tuple[Hashable, str], Eval
     """The cells with numbers, by what their line is and their benchmark."""
     rows = [row for rows in pages for row in rows if isinstance(row, EvaluationRow) and row.status == "done"]
     return {(what(row), row.benchmark): row for row in rows}
-
-
-def _with_rows(workspace: Workspace, page: str) -> Workspace | None:
-    """Where a page's rows lie; a quick sweep stands in where there is no whole one."""
-    quick = replace(workspace, variant="-".join(filter(None, ("quick", workspace.variant))))
-    return next((variant for variant in (workspace, quick) if variant.results(page).exists()), None)

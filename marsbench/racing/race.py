@@ -123,10 +123,6 @@ class RoundLog:
         """One contender's turns, by lap and batch."""
         return {place: turns[name] for place, turns in self.rounds.items() if name in turns}
 
-    def others_in(self, lap: int) -> float | None:
-        """What other processes used in a lap, in cores; None where it is not known of all its rounds."""
-        return cores(used for (of, _), used in self.others.items() if of == lap)
-
     def _keep(self, record: Mapping[str, Any]) -> None:
         self._take(record)
         if self._log is not None:
@@ -206,7 +202,7 @@ class Race:
             progress(done, len(places))
             neighbours = Watch()
             log.add(lap, batch, self._round(lap, batch, log), neighbours.used())
-        laps = [log.others_in(lap) for lap in range(1, self.laps + 1)]
+        laps = [cores(used for (of, _), used in log.others.items() if of == lap) for lap in range(1, self.laps + 1)]
         others = [used for used in laps if used is not None]
         together = others if len(others) == len(laps) else []
         return {entry.name: self._outcome(log.turns(entry.name), together) for entry in self.contenders}
