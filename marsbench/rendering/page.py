@@ -11,7 +11,6 @@ from marsbench.findings.cells import PUBLISHED_SCALES, Cells, columns, latest_ce
 from marsbench.findings.claims import DIGITS, Claim, Finding
 from marsbench.findings.in_words import plus_minus
 from marsbench.findings.seeds import BySeed
-from marsbench.paper import published
 from marsbench.rendering.claims import answers, claims_section, tally
 from marsbench.rendering.figures import average_figure
 from marsbench.rendering.markdown import filled, folded, merged, paragraphs, table
@@ -51,25 +50,21 @@ def published_section(plan: TablePlan) -> str:
     """The paper's table: accuracy, and tokens per forward pass where it has them; nothing for a page of our own."""
     if plan.own or plan.figure:
         return ""
-    lead = (
-        f"**Published** by the authors (arXiv 2604.07023, {plan.name}), accuracy in %; nothing in this table was "
-        "measured here."
+    by = f"**Published** by the authors (arXiv 2604.07023, {plan.name}), accuracy in %"
+    metrics = (
+        (f"{by}; nothing in this table was measured here.", "accuracy", 1),
+        ("**Published** too: tokens per forward pass.", "tokens_per_forward", 2),
     )
-    parts = ["## The paper's numbers", lead, _published_table(plan, "accuracy", 1)]
-    if published(plan.number, metric="tokens_per_forward"):
-        parts += ["**Published** too: tokens per forward pass.", _published_table(plan, "tokens_per_forward", 2)]
+    heads, parts = {**columns(plan), "average": "Average"}, ["## The paper's numbers"]
+    for lead, metric, digits in metrics:
+        lines = [
+            [model, paper_label(arm.label), *[f"{found[name]:.{digits}f}" if name in found else "" for name in heads]]
+            for scale, model in PUBLISHED_SCALES.items()
+            for arm in (*plan.arms, *plan.elsewhere)
+            if (found := published_values(plan, arm, scale, metric))
+        ]
+        parts += [lead, table(["model", "", *heads.values()], lines, text=(0, 1))] if lines else []
     return paragraphs(*parts)
-
-
-def _published_table(plan: TablePlan, metric: str, digits: int) -> str:
-    heads = {**columns(plan), "average": "Average"}
-    lines = []
-    for scale, model in PUBLISHED_SCALES.items():
-        for arm in (*plan.arms, *plan.elsewhere):
-            if found := published_values(plan, arm, scale, metric):
-                numbers = [f"{found[name]:.{digits}f}" if name in found else "" for name in heads]
-                lines.append([model, paper_label(arm.label), *numbers])
-    return table(["model", "", *heads.values()], lines, text=(0, 1))
 
 
 def numbers_table(plan: TablePlan, seeds: BySeed, names: Sequence[str] = ()) -> str:
