@@ -82,14 +82,14 @@ def _completed(rows: dict[str, dict[int, Sequence[Row]]], pages: Pages) -> dict[
     found = {page: by_seed for page, by_seed in rows.items() if (plan := pages[page]) and plan.apart}
     others = {page: by_seed for page, by_seed in rows.items() if page not in found}
     seeds = sorted({seed for by_seed in others.values() for seed in by_seed})
-    measured = {seed: _answered([by_seed.get(seed, []) for by_seed in others.values()]) for seed in seeds}
+    measured = {seed: _answered(*[by_seed.get(seed, []) for by_seed in others.values()]) for seed in seeds}
     for page, by_seed in others.items():
         plan = pages[page]
-        asks = list(dict.fromkeys(name for own in by_seed.values() for _, name in _answered([own])))
+        asks = list(dict.fromkeys(name for own in by_seed.values() for _, name in _answered(own)))
         found[page] = {}
         for seed in seeds:
             own = by_seed.get(seed, [])
-            known = {row.arm for row in _answered([own]).values()}
+            known = {row.arm for row in _answered(own).values()}
             lent = [
                 replace(measured[seed][what(arm), name], arm=arm.name)
                 for arm in (plan.arms if plan else ())
@@ -106,7 +106,7 @@ def what(line: Arm | EvaluationRow) -> Hashable:
     return line.stage, line.method, tuple(sorted(line.options.items()))
 
 
-def _answered(pages: Sequence[Sequence[Row]]) -> dict[tuple[Hashable, str], EvaluationRow]:
+def _answered(*pages: Sequence[Row]) -> dict[tuple[Hashable, str], EvaluationRow]:
     """The cells with numbers, by what their line is and their benchmark."""
     rows = [row for rows in pages for row in rows if isinstance(row, EvaluationRow) and row.status == "done"]
     return {(what(row), row.benchmark): row for row in rows}
