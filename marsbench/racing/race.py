@@ -200,8 +200,11 @@ class Race:
             self._warm_up()
         for done, (lap, batch) in enumerate(missing, len(places) - len(missing)):
             progress(done, len(places))
+            racing = [entry for entry in self.contenders if entry.name not in log.dropped_out]
+            order = [racing[place] for place in rotation(len(racing), lap * len(self.batches) + batch)]
             neighbours = Watch()
-            log.add(lap, batch, self._round(lap, batch, log), neighbours.used())
+            turns = {entry.name: self._turn(entry, lap, batch, log) for entry in order}
+            log.add(lap, batch, turns, neighbours.used())
         laps = [cores(used for (of, _), used in log.others.items() if of == lap) for lap in range(1, self.laps + 1)]
         others = [used for used in laps if used is not None]
         together = others if len(others) == len(laps) else []
@@ -221,12 +224,6 @@ class Race:
                     self._decode(contender, batch, None)
                 if contender.compiled and time.perf_counter() - started > self.limit_s:
                     break
-
-    def _round(self, lap: int, batch: int, log: RoundLog) -> Round:
-        """All contenders that are still in the race, in an order that changes from round to round."""
-        racing = [entry for entry in self.contenders if entry.name not in log.dropped_out]
-        order = [racing[place] for place in rotation(len(racing), lap * len(self.batches) + batch)]
-        return {entry.name: self._turn(entry, lap, batch, log) for entry in order}
 
     def _turn(self, contender: Entrant, lap: int, batch: int, log: RoundLog) -> Turn:
         watch = Stopwatch() if lap == WATCHED else None

@@ -12,7 +12,7 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from marsbench.files import write_atomically
-from marsbench.findings.cells import Cells, columns, done_cells, mean_accuracy, mean_speed
+from marsbench.findings.cells import Cells, columns, done_cells, means
 from marsbench.rows.kinds import EvaluationRow
 from marsbench.running.plans import TablePlan
 from marsbench.statistics.intervals import Estimate, Interval, mean_of_benchmarks
@@ -268,7 +268,7 @@ def line_on(cells: Cells, arm: str, benchmarks: Sequence[str]) -> tuple[Estimate
     """Tokens per forward pass and accuracy of an arm, benchmarks weighing the same; None unless it has them all."""
     done = done_cells(cells, arm)
     rows = [done[name] for name in benchmarks if name in done]
-    return (mean_speed(rows), mean_accuracy(rows)) if rows and len(rows) == len(benchmarks) else None
+    return means(rows) if rows and len(rows) == len(benchmarks) else None
 
 
 def shared_benchmarks(cells: Cells, plan: TablePlan) -> list[str]:
