@@ -75,8 +75,8 @@ CLAIMS = [
 
 def judged(claims: Sequence[Claim], low: float = 0.5, value: float = 1.0, high: float = 1.5) -> list[Judged]:
     """Claims in the order of the page, each with the same effect."""
-    finding = Finding(Measured(Estimate(value, Interval(low, high), 10)))
-    return [Judged(one.claim, {"mini": finding}) for one in judge_all(claims, [])]
+    found = Measured(Estimate(value, Interval(low, high), 10))
+    return [Judged(one.claim, {"mini": Finding(one.claim, found)}) for one in judge_all(claims, [])]
 
 
 def drawn(claims: Sequence[Judged], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Axes]:
@@ -145,9 +145,12 @@ def test_markers_stand_where_the_numbers_are(monkeypatch: pytest.MonkeyPatch, tm
 def test_what_was_not_measured_shows_what_was_published(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Guards against a claim that goes missing with its rows, and an unbounded interval that spoils the axis."""
     found = judged(CLAIMS)
-    found = [Judged(one.claim, {"mini": Finding()}) if one.claim.text == "better" else one for one in found]
-    unbounded = Finding(Measured(Estimate(1.0, Interval(-inf, inf), 1)))
-    found = [Judged(one.claim, {"mini": unbounded}) if one.claim.text == "faster" else one for one in found]
+    found = [Judged(one.claim, {"mini": Finding(one.claim)}) if one.claim.text == "better" else one for one in found]
+    unbounded = Measured(Estimate(1.0, Interval(-inf, inf), 1))
+    found = [
+        Judged(one.claim, {"mini": Finding(one.claim, unbounded)}) if one.claim.text == "faster" else one
+        for one in found
+    ]
     panels = drawn(found, monkeypatch, tmp_path)
     assert "2  better" in rows_of(panels[0])
     assert marks(panels[0])[MEASURED] == [(1.0, 2), (1.0, 4), (1.0, 6)]
@@ -193,7 +196,7 @@ def test_agreement_by_hand(one: Comparison, same: bool, opposed: bool, held: boo
 
 def test_a_scale_is_held_against_its_own_model() -> None:
     """Guards against numbers of Qwen2.5 7B that are compared with the paper's of 0.5B."""
-    (found,) = comparisons([Judged(CLAIMS[2], {"7b": Finding()})], "7b")
+    (found,) = comparisons([Judged(CLAIMS[2], {"7b": Finding(CLAIMS[2])})], "7b")
     assert found.nearest == 1.5 and not (found.same_sign or found.surely_opposed or found.holds_published)
 
 
@@ -204,7 +207,7 @@ def test_the_sentence_counts_what_is_drawn() -> None:
         "Scale mini: of 8 claims with a published number, all were measured; in 6 of them the sign agrees, in 1 the "
         "whole interval has the other sign, and in 3 the interval holds the published value."
     )
-    missing = [Judged(one.claim, {"mini": Finding()}) for one in judged(CLAIMS[:3])]
+    missing = [Judged(one.claim, {"mini": Finding(one.claim)}) for one in judged(CLAIMS[:3])]
     sentence = agreement(comparisons(missing, "mini"), "mini")
     assert "of 3 claims with a published number, 0 were measured; in 0 of them" in sentence
 
@@ -236,6 +239,6 @@ def test_claims_that_say_the_same_are_told_apart_on_the_page_alone(
 
 def test_a_scale_without_rows_has_no_figure(tmp_path: Path) -> None:
     """Guards against a picture of published numbers alone, and a heading with nothing below it."""
-    found = [Judged(one.claim, {"mini": Finding()}) for one in judged(CLAIMS)]
+    found = [Judged(one.claim, {"mini": Finding(one.claim)}) for one in judged(CLAIMS)]
     assert claims_figure.draw(found, [MINI], tmp_path) == []
     assert "published one" not in claims_page.render(found, [MINI]) and not any(tmp_path.iterdir())

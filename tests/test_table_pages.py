@@ -14,12 +14,13 @@ import pytest
 from made_up import PAGES, answered, claim_lines, lines_of, render, section
 
 from marsbench.findings.cells import columns, latest_cells, paper_label
-from marsbench.findings.claims import Finding, Measured
+from marsbench.findings.claims import Claim, Finding, Measured
 from marsbench.overview.pages import write_page
 from marsbench.paper import published
 from marsbench.rendering.page import TablePage
 from marsbench.rows.kinds import EvaluationRow, GenerationRow, Row, TrainingRow
 from marsbench.running.plans import Arm, TrainedStage
+from marsbench.statistics.decisions import Bound
 from marsbench.statistics.intervals import Estimate, Interval
 from marsbench.studies import study_of
 from marsbench.studies.figure1 import STUDY as FIGURE1
@@ -188,8 +189,9 @@ def test_checkpoints_of_one_stage_are_told_apart() -> None:
 
 def test_a_limit_beside_a_bound_is_printed_on_its_side() -> None:
     """Guards against "[-2.0, ...]" beside a bound of -2, which leaves the verdict to be guessed."""
-    assert Finding(Measured(Estimate(-1.0, Interval(-2.02, 0.04), 9))).found == "-1.00 [-2.02, +0.04] points"
-    assert Finding(Measured(Estimate(-1.0, Interval(-2.1, 0.1), 9))).found == "-1.0 [-2.1, +0.1] points"
+    claim = Claim(measure=lambda rows: Measured(), bound=Bound(low=-2.0), signed=True)
+    assert Finding(claim, Measured(Estimate(-1.0, Interval(-2.02, 0.04), 9))).found == "-1.00 [-2.02, +0.04] points"
+    assert Finding(claim, Measured(Estimate(-1.0, Interval(-2.1, 0.1), 9))).found == "-1.0 [-2.1, +0.1] points"
 
 
 @pages

@@ -158,7 +158,7 @@ def test_one_seed_is_judged_as_on_its_page() -> None:
     """Guards against a second kind of interval for what was trained once."""
     (rows,) = rows_of_seeds(1)
     assert over(rows) == replace(of_table2(rows), p=over(rows).p, needed=over(rows).needed)
-    assert over() == Finding() and over([]) == of_table2([])
+    assert over() == Finding(MATCHES) and over([]) == of_table2([])
 
 
 def test_an_unfinished_seed_does_not_count() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from operator import sub
 from typing import Any
 
 from marsbench.findings.cells import BENCHMARKS, columns, done_cells, latest_cells, published_average, published_values
@@ -39,10 +40,10 @@ def more_accurate(
         a, b = ({name: rows[place].correct for name, rows in shared.items()} for place in (0, 1))
         return paired_difference(a, b)
 
-    compared = f"{label(plan, first)} minus {label(plan, second)}"
-    published = _published(plan, (first, second), "accuracy", lambda a, b: a - b)
-    fields = {"bound": bound or Bound.losing_less_than(margin), "signed": True, "compared": compared, **more}
-    return _claim(plan, (first, second), difference, published, said, **fields)
+    more = {"compared": f"{label(plan, first)} minus {label(plan, second)}", **more}
+    published = _published(plan, (first, second), "accuracy", sub)
+    bound = bound or Bound.losing_less_than(margin)
+    return _claim(plan, (first, second), difference, published, said, bound=bound, signed=True, **more)
 
 
 as_accurate = partial(more_accurate, margin=2.0)  # points that may be lost
@@ -63,7 +64,7 @@ def emits_more(plan: TablePlan, first: str, second: str, *said: str, **more: Any
         "Tokens per forward pass of two lines are compared on the same questions too, their difference with the "
         "normal interval of a difference of ratios."
     )
-    published = _published(plan, (first, second), "tokens_per_forward", lambda a, b: a - b)
+    published = _published(plan, (first, second), "tokens_per_forward", sub)
     fields = {"bound": _MORE, "unit": TOKENS, "signed": True, "compared": compared, "how": how, **more}
     effect = _mean(lambda a, b: speed_difference(a.answers, b.answers))
     return _claim(plan, (first, second), effect, published, said, **fields)

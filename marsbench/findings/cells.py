@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from statistics import mean
 
 from marsbench.findings.in_words import one_line
@@ -58,14 +58,10 @@ def why_none(row: Row | None) -> str:
     return "not run" if row is None else f"{row.status}: {one_line(row.reason)}"
 
 
-def mean_accuracy(rows: Iterable[EvaluationRow]) -> Estimate:
-    """The accuracy of a line as a fraction, benchmarks weighing the same; an entry of `rows` is one of them."""
-    return mean_of_benchmarks([row.accuracy for row in rows])
-
-
-def mean_speed(rows: Iterable[EvaluationRow]) -> Estimate:
-    """Its tokens per forward pass, alike."""
-    return mean_of_benchmarks([row.tokens_per_forward for row in rows])
+def means(rows: Collection[EvaluationRow]) -> tuple[Estimate, Estimate]:
+    """Tokens per forward pass of a line and its accuracy as a fraction, benchmarks weighing the same; a row of each."""
+    speeds, shares = [row.tokens_per_forward for row in rows], [row.accuracy for row in rows]
+    return mean_of_benchmarks(speeds), mean_of_benchmarks(shares)
 
 
 PUBLISHED_SCALES = {"0.5b": "Qwen2.5 0.5B", "7b": "Qwen2.5 7B"}

@@ -7,7 +7,7 @@ back, those that a claim itself holds neither.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 from marsbench.findings.collection import Collection
@@ -58,9 +58,8 @@ NOT_MEASURED = Measured()
 class Finding:
     """What rows say of a claim: the effect and a verdict."""
 
+    claim: Claim = field(compare=False)  # findings are the same that say the same
     measured: Measured = NOT_MEASURED
-    unit: str = POINTS  # of the effect
-    signed: bool = True  # whether the effect is a difference
     verdict: Verdict = "not run"
     seeds: int = 1  # training seeds behind it
     p: float | None = None  # of the verdict, see `decisions.p_value`
@@ -79,13 +78,14 @@ class Finding:
             return self.measured.reason or "n/a"
         # A limit in points that would print as one of the bounds: a digit more says on which side it lies.
         limits = self.estimate.interval.low, self.estimate.interval.high
-        more = self.unit == POINTS and any(abs(round(limit, DIGITS[POINTS])) in _BOUNDS for limit in limits)
-        return with_interval(self.estimate, DIGITS[self.unit] + more, signed=self.signed)
+        unit = self.claim.unit
+        more = unit == POINTS and any(abs(round(limit, DIGITS[POINTS])) in _BOUNDS for limit in limits)
+        return with_interval(self.estimate, DIGITS[unit] + more, signed=self.claim.signed)
 
     @property
     def found(self) -> str:
         """The same with its unit."""
-        return self.number if self.estimate is None else f"{self.number} {self.unit}"
+        return self.number if self.estimate is None else f"{self.number} {self.claim.unit}"
 
     @property
     def decided(self) -> bool:
@@ -142,8 +142,8 @@ class Claim:
         """What rows that belong together say of it."""
         measured = self.measure(rows)
         if measured.estimate is None:
-            return Finding(measured)
-        return Finding(measured, self.unit, self.signed, self.bound.verdict(measured.estimate.interval))
+            return Finding(self, measured)
+        return Finding(self, measured, self.bound.verdict(measured.estimate.interval))
 
     def over(self, seeds: Iterable[Sequence[Row]]) -> Finding:
         """What all training seeds say of it together; an entry of `seeds` holds the rows of one.
@@ -154,7 +154,7 @@ class Claim:
         every = [(rows, self.of(rows)) for rows in map(self.prepared, seeds)]
         alone = [(rows, found, found.estimate) for rows, found in every if found.estimate is not None]
         if not alone:
-            return every[0][1] if every else Finding()
+            return every[0][1] if every else Finding(self)
         most = max(_extent(found.measured) for _, found, _ in alone)
         alone = [seed for seed in alone if _extent(seed[1].measured) == most]
         together = alone[0][1] if len(alone) == 1 else self.of(pooled([self._compared(rows) for rows, _, _ in alone]))
@@ -209,22 +209,16 @@ class Judged:
 
 
 def judge_all(claims: Iterable[Claim], collections: Sequence[Collection]) -> list[Judged]:
-    """Every claim judged at every scale, in the order of the paper's sections, and corrected for their number."""
+    """Every claim judged at every scale, in the order of the paper's sections, with Holm's correction at each scale."""
     in_order = sorted(claims, key=lambda claim: claim.section.place if claim.section else (3, (), ""))
-    by_scale = {
-        each.scale: _corrected([(claim, claim.over(each.of(claim.page))) for claim in in_order]) for each in collections
-    }
+    by_scale = {}
+    for each in collections:
+        found = [claim.over(each.of(claim.page)) for claim in in_order]
+        # Checks are no tests: they cannot come out otherwise, so that no chance has to be shared out to them.
+        tested = {place: said.p for place, said in enumerate(found) if not said.claim.check and said.p is not None}
+        adjusted = dict(zip(tested, holm(list(tested.values())), strict=True))
+        by_scale[each.scale] = [replace(said, after_holm=adjusted.get(place)) for place, said in enumerate(found)]
     return [
         Judged(claim, {scale: found[place] for scale, found in by_scale.items()})
         for place, claim in enumerate(in_order)
     ]
-
-
-def _corrected(found: Sequence[tuple[Claim, Finding]]) -> list[Finding]:
-    """Findings with their p after Holm's correction over all claims tested at a scale.
-
-    Checks are no tests: they cannot come out otherwise, so that no chance has to be shared out to them.
-    """
-    tested = {place: said.p for place, (claim, said) in enumerate(found) if not claim.check and said.p is not None}
-    adjusted = dict(zip(tested, holm(list(tested.values())), strict=True))
-    return [replace(said, after_holm=adjusted.get(place)) for place, (_, said) in enumerate(found)]

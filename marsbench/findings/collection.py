@@ -63,7 +63,9 @@ def collection_of(workspace: Workspace, pages: Pages) -> Collection:
     rows: dict[str, dict[int, Sequence[Row]]] = {}
     links, folder = {}, whole_paper_folder(workspace.root, workspace.scale)
     for page, (seed, of_seed) in product(pages, workspace.seeds().items()):
-        if found := _with_rows(of_seed, page):
+        quick = replace(of_seed, variant="-".join(filter(None, ("quick", of_seed.variant))))
+        # A quick sweep stands in where there is no whole one.
+        if found := next((each for each in (of_seed, quick) if each.results(page).exists()), None):
             measured = [row for row in read_rows(found.results(page)) if row.scale == workspace.scale]
             rows.setdefault(page, {})[seed] = measured
             if seed == 0:
@@ -80,14 +82,14 @@ def _completed(rows: dict[str, dict[int, Sequence[Row]]], pages: Pages) -> dict[
     found = {page: by_seed for page, by_seed in rows.items() if (plan := pages[page]) and plan.apart}
     others = {page: by_seed for page, by_seed in rows.items() if page not in found}
     seeds = sorted({seed for by_seed in others.values() for seed in by_seed})
-    measured = {seed: _answered([by_seed.get(seed, []) for by_seed in others.values()]) for seed in seeds}
+    measured = {seed: _answered(*[by_seed.get(seed, []) for by_seed in others.values()]) for seed in seeds}
     for page, by_seed in others.items():
         plan = pages[page]
-        asks = list(dict.fromkeys(name for own in by_seed.values() for _, name in _answered([own])))
+        asks = list(dict.fromkeys(name for own in by_seed.values() for _, name in _answered(own)))
         found[page] = {}
         for seed in seeds:
             own = by_seed.get(seed, [])
-            known = {row.arm for row in _answered([own]).values()}
+            known = {row.arm for row in _answered(own).values()}
             lent = [
                 replace(measured[seed][what(arm), name], arm=arm.name)
                 for arm in (plan.arms if plan else ())
@@ -104,13 +106,7 @@ def what(line: Arm | EvaluationRow) -> Hashable:
     return line.stage, line.method, tuple(sorted(line.options.items()))
 
 
-def _answered(pages: Sequence[Sequence[Row]]) -> dict[tuple[Hashable, str], EvaluationRow]:
+def _answered(*pages: Sequence[Row]) -> dict[tuple[Hashable, str], EvaluationRow]:
     """The cells with numbers, by what their line is and their benchmark."""
     rows = [row for rows in pages for row in rows if isinstance(row, EvaluationRow) and row.status == "done"]
     return {(what(row), row.benchmark): row for row in rows}
-
-
-def _with_rows(workspace: Workspace, page: str) -> Workspace | None:
-    """Where a page's rows lie; a quick sweep stands in where there is no whole one."""
-    quick = replace(workspace, variant="-".join(filter(None, ("quick", workspace.variant))))
-    return next((variant for variant in (workspace, quick) if variant.results(page).exists()), None)

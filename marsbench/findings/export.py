@@ -96,17 +96,12 @@ def derived(row: Row) -> dict[str, float]:
 
 def _one_type(column: pd.Series[Any]) -> pd.Series[Any]:
     """A column that Parquet can hold: where rows of different kinds disagree about its type, everything is JSON."""
-    values = [value for value in column if isinstance(value, list) or not _is_missing(value)]
-    lists = [value for value in values if isinstance(value, list)]
+    known = column.dropna()
+    lists = [value for value in known if isinstance(value, list)]
     nested = any(isinstance(part, list) for value in lists for part in value)
-    if not nested and len(lists) in (0, len(values)):
+    if not nested and len(lists) in (0, len(known)):
         return column
-    return column.map(lambda value: json.dumps(value) if isinstance(value, list) or not _is_missing(value) else None)
-
-
-def _is_missing(value: Any) -> bool:
-    """Whether a row has no such field: pandas puts NaN there."""
-    return value is None or value != value
+    return known.map(json.dumps).reindex(column.index)
 
 
 def export(rows: Sequence[Row], file: Path) -> Path:

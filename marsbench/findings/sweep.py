@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from operator import attrgetter
+from typing import NamedTuple
 
 from marsbench.findings.claims import Measured
 from marsbench.findings.in_words import with_interval
@@ -124,7 +125,8 @@ class SweepCells:
         The forms agree in everything but how their steps run; of several others alike, the first of the grid counts,
         so that `ar` under another name adds no third chance.
         """
-        others = self.at(row.batch_size, lambda other: other.compiled != row.compiled and _what(other) == _what(row))
+        alike = attrgetter("stage", "draft", "method", "options", "dtype")
+        others = self.at(row.batch_size, lambda other: other.compiled != row.compiled and alike(other) == alike(row))
         return max([row, *others[:1]], key=speed_of)
 
     def over_faster_ar(self, row: SweepRow | None) -> Estimate | None:
@@ -209,11 +211,6 @@ def speed_of(row: SweepRow) -> float:
     """The speed-up over eager `ar`, which all of a race have in common, 0 where there is none."""
     found = speed_up(row, "ar")
     return found.value if found else 0.0
-
-
-def _what(row: SweepRow) -> tuple[str, str, str, Mapping[str, Any], str]:
-    """What a contender is, however its steps run."""
-    return row.stage, row.draft, row.method, row.options, row.dtype
 
 
 # ---- in print ----

@@ -28,6 +28,7 @@ _MEASURED_COLOUR = "#000000"
 _STYLES = {"0.5b": ("#D55E00", "D"), "7b": ("#0072B2", "^")}  # hollow markers, told apart in black and white too
 _SHIFTS = {"0.5b": 0.05, "7b": 0.26}  # below the middle of a row, in rows; what is measured stands above it
 _MEASURED_SHIFT = -0.22
+_STEM = "figures/claims_"  # what its name begins with
 
 
 @dataclass(frozen=True)
@@ -39,11 +40,6 @@ class Comparison:
     scale: str  # that measured
     measured: Estimate | None
     published: Mapping[str, float]  # scale of the paper -> its value, the smallest model first; never empty
-
-    @property
-    def no_effect(self) -> float:
-        """What an effect is that is none: no difference, a ratio of one, one token per forward pass."""
-        return 0.0 if self.claim.signed else 1.0
 
     @property
     def nearest(self) -> float:
@@ -71,7 +67,8 @@ class Comparison:
         return self.measured.interval.low <= self.nearest <= self.measured.interval.high
 
     def _side(self, value: float) -> int:
-        return (value > self.no_effect) - (value < self.no_effect)
+        no_effect = 0.0 if self.claim.signed else 1.0  # no difference, a ratio of one, one token per forward pass
+        return (value > no_effect) - (value < no_effect)
 
 
 def comparisons(judged: Sequence[Judged], scale: str) -> list[Comparison]:
@@ -109,13 +106,13 @@ def sections(judged: Sequence[Judged], collections: Sequence[Collection]) -> Ite
     """What the page of claims says of published numbers: a sentence and the figure for each scale with rows."""
     for scale, compared in _compared(judged, collections).items():
         caption = f"Effects measured at scale {scale} with 95 % intervals beside the published ones, claim by claim"
-        yield f"{agreement(compared, scale)}\n\n![{caption}]({_stem(scale)}.png)"
+        yield f"{agreement(compared, scale)}\n\n![{caption}]({_STEM}{scale}.png)"
 
 
 def draw(judged: Sequence[Judged], collections: Sequence[Collection], folder: Path) -> list[Path]:
     """Write those figures, as PNG and SVG, and return their paths; `folder` is the page's."""
     shown = _compared(judged, collections)
-    return [path for scale, compared in shown.items() for path in _figure(compared, scale, folder / _stem(scale))]
+    return [path for scale, some in shown.items() for path in _figure(some, scale, folder / f"{_STEM}{scale}")]
 
 
 def panels(compared: Sequence[Comparison]) -> Panels:
@@ -133,10 +130,6 @@ def _compared(judged: Sequence[Judged], collections: Sequence[Collection]) -> di
     """Scale -> its claims with a published number, where any of them was measured."""
     by_scale = {each.scale: comparisons(judged, each.scale) for each in collections}
     return {scale: found for scale, found in by_scale.items() if any(pair.measured for pair in found)}
-
-
-def _stem(scale: str) -> str:
-    return f"figures/claims_{scale}"
 
 
 def _figure(compared: Sequence[Comparison], scale: str, path_stem: Path) -> list[Path]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from marsbench.findings.cells import PUBLISHED_SCALES
-from marsbench.findings.claims import ABSTRACT, Claim, Judged
+from marsbench.findings.claims import ABSTRACT, Claim, Finding, Judged
 from marsbench.findings.collection import Collection
 from marsbench.findings.in_words import p_value
 from marsbench.overview import claims_figure
@@ -40,21 +40,18 @@ def render(judged: Sequence[Judged], collections: Sequence[Collection]) -> str:
 def _by_section(judged: Sequence[Judged], collections: Sequence[Collection]) -> str:
     lines = []
     for section in dict.fromkeys(entry.claim.section for entry in judged):
-        found = [entry for entry in judged if entry.claim.section == section]
-        lines.append([heading(section), *[tally(found, collection.scale) for collection in collections]])
+        found = [entry.findings for entry in judged if entry.claim.section == section]
+        lines.append([heading(section), *[tally([of[each.scale] for of in found]) for each in collections]])
     return table(["", *[each.scale for each in collections]], lines, text=range(1 + len(collections)))
 
 
 def _summary(judged: Sequence[Judged], collections: Sequence[Collection]) -> str:
     """A line per scale: how many of the paper's claims it supports, how many were tested, and from how many seeds."""
-    papers = [entry for entry in judged if entry.claim.papers]
     lines = []
     for each in collections:
-        told = (
-            f"{tally(papers, each.scale)} (the paper's alone).",
-            said.corrected(judged, each.scale),
-            each.seeds_in_words,
-        )
+        found = [entry.findings[each.scale] for entry in judged]
+        papers = tally([finding for finding in found if finding.claim.papers])
+        told = f"{papers} (the paper's alone).", said.corrected(found), each.seeds_in_words
         lines.append(f"- Scale {each.scale}: {' '.join(filter(None, told))}")
     return "\n".join(lines)
 
@@ -68,12 +65,12 @@ def _details(found: Sequence[tuple[int, Judged]], words: Mapping[Claim, str], co
         too = " (in the abstract too)" if entry.claim.in_abstract and entry.claim.section != ABSTRACT else ""
         for place, collection in enumerate(collections):
             first = [str(number), f"{words[entry.claim]}{too}"] if place == 0 else ["", ""]
-            lines.append([*first, collection.scale, *_detail(entry, collection)])
+            lines.append([*first, collection.scale, *_detail(entry.findings[collection.scale], collection)])
     return table(head, lines, text=(1, 2, 3, 7, 10, 13))
 
 
-def _detail(judged: Judged, collection: Collection) -> list[str]:
-    claim, finding = judged.claim, judged.findings[collection.scale]
+def _detail(finding: Finding, collection: Collection) -> list[str]:
+    claim = finding.claim
     measured, corrected_for = finding.estimate is not None, finding.after_holm is not None
     counted = "" if claim.counts == "questions" else f" {claim.counts}"
     link = collection.links.get(claim.page)
@@ -82,7 +79,7 @@ def _detail(judged: Judged, collection: Collection) -> list[str]:
         finding.found,
         f"{said.questions(finding)}{counted}" if measured else "",
         str(finding.seeds) if measured else "",
-        f"check: {worded(claim, finding)}" if claim.check else worded(claim, finding),
+        f"{'check: ' if claim.check else ''}{worded(finding)}",
         p_value(finding.p) if corrected_for else "",
         p_value(finding.after_holm) if corrected_for else "",
         "" if claim.check else said.in_need(finding.needed, claim.counts),

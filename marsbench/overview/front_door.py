@@ -12,7 +12,6 @@ from marsbench.presets import DEFAULT_SCALE, preset
 from marsbench.rendering.claims import bullet, tally
 from marsbench.rendering.markdown import filled, table
 from marsbench.statistics.decisions import Bound
-from marsbench.statistics.intervals import Estimate
 from marsbench.studies.lines import BATCH_SIZES
 from marsbench.studies.real_model import in_brief
 
@@ -24,6 +23,11 @@ _HOLDS = (
     ("table4", "level-b4"),
 )  # fmt: skip
 _STEP = "table2", "step-costs-twice"
+_OVER_GENERATE = Claim(  # AR decoding over transformers' `generate`, both eager, one request at a time
+    measure=on_sweep(lambda sweep: speed_up(sweep.eager.done.get(("ar", 1)), "hf-generate")),
+    bound=Bound(low=1.0),
+    unit=TIMES,
+)
 _SPEEDS = {  # names of our claims on the best settings -> what readers call them
     "best-verified": "Verified MARS: the very tokens of AR",
     "best-adapter": "The same from an adapter on AR SFT, which leaves its weights alone",
@@ -49,16 +53,16 @@ def front_door(judged: Sequence[Judged], collections: Sequence[Collection], whol
     """
     found = {(entry.claim.page, entry.claim.name): entry for entry in judged}
     told = next(each for each in reversed(collections) if preset(each.scale).world and "table2" in each.rows)
-    known = [found[key] for key in _HOLDS if found[key].findings[told.scale].estimate]
-    papers = [entry for entry in judged if entry.claim.papers and entry.findings[told.scale].estimate]
+    known = [finding for key in _HOLDS if (finding := found[key].findings[told.scale]).estimate]
+    papers = [entry.findings[told.scale] for entry in judged if entry.claim.papers]
     slots = {
         "scale": told.scale,
         "summary": preset(told.scale).summary,
-        "tally": tally(papers, told.scale),
+        "tally": tally([finding for finding in papers if finding.estimate]),
         "seeds": told.seeds_in_words,
-        "holds": "\n".join(bullet(entry.claim, entry.findings[told.scale]) for entry in known),
+        "holds": "\n".join(map(bullet, known)),
         "raced": whole.scale,
-        "over_generate": printed_ratio(_over_generate(whole), "not run"),
+        "over_generate": printed_ratio(_OVER_GENERATE.over(whole.of(SPEED)).estimate, "not run"),
         "speeds": _table(judged, whole),
         "real": _real_model(collections),
         "step": found[_STEP].findings[whole.scale].found,
@@ -85,9 +89,3 @@ def _table(judged: Sequence[Judged], whole: Collection) -> str:
         found = {entry.claim.batch_size: entry.findings[whole.scale].estimate for entry in alike}
         lines.append([words, *[printed_ratio(found.get(size), "not run") for size in sizes]])
     return table(["tokens/s over AR decoding", *[f"batch {size}" for size in sizes]], lines)
-
-
-def _over_generate(whole: Collection) -> Estimate | None:
-    """AR decoding over transformers' `generate`, both eager, one request at a time."""
-    measure = on_sweep(lambda sweep: speed_up(sweep.eager.done.get(("ar", 1)), "hf-generate"))
-    return Claim(measure=measure, bound=Bound(low=1.0), unit=TIMES).over(whole.of(SPEED)).estimate

@@ -59,14 +59,15 @@ def _measured(alike: Sequence[Judged], scale: str) -> str:
     found = [entry.findings[scale] for entry in alike]
     if len(found) == 1:
         return found[0].found if found[0].estimate else ""
-    known = [number(said.estimate.value, said.unit, signed=said.signed) for said in found if said.estimate]
-    return f"{' / '.join(known)} {found[0].unit}" if known else ""
+    unit = found[0].claim.unit
+    known = [number(said.estimate.value, unit, signed=said.claim.signed) for said in found if said.estimate]
+    return f"{' / '.join(known)} {unit}" if known else ""
 
 
 def _worded(alike: Sequence[Judged], collections: Sequence[Collection]) -> str:
     """The verdicts of the scales that measured a claim, once where they agree."""
     said = {
-        each.scale: " / ".join(dict.fromkeys(worded(entry.claim, entry.findings[each.scale]) for entry in alike))
+        each.scale: " / ".join(dict.fromkeys(worded(entry.findings[each.scale]) for entry in alike))
         for each in collections
         if any(entry.findings[each.scale].estimate for entry in alike)
     }
@@ -77,12 +78,12 @@ def _worded(alike: Sequence[Judged], collections: Sequence[Collection]) -> str:
 
 def _scale(judged: Sequence[Judged], collection: Collection) -> str:
     """What the scale is, how many models and verdicts there are, and what did not hold."""
-    scale = collection.scale
-    said = [f"Scale {scale} is {preset(scale).summary}.", collection.seeds_in_words, corrected(judged, scale)]
+    scale, found = collection.scale, [entry.findings[collection.scale] for entry in judged]
+    said = [f"Scale {scale} is {preset(scale).summary}.", collection.seeds_in_words, corrected(found)]
     failed = "\n".join(
-        bullet(entry.claim, entry.findings[scale])
-        for entry in judged
-        if entry.claim.papers and entry.findings[scale].verdict in ("not supported", "significantly worse")
+        bullet(finding)
+        for finding in found
+        if finding.claim.papers and finding.verdict in ("not supported", "significantly worse")
     )
     lead = "Claims of the paper that did not hold here:" if failed else ""
     return paragraphs(f"## Scale {scale}", " ".join(filter(None, said)), lead, failed, *remarks(collection))
@@ -100,10 +101,9 @@ def _table(judged: Sequence[Judged], collections: Sequence[Collection]) -> str:
         [item.name, item.asks, *[_linked(item, judged, each) for each in collections], f"`nox -s {item.session}`"]
         for item in items()
     ]
-    papers = [entry.findings for entry in judged if entry.claim.papers]
     every = [
         f"[{_verdict(judged, each)}]({CLAIMS}.md)"
-        if not each.rows or any(found[each.scale].estimate for found in papers)
+        if not each.rows or any(entry.claim.papers and entry.findings[each.scale].estimate for entry in judged)
         else ""
         for each in collections
     ]
@@ -125,4 +125,4 @@ def _linked(item: Item, judged: Sequence[Judged], collection: Collection) -> str
 def _verdict(judged: Sequence[Judged], collection: Collection) -> str:
     """How many of some claims are supported; the paper's own, where there are any."""
     counted = [entry for entry in judged if entry.claim.papers] or judged
-    return tally(counted, collection.scale) if counted else "measured"
+    return tally([entry.findings[collection.scale] for entry in counted]) or "measured"

@@ -54,12 +54,9 @@ def write_scale(root: Path, scale: str) -> Iterator[Path]:
     whole = Workspace(root, scale)
     collection, seeds = collection_of(whole, pages()), {place: seed for seed, place in whole.seeds().items()}
     for workspace, study in product(whole.variants(), studies().values()):
-        if not workspace.results(study.key).exists():
-            continue
-        if workspace in seeds:
-            yield _write_seed(study, workspace, seeds[workspace], collection)
-        else:
-            yield write_study(study, workspace)
+        if workspace.results(study.key).exists():
+            seed = seeds.get(workspace)
+            yield write_study(study, workspace) if seed is None else _write_seed(study, workspace, seed, collection)
 
 
 def _write_seed(study: Study, workspace: Workspace, seed: int, collection: Collection) -> Path:

@@ -51,6 +51,7 @@ class Course:
     def __init__(self, run: Run, grid: Grid, load: Load | None = None) -> None:
         """Take the contenders' models from `load`, or else from the run's checkpoints, trained where need be."""
         self.run, self.grid = run, grid
+        self._dtype: torch.dtype = getattr(torch, grid.dtype)
         # The run's policy is for what is raced and timed: who races again does not want to train again.
         self._checkpoints = Checkpoints(replace(run, existing="reuse"))
         self._trains = load is None
@@ -76,15 +77,12 @@ class Course:
 
     # ---- who runs ----
 
-    def _model(self, stage: str, block_size: int) -> Loaded:
-        return self._load(stage, block_size, getattr(torch, self.grid.dtype))
-
     def target(self, contender: Contender) -> Loaded:
-        return self._model(contender.stage, contender.trained_block_size)
+        return self._load(contender.stage, contender.trained_block_size, self._dtype)
 
     def draft(self, contender: Contender) -> Loaded | None:
         """The draft model, for a contender that has one."""
-        return self._model(contender.draft, contender.trained_block_size) if contender.draft else None
+        return self._load(contender.draft, contender.trained_block_size, self._dtype) if contender.draft else None
 
     def entrant(self, contender: Contender, batch_size: int) -> Entrant:
         """A contender ready to race; `UserError` says why it cannot."""
@@ -174,9 +172,9 @@ class Course:
 
     def _key(self, contender: Contender, batch_size: int) -> str:
         content = {"kind": "sweep", "entry": contender.keyed, "batch_size": batch_size, **self.weights(contender)}
-        compiled = {"backend": self._backend} if contender.compiled else {}
-        profiled = {"profiled": True} if self.grid.profiled else {}
-        return content_hash({**content, **self.everywhere, **compiled, **profiled})
+        how: dict[str, Any] = {"backend": self._backend} if contender.compiled else {}
+        how |= {"profiled": True} if self.grid.profiled else {}
+        return content_hash({**content, **self.everywhere, **how})
 
     def why_not(self, cell: Cell) -> str:
         """Why a cell cannot be measured, empty if it can."""

@@ -119,24 +119,18 @@ class Grid:
 
     def seconds(self, scale: Preset) -> float:
         """How long its races take at most: every answer as long as it may be, a token for a forward."""
-        if scale.assumptions.steps_s is None:
+        if (costs := scale.assumptions.steps_s) is None:
             return decoding_s(self.tokens(scale), scale)
-        costs = scale.assumptions.steps_s
-        return sum(
-            self._laps_s(contender, size, scale, costs) for contender in self.contenders for size in self.batch_sizes
-        )
-
-    def _laps_s(self, contender: Contender, batch_size: int, scale: Preset, costs: Mapping[str, float]) -> float:
-        """What all laps of a contender at a batch size take on a GPU, where a step takes long whatever its rows."""
-        method = METHODS[contender.method]
-        if method.one_row and batch_size > 1:
-            return 0.0
-        longest = self.max_new_tokens or scale.max_new_tokens
-        step = costs["library" if method.own_loop else "ours"]
-        if method.recomputes:  # as many positions as an answer may come to, on average: a prompt and half of it
-            step = max(step, batch_size * longest * costs["position"])
-        laps = self.repeats + 1 + contender.compiled  # who is compiled decodes everything once beforehand
-        return laps * math.ceil(self.prompts / batch_size) * longest * step
+        longest, whole = self.max_new_tokens or scale.max_new_tokens, 0.0
+        for contender, size in product(self.contenders, self.batch_sizes):  # a GPU's step takes long whatever its rows
+            method = METHODS[contender.method]
+            step = costs["library" if method.own_loop else "ours"]
+            if method.recomputes:  # as many positions as an answer may come to, on average: a prompt and half of it
+                step = max(step, size * longest * costs["position"])
+            laps = self.repeats + 1 + contender.compiled  # who is compiled decodes everything once beforehand
+            if not method.one_row or size == 1:
+                whole += laps * math.ceil(self.prompts / size) * longest * step
+        return whole
 
 
 def shipped_grid(scale: str) -> Path:
@@ -248,16 +242,8 @@ def _contender(given: dict[str, Any], varied: list[str], where: str) -> Contende
     name = ", ".join([str(given.get("name", method)), *said])
     if not name.endswith(called("", compiled)):  # a user may have written the ending
         name = called(name, compiled)
-    return Contender(
-        name=name,
-        stage=given["stage"],
-        method=method,
-        options=options,
-        threshold=threshold,
-        draft=given.get("draft"),
-        trained_block_size=given.get("trained_block_size", 4),
-        compiled=compiled,
-    )
+    kept = {own: given[own] for own in ("stage", "draft", "trained_block_size") if own in given}
+    return Contender(name, method=method, options=options, threshold=threshold, compiled=compiled, **kept)
 
 
 def called(name: str, compiled: bool) -> str:

@@ -123,10 +123,6 @@ class RoundLog:
         """One contender's turns, by lap and batch."""
         return {place: turns[name] for place, turns in self.rounds.items() if name in turns}
 
-    def others_in(self, lap: int) -> float | None:
-        """What other processes used in a lap, in cores; None where it is not known of all its rounds."""
-        return cores(used for (of, _), used in self.others.items() if of == lap)
-
     def _keep(self, record: Mapping[str, Any]) -> None:
         self._take(record)
         if self._log is not None:
@@ -204,9 +200,12 @@ class Race:
             self._warm_up()
         for done, (lap, batch) in enumerate(missing, len(places) - len(missing)):
             progress(done, len(places))
+            racing = [entry for entry in self.contenders if entry.name not in log.dropped_out]
+            order = [racing[place] for place in rotation(len(racing), lap * len(self.batches) + batch)]
             neighbours = Watch()
-            log.add(lap, batch, self._round(lap, batch, log), neighbours.used())
-        laps = [log.others_in(lap) for lap in range(1, self.laps + 1)]
+            turns = {entry.name: self._turn(entry, lap, batch, log) for entry in order}
+            log.add(lap, batch, turns, neighbours.used())
+        laps = [cores(used for (of, _), used in log.others.items() if of == lap) for lap in range(1, self.laps + 1)]
         others = [used for used in laps if used is not None]
         together = others if len(others) == len(laps) else []
         return {entry.name: self._outcome(log.turns(entry.name), together) for entry in self.contenders}
@@ -225,12 +224,6 @@ class Race:
                     self._decode(contender, batch, None)
                 if contender.compiled and time.perf_counter() - started > self.limit_s:
                     break
-
-    def _round(self, lap: int, batch: int, log: RoundLog) -> Round:
-        """All contenders that are still in the race, in an order that changes from round to round."""
-        racing = [entry for entry in self.contenders if entry.name not in log.dropped_out]
-        order = [racing[place] for place in rotation(len(racing), lap * len(self.batches) + batch)]
-        return {entry.name: self._turn(entry, lap, batch, log) for entry in order}
 
     def _turn(self, contender: Entrant, lap: int, batch: int, log: RoundLog) -> Turn:
         watch = Stopwatch() if lap == WATCHED else None

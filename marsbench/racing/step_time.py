@@ -140,17 +140,16 @@ def _seconds(work: Callable[[], object], device: torch.device) -> float:
     A GPU does it in less than the host may take to notice: it is asked for its own times, and for the best of several.
     """
     work()
-    if device.type == "cuda":
-        return min(_seconds_on_gpu(work) for _ in range(_LAPS_ON_GPU))
-    started = time.perf_counter()
-    work()
-    return time.perf_counter() - started
-
-
-def _seconds_on_gpu(work: Callable[[], object]) -> float:
-    began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-    began.record()
-    work()
-    ended.record()
-    ended.synchronize()
-    return float(began.elapsed_time(ended)) / 1000  # it tells milliseconds
+    if device.type != "cuda":
+        started = time.perf_counter()
+        work()
+        return time.perf_counter() - started
+    laps = []
+    for _ in range(_LAPS_ON_GPU):
+        began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        began.record()
+        work()
+        ended.record()
+        ended.synchronize()
+        laps.append(float(began.elapsed_time(ended)) / 1000)  # it tells milliseconds
+    return min(laps)

@@ -26,15 +26,15 @@ class Sweep:
     """A grid's cells: those that are missing are raced, batch size by batch size."""
 
     def __init__(self, run: Run, grid: Grid, load: Load | None = None) -> None:
-        self._run, self._grid, self._course = run, grid, Course(run, grid, load)
+        self._run, self._course = run, Course(run, grid, load)
 
     def rows(self) -> list[Row]:
         """All rows, in the grid's order: trainings, what a forward costs, then the cells."""
         with full_disk_explained(self._run.workspace.runs):
             rows: list[Row] = list(self._course.trainings())
-            if self._grid.positions:
+            if self._course.grid.positions:
                 rows.append(_step_times(self._course))
-            for batch_size in self._grid.batch_sizes:
+            for batch_size in self._course.grid.batch_sizes:
                 rows += self._at(batch_size)
             return rows
 
@@ -58,12 +58,12 @@ class Sweep:
 
     def _race(self, cells: Sequence[Cell], log: RoundLog) -> None:
         """Race the missing cells, or go on with what an interruption has left of that race, and keep the rows."""
-        ready = []
+        ready, known = [], self._run.store.rows()
         for cell in self._missing(cells):
-            if reason := self._course.why_not(cell):
-                self._skip(cell, reason)
-            else:
+            if not (reason := self._course.why_not(cell)):
                 ready.append(cell)
+            elif (row := known.get(cell.key)) is None or (row.status, row.reason) != ("skipped", reason):
+                self._run.keep(_sweep_row(self._course, cell, Outcome(status="skipped", reason=reason), {}))
         if not ready:
             return
         if not {cell.name for cell in ready} <= set(log.contenders):
@@ -76,11 +76,6 @@ class Sweep:
         for cell in ready:
             self._run.keep(_sweep_row(self._course, cell, outcomes[cell.name], outcomes))
         self._run.reporter.say(f"raced {len(racing)} contenders at batch size {cells[0].batch_size}")
-
-    def _skip(self, cell: Cell, reason: str) -> None:
-        known = self._run.store.rows().get(cell.key)
-        if not (isinstance(known, SweepRow) and (known.status, known.reason) == ("skipped", reason)):
-            self._run.keep(_sweep_row(self._course, cell, Outcome(status="skipped", reason=reason), {}))
 
 
 def _step_times(course: Course) -> StepTimeRow:
@@ -127,37 +122,26 @@ def _measured(course: Course, cell: Cell, found: Outcome, outcomes: Mapping[str,
     generations, responses = found.generations, course.responses(found)
     correct = course.questions.score(responses)
     target, together = course.weight_bytes(cell.contender)
+    done = {name: outcome for name, outcome in outcomes.items() if outcome.status == "done"}
+    baselines = {
+        name: {"seconds": [round(seconds, 6) for seconds in done[name].seconds], "emitted": done[name].emitted}
+        for name in BASELINES
+        if name in done
+    }
+    plain = [other.name for other in course.grid.contenders if other.method == "ar" and other.name in done]
+    pairs = {name: zip(generations, done[name].generations, strict=True) for name in plain}
     return {
-        "seconds": [round(seconds, 6) for seconds in found.seconds], "baselines": _baselines(outcomes),
-        "correct": correct,
+        "seconds": [round(seconds, 6) for seconds in found.seconds], "baselines": baselines, "correct": correct,
         "emitted": [made.emitted for made in generations], "row_forwards": [made.forwards for made in generations],
         "finished": [int(made.finish == "eos") for made in generations],
         "first_token": found.first_token, "last_token": found.last_token, **vars(found.meter),
         "target_bytes": target, "weight_bytes": together, "peak_bytes": found.peak_bytes,
-        "others_cores": found.others_cores, "same_as": _same_as(course, found, outcomes),
+        "others_cores": found.others_cores, 
+        "same_as": {name: sum(mine.tokens == other.tokens for mine, other in both) for name, both in pairs.items()},
         "samples": _log_samples(course, cell.key, generations, responses, correct),
         "race": content_hash(sorted(outcomes)), "checkpoint": course.target(cell.contender).weights,
         "profile": course.profile(cell), **course.compiling(cell.contender),
     }  # fmt: skip
-
-
-def _baselines(outcomes: Mapping[str, Outcome]) -> dict[str, dict[str, Any]]:
-    return {
-        name: {"seconds": [round(seconds, 6) for seconds in outcome.seconds], "emitted": outcome.emitted}
-        for name in BASELINES
-        if (outcome := outcomes.get(name)) is not None and outcome.status == "done"
-    }
-
-
-def _same_as(course: Course, found: Outcome, outcomes: Mapping[str, Outcome]) -> dict[str, int]:
-    """Each contender that decodes by `ar` -> prompts that it and this one give the same tokens."""
-    tokens = [generation.tokens for generation in found.generations]
-    references = [contender.name for contender in course.grid.contenders if contender.method == "ar"]
-    return {
-        name: sum(mine == theirs.tokens for mine, theirs in zip(tokens, outcomes[name].generations, strict=True))
-        for name in references
-        if name in outcomes and outcomes[name].status == "done"
-    }
 
 
 def _log_samples(

@@ -8,7 +8,7 @@ from dataclasses import replace
 from math import inf
 
 from marsbench.findings.cells import PUBLISHED_SCALES
-from marsbench.findings.claims import ELSEWHERE, OURS, POINTS, TOKENS, Claim, Finding, Judged, Section, number
+from marsbench.findings.claims import ELSEWHERE, OURS, POINTS, TOKENS, Claim, Finding, Measured, Section, number
 from marsbench.findings.in_words import p_value
 from marsbench.findings.seeds import BySeed
 from marsbench.presets import preset
@@ -64,8 +64,9 @@ def published(claim: Claim, scale: str) -> str | None:
     return None if value is None else number(value, claim.unit, signed=claim.signed)
 
 
-def plainly(claim: Claim, finding: Finding) -> str:
+def plainly(finding: Finding) -> str:
     """A finding in words that need no statistics: who is how much more accurate than whom, or emits how many tokens."""
+    claim = finding.claim
     if finding.estimate is None or len(claim.who) not in (1, 2):
         return f"{sentence(claim)}: {finding.found}"
     if len(claim.who) == 1:
@@ -75,8 +76,8 @@ def plainly(claim: Claim, finding: Finding) -> str:
         what = "accuracy" if claim.unit == POINTS else "tokens per forward pass"
         return f"{one} is not told from {other} in {what}: {finding.found}"
     limits = sorted((abs(interval.low), abs(interval.high)))
-    found = replace(finding.estimate, value=abs(value), interval=Interval(*limits))
-    size = replace(finding, measured=finding.measured._replace(estimate=found), signed=False).number
+    found = Measured(replace(finding.estimate, value=abs(value), interval=Interval(*limits)))
+    size = Finding(replace(claim, signed=False), found).number
     if claim.unit == POINTS:
         return f"{one} is {size} points {'more' if value > 0 else 'less'} accurate than {other}"
     return f"{one} emits {size} {'more' if value > 0 else 'fewer'} tokens per forward pass than {other}"
@@ -84,31 +85,31 @@ def plainly(claim: Claim, finding: Finding) -> str:
 
 def answers(claims: Sequence[Claim], seeds: BySeed) -> str:
     """What a page begins with: each claim's finding in a sentence, with its verdict."""
-    return "\n".join(bullet(claim, claim.over(seeds.values())) for claim in claims)
+    return "\n".join(bullet(claim.over(seeds.values())) for claim in claims)
 
 
-def bullet(claim: Claim, finding: Finding) -> str:
+def bullet(finding: Finding) -> str:
     """A finding in a sentence, with the verdict on what was claimed."""
-    verdict = f"**{worded(claim, finding)}**"
+    said, verdict = sentence(finding.claim), f"**{worded(finding)}**"
     if finding.estimate is None:
-        return f"- {sentence(claim)}: {verdict}."
-    if not claim.who:
-        return f"- {sentence(claim)}: {verdict}, {finding.found}."
-    return f"- {plainly(claim, finding)} (*{sentence(claim)}*: {verdict})."
+        return f"- {said}: {verdict}."
+    if not finding.claim.who:
+        return f"- {said}: {verdict}, {finding.found}."
+    return f"- {plainly(finding)} (*{said}*: {verdict})."
 
 
 def bullet_by_size(claims: Sequence[Claim], seeds: BySeed) -> str:
     """The findings on one claim at several batch sizes in a sentence, each with its verdict."""
-    found = [(claim, claim.over(seeds.values())) for claim in claims]
     said = [
-        f"at batch {claim.batch_size} **{worded(claim, finding)}**{f', {finding.found}' if finding.estimate else ''}"
-        for claim, finding in found
+        f"at batch {found.claim.batch_size} **{worded(found)}**{f', {found.found}' if found.estimate else ''}"
+        for found in [claim.over(seeds.values()) for claim in claims]
     ]
     return f"- {sentence(replace(claims[0], batch_size=None))}: {'; '.join(said)}."
 
 
-def worded(claim: Claim, finding: Finding) -> str:
+def worded(finding: Finding) -> str:
     """The verdict on a claim, of a loss that is allowed, whether there surely is one; on a check in its own words."""
+    claim = finding.claim
     if claim.check:  # so that nobody takes it for a finding
         words = {"supported": "holds", "not supported": "fails", "inconclusive": "unclear"}
         return words.get(finding.verdict, finding.verdict)
@@ -150,19 +151,9 @@ def _rounded_up(count: int) -> str:
 # ---- what many claims come to ---------------------------------------------------------------------------------------
 
 
-def tally(judged: Sequence[Judged], scale: str) -> str:
-    """How many claims one scale supports, what of the others, and how many checks hold."""
-    return _counted([(entry.claim, entry.findings[scale].verdict) for entry in judged])
-
-
-def page_tally(claims: Sequence[Claim], seeds: BySeed) -> str:
-    """The same of the claims of one page."""
-    return _counted([(claim, claim.over(seeds.values()).verdict) for claim in claims])
-
-
-def _counted(verdicts: Sequence[tuple[Claim, Verdict]]) -> str:
-    """As in "5 of 7 claims supported, 2 inconclusive; 3 of 3 checks hold"."""
-    claims, checks = (Counter(verdict for claim, verdict in verdicts if claim.check == kind) for kind in (False, True))
+def tally(findings: Sequence[Finding]) -> str:
+    """What claims come to, as in "5 of 7 claims supported, 2 inconclusive; 3 of 3 checks hold"."""
+    claims, checks = (Counter(said.verdict for said in findings if said.claim.check == kind) for kind in (False, True))
     rest = [f"{claims[verdict]} {verdict}" for verdict in _OTHERS if claims[verdict]]
     parts = [", ".join([f"{claims['supported']} of {claims.total()} claims supported", *rest])] if claims else []
     if checks:
@@ -170,9 +161,9 @@ def _counted(verdicts: Sequence[tuple[Claim, Verdict]]) -> str:
     return "; ".join(parts)
 
 
-def corrected(judged: Sequence[Judged], scale: str) -> str:
+def corrected(findings: Sequence[Finding]) -> str:
     """How many claims were tested, and how many of the verdicts on them survive the correction; empty without any."""
-    tested = [finding for entry in judged if (finding := entry.findings[scale]).after_holm is not None]
+    tested = [finding for finding in findings if finding.after_holm is not None]
     if not tested:
         return ""
     decided, standing = sum(finding.decided for finding in tested), sum(finding.stands for finding in tested)
@@ -199,9 +190,9 @@ def claims_section(seeds: BySeed, plan: TablePlan, claims: Sequence[Claim], scal
         of_seeds = "n/a" if found.estimate is None else str(found.seeds)
         line = [claim.letter, sentence(claim), held_against(claim), found.found, questions(found), of_seeds]
         if claim.check:
-            checks.append([*line, worded(claim, found)])
+            checks.append([*line, worded(found)])
         else:
-            judged.append([*line, p_value(found.p), worded(claim, found), in_need(found.needed)])
+            judged.append([*line, p_value(found.p), worded(found), in_need(found.needed)])
     counted = ["result", "questions", "seeds"]
     return paragraphs(
         f"## Claims of {whose} and what was measured",

@@ -12,7 +12,7 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from marsbench.files import write_atomically
-from marsbench.findings.cells import Cells, columns, done_cells, mean_accuracy, mean_speed
+from marsbench.findings.cells import Cells, columns, done_cells, means
 from marsbench.rows.kinds import EvaluationRow
 from marsbench.running.plans import TablePlan
 from marsbench.statistics.intervals import Estimate, Interval, mean_of_benchmarks
@@ -142,27 +142,22 @@ def labelled_figure(panels: Sequence[Labelled], path_stem: Path) -> list[Path]:
         figure = new_figure(9.5, 0.9 + 0.15 * (len(panels) > 1) + 0.34 * len(names))
         grid = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
         for axes, panel in zip(grid, panels, strict=True):
-            _draw_labelled(axes, panel, names)
+            for position, (label, found) in enumerate(panel.series.items()):
+                shift = GROUP_WIDTH * ((position + 0.5) / len(panel.series) - 0.5)
+                axes.errorbar(
+                    [estimate.value for estimate in found.values()], [names.index(name) + shift for name in found],
+                    xerr=error_bars([*found.values()], 1.0),
+                    linestyle="none", markersize=4.5, elinewidth=1.0, label=label, **look(position),
+                )  # fmt: skip
+            axes.axvline(panel.level, color="0.4", linewidth=0.9, linestyle=":")
+            if panel.level:  # ratios and the like, whose axis begins with nothing
+                axes.set_xlim(left=0.0)
+            dress(axes, "x")
             axes.set_xlabel(fill(f"{panel.x_label} (bars: 95 % interval)", _LETTERS_BELOW // len(panels)))
         grid[0].set_yticks(range(len(names)), [fill(name, _LETTERS) for name in names], fontsize=8)
         grid[0].set_ylim(len(names) - 0.5, -0.5)
         figure.legend(loc="outside lower center", ncols=4, frameon=False)
         return save(figure, path_stem)
-
-
-def _draw_labelled(axes: Axes, panel: Labelled, names: Sequence[str]) -> None:
-    for position, (label, found) in enumerate(panel.series.items()):
-        shift = GROUP_WIDTH * ((position + 0.5) / len(panel.series) - 0.5)
-        axes.errorbar(
-            [estimate.value for estimate in found.values()],
-            [names.index(name) + shift for name in found],
-            xerr=error_bars([*found.values()], 1.0),
-            linestyle="none", markersize=4.5, elinewidth=1.0, label=label, **look(position),
-        )  # fmt: skip
-    axes.axvline(panel.level, color="0.4", linewidth=0.9, linestyle=":")
-    if panel.level:  # ratios and the like, whose axis begins with nothing
-        axes.set_xlim(left=0.0)
-    dress(axes, "x")
 
 
 def error_bars(estimates: Sequence[Estimate], factor: float) -> list[list[float]]:
@@ -273,7 +268,7 @@ def line_on(cells: Cells, arm: str, benchmarks: Sequence[str]) -> tuple[Estimate
     """Tokens per forward pass and accuracy of an arm, benchmarks weighing the same; None unless it has them all."""
     done = done_cells(cells, arm)
     rows = [done[name] for name in benchmarks if name in done]
-    return (mean_speed(rows), mean_accuracy(rows)) if rows and len(rows) == len(benchmarks) else None
+    return means(rows) if rows and len(rows) == len(benchmarks) else None
 
 
 def shared_benchmarks(cells: Cells, plan: TablePlan) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from statistics import fmean
 
-from marsbench.findings.cells import Cells, columns, done_cells, latest_cells, mean_accuracy, mean_speed
+from marsbench.findings.cells import Cells, columns, done_cells, latest_cells, means
 from marsbench.findings.in_words import one_line, plus_minus
 from marsbench.findings.seeds import BySeed
 from marsbench.rendering.markdown import merged, paragraphs, table
@@ -95,8 +95,8 @@ def averages(cells: Cells, plan: TablePlan, arm: Arm) -> tuple[str, str]:
     if not done:
         return "n/a", "n/a"
     count = "" if len(done) == len(columns(plan)) else f" ({len(done)} of {len(columns(plan))})"
-    numbers = plus_minus(mean_accuracy(done.values()), 1, factor=100), plus_minus(mean_speed(done.values()), 2)
-    return numbers[0] + count, numbers[1] + count
+    speed, share = means(done.values())
+    return plus_minus(share, 1, factor=100) + count, plus_minus(speed, 2) + count
 
 
 def question_counts(cells: Cells, plan: TablePlan) -> dict[str, str]:

@@ -13,8 +13,7 @@ from marsbench.findings.company import company_remark
 from marsbench.findings.in_words import plus_minus
 from marsbench.findings.seeds import BySeed
 from marsbench.findings.sweep import races_in_words
-from marsbench.paper import published
-from marsbench.rendering.claims import answers, claims_section, page_tally
+from marsbench.rendering.claims import answers, claims_section, tally
 from marsbench.rendering.figures import average_figure
 from marsbench.rendering.markdown import filled, folded, merged, paragraphs, table
 from marsbench.rendering.measured import HOW_TO_READ_ACCURACY, HOW_TO_READ_THE_CELLS, accuracy_table, measured_section
@@ -64,25 +63,21 @@ def published_section(plan: TablePlan) -> str:
     """The paper's table: accuracy, and tokens per forward pass where it has them; nothing for a page of our own."""
     if plan.own or plan.figure:
         return ""
-    lead = (
-        f"**Published** by the authors (arXiv 2604.07023, {plan.name}), accuracy in %; nothing in this table was "
-        "measured here."
+    by = f"**Published** by the authors (arXiv 2604.07023, {plan.name}), accuracy in %"
+    metrics = (
+        (f"{by}; nothing in this table was measured here.", "accuracy", 1),
+        ("**Published** too: tokens per forward pass.", "tokens_per_forward", 2),
     )
-    parts = ["## The paper's numbers", lead, _published_table(plan, "accuracy", 1)]
-    if published(plan.number, metric="tokens_per_forward"):
-        parts += ["**Published** too: tokens per forward pass.", _published_table(plan, "tokens_per_forward", 2)]
+    heads, parts = {**columns(plan), "average": "Average"}, ["## The paper's numbers"]
+    for lead, metric, digits in metrics:
+        lines = [
+            [model, paper_label(arm.label), *[f"{found[name]:.{digits}f}" if name in found else "" for name in heads]]
+            for scale, model in PUBLISHED_SCALES.items()
+            for arm in (*plan.arms, *plan.elsewhere)
+            if (found := published_values(plan, arm, scale, metric))
+        ]
+        parts += [lead, table(["model", "", *heads.values()], lines, text=(0, 1))] if lines else []
     return paragraphs(*parts)
-
-
-def _published_table(plan: TablePlan, metric: str, digits: int) -> str:
-    heads = {**columns(plan), "average": "Average"}
-    lines = []
-    for scale, model in PUBLISHED_SCALES.items():
-        for arm in (*plan.arms, *plan.elsewhere):
-            if found := published_values(plan, arm, scale, metric):
-                numbers = [f"{found[name]:.{digits}f}" if name in found else "" for name in heads]
-                lines.append([model, paper_label(arm.label), *numbers])
-    return table(["model", "", *heads.values()], lines, text=(0, 1))
 
 
 def numbers_table(plan: TablePlan, seeds: BySeed, names: Sequence[str] = ()) -> str:
@@ -114,7 +109,7 @@ def _plus_minus(found: Finding) -> str:
     if found.estimate is None:
         return "not run"
     judged, asked = len(found.measured.benchmarks), found.measured.asked
-    return plus_minus(found.estimate, DIGITS[found.unit]) + ("" if judged == asked else f" ({judged} of {asked})")
+    return plus_minus(found.estimate, DIGITS[found.claim.unit]) + ("" if judged == asked else f" ({judged} of {asked})")
 
 
 @dataclass(frozen=True)
@@ -169,7 +164,7 @@ class TablePage:
 
     def tally(self, seeds: BySeed) -> str:
         rows = [row for of_seed in seeds.values() for row in of_seed]
-        return page_tally(self._claims_on(self._shown(latest_cells(rows))), seeds)
+        return tally([claim.over(seeds.values()) for claim in self._claims_on(self._shown(latest_cells(rows)))])
 
     def _claims_on(self, plan: TablePlan) -> list[Claim]:
         """The claims, less those on lines that a page with the lines of `plan` leaves out."""

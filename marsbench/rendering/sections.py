@@ -91,16 +91,16 @@ def about(scale: str, seeds: BySeed) -> str:
 
 def reading(scale: str) -> str:
     """Where it stands how intervals, verdicts and p come about."""
-    return f"[How to read the numbers and verdicts.]({_docs(scale)}/reading-reports.md#intervals-and-verdicts)"
+    return _guide(scale, "How to read the numbers and verdicts", "reading-reports.md#intervals-and-verdicts")
 
 
 def racing(scale: str) -> str:
     """Where it stands how contenders are timed."""
-    return f"[How a race is measured.]({_docs(scale)}/sweeps.md#how-a-race-is-measured)"
+    return _guide(scale, "How a race is measured", "sweeps.md#how-a-race-is-measured")
 
 
-def _docs(scale: str) -> str:
-    return "../docs" if scale == DEFAULT_SCALE else "../../docs"
+def _guide(scale: str, words: str, place: str) -> str:
+    return f"[{words}.]({'..' if scale == DEFAULT_SCALE else '../..'}/docs/{place})"
 
 
 def seeds_in_words(seeds: BySeed) -> str:

@@ -84,12 +84,6 @@ def _gap(a: _Values, b: _Values) -> _Values:
     for one, other in zip(np.moveaxis(a, -1, 0), np.moveaxis(b, -1, 0), strict=True):
         low = max(one[0].min(), other[0].min())
         positions = np.linspace(low, max(low, min(one[0].max(), other[0].max())), POSITIONS)
-        gaps.append(np.mean(_heights(one, positions) - _heights(other, positions)))
+        first, second = (np.interp(positions, *curve[:, np.argsort(curve[0], kind="stable")]) for curve in (one, other))
+        gaps.append(np.mean(first - second))
     return np.array(gaps)
-
-
-def _heights(curve: _Values, positions: _Values) -> _Values:
-    """The accuracy of a curve [2, points] at so many tokens per forward pass."""
-    speeds, accuracies = curve[:, np.argsort(curve[0], kind="stable")]
-    heights: _Values = np.interp(positions, speeds, accuracies)
-    return heights

@@ -136,7 +136,7 @@ def tally(seeds: BySeed) -> str:
 
 def _plainly(seeds: BySeed, first: str, second: str) -> str:
     found = effect(seeds, first, second)
-    return plainly(more_accurate(PLAN, first, second), found[0]) if found else ""
+    return plainly(found[0]) if found else ""
 
 
 def _verdict(*found: Finding) -> str:

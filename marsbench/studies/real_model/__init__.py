@@ -21,7 +21,8 @@ from marsbench.findings.sweep import (
 )
 from marsbench.methods import METHODS
 from marsbench.racing.position_law import position_law
-from marsbench.rendering.claims import claims_section, page_tally, plainly
+from marsbench.rendering.claims import claims_section, plainly
+from marsbench.rendering.claims import tally as claims_tally
 from marsbench.rendering.figures import Labelled, labelled_figure
 from marsbench.rendering.markdown import paragraphs, table
 from marsbench.rendering.measured import measured_section, speed_cell, speed_table
@@ -101,7 +102,7 @@ def draw(rows: Sequence[Row], reports_dir: Path) -> list[Path]:
 
 def tally(seeds: BySeed) -> str:
     """The verdicts, and the best lossless setting by the clock at the smallest batch size."""
-    said = [page_tally(CLAIMS, seeds)]
+    said = [claims_tally([claim.over(seeds.values()) for claim in CLAIMS])]
     for dtype, sweep in SweepCells.by_dtype(next(iter(seeds.values()))).items():
         if best := _best_lossless(sweep):
             said.append(f"fastest lossless in {dtype}, batch {best.batch_size}: {printed_speed_up(best)} `ar`")
@@ -191,7 +192,7 @@ def _answers(cells: Cells, seeds: BySeed) -> Iterator[str]:
     """What drafts best, and whether what is lossless is so in bf16 too."""
     for claim in CLAIMS:
         if claim.lines == arms.ANSWERED and (found := claim.over(seeds.values())).estimate is not None:
-            yield f"- {plainly(claim, found)}."
+            yield f"- {plainly(found)}."
     if said := _promised(cells, IN_BF16):
         yield f"- In bfloat16 as well a verified answer is the base's: {said[0].lower()}{said[1:]}."
 
