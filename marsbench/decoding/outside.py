@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
-from marsbench.decoding.acceptance import no_threshold
+from marsbench.decoding.acceptance import bar
 from marsbench.decoding.generation import Generation, Meter, Request, end_of
 from marsbench.errors import UserError
 
@@ -22,7 +22,7 @@ class OutsideMethod(ABC):
 
     def bar(self, threshold: float | None) -> float:
         """Refuse a threshold."""
-        return no_threshold(self.name, threshold)
+        return bar(threshold, None, self.name)
 
     @abstractmethod
     def continue_batch(
