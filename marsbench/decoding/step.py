@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from marsbench.decoding.acceptance import bar
+from marsbench.decoding.requests import New
 from marsbench.decoding.rows import Accepted, Most, Rows
-from marsbench.decoding.seats import New
 from marsbench.forward.cache import RaggedCache
 from marsbench.forward.decoder import Decoder
 from marsbench.forward.window import Answer, Window

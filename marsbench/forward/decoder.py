@@ -62,7 +62,7 @@ def decoder_of(model: Any) -> Decoder:
     alone, _ = parted(model)
     if is_plain(alone):
         lean = _LEAN.get(model)
-        if lean is None or not lean.is_of(alone):
+        if lean is None or lean.parts != _parts(alone):  # it was made of other modules
             _LEAN[model] = lean = LeanDecoder(model)
         lean.follow()
         return lean
@@ -79,7 +79,7 @@ class LeanDecoder:
 
     def __init__(self, model: Any) -> None:
         model, self._adapter = parted(model)
-        self._parts = _parts(model)
+        self.parts = _parts(model)
         decoder = model.get_decoder()
         self._lm_head = _Head(model.get_output_embeddings())
         self._embed, self._norm, self._rotary = decoder.embed_tokens, Norm(decoder.norm), decoder.rotary_emb
@@ -103,10 +103,6 @@ class LeanDecoder:
         self._frequencies: Tensor | None = None
         self._turned_by: tuple[object, ...] = ()  # what the table was made for
 
-    def is_of(self, model: Any) -> bool:
-        """Whether a plain model still has the modules that this was made of."""
-        return self._parts == _parts(model)
-
     @property
     def is_bare(self) -> bool:
         """Whether nothing hangs on the LM head either."""
@@ -119,9 +115,7 @@ class LeanDecoder:
 
     def addresses(self) -> tuple[int, ...]:
         """Where everything lies that a step reads of the model; what it reads of an adapter is told by a number."""
-        read = [
-            tensor for module in self._parts for tensor in (*module._parameters.values(), *module._buffers.values())
-        ]
+        read = [tensor for module in self.parts for tensor in (*module._parameters.values(), *module._buffers.values())]
         return (*(tensor.data_ptr() for tensor in read if tensor is not None), self._laid)
 
     def follow(self) -> None:

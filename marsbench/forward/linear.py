@@ -108,11 +108,6 @@ class Copy:
         found: Tensor = torch.ops.marsbench.adapted.default(values, self.packed, self.bias, down, columns, gate)
         return found
 
-    @property
-    def nbytes(self) -> int:
-        """Memory that it takes, in bytes."""
-        return sum(weight.nbytes for weight in self.weights)
-
 
 # Where weights lie in memory -> their copy, for as long as somebody holds that. A copy holds its weights, so the places
 # cannot be others' meanwhile. Compiled steps get to see other tensors over the same memory, and no attributes.
@@ -343,7 +338,7 @@ def packing_in_words() -> dict[str, Any]:
     if not COPIES:
         return {}
     by = sorted({copy.kind for copy in COPIES.values()})
-    return {"packing": {"bytes": sum(copy.nbytes for copy in COPIES.values()), "by": by}}
+    return {"packing": {"bytes": sum(one.nbytes for copy in COPIES.values() for one in copy.weights), "by": by}}
 
 
 # ---- an adapter's maps ----

@@ -139,6 +139,7 @@ _LATER = 5  # of them, how many come in the second window
 _PASSED: WeakSet[Any] = WeakSet()  # models
 
 
+@torch.inference_mode()
 def check_by_forward(model: Any) -> None:
     """Hold our logits to those of a model's own forward pass, once for every model.
 
@@ -150,13 +151,6 @@ def check_by_forward(model: Any) -> None:
     """
     if not callable(model) or model in _PASSED:
         return
-    _compare(model)
-    with suppress(TypeError):  # a wrapper that cannot be referred to weakly
-        _PASSED.add(model)
-
-
-@torch.inference_mode()
-def _compare(model: Any) -> None:
     config = model.get_decoder().config
     context, reach = getattr(config, "max_position_embeddings", None), getattr(config, "sliding_window", None) or 0
     long = min(max(_SHORTEST, reach + 8), _LONGEST, context or _LONGEST)  # more than a small sliding window holds
@@ -175,6 +169,8 @@ def _compare(model: Any) -> None:
     if not off.mean() <= torch.finfo(model.get_decoder().dtype).eps ** 0.5:
         hint = " (its dropout is on: call model.eval())" if getattr(model, "training", False) else ""
         raise _refused(model, f"something between its parts{hint}: its logits are {off.mean():.0%} off what they make")
+    with suppress(TypeError):  # a wrapper that cannot be referred to weakly
+        _PASSED.add(model)
 
 
 def _by_windows(decoder: ModuleDecoder, ids: Tensor) -> list[Tensor]:
