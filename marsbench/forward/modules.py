@@ -36,7 +36,25 @@ class ModuleDecoder:
 
     def __init__(self, model: Any) -> None:
         self.model = model
-        _refuse_unknown(parted(model)[0])
+        model, _ = parted(model)
+        config = model.get_decoder().config
+        # What could not run a window of ours: not every entry may see what it should, or stand where it does.
+        if getattr(config, "is_encoder_decoder", False) or getattr(model.config, "is_encoder_decoder", False):
+            raise _refused(model, "an encoder-decoder")
+        takes = inspect.signature(type(model.get_decoder()).forward).parameters
+        missing = [name for name in _ARGUMENTS if name not in takes]
+        if missing or getattr(config, "alibi", False):
+            raise _refused(model, f"a decoder that takes no {missing[0] if missing else 'position_ids'}")
+        strange = sorted(layer_kinds(config) - {_FULL, _SLIDING})
+        if strange:
+            raise _refused(model, f"layers of the kind {', '.join(strange)}")
+        attention = getattr(config, "_attn_implementation", None)
+        if attention is not None and attention not in _MASKED:
+            raise UserError(
+                f"attention {attention!r} takes no mask of our making",
+                where=type(model).__name__,
+                fix='load the model with attn_implementation="sdpa"',
+            )
 
     def __call__(self, cache: RaggedCache, window: Window, relative: Tensor) -> Answer:
         """Run a window; see `Decoder`."""
@@ -99,28 +117,6 @@ def _with_what_follows(head: Callable[[Tensor], Tensor], config: Any) -> Callabl
         return found if cap is None else torch.tanh(found / cap) * cap
 
     return logits
-
-
-def _refuse_unknown(model: Any) -> None:
-    """Refuse what could not run a window of ours: not every entry may see what it should, or stand where it does."""
-    decoder = model.get_decoder()
-    config = decoder.config
-    if getattr(config, "is_encoder_decoder", False) or getattr(model.config, "is_encoder_decoder", False):
-        raise _refused(model, "an encoder-decoder")
-    takes = inspect.signature(type(decoder).forward).parameters
-    missing = [name for name in _ARGUMENTS if name not in takes]
-    if missing or getattr(config, "alibi", False):
-        raise _refused(model, f"a decoder that takes no {missing[0] if missing else 'position_ids'}")
-    strange = sorted(layer_kinds(config) - {_FULL, _SLIDING})
-    if strange:
-        raise _refused(model, f"layers of the kind {', '.join(strange)}")
-    attention = getattr(config, "_attn_implementation", None)
-    if attention is not None and attention not in _MASKED:
-        raise UserError(
-            f"attention {attention!r} takes no mask of our making",
-            where=type(model).__name__,
-            fix='load the model with attn_implementation="sdpa"',
-        )
 
 
 def _refused(model: Any, why: str) -> UserError:
