@@ -103,8 +103,10 @@ def generate(
     config = generation_config or model.generation_config
     if config is None:
         raise UserError("there is no generation configuration", fix="call model.generate(custom_generate=...)")
-    _refuse_unsupported(config, logits_processor, stopping_criteria)
-    _check_arguments(draft, compiled, adapter, sampling_seed)
+    strange = [type(rule).__name__ for rule in logits_processor if not isinstance(rule, TemperatureLogitsWarper)]
+    known = MaxLengthCriteria | EosTokenCriteria
+    strange += [type(rule).__name__ for rule in stopping_criteria if not isinstance(rule, known)]
+    _check_call(config, ", ".join(strange), draft, compiled, adapter, sampling_seed)
     heads = None
     if method in METHODS and "heads" in METHODS[method].needs:
         heads = MedusaHeads.load(Path(str(model.name_or_path)), dtype=model.dtype, device=model.device)
@@ -189,29 +191,23 @@ def _check_streaming(input_ids: Tensor, method: Method | OutsideMethod) -> None:
         )
 
 
-def _check_arguments(draft: Any, compiled: Any, adapter: Any, sampling_seed: Any) -> None:
-    """Refuse what cannot be meant, before anything is made of it."""
-    if draft is not None and not hasattr(draft, "get_decoder"):
-        raise UserError("the draft is no model", fix="pass AutoModelForCausalLM.from_pretrained(...)")
-    if not isinstance(compiled, bool):
-        raise UserError(f"compiled={compiled!r} is neither True nor False", fix="give one of the two")
-    if compiled and adapter is not None:
-        raise UserError("graphs are kept with a model, not with an adapter", fix="leave compiled or adapter out")
-    if not isinstance(sampling_seed, int):
-        raise UserError(f"sampling seed {sampling_seed!r} is no whole number", fix="give one, as in sampling_seed=0")
-
-
-def _refuse_unsupported(config: GenerationConfig, processors: Iterable[Any], criteria: Iterable[Any]) -> None:
-    """Refuse what would silently be left out."""
-    if (config.num_beams or 1) > 1 or (config.num_return_sequences or 1) > 1:
-        raise UserError("marsbench.generate follows one sequence per prompt", fix="leave num_beams and the like at 1")
-    strange = [type(rule).__name__ for rule in processors if not isinstance(rule, TemperatureLogitsWarper)]
-    strange += [type(rule).__name__ for rule in criteria if not isinstance(rule, MaxLengthCriteria | EosTokenCriteria)]
-    if strange:
-        raise UserError(
-            f"marsbench.generate does not apply {', '.join(strange)}",
-            fix="switch them off (top_k=0, top_p=1.0, repetition_penalty=1.0, ...) or cut the output afterwards",
-        )
+def _check_call(config: GenerationConfig, strange: str, draft: Any, compiled: Any, adapter: Any, seed: Any) -> None:
+    """Refuse what would silently be left out, such as `strange` rules, and what cannot be meant."""
+    refused = [
+        ((config.num_beams or 1) > 1 or (config.num_return_sequences or 1) > 1,
+         "marsbench.generate follows one sequence per prompt", "leave num_beams and the like at 1"),
+        (bool(strange), f"marsbench.generate does not apply {strange}",
+         "switch them off (top_k=0, top_p=1.0, repetition_penalty=1.0, ...) or cut the output afterwards"),
+        (draft is not None and not hasattr(draft, "get_decoder"), "the draft is no model",
+         "pass AutoModelForCausalLM.from_pretrained(...)"),
+        (not isinstance(compiled, bool), f"compiled={compiled!r} is neither True nor False", "give one of the two"),
+        (compiled and adapter is not None, "graphs are kept with a model, not with an adapter",
+         "leave compiled or adapter out"),
+        (not isinstance(seed, int), f"sampling seed {seed!r} is no whole number", "give one, as in sampling_seed=0"),
+    ]  # fmt: skip
+    for is_so, why, fix in refused:
+        if is_so:
+            raise UserError(why, fix=fix)
 
 
 @lru_cache(maxsize=8)

@@ -28,7 +28,6 @@ from marsbench.forward.draft_head import KINDS, DraftHead, HeadInUse, Markov, Ne
 from marsbench.forward.native import cpp_compiler
 from marsbench.methods import Options, build_method
 from marsbench.methods.mars_lookup import MarsLookup
-from marsbench.methods.mars_verified import MarsVerified
 from marsbench.methods.mixed import Mixed
 
 VOCABULARY = SHAPE["vocab_size"]
@@ -330,4 +329,4 @@ def test_the_likeliest_tokens_of_a_mask_are_the_largest(vocabulary: int, dtype: 
 def test_lookup_asks_its_masks_for_what_it_was_asked() -> None:
     """Guards against an option that reaches the masks under the name of another."""
     lookup = MarsLookup(MASK, window=3, metric="margin", layout="linear", head_top=7)
-    assert lookup._masks == MarsVerified(MASK, window=3, metric="margin", layout="linear", head_top=7, groups=3)
+    assert [getattr(lookup, name) for name in ("metric", "layout", "head_top", "groups")] == ["margin", "linear", 7, 3]

@@ -214,7 +214,7 @@ def test_a_graph_follows_the_model(what: str, change: Callable[[Any], None], giv
     method = method_of(what, {**given, "draft": copy.deepcopy(model)})
     seen = [answers(model, method, graphs.batch)]
     for _ in range(2):
-        change(model if what == "mars" else method.drafter.model)
+        change(model if what == "mars" else method.draft)
         gc.collect()
         seen.append(answers(model, method, graphs.batch))
         assert seen[-1] == answers(model, method)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +19,7 @@ from marsbench.decoding.engine import Batch, decode
 from marsbench.decoding.generation import Generation, Meter, Request, end_of
 from marsbench.decoding.rows import Rows
 from marsbench.methods import Options, build_method
-from marsbench.methods.speculative import Drafter
+from marsbench.methods.speculative import Speculative
 from marsbench.training.medusa import MedusaHeads
 
 EOS, PAD, MASK = 2, 0, 3
@@ -132,17 +131,17 @@ def test_drafts_are_as_many_as_the_host_believes(draft_method: str, models: dict
     batch, done = a_batch(
         models, "speculative", requests, draft_method=draft_method, draft_threshold=0.2, draft_length=3
     )
-    drafter = batch.method.drafter  # type: ignore[attr-defined]
+    method: Any = batch.method
     drafted = set()
 
     def draft(rows: Rows) -> None:
-        Drafter.draft(drafter, rows)
+        Speculative.note_drafts(method, rows)
         believed = rows.extent
         rows.measure()
         assert believed[:4] == rows.extent[:4]  # pending, drafted, length and even
         drafted.add(believed.drafted)
 
-    object.__setattr__(batch.method, "drafter", SimpleNamespace(draft=draft))
+    object.__setattr__(method, "note_drafts", draft)
     while len(batch):
         batch.step()
     assert len(drafted) > 1

@@ -12,7 +12,7 @@ import typer
 from marsbench.commands import shared
 from marsbench.errors import UserError
 from marsbench.files import check_can_be_written
-from marsbench.methods.registry import options_of
+from marsbench.methods import options_of
 from marsbench.serving.messages import MethodName
 from marsbench.serving.settings import Settings
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 from marsbench.errors import UserError, unknown_name
-from marsbench.methods.registry import Option
+from marsbench.methods import Option
 from marsbench.presets import DEFAULT_BLOCK_SIZE, DEFAULT_SCALE, preset
 
 if TYPE_CHECKING:

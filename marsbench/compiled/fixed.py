@@ -21,8 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from marsbench.decoding.fitted import Fitted
+from marsbench.decoding.requests import New, Seat
 from marsbench.decoding.rows import Extent, Most, Rows
-from marsbench.decoding.seats import New, Seat
 from marsbench.decoding.step import Method, advance, to_tell, told
 from marsbench.forward.cache import RaggedCache
 from marsbench.forward.decoder import Decoder

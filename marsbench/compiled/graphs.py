@@ -169,8 +169,8 @@ def _give_back(limit: int) -> None:
 
 
 def _drafting(method: Any) -> list[Decoder]:
-    drafter = getattr(method, "drafter", None)
-    return [] if drafter is None else [drafter.decoder()]
+    found = getattr(method, "draft_decoder", None)
+    return [] if found is None else [found()]
 
 
 def _is_bare(decoder: Decoder) -> bool:

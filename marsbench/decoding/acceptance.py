@@ -34,27 +34,22 @@ def confidence(logits: Tensor, metric: Metric) -> Tensor:
     return (log_probability.exp() * log_probability).sum(-1)
 
 
-def bar(threshold: float | None, metric: Metric) -> float:
+def bar(threshold: float | None, metric: Metric | None, method: str = "") -> float:
     """The confidence that a threshold asks for, on the scale of `confidence`; None can never be passed.
 
     `entropy` accepts at or below the threshold, the other two at or above it. A threshold outside its range is a
-    `UserError`.
+    `UserError`, and so is any for a `method` without a metric, which compares no confidences.
     """
-    if metric not in METRICS:
+    if metric is not None and metric not in METRICS:
         raise unknown_name("confidence metric", metric, list(METRICS))
     if threshold is None:
         return float("inf")
+    if metric is None:
+        raise UserError(f"method {method!r} takes no threshold", fix="leave it out, or choose a MARS method")
     if not 0 <= threshold < float("inf") or (metric != "entropy" and threshold > 1):
         allowed = "of 0 nats or more" if metric == "entropy" else "between 0 and 1"
         raise UserError(f"threshold {threshold} is out of range for metric {metric!r}", fix=f"give a value {allowed}")
     return -threshold if metric == "entropy" else threshold
-
-
-def no_threshold(method: str, threshold: float | None) -> float:
-    """The bar of a method that takes no threshold; `UserError` if there is one."""
-    if threshold is not None:
-        raise UserError(f"method {method!r} takes no threshold", fix="leave it out, or choose a MARS method")
-    return float("inf")
 
 
 def passing_run(passes: Tensor) -> Tensor:

@@ -17,8 +17,15 @@ import torch
 from marsbench.decoding.fitted import Fitted
 from marsbench.decoding.generation import PREFILL_POSITIONS, Generation, Meter, Request, as_list
 from marsbench.decoding.outside import OnFinished, OutsideMethod, decode_outside
-from marsbench.decoding.requests import check_prefill_positions, check_requests, context_length, groups_of, laid_out
-from marsbench.decoding.seats import New, Seat
+from marsbench.decoding.requests import (
+    New,
+    Seat,
+    check_prefill_positions,
+    check_requests,
+    context_length,
+    groups_of,
+    laid_out,
+)
 from marsbench.decoding.step import Method, forward
 from marsbench.decoding.windows import leading_windows
 from marsbench.errors import UserError
@@ -181,7 +188,7 @@ class Batch:
                 seat.bar = self.method.bar(threshold)
                 turned[row] = seat.bar, window, verified
         if turned:
-            self._place.turn(turned)
+            self._place.rows.turn(turned)
 
     def _laid_out(self, requests: Mapping[int, Request], most: int) -> Fitted:
         """Rows of their own for some requests; `UserError` for a threshold that the method cannot take."""

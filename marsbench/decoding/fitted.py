@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
+from marsbench.decoding.requests import New, Seat
 from marsbench.decoding.rows import Rows
-from marsbench.decoding.seats import New, Seat
 from marsbench.decoding.step import Method, advance, to_tell, told
 from marsbench.forward.decoder import Decoder
 
@@ -76,10 +76,6 @@ class Fitted:
             cache.move(sources, targets, count, longest)
         self.seats = {row: self.seats[old] for row, old in enumerate(order)}
         rows.take(chosen, max(seat.end for seat in self.seats.values()) + 1)
-
-    def turn(self, knobs: Mapping[int, tuple[float, int, bool]]) -> None:
-        """Change how rows decode; see `Rows.turn`."""
-        self.rows.turn(knobs)
 
     def bytes(self) -> int:
         """Memory that the caches hold, in bytes."""

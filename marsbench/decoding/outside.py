@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
-from marsbench.decoding.acceptance import no_threshold
+from marsbench.decoding.acceptance import bar
 from marsbench.decoding.generation import Generation, Meter, Request, end_of
 from marsbench.errors import UserError
 
@@ -22,7 +22,7 @@ class OutsideMethod(ABC):
 
     def bar(self, threshold: float | None) -> float:
         """Refuse a threshold."""
-        return no_threshold(self.name, threshold)
+        return bar(threshold, None, self.name)
 
     @abstractmethod
     def continue_batch(
@@ -35,15 +35,9 @@ class OutsideMethod(ABC):
 
 
 def decode_outside(
-    model: Any,
-    method: OutsideMethod,
-    requests: Sequence[Request],
-    eos_ids: list[int],
-    pad_id: int,
-    batch_size: int,
-    on_finished: OnFinished,
-    meter: Meter | None = None,
-) -> list[Generation]:
+    model: Any, method: OutsideMethod, requests: Sequence[Request], eos_ids: list[int], pad_id: int, batch_size: int,
+    on_finished: OnFinished, meter: Meter | None = None,
+) -> list[Generation]:  # fmt: skip
     """`decode` for an outside method: prompts of similar length together, the answers in the order of the requests."""
     if method.one_row and batch_size > 1:
         raise UserError(f"method {method.name!r} decodes one sequence at a time", fix="give a batch size of 1")
@@ -58,13 +52,9 @@ def decode_outside(
         batch = [requests[index] for index in indices]
         answers = method.continue_batch(model, batch, eos_ids, pad_id, meter)
         for index, (tokens, accepted) in zip(indices, answers, strict=True):
-            generations[index] = _cut(tokens, accepted, requests[index], eos_ids)
+            # Cut at the request's own end, and only the forwards up to there count.
+            emitted, finish = end_of(tokens[: requests[index].max_new_tokens], requests[index], eos_ids)
+            settled_by = [number for number, count in enumerate(accepted, 1) for _ in range(count)][:emitted]
+            generations[index] = Generation.of(tokens[:emitted], settled_by, settled_by[-1], finish)
             on_finished(index, generations[index])
     return [generations[index] for index in range(len(requests))]
-
-
-def _cut(tokens: list[int], accepted: list[int], request: Request, eos_ids: list[int]) -> Generation:
-    """Cut at the request's own end, and count only the forwards up to there."""
-    emitted, finish = end_of(tokens[: request.max_new_tokens], request, eos_ids)
-    settled_by = [number for number, count in enumerate(accepted, 1) for _ in range(count)][:emitted]
-    return Generation.of(tokens[:emitted], settled_by, settled_by[-1], finish)

@@ -8,9 +8,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from marsbench.decoding.acceptance import bar, no_threshold
+from marsbench.decoding.acceptance import bar
+from marsbench.decoding.requests import New
 from marsbench.decoding.rows import Accepted, Most, Rows
-from marsbench.decoding.seats import New
 from marsbench.forward.cache import RaggedCache
 from marsbench.forward.decoder import Decoder
 from marsbench.forward.window import Answer, Window
@@ -27,8 +27,7 @@ class Method(ABC):
 
         One that compares confidences has a `metric`.
         """
-        metric = getattr(self, "metric", None)
-        return no_threshold(self.name, threshold) if metric is None else bar(threshold, metric)
+        return bar(threshold, getattr(self, "metric", None), self.name)
 
     def most(self) -> Most | None:
         """What its steps need at most, None where no bound can be given: then it has no static step."""

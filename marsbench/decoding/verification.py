@@ -15,23 +15,18 @@ from marsbench.decoding.windows import drafts_of, last, pending
 from marsbench.forward.window import Answer
 
 
-def verify(rows: Rows, answer: Answer) -> Accepted:
+def verify(rows: Rows, answer: Answer, logits: Tensor | None = None) -> Accepted:
     """The right ones of the rows' drafts and one token more, the model's own; all but that one stay in the cache.
 
-    `answer` is that to a `linear_window` or `grouped_window`.
+    Args:
+        rows: the rows in flight.
+        answer: the model's, to a `linear_window` or `grouped_window`.
+        logits: [N, D + 1, V], from the last committed token on, where they are known already.
     """
-    count = drafts_of(rows).shape[1] + 1
-    return accept_right(rows, own_tokens(rows, answer.logits(slice(last(rows), last(rows) + count))))
-
-
-def own_tokens(rows: Rows, logits: Tensor) -> Tensor:
-    """What the model itself says from the last committed token on, [N, K], given its logits [N, K, V] there."""
+    if logits is None:
+        logits = answer.logits(slice(last(rows), last(rows) + drafts_of(rows).shape[1] + 1))
     offset = torch.arange(logits.shape[1], device=logits.device)
-    return rows.choose(logits, rows.length.unsqueeze(1) + offset)
-
-
-def accept_right(rows: Rows, ids: Tensor) -> Accepted:
-    """`verify`, given the tokens `ids` [N, D + 1] that the model itself says from the last committed token on."""
+    ids = rows.choose(logits, rows.length.unsqueeze(1) + offset)
     if not rows.extent.drafted:
         return Accepted.run(rows, ids, torch.ones_like(rows.length), pending(rows))
     verified = right_drafts(rows, ids)

@@ -66,7 +66,16 @@ class Adapted:
     """
 
     def __init__(self, model: Any, adapter: Adapter) -> None:
-        _check_fits(model, adapter)
+        decoder, embeddings = model.get_decoder(), model.get_input_embeddings()
+        if len(adapter.vector) != embeddings.embedding_dim:
+            raise _unfit("its embeddings are of another size")
+        for name, (down, up) in adapter.maps.items():
+            layer = _layer(decoder, name)
+            size = getattr(layer, "out_features", len(up)), getattr(layer, "in_features", down.shape[1])
+            if size != (len(up), down.shape[1]):
+                raise _unfit(f"layer {name} is of another size")
+        if adapter.head is not None and not adapter.head.fits(embeddings.num_embeddings, embeddings.embedding_dim):
+            raise _unfit("its draft head is of another size")
         self.model, self.adapter = model, adapter
 
     def __getattr__(self, name: str) -> Any:
@@ -77,19 +86,6 @@ class Adapted:
     def __call__(self, *inputs: Any, **named: Any) -> Any:
         """The model's own forward pass: of tokens."""
         return self.model(*inputs, **named)
-
-
-def _check_fits(model: Any, adapter: Adapter) -> None:
-    decoder, embeddings = model.get_decoder(), model.get_input_embeddings()
-    if len(adapter.vector) != embeddings.embedding_dim:
-        raise _unfit("its embeddings are of another size")
-    for name, (down, up) in adapter.maps.items():
-        layer = _layer(decoder, name)
-        size = getattr(layer, "out_features", len(up)), getattr(layer, "in_features", down.shape[1])
-        if size != (len(up), down.shape[1]):
-            raise _unfit(f"layer {name} is of another size")
-    if adapter.head is not None and not adapter.head.fits(embeddings.num_embeddings, embeddings.embedding_dim):
-        raise _unfit("its draft head is of another size")
 
 
 def parted(model: Any) -> tuple[Any, Adapter | None]:

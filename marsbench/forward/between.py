@@ -47,18 +47,21 @@ class Norm:
         self.constant = torch.tensor(self.epsilon)
 
 
+@dataclass(eq=False)
 class Pass:
     """One forward pass over the real entries of a window, M of N * W, by operations of torch."""
 
-    def __init__(
-        self, shape: Shape, cache: RaggedCache, window: Window, relative: Tensor, real: Tensor | None,
-        turned: tuple[Tensor, Tensor], dtype: torch.dtype,
-    ) -> None:  # fmt: skip
-        """`turned` are cosines and sines [M, 1, size] of the entries, the first half of the sines negated."""
-        self._shape, self._cache, self._real = shape, cache, real
-        self._rows, self._width = window.input_ids.shape
-        self._cos, self._sin = turned
-        self._mask = additive_mask(window.visible, relative, dtype, copies=shape.group)
+    shape: Shape
+    cache: RaggedCache
+    window: Window
+    relative: Tensor  # see `Decoder`
+    real: Tensor | None  # [M], the real entries; None = all
+    turned: tuple[Tensor, Tensor]  # cosines and sines [M, 1, size] of theirs, the first half of the sines negated
+    dtype: torch.dtype
+
+    def __post_init__(self) -> None:
+        self._rows, self._width = self.window.input_ids.shape
+        self._mask = additive_mask(self.window.visible, self.relative, self.dtype, copies=self.shape.group)
 
     def norm(self, by: Norm, hidden: Tensor, change: Tensor | None) -> tuple[Tensor, Tensor]:
         """Hidden states [M, H] with a change added, and these normalised."""
@@ -71,15 +74,15 @@ class Pass:
 
     def attention(self, layer: int, every: Tensor) -> Tensor:
         """Queries, keys and values [M, (heads + 2 key heads) * size] of a layer to what each entry finds, [M, H]."""
-        shape = self._shape
+        shape, (cos, sin) = self.shape, self.turned
         turning, values = every.view(len(every), -1, shape.size).split_with_sizes(
             [shape.heads + shape.kv_heads, shape.kv_heads], 1
         )
-        turned = torch.addcmul(turning * self._cos, turning.roll(shape.size // 2, -1), self._sin)
+        turned = torch.addcmul(turning * cos, turning.roll(shape.size // 2, -1), sin)
         queries, keys = turned.split_with_sizes([shape.heads, shape.kv_heads], 1)
-        keys, values = self._cache.write(layer, keys, values)
-        found = self._attend(spread(queries, self._real, self._rows * self._width), keys, values)
-        return found if self._real is None else found[self._real]
+        keys, values = self.cache.write(layer, keys, values)
+        found = self._attend(spread(queries, self.real, self._rows * self._width), keys, values)
+        return found if self.real is None else found[self.real]
 
     def swiglu(self, gate: Tensor, up: Tensor) -> Tensor:
         """silu(gate) * up, [M, I]."""
@@ -90,7 +93,7 @@ class Pass:
 
         The query heads that share a key head are folded into the query length, so that keys are never repeated.
         """
-        rows, width, shape = self._rows, self._width, self._shape
+        rows, width, shape = self._rows, self._width, self.shape
         if width == 1:  # heads that share a key head lie beside each other already
             folded = queries.view(rows, shape.kv_heads, shape.group, shape.size)
         else:
@@ -108,14 +111,10 @@ class Pass:
 class NativePass(Pass):
     """The same by `between.cpp`; hidden states are written in place."""
 
-    def __init__(
-        self, shape: Shape, cache: RaggedCache, window: Window, relative: Tensor, real: Tensor | None,
-        turned: tuple[Tensor, Tensor], dtype: torch.dtype,
-    ) -> None:  # fmt: skip
-        self._shape, self._cache = shape, cache
-        self._cos, self._sin = turned
-        entries = torch.arange(window.input_ids.numel()) if real is None else real
-        self._window = entries, cache.flat_slots, window.begin.contiguous(), window.visible.contiguous(), cache.total
+    def __post_init__(self) -> None:
+        entries = torch.arange(self.window.input_ids.numel()) if self.real is None else self.real
+        begin, visible = self.window.begin.contiguous(), self.window.visible.contiguous()
+        self._window = entries, self.cache.flat_slots, begin, visible, self.cache.total
 
     def norm(self, by: Norm, hidden: Tensor, change: Tensor | None) -> tuple[Tensor, Tensor]:
         """See `Pass`."""
@@ -123,10 +122,10 @@ class NativePass(Pass):
 
     def attention(self, layer: int, every: Tensor) -> Tensor:
         """See `Pass`."""
-        shape = self._shape
-        keys, values = self._cache.stores(layer, every, (shape.kv_heads, shape.size))
+        shape = self.shape
+        keys, values = self.cache.stores(layer, every, (shape.kv_heads, shape.size))
         found: Tensor = torch.ops.marsbench.attention.default(
-            every, self._cos, self._sin, keys, values, *self._window, shape.scale
+            every, *self.turned, keys, values, *self._window, shape.scale
         )
         return found
 

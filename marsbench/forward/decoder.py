@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
-from marsbench.forward.adapter import Adapted, Adapter, masks_of, parted
+from marsbench.forward.adapter import Adapted, masks_of, parted
 from marsbench.forward.attention import without_cudnn_attention
 from marsbench.forward.between import NativePass, Norm, Pass, Shape, is_for, spread
 from marsbench.forward.cache import RaggedCache
@@ -62,7 +62,7 @@ def decoder_of(model: Any) -> Decoder:
     alone, _ = parted(model)
     if is_plain(alone):
         lean = _LEAN.get(model)
-        if lean is None or not lean.is_of(alone):
+        if lean is None or lean.parts != _parts(alone):  # it was made of other modules
             _LEAN[model] = lean = LeanDecoder(model)
         lean.follow()
         return lean
@@ -79,7 +79,7 @@ class LeanDecoder:
 
     def __init__(self, model: Any) -> None:
         model, self._adapter = parted(model)
-        self._parts = _parts(model)
+        self.parts = _parts(model)
         decoder = model.get_decoder()
         self._lm_head = _Head(model.get_output_embeddings())
         self._embed, self._norm, self._rotary = decoder.embed_tokens, Norm(decoder.norm), decoder.rotary_emb
@@ -103,10 +103,6 @@ class LeanDecoder:
         self._frequencies: Tensor | None = None
         self._turned_by: tuple[object, ...] = ()  # what the table was made for
 
-    def is_of(self, model: Any) -> bool:
-        """Whether a plain model still has the modules that this was made of."""
-        return self._parts == _parts(model)
-
     @property
     def is_bare(self) -> bool:
         """Whether nothing hangs on the LM head either."""
@@ -119,9 +115,7 @@ class LeanDecoder:
 
     def addresses(self) -> tuple[int, ...]:
         """Where everything lies that a step reads of the model; what it reads of an adapter is told by a number."""
-        read = [
-            tensor for module in self._parts for tensor in (*module._parameters.values(), *module._buffers.values())
-        ]
+        read = [tensor for module in self.parts for tensor in (*module._parameters.values(), *module._buffers.values())]
         return (*(tensor.data_ptr() for tensor in read if tensor is not None), self._laid)
 
     def follow(self) -> None:
@@ -129,9 +123,15 @@ class LeanDecoder:
         self._lm_head.follow()
         self._packed += pack_sites(self._with_head)
         like = self._embed._parameters["weight"]
-        if self._adapter is not None:
-            self._follow_adapter(self._adapter, like)
         is_packed = all(site.is_native for site in self._sites)
+        beside = like.device, like.dtype, self._packed
+        if self._adapter is not None and self._beside != beside:  # its maps are laid beside the layers anew
+            adapter = self._adapter.like(like)
+            self._vector, self._draft_head = adapter.vector, adapter.head
+            self._packed_head = packed(adapter.head) if is_packed else None
+            for site in self._sites:
+                site.adapt(adapter.maps, like)
+            self._beside, self._laid = beside, self._laid + 1
         sizes = like.shape[1], self._layers[0].down.weights[0].shape[1]
         self._is_native = is_packed and is_for(self._shape, sizes)
         frequencies = self._rotary._buffers["inv_freq"]
@@ -169,17 +169,6 @@ class LeanDecoder:
             normed = unit_norm if self._is_native else in_use.normed
             in_use = replace(in_use, head=self._packed_head, linear=product, normed=normed)
         return replace(answer, head=in_use)
-
-    def _follow_adapter(self, adapter: Adapter, like: Tensor) -> None:
-        """Lay the adapter's maps beside the layers, on the device of the model's weights and in their type."""
-        beside = like.device, like.dtype, self._packed
-        if self._beside != beside:
-            adapter = adapter.like(like)
-            self._vector, self._draft_head = adapter.vector, adapter.head
-            self._packed_head = packed(adapter.head) if all(site.is_native for site in self._sites) else None
-            for site in self._sites:
-                site.adapt(adapter.maps, like)
-            self._beside, self._laid = beside, self._laid + 1
 
     def _rotation(self, position: Tensor, most: int, like: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines [M, 1, head size] at positions [M] below `most`; the first half of the sines is negated."""

@@ -108,11 +108,6 @@ class Copy:
         found: Tensor = torch.ops.marsbench.adapted.default(values, self.packed, self.bias, down, columns, gate)
         return found
 
-    @property
-    def nbytes(self) -> int:
-        """Memory that it takes, in bytes."""
-        return sum(weight.nbytes for weight in self.weights)
-
 
 # Where weights lie in memory -> their copy, for as long as somebody holds that. A copy holds its weights, so the places
 # cannot be others' meanwhile. Compiled steps get to see other tensors over the same memory, and no attributes.
@@ -222,8 +217,12 @@ class Site:
 
         `gate` [M, 1] is 1 at masks, where an adapter acts, and 0 at tokens; None = there are no masks.
         """
-        if gate is not None and self._maps is not None:
-            return self._adapted(self._maps, values, gate)
+        if gate is not None and (maps := self._maps) is not None:
+            # All entries go into the few dimensions of a map, those of tokens become zero there, and the rest is added:
+            # zeros, for tokens. That takes fewer operations than gathering masks, and the same whatever a window holds.
+            if maps.packed_down is None or self.copy is None or torch.is_grad_enabled():
+                return maps.add(values.mm(maps.across).mul_(gate), self(values))
+            return self._parts(self.copy.adapted(values, gate, maps.packed_down, maps.packed_columns))
         if self.copy is not None and self.copy.is_native and not torch.is_grad_enabled():
             return self._parts(self.copy(values))
         is_small = self.copy is None and not self.is_large
@@ -262,14 +261,6 @@ class Site:
         ]
         is_adapted = any(name in maps for names in self._names for name in names)
         self._maps = _Maps.of(pairs, self.is_native) if is_adapted else None
-
-    def _adapted(self, maps: _Maps, values: Tensor, gate: Tensor) -> Sequence[Tensor]:
-        """All entries go into the few dimensions of a map, those of tokens become zero there, and the rest is added:
-        zeros, for tokens. That takes fewer operations than gathering masks, and the same whatever a window holds.
-        """
-        if maps.packed_down is None or self.copy is None or torch.is_grad_enabled():
-            return maps.add(values.mm(maps.across).mul_(gate), self(values))
-        return self._parts(self.copy.adapted(values, gate, maps.packed_down, maps.packed_columns))
 
     def _parts(self, product: Tensor) -> Sequence[Tensor]:
         return (product,) if len(self._sizes) == 1 else product.split_with_sizes(self._sizes, 1)
@@ -343,7 +334,7 @@ def packing_in_words() -> dict[str, Any]:
     if not COPIES:
         return {}
     by = sorted({copy.kind for copy in COPIES.values()})
-    return {"packing": {"bytes": sum(copy.nbytes for copy in COPIES.values()), "by": by}}
+    return {"packing": {"bytes": sum(one.nbytes for copy in COPIES.values() for one in copy.weights), "by": by}}
 
 
 # ---- an adapter's maps ----

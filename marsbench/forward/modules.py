@@ -36,7 +36,25 @@ class ModuleDecoder:
 
     def __init__(self, model: Any) -> None:
         self.model = model
-        _refuse_unknown(parted(model)[0])
+        model, _ = parted(model)
+        config = model.get_decoder().config
+        # What could not run a window of ours: not every entry may see what it should, or stand where it does.
+        if getattr(config, "is_encoder_decoder", False) or getattr(model.config, "is_encoder_decoder", False):
+            raise _refused(model, "an encoder-decoder")
+        takes = inspect.signature(type(model.get_decoder()).forward).parameters
+        missing = [name for name in _ARGUMENTS if name not in takes]
+        if missing or getattr(config, "alibi", False):
+            raise _refused(model, f"a decoder that takes no {missing[0] if missing else 'position_ids'}")
+        strange = sorted(layer_kinds(config) - {_FULL, _SLIDING})
+        if strange:
+            raise _refused(model, f"layers of the kind {', '.join(strange)}")
+        attention = getattr(config, "_attn_implementation", None)
+        if attention is not None and attention not in _MASKED:
+            raise UserError(
+                f"attention {attention!r} takes no mask of our making",
+                where=type(model).__name__,
+                fix='load the model with attn_implementation="sdpa"',
+            )
 
     def __call__(self, cache: RaggedCache, window: Window, relative: Tensor) -> Answer:
         """Run a window; see `Decoder`."""
@@ -101,28 +119,6 @@ def _with_what_follows(head: Callable[[Tensor], Tensor], config: Any) -> Callabl
     return logits
 
 
-def _refuse_unknown(model: Any) -> None:
-    """Refuse what could not run a window of ours: not every entry may see what it should, or stand where it does."""
-    decoder = model.get_decoder()
-    config = decoder.config
-    if getattr(config, "is_encoder_decoder", False) or getattr(model.config, "is_encoder_decoder", False):
-        raise _refused(model, "an encoder-decoder")
-    takes = inspect.signature(type(decoder).forward).parameters
-    missing = [name for name in _ARGUMENTS if name not in takes]
-    if missing or getattr(config, "alibi", False):
-        raise _refused(model, f"a decoder that takes no {missing[0] if missing else 'position_ids'}")
-    strange = sorted(layer_kinds(config) - {_FULL, _SLIDING})
-    if strange:
-        raise _refused(model, f"layers of the kind {', '.join(strange)}")
-    attention = getattr(config, "_attn_implementation", None)
-    if attention is not None and attention not in _MASKED:
-        raise UserError(
-            f"attention {attention!r} takes no mask of our making",
-            where=type(model).__name__,
-            fix='load the model with attn_implementation="sdpa"',
-        )
-
-
 def _refused(model: Any, why: str) -> UserError:
     """The error for a model that this engine cannot run."""
     return UserError(
@@ -139,6 +135,7 @@ _LATER = 5  # of them, how many come in the second window
 _PASSED: WeakSet[Any] = WeakSet()  # models
 
 
+@torch.inference_mode()
 def check_by_forward(model: Any) -> None:
     """Hold our logits to those of a model's own forward pass, once for every model.
 
@@ -150,13 +147,6 @@ def check_by_forward(model: Any) -> None:
     """
     if not callable(model) or model in _PASSED:
         return
-    _compare(model)
-    with suppress(TypeError):  # a wrapper that cannot be referred to weakly
-        _PASSED.add(model)
-
-
-@torch.inference_mode()
-def _compare(model: Any) -> None:
     config = model.get_decoder().config
     context, reach = getattr(config, "max_position_embeddings", None), getattr(config, "sliding_window", None) or 0
     long = min(max(_SHORTEST, reach + 8), _LONGEST, context or _LONGEST)  # more than a small sliding window holds
@@ -175,6 +165,8 @@ def _compare(model: Any) -> None:
     if not off.mean() <= torch.finfo(model.get_decoder().dtype).eps ** 0.5:
         hint = " (its dropout is on: call model.eval())" if getattr(model, "training", False) else ""
         raise _refused(model, f"something between its parts{hint}: its logits are {off.mean():.0%} off what they make")
+    with suppress(TypeError):  # a wrapper that cannot be referred to weakly
+        _PASSED.add(model)
 
 
 def _by_windows(decoder: ModuleDecoder, ids: Tensor) -> list[Tensor]:

@@ -53,6 +53,7 @@ def is_plain(model: Any) -> bool:
     if not all(_is_known(kind, name, module) for name, module in decoder.named_modules()):
         return False
     sorts = {(type(parameter), parameter.device, parameter.dtype) for parameter in decoder.parameters()}
+    kinds = getattr(decoder.config, "layer_types", None) or ["full_attention"]
     return (
         len(sorts) == 1
         and next(iter(sorts))[0] is nn.Parameter
@@ -60,7 +61,8 @@ def is_plain(model: Any) -> bool:
             module.forward is known and known.__module__ == module.__module__ for module, known in _FORWARDS.items()
         )
         and not any((torch_module._global_forward_hooks, torch_module._global_forward_pre_hooks))
-        and _has_fixed_attention(decoder)
+        and getattr(decoder.rotary_emb, "rope_type", None) in _ROPES
+        and set(kinds) == {"full_attention"}
     )
 
 
@@ -86,9 +88,3 @@ def _is_known(kind: Kind, name: str, module: nn.Module) -> bool:
     name = name.rpartition(".")[2]
     known = kind.get("layer" if name.isdigit() else name)
     return is_leaf(module) if name == "act_fn" else type(module) is known and runs_its_class(module)
-
-
-def _has_fixed_attention(decoder: Any) -> bool:
-    """Whether every entry sees all before it, and is turned by its position alone."""
-    kinds = getattr(decoder.config, "layer_types", None) or ["full_attention"]
-    return getattr(decoder.rotary_emb, "rope_type", None) in _ROPES and set(kinds) == {"full_attention"}

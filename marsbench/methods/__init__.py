@@ -1,34 +1,277 @@
-"""The decoding methods, one file each, and what each of them needs.
+"""The decoding methods, and their registry: what each of them is, what it needs, and which options it takes.
 
-The registry is read without torch; only `build_method` loads it, with the method itself.
+A method is a class in a module of this room, and an entry of `METHODS`. The class is made of those of the `Options`
+that its fields are called after. What a user can give, how it is explained, and what is refused comes from here: for
+the command line, `generate`, lm-eval's arguments, grids and plans alike. All this is read without torch; only
+`build_method` loads it, with the method itself.
 """
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import dataclass, fields, replace
 from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from numbers import Integral, Real
+from types import NoneType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
-from marsbench.errors import UserError
-from marsbench.methods.registry import METHODS, NEEDS, OPTIONS, Options, check_options, check_threshold, explained
+from marsbench.decoding.acceptance import bar
+from marsbench.decoding.generation import Layout, Metric
+from marsbench.errors import UserError, unknown_name
 
 if TYPE_CHECKING:
     from marsbench.decoding.outside import OutsideMethod
     from marsbench.decoding.step import Method
 
-__all__ = [
-    "METHODS",
-    "NEEDS",
-    "OPTIONS",
-    "Options",
-    "build_method",
-    "check_installed",
-    "check_options",
-    "check_threshold",
-    "explained",
-    "method_class",
-]
+Need = Literal["masks", "draft", "heads"]
+NEEDS: dict[Need, str] = {
+    "masks": "a checkpoint trained with masks",
+    "draft": "a draft model (--draft)",
+    "heads": "Medusa heads (a `medusa` checkpoint)",
+}
+
+
+@dataclass(frozen=True)
+class Option:
+    """What a user is told of an option and what it may be, said where the field of a dataclass is; so is its default.
+
+    threshold: Annotated[float, Option("Confidence to accept a token.", least=0, most=1)] = 0.95
+    """
+
+    help: str
+    least: float | None = None
+    most: float | None = None
+    called: str = ""  # in messages, where its name does not say enough
+    kind: Any = None  # the field's type, without None
+    choices: tuple[str, ...] = ()  # of a `Literal`
+
+
+def options_of(of: type) -> dict[str, Option]:
+    """The fields of a dataclass that are options, by name."""
+    hints = get_type_hints(of, include_extras=True)
+    return {
+        name: replace(option, **_kind(hint.__origin__))
+        for name, hint in hints.items()
+        for option in getattr(hint, "__metadata__", ())
+        if isinstance(option, Option)
+    }
+
+
+def _kind(hint: Any) -> dict[str, Any]:
+    """What values a hint allows."""
+    kinds = [kind for kind in get_args(hint) if kind is not NoneType] if NoneType in get_args(hint) else [hint]
+    if get_origin(kinds[0]) is Literal:
+        return {"kind": str, "choices": get_args(kinds[0])}
+    return {"kind": get_origin(kinds[0]) or kinds[0]}
+
+
+@dataclass(frozen=True)
+class Options:
+    """Everything that a method may want to know; each takes what it needs.
+
+    Fields without a help are of the checkpoint, not of the method: a command knows them from elsewhere.
+    """
+
+    mask_id: int | None = None  # the id of `<|mask|>`, None for a checkpoint without one
+    draft: Any = None  # the draft model
+    heads: Any = None  # Medusa heads
+    shifted: bool = False  # whether the token before each mask of block diffusion predicts it
+    block_size: Annotated[
+        int,
+        Option(
+            "Tokens that one forward pass settles at most: B of the training, but free for mars-verified, jacobi, and "
+            "for mars-lookup, which has its --draft-length more.",
+            least=1,
+        ),
+    ] = 4
+    metric: Annotated[
+        Metric,
+        Option(
+            "Confidence that thresholds are compared with: probability, entropy or margin.", called="confidence metric"
+        ),
+    ] = "probability"
+    layout: Annotated[Layout, Option("Where masks stand: groups (more tokens) or linear (cheaper).")] = "groups"
+    groups: Annotated[
+        int | None,
+        Option(
+            "K: groups of masks in a forward at most, behind the drafts that most likely come last; a forward whose "
+            "drafts end elsewhere drafts nothing [default: all].",
+            least=1,
+        ),
+    ] = None
+    head_top: Annotated[
+        int, Option("Likeliest tokens of each mask that the draft head of an adapter chooses from.", least=2)
+    ] = 64
+    cache_block: Annotated[int, Option("B_cache, in tokens.", least=1)] = 4
+    appended_masks: Annotated[
+        int | None, Option("Masks behind the text, B - 1 or more; more cost time alone [default: B - 1].", least=0)
+    ] = None
+    draft_length: Annotated[
+        int, Option("K: tokens drafted per round at most; by mars-lookup, those from the text so far.", least=1)
+    ] = 4
+    ngram: Annotated[int, Option("Tokens of the longest match that is looked up in the text so far.", least=1)] = 3
+    draft_method: Annotated[Literal["ar", "mars"], Option("How the draft model decodes: ar or mars.")] = "ar"
+    draft_threshold: Annotated[float, Option("Confidence that drafts by mars must pass.", least=0, most=1)] = 0.95
+    tree_width: Annotated[int, Option("Guesses of the first Medusa head; 1 is a chain.", least=1)] = 1
+    quantised: Annotated[
+        Literal["none", "q8_0", "q4_1"], Option("How llama.cpp gets the weights: as they are, q8_0 or q4_1.")
+    ] = "none"
+
+    @property
+    def window(self) -> int:
+        """`block_size`, as methods call it that are free to choose one."""
+        return self.block_size
+
+
+# What a user may give: all `Options` but those of the checkpoint.
+OPTIONS = options_of(Options)
+DEFAULTS = Options()
+
+
+@dataclass(frozen=True)
+class MethodInfo:
+    """What to tell a user about a method, and where it is."""
+
+    place: str  # its module in `marsbench.methods`, and its class there
+    summary: str
+    exact: str  # what its output equals (fp32, greedy)
+    options: tuple[str, ...] = ()  # names of `OPTIONS` that it takes
+    needs: tuple[Need, ...] = ()
+    lossless: bool = False  # equals AR decoding of the same checkpoint, whatever its options
+    one_row: bool = False  # runs at batch size 1 only
+    recomputes: bool = False  # every forward reads the whole sequence
+    own_loop: bool = False  # another library's
+    package: str = ""  # what has to be installed besides, as it is imported
+
+    @property
+    def needs_masks(self) -> bool:
+        """Whether the checkpoint must have seen masks in training."""
+        return "masks" in self.needs
+
+    @property
+    def takes_threshold(self) -> bool:
+        """Whether it compares confidences with one."""
+        return "metric" in self.options
+
+
+METHODS: dict[str, MethodInfo] = {
+    "ar": MethodInfo("ar:Autoregressive", "one token per forward, KV cache", "greedy decoding", lossless=True),
+    "mars": MethodInfo(
+        "mars:Mars", "sliding window of masks, KV cache", "`ar` when one token is accepted per forward",
+        ("block_size", "metric", "head_top"), needs=("masks",),
+    ),
+    "mars-no-cache": MethodInfo(
+        "mars:MarsNoCache", "`mars` that recomputes the prefix in every forward", "`mars`",
+        ("block_size", "metric", "appended_masks", "head_top"), needs=("masks",), recomputes=True,
+    ),
+    "mars-block-cache": MethodInfo(
+        "mars:MarsBlockCache", "the paper's block-level cache, B_cache masks wide",
+        "`ar` when one token is accepted per forward", ("cache_block", "metric", "head_top"), needs=("masks",),
+    ),
+    "mars-verified": MethodInfo(
+        "mars_verified:MarsVerified", "masks draft, the model's own AR logits verify, in one forward", "`ar`",
+        ("block_size", "metric", "layout", "groups", "head_top"), needs=("masks",), lossless=True,
+    ),
+    "mars-lookup": MethodInfo(
+        "mars_lookup:MarsLookup", "`mars-verified` that also drafts what followed the same n-gram", "`ar`",
+        ("block_size", "metric", "layout", "draft_length", "ngram", "head_top"), needs=("masks",), lossless=True,
+    ),
+    "speculative": MethodInfo(
+        "speculative:Speculative", "a small model drafts, the model verifies", "`ar`",
+        ("draft_length", "draft_method", "draft_threshold", "block_size"), needs=("draft",), lossless=True,
+    ),
+    "mars-speculative": MethodInfo(
+        "speculative:MarsSpeculative", "`speculative` whose verification goes on with masks",
+        "`ar` without a threshold",
+        ("draft_length", "draft_method", "draft_threshold", "block_size", "metric", "head_top"),
+        needs=("masks", "draft"),
+    ),
+    "medusa": MethodInfo(
+        "medusa:Medusa", "extra heads draft a chain or a tree, the model verifies", "`ar`", ("tree_width",),
+        needs=("heads",), lossless=True,
+    ),
+    "jacobi": MethodInfo(
+        "jacobi:Jacobi", "fixed-point iteration over the next tokens", "`ar`", ("block_size",), lossless=True
+    ),
+    "prompt-lookup": MethodInfo(
+        "prompt_lookup:PromptLookup", "what followed the same n-gram before is the draft", "`ar`",
+        ("draft_length", "ngram"), lossless=True,
+    ),
+    "block-diffusion": MethodInfo(
+        "block_diffusion:BlockDiffusion", "fills a block in any order, bidirectional attention in it", "-",
+        ("block_size", "metric"), needs=("masks",),
+    ),
+    "hf-generate": MethodInfo(
+        "hugging_face:HfGenerate", "transformers' own `generate`", "`ar`", lossless=True, own_loop=True
+    ),
+    "hf-assisted": MethodInfo(
+        "hugging_face:HfAssisted", "transformers' own `generate` with an assistant model", "`ar`", ("draft_length",),
+        needs=("draft",), lossless=True, one_row=True, own_loop=True,
+    ),
+    "llama-cpp": MethodInfo(
+        "llama_cpp:LlamaCpp", "llama.cpp's own loop over the same weights", "`ar`, where they are not quantised",
+        ("quantised",), one_row=True, own_loop=True, package="llama_cpp",
+    ),
+    "llama-cpp-lookup": MethodInfo(
+        "llama_cpp:LlamaCppLookup", "llama.cpp with its own prompt lookup", "`ar`, where they are not quantised",
+        ("quantised", "draft_length", "ngram"), one_row=True, own_loop=True, package="llama_cpp",
+    ),
+}  # fmt: skip
+
+
+def explained(name: str, default: str = "") -> str:
+    """What a user is told of an option: what it is, whose, and its default, or what stands for it."""
+    whose, usual = [method for method, info in METHODS.items() if name in info.options], getattr(DEFAULTS, name)
+    shown = default or ("" if usual is None else str(usual))
+    return f"{OPTIONS[name].help} For {', '.join(whose)}." + (f" [default: {shown}]" if shown else "")
+
+
+def check_options(name: str, options: Options) -> None:
+    """Refuse a method that there is not, and options that no method could work with."""
+    _check_name(name)
+    for option, known in OPTIONS.items():
+        if (value := getattr(options, option)) is not None or getattr(DEFAULTS, option) is not None:
+            _check_value(option, known, value)
+    if options.mask_id is not None:
+        _check_value("mask_id", Option("", least=0, kind=int), options.mask_id)
+    if options.groups is not None and options.layout == "linear":
+        raise UserError("layout linear has one group of masks", fix="leave --groups out, or choose --layout groups")
+    needed, appended = options.block_size - 1, options.appended_masks
+    if appended is not None and appended < needed:
+        raise UserError(
+            f"{appended} appended masks are too few for block size {options.block_size}", fix=f"give {needed} or more"
+        )
+
+
+def check_threshold(name: str, threshold: Any, metric: Metric = "probability") -> None:
+    """Refuse a threshold that a method could not take, as decoding would, but before a model is loaded for it."""
+    _check_name(name)
+    if threshold is None:
+        return
+    _check_value("threshold", Option("", kind=float), threshold)
+    bar(threshold, metric if METHODS[name].takes_threshold else None, name)
+
+
+def _check_name(name: str) -> None:
+    if name not in METHODS:
+        raise unknown_name("method", name, list(METHODS))
+
+
+def _check_value(name: str, option: Option, value: Any) -> None:
+    """Refuse a value of another kind, or out of the option's bounds."""
+    words = option.called or name.replace("_", " ")
+    if option.kind is str:
+        if value not in option.choices:
+            raise unknown_name(words, value, list(option.choices))
+        return
+    known, number, example = (Integral, "whole number", 4) if option.kind is int else (Real, "number", 0.95)
+    if isinstance(value, bool) or not isinstance(value, known):
+        raise UserError(f"{words} {value!r} is no {number}", fix=f"give one, as in {name}={example}")
+    least, most, found = option.least, option.most, float(value)
+    if most is not None and not (least or 0) <= found <= most:
+        raise UserError(f"{words} {value} is out of range", fix=f"give a value from {least:g} to {most:g}")
+    if least is not None and found < least:
+        raise UserError(f"{words} {value} is below {least}", fix=f"give a {words} of {least} or more")
 
 
 def method_class(name: str) -> Any:
@@ -69,10 +312,6 @@ def build_method(name: str, options: Options) -> Method | OutsideMethod:
             fix="use a checkpoint of stage medusa (marsbench train medusa)",
         )
     chosen = method_class(name)
-    taken: dict[str, Any] = {field.name: getattr(options, field.name, None) for field in fields(chosen) if field.init}
-    if "drafter" in taken:
-        from marsbench.methods.speculative import Drafter
-
-        taken["drafter"] = Drafter.of(options)
+    taken = {field.name: getattr(options, field.name) for field in fields(chosen) if field.init}
     made: Method | OutsideMethod = chosen(**taken)
     return made

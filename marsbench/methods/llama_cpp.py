@@ -41,9 +41,8 @@ _OF_LAYER = {
 _WHOLE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 # model -> (how it is quantised, tokens drafted, of the longest match) -> where its weights were, and llama.cpp's own
 _READ: WeakKeyDictionary[Any, dict[tuple[str, int, int], tuple[_Weights, Any]]] = WeakKeyDictionary()
-atexit.register(
-    lambda: [reader.close() for known in _READ.values() for _, reader in known.values()]
-)  # before its library
+# Before its library goes.
+atexit.register(lambda: [reader.close() for known in _READ.values() for _, reader in known.values()])
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ class LlamaCpp(OutsideMethod):
         """One request: its new tokens, one for each forward as far as anybody can see."""
         (request,) = requests
         found: list[int] = []
-        reader = _read(model, self.quantised, *self._drafting)
+        reader = _read(model, self.quantised, *(getattr(self, name, 0) for name in ("draft_length", "ngram")))
         reader.reset()  # else it keeps what this prompt has in common with the one before
         for token in reader.generate(list(request.prompt_ids), temp=0.0):
             found.append(int(token))
@@ -70,11 +69,6 @@ class LlamaCpp(OutsideMethod):
             if len(found) == request.max_new_tokens or (token in eos_ids and not request.ignore_eos):
                 break
         return [(found, [1] * len(found))]
-
-    @property
-    def _drafting(self) -> tuple[int, int]:
-        """Tokens that are looked up for a forward, and of the longest match."""
-        return 0, 0
 
 
 @dataclass(frozen=True)
@@ -85,10 +79,6 @@ class LlamaCppLookup(LlamaCpp):
 
     draft_length: int = 4
     ngram: int = 3
-
-    @property
-    def _drafting(self) -> tuple[int, int]:
-        return self.draft_length, self.ngram
 
 
 def _read(model: Any, quantised: Quantised, draft_length: int, ngram: int) -> Any:

@@ -1,8 +1,14 @@
-"""MARS decoding with a sliding window: masks after the committed tokens, accept from the left (paper section 3.3)."""
+"""MARS decoding with a sliding window: masks after the committed tokens, accept from the left (paper section 3.3).
+
+With a KV cache, with the paper's block-level one, and with none.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
 
 from marsbench.decoding.acceptance import confidence, leading_run
 from marsbench.decoding.chain import read_line
@@ -44,3 +50,67 @@ class Mars(Method):
         ids = read_line(rows, answer, logits, logits.shape[1] - 1, self.head_top)
         count = leading_run(confidence(logits, self.metric) >= rows.bar.unsqueeze(1))
         return Accepted.run(rows, ids, count, pending(rows))
+
+
+@dataclass(frozen=True)
+class MarsBlockCache(Mars):
+    """Blocks of `cache_block` positions (B_cache, section 4.5), counted from the end of the prompt.
+
+    Every forward covers the row's current block, tokens accepted so far and masks for the rest, against the cached
+    blocks before it; so the window of masks is as wide as what is left of the block. The first forward of a block
+    carries the block before it too, which then stays in the cache; the authors spend a forward of its own on that, and
+    let rows that are done with a block wait for the others.
+    """
+
+    name = "mars-block-cache"
+
+    block_size: int = field(default=0, init=False)  # of no use: the block says how many masks there are
+    cache_block: int = 4
+
+    def most(self) -> None:
+        """Rows stand anywhere in their blocks."""
+
+    def propose(self, rows: Rows) -> Window:
+        """The tokens that are not cached, and masks up to the end of the block."""
+        needed = self._block_end(rows) - rows.length - 1
+        return linear_window(rows, masks=int(needed.amax()), mask_id=self.mask_id, each=needed)
+
+    def accept(self, rows: Rows, window: Window, answer: Answer) -> Accepted:
+        """The leading candidates of the block whose confidence passes."""
+        block_end = self._block_end(rows)
+        ids, position, chosen, advance, _, in_order = super().accept(rows, window, answer)
+        chosen, advance = chosen & (position < block_end.unsqueeze(1)), torch.minimum(advance, block_end - rows.length)
+        return Accepted(ids, position, chosen, advance, block_end - self.cache_block - rows.cached, in_order)
+
+    def _block_end(self, rows: Rows) -> Tensor:
+        """Where the block of each row's next token ends, [N]."""
+        return rows.start + ((rows.length - rows.start) // self.cache_block + 1) * self.cache_block
+
+
+@dataclass(frozen=True)
+class MarsNoCache(Mars):
+    """`mars` that recomputes the whole prefix in every forward: what the KV cache saves, and a check of it.
+
+    It appends B - 1 masks, as `mars` does, or `appended_masks` of them, whatever B is: the authors' sampler appends as
+    many as tokens may be generated. Masks behind the first B - 1 change nothing but the cost.
+    """
+
+    name = "mars-no-cache"
+    causal_prompt = False  # nothing is to stay in the cache, and every later forward is wider still
+
+    appended_masks: int | None = None
+
+    def most(self) -> None:
+        """The window grows with the row."""
+
+    def propose(self, rows: Rows) -> Window:
+        """The committed tokens, none of which is cached, and masks."""
+        if self.appended_masks is None:
+            return super().propose(rows)
+        return linear_window(rows, masks=self.appended_masks, mask_id=self.mask_id)
+
+    def accept(self, rows: Rows, window: Window, answer: Answer) -> Accepted:
+        """The same tokens, none of them kept."""
+        read = rows.extent.pending + self.block_size - 1
+        accepted = super().accept(rows, window, replace(answer, hidden=answer.hidden[:, :read]))
+        return accepted._replace(kept=torch.zeros_like(accepted.kept))

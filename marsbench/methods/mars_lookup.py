@@ -9,16 +9,14 @@ found either, masks begin anew.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from marsbench.decoding.acceptance import confidence
-from marsbench.decoding.generation import Layout, Metric
 from marsbench.decoding.rows import Accepted, Most, Rows
-from marsbench.decoding.step import Method
 from marsbench.decoding.verification import continued
 from marsbench.forward.window import Answer, Window
 from marsbench.methods.mars_verified import MarsVerified
@@ -30,7 +28,7 @@ UNLIKELY = 0.3
 
 
 @dataclass(frozen=True)
-class MarsLookup(Method):
+class MarsLookup(MarsVerified):
     """Drafts from masks as in `MarsVerified`, and `draft_length` tokens from the text so far as in `PromptLookup`.
 
     A forward has the positions of `MarsVerified` in the same layout, and those of what is looked up; or of
@@ -39,17 +37,12 @@ class MarsLookup(Method):
 
     name = "mars-lookup"
 
-    mask_id: int
-    window: int = 4
-    metric: Metric = "probability"
-    layout: Layout = "groups"
+    groups: int | None = field(default=None, init=False)  # as many as there may be, where masks stand at all
     draft_length: int = 4
     ngram: int = 3
-    head_top: int = 64
 
-    def bar(self, threshold: float | None) -> float:
-        """The confidence that a mask's draft must have; without a threshold, none."""
-        return self._masks.bar(threshold)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "groups", self.window)
 
     def most(self) -> Most:
         """Drafts of both kinds, and masks behind them or behind each of the masks' own."""
@@ -61,18 +54,14 @@ class MarsLookup(Method):
         if not rows.drafts.shape[1]:
             self._note(rows, rows.tokens, rows.length, rows.tokens[:, :0], rows.drafted, torch.zeros_like(rows.bar))
             rows.measure()
-        return self._masks.propose(rows)
+        return super().propose(rows)
 
     def accept(self, rows: Rows, window: Window, answer: Answer) -> Accepted:
         """The right drafts and the token after them; the next drafts are noted in `rows`."""
-        accepted, guesses, logits, room = self._masks.read(rows, answer)
+        accepted, guesses, logits, room = self.read(rows, answer)
         sure = confidence(logits[:, :1], "probability").sum(1)
         self._note(rows, *continued(rows, accepted), guesses, room.clamp(max=guesses.shape[1]), sure)
         return accepted
-
-    @property
-    def _masks(self) -> MarsVerified:
-        return MarsVerified(self.mask_id, self.window, self.metric, self.layout, self.window, self.head_top)
 
     def _note(self, rows: Rows, tokens: Tensor, length: Tensor, guesses: Tensor, count: Tensor, sure: Tensor) -> None:
         """Note in `rows` what is drafted next, and whether masks stand there.

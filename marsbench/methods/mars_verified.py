@@ -19,7 +19,7 @@ from marsbench.decoding.chain import read_masks
 from marsbench.decoding.generation import Layout, Metric
 from marsbench.decoding.rows import Accepted, Most, Rows
 from marsbench.decoding.step import Method
-from marsbench.decoding.verification import accept_right, own_tokens, room_for_drafts, verify
+from marsbench.decoding.verification import room_for_drafts, verify
 from marsbench.decoding.windows import drafts_of, group_entries, grouped_window, last, linear_window
 from marsbench.forward.window import Answer, Window, at_entries
 
@@ -98,11 +98,9 @@ class MarsVerified(Method):
         """
         masks, first, count = self._masks(rows), last(rows), drafts_of(rows).shape[1] + 1
         in_line = self.layout == "linear"
-        if in_line or len(rows) * min(count - 1, masks) * masks <= _SPARE:
-            every = answer.logits(slice(first, None))
-            accepted = accept_right(rows, own_tokens(rows, every[:, :count]))
-        else:
-            every, accepted = None, verify(rows, answer)
+        is_one = in_line or len(rows) * min(count - 1, masks) * masks <= _SPARE
+        every = answer.logits(slice(first, None)) if is_one else None
+        accepted = verify(rows, answer, None if every is None else every[:, :count])
         ends = accepted.advance - 1  # the draft that comes last
         stands = (rows.groups >> ends & 1).bool() & (ends == rows.drafted if in_line else ends <= masks)
         if _are_in_vain(rows, stands):

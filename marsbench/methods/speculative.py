@@ -1,78 +1,97 @@
-"""Speculative decoding (arXiv 2211.17192, 2302.01318): a small model drafts, the large one verifies, in batches."""
+"""Speculative decoding (arXiv 2211.17192, 2302.01318): a small model drafts, the large one verifies, in batches.
+
+`MarsSpeculative` goes on by itself behind what is verified: mask groups stand after every draft (paper section 4.6).
+"""
 
 from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
 from math import isfinite
-from typing import Any
+from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 
+from marsbench.decoding.acceptance import confidence, passing_run
+from marsbench.decoding.chain import read_masks
+from marsbench.decoding.generation import Metric
 from marsbench.decoding.rows import Accepted, Most, Rows
 from marsbench.decoding.step import Method, advance, forward
 from marsbench.decoding.verification import verify
-from marsbench.decoding.windows import leading_windows, linear_window
+from marsbench.decoding.windows import group_entries, grouped_window, leading_windows, linear_window
 from marsbench.forward.decoder import Decoder, decoder_of
 from marsbench.forward.window import Answer, Window
 from marsbench.methods.ar import Autoregressive
 from marsbench.methods.mars import Mars
-from marsbench.methods.registry import Options
 
 
 @dataclass(frozen=True)
-class Drafter:
-    """A draft model that continues every row by up to `length` tokens, by a method of its own."""
+class Speculative(Method):
+    """A draft model continues every row by up to `draft_length` tokens, by a method of its own; these are verified.
 
-    model: Any  # a causal language model of transformers with the target's vocabulary
-    method: Method  # how the draft decodes: `ar`, or `mars` with `threshold`
-    threshold: float | None
-    length: int
-    _latest: list[Decoder] = field(default_factory=list, compare=False)  # what `decoder` found, one
+    Drafting by "ar" is steady: every forward of the draft model adds one token, so how many it takes is known before.
+    """
 
-    @classmethod
-    def of(cls, options: Options) -> Drafter:
-        """The draft model of the options, decoding as they say."""
-        if options.draft_method == "ar":
-            return cls(options.draft, Autoregressive(), None, options.draft_length)
-        assert options.mask_id is not None, "checked by build_method"
-        by_mars = Mars(options.mask_id, options.block_size)
-        return cls(options.draft, by_mars, options.draft_threshold, options.draft_length)
+    name = "speculative"
 
-    @property
-    def is_steady(self) -> bool:
-        """Whether every forward of the draft model adds one token, so that how many it takes is known before."""
-        return self.threshold is None
+    draft: Any  # a causal language model of transformers with the target's vocabulary
+    mask_id: int = -1
+    draft_length: int = 4
+    draft_method: Literal["ar", "mars"] = "ar"
+    draft_threshold: float = 0.95  # for "mars"
+    block_size: int = 4  # likewise
+    drafting: Method = field(init=False, repr=False, compare=False)  # how the draft decodes
+    _latest: list[Decoder] = field(default_factory=list, init=False, compare=False)  # what `draft_decoder` found, one
 
-    def decoder(self, *, anew: bool = False) -> Decoder:
+    def __post_init__(self) -> None:
+        by_mars = self.draft_method == "mars"
+        object.__setattr__(self, "drafting", Mars(self.mask_id, self.block_size) if by_mars else Autoregressive())
+
+    def most(self) -> Most | None:
+        """The drafts, where they are steady."""
+        return Most(1, self.draft_length, self.draft_length, draft_pending=2) if self.draft_method == "ar" else None
+
+    def propose(self, rows: Rows) -> Window:
+        """The committed tokens and the drafts."""
+        self.note_drafts(rows)
+        return linear_window(rows)
+
+    def accept(self, rows: Rows, window: Window, answer: Answer) -> Accepted:
+        """The right drafts and the token after them; what the draft model has cached beyond these is hidden."""
+        accepted = verify(rows, answer)
+        rows.draft_cached = torch.minimum(rows.draft_cached, rows.length + accepted.advance - 1)
+        return accepted
+
+    def draft_decoder(self, *, anew: bool = False) -> Decoder:
         """The draft model's, looked for `anew` when rows begin; compiled steps cannot look for it."""
         if anew or not self._latest:
-            self._latest[:] = [decoder_of(self.model)]
+            self._latest[:] = [decoder_of(self.draft)]
         return self._latest[0]
 
-    def draft(self, rows: Rows) -> None:
+    def note_drafts(self, rows: Rows) -> None:
         """Note the drafts in `rows`; the draft model's cache goes along with them.
 
         Every row gets all the drafts that it has room for, so their number is known without a look at the device. A
         draft of one token per forward needs none in between either; one by a threshold is measured after each.
         """
-        most, least = (min(room - 1, self.length) for room in rows.extent.room)
+        most, least = (min(room - 1, self.draft_length) for room in rows.extent.room)
         lane = self._lane(rows, drafts=most)
-        decoder = self.decoder(anew=rows.draft_cache.dtype is None)
+        decoder = self.draft_decoder(anew=rows.draft_cache.dtype is None)
         if most:
             for window in leading_windows(lane):
                 forward(decoder, rows.draft_cache, window)
         known, unfinished = 0, most
         while unfinished:
-            advance(decoder, self.method, lane, 1)
+            advance(decoder, self.drafting, lane, 1)
             # A row that has all its drafts waits for the others: it says its last token again.
             lane.cached = torch.minimum(lane.cached, lane.length - 1)
-            if self.is_steady:
+            if self.draft_method == "ar":
                 known, unfinished = known + 1, unfinished - 1
                 lane.extent = lane.extent._replace(pending=1, length=rows.extent.length + known, even=True, level=True)
             else:
                 (unfinished,) = lane.measure((lane.length < lane.end).any().long())
-        offset = torch.arange(self.length, device=rows.tokens.device)
+        offset = torch.arange(self.draft_length, device=rows.tokens.device)
         places = (rows.length.unsqueeze(1) + offset).clamp(max=lane.tokens.shape[1] - 1)
         rows.drafts, rows.drafted = lane.tokens.gather(1, places), lane.length - rows.length
         rows.draft_cached = lane.cached
@@ -80,7 +99,7 @@ class Drafter:
 
     def _lane(self, rows: Rows, drafts: int) -> Rows:
         """A copy of the rows that the draft model continues by up to so many tokens; it has its own cache."""
-        bar, known = self.method.bar(self.threshold), rows.extent
+        bar, known = self.drafting.bar(self.draft_threshold if self.draft_method == "mars" else None), rows.extent
         extent = known._replace(
             pending=known.draft_pending, drafted=0, even=known.draft_level, thresholded=isfinite(bar)
         )
@@ -99,30 +118,35 @@ class Drafter:
 
 
 @dataclass(frozen=True)
-class Speculative(Method):
-    """The draft model's tokens, verified."""
+class MarsSpeculative(Speculative):
+    """The right drafts, the model's own token after them, and what the masks behind it are sure of.
 
-    name = "speculative"
+    The extension is not verified: it obeys the threshold. Without a threshold there is none.
+    """
 
-    drafter: Drafter
+    name = "mars-speculative"
+
+    metric: Metric = "probability"
+    head_top: int = 64
 
     def most(self) -> Most | None:
-        """The drafts."""
-        length = self.drafter.length
-        return Most(1, length, length, draft_pending=2) if self.drafter.is_steady else None
+        """The drafts, and masks behind each of them; the extension is forwarded again, by both models."""
+        length, masks = self.draft_length, self.block_size - 1
+        behind = length + (length + 1) * masks
+        return Most(masks + 1, length, behind, draft_pending=masks + 2) if self.draft_method == "ar" else None
 
     def propose(self, rows: Rows) -> Window:
-        """The committed tokens and the drafts."""
-        self.drafter.draft(rows)
-        return linear_window(rows)
+        """The drafts, and B - 1 masks after the last token and after each of them."""
+        self.note_drafts(rows)
+        return grouped_window(rows, self.block_size - 1, self.mask_id)
 
     def accept(self, rows: Rows, window: Window, answer: Answer) -> Accepted:
-        """The right drafts and the token after them."""
-        accepted = verify(rows, answer)
-        forget_wrong_drafts(rows, accepted)
-        return accepted
-
-
-def forget_wrong_drafts(rows: Rows, verified: Accepted) -> None:
-    """Hide what the draft model has cached beyond the right drafts."""
-    rows.draft_cached = torch.minimum(rows.draft_cached, rows.length + verified.advance - 1)
+        """The verified tokens and the extension."""
+        verified, masks = super().accept(rows, window, answer), self.block_size - 1
+        entries = group_entries(rows, masks, verified.advance - 1)
+        logits = answer.logits(entries)
+        behind = verified.advance.unsqueeze(1) + torch.arange(masks, device=logits.device)
+        extension, logits = read_masks(rows, answer, entries, logits, verified, self.head_top)
+        sure = passing_run(confidence(logits, self.metric) >= rows.bar.unsqueeze(1))
+        ids = F.pad(verified.ids, (0, masks)).scatter(1, behind, extension)
+        return Accepted.run(rows, ids, verified.advance + sure, verified.kept)

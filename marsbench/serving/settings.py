@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 from marsbench.decoding.generation import PREFILL_POSITIONS
-from marsbench.methods.registry import Option
+from marsbench.methods import Option
 from marsbench.serving.messages import WIDEST, MethodName
 
 
