@@ -6,6 +6,7 @@ What this server cannot do is refused by name, unless it is asked for in the way
 from __future__ import annotations
 
 import json
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -154,9 +155,9 @@ class _Decoding(_Body):
         return found
 
     @property
+    @abstractmethod
     def best(self) -> int | None:
         """How many of the best tokens are wanted beside each, None where no log-probabilities are."""
-        raise NotImplementedError
 
     def check(self) -> None:
         super().check()
