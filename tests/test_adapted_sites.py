@@ -16,7 +16,7 @@ from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 from marsbench.forward import linear as linear_module
 from marsbench.forward.adapter import Adapted
 from marsbench.forward.linear import Copy
-from marsbench.forward.native import is_native
+from marsbench.forward.native import VARIABLE, is_native
 
 pytestmark = pytest.mark.skipif(not is_native(), reason="no C++ compiler")
 
@@ -25,6 +25,7 @@ pytestmark = pytest.mark.skipif(not is_native(), reason="no C++ compiler")
 def packed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Weights are packed, however small."""
     monkeypatch.setattr(linear_module, "LARGE", 1)
+    monkeypatch.setenv(VARIABLE, "1")  # whatever is faster
     with packing(True):
         yield
 

@@ -40,6 +40,7 @@ native = pytest.mark.skipif(not is_native(), reason=f"not built here: {why_not_n
 def packed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Small models count as large; whether there is a library is looked at anew."""
     monkeypatch.setattr(linear_module, "LARGE", 1)
+    monkeypatch.setenv(VARIABLE, "1")  # whatever is faster
     monkeypatch.setattr(linear_module, "COPIES", WeakValueDictionary())  # without other tests' models
     yield
     monkeypatch.undo()

@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from marsbench.forward.adapter import LowRank
-from marsbench.forward.native import BLOCK, can_pack, is_native, pack, product
+from marsbench.forward.native import BLOCK, can_pack, is_native, pack, product, product_pays
 
 VARIABLE = "MARSBENCH_PACK"  # 0 = weights are never packed
 LARGE = 1 << 18  # elements of a site's weights, from which on reading them is what takes the time; for oneDNN
@@ -170,7 +170,7 @@ def packed_for(weights: Sequence[Any]) -> str:
     ):
         return ""
     outputs, dtypes = sum(map(len, weights)), {weight.dtype for weight in weights}
-    if len(dtypes) == 1 and can_pack(outputs, weights[0].shape[1], *dtypes) and is_native():
+    if len(dtypes) == 1 and can_pack(outputs, weights[0].shape[1], *dtypes) and product_pays() and is_native():
         return "native"
     is_read = dtypes <= {torch.float32, *([torch.bfloat16] if reads_bf16() else [])}
     return "oneDNN" if HAS_ONEDNN and is_read and sum(weight.numel() for weight in weights) >= LARGE else ""
