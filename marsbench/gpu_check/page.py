@@ -24,19 +24,19 @@ _LINES: dict[str, tuple[str, dict[str, Any]]] = {
     "verified, linear, W = 4": ("mars-verified", {"block_size": 4, "layout": "linear"}),
     "verified, groups, W = 4": ("mars-verified", {"block_size": 4}),
 }
-_OPENING = """Models here have the shape of Qwen2.5 and random weights, so this page says what a decoding step costs
-and nothing about accuracy. [The page on a real model](135m/real-model.md) has answers of a trained MARS checkpoint."""
+_OPENING = """Models here have the shape of Qwen2.5 and random weights, so this page says what a decoding step costs and
+nothing about accuracy. [The page on a real model](135m/real-model.md) has answers of a trained MARS checkpoint."""
 _STEPS_MEAN = """A number in brackets is the time of a step in steps of `ar` at the same batch size. "% of reading" is
 the time that reading the weights once would take at the memory bandwidth measured on this card, over the time of a step
 of `ar`. Weights in bfloat16, prompts of 256 tokens, steps replayed as CUDA graphs; each number is the median of 63
 steps in one run, one seed, without an interval. Every draft of MARS is accepted here, which changes what is emitted but
 hardly what a step costs."""
-_RECKONING = """**A reckoning, not a measurement**: the paper's tokens per forward pass at tau = .95 (its Table 4, B = 4) over the
-measured cost of a step, in steps of `ar`. It assumes that a step costs the same whatever is accepted, and
+_RECKONING = """**A reckoning, not a measurement**: the paper's tokens per forward pass at tau = .95 (its Table 4, B =
+4) over the measured cost of a step, in steps of `ar`. It assumes that a step costs the same whatever is accepted, and
 leaves out prompts and rows that finish early. Above 1, MARS would be faster than our `ar`."""
-_PAPER = """The paper's Table 5 races 256 GSM8K questions at 7B. Its ratios are over its own AR decoding; ours reckons with the
-paper's 1.79 tokens per forward pass on GSM8K, over an `ar` that is several times as fast. The ratios agree, and the baselines do not: a ratio over a slow baseline says little about
-tokens per second."""
+_PAPER = """The paper's Table 5 races 256 GSM8K questions at 7B. Its ratios are over its own AR decoding; ours reckons
+with the paper's 1.79 tokens per forward pass on GSM8K, over an `ar` that is several times as fast. The ratios agree,
+and the baselines do not: a ratio over a slow baseline says little about tokens per second."""
 
 
 def checks_of(root: Path) -> list[CheckRow]:
