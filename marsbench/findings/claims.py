@@ -12,15 +12,15 @@ from typing import Literal, NamedTuple
 
 from marsbench.findings.collection import Collection
 from marsbench.findings.in_words import signed_number, with_interval
-from marsbench.findings.seeds import pooled
+from marsbench.findings.seeds import BySeed, SeedRows, pooled
 from marsbench.rows.kinds import EvaluationRow, Row
-from marsbench.statistics.decisions import SIGNIFICANT, Bound, Evidence, Needed, Verdict, holm, needed, p_value
+from marsbench.statistics.decisions import SIGNIFICANT, Bound, Evidence, Verdict, holm, p_value
 from marsbench.statistics.intervals import Estimate, Interval, over_seeds
 
 POINTS, TOKENS, TIMES = "points", "tokens/forward", "times"  # the units of effects
 DIGITS = {POINTS: 1, TOKENS: 2, TIMES: 2}
-PAPERS, OURS, ELSEWHERE = "the paper's", "ours", "reported elsewhere"
-Whose = Literal["the paper's", "ours", "reported elsewhere"]
+PAPERS, OURS = "the paper's", "ours"
+Whose = Literal["the paper's", "ours"]
 _BOUNDS = (0.0, 1.0, 2.0)  # sizes of differences in points that others are held against
 _MOST_POINTS = 100.0
 
@@ -56,20 +56,25 @@ NOT_MEASURED = Measured()
 
 @dataclass(frozen=True)
 class Finding:
-    """What rows say of a claim: the effect and a verdict."""
+    """What rows say of a claim: the effect, and on which side of the bound it lies."""
 
     claim: Claim = field(compare=False)  # findings are the same that say the same
     measured: Measured = NOT_MEASURED
-    verdict: Verdict = "not run"
+    side: Verdict = "not run"  # by its own interval
     seeds: int = 1  # training seeds behind it
-    p: float | None = None  # of the verdict, see `decisions.p_value`
-    needed: Needed | None = None  # what would decide it, where it is open
-    after_holm: float | None = None  # its p among those of all claims tested; None for checks
+    p: float | None = None  # of the side, see `decisions.p_value`
+    after_holm: float | None = None  # its p among those of all claims tested; None where it is no test
+    beside: tuple[tuple[str, Finding], ...] = ()  # what is shown beside it, with its words
 
     @property
     def estimate(self) -> Estimate | None:
         """The effect; None where it is not known."""
         return self.measured.estimate
+
+    @property
+    def verdict(self) -> Verdict:
+        """The side, where that is left of it among all claims that were tested."""
+        return "open" if self.after_holm is not None and self.after_holm >= SIGNIFICANT else self.side
 
     @property
     def number(self) -> str:
@@ -87,16 +92,6 @@ class Finding:
         """The same with its unit."""
         return self.number if self.estimate is None else f"{self.number} {self.claim.unit}"
 
-    @property
-    def decided(self) -> bool:
-        """Whether the interval says yes or no."""
-        return self.verdict in ("supported", "not supported", "significantly worse")
-
-    @property
-    def stands(self) -> bool:
-        """Whether a verdict survives Holm's correction."""
-        return self.decided and self.after_holm is not None and self.after_holm < SIGNIFICANT
-
 
 def number(value: float, unit: str, *, signed: bool) -> str:
     """A number with as many digits as its unit deserves; a difference with its sign."""
@@ -105,10 +100,7 @@ def number(value: float, unit: str, *, signed: bool) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """One claim. `name`, `text` and `compared` are for claims that a page shows; the text says nothing of batch sizes.
-
-    Claims of one name on a page say the same at several batch sizes, or of several pairs of lines.
-    """
+    """One claim. `name`, `text` and `compared` are for claims that a page shows."""
 
     measure: Callable[[Sequence[Row]], Measured]  # of rows that belong together: one seed's, or those of several pooled
     bound: Bound
@@ -118,25 +110,24 @@ class Claim:
     name: str = ""
     text: str = ""  # the claim in a sentence
     compared: str = ""  # what is measured, in words
-    who: tuple[str, ...] = ()  # whose numbers are compared, in print; one has no other beside it
-    how: str = ""  # how it is judged, where that needs a word of its own
-    letter: str = ""  # on its page
     whose: Whose = "the paper's"
-    batch_size: int | None = None
-    counts: str = "questions"  # what its interval is drawn from
     lines: tuple[str, ...] = ()  # of a table, that it compares
-    page: str = ""  # whose rows decide it
+    page: str = ""  # study whose rows decide it
     item: str = ""  # key of the table, figure or appendix that it belongs to
     section: Section | None = None  # of the paper
-    in_abstract: bool = False  # whether the abstract makes it too
     prepared: Callable[[Sequence[Row]], Sequence[Row]] = list  # what is worked out of one seed's rows first
-    presupposes: Claim | None = None  # what must be supported for it to mean anything
-    again: bool = False  # whether another page makes the same claim of the same lines, and counts it
     check: bool = False  # whether it cannot come out otherwise unless something is broken
+    untestable: str = ""  # why small models on a processor cannot test it, where they cannot
+    beside: tuple[tuple[str, Claim], ...] = ()  # what is shown beside its number and judged by nobody, with its words
 
     @property
     def papers(self) -> bool:
         return self.section is not None
+
+    @property
+    def tested(self) -> bool:
+        """Whether its verdict is one."""
+        return not self.check and not self.untestable
 
     def of(self, rows: Sequence[Row]) -> Finding:
         """What rows that belong together say of it."""
@@ -161,17 +152,19 @@ class Claim:
         if together.estimate is None:
             return together
         values = tuple(estimate.value for _, _, estimate in alone)
-        found = self._decided(together, Evidence(together.estimate, values, self.bound))
-        if self.presupposes is None or self.presupposes.over(rows for rows, _ in every).verdict == "supported":
-            return found
-        return replace(found, verdict="moot", p=None, needed=None)
+        return self._decided(together, Evidence(together.estimate, values, self.bound))
+
+    def with_beside(self, seeds: Iterable[Sequence[Row]]) -> Finding:
+        """The same, with what is shown beside it."""
+        every = list(seeds)
+        return replace(self.over(every), beside=tuple((words, other.over(every)) for words, other in self.beside))
 
     def _compared(self, rows: Sequence[Row]) -> list[Row]:
         """Rows without the answers of lines that it does not compare: to pool all of a table's takes a while."""
         return [row for row in rows if not self.lines or not isinstance(row, EvaluationRow) or row.arm in self.lines]
 
     def _decided(self, together: Finding, evidence: Evidence) -> Finding:
-        """What the evidence says: the interval over seeds, its verdict and p, and what it would take where it is open.
+        """What the evidence says: the interval over seeds, its side and p.
 
         An interval in points ends where accuracies can differ no more, which Student's does not know.
         """
@@ -179,16 +172,12 @@ class Claim:
         if self.unit == POINTS:
             low, high = max(estimate.interval.low, -_MOST_POINTS), min(estimate.interval.high, _MOST_POINTS)
             estimate = replace(estimate, interval=Interval(low, high))
-        verdict = self.bound.verdict(estimate.interval)
-        is_worse = verdict == "significantly worse"  # than no difference, so that is what p is of
-        p = p_value(replace(evidence, bound=Bound(low=0.0)) if is_worse else evidence)
         return replace(
             together,
             measured=together.measured._replace(estimate=estimate),
-            verdict=verdict,
+            side=self.bound.verdict(estimate.interval),
             seeds=len(evidence.seeds),
-            p=p,
-            needed=needed(evidence) if verdict in ("inconclusive", "significantly worse") else None,
+            p=p_value(evidence),
         )
 
 
@@ -211,14 +200,21 @@ class Judged:
 def judge_all(claims: Iterable[Claim], collections: Sequence[Collection]) -> list[Judged]:
     """Every claim judged at every scale, in the order of the paper's sections, with Holm's correction at each scale."""
     in_order = sorted(claims, key=lambda claim: claim.section.place if claim.section else (3, (), ""))
-    by_scale = {}
-    for each in collections:
-        found = [claim.over(each.of(claim.page)) for claim in in_order]
-        # Checks are no tests: they cannot come out otherwise, so that no chance has to be shared out to them.
-        tested = {place: said.p for place, said in enumerate(found) if not said.claim.check and said.p is not None}
-        adjusted = dict(zip(tested, holm(list(tested.values())), strict=True))
-        by_scale[each.scale] = [replace(said, after_holm=adjusted.get(place)) for place, said in enumerate(found)]
+    by_scale = {each.scale: _judged_at(in_order, each) for each in collections}
     return [
         Judged(claim, {scale: found[place] for scale, found in by_scale.items()})
         for place, claim in enumerate(in_order)
     ]
+
+
+def _judged_at(claims: Sequence[Claim], collection: Collection) -> list[Finding]:
+    found = [claim.with_beside(collection.of(claim.page)) for claim in claims]
+    tested = {place: said.p for place, said in enumerate(found) if said.claim.tested and said.p is not None}
+    adjusted = dict(zip(tested, holm(list(tested.values())), strict=True))
+    return [replace(said, after_holm=adjusted.get(place)) for place, said in enumerate(found)]
+
+
+def finding(claim: Claim, seeds: BySeed) -> Finding:
+    """What a page says of a claim: the verdict among all claims, where these are known, else that of its rows alone."""
+    known: Finding | None = seeds.judged.get(claim.measure) if isinstance(seeds, SeedRows) else None
+    return known or claim.with_beside(seeds.values())

@@ -7,8 +7,9 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path, PurePath
+from typing import Any
 
-from marsbench.findings.seeds import BySeed
+from marsbench.findings.seeds import BySeed, SeedRows
 from marsbench.presets import scales_shown_with
 from marsbench.rows.kinds import EvaluationRow, Row
 from marsbench.rows.store import read_rows
@@ -23,6 +24,7 @@ class Collection:
     scale: str
     rows: Mapping[str, Mapping[int, Sequence[Row]]]  # page -> training seed -> its rows
     links: Mapping[str, str]  # page of seed 0 -> the way to it from the pages on the whole paper
+    judged: Sequence[Any] = ()  # what all claims of the scale came to, where that is known
 
     def of(self, page: str) -> list[Sequence[Row]]:
         return list(self.rows.get(page, {}).values())
@@ -41,7 +43,8 @@ class Collection:
     def shown_with(self, page: str, seed: int) -> BySeed:
         """A page's rows at all training seeds, beginning with the one whose page they are for."""
         of_page = self.rows.get(page, {})
-        return {number: of_page[number] for number in sorted(of_page, key=lambda number: number != seed)}
+        rows = {number: of_page[number] for number in sorted(of_page, key=lambda number: number != seed)}
+        return SeedRows(rows, self.judged)
 
 
 Pages = Mapping[str, TablePlan | None]  # page -> its lines that answer benchmarks

@@ -11,6 +11,14 @@ from marsbench.rows.kinds import EvaluationRow, Row, StepCostRow, SweepRow, Text
 BySeed = Mapping[int, Sequence[Row]]  # training seed -> the rows of a page; the seed that the page shows comes first
 
 
+class SeedRows(dict[int, Sequence[Row]]):
+    """Such rows, with what all claims of their scale came to together."""
+
+    def __init__(self, rows: BySeed, judged: Sequence[Any]) -> None:
+        super().__init__(rows)
+        self.judged: Mapping[Hashable, Any] = {found.claim.measure: found for found in judged}
+
+
 def pooled(seeds: Sequence[Sequence[Row]]) -> list[Row]:
     """Rows that stand for several seeds: accuracies averaged per question, counts and laps' times summed.
 

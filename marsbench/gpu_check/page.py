@@ -241,3 +241,11 @@ def _commands(rows: Sequence[Row]) -> str:
 
 def _rows(file: Path) -> list[Row]:
     return read_rows(file) if file.exists() else []
+
+
+def reckoned(root: Path, size: str, benchmark: str = "gsm8k") -> dict[int, float] | None:
+    """Rows -> how many times as fast as `ar` the paper's tokens per forward pass would make MARS; None without steps."""
+    rows = [row for row in _rows(root / _STEPS) if isinstance(row, MethodStepRow) and row.scale == size]
+    shape = Steps(rows)
+    costs = {batch: cost for batch in shape.batch_sizes if (cost := shape.cost(batch, "MARS, B = 4"))}
+    return {batch: _emitted(size)[benchmark] / cost for batch, cost in costs.items()} or None

@@ -1,128 +1,96 @@
-"""The index: what was found, claim by claim and scale by scale, then a line for everything that can be reproduced."""
+"""The index: every claim with the paper's number, what was measured and the verdict, then a line for every page."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from marsbench.findings.cells import PUBLISHED_SCALES
-from marsbench.findings.claims import Judged, number
+from marsbench.findings.claims import Finding, Judged
 from marsbench.findings.collection import Collection
 from marsbench.presets import preset
-from marsbench.rendering.claims import bullet, corrected, published, tally, worded
-from marsbench.rendering.markdown import filled, folded, paragraphs, table
+from marsbench.rendering import claims as said
+from marsbench.rendering.markdown import filled, paragraphs, table
 from marsbench.rendering.sections import reading
 from marsbench.studies import items, studies, study_of
 from marsbench.studies.study import Item
 
-CLAIMS = "claims"  # the page of claims, which has no rows of its own
 EXPLORE = "explore.html"
-# Page and name of the claims that the index begins with.
-_FIRST = (
-    ("table2", "matches-ar-sft"), ("table2", "paper-matches-ar-sft"), ("table2", "beats-more-ar"),
-    ("table2", "sft-loss"), ("table4", "several-tokens-b4"), ("table4", "level-b4"), ("table4", "more-tokens-b8"),
-    ("table9", "beats-jacobi"), ("speedup", "cache-faster"), ("speedup", "load"), ("serving", "lower-tau"),
-    ("serving", "over-ar"), ("serving", "one-at-a-time"), ("speedup", "best-verified"),
-    ("adapter", "adapter-drafts"), ("real-model", "adapter-drafts"),
-)  # fmt: skip
 
 
 def render(judged: Sequence[Judged], collections: Sequence[Collection]) -> str:
+    papers = [entry for entry in judged if entry.claim.papers]
+    ours = [entry for entry in judged if not entry.claim.papers]
+    reasons = dict.fromkeys(entry.claim.untestable for entry in papers if entry.claim.untestable and _known(entry))
     slots = {
-        "findings": _findings(judged, collections),
+        "tallies": "\n".join(_tallies(judged, collections)),
+        "judged": said.HOW_CLAIMS_ARE_JUDGED,
         "reading": reading(collections[0].scale),
-        "caveats": paragraphs(*dict.fromkeys(preset(each.scale).caveat for each in collections)),
-        "pages": _table(judged, collections),
-        "scales": folded(*[_scale(judged, collection) for collection in collections]),
+        "caveats": paragraphs(*dict.fromkeys(remark for each in collections for remark in remarks(each))),
+        "papers": _table(papers, collections),
+        "untestable": f"Not testable here: {' '.join(reasons)}" if reasons else "",
+        "ours": _table(ours, collections),
+        "pages": _pages(judged, collections),
     }
     return "".join(filled(__package__, "index.md", slots)) + "\n"
 
 
-def _findings(judged: Sequence[Judged], collections: Sequence[Collection]) -> str:
-    """The claims that matter most: what the paper has, what every scale measured, and the verdict."""
+def _known(entry: Judged) -> bool:
+    return any(found.estimate is not None for found in entry.findings.values())
+
+
+def _tallies(judged: Sequence[Judged], collections: Sequence[Collection]) -> Iterator[str]:
+    """A line per scale: what it is, and what the claims come to there."""
+    for each in collections:
+        found = [(each.scale, entry.findings[each.scale]) for entry in judged]
+        papers = said.tally((scale, one) for scale, one in found if one.claim.papers)
+        ours = said.tally((scale, one) for scale, one in found if not one.claim.papers)
+        counts = [f"{whose} {what}" for whose, what in {"of the paper's claims": papers, "of ours": ours}.items() if what]
+        if counts:
+            yield f"- Scale {each.scale}, {preset(each.scale).summary}: {'; '.join(counts)}. {each.seeds_in_words}"
+
+
+def _table(judged: Sequence[Judged], collections: Sequence[Collection]) -> str:
+    """Claims as pages show them, each at every scale that measured it."""
+    head = ["#", "claim", "the paper", "measured [95 %]", "n", "verdict", "p after Holm", "page"]
     lines = []
-    for key in _FIRST:
-        alike = [entry for entry in judged if (entry.claim.page, entry.claim.name) == key]
-        if any(entry.findings[each.scale].estimate for entry in alike for each in collections):
-            sizes = " / ".join(str(entry.claim.batch_size) for entry in alike if entry.claim.batch_size is not None)
-            paper = []
-            for scale, model in PUBLISHED_SCALES.items():
-                if said := [text for entry in alike if (text := published(entry.claim, scale))]:
-                    paper.append(f"{' / '.join(said)} ({model.removeprefix('Qwen2.5 ')})")
-            measured = [_measured(alike, each.scale) for each in collections]
-            text = alike[0].claim.text + (f", batch {sizes}" if sizes else "")
-            lines.append([text, " / ".join(paper), *measured, _worded(alike, collections)])
-    head = ["claim", "the paper", *[each.scale for each in collections], "verdict"]
-    return table(head, lines, text=(0, len(head) - 1))
+    for entry in judged:
+        for each in collections:
+            found = entry.findings[each.scale]
+            if found.estimate is not None:
+                lines.append([said.heading(entry.claim.section), *_line(found, each)])
+    head[0] = "where"
+    return table(head, lines, text=range(len(head)))
 
 
-def _measured(alike: Sequence[Judged], scale: str) -> str:
-    found = [entry.findings[scale] for entry in alike]
-    if len(found) == 1:
-        return found[0].found if found[0].estimate else ""
-    unit = found[0].claim.unit
-    known = [number(said.estimate.value, unit, signed=said.claim.signed) for said in found if said.estimate]
-    return f"{' / '.join(known)} {unit}" if known else ""
-
-
-def _worded(alike: Sequence[Judged], collections: Sequence[Collection]) -> str:
-    """The verdicts of the scales that measured a claim, once where they agree."""
-    said = {
-        each.scale: " / ".join(dict.fromkeys(worded(entry.findings[each.scale]) for entry in alike))
-        for each in collections
-        if any(entry.findings[each.scale].estimate for entry in alike)
-    }
-    if len({*said.values()}) == 1:
-        return next(iter(said.values()))
-    return "; ".join(f"{scale}: {verdict}" for scale, verdict in said.items())
-
-
-def _scale(judged: Sequence[Judged], collection: Collection) -> str:
-    """What the scale is, how many models and verdicts there are, and what did not hold."""
-    scale, found = collection.scale, [entry.findings[collection.scale] for entry in judged]
-    said = [f"Scale {scale} is {preset(scale).summary}.", collection.seeds_in_words, corrected(found)]
-    failed = "\n".join(
-        bullet(finding)
-        for finding in found
-        if finding.claim.papers and finding.verdict in ("not supported", "significantly worse")
-    )
-    lead = "Claims of the paper that did not hold here:" if failed else ""
-    return paragraphs(f"## Scale {scale}", " ".join(filter(None, said)), lead, failed, *remarks(collection))
+def _line(found: Finding, collection: Collection) -> list[str]:
+    claim = found.claim
+    *_, after_holm = said.details(claim, found)
+    shown = [said.published(claim), said.measured(found), said.counted(found)]
+    page = study_of(claim.page).page
+    link = collection.links.get(page)
+    return [claim.text, *shown, said.verdict(found, collection.scale), after_holm, f"[{page}]({link})" if link else ""]
 
 
 def remarks(collection: Collection) -> list[str]:
     """What studies have to say of one scale's rows on the pages about the whole paper."""
-    return [said for study in studies().values() if (said := study.remark(collection.of(study.key)))]
+    return [told for study in studies().values() if (told := study.remark(collection.of(study.key)))]
 
 
-def _table(judged: Sequence[Judged], collections: Sequence[Collection]) -> str:
-    """A line for everything that can be reproduced, in the paper's order; the page of claims stands before our own."""
+def _pages(judged: Sequence[Judged], collections: Sequence[Collection]) -> str:
+    """A line for everything that can be reproduced, in the paper's order, our own pages last."""
     head = ["", "asks", *[each.scale for each in collections], "command"]
-    shown = [
+    lines = [
         [item.name, item.asks, *[_linked(item, judged, each) for each in collections], f"`nox -s {item.session}`"]
         for item in items()
     ]
-    every = [
-        f"[{_verdict(judged, each)}]({CLAIMS}.md)"
-        if not each.rows or any(entry.claim.papers and entry.findings[each.scale].estimate for entry in judged)
-        else ""
-        for each in collections
-    ]
-    claims = ["Claims", "every claim of the paper with its test and verdict", *every, "`nox -s reproduce-all`"]
-    shown.insert(next((place for place, item in enumerate(items()) if not item.section), len(shown)), claims)
-    return table(head, shown, text=range(len(head)))
+    return table(head, lines, text=range(len(head)))
 
 
 def _linked(item: Item, judged: Sequence[Judged], collection: Collection) -> str:
     """What came out, with the way to the page; empty where a scale has no rows of it."""
-    page = study_of(item.key)
-    if page.key not in collection.rows:
+    study = study_of(item.key)
+    if study.key not in collection.rows:
         return ""
-    of_item = [entry for entry in judged if entry.claim.item == item.key]
-    verdict = page.tally(collection.rows[page.key]) if page.tally else _verdict(of_item, collection)
-    return f"[{verdict}]({collection.links[page.key]}{item.anchor})" if page.key in collection.links else verdict
-
-
-def _verdict(judged: Sequence[Judged], collection: Collection) -> str:
-    """How many of some claims are supported; the paper's own, where there are any."""
-    counted = [entry for entry in judged if entry.claim.papers] or judged
-    return tally([entry.findings[collection.scale] for entry in counted]) or "measured"
+    found = [(collection.scale, entry.findings[collection.scale]) for entry in judged if entry.claim.item == item.key]
+    told = study.tally(collection.rows[study.key]) if study.tally else said.tally(found) or "measured"
+    link = collection.links.get(study.page)
+    return f"[{told}]({link}{item.anchor})" if link else told

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import product
@@ -11,25 +12,45 @@ from marsbench.files import write_atomically
 from marsbench.findings.claims import Judged, judge_all
 from marsbench.findings.collection import Collection, collect, collection_of, whole_paper_folder
 from marsbench.findings.seeds import BySeed
-from marsbench.overview import claims_figure, claims_page, explore, front_door, index
+from marsbench.overview import explore, front_door, index, picture
 from marsbench.rows.kinds import Row
 from marsbench.rows.store import read_rows
 from marsbench.rows.workspace import Workspace
-from marsbench.studies import pages, studies
+from marsbench.studies import pages, studies, studies_on
 from marsbench.studies.study import Study
 
 
-def write_page(
-    study: Study, rows: Sequence[Row], scale: str, reports_dir: Path, seeds: BySeed | None = None
-) -> list[Path]:
-    """Render a study's page and its figures into a folder, and return the paths, the page first.
+Parts = Sequence[tuple[Study, Sequence[Row], BySeed]]  # what stands on a page: the rows shown, and those of all seeds
 
-    Every file is replaced in one step. Rows of other scales are left out. `seeds` are the rows that verdicts are of,
-    these among them; None = these alone.
+
+def page_of(parts: Parts, scale: str) -> str:
+    """A page as Markdown; what stands on another study's page becomes a part of that."""
+    first, *more = [study.render(rows, scale, seeds) for study, rows, seeds in parts]
+    return "\n".join([first, *[re.sub("^#", "##", text, flags=re.MULTILINE) for text in more]])
+
+
+def write_page(parts: Parts, scale: str, reports_dir: Path) -> list[Path]:
+    """Render a page and its figures into a folder, and return the paths, the page first.
+
+    Every file is replaced in one step. Rows of other scales are left out.
     """
-    page = study.render(rows, scale, seeds).encode()
-    figures = study.draw(rows, scale, reports_dir)
-    return [write_atomically(reports_dir / f"{study.key}.md", page), *figures]
+    page = page_of(parts, scale).encode()
+    figures = [path for study, rows, _ in parts for path in study.draw(rows, scale, reports_dir)]
+    return [write_atomically(reports_dir / f"{parts[0][0].page}.md", page), *figures]
+
+
+def parts_at(page: str, workspace: Workspace, collection: Collection | None) -> Parts:
+    """What stands on a page of a workspace, as far as that has rows of it; without a collection, of these alone."""
+    found = []
+    for study in studies_on(page):
+        if (file := workspace.results(study.key)).exists():
+            rows, seed = read_rows(file), _seed_of(workspace)
+            found.append((study, rows, collection.shown_with(study.key, seed) if collection else {0: rows}))
+    return found
+
+
+def _seed_of(workspace: Workspace) -> int:
+    return int(workspace.variant.removeprefix("seed") or 0)
 
 
 def write_study(study: Study, workspace: Workspace) -> Path:
@@ -39,12 +60,12 @@ def write_study(study: Study, workspace: Workspace) -> Path:
     """
     seeds = replace(workspace, variant="").seeds()
     if workspace not in seeds.values():
-        return write_page(study, read_rows(workspace.results(study.key)), workspace.scale, workspace.reports)[0]
-    collection = collection_of(seeds[0], pages())
+        return write_page(parts_at(study.page, workspace, None), workspace.scale, workspace.reports)[0]
+    collection = judged_collection(seeds[0])
     written = {
-        place: _write_seed(study, place, seed, collection)
-        for seed, place in seeds.items()
-        if place.results(study.key).exists()
+        place: write_page(parts, place.scale, place.reports)[0]
+        for place in seeds.values()
+        if (parts := parts_at(study.page, place, collection))
     }
     return written[workspace]
 
@@ -52,25 +73,26 @@ def write_study(study: Study, workspace: Workspace) -> Path:
 def write_scale(root: Path, scale: str) -> Iterator[Path]:
     """Render every page of a scale that has rows, one after another, and give each page's path."""
     whole = Workspace(root, scale)
-    collection, seeds = collection_of(whole, pages()), {place: seed for seed, place in whole.seeds().items()}
-    for workspace, study in product(whole.variants(), studies().values()):
-        if workspace.results(study.key).exists():
-            seed = seeds.get(workspace)
-            yield write_study(study, workspace) if seed is None else _write_seed(study, workspace, seed, collection)
+    collection, seeds = judged_collection(whole), whole.seeds().values()
+    for workspace, page in product(whole.variants(), dict.fromkeys(study.page for study in studies().values())):
+        if parts := parts_at(page, workspace, collection if workspace in seeds else None):
+            yield write_page(parts, scale, workspace.reports)[0]
 
 
-def _write_seed(study: Study, workspace: Workspace, seed: int, collection: Collection) -> Path:
-    rows = read_rows(workspace.results(study.key))
-    return write_page(study, rows, workspace.scale, workspace.reports, collection.shown_with(study.key, seed))[0]
+def judged_collection(workspace: Workspace) -> Collection:
+    """The rows of one scale, with what all claims come to together."""
+    collection = collection_of(workspace, pages())
+    judged = judge_all([claim for study in studies().values() for claim in study.claims], [collection])
+    return replace(collection, judged=[entry.findings[workspace.scale] for entry in judged])
 
 
 def write_whole_paper(root: Path, scale: str) -> list[Path]:
-    """Render the index and the page of claims with its figures from the published rows of a scale; returns their paths.
+    """Render the index, with README's numbers and picture, from the published rows of a scale; returns their paths.
 
     The paper's scales and the default one share these pages; `root` is the folder that holds results/ and reports/.
     """
     collections, judged = _judged(root, scale)
-    figures = claims_figure.draw(judged, collections, whole_paper_folder(root, scale))
+    figures = picture.draw(judged, collections, whole_paper_folder(root, scale))
     texts = _texts(root, scale, collections, judged)
     return [*[write_atomically(path, text.encode()) for path, text in texts.items()], *figures]
 
@@ -93,7 +115,6 @@ def _texts(root: Path, scale: str, collections: Sequence[Collection], judged: Se
     folder = whole_paper_folder(root, scale)
     return {
         folder / "index.md": index.render(judged, collections),
-        folder / f"{index.CLAIMS}.md": claims_page.render(judged, collections),
         folder / index.EXPLORE: explore.page_of(collections[0]),
         **front_door.readme_of(root, judged, collections),
     }

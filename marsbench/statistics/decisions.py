@@ -1,24 +1,22 @@
-"""What a verdict is, what it is worth, what is left of it among many others, and what it would take where it is open.
+"""What an interval says of a bound, the p value of that, and what is left of it among many tests.
 
-All of it asks how far the interval reaches from its value towards a bound, at its own level or another, with the seeds
-and questions that there are or others, so that a p can say nothing else than its verdict does.
+All of it asks how far the interval reaches from its value towards a bound, at its own level or another, so that a p
+value can say nothing else than the interval does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil, inf, isfinite, log10
+from math import inf, isfinite, log10
 from typing import Literal
 
 from marsbench.statistics.intervals import LEVEL, Estimate, Interval, reach
 
 SIGNIFICANT = 1 - LEVEL
-MOST_SEEDS = 50  # that anyone is told to train
-MOST_TIMES = 100.0  # as many questions that anyone is told to ask
 SMALLEST_P = 1e-9  # below which nobody asks how small a p is
 
-Verdict = Literal["supported", "not supported", "significantly worse", "inconclusive", "moot", "not run"]
+Verdict = Literal["holds", "does not hold", "open", "not run"]
 
 
 @dataclass(frozen=True)
@@ -30,16 +28,11 @@ class Bound:
     closed: bool = False  # whether the bounds themselves are what is claimed
 
     def verdict(self, interval: Interval) -> Verdict:
-        """Both "supported" and "not supported" need an interval that lies wholly on one side of every bound.
-
-        Where a loss up to a margin is allowed and the interval holds the margin, it may still lie below 0 as a whole.
-        """
+        """Both "holds" and "does not hold" need an interval that lies wholly on one side of every bound."""
         inside = self.low < interval.low and interval.high < self.high
         if inside or (self.closed and self.low <= interval.low and interval.high <= self.high):
-            return "supported"
-        if interval.high < self.low or self.high < interval.low:
-            return "not supported"
-        return "significantly worse" if self.is_non_inferiority and interval.high < 0 else "inconclusive"
+            return "holds"
+        return "does not hold" if interval.high < self.low or self.high < interval.low else "open"
 
     @classmethod
     def losing_less_than(cls, margin: float) -> Bound:
@@ -47,11 +40,6 @@ class Bound:
         if margin < 0:
             raise ValueError(f"a negative margin: {margin}")
         return cls(low=0.0 - margin)  # no -0.0
-
-    @property
-    def is_non_inferiority(self) -> bool:
-        """Whether a loss up to a margin is allowed."""
-        return self.low < 0 and self.high == inf
 
 
 @dataclass(frozen=True)
@@ -73,9 +61,9 @@ class Evidence:
             return [(value - bound.high, below)]
         return [gap for gap in ((value - bound.low, below), (bound.high - value, above)) if isfinite(gap[0])]
 
-    def decided(self, *, level: float = LEVEL, count: int = 0, times: float = 1.0) -> bool:
-        """Whether the interval at a level, of so many seeds and times as many questions, leaves the bounds out."""
-        reached = [(gap, reach(side, self.seeds, level=level, count=count, times=times)) for gap, side in self.gaps]
+    def decided(self, *, level: float = LEVEL) -> bool:
+        """Whether the interval at a level leaves the bounds out."""
+        reached = [(gap, reach(side, self.seeds, level=level)) for gap, side in self.gaps]
         return all(far < gap or (self.bound.closed and far == gap) for gap, far in reached)
 
     @property
@@ -114,43 +102,3 @@ def holm(p_values: Sequence[float]) -> list[float]:
         largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[place]))
         adjusted[place] = largest
     return adjusted
-
-
-@dataclass(frozen=True)
-class Needed:
-    """What would decide a claim if its effect and its scatter are as measured; 0 where that alone would not."""
-
-    seeds: int = 0  # with the questions that there are
-    questions: int = 0  # with the seeds that there are
-    both: tuple[int, int] = (0, 0)  # seeds and questions, where neither alone would do
-    at_bound: bool = False
-    scatter: bool = True  # whether more than one seed says how they scatter
-
-
-def needed(evidence: Evidence) -> Needed:
-    """From how many seeds, or questions, or both, the interval would leave the bound out."""
-    if evidence.at_bound:
-        return Needed(at_bound=True)
-    n, known = evidence.pooled.n, len(evidence.seeds)
-    seeds = _seeds(evidence, 1.0) if known > 1 else 0
-    times = _times(evidence, known)
-    if seeds or times or known == 1:
-        return Needed(seeds, ceil(times * n), scatter=known > 1)
-    most = _seeds(evidence, MOST_TIMES)
-    # The seeds' part shrinks with half of the seeds as well as with all; twice the fewest leaves questions room.
-    count = min(2 * most, MOST_SEEDS) if most else 0
-    return Needed(both=(count, ceil(_times(evidence, count) * n)) if count else (0, 0))
-
-
-def _seeds(evidence: Evidence, times: float) -> int:
-    """The fewest seeds that decide with so many times as many questions; 0 = more than anyone trains."""
-    more = range(len(evidence.seeds) + 1, MOST_SEEDS + 1)
-    return next((count for count in more if evidence.decided(count=count, times=times)), 0)
-
-
-def _times(evidence: Evidence, count: int) -> float:
-    """How many times as many questions decide with so many seeds; 0 = more than anyone asks."""
-    if not evidence.decided(count=count, times=MOST_TIMES):
-        return 0.0
-    training = reach(0.0, evidence.seeds, count=count)
-    return max([1.0, *[side**2 / (gap**2 - training**2) for gap, side in evidence.gaps]])

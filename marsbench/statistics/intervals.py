@@ -13,7 +13,7 @@ Two published ideas carry all of it, and all of it is deterministic:
 
 Intervals cover the draw of questions only. `over_seeds` widens one to cover the luck of training as well, where
 several seeds were trained: a question's answer is then the share of them that were right. `decisions.py` asks at
-which level such an interval decides, and from how many seeds or questions on.
+which level such an interval decides.
 """
 
 from __future__ import annotations
@@ -117,22 +117,19 @@ def over_seeds(pooled: Estimate, seeds: Sequence[float]) -> Estimate:
     return Estimate(pooled.value, Interval(pooled.value - below, pooled.value + above), pooled.n)
 
 
-def reach(
-    questions: float, seeds: Sequence[float], *, level: float = LEVEL, count: int = 0, times: float = 1.0
-) -> float:
+def reach(questions: float, seeds: Sequence[float], *, level: float = LEVEL) -> float:
     """How far such an interval reaches to one side of its value.
 
-    `questions` is how far the 95 % interval of the pooled answers reaches there. With `count` (0 = as many as there
-    are) or `times`, it is for so many seeds with this scatter, or so many times as many questions.
+    `questions` is how far the 95 % interval of the pooled answers reaches there.
     """
     from scipy import special
 
-    count, training = count or len(seeds), 0.0
+    training = 0.0
     if len(seeds) > 1:
-        quantile = float(special.stdtrit(count - 1, (1 + level) / 2))
-        training = quantile * float(np.std(seeds, ddof=1)) / sqrt(count)
+        quantile = float(special.stdtrit(len(seeds) - 1, (1 + level) / 2))
+        training = quantile * float(np.std(seeds, ddof=1)) / sqrt(len(seeds))
     drawn = 1.0 if level == LEVEL else float(special.ndtri((1 + level) / 2)) / QUANTILE
-    return hypot(questions * drawn / sqrt(times), training)
+    return hypot(questions * drawn, training)
 
 
 def difference(a: Estimate, b: Estimate) -> Estimate:

@@ -27,6 +27,11 @@ def studies() -> dict[str, Study]:
     return {study.key: study for study in found}
 
 
+def studies_on(page: str) -> list[Study]:
+    """The studies that stand on a page, the one that it is named after first."""
+    return sorted((study for study in studies().values() if study.page == page), key=lambda study: study.key != page)
+
+
 def studies_of_paper() -> list[Study]:
     """What reproducing the whole paper makes, in turn."""
     return [study for study in studies().values() if study.in_paper]

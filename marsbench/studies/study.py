@@ -43,8 +43,11 @@ class Item:
 class Study(Item):
     """A page: what it measures, what it claims, how it is rendered.
 
-    A page shows the rows of one training seed and scale; its verdicts are of all seeds.
+    A page shows the rows of one training seed and scale; its verdicts are of all seeds. Several studies may stand on
+    one page, each with its own rows.
     """
+
+    on: str = ""  # the study whose page it stands on, where it has none of its own
 
     sections: Sections  # of its page
     figures: Callable[[Sequence[Row], Path], list[Path]] = lambda rows, folder: []  # writes them below a folder
@@ -58,6 +61,11 @@ class Study(Item):
     tally: Callable[[BySeed], str] | None = None  # what a page of our own comes to at all seeds, in the index
     remark: Callable[[Sequence[Sequence[Row]]], str] = lambda seeds: ""  # for pages on the whole paper; rows by seed
     in_paper: bool = True  # whether it belongs to the reproduction of the whole paper
+
+    @property
+    def page(self) -> str:
+        """The key of the study whose page it stands on."""
+        return self.on or self.key
 
     def render(self, rows: Sequence[Row], scale: str, seeds: BySeed | None = None) -> str:
         return page_text(self.sections, rows, scale, seeds)
@@ -113,7 +121,6 @@ def table_study(page: TablePage, *, more_claims: tuple[Claim, ...] = (), **said:
             claim, page=key, item=claim.item or key, section=claim.section or section if claim.whose == PAPERS else None
         )
         for claim in (*more_claims, *page.claims)
-        if not claim.again
     ]
     fields: dict[str, Any] = {
         **{"key": key, "name": page.plan.name, "plan": page.plan, "sections": page.sections, "figures": page.figures},
