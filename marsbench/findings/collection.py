@@ -90,7 +90,7 @@ def _completed(rows: dict[str, dict[int, Sequence[Row]]], pages: Pages) -> dict[
         found[page] = {}
         for seed in seeds:
             own = by_seed.get(seed, [])
-            known = {row.arm for row in _answered(own).values()}
+            known = {row.arm for row in own if isinstance(row, EvaluationRow) and row.status == "done"}
             lent = [
                 replace(measured[seed][what(line), name], arm=line.name)
                 for line in (plan.lines if plan else ())
@@ -104,7 +104,7 @@ def _completed(rows: dict[str, dict[int, Sequence[Row]]], pages: Pages) -> dict[
 
 def what(line: Line | EvaluationRow) -> Hashable:
     """What a line is, whatever a page calls it."""
-    return line.stage, line.method, tuple(sorted(line.options.items()))
+    return line.stage, line.method, tuple(sorted(line.options.items())), line.dtype
 
 
 def _answered(*pages: Sequence[Row]) -> dict[tuple[Hashable, str], EvaluationRow]:
