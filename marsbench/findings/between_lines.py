@@ -122,7 +122,7 @@ def _right(row: EvaluationRow) -> Estimate:
 
 def label(plan: TablePlan, name: str) -> str:
     """The words that a plan shows for a line."""
-    return next(arm.label for arm in plan.arms if arm.name == name)
+    return next(line.label for line in plan.lines if line.name == name)
 
 
 def _claim(
@@ -176,7 +176,7 @@ def _published(plan: TablePlan, lines: Sequence[str], metric: str, effect: Calla
 def _published_gap(plan: TablePlan, first: Sequence[str], second: Sequence[str], scale: str) -> float | None:
     """The same mean difference of two curves from the paper's numbers, benchmarks weighing the same."""
     speeds, heights = (
-        {arm.name: published_values(plan, arm, scale, metric) for arm in plan.arms}
+        {line.name: published_values(plan, line, scale, metric) for line in plan.lines}
         for metric in ("tokens_per_forward", "accuracy")
     )
     gaps = []

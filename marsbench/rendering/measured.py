@@ -26,16 +26,16 @@ def numbers_table(plan: TablePlan, seeds: BySeed, names: Sequence[str] = ()) -> 
     Lines with the same numbers stand as one. Without `names`, all lines of the plan.
     """
     cells = [latest_cells(rows) for rows in seeds.values()]
-    shown = [arm for arm in plan.arms if not names or arm.name in names]
-    papers = {metric: _published(plan, [arm.name for arm in shown], metric) for metric in ("accuracy", _TOKENS)}
+    shown = [line for line in plan.lines if not names or line.name in names]
+    papers = {metric: _published(plan, [line.name for line in shown], metric) for metric in ("accuracy", _TOKENS)}
     heads = {metric: head for metric, head in _PAPERS.items() if any(papers[metric])}
     lines = [["questions", *_counts(cells, plan), "", "", "", *[""] * len(heads)]]
-    for place, arm in enumerate(shown):
-        done = [done_cells(of_seed, arm.name) for of_seed in cells]
+    for place, line in enumerate(shown):
+        done = [done_cells(of_seed, line.name) for of_seed in cells]
         of_benchmarks = [_mean([found[name] for found in done if name in found]) for name in columns(plan)]
-        accuracy, tokens = (claim.over(seeds.values()) for claim in line_numbers(plan, arm.name))
+        accuracy, tokens = (claim.over(seeds.values()) for claim in line_numbers(plan, line.name))
         numbers = [*of_benchmarks, _plus_minus(accuracy), _plus_minus(tokens), str(accuracy.seeds) if any(done) else ""]
-        lines.append([arm.label, *numbers, *[papers[metric][place] for metric in heads]])
+        lines.append([line.label, *numbers, *[papers[metric][place] for metric in heads]])
     return table(["", *columns(plan).values(), "average", "tokens/forward", "seeds", *heads.values()], merged(lines))
 
 
@@ -57,7 +57,7 @@ def _counts(cells: Sequence[Cells], plan: TablePlan) -> list[str]:
     """The number of questions behind every column; several where lines differ."""
     found = []
     for name in columns(plan):
-        rows = [row for of_seed in cells for arm in plan.arms if (row := done_cells(of_seed, arm.name).get(name))]
+        rows = [row for of_seed in cells for line in plan.lines if (row := done_cells(of_seed, line.name).get(name))]
         found.append("/".join(map(str, sorted({len(row.correct) for row in rows}))))
     return found
 
@@ -78,15 +78,15 @@ def reasons(cells: Cells, plan: TablePlan) -> str:
     """Why cells have no numbers; those that share a reason share a line."""
     arms: dict[tuple[str, str, str], list[str]] = {}  # status, reason, benchmark -> arms
     for name, head in columns(plan).items():
-        for arm in plan.arms:
-            row = cells.get((arm.name, name))
+        for line in plan.lines:
+            row = cells.get((line.name, name))
             if row is not None and row.status != "done":
-                arms.setdefault((row.status, one_line(row.reason), head), []).append(arm.label)
+                arms.setdefault((row.status, one_line(row.reason), head), []).append(line.label)
     benchmarks: dict[tuple[str, str, tuple[str, ...]], list[str]] = {}
     for (status, reason, head), labels in arms.items():
         benchmarks.setdefault((status, reason, tuple(labels)), []).append(head)
     return "\n".join(
         f"- {status}: {reason} ({', '.join(heads)}: "
-        f"{'every line' if len(labels) == len(plan.arms) else '; '.join(labels)})"
+        f"{'every line' if len(labels) == len(plan.lines) else '; '.join(labels)})"
         for (status, reason, labels), heads in benchmarks.items()
     )

@@ -104,13 +104,13 @@ class TablePage:
 
     def _claims_on(self, plan: TablePlan) -> list[Claim]:
         """The claims, less those on lines that a page with the lines of `plan` leaves out."""
-        left_out = {arm.name for arm in self.plan.arms} - {arm.name for arm in plan.arms}
+        left_out = {line.name for line in self.plan.lines} - {line.name for line in plan.lines}
         return [claim for claim in self.claims if not left_out & {*claim.lines}]
 
     def _shown(self, cells: Cells) -> TablePlan:
         """The plan without those of its optional lines that have no rows."""
         run = {name for name, _ in cells}
-        return replace(self.plan, arms=tuple(arm for arm in self.plan.arms if not arm.optional or arm.name in run))
+        return replace(self.plan, lines=tuple(line for line in self.plan.lines if not line.optional or line.name in run))
 
     @property
     def _figure_stem(self) -> str:
