@@ -49,6 +49,7 @@ class Measured(NamedTuple):
     benchmarks: tuple[str, ...] = ()  # those that it is measured on
     asked: int = 0  # how many benchmarks it should be measured on
     reason: str = ""  # why there is no estimate, where that needs a word
+    counts: str = ""  # what its n counts, where that is not questions
 
 
 NOT_MEASURED = Measured()
@@ -157,7 +158,10 @@ class Claim:
     def with_beside(self, seeds: Iterable[Sequence[Row]]) -> Finding:
         """The same, with what is shown beside it."""
         every = list(seeds)
-        return replace(self.over(every), beside=tuple((words, other.over(every)) for words, other in self.beside))
+        return replace(
+            self.over(every),
+            beside=tuple((words, replace(other, prepared=self.prepared).over(every)) for words, other in self.beside),
+        )
 
     def _compared(self, rows: Sequence[Row]) -> list[Row]:
         """Rows without the answers of lines that it does not compare: to pool all of a table's takes a while."""

@@ -8,12 +8,14 @@ from functools import cached_property
 from operator import attrgetter
 from typing import NamedTuple
 
+import numpy as np
+
 from marsbench.findings.claims import Measured
 from marsbench.findings.in_words import with_interval
 from marsbench.racing.grid import COMPILED_AR
 from marsbench.racing.position_law import PositionLaw, position_law
 from marsbench.rows.kinds import Row, StepTimeRow, SweepRow
-from marsbench.statistics.intervals import Estimate, median_ratio, paired_difference
+from marsbench.statistics.intervals import Estimate, median_ratio, paired_difference, percentiles, resamples
 from marsbench.training.stages import STAGES
 
 A_A = "ar, again"  # `ar` raced against itself under another name
@@ -108,12 +110,6 @@ class SweepCells:
         alike = self.at(batch_size, lambda row: row.method == "mars" and row.options.get("threshold") == _SURE)
         return max(alike, key=speed_of, default=None)
 
-    def best_mars(self, batch_size: int) -> SweepRow | None:
-        """The fastest threshold of `mars`, eager or compiled, that loses at most the allowed points here."""
-        settings = self.at(batch_size, lambda row: row.method == "mars")
-        allowed = [row for row in settings if (cost := self.cost(row)) and cost.value <= ALLOWED_LOSS]
-        return max(allowed, key=speed_of, default=None)
-
     def best_verified(self, batch_size: int, *, adapted: bool = False) -> SweepRow | None:
         """The fastest layout and window of `mars-verified`, of MARS or of an adapter, eager or compiled."""
         alike = self.at(batch_size, lambda row: (row.method, row.is_adapted) == ("mars-verified", adapted))
@@ -125,14 +121,28 @@ class SweepCells:
         The forms agree in everything but how their steps run; of several others alike, the first of the grid counts,
         so that `ar` under another name adds no third chance.
         """
-        alike = attrgetter("stage", "draft", "method", "options", "dtype")
-        others = self.at(row.batch_size, lambda other: other.compiled != row.compiled and alike(other) == alike(row))
-        return max([row, *others[:1]], key=speed_of)
+        return max([row, *self._alike(row)[:1]], key=speed_of)
 
-    def over_faster_ar(self, row: SweepRow | None) -> Estimate | None:
-        """Tokens per second of a contender over those of `ar` at its batch size, each in its faster form."""
+    def over_ar_alike(self, row: SweepRow | None) -> Estimate | None:
+        """Tokens per second of a contender over those of `ar` at its batch size, like over like.
+
+        Where both forms of its steps were raced, its faster form over the faster form of `ar`; what has one form alone
+        over `ar` in that form.
+        """
         ar = self.done.get(("ar", row.batch_size)) if row else None
-        return None if ar is None or row is None else speed_ratio(self.faster_form(row), self.faster_form(ar))
+        if ar is None or row is None:
+            return None
+        both = self.has_both_forms(row)
+        return speed_ratio(self.faster_form(row), self.faster_form(ar)) if both else speed_up(row)
+
+    def has_both_forms(self, row: SweepRow) -> bool:
+        """Whether a contender was raced eagerly and compiled at its batch size."""
+        return bool(self._alike(row))
+
+    def _alike(self, row: SweepRow) -> list[SweepRow]:
+        """The other form of a contender, where that was raced."""
+        alike = attrgetter("stage", "draft", "method", "options", "dtype")
+        return self.at(row.batch_size, lambda other: other.compiled != row.compiled and alike(other) == alike(row))
 
     @property
     def steps_in_words(self) -> str:
@@ -147,7 +157,14 @@ class SweepCells:
 
 def on_sweep(measure: Callable[[SweepCells], Estimate | None]) -> Callable[[Sequence[Row]], Measured]:
     """What a claim measures of rows, where that is a number of their sweep."""
-    return lambda rows: Measured(measure(SweepCells.of(rows)))
+
+    def measured(rows: Sequence[Row]) -> Measured:
+        sweep = SweepCells.of(rows)
+        found, first = measure(sweep), next(iter(sweep.done.values()), None)
+        of_laps = found is not None and first is not None and found.n == len(first.seconds)
+        return Measured(found, counts=f"laps of {first.prompts} prompts" if of_laps and first else "")
+
+    return measured
 
 
 def baseline_of(row: SweepRow) -> str:
@@ -180,6 +197,19 @@ def speed_ratio(row: SweepRow, other: SweepRow) -> Estimate | None:
     """Tokens per second of a contender over those of another, lap by lap, both relative to `ar` of their own race."""
     relative = [each.lap_speeds for each in (row, other)]
     return median_ratio(*relative) if all(relative) and len(relative[0]) == len(relative[1]) else None
+
+
+def over_prompts(row: SweepRow, other: SweepRow) -> Estimate | None:
+    """Tokens per second of a contender over those of another, of one request at a time, by the clock of one lap.
+
+    The interval is a percentile bootstrap over prompts with a fixed seed: another draw of prompts, not another lap.
+    """
+    if row.batch_size != 1 or other.batch_size != 1 or not (row.last_token and other.last_token):
+        return None
+    drawn = resamples(row.prompts)
+    speeds = [(drawn @ np.array(each.emitted)) / (drawn @ np.array(each.last_token)) for each in (row, other)]
+    value, beside = (sum(each.emitted) / sum(each.last_token) for each in (row, other))
+    return Estimate(value / beside, percentiles(speeds[0] / speeds[1]), row.prompts)
 
 
 class Agreement(NamedTuple):

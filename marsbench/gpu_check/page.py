@@ -244,7 +244,7 @@ def _rows(file: Path) -> list[Row]:
 
 
 def reckoned(root: Path, size: str, benchmark: str = "gsm8k") -> dict[int, float] | None:
-    """Rows -> how many times as fast as `ar` the paper's tokens per forward pass would make MARS; None without steps."""
+    """Rows -> speed of MARS over `ar`, reckoned with the paper's tokens per forward pass; None without steps."""
     rows = [row for row in _rows(root / _STEPS) if isinstance(row, MethodStepRow) and row.scale == size]
     shape = Steps(rows)
     costs = {batch: cost for batch in shape.batch_sizes if (cost := shape.cost(batch, "MARS, B = 4"))}

@@ -20,7 +20,7 @@ from marsbench.rows.kinds import GenerationRow, Row, SweepRow
 from marsbench.studies.figure1 import PLAN
 
 SPEED, ANSWERS = "speedup", "figure1"  # keys of the studies whose rows it shows
-_PAGES = {SPEED: "every contender with its intervals", ANSWERS: "how the answers came about"}
+_PAGES = {SPEED: "every contender with its intervals"}
 
 
 def page_of(collection: Collection) -> str:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import PurePosixPath
 
-from marsbench.findings.claims import Finding, Judged
+from marsbench.findings.claims import Judged
 from marsbench.findings.collection import Collection
 from marsbench.presets import preset
 from marsbench.rendering import claims as said
 from marsbench.rendering.markdown import filled, paragraphs, table
 from marsbench.rendering.sections import reading
 from marsbench.studies import items, studies, study_of
-from marsbench.studies.study import Item
+from marsbench.studies.study import Item, Study
 
 EXPLORE = "explore.html"
 
@@ -28,7 +29,7 @@ def render(judged: Sequence[Judged], collections: Sequence[Collection]) -> str:
         "papers": _table(papers, collections),
         "untestable": f"Not testable here: {' '.join(reasons)}" if reasons else "",
         "ours": _table(ours, collections),
-        "pages": _pages(judged, collections),
+        "pages": _pages(collections),
     }
     return "".join(filled(__package__, "index.md", slots)) + "\n"
 
@@ -43,31 +44,35 @@ def _tallies(judged: Sequence[Judged], collections: Sequence[Collection]) -> Ite
         found = [(each.scale, entry.findings[each.scale]) for entry in judged]
         papers = said.tally((scale, one) for scale, one in found if one.claim.papers)
         ours = said.tally((scale, one) for scale, one in found if not one.claim.papers)
-        counts = [f"{whose} {what}" for whose, what in {"of the paper's claims": papers, "of ours": ours}.items() if what]
+        counts = [
+            f"{whose} {what}" for whose, what in {"of the paper's claims": papers, "of ours": ours}.items() if what
+        ]
         if counts:
             yield f"- Scale {each.scale}, {preset(each.scale).summary}: {'; '.join(counts)}. {each.seeds_in_words}"
 
 
 def _table(judged: Sequence[Judged], collections: Sequence[Collection]) -> str:
-    """Claims as pages show them, each at every scale that measured it."""
-    head = ["#", "claim", "the paper", "measured [95 %]", "n", "verdict", "p after Holm", "page"]
+    """Claims as pages show them, each at every scale that measured it; the paper's with the number there."""
+    papers = any(entry.claim.papers for entry in judged)
+    head = ["", "claim", *(["the paper"] if papers else []), "measured [95 %]", "n", "verdict"]
     lines = []
     for entry in judged:
         for each in collections:
             found = entry.findings[each.scale]
             if found.estimate is not None:
-                lines.append([said.heading(entry.claim.section), *_line(found, each)])
-    head[0] = "where"
+                where = said.heading(entry.claim.section) if papers else study_of(entry.claim.page).page
+                link = link_of(study_of(entry.claim.page), each)
+                numbers = [said.measured(found), said.counted(found), said.verdict(found, each.scale)]
+                paper = [said.published(entry.claim)] if papers else []
+                lines.append([f"[{where}]({link})" if link else where, entry.claim.text, *paper, *numbers])
     return table(head, lines, text=range(len(head)))
 
 
-def _line(found: Finding, collection: Collection) -> list[str]:
-    claim = found.claim
-    *_, after_holm = said.details(claim, found)
-    shown = [said.published(claim), said.measured(found), said.counted(found)]
-    page = study_of(claim.page).page
-    link = collection.links.get(page)
-    return [claim.text, *shown, said.verdict(found, collection.scale), after_holm, f"[{page}]({link})" if link else ""]
+def link_of(study: Study, collection: Collection) -> str:
+    """The way to the page that a study stands on; empty where a scale has no rows of it."""
+    link = collection.links.get(study.key, "")
+    ending = ".html" if study.page == "explore" else ".md"
+    return str(PurePosixPath(link).with_name(study.page + ending)) if link else ""
 
 
 def remarks(collection: Collection) -> list[str]:
@@ -75,22 +80,16 @@ def remarks(collection: Collection) -> list[str]:
     return [told for study in studies().values() if (told := study.remark(collection.of(study.key)))]
 
 
-def _pages(judged: Sequence[Judged], collections: Sequence[Collection]) -> str:
+def _pages(collections: Sequence[Collection]) -> str:
     """A line for everything that can be reproduced, in the paper's order, our own pages last."""
-    head = ["", "asks", *[each.scale for each in collections], "command"]
     lines = [
-        [item.name, item.asks, *[_linked(item, judged, each) for each in collections], f"`nox -s {item.session}`"]
-        for item in items()
+        [item.name, item.asks, ", ".join(filter(None, (_linked(item, each) for each in collections)))] for item in items()
     ]
-    return table(head, lines, text=range(len(head)))
+    return table(["", "asks", "page"], lines, text=range(3))
 
 
-def _linked(item: Item, judged: Sequence[Judged], collection: Collection) -> str:
-    """What came out, with the way to the page; empty where a scale has no rows of it."""
+def _linked(item: Item, collection: Collection) -> str:
+    """The way to the page; empty where a scale has no rows of it."""
     study = study_of(item.key)
-    if study.key not in collection.rows:
-        return ""
-    found = [(collection.scale, entry.findings[collection.scale]) for entry in judged if entry.claim.item == item.key]
-    told = study.tally(collection.rows[study.key]) if study.tally else said.tally(found) or "measured"
-    link = collection.links.get(study.page)
-    return f"[{told}]({link}{item.anchor})" if link else told
+    link = link_of(study, collection)
+    return f"[{study.page}]({link}{item.anchor})" if link else ""

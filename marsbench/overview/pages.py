@@ -19,7 +19,7 @@ from marsbench.rows.workspace import Workspace
 from marsbench.studies import pages, studies, studies_on
 from marsbench.studies.study import Study
 
-
+EXPLORE = "explore"  # what stands on that page has none in Markdown
 Parts = Sequence[tuple[Study, Sequence[Row], BySeed]]  # what stands on a page: the rows shown, and those of all seeds
 
 
@@ -34,6 +34,8 @@ def write_page(parts: Parts, scale: str, reports_dir: Path) -> list[Path]:
 
     Every file is replaced in one step. Rows of other scales are left out.
     """
+    if parts[0][0].page == EXPLORE:
+        return [reports_dir / f"{EXPLORE}.html"]  # one of the pages on the whole paper
     page = page_of(parts, scale).encode()
     figures = [path for study, rows, _ in parts for path in study.draw(rows, scale, reports_dir)]
     return [write_atomically(reports_dir / f"{parts[0][0].page}.md", page), *figures]

@@ -16,6 +16,7 @@ from marsbench.statistics.decisions import SIGNIFICANT
 
 _UNTESTABLE, _CONSTRUCTED = "not testable here", "by construction"
 _IN_TURN = ("holds", "does not hold", "open", _UNTESTABLE, _CONSTRUCTED, "not run")  # of a tally
+_PLURAL = {"holds": "hold", "does not hold": "do not hold"}
 HOW_CLAIMS_ARE_JUDGED = (
     "A claim *holds* or *does not hold* where its whole 95 % interval lies on one side of what it says, and stays "
     f"there at p < {SIGNIFICANT:.2f} after Holm's correction over all claims tested at the scale; else it is *open*."
@@ -77,7 +78,8 @@ def counted(found: Finding) -> str:
     """How many observations the effect rests on, and how many training seeds."""
     if found.estimate is None:
         return ""
-    return f"{found.estimate.n:,}; {found.seeds} seed{'' if found.seeds == 1 else 's'}"
+    of = f" {found.measured.counts}" if found.measured.counts else ""
+    return f"{found.estimate.n:,}{of}; {found.seeds} seed{'' if found.seeds == 1 else 's'}"
 
 
 def claims_table(found: Sequence[tuple[str, Finding]]) -> str:
@@ -108,7 +110,7 @@ def tally(found: Iterable[tuple[str, Finding]]) -> str:
     """What claims come to, as in "3 hold, 1 does not, 2 open"."""
     words = [verdict(one, scale).removesuffix(" in the toy") for scale, one in found]
     counts = Counter(word for word in words if word != "not run")
-    return ", ".join(f"{counts[word]} {word}" for word in _IN_TURN if counts[word])
+    return ", ".join(f"{counts[word]} {_PLURAL.get(word, word)}" for word in _IN_TURN if counts[word])
 
 
 def details(claim: Claim, found: Finding) -> list[str]:

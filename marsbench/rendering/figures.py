@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from math import ceil, isfinite
 from pathlib import Path
 from textwrap import fill
@@ -13,9 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from marsbench.files import write_atomically
 from marsbench.findings.cells import Cells, columns, done_cells, means
-from marsbench.rows.kinds import EvaluationRow
 from marsbench.running.plans import TablePlan
-from marsbench.statistics.intervals import Estimate, Interval, mean_of_benchmarks
+from marsbench.statistics.intervals import Estimate, Interval, paired_difference
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,19 +29,6 @@ MARKERS = ("o", "s", "D", "^", "v", "P", "X", "*", "d", "<", ">", "p")  # told a
 FORMATS = {"png": {"Software": None}, "svg": {"Date": None, "Creator": None}}  # metadata that could vary
 GROUP_WIDTH = 0.8  # of the room for one benchmark, or one line
 _LETTERS, _LETTERS_BELOW = 60, 100  # of a name in one line, and below all panels of a figure
-
-
-class Quantity(NamedTuple):
-    """What a figure draws of every cell."""
-
-    label: str
-    of: Callable[[EvaluationRow], Estimate]
-    factor: float  # 100 makes percent of fractions
-    limits: tuple[float, float] | None  # of the axis; None = what the values need
-
-
-ACCURACY = Quantity("accuracy in %", lambda row: row.accuracy, 100.0, (-2.0, 102.0))  # whole markers
-SPEED = Quantity("tokens per forward pass", lambda row: row.tokens_per_forward, 1.0, None)
 
 
 @contextmanager
@@ -64,44 +49,6 @@ def new_figure(width: float, height: float) -> Figure:
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
-
-
-def figure_of(quantity: Quantity, cells: Cells, plan: TablePlan, path_stem: Path) -> list[Path]:
-    """Draw a quantity per benchmark and line, and the mean over benchmarks, with 95 % intervals.
-
-    Lines and benchmarks without a `done` row are left blank. `path_stem` lacks `.png` and `.svg`.
-    """
-    benchmarks = columns(plan)
-    with drawn_alike():
-        figure = new_figure(10.5, 4.8)
-        axes = figure.subplots()
-        for position, line in enumerate(plan.lines):
-            done = done_cells(cells, line.name)
-            found = {place: quantity.of(done[name]) for place, name in enumerate(benchmarks) if name in done}
-            if len(found) == len(benchmarks):
-                found[len(benchmarks)] = mean_of_benchmarks([*found.values()])
-            shift = GROUP_WIDTH * ((position + 0.5) / len(plan.lines) - 0.5)
-            axes.errorbar(
-                [place + shift for place in found],
-                [quantity.factor * estimate.value for estimate in found.values()],
-                yerr=error_bars([*found.values()], quantity.factor),
-                linestyle="none", markersize=5.5, elinewidth=1.2, label=line.label, **look(position),
-            )  # fmt: skip
-        labels = [*benchmarks.values(), "Average"]
-        axes.set_xticks(range(len(labels)), labels)
-        axes.set_xlim(-0.5, len(labels) - 0.5)
-        if quantity.limits:
-            axes.set_ylim(*quantity.limits)
-        axes.set_ylabel(f"{quantity.label} (bars: 95 % interval)")
-        dress(axes, "y")
-        for place in range(0, len(labels), 2):
-            axes.axvspan(place - 0.5, place + 0.5, color="0.96", linewidth=0, zorder=0)
-        axes.axvline(len(labels) - 1.5, color="0.4", linewidth=0.8)
-        figure.legend(loc="outside lower center", ncols=3, frameon=False)
-        return save(figure, path_stem)
-
-
-accuracy_figure, speed_figure = partial(figure_of, ACCURACY), partial(figure_of, SPEED)
 
 
 def by_batch_figure(
@@ -156,8 +103,31 @@ def labelled_figure(panels: Sequence[Labelled], path_stem: Path) -> list[Path]:
             axes.set_xlabel(fill(f"{panel.x_label} (bars: 95 % interval)", _LETTERS_BELOW // len(panels)))
         grid[0].set_yticks(range(len(names)), [fill(name, _LETTERS) for name in names], fontsize=8)
         grid[0].set_ylim(len(names) - 0.5, -0.5)
-        figure.legend(loc="outside lower center", ncols=4, frameon=False)
+        if any(panel.series.keys() - {""} for panel in panels):
+            figure.legend(loc="outside lower center", ncols=4, frameon=False)
         return save(figure, path_stem)
+
+
+def differences_figure(reference: str, *names: str) -> Callable[[Cells, TablePlan, Path], list[Path]]:
+    """What draws paired differences of lines to one of them, in points: a panel per line, benchmark by benchmark."""
+
+    def draw(cells: Cells, plan: TablePlan, path_stem: Path) -> list[Path]:
+        alone, panels = done_cells(cells, reference), []
+        for line in plan.lines:
+            done = done_cells(cells, line.name)
+            if line.name in names and line.name != reference and done.keys() >= alone.keys() > set():
+                effects = {
+                    columns(plan)[name]: paired_difference({name: done[name].correct}, {name: row.correct})
+                    for name, row in alone.items()
+                }
+                effects["Average"] = paired_difference(
+                    {name: row.correct for name, row in done.items()},
+                    {name: row.correct for name, row in alone.items()},
+                )
+                panels.append(Labelled(f"{line.label}, points", {"": effects}, level=0.0))
+        return labelled_figure(panels, path_stem) if panels else []
+
+    return draw
 
 
 def error_bars(estimates: Sequence[Estimate], factor: float) -> list[list[float]]:

@@ -74,7 +74,7 @@ class TablePage:
     more: tuple[Callable[[Sequence[Row]], str], ...] = ()  # paragraphs of its own, made of rows so prepared
 
     def sections(self, rows: Sequence[Row], scale: str, seeds: BySeed) -> Iterator[str]:
-        """What stands on it: claims, a figure and a table; folded, how it was made and what the paper does otherwise."""
+        """What stands on it: claims, a figure, a table; folded, how it was made and what the paper does otherwise."""
         ready = self.prepared(rows)
         cells = latest_cells(ready)
         plan = self._shown(cells)
@@ -110,7 +110,9 @@ class TablePage:
     def _shown(self, cells: Cells) -> TablePlan:
         """The plan without those of its optional lines that have no rows."""
         run = {name for name, _ in cells}
-        return replace(self.plan, lines=tuple(line for line in self.plan.lines if not line.optional or line.name in run))
+        return replace(
+            self.plan, lines=tuple(line for line in self.plan.lines if not line.optional or line.name in run)
+        )
 
     @property
     def _figure_stem(self) -> str:

@@ -36,14 +36,12 @@ SESSIONS = {
     "reproduce-discrepancies": Session(
         "discrepancies", "What difference it makes where paper and released code differ."
     ),
-    "reproduce-gains": Session("gains", "Where the gain comes from: rivals at equal accuracy, tokens by class."),
+    "reproduce-gains": Session("gains", "Where the gain comes from: rivals at equal accuracy."),
     "reproduce-lengths": Session("lengths", "Questions no longer than those of training, asked of Table 2's lines."),
     "reproduce-adapter": Session("adapter", "A gated adapter beside MARS: accuracy and tokens per forward pass."),
-    "reproduce-engine": Session("engine", "Race the decoding methods, and check the lossless ones against AR."),
     "reproduce-map": Session("map", "Where MARS pays: bases trained long or short, rates gentle or hard, block sizes."),
     "reproduce-rivals": Session("rivals", "Every rival in the ways that were tried for it, on a seed of its own."),
     "speedup-sweep": Session("speedup", "Race thresholds, windows and methods at several batch sizes.", sweeps=True),
-    "reproduce-compiled": Session("compiled", "Race compiled steps against eager ones."),
     "serving-load": Session("serving", "Put a server under load by several policies."),
     "reproduce-real-model": Session("real-model", "A real model's answers and speed, with and without an adapter."),
 }

@@ -28,8 +28,9 @@ def studies() -> dict[str, Study]:
 
 
 def studies_on(page: str) -> list[Study]:
-    """The studies that stand on a page, the one that it is named after first."""
-    return sorted((study for study in studies().values() if study.page == page), key=lambda study: study.key != page)
+    """The studies that stand on a page: what leads there, the one that it is named after, the others."""
+    found = [study for study in studies().values() if study.page == page]
+    return sorted(found, key=lambda study: (not study.leads, study.key != page))
 
 
 def studies_of_paper() -> list[Study]:

@@ -7,7 +7,7 @@ from functools import partial
 from itertools import chain
 
 from marsbench.findings.cells import BENCHMARKS, done_cells, latest_cells
-from marsbench.findings.claims import OURS, TOKENS, Claim, Measured
+from marsbench.findings.claims import TOKENS, Claim, Measured
 from marsbench.findings.in_words import p_value, plus_minus, with_interval
 from marsbench.findings.seeds import BySeed
 from marsbench.paper import published
@@ -134,8 +134,8 @@ def _said(found: Mapping[str, Mapping[str, EvaluationRow]], rows: Sequence[Row])
     same, asked = same_answers(found[ONE], found[BASE])
     if lost:
         yield (
-            f"- Against the base, the fine-tuned model gains {with_interval(lost, 1, signed=True)} points of IFEval at "
-            f"one token; {same:,} of {asked:,} answers are the base's. **Not measured:** an AR fine-tuning on the same "
+            f"- Fine-tuned, at one token, the model has {with_interval(lost, 1, signed=True)} points of IFEval over the "
+            f"base; {same:,} of {asked:,} answers are the base's. **Not measured:** an AR fine-tuning on the same "
             "conversations. Without it nobody can say how much of that is MARS and how much any fine-tuning on them."
         )
 
@@ -144,7 +144,13 @@ def _table(found: Mapping[str, Mapping[str, EvaluationRow]]) -> str:
     heads = {name: BENCHMARKS[name] for name in ASKED}
     some = next(iter(found.values()), {})
     counts = {name: len(row.correct) for name, row in some.items()}
-    head = ["", "tokens/forward", *heads.values(), "of answers that end by EOS", *[f"{name}, %" for name in heads.values()]]
+    head = [
+        "",
+        "tokens/forward",
+        *heads.values(),
+        "of answers that end by EOS",
+        *[f"{name}, %" for name in heads.values()],
+    ]
     head.append("as MARS at one token")
     lines = [["prompts", str(sum(counts.values())), *[str(counts.get(name, "")) for name in heads], *[""] * 5]]
     for name, done in found.items():
@@ -177,6 +183,7 @@ STUDY = Study(
     asks="what do a threshold and verified decoding give and cost on a real model?",
     place=6,
     on="real-model",
+    leads=True,
     in_paper=False,
     sections=sections,
     claims=ours("gpu", CLAIMS),

@@ -49,6 +49,7 @@ class Study(Item):
     """
 
     on: str = ""  # the study whose page it stands on, where it has none of its own
+    leads: bool = False  # whether it comes first there
 
     sections: Sections  # of its page
     figures: Callable[[Sequence[Row], Path], list[Path]] = lambda rows, folder: []  # writes them below a folder

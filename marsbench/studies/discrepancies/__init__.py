@@ -10,22 +10,22 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from marsbench.findings.between_lines import emits_more, label, more_accurate
-from marsbench.findings.cells import done_cells, latest_cells
-from marsbench.findings.claims import TIMES, Claim, Finding, Measured
+from marsbench.findings.cells import latest_cells
+from marsbench.findings.claims import TIMES, Claim, Finding
 from marsbench.findings.in_words import p_value
 from marsbench.findings.seeds import BySeed
 from marsbench.findings.sweep import SweepCells, on_sweep, printed_ratio, speed_up
 from marsbench.line import Line
-from marsbench.presets import Preset, preset
+from marsbench.presets import Preset
 from marsbench.racing.grid import Grid
-from marsbench.rendering.claims import plainly, questions
+from marsbench.rendering.claims import counted
 from marsbench.rendering.markdown import table
-from marsbench.rendering.measured import accuracy_table, reasons
+from marsbench.rendering.measured import reasons
 from marsbench.rendering.page import laid_out
 from marsbench.rows.kinds import Row
 from marsbench.running.plans import TablePlan
 from marsbench.statistics.decisions import Bound
-from marsbench.statistics.intervals import Estimate, paired_difference
+from marsbench.statistics.intervals import Estimate
 from marsbench.studies.lines import ABLATIONS, AR_SFT, MARS_VARIANTS, mars, mars_name
 from marsbench.studies.study import Study
 
@@ -92,27 +92,19 @@ PAIRS = {
         *[(mars_name("mars", 4), mars_name(name, 4)) for name in ABLATIONS],
     ),
     "d3": _trained("mars_response_blocks"),
-    "d4": _trained("mars_no_eos_padding"),
-    "d7": ((mars_name("mars", 4, 1.0), mars_name("mars", 4)),),
 }
-_TOLD = ("d1", "d2", "d3", "d4")  # whose first pair the page begins with
 
 
 def slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
-    cells = latest_cells(rows)
     shown = SweepCells.of(next(iter(seeds.values()), ()))  # numbers without a verdict are of the seed shown
     load, knee = _load(shown, seeds)
-    found = {"d5": _cache_blocks(shown), "d8": _scorers(seeds), "d10": _masks(shown, seeds), "d13": _stop_rules(seeds)}
+    found = {"d5": _cache_blocks(shown), "d10": _masks(shown, seeds), "d14": load}
     return {
         "tally": tally(seeds),
-        **{f"first_{number}": _plainly(seeds, *PAIRS[number][0]) for number in _TOLD},
-        "effects": _effects_table(seeds, [pair for pairs in PAIRS.values() for pair in pairs]),
-        "caveat": preset(scale).caveat,
         **{number: _effects_table(seeds, pairs) for number, pairs in PAIRS.items()},
-        **{number: said or NOT_RUN for number, said in {**found, "d14": load}.items()},
+        **{number: said or NOT_RUN for number, said in found.items()},
         "knee": knee,
-        "accuracy": accuracy_table(cells, PLAN),
-        "reasons": reasons(cells, PLAN),
+        "reasons": reasons(latest_cells(rows), PLAN),
     }
 
 
@@ -135,14 +127,11 @@ def tally(seeds: BySeed) -> str:
     return f"{differ} of {len(found)} comparisons of lines differ ({alone} of one training seed alone)"
 
 
-def _plainly(seeds: BySeed, first: str, second: str) -> str:
-    found = effect(seeds, first, second)
-    return plainly(found[0]) if found else ""
-
-
 def _verdict(*found: Finding) -> str:
     """Which of accuracy and tokens per forward pass differ."""
-    names = [name for name, finding in zip(("accuracy", "tokens/forward"), found, strict=True) if finding.decided]
+    names = [
+        name for name, finding in zip(("accuracy", "tokens/forward"), found, strict=True) if finding.side != "open"
+    ]
     return f"{' and '.join(names)} {DIFFERS if len(names) == 1 else 'differ'}" if names else SAME
 
 
@@ -153,12 +142,12 @@ def _effects_table(seeds: BySeed, pairs: Sequence[tuple[str, str]]) -> str:
         words = f"{label(PLAN, first)} minus {label(PLAN, second)}"
         if found := effect(seeds, first, second):
             accuracy, tokens = found
-            numbers = [accuracy.found, p_value(accuracy.p), tokens.number, questions(accuracy), str(accuracy.seeds)]
+            numbers = [accuracy.found, p_value(accuracy.p), tokens.number, counted(accuracy)]
             lines.append([words, *numbers, _verdict(*found)])
         else:
-            lines.append([words, *[""] * 5, NOT_RUN])
-    head = ["", "accuracy", "p", "tokens/forward", "questions", "seeds", "verdict"]
-    return table(head, lines, text=(0, 6))
+            lines.append([words, *[""] * 4, NOT_RUN])
+    head = ["", "accuracy", "p", "tokens/forward", "n", "verdict"]
+    return table(head, lines, text=(0, 4, 5))
 
 
 # ---- the two small races ----
@@ -191,7 +180,7 @@ def _masks(sweep: SweepCells, seeds: BySeed) -> str:
         if len(rows) == 2:
             ratio = _times(seeds, partial(SweepCells.ratio, batch_size=size, name=ALL_MASKS, baseline=NO_CACHE))
             positions = [f"{row.positions_per_forward:.0f}" for row in rows]
-            lines.append([str(size), *positions, ratio.number, DIFFERS if ratio.decided else SAME])
+            lines.append([str(size), *positions, ratio.number, SAME if ratio.side == "open" else DIFFERS])
     head = ["batch", "positions/forward, B - 1 masks", "all masks", "speed of all masks over B - 1", "verdict"]
     return table(head, lines, text=(0, 4))
 
@@ -208,57 +197,11 @@ def _load(sweep: SweepCells, seeds: BySeed) -> tuple[str, str]:
         if found.estimate is None:
             continue
         lines.append([str(row.batch_size), f"{row.positions_per_forward:.0f}", found.number])
-        if found.verdict != "supported" and not said:
+        if found.side != "holds" and not said:
             said = f"From batch size {row.batch_size} on, MARS (tau = .95) is not shown to be faster than `ar`."
     if lines and not said:
         said = f"MARS (tau = .95) is faster than `ar` at every batch size measured, up to {lines[-1][0]}."
     return table(["batch", "positions/forward", "speed over `ar`"], lines), said
-
-
-# ---- scorers and stop strings ----
-
-STRICT, FLEXIBLE = "strict", "flexible"  # GSM8K's two scores
-# The lines whose answers are scored twice and looked through for stop strings.
-LOOKED_AT = ("base", "ar_sft", mars_name("mars", 4), mars_name("mars", 4, 0.95))
-
-
-def _scorers(seeds: BySeed) -> str:
-    """GSM8K by its two scores, on the same answers, of all training seeds."""
-    lines = []
-    for name in LOOKED_AT:
-        measure = partial(_last_number_minus_filter, name=name)
-        found = Claim(measure=measure, bound=Bound(low=0.0), signed=True).over(seeds.values())
-        if found.estimate is not None:
-            verdict = DIFFERS if found.decided else SAME
-            lines.append([label(PLAN, name), found.found, p_value(found.p), str(found.seeds), verdict])
-    head = ["GSM8K", "last number minus lm-eval's filter", "p", "seeds", "verdict"]
-    return table(head, lines, text=(0, 4))
-
-
-def _last_number_minus_filter(rows: Sequence[Row], name: str) -> Measured:
-    """How the two scores of one line differ; nothing where one is missing."""
-    row = done_cells(latest_cells(rows), name).get("gsm8k")
-    scores = {row.metric: row.correct, **row.others} if row else {}
-    if STRICT not in scores or FLEXIBLE not in scores:
-        return Measured()
-    return Measured(paired_difference({"gsm8k": scores[FLEXIBLE]}, {"gsm8k": scores[STRICT]}))
-
-
-def _stop_rules(seeds: BySeed) -> str:
-    """How many tokens a stop string would have saved, in the answers of all training seeds."""
-    lines = []
-    for name in LOOKED_AT:
-        cells = [row for rows in seeds.values() for row in done_cells(latest_cells(rows), name).values()]
-        rows = [row for row in cells if row.past_stop]
-        if rows:
-            kinds = ("emitted", "past_stop", "finished")
-            emitted, past, ended = ([value for row in rows for value in getattr(row, kind)] for kind in kinds)
-            stopped = f"{sum(map(bool, past)):,} of {len(past):,}"
-            whole, behind = 100 * sum(ended) / len(ended), 100 * sum(past) / sum(emitted)
-            shown = f"{whole:.2f}", stopped, f"{behind:.2f}"
-            lines.append([label(PLAN, name), *shown, DIFFERS if any(past) else SAME])
-    head = ["", "ended by EOS, %", "answers with a stop string before", "tokens behind it, % of all", "verdict"]
-    return table(head, lines, text=(0, 4))
 
 
 def _races(run: Run) -> list[Row]:

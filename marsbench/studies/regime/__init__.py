@@ -1,31 +1,24 @@
-"""The regime: criteria about AR training and masks before any training with them, and the trials behind a scale."""
+"""The regime: criteria about AR training, and about masks before any training with them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
-from statistics import fmean
-from typing import Any
-
-import yaml
 
 from marsbench.findings.between_lines import emits, more_accurate
 from marsbench.findings.cells import BENCHMARKS, PUBLISHED_SCALES, done_cells, latest_cells, published_average
-from marsbench.findings.claims import TIMES, Claim, Finding, Measured
-from marsbench.findings.in_words import one_line
+from marsbench.findings.claims import TIMES, Claim, Finding, Measured, number
 from marsbench.findings.seeds import BySeed
 from marsbench.line import Line
-from marsbench.rendering.claims import held_against, published
-from marsbench.rendering.markdown import paragraphs, table
-from marsbench.rendering.measured import HOW_TO_READ_THE_CELLS, accuracy_table, measured_section
+from marsbench.rendering.claims import tested
+from marsbench.rendering.markdown import table
 from marsbench.rendering.page import laid_out
 from marsbench.rows.kinds import Row, TextLossRow
 from marsbench.running.plans import TablePlan
 from marsbench.statistics.decisions import Bound, Verdict
 from marsbench.statistics.intervals import paired_difference, ratio_of_totals
 from marsbench.studies.lines import AR_SFT
-from marsbench.studies.study import Study, measured_by
+from marsbench.studies.study import Study, measured_by, ours
 from marsbench.studies.table2 import PLAN as TABLE2
 
 _OF_TABLE2 = {line.name: line for line in TABLE2.lines}
@@ -65,11 +58,11 @@ def on_each(seeds: BySeed) -> dict[str, Finding]:
 
 def room_on_enough(seeds: BySeed) -> tuple[str, Verdict]:
     """How many benchmarks leave room both ways, in words, and whether those are enough."""
-    verdicts = [finding.verdict for finding in on_each(seeds).values()]
+    verdicts = [finding.side for finding in on_each(seeds).values()]
     if "not run" in verdicts:
         return "n/a", "not run"
-    sure, possible = verdicts.count("supported"), len(verdicts) - verdicts.count("not supported")
-    verdict: Verdict = "supported" if sure >= ENOUGH else "inconclusive" if possible >= ENOUGH else "not supported"
+    sure, possible = verdicts.count("holds"), len(verdicts) - verdicts.count("does not hold")
+    verdict: Verdict = "holds" if sure >= ENOUGH else "open" if possible >= ENOUGH else "does not hold"
     return f"{sure} surely, {possible} possibly", verdict
 
 
@@ -80,7 +73,7 @@ def above_chance(seeds: BySeed) -> tuple[str, Verdict]:
         return "n/a", "not run"
     near = [BENCHMARKS[name] for name, interval in limits.items() if interval.low <= CHANCE.get(name, 0.0)]
     below_chance = any(interval.high <= CHANCE.get(name, 0.0) for name, interval in limits.items())
-    verdict: Verdict = "not supported" if below_chance else "inconclusive" if near else "supported"
+    verdict: Verdict = "does not hold" if below_chance else "open" if near else "holds"
     return ", ".join(near) or "none", verdict
 
 
@@ -95,26 +88,28 @@ def _text_loss(rows: Sequence[Row]) -> Measured:
 # Accuracies within a margin: two one-sided tests, by one interval. Lines of Table 2 have the paper's numbers there.
 CRITERIA = (
     more_accurate(
-        PLAN, AR_SFT.name, OF_SHORT_BASE.name, "i", "Converged: a third less pretraining hardly changes AR SFT",
+        PLAN, AR_SFT.name, OF_SHORT_BASE.name, "Converged: a third less pretraining hardly changes AR SFT",
         bound=CONVERGED,
     ),
     more_accurate(
-        TABLE2, TWICE.name, AR_SFT.name, "ii", "Saturated: AR SFT twice as long is equivalent to AR SFT",
+        TABLE2, TWICE.name, AR_SFT.name, "Saturated: AR SFT twice as long is equivalent to AR SFT",
         bound=SATURATED,
     ),
     Claim(
-        letter="iii", text="Room both ways: AR SFT's average accuracy", compared="average of AR SFT", bound=ROOM,
+        text="Room both ways: AR SFT's average accuracy", compared="average of AR SFT", bound=ROOM,
         measure=partial(_accuracy, benchmarks=list(BENCHMARKS)),
         published=lambda scale: published_average(TABLE2, AR_SFT.name, scale, "accuracy"),
     ),
     Claim(
-        letter="iv", text="Gentle: AR SFT hardly unlearns the base's text", bound=HARDLY_MORE, unit=TIMES,
+        text="Gentle: AR SFT hardly unlearns the base's text", bound=HARDLY_MORE, unit=TIMES,
         compared="loss on held-out text, AR SFT over base", measure=_text_loss,
     ),
     emits(
-        PLAN, UNTRAINED_MASKS.name, HARDLY_MORE, "v", "Masks are new: before MARS training they settle next to nothing"
+        PLAN, UNTRAINED_MASKS.name, HARDLY_MORE, "Masks are new: before MARS training they settle next to nothing"
     ),
-    more_accurate(TABLE2, AR_SFT.name, "base", "vi", "Fine-tuning has something to teach", bound=TAUGHT),
+    more_accurate(
+        TABLE2, AR_SFT.name, "base", "Fine-tuning has something to teach, at least 5 points", "taught", bound=TAUGHT
+    ),
 )  # fmt: skip
 
 
@@ -125,35 +120,15 @@ def published_in_words(criterion: Claim) -> str:
         value, bound = criterion.published(scale), criterion.bound
         if value is not None:
             where = "" if bound.low <= value <= bound.high else f", {OUTSIDE}"
-            said.append(f"{published(criterion, scale)} ({name}{where})")
+            said.append(f"{number(value, criterion.unit, signed=criterion.signed)} ({name}{where})")
     return ", ".join(said)
 
 
 # ---- the page ----
 
-OPENING = (
-    "The paper fine-tunes a well-trained instruct model gently. Whether a scale of ours does, these criteria say: by "
-    "AR training, and by masks that no training has shown, never by what MARS does."
-)
-HOW_CRITERIA_ARE_JUDGED = (
-    "A criterion is *supported* if the whole 95 % interval lies inside the bounds, *not supported* if it lies outside, "
-    "else *inconclusive*. Intervals cover questions and, with several training seeds, the luck of training, as on the "
-    "page of claims; two one-sided tests at 2.5 % each decide an equivalence. One that fails is left standing."
-)
-
 
 def slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
-    cells = latest_cells(rows)
-    return {
-        "answers": "\n".join([f"- {tally(seeds)}.", *_left_standing(seeds)]),
-        "criteria": _criteria(seeds),
-        "judged": HOW_CRITERIA_ARE_JUDGED,
-        "opening": OPENING,
-        "room": _room(seeds),
-        "measured": measured_section(cells, PLAN, seeds, HOW_TO_READ_THE_CELLS, accuracy_table(cells, PLAN)),
-        "losses": _text_losses(seeds),
-        "trials": _trials(scale),
-    }
+    return {"tally": tally(seeds), "criteria": _criteria(seeds), "room": _room(seeds)}
 
 
 def _judged(seeds: BySeed) -> list[tuple[Claim, Finding]]:
@@ -162,82 +137,34 @@ def _judged(seeds: BySeed) -> list[tuple[Claim, Finding]]:
 
 def tally(seeds: BySeed) -> str:
     """How many of the criteria hold, and what of the others."""
-    verdicts = [found.verdict for _, found in _judged(seeds)] + [room_on_enough(seeds)[1], above_chance(seeds)[1]]
-    words: dict[Verdict, str] = {"not supported": "not", "inconclusive": "inconclusive", "not run": "not run"}
-    rest = [f"{verdicts.count(verdict)} {word}" for verdict, word in words.items() if verdict in verdicts]
-    return ", ".join([f"{verdicts.count('supported')} of {len(verdicts)} criteria hold", *rest])
-
-
-def beside(scales: Mapping[str, BySeed]) -> str:
-    """Every criterion at several scales, for the pages on the whole paper; empty where none has rows of the regime."""
-    measured = {scale: _judged(seeds) for scale, seeds in scales.items() if seeds}
-    lines = []
-    for criterion, *of_scales in zip(CRITERIA, *measured.values(), strict=True):
-        said = [f"{found.found}: {_outcome(found.verdict)}" for _, found in of_scales]
-        lines.append([criterion.letter, criterion.text, held_against(criterion), *said, published_in_words(criterion)])
-    shown = table(["", "criterion", "tested", *measured, "the paper"], lines, text=range(4 + len(measured)))
-    told = paragraphs("## The regime, scale beside scale", f"{OPENING} {HOW_CRITERIA_ARE_JUDGED}", shown)
-    return told if measured else ""
-
-
-def _outcome(verdict: Verdict) -> str:
-    return {"supported": "holds", "not supported": "fails"}.get(verdict, verdict)
+    verdicts = [found.side for _, found in _judged(seeds)] + [room_on_enough(seeds)[1], above_chance(seeds)[1]]
+    words: tuple[Verdict, ...] = "does not hold", "open", "not run"
+    rest = [f"{verdicts.count(verdict)} {verdict}" for verdict in words if verdict in verdicts]
+    return ", ".join([f"{verdicts.count('holds')} of {len(verdicts)} checks hold", *rest])
 
 
 def _criteria(seeds: BySeed) -> str:
-    head = ["", "criterion", "tested", "result", "questions or texts", "seeds", "outcome", "the paper"]
+    head = ["criterion", "tested", "result", "questions or texts", "seeds", "outcome", "the paper"]
     lines = []
     for criterion, found in _judged(seeds):
         counts = ["n/a", "n/a"] if found.estimate is None else [f"{found.estimate.n:,}", str(found.seeds)]
-        line = [criterion.letter, criterion.text, held_against(criterion), found.found, *counts]
-        lines.append([*line, _outcome(found.verdict), published_in_words(criterion)])
+        line = [criterion.text, tested(criterion), found.found, *counts]
+        lines.append([*line, found.side, published_in_words(criterion)])
     (enough, first), (near, second) = room_on_enough(seeds), above_chance(seeds)
     reach = "benchmarks whose interval reaches down to chance"
     lines[3:3] = [  # they belong to the third
-        ["", "... at least four benchmarks", f"{ENOUGH} or more {BETWEEN}", enough, "", "", _outcome(first), ""],
-        ["", "... none at chance", reach, near, "", "", _outcome(second), ""],
+        ["... at least four benchmarks", f"{ENOUGH} or more {BETWEEN}", enough, "", "", first, ""],
+        ["... none at chance", reach, near, "", "", second, ""],
     ]
-    return table(head, lines, text=(0, 1, 2, 6, 7))
-
-
-def _left_standing(seeds: BySeed) -> Iterator[str]:
-    for criterion, found in _judged(seeds):
-        if found.verdict in ("not supported", "inconclusive"):
-            yield f"- {criterion.letter}, {_outcome(found.verdict)}: {criterion.text} ({found.found})."
-    outside = [criterion.letter for criterion in CRITERIA if OUTSIDE in published_in_words(criterion)]
-    if outside:
-        yield f"- The paper's own numbers would not meet {' and '.join(outside)}: the bounds are ours."
+    return table(head, lines, text=(0, 1, 5, 6))
 
 
 def _room(seeds: BySeed) -> str:
     lines = [
-        [BENCHMARKS[name], finding.found, f"{CHANCE.get(name, 0.0):.1f}", _outcome(finding.verdict)]
+        [BENCHMARKS[name], finding.found, f"{CHANCE.get(name, 0.0):.1f}", finding.side]
         for name, finding in on_each(seeds).items()
     ]
     return table(["", "AR SFT", "by chance", BETWEEN], lines, text=(0, 3))
-
-
-def _text_losses(seeds: BySeed) -> str:
-    lines = []
-    for seed, rows in sorted(seeds.items()):
-        losses = {
-            row.stage: f"{sum(row.nats) / sum(row.tokens):.4f}" if row.status == "done" else one_line(row.reason)
-            for row in rows
-            if isinstance(row, TextLossRow)
-        }
-        if losses:
-            lines.append([str(seed), *[losses.get(stage, "not run") for stage in ("base", "ar_sft")]])
-    return table(["seed", "base", "AR SFT"], lines, text=())
-
-
-def _trials(scale: str) -> str:
-    file = Path(__file__).with_name(f"{scale}_trials.yaml")
-    trials: list[dict[str, Any]] = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else []
-    lines = []
-    for trial in trials:
-        shares = [trial[name] for name in BENCHMARKS]
-        lines.append([trial["what"], *[f"{share:.1f}" for share in (*shares, fmean(shares))]])
-    return table(["", *BENCHMARKS.values(), "Average"], lines)
 
 
 STUDY = Study(
@@ -250,4 +177,5 @@ STUDY = Study(
     measure=measured_by("marsbench.studies.regime.measuring", "text_losses"),
     sections=laid_out(__package__, slots, PLAN),
     tally=tally,
+    claims=ours("regime", CRITERIA[-1:]),
 )

@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import groupby
 
 from marsbench.findings.cells import why_none
-from marsbench.findings.claims import OURS
-from marsbench.findings.in_words import plus_minus, with_interval
+from marsbench.findings.in_words import with_interval
 from marsbench.findings.seeds import BySeed
 from marsbench.findings.sweep import (
     A_A,
-    ALLOWED_LOSS,
     SweepCells,
     baseline_of,
-    in_words,
     over,
     printed_ratio,
     printed_speed_up,
+    speed_of,
     speed_up,
 )
 from marsbench.line import Line
 from marsbench.presets import preset
 from marsbench.racing.grid import COMPILED_AR, read_grid, shipped_grid
-from marsbench.rendering.claims import bullet_by_size
+from marsbench.rendering.claims import page_claims
 from marsbench.rendering.markdown import table
 from marsbench.rendering.page import laid_out
 from marsbench.rows.kinds import Row, SweepRow
@@ -31,7 +28,7 @@ from marsbench.running.plans import TablePlan
 from marsbench.studies.lines import BATCH_SIZES, speculative
 from marsbench.studies.speedup import figures
 from marsbench.studies.speedup.claims import BESTS, TABLE5_SECTION, TABLE6_SECTION, decoded_by_the_sweep, speed_claims
-from marsbench.studies.speedup.tables import knee_table, law_slots, table5, table6
+from marsbench.studies.speedup.tables import table5, table6
 from marsbench.studies.study import Item, Study
 from marsbench.training.stages import STAGES
 
@@ -72,34 +69,16 @@ SMALL = " These are models of a million parameters or less; they test the mechan
 def slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
     sweep = SweepCells.of(rows)
     return {
-        "answers": _answers(seeds, sweep.batch_sizes),
-        "loss": f"{ALLOWED_LOSS:g}",
+        "claims": page_claims(speed_claims(), seeds, scale),
         "answer": _answer(sweep),
-        "kinds": sweep.steps_in_words,
         "decoded": decoded_by_the_sweep([rows]),
-        "stages": in_words(sweep.decoded),
-        "medusa": _medusa(sweep),
         "small": SMALL if preset(scale).world else "",
         "contenders": _contenders(sweep),
         **table5(sweep.eager),  # without a cache, and with this one, steps have no fixed shape to be compiled
         **table6(sweep),
-        **law_slots(sweep.eager),
-        "knee": knee_table(sweep.eager),
-        "checks": _checks(sweep),
+        "steps": _steps(sweep),
+        "fair": _fair(sweep),
     }
-
-
-def _medusa(sweep: SweepCells) -> str:
-    """How the heads were trained; empty where Medusa did not race."""
-    stages = dict.fromkeys(row.stage for row in sweep.rows if row.method == "medusa")
-    return f" Medusa's heads are those of {in_words(stages)}; [others were tried](rivals.md)." if stages else ""
-
-
-def _answers(seeds: BySeed, sizes: Sequence[int]) -> str:
-    """A sentence for each kind of contender: what it is at the smallest batch, and at the largest."""
-    ends = {sizes[0], sizes[-1]} if sizes else {}
-    told = [claim for claim in speed_claims() if claim.whose == OURS and claim.batch_size in ends]
-    return "\n".join(bullet_by_size(list(same), seeds) for _, same in groupby(told, key=lambda claim: claim.name))
 
 
 # ---------------------------------------------------------------------- the answer
@@ -113,7 +92,7 @@ def _answer(sweep: SweepCells) -> str:
     for best in BESTS.values():
         found = [best.find(sweep, size) for size in sweep.batch_sizes]
         if best.shown and any(found):
-            lines.append([f"{best.shown}, over `ar`", *[printed_ratio(sweep.over_faster_ar(row), "") for row in found]])
+            lines.append([f"{best.shown}, over `ar`", *[printed_ratio(sweep.over_ar_alike(row), "") for row in found]])
             lines.append(["setting", *[_setting(row) for row in found]])
             lines.append(["tokens/forward", *[f"{row.tokens_per_forward:.2f}" if row else "" for row in found]])
     lost = [sweep.cost(sweep.sure_mars(size)) for size in sweep.batch_sizes]
@@ -140,27 +119,32 @@ def _contenders(sweep: SweepCells) -> str:
     for baseline, name in dict.fromkeys((baseline_of(row), row.contender) for row in sweep.rows):
         held_against.setdefault(baseline, []).append(name)
     tables = [_all_over(sweep, baseline == COMPILED_AR, names) for baseline, names in held_against.items()]
-    failed = [row for row in sweep.rows if row.status != "done"]
-    reasons = [f"- {row.contender}, batch {row.batch_size}: {why_none(row)}" for row in failed]
+    failed = {row.contender: why_none(row) for row in sweep.rows if row.status != "done"}
+    reasons = [f"- {name}: {why}" for name, why in failed.items()]
     return "\n\n".join([*tables, "\n".join(reasons)])
 
 
+def _fastest_of_each(sweep: SweepCells) -> set[str]:
+    """The names of the contenders that are fastest for one row among the settings of their method and form."""
+    found: dict[tuple[object, ...], SweepRow] = {}
+    for (_, size), row in sweep.done.items():
+        kind = size, row.method, row.stage, row.compiled, row.options.get("cache_block")
+        found[kind] = max(found.get(kind, row), row, key=speed_of)
+    return {row.contender for (size, *_), row in found.items() if size == min(sweep.batch_sizes)}
+
+
 def _all_over(sweep: SweepCells, compiled: bool, names: Sequence[str]) -> str:
-    like = "as compiled `ar`" if compiled else "as `ar`"
-    lines = []
+    """Contenders with their speeds; of the settings of one method, those that are fastest at a batch size."""
+    lines, best = [], _fastest_of_each(sweep)
     for name in names:
         cells = sweep.by_batch(name)
-        why = {row.batch_size: row.status for row in reversed(sweep.rows) if row.contender == name}
-        speeds = [
-            printed_speed_up(row) if row else why.get(size, "not run")
-            for row, size in zip(cells, sweep.batch_sizes, strict=True)
-        ]
-        more = ["", "", ""]
-        if first := next(filter(None, cells), None):  # what hardly depends on the batch size
-            accuracy = plus_minus(first.accuracy, 1, factor=100)
-            more = [f"{first.tokens_per_forward:.2f}", accuracy, _as_ar(sweep, first)]
-        lines.append([name, *speeds, *more])
-    return table([f"tokens/s {over(compiled)}", *sweep.heads, "tokens/forward", "accuracy", like], lines)
+        if name not in best or not (first := next(filter(None, cells), None)):
+            continue
+        speeds = [printed_speed_up(row).partition(" ")[0] if row else "-" for row in cells]
+        accuracy = f"{100 * first.accuracy.value:.1f}"
+        lines.append([name, *speeds, f"{first.tokens_per_forward:.2f}", accuracy, _as_ar(sweep, first)])
+    head = [f"tokens/s {over(compiled)}", *sweep.heads, "tokens/forward", "right, %", "as its `ar`"]
+    return table(head, lines)
 
 
 def _as_ar(sweep: SweepCells, row: SweepRow) -> str:
@@ -178,14 +162,21 @@ def _model_of(name: str) -> str | None:
     return STAGES[name].parent if STAGES[name].objective in ("medusa", "gated") else name
 
 
-def _checks(sweep: SweepCells) -> str:
-    lines = []
-    for size in sweep.batch_sizes:
-        ratio = speed_up(sweep.done.get((A_A, size)))
-        if ratio is not None:
-            inside = ratio.interval.low <= 1 <= ratio.interval.high
-            lines.append([str(size), printed_ratio(ratio), "yes" if inside else "no"])
-    return table(["batch", "`ar, again` over `ar`", "contains 1"], lines)
+def _fair(sweep: SweepCells) -> str:
+    """`ar` raced against itself under another name, which must not differ from it."""
+    found = {size: ratio for size in sweep.batch_sizes if (ratio := speed_up(sweep.done.get((A_A, size))))}
+    shown = ", ".join(f"{printed_ratio(ratio)} at batch {size}" for size, ratio in found.items())
+    return f"`ar` under another name over `ar`, which must hold 1: {shown}." if shown else ""
+
+
+def _steps(sweep: SweepCells) -> str:
+    """What a step costs by its positions, over windows and batches, timed apart from any race."""
+    if (law := sweep.law) is None:
+        return ""
+    shown = [count for count in law.positions if count & (count - 1) == 0]
+    alone = law.seconds_at(1)
+    costs = ["steps of `ar` for one row", *[f"{law.seconds_at(count) / alone:.2f}" for count in shown]]
+    return table(["positions in a step", *map(str, shown)], [costs])
 
 
 STUDY = Study(

@@ -12,7 +12,7 @@ from operator import sub, truediv
 from typing import Any, NamedTuple, TypeVar
 
 from marsbench.findings.claims import ABSTRACT, OURS, POINTS, TIMES, TOKENS, Claim, Section
-from marsbench.findings.sweep import ALLOWED_LOSS, SweepCells, faster, in_words, on_sweep, speed_up
+from marsbench.findings.sweep import SweepCells, faster, in_words, on_sweep, speed_up
 from marsbench.rows.kinds import Row, SweepRow
 from marsbench.statistics.decisions import Bound
 from marsbench.statistics.intervals import Answers, Estimate, difference, paired_difference, speed_difference
@@ -23,7 +23,7 @@ TABLE5_SECTION = Section("Table 5, wall-clock speed", (4, 5))
 TABLE6_SECTION = Section("Table 6, speculative decoding", (4, 6))
 SERVED = (1, *BATCH_SIZES)  # the batch sizes at which the best settings are held against `ar`
 _ENDS = _SMALL, _LARGE = BATCH_SIZES[0], BATCH_SIZES[-1]
-_ABOVE_0, _ABOVE_1, _BELOW_1 = Bound(low=0.0), Bound(low=1.0), Bound(high=1.0)
+_ABOVE_0, _ABOVE_1 = Bound(low=0.0), Bound(low=1.0)
 
 _One = TypeVar("_One")
 _Effect = TypeVar("_Effect")
@@ -41,25 +41,56 @@ def _claim(
     """A claim on the eager contenders, or on all of them: like is held against like."""
     measured = on_sweep(measure if compiled else lambda sweep: measure(sweep.eager))
     fields = {"name": name, "text": text, "compared": compared, "page": "speedup", "item": "speedup"}
-    return Claim(measure=measured, bound=bound, **{"unit": TIMES, "counts": "laps", **fields, **said})
+    return Claim(measure=measured, bound=bound, **{"unit": TIMES, **fields, **said})
+
+
+NOT_LAUNCH_BOUND = (
+    "Here a step over 8 positions already takes 1.3 times as long as over one; on a GPU it hardly takes longer (page "
+    "gpu), which is what makes the paper's ratios."
+)
+FEW_QUESTIONS = "102 questions do not decide a loss of a point."
 
 
 def speed_claims() -> Iterator[Claim]:
     yield _claim(
         "load", "Under load (a full batch, offline), lowering tau raises throughput",
-        "tokens/s of MARS: lowest tau over highest tau, at the largest batch raced, whatever it costs in accuracy",
-        _throughput_by_threshold, _ABOVE_1, section=ABSTRACT, in_abstract=True,
+        "tokens/s of MARS: lowest tau over highest tau, at the largest batch raced",
+        _throughput_by_threshold, _ABOVE_1, section=ABSTRACT,
+        beside=(
+            ("accuracy in % at that tau", _claim("", "", "", _accuracy_at_lowest, Bound(), unit=POINTS)),
+            ("right answers per second against the highest tau", _claim("", "", "", _right_by_threshold, Bound())),
+        ),
     )  # fmt: skip
     yield from _table5()
     yield from _table6()
     yield from _best_settings()
 
 
-def _throughput_by_threshold(sweep: SweepCells) -> Estimate | None:
-    """Tokens per second of MARS at its lowest threshold over those at its highest, at the largest batch raced."""
+def _by_threshold(sweep: SweepCells) -> tuple[SweepRow, SweepRow] | None:
+    """MARS at its lowest and at its highest threshold, at the largest batch raced."""
     rows = sweep.at(max(sweep.batch_sizes, default=0), lambda row: row.method == "mars")
     thresholds = {float(row.options["threshold"]): row for row in rows if row.options.get("threshold") is not None}
-    return faster(thresholds[min(thresholds)], thresholds[max(thresholds)]) if len(thresholds) > 1 else None
+    return (thresholds[min(thresholds)], thresholds[max(thresholds)]) if len(thresholds) > 1 else None
+
+
+def _accuracy_at_lowest(sweep: SweepCells) -> Estimate | None:
+    found = _by_threshold(sweep)
+    return found[0].accuracy.times(100) if found else None
+
+
+def _right_by_threshold(sweep: SweepCells) -> Estimate | None:
+    """Right answers per second at the lowest threshold over those at the highest."""
+    if (found := _by_threshold(sweep)) is None:
+        return None
+    low, high = found
+    per_token = [sum(row.correct) / sum(row.emitted) for row in found]
+    ratio = faster(low, high)
+    return ratio.times(per_token[0] / per_token[1]) if ratio and per_token[1] else None
+
+
+def _throughput_by_threshold(sweep: SweepCells) -> Estimate | None:
+    found = _by_threshold(sweep)
+    return faster(*found) if found else None
 
 
 def decoded_by_the_sweep(seeds: Sequence[Sequence[Row]]) -> str:
@@ -67,14 +98,9 @@ def decoded_by_the_sweep(seeds: Sequence[Sequence[Row]]) -> str:
     stages = sorted({stage for rows in seeds for stage in SweepCells.of(rows).decoded})
     if not stages:
         return ""
-    steps = (
-        "In what the paper claims of speed, all contenders decode eagerly, `ar` too; our claims on the best settings "
-        "take each contender, and `ar`, in its faster form, eager or compiled where both were raced."
-    )
     if stages == ["mars"]:
-        return steps
-    decoded = in_words(stages)
-    return f"Claims on speed and on speculative decoding are about {decoded}; the tables are about `mars`. {steps}"
+        return ""
+    return f"Claims on speed and on speculative decoding are about {in_words(stages)}; the tables are about `mars`."
 
 
 # ---- Table 5: the block-level cache ---------------------------------------------------------------------------------
@@ -82,12 +108,20 @@ def decoded_by_the_sweep(seeds: Sequence[Sequence[Row]]) -> str:
 
 def _table5() -> Iterator[Claim]:
     of_table = partial(_claim, item="table5", section=TABLE5_SECTION)
-    for size in BATCH_SIZES:
-        yield of_table(
-            "cache-faster", "MARS with the block-level cache is faster than AR with a KV cache",
-            "tokens/s of the fastest B_cache over AR", partial(_fastest, batch_size=size), _ABOVE_1,
-            batch_size=size, published=partial(_published_fastest, batch_size=size), in_abstract=True,
-        )  # fmt: skip
+
+    def shown(words: str, measure: Callable[[SweepCells], Estimate | None]) -> tuple[str, Claim]:
+        return words, _claim("", "", "", measure, Bound())
+
+    small, *others = BATCH_SIZES
+    yield of_table(
+        "cache-faster", f"MARS with the block-level cache is faster than AR with a KV cache (batch {small})",
+        "tokens/s of the fastest B_cache over AR", partial(_fastest, batch_size=small), _ABOVE_1,
+        published=partial(_published_fastest, batch_size=small), untestable=NOT_LAUNCH_BOUND,
+        beside=(
+            *[shown(f"batch {size}", partial(_fastest, batch_size=size)) for size in others],
+            shown("over transformers' generate", partial(_fastest, batch_size=small, baseline="hf-generate")),
+        ),
+    )  # fmt: skip
     yield of_table(
         "shrinks", "The speed-up shrinks as the batch grows",
         f"speed-up of the fastest B_cache: batch {_SMALL} minus batch {_LARGE}",
@@ -99,18 +133,13 @@ def _table5() -> Iterator[Claim]:
         f"speed of the smallest B_cache over that of the largest: batch {_LARGE} minus batch {_SMALL}",
         _smaller_blocks, _ABOVE_0, published=_published_smaller_blocks, signed=True,
     )  # fmt: skip
-    for size in BATCH_SIZES:
-        yield of_table(
-            "no-cache-slower", "Without a cache, MARS is slower than AR with one",
-            "tokens/s of MARS without a cache over AR", partial(_fastest, batch_size=size, method="mars-no-cache"),
-            _BELOW_1, batch_size=size, check=True,
-            published=partial(_published_fastest, batch_size=size, method="mars-no-cache"),
-        )  # fmt: skip
 
 
-def _fastest(sweep: SweepCells, batch_size: int, method: str = "mars-block-cache") -> Estimate | None:
-    """Speed-up over `ar`, of the fastest B_cache; choosing it on the laps that judge it flatters it a little."""
-    found = map(speed_up, sweep.at(batch_size, lambda row: row.method == method))
+def _fastest(
+    sweep: SweepCells, batch_size: int, method: str = "mars-block-cache", baseline: str | None = None
+) -> Estimate | None:
+    """Speed-up over a baseline, `ar` unless told, of the fastest B_cache, chosen on the laps that judge it."""
+    found = (speed_up(row, baseline) for row in sweep.at(batch_size, lambda row: row.method == method))
     return max(filter(None, found), key=lambda estimate: estimate.value, default=None)
 
 
@@ -144,7 +173,7 @@ def _table6() -> Iterator[Claim]:
         return paired_difference(mars.by_benchmark, ar.by_benchmark)
 
     of_table = partial(_claim, item="table6", section=TABLE6_SECTION)
-    of_questions = partial(of_table, signed=True, counts="questions")
+    of_questions = partial(of_table, signed=True)
     targets = MARS_BY_AR, AR_BY_AR
     yield of_questions(
         "target-yields-more",
@@ -157,18 +186,19 @@ def _table6() -> Iterator[Claim]:
         "target-faster", "A MARS target is faster",
         "tokens/s: MARS target over AR SFT target, both with an AR SFT draft, smallest batch raced",
         _of_lines(faster, *targets), _ABOVE_1, published=_published("speedup", truediv, *targets),
+        untestable=NOT_LAUNCH_BOUND,
     )  # fmt: skip
     yield of_table(
         "draft-faster", "A MARS draft makes it faster still",
         "tokens/s: MARS draft over AR SFT draft, both for a MARS target, smallest batch raced",
         _of_lines(faster, MARS_BY_MARS, MARS_BY_AR), _ABOVE_1,
-        published=_published("speedup", truediv, MARS_BY_MARS, MARS_BY_AR),
+        published=_published("speedup", truediv, MARS_BY_MARS, MARS_BY_AR), untestable=NOT_LAUNCH_BOUND,
     )  # fmt: skip
     yield of_questions(
         "target-costs-nothing", "A MARS target costs no accuracy",
         "MARS target minus AR SFT target, both with an AR SFT draft",
-        _of_lines(points, *targets), Bound.losing_less_than(2.0),
-        published=_published("accuracy_delta", sub, *targets), unit=POINTS,
+        _of_lines(points, *targets), Bound.losing_less_than(1.0),
+        published=_published("accuracy_delta", sub, *targets), unit=POINTS, untestable=FEW_QUESTIONS,
     )  # fmt: skip
 
 
@@ -201,11 +231,9 @@ class Best(NamedTuple):
 
 BESTS = {
     "mars-95": Best(SweepCells.sure_mars, "MARS at tau = .95", "MARS at tau = .95", "`mars` at tau = .95"),
-    "best-mars": Best(
-        SweepCells.best_mars, f"MARS that loses at most {ALLOWED_LOSS:g} point on the questions raced", "MARS"
-    ),
     "best-verified": Best(
-        SweepCells.best_verified, "Verified MARS, whose tokens are those of AR,", "verified MARS", "`mars-verified`"
+        SweepCells.best_verified, "Verified MARS, whose tokens are its own AR decoding's,", "verified MARS",
+        "`mars-verified`",
     ),
     "best-adapter": Best(
         partial(SweepCells.best_verified, adapted=True), "An adapter on AR SFT, verified,", "an adapter",
@@ -215,11 +243,17 @@ BESTS = {
 
 
 def _best_settings() -> Iterator[Claim]:
-    def over_ar(sweep: SweepCells, best: Best, batch_size: int) -> Estimate | None:
-        return sweep.over_faster_ar(best.find(sweep, batch_size))
+    """Ours: the fastest setting of a kind over AR for one row, and beside it for more."""
 
+    def over_ar(sweep: SweepCells, best: Best, batch_size: int) -> Estimate | None:
+        return sweep.over_ar_alike(best.find(sweep, batch_size))
+
+    alone, *others = SERVED
     for name, best in BESTS.items():
-        compared = f"tokens/s of the best setting of {best.method} over AR, each in its faster form"
-        for size in SERVED:
-            measure, more = partial(over_ar, best=best, batch_size=size), {"batch_size": size, "whose": OURS}
-            yield _claim(name, f"{best.claimed} is faster than AR", compared, measure, _ABOVE_1, compiled=True, **more)
+        compared = f"tokens/s of the best setting of {best.method} over AR, both eager or both compiled"
+        at = {size: partial(over_ar, best=best, batch_size=size) for size in SERVED}
+        beside = tuple((f"batch {size}", _claim("", "", "", at[size], Bound(), compiled=True)) for size in others)
+        yield _claim(
+            name, f"{best.claimed} is faster than AR (batch {alone})", compared, at[alone], _ABOVE_1, compiled=True,
+            whose=OURS, beside=beside,
+        )  # fmt: skip

@@ -1,22 +1,16 @@
-"""The paper's Tables 5 and 6, rebuilt from a sweep, beside the paper's own numbers; and the position law.
-
-Of the law: what it predicts, what its choices lose, and where more load stops paying.
-"""
+"""The paper's Tables 5 and 6, rebuilt from a sweep, beside the paper's own numbers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from statistics import median
 from typing import NamedTuple
 
 from marsbench.findings.in_words import signed_number, with_interval
-from marsbench.findings.sweep import SweepCells, faster, over, printed_speed_up, speed_of, speed_up
+from marsbench.findings.sweep import SweepCells, over, printed_speed_up
 from marsbench.paper import published
 from marsbench.racing.grid import called
-from marsbench.racing.position_law import PositionLaw, Work, fastest
 from marsbench.rendering.markdown import paragraphs, table
-from marsbench.rows.kinds import StepTimeRow, SweepRow
-from marsbench.statistics.intervals import Estimate, Interval
+from marsbench.rows.kinds import SweepRow
 from marsbench.studies.lines import BATCH_SIZES
 
 PAPERS_SCALE = "7b"  # of its Tables 5 and 6
@@ -117,100 +111,3 @@ def _published6() -> str:
         numbers = [f"{tokens:g}", f"{1000 * tokens / speed:.0f}", f"{speed:g}", f"{found['speedup']:g}"]
         lines.append([line.words, *numbers, signed_number(found["accuracy_delta"], 1)])
     return table(head, lines)
-
-
-# ---- the position law ----
-
-
-def law_slots(sweep: SweepCells) -> dict[str, str]:
-    """What the page says of the law; all of it empty where no steps were timed."""
-    factors, losses = ("median_factor", "most_factor"), ("mean_regret", "most_regret", "told_apart", "regrets")
-    if (law := sweep.law) is None or sweep.step_times is None:
-        return dict.fromkeys(("steps", "chosen", "double", *factors, *losses), "")
-    shown = [count for count in law.positions if count & (count - 1) == 0]
-    costs = ["ms per step", *[f"{1000 * law.seconds_at(count):.2f}" for count in shown]]
-    regrets, double = _regrets(sweep, law), law.positions_at(2.0)
-    lost = [each.loss.value for each in regrets]
-    told_apart = sum(each.loss.interval.low > 0 for each in regrets)
-    numbers = f"{sum(lost) / max(len(lost), 1):.1f}", f"{max(lost, default=0.0):.1f}", str(told_apart), str(len(lost))
-    lines = [
-        [each.family, str(each.batch_size), each.chosen, each.best, with_interval(each.loss, 1)] for each in regrets
-    ]
-    return {
-        "steps": table(["positions", *map(str, shown)], [costs]),
-        "chosen": table(
-            ["windows of", "batch", "by the law", "by the races", "regret, % [95 %]"], lines, text=(0, 2, 3)
-        ),
-        "double": "" if double is None else f"{double:.0f}",
-        **dict(zip(factors, _factors(sweep.step_times), strict=True)),
-        **dict(zip(losses, numbers, strict=True)),
-    }
-
-
-def _factors(timed: StepTimeRow) -> tuple[str, str]:
-    """By what factor the times of shapes with as many positions differ, in the median and at most."""
-    found: dict[int, list[float]] = {}
-    for rows, window, seconds in zip(timed.rows, timed.window, timed.seconds, strict=True):
-        found.setdefault(rows * window, []).append(median(seconds))
-    ratios = [max(times) / min(times) for times in found.values() if len(times) > 1]
-    return (f"{median(ratios):.2f}", f"{max(ratios):.2f}") if ratios else ("", "")
-
-
-def families(sweep: SweepCells) -> dict[str, list[str]]:
-    """Contenders that differ in their window alone, and all windows and layouts of `mars-verified` together.
-
-    Those with an adapter are families of their own: what they accept is another model's.
-    """
-    found: dict[str, list[str]] = {}
-    for name in sweep.names:
-        row = next(row for row in sweep.rows if row.contender == name)
-        if row.method == "mars-block-cache":
-            found.setdefault("mars-block-cache", []).append(name)
-        if row.method == "mars-verified":
-            verified = "mars-verified with an adapter" if row.is_adapted else "mars-verified"
-            found.setdefault(f"{verified}, {row.options.get('layout', 'groups')}", []).append(name)
-            found.setdefault(f"{verified}, either layout", []).append(name)
-    return {family: names for family, names in found.items() if len(names) > 1}
-
-
-class Regret(NamedTuple):
-    """What the law's choice among the windows of a family loses at a batch size."""
-
-    family: str
-    batch_size: int
-    chosen: str
-    best: str  # by the races
-    loss: Estimate  # % of the best one's speed
-
-
-def _regrets(sweep: SweepCells, law: PositionLaw) -> list[Regret]:
-    found = []
-    for family, names in families(sweep).items():
-        known = {name: row for name in names if (row := sweep.done.get((name, sweep.batch_sizes[0])))}
-        for size in sweep.batch_sizes:
-            measured = {name: row for name in known if (row := sweep.done.get((name, size)))}
-            if measured:
-                chosen = fastest(law, {name: Work.of(known[name]) for name in measured}, size)
-                best = max(measured, key=lambda name: speed_of(measured[name]))
-                if kept := faster(measured[chosen], measured[best]):
-                    limits = Interval(1 - kept.interval.high, 1 - kept.interval.low)
-                    loss = Estimate(1 - kept.value, limits, kept.n).times(100)
-                    found.append(Regret(family, size, chosen, best, loss))
-    return found
-
-
-def knee_table(sweep: SweepCells) -> str:
-    """Up to which batch size the best settings pay."""
-    head = ["", "positions/token", *sweep.heads, "pays up to"]
-    best = [find(size) for find in (sweep.best_mars, sweep.best_verified) for size in sweep.batch_sizes]
-    names = dict.fromkeys(row.contender for row in best if row is not None)
-    return table(head, [_knee_line(sweep, name) for name in names])
-
-
-def _knee_line(sweep: SweepCells, name: str) -> list[str]:
-    cells = dict(zip(sweep.batch_sizes, sweep.by_batch(name), strict=True))
-    paying = [size for size, row in cells.items() if (ratio := speed_up(row)) and ratio.interval.low > 1]
-    first = next(row for row in cells.values() if row is not None)
-    work = f"{first.positions / (sum(first.emitted) - first.prompts):.2f}" if first.forwards else "n/a"
-    up_to = "never" if not paying else f"batch {max(paying)}{' at least' if max(paying) == max(cells) else ''}"
-    return [name, work, *[printed_speed_up(row) for row in cells.values()], up_to]
