@@ -153,7 +153,7 @@ def _other(row: EvaluationRow | None, score: str) -> str:
 
 
 def what_was_cut(cells: Cells, plan: TablePlan) -> str:
-    """Answers without an end, and prompts that lost their beginnings, in % of questions, for the arms with any."""
+    """Answers without an end, and prompts that lost their beginnings, in % of questions, for the lines with any."""
     kinds: dict[str, Callable[[EvaluationRow], list[bool]]] = {
         "Answers cut at the token limit, in %:": lambda row: [not whole for whole in row.finished],
         "Prompts whose beginnings were cut, as the context has no room for them beside the answer, in %:": lambda row: [
