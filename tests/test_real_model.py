@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from marsbench.cli import app
 from marsbench.evaluation.harness import digest_of
 from marsbench.findings.sweep import SweepCells, speed_up
-from marsbench.forward.linear import reads_bf16
+from marsbench.forward.fastest import reads_bf16
 from marsbench.methods import METHODS
 from marsbench.rows.kinds import EvaluationRow, SweepRow, TrainingRow
 from marsbench.rows.store import read_rows
