@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import copy
 import gc
+from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from itertools import count
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -33,6 +37,7 @@ from marsbench.methods import Options, build_method
 from marsbench.training import visibility
 from marsbench.training.medusa import MedusaHeads
 
+RECORDED = graphs_module.recorded
 READS = ("_local_scalar_dense", "nonzero", "masked_select", "unique")  # what no graph can hold
 
 
@@ -288,6 +293,53 @@ def test_recording_needs_no_compiler(given: dict[str, Any], monkeypatch: pytest.
     monkeypatch.setattr(graphs_module, "cpp_compiler", lambda: "g++")
     monkeypatch.setattr(graphs_module.sysconfig, "get_path", lambda name: "/nowhere")
     assert "Python.h" in why_not(model, method, "inductor") and not why_not(model, method)
+
+
+class Capture:
+    """In place of CUDA's graphs: a pool goes with the last graph that holds it, as in torch's allocator."""
+
+    holders: ClassVar[Counter[int]] = Counter()
+    gone: ClassVar[set[int]] = set()
+
+    def __init__(self) -> None:
+        self.pool: int | None = None
+
+    @classmethod
+    @contextmanager
+    def graph(cls, graph: Capture, pool: int) -> Iterator[None]:
+        assert pool not in cls.gone, "use_count > 0"
+        graph.pool = pool
+        cls.holders[pool] += 1
+        yield
+
+    def __del__(self) -> None:
+        if self.pool is not None:
+            self.holders[self.pool] -= 1
+            if not self.holders[self.pool]:
+                self.gone.add(self.pool)
+
+    def replay(self) -> None:
+        """Nothing is computed."""
+
+
+def test_the_memory_of_graphs_outlives_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a pool that went with the last graph captured into it, in which the next capture crashes."""
+    nothing = SimpleNamespace(wait_stream=lambda other: None)
+    for name, put in {
+        "graph_pool_handle": count(1).__next__, "CUDAGraph": Capture, "graph": Capture.graph,
+        "Stream": lambda: nothing, "current_stream": lambda: nothing, "stream": lambda stream: nullcontext(),
+    }.items():  # fmt: skip
+        monkeypatch.setattr(torch.cuda, name, put)
+    monkeypatch.setattr(torch, "zeros", lambda *size, device: None)
+    graphs_module._pool.cache_clear()
+    try:
+        for _ in range(3):
+            launch = RECORDED(lambda: torch.ones(1))
+            assert launch().item() == 1
+            del launch
+            gc.collect()
+    finally:
+        graphs_module._pool.cache_clear()
 
 
 def test_a_read_cannot_be_recorded() -> None:

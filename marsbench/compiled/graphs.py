@@ -196,9 +196,15 @@ def _compiled(step: Step, backend: str) -> Step:
 
 
 @cache
-def _pool() -> Any:
-    """The memory of all graphs' intermediate results: no two of them run at once."""
-    return torch.cuda.graph_pool_handle()
+def _pool() -> tuple[Any, Any]:
+    """The memory of all graphs' intermediate results, as no two of them run at once; and a graph that keeps it.
+
+    A pool goes with the last graph that was captured into it, and its handle is then good for nothing.
+    """
+    pool, keeper = torch.cuda.graph_pool_handle(), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(keeper, pool=pool):
+        torch.zeros(1, device="cuda")
+    return pool, keeper
 
 
 def recorded(run: Run) -> Run:
@@ -210,7 +216,7 @@ def recorded(run: Run) -> Run:
             run()
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=_pool()):
+    with torch.cuda.graph(graph, pool=_pool()[0]):
         given = run()
 
     def launch() -> Tensor:
