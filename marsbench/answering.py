@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from marsbench.compiled.graphs import kind_of_batch
-from marsbench.decoding.engine import Batch, KindOfBatch, Method, check_requests, decode
+from marsbench.decoding.engine import KindOfBatch, Method, check_requests, decode
 from marsbench.decoding.generation import PREFILL_POSITIONS, Generation, Request
 from marsbench.decoding.outside import OutsideMethod
 from marsbench.errors import UserError
@@ -30,7 +30,7 @@ class Answering:
 
     loaded: Loaded
     method: Method | OutsideMethod
-    kind: KindOfBatch = Batch  # how its steps run
+    kind: KindOfBatch | None = None  # how its steps run; None = as is best on the device
     threshold: float | None = None  # of every request
     batch_size: int = 16  # rows at once
     prefill_positions: int = PREFILL_POSITIONS  # of prompts in one forward, at most
@@ -38,7 +38,7 @@ class Answering:
     @classmethod
     def by(
         cls, name: str, loaded: Loaded, reporter: Reporter, *, draft: Loaded | None, untrained_masks: bool,
-        compiled: bool, options: Mapping[str, Any], **how: Any,
+        compiled: bool | None, options: Mapping[str, Any], **how: Any,
     ) -> Answering:  # fmt: skip
         """By a method that is fitted to the checkpoint; where its steps cannot be compiled, that is said."""
         method = fit(name, loaded, draft=draft, untrained_masks=untrained_masks, **options)
@@ -52,7 +52,8 @@ class Answering:
             told["eos_id"], told["pad_id"] = default_ids(self.loaded)
         return decode(
             self.loaded.model, self.method, requests, batch_size=self.batch_size,
-            prefill_positions=self.prefill_positions, kind=self.kind, **told,
+            prefill_positions=self.prefill_positions,
+            kind=self.kind or kind_of_batch(self.loaded.model, self.method)[0], **told,
         )  # fmt: skip
 
     def decode_all(self, requests: Sequence[Request], reporter: Reporter, title: str, **told: Any) -> list[Generation]:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from inspect import signature
 from itertools import count
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -27,13 +28,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from transformers import LlamaForCausalLM
 
+from marsbench import generate
+from marsbench.commands.decoder import Decoding
+from marsbench.commands.shared import Start
 from marsbench.compiled import graphs as graphs_module
 from marsbench.compiled.graphs import Graphs, Run, kind_of_batch, why_not
 from marsbench.decoding.engine import Batch, decode
 from marsbench.decoding.generation import Request
+from marsbench.evaluation.lm_eval_model import MarsbenchLM
 from marsbench.forward import decoder, window
 from marsbench.forward.masks import additive_mask, lowest_of
 from marsbench.methods import Options, build_method
+from marsbench.running.run import Run
+from marsbench.serving.settings import Settings
 from marsbench.training import visibility
 from marsbench.training.medusa import MedusaHeads
 
@@ -320,6 +327,27 @@ class Capture:
 
     def replay(self) -> None:
         """Nothing is computed."""
+
+
+def test_steps_are_recorded_where_nobody_says_otherwise(given: dict[str, Any]) -> None:
+    """Guards against a GPU that waits for the host in whatever decodes, unless it is told, and against a line about it
+    for methods that cannot be recorded.
+    """
+    model, method, outside = llama(0), method_of("mars", given), build_method("hf-generate", Options())
+    assert kind_of_batch(model, method)[0] is not Batch and kind_of_batch(model, method, False) == (Batch, "")
+    assert kind_of_batch(model, outside) == (Batch, "") and "loop of its own" in kind_of_batch(model, outside, True)[1]
+    said = [Decoding("ar").compiled, Start().compiled, Settings("").compile]
+    said += [signature(one).parameters["compiled"].default for one in (Run, MarsbenchLM, generate)]
+    assert said == [None] * 6
+
+
+def test_a_batch_runs_through_few_shapes(given: dict[str, Any]) -> None:
+    """Guards against graphs for every number of rows and every length, each of which takes time to be recorded."""
+    model, graphs = llama(0), Graphs()
+    requests = [Request([4, 5, 6], 10 + 17 * row) for row in range(9)]
+    decode(model, method_of("ar", given), requests, eos_id=-1, pad_id=PAD, kind=graphs.batch, batch_size=7)
+    shapes = {(stand.shape.rows, stand.shape.length) for stand in graphs._recorded}
+    assert {rows for rows, _ in shapes} <= {1, 2, 4, 8} and {length for _, length in shapes} <= {64, 128, 256}
 
 
 def test_the_memory_of_graphs_outlives_them(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,15 +47,20 @@ def why_not(model: Any, method: Method | OutsideMethod, backend: str | None = No
     return ""
 
 
-def kind_of_batch(model: Any, method: Method | OutsideMethod, compiled: bool) -> tuple[KindOfBatch, str]:
+def wants_graphs(model: Any, compiled: bool | None) -> bool:
+    """Whether a model's steps are to be graphs: as was said, or, where nothing was, if they are recorded there."""
+    return records_on(device_of(model)) if compiled is None else compiled
+
+
+def kind_of_batch(model: Any, method: Method | OutsideMethod, compiled: bool | None = None) -> tuple[KindOfBatch, str]:
     """What makes the batch: `Batch`, or compiled steps where they are wanted and can be had; else why they cannot.
 
-    A model's graphs are kept as long as the model is.
+    A model's graphs are kept as long as the model is. That nobody asked for them (None) needs no reason.
     """
-    if not compiled:
+    if not wants_graphs(model, compiled):
         return Batch, ""
     if reason := why_not(model, method):
-        return Batch, f"not compiled: {reason}"
+        return Batch, f"not compiled: {reason}" if compiled else ""
     if model not in _KEPT:
         _KEPT[model] = Graphs()
     return _KEPT[model].batch, ""

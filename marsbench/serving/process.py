@@ -71,6 +71,7 @@ def _start(settings: Settings) -> tuple[Any, Ready]:
         law = measured_law(loaded.model, settings.max_rows)
         controller = Controller(law, targets, settings.decision_log, Reporter().say)
     engine = Engine(loaded.model, settings, mask_id=loaded.mask_id, eos_id=eos_id, pad_id=pad_id, controller=controller)
+    engine.capture_ahead(Wishes(settings.method or methods[:2][-1]))
     gc.collect()
     gc.freeze()  # what is there to stay need not be looked through between two steps
     vocabulary = int(loaded.model.get_input_embeddings().num_embeddings)  # type: ignore[arg-type]
