@@ -39,7 +39,7 @@ from marsbench.evaluation.lm_eval_model import MarsbenchLM
 from marsbench.forward import decoder, window
 from marsbench.forward.masks import additive_mask, lowest_of
 from marsbench.methods import Options, build_method
-from marsbench.running.run import Run
+from marsbench.running import run as running
 from marsbench.serving.settings import Settings
 from marsbench.training import visibility
 from marsbench.training.medusa import MedusaHeads
@@ -337,7 +337,7 @@ def test_steps_are_recorded_where_nobody_says_otherwise(given: dict[str, Any]) -
     assert kind_of_batch(model, method)[0] is not Batch and kind_of_batch(model, method, False) == (Batch, "")
     assert kind_of_batch(model, outside) == (Batch, "") and "loop of its own" in kind_of_batch(model, outside, True)[1]
     said = [Decoding("ar").compiled, Start().compiled, Settings("").compile]
-    said += [signature(one).parameters["compiled"].default for one in (Run, MarsbenchLM, generate)]
+    said += [signature(one).parameters["compiled"].default for one in (running.Run, MarsbenchLM, generate)]
     assert said == [None] * 6
 
 

@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from marsbench.errors import UserError
-from marsbench.serving.messages import Cancel, Job, MethodName, Ready
+from marsbench.serving.messages import Cancel, Job, MethodName, Ready, Wishes
 from marsbench.serving.settings import Settings
 
 _PAUSE_S = 0.005  # between two messages to those who only read on
