@@ -196,6 +196,13 @@ def _places(weights: Sequence[Tensor]) -> _Places:
 # ---- the layers that read the same values ----
 
 
+class Joined(NamedTuple):
+    """The weights of a site's layers, one below the other."""
+
+    weight: Tensor  # [out, in]
+    bias: Tensor | None  # [out]
+
+
 class Site:
     """Linear layers that read the same values, and an adapter's maps beside them.
 
@@ -211,6 +218,7 @@ class Site:
         self.is_large = sum(weight.numel() for weight in self.weights) >= LARGE
         self._maps: _Maps | None = None
         self.copy: Copy | None = None  # seen to by `pack_sites`
+        self.joined: Joined | None = None  # seen to by `joined.join_sites`
 
     def __call__(self, values: Tensor, gate: Tensor | None = None) -> Sequence[Tensor]:
         """What the layers give for values [M, in]: every output, [M, out].
@@ -223,6 +231,8 @@ class Site:
             if maps.packed_down is None or self.copy is None or torch.is_grad_enabled():
                 return maps.add(values.mm(maps.across).mul_(gate), self(values))
             return self._parts(self.copy.adapted(values, gate, maps.packed_down, maps.packed_columns))
+        if self.joined is not None and not torch.is_grad_enabled():
+            return self._parts(F.linear(values, *self.joined))
         if self.copy is not None and self.copy.is_native and not torch.is_grad_enabled():
             return self._parts(self.copy(values))
         is_small = self.copy is None and not self.is_large
@@ -233,6 +243,15 @@ class Site:
         if torch.compiler.is_compiling():
             return self._parts(_site(values, self.weights, self.biases))
         return self._parts(_beside(_not_packed(values, self.weights), values, self.weights, self.biases))
+
+    def add_to(self, hidden: Tensor, values: Tensor, gate: Tensor | None) -> Tensor:
+        """Hidden states [M, H] with the one output added to them in place."""
+        if self.joined is None or self.joined.bias is not None:
+            return hidden.add_(self(values, gate)[0])
+        hidden.addmm_(values, self.joined.weight.t())
+        if gate is not None and (maps := self._maps) is not None:
+            maps.add(values.mm(maps.across).mul_(gate), [hidden])
+        return hidden
 
     @property
     def is_native(self) -> bool:
