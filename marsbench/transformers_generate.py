@@ -117,10 +117,8 @@ def generate(
     )
     with_heads = replace(options, heads=heads)
     compiled = adapter is None and wants_graphs(model, compiled)
-    if compiled:  # heads belong to the model
-        chosen = _kept(model, "method", (method, options), lambda: build_method(method, with_heads))
-    else:
-        chosen = build_method(method, with_heads)
+    make = partial(build_method, method, with_heads)
+    chosen = _kept(model, "method", (method, options), make) if compiled else make()  # heads belong to the model
     check_threshold(method, threshold, options.metric)
     running: Any = model
     if adapter is not None:
