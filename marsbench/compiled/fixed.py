@@ -59,7 +59,7 @@ class FixedCache(RaggedCache):
             if parts is None:
                 both = [store.new_zeros(rows, slots + 1, *store.shape[2:]) for store in (keys, values)]
             else:
-                cache._capacity = parts.count * parts.length
+                cache._capacity = parts.number * parts.length
                 cache._both.append(keys.new_zeros(rows, cache._capacity, 2, *keys.shape[2:]))
                 both = list(cache._both[-1].unbind(2))
             cache._layers.append((both[0], both[1]))

@@ -18,7 +18,7 @@ _GROWTH = 64  # slots; small steps waste little, and growing is rare
 class Parts(NamedTuple):
     """How the slots of a row are parted."""
 
-    count: int
+    number: int
     length: int  # slots of each
 
 

@@ -54,7 +54,7 @@ def _one_below_the_other(parts: Sequence[Any]) -> Tensor:
     if len(parts) == 1:
         return parts[0].detach()  # type: ignore[no-any-return]
     whole = torch.cat([part.detach() for part in parts])
-    for part, place in zip(parts, whole.split([len(part) for part in parts]), strict=True):
+    for part, place in zip(parts, torch.split(whole, [len(part) for part in parts]), strict=True):
         part.data = place
     return whole
 
@@ -63,7 +63,7 @@ def _lie_in(whole: Tensor | None, parts: Sequence[Any]) -> bool:
     """Whether parameters are still views of what they were joined to."""
     if whole is None:
         return not any(part is not None for part in parts)
-    places = whole.split([len(part) for part in parts]) if sum(map(len, parts)) == len(whole) else ()
+    places = torch.split(whole, [len(part) for part in parts]) if sum(map(len, parts)) == len(whole) else ()
     return bool(places) and all(
         part.data_ptr() == place.data_ptr() and (part.shape, part.dtype) == (place.shape, place.dtype)
         for part, place in zip(parts, places, strict=True)
@@ -99,11 +99,11 @@ class JoinedPass(Pass):
         shape, parts, device = self.shape, self.cache.parts, self.relative.device
         assert parts is not None, "keys and values lie beside each other"
         self._parts = parts
-        behind = parts.count * parts.length - self.relative.shape[1]
+        behind = parts.number * parts.length - self.relative.shape[1]
         relative = F.pad(self.relative, (0, behind), value=self._width)
         mask = additive_mask(self.window.visible, relative, self.dtype, copies=shape.group)
         queries = shape.group * self._width
-        if parts.count > 1:
+        if parts.number > 1:
             mask = mask.view(self._rows, 1, -1, *parts).permute(0, 3, 1, 2, 4).flatten(0, 1).contiguous()
         self._mask = mask.expand(-1, shape.kv_heads, queries, -1)
         cos, sin = self.turned
@@ -125,7 +125,7 @@ class JoinedPass(Pass):
         values = every.view(len(every), -1, shape.size)
         turned = torch.addcmul(values * self._cos, values.roll(shape.size // 2, -1), self._sin)
         queries, both = turned.split_with_sizes([shape.heads, 2 * shape.kv_heads], 1)
-        stores = self.cache.write_both(layer, both.unflatten(1, (2, shape.kv_heads)))
+        stores = self.cache.write_both(layer, both.view(-1, 2, shape.kv_heads, shape.size))
         rows, width, group, (count, length) = self._rows, self._width, shape.group, self._parts
         folded = queries.view(rows, 1, width, shape.kv_heads, group, shape.size).permute(0, 1, 3, 4, 2, 5)
         folded = folded.expand(-1, count, -1, -1, -1, -1).reshape(rows * count, shape.kv_heads, -1, shape.size)
