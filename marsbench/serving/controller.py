@@ -22,7 +22,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from marsbench.errors import UserError
-from marsbench.json_lines import read_objects
+from marsbench.json_lines import read_lines
 from marsbench.racing.position_law import PositionLaw
 from marsbench.serving.logs import Log
 from marsbench.serving.messages import WIDEST, Knob, MethodName, Wishes
@@ -277,7 +277,7 @@ def replayed(log: Path) -> Iterator[tuple[Seen, Any, Any]]:
         UserError: a line that is none of a log of decisions, or one of an earlier controller.
     """
     law, targets, memory = PositionLaw([1], [1.0]), Targets(), Memory()
-    for number, line in enumerate(read_objects(log, []), 1):
+    for number, line in enumerate(read_lines(log, dict[str, Any], what="a decision", mend="remove the line"), 1):
         try:
             if line.get("format") == FORMAT:  # an engine has started
                 law, targets, memory = PositionLaw(**line["law"]), Targets(*line["targets"]), Memory()
