@@ -18,7 +18,7 @@ from marsbench.decoding.generation import PREFILL_POSITIONS, Generation, Request
 from marsbench.decoding.outside import OutsideMethod
 from marsbench.errors import UserError
 from marsbench.files import check_can_be_written, write_atomically
-from marsbench.json_lines import read_objects
+from marsbench.json_lines import read_lines
 from marsbench.methods.fitting import default_ids, fit
 from marsbench.progress import Reporter
 from marsbench.training.checkpoints import Loaded
@@ -67,14 +67,15 @@ class Answering:
         return str(self.loaded.tokenizer.decode(tokens, skip_special_tokens=True))
 
 
+@dataclass(frozen=True)
+class _Prompt:
+    prompt_ids: list[int]
+
+
 def read_prompts(file: Path) -> list[list[int]]:
     """The prompts of a file, one `{"prompt_ids": [...]}` a line; `UserError` with the line of whatever is wrong."""
-    prompts = [line["prompt_ids"] for line in read_objects(file, ["prompt_ids"])]
-    for number, ids in enumerate(prompts, 1):
-        if not isinstance(ids, list) or not all(type(token) is int for token in ids):
-            where = f"{file}, line {number}"
-            raise UserError('"prompt_ids" is not a list of integers', where=where, fix="give token ids, not text")
-    return prompts
+    mend = 'give token ids, {"prompt_ids": [5, 6, 7]}'
+    return [line.prompt_ids for line in read_lines(file, _Prompt, what="a prompt as token ids", mend=mend)]
 
 
 def decode_file(
