@@ -58,7 +58,7 @@ class Line:
     optional: bool = False  # a line that pages leave out where it has no rows
     block_size: int = DEFAULT_BLOCK_SIZE  # B of the checkpoint and of its draft model, where their training has one
     dtype: str = "float32"  # of weights and caches, in a table; a grid has one for all
-    compiled: bool = False  # its steps as graphs, or operation by operation
+    compiled: bool | None = False  # its steps as graphs, or operation by operation; None = as is best on the device
 
     @classmethod
     def raced(cls, name: str, stage: str, method: str, **options: Any) -> Line:

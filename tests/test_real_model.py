@@ -15,7 +15,7 @@ from marsbench.evaluation.harness import digest_of
 from marsbench.findings.between_lines import more_accurate
 from marsbench.findings.collection import collect
 from marsbench.findings.sweep import SweepCells, speed_up
-from marsbench.forward.linear import reads_bf16
+from marsbench.forward.fastest import reads_bf16
 from marsbench.methods import METHODS
 from marsbench.rows.kinds import EvaluationRow, SweepRow, TrainingRow
 from marsbench.rows.store import read_rows
@@ -68,7 +68,7 @@ def test_a_claim_pairs_lines_of_one_type_of_weights_on_the_same_questions() -> N
     """Guards against a claim that takes rows of another type of weights, on fewer questions, and is "not run"."""
     (collection,) = [each for each in collect(RESULTS.parent, "135m", pages()) if each.scale == "135m"]
     rows = collection.rows[STUDY.key][0]
-    lines = {arm.name: arm.dtype for arm in (*PLAN.arms, *IN_BF16.arms)}
+    lines = {arm.name: arm.dtype for arm in (*PLAN.lines, *IN_BF16.lines)}
     assert all(row.dtype == lines[row.arm] for row in rows if isinstance(row, EvaluationRow))
     found = [claim.over([rows]) for claim in CLAIMS]
     assert {(one.measured.benchmarks, one.estimate and one.estimate.n) for one in found} == {

@@ -85,7 +85,7 @@ class Grid:
             step = costs["library" if method.own_loop else "ours"]
             if method.recomputes:  # as many positions as an answer may come to, on average: a prompt and half of it
                 step = max(step, size * longest * costs["position"])
-            laps = self.repeats + 1 + contender.compiled  # who is compiled decodes everything once beforehand
+            laps = self.repeats + 1 + bool(contender.compiled)  # who is compiled decodes everything once beforehand
             if not method.one_row or size == 1:
                 whole += laps * math.ceil(self.prompts / size) * longest * step
         return whole

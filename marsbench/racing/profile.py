@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 from marsbench.answering import Answering
 from marsbench.decoding.engine import Batch
@@ -59,7 +59,8 @@ def profile(
     """
     method = contender.method
     assert not isinstance(method, OutsideMethod), "its loop is not ours to look into"
-    parts, lm_head = _Parts(), contender.loaded.model.get_output_embeddings()
+    parts, model = _Parts(), cast("Any", contender.loaded.model)
+    lm_head = model.get_output_embeddings()
     timed: Any = SimpleNamespace(
         name="timed", causal_prompt=False,  # prompts in one piece, whatever the method
         bar=method.bar, most=method.most,
@@ -74,7 +75,7 @@ def profile(
     try:
         with parts.timed("loop"):
             for first in range(0, len(requests), batch_size):
-                batch = Batch(contender.loaded.model, timed, on_finished=lambda *_: None, **ids)
+                batch = Batch(model, timed, on_finished=lambda *_: None, **ids)
                 batch.decoder = parts.timed("decoder")(batch.decoder)
                 batch.join(dict(enumerate(requests[first : first + batch_size])))
                 while len(batch):

@@ -34,7 +34,7 @@ class Cells:
 
     def cell(self, asked: Asked, loaded: Loaded, draft: Loaded | None = None, title: str = "") -> EvaluationRow:
         """A cell, answered and scored now unless it was; tables that ask the same share what was measured."""
-        run, line = self._run, replace(asked.line, compiled=self._run.compiled)
+        run, line = self._run, asked.line
         answering = self.answering(line, loaded, draft)
         weights = loaded.weights, draft.weights if draft else None
         key = self._key(asked, *weights, loaded.dtype, answering.compiled)
@@ -69,6 +69,7 @@ class Cells:
     def answering(self, line: Line, loaded: Loaded, draft: Loaded | None = None) -> Answering:
         """A line with its checkpoints, that answers as many questions at once as the scale says."""
         rows = 1 if METHODS[line.method].one_row else self._run.scale.batch_size
+        line = replace(line, compiled=self._run.compiled)
         with self._checkpoints.others_may_fail(line.trained):
             return Answering.of(line, loaded, draft, batch_size=rows, prefill_positions=self._run.prefill_positions)
 
