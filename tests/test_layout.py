@@ -69,7 +69,7 @@ def test_a_slot_that_nobody_fills_is_refused() -> None:
 def test_every_layout_has_slots_and_fits_a_line() -> None:
     """Guards against a layout with a stray brace, which nothing could fill, and lines that nobody can read."""
     files = [file for room in ("studies", "overview") for file in (PACKAGE / room).rglob("*.md")]
-    assert len(files) > 8
+    assert len(files) > 6
     for file in files:
         text = file.read_text(encoding="utf-8")
         names = {name for _, name, _, _ in string.Formatter().parse(text) if name is not None}

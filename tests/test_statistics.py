@@ -109,7 +109,7 @@ def test_no_discordant_question_is_no_proof_of_equality() -> None:
     same = {"gsm8k": outcomes(2, 2)}
     found = paired_difference(same, same)
     assert found.value == 0 and mcnemar(same["gsm8k"], same["gsm8k"])[2] == 1
-    assert Bound.losing_less_than(2.0).verdict(found.interval) == "inconclusive"
+    assert Bound.losing_less_than(2.0).verdict(found.interval) == "open"
 
 
 def test_order_of_benchmarks_does_not_matter() -> None:
@@ -177,12 +177,12 @@ def test_paired_interval_covers_the_truth() -> None:
 @pytest.mark.parametrize(
     ("low", "high", "superior", "non_inferior"),
     [
-        (0.1, 3.0, "supported", "supported"),
-        (-1.0, 3.0, "inconclusive", "supported"),
-        (-3.0, 1.0, "inconclusive", "inconclusive"),
-        (-1.5, -0.5, "not supported", "supported"),
-        (-4.0, -1.0, "not supported", "significantly worse"),
-        (-4.0, -2.5, "not supported", "not supported"),
+        (0.1, 3.0, "holds", "holds"),
+        (-1.0, 3.0, "open", "holds"),
+        (-3.0, 1.0, "open", "open"),
+        (-1.5, -0.5, "does not hold", "holds"),
+        (-4.0, -1.0, "does not hold", "open"),
+        (-4.0, -2.5, "does not hold", "does not hold"),
     ],
 )
 def test_verdicts(low: float, high: float, superior: str, non_inferior: str) -> None:
@@ -194,14 +194,14 @@ def test_verdicts(low: float, high: float, superior: str, non_inferior: str) -> 
 def test_a_limit_on_the_bound_decides_nothing() -> None:
     """Guards against >= where the claim says "greater than"."""
     found = [Bound(low=0.0).verdict(Interval(*limits)) for limits in ((0.0, 1.0), (-1.0, 0.0))]
-    assert found == ["inconclusive", "inconclusive"]
+    assert found == ["open", "open"]
 
 
 def test_an_exact_bound_holds_for_itself_alone() -> None:
     """Guards against "equals 1" that an interval around 1 supports, and one that nothing supports."""
     one = Bound(1.0, 1.0, closed=True)
     found = [one.verdict(Interval(*limits)) for limits in ((1.0, 1.0), (0.9, 1.1), (1.1, 1.1), (0.9, 0.9))]
-    assert found == ["supported", "inconclusive", "not supported", "not supported"]
+    assert found == ["holds", "open", "does not hold", "does not hold"]
 
 
 def test_negative_margin_is_refused() -> None:
@@ -276,7 +276,7 @@ def test_gain_difference_by_hand() -> None:
 def test_below_mirrors_above() -> None:
     """Guards against an upper bound judged by the wrong limit."""
     assert [Bound(high=1.1).verdict(Interval(low, low + 0.1)) for low in (0.9, 1.05, 1.2)] == [
-        "supported", "inconclusive", "not supported"
+        "holds", "open", "does not hold"
     ]  # fmt: skip
 
 
@@ -284,7 +284,7 @@ def test_about_needs_the_whole_interval() -> None:
     """Guards against "about twice" read off a point, and against missing evidence taken for a refutation."""
     limits = [(1.8, 2.2), (1.4, 2.2), (1.8, 2.6), (1.0, 1.4), (2.6, 3.0), (1.0, 3.0)]
     assert [Bound(1.5, 2.5).verdict(Interval(*one)) for one in limits] == [
-        "supported", "inconclusive", "inconclusive", "not supported", "not supported", "inconclusive"
+        "holds", "open", "open", "does not hold", "does not hold", "open"
     ]  # fmt: skip
 
 
@@ -385,7 +385,7 @@ def test_a_single_value_has_no_spread() -> None:
     for found in (tokens_per_forward([9], [3]), median_ratio([4.0], [2.0])):
         assert isfinite(found.value)
         assert (found.interval.low, found.interval.high) == (-inf, inf)
-        assert Bound(low=1.0).verdict(found.interval) == "inconclusive"
+        assert Bound(low=1.0).verdict(found.interval) == "open"
 
 
 def test_median_ratio_pairs_its_repeats() -> None:

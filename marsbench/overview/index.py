@@ -83,7 +83,8 @@ def remarks(collection: Collection) -> list[str]:
 def _pages(collections: Sequence[Collection]) -> str:
     """A line for everything that can be reproduced, in the paper's order, our own pages last."""
     lines = [
-        [item.name, item.asks, ", ".join(filter(None, (_linked(item, each) for each in collections)))] for item in items()
+        [item.name, item.asks, ", ".join(filter(None, (_linked(item, each) for each in collections)))]
+        for item in items()
     ]
     return table(["", "asks", "page"], lines, text=range(3))
 

@@ -40,7 +40,7 @@ def studies_of_paper() -> list[Study]:
 
 def items() -> list[Item]:
     """Everything that can be reproduced by its name, in the order of the paper: studies, and what their pages hold."""
-    found: list[Item] = [item for study in studies().values() for item in (study, *study.holds)]
+    found: list[Item] = [item for study in studies().values() if study.is_made for item in (study, *study.holds)]
     return sorted(found, key=lambda item: _place(item.key, item.place))
 
 

@@ -65,6 +65,11 @@ class Study(Item):
     in_paper: bool = True  # whether it belongs to the reproduction of the whole paper
 
     @property
+    def is_made(self) -> bool:
+        """Whether a command makes its rows; those of `mars_on_gpu` were made by hand."""
+        return self.plan is not None or self.grid is not None or self.measure is not None
+
+    @property
     def page(self) -> str:
         """The key of the study whose page it stands on."""
         return self.on or self.key
