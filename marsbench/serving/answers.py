@@ -300,9 +300,7 @@ class Completion:
         return self._head | {"choices": [found]} | ({"usage": None} if self._options.include_usage else {})
 
     def _costs(self) -> Body:
-        """The usage of all choices together, and how guesses fared in them, under vLLM's names; nothing where none were
-        made. The log's entry gets its share.
-        """
+        """The usage of all choices together, and how drafts fared, under vLLM's names; the log gets its share."""
         choices = self._choices
         endings = [choice.ending for choice in choices if choice.ending is not None]
         # Each prompt was read once.

@@ -30,7 +30,7 @@ _COUNTERS = {
     "marsbench:engine_restarts": "Times that the engine process had to be started again.",
     "marsbench:forwards": "Forward passes of the model.",
 }
-disable_created_metrics()
+disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 class Metrics:

@@ -79,7 +79,7 @@ _HARMLESS = {
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
     "parallel_tool_calls", "prediction", "request_id", "cache_salt",
 }  # fmt: skip
-_NOTHING = (None, False, 0, "", [], {})  # what a field within another asks for nothing by
+_NOTHING: tuple[Any, ...] = (None, False, 0, "", [], {})  # what a field within another asks for nothing by
 _SHORT = 200  # bytes of a value that may ask for nothing
 
 
@@ -153,8 +153,9 @@ class _Decoding(Struct, kw_only=True):
     def options(self) -> StreamOptions:
         """What a stream is to hold besides."""
         raw = self.stream_options
-        is_nothing = raw is UNSET or bytes(raw) == b"null"
-        return StreamOptions() if is_nothing else read(raw, StreamOptions, "stream_options")
+        if isinstance(raw, UnsetType) or bytes(raw) == b"null":
+            return StreamOptions()
+        return read(raw, StreamOptions, "stream_options")
 
     def check(self) -> None:
         """Raise `ApiError` for what contradicts itself."""
