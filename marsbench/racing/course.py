@@ -17,6 +17,7 @@ from marsbench.evaluation.benchmarks import benchmarks
 from marsbench.evaluation.harness import room_for_prompt
 from marsbench.keys import content_hash, versions
 from marsbench.methods import METHODS
+from marsbench.methods.carried import carried_over
 from marsbench.methods.fitting import default_ids, fit
 from marsbench.provenance import products, provenance
 from marsbench.racing.grid import Contender, Grid
@@ -90,6 +91,8 @@ class Course:
             raise UserError(f"{contender.method} decodes one sequence at a time", fix="race it at batch size 1")
         loaded = self.target(contender)
         method = fit(contender.method, loaded, draft=self.draft(contender), **contender.options)
+        if contender.carried is not None:
+            method = carried_over(method, contender.carried.draws(self.run.seed), loaded.model.device)
         if not contender.compiled:
             return Entrant(contender.name, loaded.model, method, contender.threshold)
         if reason := why_not(loaded.model, method, self._backend):

@@ -8,7 +8,8 @@
       - {method: mars, stage: mars, block_size: 4, threshold: [one, 0.95, 0.9]}
 
 A list among a contender's settings stands for as many contenders; several lists for all their combinations. What says
-`compiled: true` decodes by compiled steps and is called so; it is held against `ar` that is compiled too.
+`compiled: true` decodes by compiled steps and is called so; it is held against `ar` that is compiled too. With
+`acceptance: {mean: 1.8}` it keeps so many tokens a step, whatever the model says (see `carried.py`).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from marsbench.errors import UserError, unknown_name
 from marsbench.methods import METHODS, OPTIONS, Options, check_options
 from marsbench.paths import PACKAGE
 from marsbench.presets import Preset, preset
+from marsbench.racing.carried import Carried, carried_of
 from marsbench.running.estimates import decoding_s
 from marsbench.running.plans import TrainedStage
 from marsbench.training.stages import stage
@@ -35,7 +37,7 @@ BASELINES = ("ar", "hf-generate", COMPILED_AR)  # contenders by these names run 
 DTYPES = ("float32", "bfloat16", "float16")
 # Of `torch.compile`. The last two run a step as it was traced, without a compiler; on CUDA "eager" records it untraced.
 BACKENDS = ("inductor", "aot_eager", "eager")
-_OWN = ("name", "method", "stage", "draft", "threshold", "trained_block_size", "compiled")
+_OWN = ("name", "method", "stage", "draft", "threshold", "trained_block_size", "compiled", "acceptance")
 
 
 @dataclass(frozen=True)
@@ -50,23 +52,27 @@ class Contender:
     draft: str | None = None  # stage of the draft model
     trained_block_size: int = 4  # B that the checkpoint was trained with, where its training had one
     compiled: bool = False  # its steps as graphs, or operation by operation
+    carried: Carried | None = None  # what it accepts, whatever the model says
 
     @property
     def shown(self) -> dict[str, Any]:
         """The options and the threshold, as rows show them."""
-        return {**self.options, **({} if self.threshold is None else {"threshold": self.threshold})}
+        carried = {} if self.carried is None else {"acceptance": f"carried over from {self.carried.source}"}
+        return {**self.options, **({} if self.threshold is None else {"threshold": self.threshold}), **carried}
 
     @property
     def typed(self) -> str:
         """As `marsbench eval` and `marsbench decode` take them."""
         given = {"method": self.method, **self.shown}
+        given.pop("acceptance", None)  # they have a model's own
         names = {name: {"block_size": "window"}.get(name, name) for name in given}
         return " ".join(f"--{names[name].replace('_', '-')} {value}" for name, value in given.items())
 
     @property
     def keyed(self) -> dict[str, Any]:
-        """What goes into keys. Without `compiled`, a contender has the key of the time when there were no others."""
-        return {name: value for name, value in vars(self).items() if name != "compiled" or value}
+        """What goes into keys. What came later is left out where it is not used."""
+        found = {name: value for name, value in vars(self).items() if name not in ("compiled", "carried") or value}
+        return {**found, **({} if self.carried is None else {"carried": self.carried.rates})}
 
 
 def checkpoints_of(contenders: Iterable[Contender]) -> list[TrainedStage]:
@@ -243,6 +249,10 @@ def _contender(given: dict[str, Any], varied: list[str], where: str) -> Contende
     if not name.endswith(called("", compiled)):  # a user may have written the ending
         name = called(name, compiled)
     kept = {own: given[own] for own in ("stage", "draft", "trained_block_size") if own in given}
+    if (said := given.get("acceptance")) is not None:
+        if method not in ("mars", "mars-verified") or (method == "mars" and threshold is None):
+            raise UserError(f"{name} guesses nothing whose acceptance could be said", where=where, fix="leave it out")
+        kept["carried"] = carried_of(said, Options(mask_id=0, **options).block_size - 1, where)
     return Contender(name, method=method, options=options, threshold=threshold, compiled=compiled, **kept)
 
 
