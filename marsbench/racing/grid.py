@@ -249,11 +249,14 @@ def _contender(given: dict[str, Any], varied: list[str], where: str) -> Contende
     if not name.endswith(called("", compiled)):  # a user may have written the ending
         name = called(name, compiled)
     kept = {own: given[own] for own in ("stage", "draft", "trained_block_size") if own in given}
-    if (said := given.get("acceptance")) is not None:
+    carried = None
+    if (forced := given.get("acceptance")) is not None:
         if method not in ("mars", "mars-verified") or (method == "mars" and threshold is None):
             raise UserError(f"{name} guesses nothing whose acceptance could be said", where=where, fix="leave it out")
-        kept["carried"] = carried_of(said, Options(mask_id=0, **options).block_size - 1, where)
-    return Contender(name, method=method, options=options, threshold=threshold, compiled=compiled, **kept)
+        carried = carried_of(forced, Options(mask_id=0, **options).block_size - 1, where)
+    return Contender(
+        name, method=method, options=options, threshold=threshold, compiled=compiled, carried=carried, **kept
+    )
 
 
 def called(name: str, compiled: bool) -> str:
