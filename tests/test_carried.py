@@ -17,7 +17,7 @@ from marsbench.errors import UserError
 from marsbench.findings.sweep import SweepCells
 from marsbench.methods import Options, build_method
 from marsbench.methods.carried import carried_over
-from marsbench.racing.carried import carried_of, write_table
+from marsbench.racing.carried import carried_of, draws_of, write_table
 from marsbench.racing.grid import read_grid
 from marsbench.rows.kinds import SweepRow
 
@@ -29,12 +29,12 @@ from marsbench.rows.kinds import SweepRow
 def test_a_step_settles_as_much_as_was_said(name: str, mean: float, fixed: bool) -> None:
     """Guards against random weights that accept nothing, or everything, where a trained model's acceptance is said."""
     model, carried = llama(0), carried_of({"mean": mean}, 3)
-    method = carried_over(build_method(name, Options(mask_id=MASK)), carried.draws(1), torch.device("cpu"))
+    method = carried_over(build_method(name, Options(mask_id=MASK)), draws_of(carried.rates, 1), torch.device("cpu"))
     requests = [Request([4 + row, 5, 6], 300, 0.99 if name == "mars" else None, ignore_eos=True) for row in range(4)]
     kind = (lambda *given, **more: Batch(*given, shapes=Steps(), **more)) if fixed else Batch
     done = decode(model, method, requests, eos_id=-1, pad_id=PAD, kind=kind)
     emitted, forwards = sum(one.emitted for one in done), sum(one.forwards for one in done)
-    assert carried.mean == pytest.approx(mean) and emitted / forwards == pytest.approx(mean, rel=0.06)
+    assert 1 + sum(carried.rates) == pytest.approx(mean) and emitted / forwards == pytest.approx(mean, rel=0.06)
     assert decode(model, method, requests, eos_id=-1, pad_id=PAD, kind=kind) == done, "the draw has a seed"
 
 
@@ -48,7 +48,7 @@ def test_a_table_is_written_and_read(tmp_path: Path) -> None:
     """Guards against tables that other suites cannot read, or theirs that we cannot."""
     file = write_table(tmp_path / "mars.yaml", "mars-7b", {3: 2.4, 1: 1.7})
     assert yaml.safe_load(file.read_text()) == {"mars-7b": {"thinking_off": {1: 1.7, 3: 2.4}}}
-    assert carried_of({"file": str(file)}, 3).mean == pytest.approx(2.4)
+    assert sum(carried_of({"file": str(file)}, 3).rates) == pytest.approx(1.4)
     (tmp_path / "theirs.yaml").write_text("their-model:\n  thinking_on: {3: '2.5', 1: 1.4}\n")
     theirs = carried_of({"file": str(tmp_path / "theirs.yaml")}, 1)
     assert theirs.rates == pytest.approx((0.4,)) and "theirs.yaml" in theirs.source
@@ -82,7 +82,7 @@ def test_a_grid_says_it_and_rows_tell(tmp_path: Path) -> None:
     }  # fmt: skip
     (tmp_path / "grid.yaml").write_text(yaml.safe_dump(grid))
     plain, contender = read_grid(tmp_path / "grid.yaml").contenders
-    assert contender.carried is not None and contender.carried.mean == pytest.approx(1.79)
+    assert sum(contender.carried) == pytest.approx(0.79) and not contender.of_method
     assert contender.shown["acceptance"] == (
         "carried over from the paper's Table 4, gsm8k, 7b, B = 4, tau = 0.95"
     )  # fmt: skip

@@ -14,10 +14,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -30,22 +29,17 @@ _MODE = "thinking_off"  # in the YAML of other suites; MARS has no other
 _KINDS = ("mean", "rates", "published", "file")
 
 
-@dataclass(frozen=True)
-class Carried:
+class Carried(NamedTuple):
     """How often guesses are kept, and whose measurement that is."""
 
     rates: tuple[float, ...]  # of each guess of a window: the part of all steps that keep it and those before it
     source: str
 
-    @property
-    def mean(self) -> float:
-        """Tokens of a step, the model's own among them."""
-        return 1 + sum(self.rates)
 
-    def draws(self, seed: int = 0) -> list[int]:
-        """Guesses kept in each of many steps."""
-        drawn = random.Random(f"acceptance {seed}")
-        return [sum(one < rate for rate in self.rates) for one in (drawn.random() for _ in range(_DRAWS))]
+def draws_of(rates: Sequence[float], seed: int = 0) -> list[int]:
+    """Guesses kept in each of many steps."""
+    drawn = random.Random(f"acceptance {seed}")
+    return [sum(one < rate for rate in rates) for one in (drawn.random() for _ in range(_DRAWS))]
 
 
 def carried_of(said: Any, guesses: int, where: str = "") -> Carried:
