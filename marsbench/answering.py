@@ -18,8 +18,9 @@ from marsbench.decoding.generation import PREFILL_POSITIONS, Generation, Request
 from marsbench.decoding.outside import OutsideMethod
 from marsbench.errors import UserError
 from marsbench.files import check_can_be_written, write_atomically
+from marsbench.forward.limits import check_ids
 from marsbench.json_lines import read_objects
-from marsbench.methods.fitting import default_ids, fit
+from marsbench.methods.fitting import default_ids, fit, remark_on_rounding
 from marsbench.progress import Reporter
 from marsbench.training.checkpoints import Loaded
 
@@ -44,6 +45,7 @@ class Answering:
         method = fit(name, loaded, draft=draft, untrained_masks=untrained_masks, **options)
         kind, not_compiled = kind_of_batch(loaded.model, method, compiled)
         reporter.say_once(not_compiled)
+        reporter.say_once(remark_on_rounding(name, loaded.model))
         return cls(loaded, method, kind, **how)
 
     def decode(self, requests: Sequence[Request], **told: Any) -> list[Generation]:
@@ -87,12 +89,9 @@ def decode_file(
     check_target(source, target)
     model = answering.loaded.model
     check_requests(requests, model, where=f"{source}, line {{}}")
-    embeddings: Any = model.get_input_embeddings()
-    for name, token in (*(("EOS", token) for token in eos_id), ("pad", pad_id)):
-        if not 0 <= token < embeddings.num_embeddings:
-            raise UserError(
-                f"{name} id {token} lies outside the vocabulary of {embeddings.num_embeddings}", fix="give another id"
-            )
+    for token in eos_id:
+        check_ids(model, EOS=token)
+    check_ids(model, pad=pad_id)
     title = f"decoding {source.name} by {answering.method.name}"
     generations = answering.decode_all(requests, reporter, title, eos_id=eos_id, pad_id=pad_id)
     told = ("tokens", "forwards", "accepted", "finish")
