@@ -183,7 +183,7 @@ def test_what_is_prepared_for_every_step_is_refused(golden_models: dict[str, Pre
     """Guards against learned prompts of peft, and adapters chosen by row, that are left out without a word."""
     model = golden_models["ar"]
     alone, of_class = ours(model), model.prepare_inputs_for_generation
-    model.prepare_inputs_for_generation = lambda *given, **named: of_class(*given, **named)
+    model.prepare_inputs_for_generation = lambda *args, **kwargs: of_class(*args, **kwargs)
     with pytest.raises(UserError, match="learned prompts"):
         ours(model)
     model.prepare_inputs_for_generation = of_class  # as peft puts it back

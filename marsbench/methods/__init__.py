@@ -269,7 +269,7 @@ def _check_value(name: str, option: Option, value: Any) -> None:
         return
     if isinstance(value, bool) or not isinstance(value, Real):
         raise UserError(f"{words} {value!r} is no number", fix=f"give one, as in {name}=0.95")
-    if option.least is not None and option.most is not None and not option.least <= value <= option.most:
+    if option.least is not None and option.most is not None and not option.least <= float(value) <= option.most:
         raise UserError(
             f"{words} {value} is out of range", fix=f"give a value from {option.least:g} to {option.most:g}"
         )

@@ -29,7 +29,7 @@ class HeadToTrain(nn.ParameterDict):
         super().__init__()
         self._kind = None if kind == "none" else kind_of_head(kind)
         if self._kind is not None:
-            width = model.get_decoder().config.hidden_size
+            width = model.config.get_text_config().hidden_size
             self.update(self._kind.fresh(vocabulary_of(model), width)._asdict())
 
     @property
