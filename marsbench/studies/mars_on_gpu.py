@@ -134,8 +134,8 @@ def _said(found: Mapping[str, Mapping[str, EvaluationRow]], rows: Sequence[Row])
     same, asked = same_answers(found[ONE], found[BASE])
     if lost:
         yield (
-            f"- Fine-tuned, at one token, the model has {with_interval(lost, 1, signed=True)} points of IFEval over the "
-            f"base; {same:,} of {asked:,} answers are the base's. **Not measured:** an AR fine-tuning on the same "
+            f"- Fine-tuned, at one token, the model has {with_interval(lost, 1, signed=True)} points of IFEval over "
+            f"the base; {same:,} of {asked:,} answers are the base's. **Not measured:** an AR fine-tuning on the same "
             "conversations. Without it nobody can say how much of that is MARS and how much any fine-tuning on them."
         )
 
