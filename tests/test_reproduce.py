@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
-from itertools import islice, product
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -29,18 +29,16 @@ from marsbench.commands.shared import Start
 from marsbench.errors import UserError
 from marsbench.files import write_atomically
 from marsbench.findings.collection import collection_of
-from marsbench.findings.sweep import SweepCells
-from marsbench.methods import METHODS
-from marsbench.overview.pages import whole_paper, write_page
+from marsbench.overview.pages import judged_collection, parts_at, whole_paper, write_page
 from marsbench.presets import DEFAULT_SCALE, preset, scales
 from marsbench.progress import quieten_libraries
-from marsbench.rows.kinds import EvaluationRow, ExactnessRow, GenerationRow, TrainingRow
+from marsbench.rows.kinds import EvaluationRow, TrainingRow
 from marsbench.rows.store import read_rows, rows_text
 from marsbench.rows.workspace import Workspace
 from marsbench.running.cells import Table
 from marsbench.running.plans import TablePlan
 from marsbench.running.run import Run
-from marsbench.studies import pages, plan_of, studies, study_of
+from marsbench.studies import pages, plan_of, studies, studies_on
 from marsbench.studies.lines import AR_SFT
 from marsbench.training.stages import recipe
 from marsbench.training.tokenizer import build_tokenizer
@@ -256,23 +254,6 @@ def test_a_table_asks_its_own_benchmarks_only(little: Callable[..., Run]) -> Non
         Table(little("mini_bbh"), plan)
 
 
-def test_figure_1_is_made_of_rows(reproduced: Path, tmp_path: Path) -> None:
-    """Guards against a figure that cannot be drawn again without the model."""
-    shutil.copytree(reproduced / "runs", tmp_path / "runs")
-    marsbench("reproduce", "figure1", "--scale", "micro", "--output", str(tmp_path))
-    rows = read_rows(Workspace(tmp_path, "micro").results("figure1"))
-    answers = [row for row in rows if isinstance(row, GenerationRow)]
-    asked = [world.test_set("mini_gsm8k", 1)[0].prompt]
-    asked += [world.test_set(name, 1)[0].prompt for name in preset("micro").benchmarks if name != "mini_gsm8k"]
-    assert [(row.question, row.arm) for row in answers] == list(product(asked, ("ar", "mars", "verified")))
-    for one, verified in zip(answers[::3], answers[2::3], strict=True):
-        assert one.settled_by == [*range(1, one.forwards + 1)] and verified.texts == one.texts
-    assert all(len(row.texts) == len(row.settled_by) - (row.finish == "eos") for row in answers)
-    page = Workspace(tmp_path, "micro").reports / "figure1.md"
-    (again, *_) = write_page(study_of("figure1"), rows, "micro", tmp_path / "again")
-    assert again.read_bytes() == page.read_bytes()
-
-
 # ---- the real benchmarks, on a few rows of each ---------------------------------------------------------------------
 
 LITTLE_DATA = Path(__file__).parent / "data"
@@ -369,21 +350,21 @@ def test_lm_eval_runs_our_model(reproduced: Path, tmp_path: Path) -> None:
 # ---- committed pages ------------------------------------------------------------------------------------------------
 
 
-committed_rows = cache(lambda workspace: collection_of(workspace, pages()))
-COMMITTED = {(DEFAULT_SCALE, name) for name in studies() if name != "real-model"}
+committed_rows = cache(judged_collection)
+PAGES = dict.fromkeys(study.page for study in studies().values())
+COMMITTED = {(DEFAULT_SCALE, name) for name in PAGES if name not in ("real-model", "explore")}
 
 
 @pytest.mark.parametrize("scale", scales())
-@pytest.mark.parametrize("table", studies())
-def test_committed_reports_are_what_their_rows_say(scale: str, table: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("page", [name for name in PAGES if name != "explore"])
+def test_committed_reports_are_what_their_rows_say(scale: str, page: str, tmp_path: Path) -> None:
     """Guards against a stale or hand-edited report; renew it with `nox -s report`."""
     committed = Workspace(ROOT, scale)
-    if not committed.results(table).exists():
-        assert (scale, table) not in COMMITTED, "these rows are committed"
+    if not any(committed.results(study.key).exists() for study in studies_on(page)):
+        assert (scale, page) not in COMMITTED, "these rows are committed"
         pytest.skip(f"no rows of scale {scale} are committed")
-    seeds = committed_rows(committed).shown_with(table, 0)
-    page = write_page(study_of(table), read_rows(committed.results(table)), scale, tmp_path, seeds)[0]
-    assert page.read_text() == (committed.reports / page.name).read_text(), stale(scale)
+    written = write_page(parts_at(page, committed, committed_rows(committed)), scale, tmp_path)[0]
+    assert written.read_text() == (committed.reports / written.name).read_text(), stale(scale)
 
 
 def stale(scale: str) -> str:
@@ -395,56 +376,9 @@ def test_committed_pages_on_the_whole_paper_are_what_the_rows_say() -> None:
     """Guards against a README, an index or verdicts that lag behind the rows of any page, scale or seed."""
     pages = whole_paper(ROOT, DEFAULT_SCALE)
     named = {page.relative_to(ROOT).as_posix() for page in pages}
-    assert named == {"README.md", "reports/index.md", "reports/claims.md", "reports/explore.html"}
+    assert named == {"README.md", "reports/index.md", "reports/explore.html"}
     for page, text in pages.items():
         assert text == page.read_text(encoding="utf-8"), (page, stale(DEFAULT_SCALE))
-
-
-# ---- the engine's page ----------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def engine_rows(micro_checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
-    """The engine raced on micro checkpoints."""
-    output = tmp_path_factory.mktemp("engine")
-    shutil.copytree(micro_checkpoints, Workspace(output, "micro").runs / "checkpoints")
-    marsbench("reproduce", "engine", "--scale", "micro", "--output", str(output))
-    rows = read_rows(Workspace(output, "micro").results("engine"))
-    before = (output / "runs" / "micro" / "rows.jsonl").read_bytes()
-    marsbench("reproduce", "engine", "--scale", "micro", "--output", str(output))
-    assert (output / "runs" / "micro" / "rows.jsonl").read_bytes() == before, "the second run measures nothing"
-    return rows
-
-
-def test_every_lossless_method_equals_ar(engine_rows: list[Any]) -> None:
-    """Guards against a lossless method that is not, on trained checkpoints and all six kinds of prompt."""
-    exact = [row for row in engine_rows if isinstance(row, ExactnessRow)]
-    assert {row.method for row in exact} >= {"mars-verified", "speculative", "medusa", "jacobi", "prompt-lookup"}
-    for row in exact:
-        if METHODS[row.method].lossless:
-            assert row.same_as_ar == row.prompts == 96
-
-
-def test_races_are_paired_and_complete(engine_rows: list[Any]) -> None:
-    """Guards against contenders of different runs, prompts or repeats in one comparison."""
-    races = SweepCells.of(engine_rows).races
-    assert list(races) == [1, 4]
-    for race in races.values():
-        rows = list(race.values())
-        assert race.keys() >= {"ar", "mars"}
-        assert len({(row.prompts_hash, len(row.seconds), row.checkpoint, row.race) for row in rows}) == 1
-        for row in rows:
-            assert all(seconds > 0 for seconds in row.seconds)
-            assert row.profile and row.positions_of_a_row >= 1
-            if METHODS[row.method].lossless:
-                assert row.same_as["ar"] == row.prompts
-
-
-def test_the_training_row_of_medusa_says_how_good_its_heads_are(engine_rows: list[Any]) -> None:
-    """Guards against heads that nobody has measured."""
-    (medusa,) = [row for row in engine_rows if isinstance(row, TrainingRow) and row.stage == "medusa"]
-    assert set(medusa.measures) == {"head_1_accuracy", "head_2_accuracy", "head_3_accuracy"}
-    assert all(0 < share < 1 for share in medusa.measures.values())
 
 
 def test_a_line_lends_answers_to_the_same_questions_alone(tmp_path: Path) -> None:

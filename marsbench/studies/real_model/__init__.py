@@ -75,7 +75,8 @@ def in_brief(rows: Sequence[Row]) -> str:
         if lookup and adapted:
             more = [size for size in sweep.batch_sizes if size > adapted.batch_size]
             beside = [row for size in more if (row := sweep.done.get((adapted.contender, size)))]
-            at = "".join(f", at batch {row.batch_size} {speed_up(row).value:.2f}" for row in beside if speed_up(row))
+            ratios = {row.batch_size: ratio for row in beside if (ratio := speed_up(row))}
+            at = "".join(f", at batch {size} {ratio.value:.2f}" for size, ratio in ratios.items())
             said.append(
                 f"in {dtype} prompt lookup is {_over_ar(sweep, lookup)} and our adapter with it "
                 f"{_over_ar(sweep, adapted)} times as fast as `ar` at batch 1{at} ({adapted.prompts} prompts)"

@@ -93,22 +93,11 @@ def _answer(sweep: SweepCells) -> str:
         found = [best.find(sweep, size) for size in sweep.batch_sizes]
         if best.shown and any(found):
             lines.append([f"{best.shown}, over `ar`", *[printed_ratio(sweep.over_ar_alike(row), "") for row in found]])
-            lines.append(["setting", *[_setting(row) for row in found]])
             lines.append(["tokens/forward", *[f"{row.tokens_per_forward:.2f}" if row else "" for row in found]])
     lost = [sweep.cost(sweep.sure_mars(size)) for size in sweep.batch_sizes]
     shown = [with_interval(cost, 1, signed=True) if cost else "" for cost in lost]
     lines.append(["points that `mars` loses [95 %]", *shown])
     return table(["", *sweep.heads], lines)
-
-
-def _setting(row: SweepRow | None) -> str:
-    if row is None:
-        return ""
-    options = {"tau": row.options.get("threshold", "one"), "window": row.options.get("block_size")}
-    words = [str(row.options["layout"])] if "layout" in row.options else []
-    words += [f"{name} {value}" for name, value in options.items() if value is not None]
-    head = ["draft head"] if STAGES[row.stage].head != "none" else []
-    return ", ".join([*words, *head, "compiled" if row.compiled else "eager"])
 
 
 # ---------------------------------------------------------------------- every contender
