@@ -182,9 +182,8 @@ _OWN = {
     "name": str, "method": str, "stage": str, "draft": str | None, "threshold": float | None,
     "trained_block_size": Count, "compiled": bool,
 }  # fmt: skip
-_Given = with_config(extra="forbid")(
-    TypedDict("_Given", {**_OWN, **dict.fromkeys(OPTIONS, Any)}, total=False)  # type: ignore[misc]
-)
+_Fields = TypedDict("_Fields", {**_OWN, **dict.fromkeys(OPTIONS, Any)}, total=False)  # type: ignore[misc]
+_Given: Any = with_config(extra="forbid")(_Fields)
 
 
 def _checked(given: Any, kind: Any, where: str = "") -> Any:
