@@ -15,7 +15,7 @@ from typer.core import TyperGroup
 from marsbench import __version__
 from marsbench.commands import COMMANDS
 from marsbench.errors import UserError
-from marsbench.quiet import quieten_libraries
+from marsbench.progress import quieten_libraries
 
 # Troubles of the machine that the user can mend, and how; any other OSError is a bug.
 MENDS = {
@@ -29,7 +29,7 @@ MENDS = {
 EXTRAS = {
     **dict.fromkeys(("evalplus", "lm_eval", "scipy"), "eval"),
     **dict.fromkeys(("matplotlib", "pandas", "tabulate"), "report"),
-    **dict.fromkeys(("fastapi", "prometheus_client", "uvicorn"), "serve"),
+    **dict.fromkeys(("msgspec", "prometheus_client", "starlette", "uvicorn"), "serve"),
     "gguf": "real",
     "ray": "cluster",
 }

@@ -62,8 +62,9 @@ def serve(
     if settings.request_log is not None and not settings.request_log.is_relative_to("/dev"):
         check_can_be_written(settings.request_log, "--request-log")
     # Whether the extra that brings a server along is there is found out before anything is trained or loaded.
-    import fastapi  # noqa: F401
+    import msgspec  # noqa: F401
     import prometheus_client  # noqa: F401
+    import starlette  # noqa: F401
     import uvicorn  # noqa: F401
 
     from marsbench.serving.serve import serve as run
@@ -71,8 +72,8 @@ def serve(
     checkpoint, stage = start.whose, start.own_stage
     called = settings.name or (stage if checkpoint is None else os.path.basename(os.path.normpath(checkpoint)))
     if checkpoint is None:
+        from marsbench.line import TrainedStage
         from marsbench.running.checkpoints import Checkpoints
-        from marsbench.running.plans import TrainedStage
 
         trained = TrainedStage.of(stage, start.block_size)
         checkpoint = Checkpoints(replace(start, output=output).run()).path(trained)
