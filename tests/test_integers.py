@@ -84,7 +84,6 @@ def test_commands_refuse_what_no_tensor_holds(command: str, option: Any) -> None
     """Guards against `--seed 9223372036854775808`, which ends in a traceback and exit status 1."""
     made = COMMANDS[command]
     needed = [["x"] if one.param_type_name == "argument" else [one.opts[0], "x"] for one in made.params if one.required]
-    with pytest.raises((UserError, ClickException)) as raised:
+    with pytest.raises((UserError, ClickException), match=rf"{2**63}|less than or equal to"):
         words = [option.opts[0], str(2**63), *(word for words in needed for word in words)]
         made.invoke(made.make_context(command, words))
-    assert str(2**63) in getattr(raised.value, "message", str(raised.value))
