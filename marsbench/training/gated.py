@@ -78,6 +78,16 @@ class GatedAdapter(nn.Module):
             return self.frozen(**inputs)
 
 
+def cast_once(model: PreTrainedModel) -> None:
+    """Hold the weights of a frozen model's linear layers in bf16, as autocast reads them: it would cast them at every
+    use, as it keeps nothing of weights without gradients. Not one number changes.
+    """
+    decoder: nn.Module = model.get_decoder()  # type: ignore[no-untyped-call]
+    for layer in decoder.modules():
+        if isinstance(layer, nn.Linear):
+            layer.to(torch.bfloat16)
+
+
 def gated_loss(
     adapter: nn.Module,
     input_ids: Tensor,
