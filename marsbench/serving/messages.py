@@ -97,9 +97,7 @@ class State(NamedTuple):
     settled: int = 0  # tokens that decoding steps added, the prompts' forwards left out
     rows: int = 0  # rows that those steps moved
     guesses: int = 0  # masks that stood in those steps' windows
-    accepted: tuple[int, ...] = (0,) * (
-        WIDEST - 1
-    )  # of them, those that counted, by their place behind the first token
+    accepted: tuple[int, ...] = (0,) * (WIDEST - 1)  # of them, those that counted, by place
     threshold: float | None = None  # mean over the rows of `mars`
     window: float = 0.0  # mean over all rows
 

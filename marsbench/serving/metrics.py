@@ -95,12 +95,7 @@ class Metrics:
             yield counter
         for name, words, label, counts in (
             ("vllm:request_success", "Requests by what ended them.", "finished_reason", self.ended),
-            (
-                "vllm:spec_decode_num_accepted_tokens_per_pos",
-                "Drafts that counted, by place.",
-                "position",
-                self._by_place,
-            ),
+            ("vllm:spec_decode_num_accepted_tokens_per_pos", "Drafts that counted.", "position", self._by_place),
         ):
             counter = CounterMetricFamily(name, words, labels=["model_name", label])
             for value_of_label, count in counts.items():
