@@ -32,6 +32,7 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "mars-verified, groups": ("mars-verified", {}),
     "mars-verified, two groups": ("mars-verified", {"groups": 2}),
     "mars-verified, linear": ("mars-verified", {"layout": "linear", "block_size": 3}),
+    "uno": ("uno", {"block_size": 3}),
     "speculative": ("speculative", {"draft_length": 3}),
     "mars-speculative": ("mars-speculative", {"draft_length": 2}),
     "medusa, chain": ("medusa", {}),

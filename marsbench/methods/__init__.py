@@ -139,6 +139,7 @@ class MethodInfo:
     needs: tuple[Need, ...] = ()
     lossless: bool = False  # equals AR decoding of the same checkpoint, whatever its options
     one_row: bool = False  # runs at batch size 1 only
+    forwards_per_cycle: int = 1  # of the model, from drafts to what is right of them
     recomputes: bool = False  # every forward reads the whole sequence
     own_loop: bool = False  # another library's
     package: str = ""  # what has to be installed besides, as it is imported
@@ -175,6 +176,10 @@ METHODS: dict[str, MethodInfo] = {
     "mars-lookup": MethodInfo(
         "mars_lookup:MarsLookup", "`mars-verified` that also drafts what followed the same n-gram", "`ar`",
         ("block_size", "metric", "layout", "draft_length", "ngram", "head_top"), needs=("masks",), lossless=True,
+    ),
+    "uno": MethodInfo(
+        "uno:Uno", "masks draft in one forward, the next one verifies (UNO, arXiv 2609.04010)", "`ar`",
+        ("block_size", "metric", "head_top"), needs=("masks",), lossless=True, forwards_per_cycle=2,
     ),
     "speculative": MethodInfo(
         "speculative:Speculative", "a small model drafts, the model verifies", "`ar`",
