@@ -2,7 +2,7 @@
 
 A key is made of a number's inputs and of the versions of the work behind it, never of source code: code may be moved
 and rewritten freely. Who changes what a number comes out as adds a line to that kind's history, and everything that
-stands on it is made anew. `tests/test_keys.py` asks whoever touches the code of a kind whether they did.
+stands on it is made anew. `tests/test_golden_cell.py` holds what training, decoding, scoring and the world come out as.
 """
 
 from __future__ import annotations

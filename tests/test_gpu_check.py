@@ -20,9 +20,10 @@ from marsbench.gpu_check import bench as benches
 from marsbench.gpu_check import checks
 from marsbench.gpu_check.bench import Bench, Found, Timed
 from marsbench.gpu_check.checks import run_checks
-from marsbench.gpu_check.page import checks_of, render
+from marsbench.gpu_check.page import checks_of, page_of, render
 
 CPU = torch.device("cpu")
+ROOT = Path(__file__).resolve().parent.parent
 
 
 def found(name: str) -> bool | None:
@@ -209,3 +210,11 @@ def test_an_unknown_check_is_refused_by_name() -> None:
     result = CliRunner().invoke(app, ["gpu-check", "--cpu", "--only", "graphs"])
     assert result.exit_code != 0
     assert "graphs" in str(result.output) + str(result.exception)
+
+
+def test_the_committed_page_is_what_its_rows_say() -> None:
+    """Guards against a page that lags behind its rows, and a reckoning that is wrong."""
+    page = (ROOT / "reports/gpu.md").read_text(encoding="utf-8")
+    assert page == page_of(ROOT), "stale: run `nox -s report`"
+    (on_gsm8k,) = [line for line in page.splitlines() if line.startswith("| GSM8K") and "1.79" in line]
+    assert [cell.strip() for cell in on_gsm8k.strip("|").split("|")][2:] == ["1.61", "1.62", "1.61", "1.56", "0.65"]

@@ -12,17 +12,21 @@ from typer.testing import CliRunner
 
 from marsbench.cli import app
 from marsbench.evaluation.harness import digest_of
+from marsbench.findings.between_lines import more_accurate
+from marsbench.findings.collection import collect
 from marsbench.findings.sweep import SweepCells, speed_up
 from marsbench.forward.linear import reads_bf16
 from marsbench.methods import METHODS
 from marsbench.rows.kinds import EvaluationRow, SweepRow, TrainingRow
 from marsbench.rows.store import read_rows
 from marsbench.rows.workspace import Workspace
+from marsbench.studies import pages
 from marsbench.studies.real_model import STUDY
 from marsbench.studies.real_model.lines import (
     AR,
     AR_OF_MARS,
     BASE,
+    CLAIMS,
     GROUPS,
     IN_BF16,
     LONG_ADAPTER,
@@ -58,6 +62,24 @@ def test_answers_are_held_against_their_own_checkpoint_and_the_base() -> None:
     assert [text.strip() for text in lines[GROUPS.label].split("|")[2:5]] == ["3 of 4", "n/a", "3 of 4"]
     assert [text.strip() for text in lines[MARS_GROUPS.label].split("|")[2:5]] == ["4 of 4", "n/a", "1 of 4"]
     assert "Of 8 answers that a method promises to be those of AR decoding, 7 are." in page
+
+
+def test_a_claim_pairs_lines_of_one_type_of_weights_on_the_same_questions() -> None:
+    """Guards against a claim that takes rows of another type of weights, on fewer questions, and is "not run"."""
+    (collection,) = [each for each in collect(RESULTS.parent, "135m", pages()) if each.scale == "135m"]
+    rows = collection.rows[STUDY.key][0]
+    lines = {arm.name: arm.dtype for arm in (*PLAN.arms, *IN_BF16.arms)}
+    assert all(row.dtype == lines[row.arm] for row in rows if isinstance(row, EvaluationRow))
+    found = [claim.over([rows]) for claim in CLAIMS]
+    assert {(one.measured.benchmarks, one.estimate and one.estimate.n) for one in found} == {
+        (("gsm8k", "humaneval"), 100)
+    }
+    first = found[0].estimate
+    assert first is not None and round(first.value, 2) == -0.35, "prompt lookup drafts better"
+    answered = [row for row in rows if isinstance(row, EvaluationRow)]
+    mixed = [row if row.arm != AR.name else replace(row, dtype="bfloat16") for row in answered]
+    refused = more_accurate(PLAN, AR.name, GROUPS.name).of(mixed)
+    assert refused.estimate is None and "types of weights" in refused.number
 
 
 def test_older_rows_without_digests_say_nothing_of_agreement() -> None:

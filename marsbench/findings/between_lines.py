@@ -139,12 +139,23 @@ def _claim(
         if not shared:
             return Measured()
         try:
+            _alike(shared)
             return Measured(effect(shared), tuple(shared), len(columns(plan)))
         except ValueError as error:
             return Measured(reason=f"not comparable: {error}")
 
     known = {"who": tuple(label(plan, name) for name in lines), **dict(zip(_SAID, said, strict=False)), **fields}
     return Claim(measure=measure, published=published, lines=lines, **known)
+
+
+def _alike(shared: Shared) -> None:
+    """Refuses rows that cannot be paired: of several types of weights, or of other numbers of questions."""
+    for what, values in (
+        ("types of weights", {row.dtype for rows in shared.values() for row in rows}),
+        *(("numbers of questions", {len(row.correct) for row in rows}) for rows in shared.values()),
+    ):
+        if len(values) > 1:
+            raise ValueError(f"several {what} ({', '.join(map(str, sorted(values)))})")
 
 
 def _mean(effect: Callable[..., Estimate], factor: float = 1.0) -> Callable[[Shared], Estimate]:

@@ -89,7 +89,7 @@ def _completed(rows: dict[str, dict[int, Sequence[Row]]], pages: Pages) -> dict[
         found[page] = {}
         for seed in seeds:
             own = by_seed.get(seed, [])
-            known = {row.arm for row in _answered(own).values()}
+            known = {row.arm for row in own if isinstance(row, EvaluationRow) and row.status == "done"}
             lent = [
                 replace(measured[seed][what(arm), name], arm=arm.name)
                 for arm in (plan.arms if plan else ())
@@ -103,7 +103,7 @@ def _completed(rows: dict[str, dict[int, Sequence[Row]]], pages: Pages) -> dict[
 
 def what(line: Arm | EvaluationRow) -> Hashable:
     """What a line is, whatever a page calls it."""
-    return line.stage, line.method, tuple(sorted(line.options.items()))
+    return line.stage, line.method, tuple(sorted(line.options.items())), line.dtype
 
 
 def _answered(*pages: Sequence[Row]) -> dict[tuple[Hashable, str], EvaluationRow]:

@@ -225,8 +225,10 @@ def _hardware(provenance: Mapping[str, Any]) -> str:
 
 _FACTS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "commit": _commit,
+    "what differed": _text("differs"),
     "seed": _text("seed"),
     "hardware": _hardware,
+    "driver": lambda provenance: ", ".join(sorted({str(gpu["driver"]) for gpu in provenance.get("gpus") or ()})),
     "threads": _text("threads"),
     "waiting threads (`OMP_WAIT_POLICY`)": _text("wait_policy"),
     "platform": _text("platform"),

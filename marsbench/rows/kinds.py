@@ -343,6 +343,27 @@ class ServingRow(Row):
 
 
 @dataclass(frozen=True)
+class MethodStepRow(Row):
+    """What one decoding step of a method costs at a batch size, on a model of a scale's shape with random weights.
+
+    Every draft is accepted where the method has a threshold: the cost of a step hardly depends on what it accepts.
+    """
+
+    kind: ClassVar[str] = "method_step"
+    method: str
+    options: Mapping[str, Any]  # the method's options, and `threshold`
+    device: str
+    batch_size: int
+    captured: bool  # as a CUDA graph, or operation by operation
+    context: int  # tokens of each prompt
+    steps: int  # timed, prompts' passes left out
+    seconds: float  # of a step, the median
+    weight_bytes: int
+    read_per_second: float  # bytes that reading a large tensor moves
+    dtype: str = "bfloat16"
+
+
+@dataclass(frozen=True)
 class CheckRow(Row):
     """What one check of a GPU found there."""
 
