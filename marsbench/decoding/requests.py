@@ -74,6 +74,7 @@ class New(NamedTuple):
     tokens: list[int]
     born: list[int]  # the forward of the batch that settled each of them
     positions: int  # entries of the row's window that were no fillers
+    drafted: int  # drafts that it verified
 
 
 @dataclass
@@ -86,6 +87,7 @@ class Seat:
     before: int = 0  # forwards of the batch before the request's first
     tokens: list[int] = field(default_factory=list)
     settled_by: list[int] = field(default_factory=list)
+    drafted: list[int] = field(default_factory=list)  # drafts that each forward verified
 
     @property
     def length(self) -> int:
@@ -103,6 +105,7 @@ class Seat:
         if self.request.stop or not eos_ids.isdisjoint(fresh):
             fresh, finish = self._up_to_its_end(fresh, eos_ids)
         self.tokens += fresh
+        self.drafted.append(new.drafted)
         self.settled_by += [number - self.before for number in new.born[: len(fresh)]]
         if finish is None and len(self.tokens) >= self.request.max_new_tokens:
             finish = "length"
@@ -117,7 +120,7 @@ class Seat:
 
     def generation(self, finish: Finish, forwards: int) -> Generation:
         """What it has come to when the batch has run so many forwards."""
-        return Generation.of(self.tokens, self.settled_by, forwards - self.before, finish)
+        return Generation.of(self.tokens, self.settled_by, forwards - self.before, finish, self.drafted)
 
 
 def laid_out(seats: Sequence[Seat], *, pad_id: int, device: torch.device) -> Rows:

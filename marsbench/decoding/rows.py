@@ -173,6 +173,7 @@ class Accepted(NamedTuple):
     advance: Tensor  # [N], tokens by which the row's gapless beginning grows, at most K
     kept: Tensor  # [N], leading entries of the window that stay in the cache
     in_order: bool = False  # whether they follow the committed tokens without a gap
+    drafted: Tensor | None = None  # [N], guesses of before that were verified; None = there never are any
 
     def last(self) -> Tensor:
         """The last of a run of accepted tokens, [N]."""
@@ -182,4 +183,4 @@ class Accepted(NamedTuple):
     def run(cls, rows: Rows, ids: Tensor, count: Tensor, kept: Tensor) -> Accepted:
         """The first `count` [N] of the candidates `ids` [N, K] that follow the committed tokens."""
         offset = torch.arange(ids.shape[1], device=ids.device)
-        return cls(ids, rows.length.unsqueeze(1) + offset, offset < count.unsqueeze(1), count, kept, in_order=True)
+        return cls(ids, rows.length.unsqueeze(1) + offset, offset < count.unsqueeze(1), count, kept, True, rows.drafted)
