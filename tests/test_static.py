@@ -40,6 +40,7 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "jacobi": ("jacobi", {}),
     "prompt-lookup": ("prompt-lookup", {}),
     "mars-lookup, groups": ("mars-lookup", {"block_size": 3, "draft_length": 2}),
+    "mars-lookup with a bar": ("mars-lookup", {"block_size": 3, "draft_length": 2, "lookup_bar": 0.5}),
     "mars-lookup, linear": ("mars-lookup", {"layout": "linear", "block_size": 3, "draft_length": 2}),
 }
 

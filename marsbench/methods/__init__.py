@@ -110,6 +110,15 @@ class Options:
         int, Option("K: tokens drafted per round at most; by mars-lookup, those from the text so far.", least=1)
     ] = 4
     ngram: Annotated[int, Option("Tokens of the longest match that is looked up in the text so far.", least=1)] = 3
+    lookup_bar: Annotated[
+        float | None,
+        Option(
+            "How often what was looked up behind masks' guesses must have held lately in the answer for more to be "
+            "[default: it always is].",
+            least=0,
+            most=1,
+        ),
+    ] = None
     draft_method: Annotated[Literal["ar", "mars"], Option("How the draft model decodes: ar or mars.")] = "ar"
     draft_threshold: Annotated[float, Option("Confidence that drafts by mars must pass.", least=0, most=1)] = 0.95
     tree_width: Annotated[int, Option("Guesses of the first Medusa head; 1 is a chain.", least=1)] = 1
@@ -175,7 +184,7 @@ METHODS: dict[str, MethodInfo] = {
     ),
     "mars-lookup": MethodInfo(
         "mars_lookup:MarsLookup", "`mars-verified` that also drafts what followed the same n-gram", "`ar`",
-        ("block_size", "metric", "layout", "draft_length", "ngram", "head_top"), needs=("masks",), lossless=True,
+        ("block_size", "metric", "layout", "draft_length", "ngram", "lookup_bar", "head_top"), needs=("masks",), lossless=True,
     ),
     "uno": MethodInfo(
         "uno:Uno", "masks draft in one forward, the next one verifies (UNO, arXiv 2609.04010)", "`ar`",
