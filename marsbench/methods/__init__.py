@@ -184,7 +184,8 @@ METHODS: dict[str, MethodInfo] = {
     ),
     "mars-lookup": MethodInfo(
         "mars_lookup:MarsLookup", "`mars-verified` that also drafts what followed the same n-gram", "`ar`",
-        ("block_size", "metric", "layout", "draft_length", "ngram", "lookup_bar", "head_top"), needs=("masks",), lossless=True,
+        ("block_size", "metric", "layout", "draft_length", "ngram", "lookup_bar", "head_top"), needs=("masks",),
+        lossless=True,
     ),
     "uno": MethodInfo(
         "uno:Uno", "masks draft in one forward, the next one verifies (UNO, arXiv 2609.04010)", "`ar`",

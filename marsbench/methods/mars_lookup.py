@@ -3,9 +3,9 @@
 A text that repeats itself tells what comes next at no cost, while masks cost a part of a forward pass wherever they
 stand. So a forward has one kind of chain. Where masks have guessed and are sure enough, their guesses are drafted, a
 long match goes on behind them, and masks stand there again; with a `lookup_bar`, only as long as such matches have held
-lately in this answer, so that prose does not pay for what code and tables gain. Elsewhere what is looked up is drafted alone, without
-masks: most such chains break somewhere, and masks behind the break would have been forwarded in vain. Where nothing is
-found either, masks begin anew.
+lately in this answer, so that prose does not pay for what code and tables gain. Elsewhere what is looked up is drafted
+alone, without masks: most such chains break somewhere, and masks behind the break would have been forwarded in vain.
+Where nothing is found either, masks begin anew.
 """
 
 from __future__ import annotations
