@@ -14,12 +14,12 @@ from typing import Any
 
 from marsbench.compiled.graphs import kind_of_batch
 from marsbench.decoding.acceptance_report import Acceptance, cycle_in_words
-from marsbench.decoding.engine import Batch, KindOfBatch, Method, check_requests, decode
+from marsbench.decoding.engine import KindOfBatch, Method, check_requests, decode
 from marsbench.decoding.generation import PREFILL_POSITIONS, Generation, Meter, Request
 from marsbench.decoding.outside import OutsideMethod
 from marsbench.errors import UserError
 from marsbench.files import check_can_be_written, write_atomically
-from marsbench.json_lines import read_objects
+from marsbench.json_lines import read_lines
 from marsbench.methods import METHODS
 from marsbench.methods.fitting import default_ids, fit
 from marsbench.progress import Reporter
@@ -32,7 +32,7 @@ class Answering:
 
     loaded: Loaded
     method: Method | OutsideMethod
-    kind: KindOfBatch = Batch  # how its steps run
+    kind: KindOfBatch | None = None  # how its steps run; None = as is best on the device
     threshold: float | None = None  # of every request
     batch_size: int = 16  # rows at once
     prefill_positions: int = PREFILL_POSITIONS  # of prompts in one forward, at most
@@ -40,7 +40,7 @@ class Answering:
     @classmethod
     def by(
         cls, name: str, loaded: Loaded, reporter: Reporter, *, draft: Loaded | None, untrained_masks: bool,
-        compiled: bool, options: Mapping[str, Any], **how: Any,
+        compiled: bool | None, options: Mapping[str, Any], **how: Any,
     ) -> Answering:  # fmt: skip
         """By a method that is fitted to the checkpoint; where its steps cannot be compiled, that is said."""
         method = fit(name, loaded, draft=draft, untrained_masks=untrained_masks, **options)
@@ -54,7 +54,8 @@ class Answering:
             told["eos_id"], told["pad_id"] = default_ids(self.loaded)
         return decode(
             self.loaded.model, self.method, requests, batch_size=self.batch_size,
-            prefill_positions=self.prefill_positions, kind=self.kind, **told,
+            prefill_positions=self.prefill_positions,
+            kind=self.kind or kind_of_batch(self.loaded.model, self.method)[0], **told,
         )  # fmt: skip
 
     def decode_all(self, requests: Sequence[Request], reporter: Reporter, title: str, **told: Any) -> list[Generation]:
@@ -68,14 +69,15 @@ class Answering:
         return str(self.loaded.tokenizer.decode(tokens, skip_special_tokens=True))
 
 
+@dataclass(frozen=True)
+class _Prompt:
+    prompt_ids: list[int]
+
+
 def read_prompts(file: Path) -> list[list[int]]:
     """The prompts of a file, one `{"prompt_ids": [...]}` a line; `UserError` with the line of whatever is wrong."""
-    prompts = [line["prompt_ids"] for line in read_objects(file, ["prompt_ids"])]
-    for number, ids in enumerate(prompts, 1):
-        if not isinstance(ids, list) or not all(type(token) is int for token in ids):
-            where = f"{file}, line {number}"
-            raise UserError('"prompt_ids" is not a list of integers', where=where, fix="give token ids, not text")
-    return prompts
+    mend = 'give token ids, {"prompt_ids": [5, 6, 7]}'
+    return [line.prompt_ids for line in read_lines(file, _Prompt, what="a prompt as token ids", mend=mend)]
 
 
 def decode_file(

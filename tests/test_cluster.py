@@ -35,7 +35,7 @@ from marsbench.executors.tasks import Ended, Executor, Order, Task, log_of
 from marsbench.overview.work import carry_out
 from marsbench.paths import PACKAGE
 from marsbench.rows.kinds import Row
-from marsbench.rows.store import parse_rows, read_rows
+from marsbench.rows.store import read_rows
 from marsbench.studies import study_of
 
 MEMORY = 80 * 2**20  # bytes of a node's object store
@@ -309,7 +309,7 @@ def test_the_whole_paper_survives_killed_nodes_and_drivers(simulated: Simulated,
                 driver.send_signal(signal.SIGKILL)
             assert driver.wait() == (-signal.SIGKILL if kill_driver else 0)
     assert published(there) == published(here)
-    kept = parse_rows((there / "runs" / "micro" / "rows.jsonl").read_text(), "rows")
+    kept = read_rows(there / "runs" / "micro" / "rows.jsonl")
     assert len({row.key for row in kept}) == len(kept)
     races = [row for row in kept if row.kind == "sweep" and row.status == "done"]
     assert races and all("node" in row.provenance for row in races)

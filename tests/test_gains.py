@@ -13,10 +13,12 @@ from made_up import answered, claim_lines, lines_of, section
 from transformers import AutoTokenizer
 
 from marsbench import world
+from marsbench.json_lines import parse_json
 from marsbench.overview.pages import write_page
 from marsbench.presets import preset
 from marsbench.quiet import quieten_libraries
-from marsbench.rows.kinds import EvaluationRow, Row, TokenClassRow, TrainingRow, from_json, to_json
+from marsbench.rows.kinds import AnyRow, EvaluationRow, Row, TokenClassRow, TrainingRow
+from marsbench.rows.store import rows_text
 from marsbench.rows.workspace import Workspace
 from marsbench.running.cells import Cells, Table
 from marsbench.running.checkpoints import Checkpoints
@@ -270,7 +272,7 @@ def test_nothing_undefined_is_printed_or_drawn(case: str, tmp_path: Path) -> Non
 
 def test_rows_of_classes_survive_the_disk() -> None:
     """Guards against a kind of row that is written and cannot be read."""
-    assert from_json(to_json(CLASSIFIED)) == CLASSIFIED
+    assert parse_json(rows_text([CLASSIFIED]), AnyRow) == CLASSIFIED
 
 
 # ---- measuring ------------------------------------------------------------------------------------------------------

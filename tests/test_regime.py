@@ -11,8 +11,10 @@ import torch
 from made_up import answered, lines_of, section
 
 from marsbench.findings.cells import BENCHMARKS
+from marsbench.json_lines import parse_json
 from marsbench.presets import preset
-from marsbench.rows.kinds import Row, TextLossRow, from_json, to_json
+from marsbench.rows.kinds import AnyRow, Row, TextLossRow
+from marsbench.rows.store import rows_text
 from marsbench.rows.workspace import Workspace
 from marsbench.running.checkpoints import Checkpoints
 from marsbench.running.plans import TrainedStage
@@ -105,7 +107,7 @@ def test_the_page_says_what_failed_and_what_was_not_run() -> None:
     ]
     assert "## Trials" not in text and "## Trials" in STUDY.render([], "mini", None)
     loss = rows({})[-1]
-    assert from_json(to_json(loss)) == loss
+    assert parse_json(rows_text([loss]), AnyRow) == loss
 
 
 def test_text_loss_is_that_of_the_model(

@@ -21,6 +21,7 @@ from marsbench.distilling.distill import Distiller
 from marsbench.errors import UserError
 from marsbench.files import write_atomically
 from marsbench.forward.fastest import reads_bf16
+from marsbench.json_lines import read_json
 from marsbench.methods.fitting import fit
 from marsbench.methods.settings import load_aloud
 from marsbench.presets import Preset
@@ -216,7 +217,7 @@ class Adapting:
         """The plan, reckoned from a few answers and steps, or as it was before an interruption."""
         file = self._out / "plan.json"
         if file.exists():
-            plan = Plan(**json.loads(file.read_text(encoding="utf-8")))
+            plan: Plan = read_json(file, Plan, mend="remove the file, and the plan is made anew")
             self._reporter.say(f"going on: {plan.in_words()}")
             return plan
         self._reporter.say("reckoning: a few answers, then a few steps of training")

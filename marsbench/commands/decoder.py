@@ -53,15 +53,7 @@ class Decoding:
             min=1, help="Prompt tokens in one forward pass at most: fewer take less memory, the answers are the same."
         ),
     ] = PREFILL_POSITIONS
-    compiled: Annotated[
-        bool,
-        typer.Option(
-            "--compile",
-            help="Run each step as one compiled graph: the same tokens (in 16 bits, up to rounding), sooner. "
-            "Compiling takes about ten seconds for each shape that comes up (rows and lengths, in steps of up to a "
-            "factor of two) and is kept on disk by torch for the next time, so it pays on long runs.",
-        ),
-    ] = False
+    compiled: shared.Compile = None
     pack: shared.Pack = True
     options: Mapping[str, Any] = field(default_factory=dict)  # of the method, those that were typed
 

@@ -103,7 +103,7 @@ class MarsbenchLM(LM):  # type: ignore[misc]
         batch_size: int | str = _DEFAULT_ROWS,
         max_batch_size: int | None = None,
         prefill_positions: int | str = PREFILL_POSITIONS,
-        compiled: bool | str = False,
+        compiled: bool | str | None = None,
         device: str | None = None,
         **options: Any,
     ) -> None:
@@ -123,7 +123,7 @@ class MarsbenchLM(LM):  # type: ignore[misc]
             raise UserError("no checkpoint is named", fix="give --model_args pretrained=FOLDER_OR_HUB_NAME")
         switches: dict[str, Any] = {"untrained_masks": untrained_masks, "compiled": compiled}
         for name, given in switches.items():
-            if not isinstance(given, bool):
+            if not isinstance(given, bool) and (name, given) != ("compiled", None):
                 raise UserError(f"{name}={given!r} is neither true nor false", fix="give one of the two")
         check_accept(method, accept, threshold)
         chosen = Options(**options)

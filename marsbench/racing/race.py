@@ -94,58 +94,65 @@ class Turn:
 Round = Mapping[str, Turn]  # contender -> its turn at a batch; who has dropped out is missing
 
 
+@dataclass(frozen=True)
+class _Started:
+    """A line of the log of rounds: who starts."""
+
+    contenders: list[str]
+
+
+@dataclass(frozen=True)
+class _Ended:
+    """Another: a round that has ended."""
+
+    lap: int
+    batch: int
+    turns: Mapping[str, Turn]
+    others: Used | None = None  # what other processes used meanwhile
+
+
 class RoundLog:
     """The rounds of a race as they end, so that an interrupted race loses one round at most."""
 
     def __init__(self, file: Path | None = None) -> None:
         """Take up the rounds of a file; without one, they are kept in memory."""
         mend = "remove the file; the race is run anew"
-        self._log = Log(file, self._take, what="a round of a race", mend=mend) if file is not None else None
+        kind = _Started | _Ended
+        self._log = Log[_Started | _Ended](file, kind, what="a round of a race", mend=mend) if file else None
         self.contenders: list[str] = []  # who started, as far as a file says
         self.rounds: dict[tuple[int, int], Round] = {}  # (lap, batch) -> round
         self.others: dict[tuple[int, int], Used | None] = {}  # (lap, batch) -> what other processes used meanwhile
         self.dropped_out: set[str] = set()  # who has failed or taken too long
-        if self._log is not None:
-            self._log.records()
+        for record in self._log.records() if self._log else []:
+            self._take(record)
 
     def begin(self, contenders: Sequence[str]) -> None:
         """Start a race anew with these contenders."""
         if self._log is not None:
             self._log.file.unlink(missing_ok=True)
-        self._keep({"contenders": list(contenders)})
+        self._keep(_Started(list(contenders)))
 
     def add(self, lap: int, batch: int, turns: Round, others: Used | None = None) -> None:
         """Keep a round and what other processes used meanwhile; it is on disk when this returns."""
-        found = {name: asdict(turn) for name, turn in turns.items()}
-        self._keep({"lap": lap, "batch": batch, "turns": found, "others": others})
+        self._keep(_Ended(lap, batch, turns, others))
 
     def turns(self, name: str) -> dict[tuple[int, int], Turn]:
         """One contender's turns, by lap and batch."""
         return {place: turns[name] for place, turns in self.rounds.items() if name in turns}
 
-    def _keep(self, record: Mapping[str, Any]) -> None:
+    def _keep(self, record: _Started | _Ended) -> None:
         self._take(record)
         if self._log is not None:
-            self._log.append(record)
+            self._log.append(asdict(record))
 
-    def _take(self, record: Mapping[str, Any]) -> None:
-        """What a line of the file says: who starts, or a round."""
-        if "contenders" in record:
-            self.contenders, self.rounds, self.others, self.dropped_out = record["contenders"], {}, {}, set()
+    def _take(self, record: _Started | _Ended) -> None:
+        """What a line of the file says."""
+        if isinstance(record, _Started):
+            self.contenders, self.rounds, self.others, self.dropped_out = record.contenders, {}, {}, set()
             return
-        turns = {name: _turn_of(turn) for name, turn in record["turns"].items()}
-        place, others = (record["lap"], record["batch"]), record.get("others")  # which an earlier version's has not
-        self.rounds[place], self.others[place] = turns, Used(*others) if others else None
-        self.dropped_out |= {name for name, turn in turns.items() if turn.status != "done"}
-
-
-def _turn_of(record: Mapping[str, Any]) -> Turn:
-    """The turn that a log's line holds."""
-    watched = record["watched"]
-    if watched is not None:
-        generations = [Generation(**generation) for generation in watched["generations"]]
-        watched = Watched(**{**watched, "generations": generations, "meter": Meter(**watched["meter"])})
-    return Turn(**{**record, "watched": watched})
+        place = (record.lap, record.batch)
+        self.rounds[place], self.others[place] = record.turns, record.others
+        self.dropped_out |= {name for name, turn in record.turns.items() if turn.status != "done"}
 
 
 @dataclass(frozen=True, kw_only=True)

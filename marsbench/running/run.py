@@ -43,7 +43,7 @@ class Run:
     data_dir: Path | None = None
     max_new_tokens: int | None = None  # of every answer; None = each benchmark's own limit
     prefill_positions: int = PREFILL_POSITIONS  # of prompts in one forward; changes no number
-    compiled: bool = False  # steps as graphs, where they can be
+    compiled: bool | None = None  # steps as graphs, where they can be; None = where they are recorded
     reporter: Reporter = field(default_factory=Reporter)
     borrowed: BorrowedStore | None = None  # where its rows go if another process writes them
     failures: Mapping[str, str] = field(default_factory=dict)  # what another process has failed at -> why (`places`)
