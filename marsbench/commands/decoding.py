@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from marsbench.commands.decoder import BatchSize, Decoding, decodes
+from marsbench.commands.decoder import ROWS, BatchSize, Decoding, decodes
 from marsbench.commands.shared import Adapter, Start, load_named, starts, use_packing
 from marsbench.errors import UserError, told_to_user
 from marsbench.files import check_can_be_written
@@ -63,7 +63,10 @@ def show(
         typer.echo(f"wrote {image}")
 
 
-@decodes(window=("--block-size", "--window"))
+@decodes(
+    window=("--block-size", "--window"),
+    which="How to decode: see `marsbench list methods`; auto: the window of drafts that pays on this machine, or ar.",
+)
 def decode(
     decoding: Decoding,
     model: Annotated[str, typer.Option(help="Checkpoint folder or hub name.")],
@@ -98,6 +101,9 @@ def decode(
     """
     if mask_id is not None:
         decoding = replace(decoding, options={**decoding.options, "mask_id": mask_id})
+    is_auto = decoding.method == "auto"
+    if is_auto:
+        decoding = replace(decoding, method="mars-verified")
     decoding.check(stage=None)
     use_packing(decoding.pack)
     from marsbench.answering import check_target, decode_file, read_prompts
@@ -113,6 +119,8 @@ def decode(
     loaded = load_named(model, decoding.dtype, reporter, adapter=adapter, needs_tokenizer=False)
     draft = decoding.load_draft(reporter, needs_tokenizer=False)
     eos, pad = default_ids(loaded, eos_id, pad_id)
+    if is_auto:
+        decoding = decoding.that_pays(loaded, min(batch_size or ROWS, len(prompts)), reporter)
     answering = decoding.answering(loaded, draft, reporter, batch_size)
     requests = [
         Request(ids, max_new_tokens, decoding.threshold, temperature=temperature, seed=seed + number)
