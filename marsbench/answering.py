@@ -6,7 +6,7 @@ And `marsbench decode`: prompts as token ids in a JSON Lines file, continuations
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -14,12 +14,13 @@ from typing import Any
 
 from marsbench.compiled.graphs import kind_of_batch
 from marsbench.decoding.acceptance_report import Acceptance, cycle_in_words
-from marsbench.decoding.engine import KindOfBatch, Method, check_requests, decode
+from marsbench.decoding.engine import Batch, KindOfBatch, Method, check_requests, decode
 from marsbench.decoding.generation import PREFILL_POSITIONS, Generation, Meter, Request
 from marsbench.decoding.outside import OutsideMethod
 from marsbench.errors import UserError
 from marsbench.files import check_can_be_written, write_atomically
 from marsbench.json_lines import read_lines
+from marsbench.line import Line
 from marsbench.methods import METHODS
 from marsbench.methods.fitting import default_ids, fit
 from marsbench.progress import Reporter
@@ -28,7 +29,7 @@ from marsbench.training.checkpoints import Loaded
 
 @dataclass(frozen=True)
 class Answering:
-    """A checkpoint and the method that it is decoded by."""
+    """A line made ready: its checkpoint loaded, its method fitted to it."""
 
     loaded: Loaded
     method: Method | OutsideMethod
@@ -36,17 +37,19 @@ class Answering:
     threshold: float | None = None  # of every request
     batch_size: int = 16  # rows at once
     prefill_positions: int = PREFILL_POSITIONS  # of prompts in one forward, at most
+    not_compiled: str = ""  # why its steps run one operation at a time although the line is compiled
 
     @classmethod
-    def by(
-        cls, name: str, loaded: Loaded, reporter: Reporter, *, draft: Loaded | None, untrained_masks: bool,
-        compiled: bool | None, options: Mapping[str, Any], **how: Any,
-    ) -> Answering:  # fmt: skip
-        """By a method that is fitted to the checkpoint; where its steps cannot be compiled, that is said."""
-        method = fit(name, loaded, draft=draft, untrained_masks=untrained_masks, **options)
-        kind, not_compiled = kind_of_batch(loaded.model, method, compiled)
-        reporter.say_once(not_compiled)
-        return cls(loaded, method, kind, **how)
+    def of(cls, line: Line, loaded: Loaded, draft: Loaded | None = None, **how: Any) -> Answering:
+        """A line with its checkpoints, to which its method is fitted; `UserError` where they do not go together."""
+        method = fit(line.method, loaded, draft=draft, untrained_masks=line.untrained_masks, **line.of_method)
+        kind, not_compiled = kind_of_batch(loaded.model, method, line.compiled)
+        return cls(loaded, method, kind, line.threshold, not_compiled=not_compiled, **how)
+
+    @property
+    def compiled(self) -> bool:
+        """Whether it compiles a step for each shape that comes up."""
+        return self.kind not in (None, Batch)
 
     def decode(self, requests: Sequence[Request], **told: Any) -> list[Generation]:
         """The continuations of requests; `told` goes to `decode`, an `eos_id` and `pad_id` of one's own among it."""

@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 from typer.testing import CliRunner
 
 import marsbench
+from marsbench.answering import Answering
 from marsbench.cli import app
 from marsbench.compiled import graphs
 from marsbench.compiled.graphs import Graphs, kind_of_batch
@@ -33,12 +34,13 @@ from marsbench.findings.sweep import (
     faster,
     speed_up,
 )
+from marsbench.line import Line
 from marsbench.methods import Options, build_method
 from marsbench.presets import preset
 from marsbench.racing import course
 from marsbench.racing.course import Course
-from marsbench.racing.grid import BASELINES, Contender, Grid, read_grid
-from marsbench.racing.race import Entrant, Race, RoundLog
+from marsbench.racing.grid import BASELINES, Grid, read_grid
+from marsbench.racing.race import Race, RoundLog
 from marsbench.rows.kinds import Row, SweepRow
 from marsbench.rows.store import RowStore, read_rows
 from marsbench.rows.workspace import Workspace
@@ -48,6 +50,7 @@ from marsbench.studies.compiled.measuring import random_weights
 from marsbench.studies.speedup import STUDY
 from marsbench.studies.speedup.claims import decoded_by_the_sweep
 from marsbench.studies.speedup.tables import families
+from marsbench.training.checkpoints import Loaded
 
 GOLDEN = Path(__file__).parent / "golden"
 NO_COMPILER = "not compiled: there is no C++ compiler"
@@ -229,7 +232,7 @@ def test_a_grid_that_compares_unlike_with_like_is_refused(
 
 def test_eager_contenders_keep_their_keys() -> None:
     """Guards against every race run again for a field that is new."""
-    contender = Contender("mars", "mars_2x", "mars", {"block_size": 4}, 0.9)
+    contender = Line.raced("mars", "mars_2x", "mars", block_size=4, threshold=0.9)
     before = {
         "name": "mars", "stage": "mars_2x", "method": "mars", "options": {"block_size": 4}, "threshold": 0.9,
         "draft": None, "trained_block_size": 4,
@@ -245,7 +248,7 @@ def test_a_race_compiles_by_what_is_best_on_the_device(
     """Guards against minutes of inductor for each shape on a GPU, where recording a step is enough, and against keys of
     committed rows that are not found again."""
     monkeypatch.setattr(course, "default_device", lambda: device)
-    contender = Contender("ar, compiled", "mars", "ar", {}, compiled=True)
+    contender = Line.raced("ar", "mars", "ar").compiled_form()
     run = Run(preset("micro"), Workspace(output, "micro"))
     keys = [
         Course(run, Grid((replace(contender, compiled=False, name="ar"), contender), (1,), 6, 2, backend=backend))
@@ -263,7 +266,8 @@ def test_random_weights_race_where_trained_ones_do(monkeypatch: pytest.MonkeyPat
 def test_nothing_is_compiled_in_a_lap(made: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against compiling that is counted as latency, as a lap's time, or towards the limit of one."""
     model, ar = llama(0), build_method("ar", Options())
-    contenders = [Entrant("ar", model, ar), Entrant("ar, compiled", model, ar, kind=Graphs().batch)]
+    eager = Answering(Loaded(model, None, "", None), ar)
+    contenders = {"ar": eager, "ar, compiled": replace(eager, kind=Graphs().batch)}
     prompts = [[4] * length for length in (2, 3, 70, 5, 150, 6)]
     race = Race(contenders, prompts, batch_size=2, max_new_tokens=5, eos_id=-1, pad_id=0, laps=2)
     counts, turn = [], Race._turn

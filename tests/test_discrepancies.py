@@ -112,7 +112,7 @@ def test_what_was_not_run_says_so() -> None:
 
 def test_every_line_that_is_shown_is_measured() -> None:
     """Guards against a comparison with a line, or a contender, that nothing measures."""
-    names = {arm.name for arm in PLAN.arms}
+    names = {arm.name for arm in PLAN.lines}
     assert set(LOOKED_AT) <= names
     for scale in ("micro", "mini", "0.5b"):
         every = masks_grid(preset(scale)).contenders[-1]

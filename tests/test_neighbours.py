@@ -17,15 +17,17 @@ import psutil
 import pytest
 
 from marsbench import neighbours
+from marsbench.answering import Answering
 from marsbench.findings.company import company_of, company_remark
 from marsbench.json_lines import parse_json
 from marsbench.methods import Options, build_method
 from marsbench.neighbours import Neighbour, Reading, Used, Watch, cores, in_words, look, used_between, warning
 from marsbench.provenance import provenance
-from marsbench.racing.race import Entrant, Race, RoundLog
+from marsbench.racing.race import Race, RoundLog
 from marsbench.rows.kinds import AnyRow, Row, StepTimeRow, SweepRow
 from marsbench.rows.store import read_rows, rows_text
 from marsbench.studies import study_of
+from marsbench.training.checkpoints import Loaded
 
 RESULTS = Path(__file__).resolve().parent.parent / "results" / "mini"
 
@@ -141,7 +143,8 @@ def test_a_race_keeps_what_others_used_lap_by_lap(
     used = iter([Used(9.0, 1.0), Used(9.0, 1.0), Used(0.0, 3.0), Used(1.0, 1.0), Used(0.5, 1.0), Used(0.5, 1.0)])
     monkeypatch.setattr(Watch, "used", lambda self: next(used))
     method = build_method("ar", Options())
-    contenders = [Entrant(name, golden_models["ar"], method) for name in ("ar", "again")]
+    loaded = Loaded(golden_models["ar"], None, "", None)
+    contenders = {name: Answering(loaded, method) for name in ("ar", "again")}
     race = Race(contenders, [[1, 2], [3]], batch_size=1, max_new_tokens=2, eos_id=-1, pad_id=0, laps=2)
     log = RoundLog(tmp_path / "race.jsonl")
     log.begin(["ar", "again"])

@@ -17,11 +17,11 @@ from made_up import answered, section
 from marsbench.errors import UserError
 from marsbench.findings.cells import BENCHMARKS
 from marsbench.findings.in_words import bracketed, duration, p_value, plus_minus, signed_number
+from marsbench.line import Line
 from marsbench.overview.pages import write_page
 from marsbench.paper import published
 from marsbench.rendering.markdown import table
 from marsbench.rows.kinds import EvaluationRow, Row, StepCostRow, TrainingRow
-from marsbench.running.plans import Arm
 from marsbench.statistics.intervals import Estimate, Interval, accuracy, mean_of_benchmarks, tokens_per_forward
 from marsbench.studies import studies, study_of
 from marsbench.studies.table2 import CLAIMS, PAGE, STUDY
@@ -62,7 +62,7 @@ def evaluation_rows() -> Iterator[EvaluationRow]:
     generator = np.random.default_rng(0)
     for name in BENCHMARKS:
         difficulty = generator.random(QUESTIONS)  # shared by all arms, so that answers are paired
-        for arm in PLAN.arms:
+        for arm in PLAN.lines:
             forwards = generator.integers(5, 40, QUESTIONS)
             extra = generator.integers(1, 30, QUESTIONS) * ("threshold" in arm.options)
             more = {"seconds": 10.0, "max_new_tokens": 96, "provenance": PROVENANCE}
@@ -113,8 +113,8 @@ def wilson(share: float, n: int) -> tuple[float, float]:
     return centre - half, centre + half
 
 
-@pytest.mark.parametrize("arm", PLAN.arms, ids=lambda arm: arm.name)
-def test_measured_line_is_what_the_rows_say(arm: Arm) -> None:
+@pytest.mark.parametrize("arm", PLAN.lines, ids=lambda arm: arm.name)
+def test_measured_line_is_what_the_rows_say(arm: Line) -> None:
     """Guards against a number in the wrong line or column, and against any wrong statistic in a cell."""
     rows = [evaluation(arm.name, name) for name in BENCHMARKS]
     shares = [mean(row.correct) for row in rows]
@@ -363,7 +363,7 @@ def test_nothing_undefined_is_printed(rows: list[Row]) -> None:
     page = render(rows, "mini")
     assert not re.search(r"\b(nan|inf|None)\b", page)
     run = {row.arm for row in rows if isinstance(row, EvaluationRow)}
-    left_out = {arm.name for arm in PLAN.arms if arm.optional and arm.name not in run}
+    left_out = {arm.name for arm in PLAN.lines if arm.optional and arm.name not in run}
     assert len(verdicts(page)) == len([claim for claim in CLAIMS if not left_out & {*claim.lines}])
 
 

@@ -70,7 +70,7 @@ def evaluation_rows(page: TablePage, seed: int = 0) -> Iterator[EvaluationRow]:
     """Answers to the same questions, other answers for every seed."""
     generator = np.random.default_rng(seed)
     for benchmark in columns(page.plan):
-        for arm in page.plan.arms:
+        for arm in page.plan.lines:
             forwards = generator.integers(5, 40, QUESTIONS)
             correct, extra = generator.integers(0, 2, QUESTIONS), generator.integers(0, 9, QUESTIONS)
             yield answered(arm, benchmark, correct, forwards + extra, forwards, provenance=PROVENANCE)
@@ -113,7 +113,7 @@ def test_what_a_seed_lacks_is_not_pooled() -> None:
         return {"mars": replace(row, status="skipped"), "base": replace(row, **shorter)}.get(row.arm, row)  # type: ignore[arg-type]
 
     cells = latest_cells(pooled([first, [change(row) for row in second]]))
-    assert {arm for arm, _ in cells} == {arm.name for arm in TABLE2.plan.arms} - {"mars", "base"}
+    assert {arm for arm, _ in cells} == {arm.name for arm in TABLE2.plan.lines} - {"mars", "base"}
 
 
 def test_a_claim_over_seeds_by_hand() -> None:
@@ -403,7 +403,7 @@ def test_a_line_is_the_same_line_on_every_page() -> None:
     """Guards against rows that one page lends another and that are of something else."""
     found: dict[str, set[str]] = {}
     for plan in pages().values():
-        for arm in plan.arms if plan else ():
+        for arm in plan.lines if plan else ():
             found.setdefault(arm.name, set()).add(
                 f"{arm.trained} {arm.draft} {arm.method} {sorted(arm.options.items())}"
             )
@@ -422,7 +422,7 @@ def test_a_seed_counts_wherever_its_lines_were_measured(tmp_path: Path) -> None:
     found = effect(seeds, *pair)
     told = claim("released ablation's weights cost accuracy too at B = 4")
     assert found and found[0] == told.over(collection.of("table3")) and found[0].seeds == 3
-    assert {row.arm for row in seeds[1] if isinstance(row, EvaluationRow)} <= {arm.name for arm in PLAN.arms}
+    assert {row.arm for row in seeds[1] if isinstance(row, EvaluationRow)} <= {arm.name for arm in PLAN.lines}
     assert list(collection.shown_with("discrepancies", 2)) == [2, 0, 1]
 
 
@@ -455,10 +455,10 @@ def test_what_a_small_scale_cannot_say_stands_beside_the_verdicts(published_rows
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.plan.key)
 def test_only_the_papers_ablation_stands_beside_its_numbers(page: TablePage) -> None:
     """Guards against the clean ablation held against a number that the authors' 1/t weights made too."""
-    ablations = [arm for arm in (*page.plan.arms, *page.plan.elsewhere) if arm.published == "mars_no_sft"]
+    ablations = [arm for arm in (*page.plan.lines, *page.plan.elsewhere) if arm.published == "mars_no_sft"]
     assert {arm.stage for arm in ablations} <= {"mars_no_sft_released"}
     for one in page.claims:
-        clean = {arm.name for arm in page.plan.arms if arm.stage == "mars_no_sft"}
+        clean = {arm.name for arm in page.plan.lines if arm.stage == "mars_no_sft"}
         assert clean.isdisjoint(one.lines) or one.published("0.5b") is None
 
 
@@ -623,7 +623,7 @@ def test_what_the_paper_numbers_is_made_by_its_number(
 
     def rows(study: Study, run: Run) -> list[Row]:
         made.append(study.key)
-        arm = study.plan.arms[0]  # type: ignore[union-attr]
+        arm = study.plan.lines[0]  # type: ignore[union-attr]
         return [replace(answered(arm, "gsm8k", [1.0], [2], [1]), scale="micro")]
 
     def races(sweep: Sweep) -> list[Row]:

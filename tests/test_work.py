@@ -26,6 +26,7 @@ from marsbench.executors.display import Display
 from marsbench.executors.local import Local
 from marsbench.executors.overhead import measure
 from marsbench.executors.tasks import Ended, Executor, Order, Task, log_of, perform, read_state
+from marsbench.line import TrainedStage
 from marsbench.overview import PRELOAD, reproduction
 from marsbench.overview.work import FromRun, PageTask, carry_out, executor_of, refuses, tasks_of
 from marsbench.paths import PACKAGE
@@ -37,7 +38,6 @@ from marsbench.rows.workspace import Workspace
 from marsbench.running import graph
 from marsbench.running.cells import Cells
 from marsbench.running.graph import AnswerTask, Known, Made, RunTask, TrainTask, settings_of
-from marsbench.running.plans import TrainedStage
 from marsbench.running.run import Run
 from marsbench.running.train_on_many import train_on_many
 from marsbench.studies import studies, study_of

@@ -128,12 +128,14 @@ class Decoding:
     ) -> Answering:
         """The checkpoint with the method; where its steps cannot be compiled, that is said."""
         from marsbench.answering import Answering
+        from marsbench.line import Line
 
-        return Answering.by(
-            self.method, loaded, reporter, draft=draft, untrained_masks=self.untrained_masks, compiled=self.compiled,
-            options=self.options, threshold=self.threshold, prefill_positions=self.prefill_positions,
-            batch_size=batch_size or (1 if METHODS[self.method].one_row else ROWS),
-        )  # fmt: skip
+        typed = Line.raced(self.method, "", self.method, threshold=self.threshold, **self.options)
+        line = replace(typed, untrained_masks=self.untrained_masks, compiled=self.compiled)
+        rows = batch_size or (1 if METHODS[self.method].one_row else ROWS)
+        found = Answering.of(line, loaded, draft, batch_size=rows, prefill_positions=self.prefill_positions)
+        reporter.say_once(found.not_compiled)
+        return found
 
 
 def decodes(

@@ -172,8 +172,8 @@ class Start:
         """The checkpoint that decodes, trained now if it is the scale's own and missing."""
         if named := self.whose or self.adapter:
             return load_named(named, dtype, run.reporter, adapter=self.adapter)
+        from marsbench.line import TrainedStage
         from marsbench.running.checkpoints import Checkpoints
-        from marsbench.running.plans import TrainedStage
 
         return Checkpoints(run).load(TrainedStage.of(self.own_stage, self.block_size), dtype_of(dtype))
 

@@ -12,16 +12,14 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from math import gcd
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from marsbench.decoding.engine import Batch, KindOfBatch, Method, decode
+from marsbench.answering import Answering
 from marsbench.decoding.generation import Generation, Meter, Request
-from marsbench.decoding.outside import OutsideMethod
 from marsbench.json_lines import Log
 from marsbench.neighbours import Used, Watch, cores
 from marsbench.progress import Counted
@@ -29,22 +27,6 @@ from marsbench.rows.kinds import Status
 from marsbench.statistics.intervals import Estimate, median_ratio
 
 WATCHED = 0  # the number of the lap that is not timed
-
-
-@dataclass(frozen=True)
-class Entrant:
-    """One method on one model."""
-
-    name: str
-    model: Any
-    method: Method | OutsideMethod
-    threshold: float | None = None
-    kind: KindOfBatch = Batch  # eager, or with the steps of `Graphs`
-
-    @property
-    def compiled(self) -> bool:
-        """Whether it compiles a step for each shape that comes up."""
-        return self.kind is not Batch
 
 
 class Stopwatch(Meter):
@@ -184,7 +166,7 @@ class Outcome(Watched):
 class Race:
     """Contenders, the prompts that they decode, and how."""
 
-    contenders: Sequence[Entrant]
+    contenders: Mapping[str, Answering]
     prompts: Sequence[Sequence[int]]
     batch_size: int
     max_new_tokens: int
@@ -207,15 +189,15 @@ class Race:
             self._warm_up()
         for done, (lap, batch) in enumerate(missing, len(places) - len(missing)):
             progress(done, len(places))
-            racing = [entry for entry in self.contenders if entry.name not in log.dropped_out]
+            racing = [name for name in self.contenders if name not in log.dropped_out]
             order = [racing[place] for place in rotation(len(racing), lap * len(self.batches) + batch)]
             neighbours = Watch()
-            turns = {entry.name: self._turn(entry, lap, batch, log) for entry in order}
+            turns = {name: self._turn(name, lap, batch, log) for name in order}
             log.add(lap, batch, turns, neighbours.used())
         laps = [cores(used for (of, _), used in log.others.items() if of == lap) for lap in range(1, self.laps + 1)]
         others = [used for used in laps if used is not None]
         together = others if len(others) == len(laps) else []
-        return {entry.name: self._outcome(log.turns(entry.name), together) for entry in self.contenders}
+        return {name: self._outcome(log.turns(name), together) for name in self.contenders}
 
     def _warm_up(self) -> None:
         """Every contender decodes a batch of each size that there is; who fails will fail again when it counts.
@@ -224,7 +206,7 @@ class Race:
         that is watched, nor for its limit. For that, too, it has as long as the limit, and what is left comes later.
         """
         sizes = list({len(batch): batch for batch in self.batches}.values())
-        for contender in self.contenders:
+        for contender in self.contenders.values():
             started = time.perf_counter()
             for batch in self.batches if contender.compiled else sizes:
                 with suppress(Exception):
@@ -232,14 +214,14 @@ class Race:
                 if contender.compiled and time.perf_counter() - started > self.limit_s:
                     break
 
-    def _turn(self, contender: Entrant, lap: int, batch: int, log: RoundLog) -> Turn:
+    def _turn(self, name: str, lap: int, batch: int, log: RoundLog) -> Turn:
         watch = Stopwatch() if lap == WATCHED else None
         try:
             if watch is not None and torch.cuda.is_available():
                 torch.cuda.reset_peak_memory_stats()
             synchronize()
             started = time.perf_counter()
-            generations = self._decode(contender, self.batches[batch], watch)
+            generations = self._decode(self.contenders[name], self.batches[batch], watch)
             synchronize()
             seconds = time.perf_counter() - started
         except Exception as error:  # whatever it is, the others race on
@@ -247,26 +229,19 @@ class Race:
                 torch.cuda.empty_cache()  # what a failed turn may still hold
             return Turn(0.0, "failed", f"{type(error).__name__}: {str(error).strip()}")
         if watch is not None:
-            spent = seconds + sum(turn.seconds for turn in log.turns(contender.name).values())
+            spent = seconds + sum(turn.seconds for turn in log.turns(name).values())
             if spent > self.limit_s:
                 return Turn(seconds, "timeout", f"more than {self.limit_s:g} s for {len(self.prompts)} prompts")
             return Turn(seconds, watched=Watched.of(generations, watch, started))
-        known = log.rounds[WATCHED, batch][contender.name].watched
+        known = log.rounds[WATCHED, batch][name].watched
         if known is None or known.generations != generations:
             return Turn(seconds, "failed", "the same prompts did not give the same tokens twice")
         return Turn(seconds)
 
-    def _decode(self, contender: Entrant, batch: range, meter: Meter | None) -> list[Generation]:
-        return decode(
-            contender.model,
-            contender.method,
-            [Request(self.prompts[index], self.max_new_tokens, contender.threshold) for index in batch],
-            eos_id=self.eos_id,
-            pad_id=self.pad_id,
-            batch_size=len(batch),
-            meter=meter,
-            kind=contender.kind,
-        )
+    def _decode(self, contender: Answering, batch: range, meter: Meter | None) -> list[Generation]:
+        requests = [Request(self.prompts[index], self.max_new_tokens, contender.threshold) for index in batch]
+        together = replace(contender, batch_size=len(batch))
+        return together.decode(requests, eos_id=self.eos_id, pad_id=self.pad_id, meter=meter)
 
     def _outcome(self, turns: Mapping[tuple[int, int], Turn], others: list[float]) -> Outcome:
         for turn in turns.values():

@@ -42,8 +42,7 @@ def _start(settings: Settings) -> tuple[Any, Ready]:
     from marsbench.decoding.engine import context_length
     from marsbench.methods.fitting import default_ids, fit
     from marsbench.methods.settings import load_aloud
-    from marsbench.progress import Reporter
-    from marsbench.quiet import quieten_libraries
+    from marsbench.progress import Reporter, quieten_libraries
     from marsbench.racing.position_law import in_words, windows_by_rows
     from marsbench.racing.step_time import measured_law
     from marsbench.serving.engine import Engine, bytes_per_slot, slots_needed
