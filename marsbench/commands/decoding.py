@@ -107,7 +107,7 @@ def decode(
     decoding.check(stage=None)
     use_packing(decoding.pack)
     from marsbench.answering import check_target, decode_file, read_prompts
-    from marsbench.decoding.generation import Request
+    from marsbench.decoding.generation import Request, seed_of
     from marsbench.methods.fitting import check_accept, default_ids
     from marsbench.progress import Reporter
 
@@ -123,7 +123,7 @@ def decode(
         decoding = decoding.that_pays(loaded, min(batch_size or ROWS, len(prompts)), reporter)
     answering = decoding.answering(loaded, draft, reporter, batch_size)
     requests = [
-        Request(ids, max_new_tokens, decoding.threshold, temperature=temperature, seed=seed + number)
+        Request(ids, max_new_tokens, decoding.threshold, temperature=temperature, seed=seed_of(seed, number))
         for number, ids in enumerate(prompts)
     ]
     said = decode_file(answering, requests, prompt_ids, out, reporter, eos_id=eos, pad_id=pad, acceptance=acceptance)
