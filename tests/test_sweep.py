@@ -191,7 +191,7 @@ def size_of(folder: Path) -> int:
 def comparable(row: SweepRow) -> SweepRow:
     """A row without what differs between two runs of one sweep."""
     tokens = {name: {"emitted": one["emitted"]} for name, one in row.baselines.items()}
-    return replace(row, seconds=[], others_cores=[], first_token=[], last_token=[], baselines=tokens, provenance={})
+    return replace(row, seconds=[], first_token=[], last_token=[], baselines=tokens, provenance={})
 
 
 def test_killed_at_any_moment_it_loses_a_round_at_most(swept: Path, tmp_path: Path) -> None:
@@ -405,10 +405,10 @@ def test_the_guide_says_what_a_run_on_a_gpu_costs(scale: str, wide_terminal: Non
     told = {row[0].strip(" `"): float(row[column]) for row in map(parts_of, guide.splitlines()) if len(row) == 3}
     plans = {"reproduce table2": "--table 2", "sweep": "--sweep", "sweep --quick": "--sweep --quick"}
     for run, options in {**plans, "reproduce all": "--table all"}.items():
-        done = CliRunner().invoke(app, ["plan", "--scale", scale, *options.split(), "--price-per-hour", "2"])
-        said = re.search(r"(?:one GPU|it may be:) ([\d.]+) hours \(([\d,.]+) at 2 an hour\)", done.output)
+        done = CliRunner().invoke(app, ["plan", "--scale", scale, *options.split()])
+        said = re.search(r"it may be: ([\d.]+) hours", done.output)
         assert said, done.output
-        assert float(said[1]) == told[run] and float(said[2]) == pytest.approx(2 * told[run], abs=0.6)
+        assert float(said[1]) == told[run]
 
 
 def parts_of(line: str) -> list[str]:

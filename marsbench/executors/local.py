@@ -69,7 +69,7 @@ class Local(Executor):
         self._running[self._pools[lane].submit(perform, task, made, self.logs)] = task, lane
         return True
 
-    def ended(self, held_back: Sequence[Task]) -> list[tuple[Task, Ended | None]]:
+    def ended(self) -> list[tuple[Task, Ended | None]]:
         """What has ended; its lanes are idle again, with a new process where the last one was lost."""
         done, _ = wait(self._running, timeout=LOOK_S, return_when=FIRST_COMPLETED)
         found = list[tuple[Task, Ended | None]]()

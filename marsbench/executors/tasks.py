@@ -205,7 +205,7 @@ class Executor(ABC):
                 for task in order.ready:
                     if self.start(task, order.made(task)):
                         order.take(task)
-                for task, ended in self.ended(order.ready):
+                for task, ended in self.ended():
                     forget_state(self.logs, task.name)  # which is there still where its process was lost
                     losses[task.name] += ended is None
                     if ended is None and losses[task.name] < self.tries:
@@ -228,8 +228,8 @@ class Executor(ABC):
         """Begin a task, given what those before it have made; False where there is no room for it yet."""
 
     @abstractmethod
-    def ended(self, held_back: Sequence[Task]) -> list[tuple[Task, Ended | None]]:
-        """What has ended, after a while, and how: None = its process was lost; `held_back` still have no room."""
+    def ended(self) -> list[tuple[Task, Ended | None]]:
+        """What has ended, after a while, and how: None = its process was lost."""
 
     def close(self) -> None:  # noqa: B027
         """End whatever runs."""

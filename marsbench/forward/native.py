@@ -117,8 +117,20 @@ def _built(compiler: str) -> Path:
         *(["-fopenmp"] if sys.platform == "linux" else []),
         *(["-undefined", "dynamic_lookup"] if sys.platform == "darwin" else []),
     ]  # fmt: skip
-    linked = [f"-I{torch_at / 'include'}", *map(str, _SOURCES), f"-L{torch_at / 'lib'}", "-ltorch_cpu", "-lc10", "-ltorch"]
-    made_of = [source.read_text(encoding="utf-8") for source in (*_SOURCES, _HEADER)], torch.__version__, compiler, flags
+    linked = [
+        f"-I{torch_at / 'include'}",
+        *map(str, _SOURCES),
+        f"-L{torch_at / 'lib'}",
+        "-ltorch_cpu",
+        "-lc10",
+        "-ltorch",
+    ]
+    made_of = (
+        [source.read_text(encoding="utf-8") for source in (*_SOURCES, _HEADER)],
+        torch.__version__,
+        compiler,
+        flags,
+    )
     folder = cache_folder()
     library = folder / f"native-{hashlib.sha256(repr(made_of).encode()).hexdigest()[:16]}.so"
     if not library.exists():

@@ -23,7 +23,6 @@ from marsbench.decoding.engine import Batch, KindOfBatch, Method, decode
 from marsbench.decoding.generation import Generation, Meter, Request
 from marsbench.decoding.outside import OutsideMethod
 from marsbench.json_lines import Log
-from marsbench.neighbours import Used, Watch, cores
 from marsbench.progress import Counted
 from marsbench.rows.kinds import Status
 from marsbench.statistics.intervals import Estimate, median_ratio
@@ -103,7 +102,6 @@ class RoundLog:
         self._log = Log(file, self._take, what="a round of a race", mend=mend) if file is not None else None
         self.contenders: list[str] = []  # who started, as far as a file says
         self.rounds: dict[tuple[int, int], Round] = {}  # (lap, batch) -> round
-        self.others: dict[tuple[int, int], Used | None] = {}  # (lap, batch) -> what other processes used meanwhile
         self.dropped_out: set[str] = set()  # who has failed or taken too long
         if self._log is not None:
             self._log.records()
@@ -114,10 +112,10 @@ class RoundLog:
             self._log.file.unlink(missing_ok=True)
         self._keep({"contenders": list(contenders)})
 
-    def add(self, lap: int, batch: int, turns: Round, others: Used | None = None) -> None:
-        """Keep a round and what other processes used meanwhile; it is on disk when this returns."""
+    def add(self, lap: int, batch: int, turns: Round) -> None:
+        """Keep a round; it is on disk when this returns."""
         found = {name: asdict(turn) for name, turn in turns.items()}
-        self._keep({"lap": lap, "batch": batch, "turns": found, "others": others})
+        self._keep({"lap": lap, "batch": batch, "turns": found})
 
     def turns(self, name: str) -> dict[tuple[int, int], Turn]:
         """One contender's turns, by lap and batch."""
@@ -131,11 +129,10 @@ class RoundLog:
     def _take(self, record: Mapping[str, Any]) -> None:
         """What a line of the file says: who starts, or a round."""
         if "contenders" in record:
-            self.contenders, self.rounds, self.others, self.dropped_out = record["contenders"], {}, {}, set()
+            self.contenders, self.rounds, self.dropped_out = record["contenders"], {}, set()
             return
         turns = {name: _turn_of(turn) for name, turn in record["turns"].items()}
-        place, others = (record["lap"], record["batch"]), record.get("others")  # which an earlier version's has not
-        self.rounds[place], self.others[place] = turns, Used(*others) if others else None
+        self.rounds[record["lap"], record["batch"]] = turns
         self.dropped_out |= {name for name, turn in turns.items() if turn.status != "done"}
 
 
@@ -153,7 +150,6 @@ class Outcome(Watched):
     """What a race found of one contender, with all prompts."""
 
     seconds: list[float] = field(default_factory=list)  # of each timed lap
-    others_cores: list[float] = field(default_factory=list)  # of each timed lap: what other processes used; or empty
     status: Status = "done"
     reason: str = ""
 
@@ -202,13 +198,8 @@ class Race:
             progress(done, len(places))
             racing = [entry for entry in self.contenders if entry.name not in log.dropped_out]
             order = [racing[place] for place in rotation(len(racing), lap * len(self.batches) + batch)]
-            neighbours = Watch()
-            turns = {entry.name: self._turn(entry, lap, batch, log) for entry in order}
-            log.add(lap, batch, turns, neighbours.used())
-        laps = [cores(used for (of, _), used in log.others.items() if of == lap) for lap in range(1, self.laps + 1)]
-        others = [used for used in laps if used is not None]
-        together = others if len(others) == len(laps) else []
-        return {entry.name: self._outcome(log.turns(entry.name), together) for entry in self.contenders}
+            log.add(lap, batch, {entry.name: self._turn(entry, lap, batch, log) for entry in order})
+        return {entry.name: self._outcome(log.turns(entry.name)) for entry in self.contenders}
 
     def _warm_up(self) -> None:
         """Every contender decodes a batch of each size that there is; who fails will fail again when it counts.
@@ -261,7 +252,7 @@ class Race:
             kind=contender.kind,
         )
 
-    def _outcome(self, turns: Mapping[tuple[int, int], Turn], others: list[float]) -> Outcome:
+    def _outcome(self, turns: Mapping[tuple[int, int], Turn]) -> Outcome:
         for turn in turns.values():
             if turn.status != "done":
                 return Outcome(status=turn.status, reason=turn.reason)
@@ -274,7 +265,6 @@ class Race:
             last_token=[seconds for turn in watched for seconds in turn.last_token],
             meter=_added([turn.meter for turn in watched]),
             peak_bytes=max((turn.peak_bytes for turn in watched if turn.peak_bytes is not None), default=None),
-            others_cores=others,
         )
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from statistics import fmean
 
 from marsbench.findings.claims import TIMES, Claim, Measured
-from marsbench.findings.company import company_remark
 from marsbench.findings.in_words import bracketed
 from marsbench.findings.seeds import BySeed
 from marsbench.rendering.claims import answers
@@ -88,7 +87,6 @@ def _slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
         "most": f"{max(row.took for row in laps):.1f}",
         "repeats": str(max(map(len, cells.values()))),
         "unanswered": unanswered,
-        "company": company_remark(laps),
         "verdict": _verdict(cells),
         "lowest": f"{LOWEST:g}",
         "target_first": f"{1000 * last.target_first_token:.0f}",
