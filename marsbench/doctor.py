@@ -188,7 +188,6 @@ def check_data(scale: str, data_dir: Path | None) -> Check:
 
 
 def findings_table(found: list[Check]) -> Table:
-    """The findings as a table for a terminal; below each that is not ok stands its mend."""
     table = Table("check", "", "finding", box=None)
     for check in found:
         mend = f"\n[bold]fix:[/bold] {escape(check.fix)}" if check.ok != "ok" else ""

@@ -1,4 +1,4 @@
-"""What several test files share: the golden vectors with their two small checkpoints, and micro checkpoints."""
+"""What several test files share: the golden vectors with their two small checkpoints, and one run at scale micro."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import gc
 import json
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -67,20 +69,29 @@ def golden_models() -> dict[str, PreTrainedModel]:
 
 
 @pytest.fixture(scope="session")
-def micro_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a checkpoint of every kind at scale micro, trained once for all test processes."""
+def reproduced(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Table 2 at scale micro, reproduced from nothing once for all test processes; copy what you change."""
     from marsbench.rows.workspace import Workspace
     from marsbench.running.checkpoints import Checkpoints
     from marsbench.running.plans import TrainedStage
     from marsbench.running.run import Run
 
     own = tmp_path_factory.getbasetemp()
-    shared = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "micro"
+    shared = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "reproduced"
+    command = [sys.executable, "-m", "marsbench", "reproduce", "table2", "--scale", "micro", "--output", str(shared)]
     with FileLock(f"{shared}.lock"):
-        run = Run(preset("micro"), Workspace(shared, "micro"))
-        for stage in ("mars", "medusa", "draft_mars"):
-            Checkpoints(run).path(TrainedStage.of(stage))
-    return run.workspace.runs / "checkpoints"
+        if not (shared / "whole").exists():
+            subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True)
+            for stage in ("medusa", "draft_mars"):
+                Checkpoints(Run(preset("micro"), Workspace(shared, "micro"))).path(TrainedStage.of(stage))
+            (shared / "whole").touch()
+    return shared
+
+
+@pytest.fixture(scope="session")
+def micro_checkpoints(reproduced: Path) -> Path:
+    """A folder with a checkpoint of every kind at scale micro."""
+    return reproduced / "runs" / "micro" / "checkpoints"
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from marsbench.executors.display import Display
 from marsbench.executors.local import Local
 from marsbench.executors.tasks import Ended, Executor, Order, Task, log_of, perform, read_state
 from marsbench.overview import PRELOAD, reproduction
-from marsbench.overview.work import FromRun, PageTask, carry_out, executor_of, refuses, tasks_of
+from marsbench.overview.work import PageTask, carry_out, executor_of, refuses, tasks_of
 from marsbench.paths import PACKAGE
 from marsbench.presets import preset
 from marsbench.progress import Reporter, Step
@@ -36,11 +36,9 @@ from marsbench.rows.workspace import Workspace
 from marsbench.running import graph
 from marsbench.running.cells import Cells
 from marsbench.running.graph import AnswerTask, Known, Made, RunTask, TrainTask, settings_of
-from marsbench.running.plans import TrainedStage
 from marsbench.running.run import Run
-from marsbench.running.train_on_many import train_on_many
 from marsbench.studies import studies, study_of
-from marsbench.training import checkpoints, records
+from marsbench.training import checkpoints
 from marsbench.training.stages import recipe
 
 TIMES = ("seconds", "provenance")  # of a row; what may differ from run to run
@@ -535,17 +533,3 @@ def test_a_plan_shows_the_work(scale: str, wide_terminal: None) -> None:
     for line in ("training mars, B = 4 ", "answering with mars, B = 4 ", "racing Speed, 1 at once (alone)"):
         assert f"│ {line}" in done.output
     assert re.search(r"it may be: [\d,.]+ hours of one device", done.output)
-
-
-@pytest.mark.skipif("MARSBENCH_CLUSTER" not in os.environ, reason="takes minutes on a busy machine")
-@pytest.mark.slow
-def test_processes_train_together(tmp_path: Path) -> None:
-    """Guards against a training on several GPUs that trains something else, twice, or writes rows of its own."""
-    run = run_in(tmp_path, None)
-    (task,) = graph.trainings([TrainedStage("base", None)], run.scale, FromRun(run), gpus=2)
-    task = replace(task, settings=settings_of(run))
-    two = ("--multi_gpu", "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no")
-    train_on_many(task, 2, run.workspace.logs, two)
-    record = records.finished(run.workspace.checkpoint(recipe(run.scale, "base")))
-    assert record is not None and record.provenance["processes"] == 2
-    assert not run.workspace.row_file.exists() and [*run.workspace.logs.iterdir()] == []

@@ -46,7 +46,6 @@ class _Node:
 
     @classmethod
     def alive(cls) -> list[_Node]:
-        """Those that are there now."""
         return [
             cls(node["NodeID"], node["NodeManagerHostname"], int(held["CPU"]), int(held.get("GPU", 0)))
             for node in ray.nodes()  # type: ignore[no-untyped-call]
@@ -126,7 +125,6 @@ class Cluster(Executor):
         return min(fit, key=lambda node: (node.host == here, -node.gpus, node.id), default=None)
 
     def ended(self) -> list[tuple[Task, Ended | None]]:
-        """What has ended, after a while."""
         if not self._running:  # what is left waits for a node
             time.sleep(LOOK_S)
             return []
@@ -150,7 +148,6 @@ class Cluster(Executor):
         return end
 
     def close(self) -> None:
-        """End whatever runs."""
         for ref in self._running:
             ray.cancel(ref, force=True)
 

@@ -1,7 +1,7 @@
 """Processes on this machine, a core or a GPU each, on the standard library's pool.
 
-Every worker is a pool of one process, so that a process that is lost takes nobody else's work with it. All are forked
-off one that has imported what is heavy, where the system can do that safely.
+Every worker is a pool of one process, so that a lost process loses one task. On Linux all are forked off a process that
+has imported what is heavy.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from marsbench.executors.tasks import LOOK_S, Ended, Executor, Task, perform
 
 
 class Local(Executor):
-    """So many processes at a time; what is to be alone has the machine for itself, and all its cores.
+    """Up to `workers` processes at a time; a task that is `alone` has the whole machine.
 
-    They are pools of one process each, and end with whoever has made them, however that ends.
+    The processes end with the one that made them, even if it is killed.
     """
 
     tries = 3
@@ -38,13 +38,11 @@ class Local(Executor):
         self._context = import_ahead(preload)
 
     def open(self, tasks: Sequence[Task]) -> None:
-        """See `Executor.open`."""
         self._idle, self._pools = list(range(self.workers)), dict[int, ProcessPoolExecutor]()
         self._running = dict[Future[Ended], tuple[Task, int]]()
         self._ours, self._theirs = self._context.Pipe(duplex=False)
 
     def close(self) -> None:
-        """See `Executor.close`."""
         if self._running:
             self._theirs.close()  # which ends all processes at once
         for pool in self._pools.values():
@@ -88,7 +86,6 @@ _ALONE = -1  # the lane of what is to be alone
 
 
 def _takes_all(task: Task) -> bool:
-    """Whether a task gets the whole machine."""
     return task.alone or task.gpus > 1
 
 
