@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import nox
+from filelock import FileLock, Timeout  # nox brings it along, by virtualenv
 
 nox.options.sessions = ["tests", "lint"]
 nox.options.default_venv_backend = "none"
@@ -35,12 +36,19 @@ def environment_python(session: nox.Session) -> str:
     """The Python of the shared environment, built first if it is missing, unfinished or out of date."""
     if sys.version_info < (3, 11):
         session.error("constraints.txt needs Python 3.11 or newer; install nox with a newer Python")
-    if not (PYTHON.exists() and STAMP.exists() and STAMP.read_text() == recipe_hash()):
-        session.log("building the shared environment in .venv; this happens once and takes minutes")
-        STAMP.unlink(missing_ok=True)
-        session.run(sys.executable, "-m", "venv", "--clear", str(VENV))
-        session.run(str(PYTHON), "-m", "pip", "install", "-c", "constraints.txt", "-e", ".[all]")
-        STAMP.write_text(recipe_hash())  # last, so that an interrupted build is seen as unfinished
+    lock = FileLock(VENV.with_suffix(".lock"))
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        session.log("another command builds the shared environment in .venv; waiting until it is done")
+        lock.acquire()
+    with lock:
+        if not (PYTHON.exists() and STAMP.exists() and STAMP.read_text() == recipe_hash()):
+            session.log("building the shared environment in .venv; this happens once and takes minutes")
+            STAMP.unlink(missing_ok=True)
+            session.run(sys.executable, "-m", "venv", "--clear", str(VENV))
+            session.run(str(PYTHON), "-m", "pip", "install", "-c", "constraints.txt", "-e", ".[all]")
+            STAMP.write_text(recipe_hash())  # last, so that an interrupted build is seen as unfinished
     return str(PYTHON)
 
 

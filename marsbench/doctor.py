@@ -112,12 +112,13 @@ def check_native() -> Iterator[Check]:
     with suppress(ImportError, OSError):  # `check_device` says so
         import torch
 
+        from marsbench.forward.fastest import in_words
         from marsbench.forward.native import why_not_native
 
         if not torch.cuda.is_available():
             reason = why_not_native()
             fix = "install g++ or clang++: decoding on a CPU is slower without"
-            yield Check("native code", "warn" if reason else "ok", reason or "built for this CPU", fix)
+            yield Check("native code", "warn" if reason else "ok", reason or in_words(), fix)
 
 
 def check_idle() -> Iterator[Check]:

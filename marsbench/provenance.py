@@ -69,17 +69,23 @@ def _versions() -> dict[str, str]:
 
 
 @cache
+def cpu_name() -> str:
+    """Its marketing name, where Linux tells it."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+@cache
 def _hardware() -> dict[str, Any]:
     import psutil
     import torch
 
-    cpu = platform.processor() or platform.machine()
-    with suppress(OSError):  # its marketing name, where Linux tells it
-        told = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        cpu = next((line.partition(":")[2].strip() for line in told if line.startswith("model name")), cpu)
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     return {
-        "cpu": cpu,
+        "cpu": cpu_name(),
         "cores": os.cpu_count(),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "gpu": ", ".join(gpus) or None,

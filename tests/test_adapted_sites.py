@@ -13,7 +13,6 @@ from test_architectures import SHAPE
 from torch import Tensor
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
-from marsbench.forward import linear as linear_module
 from marsbench.forward.adapter import Adapted
 from marsbench.forward.linear import Copy
 from marsbench.forward.native import VARIABLE, is_native
@@ -24,7 +23,6 @@ pytestmark = pytest.mark.skipif(not is_native(), reason="no C++ compiler")
 @pytest.fixture(autouse=True)
 def packed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Weights are packed, however small."""
-    monkeypatch.setattr(linear_module, "LARGE", 1)
     monkeypatch.setenv(VARIABLE, "1")  # whatever is faster
     with packing(True):
         yield

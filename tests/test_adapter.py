@@ -124,7 +124,6 @@ def test_truly_compiled_steps_say_what_the_model_says(layout: Layout) -> None:
 
 def test_packed_weights_change_nothing(model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against packed copies that the adapter's own small maps are taken for."""
-    monkeypatch.setattr(linear_module, "LARGE", 1)
     with packing(True):
         assert tokens(run(Adapted(model, noisy(model)), "mars-verified")) == tokens(run(model, "ar"))
 
@@ -250,7 +249,6 @@ def _by_modules(adapted: Adapted) -> Tensor:
 
 def test_batches_of_several_adapters_take_turns(model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against weights copied or packed once for each adapter, and a batch that goes on with another's masks."""
-    monkeypatch.setattr(linear_module, "LARGE", 1)
     monkeypatch.setattr(linear_module, "COPIES", WeakValueDictionary())  # without other tests' models
     several = [Adapted(model, noisy(model, size)) for size in (0.1, 0.3, 0.6)]
     method, found = build_method("mars", Options(mask_id=MASK, block_size=3)), []

@@ -22,13 +22,13 @@ from marsbench.decoding.generation import Request
 from marsbench.forward import linear as linear_module
 from marsbench.forward.cache import RaggedCache
 from marsbench.forward.decoder import LeanDecoder, decoder_of
-from marsbench.forward.linear import packing_in_words
+from marsbench.forward.linear import packing_in_words, positions_packed
 from marsbench.forward.native import VARIABLE, is_native
 from marsbench.forward.window import Window
 from marsbench.methods.ar import Autoregressive
 from marsbench.methods.mars_verified import MarsVerified
 
-pytestmark = pytest.mark.skipif(not linear_module.HAS_ONEDNN, reason="torch without oneDNN")
+pytestmark = pytest.mark.skipif(not is_native(), reason="no C++ compiler")
 IDS = torch.tensor([[4, 5, 6, 7, 8]])
 LAYERS, SITES = 2, 4
 Change = Callable[[Any], None]
@@ -43,13 +43,10 @@ def llama(seed: int = 0, *, tied: bool = True) -> Any:
     return LlamaForCausalLM(config).eval()
 
 
-@pytest.fixture(autouse=True, params=["native", "oneDNN"])
-def all_packed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Every matrix of a small model counts as large, and is always read from its packed copy."""
-    monkeypatch.setenv(VARIABLE, "0" if request.param == "oneDNN" else "1")
-    if request.param == "native" and not is_native():
-        pytest.skip("no C++ compiler")
-    monkeypatch.setattr(linear_module, "LARGE", 16 * 32)
+@pytest.fixture(autouse=True)
+def all_packed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Every matrix is read from its packed copy, whatever is faster."""
+    monkeypatch.setenv(VARIABLE, "1")
     monkeypatch.setattr(linear_module, "COPIES", WeakValueDictionary())  # without other tests' models
     with packing(True):
         yield
@@ -184,7 +181,7 @@ def test_memory_is_back_when_the_model_is_gone() -> None:
     said = packing_in_words()["packing"]
     matrices = [*model.model.layers.parameters(), *other.model.layers.parameters()]
     assert said["bytes"] == sum(one.nbytes for one in matrices if one.dim() == 2) + 2 * 48 * 32 * 4
-    assert said["by"] == ["native" if is_native() else "oneDNN"]
+    assert said["by"] == ["native"] and said["times_torch"]["float32"]["1"] > 0
     del model, one
     gc.collect()
     assert len(linear_module.COPIES) == LAYERS * SITES + 1
@@ -207,10 +204,9 @@ def test_nothing_is_packed_that_need_not_be(monkeypatch: pytest.MonkeyPatch) -> 
     torch.testing.assert_close(logits_of(llama()), plain, atol=0, rtol=0)
     assert len(linear_module.COPIES) == 0
     with torch.inference_mode():
-        assert not linear_module.packed_for([torch.ones(64, 64)]), "it has no version"
-    assert not linear_module.packed_for([torch.ones(64, 64).t()[1:]]) and not linear_module.packed_for(
-        [torch.ones(4, 4)]
-    )
+        assert not positions_packed([torch.ones(64, 64)]), "it has no version"
+    assert positions_packed([torch.ones(64, 64)])
+    assert not positions_packed([torch.ones(64, 64).t()[2:]]) and not positions_packed([torch.ones(4, 4)])
 
 
 def test_golden_vectors_stay(golden: dict[str, Any], golden_models: dict[str, PreTrainedModel]) -> None:

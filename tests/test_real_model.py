@@ -15,7 +15,7 @@ from marsbench.evaluation.harness import digest_of
 from marsbench.findings.between_lines import more_accurate
 from marsbench.findings.collection import collect
 from marsbench.findings.sweep import SweepCells, speed_up
-from marsbench.forward.linear import reads_bf16
+from marsbench.forward.fastest import reads_bf16
 from marsbench.methods import METHODS
 from marsbench.rows.kinds import EvaluationRow, SweepRow, TrainingRow
 from marsbench.rows.store import read_rows

@@ -13,12 +13,11 @@ import accelerate
 import pytest
 import torch
 import torch.nn.functional as F
-from packed_or_not import packing
 from safetensors.torch import save_model
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.utils import parametrize
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from marsbench.decoding.engine import Batch, decode
 from marsbench.decoding.generation import Generation, Request
@@ -26,6 +25,7 @@ from marsbench.forward import decoder as decoder_module
 from marsbench.forward import linear as linear_module
 from marsbench.forward.decoder import LeanDecoder, ModuleDecoder, decoder_of
 from marsbench.forward.linear import Site
+from marsbench.forward.native import is_native
 from marsbench.methods import Options, build_method
 
 PROMPT, NEW = [4, 5, 6, 7, 8], 10
@@ -386,29 +386,11 @@ def site_of(weight: Tensor, bias: Tensor | None = None) -> Site:
     return Site({"layer": layer})
 
 
-@pytest.mark.skipif(not linear_module.HAS_ONEDNN, reason="torch without oneDNN")
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("positions", [1, 2, 6, 7])
-def test_large_weights_are_read_by_another_kernel(bias: bool, positions: int) -> None:
-    """Guards against a kernel that is faster and gives something else."""
-    torch.manual_seed(0)
-    weight, values = nn.Parameter(torch.randn(LARGE)), torch.randn(positions, LARGE[1])
-    added = nn.Parameter(torch.randn(LARGE[0])) if bias else None
-    site = site_of(weight, added)
-    with torch.no_grad():
-        assert linear_module._not_packed(values, [weight]) is not F.linear
-        expected = F.linear(values, weight, added)
-        torch.testing.assert_close(site(values)[0], expected, rtol=1e-4, atol=1e-3)
-        torch._dynamo.reset()  # every shape is a compilation of the same line, of which torch allows few
-        compiled = torch.compile(lambda one: site(one)[0], fullgraph=True, backend="aot_eager")
-        torch.testing.assert_close(compiled(values), expected, rtol=1e-4, atol=1e-3)
-
-
 class Marked(Tensor):
     """A subclass, as quantised weights are."""
 
 
-def test_all_other_weights_are_read_as_ever() -> None:
+def test_all_other_weights_are_read_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against numbers of small models that change, and against gradients, types and subclasses that are lost."""
     weight, values = torch.randn(LARGE), torch.randn(2, LARGE[1])
     with torch.no_grad():
@@ -421,35 +403,12 @@ def test_all_other_weights_are_read_as_ever() -> None:
         }
         for name, (some, matrix) in others.items():
             assert torch.equal(site_of(matrix)(some)[0], F.linear(some, matrix)), name
-        assert linear_module._not_packed(values, [weight.as_subclass(Marked)]) is F.linear
+        monkeypatch.setenv("MARSBENCH_NATIVE", "1")
+        assert bool(linear_module.positions_packed([weight])) == is_native()
+        assert not linear_module.positions_packed([weight.as_subclass(Marked)])
     wanted = nn.Parameter(weight)
     site_of(wanted)(values)[0].sum().backward()
     assert wanted.grad is not None
     with FakeTensorMode(), torch.no_grad():
         site = site_of(torch.empty(LARGE))
         assert torch.compile(lambda one: site(one)[0], backend="eager")(torch.empty(2, LARGE[1])).shape == (2, LARGE[0])
-
-
-def test_large_models_decode_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against a fast kernel that nothing uses: projections and the LM head of a model that is large for it."""
-    monkeypatch.setattr(linear_module, "LARGE", 24 * 32)
-    torch.manual_seed(0)
-    model = LlamaForCausalLM(LlamaConfig(**SHAPE)).eval()
-    sizes: set[tuple[int, ...]] = set()
-
-    def counted(name: str) -> None:
-        original = getattr(linear_module, name)
-
-        def counting(values: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-            sizes.add(tuple(weight.shape))
-            found: Tensor = original(values, weight, bias)
-            return found
-
-        monkeypatch.setattr(linear_module, name, counting)
-
-    counted("by_onednn")
-    counted("_on_the_right")
-    with packing(False):
-        assert ar(model) == greedy(model)
-    if linear_module.HAS_ONEDNN:
-        assert sizes == {(32, 32), (16, 32), (48, 32), (32, 48), (24, 32)}

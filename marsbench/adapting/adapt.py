@@ -20,7 +20,7 @@ from marsbench.decoding.generation import Request
 from marsbench.distilling.distill import Distiller
 from marsbench.errors import UserError
 from marsbench.files import write_atomically
-from marsbench.forward.linear import reads_bf16
+from marsbench.forward.fastest import reads_bf16
 from marsbench.methods.fitting import fit
 from marsbench.methods.settings import load_aloud
 from marsbench.presets import Preset

@@ -57,14 +57,10 @@ def serve(
     if settings.method is not None and settings.method not in get_args(MethodName):
         known = ", ".join(get_args(MethodName))
         raise UserError(f"method {settings.method!r} cannot be served", fix=f"choose one of: {known}")
-    targets = settings.target_ms_per_token, settings.target_first_token_ms, settings.decision_log
-    if not settings.adapt and targets != (None, None, None):
-        raise UserError("targets and a log of decisions go with --adapt", fix="add --adapt, or leave them out")
     if settings.adapt and settings.compile:
         raise UserError("--adapt chooses windows, and with --compile none costs less", fix="leave one of them out")
-    for log, option in ((settings.decision_log, "--decision-log"), (settings.request_log, "--request-log")):
-        if log is not None and not log.is_relative_to("/dev"):
-            check_can_be_written(log, option)
+    if settings.request_log is not None and not settings.request_log.is_relative_to("/dev"):
+        check_can_be_written(settings.request_log, "--request-log")
     # Whether the extra that brings a server along is there is found out before anything is trained or loaded.
     import fastapi  # noqa: F401
     import prometheus_client  # noqa: F401

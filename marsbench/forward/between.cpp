@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "lanes.h"
@@ -18,26 +19,26 @@ using at::Tensor;
 
 constexpr int64_t kRows = 4;  // of an activation that one thread does before another is asked
 
-inline float total(Floats x) {
-  const auto eight = __builtin_shufflevector(x, x, 0, 1, 2, 3, 4, 5, 6, 7) +
-                     __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15);
-  const auto four = __builtin_shufflevector(eight, eight, 0, 1, 2, 3) + __builtin_shufflevector(eight, eight, 4, 5, 6, 7);
-  return (four[0] + four[2]) + (four[1] + four[3]);
+// The halves of every piece of 2 * G lanes of a, then of b: the first halves, or with H = G the second ones.
+template <int G, int H, int... K>
+inline Floats halves(Floats a, Floats b, std::integer_sequence<int, K...>) {
+  return __builtin_shufflevector(a, b, (K / G * 2 * G + K % G + H)...);
 }
 
-// Lane k is the total of x[k], to the same bits; x is spent.
+// Lane k is the total of x[k]; x is spent.
+template <int G = kLanes / 2>
 inline Floats totals(Floats (&x)[kLanes]) {
-  for (int i = 0; i < 8; ++i)
-    x[i] = __builtin_shufflevector(x[2 * i], x[2 * i + 1], 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
-           __builtin_shufflevector(x[2 * i], x[2 * i + 1], 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
-  for (int i = 0; i < 4; ++i)
-    x[i] = __builtin_shufflevector(x[2 * i], x[2 * i + 1], 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27) +
-           __builtin_shufflevector(x[2 * i], x[2 * i + 1], 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
-  for (int i = 0; i < 2; ++i)
-    x[i] = __builtin_shufflevector(x[2 * i], x[2 * i + 1], 0, 1, 4, 5, 8, 9, 12, 13, 16, 17, 20, 21, 24, 25, 28, 29) +
-           __builtin_shufflevector(x[2 * i], x[2 * i + 1], 2, 3, 6, 7, 10, 11, 14, 15, 18, 19, 22, 23, 26, 27, 30, 31);
-  return __builtin_shufflevector(x[0], x[1], 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30) +
-         __builtin_shufflevector(x[0], x[1], 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+  constexpr std::make_integer_sequence<int, kLanes> lanes;
+  for (int i = 0; i < G; ++i)
+    x[i] = halves<G, 0>(x[2 * i], x[2 * i + 1], lanes) + halves<G, G>(x[2 * i], x[2 * i + 1], lanes);
+  if constexpr (G == 1) return x[0];
+  else return totals<G / 2>(x);
+}
+
+inline float total(Floats x) {  // to the same bits
+  for (int half = kLanes / 2; half > 0; half /= 2)
+    for (int i = 0; i < half; ++i) x[i] += x[i + half];
+  return x[0];
 }
 
 // e^x to within two units of the last place, x held within [-87, 87]: 2^n times a polynomial of what is left of x.
@@ -105,8 +106,10 @@ Tensor swiglu(const Tensor& gate, const Tensor& up) {
 // x [D] turned by its position: x * cos + (x, its halves exchanged) * sin, the first half of sin being negative.
 template <int D, typename T, typename To>
 void turn(const T* x, const T* cos, const T* sin, To* out) {
+  T exchanged[D];
+  std::copy_n(x, D / 2, std::copy_n(x + D / 2, D / 2, exchanged));
   for (int i = 0; i < D; i += kLanes)
-    store(out + i, load(x + i) * load(cos + i) + load(x + (i + D / 2) % D) * load(sin + i));
+    store(out + i, load(x + i) * load(cos + i) + load(exchanged + i) * load(sin + i));
 }
 
 // Weighted sums of values, for G query heads at once: out [G, D] *= 1 / whole.
@@ -223,13 +226,12 @@ Tensor attention(const Tensor& every, const Tensor& cos, const Tensor& sin, Tens
                  keys.mutable_data_ptr<T>(), values.mutable_data_ptr<T>(), keys.size(1), heads, kv_heads,
                  static_cast<float>(scale), window, found.mutable_data_ptr<T>());
   };
-  const auto of_size = [&]<typename T>(T type) {
-    if (size == 64) return run(std::integral_constant<int, 64>(), type);
-    if (size == 128) return run(std::integral_constant<int, 128>(), type);
-    TORCH_CHECK(size == 32, "heads of 32, 64 or 128");
-    run(std::integral_constant<int, 32>(), type);
+  const auto of_size = [&]<int... D>(std::integer_sequence<int, D...>, auto type) {
+    const bool is_known = ((size == D && (run(std::integral_constant<int, D>(), type), true)) || ...);
+    TORCH_CHECK(is_known, "heads of ", size);
   };
-  every.scalar_type() == at::kFloat ? of_size(float()) : of_size(at::BFloat16());
+  constexpr std::integer_sequence<int, 16, 32, 64, 80, 96, 128, 256> sizes;
+  every.scalar_type() == at::kFloat ? of_size(sizes, float()) : of_size(sizes, at::BFloat16());
   return found;
 }
 

@@ -19,8 +19,8 @@ from marsbench.forward.cache import RaggedCache
 from marsbench.forward.masks import additive_mask
 from marsbench.forward.window import Window
 
-_LANES = 16  # values that `between.cpp` takes at a time
-_HEAD_SIZES = (32, 64, 128)
+_LANES = 16  # values that `between.cpp` takes at a time, at most
+_HEAD_SIZES = (16, 32, 64, 80, 96, 128, 256)
 
 
 @dataclass(frozen=True)

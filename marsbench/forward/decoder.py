@@ -236,7 +236,7 @@ class _Head:
         if self.plain is None:
             by_module: Tensor = self._module(hidden)
             return by_module
-        if self.plain.copy is None and not self.plain.is_large:  # values may be of any shape
+        if self.plain.copy is None:  # values may be of any shape
             return self.plain(hidden)[0]
         (logits,) = self.plain(hidden.flatten(0, -2))
         return logits.view(*hidden.shape[:-1], logits.shape[1])

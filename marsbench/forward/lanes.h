@@ -1,15 +1,30 @@
-// Sixteen values at a time, whatever a CPU makes of them, and the two types that they are read from and rounded to.
+// As many values at a time as a register of the CPU holds, and the two types that they are read from and rounded to.
 #pragma once
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
 #include <cstring>
 
-constexpr int kLanes = 16;
+// kSums: registers of sums that a product keeps; the others hold weights and a value. More would be kept in memory.
+#if defined(__AVX512F__)
+constexpr int kLanes = 16, kSums = 27;
+#elif defined(__AVX2__)
+constexpr int kLanes = 8, kSums = 12;
+#elif defined(__aarch64__)
+constexpr int kLanes = 4, kSums = 24;
+#else
+constexpr int kLanes = 4, kSums = 12;
+#endif
 using Floats = float __attribute__((vector_size(4 * kLanes)));
 using Integers = int32_t __attribute__((vector_size(4 * kLanes)));
 using Words = uint32_t __attribute__((vector_size(4 * kLanes)));
 using Shorts = uint16_t __attribute__((vector_size(2 * kLanes)));
+
+inline Words load(const uint32_t* from) {
+  Words words;
+  std::memcpy(&words, from, sizeof words);
+  return words;
+}
 
 inline Floats load(const float* from) {
   Floats values;

@@ -8,6 +8,8 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
+#include <vector>
 #ifdef _OPENMP
 #include <omp.h>
 #endif
@@ -21,37 +23,55 @@ namespace {
 
 using at::Tensor;
 
-constexpr int kMost = 9;             // positions that are summed at once, as many as registers hold
-constexpr int64_t kStretch = 3;      // blocks of outputs that all positions are done with, while a cache holds them
-constexpr int64_t kAhead = 32;       // words of weights that are fetched before they are wanted
-constexpr int64_t kBytes = 1 << 16;  // of weights that one thread reads before another is asked
+constexpr int kBlock = 16;               // outputs of packed weights that lie beside each other
+constexpr int kParts = kBlock / kLanes;  // registers that hold a block
+constexpr int kMost = kSums / kParts < 9 ? kSums / kParts : 9;  // positions that are summed at once
+constexpr int64_t kAhead = 32;           // words of weights that are fetched before they are wanted
+constexpr int64_t kBytes = 1 << 16;      // of weights that one thread reads before another is asked
 
-inline float as_float(uint32_t bits) {
-  float value;
-  std::memcpy(&value, &bits, sizeof value);
-  return value;
-}
+// Blocks of outputs that M positions are multiplied by at once.
+template <int M>
+constexpr int kBlocks = std::clamp(kSums / (M * kParts), 1, M <= kMost / 2 ? 4 : 3);
+constexpr int64_t kStretch = kBlocks<kMost>;  // blocks that all positions are done with, while a cache holds them
 
-// A word is a float, or two bf16 of inputs that follow each other, the first in the lower half.
-inline Floats add(Floats sum, Words weights, uint32_t values, float) { return sum + (Floats)weights * as_float(values); }
-
-inline Floats add(Floats sum, Words weights, uint32_t values, at::BFloat16) {
+// A word of weights is a float, or two bf16 of inputs that follow each other, the first in the lower half. What it is
+// multiplied by: floats, or a word too where the CPU multiplies and adds two bf16 by itself.
 #ifdef __AVX512BF16__
-  return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)weights, (__m512bh)(Words{} + values));
+template <typename T>
+constexpr bool kPairs = std::is_same_v<T, at::BFloat16>;
 #else
-  sum += (Floats)(weights << 16) * as_float(values << 16);
-  return sum + (Floats)(weights & 0xffff0000u) * as_float(values & 0xffff0000u);
+template <typename T>
+constexpr bool kPairs = false;
 #endif
+template <typename T>
+using Value = std::conditional_t<kPairs<T>, uint32_t, float>;
+template <typename T>
+constexpr int kEach = kPairs<T> ? 1 : 4 / sizeof(T);  // values that belong to a word
+
+// The weights of the i-th of the values that belong to a word.
+template <typename T>
+inline Floats unpacked(Words weights, int i) {
+  if (kEach<T> == 1) return (Floats)weights;
+  return (Floats)(i == 0 ? weights << 16 : weights & 0xffff0000u);
 }
 
-struct Part {  // values [M, words], a row every `stride` words, and weights [blocks, words, 16]
-  const uint32_t *values, *weights;
+inline Floats add(Floats sum, Floats weights, float value) { return sum + weights * value; }
+#ifdef __AVX512BF16__
+inline Floats add(Floats sum, Floats weights, uint32_t pair) {
+  return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)weights, (__m512bh)(Words{} + pair));
+}
+#endif
+
+template <typename T>
+struct Part {  // values [M, words * kEach], a row every `stride`, and weights [blocks, words, 16]
+  const Value<T>* values;
+  const uint32_t* weights;
   int64_t words, stride;
 };
 
 template <typename T>
 struct Product {
-  Part parts[2];  // the layers' weights; an adapter's columns behind them
+  Part<T> parts[2];  // the layers' weights; an adapter's columns behind them
   int count;
   const T* bias;
   T* out;  // [M, blocks * 16], a row every `outputs` values
@@ -60,29 +80,32 @@ struct Product {
   // M positions by B blocks of outputs.
   template <int M, int B>
   void tile(int64_t block, int64_t position) const {
-    Floats sum[M][B] = {};
+    constexpr int kOf = B * kParts;
+    Floats sum[M][kOf] = {};
     for (int p = 0; p < count; ++p) {
       const int64_t words = parts[p].words, stride = parts[p].stride;
-      const uint32_t* values = parts[p].values + position * stride;
-      const uint32_t* weights = parts[p].weights + block * words * kLanes;
+      const Value<T>* values = parts[p].values + position * stride;
+      const uint32_t* weights = parts[p].weights + block * words * kBlock;
       for (int64_t k = 0; k < words; ++k) {
-        Words of[B];
 #pragma GCC unroll 4
-        for (int b = 0; b < B; ++b) {
-          const uint32_t* from = weights + (b * words + k) * kLanes;
-          __builtin_prefetch(from + kAhead * kLanes);
-          std::memcpy(&of[b], from, sizeof of[b]);
-        }
+        for (int b = 0; b < B; ++b) __builtin_prefetch(weights + (b * words + k + kAhead) * kBlock);
+#pragma GCC unroll 2
+        for (int i = 0; i < kEach<T>; ++i) {
+          Floats of[kOf];
+#pragma GCC unroll 16
+          for (int j = 0; j < kOf; ++j)
+            of[j] = unpacked<T>(load(weights + (j / kParts * words + k) * kBlock + j % kParts * kLanes), i);
 #pragma GCC unroll 9
-        for (int m = 0; m < M; ++m)
-#pragma GCC unroll 4
-          for (int b = 0; b < B; ++b) sum[m][b] = add(sum[m][b], of[b], values[m * stride + k], T());
+          for (int m = 0; m < M; ++m)
+#pragma GCC unroll 16
+            for (int j = 0; j < kOf; ++j) sum[m][j] = add(sum[m][j], of[j], values[m * stride + k * kEach<T> + i]);
+        }
       }
     }
     for (int m = 0; m < M; ++m)
-      for (int b = 0; b < B; ++b) {
-        const int64_t at = (block + b) * kLanes;
-        store(out + (position + m) * outputs + at, bias == nullptr ? sum[m][b] : sum[m][b] + load(bias + at));
+      for (int j = 0; j < kOf; ++j) {
+        const int64_t at = block * kBlock + j * kLanes;
+        store(out + (position + m) * outputs + at, bias == nullptr ? sum[m][j] : sum[m][j] + load(bias + at));
       }
   }
 
@@ -90,16 +113,36 @@ struct Product {
   void run(int64_t begin, int64_t end, int64_t position, int64_t positions) const {
     if constexpr (M > 1)
       if (positions < M) return run<M - 1>(begin, end, position, positions);
-    constexpr int kBlocks = M <= kMost / 2 ? 4 : kStretch;  // more than half of the most come stretch by stretch
-    for (; begin + kBlocks <= end; begin += kBlocks) tile<M, kBlocks>(begin, position);
+    for (; begin + kBlocks<M> <= end; begin += kBlocks<M>) tile<M, kBlocks<M>>(begin, position);
     for (; begin < end; ++begin) tile<M, 1>(begin, position);
   }
 };
 
-Part part(const Tensor& of, const Tensor& weights) {
-  return {static_cast<const uint32_t*>(of.const_data_ptr()), static_cast<const uint32_t*>(weights.const_data_ptr()),
-          weights.size(1), weights.size(1)};
-}
+// Values [M, n] as products read them: bf16 as floats, unless the CPU multiplies pairs.
+template <typename T>
+struct Values {
+  const T* from;
+  int64_t rows, size;
+  std::vector<float> wide;
+
+  explicit Values(const Tensor& of) : from(of.const_data_ptr<T>()), rows(of.size(0)), size(of.size(1)) {
+    if constexpr (!std::is_same_v<T, float> && !kPairs<T>) wide.resize(rows * size);
+    read(0, size);
+  }
+
+  // Take over what columns [begin, end) hold now.
+  void read(int64_t begin, int64_t end) {
+    if (!wide.empty())
+      for (int64_t row = 0; row < rows; ++row)
+        for (int64_t i = row * size + begin; i < row * size + end; ++i) wide[i] = from[i];
+  }
+
+  Part<T> by(const Tensor& weights, int64_t first = 0) const {  // the words from `first` on
+    const void* values = wide.empty() ? static_cast<const void*>(from) : wide.data();
+    return {static_cast<const Value<T>*>(values) + first * kEach<T>, static_cast<const uint32_t*>(weights.const_data_ptr()),
+            weights.size(1), kPairs<T> ? size / 2 : size};
+  }
+};
 
 // Layers that lie below each other in packed weights, by the same values.
 template <typename T>
@@ -109,23 +152,19 @@ struct Layers {
 
   // values [M, in] by packed weights [out / 16, words, 16 words], plus a bias [out], into out [M, out]; and plus inner
   // [M, R] by the layers' packed `columns`, of which each reads its own part of R.
-  Layers(const Tensor& values, const Tensor& packed, const std::optional<Tensor>& bias, Tensor& out,
-         const Tensor& inner = {}, at::TensorList columns = {})
-      : blocks(packed.size(0)), positions(values.size(0)) {
-    grain = std::max<int64_t>(1, kBytes / (packed.size(1) * kLanes * 4));
+  Layers(const Values<T>& values, const Tensor& packed, const std::optional<Tensor>& bias, Tensor& out,
+         const Values<T>* inner = nullptr, at::TensorList columns = {})
+      : blocks(packed.size(0)), positions(values.rows) {
+    grain = std::max<int64_t>(1, kBytes / (packed.size(1) * kBlock * 4));
     const T* added = bias ? bias->const_data_ptr<T>() : nullptr;
-    const Product<T> all{{part(values, packed)}, 1, added, out.mutable_data_ptr<T>(), blocks, blocks * kLanes};
+    const Product<T> all{{values.by(packed)}, 1, added, out.mutable_data_ptr<T>(), blocks, blocks * kBlock};
     int64_t first = 0, before = 0;  // blocks of the layers above, and words of theirs in `inner`
     for (const Tensor& of : columns) {
       Product<T>& layer = each.emplace_back(all);
-      layer.parts[0].weights += first * packed.size(1) * kLanes;
-      if (of.size(1) > 0) {
-        Part& mapped = layer.parts[layer.count++] = part(inner, of);
-        mapped.values += before;
-        mapped.stride = inner.size(1) * inner.element_size() / 4;
-      }
-      if (added != nullptr) layer.bias += first * kLanes;
-      layer.out += first * kLanes;
+      layer.parts[0].weights += first * packed.size(1) * kBlock;
+      if (of.size(1) > 0) layer.parts[layer.count++] = inner->by(of, before);
+      if (added != nullptr) layer.bias += first * kBlock;
+      layer.out += first * kBlock;
       layer.blocks = of.size(0);
       first += of.size(0), before += of.size(1);
     }
@@ -155,9 +194,10 @@ struct Layers {
 
 Tensor product(const Tensor& given, const Tensor& packed, const std::optional<Tensor>& bias) {
   const Tensor values = given.contiguous();
-  Tensor out = at::empty({values.size(0), packed.size(0) * kLanes}, values.options());
+  Tensor out = at::empty({values.size(0), packed.size(0) * kBlock}, values.options());
   const auto run = [&]<typename T>(T) {
-    const Layers<T> layers(values, packed, bias, out);
+    const Values<T> read(values);
+    const Layers<T> layers(read, packed, bias, out);
     at::parallel_for(0, layers.blocks, layers.grain, [&](int64_t begin, int64_t end) { layers.run(begin, end); });
   };
   if (values.size(0) > 0) values.scalar_type() == at::kFloat ? run(float()) : run(at::BFloat16());
@@ -170,17 +210,20 @@ Tensor product(const Tensor& given, const Tensor& packed, const std::optional<Te
 Tensor adapted(const Tensor& given, const Tensor& packed, const std::optional<Tensor>& bias, const Tensor& down,
                at::TensorList columns, const Tensor& gate) {
   const Tensor values = given.contiguous();
-  const int64_t positions = values.size(0), rank = down.size(0) * kLanes;
+  const int64_t positions = values.size(0), rank = down.size(0) * kBlock;
   Tensor inner = at::empty({positions, rank}, values.options());
-  Tensor out = at::empty({positions, packed.size(0) * kLanes}, values.options());
+  Tensor out = at::empty({positions, packed.size(0) * kBlock}, values.options());
   const auto run = [&]<typename T>(T) {
-    const Layers<T> first(values, down, std::nullopt, inner), second(values, packed, bias, out, inner, columns);
+    const Values<T> read(values);
+    Values<T> mapped(inner);
+    const Layers<T> first(read, down, std::nullopt, inner), second(read, packed, bias, out, &mapped, columns);
     const T* kept = gate.const_data_ptr<T>();
     T* found = inner.mutable_data_ptr<T>();
     const auto make_inner = [&](int64_t begin, int64_t end) {
       first.run(begin, end);
       for (int64_t m = 0; m < positions; ++m)
-        if (kept[m] == T(0)) std::fill(found + m * rank + begin * kLanes, found + m * rank + end * kLanes, T(0));
+        if (kept[m] == T(0)) std::fill(found + m * rank + begin * kBlock, found + m * rank + end * kBlock, T(0));
+      mapped.read(begin * kBlock, end * kBlock);
     };
 #ifdef _OPENMP
     if (!at::in_parallel_region() && at::get_num_threads() > 1) {

@@ -1,21 +1,18 @@
 """What makes linear maps fast: layers that read the same values as one product, packed weights, an adapter's maps.
 
 A decoding step multiplies few positions by weights that do not fit into a CPU's cache: its time is the time to read
-them, and `F.linear` takes two to six times that, because oneDNN reorders the weight at every call. So the layers of a
-`Site`, which read the same values, lie one below the other in a copy that was reordered once, and are one product. It
-is `linear.cpp`'s where that can be built: it reads nearly as fast as memory does, an adapter's maps are further columns
-of it, and what a position gives does not depend on how many stand beside it, a whole prompt or none, so that verified
-answers are those of `ar`, token for token, in bf16 too. Elsewhere it is oneDNN's, for few positions, which gains
-nothing where weights fit into the cache.
+them, and `F.linear` takes two to six times that. So the layers of a `Site`, which read the same values, lie one below
+the other in a copy in the order in which `linear.cpp` reads it. An adapter's maps are further columns of it. What one
+position gives does not depend on how many stand beside it, so verified answers are those of `ar`, token for token, in
+bf16 too. Where `linear.cpp` cannot be built, or is slower on this CPU, it is `F.linear`.
 
 The packed copies lie beside the model and take as much memory as its weights; nothing is written to it.
 """
 
 from __future__ import annotations
 
-import mmap
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
@@ -26,18 +23,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from marsbench.forward.adapter import LowRank
-from marsbench.forward.native import BLOCK, can_pack, is_native, pack, product, product_pays
+from marsbench.forward.fastest import most_positions, times_torch
+from marsbench.forward.native import BLOCK, can_pack, pack, product
 
 VARIABLE = "MARSBENCH_PACK"  # 0 = weights are never packed
-LARGE = 1 << 18  # elements of a site's weights, from which on reading them is what takes the time; for oneDNN
-FEW = 64  # positions, up to which it is
-NARROW = 2  # positions, up to which they are best on the right of a weight that is not packed
-HAS_ONEDNN: bool = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")  # type: ignore[no-untyped-call]
 
 _ORDINARY = (nn.Parameter, Tensor)  # a subclass has a linear map of its own
-_PACKED_FOR = 16  # positions that oneDNN is told of when it chooses the order of a copy
 _PROBES = 16  # values of a weight that are compared
-_LINE = 64  # bytes that copies begin at multiples of
 _SPARE = 1.2  # free memory that packing asks for, over what it takes
 
 _Places = tuple[int, ...]  # where weights lie in memory
@@ -51,9 +43,6 @@ def packing_is_on() -> bool:
 def set_packing(on: bool) -> None:
     """Have weights packed, or not, by this process and those that it starts."""
     os.environ[VARIABLE] = "1" if on else "0"
-
-
-# ---- one product ----
 
 
 class Watched:
@@ -81,112 +70,55 @@ class Copy:
     """
 
     weights: list[Tensor]
-    biases: list[Tensor | None]
     watched: list[Watched]
-    packed: Tensor  # of all layers, as `linear.cpp` or as oneDNN reads it
+    packed: Tensor  # of all layers, as `linear.cpp` reads it
     bias: Tensor | None  # [out]
-    kind: str  # of `packed_for`
-    is_native: bool  # whether that is `linear.cpp`
+    most: int  # positions, up to which it is used
+
+    @classmethod
+    def of(cls, weights: list[Tensor], biases: list[Tensor | None], most: int) -> Copy:
+        """Made now; layers without a bias get zeros where others have one."""
+        bias = None
+        if any(bias is not None for bias in biases):
+            each = zip(weights, biases, strict=True)
+            bias = torch.cat([weight.new_zeros(len(weight)) if own is None else own.detach() for weight, own in each])
+        watched = [Watched(tensor) for tensor in (*weights, *biases) if tensor is not None]
+        return cls(weights, watched, pack(torch.cat([weight.detach() for weight in weights])), bias, most)
 
     def is_of(self, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> bool:
         """Whether these are the same ones, and nothing has been written to them."""
-        found = [*weights, *(bias for bias in biases if bias is not None)]
-        return len(found) == len(self.watched) and all(map(Watched.is_still, self.watched, found))
+        given = [*weights, *(bias for bias in biases if bias is not None)]
+        return len(given) == len(self.watched) and all(map(Watched.is_still, self.watched, given))
 
     def __call__(self, values: Tensor) -> Tensor:
-        """Values [M, in] to [M, out]; by oneDNN, M is at most FEW."""
-        if self.is_native:
-            return product(values, self.packed, self.bias)
-        if len(values) <= NARROW and values.dtype is torch.float32:
-            return _beside(_on_the_right, values, self.weights, self.biases)
-        if len(values) == 1:  # one position alone takes a kernel for vectors, which sums in another order
-            return by_onednn(values.expand(2, -1), self.packed, self.bias)[:1]
-        return by_onednn(values, self.packed, self.bias)
+        """Values [M, in] to [M, out]."""
+        return product(values, self.packed, self.bias)
 
     def adapted(self, values: Tensor, gate: Tensor, down: Tensor, columns: list[Tensor]) -> Tensor:
-        """The same with an adapter's packed maps, by `linear.cpp`; for `gate` see `Site`."""
+        """With an adapter's packed maps; for `gate` see `Site`."""
         found: Tensor = torch.ops.marsbench.adapted.default(values, self.packed, self.bias, down, columns, gate)
         return found
 
 
-# Where weights lie in memory -> their copy, for as long as somebody holds that. A copy holds its weights, so the places
-# cannot be others' meanwhile. Compiled steps get to see other tensors over the same memory, and no attributes.
+# Where weights lie in memory -> their copy, for as long as a site holds it. A copy holds its weights, so the places
+# cannot be others' meanwhile.
 COPIES: WeakValueDictionary[_Places, Copy] = WeakValueDictionary()
-_Kernel = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 
-def _on_the_right(values: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """One or two positions, as the narrow right side of a product; one is doubled: a vector would be read slowly."""
-    flat = values.contiguous()  # lying across, as results do, it is read slowly again
-    narrow = flat if len(flat) > 1 else torch.cat((flat, flat))
-    mapped = (weight @ narrow.t()).t()[: len(flat)]
-    return mapped if bias is None else mapped + bias
+def positions_packed(weights: Sequence[Any]) -> int:
+    """Up to how many positions packed weights are used: 0 where there can be no copy, or where it is slower.
 
-
-# The overload itself: looking for it takes longer than a small product.
-_ONEDNN: Any = torch.ops.mkldnn._linear_pointwise.default if HAS_ONEDNN else None
-
-
-def by_onednn(values: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """By a weight as it lies, or by a packed one."""
-    mapped: Tensor = _ONEDNN(values, weight, bias, "none", [], "")
-    return mapped
-
-
-def reads_bf16() -> bool:
-    """Whether oneDNN multiplies bf16 on this machine."""
-    return HAS_ONEDNN and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-
-
-def _beside(kernel: _Kernel, values: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> Tensor:
-    """What layers give for values [M, in], one beside the other, [M, out]."""
-    mapped = [kernel(values, weight, bias) for weight, bias in zip(weights, biases, strict=True)]
-    return mapped[0] if len(mapped) == 1 else torch.cat(mapped, 1)
-
-
-def _by_torch(values: Tensor, layers: Sequence[Mapping[str, Any]]) -> Tensor:
-    """The same of layers' own parameters, in as little time as it takes to ask for them."""
-    if len(layers) == 1:
-        return F.linear(values, layers[0]["weight"], layers[0]["bias"])
-    return torch.cat([F.linear(values, layer["weight"], layer["bias"]) for layer in layers], -1)
-
-
-def _not_packed(values: Tensor, weights: Sequence[Tensor]) -> _Kernel:
-    """What to take for few values and large weights of which there is no copy."""
-    if not HAS_ONEDNN or values.dtype is not torch.float32 or not all(type(weight) in _ORDINARY for weight in weights):
-        return F.linear
-    return _on_the_right if len(values) <= NARROW else by_onednn
-
-
-def packed_for(weights: Sequence[Any]) -> str:
-    """What a copy of weights is for: "native" is `linear.cpp`, else "oneDNN"; empty where there can be none.
-
-    They are plain, on the CPU and of a type that is read there; for oneDNN, they are large together.
+    Weights that can be packed are plain, on the CPU, and of a size and type that `linear.cpp` reads.
     """
     if (
         not all(type(weight) in _ORDINARY and weight.device.type == "cpu" for weight in weights)
         or not all(weight.dim() == 2 and weight.is_contiguous() for weight in weights)
         or any(weight.is_inference() for weight in weights)  # it has no version
+        or len({weight.dtype for weight in weights}) > 1
+        or not can_pack(sum(map(len, weights)), weights[0].shape[1], weights[0].dtype)
     ):
-        return ""
-    outputs, dtypes = sum(map(len, weights)), {weight.dtype for weight in weights}
-    if len(dtypes) == 1 and can_pack(outputs, weights[0].shape[1], *dtypes) and product_pays() and is_native():
-        return "native"
-    is_read = dtypes <= {torch.float32, *([torch.bfloat16] if reads_bf16() else [])}
-    return "oneDNN" if HAS_ONEDNN and is_read and sum(weight.numel() for weight in weights) >= LARGE else ""
-
-
-# Inductor has a lowering of oneDNN's operation for weights that it has packed itself, and fails on others: it gets to
-# see an operation of ours, which it calls as it is, and which finds copies when it is called.
-@torch.library.custom_op("marsbench::site", mutates_args=())
-def _site(values: Tensor, weights: list[Tensor], biases: list[Tensor | None]) -> Tensor:
-    copy = COPIES.get(_places(weights))
-    return _beside(_not_packed(values, weights), values, weights, biases) if copy is None else copy(values)
-
-
-@_site.register_fake
-def _shape_of_site(values: Tensor, weights: list[Tensor], biases: list[Tensor | None]) -> Tensor:
-    return values.new_empty(len(values), sum(len(weight) for weight in weights))
+        return 0
+    return most_positions(weights[0].dtype)
 
 
 def _places(weights: Sequence[Tensor]) -> _Places:
@@ -208,7 +140,6 @@ class Site:
         self._outputs = [[layer._parameters for layer in output.values()] for output in outputs]
         self._names = [[*output] for output in outputs]
         self._sizes = [sum(layer.out_features for layer in output.values()) for output in outputs]
-        self.is_large = sum(weight.numel() for weight in self.weights) >= LARGE
         self._maps: _Maps | None = None
         self.copy: Copy | None = None  # seen to by `pack_sites`
 
@@ -217,27 +148,21 @@ class Site:
 
         `gate` [M, 1] is 1 at masks, where an adapter acts, and 0 at tokens; None = there are no masks.
         """
+        copy = None if self.copy is None or len(values) > self.copy.most or torch.is_grad_enabled() else self.copy
         if gate is not None and (maps := self._maps) is not None:
             # All entries go into the few dimensions of a map, those of tokens become zero there, and the rest is added:
             # zeros, for tokens. That takes fewer operations than gathering masks, and the same whatever a window holds.
-            if maps.packed_down is None or self.copy is None or torch.is_grad_enabled():
+            if copy is None or maps.packed_down is None:
                 return maps.add(values.mm(maps.across).mul_(gate), self(values))
-            return self._parts(self.copy.adapted(values, gate, maps.packed_down, maps.packed_columns))
-        if self.copy is not None and self.copy.is_native and not torch.is_grad_enabled():
-            return self._parts(self.copy(values))
-        is_small = self.copy is None and not self.is_large
-        if is_small or not 0 < len(values) <= FEW or values.device.type != "cpu" or torch.is_grad_enabled():
+            return self._parts(copy.adapted(values, gate, maps.packed_down, maps.packed_columns))
+        if copy is None:
             return [_by_torch(values, layers) for layers in self._outputs]
-        if self.copy is not None and not torch.compiler.is_compiling():
-            return self._parts(self.copy(values))
-        if torch.compiler.is_compiling():
-            return self._parts(_site(values, self.weights, self.biases))
-        return self._parts(_beside(_not_packed(values, self.weights), values, self.weights, self.biases))
+        return self._parts(copy(values))
 
     @property
     def is_native(self) -> bool:
         """Whether it is computed in C++."""
-        return self.copy is not None and self.copy.is_native
+        return self.copy is not None
 
     @property
     def weights(self) -> list[Any]:
@@ -266,75 +191,45 @@ class Site:
         return (product,) if len(self._sizes) == 1 else product.split_with_sizes(self._sizes, 1)
 
 
+def _by_torch(values: Tensor, layers: Sequence[Mapping[str, Any]]) -> Tensor:
+    """What layers give for values [M, in], side by side, [M, out]; their parameters are asked for in little time."""
+    if len(layers) == 1:
+        return F.linear(values, layers[0]["weight"], layers[0]["bias"])
+    return torch.cat([F.linear(values, layer["weight"], layer["bias"]) for layer in layers], -1)
+
+
 @torch.no_grad()
 def pack_sites(sites: Sequence[Site]) -> bool:
     """Have every packed copy be of its weights as they are now; those that are missing are made if there is room.
 
     A copy goes with the last of the sites that hold it. Whether copies were made or given up is returned.
     """
-    has_changed, missing = False, list[tuple[Site, str]]()
+    has_changed, missing = False, list[tuple[Site, int]]()
     for site in sites:
-        found = None
-        if packing_is_on() and (kind := packed_for(site.weights)):
-            found = COPIES.get(_places(site.weights))  # our own, or another decoder's of the same model
-            if found is None or found.kind != kind or not found.is_of(site.weights, site.biases):
-                found = None
-                missing.append((site, kind))
-        has_changed |= site.copy is not found
-        site.copy = found  # what is replaced is given back before its successor is made
+        copy = None
+        if packing_is_on() and (most := positions_packed(site.weights)):
+            copy = COPIES.get(_places(site.weights))  # our own, or another decoder's of the same model
+            if copy is None or copy.most != most or not copy.is_of(site.weights, site.biases):
+                copy = None
+                missing.append((site, most))
+        has_changed |= site.copy is not copy
+        site.copy = copy  # what is replaced is given back before its successor is made
     needed = sum(weight.nbytes for site, _ in missing for weight in site.weights) * _SPARE
     if not missing or needed >= psutil.virtual_memory().available:
         return has_changed
-    room = _Room([site for site, kind in missing if kind == "native"])
-    for site, kind in missing:
-        site.copy = _packed(site.weights, site.biases, kind, room)
+    for site, most in missing:
+        site.copy = COPIES[_places(site.weights)] = Copy.of(site.weights, site.biases, most)
     return True
 
 
-class _Room:
-    """One piece of memory for the copies of several sites, in large pages where there are such: it is read through in
-    every step, which takes longer from pages of four KiB.
-    """
-
-    def __init__(self, sites: Sequence[Site]) -> None:
-        nbytes = sum(weight.nbytes for site in sites for weight in site.weights) + _LINE * (len(sites) + 1)
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            memory.madvise(mmap.MADV_HUGEPAGE)
-            self._free = torch.frombuffer(memory, dtype=torch.uint8)
-        else:
-            self._free = torch.empty(nbytes, dtype=torch.uint8)
-
-    def keep(self, packed: Tensor) -> Tensor:
-        """The same values, here."""
-        kept = self._free[: packed.nbytes].view(packed.dtype).view(packed.shape)
-        self._free = self._free[-(-packed.nbytes // _LINE) * _LINE :]
-        return kept.copy_(packed)
-
-
-def _packed(weights: list[Tensor], biases: list[Tensor | None], kind: str, room: _Room) -> Copy:
-    """A copy; layers without a bias get zeros where others have one."""
-    bias = None
-    if any(bias is not None for bias in biases):
-        each = zip(weights, biases, strict=True)
-        bias = torch.cat([weight.new_zeros(len(weight)) if own is None else own.detach() for weight, own in each])
-    whole = torch.cat([weight.detach() for weight in weights])
-    is_native = kind == "native"
-    packed = room.keep(pack(whole)) if is_native else torch.ops.mkldnn._reorder_linear_weight(whole, _PACKED_FOR)
-    watched = [Watched(tensor) for tensor in (*weights, *biases) if tensor is not None]
-    copy = Copy(weights, biases, watched, packed, bias, kind, is_native)
-    COPIES[_places(weights)] = copy
-    return copy
-
-
 def packing_in_words() -> dict[str, Any]:
-    """What rows say of packing, beside their provenance: the copies' bytes, and what reads them; nothing where nothing
-    is packed.
+    """What rows say of packing, beside their provenance: the copies' bytes, what reads them, and how much faster than
+    torch's product that was where it was measured; nothing where nothing is packed.
     """
     if not COPIES:
         return {}
-    by = sorted({copy.kind for copy in COPIES.values()})
-    return {"packing": {"bytes": sum(one.nbytes for copy in COPIES.values() for one in copy.weights), "by": by}}
+    total = sum(weight.nbytes for copy in COPIES.values() for weight in copy.weights)
+    return {"packing": {"bytes": total, "by": ["native"], "times_torch": times_torch()}}
 
 
 # ---- an adapter's maps ----

@@ -1,7 +1,7 @@
 """The operations in C++, built once where there is a compiler: `between.cpp` and `linear.cpp`.
 
-They are never needed: whoever calls them has another way to the same numbers, up to rounding. Building takes some
-twenty seconds; the library is kept beside the models that are fetched.
+They are never needed: there is another way to the same numbers, up to rounding, by torch. Building takes some twenty
+seconds; the library is kept beside the models that are fetched.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from functools import cache
 from pathlib import Path
 
 import torch
+from filelock import FileLock
 from torch import Tensor
 
 from marsbench.fetching.models import cache_folder
@@ -27,7 +28,9 @@ _COMPILERS = ("g++", "clang++", "c++", "cl")
 _SOURCES = [Path(__file__).with_name(name) for name in ("between.cpp", "linear.cpp")]
 _HEADER = Path(__file__).with_name("lanes.h")
 # What a CPU can do, as torch names it -> how a compiler is told. Never more than that: caches are shared by machines.
-_FLAGS = {"AVX512": ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma"], "AVX2": ["-mavx2", "-mfma"]}
+_AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma"]
+_AVX512 += ["-mavx512bf16"] if torch.cpu._is_avx512_bf16_supported() else []
+_FLAGS = {"AVX512": _AVX512, "AVX2": ["-mavx2", "-mfma"]}
 BLOCK = 16  # outputs of packed weights that lie beside each other
 
 
@@ -68,31 +71,25 @@ def is_native() -> bool:
     return os.environ.get(VARIABLE) != "0" and not why_not_native()
 
 
-def product_pays() -> bool:
-    """Whether `linear.cpp` is faster than torch here: its tiles need the 32 registers of AVX-512."""
-    return os.environ.get(VARIABLE) == "1" or torch.backends.cpu.get_cpu_capability() == "AVX512"
-
-
 @cache
 def why_not_native() -> str:
     """Why they cannot be had here, empty where they are loaded."""
-    chosen = cpp_compiler()
-    if chosen is None:
+    if cpp_compiler() is None:
         return "there is no C++ compiler"
     try:
-        _load(_built(chosen))
+        _load(library())
     except subprocess.CalledProcessError as error:
         lines = [line for line in error.stderr.splitlines() if "error" in line]
-        return f"{chosen} does not build them: {lines[0] if lines else error.stderr.strip()[-200:]}"
+        return f"{cpp_compiler()} does not build them: {lines[0] if lines else error.stderr.strip()[-200:]}"
     except OSError as error:
         return f"they cannot be built or loaded: {error}"
     return ""
 
 
 @cache
-def _load(library: Path) -> None:
+def _load(built: Path) -> None:
     """Make its operations known, to compilers of graphs too."""
-    torch.ops.load_library(str(library))  # type: ignore[no-untyped-call]
+    torch.ops.load_library(str(built))  # type: ignore[no-untyped-call]
     empty: dict[str, Callable[..., Tensor]] = {
         "norm": lambda hidden, *_: torch.empty_like(hidden),
         "swiglu": lambda gate, _: gate.new_empty(gate.shape),
@@ -107,36 +104,40 @@ def _load(library: Path) -> None:
         torch.library.register_fake(f"marsbench::{name}", shape)
 
 
-def _built(compiler: str) -> Path:
-    """The library, built now where it is not there yet: whole or not at all, whoever else builds it meanwhile."""
+def library() -> Path:
+    """The library for this CPU; built now where it is not there yet, whole or not at all, by one process at a time.
+
+    Raises:
+        OSError, subprocess.CalledProcessError: there is no compiler, or it does not build it.
+    """
+    compiler = cpp_compiler()
+    if compiler is None:
+        raise FileNotFoundError("a C++ compiler")
     torch_at = Path(torch.__file__).parent
     flags = [
         "-shared", "-fPIC", "-O3", "-std=c++20", "-fno-math-errno", "-fno-trapping-math",
         *_FLAGS.get(torch.backends.cpu.get_cpu_capability(), []),
-        *(["-mavx512bf16"] if torch.cpu._is_avx512_bf16_supported() else []),
         *(["-fopenmp"] if sys.platform == "linux" else []),
         *(["-undefined", "dynamic_lookup"] if sys.platform == "darwin" else []),
     ]  # fmt: skip
-    linked = [
-        f"-I{torch_at / 'include'}",
-        *map(str, _SOURCES),
-        f"-L{torch_at / 'lib'}",
-        "-ltorch_cpu",
-        "-lc10",
-        "-ltorch",
-    ]
+    libraries = f"-L{torch_at / 'lib'}", "-ltorch_cpu", "-lc10", "-ltorch"
     made_of = (
         [source.read_text(encoding="utf-8") for source in (*_SOURCES, _HEADER)],
         torch.__version__,
         compiler,
         flags,
     )
-    folder = cache_folder()
-    library = folder / f"native-{hashlib.sha256(repr(made_of).encode()).hexdigest()[:16]}.so"
-    if not library.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder) as unfinished:
-            made = Path(unfinished) / library.name
-            subprocess.run([compiler, *flags, *linked, "-o", str(made)], check=True, capture_output=True, text=True)
-            made.replace(library)
-    return library
+    built = cache_folder() / f"native-{hashlib.sha256(repr(made_of).encode()).hexdigest()[:16]}.so"
+    if built.exists():
+        return built
+    built.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(built.with_suffix(".lock")), tempfile.TemporaryDirectory(dir=built.parent) as unfinished:
+        if not built.exists():
+            print(
+                f"building the operations in C++ for this CPU, once, into {built.parent} (about 20 s)", file=sys.stderr
+            )
+            made = Path(unfinished) / built.name
+            command = [compiler, *flags, f"-I{torch_at / 'include'}", *map(str, _SOURCES), *libraries, "-o", str(made)]
+            subprocess.run(command, check=True, capture_output=True, text=True)
+            made.replace(built)
+    return built

@@ -9,11 +9,15 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import mul
 from statistics import median
 
 import numpy as np
 
 from marsbench.rows.kinds import StepTimeRow, SweepRow
+
+_GAIN = 1.05  # in tokens per second, that a window must promise over `ar`
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,42 @@ def law_of(rows: Sequence[int], windows: Sequence[int], seconds: Sequence[Sequen
     # More positions never cost less: where they seem to, that is noise.
     smooth = isotonic_regression([median(found[count]) for count in known])
     return PositionLaw(known, [float(value) for value in smooth.x])
+
+
+def expected_tokens(acceptance: Sequence[float], window: int) -> float:
+    """Tokens that one forward settles with a window, if each draft is right so often where all before it are.
+
+    The last rate goes for all later drafts too.
+    """
+    rates = [*acceptance, *[acceptance[-1]] * window][: window - 1]
+    return sum(accumulate(rates, mul, initial=1.0))
+
+
+def windows_by_rows(law: PositionLaw, rows: int, widest: int, acceptance: Sequence[float]) -> tuple[int, ...]:
+    """The fastest window for 1 row, 2, ... `rows`, in the linear layout: never wider for more rows.
+
+    A window of 1 is `ar`. Drafts cost more than their positions: a wider one must promise 5 % more tokens per second.
+    """
+    found: list[int] = []
+    for count in range(1, rows + 1):
+        speeds = [1.0 / law.seconds_at(count)]
+        for window in range(2, min([widest, *found]) + 1):
+            tokens = expected_tokens(acceptance, window)
+            # The last token, the drafts that it brought along, and the masks behind them.
+            speeds.append(tokens / law.seconds_at(count * (tokens + window - 1)))
+        best = speeds.index(max(speeds)) + 1
+        pays = speeds[best - 1] >= _GAIN * speeds[0]
+        found.append(best if pays else 1)
+    return tuple(found)
+
+
+def in_words(windows: Sequence[int]) -> str:
+    """A table of windows by rows: "up to 2 rows 4 tokens, up to 4 rows 3 tokens, above ar"."""
+    parts = [
+        f"up to {sum(each >= window for each in windows)} rows {window} tokens"
+        for window in sorted({*windows} - {1}, reverse=True)
+    ]
+    return ", ".join([*parts, "above ar"] if parts else ["ar at any number of rows"])
 
 
 @dataclass(frozen=True)

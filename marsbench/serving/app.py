@@ -179,8 +179,6 @@ def _steer(app: FastAPI, answers: Answers) -> None:
     async def set_speed(body: SpeedRequest) -> Response:
         """Turn the default knobs, for everybody who fixed none of their own, from the next forward on."""
         desk.check_open()
-        if desk.settings.adapt and body.draft_threshold is not None:
-            raise ApiError.wrong("with --adapt, the server itself chooses what is drafted", "draft_threshold")
         desk.turn(**body.model_dump(exclude_none=True))
         return described()
 

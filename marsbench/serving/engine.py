@@ -7,7 +7,6 @@ It knows nothing of HTTP or text. Whoever drives it calls `work` again and again
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -19,7 +18,6 @@ from marsbench.decoding.engine import Batch, check_requests, context_length
 from marsbench.decoding.generation import Generation, Meter, Request, as_list
 from marsbench.errors import UserError
 from marsbench.methods.mixed import Mixed
-from marsbench.serving.controller import Choice, Controller, Group, key_of
 from marsbench.serving.likelihood import Scorer
 from marsbench.serving.messages import WIDEST, Ending, Job, Knob, Likelihood, Report, State, Wishes
 from marsbench.serving.settings import Settings
@@ -34,7 +32,7 @@ class Running:
     """A request: it waits, its prompt is read, it is in flight, it ends."""
 
     def __init__(self, job: Job) -> None:
-        self.job, self.came = job, time.perf_counter()
+        self.job = job
         # What it may need of the cache: prompt, answer, and the guesses behind it.
         self.slots = -(-(len(job.prompt_ids) + job.max_new_tokens + BEHIND) // _SLOT_STEP) * _SLOT_STEP
         # What is kept besides where tokens are scored as they come: all of it once more.
@@ -58,7 +56,6 @@ class Running:
         """Decode otherwise after so many steps; an answer tells its tau, or its pruning if always checked."""
         self._drafted, self.counted = self.drafted(steps), steps
         self.knob = knob
-        self.key = key_of(self.job.wishes.method, knob.threshold, knob.verified)  # of what a controller remembers
         self.windows = min(self.windows[0], knob.window), max(self.windows[1], knob.window)
         checked = knob.verified or self.job.wishes.method == "ar"
         if self.lossless and not checked:
@@ -73,11 +70,12 @@ class Engine:
 
     def __init__(
         self, model: Any, settings: Settings, *, mask_id: int | None, eos_id: int | Sequence[int], pad_id: int,
-        controller: Controller | None = None,
+        windows: Sequence[int] = (),
     ) -> None:  # fmt: skip
+        """`windows` has the widest window by rows in flight, for those whose answers it does not change; none = any."""
         self.model, self.settings = model, settings
         self.slots = settings.kv_slots or settings.max_rows * slots_needed(model)
-        self._controller, self._to_decide = controller, True
+        self._windows = windows
         self._eos_ids = as_list(eos_id)
         self._meter = Meter()
         self._widest = settings.block_size if settings.compile else WIDEST
@@ -181,8 +179,6 @@ class Engine:
     def _join(self, newcomers: list[Running]) -> None:
         """Begin with their prompts; one that cannot be run is told so, and keeps nobody else out."""
         requests: dict[int, Request] = {}
-        if self._controller is not None and not self._running:
-            self._controller.wake()
         for newcomer in newcomers:
             job, knob = newcomer.job, self._knob(newcomer.job.wishes)
             self._report.started.append(job.id)
@@ -206,7 +202,6 @@ class Engine:
 
     def _join_on(self) -> None:
         """Forward the next piece of prompts; who has come with the last is in flight."""
-        alone = not self._running
         try:
             for _ in self._pieces:
                 return
@@ -221,8 +216,6 @@ class Engine:
         for number in list(self._joining):
             self._arrive(number)
         self._by = None  # their knobs may be others, and be turned back before the next step
-        if self._controller is not None:
-            self._controller.joined(alone=alone)
 
     def _put_back(self, jobs: list[Job]) -> None:
         """Let newcomers wait once more, to come one by one: where many find no memory, each of them may."""
@@ -260,27 +253,24 @@ class Engine:
 
     def _knob(self, wishes: Wishes) -> Knob:
         """How a request decodes as things are now."""
+        window, is_checked = self.widest(wishes), wishes.method == "mars-verified"
         if wishes.method == "ar":
             return Knob(None, 1)
-        choice = Choice(((1, WIDEST, self.settings.draft_threshold),))  # where nobody chooses: windows of any width
-        if self._controller is not None:
-            choice = self._controller.memory.choice
-        return choice.knob(wishes, self._threshold(wishes), self.widest(wishes), max(1, len(self._running)))
+        usual = self.settings.draft_threshold if is_checked else self.settings.threshold
+        threshold = usual if wishes.threshold is None else wishes.threshold
+        if self._windows and (is_checked or wishes.min_threshold is not None):
+            window = min(window, self._window_now())
+            if self._waiting and wishes.min_threshold is not None and window > 1:
+                return Knob(wishes.min_threshold if is_checked else min(threshold, wishes.min_threshold), window)
+        return Knob(threshold, window, is_checked)
 
-    def _threshold(self, wishes: Wishes) -> float:
-        return self.settings.threshold if wishes.threshold is None else wishes.threshold
+    def _window_now(self) -> int:
+        """The widest window that pays for so many rows as are in flight."""
+        return self._windows[min(max(len(self._running), 1), len(self._windows)) - 1]
 
     def _turn(self) -> None:
         """Bring the knobs of everybody in flight up to date."""
-        by: tuple[Any, ...] = (self.settings,)
-        if self._controller is not None:
-            if self._to_decide:
-                now = time.perf_counter()
-                waited = now - min((one.came for one in self._waiting.values()), default=now)
-                self._controller.decide(self._groups(), waited)
-                self._to_decide = False
-            choice = self._controller.memory.choice
-            by = self.settings, choice.at(len(self._running)), choice.trial, choice.relief
+        by = self.settings, self._windows and (self._window_now(), bool(self._waiting))
         if by == self._by:  # nobody has joined since, and nobody's knob has changed
             return
         self._by, turned = by, {}
@@ -291,28 +281,15 @@ class Engine:
                 turned[number] = knob
         self._batch.turn(turned)
 
-    def _groups(self) -> list[Group]:
-        """The rows in flight, those that are alike together."""
-        alike: Counter[Group] = Counter()
-        for running in self._running.values():
-            wishes = running.job.wishes
-            tau = {"ar": None, "mars-verified": 1.0, "mars": self._threshold(wishes)}[wishes.method]
-            least = None if tau is None else wishes.min_threshold
-            alike[Group(wishes.method, tau, least, self.widest(wishes), rows=1)] += 1
-        return [group._replace(rows=count) for group, count in alike.items()]
-
     # ---- a forward ----
 
     def _step(self) -> None:
-        began, before, rows = time.perf_counter(), self._meter.positions, len(self._running)
         self._steps += 1
         self._safely(self._batch.step)
         while self._failed:
             number = self._failed.pop()
             if number in self._running:
                 self._safely(partial(self._batch.leave, number))
-        if self._controller is not None:
-            self._to_decide |= self._controller.stepped(began, self._meter.positions - before, rows)
 
     def _safely(self, work: Callable[[], None]) -> None:
         """Let the batch work; where it lacks memory, the request that holds the most ends, and of these the youngest.
@@ -343,8 +320,6 @@ class Engine:
             self._settled += len(tokens)
             if running.knob.window > 1:  # without masks there is nothing to accept
                 running.accepted[len(tokens) - 1] += 1
-            if self._controller is not None:
-                self._controller.note(running.key, running.knob.window, len(tokens))
         found = self._read(running, tokens) if running.scored_slots else None
         if running.failure:
             self._failed.append(number)
@@ -400,7 +375,6 @@ class Engine:
             guesses=self._guesses + sum(one.drafted(self._steps) for one in self._running.values()),
             threshold=sum(taus) / len(taus) if taus else None,
             window=sum(one.knob.window for one in running) / len(running) if running else 0.0,
-            relief=self._controller.memory.choice.relief if self._controller is not None else 0.0,
         )
 
 

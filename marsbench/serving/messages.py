@@ -26,8 +26,9 @@ class Knob(NamedTuple):
 class Wishes:
     """How a request is to be decoded; None is whatever the server does at the time.
 
-    A request that names its `threshold` keeps it; only `min_threshold` lets a controller lower it, and never below. For
-    `mars-verified`, `min_threshold` lets a controller leave checking out, and accept what passes that tau or a higher.
+    A request that names its `threshold` keeps it. Only `min_threshold` permits a server with a table of windows to
+    narrow the window of `mars`, and to decode at that tau while requests wait: `mars-verified` too, whose drafts then
+    count unchecked.
     """
 
     method: MethodName
@@ -97,7 +98,6 @@ class State(NamedTuple):
     guesses: int = 0  # masks that stood in those steps' windows
     threshold: float | None = None  # mean over the rows of `mars`
     window: float = 0.0  # mean over all rows
-    relief: float = 0.0  # by how much a controller has lowered tau where that is allowed
 
 
 # The tokens of one forward, an EOS left out, and how probable they are, where this is wanted as they come.

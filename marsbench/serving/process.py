@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from marsbench.errors import UserError
-from marsbench.serving.messages import Cancel, Job, MethodName, Ready
+from marsbench.serving.messages import WIDEST, Cancel, Job, MethodName, Ready
 from marsbench.serving.settings import Settings
 
 _PAUSE_S = 0.005  # between two messages to those who only read on
@@ -44,8 +44,8 @@ def _start(settings: Settings) -> tuple[Any, Ready]:
     from marsbench.methods.settings import load_aloud
     from marsbench.progress import Reporter
     from marsbench.quiet import quieten_libraries
+    from marsbench.racing.position_law import in_words, windows_by_rows
     from marsbench.racing.step_time import measured_law
-    from marsbench.serving.controller import Controller, Targets
     from marsbench.serving.engine import Engine, bytes_per_slot, slots_needed
     from marsbench.training.checkpoints import default_device
 
@@ -64,13 +64,12 @@ def _start(settings: Settings) -> tuple[Any, Ready]:
         settings, slots_needed(loaded.model), _free_bytes(loaded.model.device) // bytes_per_slot(loaded.model)
     )
     settings = replace(settings, kv_slots=slots)
-    controller = None
+    windows: tuple[int, ...] = ()
     if settings.adapt:
-        in_ms = settings.target_ms_per_token, settings.target_first_token_ms
-        targets = Targets(*(None if target is None else target / 1000 for target in in_ms))
         law = measured_law(loaded.model, settings.max_rows)
-        controller = Controller(law, targets, settings.decision_log, Reporter().say)
-    engine = Engine(loaded.model, settings, mask_id=loaded.mask_id, eos_id=eos_id, pad_id=pad_id, controller=controller)
+        windows = windows_by_rows(law, settings.max_rows, WIDEST, (settings.acceptance,))
+        Reporter().say(f"windows that pay here: {in_words(windows)}")
+    engine = Engine(loaded.model, settings, mask_id=loaded.mask_id, eos_id=eos_id, pad_id=pad_id, windows=windows)
     gc.collect()
     gc.freeze()  # what is there to stay need not be looked through between two steps
     vocabulary = int(loaded.model.get_input_embeddings().num_embeddings)  # type: ignore[arg-type]

@@ -51,19 +51,14 @@ class Settings:
     threads: Annotated[
         int | None, Option("CPU threads of the engine; where cores are few, leave HTTP one of them.", least=1)
     ] = None
-    # Whether a controller turns the knobs, and what it is to keep.
     adapt: Annotated[
         bool,
         Option(
-            "Choose windows and pruning by what pays at the moment, at no cost in accuracy, and lower tau for requests "
-            "with a min_threshold while a target below is missed."
+            "Measure at start-up what a forward costs by its positions, and decode mars-verified by the window that "
+            "pays for the requests in flight, or by ar; use min_threshold while requests wait."
         ),
     ] = False
-    target_ms_per_token: Annotated[float | None, Option("Of --adapt: time per token.", least=0)] = None
-    target_first_token_ms: Annotated[float | None, Option("Of --adapt: wait in the queue.", least=0)] = None
-    decision_log: Annotated[
-        Path | None, Option("Of --adapt: JSON Lines of what was seen and chosen, to be replayed.")
-    ] = None
+    acceptance: Annotated[float, Option("Of --adapt: how often a draft is right.", least=0, most=1)] = 0.6
     # Who may come in.
     host: Annotated[str, Option("Address to listen on; 0.0.0.0 lets other machines in.")] = "127.0.0.1"
     port: Annotated[int, Option("0 takes any that is free.", least=0, most=65535)] = 8000

@@ -143,7 +143,7 @@ class _Decoding(_Body):
     ignore_eos: StrictBool = False
     method: MethodName | None = Field(None, description="Ours: how to decode.")
     threshold: _Confidence | None = Field(None, description="Ours: tau, fixed for this request.")
-    min_threshold: _Confidence | None = Field(None, description="Ours: how far a controller may lower tau.")
+    min_threshold: _Confidence | None = Field(None, description="Ours: tau that --adapt may use while requests wait.")
     block_size: _Window | None = Field(None, description="Ours: tokens that one forward settles at most.")
 
     @property

@@ -358,7 +358,7 @@ def _races_and_speeds(run: Run) -> list[Row]:
     """A race in fp32, which keeps every promise to the token, and in bf16 where the machine computes in it."""
     import torch
 
-    from marsbench.forward.linear import reads_bf16
+    from marsbench.forward.fastest import reads_bf16
     from marsbench.racing.sweep import Sweep
     from marsbench.running.cells import Table
     from marsbench.running.training_cost import training_speed_rows

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Sequence
 from math import exp, inf, log
 from statistics import fmean
@@ -11,7 +10,7 @@ import numpy as np
 
 from marsbench.rows.kinds import Row, ServingRow
 from marsbench.statistics.intervals import Estimate, Interval, percentiles, reach, resamples
-from marsbench.studies.serving.policies import AR, FEW, POLICIES, Policy
+from marsbench.studies.serving.policies import AR, BY_ROWS, FEW, POLICIES, VERIFIED, Policy
 
 
 class Cells(dict[tuple[str, str, float], list[ServingRow]]):
@@ -37,15 +36,15 @@ class Cells(dict[tuple[str, str, float], list[ServingRow]]):
         """The loads of requests that came by themselves."""
         return sorted({load for _, shape, load in self if shape == "steady"})
 
-    def laps(self, policy: Policy, shape: str, load: float) -> list[ServingRow]:
+    def laps(self, policy: str, shape: str, load: float) -> list[ServingRow]:
         """The laps of a cell, if any."""
-        return self.get((policy.name, shape, load), [])
+        return self.get((policy, shape, load), [])
 
     def by_policy(self, shape: str, load: float) -> list[tuple[Policy, list[ServingRow]]]:
         """The laps of all policies that were measured so."""
-        return [(policy, laps) for policy in POLICIES if (laps := self.laps(policy, shape, load))]
+        return [(policy, laps) for policy in POLICIES if (laps := self.laps(policy.name, shape, load))]
 
-    def ratio(self, one: Policy, other: Policy, load: float, shape: str = "together") -> Estimate | None:
+    def ratio(self, one: str, other: str, load: float, shape: str = "together") -> Estimate | None:
         """One policy's speed over another's, repeat by repeat, which asked the same; None where there is none, or of 0.
 
         It is the goodput of requests that came by themselves, what a user gets where there are a few, and else what all
@@ -56,11 +55,15 @@ class Cells(dict[tuple[str, str, float], list[ServingRow]]):
         pairs = [(measure(mine), measure(its)) for mine, its in laps]
         return typical([mine / its for mine, its in pairs]) if pairs and all(its for _, its in pairs) else None
 
-    def same_answers(self, policy: Policy) -> tuple[int, int]:
-        """How many questions were answered as by `ar` in laps that asked the same, and how many were asked of both."""
+    def same_answers(self) -> tuple[int, int]:
+        """How many questions `mars-verified` answered as `ar` did in the same lap, and how many were asked of both."""
         same = asked = 0
         for (name, shape, load), laps in self.items():
-            for one, other in zip(laps, self.laps(AR, shape, load), strict=False) if name == policy.name else ():
+            for one, other in (
+                zip(laps, self.laps(AR.name, shape, load), strict=False)
+                if name in (VERIFIED.name, BY_ROWS.name)
+                else ()
+            ):
                 both = [pair for pair in zip(one.answers, other.answers, strict=False) if all(pair)]
                 same, asked = same + sum(mine == its for mine, its in both), asked + len(both)
         return same, asked
@@ -119,9 +122,3 @@ def typical(values: Sequence[float]) -> Estimate:
 def over_repeats(rows: Sequence[ServingRow], measure: Callable[[ServingRow], float]) -> Estimate:
     """What a number is over repeats."""
     return typical([measure(row) for row in rows])
-
-
-def switches(row: ServingRow, name: str) -> int:
-    """How often a knob of the server was found turned, from one look to the next."""
-    values = row.timeline.get(name, [])
-    return sum(one != other for one, other in itertools.pairwise(values))

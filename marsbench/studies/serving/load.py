@@ -21,7 +21,6 @@ from urllib.parse import urlsplit
 
 _LEAD_S = 0.05  # before the first request is due
 _GIVE_UP_S = 120.0  # on one answer
-States = list[tuple[float, dict[str, Any]]]  # of the server: seconds, and the body of `GET /v1/speed`
 
 
 @dataclass(frozen=True)
@@ -45,24 +44,17 @@ class Heard:
     usage: dict[str, Any] = field(default_factory=dict)
 
 
-def fire(
-    url: str, shots: Sequence[Shot], at_once: int | None = None, watch_every: float | None = None
-) -> tuple[list[Heard], States]:
+def fire(url: str, shots: Sequence[Shot], at_once: int | None = None) -> list[Heard]:
     """What comes of all requests of one measurement, in their order.
 
     Args:
         at_once: as many as are always in flight: the next is due when an answer is there, not before.
-        watch_every: how often the server's state is asked for meanwhile, in seconds.
     """
-    return asyncio.run(_fired(url, shots, at_once, watch_every))
+    return asyncio.run(_fired(url, shots, at_once))
 
 
-async def _fired(
-    url: str, shots: Sequence[Shot], at_once: int | None, watch_every: float | None
-) -> tuple[list[Heard], States]:
+async def _fired(url: str, shots: Sequence[Shot], at_once: int | None) -> list[Heard]:
     started = time.perf_counter() + _LEAD_S
-    looks: list[Exchange] = []
-    watch = asyncio.create_task(_watch(url, watch_every, looks))
     seats = asyncio.Semaphore(at_once or len(shots))
     tasks: list[asyncio.Task[Exchange]] = []
     for shot in shots:
@@ -72,23 +64,13 @@ async def _fired(
         tasks.append(asyncio.create_task(_exchanged(url, "POST /v1/completions", body)))
         tasks[-1].add_done_callback(lambda _: seats.release())
     exchanges = await asyncio.gather(*tasks)
-    watch.cancel()
-    await asyncio.gather(watch, return_exceptions=True)
     due = [None if at_once else shot.at for shot in shots]
-    said = [(look.sent - started, *read_answer(look.came)) for look in looks]
-    states = [(at, json.loads(b"".join(data for _, data in body))) for at, status, body in said if status == 200]
-    return [_heard(exchange, started, at) for exchange, at in zip(exchanges, due, strict=True)], states
+    return [_heard(exchange, started, at) for exchange, at in zip(exchanges, due, strict=True)]
 
 
-async def _watch(url: str, every: float | None, looks: list[Exchange]) -> None:
-    while every is not None:
-        looks.append(await _exchanged(url, "GET /v1/speed"))
-        await asyncio.sleep(every)
-
-
-async def _exchanged(url: str, route: str, body: Any = None) -> Exchange:
+async def _exchanged(url: str, route: str, body: Any) -> Exchange:
     """A request on a connection of its own, which the server closes behind its answer."""
-    address, data = urlsplit(url), b"" if body is None else json.dumps(body).encode()
+    address, data = urlsplit(url), json.dumps(body).encode()
     head = f"{route} HTTP/1.1", f"Host: {address.netloc}", "Connection: close", "Content-Type: application/json"
     request = "\r\n".join([*head, f"Content-Length: {len(data)}", "", ""]).encode() + data
     exchange = Exchange(request)

@@ -30,12 +30,11 @@ from marsbench.rows.kinds import Row, ServingRow
 from marsbench.running.checkpoints import Checkpoints
 from marsbench.running.plans import TrainedStage
 from marsbench.running.run import Run, kept
-from marsbench.studies.serving.load import Heard, Shot, States, fire
+from marsbench.studies.serving.load import Heard, Shot, fire
 from marsbench.studies.serving.policies import (
     AR,
     AT_ONCE,
     FIRST_TOKEN,
-    LOW,
     PER_TOKEN,
     QUEUE,
     Cell,
@@ -45,7 +44,6 @@ from marsbench.studies.serving.policies import (
 )
 from marsbench.training.checkpoints import load
 
-_WATCH_S = 0.1  # between two looks at the server's state, in a step
 _PERCENTILES = (0.5, 0.9, 0.99)
 _ASKED = ("gsm8k", "humaneval")  # of a model that people use, as on its own page
 
@@ -117,18 +115,18 @@ class Bench:
 
         def lap() -> dict[str, Any]:
             self.run.reporter.say(f"{what}, repeat {cell.repeat + 1}")
-            heard, states = self._fired(cell, shots)
+            heard = self._fired(cell, shots)
             texts = _texts(heard, asked, len(self.prompts))
             hashes = [hashlib.sha256(repr(some).encode()).hexdigest()[:8] if some else "" for some in texts]
             return {
                 "stage": self.run.scale.stage, "policy": policy.name, "shape": cell.shape, "load": cell.load,
                 "repeat": cell.repeat, "rows": effort.rows, "queue": QUEUE,
-                "seconds": {"steady": 1.0, "step": 3.0}.get(cell.shape, 0.0) * effort.seconds,
+                "seconds": effort.seconds if cell.shape == "steady" else 0.0,
                 "max_new_tokens": effort.max_new_tokens, "target_first_token": targets.first_token,
                 "target_per_token": targets.per_token, **summed(heard, targets),
                 "right": self._right(heard, asked, texts) if effort.scored else None,
                 "answers": hashes if policy.lossless else [],
-                "timeline": _timeline(states), "checkpoint": self.loaded.weights,
+                "checkpoint": self.loaded.weights,
                 "threads": torch.get_num_threads(), "provenance": {"others_cores": self._others},
             }  # fmt: skip
 
@@ -142,17 +140,16 @@ class Bench:
         }  # fmt: skip
         return kept(self.run, ServingRow, content, what, lap)
 
-    def _fired(self, cell: Cell, shots: list[Shot]) -> tuple[list[Heard], States]:
+    def _fired(self, cell: Cell, shots: list[Shot]) -> list[Heard]:
         """What comes of a cell's requests."""
         if cell.shape == "engine":
-            return self._without_http(cell.policy, [shot.body["prompt"] for shot in shots]), []
+            return self._without_http(cell.policy, [shot.body["prompt"] for shot in shots])
         url = self._server(cell.policy.adapts)
-        every = _WATCH_S if cell.shape == "step" else None
         at_once = int(cell.load) if cell.shape == "together" else None
-        heard, states = self._generator.submit(fire, url, shots, at_once, every).result()
+        heard = self._generator.submit(fire, url, shots, at_once).result()
         if not any(answer.status == 200 for answer in heard):
             raise UserError("the server answers nobody any more", where=url, fix="measure what is left anew")
-        return heard, states
+        return heard
 
     def _without_http(self, policy: Policy, prompts: list[list[int]]) -> list[Heard]:
         """What comes of prompts when nothing but the engine is asked, as many at once as of a server."""
@@ -200,15 +197,9 @@ class Bench:
     # ---- the servers ----
 
     def _server(self, adapts: bool) -> str:
-        """The server of policies that adapt, or of those that do not; started and warmed up when it is first needed."""
+        """The server with `--adapt`, or the one without; started and warmed up when it is first needed."""
         if adapts not in self._servers:
-            options, targets = ["--max-rows", str(self.effort.rows)], self.targets
-            if adapts:
-                log = self.run.workspace.runs / "serving" / "decisions.jsonl"
-                log.parent.mkdir(parents=True, exist_ok=True)
-                options += ["--adapt", "--decision-log", str(log)]
-                options += ["--target-ms-per-token", f"{1000 * targets.per_token:g}"]
-                options += ["--target-first-token-ms", f"{1000 * targets.first_token:g}"]
+            options = ["--max-rows", str(self.effort.rows), *["--adapt"][:adapts]]
             url = self._servers[adapts] = self._open.enter_context(_serving(self.path, options))
             for policy in self.effort.policies:
                 if policy.adapts == adapts:
@@ -240,13 +231,10 @@ def arrivals(drawn: random.Random, cell: Cell, carried: float, effort: Effort) -
     """When the requests of a cell are due, in seconds: Poisson arrivals, or 0 where the next follows an answer."""
     if cell.shape in ("together", "engine"):
         return [0.0] * effort.requests[int(cell.load)]
-    loads = [LOW, cell.load, LOW] if cell.shape == "step" else [cell.load]
-    found = []
-    for number, load_ in enumerate(loads):
-        at = drawn.expovariate(load_ * carried)
-        while at < effort.seconds:
-            found.append(round(number * effort.seconds + at, 5))
-            at += drawn.expovariate(load_ * carried)
+    found, at = [], drawn.expovariate(cell.load * carried)
+    while at < effort.seconds:
+        found.append(round(at, 5))
+        at += drawn.expovariate(cell.load * carried)
     return found or [0.0]
 
 
@@ -287,17 +275,3 @@ def _texts(heard: Sequence[Heard], asked: Sequence[int], questions: int) -> list
         if is_whole(answer):
             texts[question].add(answer.text)
     return [sorted(some) for some in texts]
-
-
-def _timeline(states: States) -> dict[str, list[float]]:
-    if not states:
-        return {}
-    said = [found["state"] for _, found in states]
-    return {
-        "at": [round(at, 3) for at, _ in states],
-        "running": [state["running"] for state in said],
-        "waiting": [state["queued"] for state in said],
-        "tau": [1.0 if state["threshold"] is None else round(state["threshold"], 4) for state in said],
-        "window": [round(state["window"], 3) for state in said],
-        "relief": [state["relief"] for state in said],
-    }

@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 from marsbench.presets import Preset
 
 QUEUE = 8192  # of the servers: more than a lap has requests, so that nobody is turned away
-HIGHEST, LOWEST = 0.95, 0.5  # tau, of the policies that may lower it
+HIGHEST, LOWEST = 0.95, 0.5  # tau
 PER_TOKEN, FIRST_TOKEN = 5.0, 100.0  # targets, in times of what one token takes by `ar` alone
 
 
 @dataclass(frozen=True)
 class Policy:
-    """How requests ask to be decoded, and whether their server adapts."""
+    """How requests ask to be decoded, and whether their server is one with `--adapt`."""
 
     name: str
     asks: dict[str, Any]
@@ -25,7 +25,7 @@ class Policy:
     @property
     def lossless(self) -> bool:
         """Whether its answers are always those of `ar`."""
-        return self.asks["method"] != "mars" and "min_threshold" not in self.asks
+        return bool(self.asks["method"] != "mars")
 
 
 AR = Policy("ar", {"method": "ar"})
@@ -33,13 +33,12 @@ FAST, EXACT = (
     Policy(f"mars, tau = {tau:g}", {"method": "mars", "threshold": tau, "block_size": 4}) for tau in (LOWEST, HIGHEST)
 )
 VERIFIED = Policy("mars-verified", {"method": "mars-verified", "block_size": 5, "threshold": 0.5})
-LOSSLESS = Policy("adaptive, lossless", {"method": "mars-verified", "block_size": 8}, adapts=True)
-LOSSY = Policy("adaptive, tau may fall", {**LOSSLESS.asks, "min_threshold": LOWEST}, adapts=True)
-POLICIES = (AR, EXACT, FAST, VERIFIED, LOSSLESS, LOSSY)
-FIXED = tuple(policy for policy in POLICIES if not policy.adapts)
+BY_ROWS = Policy("mars-verified, window by rows", {"method": "mars-verified", "block_size": 8}, adapts=True)
+POLICIES = (AR, EXACT, FAST, VERIFIED, BY_ROWS)
+# Policies of a controller that learned from acceptance while it served: measured, and taken out.
+TRIED_LOSSLESS, TRIED_LOSSY = "adaptive, lossless", "adaptive, tau may fall"
 FEW = (1, 2, 4)  # requests at a time, of a server with room for more
 AT_ONCE = 8  # requests at a time where the engine is also run without HTTP, by `ar`
-LOW, HIGH = 0.5, 1.5  # loads of a step
 
 
 class Cell(NamedTuple):
@@ -59,10 +58,9 @@ class Effort:
     requests: Mapping[int, int]  # so many in flight -> how many a lap has; by the largest number the server is full
     policies: tuple[Policy, ...]  # on a full server
     steady: tuple[Policy, ...]  # where requests come by themselves
-    stepped: tuple[Policy, ...]  # whose runs go up and down in load
     loads: tuple[float, ...]
     repeats: int
-    seconds: float  # of arrivals in a steady lap, and in each third of a step
+    seconds: float  # of arrivals in a steady lap
     questions: int
     max_new_tokens: int
     lap_s: float  # about what a lap takes that has so many requests
@@ -77,7 +75,7 @@ class Effort:
         """All laps: those that others are reckoned by come first, and policies take turns."""
         for repeat in range(self.repeats):
             for count in self.requests:
-                others = (AR,) if count == AT_ONCE else (AR, LOSSLESS)
+                others = (AR,) if count == AT_ONCE else (AR, BY_ROWS)
                 asked = self.policies if count == self.full else others
                 yield from _in_some_order(asked, "together", float(count), repeat)
                 if count == AT_ONCE:
@@ -85,12 +83,11 @@ class Effort:
         for repeat in range(self.repeats):
             for load in self.loads:
                 yield from _in_some_order(self.steady, "steady", load, repeat)
-        yield from [Cell(policy, "step", HIGH, 0) for policy in self.stepped]
 
     def minutes(self) -> float:
         """About how long it takes, with what is left in the queue when no more requests come."""
-        of_shape = {"steady": 1.1 * self.seconds, "step": 3.1 * self.seconds}
-        return (sum(of_shape.get(cell.shape, self.lap_s) for cell in self.cells()) + 60) / 60
+        laps = [1.1 * self.seconds if cell.shape == "steady" else self.lap_s for cell in self.cells()]
+        return (sum(laps) + 60) / 60
 
 
 def _in_some_order(policies: Sequence[Policy], shape: str, load: float, repeat: int) -> list[Cell]:
@@ -106,13 +103,13 @@ def effort_at(scale: Preset) -> Effort:
     """
     if scale.in_seconds:
         few = dict.fromkeys((*FEW, AT_ONCE, 32), 6)
-        return Effort(16, few, POLICIES, POLICIES, (AR, LOSSLESS, LOSSY), (1.0,), 1, 0.3, 12, 16, 0.2)
+        return Effort(16, few, POLICIES, POLICIES, (1.0,), 1, 0.3, 12, 16, 0.2)
     if scale.pretrained:
-        both = (AR, LOSSLESS)
+        both = (AR, BY_ROWS)
         return Effort(
-            4, {1: 16, 2: 24, 4: 36}, both, both, (), (0.5, 0.75, 1.0), 4, 30.0, 24, 64, 17.0, scored=False
+            4, {1: 16, 2: 24, 4: 36}, both, both, (0.5, 0.75, 1.0), 4, 30.0, 24, 64, 17.0, scored=False
         )  # fmt: skip
     return Effort(
-        16, {1: 408, 2: 612, 4: 816, AT_ONCE: 1224, 32: 1428}, POLICIES, (AR, EXACT, FAST, LOSSLESS, LOSSY),
-        (AR, LOSSLESS, LOSSY), (0.5, 0.8, 1.1), 3, 10.0, 102, scale.max_new_tokens, 13.0,
+        16, {1: 408, 2: 612, 4: 816, AT_ONCE: 1224, 32: 1428}, POLICIES, (AR, EXACT, FAST, BY_ROWS),
+        (0.5, 0.8, 1.1), 3, 10.0, 102, scale.max_new_tokens, 13.0,
     )  # fmt: skip

@@ -1,0 +1,103 @@
+"""Which product is faster on this CPU, `linear.cpp`'s or torch's: timed once for each number of threads, and kept.
+
+What is fast with one set of instructions may be slow with another, so nothing is taken on trust. The two are timed in
+turn, over more weights than a cache holds, at 1, 8 and 64 positions. Where `linear.cpp` is slower at few positions, it
+is not used. Where it is slower at many, torch takes those over in fp32. In bf16 it does not: a sum that depends on the
+number of positions would make verified answers differ from `ar`'s. What that costs is in `times_torch`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import statistics
+import sys
+from functools import cache
+from time import perf_counter
+
+import torch
+import torch.nn.functional as F
+
+from marsbench.files import write_atomically
+from marsbench.forward.native import VARIABLE, is_native, library, pack, product
+from marsbench.provenance import cpu_name
+
+POSITIONS = (1, 8, 64)
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+EVERY = sys.maxsize  # positions
+FEW = 16  # positions, up to which it is used in fp32 where torch is faster with 64
+LOSES = 1.05  # times torch's time
+
+_SHAPE = 1536, 576  # of a weight
+_BYTES = 48 << 20  # of weights that are read in turn at few positions; at 64, where it is not reading that counts, less
+_REPEATS = 5
+
+
+def most_positions(dtype: torch.dtype) -> int:
+    """Up to how many positions `linear.cpp` multiplies weights of a type; 0 where torch is faster, or there is no such.
+
+    `MARSBENCH_NATIVE=1` has it always, and 0 never.
+    """
+    if not is_native():
+        return 0
+    if os.environ.get(VARIABLE) == "1":
+        return EVERY
+    few, several, many = (_times(torch.get_num_threads())[str(dtype).removeprefix("torch.")][str(m)] for m in POSITIONS)
+    if max(few, several) > LOSES:
+        return 0
+    return FEW if many > LOSES and dtype is torch.float32 else EVERY
+
+
+def reads_bf16() -> bool:
+    """Whether decoding in bf16 is fast on this CPU."""
+    return most_positions(torch.bfloat16) > 0 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def times_torch() -> dict[str, dict[str, float]]:
+    """By type and positions, how long `linear.cpp` takes, torch taking 1; empty where it cannot be had."""
+    return _times(torch.get_num_threads()) if is_native() else {}
+
+
+def in_words() -> str:
+    """What `doctor` says of it."""
+    capability = torch.backends.cpu.get_cpu_capability()
+    each = [
+        f"{name} {' / '.join(f'{1 / time:.1f}' for time in times.values())}"
+        + ("" if most_positions(DTYPES[name]) else " (so torch's are used)")
+        for name, times in times_torch().items()
+    ]
+    positions = " / ".join(map(str, POSITIONS))
+    return f"products in C++ with {capability}, x torch at {positions} positions: {', '.join(each)}"
+
+
+@cache
+def _times(threads: int) -> dict[str, dict[str, float]]:
+    """Read, or measured and written down beside the library."""
+    name = hashlib.sha256(f"{cpu_name()} {threads}".encode()).hexdigest()[:8]
+    kept = library().with_suffix(f".{name}.json")
+    if kept.is_file():
+        found: dict[str, dict[str, float]] = json.loads(kept.read_text(encoding="utf-8"))
+        return found
+    times = {name: {str(m): _measured(dtype, m) for m in POSITIONS} for name, dtype in DTYPES.items()}
+    write_atomically(kept, json.dumps(times).encode())
+    return times
+
+
+@torch.inference_mode()
+def _measured(dtype: torch.dtype, positions: int) -> float:
+    """The median of the ratios of times that follow each other."""
+    weight = torch.full(_SHAPE, 0.01, dtype=dtype)
+    count = max(2, _BYTES // weight.nbytes // (1 if positions <= 8 else 8))
+    values = torch.ones(positions, _SHAPE[1], dtype=dtype)
+    plain, packed = ([of.clone() for _ in range(count)] for of in (weight, pack(weight)))
+    ratios = list[float]()
+    for _ in range(_REPEATS + 1):
+        begin = perf_counter()
+        for one in plain:
+            F.linear(values, one)
+        middle = perf_counter()
+        for one in packed:
+            product(values, one)
+        ratios.append((perf_counter() - middle) / (middle - begin))
+    return round(statistics.median(ratios[1:]), 3)  # the first warms up
