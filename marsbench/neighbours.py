@@ -10,7 +10,7 @@ def others_cores(seconds: float = 0.5) -> float | None:
     try:
         import psutil
 
-        return round(psutil.cpu_percent(seconds) * psutil.cpu_count() / 100, 2)
+        return round(float(psutil.cpu_percent(seconds)) * float(psutil.cpu_count()) / 100, 2)
     except Exception:  # psutil is missing, or raises its own on a system that hides such numbers
         return None
 

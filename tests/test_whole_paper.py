@@ -102,19 +102,6 @@ def test_seeds_are_pooled_question_by_question() -> None:
     assert found.forwards == [sum(values) for values in zip(*[row.forwards for row in alone], strict=True)]
 
 
-def test_what_a_seed_lacks_is_not_pooled() -> None:
-    """Guards against a cell of two seeds that passes for one of three."""
-    first, second = rows_of_seeds(2)
-
-    def change(row: Row) -> Row:
-        assert isinstance(row, EvaluationRow)
-        shorter = {"correct": row.correct[1:], "emitted": row.emitted[1:], "forwards": row.forwards[1:]}
-        return {"mars": replace(row, status="skipped"), "base": replace(row, **shorter)}.get(row.arm, row)  # type: ignore[arg-type]
-
-    cells = latest_cells(pooled([first, [change(row) for row in second]]))
-    assert {arm for arm, _ in cells} == {arm.name for arm in TABLE2.plan.arms} - {"mars", "base"}
-
-
 def test_a_claim_over_seeds_by_hand() -> None:
     """Guards against an interval without training noise, a value that is not the seeds' mean, and a lost verdict."""
     seeds = rows_of_seeds(3)
@@ -321,17 +308,6 @@ def test_every_claim_is_listed_once_with_its_verdict_at_every_scale(published_ro
     assert line[3:8] == [held_against(MATCHES), together.found, "240", "3", together.verdict]
     assert line[13] == "[table2](table2.md)"
     assert (half[6], half[13]) == ("1", "[table2](0.5b/table2.md)")
-
-
-def test_a_line_is_the_same_line_on_every_page() -> None:
-    """Guards against rows that one page lends another and that are of something else."""
-    found: dict[str, set[str]] = {}
-    for plan in pages().values():
-        for arm in plan.arms if plan else ():
-            found.setdefault(arm.name, set()).add(
-                f"{arm.trained} {arm.draft} {arm.method} {sorted(arm.options.items())}"
-            )
-    assert {name: kinds for name, kinds in found.items() if len(kinds) > 1} == {}
 
 
 def test_a_seed_counts_wherever_its_lines_were_measured(tmp_path: Path) -> None:

@@ -150,10 +150,11 @@ def _claim(
 
 def _alike(shared: Shared) -> None:
     """Refuses rows that cannot be paired: of several types of weights, or of other numbers of questions."""
-    for what, values in (
+    known: list[tuple[str, set[Any]]] = [
         ("types of weights", {row.dtype for rows in shared.values() for row in rows}),
         *(("numbers of questions", {len(row.correct) for row in rows}) for rows in shared.values()),
-    ):
+    ]
+    for what, values in known:
         if len(values) > 1:
             raise ValueError(f"several {what} ({', '.join(map(str, sorted(values)))})")
 
