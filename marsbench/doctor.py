@@ -51,10 +51,8 @@ def checks(scale: str, output: Path, data_dir: Path | None = None) -> list[Check
     needs = preset(scale)
     return [
         *check_packages(),
-        check_device(scale),
-        *check_native(),
+        *check_device(scale, needs.memory_gib),
         *check_idle(),
-        check_memory(needs.memory_gib),
         check_output(output, needs.disk_gib),
         check_data(scale, data_dir),
     ]
@@ -73,52 +71,43 @@ def check_packages() -> Iterator[Check]:
     finding = f"{platform.python_version()}, needed {supported}"
     yield Check("python", "ok" if fits else "fail", finding, "make the environment with a newer Python")
     for needed in requirements:
-        extras = [
-            name
-            for name in ("", "eval", "real", "report")
-            if not needed.marker or needed.marker.evaluate({"extra": name})
-        ]
-        if extras:
-            found = ""
+        wants = needed.marker.evaluate if needed.marker else bool
+        extra = next((extra for extra in ("", "eval", "real", "report") if wants({"extra": extra})), None)
+        if extra is not None:
+            found, wanted = "not installed", f"{needed.name}{needed.specifier}"
             with suppress(metadata.PackageNotFoundError):
                 found = metadata.version(needed.name)
-            fits = bool(found) and needed.specifier.contains(found, prereleases=True)
-            fix = (
-                f"pip install 'marsbench[{extras[0]}]'"
-                if extras[0]
-                else f"pip install '{needed.name}{needed.specifier}'"
-            )
-            finding = f"{found or 'not installed'}{'' if fits else f', needed {needed.name}{needed.specifier}'}"
-            yield Check(needed.name, "ok" if fits else "warn" if extras[0] else "fail", finding, fix)
+            fits = found != "not installed" and needed.specifier.contains(found, prereleases=True)
+            fix = f"pip install 'marsbench[{extra}]'" if extra else f"pip install '{wanted}'"
+            yield Check(needed.name, "ok" if fits else "warn" if extra else "fail", f"{found}, needed {wanted}", fix)
 
 
-def check_device(scale: str) -> Check:
-    """Which device computes; without an accelerator only small scales are practical."""
+def check_device(scale: str, memory_gib: float) -> Iterator[Check]:
+    """What computes, its free memory, and, on a CPU, whether native code is built for it."""
     try:
-        import torch
-    except (ImportError, OSError) as error:  # OSError: a shared library of PyTorch's does not load
-        return Check("device", "fail", f"PyTorch cannot be loaded: {error}", "pip install --force-reinstall torch")
-    if torch.cuda.is_available():
-        names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-        return Check("device", "ok", f"CUDA: {', '.join(names)}; marsbench gpu-check says whether it is fit")
-    device = "MPS (Apple silicon)" if torch.backends.mps.is_available() else f"CPU, {os.cpu_count()} cores"
-    slow = preset(scale).needs_gpu and device.startswith("CPU")
-    finding = f"{device}: far too slow for {scale}" if slow else device
-    return Check("device", "warn" if slow else "ok", finding, f"use a GPU, or --scale {DEFAULT_SCALE}")
-
-
-def check_native() -> Iterator[Check]:
-    """Whether what lies between a model's maps is built for this CPU."""
-    with suppress(ImportError, OSError):  # `check_device` says so
+        import psutil
         import torch
 
         from marsbench.forward.fastest import in_words
         from marsbench.forward.native import why_not_native
-
-        if not torch.cuda.is_available():
-            reason = why_not_native()
-            fix = "install g++ or clang++: decoding on a CPU is slower without"
-            yield Check("native code", "warn" if reason else "ok", reason or in_words(), fix)
+    except (ImportError, OSError) as error:  # OSError: a shared library of PyTorch's does not load
+        yield Check("device", "fail", f"PyTorch cannot be loaded: {error}", "pip install --force-reinstall torch")
+        return
+    free, slow = [psutil.virtual_memory().available], preset(scale).needs_gpu
+    if torch.cuda.is_available():  # a process loads its model on one device
+        gpus = range(torch.cuda.device_count())
+        free, slow = [torch.cuda.mem_get_info(index)[0] for index in gpus], False
+        device = f"CUDA: {', '.join(map(torch.cuda.get_device_name, gpus))}; marsbench gpu-check says whether it is fit"
+    else:
+        on_mps = torch.backends.mps.is_available()
+        device, slow = "MPS (Apple silicon)" if on_mps else f"CPU, {os.cpu_count()} cores", slow and not on_mps
+        reason, fix = why_not_native(), "install g++ or clang++: decoding on a CPU is slower without"
+        yield Check("native code", "warn" if reason else "ok", reason or in_words(), fix)
+    finding = f"{device}: far too slow for {scale}" if slow else device
+    yield Check("device", "warn" if slow else "ok", finding, f"use a GPU, or --scale {DEFAULT_SCALE}")
+    finding = f"{max(free) / GIB:.1f} GiB available, {memory_gib:g} needed"
+    enough = max(free) >= memory_gib * GIB
+    yield Check("memory", "ok" if enough else "fail", finding, "stop other programs, or choose a smaller --scale")
 
 
 def check_idle() -> Iterator[Check]:
@@ -130,23 +119,6 @@ def check_idle() -> Iterator[Check]:
         finding = f"GPU {index} is at work {gpu['busy_percent']} % of the time, with {gpu['others']} other processes"
         at_work = isinstance(gpu["busy_percent"], float) and gpu["busy_percent"] > 10
         yield Check(f"idle: GPU {index}", "warn" if gpu["others"] or at_work else "ok", finding, fix)
-
-
-def check_memory(needed_gib: float) -> Check:
-    """Whether enough memory is free on the device that will compute."""
-    try:
-        import psutil
-        import torch
-
-        found = [psutil.virtual_memory().available]
-        if torch.cuda.is_available():  # a process loads its model on one device, whatever the others have free
-            found = [torch.cuda.mem_get_info(index)[0] for index in range(torch.cuda.device_count())]
-    except (ImportError, OSError) as error:
-        return Check("memory", "warn", f"cannot be measured: {error}", "mend the packages above first")
-    available = max(found) / GIB
-    finding = f"{available:.1f} GiB available, {needed_gib:g} needed"
-    fix = "stop other programs, or choose a smaller --scale"
-    return Check("memory", "ok" if available >= needed_gib else "fail", finding, fix)
 
 
 def check_output(output: Path, needed_gib: float) -> Check:

@@ -150,8 +150,7 @@ def test_doctor_fails_with_2_and_a_mend(tmp_path: Path) -> None:
 def test_doctor_works_without_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a doctor that dies of the disease it should find."""
     monkeypatch.setitem(sys.modules, "torch", None)
-    assert doctor.check_device("mini").ok == "fail"
-    assert doctor.check_memory(1).ok == "warn"
+    assert [check.ok for check in doctor.check_device("mini", 1)] == ["fail"]
 
 
 def test_doctor_reports_packages_as_the_metadata_asks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,7 +176,7 @@ def test_doctor_compares_versions(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_doctor_compares_needs() -> None:
     """Guards against a comparison the wrong way round or in the wrong unit."""
-    assert doctor.check_memory(1e6).ok == "fail"
+    assert [*doctor.check_device("mini", 1e6)][-1].ok == "fail"
     assert [doctor.check_output(Path("."), needed).ok for needed in (1e9, 0)] == ["fail", "ok"]
 
 
@@ -187,8 +186,9 @@ def test_doctor_looks_at_one_gpu_at_a_time(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(free))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (free[index], 80 * doctor.GIB))
-    assert "20.0 GiB available" in doctor.check_memory(20).finding
-    assert [doctor.check_memory(needed).ok for needed in (20, 21)] == ["ok", "fail"]
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "a GPU")
+    found = [[*doctor.check_device("mini", needed)][-1] for needed in (20, 21)]
+    assert "20.0 GiB available" in found[0].finding and [check.ok for check in found] == ["ok", "fail"]
 
 
 def test_doctor_says_where_data_will_come_from(tmp_path: Path) -> None:

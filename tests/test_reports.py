@@ -172,7 +172,7 @@ def test_arms_with_unequal_questions_are_not_compared() -> None:
     """Guards against a crash or a wrong pairing when arms were run with different limits."""
     shorter = changed(lambda row: replace(row, correct=row.correct[:30]) if row.arm == "ar_sft" else row)
     line = cells_of(section(render(shorter, "mini"), "Claims"), "a")[0]
-    assert "30 answers cannot be paired" in line[3]
+    assert "several numbers of questions (30, 37)" in line[3]
     assert line[VERDICT] == "not run"
 
 
