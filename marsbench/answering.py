@@ -6,7 +6,7 @@ And `marsbench decode`: prompts as token ids in a JSON Lines file, continuations
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -18,7 +18,8 @@ from marsbench.decoding.generation import PREFILL_POSITIONS, Generation, Request
 from marsbench.decoding.outside import OutsideMethod
 from marsbench.errors import UserError
 from marsbench.files import check_can_be_written, write_atomically
-from marsbench.json_lines import read_objects
+from marsbench.json_lines import read_lines
+from marsbench.line import Line
 from marsbench.methods.fitting import default_ids, fit
 from marsbench.progress import Reporter
 from marsbench.training.checkpoints import Loaded
@@ -26,25 +27,27 @@ from marsbench.training.checkpoints import Loaded
 
 @dataclass(frozen=True)
 class Answering:
-    """A checkpoint and the method that it is decoded by."""
+    """A line made ready: its checkpoint loaded, its method fitted to it."""
 
     loaded: Loaded
     method: Method | OutsideMethod
-    kind: KindOfBatch = Batch  # how its steps run
+    kind: KindOfBatch | None = None  # how its steps run; None = as is best on the device
     threshold: float | None = None  # of every request
     batch_size: int = 16  # rows at once
     prefill_positions: int = PREFILL_POSITIONS  # of prompts in one forward, at most
+    not_compiled: str = ""  # why its steps run one operation at a time although the line is compiled
 
     @classmethod
-    def by(
-        cls, name: str, loaded: Loaded, reporter: Reporter, *, draft: Loaded | None, untrained_masks: bool,
-        compiled: bool, options: Mapping[str, Any], **how: Any,
-    ) -> Answering:  # fmt: skip
-        """By a method that is fitted to the checkpoint; where its steps cannot be compiled, that is said."""
-        method = fit(name, loaded, draft=draft, untrained_masks=untrained_masks, **options)
-        kind, not_compiled = kind_of_batch(loaded.model, method, compiled)
-        reporter.say_once(not_compiled)
-        return cls(loaded, method, kind, **how)
+    def of(cls, line: Line, loaded: Loaded, draft: Loaded | None = None, **how: Any) -> Answering:
+        """A line with its checkpoints, to which its method is fitted; `UserError` where they do not go together."""
+        method = fit(line.method, loaded, draft=draft, untrained_masks=line.untrained_masks, **line.of_method)
+        kind, not_compiled = kind_of_batch(loaded.model, method, line.compiled)
+        return cls(loaded, method, kind, line.threshold, not_compiled=not_compiled, **how)
+
+    @property
+    def compiled(self) -> bool:
+        """Whether it compiles a step for each shape that comes up."""
+        return self.kind not in (None, Batch)
 
     def decode(self, requests: Sequence[Request], **told: Any) -> list[Generation]:
         """The continuations of requests; `told` goes to `decode`, an `eos_id` and `pad_id` of one's own among it."""
@@ -52,7 +55,8 @@ class Answering:
             told["eos_id"], told["pad_id"] = default_ids(self.loaded)
         return decode(
             self.loaded.model, self.method, requests, batch_size=self.batch_size,
-            prefill_positions=self.prefill_positions, kind=self.kind, **told,
+            prefill_positions=self.prefill_positions,
+            kind=self.kind or kind_of_batch(self.loaded.model, self.method)[0], **told,
         )  # fmt: skip
 
     def decode_all(self, requests: Sequence[Request], reporter: Reporter, title: str, **told: Any) -> list[Generation]:
@@ -65,14 +69,15 @@ class Answering:
         return str(self.loaded.tokenizer.decode(tokens, skip_special_tokens=True))
 
 
+@dataclass(frozen=True)
+class _Prompt:
+    prompt_ids: list[int]
+
+
 def read_prompts(file: Path) -> list[list[int]]:
     """The prompts of a file, one `{"prompt_ids": [...]}` a line; `UserError` with the line of whatever is wrong."""
-    prompts = [line["prompt_ids"] for line in read_objects(file, ["prompt_ids"])]
-    for number, ids in enumerate(prompts, 1):
-        if not isinstance(ids, list) or not all(type(token) is int for token in ids):
-            where = f"{file}, line {number}"
-            raise UserError('"prompt_ids" is not a list of integers', where=where, fix="give token ids, not text")
-    return prompts
+    mend = 'give token ids, {"prompt_ids": [5, 6, 7]}'
+    return [line.prompt_ids for line in read_lines(file, _Prompt, what="a prompt as token ids", mend=mend)]
 
 
 def decode_file(

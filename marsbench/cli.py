@@ -15,7 +15,7 @@ from typer.core import TyperGroup
 from marsbench import __version__
 from marsbench.commands import COMMANDS
 from marsbench.errors import UserError
-from marsbench.quiet import quieten_libraries
+from marsbench.progress import quieten_libraries
 
 # Troubles of the machine that the user can mend, and how; any other OSError is a bug.
 MENDS = {

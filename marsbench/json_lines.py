@@ -1,19 +1,27 @@
-"""JSON Lines: logs of our own that survive a kill, and files of users, every mistake named with its file and line."""
+"""JSON and JSON Lines: every file of either is read here, into typed structures, and mistakes named with their place.
+
+pydantic bounds the depth and the digits, and refuses what is no text: half a surrogate pair, bytes that are no UTF-8.
+"""
 
 from __future__ import annotations
 
+import codecs
 import json
 import math
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Generic, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
 
 from marsbench.errors import UserError
 
 _Record = TypeVar("_Record")
 _SYNC_EVERY_S = 1.0
+_PACKED = {b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 
 
 class Log(Generic[_Record]):
@@ -23,13 +31,9 @@ class Log(Generic[_Record]):
     One process appends at a time; others may read meanwhile.
     """
 
-    def __init__(self, file: Path, parse: Callable[[dict[str, Any]], _Record], *, what: str, mend: str) -> None:
-        """Nothing is read yet, and the file need not exist.
-
-        `parse` raises ValueError, TypeError or KeyError for an object that is none; `what` a line is and how to `mend`
-        one are for errors.
-        """
-        self.file, self._parse, self._what, self._mend = file, parse, what, mend
+    def __init__(self, file: Path, kind: Any, *, what: str, mend: str) -> None:
+        """Nothing is read yet, and the file need not exist. `kind`, `what` and `mend` are as for `parse_lines`."""
+        self.file, self._kind, self._what, self._mend = file, kind, what, mend
         self._inode, self._bytes, self._records, self._synced = -1, 0, list[_Record](), -math.inf
 
     def append(self, record: Mapping[str, Any]) -> None:
@@ -57,56 +61,97 @@ class Log(Generic[_Record]):
             stream.seek(self._bytes)
             fresh = stream.read()
         whole = fresh[: fresh.rfind(b"\n") + 1]
-        self._records += parse_lines(
-            whole.decode(), str(self.file), self._parse, what=self._what, mend=self._mend, first=len(self._records) + 1
-        )
+        first = len(self._records) + 1
+        self._records += parse_lines(whole, self.file, self._kind, what=self._what, mend=self._mend, first=first)
         self._bytes += len(whole)
         return list(self._records)
 
 
-def parse_lines(
-    text: str, where: str, parse: Callable[[dict[str, Any]], _Record], *, what: str, mend: str, first: int = 1
-) -> list[_Record]:
-    """What the lines of a text stand for; see `Log`. `where` and the number of the `first` line are for errors."""
+def parse_json(text: bytes | str, kind: Any = Any) -> Any:
+    """A JSON document as what `kind` says: a dataclass, a type of `typing`, whatever pydantic knows.
+
+    Numbers are not made of strings, nor lists of single values; fields that `kind` lacks are left out. NaN and Infinity
+    are numbers, as Python writes them.
+
+    Raises:
+        ValueError: it is no JSON, is nested more than 200 deep, has a number of more than 4,300 digits or half a
+            surrogate pair, or is not of that kind; in one line, with the place.
+    """
+    try:
+        return _reader(kind).validate_json(text, strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        place = ".".join(map(str, first["loc"]))
+        raise ValueError(f"{place}: {first['msg']}" if place else first["msg"]) from None
+
+
+@lru_cache
+def _reader(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+def parse_lines(content: bytes, file: Path, kind: Any, *, what: str, mend: str, first: int = 1) -> list[Any]:
+    """Lines of JSON, each as what `kind` says; see `parse_json`.
+
+    `what` a line is, how to `mend` one, the `file` and the number of the `first` line are for errors.
+    """
+    check_text(content, file, first)
     found = []
-    for number, line in enumerate(text.splitlines(), first):
+    for number, line in enumerate(content.splitlines(), first):
         try:
-            record = json.loads(line)
-            if not isinstance(record, dict):
-                raise TypeError("no JSON object")
-            found.append(parse(record))
-        except (ValueError, TypeError, KeyError) as error:
-            raise UserError(f"not {what}: {error}", where=f"{where}, line {number}", fix=mend) from error
+            found.append(parse_json(line, kind))
+        except ValueError as error:
+            said = str(error).replace("line 1 column", "column")
+            raise UserError(f"not {what}: {said}", where=f"{file}, line {number}", fix=mend) from error
     return found
 
 
-def read_objects(file: Path, columns: Sequence[str], *, unique: str | None = None) -> list[dict[str, Any]]:
-    """The objects of a file, one a line, all with the `columns`; no two agree in the column `unique`.
+def read_lines(file: Path, kind: Any, *, what: str, mend: str, unique: str | None = None) -> list[Any]:
+    """The lines of a file, each as what `kind` says; no two objects agree in the entry `unique`.
 
-    `UserError`, with file and line, for no such file, nothing in it, or a line that is no such object.
+    `UserError`, with file and line, for no such file, nothing in it, or a line of another kind; see `parse_lines`.
+    """
+    content = read_text(file)
+    if not content:
+        raise UserError("the file is empty", where=str(file), fix=mend)
+    records, first = parse_lines(content, file, kind, what=what, mend=mend), dict[Any, int]()
+    for number, record in enumerate(records if unique else [], 1):
+        if (earlier := first.setdefault(record[unique], number)) != number:
+            said, where = f"{unique} {record[unique]!r} stands in line {earlier} already", f"{file}, line {number}"
+            raise UserError(said, where=where, fix="keep one of the two lines")
+    return records
+
+
+def read_json(file: Path, kind: Any = Any, *, mend: str) -> Any:
+    """A file that is one JSON document, as what `kind` says.
+
+    `UserError` where it cannot be read or is not of that kind; how to `mend` that is for the error.
     """
     try:
-        lines = file.read_bytes().splitlines()
+        return parse_json(read_text(file, mend), kind)
+    except ValueError as error:
+        raise UserError(f"the file is damaged: {error}", where=str(file), fix=mend) from error
+
+
+def read_text(file: Path, mend: str = "check the path") -> bytes:
+    """A file of UTF-8, without the mark that some editors put at its beginning.
+
+    `UserError` where it cannot be read, is packed or not UTF-8.
+    """
+    try:
+        content = file.read_bytes().removeprefix(codecs.BOM_UTF8)
     except OSError as error:
-        raise UserError(f"the file cannot be read: {error.strerror}", where=str(file), fix="check the path") from error
-    if not lines:
-        needed = ", ".join(f'"{column}": ...' for column in columns or ["..."])
-        raise UserError("the file is empty", where=str(file), fix=f"give lines of {{{needed}}}")
-    records, first = list[dict[str, Any]](), dict[str, int]()
-    for number, line in enumerate(lines, 1):
-        where = f"{file}, line {number}"
-        try:
-            record = json.loads(line.decode("utf-8"))
-        except UnicodeDecodeError as error:
-            raise UserError("not UTF-8", where=where, fix="save the file as UTF-8") from error
-        except json.JSONDecodeError as error:
-            raise UserError(f"not a line of JSON: {error}", where=where, fix="mend or remove the line") from error
-        if not isinstance(record, dict):
-            raise UserError("not a JSON object", where=where, fix='write {"...": ...}, in braces')
-        if missing := ", ".join(column for column in columns if column not in record):
-            raise UserError(f"no column {missing}", where=where, fix=f"every line needs {', '.join(columns)}")
-        if unique is not None and (earlier := first.setdefault(json.dumps(record[unique]), number)) != number:
-            what = f"{unique} {record[unique]!r} stands in line {earlier} already"
-            raise UserError(what, where=where, fix="keep one of the two lines")
-        records.append(record)
-    return records
+        raise UserError(f"the file cannot be read: {error.strerror}", where=str(file), fix=mend) from error
+    check_text(content, file)
+    return content
+
+
+def check_text(content: bytes, file: Path, first: int = 1) -> None:
+    """Refuse content that is packed or not UTF-8; the number of its `first` line is for the error."""
+    if packed := next((name for magic, name in _PACKED.items() if content.startswith(magic)), None):
+        raise UserError(f"the file is {packed}, not text", where=str(file), fix="unpack it, and give what was in it")
+    try:
+        content.decode()
+    except UnicodeDecodeError as error:
+        line = first + content[: error.start].count(b"\n")
+        raise UserError("not UTF-8", where=f"{file}, line {line}", fix="save the file as UTF-8") from error

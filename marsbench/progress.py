@@ -1,10 +1,13 @@
-"""Progress and tables on a terminal, and plain lines where there is none (a log file, a CI run)."""
+"""Progress and tables on a terminal, plain lines where there is none (a log file, a CI run), libraries kept quiet."""
 
 from __future__ import annotations
 
 import atexit
+import logging
 import os
+import sys
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
     from accelerate import PartialState
 
 _LINE_EVERY_S = 20.0
+_COMPILING = ("dynamo", "inductor")  # the parts of torch that compile steps
 Counted = Callable[[int, int], None]  # told how far something is: (done, of so many)
 Say = Callable[[str], None]  # told a line for the user
 
@@ -134,3 +138,21 @@ def terminal_table(
     for row in rows:
         table.add_row(*row)
     return table
+
+
+def quieten_libraries() -> None:
+    """Only warnings that a user can act on remain; what is imported afterwards hears of it by the environment."""
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # and transformers' with them
+    os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("TQDM_DISABLE", "1")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("TORCH_LOGS", ",".join(f"-{name}" for name in _COMPILING))  # torch sets levels when it comes
+    compiling = [f"torch._{name}" for name in _COMPILING]
+    for name in ("lm_eval", "lm-eval", "transformers", "datasets", "accelerate", "httpx", *compiling):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module=r"(lm_eval|transformers|datasets|accelerate|torch)\b")
+    if (transformers := sys.modules.get("transformers")) is not None:
+        transformers.utils.logging.disable_progress_bar()
+    if (datasets := sys.modules.get("datasets")) is not None:
+        datasets.disable_progress_bars()

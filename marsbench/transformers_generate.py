@@ -24,7 +24,7 @@ from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from marsbench import hub
-from marsbench.compiled.graphs import kind_of_batch
+from marsbench.compiled.graphs import kind_of_batch, wants_graphs
 from marsbench.decoding.engine import Method, decode
 from marsbench.decoding.generation import PREFILL_POSITIONS, Request
 from marsbench.decoding.outside import OutsideMethod
@@ -62,7 +62,7 @@ def generate(
     mask_id: int | None = None,
     sampling_seed: int = 0,
     prefill_positions: int = PREFILL_POSITIONS,
-    compiled: bool = False,
+    compiled: bool | None = None,
     adapter: str | Path | None = None,
     token_streamer: BaseStreamer | None = None,
     **others: Any,
@@ -85,8 +85,8 @@ def generate(
         mask_id: the id of `<|mask|>`; by default that of the tokenizer beside the model's weights.
         sampling_seed: seed of sampling; row i takes `sampling_seed` + i.
         prefill_positions: prompt tokens in one forward, at most; fewer take less memory.
-        compiled: run each step as one compiled graph: the same tokens (in 16 bits, up to rounding), sooner after the
-            first call of its kind. What was compiled is kept as long as the model, and used again as long as the
+        compiled: run each step as one graph: the same tokens (in 16 bits, up to rounding), sooner after the first call
+            of its kind; None: on CUDA. What was compiled is kept as long as the model, and used again as long as the
             method and its options stay.
         adapter: folder of a gated adapter that was trained on this model; its own tokenizer knows the mask. Whether the
             weights in memory are still those it was trained on is not looked at. Not together with `compiled`.
@@ -116,10 +116,9 @@ def generate(
         **{name: others[name] for name in OPTIONS if name in others},
     )
     with_heads = replace(options, heads=heads)
-    if compiled:  # heads belong to the model
-        chosen = _kept(model, "method", (method, options), lambda: build_method(method, with_heads))
-    else:
-        chosen = build_method(method, with_heads)
+    compiled = adapter is None and wants_graphs(model, compiled)
+    make = partial(build_method, method, with_heads)
+    chosen = _kept(model, "method", (method, options), make) if compiled else make()  # heads belong to the model
     check_threshold(method, threshold, options.metric)
     running: Any = model
     if adapter is not None:
@@ -200,7 +199,8 @@ def _check_call(config: GenerationConfig, strange: str, draft: Any, compiled: An
          "switch them off (top_k=0, top_p=1.0, repetition_penalty=1.0, ...) or cut the output afterwards"),
         (draft is not None and not hasattr(draft, "get_decoder"), "the draft is no model",
          "pass AutoModelForCausalLM.from_pretrained(...)"),
-        (not isinstance(compiled, bool), f"compiled={compiled!r} is neither True nor False", "give one of the two"),
+        (not isinstance(compiled, bool | None), f"compiled={compiled!r} is neither True nor False",
+         "give one of the two"),
         (compiled and adapter is not None, "graphs are kept with a model, not with an adapter",
          "leave compiled or adapter out"),
         (not isinstance(seed, int), f"sampling seed {seed!r} is no whole number", "give one, as in sampling_seed=0"),

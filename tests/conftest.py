@@ -20,7 +20,7 @@ from rich.console import Console
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from marsbench.presets import preset
-from marsbench.quiet import quieten_libraries
+from marsbench.progress import quieten_libraries
 from marsbench.racing import step_time
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -71,9 +71,9 @@ def golden_models() -> dict[str, PreTrainedModel]:
 @pytest.fixture(scope="session")
 def reproduced(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Table 2 at scale micro, reproduced from nothing once for all test processes; copy what you change."""
+    from marsbench.line import TrainedStage
     from marsbench.rows.workspace import Workspace
     from marsbench.running.checkpoints import Checkpoints
-    from marsbench.running.plans import TrainedStage
     from marsbench.running.run import Run
 
     own = tmp_path_factory.getbasetemp()

@@ -11,16 +11,16 @@ from typing import Any
 import nox.registry
 
 from marsbench.findings.seeds import BySeed
+from marsbench.line import Line
 from marsbench.rendering.page import TablePage, page_text
 from marsbench.rows.kinds import EvaluationRow, Row
-from marsbench.running.plans import Arm
 from marsbench.studies import figure6, table2, table3, table4, table8, table9
 
 PAGES = [module.PAGE for module in (table2, table3, table4, table8, table9, figure6)]
 
 
 def answered(
-    arm: Arm, benchmark: str, correct: Sequence[float], emitted: Sequence[int], forwards: Sequence[int], **more: Any
+    arm: Line, benchmark: str, correct: Sequence[float], emitted: Sequence[int], forwards: Sequence[int], **more: Any
 ) -> EvaluationRow:
     """The row of a table's line on a benchmark, question by question; `more` of its fields if they matter."""
     return EvaluationRow(

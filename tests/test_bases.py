@@ -17,11 +17,11 @@ from safetensors.torch import load_file, save_file
 
 from marsbench import presets
 from marsbench.errors import UserError
+from marsbench.line import TrainedStage
 from marsbench.paths import PACKAGE
 from marsbench.presets import Preset, preset
 from marsbench.rows.workspace import Workspace
 from marsbench.running.checkpoints import Checkpoints
-from marsbench.running.plans import TrainedStage
 from marsbench.running.run import Run
 from marsbench.training import checkpoints, records
 from marsbench.training.bases import ship

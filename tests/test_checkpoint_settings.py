@@ -22,6 +22,7 @@ from typer.testing import CliRunner
 from marsbench.cli import app
 from marsbench.decoding.engine import decode
 from marsbench.decoding.generation import Request
+from marsbench.line import TrainedStage
 from marsbench.methods import Options, build_method
 from marsbench.methods.fitting import default_ids
 from marsbench.methods.settings import left_out, left_out_in_words
@@ -29,7 +30,6 @@ from marsbench.presets import preset
 from marsbench.progress import Reporter
 from marsbench.rows.workspace import Workspace
 from marsbench.running.checkpoints import Checkpoints
-from marsbench.running.plans import TrainedStage
 from marsbench.running.run import Run
 from marsbench.serving.process import _start
 from marsbench.serving.settings import Settings

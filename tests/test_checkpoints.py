@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
+from marsbench.line import TrainedStage
 from marsbench.presets import preset
 from marsbench.progress import Reporter
 from marsbench.rows.kinds import TrainingRow
 from marsbench.rows.workspace import Workspace
 from marsbench.running.checkpoints import Checkpoints
-from marsbench.running.plans import TrainedStage
 from marsbench.running.run import Run
 from marsbench.training.records import finished
 

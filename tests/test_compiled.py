@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 from typer.testing import CliRunner
 
 import marsbench
+from marsbench.answering import Answering
 from marsbench.cli import app
 from marsbench.compiled import graphs
 from marsbench.compiled.graphs import Graphs, kind_of_batch
@@ -33,16 +34,18 @@ from marsbench.findings.sweep import (
     faster,
     speed_up,
 )
+from marsbench.line import Line
 from marsbench.methods import Options, build_method
 from marsbench.presets import preset
 from marsbench.racing import course
 from marsbench.racing.course import Course
-from marsbench.racing.grid import BASELINES, Contender, Grid, read_grid
-from marsbench.racing.race import Entrant, Race, RoundLog
+from marsbench.racing.grid import BASELINES, Grid, read_grid
+from marsbench.racing.race import Race, RoundLog
 from marsbench.rows.kinds import SweepRow
 from marsbench.rows.store import RowStore, read_rows
 from marsbench.rows.workspace import Workspace
 from marsbench.running.run import Run
+from marsbench.training.checkpoints import Loaded
 
 GOLDEN = Path(__file__).parent / "golden"
 NO_COMPILER = "not compiled: there is no C++ compiler"
@@ -222,7 +225,7 @@ def test_a_race_compiles_by_what_is_best_on_the_device(
     """Guards against minutes of inductor for each shape on a GPU, where recording a step is enough, and against keys of
     committed rows that are not found again."""
     monkeypatch.setattr(course, "default_device", lambda: device)
-    contender = Contender("ar, compiled", "mars", "ar", {}, compiled=True)
+    contender = Line.raced("ar", "mars", "ar").compiled_form()
     run = Run(preset("micro"), Workspace(output, "micro"))
     keys = [
         Course(run, Grid((replace(contender, compiled=False, name="ar"), contender), (1,), 6, 2, backend=backend))
@@ -234,7 +237,8 @@ def test_a_race_compiles_by_what_is_best_on_the_device(
 def test_nothing_is_compiled_in_a_lap(made: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against compiling that is counted as latency, as a lap's time, or towards the limit of one."""
     model, ar = llama(0), build_method("ar", Options())
-    contenders = [Entrant("ar", model, ar), Entrant("ar, compiled", model, ar, kind=Graphs().batch)]
+    eager = Answering(Loaded(model, None, "", None), ar)
+    contenders = {"ar": eager, "ar, compiled": replace(eager, kind=Graphs().batch)}
     prompts = [[4] * length for length in (2, 3, 70, 5, 150, 6)]
     race = Race(contenders, prompts, batch_size=2, max_new_tokens=5, eos_id=-1, pad_id=0, laps=2)
     counts, turn = [], Race._turn

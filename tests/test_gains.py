@@ -13,14 +13,15 @@ from made_up import answered, claim_lines, lines_of, section
 from transformers import AutoTokenizer
 
 from marsbench import world
+from marsbench.line import TrainedStage
 from marsbench.overview.pages import write_page
 from marsbench.presets import preset
-from marsbench.quiet import quieten_libraries
+from marsbench.progress import quieten_libraries
 from marsbench.rows.kinds import EvaluationRow, Row, TokenClassRow, TrainingRow
 from marsbench.rows.workspace import Workspace
 from marsbench.running.cells import Cells, Table
 from marsbench.running.checkpoints import Checkpoints
-from marsbench.running.plans import Asked, TablePlan, TrainedStage
+from marsbench.running.plans import Asked, TablePlan
 from marsbench.running.run import Run
 from marsbench.show import token_texts
 from marsbench.statistics.intervals import Answers, share_of_tokens
@@ -120,7 +121,7 @@ def test_a_share_of_tokens_has_an_interval_over_questions() -> None:
 # ---- the page, from made-up rows ------------------------------------------------------------------------------------
 
 QUESTIONS = 12
-TOKENS = {name: 20 for name in (arm.name for arm in PLAN.arms)} | {
+TOKENS = {name: 20 for name in (arm.name for arm in PLAN.lines)} | {
     "ar_sft": 10, "ar_of_mars": 10, "mars_b4_0.95": 14, "mars_b4_0.9": 16, "mars_b4_0.8": 18,
     "verified_groups": 25, "verified_linear": 22, "medusa_hard_1": 21, "medusa_hard_3": 24, "lookup": 12,
     "jacobi_of_mars": 11, "ar_sft_by_draft_ar_sft": 40,
@@ -130,7 +131,7 @@ WRONG = {"mars_b4_0.8": {0}, "mars_b4_0.7": {1, 2}, "mars_b4_0.6": {1, 2}, "mars
 
 def cell(arm: str, benchmark: str) -> EvaluationRow:
     """Ten forward passes a question; `TOKENS` says how many tokens, `WRONG` which questions are wrong."""
-    line = next(line for line in MEASURED.arms if line.name == arm)
+    line = next(line for line in MEASURED.lines if line.name == arm)
     correct = [place not in WRONG.get(arm, set()) for place in range(QUESTIONS)]
     emitted = [TOKENS[arm] + place % 2 for place in range(QUESTIONS)]
     return answered(line, benchmark, correct, emitted, [10] * QUESTIONS, seconds=1.0, max_new_tokens=96)
@@ -145,7 +146,7 @@ CLASSIFIED = TokenClassRow(
     ["The", "answer"],
 )  # fmt: skip
 ROWS: list[Row] = [
-    *[cell(arm.name, benchmark) for arm in MEASURED.arms for benchmark in ("gsm8k", "bbh")],
+    *[cell(arm.name, benchmark) for arm in MEASURED.lines for benchmark in ("gsm8k", "bbh")],
     *[TrainingRow(n, "done", "", "mini", n, size, 1000, 800, 5000, 60.0, 0.5) for n, size in MEASURED.stages],
     CLASSIFIED,
 ]  # fmt: skip
@@ -238,7 +239,7 @@ def run(micro_checkpoints: Path, tmp_path: Path) -> Run:
 
 def speculative(draft: str) -> TablePlan:
     """A table of AR decoding and of speculative decoding with a draft model."""
-    lines = {arm.name: arm for arm in MEASURED.arms}
+    lines = {arm.name: arm for arm in MEASURED.lines}
     line = lines["ar_sft_by_draft_ar_sft"]
     return TablePlan("0", "has a draft", (lines["ar_sft"], replace(line, options={**line.options, "draft": draft})))
 
@@ -258,7 +259,7 @@ def test_a_line_with_a_draft_model_loads_it_and_depends_on_it(run: Run) -> None:
     checkpoints, kept = Checkpoints(run), run.store.rows()
     plan, (target, draft_stage) = speculative("draft_ar_sft"), speculative("draft_ar_sft").stages
     loaded, other = checkpoints.load(target), replace(checkpoints.load(draft_stage), weights="another")
-    assert Cells(run).cell(Asked(plan.arms[1], "mini_gsm8k", None), loaded, other).key not in kept, (
+    assert Cells(run).cell(Asked(plan.lines[1], "mini_gsm8k", None), loaded, other).key not in kept, (
         "other weights, another cell"
     )
 
@@ -278,7 +279,7 @@ def test_the_page_is_measured_once_and_its_parts_agree(run: Run) -> None:
     """Guards against classes of other answers than the table's, and against a second run that measures again."""
     rows = STUDY.rows(run)
     cells = {row.arm: row for row in rows if isinstance(row, EvaluationRow)}
-    assert set(cells) == {arm.name for arm in MEASURED.arms}
+    assert set(cells) == {arm.name for arm in MEASURED.lines}
     assert all(row.status == "done" and len(row.correct) == 3 for row in cells.values())
     assert cells["verified_linear"].checkpoint == cells["mars_b4_0.95"].checkpoint, "its window of 5 is not its B"
     for arm in ("verified_groups", "verified_linear", "lookup", "jacobi_of_mars"):

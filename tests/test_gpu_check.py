@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import io
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -127,7 +129,7 @@ def test_a_training_that_resumes_elsewhere_is_seen(monkeypatch: pytest.MonkeyPat
 
     def other(chosen: Any, folder: Path, *more: Any) -> Any:
         calls.append(1)
-        return right(checks.recipe(checks.in_seconds().adapted(steps=6), "base", seed=len(calls) // 3), folder, *more)
+        return right(replace(chosen, seed=len(calls) // 3), folder, *more)
 
     monkeypatch.setattr(checks, "train", other)
     assert found("training-resumes") is False
@@ -166,6 +168,34 @@ def test_losses_that_are_not_finite_are_seen(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(checks, "mars_loss", broken)
     assert found("training-step") is False
+
+
+def test_a_check_has_a_limit_and_says_what_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a check that says nothing for minutes, and against one that keeps the others from running."""
+
+    def endless(bench: Bench) -> Found:
+        bench.say("waiting")
+        while True:
+            time.sleep(0.01)
+
+    monkeypatch.setattr(checks, "CHECKS", {"endless": endless, "next": lambda bench: Found(None, {})})
+    monkeypatch.setattr(checks, "_LIMIT_S", 0.1)
+    console = Console(file=io.StringIO(), width=120)
+    first, second = run_checks(CPU, (), quick=True, output=None, console=console)
+    assert (first.status, first.reason, second.status) == ("timeout", "more than 0.1 s", "done")
+    assert "endless: waiting" in console.file.getvalue()
+
+
+def test_methods_are_compared_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a check of all methods that decodes batch by batch, for minutes on a GPU."""
+    rows: list[int] = []
+    right = benches.decode
+    monkeypatch.setattr(
+        benches, "decode", lambda *given, **more: rows.append(more["batch_size"]) or right(*given, **more)
+    )
+    monkeypatch.setattr(checks, "METHODS", {name: checks.METHODS[name] for name in ("ar", "mars", "hf-assisted")})
+    assert found("methods-agree") is True
+    assert sorted(rows) == [1, 1, 6, 6, 6, 6, 6]
 
 
 def test_a_lack_of_memory_is_a_row_and_the_others_run(monkeypatch: pytest.MonkeyPatch) -> None:

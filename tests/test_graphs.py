@@ -8,10 +8,15 @@ from __future__ import annotations
 
 import copy
 import gc
+from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from inspect import signature
+from itertools import count
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -23,16 +28,23 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from transformers import LlamaForCausalLM
 
+from marsbench import generate
+from marsbench.commands.decoder import Decoding
+from marsbench.commands.shared import Start
 from marsbench.compiled import graphs as graphs_module
 from marsbench.compiled.graphs import Graphs, Run, kind_of_batch, why_not
 from marsbench.decoding.engine import Batch, decode
 from marsbench.decoding.generation import Request
+from marsbench.evaluation.lm_eval_model import MarsbenchLM
 from marsbench.forward import decoder, window
 from marsbench.forward.masks import additive_mask, lowest_of
 from marsbench.methods import Options, build_method
+from marsbench.running import run as running
+from marsbench.serving.settings import Settings
 from marsbench.training import visibility
 from marsbench.training.medusa import MedusaHeads
 
+RECORDED = graphs_module.recorded
 READS = ("_local_scalar_dense", "nonzero", "masked_select", "unique")  # what no graph can hold
 
 
@@ -288,6 +300,74 @@ def test_recording_needs_no_compiler(given: dict[str, Any], monkeypatch: pytest.
     monkeypatch.setattr(graphs_module, "cpp_compiler", lambda: "g++")
     monkeypatch.setattr(graphs_module.sysconfig, "get_path", lambda name: "/nowhere")
     assert "Python.h" in why_not(model, method, "inductor") and not why_not(model, method)
+
+
+class Capture:
+    """In place of CUDA's graphs: a pool goes with the last graph that holds it, as in torch's allocator."""
+
+    holders: ClassVar[Counter[int]] = Counter()
+    gone: ClassVar[set[int]] = set()
+
+    def __init__(self) -> None:
+        self.pool: int | None = None
+
+    @classmethod
+    @contextmanager
+    def graph(cls, graph: Capture, pool: int) -> Iterator[None]:
+        assert pool not in cls.gone, "use_count > 0"
+        graph.pool = pool
+        cls.holders[pool] += 1
+        yield
+
+    def __del__(self) -> None:
+        if self.pool is not None:
+            self.holders[self.pool] -= 1
+            if not self.holders[self.pool]:
+                self.gone.add(self.pool)
+
+    def replay(self) -> None:
+        """Nothing is computed."""
+
+
+def test_steps_are_recorded_where_nobody_says_otherwise(given: dict[str, Any]) -> None:
+    """Guards against a GPU that waits for the host in whatever decodes, unless it is told, and against a line about it
+    for methods that cannot be recorded.
+    """
+    model, method, outside = llama(0), method_of("mars", given), build_method("hf-generate", Options())
+    assert kind_of_batch(model, method)[0] is not Batch and kind_of_batch(model, method, False) == (Batch, "")
+    assert kind_of_batch(model, outside) == (Batch, "") and "loop of its own" in kind_of_batch(model, outside, True)[1]
+    said = [Decoding("ar").compiled, Start().compiled, Settings("").compile]
+    said += [signature(one).parameters["compiled"].default for one in (running.Run, MarsbenchLM, generate)]
+    assert said == [None] * 6
+
+
+def test_a_batch_runs_through_few_shapes(given: dict[str, Any]) -> None:
+    """Guards against graphs for every number of rows and every length, each of which takes time to be recorded."""
+    model, graphs = llama(0), Graphs()
+    requests = [Request([4, 5, 6], 10 + 17 * row) for row in range(9)]
+    decode(model, method_of("ar", given), requests, eos_id=-1, pad_id=PAD, kind=graphs.batch, batch_size=7)
+    shapes = {(stand.shape.rows, stand.shape.length) for stand in graphs._recorded}
+    assert {rows for rows, _ in shapes} <= {1, 2, 4, 8} and {length for _, length in shapes} <= {64, 128, 256}
+
+
+def test_the_memory_of_graphs_outlives_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a pool that went with the last graph captured into it, in which the next capture crashes."""
+    nothing = SimpleNamespace(wait_stream=lambda other: None)
+    for name, put in {
+        "graph_pool_handle": count(1).__next__, "CUDAGraph": Capture, "graph": Capture.graph,
+        "Stream": lambda: nothing, "current_stream": lambda: nothing, "stream": lambda stream: nullcontext(),
+    }.items():  # fmt: skip
+        monkeypatch.setattr(torch.cuda, name, put)
+    monkeypatch.setattr(torch, "zeros", lambda *size, device: None)
+    graphs_module._pool.cache_clear()
+    try:
+        for _ in range(3):
+            launch = RECORDED(lambda: torch.ones(1))
+            assert launch().item() == 1
+            del launch
+            gc.collect()
+    finally:
+        graphs_module._pool.cache_clear()
 
 
 def test_a_read_cannot_be_recorded() -> None:

@@ -29,7 +29,6 @@ from marsbench.evaluation.humaneval import (
     score_programs,
 )
 from marsbench.evaluation.sandbox import Program, Recording
-from marsbench.json_lines import read_objects
 
 FIXTURE = Path(__file__).parent / "data"
 PROBLEMS = load_problems(FIXTURE)
@@ -65,9 +64,13 @@ def data_dir(request: pytest.FixtureRequest) -> Path:
     return Path(os.environ["MARSBENCH_DATA"])
 
 
+def lines_of(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
 def read_docs(data_dir: Path) -> list[dict[str, Any]]:
     """HumanEval's own rows, as lm-eval hands them to its filters."""
-    return read_objects(data_dir / "humaneval" / "test.jsonl", ["task_id", "prompt", "canonical_solution"])
+    return lines_of(data_dir / "humaneval" / "test.jsonl")
 
 
 def words(task_id: str, *completions: str) -> list[str]:
@@ -83,7 +86,7 @@ def corrupt(solution: str, entry_point: str) -> str:
 
 def test_reference_solutions_pass_and_corrupted_ones_fail(data_dir: Path) -> None:
     """Guards against evalplus 0.3.1, which fails all for HumanEval/32, and against prompts that differ (115)."""
-    docs, records = read_docs(data_dir), read_objects(data_dir / LOCAL_FILE, ["canonical_solution"])
+    docs, records = read_docs(data_dir), lines_of(data_dir / LOCAL_FILE)
     solutions = [record["canonical_solution"] for record in records]
     wrong = [corrupt(solution, doc["entry_point"]) for solution, doc in zip(solutions, docs, strict=True)]
     assert len(docs) == (4 if data_dir == FIXTURE else 164)
@@ -182,13 +185,17 @@ def processes_at_home_in(folder: str) -> list[psutil.Process]:
     return found
 
 
-RECORDS = read_objects(FIXTURE / LOCAL_FILE, ["task_id"])
+RECORDS = lines_of(FIXTURE / LOCAL_FILE)
 FIRST, SECOND = (json.dumps(record) + "\n" for record in RECORDS[:2])
 BROKEN = {
     "empty file": ("", "empty"),
     "broken JSON": (FIRST + "{'task_id'\n" + SECOND, "line 2"),
     "truncated last line": (FIRST + SECOND[: len(SECOND) // 2], "line 2"),
-    "missing column": (FIRST + json.dumps({"task_id": "HumanEval/3"}) + "\n", "plus_input(.|\n)*line 2"),
+    "missing column": (FIRST + json.dumps({"task_id": "HumanEval/3"}) + "\n", "prompt(.|\n)*line 2"),
+    "no tests": (FIRST + json.dumps({**json.loads(SECOND), "plus_input": []}) + "\n", "plus_input(.|\n)*line 2"),
+    "tests that are null": (json.dumps({**json.loads(FIRST), "base_input": None}) + "\n", "base_input(.|\n)*line 1"),
+    "arguments that are no list": (json.dumps({**json.loads(FIRST), "base_input": [3.5]}) + "\n", "base_input.0"),
+    "a tolerance that is no number": (json.dumps({**json.loads(FIRST), "atol": float("nan")}) + "\n", "atol"),
     "duplicate": (FIRST + SECOND + FIRST, "HumanEval/2' stands in line 1 already(.|\n)*line 3"),
 }
 

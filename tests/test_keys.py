@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 
 from marsbench.keys import HISTORY, versions
+from marsbench.line import TrainedStage
 from marsbench.presets import preset
 from marsbench.rows.kinds import EvaluationRow, TrainingRow
 from marsbench.rows.store import read_rows
 from marsbench.rows.workspace import Workspace
 from marsbench.running.cells import Cells
-from marsbench.running.plans import Asked, TrainedStage
+from marsbench.running.plans import Asked
 from marsbench.running.run import Run
 from marsbench.studies import studies
 from marsbench.training.stages import recipe
@@ -46,7 +47,7 @@ def test_committed_cells_and_checkpoints_are_found_again(scale: str, seed: int, 
     assert plan is not None
     seed = int(rows[0].provenance["seed"]) if plan.apart else seed
     run = Run(preset(scale), Workspace(tmp_path, scale), seed=seed)
-    arms, checked = {arm.name: arm for arm in plan.arms}, 0
+    arms, checked = {arm.name: arm for arm in plan.lines}, 0
     trained = {}
     for row in rows:
         if isinstance(row, TrainingRow):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +14,8 @@ from typing import Any
 
 import pytest
 import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from marsbench.cli import app
@@ -249,6 +253,9 @@ DAMAGE: dict[str, tuple[bytes, str]] = {
     "wrong encoding": ('{"question": "caf\xe9", "answer": "#### 2"}\n'.encode("latin-1"), "line 1"),
     "truncated last line": (b'{"question": "1 + 1?", "answer": "#### 2"}\n{"question": "2', "line 2"),
     "no object": (b"[1, 2]\n", "line 1"),
+    "a number for a text": (b'{"question": "1 + 1?", "answer": 2}\n', "line 1"),
+    "nothing for a text": (b'{"question": null, "answer": "2"}\n', "line 1"),
+    "packed": (gzip.compress(b"{}"), "unpack"),
 }
 
 
@@ -270,7 +277,34 @@ def test_ids_that_occur_twice_are_refused(tmp_path: Path) -> None:
     line = (LITTLE / "ifeval" / "train.jsonl").read_text().splitlines()[0] + "\n"
     (tmp_path / "ifeval" / "train.jsonl").write_text(2 * line)
     with pytest.raises(UserError, match="stands in line 1 already"):
-        local_data.dataset(str(tmp_path), {"train": "ifeval/train.jsonl"}, ["key"], id_column="key")
+        local_data.dataset(str(tmp_path), {"train": "ifeval/train.jsonl"}, {"key": "number"}, id_column="key")
+
+
+KINDS_OF_VALUES = [5, 0.5, True, None, "five", ["five"], [5], {"five": 5}, [], {}, 2**70, [[1], ["a"]]]
+
+
+@given(st.lists(st.sampled_from(KINDS_OF_VALUES), min_size=2, max_size=4))
+@settings(max_examples=20, deadline=None)
+def test_columns_that_nobody_asks_for_may_hold_anything(values: list[Any]) -> None:
+    """Guards against data refused, by a traceback at that, for a column of mixed types that no task reads."""
+    lines = [{"question": "1 + 1?", "answer": "#### 2", "more": value} for value in values]
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "test.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        found = local_data.dataset(folder, {"test": "test.jsonl"}, {"question": "text", "answer": "text"})["test"]
+    assert found["answer"] == ["#### 2"] * len(values)
+
+
+@given(*[st.sampled_from([value for value in KINDS_OF_VALUES if not isinstance(value, str | None)])] * 2)
+@settings(max_examples=20, deadline=None)
+def test_settings_of_other_types_are_named(first: Any, second: Any) -> None:
+    """Guards against pyarrow's traceback where instructions give one setting as a text and as a number."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "train.jsonl"
+        lines = [json.dumps({"kwargs": [{"words": value}]}) for value in ("ten", None, first, second)]
+        file.write_text("\n".join(lines))
+        with pytest.raises(UserError) as raised:
+            local_data.dataset(folder, {"train": "train.jsonl"}, {"kwargs": "settings"})
+    assert raised.value.where in (f"{file}, line 3", f"{file}, line 4") and raised.value.fix
 
 
 def test_data_that_is_not_there_is_unavailable(tmp_path: Path) -> None:

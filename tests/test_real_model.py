@@ -68,7 +68,7 @@ def test_a_claim_pairs_lines_of_one_type_of_weights_on_the_same_questions() -> N
     """Guards against a claim that takes rows of another type of weights, on fewer questions, and is "not run"."""
     (collection,) = [each for each in collect(RESULTS.parent, "135m", pages()) if each.scale == "135m"]
     rows = collection.rows[STUDY.key][0]
-    lines = {arm.name: arm.dtype for arm in (*PLAN.arms, *IN_BF16.arms)}
+    lines = {arm.name: arm.dtype for arm in (*PLAN.lines, *IN_BF16.lines)}
     assert all(row.dtype == lines[row.arm] for row in rows if isinstance(row, EvaluationRow))
     found = [claim.over([rows]) for claim in CLAIMS]
     assert {(one.measured.benchmarks, one.estimate and one.estimate.n) for one in found} == {
@@ -155,11 +155,11 @@ def test_the_page_is_made_and_made_once(micro_checkpoints: Path, tmp_path: Path)
     workspace = Workspace(tmp_path, "micro", "limit4")
     rows = read_rows(workspace.results("real-model"))
     cells = {row.arm: row for row in rows if isinstance(row, EvaluationRow)}
-    arms = [*PLAN.arms, *(IN_BF16.arms if reads_bf16() else ())]
+    arms = [*PLAN.lines, *(IN_BF16.lines if reads_bf16() else ())]
     assert cells.keys() == {arm.name for arm in arms} and all(row.digests for row in cells.values())
-    in_bf16 = [cells[arm.name] for arm in arms[len(PLAN.arms) :]]
+    in_bf16 = [cells[arm.name] for arm in arms[len(PLAN.lines) :]]
     assert all(row.dtype == "bfloat16" and row.digests == in_bf16[0].digests for row in in_bf16)
-    for arm in PLAN.arms:
+    for arm in PLAN.lines:
         if METHODS[arm.method].lossless and (arm.stage == BASE or "gated" in arm.stage):
             assert cells[arm.name].digests == cells[AR.name].digests, arm.label
     races = SweepCells.by_dtype(rows)

@@ -12,11 +12,13 @@ import torch
 from made_up import answered, lines_of, section
 
 from marsbench.findings.cells import BENCHMARKS
+from marsbench.json_lines import parse_json
+from marsbench.line import TrainedStage
 from marsbench.presets import preset
-from marsbench.rows.kinds import Row, TextLossRow, from_json, to_json
+from marsbench.rows.kinds import AnyRow, Row, TextLossRow
+from marsbench.rows.store import rows_text
 from marsbench.rows.workspace import Workspace
 from marsbench.running.checkpoints import Checkpoints
-from marsbench.running.plans import TrainedStage
 from marsbench.running.run import Run
 from marsbench.statistics.decisions import Verdict
 from marsbench.studies.regime import (
@@ -41,7 +43,7 @@ N = 2000  # questions per benchmark
 def rows(right: dict[str, int], *, tokens: int = 100, on_bbh: int | None = None, loss: float = 1.0) -> list[Row]:
     """All lines: so many of N questions right (by line, 1,400, of the base 1,200), on BBH perhaps others."""
     found, right = list[Row](), {"base": 1200, **right}
-    for arm in PLAN.arms:
+    for arm in PLAN.lines:
         for name in BENCHMARKS:
             count = right.get(arm.name, 1400) if name != "bbh" or on_bbh is None else on_bbh
             emitted = [tokens] * N if arm == UNTRAINED_MASKS else [100] * N
@@ -106,7 +108,7 @@ def test_the_page_says_what_failed_and_what_was_not_run() -> None:
     ]
     assert "## Trials" not in text and "## Trials" in STUDY.render([], "mini", None)
     loss = rows({})[-1]
-    assert from_json(to_json(loss)) == loss
+    assert parse_json(rows_text([loss]), AnyRow) == loss
 
 
 def test_text_loss_is_that_of_the_model(

@@ -57,7 +57,7 @@ def evaluation_rows() -> Iterator[EvaluationRow]:
     generator = np.random.default_rng(0)
     for name in BENCHMARKS:
         difficulty = generator.random(QUESTIONS)  # shared by all arms, so that answers are paired
-        for arm in PLAN.arms:
+        for arm in PLAN.lines:
             forwards = generator.integers(5, 40, QUESTIONS)
             extra = generator.integers(1, 30, QUESTIONS) * ("threshold" in arm.options)
             more = {"seconds": 10.0, "max_new_tokens": 96, "provenance": PROVENANCE}
@@ -271,7 +271,7 @@ def test_nothing_undefined_is_printed(rows: list[Row]) -> None:
     page = render(rows, "mini")
     assert not re.search(r"\b(nan|inf|None)\b", page)
     run = {row.arm for row in rows if isinstance(row, EvaluationRow)}
-    left_out = {arm.name for arm in PLAN.arms if arm.optional and arm.name not in run}
+    left_out = {arm.name for arm in PLAN.lines if arm.optional and arm.name not in run}
     assert len(verdicts(page)) == len([claim for claim in CLAIMS if not left_out & {*claim.lines}])
 
 

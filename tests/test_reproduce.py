@@ -33,7 +33,7 @@ from marsbench.findings.sweep import SweepCells
 from marsbench.methods import METHODS
 from marsbench.overview.pages import whole_paper, write_page
 from marsbench.presets import DEFAULT_SCALE, preset, scales
-from marsbench.quiet import quieten_libraries
+from marsbench.progress import quieten_libraries
 from marsbench.rows.kinds import EvaluationRow, ExactnessRow, GenerationRow, TrainingRow
 from marsbench.rows.store import read_rows, rows_text
 from marsbench.rows.workspace import Workspace
@@ -77,7 +77,7 @@ def test_every_cell_is_there(reproduced: Path) -> None:
     """Guards against a table with holes."""
     rows = rows_of(reproduced)
     cells = {(row["arm"], row["benchmark"]) for row in rows if "arm" in row}
-    assert cells == {(arm.name, name) for arm in plan_of("table2").arms for name in preset("micro").benchmarks}
+    assert cells == {(arm.name, name) for arm in plan_of("table2").lines for name in preset("micro").benchmarks}
     trained = {(row["stage"], row["block_size"]) for row in rows if "arm" not in row}
     assert trained == set(plan_of("table2").stages)
     assert all(row["status"] == "done" for row in rows)
@@ -111,7 +111,7 @@ MOMENTS: dict[str, Callable[[Path], bool]] = {
     "while a state is written": lambda runs: any(runs.glob("checkpoints/block_diffusion-*.partial/checkpoint-*")),
     "between stages": lambda runs: any(runs.glob("checkpoints/mars_no_sft-*")),
     "in the first answers": answers_logged(3),
-    "in the last answers": answers_logged(len(plan_of("table2").arms) * 6 * 16 - 20),
+    "in the last answers": answers_logged(len(plan_of("table2").lines) * 6 * 16 - 20),
 }
 
 
@@ -225,13 +225,13 @@ def test_tables_train_every_block_size_and_share_cells(little: Callable[..., Run
     weights = {(row.stage, row.block_size): row.checkpoint for row in rows if isinstance(row, TrainingRow)}
     assert set(weights) == {("base", None), ("ar_sft", None), ("mars", 4), ("mars", 8), ("mars", 16)}
     cells = {row.arm: row for row in rows if isinstance(row, EvaluationRow)}
-    for arm in plan_of("table4").arms:
+    for arm in plan_of("table4").lines:
         assert cells[arm.name].checkpoint == weights[arm.trained]
         assert cells[arm.name].options == arm.options and len(cells[arm.name].correct) == 2
     assert len(set(weights.values())) == 5
 
     before = set(run.store.rows())
-    shared = replace(plan_of("table4").arms[1], name="other_name")
+    shared = replace(plan_of("table4").lines[1], name="other_name")
     again = Table(run, TablePlan("0", "shares a cell, and asks one question", (shared,))).rows()
     assert set(run.store.rows()) == before, "nothing is measured twice"
     assert [row.arm for row in again if isinstance(row, EvaluationRow)] == ["other_name"]
@@ -241,7 +241,7 @@ def test_tables_train_every_block_size_and_share_cells(little: Callable[..., Run
 
 def test_a_table_asks_its_own_benchmarks_only(little: Callable[..., Run]) -> None:
     """Guards against benchmarks that the paper's table does not have, and against a table of nothing."""
-    plan = replace(plan_of("table8"), arms=plan_of("table8").arms[:1])
+    plan = replace(plan_of("table8"), lines=plan_of("table8").lines[:1])
     rows = Table(little("mini_bbh", "mini_humaneval"), plan).rows()
     assert [row.benchmark for row in rows if isinstance(row, EvaluationRow)] == ["mini_humaneval"]
     with pytest.raises(UserError, match="Table 8 asks none of mini_bbh"):
@@ -288,7 +288,7 @@ def test_real_benchmarks_run_end_to_end(on_real: Path) -> None:
         for row in read_rows(Workspace(on_real, "micro", "real-limit2").results("table2"))
         if isinstance(row, EvaluationRow)
     ]
-    arms = plan_of("table2").arms
+    arms = plan_of("table2").lines
     assert len(cells) == 6 * len(arms)
     for row in cells:
         if row.benchmark == "gpqa":

@@ -33,6 +33,7 @@ from typer.testing import CliRunner
 from marsbench import presets
 from marsbench.cli import app
 from marsbench.errors import UserError
+from marsbench.line import Line, TrainedStage
 from marsbench.paths import PACKAGE
 from marsbench.presets import Preset, preset, scales
 from marsbench.rows.kinds import TrainingRow
@@ -40,7 +41,7 @@ from marsbench.rows.workspace import Workspace
 from marsbench.running.cells import Table
 from marsbench.running.checkpoints import Checkpoints
 from marsbench.running.estimates import trainings
-from marsbench.running.plans import Arm, TablePlan, TrainedStage
+from marsbench.running.plans import TablePlan
 from marsbench.running.run import Run
 from marsbench.studies import plan_of, plans
 from marsbench.studies.lines import BLOCK_SIZES, HEADED_MARS, MARS_STAGES
@@ -361,7 +362,9 @@ def test_a_table_takes_published_checkpoints_unless_told_to_train(
 
 def test_cells_are_numbered_through_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Guards against a table of hours that never says how far it is."""
-    plan = TablePlan("0", "lines without a checkpoint", (Arm("a", "A", "medusa", "ar"), Arm("b", "B", "medusa", "ar")))
+    plan = TablePlan(
+        "0", "lines without a checkpoint", (Line("a", "A", "medusa", "ar"), Line("b", "B", "medusa", "ar"))
+    )
     run = Run(preset("7b"), Workspace(tmp_path, "7b"), benchmarks=("mini_gsm8k", "mini_gpqa"))
     Table(run, plan).rows()
     said = [line.partition(":")[0] for line in capsys.readouterr().err.splitlines()]
@@ -374,7 +377,7 @@ def test_cells_are_numbered_through_the_table(tmp_path: Path, capsys: pytest.Cap
 def test_questions_that_cannot_be_asked_are_named_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Guards against a reason repeated for every line, and checkpoints trained or fetched for nothing."""
     (tmp_path / "data").mkdir()
-    plan = TablePlan("0", "two lines", (Arm("a", "A", "mars", "ar"), Arm("b", "B", "mars", "ar")))
+    plan = TablePlan("0", "two lines", (Line("a", "A", "mars", "ar"), Line("b", "B", "mars", "ar")))
     workspace = Workspace(tmp_path, "7b")
     run = Run(preset("7b"), workspace, benchmarks=("gsm8k", "gpqa"), data_dir=tmp_path / "data")
     rows = Table(run, plan).rows()

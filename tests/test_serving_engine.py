@@ -253,6 +253,28 @@ def test_steps_of_fixed_shape_serve_the_same_answers(
     assert len(log.engine._batch._place._steps) > 0, "there are graphs"
 
 
+def test_what_a_server_needs_is_recorded_before_anybody_waits(
+    golden: dict[str, Any], golden_models: dict[str, PreTrainedModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against a server on a GPU whose steps are not graphs unless it is told, and first requests that wait until
+    their step is recorded.
+    """
+    monkeypatch.setattr(graphs, "records_on", lambda device: True)
+    monkeypatch.setattr(graphs, "recorded", taped)
+    with packing(False):
+        log = Log(engine(golden_models["mars"], max_rows=5, block_size=4, max_new_tokens=100))
+        log.engine.capture_ahead(Wishes("mars"))
+        shapes = log.engine._shapes
+        assert shapes is not None
+        stands = [stand.shape for stand in shapes._recorded]
+        assert sorted(shape.rows for shape in stands) == [1, 2, 4, 8] and {shape.length for shape in stands} == {128}
+        for number, prompt in enumerate(golden["prompts"][:5]):
+            log.engine.submit(job(number, prompt, 70, "mars"))
+        log.run()
+        assert len(log.ended) == 5 and len(shapes) == len(stands), "nothing is recorded while requests wait"
+    assert engine(golden_models["mars"], compile=False)._shapes is None
+
+
 def test_a_knob_turns_rows_of_fixed_shape(golden: dict[str, Any], golden_models: dict[str, PreTrainedModel]) -> None:
     """Guards against a knob that recorded steps do not feel."""
     found = []

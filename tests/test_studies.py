@@ -22,11 +22,12 @@ from marsbench.findings.between_lines import more_accurate
 from marsbench.findings.claims import Section
 from marsbench.rendering.figures import accuracy_figure
 from marsbench.rendering.page import TablePage
-from marsbench.running.plans import Arm, TablePlan
+from marsbench.line import Line
+from marsbench.running.plans import TablePlan
 from marsbench.studies.lines import AR_SFT
 from marsbench.studies.study import table_study
 
-LINES = (Arm("base", "Base", "base", "ar"), AR_SFT)
+LINES = (Line("base", "Base", "base", "ar"), AR_SFT)
 PLAN = TablePlan("7", "What a test asks", LINES, benchmarks=("gsm8k",), figure=True)
 STUDY = table_study(
     TablePage(

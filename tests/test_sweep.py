@@ -19,21 +19,24 @@ import yaml
 from transformers import PreTrainedModel
 from typer.testing import CliRunner
 
+from marsbench.answering import Answering
 from marsbench.cli import app
 from marsbench.decoding.generation import Meter, Request
 from marsbench.errors import UserError
 from marsbench.findings.export import export, frame, matching, merged
 from marsbench.findings.sweep import Agreement, SweepCells, agreement
+from marsbench.line import Line
 from marsbench.methods import METHODS, Options, build_method
 from marsbench.paths import PACKAGE
 from marsbench.presets import preset
-from marsbench.racing.grid import BASELINES, Contender, Grid, read_grid, shipped_grid
+from marsbench.racing.grid import BASELINES, Grid, read_grid, shipped_grid
 from marsbench.racing.position_law import PositionLaw, Work, fastest, predicted_seconds
-from marsbench.racing.race import Entrant, Race, RoundLog
+from marsbench.racing.race import Race, RoundLog
 from marsbench.rows.kinds import StepTimeRow, SweepRow
 from marsbench.rows.store import read_rows, rows_text
 from marsbench.rows.workspace import Workspace
 from marsbench.statistics.intervals import Interval
+from marsbench.training.checkpoints import Loaded
 
 KILLS = 3
 SMALL: dict[str, Any] = {
@@ -256,7 +259,8 @@ class _Failing:
 
 def a_race(model: PreTrainedModel, prompts: list[list[int]], **others: Any) -> Race:
     ar = build_method("ar", Options())
-    contenders = [Entrant("ar", model, ar), *[Entrant(name, model, method) for name, method in others.items()]]
+    loaded = Loaded(model, None, "", None)
+    contenders = {name: Answering(loaded, method) for name, method in {"ar": ar, **others}.items()}
     return Race(contenders, prompts, batch_size=2, max_new_tokens=5, eos_id=-1, pad_id=0, laps=2, limit_s=0.5)
 
 
@@ -371,7 +375,7 @@ def test_races_on_a_gpu_are_reckoned_by_steps() -> None:
     assert costs is not None
 
     def step(method: str, batch_size: int, compiled: bool = False) -> float:
-        contender = Contender(method, "mars", method, {}, compiled=compiled)
+        contender = replace(Line.raced(method, "mars", method), compiled=compiled)
         return Grid((contender,), (batch_size,), prompts=16, repeats=3).seconds(scale) / (4 * 256)
 
     assert step("ar", 1) == pytest.approx(16 * costs["ours"]) and step("ar", 16) == pytest.approx(costs["ours"])

@@ -14,11 +14,11 @@ from made_up import PAGES, answered, claim_lines, lines_of, render, section
 
 from marsbench.findings.cells import columns, paper_label
 from marsbench.findings.claims import Claim, Finding, Measured
+from marsbench.line import Line, TrainedStage
 from marsbench.overview.pages import write_page
 from marsbench.paper import published
 from marsbench.rendering.page import TablePage
 from marsbench.rows.kinds import EvaluationRow, GenerationRow, Row, TrainingRow
-from marsbench.running.plans import Arm, TrainedStage
 from marsbench.statistics.decisions import Bound
 from marsbench.statistics.intervals import Estimate, Interval
 from marsbench.studies import study_of
@@ -35,9 +35,9 @@ pages = pytest.mark.parametrize("page", NEW_PAGES, ids=lambda page: page.plan.ke
 
 def evaluation_rows(page: TablePage) -> Iterator[EvaluationRow]:
     """Answers that differ from cell to cell; a lower threshold emits more tokens."""
-    generator = np.random.default_rng(len(page.plan.arms))
+    generator = np.random.default_rng(len(page.plan.lines))
     for benchmark in columns(page.plan):
-        for arm in page.plan.arms:
+        for arm in page.plan.lines:
             forwards = generator.integers(5, 40, QUESTIONS)
             extra = generator.integers(0, 9, QUESTIONS) * (1.6 - arm.options.get("threshold", 1.6))
             correct = generator.integers(0, 2, QUESTIONS)
@@ -76,7 +76,7 @@ def test_a_skipped_benchmark_leaves_an_average_that_says_so(page: TablePage) -> 
     assert "- skipped: no data (HumanEval: every line)" in text
     assert f"({asked - 1} of {asked} benchmarks)" in section(text, "Claims")
     if page.plan.key != "table8":
-        assert text.count(f" ({asked - 1} of {asked}) ") >= len(page.plan.arms)
+        assert text.count(f" ({asked - 1} of {asked}) ") >= len(page.plan.lines)
 
 
 @pages
@@ -184,11 +184,11 @@ def test_curves_are_compared_at_equal_speed() -> None:
 # ---- published numbers ----------------------------------------------------------------------------------------------
 
 
-def line_of(page: TablePage, scale: str, method: str, block_size: int | None, threshold: float | None) -> Arm:
+def line_of(page: TablePage, scale: str, method: str, block_size: int | None, threshold: float | None) -> Line:
     """The first line of ours that stands for one of the paper's."""
     return next(
         arm
-        for arm in page.plan.arms
+        for arm in page.plan.lines
         if arm.published == method
         and block_size in (None, arm.block_size)
         and threshold in (None, arm.options.get("threshold", 1.0))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from marsbench.racing.grid import Contender
+from marsbench.line import Line
 from marsbench.racing.tune import Advice, Setting
 from marsbench.statistics.intervals import Estimate, Interval
 
-AR = Setting(Contender("ar", "", "ar", {}), 1.0, 0.0, 1.0)
+AR = Setting(Line.raced("ar", "", "ar"), 1.0, 0.0, 1.0)
 LINEAR = Setting(
-    Contender("linear", "", "mars-verified", {"layout": "linear", "block_size": 5}, 0.5),
+    Line.raced("linear", "", "mars-verified", layout="linear", block_size=5, threshold=0.5),
     tokens_per_forward=2.0, points_lost=0.0, speed_up=1.4,
 )  # fmt: skip
 

@@ -69,7 +69,7 @@ def evaluation_rows(page: TablePage, seed: int = 0) -> Iterator[EvaluationRow]:
     """Answers to the same questions, other answers for every seed."""
     generator = np.random.default_rng(seed)
     for benchmark in columns(page.plan):
-        for arm in page.plan.arms:
+        for arm in page.plan.lines:
             forwards = generator.integers(5, 40, QUESTIONS)
             correct, extra = generator.integers(0, 2, QUESTIONS), generator.integers(0, 9, QUESTIONS)
             yield answered(arm, benchmark, correct, forwards + extra, forwards, provenance=PROVENANCE)
@@ -322,7 +322,7 @@ def test_a_seed_counts_wherever_its_lines_were_measured(tmp_path: Path) -> None:
     found = effect(seeds, *pair)
     told = claim("released ablation's weights cost accuracy too at B = 4")
     assert found and found[0] == told.over(collection.of("table3")) and found[0].seeds == 3
-    assert {row.arm for row in seeds[1] if isinstance(row, EvaluationRow)} <= {arm.name for arm in PLAN.arms}
+    assert {row.arm for row in seeds[1] if isinstance(row, EvaluationRow)} <= {arm.name for arm in PLAN.lines}
     assert list(collection.shown_with("discrepancies", 2)) == [2, 0, 1]
 
 
@@ -346,10 +346,10 @@ def test_checks_are_no_claims(published_rows: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.plan.key)
 def test_only_the_papers_ablation_stands_beside_its_numbers(page: TablePage) -> None:
     """Guards against the clean ablation held against a number that the authors' 1/t weights made too."""
-    ablations = [arm for arm in (*page.plan.arms, *page.plan.elsewhere) if arm.published == "mars_no_sft"]
+    ablations = [arm for arm in (*page.plan.lines, *page.plan.elsewhere) if arm.published == "mars_no_sft"]
     assert {arm.stage for arm in ablations} <= {"mars_no_sft_released"}
     for one in page.claims:
-        clean = {arm.name for arm in page.plan.arms if arm.stage == "mars_no_sft"}
+        clean = {arm.name for arm in page.plan.lines if arm.stage == "mars_no_sft"}
         assert clean.isdisjoint(one.lines) or one.published("0.5b") is None
 
 
@@ -476,7 +476,7 @@ def test_what_the_paper_numbers_is_made_by_its_number(
 
     def rows(study: Study, run: Run) -> list[Row]:
         made.append(study.key)
-        arm = study.plan.arms[0]  # type: ignore[union-attr]
+        arm = study.plan.lines[0]  # type: ignore[union-attr]
         return [replace(answered(arm, "gsm8k", [1.0], [2], [1]), scale="micro")]
 
     def races(sweep: Sweep) -> list[Row]:

@@ -228,7 +228,6 @@ DRIVER = """
 import signal
 from pathlib import Path
 from marsbench.executors.local import Local
-from marsbench.executors.overhead import measure
 from small_work import do, sleep_long
 
 if __name__ == "__main__":

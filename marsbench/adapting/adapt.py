@@ -21,16 +21,16 @@ from marsbench.distilling.distill import Distiller
 from marsbench.errors import UserError
 from marsbench.files import write_atomically
 from marsbench.forward.fastest import reads_bf16
+from marsbench.json_lines import read_json
+from marsbench.line import Line, TrainedStage
 from marsbench.methods.fitting import fit
 from marsbench.methods.settings import load_aloud
 from marsbench.presets import Preset
 from marsbench.progress import Reporter, roughly
-from marsbench.racing.grid import Contender
-from marsbench.racing.race import Entrant, Outcome, Race, RoundLog
+from marsbench.racing.race import Outcome, Race, RoundLog
 from marsbench.rendering.markdown import paragraphs, table
 from marsbench.rows.workspace import Workspace
 from marsbench.running.checkpoints import Checkpoints
-from marsbench.running.plans import TrainedStage
 from marsbench.running.run import Run
 from marsbench.running.training_cost import training_speed
 from marsbench.statistics.intervals import Estimate
@@ -71,7 +71,7 @@ class Plan:
 class Result(NamedTuple):
     """What the race says of one contender."""
 
-    contender: Contender
+    contender: Line
     speed_up: Estimate  # tokens per second over `ar`
     tokens_per_forward: float
     same: int  # answers with the tokens of `ar`
@@ -138,17 +138,16 @@ def _printed(ratio: Estimate) -> str:
 
 STAGE = "base_gated_network"
 CONTENDERS = (
-    Contender("ar", "", "ar", {}),
-    Contender("prompt lookup", "", "prompt-lookup", {"draft_length": 4}),
+    Line.raced("ar", "", "ar"),
+    Line.raced("prompt lookup", "", "prompt-lookup", draft_length=4),
     *[
-        Contender(f"masks, {layout}, W = {window}", "", "mars-verified", {"layout": layout, "block_size": window})
+        Line.raced(f"masks, {layout}, W = {window}", "", "mars-verified", layout=layout, block_size=window)
         for layout in ("linear", "groups")
         for window in (3, 4)
     ],
-    Contender("masks, two groups, W = 4", "", "mars-verified", {"layout": "groups", "block_size": 4, "groups": 2}),
-    Contender(
-        "masks, linear, W = 4, and prompt lookup", "", "mars-lookup",
-        {"layout": "linear", "block_size": 4, "draft_length": 4},
+    Line.raced("masks, two groups, W = 4", "", "mars-verified", layout="groups", block_size=4, groups=2),
+    Line.raced(
+        "masks, linear, W = 4, and prompt lookup", "", "mars-lookup", layout="linear", block_size=4, draft_length=4
     ),
 )  # fmt: skip
 _TOKENS, _RACED_TOKENS = 192, 96  # of an answer at most: to learn from, and in the race
@@ -216,7 +215,7 @@ class Adapting:
         """The plan, reckoned from a few answers and steps, or as it was before an interruption."""
         file = self._out / "plan.json"
         if file.exists():
-            plan = Plan(**json.loads(file.read_text(encoding="utf-8")))
+            plan: Plan = read_json(file, Plan, mend="remove the file, and the plan is made anew")
             self._reporter.say(f"going on: {plan.in_words()}")
             return plan
         self._reporter.say("reckoning: a few answers, then a few steps of training")
@@ -271,16 +270,14 @@ class Adapting:
     def _race(self, plan: Plan, adapter: Path) -> list[Result]:
         """All contenders on the prompts held out, at batch size 1."""
         loaded = with_adapter(self._loaded, adapter)
-        entrants = [
-            Entrant(entry.name, loaded.model, fit(entry.method, loaded, **entry.options)) for entry in CONTENDERS
-        ]
+        entrants = {line.name: Answering.of(line, loaded) for line in CONTENDERS}
         prompts = self._chats.encoded([self._prompts[number] for number in plan.kept_back], self._source)
         race = Race(entrants, prompts, 1, _RACED_TOKENS, *self._chats.ends(loaded), LAPS)
         with self._reporter.bar("racing on the prompts held out") as bar:
             found = race.run(RoundLog(), bar.update)
         return [self._result(entry, found, prompts) for entry in CONTENDERS if found[entry.name].status == "done"]
 
-    def _result(self, contender: Contender, found: dict[str, Outcome], prompts: Sequence[list[int]]) -> Result:
+    def _result(self, contender: Line, found: dict[str, Outcome], prompts: Sequence[list[int]]) -> Result:
         ar, mine = found["ar"], found[contender.name]
         pairs = [(a.tokens, b.tokens) for a, b in zip(ar.generations, mine.generations, strict=True)]
         gaps = [self._gap(ids, a, b) for ids, (a, b) in zip(prompts, pairs, strict=True) if a != b]

@@ -53,15 +53,7 @@ class Decoding:
             min=1, help="Prompt tokens in one forward pass at most: fewer take less memory, the answers are the same."
         ),
     ] = PREFILL_POSITIONS
-    compiled: Annotated[
-        bool,
-        typer.Option(
-            "--compile",
-            help="Run each step as one compiled graph: the same tokens (in 16 bits, up to rounding), sooner. "
-            "Compiling takes about ten seconds for each shape that comes up (rows and lengths, in steps of up to a "
-            "factor of two) and is kept on disk by torch for the next time, so it pays on long runs.",
-        ),
-    ] = False
+    compiled: shared.Compile = None
     pack: shared.Pack = True
     options: Mapping[str, Any] = field(default_factory=dict)  # of the method, those that were typed
 
@@ -125,12 +117,14 @@ class Decoding:
     ) -> Answering:
         """The checkpoint with the method; where its steps cannot be compiled, that is said."""
         from marsbench.answering import Answering
+        from marsbench.line import Line
 
-        return Answering.by(
-            self.method, loaded, reporter, draft=draft, untrained_masks=self.untrained_masks, compiled=self.compiled,
-            options=self.options, threshold=self.threshold, prefill_positions=self.prefill_positions,
-            batch_size=batch_size or (1 if METHODS[self.method].one_row else _ROWS),
-        )  # fmt: skip
+        typed = Line.raced(self.method, "", self.method, threshold=self.threshold, **self.options)
+        line = replace(typed, untrained_masks=self.untrained_masks, compiled=self.compiled)
+        rows = batch_size or (1 if METHODS[self.method].one_row else _ROWS)
+        found = Answering.of(line, loaded, draft, batch_size=rows, prefill_positions=self.prefill_positions)
+        reporter.say_once(found.not_compiled)
+        return found
 
 
 def decodes(

@@ -10,7 +10,7 @@ import typer
 
 from marsbench.commands.decoder import BatchSize, Decoding, decodes
 from marsbench.commands.shared import Adapter, Start, load_named, starts, use_packing
-from marsbench.errors import UserError
+from marsbench.errors import UserError, told_to_user
 
 
 @decodes()
@@ -29,6 +29,8 @@ def show(
     """Print an answer with the tokens of one forward pass shaded together (the paper's Figure 1)."""
     if prompt is not None and not prompt.strip():
         raise UserError("the question is empty", fix="write one, or leave it out for one of mini_gsm8k")
+    with told_to_user("the question is not UTF-8", UnicodeEncodeError, where="command line", fix="type it in UTF-8"):
+        (prompt or "").encode()
     names = method or ["ar", "mars"]
     ways = [replace(decoding, threshold=threshold).by(name).at(start.block_size) for name in names]
     for way in ways:

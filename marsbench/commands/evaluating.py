@@ -47,14 +47,15 @@ def eval_(
     run.max_new_tokens, run.compiled = max_new_tokens, decoding.compiled
     run.prefill_positions = decoding.prefill_positions
     shared.use_packing(decoding.pack)
+    from marsbench.line import Line
     from marsbench.rows.workspace import full_disk_explained
     from marsbench.running.cells import Cells
-    from marsbench.running.plans import Arm, Asked
+    from marsbench.running.plans import Asked
 
     who, method = Path(start.adapter or start.whose or start.own_stage).name, decoding.method
-    arm = Arm(
+    line = Line(
         who, f"{who} by {method}", start.own_stage, method, _told(decoding), untrained_masks=decoding.untrained_masks,
-        trained_block_size=start.block_size,
+        block_size=start.block_size,
     )  # fmt: skip
     for name in names:  # what cannot be asked is found out before anything is trained
         run.exam(name)
@@ -62,7 +63,7 @@ def eval_(
     with full_disk_explained(run.workspace.runs):
         draft, loaded, cells = decoding.load_draft(run.reporter), start.loaded(run, decoding.dtype), Cells(run)
         for name in names:
-            row = cells.cell(Asked(arm, name, None), loaded, draft)
+            row = cells.cell(Asked(line, name, None), loaded, draft)
             found.append(_as_plain(row, run.workspace.answers(row.key, run.shard)))
             if not as_json:
                 typer.echo("\n".join(_in_words(found[-1])))

@@ -105,7 +105,7 @@ def _tables() -> Listed:
     rows = []
     for item in items():
         asked = ", ".join(item.plan.benchmarks) or "all six" if item.plan else "-"
-        lines = str(len(item.plan.arms)) if item.plan else "-"
+        lines = str(len(item.plan.lines)) if item.plan else "-"
         rows.append((item.key, item.name, item.asks, lines, asked, f"marsbench reproduce {item.key}"))
     apart = ", ".join(study.key for study in studies().values() if not study.in_paper)
     rows.append(("all", "The whole paper", f"all of the above but {apart}", "", "", "marsbench reproduce all"))

@@ -71,8 +71,8 @@ def serve(
     checkpoint, stage = start.whose, start.own_stage
     called = settings.name or (stage if checkpoint is None else os.path.basename(os.path.normpath(checkpoint)))
     if checkpoint is None:
+        from marsbench.line import TrainedStage
         from marsbench.running.checkpoints import Checkpoints
-        from marsbench.running.plans import TrainedStage
 
         trained = TrainedStage.of(stage, start.block_size)
         checkpoint = Checkpoints(replace(start, output=output).run()).path(trained)

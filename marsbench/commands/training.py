@@ -104,9 +104,9 @@ def train(
     if head is not None and (trained.objective != "gated" or trained.head != "none"):
         raise UserError("--head is for a gated adapter", fix="leave it out, or train mars_gated or base_gated")
     run = start.run()
+    from marsbench.line import TrainedStage
     from marsbench.progress import is_first_process
     from marsbench.running.checkpoints import Checkpoints
-    from marsbench.running.plans import TrainedStage
 
     run.scale = run.scale.adapted(batch_size=batch_size, head=cast(HeadKind | None, head))
     checkpoints = Checkpoints(run)
@@ -158,9 +158,9 @@ def training_speed(
     kept. Where other programs keep the machine busy, it says so first: such a speed is not the machine's.
     """
     run = start.run()
+    from marsbench.line import TrainedStage
     from marsbench.neighbours import others_cores, warning
     from marsbench.running.checkpoints import Checkpoints
-    from marsbench.running.plans import TrainedStage
     from marsbench.running.training_cost import STAGES
     from marsbench.running.training_cost import training_speed as measured
 

@@ -26,6 +26,7 @@ from marsbench.decoding.rows import Extent, Most, Rows
 from marsbench.decoding.step import Method, advance, to_tell, told
 from marsbench.forward.cache import RaggedCache
 from marsbench.forward.decoder import Decoder
+from marsbench.forward.joined import parts_for
 
 
 class Shape(NamedTuple):
@@ -53,16 +54,22 @@ class FixedCache(RaggedCache):
         """An empty cache for the model whose keys and values `other` holds."""
         cache = cls()
         cache._rows, cache._capacity = rows, slots + 1
-        cache._layers = [
-            (keys.new_zeros(rows, slots + 1, *keys.shape[2:]), values.new_zeros(rows, slots + 1, *values.shape[2:]))
-            for keys, values in other._layers
-        ]
+        for keys, values in other._layers:
+            cache.parts = parts = parts_for(keys, rows, slots + 1)
+            if parts is None:
+                both = [store.new_zeros(rows, slots + 1, *store.shape[2:]) for store in (keys, values)]
+            else:
+                cache._capacity = parts.number * parts.length
+                cache._both.append(keys.new_zeros(rows, cache._capacity, 2, *keys.shape[2:]))
+                both = list(cache._both[-1].unbind(2))
+            cache._layers.append((both[0], both[1]))
         return cache
 
     def alias(self) -> FixedCache:
         """The same stores, to be prepared for another forward."""
         cache = FixedCache()
         cache._rows, cache._capacity, cache._layers = self._rows, self._capacity, self._layers
+        cache.parts, cache._both = self.parts, self._both
         return cache
 
     def put(self, places: Tensor, other: RaggedCache, chosen: Tensor) -> None:
@@ -253,7 +260,7 @@ class Fixed(Fitted):
             length = max(seat.length for seat in seats) + self._most_new * (1 + ahead)
         return Shape(
             rows=_bucket(len(seats), 1),
-            length=_bucket(length, 64, 96),
+            length=_bucket(length, *((64,) if self.lag else (64, 96))),
             thresholded=any(isfinite(seat.bar) for seat in seats),
             sampled=any(seat.request.temperature > 0 for seat in seats),
             cut=any(seat.request.is_cut for seat in seats),

@@ -47,15 +47,20 @@ def why_not(model: Any, method: Method | OutsideMethod, backend: str | None = No
     return ""
 
 
-def kind_of_batch(model: Any, method: Method | OutsideMethod, compiled: bool) -> tuple[KindOfBatch, str]:
+def wants_graphs(model: Any, compiled: bool | None) -> bool:
+    """Whether a model's steps are to be graphs: as was said, or, where nothing was, if they are recorded there."""
+    return records_on(device_of(model)) if compiled is None else compiled
+
+
+def kind_of_batch(model: Any, method: Method | OutsideMethod, compiled: bool | None = None) -> tuple[KindOfBatch, str]:
     """What makes the batch: `Batch`, or compiled steps where they are wanted and can be had; else why they cannot.
 
-    A model's graphs are kept as long as the model is.
+    A model's graphs are kept as long as the model is. That nobody asked for them (None) needs no reason.
     """
-    if not compiled:
+    if not wants_graphs(model, compiled):
         return Batch, ""
     if reason := why_not(model, method):
-        return Batch, f"not compiled: {reason}"
+        return Batch, f"not compiled: {reason}" if compiled else ""
     if model not in _KEPT:
         _KEPT[model] = Graphs()
     return _KEPT[model].batch, ""
@@ -196,9 +201,15 @@ def _compiled(step: Step, backend: str) -> Step:
 
 
 @cache
-def _pool() -> Any:
-    """The memory of all graphs' intermediate results: no two of them run at once."""
-    return torch.cuda.graph_pool_handle()
+def _pool() -> tuple[Any, Any]:
+    """The memory of all graphs' intermediate results, as no two of them run at once; and a graph that keeps it.
+
+    A pool goes with the last graph that was captured into it, and its handle is then good for nothing.
+    """
+    pool, keeper = torch.cuda.graph_pool_handle(), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(keeper, pool=pool):
+        torch.zeros(1, device="cuda")
+    return pool, keeper
 
 
 def recorded(run: Run) -> Run:
@@ -210,7 +221,7 @@ def recorded(run: Run) -> Run:
             run()
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=_pool()):
+    with torch.cuda.graph(graph, pool=_pool()[0]):
         given = run()
 
     def launch() -> Tensor:

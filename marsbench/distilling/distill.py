@@ -26,7 +26,7 @@ from marsbench.decoding.engine import context_length
 from marsbench.decoding.generation import Generation, Request
 from marsbench.errors import UserError, told_to_user
 from marsbench.files import write_atomically
-from marsbench.json_lines import Log, read_objects
+from marsbench.json_lines import Log, read_lines
 from marsbench.keys import content_hash
 from marsbench.locks import locked
 from marsbench.methods.fitting import default_ids
@@ -55,18 +55,17 @@ def read_prompts(file: Path, column: str | None = None) -> list[list[Message]]:
     Raises:
         UserError: a line that asks nothing, with its number.
     """
-    return [
-        _prompt(record, column, f"{file}, line {number}")
-        for number, record in enumerate(read_objects(file, [column] if column else []), 1)
-    ]
+    lines = read_lines(file, dict[str, Any], what="a prompt", mend='write {"prompt": "..."} on each line')
+    return [_prompt(record, column, f"{file}, line {number}") for number, record in enumerate(lines, 1)]
 
 
 def _prompt(record: Mapping[str, Any], column: str | None, where: str) -> list[Message]:
     """The turns before the answer of one line."""
-    name = column or next((known for known in _COLUMNS if known in record), None)
+    columns = (column,) if column else _COLUMNS
+    name = next((known for known in columns if known in record), None)
     if name is None:
         raise UserError(
-            f"no column {' or '.join(_COLUMNS)}", where=where,
+            f"no column {' or '.join(columns)}", where=where,
             fix=f"say with --column which one holds the prompts: {', '.join(record) or 'this line has none'}",
         )  # fmt: skip
     turns = [{"role": "user", "content": record[name]}] if isinstance(record[name], str) else record[name]
@@ -179,14 +178,21 @@ def check_is_ours(out: Path) -> None:
 Answers = dict[tuple[int, int], Response]  # by prompt and sample, both from 0
 
 
+@dataclass(frozen=True)
+class _Settings:
+    """The first line of a log: how all answers come about."""
+
+    settings: dict[str, Any]
+
+
 def _open_log(file: Path, settings: Mapping[str, Any]) -> tuple[Callable[[Response], None], Answers]:
     """What logs an answer, the first behind a line that says how all come about; and the answers that are logged.
 
     Raises:
         UserError: it holds answers that came about otherwise, or lines that are none.
     """
-    log: Log[Response | dict[str, Any]] = Log(
-        file, lambda record: record if "settings" in record else Response(**record),
+    log: Log[Response | _Settings] = Log(
+        file, Response | _Settings,
         what="a line that distill has written",
         mend="remove the line, and its prompt is answered again; without line 1, remove the file",
     )  # fmt: skip
@@ -200,7 +206,7 @@ def _open_log(file: Path, settings: Mapping[str, Any]) -> tuple[Callable[[Respon
         head.clear()
         answers[answer.prompt, answer.sample] = answer
 
-    theirs = lines[0]["settings"] if lines and isinstance(lines[0], dict) else {}
+    theirs = lines[0].settings if lines and isinstance(lines[0], _Settings) else {}
     other = [f"{name} {theirs.get(name)}, not {value}" for name, value in settings.items() if theirs.get(name) != value]
     if lines and other:
         raise UserError(

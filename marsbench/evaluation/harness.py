@@ -118,7 +118,7 @@ class AnswerLog:
     def __init__(self, file: Path, others: Iterable[Path] = ()) -> None:
         """Open a log, with the answers in it and in `others`, which are only read."""
         mend = "remove the line; it is answered again"
-        logs = [Log(each, lambda told: LoggedAnswer(**told), what="an answer", mend=mend) for each in (*others, file)]
+        logs = [Log[LoggedAnswer](each, LoggedAnswer, what="an answer", mend=mend) for each in (*others, file)]
         self._log = logs[-1]
         self.answers = {answer.doc_id: answer for log in logs for answer in log.records()}
         self.emitted = 0  # tokens of what was added since

@@ -11,7 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
+from typing_extensions import TypedDict
 
 from marsbench.errors import UserError
 from marsbench.evaluation.local_data import DATA_DIR, Unavailable, local_file
@@ -22,16 +25,30 @@ from marsbench.evaluation.sandbox import (
     record_outputs,
     run_programs,
 )
-from marsbench.json_lines import read_objects
+from marsbench.json_lines import read_lines
 
 LOCAL_FILE = "humanevalplus/HumanEvalPlus.jsonl"
-COLUMNS = ["task_id", "prompt", "canonical_solution", "entry_point", "base_input", "plus_input", "atol"]
 PASSED_BASE_ONLY = "passed base only"
 
 # evalplus's limits: a program has four times as long as the reference for an input, but at least a second.
 TIME_FACTOR = 4.0
 MIN_TIME_LIMIT_S = 1.0
 MEMORY_LIMIT_MB = 4096
+
+
+_Inputs = Annotated[list[list[Any]], Field(min_length=1)]  # of each test, the arguments
+
+
+class _Line(TypedDict):
+    """What is read of a line of HumanEval+."""
+
+    task_id: str
+    prompt: str
+    canonical_solution: str
+    entry_point: str
+    base_input: _Inputs
+    plus_input: _Inputs
+    atol: Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 @dataclass(frozen=True)
@@ -58,7 +75,9 @@ def load_problems(data_dir: Path | None = None) -> dict[str, Problem]:
                 "HumanEval+ cannot be downloaded", where=str(error), fix="go online once, or give --data-dir"
             ) from error
     else:
-        records = read_objects(local_file(data_dir, LOCAL_FILE), COLUMNS, unique="task_id")
+        mend = f"every line needs {', '.join(_Line.__annotations__)}; fetch the file again"
+        file = local_file(data_dir, LOCAL_FILE)
+        records = read_lines(file, _Line, what="a problem of HumanEval+", mend=mend, unique="task_id")
     problems = {}
     for record in records:
         code, inputs = record["prompt"] + record["canonical_solution"], record["base_input"] + record["plus_input"]

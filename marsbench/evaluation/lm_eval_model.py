@@ -7,6 +7,7 @@ import inspect
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from marsbench.decoding.generation import PREFILL_POSITIONS, Generation, Request
 from marsbench.errors import UserError, unknown_name
 from marsbench.evaluation.answers import cut_text
 from marsbench.evaluation.harness import chat_text, cut_in_words, room_for_prompt, stops_of, without_beginning
+from marsbench.line import Line
 from marsbench.lm_eval_plugin import register
 from marsbench.methods import METHODS, OPTIONS, Options, check_options, check_threshold
 from marsbench.methods.fitting import check_accept
@@ -103,7 +105,7 @@ class MarsbenchLM(LM):  # type: ignore[misc]
         batch_size: int | str = _DEFAULT_ROWS,
         max_batch_size: int | None = None,
         prefill_positions: int | str = PREFILL_POSITIONS,
-        compiled: bool | str = False,
+        compiled: bool | str | None = None,
         device: str | None = None,
         **options: Any,
     ) -> None:
@@ -123,7 +125,7 @@ class MarsbenchLM(LM):  # type: ignore[misc]
             raise UserError("no checkpoint is named", fix="give --model_args pretrained=FOLDER_OR_HUB_NAME")
         switches: dict[str, Any] = {"untrained_masks": untrained_masks, "compiled": compiled}
         for name, given in switches.items():
-            if not isinstance(given, bool):
+            if not isinstance(given, bool) and (name, given) != ("compiled", None):
                 raise UserError(f"{name}={given!r} is neither true nor false", fix="give one of the two")
         check_accept(method, accept, threshold)
         chosen = Options(**options)
@@ -144,10 +146,9 @@ class MarsbenchLM(LM):  # type: ignore[misc]
         loaded = load_aloud(str(pretrained), Reporter(), **how, adapter=adapter)
         companion = load_aloud(draft, Reporter(), **how) if draft else None
         rows = 1 if METHODS[method].one_row else min(rows, max_batch_size or rows)
-        self._answering = Answering.by(
-            method, loaded, Reporter(), draft=companion, **switches, options=options, threshold=threshold,
-            batch_size=rows, prefill_positions=positions,
-        )  # fmt: skip
+        line = replace(Line.raced(method, "", method, threshold=threshold, **options), **switches)
+        self._answering = Answering.of(line, loaded, companion, batch_size=rows, prefill_positions=positions)
+        Reporter().say_once(self._answering.not_compiled)
         self.batch_sizes = {"rows": rows}  # lm-eval writes and prints them beside its own idea
         self._emitted = self._forwards = 0
 

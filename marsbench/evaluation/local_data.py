@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from typing_extensions import NotRequired, TypedDict
+
 from marsbench.errors import UserError
-from marsbench.json_lines import read_objects
+from marsbench.json_lines import read_lines
 
 if TYPE_CHECKING:  # the registry of benchmarks imports this module, and is read without datasets
     from datasets import Dataset
@@ -20,26 +23,47 @@ class Unavailable(UserError):
     """What this machine does not have, data or a checkpoint: a table skips its cells and says so."""
 
 
+# What the columns of a file may hold, by what task files call it; lines may lack an "optional" one.
+_KINDS: dict[str, Any] = {
+    "text": str, "texts": list[str], "number": int, "settings": list[dict[str, str | int | list[str] | None]]
+}  # fmt: skip
+_KINDS |= {f"optional {name}": NotRequired[kind] for name, kind in _KINDS.items()}
+
+
 def dataset(
-    data_dir: str, files: Mapping[str, str], columns: Sequence[str], id_column: str | None = None, **_: Any
+    data_dir: str, files: Mapping[str, str], columns: Mapping[str, str], id_column: str | None = None, **_: Any
 ) -> dict[str, Dataset]:
     """A data set, split by split; called by lm-eval with what a task file says under `metadata`.
 
     Every question tells in the column `DATA_DIR` where it came from: some scorers need more from there. `Unavailable`
-    where there is no such file, `UserError` where a line is not what it should be; see `read_objects`.
+    where there is no such file, `UserError` where a line is not what it should be; see `read_lines`.
     """
-    return {split: _split(data_dir, file, tuple(columns), id_column) for split, file in files.items()}
+    return {split: _split(data_dir, file, tuple(columns.items()), id_column) for split, file in files.items()}
 
 
 @lru_cache(maxsize=64)
-def _split(data_dir: str, name: str, columns: tuple[str, ...], id_column: str | None) -> Dataset:
-    """One file; the subtasks of a benchmark may share it."""
+def _split(data_dir: str, name: str, columns: tuple[tuple[str, str], ...], id_column: str | None) -> Dataset:
+    """One file, without columns that are not asked for; the subtasks of a benchmark may share it."""
     from datasets import Dataset
+    from pyarrow import ArrowException
 
-    file = local_file(Path(data_dir), name)
-    return Dataset.from_list(
-        [record | {DATA_DIR: data_dir} for record in read_objects(file, columns, unique=id_column)]
-    )
+    file, mend = local_file(Path(data_dir), name), f"every line needs {', '.join(column for column, _ in columns)}"
+    kind = TypedDict("Question", {column: _KINDS[kind] for column, kind in columns})  # type: ignore[misc]
+    records = read_lines(file, kind, what="a question", mend=mend, unique=id_column)
+
+    def error(count: int) -> Exception | None:
+        """What keeps the first lines from being one table."""
+        try:
+            Dataset.from_list(records[:count])
+        except (ArrowException, OverflowError) as error:
+            return error
+        return None
+
+    if error(len(records)):
+        line = bisect_left(range(len(records)), True, key=lambda count: error(count + 1) is not None) + 1
+        what = f"this line's values are of other types than those before: {error(line)}"
+        raise UserError(what, where=f"{file}, line {line}", fix="write the same type in every line")
+    return Dataset.from_list([record | {DATA_DIR: data_dir} for record in records])
 
 
 def local_file(data_dir: Path, name: str) -> Path:

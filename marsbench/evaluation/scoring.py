@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
 from marsbench.errors import UserError
 from marsbench.evaluation.harness import Exam, LoggedAnswer, Scored, evaluate
-from marsbench.json_lines import read_objects
+from marsbench.json_lines import read_lines
 from marsbench.statistics.intervals import Estimate, accuracy, mcnemar, paired_difference
 
 
@@ -86,37 +87,43 @@ def compare_files(exam: Exam, first: Path, second: Path) -> dict[str, Any]:
     }
 
 
+@dataclass(frozen=True)
+class _Response:
+    """A line of a file of responses."""
+
+    doc_id: int | str
+    response: str
+    target: Any = None
+
+
 def _read_responses(exam: Exam, file: Path) -> dict[int, str]:
     """Question number -> response."""
-    records = read_objects(file, ("doc_id", "response"))
+    mend = 'every line needs {"doc_id": ..., "response": "..."}'
+    records = read_lines(file, _Response, what="a response", mend=mend)
     names, targets = _names(exam), dict[int, str]()
-    if any(record.get("target") for record in records):
+    if any(record.target for record in records):
         for name, task in exam.tasks.items():
             targets |= dict(zip(exam.numbers[name], map(str, map(task.doc_to_target, task.eval_docs)), strict=True))
     found: dict[int, str] = {}
     for line, record in enumerate(records, 1):
         where = f"{file}, line {line}"
-        number = names.get(str(record["doc_id"]))
+        number = names.get(str(record.doc_id))
         if number is None:
             raise UserError(
-                f"{exam.benchmark.name} has no question {record['doc_id']!r}", where=where,
+                f"{exam.benchmark.name} has no question {record.doc_id!r}", where=where,
                 fix=f"number its {len(set(names.values())):,} questions from 0, or write SUBTASK/INDEX, as in "
                 + next(name for name in names if "/" in name),
             )  # fmt: skip
-        if not isinstance(record["response"], str):
-            raise UserError("the response is no text", where=where, fix="give it as a JSON string")
         if number in found:
-            raise UserError(
-                f"question {record['doc_id']!r} is answered twice", where=where, fix="keep one of the lines"
-            )
-        if (logged := record.get("target")) and logged != targets[number]:
+            raise UserError(f"question {record.doc_id!r} is answered twice", where=where, fix="keep one of the lines")
+        if (logged := record.target) and logged != targets[number]:
             asked, here = (shorten(str(text), 60, placeholder=" ...") for text in (logged, targets[number]))
             raise UserError(
                 f"this answers another question than {exam.benchmark.name} asks: {asked!r} was expected of it, here it "
                 f"is {here!r}", where=where,
                 fix='name the benchmark that was asked, or leave "target" out of the lines to score them all the same',
             )  # fmt: skip
-        found[number] = record["response"]
+        found[number] = record.response
     return found
 
 

@@ -122,7 +122,7 @@ def _right(row: EvaluationRow) -> Estimate:
 
 def label(plan: TablePlan, name: str) -> str:
     """The words that a plan shows for a line."""
-    return next(arm.label for arm in plan.arms if arm.name == name)
+    return next(line.label for line in plan.lines if line.name == name)
 
 
 def _claim(
@@ -150,11 +150,9 @@ def _claim(
 
 def _alike(shared: Shared) -> None:
     """Refuses rows that cannot be paired: of several types of weights, or of other numbers of questions."""
-    known: list[tuple[str, set[Any]]] = [
-        ("types of weights", {row.dtype for rows in shared.values() for row in rows}),
-        *(("numbers of questions", {len(row.correct) for row in rows}) for rows in shared.values()),
-    ]
-    for what, values in known:
+    found: list[tuple[str, set[Any]]] = [("types of weights", {row.dtype for rows in shared.values() for row in rows})]
+    found += [("numbers of questions", {len(row.correct) for row in rows}) for rows in shared.values()]
+    for what, values in found:
         if len(values) > 1:
             raise ValueError(f"several {what} ({', '.join(map(str, sorted(values)))})")
 
@@ -177,7 +175,7 @@ def _published(plan: TablePlan, lines: Sequence[str], metric: str, effect: Calla
 def _published_gap(plan: TablePlan, first: Sequence[str], second: Sequence[str], scale: str) -> float | None:
     """The same mean difference of two curves from the paper's numbers, benchmarks weighing the same."""
     speeds, heights = (
-        {arm.name: published_values(plan, arm, scale, metric) for arm in plan.arms}
+        {line.name: published_values(plan, line, scale, metric) for line in plan.lines}
         for metric in ("tokens_per_forward", "accuracy")
     )
     gaps = []

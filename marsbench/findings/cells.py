@@ -6,9 +6,10 @@ from collections.abc import Collection, Iterable, Mapping
 from statistics import mean
 
 from marsbench.findings.in_words import one_line
+from marsbench.line import Line, TrainedStage
 from marsbench.paper import published
 from marsbench.rows.kinds import EvaluationRow, Row, StepCostRow, TrainingRow
-from marsbench.running.plans import AS_RELEASED, Arm, TablePlan, TrainedStage
+from marsbench.running.plans import AS_RELEASED, TablePlan
 from marsbench.statistics.intervals import Estimate, mean_of_benchmarks
 from marsbench.world import modelled_on
 
@@ -24,7 +25,7 @@ BENCHMARKS: dict[str, str] = {
 
 AR_OBJECTIVE, MARS_OBJECTIVE = "ar", "mars"  # keys of StepCostRow.seconds
 
-Cells = Mapping[tuple[str, str], EvaluationRow]  # (arm, benchmark as in BENCHMARKS) -> its latest row
+Cells = Mapping[tuple[str, str], EvaluationRow]  # (line, benchmark as in BENCHMARKS) -> its latest row
 
 
 def columns(plan: TablePlan) -> dict[str, str]:
@@ -47,9 +48,9 @@ def latest_step_cost(rows: Iterable[Row]) -> StepCostRow | None:
     return next((row for row in reversed(list(rows)) if isinstance(row, StepCostRow)), None)
 
 
-def done_cells(cells: Cells, arm: str) -> dict[str, EvaluationRow]:
-    """The benchmarks on which an arm was measured, in the paper's order."""
-    found = {name: cells.get((arm, name)) for name in BENCHMARKS}
+def done_cells(cells: Cells, line: str) -> dict[str, EvaluationRow]:
+    """The benchmarks on which a line was measured, in the paper's order."""
+    found = {name: cells.get((line, name)) for name in BENCHMARKS}
     return {name: row for name, row in found.items() if row is not None and row.status == "done"}
 
 
@@ -73,22 +74,22 @@ def paper_label(label: str) -> str:
     return label.replace(AS_RELEASED, "")
 
 
-def published_values(plan: TablePlan, arm: Arm, scale: str, metric: str) -> dict[str, float]:
+def published_values(plan: TablePlan, line: Line, scale: str, metric: str) -> dict[str, float]:
     """Benchmark, or "average", -> what the paper's table says of a line."""
-    if arm.published is None or plan.figure or plan.own:
+    if line.published is None or plan.figure or plan.own:
         return {}
-    threshold = arm.options.get("threshold", _ONE_TOKEN)
+    threshold = line.options.get("threshold", _ONE_TOKEN)
     return {
         str(row.benchmark): row.value
-        for row in published(plan.number, scale=scale, method=arm.published, metric=metric)
-        if row.block_size in (None, arm.block_size) and row.threshold in (None, threshold)  # as far as it states them
+        for row in published(plan.number, scale=scale, method=line.published, metric=metric)
+        if row.block_size in (None, line.block_size) and row.threshold in (None, threshold)  # as far as it states them
     }
 
 
-def published_average(plan: TablePlan, arm: str, scale: str, metric: str) -> float | None:
+def published_average(plan: TablePlan, name: str, scale: str, metric: str) -> float | None:
     """The paper's own average of a line, or the mean of its numbers where its table has no average."""
-    line = next(line for line in plan.arms if line.name == arm)
+    line = next(line for line in plan.lines if line.name == name)
     found = published_values(plan, line, scale, metric)
     if "average" in found:
         return found["average"]
-    return mean(found[name] for name in columns(plan)) if found.keys() >= columns(plan).keys() else None
+    return mean(found[of] for of in columns(plan)) if found.keys() >= columns(plan).keys() else None

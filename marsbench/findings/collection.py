@@ -9,11 +9,12 @@ from itertools import product
 from pathlib import Path, PurePath
 
 from marsbench.findings.seeds import BySeed
+from marsbench.line import Line
 from marsbench.presets import scales_shown_with
 from marsbench.rows.kinds import EvaluationRow, Row
 from marsbench.rows.store import read_rows
 from marsbench.rows.workspace import Workspace
-from marsbench.running.plans import Arm, TablePlan
+from marsbench.running.plans import TablePlan
 
 
 @dataclass(frozen=True)
@@ -91,9 +92,9 @@ def _completed(rows: dict[str, dict[int, Sequence[Row]]], pages: Pages) -> dict[
             own = by_seed.get(seed, [])
             known = {row.arm for row in own if isinstance(row, EvaluationRow) and row.status == "done"}
             lent = [
-                replace(measured[seed][what(arm), name], arm=arm.name)
-                for arm in (plan.arms if plan else ())
-                if arm.name not in known and all((what(arm), name) in measured[seed] for name in asks)
+                replace(measured[seed][what(line), name], arm=line.name)
+                for line in (plan.lines if plan else ())
+                if line.name not in known and all((what(line), name) in measured[seed] for name in asks)
                 for name in asks
             ]
             if seed in by_seed or lent:
@@ -101,7 +102,7 @@ def _completed(rows: dict[str, dict[int, Sequence[Row]]], pages: Pages) -> dict[
     return found
 
 
-def what(line: Arm | EvaluationRow) -> Hashable:
+def what(line: Line | EvaluationRow) -> Hashable:
     """What a line is, whatever a page calls it."""
     return line.stage, line.method, tuple(sorted(line.options.items())), line.dtype
 

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from marsbench.forward.cache import RaggedCache
+from marsbench.forward.linear import Site
 from marsbench.forward.masks import additive_mask
 from marsbench.forward.window import Window
 
@@ -71,6 +72,10 @@ class Pass:
             scale = torch.add(by.constant, square, alpha=1 / hidden.shape[1]).rsqrt_()
             return hidden, (hidden * scale.unsqueeze(1)) * by.parameters["weight"]
         return hidden, F.rms_norm(hidden, (hidden.shape[1],), by.parameters["weight"], by.epsilon)
+
+    def through(self, site: Site, values: Tensor, gate: Tensor | None, hidden: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Hidden states [M, H], and what is yet to be added to them of what a site's layer makes of values [M, in]."""
+        return hidden, site(values, gate)[0]
 
     def attention(self, layer: int, every: Tensor) -> Tensor:
         """Queries, keys and values [M, (heads + 2 key heads) * size] of a layer to what each entry finds, [M, H]."""

@@ -7,11 +7,19 @@ and overwritten by the next write. It has the one method that models of transfor
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 _GROWTH = 64  # slots; small steps waste little, and growing is rare
+
+
+class Parts(NamedTuple):
+    """How the slots of a row are parted."""
+
+    number: int
+    length: int  # slots of each
 
 
 class RaggedCache:
@@ -23,9 +31,11 @@ class RaggedCache:
     """
 
     fixed = False  # whether it has a shape of its own that no forward may change
+    parts: Parts | None = None  # of a row's slots, where keys and values lie beside each other
 
     def __init__(self) -> None:
         self._layers: list[tuple[Tensor, Tensor]] = []
+        self._both: list[Tensor] = []  # the same, where they lie beside each other
         self.flat_slots = torch.empty(0)  # where the next forward writes, among the slots of all rows
         self._rows = 0
         self.total = 0  # slots of a row that the next forward looks at
@@ -59,6 +69,11 @@ class RaggedCache:
             store.flatten(0, 1).index_copy_(0, self.flat_slots, new)
         keys, values = (store[: self._rows, : self.total] for store in stored)
         return keys, values
+
+    def write_both(self, layer: int, entries: Tensor) -> tuple[Tensor, Tensor]:
+        """Store a layer's new keys and values [M, 2, heads, head size], which lie beside each other; return all."""
+        self._both[layer].flatten(0, 1).index_copy_(0, self.flat_slots, entries)
+        return self._layers[layer]
 
     def stores(self, layer: int, like: Tensor, shape: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Where a layer's keys and values lie, [rows, slots, *shape], on the device of `like` and of its type."""

@@ -2,8 +2,8 @@
 
 `LeanDecoder` runs Qwen2 and Llama checkpoints with the weights of their transformers modules but fewer, larger
 operations, and leaves fillers out: a window that is wide for one row costs nothing in the others. It reads the weights
-where they lie, or packed copies of them, and writes nothing to the model. Whatever else hangs on a model, or is one,
-runs through its own modules.
+where they lie, or packed copies of them, and writes nothing to the model; on a GPU it lays some of them together.
+Whatever else hangs on a model, or is one, runs through its own modules.
 
 A batch asks for its decoder once, when it begins: `decoder_of` looks at the model, and brings up to date what is kept
 of its weights. Until the batch has ended, nobody may hang anything on the model or write to it; steps do not look.
@@ -26,6 +26,7 @@ from marsbench.forward.attention import without_cudnn_attention
 from marsbench.forward.between import NativePass, Norm, Pass, Shape, is_for, spread
 from marsbench.forward.cache import RaggedCache
 from marsbench.forward.draft_head import DraftHead, HeadInUse, packed
+from marsbench.forward.joined import JoinedPass, join_sites
 from marsbench.forward.linear import Site, pack_sites
 from marsbench.forward.modules import ModuleDecoder, check_by_forward
 from marsbench.forward.native import product, unit_norm
@@ -121,6 +122,7 @@ class LeanDecoder:
     def follow(self) -> None:
         """Bring what is kept of the weights up to date."""
         self._lm_head.follow()
+        join_sites(self._sites)
         self._packed += pack_sites(self._with_head)
         like = self._embed._parameters["weight"]
         is_packed = all(site.is_native for site in self._sites)
@@ -155,8 +157,10 @@ class LeanDecoder:
             gate = (masks.view(-1, 1) if real is None else masks.view(-1, 1)[real]).to(hidden.dtype)
             hidden = torch.addcmul(hidden, gate, self._vector)
         turned = self._rotation(position, relative.shape[1], hidden)
-        is_native = self._is_native and not torch.is_grad_enabled()
-        run = (NativePass if is_native else Pass)(self._shape, cache, window, relative, real, turned, hidden.dtype)
+        kind: type[Pass] = Pass
+        if not torch.is_grad_enabled():
+            kind = NativePass if self._is_native else Pass if cache.parts is None else JoinedPass
+        run = kind(self._shape, cache, window, relative, real, turned, hidden.dtype)
         change: Tensor | None = None
         for layer in self._layers:
             hidden, change = layer(run, hidden, change, gate)
@@ -203,19 +207,20 @@ class _Layer:
         self._norms = Norm(layer.input_layernorm), Norm(layer.post_attention_layernorm)
         self._activation: Callable[[Tensor], Tensor] | None = None if type(activation) in _SILU else activation
 
-    def __call__(self, run: Pass, hidden: Tensor, change: Tensor | None, gate: Tensor | None) -> tuple[Tensor, Tensor]:
+    def __call__(
+        self, run: Pass, hidden: Tensor, change: Tensor | None, gate: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
         """Hidden states [M, H] of the real entries, and what is yet to be added to them, to those after the layer.
 
         `gate` is for `Site`s.
         """
         hidden, seen = run.norm(self._norms[0], hidden, change)
         (every,) = self.attention(seen, gate)
-        (change,) = self.out(run.attention(self._number, every), gate)
+        hidden, change = run.through(self.out, run.attention(self._number, every), gate, hidden)
         hidden, seen = run.norm(self._norms[1], hidden, change)
         opening, up = self.mlp(seen, gate)
         acted = run.swiglu(opening, up) if self._activation is None else self._activation(opening) * up
-        (change,) = self.down(acted, gate)
-        return hidden, change
+        return run.through(self.down, acted, gate, hidden)
 
 
 class _Head:

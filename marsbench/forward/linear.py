@@ -128,6 +128,13 @@ def _places(weights: Sequence[Tensor]) -> _Places:
 # ---- the layers that read the same values ----
 
 
+class Joined(NamedTuple):
+    """The weights of a site's layers, one below the other."""
+
+    weight: Tensor  # [out, in]
+    bias: Tensor | None  # [out]
+
+
 class Site:
     """Linear layers that read the same values, and an adapter's maps beside them.
 
@@ -142,6 +149,7 @@ class Site:
         self._sizes = [sum(layer.out_features for layer in output.values()) for output in outputs]
         self._maps: _Maps | None = None
         self.copy: Copy | None = None  # seen to by `pack_sites`
+        self.joined: Joined | None = None  # seen to by `joined.join_sites`
 
     def __call__(self, values: Tensor, gate: Tensor | None = None) -> Sequence[Tensor]:
         """What the layers give for values [M, in]: every output, [M, out].
@@ -155,9 +163,20 @@ class Site:
             if copy is None or maps.packed_down is None:
                 return maps.add(values.mm(maps.across).mul_(gate), self(values))
             return self._parts(copy.adapted(values, gate, maps.packed_down, maps.packed_columns))
+        if self.joined is not None and not torch.is_grad_enabled():
+            return self._parts(F.linear(values, *self.joined))
         if copy is None:
             return [_by_torch(values, layers) for layers in self._outputs]
         return self._parts(copy(values))
+
+    def add_to(self, hidden: Tensor, values: Tensor, gate: Tensor | None) -> Tensor:
+        """Hidden states [M, H] with the one output added to them in place."""
+        if self.joined is None or self.joined.bias is not None:
+            return hidden.add_(self(values, gate)[0])
+        hidden.addmm_(values, self.joined.weight.t())
+        if gate is not None and (maps := self._maps) is not None:
+            maps.add(values.mm(maps.across).mul_(gate), [hidden])
+        return hidden
 
     @property
     def is_native(self) -> bool:

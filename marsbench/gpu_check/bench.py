@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, NamedTuple
@@ -27,6 +30,7 @@ from marsbench.training.medusa import MedusaHeads
 
 _BASES = PACKAGE / "presets" / "bases" / "mini"
 BLOCK_SIZE = 4
+_FEW = 3  # requests, of methods that decode one at a time
 _THRESHOLD = 0.7  # of methods that take one: some tokens are accepted together, some are not
 _SHAPES: dict[str, dict[str, Any]] = {  # of Qwen2 models, by their scale
     "small": {
@@ -44,6 +48,25 @@ _SHAPES: dict[str, dict[str, Any]] = {  # of Qwen2 models, by their scale
 }  # fmt: skip
 
 
+@contextmanager
+def at_most(seconds: float) -> Iterator[None]:
+    """Raise `TimeoutError` in what runs in a `with` block for longer; Windows, and threads, have no such limit."""
+    if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(*_: object) -> None:
+        raise TimeoutError(f"more than {seconds:g} s")
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
 class Found(NamedTuple):
     """What a check found: whether it holds, None where it only measures, and its numbers by name, units in names."""
 
@@ -57,9 +80,10 @@ class Bench:
 
     device: torch.device
     quick: bool = False
+    say: Callable[[str], object] = lambda _: None  # told what is done at the moment
 
     def __post_init__(self) -> None:
-        self.prompts, self.new_tokens = (6, 16) if self.quick else (24, 64)
+        self.prompts, self.new_tokens = (6, 16) if self.quick else (24, 48)
         without_cudnn_attention()  # as training and decoding do: a check may call torch before either
 
     @property
@@ -100,10 +124,15 @@ class Bench:
         return build_method(name, Options(mask_id=loaded.mask_id, draft=draft, heads=heads))
 
     def answers(self, loaded: Loaded, name: str, kind: KindOfBatch = Batch, **ids: Any) -> list[list[int]]:
+        """What a method says to all requests side by side; one of one row at a time, to a few of them."""
+        one_row = METHODS[name].one_row
+        self.say(f"{name} on {loaded.model.device.type}{'' if kind is Batch else ', captured'}")
         method, threshold = self.method(name, loaded), _THRESHOLD if METHODS[name].takes_threshold else None
-        requests = [Request(prompt, self.new_tokens, threshold) for prompt in self.requests]
+        requests = [
+            Request(prompt, self.new_tokens, threshold) for prompt in self.requests[: _FEW if one_row else None]
+        ]
         settings = {"eos_id": loaded.tokenizer.eos_token_id, "pad_id": loaded.tokenizer.pad_token_id, **ids}
-        rows = 1 if METHODS[name].one_row else 8
+        rows = 1 if one_row else len(requests)
         return [made.tokens for made in decode(loaded.model, method, requests, batch_size=rows, kind=kind, **settings)]
 
     def captured(self) -> KindOfBatch:
@@ -124,6 +153,7 @@ class Bench:
 
     def timed(self, model: Any, name: str, *, rows: int, kind: KindOfBatch) -> Timed:
         """One decode, after one that met all its shapes."""
+        self.say(f"{name}, {rows} at once{'' if kind is Batch else ', captured'}")
         method = build_method(name, Options(mask_id=3, block_size=BLOCK_SIZE))
         length, threshold = 16 if self.quick else 128, 0.0 if name == "mars" else None
         prompts = [[5 + (7 * place + row) % 500 for place in range(length)] for row in range(rows)]

@@ -12,9 +12,10 @@ from typing import Any
 from marsbench.findings.cells import why_none
 from marsbench.findings.collection import Collection
 from marsbench.findings.sweep import SweepCells
+from marsbench.line import Line
 from marsbench.overview.index import EXPLORE
 from marsbench.presets import preset
-from marsbench.racing.grid import COMPILED_AR, Contender
+from marsbench.racing.grid import COMPILED_AR
 from marsbench.rows.kinds import GenerationRow, Row, SweepRow
 from marsbench.studies.figure1 import PLAN
 
@@ -67,7 +68,7 @@ def _race(sweep: SweepCells) -> dict[str, Any]:
 
 def _commands(row: SweepRow) -> list[str]:
     """How to decode like it, with a hole for the batch size: the scale's own checkpoint, and one of the reader's."""
-    how = f"--batch-size {{size}} {Contender(row.contender, row.stage, row.method, row.options).typed}"
+    how = f"--batch-size {{size}} {Line.raced(row.contender, row.stage, row.method, **row.options).typed}"
     how += f" --dtype {row.dtype}" if row.dtype not in ("", "float32") else ""
     how += " --compile" if row.compiled else ""
     own = f"marsbench eval --scale {row.scale} --stage {row.stage} --benchmark {row.benchmarks[0]} {how}"
@@ -110,7 +111,7 @@ def _questions(rows: Sequence[Row]) -> list[dict[str, Any]]:
         if isinstance(row, GenerationRow):
             found.setdefault(row.question, {})[row.arm] = row
     return [
-        {"question": question, "answers": [_answer(arm.label, answers.get(arm.name)) for arm in PLAN.arms]}
+        {"question": question, "answers": [_answer(line.label, answers.get(line.name)) for line in PLAN.lines]}
         for question, answers in found.items()
     ]
 

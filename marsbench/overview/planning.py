@@ -18,7 +18,7 @@ from marsbench.progress import terminal_table
 from marsbench.racing.grid import Grid
 from marsbench.running.estimates import Training, decoding_s, questions_of, trainings
 from marsbench.running.graph import Known, RunTask
-from marsbench.running.plans import TablePlan, TrainedStage
+from marsbench.running.plans import TablePlan
 from marsbench.studies.study import Study
 
 _WORKERS = 8, 64  # cores, GPUs: into how many pieces answers are cut
@@ -41,14 +41,14 @@ def plan_tables(plan: TablePlan, scale: Preset) -> list[Table | str]:
 
 def _lines_table(plan: TablePlan, scale: Preset) -> Table:
     rows = []
-    for arm in plan.arms:
-        ready, options = scale.ready_checkpoint(*arm.trained), {**arm.options}
+    for line in plan.lines:
+        ready, options = scale.ready_checkpoint(*line.trained), {**line.options}
         if "draft" in options:
             draft = options.pop("draft")
             options["draft"] = draft if scale.world else f"{draft.removeprefix('draft_')} of 0.5b"
-        own = f"our own {arm.stage}, trained" if scale.tables_train else _NOT_TRAINED
+        own = f"our own {line.stage}, trained" if scale.tables_train else _NOT_TRAINED
         there = "shipped with marsbench" if ready and scale.ships(ready) else ready
-        rows.append((arm.label, arm.method, _in_words(options), there or own))
+        rows.append((line.label, line.method, _in_words(options), there or own))
     return terminal_table("Lines", ("line", "method", "options", "checkpoint"), rows)
 
 
@@ -73,7 +73,7 @@ def _training_table(plan: TablePlan, scale: Preset) -> Table | str:
 
 def _decoding_table(plan: TablePlan, scale: Preset) -> Table:
     """A row per benchmark, with every answer as long as it may be: all lines cost the same."""
-    lines, benchmarks = len(plan.arms), plan.of(scale.benchmarks)
+    lines, benchmarks = len(plan.lines), plan.of(scale.benchmarks)
     title = f"Decoding {lines * len(benchmarks)} cells ({lines} lines x {len(benchmarks)} benchmarks), at most"
     whole, rows = 0, []
     for name in benchmarks:
@@ -115,9 +115,9 @@ def sweep_tables(grid: Grid, scale: Preset) -> list[Table | str]:
     """What a sweep will measure, and how much it decodes at most."""
     rows = []
     for entry in grid.contenders:
-        ready = scale.ready_checkpoint(*TrainedStage.of(entry.stage, entry.trained_block_size))
+        ready = scale.ready_checkpoint(*entry.trained)
         own = f"our own {entry.stage}" if scale.tables_train else _NOT_TRAINED
-        rows.append((entry.name, entry.method, _in_words(entry.shown), ready or own, entry.draft or "-"))
+        rows.append((entry.name, entry.method, _in_words(entry.shown), ready or own, entry.options.get("draft", "-")))
     heads = ("contender", "method", "options", "checkpoint", "draft")
     names = grid.benchmarks or scale.benchmarks
     cells = len(grid.contenders) * len(grid.batch_sizes)

@@ -23,7 +23,8 @@ from marsbench.studies import study_of
 from marsbench.studies.study import Study
 
 if TYPE_CHECKING:
-    from marsbench.running.plans import Asked, TablePlan, TrainedStage
+    from marsbench.line import TrainedStage
+    from marsbench.running.plans import Asked, TablePlan
     from marsbench.running.run import Run
 
 _MOST = 4  # processes by default: each holds about a gibibyte
@@ -102,7 +103,7 @@ class FromRun(Known):
     def questions_left(self, asked: Asked) -> int:
         """See `Known`; none where it cannot be asked, as its page will say."""
         try:
-            if self._checkpoints.missing(asked.arm.trained) or self._cells.known(asked):
+            if self._checkpoints.missing(asked.line.trained) or self._cells.known(asked):
                 return 0
             return len(self._run.exam(asked.benchmark, asked.questions).asked())
         except UserError:

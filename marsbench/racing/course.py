@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from marsbench.answering import Answering
 from marsbench.compiled.graphs import Graphs, default_backend, why_not
 from marsbench.decoding.engine import Method
 from marsbench.decoding.outside import OutsideMethod
@@ -16,17 +17,17 @@ from marsbench.errors import UserError
 from marsbench.evaluation.benchmarks import benchmarks
 from marsbench.evaluation.harness import room_for_prompt
 from marsbench.keys import content_hash, versions
+from marsbench.line import Line, TrainedStage
 from marsbench.methods import METHODS
-from marsbench.methods.fitting import default_ids, fit
+from marsbench.methods.fitting import default_ids
 from marsbench.provenance import products, provenance
-from marsbench.racing.grid import Contender, Grid
+from marsbench.racing.grid import Grid
 from marsbench.racing.profile import profile
 from marsbench.racing.questions import Prompts, Questions, ask, per_benchmark
-from marsbench.racing.race import Entrant, Outcome, Race
+from marsbench.racing.race import Outcome, Race
 from marsbench.racing.step_time import step_times
 from marsbench.rows.kinds import TrainingRow
 from marsbench.running.checkpoints import Checkpoints
-from marsbench.running.plans import TrainedStage
 from marsbench.running.run import Run
 from marsbench.training.checkpoints import Loaded, default_device
 
@@ -36,13 +37,13 @@ Load = Callable[[str, int, torch.dtype], Loaded]  # stage, block size -> its mod
 class Cell(NamedTuple):
     """A contender at a batch size."""
 
-    contender: Contender
+    line: Line
     batch_size: int
     key: str
 
     @property
     def name(self) -> str:
-        return self.contender.name
+        return self.line.name
 
 
 class Course:
@@ -77,53 +78,53 @@ class Course:
 
     # ---- who runs ----
 
-    def target(self, contender: Contender) -> Loaded:
-        return self._load(contender.stage, contender.trained_block_size, self._dtype)
+    def target(self, line: Line) -> Loaded:
+        return self._load(line.stage, line.block_size, self._dtype)
 
-    def draft(self, contender: Contender) -> Loaded | None:
-        """The draft model, for a contender that has one."""
-        return self._load(contender.draft, contender.trained_block_size, self._dtype) if contender.draft else None
+    def draft(self, line: Line) -> Loaded | None:
+        """The draft model, for a line that has one."""
+        return self._load(line.draft.stage, line.block_size, self._dtype) if line.draft else None
 
-    def entrant(self, contender: Contender, batch_size: int) -> Entrant:
+    def entrant(self, line: Line, batch_size: int) -> Answering:
         """A contender ready to race; `UserError` says why it cannot."""
-        if METHODS[contender.method].one_row and batch_size > 1:
-            raise UserError(f"{contender.method} decodes one sequence at a time", fix="race it at batch size 1")
-        loaded = self.target(contender)
-        method = fit(contender.method, loaded, draft=self.draft(contender), **contender.options)
-        if not contender.compiled:
-            return Entrant(contender.name, loaded.model, method, contender.threshold)
-        if reason := why_not(loaded.model, method, self._backend):
+        if METHODS[line.method].one_row and batch_size > 1:
+            raise UserError(f"{line.method} decodes one sequence at a time", fix="race it at batch size 1")
+        loaded = self.target(line)
+        eager = Answering.of(replace(line, compiled=False), loaded, self.draft(line), batch_size=batch_size)
+        if not line.compiled:
+            return eager
+        if reason := why_not(loaded.model, eager.method, self._backend):
             raise UserError(f"it cannot be compiled: {reason}", fix="race it without `compiled`")
-        method, graphs = self._compiled.setdefault(_steps_of(contender), (method, Graphs(self._backend)))
-        return Entrant(contender.name, loaded.model, method, contender.threshold, graphs.batch)
+        method, graphs = self._compiled.setdefault(_steps_of(line), (eager.method, Graphs(self._backend)))
+        return replace(eager, method=method, kind=graphs.batch)
 
-    def compiling(self, contender: Contender) -> dict[str, Any]:
-        """What compiling a contender's steps has taken so far, as rows have it; nothing of one that is not compiled."""
-        if not contender.compiled:
+    def compiling(self, line: Line) -> dict[str, Any]:
+        """What compiling a line's steps has taken so far, as rows have it; nothing of one that is not compiled."""
+        if not line.compiled:
             return {}
-        _, graphs = self._compiled[_steps_of(contender)]
+        _, graphs = self._compiled[_steps_of(line)]
         return {"graphs": len(graphs), "compile_seconds": round(graphs.compile_seconds, 3)}
 
-    def weights(self, contender: Contender) -> dict[str, Any]:
-        """The hashes of a contender's weights, as far as its checkpoints are there."""
+    def weights(self, line: Line) -> dict[str, Any]:
+        """The hashes of a line's weights, as far as its checkpoints are there."""
         try:
-            draft = self.draft(contender)
-            return {"target": self.target(contender).weights, "draft": draft.weights if draft else None}
+            draft = self.draft(line)
+            return {"target": self.target(line).weights, "draft": draft.weights if draft else None}
         except UserError:
             return {}
 
-    def weight_bytes(self, contender: Contender) -> tuple[int, int]:
+    def weight_bytes(self, line: Line) -> tuple[int, int]:
         """What the target model takes, and what it takes together with its heads and its draft model."""
-        loaded, draft = self.target(contender), self.draft(contender)
+        loaded, draft = self.target(line), self.draft(line)
         target = size_of(loaded.model)
-        heads = size_of(loaded.heads) if loaded.heads is not None and contender.method == "medusa" else 0
+        heads = size_of(loaded.heads) if loaded.heads is not None and line.method == "medusa" else 0
         return target, target + heads + (size_of(draft.model) if draft else 0)
 
     # ---- what the contenders share ----
 
     @property
-    def plain(self) -> Contender:
-        return next(contender for contender in self.grid.contenders if contender.name == "ar")
+    def plain(self) -> Line:
+        return next(line for line in self.grid.contenders if line.name == "ar")
 
     @cached_property
     def baseline(self) -> Loaded:
@@ -168,21 +169,21 @@ class Course:
     # ---- its cells ----
 
     def cells(self, batch_size: int) -> list[Cell]:
-        return [Cell(contender, batch_size, self._key(contender, batch_size)) for contender in self.grid.contenders]
+        return [Cell(line, batch_size, self._key(line, batch_size)) for line in self.grid.contenders]
 
-    def _key(self, contender: Contender, batch_size: int) -> str:
-        content = {"kind": "sweep", "entry": contender.keyed, "batch_size": batch_size, **self.weights(contender)}
-        how: dict[str, Any] = {"backend": self._backend} if contender.compiled else {}
+    def _key(self, line: Line, batch_size: int) -> str:
+        content = {"kind": "sweep", "entry": line.keyed, "batch_size": batch_size, **self.weights(line)}
+        how: dict[str, Any] = {"backend": self._backend} if line.compiled else {}
         how |= {"profiled": True} if self.grid.profiled else {}
         return content_hash({**content, **self.everywhere, **how})
 
     def why_not(self, cell: Cell) -> str:
         """Why a cell cannot be measured, empty if it can."""
         try:
-            self.entrant(cell.contender, cell.batch_size)
+            self.entrant(cell.line, cell.batch_size)
         except UserError as error:
             return error.reason
-        tokenizer = self.target(cell.contender).own_tokenizer
+        tokenizer = self.target(cell.line).own_tokenizer
         if tokenizer is not None and self.questions.prompts(tokenizer, self._room) != self.prompts:
             return "its tokenizer reads the prompts otherwise than that of `ar`"
         return ""
@@ -190,7 +191,7 @@ class Course:
     def race(self, cells: Sequence[Cell], laps: int | None = None) -> Race:
         """The race of some contenders at one batch size, of so many timed laps; None = as many as the grid says."""
         return Race(
-            [self.entrant(cell.contender, cell.batch_size) for cell in cells],
+            {cell.name: self.entrant(cell.line, cell.batch_size) for cell in cells},
             self.prompts.ids,
             batch_size=cells[0].batch_size,
             max_new_tokens=self.max_new_tokens,
@@ -208,8 +209,8 @@ class Course:
             return step_times(self.baseline.model, self.grid.positions, bar.update)
 
     def profile(self, cell: Cell) -> dict[str, float]:
-        """Where a contender's time goes, where the grid asks for it; a loop that is not ours is not looked into."""
-        entrant = self.entrant(cell.contender, cell.batch_size)
+        """Where a line's time goes, where the grid asks for it; a loop that is not ours is not looked into."""
+        entrant = self.entrant(cell.line, cell.batch_size)
         if not self.grid.profiled or entrant.compiled or isinstance(entrant.method, OutsideMethod):
             return {}
         return profile(
@@ -217,9 +218,9 @@ class Course:
         )
 
 
-def _steps_of(contender: Contender) -> str:
-    """What decides a contender's steps: everything but its name and its threshold."""
-    return content_hash({**contender.keyed, "name": "", "threshold": None})
+def _steps_of(line: Line) -> str:
+    """What decides a line's steps: everything but its name and its threshold."""
+    return content_hash({**line.keyed, "name": "", "threshold": None})
 
 
 def size_of(module: Any) -> int:

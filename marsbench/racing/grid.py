@@ -14,7 +14,7 @@ A list among a contender's settings stands for as many contenders; several lists
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from itertools import product
 from pathlib import Path
@@ -23,11 +23,11 @@ from typing import Any
 import yaml
 
 from marsbench.errors import UserError, unknown_name
+from marsbench.line import Line, TrainedStage, checkpoints_of
 from marsbench.methods import METHODS, OPTIONS, Options, check_options
 from marsbench.paths import PACKAGE
-from marsbench.presets import Preset, preset
+from marsbench.presets import DEFAULT_BLOCK_SIZE, Preset, preset
 from marsbench.running.estimates import decoding_s
-from marsbench.running.plans import TrainedStage
 from marsbench.training.stages import stage
 
 COMPILED_AR = "ar, compiled"  # what compiled contenders are held against
@@ -39,52 +39,10 @@ _OWN = ("name", "method", "stage", "draft", "threshold", "trained_block_size", "
 
 
 @dataclass(frozen=True)
-class Contender:
-    """A contender of a grid: a method on a stage's checkpoint."""
-
-    name: str
-    stage: str
-    method: str
-    options: Mapping[str, Any]
-    threshold: float | None = None
-    draft: str | None = None  # stage of the draft model
-    trained_block_size: int = 4  # B that the checkpoint was trained with, where its training had one
-    compiled: bool = False  # its steps as graphs, or operation by operation
-
-    @property
-    def shown(self) -> dict[str, Any]:
-        """The options and the threshold, as rows show them."""
-        return {**self.options, **({} if self.threshold is None else {"threshold": self.threshold})}
-
-    @property
-    def typed(self) -> str:
-        """As `marsbench eval` and `marsbench decode` take them."""
-        given = {"method": self.method, **self.shown}
-        names = {name: {"block_size": "window"}.get(name, name) for name in given}
-        return " ".join(f"--{names[name].replace('_', '-')} {value}" for name, value in given.items())
-
-    @property
-    def keyed(self) -> dict[str, Any]:
-        """What goes into keys. Without `compiled`, a contender has the key of the time when there were no others."""
-        return {name: value for name, value in vars(self).items() if name != "compiled" or value}
-
-
-def checkpoints_of(contenders: Iterable[Contender]) -> list[TrainedStage]:
-    """What some contenders and their draft models are, each once."""
-    found = [
-        TrainedStage.of(name, contender.trained_block_size)
-        for contender in contenders
-        for name in (contender.stage, contender.draft)
-        if name
-    ]
-    return list(dict.fromkeys(found))
-
-
-@dataclass(frozen=True)
 class Grid:
     """Everything that a sweep measures."""
 
-    contenders: tuple[Contender, ...]
+    contenders: tuple[Line, ...]
     batch_sizes: tuple[int, ...]
     prompts: int
     repeats: int
@@ -127,7 +85,7 @@ class Grid:
             step = costs["library" if method.own_loop else "ours"]
             if method.recomputes:  # as many positions as an answer may come to, on average: a prompt and half of it
                 step = max(step, size * longest * costs["position"])
-            laps = self.repeats + 1 + contender.compiled  # who is compiled decodes everything once beforehand
+            laps = self.repeats + 1 + bool(contender.compiled)  # who is compiled decodes everything once beforehand
             if not method.one_row or size == 1:
                 whole += laps * math.ceil(self.prompts / size) * longest * step
         return whole
@@ -189,7 +147,7 @@ def _grid(settings: Any, quick: bool) -> Grid:
     return Grid(**{**settings, **chosen, "benchmarks": tuple(settings.get("benchmarks") or ())})
 
 
-def _check(contenders: list[Contender]) -> None:
+def _check(contenders: list[Line]) -> None:
     """Refuse names that come twice, and compiled contenders that have no `ar` of their kind."""
     names = [contender.name for contender in contenders]
     if twice := sorted({name for name in names if names.count(name) > 1}):
@@ -198,7 +156,7 @@ def _check(contenders: list[Contender]) -> None:
         raise UserError("no contender is called 'ar'", fix="add one: speed-ups are relative to it")
     by_name = {contender.name: contender for contender in contenders}
     plain, compiled = by_name["ar"], by_name.get(COMPILED_AR)
-    if compiled is not None and compiled != replace(plain, name=COMPILED_AR, compiled=True):
+    if compiled is not None and compiled != plain.compiled_form():
         raise UserError(f"{COMPILED_AR!r} is not 'ar', compiled", fix="give `ar` compiled: [false, true] in its place")
     found = next((contender.name for contender in contenders if contender.compiled), None)
     if found is not None and compiled is None:
@@ -208,7 +166,7 @@ def _check(contenders: list[Contender]) -> None:
         )
 
 
-def _contenders(given: Any, number: int) -> Iterator[Contender]:
+def _contenders(given: Any, number: int) -> Iterator[Line]:
     """The contenders that an item of the list stands for."""
     where = f"contender {number}"
     if not isinstance(given, dict) or "method" not in given or "stage" not in given:
@@ -219,7 +177,7 @@ def _contenders(given: Any, number: int) -> Iterator[Contender]:
         yield _contender(dict(zip(lists, values, strict=True)), varied, where)
 
 
-def _contender(given: dict[str, Any], varied: list[str], where: str) -> Contender:
+def _contender(given: dict[str, Any], varied: list[str], where: str) -> Line:
     for name in given:
         if name not in _OWN and name not in OPTIONS:
             known = ", ".join(sorted({*OPTIONS, *_OWN}))
@@ -242,8 +200,12 @@ def _contender(given: dict[str, Any], varied: list[str], where: str) -> Contende
     name = ", ".join([str(given.get("name", method)), *said])
     if not name.endswith(called("", compiled)):  # a user may have written the ending
         name = called(name, compiled)
-    kept = {own: given[own] for own in ("stage", "draft", "trained_block_size") if own in given}
-    return Contender(name, method=method, options=options, threshold=threshold, compiled=compiled, **kept)
+    options |= {} if threshold is None else {"threshold": threshold}
+    options |= {"draft": given["draft"]} if given.get("draft") else {}
+    return Line(
+        name, name, given["stage"], method, options, compiled=compiled,
+        block_size=given.get("trained_block_size", DEFAULT_BLOCK_SIZE),
+    )  # fmt: skip
 
 
 def called(name: str, compiled: bool) -> str:

@@ -6,12 +6,13 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
+from marsbench.answering import Answering
 from marsbench.decoding.engine import Batch
 from marsbench.decoding.generation import Request
 from marsbench.decoding.outside import OutsideMethod
-from marsbench.racing.race import Entrant, synchronize
+from marsbench.racing.race import synchronize
 
 
 class _Parts:
@@ -48,7 +49,7 @@ class _Parts:
 
 
 def profile(
-    contender: Entrant, prompts: Sequence[Sequence[int]], *, batch_size: int, max_new_tokens: int,
+    contender: Answering, prompts: Sequence[Sequence[int]], *, batch_size: int, max_new_tokens: int,
     eos_id: int | Sequence[int], pad_id: int,
 ) -> dict[str, float]:  # fmt: skip
     """Where the time of decoding goes, in seconds by part, in a run of its own.
@@ -58,7 +59,8 @@ def profile(
     """
     method = contender.method
     assert not isinstance(method, OutsideMethod), "its loop is not ours to look into"
-    parts, lm_head = _Parts(), contender.model.get_output_embeddings()
+    parts, model = _Parts(), cast("Any", contender.loaded.model)
+    lm_head = model.get_output_embeddings()
     timed: Any = SimpleNamespace(
         name="timed", causal_prompt=False,  # prompts in one piece, whatever the method
         bar=method.bar, most=method.most,
@@ -73,7 +75,7 @@ def profile(
     try:
         with parts.timed("loop"):
             for first in range(0, len(requests), batch_size):
-                batch = Batch(contender.model, timed, on_finished=lambda *_: None, **ids)
+                batch = Batch(model, timed, on_finished=lambda *_: None, **ids)
                 batch.decoder = parts.timed("decoder")(batch.decoder)
                 batch.join(dict(enumerate(requests[first : first + batch_size])))
                 while len(batch):

@@ -12,38 +12,20 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from math import gcd
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from marsbench.decoding.engine import Batch, KindOfBatch, Method, decode
+from marsbench.answering import Answering
 from marsbench.decoding.generation import Generation, Meter, Request
-from marsbench.decoding.outside import OutsideMethod
 from marsbench.json_lines import Log
 from marsbench.progress import Counted
 from marsbench.rows.kinds import Status
 from marsbench.statistics.intervals import Estimate, median_ratio
 
 WATCHED = 0  # the number of the lap that is not timed
-
-
-@dataclass(frozen=True)
-class Entrant:
-    """One method on one model."""
-
-    name: str
-    model: Any
-    method: Method | OutsideMethod
-    threshold: float | None = None
-    kind: KindOfBatch = Batch  # eager, or with the steps of `Graphs`
-
-    @property
-    def compiled(self) -> bool:
-        """Whether it compiles a step for each shape that comes up."""
-        return self.kind is not Batch
 
 
 class Stopwatch(Meter):
@@ -93,56 +75,62 @@ class Turn:
 Round = Mapping[str, Turn]  # contender -> its turn at a batch; who has dropped out is missing
 
 
+@dataclass(frozen=True)
+class _Started:
+    """A line of the log of rounds: who starts."""
+
+    contenders: list[str]
+
+
+@dataclass(frozen=True)
+class _Ended:
+    """Another: a round that has ended."""
+
+    lap: int
+    batch: int
+    turns: Mapping[str, Turn]
+
+
 class RoundLog:
     """The rounds of a race as they end, so that an interrupted race loses one round at most."""
 
     def __init__(self, file: Path | None = None) -> None:
         """Take up the rounds of a file; without one, they are kept in memory."""
         mend = "remove the file; the race is run anew"
-        self._log = Log(file, self._take, what="a round of a race", mend=mend) if file is not None else None
+        kind = _Started | _Ended
+        self._log = Log[_Started | _Ended](file, kind, what="a round of a race", mend=mend) if file else None
         self.contenders: list[str] = []  # who started, as far as a file says
         self.rounds: dict[tuple[int, int], Round] = {}  # (lap, batch) -> round
         self.dropped_out: set[str] = set()  # who has failed or taken too long
-        if self._log is not None:
-            self._log.records()
+        for record in self._log.records() if self._log else []:
+            self._take(record)
 
     def begin(self, contenders: Sequence[str]) -> None:
         """Start a race anew with these contenders."""
         if self._log is not None:
             self._log.file.unlink(missing_ok=True)
-        self._keep({"contenders": list(contenders)})
+        self._keep(_Started(list(contenders)))
 
     def add(self, lap: int, batch: int, turns: Round) -> None:
         """Keep a round; it is on disk when this returns."""
-        found = {name: asdict(turn) for name, turn in turns.items()}
-        self._keep({"lap": lap, "batch": batch, "turns": found})
+        self._keep(_Ended(lap, batch, turns))
 
     def turns(self, name: str) -> dict[tuple[int, int], Turn]:
         """One contender's turns, by lap and batch."""
         return {place: turns[name] for place, turns in self.rounds.items() if name in turns}
 
-    def _keep(self, record: Mapping[str, Any]) -> None:
+    def _keep(self, record: _Started | _Ended) -> None:
         self._take(record)
         if self._log is not None:
-            self._log.append(record)
+            self._log.append(asdict(record))
 
-    def _take(self, record: Mapping[str, Any]) -> None:
-        """What a line of the file says: who starts, or a round."""
-        if "contenders" in record:
-            self.contenders, self.rounds, self.dropped_out = record["contenders"], {}, set()
+    def _take(self, record: _Started | _Ended) -> None:
+        """What a line of the file says."""
+        if isinstance(record, _Started):
+            self.contenders, self.rounds, self.dropped_out = record.contenders, {}, set()
             return
-        turns = {name: _turn_of(turn) for name, turn in record["turns"].items()}
-        self.rounds[record["lap"], record["batch"]] = turns
-        self.dropped_out |= {name for name, turn in turns.items() if turn.status != "done"}
-
-
-def _turn_of(record: Mapping[str, Any]) -> Turn:
-    """The turn that a log's line holds."""
-    watched = record["watched"]
-    if watched is not None:
-        generations = [Generation(**generation) for generation in watched["generations"]]
-        watched = Watched(**{**watched, "generations": generations, "meter": Meter(**watched["meter"])})
-    return Turn(**{**record, "watched": watched})
+        self.rounds[record.lap, record.batch] = record.turns
+        self.dropped_out |= {name for name, turn in record.turns.items() if turn.status != "done"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,7 +161,7 @@ class Outcome(Watched):
 class Race:
     """Contenders, the prompts that they decode, and how."""
 
-    contenders: Sequence[Entrant]
+    contenders: Mapping[str, Answering]
     prompts: Sequence[Sequence[int]]
     batch_size: int
     max_new_tokens: int
@@ -196,10 +184,10 @@ class Race:
             self._warm_up()
         for done, (lap, batch) in enumerate(missing, len(places) - len(missing)):
             progress(done, len(places))
-            racing = [entry for entry in self.contenders if entry.name not in log.dropped_out]
+            racing = [name for name in self.contenders if name not in log.dropped_out]
             order = [racing[place] for place in rotation(len(racing), lap * len(self.batches) + batch)]
-            log.add(lap, batch, {entry.name: self._turn(entry, lap, batch, log) for entry in order})
-        return {entry.name: self._outcome(log.turns(entry.name)) for entry in self.contenders}
+            log.add(lap, batch, {name: self._turn(name, lap, batch, log) for name in order})
+        return {name: self._outcome(log.turns(name)) for name in self.contenders}
 
     def _warm_up(self) -> None:
         """Every contender decodes a batch of each size that there is; who fails will fail again when it counts.
@@ -208,7 +196,7 @@ class Race:
         that is watched, nor for its limit. For that, too, it has as long as the limit, and what is left comes later.
         """
         sizes = list({len(batch): batch for batch in self.batches}.values())
-        for contender in self.contenders:
+        for contender in self.contenders.values():
             started = time.perf_counter()
             for batch in self.batches if contender.compiled else sizes:
                 with suppress(Exception):
@@ -216,14 +204,14 @@ class Race:
                 if contender.compiled and time.perf_counter() - started > self.limit_s:
                     break
 
-    def _turn(self, contender: Entrant, lap: int, batch: int, log: RoundLog) -> Turn:
+    def _turn(self, name: str, lap: int, batch: int, log: RoundLog) -> Turn:
         watch = Stopwatch() if lap == WATCHED else None
         try:
             if watch is not None and torch.cuda.is_available():
                 torch.cuda.reset_peak_memory_stats()
             synchronize()
             started = time.perf_counter()
-            generations = self._decode(contender, self.batches[batch], watch)
+            generations = self._decode(self.contenders[name], self.batches[batch], watch)
             synchronize()
             seconds = time.perf_counter() - started
         except Exception as error:  # whatever it is, the others race on
@@ -231,26 +219,19 @@ class Race:
                 torch.cuda.empty_cache()  # what a failed turn may still hold
             return Turn(0.0, "failed", f"{type(error).__name__}: {str(error).strip()}")
         if watch is not None:
-            spent = seconds + sum(turn.seconds for turn in log.turns(contender.name).values())
+            spent = seconds + sum(turn.seconds for turn in log.turns(name).values())
             if spent > self.limit_s:
                 return Turn(seconds, "timeout", f"more than {self.limit_s:g} s for {len(self.prompts)} prompts")
             return Turn(seconds, watched=Watched.of(generations, watch, started))
-        known = log.rounds[WATCHED, batch][contender.name].watched
+        known = log.rounds[WATCHED, batch][name].watched
         if known is None or known.generations != generations:
             return Turn(seconds, "failed", "the same prompts did not give the same tokens twice")
         return Turn(seconds)
 
-    def _decode(self, contender: Entrant, batch: range, meter: Meter | None) -> list[Generation]:
-        return decode(
-            contender.model,
-            contender.method,
-            [Request(self.prompts[index], self.max_new_tokens, contender.threshold) for index in batch],
-            eos_id=self.eos_id,
-            pad_id=self.pad_id,
-            batch_size=len(batch),
-            meter=meter,
-            kind=contender.kind,
-        )
+    def _decode(self, contender: Answering, batch: range, meter: Meter | None) -> list[Generation]:
+        requests = [Request(self.prompts[index], self.max_new_tokens, contender.threshold) for index in batch]
+        together = replace(contender, batch_size=len(batch))
+        return together.decode(requests, eos_id=self.eos_id, pad_id=self.pad_id, meter=meter)
 
     def _outcome(self, turns: Mapping[tuple[int, int], Turn]) -> Outcome:
         for turn in turns.values():

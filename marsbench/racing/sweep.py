@@ -106,11 +106,11 @@ def _sweep_row(
     course: Course, cell: Cell, found: Outcome, outcomes: Mapping[str, Outcome], **seen: float | None
 ) -> SweepRow:
     """The row of a cell, its samples written first; `outcomes` are those of its race, `seen` goes to its provenance."""
-    contender = cell.contender
+    contender = cell.line
     origin = course.target(contender).origin if course.weights(contender) else {}
     identity: dict[str, Any] = {
         "key": cell.key, "status": found.status, "reason": found.reason, "scale": course.run.scale.scale,
-        "contender": contender.name, "stage": contender.stage, "draft": contender.draft or "",
+        "contender": contender.name, "stage": contender.stage, "draft": contender.options.get("draft", ""),
         "method": contender.method, "options": contender.shown, "compiled": contender.compiled,
         "batch_size": cell.batch_size, "benchmarks": course.questions.benchmarks, "prompts": len(course.prompts.ids),
         "prompts_hash": content_hash(course.prompts.ids),
@@ -125,7 +125,7 @@ def _sweep_row(
 def _measured(course: Course, cell: Cell, found: Outcome, outcomes: Mapping[str, Outcome]) -> dict[str, Any]:
     generations, responses = found.generations, course.responses(found)
     correct = course.questions.score(responses)
-    target, together = course.weight_bytes(cell.contender)
+    target, together = course.weight_bytes(cell.line)
     done = {name: outcome for name, outcome in outcomes.items() if outcome.status == "done"}
     baselines = {
         name: {"seconds": [round(seconds, 6) for seconds in done[name].seconds], "emitted": done[name].emitted}
@@ -142,8 +142,8 @@ def _measured(course: Course, cell: Cell, found: Outcome, outcomes: Mapping[str,
         "target_bytes": target, "weight_bytes": together, "peak_bytes": found.peak_bytes,
         "same_as": {name: sum(mine.tokens == other.tokens for mine, other in both) for name, both in pairs.items()},
         "samples": _log_samples(course, cell.key, generations, responses, correct),
-        "race": content_hash(sorted(outcomes)), "checkpoint": course.target(cell.contender).weights,
-        "profile": course.profile(cell), **course.compiling(cell.contender),
+        "race": content_hash(sorted(outcomes)), "checkpoint": course.target(cell.line).weights,
+        "profile": course.profile(cell), **course.compiling(cell.line),
     }  # fmt: skip
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from marsbench.line import Line
 from marsbench.neighbours import others_cores, warning
 from marsbench.racing.course import Course
-from marsbench.racing.grid import Contender, Grid
+from marsbench.racing.grid import Grid
 from marsbench.racing.position_law import PositionLaw, Work, law_of, predicted_speed
 from marsbench.racing.race import Outcome, RoundLog
 from marsbench.running.run import Run
@@ -22,7 +23,7 @@ _LAPS = 3  # of the race that checks the recommendation
 class Setting:
     """One setting and what is expected of it."""
 
-    contender: Contender
+    contender: Line
     tokens_per_forward: float
     points_lost: float  # of accuracy against `ar`
     speed_up: float  # over `ar` at the wanted batch size, by the position law
@@ -61,21 +62,21 @@ class Advice:
         )
 
 
-def candidates(block_size: int) -> tuple[Contender, ...]:
+def candidates(block_size: int) -> tuple[Line, ...]:
     """The settings to choose from, for a checkpoint trained with that block size."""
     windows = sorted({2, 3, 4, 5, block_size, block_size + 1, block_size + 2})
     return (
-        Contender("ar", "", "ar", {}),
-        *[Contender(f"mars, tau = {tau:g}", "", "mars", {"block_size": block_size}, tau) for tau in THRESHOLDS],
+        Line.raced("ar", "", "ar"),
+        *[Line.raced(f"mars, tau = {tau:g}", "", "mars", block_size=block_size, threshold=tau) for tau in THRESHOLDS],
         *[_verified("linear", window, 0.5) for window in windows],
         *[_verified("groups", window, None) for window in windows if window <= block_size],
     )
 
 
-def _verified(layout: str, window: int, threshold: float | None) -> Contender:
-    said = "" if threshold is None else f", tau = {threshold:g}"
-    options = {"layout": layout, "block_size": window}
-    return Contender(f"mars-verified, {layout}, window = {window}{said}", "", "mars-verified", options, threshold)
+def _verified(layout: str, window: int, threshold: float | None) -> Line:
+    said, pruned = ("", {}) if threshold is None else (f", tau = {threshold:g}", {"threshold": threshold})
+    name = f"mars-verified, {layout}, window = {window}{said}"
+    return Line.raced(name, "", "mars-verified", layout=layout, block_size=window, **pruned)
 
 
 def tune(
@@ -99,7 +100,7 @@ def tune(
     best = max(allowed, key=lambda setting: setting.speed_up)
     if best.contender == course.plain:
         return Advice(settings, best, None)
-    pair = [cell for cell in course.cells(batch_size) if cell.contender in (course.plain, best.contender)]
+    pair = [cell for cell in course.cells(batch_size) if cell.line in (course.plain, best.contender)]
     with reporter.bar(f"racing {best.contender.name} against ar") as bar:
         raced = course.race(pair).run(RoundLog(), bar.update)
     return Advice(settings, best, raced[best.contender.name].speed_over(raced["ar"]))

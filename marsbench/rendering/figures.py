@@ -67,25 +67,25 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def figure_of(quantity: Quantity, cells: Cells, plan: TablePlan, path_stem: Path) -> list[Path]:
-    """Draw a quantity per benchmark and arm, and the mean over benchmarks, with 95 % intervals.
+    """Draw a quantity per benchmark and line, and the mean over benchmarks, with 95 % intervals.
 
-    Arms and benchmarks without a `done` row are left blank. `path_stem` lacks `.png` and `.svg`.
+    Lines and benchmarks without a `done` row are left blank. `path_stem` lacks `.png` and `.svg`.
     """
     benchmarks = columns(plan)
     with drawn_alike():
         figure = new_figure(10.5, 4.8)
         axes = figure.subplots()
-        for position, arm in enumerate(plan.arms):
-            done = done_cells(cells, arm.name)
+        for position, line in enumerate(plan.lines):
+            done = done_cells(cells, line.name)
             found = {place: quantity.of(done[name]) for place, name in enumerate(benchmarks) if name in done}
             if len(found) == len(benchmarks):
                 found[len(benchmarks)] = mean_of_benchmarks([*found.values()])
-            shift = GROUP_WIDTH * ((position + 0.5) / len(plan.arms) - 0.5)
+            shift = GROUP_WIDTH * ((position + 0.5) / len(plan.lines) - 0.5)
             axes.errorbar(
                 [place + shift for place in found],
                 [quantity.factor * estimate.value for estimate in found.values()],
                 yerr=error_bars([*found.values()], quantity.factor),
-                linestyle="none", markersize=5.5, elinewidth=1.2, label=arm.label, **look(position),
+                linestyle="none", markersize=5.5, elinewidth=1.2, label=line.label, **look(position),
             )  # fmt: skip
         labels = [*benchmarks.values(), "Average"]
         axes.set_xticks(range(len(labels)), labels)
@@ -242,12 +242,13 @@ def _draw_panel(axes: Axes, panel: Panel) -> None:
 
 
 def speed_panel(cells: Cells, title: str, lines: Mapping[str, Sequence[str]], benchmarks: Sequence[str]) -> Panel:
-    """Accuracy against tokens per forward pass, benchmarks weighing the same: per label, a curve through its arms.
+    """Accuracy against tokens per forward pass, benchmarks weighing the same: per label, a curve through its lines.
 
-    Arms that were not measured on them all are left out.
+    Lines that were not measured on them all are left out.
     """
     curves = {
-        label: [point for arm in arms if (point := line_on(cells, arm, benchmarks))] for label, arms in lines.items()
+        label: [point for name in names if (point := line_on(cells, name, benchmarks))]
+        for label, names in lines.items()
     }
     _, reference = line_on(cells, "ar_sft", benchmarks) or (None, None)
     return Panel(title, curves, reference)
@@ -264,16 +265,16 @@ def exactly(value: float) -> Estimate:
     return Estimate(value, Interval(value, value), 0)
 
 
-def line_on(cells: Cells, arm: str, benchmarks: Sequence[str]) -> tuple[Estimate, Estimate] | None:
-    """Tokens per forward pass and accuracy of an arm, benchmarks weighing the same; None unless it has them all."""
-    done = done_cells(cells, arm)
+def line_on(cells: Cells, line: str, benchmarks: Sequence[str]) -> tuple[Estimate, Estimate] | None:
+    """Tokens per forward pass and accuracy of a line, benchmarks weighing the same; None unless it has them all."""
+    done = done_cells(cells, line)
     rows = [done[name] for name in benchmarks if name in done]
     return means(rows) if rows and len(rows) == len(benchmarks) else None
 
 
 def shared_benchmarks(cells: Cells, plan: TablePlan) -> list[str]:
     """The benchmarks that every line was measured on, lines without any left aside."""
-    measured = [done for arm in plan.arms if (done := done_cells(cells, arm.name))]
+    measured = [done for line in plan.lines if (done := done_cells(cells, line.name))]
     return [name for name in columns(plan) if measured and all(name in done for done in measured)]
 
 

@@ -8,9 +8,10 @@ from statistics import fmean
 from marsbench.findings.cells import Cells, columns, done_cells, latest_cells, means
 from marsbench.findings.in_words import one_line, plus_minus
 from marsbench.findings.seeds import BySeed
+from marsbench.line import Line
 from marsbench.rendering.markdown import merged, paragraphs, table
 from marsbench.rows.kinds import EvaluationRow
-from marsbench.running.plans import Arm, TablePlan
+from marsbench.running.plans import TablePlan
 from marsbench.statistics.intervals import accuracy
 
 HOW_TO_READ_ACCURACY = (
@@ -39,18 +40,18 @@ def accuracy_table(cells: Cells, plan: TablePlan) -> str:
     """Accuracy per line and benchmark, with the averages of accuracy and of tokens per forward pass."""
     head = ["", *columns(plan).values(), "Average", "tokens/forward"]
     lines = [["questions", *question_counts(cells, plan).values(), "", ""]]
-    for arm in plan.arms:
-        of_benchmarks = [accuracy_cell(cells.get((arm.name, name))) for name in columns(plan)]
-        lines.append([arm.label, *of_benchmarks, *averages(cells, plan, arm)])
-    counts = {len(done_cells(cells, arm.name)) for arm in plan.arms} - {0, len(columns(plan))}
+    for line in plan.lines:
+        of_benchmarks = [accuracy_cell(cells.get((line.name, name))) for name in columns(plan)]
+        lines.append([line.label, *of_benchmarks, *averages(cells, plan, line)])
+    counts = {len(done_cells(cells, line.name)) for line in plan.lines} - {0, len(columns(plan))}
     return paragraphs(table(head, merged(lines)), HOW_TO_READ_INCOMPLETE_AVERAGES if counts else "")
 
 
 def speed_table(cells: Cells, plan: TablePlan) -> str:
     lines = []
-    for arm in plan.arms:
-        speeds = [speed_cell(cells.get((arm.name, name))) for name in columns(plan)]
-        lines.append([arm.label, *speeds, averages(cells, plan, arm)[1]])
+    for line in plan.lines:
+        speeds = [speed_cell(cells.get((line.name, name))) for name in columns(plan)]
+        lines.append([line.label, *speeds, averages(cells, plan, line)[1]])
     return paragraphs("Tokens per forward pass:", table(["", *columns(plan).values(), "Average"], merged(lines)))
 
 
@@ -60,14 +61,14 @@ def seeds_table(seeds: BySeed, plan: TablePlan) -> str:
         return ""
     cells = [latest_cells(seeds[seed]) for seed in sorted(seeds)]
     lines = []
-    for arm in plan.arms:
-        done = [done_cells(of_seed, arm.name) for of_seed in cells]
+    for line in plan.lines:
+        done = [done_cells(of_seed, line.name) for of_seed in cells]
         rates = [{name: fmean(row.correct) for name, row in rows.items()} for rows in done]
         for rate in rates:
             rate |= {"average": fmean(rate.values())} if rate.keys() >= columns(plan).keys() else {}
         heads = [*columns(plan), "average"]
         shown = [[f"{100 * rate[name]:.1f}" if name in rate else "n/a" for rate in rates] for name in heads]
-        lines.append([arm.label, *map(" / ".join, shown)])
+        lines.append([line.label, *map(" / ".join, shown)])
     order = " / ".join(map(str, sorted(seeds)))
     lead = f"Accuracy in % at each training seed, in the order {order}. They scatter by the luck of training."
     return paragraphs(lead, table(["", *columns(plan).values(), "Average"], merged(lines)))
@@ -89,9 +90,9 @@ def _cell(row: EvaluationRow | None, shown: Callable[[EvaluationRow], str]) -> s
     return shown(row) if row.status == "done" else row.status
 
 
-def averages(cells: Cells, plan: TablePlan, arm: Arm) -> tuple[str, str]:
+def averages(cells: Cells, plan: TablePlan, line: Line) -> tuple[str, str]:
     """Average accuracy in % and tokens per forward pass of a line; where not over all benchmarks, it says so."""
-    done = done_cells(cells, arm.name)
+    done = done_cells(cells, line.name)
     if not done:
         return "n/a", "n/a"
     count = "" if len(done) == len(columns(plan)) else f" ({len(done)} of {len(columns(plan))})"
@@ -102,33 +103,33 @@ def averages(cells: Cells, plan: TablePlan, arm: Arm) -> tuple[str, str]:
 def question_counts(cells: Cells, plan: TablePlan) -> dict[str, str]:
     """Benchmark -> the number of answers behind its column; several numbers where lines differ."""
     found: dict[str, set[int]] = {name: set() for name in columns(plan)}
-    for arm in plan.arms:
-        for name, row in done_cells(cells, arm.name).items():
+    for line in plan.lines:
+        for name, row in done_cells(cells, line.name).items():
             found[name].add(len(row.correct))
     return {name: "/".join(map(str, sorted(counts))) for name, counts in found.items()}
 
 
 def reasons(cells: Cells, plan: TablePlan) -> str:
     """Why cells have no numbers; those that share a reason share a line."""
-    arms: dict[tuple[str, str, str], list[str]] = {}  # status, reason, benchmark -> arms
+    labels_of: dict[tuple[str, str, str], list[str]] = {}  # status, reason, benchmark -> lines
     for name, head in columns(plan).items():
-        for arm in plan.arms:
-            row = cells.get((arm.name, name))
+        for line in plan.lines:
+            row = cells.get((line.name, name))
             if row is not None and row.status != "done":
-                arms.setdefault((row.status, one_line(row.reason), head), []).append(arm.label)
+                labels_of.setdefault((row.status, one_line(row.reason), head), []).append(line.label)
     benchmarks: dict[tuple[str, str, tuple[str, ...]], list[str]] = {}
-    for (status, reason, head), labels in arms.items():
+    for (status, reason, head), labels in labels_of.items():
         benchmarks.setdefault((status, reason, tuple(labels)), []).append(head)
     return "\n".join(
         f"- {status}: {reason} ({', '.join(heads)}: "
-        f"{'every line' if len(labels) == len(plan.arms) else '; '.join(labels)})"
+        f"{'every line' if len(labels) == len(plan.lines) else '; '.join(labels)})"
         for (status, reason, labels), heads in benchmarks.items()
     )
 
 
 def other_scores(cells: Cells, plan: TablePlan) -> str:
     """What the benchmarks report beside their accuracy, where it is not the same."""
-    done = {arm.label: done_cells(cells, arm.name) for arm in plan.arms}
+    done = {line.label: done_cells(cells, line.name) for line in plan.lines}
     differ = {
         label: [
             (name, score) for name, row in found.items() for score in row.others if row.others[score] != row.correct
@@ -152,7 +153,7 @@ def _other(row: EvaluationRow | None, score: str) -> str:
 
 
 def what_was_cut(cells: Cells, plan: TablePlan) -> str:
-    """Answers without an end, and prompts that lost their beginnings, in % of questions, for the arms with any."""
+    """Answers without an end, and prompts that lost their beginnings, in % of questions, for the lines with any."""
     kinds: dict[str, Callable[[EvaluationRow], list[bool]]] = {
         "Answers cut at the token limit, in %:": lambda row: [not whole for whole in row.finished],
         "Prompts whose beginnings were cut, as the context has no room for them beside the answer, in %:": lambda row: [
@@ -162,10 +163,10 @@ def what_was_cut(cells: Cells, plan: TablePlan) -> str:
     parts = []
     for lead, cut in kinds.items():
         lines = []
-        for arm in plan.arms:
-            found = {name: cut(row) for name, row in done_cells(cells, arm.name).items()}
+        for line in plan.lines:
+            found = {name: cut(row) for name, row in done_cells(cells, line.name).items()}
             if any(map(any, found.values())):
                 shares = [found.get(name) or [] for name in columns(plan)]
-                lines.append([arm.label, *[f"{100 * sum(part) / len(part):.1f}" if part else "" for part in shares]])
+                lines.append([line.label, *[f"{100 * sum(part) / len(part):.1f}" if part else "" for part in shares]])
         parts += [lead, table(["", *columns(plan).values()], lines)] if lines else []
     return paragraphs(*parts)

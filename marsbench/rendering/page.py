@@ -82,10 +82,10 @@ def published_section(plan: TablePlan) -> str:
     heads, parts = {**columns(plan), "average": "Average"}, ["## The paper's numbers"]
     for lead, metric, digits in metrics:
         lines = [
-            [model, paper_label(arm.label), *[f"{found[name]:.{digits}f}" if name in found else "" for name in heads]]
+            [model, paper_label(line.label), *[f"{found[name]:.{digits}f}" if name in found else "" for name in heads]]
             for scale, model in PUBLISHED_SCALES.items()
-            for arm in (*plan.arms, *plan.elsewhere)
-            if (found := published_values(plan, arm, scale, metric))
+            for line in (*plan.lines, *plan.elsewhere)
+            if (found := published_values(plan, line, scale, metric))
         ]
         parts += [lead, table(["model", "", *heads.values()], lines, text=(0, 1))] if lines else []
     return paragraphs(*parts)
@@ -97,9 +97,9 @@ def numbers_table(plan: TablePlan, seeds: BySeed, names: Sequence[str] = ()) -> 
     Without `names`, all lines of the plan.
     """
     lines = [
-        [arm.label, *[_plus_minus(claim.over(seeds.values())) for claim in line_numbers(plan, arm.name)]]
-        for arm in plan.arms
-        if not names or arm.name in names
+        [line.label, *[_plus_minus(claim.over(seeds.values())) for claim in line_numbers(plan, line.name)]]
+        for line in plan.lines
+        if not names or line.name in names
     ]
     return table(["", "accuracy, %", "tokens/forward"], merged(lines))
 
@@ -179,13 +179,15 @@ class TablePage:
 
     def _claims_on(self, plan: TablePlan) -> list[Claim]:
         """The claims, less those on lines that a page with the lines of `plan` leaves out."""
-        left_out = {arm.name for arm in self.plan.arms} - {arm.name for arm in plan.arms}
+        left_out = {line.name for line in self.plan.lines} - {line.name for line in plan.lines}
         return [claim for claim in self.claims if not left_out & {*claim.lines}]
 
     def _shown(self, cells: Cells) -> TablePlan:
         """The plan without those of its optional lines that have no rows."""
         run = {name for name, _ in cells}
-        return replace(self.plan, arms=tuple(arm for arm in self.plan.arms if not arm.optional or arm.name in run))
+        return replace(
+            self.plan, lines=tuple(line for line in self.plan.lines if not line.optional or line.name in run)
+        )
 
     @property
     def _figure_stem(self) -> str:

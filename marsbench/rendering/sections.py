@@ -16,12 +16,13 @@ from marsbench.findings.cells import (
 )
 from marsbench.findings.in_words import duration, with_interval
 from marsbench.findings.seeds import BySeed
+from marsbench.line import TrainedStage
 from marsbench.paper import published
 from marsbench.presets import DEFAULT_SCALE, option_for, preset
 from marsbench.rendering.markdown import paragraphs, table
 from marsbench.rendering.sessions import session_of
 from marsbench.rows.kinds import EvaluationRow, Row, StepCostRow, StepTimeRow, SweepRow, TrainingRow, TrainingSpeedRow
-from marsbench.running.plans import TablePlan, TrainedStage
+from marsbench.running.plans import TablePlan
 from marsbench.statistics.intervals import median_ratio
 from marsbench.world import modelled_on
 
@@ -248,7 +249,7 @@ def _token_limits(rows: Iterable[Row]) -> str:
 
 def _wall_time(rows: Sequence[Row], plan: TablePlan) -> str:
     trained, cells = latest_stages(rows), latest_cells(rows)
-    decoded_by = {arm.name: arm.trained for arm in plan.arms}
+    decoded_by = {line.name: line.trained for line in plan.lines}
     spent = {
         _in_words(stage, plan): (
             trained[stage].seconds if stage in trained else 0.0,

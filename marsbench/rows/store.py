@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal, cast, get_args
 
-from marsbench.errors import UserError, unknown_name
-from marsbench.json_lines import Log, parse_lines
+from marsbench.errors import unknown_name
+from marsbench.json_lines import Log, parse_lines, read_text
 from marsbench.locks import locked
-from marsbench.rows.kinds import Row, from_json, to_json
+from marsbench.rows.kinds import AnyRow, Row, to_json
 
 PATIENCE_S = 600.0  # with another writer, who holds the lock for a moment at a time
 _MEND = "remove the line; its cell is measured again"
@@ -29,7 +29,7 @@ class RowStore:
     """A file of rows. The last row of a key is the one that counts."""
 
     def __init__(self, file: Path) -> None:
-        self._log = Log(file, from_json, what="a row", mend=_MEND)
+        self._log = Log[Row](file, AnyRow, what="a row", mend=_MEND)
         self._lock = file.with_name(f"{file.name}.lock")
 
     def append(self, row: Row) -> None:
@@ -70,23 +70,10 @@ class BorrowedStore(RowStore):
         return {**super().rows(), **self._known, **self.added}
 
 
-def parse_rows(text: str, where: str) -> list[Row]:
-    """The rows of a JSON Lines text; a line that is none is a `UserError` with its number."""
-    return parse_lines(text, where, from_json, what="a row", mend=_MEND)
-
-
 def read_rows(file: Path) -> list[Row]:
     """The rows of a published file."""
-    try:
-        return parse_rows(file.read_text(encoding="utf-8"), str(file))
-    except FileNotFoundError as error:
-        raise UserError(
-            "there is no such file of rows",
-            where=str(file),
-            fix="check the path, or measure: marsbench reproduce table2",
-        ) from error
-    except IsADirectoryError as error:
-        raise UserError("rows lie in a file, not a folder", where=str(file), fix=f"give {file}/*.jsonl") from error
+    mend = "check the path, or measure: marsbench reproduce table2"
+    return parse_lines(read_text(file, mend), file, AnyRow, what="a row", mend=_MEND)
 
 
 def rows_text(rows: Iterable[Row]) -> str:

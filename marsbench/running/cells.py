@@ -8,21 +8,18 @@ from dataclasses import replace
 from itertools import groupby
 
 from marsbench.answering import Answering
-from marsbench.compiled.graphs import kind_of_batch
-from marsbench.decoding.engine import Batch, Method
-from marsbench.decoding.outside import OutsideMethod
 from marsbench.evaluation.benchmarks import benchmark, fingerprint
 from marsbench.evaluation.harness import AnswerLog, Exam, answer, cut_in_words, room_for_prompt
 from marsbench.evaluation.local_data import Unavailable
 from marsbench.forward.linear import packing_in_words
 from marsbench.keys import content_hash, versions
-from marsbench.methods import OPTIONS
-from marsbench.methods.fitting import fit
+from marsbench.line import Line
+from marsbench.methods import METHODS
 from marsbench.provenance import products, provenance
 from marsbench.rows.kinds import EvaluationRow, Row, Status
 from marsbench.rows.workspace import full_disk_explained
 from marsbench.running.checkpoints import Checkpoints
-from marsbench.running.plans import Arm, Asked, TablePlan
+from marsbench.running.plans import Asked, TablePlan
 from marsbench.running.run import Run
 from marsbench.training.checkpoints import Loaded
 
@@ -37,55 +34,52 @@ class Cells:
 
     def cell(self, asked: Asked, loaded: Loaded, draft: Loaded | None = None, title: str = "") -> EvaluationRow:
         """A cell, answered and scored now unless it was; tables that ask the same share what was measured."""
-        run, arm = self._run, asked.arm
-        method = self.method(arm, loaded, draft)
-        kind, not_compiled = kind_of_batch(loaded.model, method, run.compiled)
+        run, line = self._run, asked.line
+        answering = self.answering(line, loaded, draft)
         weights = loaded.weights, draft.weights if draft else None
-        key = self._key(asked, *weights, loaded.dtype, kind is not Batch)
+        key = self._key(asked, *weights, loaded.dtype, answering.compiled)
         log = run.workspace.answers(key)
-        if (row := self._done(key, arm)) is not None:
-            if not run.must_redo(key, f"{arm.label} on {asked.benchmark}", log):
+        if (row := self._done(key, line)) is not None:
+            if not run.must_redo(key, f"{line.label} on {asked.benchmark}", log):
                 return row
             for file in (log, *run.workspace.shards(key)):
                 file.unlink(missing_ok=True)
-        run.reporter.say_once(not_compiled)
+        run.reporter.say_once(answering.not_compiled)
         exam = run.exam(asked.benchmark, asked.questions).shard(*run.shard)
-        rows = 1 if isinstance(method, OutsideMethod) and method.one_row else run.scale.batch_size
-        how = Answering(loaded, method, kind, arm.options.get("threshold"), rows, run.prefill_positions)
-        row = self._measure(arm, how, exam, key, title or f"{arm.label}, {asked.benchmark}")
+        row = self._measure(line, answering, exam, key, title or f"{line.label}, {asked.benchmark}")
         if run.is_whole:  # one shard's answers are logged, and make a row together with the others'
             run.keep(row)
         return row
 
     def known(self, asked: Asked) -> EvaluationRow | None:
         """The row of a cell that may be taken as it is, decoded from the run's own checkpoints of today."""
-        arm, name, questions = asked
+        line, name, questions = asked
         if self._run.existing != "reuse" or self._run.cannot_ask(name, questions):
             return None
-        weights = [record.weights for stage in arm.needs if (record := self._checkpoints.own(stage)) is not None]
-        if len(weights) < len(arm.needs):
+        weights = [record.weights for stage in line.needs if (record := self._checkpoints.own(stage)) is not None]
+        if len(weights) < len(line.needs):
             return None
-        return self._done(self._key(asked, weights[0], weights[1] if arm.draft else None, arm.dtype), arm)
+        return self._done(self._key(asked, weights[0], weights[1] if line.draft else None, line.dtype), line)
 
-    def _done(self, key: str, arm: Arm) -> EvaluationRow | None:
-        """A finished row, as the arm's: another table's line may have measured it."""
+    def _done(self, key: str, line: Line) -> EvaluationRow | None:
+        """A finished row, as the line's: another table's line may have measured it."""
         row = self._run.store.rows().get(key)
-        return replace(row, arm=arm.name) if isinstance(row, EvaluationRow) and row.status == "done" else None
+        return replace(row, arm=line.name) if isinstance(row, EvaluationRow) and row.status == "done" else None
 
-    def method(self, arm: Arm, loaded: Loaded, draft: Loaded | None = None) -> Method | OutsideMethod:
-        """An arm's method, with its options, fitted to its checkpoint."""
-        # The others go with every request, or name the draft's stage.
-        options = {name: value for name, value in arm.options.items() if name in OPTIONS}
-        with self._checkpoints.others_may_fail(arm.trained):
-            return fit(arm.method, loaded, draft=draft, untrained_masks=arm.untrained_masks, **options)
+    def answering(self, line: Line, loaded: Loaded, draft: Loaded | None = None) -> Answering:
+        """A line with its checkpoints, that answers as many questions at once as the scale says."""
+        rows = 1 if METHODS[line.method].one_row else self._run.scale.batch_size
+        line = replace(line, compiled=self._run.compiled)
+        with self._checkpoints.others_may_fail(line.trained):
+            return Answering.of(line, loaded, draft, batch_size=rows, prefill_positions=self._run.prefill_positions)
 
     def without(self, asked: Asked, reason: str, status: Status = "skipped") -> EvaluationRow:
         """The row of a cell that could not be measured."""
-        arm, scale, origin = asked.arm, self._run.scale.scale, provenance(seed=self._run.seed)
-        key = content_hash({"skipped": [arm.name, asked.benchmark, scale, reason]})
+        line, scale, origin = asked.line, self._run.scale.scale, provenance(seed=self._run.seed)
+        key = content_hash({"skipped": [line.name, asked.benchmark, scale, reason]})
         metric = benchmark(asked.benchmark).headline
         return EvaluationRow(
-            key, status, reason, scale, **arm.identity, benchmark=asked.benchmark, metric=metric, provenance=origin
+            key, status, reason, scale, **line.identity, benchmark=asked.benchmark, metric=metric, provenance=origin
         )
 
     def _key(
@@ -95,12 +89,12 @@ class Cells:
 
         Compiled steps change no token, but in 16 bits they round less often, so that close calls may end otherwise.
         """
-        arm, name, questions = asked
+        line, name, questions = asked
         return content_hash(
             {
-                "stage": arm.stage,
-                "method": arm.method,
-                "options": arm.options,
+                "stage": line.stage,
+                "method": line.method,
+                "options": line.options,
                 "benchmark": name,
                 "tasks": fingerprint(self._run.exam(name, questions).tasks),
                 "limit": self._run.questions(questions),
@@ -114,7 +108,7 @@ class Cells:
             }
         )
 
-    def _measure(self, arm: Arm, answering: Answering, exam: Exam, key: str, title: str) -> EvaluationRow:
+    def _measure(self, line: Line, answering: Answering, exam: Exam, key: str, title: str) -> EvaluationRow:
         """Answer and score; the answers of an interrupted run are taken up."""
         origin, started = provenance(seed=self._run.seed), time.perf_counter()
         workspace, scale, chosen, loaded = self._run.workspace, self._run.scale, exam.benchmark, answering.loaded
@@ -130,7 +124,7 @@ class Cells:
         if said := cut_in_words(chosen.name, cuts, room_for_prompt(loaded.model, limit)):
             self._run.reporter.say(said)
         row = EvaluationRow(
-            key, "done", "", scale.scale, **arm.identity, benchmark=chosen.name, metric=chosen.headline,
+            key, "done", "", scale.scale, **line.identity, benchmark=chosen.name, metric=chosen.headline,
             correct=scored.correct,
             others={name: values for name, values in scored.scores.items() if name != chosen.headline},
             emitted=[one.emitted for one in scored.answers],
@@ -153,7 +147,7 @@ class Table:
         self._run, self._plan = run, plan
         self._checkpoints, self._cells = Checkpoints(run), Cells(run)
         self._benchmarks = run.asked(plan)
-        self._asked = [Asked(arm, name, plan.questions) for arm in plan.arms for name in self._benchmarks]
+        self._asked = [Asked(line, name, plan.questions) for line in plan.lines for name in self._benchmarks]
 
     def rows(self) -> list[Row]:
         """All rows in the table's order: trainings, the cost of a step, then the cells."""
@@ -169,7 +163,7 @@ class Table:
                 from marsbench.running.training_cost import step_cost_row  # the trainer comes with it
 
                 rows.append(step_cost_row(self._run))
-            for _, cells in groupby(self._asked, key=lambda asked: (asked.arm.needs, asked.arm.dtype)):
+            for _, cells in groupby(self._asked, key=lambda asked: (asked.line.needs, asked.line.dtype)):
                 rows += self._lines([*cells])
             return rows
 
@@ -188,16 +182,16 @@ class Table:
         if len(measured := [row for row in known if row is not None]) == len(cells):  # nothing is to be loaded
             return measured
         # Why another process of this run could not measure a cell, empty where none has tried in vain.
-        places = [[*[stage.place for stage in asked.arm.needs], asked.place] for asked in cells]
+        places = [[*[stage.place for stage in asked.line.needs], asked.place] for asked in cells]
         failures = [next(filter(None, map(self._run.failures.get, some)), "") for some in places]
-        found = ("", None, None) if all(failures) else self._checkpoints.available(cells[0].arm)
+        found = ("", None, None) if all(failures) else self._checkpoints.available(cells[0].line)
         return [self._row(asked, why, *found) for asked, why in zip(cells, failures, strict=True)]
 
     def _row(
         self, asked: Asked, failure: str, missing: str, loaded: Loaded | None, draft: Loaded | None
     ) -> EvaluationRow:
         """A cell, or a row that says why there is none: another process has failed, or something is missing here."""
-        title = f"{asked.arm.label}, {asked.benchmark} (cell {self._asked.index(asked) + 1} of {len(self._asked)})"
+        title = f"{asked.line.label}, {asked.benchmark} (cell {self._asked.index(asked) + 1} of {len(self._asked)})"
         try:
             if loaded is not None and not failure:
                 return self._cells.cell(asked, loaded, draft, title)

@@ -14,12 +14,13 @@ import torch
 from marsbench.errors import UserError
 from marsbench.evaluation.local_data import Unavailable
 from marsbench.fetching.models import which
+from marsbench.line import Line, TrainedStage
 from marsbench.locks import locked
 from marsbench.methods.settings import load_aloud
 from marsbench.presets import DEFAULT_BLOCK_SIZE
 from marsbench.progress import all_processes, is_first_process
 from marsbench.rows.kinds import TrainingRow
-from marsbench.running.plans import Arm, TrainedStage, drafts_from_afar, is_ours, parents_first
+from marsbench.running.plans import drafts_from_afar, is_ours, parents_first
 from marsbench.running.run import Run
 from marsbench.training import records
 from marsbench.training.bases import checked_base
@@ -96,18 +97,18 @@ class Checkpoints:
         self.train(chosen)
         return str(self._workspace.checkpoint(chosen))
 
-    def available(self, arm: Arm) -> tuple[str, Loaded | None, Loaded | None]:
+    def available(self, line: Line) -> tuple[str, Loaded | None, Loaded | None]:
         """(why there are none, the checkpoint of a line, that of its draft model), both on the device."""
         loaded: list[Loaded] = []
-        for trained in arm.needs:
+        for trained in line.needs:
             if reason := self.missing(trained):
                 return reason, None, None
             try:
                 with self.others_may_fail(trained):
-                    loaded.append(self.load(trained, getattr(torch, arm.dtype)))
+                    loaded.append(self.load(trained, getattr(torch, line.dtype)))
             except Unavailable as error:
                 return error.reason, None, None
-        return "", loaded[0], loaded[1] if arm.draft else None
+        return "", loaded[0], loaded[1] if line.draft else None
 
     @contextmanager
     def others_may_fail(self, trained: TrainedStage) -> Iterator[None]:

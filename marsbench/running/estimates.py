@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from marsbench.line import TrainedStage
 from marsbench.paper import published
 from marsbench.presets import DEFAULT_BLOCK_SIZE, Preset
-from marsbench.running.plans import TablePlan, TrainedStage, is_ours, parents_first
+from marsbench.running.plans import TablePlan, is_ours, parents_first
 from marsbench.training.stages import BLOCKWISE, recipe
 
 # Questions of the benchmarks as their authors publish them (GPQA: the main set); the mini ones have 400 each.

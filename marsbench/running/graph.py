@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any
 from marsbench.errors import UserError
 from marsbench.evaluation.benchmarks import benchmark as benchmark_of
 from marsbench.executors.tasks import Task
+from marsbench.line import TrainedStage
 from marsbench.presets import Preset
-from marsbench.progress import Reporter
-from marsbench.quiet import quieten_libraries
+from marsbench.progress import Reporter, quieten_libraries
 from marsbench.rows.kinds import Row
 from marsbench.rows.store import BorrowedStore, RowStore
 from marsbench.rows.workspace import full_disk_explained
 from marsbench.running.estimates import decoding_s, questions_of, training
-from marsbench.running.plans import Asked, TablePlan, TrainedStage, is_ours, parents_first
+from marsbench.running.plans import Asked, TablePlan, is_ours, parents_first
 
 if TYPE_CHECKING:
     from marsbench.running.run import Run
@@ -132,7 +132,7 @@ class AnswerTask(RunTask):
 
     @property
     def listed(self) -> str:
-        return f"answering with {self.cells[0].arm.trained.title}"
+        return f"answering with {self.cells[0].line.trained.title}"
 
     @property
     def makes(self) -> frozenset[str]:
@@ -143,7 +143,7 @@ class AnswerTask(RunTask):
         from marsbench.running.cells import Cells
         from marsbench.running.checkpoints import Checkpoints
 
-        _, loaded, draft = Checkpoints(run).available(self.cells[0].arm)
+        _, loaded, draft = Checkpoints(run).available(self.cells[0].line)
         if loaded is None:  # the page says so
             return Made()
         cells, failures = Cells(replace(run, shard=self.shard)), dict[str, str]()
@@ -176,7 +176,7 @@ class Known:
 
     def questions_left(self, asked: Asked) -> int:
         """How many questions of a cell have no answers yet; none where there will be no checkpoint."""
-        if all(is_ours(trained, self._scale) or self._scale.ready_checkpoint(*trained) for trained in asked.arm.needs):
+        if all(is_ours(trained, self._scale) or self._scale.ready_checkpoint(*trained) for trained in asked.line.needs):
             return questions_of(asked.benchmark, self._scale, asked.questions)
         return 0
 
@@ -206,7 +206,7 @@ def after(wanted: Iterable[TrainedStage | Asked], tasks: Iterable[RunTask]) -> t
 def cells_of(plans: Iterable[TablePlan], known: Known) -> list[Asked]:
     """The cells of some tables, each once."""
     all_of_them = [
-        Asked(arm, name, plan.questions) for plan in plans for arm in plan.arms for name in known.asked(plan)
+        Asked(line, name, plan.questions) for plan in plans for line in plan.lines for name in known.asked(plan)
     ]
     return list({task.place: task for task in all_of_them}.values())
 
@@ -225,19 +225,19 @@ def answers(
         if questions := known.questions_left(asked):
             tokens = questions * benchmark_of(asked.benchmark).answer_limit(scale.max_new_tokens)
             seconds[asked.place] = decoding_s(tokens, scale) / shard[1]
-            groups[asked.arm.trained, asked.arm.draft].append(asked)
+            groups[asked.line.trained, asked.line.draft].append(asked)
     size = max(_LEAST_S, sum(seconds.values()) / (_PER_WORKER * workers))
     numbers, found = Counter[TrainedStage](), list[AnswerTask]()
     for some, parts in (piece for group in groups.values() for piece in _in_pieces(group, seconds, size)):
-        arm, whole = some[0].arm, sum(seconds[asked.place] for asked in some)
+        line, whole = some[0].line, sum(seconds[asked.place] for asked in some)
         shards = [(number, parts) for number in range(1, parts + 1)] if shard == (1, 1) else [shard]
         for part in shards:
-            numbers[arm.trained] += 1
+            numbers[line.trained] += 1
             found.append(
                 AnswerTask(
-                    name=f"answering-{arm.trained.slug}-{numbers[arm.trained]}",
-                    title=f"answering with {arm.trained.title}, piece {numbers[arm.trained]}",
-                    after=after(arm.needs, trained),
+                    name=f"answering-{line.trained.slug}-{numbers[line.trained]}",
+                    title=f"answering with {line.trained.title}, piece {numbers[line.trained]}",
+                    after=after(line.needs, trained),
                     seconds=whole / len(shards),
                     cells=tuple(some),
                     shard=part,

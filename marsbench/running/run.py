@@ -14,13 +14,14 @@ from marsbench.decoding.generation import PREFILL_POSITIONS
 from marsbench.errors import UserError
 from marsbench.evaluation.benchmarks import benchmark
 from marsbench.keys import content_hash
+from marsbench.line import Line
 from marsbench.presets import Preset
 from marsbench.progress import Reporter
 from marsbench.provenance import provenance
 from marsbench.rows.kinds import GenerationRow, Row, TokenClassRow
 from marsbench.rows.store import BorrowedStore, Existing, RowStore
 from marsbench.rows.workspace import Workspace
-from marsbench.running.plans import Arm, TablePlan
+from marsbench.running.plans import TablePlan
 
 if TYPE_CHECKING:  # who trains, or serves what is trained, needs none of the scoring packages
     from marsbench.evaluation.harness import Exam
@@ -43,7 +44,7 @@ class Run:
     data_dir: Path | None = None
     max_new_tokens: int | None = None  # of every answer; None = each benchmark's own limit
     prefill_positions: int = PREFILL_POSITIONS  # of prompts in one forward; changes no number
-    compiled: bool = False  # steps as graphs, where they can be
+    compiled: bool | None = None  # steps as graphs, where they can be; None = where they are recorded
     reporter: Reporter = field(default_factory=Reporter)
     borrowed: BorrowedStore | None = None  # where its rows go if another process writes them
     failures: Mapping[str, str] = field(default_factory=dict)  # what another process has failed at -> why (`places`)
@@ -139,10 +140,10 @@ def kept(
     return row
 
 
-def skipped(run: Run, kind: type[_OfLine], arm: Arm, asked: str, reason: str, what: str) -> _OfLine:
+def skipped(run: Run, kind: type[_OfLine], line: Line, asked: str, reason: str, what: str) -> _OfLine:
     """The row of a line that could not be measured on what it was asked."""
     run.reporter.say(f"{what}: skipped ({reason})")
-    said: list[Any] = [run.scale.scale, *arm.identity.values(), asked]
+    said: list[Any] = [run.scale.scale, *line.identity.values(), asked]
     key = content_hash({"skipped": [kind.kind, *said, reason]})
     make: Callable[..., _OfLine] = kind
     return make(key, "skipped", reason, *said, provenance=provenance(seed=run.seed))

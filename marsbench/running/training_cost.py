@@ -25,11 +25,11 @@ from transformers import TrainerCallback
 
 from marsbench.forward.attention import without_cudnn_attention
 from marsbench.keys import versions
+from marsbench.line import TrainedStage
 from marsbench.neighbours import others_cores, warning
 from marsbench.presets import DEFAULT_BLOCK_SIZE, Preset
 from marsbench.rows.kinds import StepCostRow, TrainingSpeedRow
 from marsbench.running.checkpoints import Checkpoints
-from marsbench.running.plans import TrainedStage
 from marsbench.running.run import Run, kept
 from marsbench.training import checkpoints, records
 from marsbench.training.data import Collator, in_batches, lengths, taught

@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from marsbench.compiled.graphs import Graphs, why_not
+from marsbench.compiled.graphs import Graphs, wants_graphs, why_not
 from marsbench.decoding.engine import Batch, check_requests, context_length
 from marsbench.decoding.generation import Generation, Meter, Request, as_list
 from marsbench.errors import UserError
@@ -78,14 +78,17 @@ class Engine:
         self._windows = windows
         self._eos_ids = as_list(eos_id)
         self._meter = Meter()
-        self._widest = settings.block_size if settings.compile else WIDEST
-        shapes = Graphs() if settings.compile else None
-        method = Mixed(-1 if mask_id is None else mask_id, widest=self._widest if settings.compile else None)
-        if settings.compile and (reason := why_not(model, method)):
+        method = Mixed(-1 if mask_id is None else mask_id, widest=settings.block_size)
+        asked = settings.compile or (not settings.adapt and wants_graphs(model, settings.compile))
+        reason = why_not(model, method) if asked else "nobody asks for it"
+        if settings.compile and reason:
             raise UserError(f"steps cannot be compiled: {reason}", fix="serve without --compile")
-        self._make_batch: Callable[[], Batch] = lambda: Batch(
-            model, method, eos_id=eos_id, pad_id=pad_id, on_finished=self._finished, on_tokens=self._tokens,
-            meter=self._meter, prefill_positions=settings.prefill_positions, shapes=shapes,
+        self._shapes = None if reason else Graphs()
+        self._widest, method = (WIDEST, replace(method, widest=None)) if reason else (settings.block_size, method)
+        self._make_batch: Callable[..., Batch] = lambda **other: Batch(
+            model, method, eos_id=eos_id, pad_id=pad_id, prefill_positions=settings.prefill_positions,
+            shapes=self._shapes,
+            **{"on_finished": self._finished, "on_tokens": self._tokens, "meter": self._meter, **other},
         )  # fmt: skip
         self._batch = self._make_batch()
         self._waiting: dict[int, Running] = {}  # in their order
@@ -99,6 +102,18 @@ class Engine:
         self._by: Any = None  # what everybody in flight decodes by; None = not known
         self._stepping = False  # whether the last round was a step, so that newcomers come next
         self._report = Report(State())  # what has come since the last one
+
+    def capture_ahead(self, kind: Wishes) -> None:
+        """Record the steps that requests of a kind come to need, by numbers of rows, before anybody waits for them."""
+        if self._shapes is None or not wants_graphs(self.model, None):  # what is compiled takes too long
+            return
+        knob, longest = self._knob(kind), min(self.settings.max_new_tokens, context_length(self.model) - BEHIND)
+        one = Request([0], longest, knob.threshold, window=knob.window, verified=knob.verified)
+        for rows in (2**power for power in range((self.settings.max_rows - 1).bit_length() + 1)):
+            batch = self._make_batch(on_finished=lambda *_: None, on_tokens=None, meter=None)
+            batch.join(dict.fromkeys(range(rows), one))
+            for row in range(rows):
+                batch.leave(row)
 
     @property
     def idle(self) -> bool:

@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from marsbench.errors import UserError
-from marsbench.serving.messages import WIDEST, Cancel, Job, MethodName, Ready
+from marsbench.serving.messages import WIDEST, Cancel, Job, MethodName, Ready, Wishes
 from marsbench.serving.settings import Settings
 
 _PAUSE_S = 0.005  # between two messages to those who only read on
@@ -42,8 +42,7 @@ def _start(settings: Settings) -> tuple[Any, Ready]:
     from marsbench.decoding.engine import context_length
     from marsbench.methods.fitting import default_ids, fit
     from marsbench.methods.settings import load_aloud
-    from marsbench.progress import Reporter
-    from marsbench.quiet import quieten_libraries
+    from marsbench.progress import Reporter, quieten_libraries
     from marsbench.racing.position_law import in_words, windows_by_rows
     from marsbench.racing.step_time import measured_law
     from marsbench.serving.engine import Engine, bytes_per_slot, slots_needed
@@ -70,6 +69,7 @@ def _start(settings: Settings) -> tuple[Any, Ready]:
         windows = windows_by_rows(law, settings.max_rows, WIDEST, (settings.acceptance,))
         Reporter().say(f"windows that pay here: {in_words(windows)}")
     engine = Engine(loaded.model, settings, mask_id=loaded.mask_id, eos_id=eos_id, pad_id=pad_id, windows=windows)
+    engine.capture_ahead(Wishes(settings.method or methods[:2][-1]))
     gc.collect()
     gc.freeze()  # what is there to stay need not be looked through between two steps
     vocabulary = int(loaded.model.get_input_embeddings().num_embeddings)  # type: ignore[arg-type]

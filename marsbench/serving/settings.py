@@ -42,12 +42,12 @@ class Settings:
     ] = None
     prefill_positions: Annotated[int, Option("Prompt tokens in one forward pass at most.", least=1)] = PREFILL_POSITIONS
     compile: Annotated[
-        bool,
+        bool | None,
         Option(
-            "Run each step as one graph, recorded as it is on a GPU: the same tokens, sooner. No window is then wider "
-            "than --block-size, whatever a request asks for."
+            "Run each step as one graph, recorded as it is on a GPU, where that is the default without --adapt: the "
+            "same tokens, sooner. No window is then wider than --block-size, whatever a request asks for."
         ),
-    ] = False
+    ] = None
     threads: Annotated[
         int | None, Option("CPU threads of the engine; where cores are few, leave HTTP one of them.", least=1)
     ] = None

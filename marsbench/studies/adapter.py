@@ -6,17 +6,18 @@ from functools import partial
 
 from marsbench.findings.between_lines import emits, emits_more, more_accurate
 from marsbench.findings.cells import Cells, done_cells
+from marsbench.line import Line
 from marsbench.rendering.figures import line_on, shared_benchmarks
 from marsbench.rendering.measured import HOW_TO_READ_ACCURACY, accuracy_table, speed_table
 from marsbench.rendering.page import TablePage
-from marsbench.running.plans import Arm, TablePlan
+from marsbench.running.plans import TablePlan
 from marsbench.statistics.decisions import Bound
 from marsbench.studies.lines import AR_SFT, HEADS, drafting, headed, mars, mars_name, short, verified
 from marsbench.studies.study import table_study
 
 _GROUPS, _LINEAR = verified("groups", 4), verified("linear", 5, 0.5)
 _LOSSLESS = (
-    Arm("gated_ar", "AR SFT with an adapter, AR decoding", "mars_gated", "ar", {}, trained_block_size=4),
+    Line("gated_ar", "AR SFT with an adapter, AR decoding", "mars_gated", "ar"),
     verified("groups", 4, stage="mars_gated"),
     verified("linear", 5, 0.5, stage="mars_gated"),
 )
@@ -27,10 +28,10 @@ _SIZES = {
 }
 
 
-def _thresholded(stage: str, words: str, threshold: float) -> Arm:
+def _thresholded(stage: str, words: str, threshold: float) -> Line:
     """The same whose masks decide what passes, four positions to a forward pass."""
     label, options = f"AR SFT with {words} (tau = {short(threshold)})", {"block_size": 4, "threshold": threshold}
-    return Arm(f"{stage}_{threshold:g}", label, stage, "mars", options, optional=True)
+    return Line(f"{stage}_{threshold:g}", label, stage, "mars", options, optional=True)
 
 
 _WITH_HEADS = {f"mars_gated_{kind}": f"an adapter and {words} behind it" for kind, words in HEADS.items()}
@@ -42,7 +43,7 @@ _SURE = (
 
 
 _HEADED_MARS = (
-    Arm("mars_network_ar", "MARS with a draft head, AR decoding", "mars_network", "ar", optional=True),
+    Line("mars_network_ar", "MARS with a draft head, AR decoding", "mars_network", "ar", optional=True),
     verified("groups", 4, stage="mars_network"),
     *[mars("mars_network", 4, threshold) for threshold in (0.99, 0.95)],
 )
@@ -53,21 +54,20 @@ PLAN = TablePlan(
         AR_SFT,
         *_LOSSLESS,
         *[
-            Arm(name, f"{words}, verified, groups (W = 4)", stage, _GROUPS.method, _GROUPS.options,
-                trained_block_size=4)
+            Line(name, f"{words}, verified, groups (W = 4)", stage, _GROUPS.method, _GROUPS.options)
             for name, (words, stage) in _SIZES.items()
         ],
         *_WINDOWS,
-        Arm("gated_95", "AR SFT with an adapter (tau = .95)", "mars_gated", "mars", mars("mars", 4, 0.95).options),
+        Line("gated_95", "AR SFT with an adapter (tau = .95)", "mars_gated", "mars", mars("mars", 4, 0.95).options),
         *_SURE,
-        Arm("ar_of_mars", "MARS, AR decoding", "mars", "ar"),
+        Line("ar_of_mars", "MARS, AR decoding", "mars", "ar"),
         _GROUPS,
         _LINEAR,
         mars("mars", 4, 0.95),
         *_HEADED_MARS,
-        Arm("ar_of_hard", "MARS at the adapter's rate, AR decoding", "mars_hard", "ar"),
-        Arm("hard_groups", "MARS at the adapter's rate, verified, groups (W = 4)", "mars_hard", _GROUPS.method,
-            _GROUPS.options, trained_block_size=4),
+        Line("ar_of_hard", "MARS at the adapter's rate, AR decoding", "mars_hard", "ar"),
+        Line("hard_groups", "MARS at the adapter's rate, verified, groups (W = 4)", "mars_hard", _GROUPS.method,
+            _GROUPS.options),
     ),
     own="Adapter",
 )  # fmt: skip
@@ -78,7 +78,7 @@ def _unchanged(cells: Cells, plan: TablePlan) -> str:
     alone = done_cells(cells, AR_SFT.name)
     same = [
         (a, b) == (c, d)
-        for name in (*[arm.name for arm in (*_LOSSLESS, *_WINDOWS)], *_SIZES)
+        for name in (*[line.name for line in (*_LOSSLESS, *_WINDOWS)], *_SIZES)
         for benchmark, row in done_cells(cells, name).items()
         if (theirs := alone.get(benchmark))
         for a, b, c, d in zip(row.correct, row.emitted, theirs.correct, theirs.emitted, strict=True)

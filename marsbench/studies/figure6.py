@@ -10,10 +10,11 @@ from pathlib import Path
 from marsbench.findings.between_lines import lies_above
 from marsbench.findings.cells import Cells, columns
 from marsbench.findings.claims import Section
+from marsbench.line import Line
 from marsbench.rendering.figures import panels_figure, speed_panel
 from marsbench.rendering.measured import HOW_TO_READ_ACCURACY, accuracy_table, speed_table
 from marsbench.rendering.page import TablePage
-from marsbench.running.plans import Arm, TablePlan
+from marsbench.running.plans import TablePlan
 from marsbench.studies.lines import AR_SFT, THRESHOLDS, mars, mars_name, short
 from marsbench.studies.study import table_study
 
@@ -30,11 +31,11 @@ HOW_TO_READ_THE_METRICS = (
 )
 
 
-def _by_metric(metric: str, threshold: float) -> Arm:
+def _by_metric(metric: str, threshold: float) -> Line:
     """MARS (B = 4) that accepts tokens by one of the paper's three metrics; probability is its default."""
     options = {"block_size": 4, "threshold": threshold} | ({} if metric == "probability" else {"metric": metric})
     sign = "<=" if metric == "entropy" else ">="
-    return Arm(f"{metric}_{threshold:g}", f"MARS, {metric} {sign} {short(threshold)}", "mars", "mars", options)
+    return Line(f"{metric}_{threshold:g}", f"MARS, {metric} {sign} {short(threshold)}", "mars", "mars", options)
 
 
 PLAN = TablePlan(

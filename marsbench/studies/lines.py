@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from marsbench.presets import DEFAULT_BLOCK_SIZE
-from marsbench.running.plans import AS_RELEASED, Arm
+from marsbench.line import Line
+from marsbench.running.plans import AS_RELEASED
 
 BLOCK_SIZES = (4, 8, 16)
 THRESHOLDS = (0.95, 0.9, 0.8, 0.7, 0.6, 0.5)
 TAUS = (None, *THRESHOLDS)  # None is one token per forward pass
 BATCH_SIZES = (4, 8, 16)  # of Tables 5 and 6
 ONE_TOKEN: dict[str, Any] = {"accept": "one"}
-AR_SFT = Arm("ar_sft", "AR SFT", "ar_sft", "ar", {}, "ar_sft_5ep")
+AR_SFT = Line("ar_sft", "AR SFT", "ar_sft", "ar", {}, "ar_sft_5ep")
 # Stage -> its words, in Tables 3 and 8.
 MARS_STAGES = {
     "mars_no_sft_released": f"MARS w/o SFT loss{AS_RELEASED}",
@@ -31,13 +31,16 @@ HEADED_MARS = {"mars_network": "MARS with a draft head"}  # stage -> its words, 
 _PAPER_NAMES = {"mars": "mars", "mars_no_sft_released": "mars_no_sft"}
 
 
-def mars(stage: str, block_size: int, threshold: float | None = None) -> Arm:
+def mars(stage: str, block_size: int, threshold: float | None = None) -> Line:
     """MARS, an ablation or a variant of it, at one token per forward or with a threshold."""
     how = ONE_TOKEN if threshold is None else {"threshold": threshold}
     said = "" if threshold is None else f", tau = {short(threshold)}"
     label = f"{(MARS_STAGES | MARS_VARIANTS | HEADED_MARS)[stage]} (B = {block_size}{said})"
     name, options = mars_name(stage, block_size, threshold), {"block_size": block_size, **how}
-    return Arm(name, label, stage, "mars", options, _PAPER_NAMES.get(stage), optional=stage in HEADED_MARS)
+    return Line(
+        name, label, stage, "mars", options, _PAPER_NAMES.get(stage), optional=stage in HEADED_MARS,
+        block_size=block_size,
+    )  # fmt: skip
 
 
 def mars_name(stage: str, block_size: int, threshold: float | None = None) -> str:
@@ -52,13 +55,13 @@ _VERIFIED = {  # stage -> what the names of its lossless lines begin with, and i
 }
 
 
-def verified(layout: str, window: int, threshold: float | None = None, stage: str = "mars") -> Arm:
+def verified(layout: str, window: int, threshold: float | None = None, stage: str = "mars") -> Line:
     """Lossless MARS in one of its layouts, on the checkpoint of B = 4 whatever its window."""
     pruned = {} if threshold is None else {"threshold": threshold}
     name, words = _VERIFIED[stage]
-    return Arm(
+    return Line(
         f"{name}_{layout}", f"{words} verified, {layout} (W = {window})", stage, "mars-verified",
-        {"layout": layout, "block_size": window, **pruned}, trained_block_size=DEFAULT_BLOCK_SIZE,
+        {"layout": layout, "block_size": window, **pruned},
         optional=stage in HEADED_MARS,
     )  # fmt: skip
 
@@ -66,24 +69,24 @@ def verified(layout: str, window: int, threshold: float | None = None, stage: st
 HEADS = {"markov": "a table", "network": "a network"}  # kinds of draft heads, in words
 
 
-def drafting(stage: str, words: str, window: int) -> Arm:
+def drafting(stage: str, words: str, window: int) -> Line:
     """AR SFT with an adapter that was trained for the window of groups that it decodes with."""
-    return Arm(
+    return Line(
         f"{stage}_groups_{window}", f"AR SFT with {words}, verified, groups (W = {window})", stage, "mars-verified",
-        {"layout": "groups", "block_size": window}, optional=True, trained_block_size=window,
+        {"layout": "groups", "block_size": window}, optional=True, block_size=window,
     )  # fmt: skip
 
 
-def headed(kind: str, window: int) -> Arm:
+def headed(kind: str, window: int) -> Line:
     """The same whose adapter has a draft head behind it."""
     return drafting(f"mars_gated_{kind}", f"an adapter and {HEADS[kind]} behind it", window)
 
 
-def speculative(target: str, draft: str) -> Arm:
+def speculative(target: str, draft: str) -> Line:
     """A line of Table 6: the MARS target extends what it has verified, the MARS draft drafts several per forward."""
     extends = target == "mars"
     drafting = {"draft_method": "mars"} if draft == "draft_mars" else {}
-    return Arm(
+    return Line(
         f"{target}_by_{draft}",
         f"{'MARS' if extends else 'AR SFT'} target, {'MARS' if draft == 'draft_mars' else 'AR SFT'} draft",
         target,

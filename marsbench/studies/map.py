@@ -9,10 +9,11 @@ from pathlib import Path
 from marsbench.findings.between_lines import as_accurate, emits_more, more_accurate
 from marsbench.findings.cells import Cells
 from marsbench.findings.claims import Claim
+from marsbench.line import Line
 from marsbench.rendering.figures import Labelled, labelled_figure, line_on, shared_benchmarks
 from marsbench.rendering.measured import accuracy_table, speed_table
 from marsbench.rendering.page import TablePage
-from marsbench.running.plans import Arm, TablePlan
+from marsbench.running.plans import TablePlan
 from marsbench.statistics.intervals import Estimate
 from marsbench.studies.lines import AR_SFT, BLOCK_SIZES, mars, mars_name
 from marsbench.studies.study import table_study
@@ -32,10 +33,10 @@ _LINES = (
 )
 
 
-def _at(arm: Arm, ending: str) -> Arm:
+def _at(line: Line, ending: str) -> Line:
     """A line of the tables in a corner."""
     return replace(
-        arm, name=arm.name + ending, label=f"{arm.label}, {CORNERS[ending]}", stage=arm.stage + ending,
+        line, name=line.name + ending, label=f"{line.label}, {CORNERS[ending]}", stage=line.stage + ending,
         published=None, optional=True,
     )  # fmt: skip
 
@@ -43,7 +44,7 @@ def _at(arm: Arm, ending: str) -> Arm:
 PLAN = TablePlan(
     "map",
     "Where MARS pays",
-    tuple(_at(arm, ending) for ending in CORNERS for arm in _LINES),
+    tuple(_at(line, ending) for ending in CORNERS for line in _LINES),
     own="Map",
 )
 _ONE, _B4, _B16 = mars_name("mars", 4), mars_name("mars", 4, _SURE), mars_name("mars", 16, _SURE)

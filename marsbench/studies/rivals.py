@@ -8,22 +8,23 @@ from __future__ import annotations
 from dataclasses import replace
 
 from marsbench.findings.between_lines import emits_more, more_accurate
+from marsbench.line import Line
 from marsbench.rendering.measured import accuracy_table, speed_table
 from marsbench.rendering.page import TablePage
-from marsbench.running.plans import Arm, TablePlan
+from marsbench.running.plans import TablePlan
 from marsbench.studies import table2
 from marsbench.studies.gains.lines import MEDUSAS, medusa
 from marsbench.studies.lines import AR_SFT, speculative
 from marsbench.studies.study import table_study
 
 
-def _again(arm: Arm, stage: str, words: str) -> Arm:
+def _again(line: Line, stage: str, words: str) -> Line:
     """A line whose stage is trained otherwise."""
-    return replace(arm, name=stage, label=f"{arm.label}, {words}", stage=stage, published=None)
+    return replace(line, name=stage, label=f"{line.label}, {words}", stage=stage, published=None)
 
 
 _DIFFUSION, _SHIFTED, _NO_SFT = (
-    next(arm for arm in table2.PLAN.arms if arm.name == name)
+    next(line for line in table2.PLAN.lines if line.name == name)
     for name in ("block_diffusion", "block_diffusion_shifted", "mars_no_sft")
 )
 _LONG = _again(_DIFFUSION, "block_diffusion_4x", "four times the steps")

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from marsbench.findings.claims import PAPERS, Claim, Section
 from marsbench.findings.seeds import BySeed
+from marsbench.line import TrainedStage
 from marsbench.presets import Preset
 from marsbench.rendering.page import Sections, TablePage, page_text
 from marsbench.rendering.sessions import session_of
 from marsbench.rows.kinds import Row
-from marsbench.running.plans import TablePlan, TrainedStage
+from marsbench.running.plans import TablePlan
 
 if TYPE_CHECKING:  # a study is read without loading what measures
     from marsbench.racing.grid import Grid

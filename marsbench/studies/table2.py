@@ -14,12 +14,13 @@ from typing import Literal
 from marsbench.findings.between_lines import as_accurate, emits, more_accurate
 from marsbench.findings.cells import AR_OBJECTIVE, MARS_OBJECTIVE, latest_stages, latest_step_cost
 from marsbench.findings.claims import ABSTRACT, ELSEWHERE, OURS, TIMES, Claim, Measured, Section
+from marsbench.line import Line, TrainedStage
 from marsbench.paper import published
 from marsbench.rendering.figures import accuracy_figure
 from marsbench.rendering.page import TablePage
 from marsbench.rendering.sections import NO_SFT_DEVIATION
 from marsbench.rows.kinds import Row
-from marsbench.running.plans import Arm, TablePlan, TrainedStage
+from marsbench.running.plans import TablePlan
 from marsbench.statistics.decisions import Bound
 from marsbench.statistics.intervals import Estimate, Interval, median_ratio
 from marsbench.studies.lines import AR_SFT, ONE_TOKEN, mars
@@ -30,31 +31,31 @@ PLAN = TablePlan(
     "2",
     "Accuracy when one token is generated per forward pass",
     (
-        Arm("base", "Base", "base", "ar", {}, "base"),
+        Line("base", "Base", "base", "ar", {}, "base"),
         AR_SFT,
-        Arm("ar_sft_2x", "AR SFT (compute-matched)", "ar_sft_2x", "ar", {}, "ar_sft_10ep"),
-        Arm(
+        Line("ar_sft_2x", "AR SFT (compute-matched)", "ar_sft_2x", "ar", {}, "ar_sft_10ep"),
+        Line(
             "block_diffusion", "Block Diffusion (B = 4)", "block_diffusion", "block-diffusion", _ONE, "block_diffusion"
         ),
-        Arm(
+        Line(
             "block_diffusion_shifted", "Block Diffusion, predicted as in AR (B = 4)", "block_diffusion_shifted",
             "block-diffusion", _ONE, optional=True,
         ),
-        Arm("mars_no_sft", "MARS w/o SFT loss (B = 4)", "mars_no_sft", "mars", _ONE),
-        Arm("mars", "MARS (B = 4)", "mars", "mars", _ONE, "mars"),
-        Arm(
+        Line("mars_no_sft", "MARS w/o SFT loss (B = 4)", "mars_no_sft", "mars", _ONE),
+        Line("mars", "MARS (B = 4)", "mars", "mars", _ONE, "mars"),
+        Line(
             "untrained_masks", "AR SFT, mask decoding (B = 4, tau = .95)", "ar_sft", "mars", _SURE,
             untrained_masks=True,
         ),
-        Arm(
+        Line(
             "untrained_masks_always", "AR SFT, mask decoding (B = 4, tau = 0)", "ar_sft", "mars",
             {"block_size": 4, "threshold": 0.0}, untrained_masks=True,
         ),
-        Arm("mars_95", "MARS (B = 4, tau = .95)", "mars", "mars", _SURE),
-        Arm(
+        Line("mars_95", "MARS (B = 4, tau = .95)", "mars", "mars", _SURE),
+        Line(
             "mars_paper", "MARS, aligned as in the paper (B = 4)", "mars_paper_alignment", "mars", _ONE, optional=True
         ),
-        Arm(
+        Line(
             "mars_paper_95", "MARS, aligned as in the paper (B = 4, tau = .95)", "mars_paper_alignment", "mars", _SURE,
             optional=True,
         ),

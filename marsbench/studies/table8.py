@@ -11,12 +11,13 @@ from pathlib import Path
 from marsbench.findings.between_lines import emits_more, lies_above, more_accurate
 from marsbench.findings.cells import PUBLISHED_SCALES, Cells, columns, paper_label, published_values
 from marsbench.findings.claims import Claim, Section
+from marsbench.line import Line
 from marsbench.rendering.figures import panels_figure, speed_panel
 from marsbench.rendering.markdown import paragraphs, table
 from marsbench.rendering.measured import accuracy_cell, question_counts, speed_cell
 from marsbench.rendering.page import TablePage
 from marsbench.rendering.sections import BOTH_ABLATIONS_DEVIATION
-from marsbench.running.plans import Arm, TablePlan
+from marsbench.running.plans import TablePlan
 from marsbench.studies.lines import ABLATIONS, AR_SFT, BLOCK_SIZES, HEADED_MARS, MARS_STAGES, TAUS, mars, mars_name
 from marsbench.studies.study import Item, table_study
 
@@ -58,20 +59,20 @@ def _claims() -> Iterator[Claim]:
         yield more_accurate(PLAN, sure, unsure, "b", text, f"low-tau-costs-b{size}")
 
 
-Numbers = Callable[[Arm, str], tuple[str, str]]  # of a line on a benchmark: accuracy and tokens per forward pass
+Numbers = Callable[[Line, str], tuple[str, str]]  # of a line on a benchmark: accuracy and tokens per forward pass
 
 
 def _grid(numbers: Numbers, benchmark: str, plan: TablePlan) -> list[list[str]]:
     """Lines by stage and threshold, with the two numbers of each block size side by side."""
-    arms = {arm.name: arm for arm in plan.arms}
-    lines = [[AR_SFT.label, "", *numbers(AR_SFT, benchmark), *[""] * (2 * len(BLOCK_SIZES) - 2)]]
+    known = {line.name: line for line in plan.lines}
+    shown = [[AR_SFT.label, "", *numbers(AR_SFT, benchmark), *[""] * (2 * len(BLOCK_SIZES) - 2)]]
     for stage, label in (MARS_STAGES | HEADED_MARS).items():
         for tau in TAUS:
-            known = [arms.get(mars_name(stage, size, tau)) for size in BLOCK_SIZES]
-            if any(known):
-                found = [numbers(arm, benchmark) if arm else ("", "") for arm in known]
-                lines.append([label, "" if tau is None else f"{tau:g}", *sum(found, ())])
-    return lines
+            of_sizes = [known.get(mars_name(stage, size, tau)) for size in BLOCK_SIZES]
+            if any(of_sizes):
+                found = [numbers(line, benchmark) if line else ("", "") for line in of_sizes]
+                shown.append([label, "" if tau is None else f"{tau:g}", *sum(found, ())])
+    return shown
 
 
 def _head(*first: str) -> list[str]:
@@ -79,8 +80,8 @@ def _head(*first: str) -> list[str]:
 
 
 def _measured_grids(cells: Cells, plan: TablePlan) -> str:
-    def numbers(arm: Arm, benchmark: str) -> tuple[str, str]:
-        row = cells.get((arm.name, benchmark))
+    def numbers(line: Line, benchmark: str) -> tuple[str, str]:
+        row = cells.get((line.name, benchmark))
         return accuracy_cell(row), speed_cell(row)
 
     counts = question_counts(cells, plan)
@@ -107,9 +108,9 @@ def _published_grids(plan: TablePlan) -> str:
 def _published_grid(scale: str, benchmark: str, plan: TablePlan) -> list[list[str]]:
     """The paper's lines for a model on a benchmark; those that it does not have are left out."""
 
-    def numbers(arm: Arm, benchmark: str) -> tuple[str, str]:
+    def numbers(line: Line, benchmark: str) -> tuple[str, str]:
         accuracy, speed = (
-            published_values(plan, arm, scale, metric).get(benchmark) for metric in ("accuracy", "tokens_per_forward")
+            published_values(plan, line, scale, metric).get(benchmark) for metric in ("accuracy", "tokens_per_forward")
         )
         return "" if accuracy is None else f"{accuracy:.1f}", "" if speed is None else f"{speed:.2f}"
 
@@ -117,7 +118,7 @@ def _published_grid(scale: str, benchmark: str, plan: TablePlan) -> list[list[st
 
 
 def _draw(cells: Cells, plan: TablePlan, path_stem: Path) -> list[Path]:
-    panels, known = [], {arm.name for arm in plan.arms}
+    panels, known = [], {line.name for line in plan.lines}
     for benchmark, title in columns(plan).items():
         for size in BLOCK_SIZES:
             # Colours go by place, so what one panel alone has comes last.

@@ -6,9 +6,10 @@ from functools import partial
 
 from marsbench.findings.between_lines import as_accurate, emits, emits_more
 from marsbench.findings.claims import OURS, Section
+from marsbench.line import Line
 from marsbench.rendering.measured import HOW_TO_READ_THE_CELLS, accuracy_table, speed_table
 from marsbench.rendering.page import TablePage
-from marsbench.running.plans import Arm, TablePlan
+from marsbench.running.plans import TablePlan
 from marsbench.statistics.decisions import Bound
 from marsbench.studies.lines import AR_SFT, mars, mars_name
 from marsbench.studies.study import table_study
@@ -19,7 +20,7 @@ PLAN = TablePlan(
     "MARS against Jacobi decoding",
     (
         AR_SFT,
-        Arm("jacobi", "AR SFT, Jacobi decoding", "ar_sft", "jacobi", {"block_size": 4}, "jacobi"),
+        Line("jacobi", "AR SFT, Jacobi decoding", "ar_sft", "jacobi", {"block_size": 4}, "jacobi"),
         mars("mars", 4, 0.95),
     ),
 )
@@ -44,7 +45,7 @@ PAGE = TablePage(
     answers=("a", "b", "c"),
     figure="tradeoff",
     caption="Average accuracy against tokens per forward pass of MARS and Jacobi decoding, with 95 % intervals",
-    curves={arm.label: [arm.name] for arm in reversed(PLAN.arms) if arm.name != "ar_sft"},
+    curves={line.label: [line.name] for line in reversed(PLAN.lines) if line.name != "ar_sft"},
     reading=f"{HOW_TO_READ_THE_CELLS} Jacobi decoding emits what has come to its fixed point.",
     tables=(accuracy_table, speed_table),
     deviations=(

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from marsbench.errors import UserError, told_to_user
 from marsbench.forward.adapter import Adapter, LowRank
 from marsbench.forward.draft_head import DraftHead, kind_of_head
+from marsbench.json_lines import read_json
 from marsbench.training.records import finished
 
 CONFIG = "adapter_config.json"  # peft's
@@ -108,7 +109,5 @@ def read_head(folder: Path) -> DraftHead | None:
 
 
 def _config(folder: Path) -> dict[str, Any]:
-    what, fix = "the adapter's configuration cannot be read", "copy the adapter or train it again"
-    with told_to_user(what, OSError, ValueError, where=folder / CONFIG, fix=fix):
-        config: dict[str, Any] = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    config: dict[str, Any] = read_json(folder / CONFIG, dict[str, Any], mend="copy the adapter or train it again")
     return config

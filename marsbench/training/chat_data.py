@@ -21,7 +21,7 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from marsbench.errors import UserError, told_to_user
-from marsbench.json_lines import read_objects
+from marsbench.json_lines import read_lines
 from marsbench.locks import locked
 from marsbench.training.data import TrainingSequence, with_labels
 from marsbench.training.objectives import IGNORED
@@ -86,13 +86,18 @@ def read_chat_data(source: str, tokenizer: PreTrainedTokenizerBase, max_length: 
     return ChatData(rows, list(rows["length"]), list(rows["labelled"]), len(table) - len(rows))
 
 
+@dataclass(frozen=True)
+class _Line:
+    messages: Any
+
+
 def _from_file(file: Path) -> Any:
     from datasets import Dataset
 
     fix, rows = 'write {"messages": [{"role": "user", "content": "..."}, ...]} on one line', []
-    for number, record in enumerate(read_objects(file, ["messages"]), 1):
+    for number, record in enumerate(read_lines(file, _Line, what="a conversation", mend=fix), 1):
         with told_to_user("this is no conversation", ValueError, where=f"{file}, line {number}", fix=fix):
-            rows.append({"messages": text_turns(record["messages"])})
+            rows.append({"messages": text_turns(record.messages)})
     return Dataset.from_list(rows)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -26,6 +25,7 @@ from marsbench.errors import UserError, told_to_user
 from marsbench.fetching import models as fetchable
 from marsbench.fetching.fetch import fetch
 from marsbench.forward.adapter import Adapted, Adapter, parted
+from marsbench.json_lines import read_json
 from marsbench.progress import Reporter
 from marsbench.training.adapter_files import SHIPPED, base_of, is_adapter, read_adapter, read_head
 from marsbench.training.medusa import MedusaHeads
@@ -136,7 +136,7 @@ def load(
         stage, base = str(record.recipe["stage"]), (record.recipe["pretrained"] or {}).get("base")
     else:
         fetched = folder / fetchable.RECORD
-        base = json.loads(fetched.read_text(encoding="utf-8"))["name"] if fetched.is_file() else None
+        base = str(read_json(fetched, mend="fetch it again")["name"]) if fetched.is_file() else None
     loaded = Loaded(model, tokenizer, record.weights if record else weights_hash(folder), stage, heads, base)
     return loaded if adapter is None else with_adapter(loaded, adapter)
 
@@ -195,7 +195,7 @@ def _config(folder: Path) -> tuple[PreTrainedConfig, bool]:
     The released MARS checkpoints may name an architecture of their own and bring its code along. The model is Qwen2:
     training with masks changes nothing about it.
     """
-    described = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    described = read_json(folder / "config.json", dict[str, Any], mend="copy or train the checkpoint again")
     if described.get("model_type") in CONFIG_MAPPING or not described.keys() >= _QWEN2_FIELDS:
         return AutoConfig.from_pretrained(folder), False
     own = {"model_type", "architectures", "auto_map"}

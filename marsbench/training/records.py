@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from marsbench.json_lines import read_json
+
 RECORD = "marsbench.json"
 
 
@@ -35,10 +37,10 @@ class TrainingRecord:
 
 def finished(folder: Path) -> TrainingRecord | None:
     """The record of a finished checkpoint, None where there is none."""
-    try:
-        return TrainingRecord(**json.loads((folder / RECORD).read_text(encoding="utf-8")))
-    except FileNotFoundError:
+    if not (folder / RECORD).is_file():
         return None
+    record: TrainingRecord = read_json(folder / RECORD, TrainingRecord, mend="copy the checkpoint or train it again")
+    return record
 
 
 def publish(record: TrainingRecord, folder: Path, target: Path) -> None:

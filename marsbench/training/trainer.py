@@ -35,6 +35,7 @@ from transformers import (
 
 from marsbench.errors import UserError
 from marsbench.forward.attention import without_cudnn_attention
+from marsbench.json_lines import read_json
 from marsbench.progress import Say
 from marsbench.provenance import provenance
 from marsbench.training import records
@@ -98,7 +99,7 @@ def _train(
     if arguments.process_index:
         set_seed(recipe.seed + arguments.process_index)  # other rows of a batch are masked at random by other numbers
     if resume := _last_resumable(work):
-        meter.go_on(json.loads((resume / _RESUMABLE).read_text(encoding="utf-8")))
+        meter.go_on(read_json(resume / _RESUMABLE, mend=f"remove the folder {resume}"))
     trainer.train(resume_from_checkpoint=str(resume) if resume else None)
     parameters = sum(parameter.numel() for parameter in learner.trained.parameters())
     learner.end()

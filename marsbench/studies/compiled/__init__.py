@@ -10,8 +10,9 @@ from typing import Any
 
 from marsbench.findings.seeds import BySeed
 from marsbench.findings.sweep import SweepCells, printed_ratio, printed_speed_up, speed_up
+from marsbench.line import Line
 from marsbench.presets import Preset
-from marsbench.racing.grid import COMPILED_AR, Contender, Grid, called, read_grid, shipped_grid
+from marsbench.racing.grid import COMPILED_AR, Grid, read_grid, shipped_grid
 from marsbench.rendering.figures import by_batch_figure
 from marsbench.rendering.markdown import table
 from marsbench.rendering.page import laid_out
@@ -19,12 +20,14 @@ from marsbench.rows.kinds import Row, StepTimeRow, SweepRow
 from marsbench.studies.study import Study, measured_by
 
 EAGER = (
-    Contender("ar", "mars", "ar", {}),
-    Contender("mars, tau = 0.95", "mars", "mars", {"block_size": 4}, 0.95),
-    Contender("mars-verified, linear, window = 4", "mars", "mars-verified", {"layout": "linear", "block_size": 4}, 0.5),
-    Contender("mars-verified, groups, window = 4", "mars", "mars-verified", {"layout": "groups", "block_size": 4}),
+    Line.raced("ar", "mars", "ar"),
+    Line.raced("mars, tau = 0.95", "mars", "mars", block_size=4, threshold=0.95),
+    Line.raced(
+        "mars-verified, linear, window = 4", "mars", "mars-verified", layout="linear", block_size=4, threshold=0.5
+    ),
+    Line.raced("mars-verified, groups, window = 4", "mars", "mars-verified", layout="groups", block_size=4),
 )
-COMPILED = tuple(replace(eager, name=called(eager.name, True), compiled=True) for eager in EAGER)
+COMPILED = tuple(eager.compiled_form() for eager in EAGER)
 REFERENCE = "hf-generate"
 # Llamas of random weights by their names: what a step costs depends on the shape alone. The weights of the first do not
 # fit into a CPU's caches: a step over one token takes the time to read them. The other is for the scale of the tests.
@@ -45,7 +48,7 @@ RANDOM: dict[str, dict[str, Any]] = {
 
 def trained_grid(scale: Preset) -> Grid:
     """Contenders of the scale's own sweep, whose rows they share; at a scale for tests few, and no compiler there."""
-    contenders = (Contender(REFERENCE, "mars", REFERENCE, {}), *EAGER, *COMPILED)
+    contenders = (Line.raced(REFERENCE, "mars", REFERENCE), *EAGER, *COMPILED)
     if scale.in_seconds:
         return Grid(contenders, (1,), prompts=6, repeats=2, positions=0, backend="eager")
     swept, names = read_grid(shipped_grid(scale.scale)), {entry.name for entry in contenders}
@@ -56,8 +59,8 @@ def random_grid(scale: Preset) -> Grid:
     """`ar`, eager and compiled, against `generate` on random weights, and what an eager step costs by its shape."""
     small = scale.in_seconds
     stage = _SMALL if small else MEMORY_BOUND
-    ar = Contender("ar", stage, "ar", {})
-    contenders = (Contender(REFERENCE, stage, REFERENCE, {}), ar, replace(ar, name=COMPILED_AR, compiled=True))
+    ar = Line.raced("ar", stage, "ar")
+    contenders = Line.raced(REFERENCE, stage, REFERENCE), ar, ar.compiled_form()
     few = Grid(contenders, (1,), prompts=2, repeats=2, max_new_tokens=4, positions=1, backend="eager")
     many = Grid(contenders, (1, 4, 8, 16), prompts=16, repeats=7, max_new_tokens=32, positions=16)
     return replace(few if small else many, benchmarks=(scale.benchmarks[-1],))

@@ -15,14 +15,15 @@ from marsbench.findings.claims import TIMES, Claim, Finding, Measured
 from marsbench.findings.in_words import p_value
 from marsbench.findings.seeds import BySeed
 from marsbench.findings.sweep import SweepCells, on_sweep, printed_ratio, speed_up
+from marsbench.line import Line
 from marsbench.presets import Preset, preset
-from marsbench.racing.grid import Contender, Grid
+from marsbench.racing.grid import Grid
 from marsbench.rendering.claims import plainly, questions
 from marsbench.rendering.markdown import table
 from marsbench.rendering.measured import accuracy_table, reasons
 from marsbench.rendering.page import laid_out
 from marsbench.rows.kinds import Row
-from marsbench.running.plans import Arm, TablePlan
+from marsbench.running.plans import TablePlan
 from marsbench.statistics.decisions import Bound
 from marsbench.statistics.intervals import Estimate, paired_difference
 from marsbench.studies.lines import ABLATIONS, AR_SFT, MARS_VARIANTS, mars, mars_name
@@ -35,7 +36,7 @@ PLAN = TablePlan(
     "discrepancies",
     "What difference it makes where paper and released code differ",
     (
-        Arm("base", "Base", "base", "ar", {}),
+        Line("base", "Base", "base", "ar", {}),
         AR_SFT,
         *[
             mars(stage, 4, threshold)
@@ -63,13 +64,13 @@ def masks_grid(scale: Preset) -> Grid:
     return _grid(scale, (1, 16), _entry(NO_CACHE), every)
 
 
-def _entry(method: str, name: str = "", **options: Any) -> Contender:
-    return Contender(name or method, "mars", method, {"block_size": 4, **options}, threshold=0.95)
+def _entry(method: str, name: str = "", **options: Any) -> Line:
+    return Line.raced(name or method, "mars", method, **{"block_size": 4, **options, "threshold": 0.95})
 
 
-def _grid(scale: Preset, batch_sizes: tuple[int, ...], *entries: Contender) -> Grid:
+def _grid(scale: Preset, batch_sizes: tuple[int, ...], *entries: Line) -> Grid:
     """A race against AR, of five laps over 48 prompts; less where the scale asks few questions anyway."""
-    contenders = Contender(AR, "mars", AR, {}), *entries
+    contenders = Line.raced(AR, "mars", AR), *entries
     if scale.in_seconds:
         return Grid(contenders, tuple(size for size in batch_sizes if size < 16), prompts=12, repeats=3, positions=0)
     return Grid(contenders, batch_sizes, prompts=48, repeats=5, positions=0)

@@ -7,9 +7,10 @@ from itertools import groupby
 
 from marsbench.findings.seeds import BySeed
 from marsbench.findings.sweep import SweepCells
+from marsbench.line import Line, checkpoints_of
 from marsbench.methods import METHODS
 from marsbench.presets import Preset
-from marsbench.racing.grid import Contender, Grid, checkpoints_of
+from marsbench.racing.grid import Grid
 from marsbench.rendering.markdown import table
 from marsbench.rendering.page import laid_out
 from marsbench.rows.kinds import ExactnessRow, Row, SweepRow, TrainingRow
@@ -18,16 +19,16 @@ from marsbench.studies.study import Study, measured_by
 _BATCH = 32  # prompts decoded at once where only tokens count
 
 
-def _verified(layout: str, window: int, threshold: float | None = None) -> Contender:
-    options = {"layout": layout, "block_size": window}
+def _verified(layout: str, window: int, threshold: float | None = None) -> Line:
+    pruned = {} if threshold is None else {"threshold": threshold}
     name = f"mars-verified, {layout}, window {window}" + (f", tau = {threshold:g}" if threshold is not None else "")
-    return Contender(name, "mars", "mars-verified", options, threshold)
+    return Line.raced(name, "mars", "mars-verified", layout=layout, block_size=window, **pruned)
 
 
-AR = Contender("ar", "mars", "ar", {})
-MARS = Contender("mars", "mars", "mars", {"block_size": 4}, 0.95)
-SPECULATIVE = Contender("speculative", "mars", "speculative", {"draft_length": 4}, draft="draft_ar_sft")
-PROMPT_LOOKUP = Contender("prompt-lookup", "mars", "prompt-lookup", {"draft_length": 4})
+AR = Line.raced("ar", "mars", "ar")
+MARS = Line.raced("mars", "mars", "mars", block_size=4, threshold=0.95)
+SPECULATIVE = Line.raced("speculative", "mars", "speculative", draft_length=4, draft="draft_ar_sft")
+PROMPT_LOOKUP = Line.raced("prompt-lookup", "mars", "prompt-lookup", draft_length=4)
 PROFILED = (AR, MARS, _verified("groups", 4), _verified("linear", 4, 0.5))
 EXACT = (
     MARS,  # not lossless: what the verified ones are held against
@@ -35,14 +36,14 @@ EXACT = (
     _verified("groups", 8),
     _verified("linear", 4, 0.5),
     SPECULATIVE,
-    Contender(
-        "speculative-mars-draft", "mars", "speculative", {"draft_length": 4, "draft_method": "mars"}, None, "draft_mars"
+    Line.raced(
+        "speculative-mars-draft", "mars", "speculative", draft_length=4, draft_method="mars", draft="draft_mars"
     ),
-    Contender("medusa-chain", "medusa", "medusa", {"tree_width": 1}),
-    Contender("medusa-tree", "medusa", "medusa", {"tree_width": 3}),
-    Contender("jacobi", "mars", "jacobi", {"block_size": 4}),
+    Line.raced("medusa-chain", "medusa", "medusa", tree_width=1),
+    Line.raced("medusa-tree", "medusa", "medusa", tree_width=3),
+    Line.raced("jacobi", "mars", "jacobi", block_size=4),
     PROMPT_LOOKUP,
-    Contender("mars-speculative", "mars", "mars-speculative", {"draft_method": "mars"}, 0.95, "draft_mars"),
+    Line.raced("mars-speculative", "mars", "mars-speculative", draft_method="mars", threshold=0.95, draft="draft_mars"),
 )
 
 

@@ -7,12 +7,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from marsbench.decoding.engine import decode
 from marsbench.decoding.generation import Generation, Request
 from marsbench.keys import versions
+from marsbench.line import Line
 from marsbench.methods import METHODS
 from marsbench.racing.course import Course
-from marsbench.racing.grid import Contender
 from marsbench.racing.sweep import Sweep
 from marsbench.rows.kinds import ExactnessRow, Row
 from marsbench.running.run import Run, kept
@@ -28,7 +27,7 @@ def engine_rows(run: Run) -> list[Row]:
     return list({row.key: row for row in rows}.values())
 
 
-def _exactness(course: Course, contender: Contender) -> ExactnessRow:
+def _exactness(course: Course, contender: Line) -> ExactnessRow:
     """One method against AR of the same checkpoint on every prompt, token by token."""
     run, loaded = course.run, course.target(contender)
     content = {
@@ -43,7 +42,7 @@ def _exactness(course: Course, contender: Contender) -> ExactnessRow:
     return kept(run, ExactnessRow, content, f"exactness of {contender.name}", make)
 
 
-def _compared(course: Course, contender: Contender, loaded: Loaded) -> dict[str, Any]:
+def _compared(course: Course, contender: Line, loaded: Loaded) -> dict[str, Any]:
     run = course.run
     with run.reporter.bar(f"{contender.name} against ar"):
         ours, theirs = (_decoded(course, which) for which in (contender, replace(AR, stage=contender.stage)))
@@ -57,9 +56,8 @@ def _compared(course: Course, contender: Contender, loaded: Loaded) -> dict[str,
     }  # fmt: skip
 
 
-def _decoded(course: Course, contender: Contender) -> Sequence[Generation]:
+def _decoded(course: Course, contender: Line) -> Sequence[Generation]:
     (size,) = course.grid.batch_sizes
     batch_size = 1 if METHODS[contender.method].one_row else size
-    entrant = course.entrant(contender, batch_size)
-    requests = [Request(prompt, course.max_new_tokens, entrant.threshold) for prompt in course.prompts.ids]
-    return decode(entrant.model, entrant.method, requests, batch_size=batch_size, **course.ids)
+    requests = [Request(prompt, course.max_new_tokens, contender.threshold) for prompt in course.prompts.ids]
+    return course.entrant(contender, batch_size).decode(requests, **course.ids)

@@ -9,11 +9,12 @@ from marsbench.findings.between_lines import label
 from marsbench.findings.cells import why_none
 from marsbench.findings.claims import Section
 from marsbench.findings.seeds import BySeed
+from marsbench.line import Line
 from marsbench.rendering.figures import drawn_alike, save
 from marsbench.rendering.markdown import paragraphs, table
 from marsbench.rendering.page import laid_out
 from marsbench.rows.kinds import GenerationRow, Row
-from marsbench.running.plans import Arm, TablePlan
+from marsbench.running.plans import TablePlan
 from marsbench.show import Shown, drawing, merged, shaded
 from marsbench.studies.study import Study, measured_by
 
@@ -21,9 +22,9 @@ PLAN = TablePlan(
     "1",
     "One answer, and which forward pass settled each of its tokens",
     (
-        Arm("ar", "one token per forward pass", "mars", "ar"),
-        Arm("mars", "MARS (B = 4, tau = .95)", "mars", "mars", {"block_size": 4, "threshold": 0.95}),
-        Arm("verified", "verified MARS (groups of 4)", "mars", "mars-verified", {"block_size": 4, "layout": "groups"}),
+        Line("ar", "one token per forward pass", "mars", "ar"),
+        Line("mars", "MARS (B = 4, tau = .95)", "mars", "mars", {"block_size": 4, "threshold": 0.95}),
+        Line("verified", "verified MARS (groups of 4)", "mars", "mars-verified", {"block_size": 4, "layout": "groups"}),
     ),
     benchmarks=("gsm8k",),
     questions=1,
@@ -38,7 +39,7 @@ def slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
     return {
         "counts": _counts(answers),
         "question": paragraphs(*map(_fenced, dict.fromkeys(row.question for row in answers.values()))),
-        **{arm.name: _text(done[arm.name]) if arm.name in done else "" for arm in PLAN.arms},
+        **{line.name: _text(done[line.name]) if line.name in done else "" for line in PLAN.lines},
     }
 
 
@@ -52,18 +53,18 @@ def _answers(rows: Sequence[Row]) -> dict[str, GenerationRow]:
     """Line -> its answer to the first question; the page to explore has those to the others."""
     given = [row for row in rows if isinstance(row, GenerationRow)]
     found = {row.arm: row for row in given if row.question == given[0].question}
-    return {arm.name: found[arm.name] for arm in PLAN.arms if arm.name in found}
+    return {line.name: found[line.name] for line in PLAN.lines if line.name in found}
 
 
 def _counts(answers: dict[str, GenerationRow]) -> str:
     lines = []
-    for arm in PLAN.arms:
-        row = answers.get(arm.name)
+    for line in PLAN.lines:
+        row = answers.get(line.name)
         if row is None or row.status != "done":
-            lines.append([arm.label, why_none(row), "", ""])
+            lines.append([line.label, why_none(row), "", ""])
         else:
             tokens = len(row.settled_by)
-            lines.append([arm.label, str(tokens), str(row.forwards), f"{tokens / row.forwards:.2f}"])
+            lines.append([line.label, str(tokens), str(row.forwards), f"{tokens / row.forwards:.2f}"])
     return table(["", "tokens", "forward passes", "tokens/forward"], lines)
 
 

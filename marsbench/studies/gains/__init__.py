@@ -57,9 +57,9 @@ HOW_LINES_COMPARE = (
 
 
 def _costs(cells: Cells, plan: TablePlan) -> str:
-    arms = {arm.name: arm for arm in PLAN.arms}
-    groups, linear = (int(arms[name].options["block_size"]) for name in VERIFIED)
-    drafted = arms["ar_sft_by_draft_ar_sft"].options["draft_length"]
+    lines = {line.name: line for line in PLAN.lines}
+    groups, linear = (int(lines[name].options["block_size"]) for name in VERIFIED)
+    drafted = lines["ar_sft_by_draft_ar_sft"].options["draft_length"]
     return (
         "**Tokens per forward pass is not speed.** It counts the forward passes of the model that answers, whatever "
         f"they cover. A round of speculative decoding also costs up to {drafted} forward passes of a second, smaller "
@@ -139,7 +139,9 @@ CLAIMS = tuple(replace(claim, prepared=with_choice) for claim in _all_claims())
 
 
 def _draw(cells: Cells, plan: TablePlan, path_stem: Path) -> list[Path]:
-    return speed_figure(cells, replace(plan, arms=tuple(arm for arm in plan.arms if arm.name in _SHOWN)), path_stem)
+    return speed_figure(
+        cells, replace(plan, lines=tuple(line for line in plan.lines if line.name in _SHOWN)), path_stem
+    )
 
 
 PAGE = TablePage(

@@ -14,15 +14,16 @@ from typing import Any, NamedTuple
 
 from marsbench.findings.cells import BENCHMARKS, Cells, latest_cells
 from marsbench.findings.sweep import ALLOWED_LOSS
+from marsbench.line import Line
 from marsbench.rows.kinds import EvaluationRow, Row
-from marsbench.running.plans import Arm, TablePlan
+from marsbench.running.plans import TablePlan
 from marsbench.statistics.intervals import Answers
 from marsbench.studies.lines import AR_SFT, THRESHOLDS, headed, mars, mars_name, speculative, verified
 
 
-def medusa(stage: str, words: str, width: int, shape: str) -> Arm:
+def medusa(stage: str, words: str, width: int, shape: str) -> Line:
     """Medusa, whose heads sit on the frozen AR SFT model."""
-    return Arm(f"{stage}_{width}", f"Medusa{words}, {shape}", stage, "medusa", {"tree_width": width})
+    return Line(f"{stage}_{width}", f"Medusa{words}, {shape}", stage, "medusa", {"tree_width": width})
 
 
 MEDUSAS = {"medusa": "", "medusa_hard": " at the adapter's rate"}
@@ -36,13 +37,13 @@ MEASURED = TablePlan(
     "What the paper did not test",
     (
         AR_SFT,
-        Arm("ar_of_mars", "MARS, AR decoding", "mars", "ar"),
+        Line("ar_of_mars", "MARS, AR decoding", "mars", "ar"),
         *[mars("mars", 4, threshold) for threshold in THRESHOLDS],
         verified("linear", 5, 0.5),
         verified("groups", 4),
         verified("groups", 4, stage="mars_network"),
-        Arm("lookup", "MARS, prompt lookup", "mars", "prompt-lookup", {"draft_length": 4}),
-        Arm("jacobi_of_mars", "MARS, Jacobi decoding", "mars", "jacobi", {"block_size": 4}),
+        Line("lookup", "MARS, prompt lookup", "mars", "prompt-lookup", {"draft_length": 4}),
+        Line("jacobi_of_mars", "MARS, Jacobi decoding", "mars", "jacobi", {"block_size": 4}),
         *[
             medusa(stage, words, width, shape)
             for stage, words in MEDUSAS.items()
@@ -59,9 +60,9 @@ CLASSED = mars("mars", 4, 0.95)  # whose tokens are classed
 # The line that is worked out: MARS whose tau was chosen on other questions.
 AR_OF_MARS = "ar_of_mars"
 CURVE = (AR_OF_MARS, *[mars_name("mars", 4, threshold) for threshold in THRESHOLDS])  # what tau is chosen from
-CHOSEN = Arm("mars_chosen", "MARS (B = 4, tau chosen on other questions)", "mars", "mars", {"block_size": 4})
-_AFTER = 1 + max(number for number, arm in enumerate(MEASURED.arms) if arm.name in CURVE)
-PLAN = replace(MEASURED, arms=(*MEASURED.arms[:_AFTER], CHOSEN, *MEASURED.arms[_AFTER:]))  # with what is worked out
+CHOSEN = Line("mars_chosen", "MARS (B = 4, tau chosen on other questions)", "mars", "mars", {"block_size": 4})
+_AFTER = 1 + max(number for number, line in enumerate(MEASURED.lines) if line.name in CURVE)
+PLAN = replace(MEASURED, lines=(*MEASURED.lines[:_AFTER], CHOSEN, *MEASURED.lines[_AFTER:]))  # with what is worked out
 
 
 class Choice(NamedTuple):
@@ -122,7 +123,7 @@ def with_choice(rows: Sequence[Row]) -> list[Row]:
 
 def to_choose_from(cells: Cells, benchmark: str) -> list[EvaluationRow]:
     """The rows of the lines of `CURVE` on a benchmark; none unless all of them answered the same questions."""
-    rows = [cells.get((arm, benchmark)) for arm in CURVE]
+    rows = [cells.get((line, benchmark)) for line in CURVE]
     done = [row for row in rows if row is not None and row.status == "done"]
     counts = {len(row.correct) for row in done}
     return [] if len(done) < len(CURVE) or len(counts) > 1 or min(counts) < 2 else done

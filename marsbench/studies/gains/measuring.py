@@ -7,7 +7,6 @@ from functools import partial
 from itertools import groupby
 from typing import Any
 
-from marsbench.answering import Answering
 from marsbench.decoding.generation import Generation, Request
 from marsbench.evaluation.benchmarks import fingerprint
 from marsbench.evaluation.harness import Exam, cut_in_words, room_for_prompt
@@ -86,9 +85,9 @@ def _decoded(run: Run, loaded: Loaded, exam: Exam, title: str) -> list[Generatio
     asked = token_ids([prompts[number] for number in exam.asked()], loaded.tokenizer, room)
     if said := cut_in_words(exam.benchmark.name, asked.cuts, room):
         run.reporter.say(said)
-    answering = Answering(loaded, Cells(run).method(CLASSED, loaded), batch_size=run.scale.batch_size)
+    answering = Cells(run).answering(CLASSED, loaded)
     with run.reporter.bar(title):
-        return answering.decode([Request(prompt, limit, CLASSED.options["threshold"]) for prompt in asked.ids])
+        return answering.decode([Request(prompt, limit, CLASSED.threshold) for prompt in asked.ids])
 
 
 def with_end(texts: Sequence[str], generation: Generation) -> list[str | None]:

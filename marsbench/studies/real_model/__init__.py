@@ -31,7 +31,7 @@ from marsbench.rows.kinds import EvaluationRow, Row, StepTimeRow, SweepRow, Trai
 from marsbench.running.plans import TablePlan
 from marsbench.statistics.curves import after_training
 from marsbench.statistics.intervals import mean_of_benchmarks
-from marsbench.studies.real_model import lines as arms
+from marsbench.studies.real_model import lines as entered
 from marsbench.studies.real_model.lines import CLAIMS, IN_BF16, OUTSIDER, OWN_AR, PLAN
 from marsbench.studies.study import Study, ours
 
@@ -114,7 +114,7 @@ def in_brief(rows: Sequence[Row]) -> str:
     said = []
     for dtype, sweep in SweepCells.by_dtype(rows).items():
         size = min(sweep.batch_sizes)
-        lookup, adapted = (_best_lossless(sweep, stages) for stages in ((arms.BASE,), arms.ADAPTED))
+        lookup, adapted = (_best_lossless(sweep, stages) for stages in ((entered.BASE,), entered.ADAPTED))
         if lookup and adapted:
             said.append(
                 f"in {dtype} the best line with an adapter is {printed_speed_up(adapted)} times as fast as `ar`, "
@@ -128,13 +128,13 @@ def in_brief(rows: Sequence[Row]) -> str:
 
 def _in_part(cells: Cells, sweeps: Mapping[str, SweepCells]) -> str:
     lacking, short = (
-        [arm.label for arm in plan.arms if done_cells(cells, arm.name).keys() < columns(plan).keys()]
+        [line.label for line in plan.lines if done_cells(cells, line.name).keys() < columns(plan).keys()]
         for plan in (PLAN, IN_BF16)
     )
     raced = [{name for name, _ in sweep.done} for sweep in sweeps.values()]
     missing = [f"answers of {', '.join(lacking)}"] if lacking else []
     missing += ["answers in bfloat16"] if short and "bfloat16" in sweeps else []
-    if not raced or not all(names >= {*arms.grid_names()} for names in raced):
+    if not raced or not all(names >= {*entered.grid_names()} for names in raced):
         missing.append("parts of the race" if any(raced) else "the race")
     return f"**In part.** Not measured yet: {'; '.join(missing)}." if missing else ""
 
@@ -149,7 +149,7 @@ def _base(rows: Sequence[Row], cells: Cells) -> str:
     }
     named = ", ".join(f"`{base}`{how.get(base, '')}" for base in bases)
     said = [f"The base is {named}."] if bases else []
-    if answers := [right for row in done_cells(cells, arms.AR.name).values() for right in row.correct]:
+    if answers := [right for row in done_cells(cells, entered.AR.name).values() for right in row.correct]:
         right = f"{sum(answers):g} of {len(answers):,} questions"
         said.append(f"It answers {right} right, so accuracy says little here.")
     return " ".join(said)
@@ -191,13 +191,13 @@ def _outsider(sweeps: Mapping[str, SweepCells]) -> Iterator[str]:
 def _answers(cells: Cells, seeds: BySeed) -> Iterator[str]:
     """What drafts best, and whether what is lossless is so in bf16 too."""
     for claim in CLAIMS:
-        if claim.lines == arms.ANSWERED and (found := claim.over(seeds.values())).estimate is not None:
+        if claim.lines == entered.ANSWERED and (found := claim.over(seeds.values())).estimate is not None:
             yield f"- {plainly(found)}."
     if said := _promised(cells, IN_BF16):
         yield f"- In bfloat16 as well a verified answer is the base's: {said[0].lower()}{said[1:]}."
 
 
-_LEFT_OUT = {A_A, *arms.OUTSIDERS} - {OUTSIDER}  # of the first table; they stand by the clock
+_LEFT_OUT = {A_A, *entered.OUTSIDERS} - {OUTSIDER}  # of the first table; they stand by the clock
 
 
 def _clock_in_brief(sweeps: Mapping[str, SweepCells]) -> str:
@@ -213,13 +213,13 @@ def _clock_in_brief(sweeps: Mapping[str, SweepCells]) -> str:
 
 def _agreement(cells: Cells, plan: TablePlan) -> str:
     """Who says what AR decoding of the same checkpoint says, and who says what the base says, the plan's first line."""
-    base, *others = plan.arms
+    base, *others = plan.lines
     lines, names = [], columns(plan)
-    for arm in others:
-        found, own = done_cells(cells, arm.name), done_cells(cells, OWN_AR[arm.name])
+    for line in others:
+        found, own = done_cells(cells, line.name), done_cells(cells, OWN_AR[line.name])
         if found:
-            shown = ["" if arm.name == OWN_AR[arm.name] else _counted(*_same(found, own, [name])) for name in names]
-            lines.append([arm.label, *shown, _counted(*_same(found, done_cells(cells, base.name), names))])
+            shown = ["" if line.name == OWN_AR[line.name] else _counted(*_same(found, own, [name])) for name in names]
+            lines.append([line.label, *shown, _counted(*_same(found, done_cells(cells, base.name), names))])
     if not (said := _promised(cells, plan)):
         return ""
     return paragraphs(f"{HOW_AGREEMENT_IS_COUNTED} {said}.", table(["", *names.values(), "base"], lines))
@@ -228,9 +228,9 @@ def _agreement(cells: Cells, plan: TablePlan) -> str:
 def _promised(cells: Cells, plan: TablePlan) -> str:
     """How many answers are those of AR decoding, of those that are promised to be; empty without any."""
     found = [
-        _same(done, done_cells(cells, OWN_AR[arm.name]), columns(plan))
-        for arm in plan.arms
-        if METHODS[arm.method].lossless and arm.name != OWN_AR[arm.name] and (done := done_cells(cells, arm.name))
+        _same(done, done_cells(cells, OWN_AR[line.name]), columns(plan))
+        for line in plan.lines
+        if METHODS[line.method].lossless and line.name != OWN_AR[line.name] and (done := done_cells(cells, line.name))
     ]
     same, asked = (sum(counts) for counts in zip(*found, strict=True)) if found else (0, 0)
     said = f"Of {asked:,} answers that a method promises to be those of AR decoding, {same:,} are"
@@ -256,17 +256,17 @@ def _counted(same: int, known: int) -> str:
 def _by_tokens_trained(cells: Cells, trained: Mapping[str, TrainingRow]) -> str:
     """Tokens per forward pass, verified in groups of four, by the tokens that the masks were trained on."""
     lines = [
-        [f"`{arm.stage}`", f"{row.tokens:,}", *[speed_cell(done.get(name)) for name in columns(PLAN)]]
-        for arm in arms.CURVE
-        if (row := trained.get(arm.stage)) and (done := done_cells(cells, arm.name))
+        [f"`{line.stage}`", f"{row.tokens:,}", *[speed_cell(done.get(name)) for name in columns(PLAN)]]
+        for line in entered.CURVE
+        if (row := trained.get(line.stage)) and (done := done_cells(cells, line.name))
     ]
     return table(["", "tokens trained", *columns(PLAN).values()], lines)
 
 
 def _law(cells: Cells, trained: Mapping[str, TrainingRow]) -> dict[str, str]:
     """Where training on would lead the lines with a draft head; all of it empty without two trainings of them."""
-    stages = [(row.tokens, arm) for arm in arms.HEADED_CURVE if (row := trained.get(arm.stage))]
-    found = {tokens: done_cells(cells, arm.name) for tokens, arm in stages}
+    stages = [(row.tokens, line) for line in entered.HEADED_CURVE if (row := trained.get(line.stage))]
+    found = {tokens: done_cells(cells, line.name) for tokens, line in stages}
     curve = {tokens: done for tokens, done in found.items() if done.keys() >= columns(PLAN).keys()}
     if len(curve) < 2:
         return dict.fromkeys(("doubling", "far_tokens", "far"), "")
@@ -281,9 +281,9 @@ def _law(cells: Cells, trained: Mapping[str, TrainingRow]) -> dict[str, str]:
 
 def _adapter_size(trained: Mapping[str, TrainingRow]) -> dict[str, str]:
     """What an adapter takes on the disk; it is kept in fp32."""
-    if not trained.keys() >= {arms.ADAPTER, arms.MARS}:
+    if not trained.keys() >= {entered.ADAPTER, entered.MARS}:
         return {"mebibytes": "", "share": ""}
-    own, whole = (trained[stage].parameters for stage in (arms.ADAPTER, arms.MARS))
+    own, whole = (trained[stage].parameters for stage in (entered.ADAPTER, entered.MARS))
     return {"mebibytes": f"{4 * own / 2**20:.0f}", "share": f"{100 * own / whole:.1f}"}
 
 
@@ -329,7 +329,7 @@ def _few_groups(sweeps: Mapping[str, SweepCells]) -> str:
     said = []
     for dtype, sweep in sweeps.items():
         few, *others = (
-            sweep.done.get((arm.label, min(sweep.batch_sizes))) for arm in (arms.HEADED_FEW, *arms.AROUND_FEW)
+            sweep.done.get((line.label, min(sweep.batch_sizes))) for line in (entered.HEADED_FEW, *entered.AROUND_FEW)
         )
         if few is not None and (known := [row for row in others if row is not None]):
             said.append(f"{printed_ratio(speed_ratio(few, max(known, key=speed_of)))} in {dtype}")
@@ -348,7 +348,7 @@ def _raced(row: SweepRow | None, read: float) -> list[str]:
     ]
 
 
-def _best_lossless(sweep: SweepCells, stages: Collection[str] = (arms.BASE, *arms.ADAPTED)) -> SweepRow | None:
+def _best_lossless(sweep: SweepCells, stages: Collection[str] = (entered.BASE, *entered.ADAPTED)) -> SweepRow | None:
     """The fastest at the smallest batch whose tokens are promised to be the base's; AR decoding itself left out."""
     found = [row for row in sweep.at(min(sweep.batch_sizes)) if row.is_lossless and row.stage in stages]
     return max([row for row in found if row.method not in ("ar", "hf-generate")], key=speed_of, default=None)
@@ -366,7 +366,7 @@ def _races_and_speeds(run: Run) -> list[Row]:
     in_bf16 = torch.cuda.is_available() or reads_bf16()
     answered = Table(run, IN_BF16).rows() if in_bf16 else []
     dtypes = ["float32", *(["bfloat16"] if in_bf16 else [])]
-    raced = [row for dtype in dtypes for row in Sweep(run, arms.grid_at(run.scale, dtype)).rows()]
+    raced = [row for dtype in dtypes for row in Sweep(run, entered.grid_at(run.scale, dtype)).rows()]
     return [*answered, *raced, *(training_speed_rows(run, _STEPS) if run.scale.pretrained else [])]
 
 

@@ -7,9 +7,10 @@ from functools import partial
 from typing import Any
 
 from marsbench.findings.between_lines import emits_more
+from marsbench.line import Line
 from marsbench.presets import DEFAULT_BLOCK_SIZE, Preset
-from marsbench.racing.grid import Contender, Grid
-from marsbench.running.plans import Arm, TablePlan
+from marsbench.racing.grid import Grid
+from marsbench.running.plans import TablePlan
 from marsbench.studies.lines import short
 
 BASE, ADAPTER, MARS = "base", "base_gated", "base_mars"
@@ -28,33 +29,33 @@ _WORDS = {
 _LOOKUP = {"draft_length": 4}
 
 
-def _arm(stage: str, words: str, method: str, **options: Any) -> Arm:
+def _line(stage: str, words: str, method: str, **options: Any) -> Line:
     said = [options[name] for name in ("layout", "block_size", "groups", "threshold") if name in options]
     name = "_".join(map(str, [stage, method, *said]))  # "base_gated_mars-verified_groups_4"
     label = f"{_WORDS[stage]}, {words}"
-    return Arm(name, label, stage, method, options, trained_block_size=DEFAULT_BLOCK_SIZE)
+    return Line(name, label, stage, method, options)
 
 
-def _verified(stage: str, layout: str, window: int) -> Arm:
+def _verified(stage: str, layout: str, window: int) -> Line:
     words = f"verified, {layout} (W = {window})"
-    return _arm(stage, words, "mars-verified", layout=layout, block_size=window)
+    return _line(stage, words, "mars-verified", layout=layout, block_size=window)
 
 
-def _with_lookup(stage: str, window: int, layout: str = "groups") -> Arm:
+def _with_lookup(stage: str, window: int, layout: str = "groups") -> Line:
     words = f"verified, {layout} (W = {window}) and prompt lookup"
-    return _arm(stage, words, "mars-lookup", layout=layout, block_size=window, **_LOOKUP)
+    return _line(stage, words, "mars-lookup", layout=layout, block_size=window, **_LOOKUP)
 
 
-AR, AR_OF_MARS, AR_OF_LONG_MARS = (_arm(stage, "AR decoding", "ar") for stage in (BASE, MARS, LONG_MARS))
-PROMPT_LOOKUP = _arm(BASE, "prompt lookup", "prompt-lookup", **_LOOKUP)
+AR, AR_OF_MARS, AR_OF_LONG_MARS = (_line(stage, "AR decoding", "ar") for stage in (BASE, MARS, LONG_MARS))
+PROMPT_LOOKUP = _line(BASE, "prompt lookup", "prompt-lookup", **_LOOKUP)
 GROUPS, LINEAR = (_verified(ADAPTER, layout, 4) for layout in ("groups", "linear"))
 MARS_GROUPS, LONG_GROUPS = (_verified(stage, "groups", 4) for stage in (MARS, LONG_ADAPTER))
 SURE, UNSURE = (
-    _arm(MARS, f"tau = {short(tau)}", "mars", block_size=DEFAULT_BLOCK_SIZE, threshold=tau) for tau in (0.95, 0.7)
+    _line(MARS, f"tau = {short(tau)}", "mars", block_size=DEFAULT_BLOCK_SIZE, threshold=tau) for tau in (0.95, 0.7)
 )
 LONG_MARS_GROUPS, HEADED_GROUPS = _verified(LONG_MARS, "groups", 4), _verified(HEADED, "groups", 4)
 HEADED_BOTH = _with_lookup(HEADED, 3)
-HEADED_FEW = _arm(
+HEADED_FEW = _line(
     HEADED, "verified, two groups (W = 4)", "mars-verified", layout="groups", block_size=DEFAULT_BLOCK_SIZE, groups=2
 )
 AROUND_FEW = HEADED_GROUPS, _verified(HEADED, "linear", 4)  # of the same window: a group behind every draft, or one
@@ -105,15 +106,15 @@ _RACED = (
 IN_BF16 = TablePlan(
     "real-model-bf16",
     "What is lossless stays so in bf16",
-    tuple(replace(arm, name=f"{arm.name}_bfloat16", dtype="bfloat16") for arm in (AR, *_RACED)),
+    tuple(replace(line, name=f"{line.name}_bfloat16", dtype="bfloat16") for line in (AR, *_RACED)),
     benchmarks=("ifeval", "gsm8k", "humaneval"),
     questions=34,
     own="Real model in bf16",
 )
 _TUNED = {MARS: AR_OF_MARS.name, LONG_MARS: AR_OF_LONG_MARS.name}
 OWN_AR = {  # line -> AR decoding of its own model
-    **{arm.name: _TUNED.get(arm.stage, AR.name) for arm in PLAN.arms},
-    **{arm.name: IN_BF16.arms[0].name for arm in IN_BF16.arms},
+    **{line.name: _TUNED.get(line.stage, AR.name) for line in PLAN.lines},
+    **{line.name: IN_BF16.lines[0].name for line in IN_BF16.lines},
 }
 
 # ---- the race ----
@@ -125,15 +126,15 @@ _OF_OUTSIDER: dict[str, tuple[str, dict[str, Any]]] = {  # of batch 1 alone; qua
     f"{OUTSIDER}, prompt lookup": ("llama-cpp-lookup", _LOOKUP),
     **{f"{OUTSIDER}, {kind}": ("llama-cpp", {"quantised": kind}) for kind in ("q8_0", "q4_1")},
 }
-OUTSIDERS = {name: Contender(name, BASE, method, options) for name, (method, options) in _OF_OUTSIDER.items()}
+OUTSIDERS = {name: Line.raced(name, BASE, method, **options) for name, (method, options) in _OF_OUTSIDER.items()}
 
 
 def grid_at(scale: Preset, dtype: str) -> Grid:
     """A race: the base's `ar` and `generate` as baselines, what is decoded with each checkpoint, and llama.cpp."""
-    baselines = [Contender(name, BASE, method, {}) for name, method in _BASELINES.items()]
+    baselines = [Line.raced(name, BASE, method) for name, method in _BASELINES.items()]
     small = scale.in_seconds
     return Grid(
-        contenders=(*baselines, *map(_entry, _RACED), *OUTSIDERS.values()),
+        contenders=(*baselines, *[replace(line, name=line.label) for line in _RACED], *OUTSIDERS.values()),
         batch_sizes=(1, 4),
         prompts=2 if small else 16 if dtype == "bfloat16" else 8,
         repeats=2 if small else 5,
@@ -150,10 +151,4 @@ _BASELINES = {"ar": "ar", "hf-generate": "hf-generate", "ar, again": "ar"}
 
 def grid_names() -> list[str]:
     """Everybody who races, but for who may not be installed."""
-    return [*_BASELINES, *[arm.label for arm in _RACED]]
-
-
-def _entry(arm: Arm) -> Contender:
-    """A line as a contender, called as in the table."""
-    options = {name: value for name, value in arm.options.items() if name != "threshold"}
-    return Contender(arm.label, arm.stage, arm.method, options, arm.options.get("threshold"))
+    return [*_BASELINES, *[line.label for line in _RACED]]

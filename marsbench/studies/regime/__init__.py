@@ -15,20 +15,21 @@ from marsbench.findings.cells import BENCHMARKS, PUBLISHED_SCALES, done_cells, l
 from marsbench.findings.claims import TIMES, Claim, Finding, Measured
 from marsbench.findings.in_words import one_line
 from marsbench.findings.seeds import BySeed
+from marsbench.line import Line
 from marsbench.rendering.claims import held_against, published
 from marsbench.rendering.markdown import paragraphs, table
 from marsbench.rendering.measured import HOW_TO_READ_THE_CELLS, accuracy_table, measured_section
 from marsbench.rendering.page import laid_out
 from marsbench.rows.kinds import Row, TextLossRow
-from marsbench.running.plans import Arm, TablePlan
+from marsbench.running.plans import TablePlan
 from marsbench.statistics.decisions import Bound, Verdict
 from marsbench.statistics.intervals import paired_difference, ratio_of_totals
 from marsbench.studies.lines import AR_SFT
 from marsbench.studies.study import Study, measured_by
 from marsbench.studies.table2 import PLAN as TABLE2
 
-_OF_TABLE2 = {arm.name: arm for arm in TABLE2.arms}
-OF_SHORT_BASE = Arm("ar_sft_of_short_base", "AR SFT of a base trained 2/3 as long", "ar_sft_of_short_base", "ar")
+_OF_TABLE2 = {line.name: line for line in TABLE2.lines}
+OF_SHORT_BASE = Line("ar_sft_of_short_base", "AR SFT of a base trained 2/3 as long", "ar_sft_of_short_base", "ar")
 TWICE, UNTRAINED_MASKS, MARS = (_OF_TABLE2[name] for name in ("ar_sft_2x", "untrained_masks", "mars_95"))
 PLAN = TablePlan(
     "regime",

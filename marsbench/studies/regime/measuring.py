@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from marsbench.keys import versions
+from marsbench.line import TrainedStage
 from marsbench.rows.kinds import Row, TextLossRow
 from marsbench.running.checkpoints import Checkpoints
-from marsbench.running.plans import TrainedStage
 from marsbench.running.run import Run, kept
 from marsbench.training.checkpoints import Loaded
 from marsbench.training.data import Collator, taught

@@ -10,11 +10,11 @@ from statistics import fmean
 from marsbench.findings.claims import TIMES, Claim, Measured
 from marsbench.findings.in_words import bracketed
 from marsbench.findings.seeds import BySeed
+from marsbench.line import TrainedStage
 from marsbench.rendering.claims import answers
 from marsbench.rendering.markdown import paragraphs, table
 from marsbench.rendering.page import laid_out
 from marsbench.rows.kinds import Row, ServingRow
-from marsbench.running.plans import TrainedStage
 from marsbench.statistics.decisions import Bound
 from marsbench.statistics.intervals import Estimate
 from marsbench.studies.serving import findings

@@ -22,13 +22,13 @@ from marsbench.decoding.engine import decode
 from marsbench.decoding.generation import Request
 from marsbench.errors import UserError
 from marsbench.keys import versions
+from marsbench.line import TrainedStage
 from marsbench.methods.fitting import default_ids, fit
 from marsbench.neighbours import others_cores, warning
 from marsbench.provenance import provenance
 from marsbench.racing.questions import ask
 from marsbench.rows.kinds import Row, ServingRow
 from marsbench.running.checkpoints import Checkpoints
-from marsbench.running.plans import TrainedStage
 from marsbench.running.run import Run, kept
 from marsbench.studies.serving.load import Heard, Shot, fire
 from marsbench.studies.serving.policies import (

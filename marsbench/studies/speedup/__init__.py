@@ -20,13 +20,14 @@ from marsbench.findings.sweep import (
     printed_speed_up,
     speed_up,
 )
+from marsbench.line import Line
 from marsbench.presets import preset
 from marsbench.racing.grid import COMPILED_AR, read_grid, shipped_grid
 from marsbench.rendering.claims import bullet_by_size
 from marsbench.rendering.markdown import table
 from marsbench.rendering.page import laid_out
 from marsbench.rows.kinds import Row, SweepRow
-from marsbench.running.plans import Arm, TablePlan
+from marsbench.running.plans import TablePlan
 from marsbench.studies.lines import BATCH_SIZES, speculative
 from marsbench.studies.speedup import figures
 from marsbench.studies.speedup.claims import BESTS, TABLE5_SECTION, TABLE6_SECTION, decoded_by_the_sweep, speed_claims
@@ -51,7 +52,7 @@ TABLE5 = TablePlan(
     "5",
     "Wall-clock speed with the block-level cache, by batch size",
     tuple(
-        Arm(f"{name}_x{size}", f"{words}, batch {size}", stage, method, {**options, "batch_size": size}, papers)
+        Line(f"{name}_x{size}", f"{words}, batch {size}", stage, method, {**options, "batch_size": size}, papers)
         for size in BATCH_SIZES
         for name, (words, stage, method, options, papers) in _RACED.items()
     ),

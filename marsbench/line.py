@@ -1,0 +1,126 @@
+"""A line: this checkpoint, decoded by this method with these options. Tables, races and rows are about lines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from marsbench.presets import DEFAULT_BLOCK_SIZE
+from marsbench.training.stages import BLOCKWISE, stage
+
+_OF_REQUESTS = ("threshold", "accept", "draft")  # among a line's options: no fields of `Options`
+
+
+class TrainedStage(NamedTuple):
+    """A stage, and the block size B that its checkpoint is trained for; None where its objective has no blocks."""
+
+    stage: str
+    block_size: int | None
+
+    @classmethod
+    def of(cls, name: str, block_size: int | None = DEFAULT_BLOCK_SIZE) -> TrainedStage:
+        """A stage at a block size, which is dropped where the objective has no blocks."""
+        return cls(name, block_size if stage(name).objective in BLOCKWISE else None)
+
+    @property
+    def title(self) -> str:
+        """What it is called on the terminal."""
+        return self.stage if self.block_size is None else f"{self.stage}, B = {self.block_size}"
+
+    @property
+    def slug(self) -> str:
+        """What it is called in the names of files."""
+        return self.stage if self.block_size is None else f"{self.stage}-b{self.block_size}"
+
+    @property
+    def place(self) -> str:
+        """What it is called in `Run.failures`."""
+        return f"checkpoint {self.slug}"
+
+
+@dataclass(frozen=True)
+class Line:
+    """A stage's checkpoint decoded by a method: a line of a table, or a contender of a race.
+
+    `name` is stable; tables show `label`, races `name`. `options` are those of the method, and beside them `threshold`
+    (or `accept`: one token per forward) and `draft`, the stage of the draft model. `published` is the paper's name for
+    the line, None for lines of our own.
+    """
+
+    name: str
+    label: str
+    stage: str
+    method: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    published: str | None = None
+    untrained_masks: bool = False  # decode with masks although the checkpoint has never seen any
+    optional: bool = False  # a line that pages leave out where it has no rows
+    block_size: int = DEFAULT_BLOCK_SIZE  # B of the checkpoint and of its draft model, where their training has one
+    dtype: str = "float32"  # of weights and caches, in a table; a grid has one for all
+    compiled: bool | None = False  # its steps as graphs, or operation by operation; None = as is best on the device
+
+    @classmethod
+    def raced(cls, name: str, stage: str, method: str, **options: Any) -> Line:
+        """A contender of a race."""
+        return cls(name, name, stage, method, options)
+
+    def compiled_form(self) -> Line:
+        """The line with its steps as graphs, as races call it."""
+        name = f"{self.name}, compiled"
+        return replace(self, name=name, label=name, compiled=True)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What rows say of the line, by their fields."""
+        return {"arm": self.name, "stage": self.stage, "method": self.method, "options": self.options}
+
+    @property
+    def threshold(self) -> float | None:
+        """Confidence to accept a token; None is one token per forward."""
+        return self.options.get("threshold")
+
+    @property
+    def of_method(self) -> dict[str, Any]:
+        """Those of its options that make the method: fields of `Options`."""
+        return {name: value for name, value in self.options.items() if name not in _OF_REQUESTS}
+
+    @property
+    def trained(self) -> TrainedStage:
+        """What trains the line's checkpoint; lines with the same answer share it."""
+        return TrainedStage.of(self.stage, self.block_size)
+
+    @property
+    def draft(self) -> TrainedStage | None:
+        """What trains the line's draft model, for a line that has one."""
+        return TrainedStage.of(self.options["draft"], self.block_size) if "draft" in self.options else None
+
+    @property
+    def needs(self) -> list[TrainedStage]:
+        """The checkpoints that it decodes with: its own, then that of its draft model."""
+        return [self.trained, *([self.draft] if self.draft else [])]
+
+    @property
+    def shown(self) -> dict[str, Any]:
+        """Its options as rows of races show them, which name the draft model apart."""
+        return {name: value for name, value in self.options.items() if name != "draft"}
+
+    @property
+    def typed(self) -> str:
+        """As `marsbench eval` and `marsbench decode` take it."""
+        given = {"method": self.method, **self.shown}
+        names = {name: {"block_size": "window"}.get(name, name) for name in given}
+        return " ".join(f"--{names[name].replace('_', '-')} {value}" for name, value in given.items())
+
+    @property
+    def keyed(self) -> dict[str, Any]:
+        """What goes into the keys of races. A line that is not compiled says nothing of it, as when none was."""
+        said = {"name": self.name, "stage": self.stage, "method": self.method, "options": self.of_method}
+        apart = {"threshold": self.threshold, "draft": self.options.get("draft")}
+        how = {"trained_block_size": self.block_size, **({"compiled": True} if self.compiled else {})}
+        return {**said, **apart, **how}
+
+
+def checkpoints_of(lines: Iterable[Line]) -> list[TrainedStage]:
+    """What some lines decode with, each once."""
+    return list(dict.fromkeys(needed for line in lines for needed in line.needs))

@@ -1,0 +1,168 @@
+"""The passes of a GPU, tried on the CPU: few operations a layer, and the numbers of the passes that are there."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Iterator
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from packed_or_not import packing
+from test_static import EOS, MASK, PAD, SETTINGS, llama, method_of
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from marsbench.compiled.fixed import Steps
+from marsbench.decoding.engine import Batch, decode
+from marsbench.decoding.generation import Request
+from marsbench.forward import joined
+from marsbench.forward.joined import attend, parts_of
+from marsbench.training.medusa import MedusaHeads
+
+MOST = 18  # operations of one layer in one step
+# What launches nothing: another look at the same memory.
+VIEWS = (
+    "view", "_unsafe_view", "t", "transpose", "permute", "slice", "select", "split", "split_with_sizes", "unbind",
+    "alias", "unsqueeze", "squeeze", "expand", "detach", "as_strided", "_reshape_alias", "flatten", "unflatten",
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The CPU passes for a GPU."""
+    monkeypatch.setattr(joined, "joins", lambda device: True)
+    with packing(False):
+        yield
+
+
+def qwen(layers: int = 2, dtype: torch.dtype = torch.float32) -> Qwen2ForCausalLM:
+    torch.manual_seed(3)
+    config = Qwen2Config(
+        vocab_size=64, hidden_size=64, num_hidden_layers=layers, intermediate_size=96, num_attention_heads=4,
+        num_key_value_heads=2, tie_word_embeddings=True, max_position_embeddings=4096,
+    )  # fmt: skip
+    model = Qwen2ForCausalLM(config).eval()
+    for name, weight in model.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(weight, std=0.2)
+    return model.to(dtype)
+
+
+class Launches(TorchDispatchMode):
+    """Counts operations that compute or copy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, function: Any, types: Any, given: Any = (), named: Any = None) -> Any:
+        name = function.__name__.split(".")[0]
+        found = function(*given, **(named or {}))
+        is_view = name in VIEWS or (name == "to" and found is given[0])
+        if not is_view:
+            self.count[name] += 1
+        return found
+
+
+def launches(layers: int, what: str, dtype: torch.dtype, length: int) -> Counter[str]:
+    """The operations of one step of fixed shape."""
+    model, method = qwen(layers, dtype), method_of(what, {"mask_id": MASK})
+    batch = Batch(model, method, eos_id=EOS, pad_id=PAD, on_finished=lambda *_: None, shapes=Steps())
+    batch.join(
+        {row: Request([4 + row, 5, 6], length, 0.3 if what == "mars" else None, ignore_eos=True) for row in (0, 1)}
+    )
+    batch.step()
+    with Launches() as seen:
+        batch.step()
+    return seen.count
+
+
+@pytest.mark.parametrize("length", [20, 300], ids=["one part", "several"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("what", ["ar", "mars", "mars-verified, groups"])
+def test_a_layer_is_few_operations(what: str, dtype: torch.dtype, length: int) -> None:
+    """Guards against steps on a GPU that wait for launches: there were 31 a layer, of which 18 would do."""
+    fewer, more = launches(2, what, dtype, length), launches(5, what, dtype, length)
+    of_three = more - fewer
+    assert sum(of_three.values()) <= 3 * MOST, of_three
+    assert of_three["addmm"] + of_three["addmm_"] + of_three["mm"] + of_three["linear"] == 3 * 4, "products"
+
+
+@pytest.mark.parametrize(
+    ("what", "length"), [*product(SETTINGS, [30]), *product(("ar", "mars", "mars-verified, groups"), [330])]
+)
+def test_the_answers_are_the_same(what: str, length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against operations saved at the cost of a token: rows of several lengths, one part of keys or several."""
+    for model, size in ((qwen(), 64), (llama(0), 32)):
+        torch.manual_seed(1)
+        given = {"mask_id": MASK, "draft": copy.deepcopy(model), "heads": MedusaHeads(size, 3)}
+        method, bar = method_of(what, given), 0.3 if what == "mars" else None
+        requests = [Request([4 + row, 5, 6, 7][row:], length - 3 * row, bar) for row in range(3)]
+        how: dict[str, Any] = {"eos_id": -1, "pad_id": PAD}
+        with monkeypatch.context() as patch:
+            patch.setattr(joined, "joins", lambda device: False)
+            plain = decode(copy.deepcopy(model), method, requests, **how)
+        assert decode(model, method, requests, kind=lambda *a, **k: Batch(*a, shapes=Steps(), **k), **how) == plain
+
+
+def test_weights_lie_in_memory_once_and_follow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a second copy of all weights on a GPU, and against joined ones that do not follow the model."""
+    model, method = qwen(), method_of("ar", {})
+
+    def answers(of: Any) -> Any:
+        return decode(of, method, [Request([4, 5, 6], 12)], eos_id=-1, pad_id=PAD)
+
+    names = [name for name, _ in model.named_parameters()]
+    before = answers(model)
+    layer = model.model.layers[0]
+    storages = {one.weight.untyped_storage().data_ptr() for one in (layer.self_attn.q_proj, layer.self_attn.v_proj)}
+    assert len(storages) == 1 and [name for name, _ in model.named_parameters()] == names
+    torch.manual_seed(9)
+    other = {name: torch.randn_like(one) * 0.1 for name, one in model.state_dict().items()}
+    other["lm_head.weight"] = other["model.embed_tokens.weight"]  # they are tied
+    for assign in (False, True):  # written in place, and put in place of
+        model.load_state_dict(other, assign=assign)
+        model.tie_weights()
+        with monkeypatch.context() as patch:
+            patch.setattr(joined, "joins", lambda device: False)
+            plain = answers(qwen_of(other))
+        assert answers(model) == plain != before
+        other = {name: -one for name, one in other.items()}
+
+
+def qwen_of(weights: dict[str, Tensor]) -> Qwen2ForCausalLM:
+    model = qwen()
+    model.load_state_dict(weights)
+    return model
+
+
+@pytest.mark.parametrize("slots", [64, 65, 331, 1000, 2055, 8192])
+@pytest.mark.parametrize("rows", [1, 16, 64])
+def test_parts_cover_the_cache(slots: int, rows: int) -> None:
+    """Guards against slots that no part holds, and against many that are read in vain."""
+    count, length = parts_of(slots, 4 * rows)
+    assert slots <= count * length <= slots * 1.25 + 16 and length % 16 == 0
+    assert count == 1 if rows == 64 else count >= min(slots // 64, 256 // (4 * rows)) * 3 // 4
+
+
+@pytest.mark.parametrize("slots", [64, 330, 1024, 8192])
+@pytest.mark.parametrize("queries", [1, 7, 28])
+def test_parts_of_keys_attend_as_all_of_them_do(slots: int, queries: int) -> None:
+    """Guards against parts that are weighed otherwise than by their sums, one that sees nothing at all among them."""
+    torch.manual_seed(slots + queries)
+    count, length = parts_of(slots, 2)
+    q, (k, v) = torch.randn(1, 2, queries, 32), torch.randn(2, 1, 2, count * length, 32)
+    mask = torch.zeros(1, 1, queries, count * length)
+    seen = torch.randint(1, slots // 2 + 2, (queries,))
+    mask.masked_fill_(torch.arange(count * length) >= seen.unsqueeze(1), -1e30)
+    whole = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=0.3)
+    parted = [one.view(1, 2, count, length, 32).transpose(1, 2).flatten(0, 1) for one in (k, v)]
+    of_parts = mask.view(1, 1, queries, count, length).permute(0, 3, 1, 2, 4).flatten(0, 1).expand(-1, 2, -1, -1)
+    found, sums = attend(q.expand(count, -1, -1, -1), *parted, of_parts, 0.3)
+    merged = (found * sums.softmax(0).unsqueeze(-1)).sum(0, keepdim=True)
+    assert merged.isfinite().all() and torch.allclose(merged, whole, atol=2e-6)
