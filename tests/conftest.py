@@ -68,30 +68,38 @@ def golden_models() -> dict[str, PreTrainedModel]:
     }
 
 
+def shared(factory: pytest.TempPathFactory, name: str) -> Path:
+    """A folder that all test processes of a run share."""
+    own = factory.getbasetemp()
+    return (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / name
+
+
 @pytest.fixture(scope="session")
-def reproduced(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Table 2 at scale micro, reproduced from nothing once for all test processes; copy what you change."""
+def micro_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a checkpoint of every kind at scale micro, trained once for all test processes."""
     from marsbench.line import TrainedStage
     from marsbench.rows.workspace import Workspace
     from marsbench.running.checkpoints import Checkpoints
     from marsbench.running.run import Run
 
-    own = tmp_path_factory.getbasetemp()
-    shared = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "reproduced"
-    command = [sys.executable, "-m", "marsbench", "reproduce", "table2", "--scale", "micro", "--output", str(shared)]
-    with FileLock(f"{shared}.lock"):
-        if not (shared / "whole").exists():
-            subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True)
-            for stage in ("medusa", "draft_mars"):
-                Checkpoints(Run(preset("micro"), Workspace(shared, "micro"))).path(TrainedStage.of(stage))
-            (shared / "whole").touch()
-    return shared
+    folder = shared(tmp_path_factory, "micro")
+    with FileLock(f"{folder}.lock"):
+        run = Run(preset("micro"), Workspace(folder, "micro"))
+        for stage in ("mars", "medusa", "draft_mars"):
+            Checkpoints(run).path(TrainedStage.of(stage))
+    return run.workspace.runs / "checkpoints"
 
 
 @pytest.fixture(scope="session")
-def micro_checkpoints(reproduced: Path) -> Path:
-    """A folder with a checkpoint of every kind at scale micro."""
-    return reproduced / "runs" / "micro" / "checkpoints"
+def reproduced(tmp_path_factory: pytest.TempPathFactory, micro_checkpoints: Path) -> Path:
+    """Table 2 at scale micro, reproduced once for all test processes; copy what you change."""
+    folder = shared(tmp_path_factory, "reproduced")
+    command = [sys.executable, "-m", "marsbench", "reproduce", "table2", "--scale", "micro", "--output", str(folder)]
+    with FileLock(f"{folder}.lock"):
+        if not (folder / "reports").exists():
+            shutil.copytree(micro_checkpoints, folder / "runs" / "micro" / "checkpoints")
+            subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True)
+    return folder
 
 
 @pytest.fixture
